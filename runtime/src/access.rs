@@ -1,0 +1,199 @@
+//! How an operation reaches pages, whatever lies between it and them.
+//!
+//! A structure is written once, generic over [`Access`]; the implementation decides whether pages are read one-sided, come
+//! from a cache, or are local memory of a memory server. The duties of a structure's code:
+//!
+//! - It uses what it read from a page only after [`PageRef::read`] has returned it: then it was true of one moment.
+//! - It follows a link and then checks that the page is what the link promised (level, fences, bounding box) before it
+//!   goes on; if not, it moves right or returns [`Cause::Stale`].
+//! - It never panics on what a page holds: counts are clamped, sums wrap, links are checked by `follow`.
+//! - All of one change goes through one [`Access::change`]: the pages it alters, those it adds, those it frees.
+//! - It returns [`Interrupt::Restart`] only before its first visible effect.
+
+use crate::{
+    error::Error,
+    page::SizeClass,
+    pages::{NewPage, Placement},
+    ptr::{Link, RemotePtr},
+    structure::Structure,
+    words::Words,
+    worker::Handle,
+};
+
+/// Why an attempt begins anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Somebody else changed a page first.
+    #[error("somebody else changed a page first")]
+    Conflict,
+    /// A page is not what the link to it promised.
+    #[error("page {page} is not what its link promised: {why}")]
+    Stale {
+        /// The page.
+        page: RemotePtr,
+        /// What does not fit.
+        why: &'static str,
+    },
+}
+
+/// Why an attempt ends early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Interrupt {
+    /// Begin anew from the root. Possible only before the attempt's first visible effect.
+    #[error("{0}")]
+    Restart(Cause),
+    /// Run the rest on the memory server that holds this page. Possible only before the attempt's first visible effect.
+    #[error("to be run on the memory server of page {0}")]
+    Ship(RemotePtr),
+    /// Give up.
+    #[error("{0}")]
+    Failed(Error),
+}
+
+impl From<Error> for Interrupt {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Interrupt {
+    /// The page is not what the link to it promised.
+    pub const fn stale(page: RemotePtr, why: &'static str) -> Self {
+        Self::Restart(Cause::Stale { page, why })
+    }
+
+    /// Somebody else was first.
+    pub const fn conflict() -> Self {
+        Self::Restart(Cause::Conflict)
+    }
+}
+
+/// Where an operation begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// At the structure's root.
+    Root,
+    /// At this page, below which the compute side had to stop.
+    Page(RemotePtr),
+}
+
+/// A page that an operation may read.
+pub trait PageRef {
+    /// Its words: private, or shared with those who change them.
+    type Words: Words + ?Sized;
+
+    /// Its address in remote memory.
+    fn at(&self) -> RemotePtr;
+
+    /// Its level, as its identity states it.
+    fn level(&self) -> u8;
+
+    /// The structure's own mark of its layout, as its identity states it.
+    fn kind(&self) -> u8;
+
+    /// Reads from the page. `f` may see words of different moments and must cope with any; its result is handed out only
+    /// if they were all of one moment.
+    ///
+    /// # Errors
+    /// [`Interrupt::Restart`] if the page changed meanwhile.
+    fn read<R>(&self, f: impl FnOnce(&Self::Words) -> R) -> Result<R, Interrupt>;
+}
+
+/// The pages of one change, open for writing: first those given to [`Access::change`], then the new ones, numbered in
+/// that order. Words below [`HEADER_WORDS`](crate::page::HEADER_WORDS) belong to the framework.
+pub trait Views {
+    /// How many words `page` has.
+    fn count(&self, page: usize) -> usize;
+
+    /// A word of `page`, as changed so far. Words of a new page are zero at first.
+    fn word(&self, page: usize, index: usize) -> u64;
+
+    /// Sets a word of `page`.
+    fn set(&mut self, page: usize, index: usize, word: u64);
+
+    /// Says what `page` is from now on: needed for each new page, and when a page changes its level in place.
+    fn describe(&mut self, page: usize, level: u8, kind: u8);
+
+    /// Frees `page`, which this change unlinks: it becomes unreadable with the change, and is reused after a grace period.
+    fn free(&mut self, page: usize);
+}
+
+/// A way to reach the pages of one structure; see the [module](self).
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Access: Sized {
+    /// A page, held for reading.
+    type Page<'a>: PageRef
+    where
+        Self: 'a;
+    /// Pages open for writing.
+    type Views<'a>: Views
+    where
+        Self: 'a;
+
+    /// The worker that this access runs on.
+    fn worker(&self) -> &Handle;
+
+    /// The structure whose pages these are.
+    fn structure(&self) -> &Structure;
+
+    /// The page where an operation begins. Suspends for a remote access.
+    ///
+    /// # Errors
+    /// As [`Access::follow`].
+    async fn enter(&self, start: Start) -> Result<Self::Page<'_>, Interrupt>;
+
+    /// The page that `link`, read from `from`, leads to. Suspends for a remote access, if the page is not at hand.
+    ///
+    /// # Errors
+    /// [`Interrupt::Restart`] if the page was freed or belongs to another structure by now; [`Interrupt::Failed`] if the
+    /// link leads nowhere, the page is damaged or corrupt, or the fabric fails.
+    async fn follow<'a>(&'a self, from: &Self::Page<'a>, link: Link) -> Result<Self::Page<'a>, Interrupt>;
+
+    /// [`Access::follow`] for several links of one page at once; remote accesses overlap. A result for each link.
+    async fn follow_many<'a>(&'a self, from: &Self::Page<'a>, links: &[Link])
+    -> Vec<Result<Self::Page<'a>, Interrupt>>;
+
+    /// Changes all these pages and writes the new ones, or does nothing: `f` sets words of their views, the change takes
+    /// effect if none of `pages` has changed since it was read, and readers see all of each page or nothing. New pages
+    /// are complete before a page that links to them is.
+    ///
+    /// Suspends for remote accesses. If the returned future is dropped, the change is carried out or not, but never left
+    /// half-done.
+    ///
+    /// # Errors
+    /// [`Interrupt::Restart`] if somebody else was first: nothing was changed, and `f`'s result and the new pages are
+    /// dropped. `f` may then have been called or not.
+    async fn change<'a, R>(
+        &'a self,
+        pages: Vec<Self::Page<'a>>,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut Self::Views<'a>) -> R,
+    ) -> Result<R, Interrupt>;
+
+    /// Reads one word of a page, unvalidated: for latch-free structures.
+    ///
+    /// # Errors
+    /// If the pointer is not one to a word of a page, or the fabric fails.
+    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt>;
+
+    /// Replaces one word of a page if it is `old`; returns the word before. No lock and no checksum: for latch-free
+    /// structures, on pages of their own.
+    ///
+    /// # Errors
+    /// As [`Access::load`].
+    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt>;
+
+    /// A new page. Suspends only when this compute server has none left.
+    ///
+    /// # Errors
+    /// If no memory server has room, or the fabric fails.
+    async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error>;
+
+    /// Frees a page that is already unlinked: for latch-free structures, and for pages that never were linked.
+    ///
+    /// # Errors
+    /// [`Interrupt::Restart`] if the page is locked or changed meanwhile.
+    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt>;
+}

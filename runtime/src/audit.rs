@@ -1,0 +1,108 @@
+//! Where the pages of a cluster are: live in a structure, free, or lost.
+//!
+//! An audit is given the pages that can be reached from a structure's root, and reads the header of every page of every
+//! leased chunk. What is live and belongs to the structure but cannot be reached is *leaked*. The picture is of one moment
+//! only if nobody changes the structure meanwhile.
+
+use std::{collections::HashSet, hash::BuildHasher};
+
+use crate::{
+    access::Access,
+    error::Error,
+    layout::CHUNK_BYTES,
+    lock::{LockState, LockWord},
+    one_sided::OneSided,
+    page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF},
+    pages::{self, ChunkState},
+    ptr::RemotePtr,
+    worker::Handle,
+};
+
+/// READs that an audit keeps in flight.
+const BATCH: usize = 256;
+
+/// The remote memory of a cluster, by use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// Bytes of the chunks that were ever leased: what the cluster has taken from its memory servers.
+    pub leased_bytes: u64,
+    /// Bytes of pages whose bits are set in bitmaps: free, held by nobody.
+    pub free_bytes: u64,
+}
+
+impl Memory {
+    /// Bytes of pages that are live, or held by compute servers.
+    pub fn used_bytes(&self) -> u64 {
+        self.leased_bytes.saturating_sub(self.free_bytes)
+    }
+}
+
+/// Counts the cluster's remote memory.
+///
+/// # Errors
+/// If the fabric fails.
+pub async fn memory(worker: &Handle) -> Result<Memory, Error> {
+    let mut memory = Memory::default();
+    for geometry in &worker.compute().geometry {
+        for entry in pages::directory(worker, geometry).await? {
+            if let Some(state) = ChunkState::from_word(entry[0]) {
+                memory.leased_bytes += CHUNK_BYTES;
+                memory.free_bytes += entry[1].saturating_mul(state.class.bytes() as u64).min(CHUNK_BYTES);
+            }
+        }
+    }
+    Ok(memory)
+}
+
+/// What an audit of one structure found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Audit {
+    /// Live pages of the structure that were not reached.
+    pub leaked: Vec<RemotePtr>,
+    /// Reached pages whose bits say that they are free.
+    pub reached_but_free: Vec<RemotePtr>,
+    /// Pages, of any structure, that are neither live nor in a bitmap: held by compute servers, or lost with one.
+    pub held: u64,
+}
+
+/// Audits the structure behind `access`, whose pages are `reachable`, and which must not be changed meanwhile.
+///
+/// # Errors
+/// If the fabric fails.
+pub async fn audit(access: &OneSided, reachable: &HashSet<RemotePtr, impl BuildHasher>) -> Result<Audit, Error> {
+    let mut audit = Audit::default();
+    let worker = access.worker();
+    for geometry in &worker.compute().geometry {
+        for (chunk, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
+            let Some(ChunkState { class, .. }) = ChunkState::from_word(entry[0]) else { continue };
+            let bitmap = worker.read(geometry.bitmap_at(chunk), pages::bitmap_words(class)).await?;
+            let count = CHUNK_BYTES as usize / class.bytes();
+            let at = |index: usize| geometry.chunk_at(chunk).add((index * class.bytes()) as u64);
+            for first in (0..count).step_by(BATCH) {
+                let batch = first..count.min(first + BATCH);
+                let mut reads = Vec::with_capacity(BATCH);
+                for index in batch {
+                    reads.push((index, at(index)?, worker.read(at(index)?, HEADER_WORDS)));
+                }
+                for (index, at, read) in reads {
+                    let header = read.await?;
+                    let is_free = bitmap[index / 64] >> (index % 64) & 1 == 1;
+                    classify(&mut audit, access, at, &header, is_free, reachable.contains(&at));
+                }
+            }
+        }
+    }
+    Ok(audit)
+}
+
+fn classify(audit: &mut Audit, access: &OneSided, at: RemotePtr, header: &[u64], is_free: bool, reached: bool) {
+    let live = header[SELF] == at.raw() && LockWord::from_word(header[LOCK]).state() != LockState::Free;
+    let ours = Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == access.structure().id);
+    match (reached, is_free) {
+        (true, true) => audit.reached_but_free.push(at),
+        (true, false) => {}
+        (false, _) if live && ours => audit.leaked.push(at),
+        (false, true) => {}
+        (false, false) => audit.held += u64::from(!live),
+    }
+}

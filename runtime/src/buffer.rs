@@ -1,0 +1,187 @@
+//! Registered local memory, as pooled buffers.
+//!
+//! Every transfer needs local memory that the fabric knows. A worker registers slabs and cuts them into buffers of the
+//! page size classes; a buffer is owned by one holder at a time (a task, or the endpoint while it is posted) and goes
+//! back to the worker's free list when dropped. Nothing here is shared between threads.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    cell::RefCell,
+    fmt,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    rc::Rc,
+};
+
+use crate::{error::Error, fabric::LocalKey, page::SizeClass};
+
+const SLAB_BYTES: usize = 64 << 10;
+const SLAB_ALIGN: usize = 4096;
+
+#[derive(Debug)]
+struct Slab {
+    base: NonNull<u64>,
+}
+
+impl Slab {
+    const LAYOUT: Layout = match Layout::from_size_align(SLAB_BYTES, SLAB_ALIGN) {
+        Ok(layout) => layout,
+        Err(_) => panic!("constant layout"),
+    };
+
+    fn new() -> Self {
+        // SAFETY: the layout has a non-zero size.
+        let base = unsafe { alloc_zeroed(Self::LAYOUT) };
+        let Some(base) = NonNull::new(base.cast::<u64>()) else { handle_alloc_error(Self::LAYOUT) };
+        Self { base }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout. The pool owns its slabs and every buffer holds the pool, so no
+        // buffer is left.
+        unsafe { dealloc(self.base.as_ptr().cast(), Self::LAYOUT) };
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    base: NonNull<u64>,
+    key: LocalKey,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    free: [Vec<Piece>; SizeClass::COUNT],
+    slabs: Vec<Slab>,
+}
+
+/// The buffers of one worker.
+#[derive(Clone, Default)]
+pub struct Buffers(Rc<RefCell<Pool>>);
+
+impl fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffers").field("slabs", &self.0.borrow().slabs.len()).finish_non_exhaustive()
+    }
+}
+
+impl Buffers {
+    /// A buffer of `words` (1 to 512) with arbitrary contents. Registers a new slab with `register` when the free list of
+    /// its size class is empty.
+    ///
+    /// # Errors
+    /// If the fabric refuses to register more memory.
+    pub fn take(
+        &self,
+        words: usize,
+        register: impl FnOnce(NonNull<u64>, usize) -> Result<LocalKey, Error>,
+    ) -> Result<Buffer, Error> {
+        let class = class_for(words);
+        let free = self.0.borrow_mut().free[class.index()].pop();
+        let piece = match free {
+            Some(piece) => piece,
+            None => self.grow(class, register)?,
+        };
+        Ok(Buffer { base: piece.base, key: piece.key, len: words as u32, class, pool: self.clone() })
+    }
+
+    #[cold]
+    fn grow(
+        &self,
+        class: SizeClass,
+        register: impl FnOnce(NonNull<u64>, usize) -> Result<LocalKey, Error>,
+    ) -> Result<Piece, Error> {
+        let slab = Slab::new();
+        let key = register(slab.base, SLAB_BYTES / 8)?;
+        let mut pool = self.0.borrow_mut();
+        for index in (1..SLAB_BYTES / class.bytes()).rev() {
+            // SAFETY: index * class.words() is below the slab's words, so the pointer stays inside the allocation.
+            let base = unsafe { slab.base.add(index * class.words()) };
+            pool.free[class.index()].push(Piece { base, key });
+        }
+        let first = Piece { base: slab.base, key };
+        pool.slabs.push(slab);
+        Ok(first)
+    }
+}
+
+fn class_for(words: usize) -> SizeClass {
+    let bytes = (words * 8).next_power_of_two().max(64);
+    SizeClass::of_bytes(bytes).expect("a buffer holds 1 to 512 words")
+}
+
+/// Registered local memory with one owner; derefs to its words.
+pub struct Buffer {
+    base: NonNull<u64>,
+    key: LocalKey,
+    len: u32,
+    class: SizeClass,
+    pool: Buffers,
+}
+
+impl Buffer {
+    /// The fabric's name for the memory.
+    pub fn key(&self) -> LocalKey {
+        self.key
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u64];
+
+    #[inline]
+    fn deref(&self) -> &[u64] {
+        // SAFETY: the piece holds at least `len` initialised words (slabs are zeroed), lives as long as `pool`, and is
+        // in no free list while this buffer exists, so nothing else touches it.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len as usize) }
+    }
+}
+
+impl DerefMut for Buffer {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u64] {
+        // SAFETY: as in `deref`; `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len as usize) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let piece = Piece { base: self.base, key: self.key };
+        self.pool.0.borrow_mut().free[self.class.index()].push(piece);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} words)", self.len)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_disjoint_and_recycled() {
+        let buffers = Buffers::default();
+        let mut registered = 0;
+        let mut take = |words| {
+            buffers.take(words, |_, _| {
+                registered += 1;
+                Ok(LocalKey(7))
+            })
+        };
+        let mut held: Vec<Buffer> = (0..64).map(|_| take(128).unwrap()).collect();
+        for (tag, buffer) in held.iter_mut().enumerate() {
+            buffer.fill(tag as u64);
+        }
+        assert!(held.iter().enumerate().all(|(tag, buffer)| buffer.iter().all(|&word| word == tag as u64)));
+        held.clear();
+        let again: Vec<Buffer> = (0..64).map(|_| take(100).unwrap()).collect();
+        assert_eq!((again[0].len(), again[0].key()), (100, LocalKey(7)));
+        assert_eq!(registered, 1);
+    }
+}

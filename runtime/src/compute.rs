@@ -1,0 +1,365 @@
+//! A compute server: a process's (or a simulated machine's) membership in a cluster, shared by its workers.
+//!
+//! Joining validates every superblock, takes an incarnation that is never given out again, proves it alive with a
+//! [claim](crate::fabric::OwnerClaim), and publishes a slot in which it announces epochs. *Maintenance* keeps the cluster's
+//! epoch moving and brings retired pages back; a thread of its own does that, or whoever drives the compute server calls
+//! [`ComputeServer::maintain`]. Leaving waits for the grace of what is still in limbo, returns all pages, frees the slot
+//! and drops the claim, in that order.
+
+use std::{
+    sync::mpsc::{self, RecvTimeoutError},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use crate::{
+    clock::Clock,
+    epoch::Epochs,
+    error::Error,
+    fabric::{Fabric, Liveness, OwnerClaim},
+    layout::{self, Dynamic, Geometry, SLOT_WORDS, SLOTS, SUPERBLOCK_WORDS},
+    local_locks::LocalLocks,
+    lock::OwnerId,
+    page::PAGE_WORDS_MAX,
+    pages::{self, SharedPages},
+    ptr::ServerId,
+    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+    worker::{Handle, Worker, counters::Counters},
+};
+
+/// How long maintenance rests between two rounds while pages wait for reuse or the epoch moves, and at most otherwise.
+const BUSY_REST: Duration = Duration::from_millis(1);
+const IDLE_REST: Duration = Duration::from_millis(32);
+/// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages.
+const LEAVE_ROUNDS_MAX: u32 = 2000;
+
+/// Who does a compute server's maintenance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Maintenance {
+    /// A thread of its own.
+    #[default]
+    Thread,
+    /// Whoever drives the compute server, with [`ComputeServer::maintain`]; a simulator, for example. Until it is called,
+    /// no compute server of the cluster reuses a page.
+    Manual,
+}
+
+/// How a compute server joins.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ComputeOptions {
+    /// Decides every random choice of its workers.
+    pub seed: u64,
+    /// Who does its maintenance.
+    pub maintenance: Maintenance,
+}
+
+/// What the workers of a compute server share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) fabric: Arc<dyn Fabric>,
+    pub(crate) owner: OwnerId,
+    pub(crate) geometry: Vec<Geometry>,
+    pub(crate) epoch: Epochs,
+    pub(crate) pages: SharedPages,
+    pub(crate) locks: LocalLocks,
+    slot: usize,
+    announced: AtomicU64,
+    seed: u64,
+    workers_made: AtomicU64,
+    workers_alive: AtomicU64,
+    past: Mutex<Counters>,
+    claim: Mutex<Option<Box<dyn OwnerClaim>>>,
+}
+
+impl Shared {
+    fn new(fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>, joined: Joined) -> Self {
+        let epoch = Epochs::new();
+        epoch.advance(joined.epoch);
+        Self {
+            fabric: Arc::clone(fabric),
+            owner: joined.owner,
+            geometry,
+            epoch,
+            pages: SharedPages::default(),
+            locks: LocalLocks::new(),
+            slot: joined.slot,
+            announced: AtomicU64::new(joined.epoch),
+            seed: options.seed,
+            workers_made: AtomicU64::new(0),
+            workers_alive: AtomicU64::new(0),
+            past: Mutex::new(Counters::default()),
+            claim: Mutex::new(joined.claim),
+        }
+    }
+
+    /// A worker is gone; these are its counts.
+    pub(crate) fn worker_ended(&self, counters: Counters) {
+        *lock(&self.past) += counters;
+        self.workers_alive.fetch_sub(1, Ordering::Release);
+    }
+
+    fn has_workers(&self) -> bool {
+        self.workers_alive.load(Ordering::Acquire) != 0
+    }
+}
+
+/// What joining a cluster yields.
+struct Joined {
+    owner: OwnerId,
+    claim: Option<Box<dyn OwnerClaim>>,
+    slot: usize,
+    epoch: u64,
+}
+
+/// Membership in a cluster; makes workers. Drop the workers first: the membership ends when the last of all is gone.
+#[derive(Debug)]
+pub struct ComputeServer {
+    shared: Arc<Shared>,
+    thread: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
+}
+
+impl ComputeServer {
+    /// Joins the cluster that `fabric` leads to. Blocks for a few round trips.
+    ///
+    /// # Errors
+    /// If a superblock is not ours, of another version, damaged, of the wrong size or of another cluster; if the cluster
+    /// has no slot or no incarnation left; if the fabric fails.
+    pub fn join(fabric: Arc<dyn Fabric>, options: ComputeOptions) -> Result<Self, Error> {
+        let nobody = Joined { owner: OwnerId::new(1).expect("1 is an incarnation"), claim: None, slot: 0, epoch: 0 };
+        let visitor = Arc::new(Shared::new(&fabric, options, Vec::new(), nobody));
+        let worker = Worker::housekeeping(&visitor)?;
+        let (geometry, joined) = worker.block_on(async {
+            let geometry = read_geometry(&worker, &*fabric).await?;
+            let joined = take_place(&worker, &*fabric, &geometry[0]).await?;
+            Ok::<_, Error>((geometry, joined))
+        })?;
+        drop(worker);
+        let shared = Arc::new(Shared::new(&fabric, options, geometry, joined));
+        tracing::debug!(owner = %shared.owner, "joined");
+        let thread = match options.maintenance {
+            Maintenance::Manual => None,
+            Maintenance::Thread => Some(spawn_maintenance(&shared)?),
+        };
+        Ok(Self { shared, thread })
+    }
+
+    /// A new worker, for the calling thread.
+    ///
+    /// # Errors
+    /// If the fabric gives no endpoint.
+    pub fn worker(&self) -> Result<Worker, Error> {
+        self.worker_with(Clock::monotonic())
+    }
+
+    /// A new worker with this clock.
+    ///
+    /// # Errors
+    /// If the fabric gives no endpoint.
+    pub fn worker_with(&self, clock: Clock) -> Result<Worker, Error> {
+        let number = self.shared.workers_made.fetch_add(1, Ordering::Relaxed);
+        let seed = self.shared.seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let worker = Worker::new(&self.shared, seed, clock)?;
+        self.shared.workers_alive.fetch_add(1, Ordering::Relaxed);
+        Ok(worker)
+    }
+
+    /// Its incarnation.
+    pub fn owner(&self) -> OwnerId {
+        self.shared.owner
+    }
+
+    /// The memory servers.
+    pub fn geometry(&self) -> &[Geometry] {
+        &self.shared.geometry
+    }
+
+    /// The counts of its workers that have been dropped.
+    pub fn counters(&self) -> Counters {
+        *lock(&self.shared.past)
+    }
+
+    /// One round of maintenance: announces an epoch, moves the cluster's on if all have announced it, and frees what no
+    /// operation can hold any more. Only for [`Maintenance::Manual`]; harmless otherwise.
+    ///
+    /// # Errors
+    /// If the fabric fails.
+    pub async fn maintain(&self, worker: &Handle) -> Result<(), Error> {
+        round(worker, &self.shared).await.map(drop)
+    }
+}
+
+impl Drop for ComputeServer {
+    fn drop(&mut self) {
+        match self.thread.take() {
+            // The thread leaves the cluster once the last worker is gone.
+            Some((stop, thread)) => {
+                drop(stop);
+                if !self.shared.has_workers() {
+                    let _ = thread.join();
+                }
+            }
+            None => {
+                if let Err(error) = Worker::housekeeping(&self.shared).map(|worker| leave(&worker, &self.shared)) {
+                    tracing::warn!(%error, "left the cluster without a farewell");
+                }
+            }
+        }
+    }
+}
+
+fn spawn_maintenance(shared: &Arc<Shared>) -> Result<(mpsc::Sender<()>, JoinHandle<()>), Error> {
+    let (stop, stopped) = mpsc::channel();
+    let shared = Arc::clone(shared);
+    let thread = std::thread::Builder::new()
+        .name(format!("farlink-{}", shared.owner.incarnation()))
+        .spawn(move || maintain_until(&shared, &stopped))
+        .map_err(Error::io("starting the maintenance thread"))?;
+    Ok((stop, thread))
+}
+
+fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
+    let worker = match Worker::housekeeping(shared) {
+        Ok(worker) => worker,
+        Err(error) => return tracing::error!(%error, "no maintenance: pages will not be reused"),
+    };
+    let mut rest = BUSY_REST;
+    loop {
+        if matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Disconnected)) {
+            if !shared.has_workers() {
+                break;
+            }
+            std::thread::sleep(rest);
+        }
+        match worker.block_on(round(&worker, shared)) {
+            Ok(true) => rest = BUSY_REST,
+            Ok(false) => rest = (rest * 2).min(IDLE_REST),
+            Err(error) => {
+                tracing::warn!(%error, "a round of maintenance failed");
+                rest = IDLE_REST;
+            }
+        }
+    }
+    leave(&worker, shared);
+}
+
+/// Reads and checks all superblocks.
+async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geometry>, Error> {
+    let mut all: Vec<Geometry> = Vec::with_capacity(fabric.servers());
+    for index in 0..fabric.servers() {
+        let Some(server) = u16::try_from(index).ok().and_then(ServerId::new) else {
+            let why = format!("the fabric has {}, more than 2^15", fabric.servers());
+            return Err(Error::BadOption { option: "servers", why });
+        };
+        let words = worker.read(Geometry::superblock_at(server), SUPERBLOCK_WORDS).await?;
+        let words: &[u64; SUPERBLOCK_WORDS] = (&*words).try_into().expect("the length that was asked for");
+        let geometry = Geometry::read(words, server, fabric.region_bytes(server))?;
+        if let Some(first) = all.first().filter(|first| first.cluster != geometry.cluster) {
+            return Err(Error::WrongCluster { server, found: geometry.cluster, expected: first.cluster });
+        }
+        if geometry.servers != fabric.servers() {
+            let why = format!("it says there are {} memory servers, not {}", geometry.servers, fabric.servers());
+            return Err(Error::BadSuperblock { server, why });
+        }
+        all.push(geometry);
+    }
+    if all.is_empty() {
+        return Err(Error::BadOption { option: "servers", why: "a cluster needs a memory server".into() });
+    }
+    Ok(all)
+}
+
+/// Takes a new incarnation, claims it, and publishes it in a slot. The slot announces nothing until the epoch has been
+/// read, which holds the cluster's epoch still.
+async fn take_place(worker: &Handle, fabric: &dyn Fabric, first: &Geometry) -> Result<Joined, Error> {
+    let incarnation = worker.fetch_add(first.dynamic_at(Dynamic::NextIncarnation), 1).await?;
+    let owner = OwnerId::new(incarnation).ok_or(Error::IncarnationsExhausted)?;
+    let claim = fabric.claim(owner)?;
+    for (slot, [found, _]) in read_slots(worker).await?.into_iter().enumerate() {
+        let vacant = match OwnerId::new(found) {
+            Some(previous) => fabric.liveness(previous) == Liveness::Dead,
+            None => true,
+        };
+        if vacant && worker.compare_swap(layout::slot_at(slot), found, incarnation).await? == found {
+            let epoch = worker.read(first.dynamic_at(Dynamic::Epoch), 1).await?[0];
+            worker.write_word(layout::slot_at(slot).word(1), epoch).await?;
+            return Ok(Joined { owner, claim: Some(claim), slot, epoch });
+        }
+    }
+    Err(Error::TooManyComputeServers { limit: SLOTS })
+}
+
+async fn read_slots(worker: &Handle) -> Result<Vec<[u64; SLOT_WORDS]>, Error> {
+    const PER_READ: usize = PAGE_WORDS_MAX / SLOT_WORDS;
+    let mut slots = Vec::with_capacity(SLOTS);
+    for first in (0..SLOTS).step_by(PER_READ) {
+        let words = worker.read(layout::slot_at(first), PER_READ.min(SLOTS - first) * SLOT_WORDS).await?;
+        slots.extend(words.chunks_exact(SLOT_WORDS).map(|slot| [slot[0], slot[1]]));
+    }
+    Ok(slots)
+}
+
+/// One round of maintenance; true if there is reason to come again soon. See [`crate::epoch`] for why it is right.
+async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
+    let retired = shared.pages.take_retired();
+    let epoch_at = shared.geometry[0].dynamic_at(Dynamic::Epoch);
+    let epoch = worker.read(epoch_at, 1).await?[0];
+    let moved = epoch != shared.announced.load(Ordering::Relaxed);
+    shared.pages.stamp(epoch, retired);
+    let announced = shared.epoch.advance(epoch);
+    if announced != shared.announced.load(Ordering::Relaxed) {
+        worker.write_word(layout::slot_at(shared.slot).word(1), announced).await?;
+        shared.announced.store(announced, Ordering::Relaxed);
+    }
+    let waiting = shared.pages.in_limbo() != 0;
+    if waiting {
+        let oldest = oldest_announced(worker, shared, epoch).await?;
+        if oldest >= epoch {
+            worker.compare_swap(epoch_at, epoch, epoch + 1).await?;
+        }
+        shared.pages.release(oldest);
+    }
+    let surplus = shared.pages.take_surplus();
+    if !surplus.is_empty() {
+        pages::give_back(worker, surplus).await?;
+    }
+    Ok(waiting || moved)
+}
+
+/// The least epoch that a live compute server has announced.
+async fn oldest_announced(worker: &Handle, shared: &Shared, epoch: u64) -> Result<u64, Error> {
+    let mut oldest = epoch;
+    for [incarnation, announced] in read_slots(worker).await? {
+        let Some(owner) = OwnerId::new(incarnation) else { continue };
+        // Only one that is behind is worth asking about.
+        if announced < epoch && shared.fabric.liveness(owner) == Liveness::Alive {
+            oldest = oldest.min(announced);
+        }
+    }
+    Ok(oldest)
+}
+
+/// Leaves the cluster: no worker is left. What cannot be returned stays allocated until recovery, and is reported.
+fn leave(worker: &Worker, shared: &Shared) {
+    let farewell = worker.block_on(async {
+        for attempt in 0..LEAVE_ROUNDS_MAX {
+            if shared.pages.in_limbo() == 0 {
+                break;
+            }
+            round(worker, shared).await?;
+            if attempt > 8 {
+                std::thread::sleep(BUSY_REST);
+            }
+        }
+        pages::give_back(worker, shared.pages.take_all()).await?;
+        let incarnation = u64::from(shared.owner.incarnation());
+        worker.compare_swap(layout::slot_at(shared.slot), incarnation, 0).await
+    });
+    if let Err(error) = farewell {
+        tracing::warn!(%error, "left the cluster without a farewell");
+    }
+    let lost = shared.pages.in_limbo();
+    if lost != 0 {
+        tracing::warn!(pages = lost, "retired pages were not reclaimed: another compute server holds the epoch back");
+    }
+    lock(&shared.claim).take();
+}

@@ -1,0 +1,240 @@
+//! Everything that can go wrong, and what to do about it.
+
+use std::path::PathBuf;
+
+use crate::{
+    lock::OwnerId,
+    page::SizeClass,
+    ptr::{PtrError, RemotePtr, ServerId},
+};
+
+/// The error of every fallible function in this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, with the path.
+        what: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+
+    /// There is no cluster at this path.
+    #[error("no farlink cluster at {}: {why}; start its memory servers with `farlink serve --dir {}`", path.display(), path.display())]
+    NoCluster {
+        /// The directory.
+        path: PathBuf,
+        /// What is missing or wrong there.
+        why: String,
+    },
+
+    /// A memory server of the cluster is not running.
+    #[error("memory server {server} is not running: {why}")]
+    ServerMissing {
+        /// The memory server.
+        server: ServerId,
+        /// What is missing, and how to start it.
+        why: String,
+    },
+
+    /// Somebody already serves this region.
+    #[error("memory server {server} of {} is already running; stop it first or choose another --server", path.display())]
+    AlreadyServed {
+        /// The memory server.
+        server: ServerId,
+        /// The cluster's directory.
+        path: PathBuf,
+    },
+
+    /// The start of a region is not a superblock of farlink's.
+    #[error("memory server {server}: {why}; this is not farlink memory, or it is damaged")]
+    BadSuperblock {
+        /// The memory server.
+        server: ServerId,
+        /// The field that is wrong, with what it says.
+        why: String,
+    },
+
+    /// The region was made by another version of farlink.
+    #[error(
+        "memory server {server} holds format version {found}, this program reads version {expected}; use the matching farlink"
+    )]
+    WrongVersion {
+        /// The memory server.
+        server: ServerId,
+        /// Its format version.
+        found: u64,
+        /// Ours.
+        expected: u64,
+    },
+
+    /// A region does not have the size that its superblock states.
+    #[error(
+        "memory server {server} maps {found} bytes, its superblock says {expected}; the file was cut or grown by hand"
+    )]
+    WrongSize {
+        /// The memory server.
+        server: ServerId,
+        /// Bytes found.
+        found: u64,
+        /// Bytes stated.
+        expected: u64,
+    },
+
+    /// Two regions belong to different clusters.
+    #[error("memory server {server} belongs to cluster {found:#x}, server 0 to {expected:#x}; do not mix their files")]
+    WrongCluster {
+        /// The memory server.
+        server: ServerId,
+        /// Its cluster.
+        found: u64,
+        /// The cluster of server 0.
+        expected: u64,
+    },
+
+    /// An option has a value that cannot work.
+    #[error("{option}: {why}")]
+    BadOption {
+        /// The option.
+        option: &'static str,
+        /// What it must be.
+        why: String,
+    },
+
+    /// A pointer does not lead to a page of this cluster.
+    #[error("pointer {word:#018x}: {why}; the page that held it is damaged")]
+    BadPointer {
+        /// The word.
+        word: u64,
+        /// Why it is no pointer to a page.
+        why: String,
+    },
+
+    /// A page is locked by a compute server that is dead: it may be half-written.
+    #[error(
+        "page {page} is damaged: {owner} died while it held its lock; the page needs recovery, others are unaffected"
+    )]
+    PageDamaged {
+        /// The page.
+        page: RemotePtr,
+        /// The dead compute server.
+        owner: OwnerId,
+    },
+
+    /// An unlocked page does not fit its checksum, and did not change meanwhile.
+    #[error("page {page} is corrupt: its checksum does not fit its contents, though nobody changes it")]
+    PageCorrupt {
+        /// The page.
+        page: RemotePtr,
+    },
+
+    /// Pages contradict each other, again and again.
+    #[error("the structure is inconsistent at page {page}: {why}; run `farlink check`")]
+    Inconsistent {
+        /// The page where it showed.
+        page: RemotePtr,
+        /// What does not fit.
+        why: &'static str,
+    },
+
+    /// No memory server has room for another page.
+    #[error("out of remote memory: no memory server has a free page of {class:?}; add servers or serve more --bytes")]
+    OutOfMemory {
+        /// The size asked for.
+        class: SizeClass,
+    },
+
+    /// All compute-server slots of the cluster are taken by live ones.
+    #[error("the cluster has no room for another compute server ({limit} are attached)")]
+    TooManyComputeServers {
+        /// The limit.
+        limit: usize,
+    },
+
+    /// The cluster has given out all its incarnations.
+    #[error("the cluster has used up its 2^23 compute-server incarnations; create a new cluster and load it anew")]
+    IncarnationsExhausted,
+
+    /// The catalog has a structure of this name.
+    #[error("a structure named {name:?} exists; open it, or choose another name")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+
+    /// The catalog has no structure of this name.
+    #[error("no structure named {name:?} in this cluster (there are: {known})")]
+    NoSuchName {
+        /// The name.
+        name: String,
+        /// Those there are.
+        known: String,
+    },
+
+    /// The catalog has no room for another structure.
+    #[error("the catalog is full ({limit} structures)")]
+    CatalogFull {
+        /// The limit.
+        limit: usize,
+    },
+
+    /// The structure is of another kind.
+    #[error("{name:?} is a structure of kind {found}, not {expected}")]
+    WrongKind {
+        /// The name.
+        name: String,
+        /// Its kind.
+        found: u32,
+        /// The kind asked for.
+        expected: u32,
+    },
+
+    /// A request or reply does not decode.
+    #[error("malformed message: {0}")]
+    Malformed(&'static str),
+
+    /// Input to a bulk load is not in strictly ascending order.
+    #[error(
+        "entry {position} of the bulk load has key {key}, not above its predecessor; sort and deduplicate the input"
+    )]
+    NotSorted {
+        /// Position in the input, from 0.
+        position: u64,
+        /// The key there.
+        key: u64,
+    },
+
+    /// A bulk load found entries in the structure.
+    #[error("the structure is not empty; bulk load into a new one, or insert")]
+    NotEmpty,
+
+    /// A fabric operation failed.
+    #[error("{what} at {at} failed: {why}")]
+    Fabric {
+        /// The operation.
+        what: &'static str,
+        /// The remote address.
+        at: RemotePtr,
+        /// Cause and remedy.
+        why: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}
+
+impl From<PtrError> for Error {
+    fn from(error: PtrError) -> Self {
+        let word = match error {
+            PtrError::Null => 0,
+            PtrError::Swizzled(word) | PtrError::Offset(word) => word,
+        };
+        Self::BadPointer { word, why: error.to_string() }
+    }
+}

@@ -1,0 +1,152 @@
+//! The files of a cluster directory.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+};
+
+use super::{claims::is_locked, region::Region};
+use crate::{
+    error::Error,
+    layout,
+    ptr::{SERVERS_MAX, ServerId},
+};
+
+/// What the file `cluster` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ClusterFile {
+    pub(crate) cluster: u64,
+    pub(crate) servers: usize,
+}
+
+impl ClusterFile {
+    pub(crate) fn read(dir: &Path) -> Result<Self, Error> {
+        let no_cluster = |why: String| Error::NoCluster { path: dir.to_path_buf(), why };
+        let path = dir.join("cluster");
+        let text = fs::read(&path).map_err(|error| no_cluster(format!("{}: {error}", path.display())))?;
+        Self::parse(&text).ok_or_else(|| no_cluster(format!("{} is not a cluster file", path.display())))
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let mut lines = std::str::from_utf8(text).ok()?.lines();
+        if lines.next()? != "farlink cluster" {
+            return None;
+        }
+        let cluster = u64::from_str_radix(lines.next()?.strip_prefix("id 0x")?, 16).ok()?;
+        let servers = lines.next()?.strip_prefix("servers ")?.parse().ok()?;
+        (1..=SERVERS_MAX).contains(&servers).then_some(Self { cluster, servers })
+    }
+
+    /// Makes the file if there is none, and reads the one there is: of several servers that start at once, one decides.
+    pub(crate) fn create_or_read(dir: &Path, servers: usize) -> Result<Self, Error> {
+        let failed = || format!("creating the cluster in {}", dir.display());
+        fs::create_dir_all(dir.join("owners")).map_err(Error::io(failed()))?;
+        let path = dir.join("cluster");
+        if !path.exists() {
+            let draft = dir.join(format!("cluster.{}", std::process::id()));
+            let text = format!("farlink cluster\nid {:#x}\nservers {servers}\n", rand::random::<u64>());
+            fs::write(&draft, text).map_err(Error::io(failed()))?;
+            let linked = fs::hard_link(&draft, &path);
+            let _ = fs::remove_file(&draft);
+            match linked {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(Error::io(failed())(error)),
+                _ => {}
+            }
+        }
+        let found = Self::read(dir)?;
+        if found.servers != servers {
+            let why = format!("the cluster in {} has {} memory servers, not {servers}", dir.display(), found.servers);
+            return Err(Error::BadOption { option: "servers", why });
+        }
+        Ok(found)
+    }
+}
+
+pub(crate) fn server_id(index: usize) -> Result<ServerId, Error> {
+    u16::try_from(index).ok().and_then(ServerId::new).ok_or_else(|| Error::BadOption {
+        option: "server",
+        why: format!("{index} is above the highest server id, {}", SERVERS_MAX - 1),
+    })
+}
+
+pub(crate) fn region_path(dir: &Path, server: ServerId) -> PathBuf {
+    dir.join(format!("server-{server}.mem"))
+}
+
+/// Maps the region of a memory server that is running.
+pub(super) fn open_served(dir: &Path, server: ServerId) -> Result<Region, Error> {
+    let path = region_path(dir, server);
+    let start = || format!("start it with `farlink serve --dir {} --server {server}`", dir.display());
+    let file = match OpenOptions::new().read(true).write(true).open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let why = format!("{} does not exist; {}", path.display(), start());
+            return Err(Error::ServerMissing { server, why });
+        }
+        Err(error) => return Err(Error::io(format!("opening {}", path.display()))(error)),
+    };
+    if !is_locked(&file) {
+        let why = format!("no process serves {}; {}", path.display(), start());
+        return Err(Error::ServerMissing { server, why });
+    }
+    map(&file, &path, server)
+}
+
+/// Maps an existing region file, whatever it holds.
+pub(crate) fn map(file: &File, path: &Path, server: ServerId) -> Result<Region, Error> {
+    let bytes = file.metadata().map_err(Error::io(format!("reading the size of {}", path.display())))?.len();
+    if bytes < 4096 || !bytes.is_multiple_of(8) {
+        let why = format!("{} has {bytes} bytes, too few for a superblock", path.display());
+        return Err(Error::BadSuperblock { server, why });
+    }
+    Region::of_file(file, path)
+}
+
+/// Gives the file `bytes` of zeroed, reserved blocks: a region never meets a full disk later, as a fault in mid-write.
+pub(crate) fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let length = libc::off_t::try_from(bytes).map_err(|_| io::Error::from(ErrorKind::FileTooLarge))?;
+        // SAFETY: the descriptor is open for as long as `file` is borrowed; the call touches no memory of ours.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(code)),
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    file.set_len(bytes)
+}
+
+/// The superblock of a mapped region, checked.
+pub(crate) fn geometry_of(region: &Region, server: ServerId) -> Result<layout::Geometry, Error> {
+    let words = layout::superblock_words(region.words())
+        .ok_or_else(|| Error::BadSuperblock { server, why: "the region is too small for a superblock".into() })?;
+    layout::Geometry::read(&words, server, region.bytes())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn one_cluster_file_wins_and_wrong_ones_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(ClusterFile::read(dir.path()), Err(Error::NoCluster { .. })));
+        let first = ClusterFile::create_or_read(dir.path(), 2).unwrap();
+        assert_eq!(ClusterFile::create_or_read(dir.path(), 2).unwrap(), first);
+        assert!(matches!(ClusterFile::create_or_read(dir.path(), 3), Err(Error::BadOption { .. })));
+        fs::write(dir.path().join("cluster"), "farlink cluster\nid 0x1\nservers 0\n").unwrap();
+        assert!(matches!(ClusterFile::read(dir.path()), Err(Error::NoCluster { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn random_cluster_files_do_not_panic(text: Vec<u8>) {
+            let _ = ClusterFile::parse(&text);
+        }
+    }
+}

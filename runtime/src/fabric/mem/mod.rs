@@ -1,0 +1,139 @@
+//! The `mem` fabric: the memory of all memory servers is mapped into the compute process.
+//!
+//! In one process ([`MemFabric::in_process`]) or across processes through the files of a cluster directory
+//! ([`MemFabric::open`]); the same code maps a CXL device. READs and WRITEs are word-wise relaxed atomic copies, atomics
+//! are the CPU's own. [`MemOptions`] make it behave like a network: added latency, a bandwidth limit, and *nasty* mode,
+//! which does on purpose all that the [fabric's contract](super) permits.
+//!
+//! Files of a cluster directory:
+//!
+//! ```text
+//! cluster          text: the cluster's id and its number of memory servers
+//! server-N.mem     the region of memory server N; locked by the process that serves it
+//! owners/I         locked by the compute server with incarnation I while it runs
+//! ```
+
+mod claims;
+mod endpoint;
+pub(crate) mod files;
+mod nasty;
+pub(crate) mod region;
+
+use std::path::Path;
+
+use self::{claims::Claims, endpoint::MemEndpoint, region::Region};
+use crate::{
+    clock::Clock,
+    error::Error,
+    fabric::{Capabilities, Endpoint, Fabric, Liveness, OwnerClaim},
+    layout,
+    lock::OwnerId,
+    ptr::ServerId,
+    sync::Arc,
+};
+
+/// How the `mem` fabric behaves. The default is as fast as memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemOptions {
+    /// Nanoseconds added to every operation: it completes no sooner. Operations in flight overlap.
+    pub latency_ns: u64,
+    /// Bytes per second between one endpoint and one memory server; 0 for no limit.
+    pub bandwidth_bytes_per_s: u64,
+    /// Moves each READ and WRITE cache line by cache line in shuffled order, words within a line too, with other work let
+    /// in between, and delays completions at random.
+    pub nasty: bool,
+    /// Whether to guarantee (and keep) [`Capabilities::ordered_writes`].
+    pub ordered_writes: bool,
+    /// Whether to guarantee [`Capabilities::atomic_against_writes`].
+    pub atomic_against_writes: bool,
+}
+
+impl Default for MemOptions {
+    fn default() -> Self {
+        Self {
+            latency_ns: 0,
+            bandwidth_bytes_per_s: 0,
+            nasty: false,
+            ordered_writes: true,
+            atomic_against_writes: true,
+        }
+    }
+}
+
+impl MemOptions {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            ordered_writes: self.ordered_writes,
+            atomic_against_writes: self.atomic_against_writes,
+            atomic_against_cpu: true,
+            inline_bytes: 8,
+            gather_max: 1,
+        }
+    }
+}
+
+/// Mapped memory as a fabric.
+#[derive(Debug)]
+pub struct MemFabric {
+    regions: Arc<Vec<Region>>,
+    claims: Claims,
+    options: MemOptions,
+}
+
+impl MemFabric {
+    /// A cluster inside this process: `servers` regions of `bytes` each, formatted and gone with the value.
+    ///
+    /// # Errors
+    /// If the numbers cannot work, or the memory cannot be had.
+    pub fn in_process(servers: usize, bytes: u64, options: MemOptions) -> Result<Self, Error> {
+        let cluster = rand::random();
+        let mut regions = Vec::with_capacity(servers);
+        for index in 0..servers {
+            let geometry = layout::Geometry::plan(index, servers, bytes, cluster)?;
+            let region = Region::anonymous(geometry.region_bytes as usize)?;
+            layout::format(region.words(), &geometry);
+            regions.push(region);
+        }
+        Ok(Self { regions: Arc::new(regions), claims: Claims::in_process(), options })
+    }
+
+    /// Maps the memory servers of the cluster in `dir`, all of which must be running.
+    ///
+    /// # Errors
+    /// If there is no cluster, a server is missing or not running, or a file has the wrong size.
+    pub fn open(dir: &Path, options: MemOptions) -> Result<Self, Error> {
+        let cluster = files::ClusterFile::read(dir)?;
+        let regions = (0..cluster.servers)
+            .map(|index| files::open_served(dir, files::server_id(index)?))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { regions: Arc::new(regions), claims: Claims::files(dir), options })
+    }
+
+    /// The words of a region, for whoever plays the memory server in the same process and for tests that damage memory.
+    #[doc(hidden)]
+    pub fn raw_words(&self, server: ServerId) -> &[crate::sync::AtomicU64] {
+        self.regions[server.index()].words()
+    }
+}
+
+impl Fabric for MemFabric {
+    fn servers(&self) -> usize {
+        self.regions.len()
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.regions[server.index()].bytes()
+    }
+
+    fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
+        Ok(Box::new(MemEndpoint::new(Arc::clone(&self.regions), self.options, seed, clock)))
+    }
+
+    fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
+        self.claims.claim(owner)
+    }
+
+    fn liveness(&self, owner: OwnerId) -> Liveness {
+        self.claims.liveness(owner)
+    }
+}

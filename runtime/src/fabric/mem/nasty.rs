@@ -1,0 +1,178 @@
+//! Nasty mode: all that one-sided access permits, on purpose and from a seed.
+//!
+//! A READ or WRITE becomes one step per cache line, taken in shuffled order, its words shuffled too; each poll takes a few
+//! steps of the pending requests at random, and now and then lets other threads run in mid-line. Completions wait for a
+//! random number of polls. What is kept, because a reliable connection keeps it (unless
+//! [`ordered_writes`](super::MemOptions::ordered_writes) is off): a request to a server does not begin before all earlier
+//! WRITEs and atomics of this endpoint to that server are placed.
+
+use std::collections::VecDeque;
+
+use rand::{Rng, RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+use super::{
+    endpoint::{compare_swap, outside, words_at},
+    region::Region,
+};
+use crate::{
+    fabric::{Completion, Done, Request, Verb},
+    sync::{AtomicU64, Ordering, fence, yield_thread},
+};
+
+const WORDS_PER_LINE: usize = 8;
+
+#[derive(Debug)]
+struct Pending {
+    request: Request,
+    due_ns: u64,
+    /// Lines still to move, in the order they will be (from the back); empty and `done` unset for an atomic.
+    lines: Vec<u16>,
+    done: Option<Done>,
+    /// Polls to wait after the last step.
+    hold: u32,
+}
+
+impl Pending {
+    fn is_read(&self) -> bool {
+        matches!(self.request.verb, Verb::Read(_))
+    }
+
+    fn is_placed(&self) -> bool {
+        self.done.is_some() || (self.lines.is_empty() && matches!(self.request.verb, Verb::Read(_) | Verb::Write(_)))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Nasty {
+    rng: StdRng,
+    ordered: bool,
+    pending: Vec<Pending>,
+    refused: Vec<(u64, Completion)>,
+}
+
+impl Nasty {
+    pub(super) fn new(seed: u64, ordered: bool) -> Self {
+        Self { rng: StdRng::seed_from_u64(seed), ordered, pending: Vec::new(), refused: Vec::new() }
+    }
+
+    pub(super) fn accept(&mut self, regions: &[Region], request: Request, due_ns: u64) {
+        if words_at(regions, request.at, request.verb.bytes()).is_none() {
+            self.refused.push((due_ns, outside(request)));
+            return;
+        }
+        let lines = match &request.verb {
+            Verb::Read(buffer) | Verb::Write(buffer) => {
+                let mut lines: Vec<u16> = (0..lines_of(&request, buffer.len())).collect();
+                lines.shuffle(&mut self.rng);
+                lines
+            }
+            _ => Vec::new(),
+        };
+        let hold = if self.rng.random_ratio(1, 4) { self.rng.random_range(1..16) } else { 0 };
+        self.pending.push(Pending { request, due_ns, lines, done: None, hold });
+    }
+
+    /// Takes some steps and moves what has completed to `arrived`.
+    pub(super) fn step(&mut self, regions: &[Region], arrived: &mut VecDeque<(u64, Completion)>) {
+        arrived.extend(self.refused.drain(..));
+        let steps = self.rng.random_range(1..=8 + 4 * self.pending.len());
+        for _ in 0..steps {
+            let eligible: Vec<usize> = (0..self.pending.len()).filter(|&index| self.is_eligible(index)).collect();
+            let Some(&index) = eligible.get(self.rng.next_u32() as usize % eligible.len().max(1)) else { break };
+            self.advance(regions, index);
+            if self.rng.random_ratio(1, 16) {
+                yield_thread();
+            }
+        }
+        let mut index = 0;
+        while index < self.pending.len() {
+            let pending = &mut self.pending[index];
+            if pending.is_placed() && pending.hold == 0 {
+                let Pending { request, due_ns, done, .. } = self.pending.remove(index);
+                let done = done.unwrap_or_else(|| match request.verb {
+                    Verb::Read(buffer) => Done::Read(buffer),
+                    _ => Done::Written,
+                });
+                arrived.push_back((due_ns, Completion { ticket: request.ticket, outcome: Ok(done) }));
+            } else {
+                pending.hold = pending.hold.saturating_sub(u32::from(pending.is_placed()));
+                index += 1;
+            }
+        }
+    }
+
+    fn is_eligible(&self, index: usize) -> bool {
+        let this = &self.pending[index];
+        let server = this.request.at.server();
+        let held_back = || {
+            self.pending[..index]
+                .iter()
+                .any(|earlier| earlier.request.at.server() == server && !earlier.is_read() && !earlier.is_placed())
+        };
+        !(this.is_placed() || self.ordered && held_back())
+    }
+
+    fn advance(&mut self, regions: &[Region], index: usize) {
+        let pending = &mut self.pending[index];
+        let at = pending.request.at;
+        let Some(words) = words_at(regions, at, pending.request.verb.bytes()) else { return };
+        match &mut pending.request.verb {
+            Verb::Read(buffer) => {
+                if let Some(line) = pending.lines.pop() {
+                    move_line(&mut self.rng, at.offset(), line, buffer.len(), |word| {
+                        buffer[word] = words[word].load(Ordering::Relaxed);
+                    });
+                }
+                fence(Ordering::Acquire);
+            }
+            Verb::Write(buffer) => {
+                fence(Ordering::Release);
+                if let Some(line) = pending.lines.pop() {
+                    move_line(&mut self.rng, at.offset(), line, buffer.len(), |word| {
+                        words[word].store(buffer[word], Ordering::Relaxed);
+                    });
+                }
+            }
+            verb => pending.done = Some(execute_word(&words[0], verb)),
+        }
+    }
+}
+
+fn execute_word(word: &AtomicU64, verb: &Verb) -> Done {
+    match *verb {
+        Verb::CompareSwap { expected, new } => Done::Previous(compare_swap(word, expected, new)),
+        Verb::FetchAdd(add) => Done::Previous(word.fetch_add(add, Ordering::AcqRel)),
+        Verb::WriteWord(value) => {
+            word.store(value, Ordering::Release);
+            Done::Written
+        }
+        Verb::Read(_) | Verb::Write(_) => Done::Written,
+    }
+}
+
+/// The position of a request's first word in its cache line.
+fn first_in_line(offset: u64) -> usize {
+    (offset / 8) as usize % WORDS_PER_LINE
+}
+
+fn lines_of(request: &Request, words: usize) -> u16 {
+    (first_in_line(request.at.offset()) + words).div_ceil(WORDS_PER_LINE) as u16
+}
+
+/// Calls `move_word` for each word of one cache line of the request, in shuffled order.
+fn move_line(rng: &mut StdRng, offset: u64, line: u16, words: usize, mut move_word: impl FnMut(usize)) {
+    let before = first_in_line(offset);
+    let line_start = usize::from(line) * WORDS_PER_LINE;
+    let mut order: [usize; WORDS_PER_LINE] = std::array::from_fn(|word| word);
+    order.shuffle(rng);
+    for word in order {
+        if let Some(index) = (line_start + word).checked_sub(before)
+            && index < words
+        {
+            move_word(index);
+            if rng.random_ratio(1, 64) {
+                yield_thread();
+            }
+        }
+    }
+}

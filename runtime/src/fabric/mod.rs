@@ -1,0 +1,187 @@
+//! The fabric: posts and completions.
+//!
+//! A [`Fabric`] joins compute servers to the registered memory of memory servers. A worker has one [`Endpoint`]; it posts
+//! [`Request`]s in batches, each batch with one doorbell, and polls [`Completion`]s. That is the shape of RDMA verbs, so
+//! `verbs` maps onto it one to one, and it is what a simulator can model.
+//!
+//! What may be relied on, and what only if the [`Capabilities`] say so:
+//!
+//! - Every word (8 bytes, aligned) is read and written whole. Nothing larger is.
+//! - READs are not ordered among themselves, and the cache lines of one READ come in any order.
+//! - WRITEs and atomics of one endpoint to one server take effect in the order of their posting, before later READs of
+//!   it to that server, *if* [`Capabilities::ordered_writes`].
+//! - Atomics are atomic against atomics of all endpoints. Against 8-byte WRITEs: if
+//!   [`Capabilities::atomic_against_writes`]. Against the CPUs of the memory server: if
+//!   [`Capabilities::atomic_against_cpu`].
+//! - A request whose completion came without an error has taken effect. One that failed may have.
+
+pub mod mem;
+
+use std::{fmt, ptr::NonNull};
+
+use crate::{
+    buffer::Buffer,
+    clock::Clock,
+    error::Error,
+    lock::OwnerId,
+    ptr::{RemotePtr, ServerId},
+};
+
+/// What a fabric guarantees beyond the minimum, and its limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// WRITEs and atomics of one endpoint to one server are placed in the order of posting.
+    pub ordered_writes: bool,
+    /// Remote atomics are atomic against 8-byte WRITEs, so that a WRITE may unlock.
+    pub atomic_against_writes: bool,
+    /// Remote atomics are atomic against those of the memory server's own CPUs.
+    pub atomic_against_cpu: bool,
+    /// The largest payload, in bytes, that travels within the request itself.
+    pub inline_bytes: usize,
+    /// How many local buffers one request may gather from.
+    pub gather_max: usize,
+}
+
+/// Names a request in its completion; the poster's to choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ticket(pub u64);
+
+/// One remote operation. A buffer belongs to the endpoint from the post to the completion.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Verb {
+    /// Fills the buffer from remote memory.
+    Read(Buffer),
+    /// Copies the buffer to remote memory.
+    Write(Buffer),
+    /// Writes one word, which travels in the request.
+    WriteWord(u64),
+    /// Replaces one word if it has the expected value; completes with the previous value.
+    CompareSwap {
+        /// The value it must have.
+        expected: u64,
+        /// The value it gets.
+        new: u64,
+    },
+    /// Adds to one word, wrapping; completes with the previous value.
+    FetchAdd(u64),
+}
+
+impl Verb {
+    /// What it is called in messages and statistics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Read(_) => "READ",
+            Self::Write(_) | Self::WriteWord(_) => "WRITE",
+            Self::CompareSwap { .. } => "CAS",
+            Self::FetchAdd(_) => "FETCH_ADD",
+        }
+    }
+
+    /// How many bytes of remote memory it covers.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Read(buffer) | Self::Write(buffer) => buffer.len() * 8,
+            _ => 8,
+        }
+    }
+}
+
+/// A verb, where it applies, and its name.
+#[derive(Debug)]
+pub struct Request {
+    /// Names it in its completion.
+    pub ticket: Ticket,
+    /// The first byte of remote memory it covers; aligned to 8.
+    pub at: RemotePtr,
+    /// What to do there.
+    pub verb: Verb,
+}
+
+/// What a finished request gives back.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Done {
+    /// A READ: the buffer, filled.
+    Read(Buffer),
+    /// A WRITE: placed.
+    Written,
+    /// An atomic: the word's value before.
+    Previous(u64),
+}
+
+/// The end of one request.
+#[derive(Debug)]
+pub struct Completion {
+    /// The request's name.
+    pub ticket: Ticket,
+    /// Its result.
+    pub outcome: Result<Done, Error>,
+}
+
+/// A key that stands for registered local memory in requests; 0 where a fabric needs none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LocalKey(pub u32);
+
+/// One thread's connection to all memory servers.
+pub trait Endpoint: fmt::Debug {
+    /// What the fabric guarantees.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Makes local memory (`words` 8-byte words from `base`) usable in requests. It stays registered, and must stay
+    /// allocated, until the endpoint is dropped.
+    ///
+    /// # Errors
+    /// If the fabric refuses, for example for a limit on locked memory.
+    fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error>;
+
+    /// Posts the requests in order, rings the doorbell once, and leaves the vector empty. Does not block. Every request
+    /// gets exactly one completion, also if it fails.
+    fn ring(&mut self, requests: &mut Vec<Request>);
+
+    /// Appends the completions that have arrived. Does not block.
+    fn poll(&mut self, completions: &mut Vec<Completion>);
+
+    /// When the next completion is due on the endpoint's clock, if the fabric knows; for virtual time.
+    fn next_due_ns(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// Whether a compute server still runs. Never a guess: *dead* is said only when none of its requests can take effect any
+/// more (rule 11 of one-sided access).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Liveness {
+    /// It runs, or nothing proves that it does not.
+    Alive,
+    /// It is gone for good.
+    Dead,
+}
+
+/// Proof that a compute server runs: while this exists, others see its incarnation as alive.
+pub trait OwnerClaim: Send + Sync + fmt::Debug {}
+
+/// The memory servers of one cluster and the way to them.
+pub trait Fabric: Send + Sync + fmt::Debug {
+    /// How many memory servers there are; their ids count from 0.
+    fn servers(&self) -> usize;
+
+    /// Bytes of the region of `server`.
+    fn region_bytes(&self, server: ServerId) -> u64;
+
+    /// A new endpoint; `seed` decides whatever the fabric does at random.
+    ///
+    /// # Errors
+    /// If a connection cannot be made.
+    fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error>;
+
+    /// Marks a fresh incarnation as alive until the claim is dropped or the process dies.
+    ///
+    /// # Errors
+    /// If the mark cannot be set.
+    fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error>;
+
+    /// Whether the compute server with this incarnation still runs. May make a system call.
+    fn liveness(&self, owner: OwnerId) -> Liveness;
+}

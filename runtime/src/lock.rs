@@ -1,0 +1,154 @@
+//! The remote optimistic lock: one word, the first of every page.
+//!
+//! ```text
+//!  63      62                40 39                    0
+//! [locked | owner incarnation  | version                ]
+//! ```
+//!
+//! - *Unlocked*: the owner bits are zero. A reader that sees the same unlocked word before and after (or a checksum that
+//!   binds the body to its version) has a consistent page.
+//! - *Locked by an owner*: an owner incarnation is given to one compute server in the cluster's life and never again, so
+//!   the lock of a dead owner can be recognised as such.
+//! - *Free*: locked, with owner 0. The page belongs to no structure. Nobody can lock it, and the version outlives the
+//!   reuse of the page, so a lock request that was prepared before the page was freed fails for ever.
+//!
+//! A lock request is a compare-and-swap from the unlocked word that the reader validated. It succeeds only if the page
+//! has not changed since, so the holder's copy *is* the page. The unlock sets version + 1 (40 bits: a page changed a
+//! million times a second wraps after twelve days; rule 8 of one-sided access asks for at least 32).
+
+use std::{fmt, num::NonZeroU32};
+
+const VERSION_BITS: u32 = 40;
+const OWNER_BITS: u32 = 23;
+const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
+const LOCKED: u64 = 1 << 63;
+
+const _: () = assert!(1 + OWNER_BITS + VERSION_BITS == 64);
+
+/// The incarnation of a compute server: 1 to 2^23 - 1, never reused in a cluster's life.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnerId(NonZeroU32);
+
+impl OwnerId {
+    /// The highest incarnation.
+    pub const MAX: u32 = (1 << OWNER_BITS) - 1;
+
+    /// `None` if zero or above [`OwnerId::MAX`].
+    pub const fn new(incarnation: u64) -> Option<Self> {
+        if incarnation > Self::MAX as u64 {
+            return None;
+        }
+        match NonZeroU32::new(incarnation as u32) {
+            Some(incarnation) => Some(Self(incarnation)),
+            None => None,
+        }
+    }
+
+    /// The incarnation as a number.
+    pub const fn incarnation(self) -> u32 {
+        self.0.get()
+    }
+}
+
+impl fmt::Debug for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "compute server {}", self.0)
+    }
+}
+
+/// What a lock word says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockState {
+    /// Nobody changes the page.
+    Unlocked,
+    /// This compute server changes the page, or died while it did.
+    LockedBy(OwnerId),
+    /// The page belongs to no structure.
+    Free,
+}
+
+/// The first word of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct LockWord(u64);
+
+impl LockWord {
+    /// The lock word that a word of memory stands for. Every word is one; a word with owner bits but no lock bit counts
+    /// as unlocked, and no compare-and-swap of ours ever matches it.
+    pub const fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+
+    /// Unlocked at `version` (its low 40 bits).
+    pub const fn unlocked(version: u64) -> Self {
+        Self(version & VERSION_MASK)
+    }
+
+    /// Free at `version` (its low 40 bits).
+    pub const fn free(version: u64) -> Self {
+        Self(LOCKED | version & VERSION_MASK)
+    }
+
+    /// The word that a holder of the lock sees: this version, locked by `owner`.
+    #[must_use]
+    pub const fn locked_by(self, owner: OwnerId) -> Self {
+        Self(LOCKED | (owner.incarnation() as u64) << VERSION_BITS | self.0 & VERSION_MASK)
+    }
+
+    /// The word as it stands in memory.
+    pub const fn word(self) -> u64 {
+        self.0
+    }
+
+    /// The version: 40 bits.
+    pub const fn version(self) -> u64 {
+        self.0 & VERSION_MASK
+    }
+
+    /// The version that the next unlock sets; wraps after 2^40 changes.
+    pub const fn next_version(self) -> u64 {
+        self.0.wrapping_add(1) & VERSION_MASK
+    }
+
+    /// What the word says.
+    pub const fn state(self) -> LockState {
+        if self.0 & LOCKED == 0 {
+            return LockState::Unlocked;
+        }
+        match OwnerId::new((self.0 & !LOCKED) >> VERSION_BITS) {
+            Some(owner) => LockState::LockedBy(owner),
+            None => LockState::Free,
+        }
+    }
+}
+
+impl fmt::Debug for LockWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at version {}", self.state(), self.version())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_three_states_are_told_apart_and_keep_the_version() {
+        let owner = OwnerId::new(u64::from(OwnerId::MAX)).unwrap();
+        let unlocked = LockWord::unlocked(VERSION_MASK);
+        assert_eq!((unlocked.state(), unlocked.version()), (LockState::Unlocked, VERSION_MASK));
+        let locked = unlocked.locked_by(owner);
+        assert_eq!((locked.state(), locked.version()), (LockState::LockedBy(owner), VERSION_MASK));
+        assert_eq!(locked.next_version(), 0);
+        let free = LockWord::free(7);
+        assert_eq!((free.state(), free.version()), (LockState::Free, 7));
+        assert_eq!(LockWord::from_word(free.word()), free);
+        assert!(OwnerId::new(0).is_none() && OwnerId::new(1 << 23).is_none());
+    }
+}

@@ -1,0 +1,338 @@
+//! Access without a cache: READ, validate, compare-and-swap to lock.
+//!
+//! With round-robin placement this is the fine-grained design of Ziegler et al. (SIGMOD 2019, section 4), made correct:
+//! their reader trusts a READ of a whole node, which is not atomic; ours proves every copy whole ([`Proof`]).
+//!
+//! A page that was read is a private copy, true of the moment it was read. A change locks its pages by compare-and-swap
+//! from the lock words of those copies, so a lock that is had proves the copies current, and the changed words follow from
+//! them without another READ; see [`change`](self) for the order of the writes.
+//!
+//! A reader that finds a page locked reads again; it asks whether the owner lives first after a few tries, and a dead
+//! owner ends the operation with [`Error::PageDamaged`]. A copy that is not whole is read again too; if two READs in a row
+//! saw the same unlocked lock word, nobody was writing, and the page is corrupt.
+
+mod change;
+mod views;
+
+use self::change::Staged;
+pub use self::views::OneSidedViews;
+use crate::{
+    access::{Access, Interrupt, PageRef, Start},
+    buffer::Buffer,
+    error::Error,
+    fabric::Liveness,
+    lock::{LockState, LockWord, OwnerId},
+    page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass},
+    pages::{self, FreePage, NewPage, Placement},
+    ptr::{Link, RemotePtr, Target},
+    structure::Structure,
+    worker::{Handle, counters::bump},
+};
+
+/// READs of a locked page before its owner's liveness is asked for, and between two such questions.
+const LOCKED_READS_MAX: u32 = 16;
+/// Refused copies in a row, under one unlocked lock word, that prove corruption.
+const MISFITS_MAX: u32 = 3;
+
+/// How a reader proves that its copy of a page is whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Proof {
+    /// One READ; the checksum in the header binds the body to the version in the lock word. One round trip.
+    #[default]
+    Checksum,
+    /// READ the lock word, then the body, then the lock word again, and compare. Three round trips; the reference
+    /// (Ziegler et al., SIGMOD 2023). It cannot tell corruption.
+    LockBodyLock,
+}
+
+/// One-sided access to a structure.
+#[derive(Debug, Clone)]
+pub struct OneSided {
+    worker: Handle,
+    structure: Structure,
+    proof: Proof,
+}
+
+/// A private copy of a page, proven whole.
+#[derive(Debug)]
+pub struct PageCopy {
+    at: RemotePtr,
+    level: u8,
+    kind: u8,
+    lock: LockWord,
+    words: Buffer,
+}
+
+impl PageRef for PageCopy {
+    type Words = [u64];
+
+    fn at(&self) -> RemotePtr {
+        self.at
+    }
+
+    fn level(&self) -> u8 {
+        self.level
+    }
+
+    fn kind(&self) -> u8 {
+        self.kind
+    }
+
+    #[inline]
+    fn read<R>(&self, f: impl FnOnce(&[u64]) -> R) -> Result<R, Interrupt> {
+        Ok(f(&self.words))
+    }
+}
+
+impl OneSided {
+    /// Access to `structure` through `worker`.
+    pub fn new(worker: &Handle, structure: Structure, proof: Proof) -> Self {
+        Self { worker: worker.clone(), structure, proof }
+    }
+
+    /// Reads the page at `at`, whose size is `class`.
+    ///
+    /// # Errors
+    /// As [`Access::follow`].
+    pub async fn read_page(&self, at: RemotePtr, class: SizeClass) -> Result<PageCopy, Interrupt> {
+        self.require_page(at, class)?;
+        let seen = self.fetch(at, class).await?;
+        self.prove(at, class, seen).await
+    }
+
+    /// Reads pages with overlapping READs, where the proof allows it.
+    ///
+    /// # Errors
+    /// For each page, as [`Access::follow`].
+    pub async fn read_pages(&self, pages: &[RemotePtr], class: SizeClass) -> Vec<Result<PageCopy, Interrupt>> {
+        let mut copies = Vec::with_capacity(pages.len());
+        if self.proof != Proof::Checksum {
+            for &at in pages {
+                copies.push(self.read_page(at, class).await);
+            }
+            return copies;
+        }
+        self.worker.count_round_trip();
+        let post = |&at: &RemotePtr| (at, self.require_page(at, class).map(|()| self.worker.read(at, class.words())));
+        let posted: Vec<_> = pages.iter().map(post).collect();
+        for (at, posted) in posted {
+            copies.push(match posted {
+                Ok(posted) => match posted.await {
+                    Ok(copy) => self.prove(at, class, Seen::in_one_read(copy)).await,
+                    Err(error) => Err(error.into()),
+                },
+                Err(refused) => Err(refused),
+            });
+        }
+        copies
+    }
+
+    async fn fetch(&self, at: RemotePtr, class: SizeClass) -> Result<Seen, Error> {
+        self.worker.count_round_trip();
+        match self.proof {
+            Proof::Checksum => Ok(Seen::in_one_read(self.worker.read(at, class.words()).await?)),
+            Proof::LockBodyLock => {
+                let before = self.worker.read(at, 1).await?;
+                let lock = LockWord::from_word(before[LOCK]);
+                if lock.state() != LockState::Unlocked {
+                    return Ok(Seen { lock, whole: false, copy: before });
+                }
+                self.worker.count_round_trip();
+                let copy = self.worker.read(at, class.words()).await?;
+                self.worker.count_round_trip();
+                let after = self.worker.read(at, 1).await?[0];
+                Ok(Seen { lock, whole: after == lock.word(), copy })
+            }
+        }
+    }
+
+    fn require_page(&self, at: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
+        let geometry = self.worker.compute().geometry.get(at.server().index());
+        match geometry {
+            Some(geometry) if geometry.holds_page(at, class) => Ok(()),
+            Some(_) => {
+                let why = format!("no page of {class:?} can stand there");
+                Err(Interrupt::Failed(Error::BadPointer { word: at.raw(), why }))
+            }
+            None => {
+                let why = format!("there is no memory server {}", at.server());
+                Err(Interrupt::Failed(Error::BadPointer { word: at.raw(), why }))
+            }
+        }
+    }
+
+    fn require_word(&self, word: RemotePtr) -> Result<(), Interrupt> {
+        let inside = self.worker.compute().geometry.get(word.server().index()).is_some_and(|geometry| {
+            let page = RemotePtr::new(word.server(), word.offset() & !63);
+            page.is_ok_and(|page| geometry.locate(page, SizeClass::SMALLEST).is_some())
+        });
+        if inside && word.offset().is_multiple_of(8) {
+            return Ok(());
+        }
+        let why = "no word of a page stands there".into();
+        Err(Interrupt::Failed(Error::BadPointer { word: word.raw(), why }))
+    }
+
+    /// Accepts what was seen, or reads again until there is something to accept or a reason to stop.
+    async fn prove(&self, at: RemotePtr, class: SizeClass, mut seen: Seen) -> Result<PageCopy, Interrupt> {
+        let (mut locked_reads, mut misfits) = (0, 0);
+        let mut misfit_under = None;
+        loop {
+            match seen.lock.state() {
+                LockState::Free => return Err(self.stale(at, "the page is free")),
+                LockState::LockedBy(owner) => {
+                    bump(&self.worker.count().locked_reads);
+                    locked_reads += 1;
+                    if locked_reads % LOCKED_READS_MAX == 0 {
+                        self.require_alive(at, seen.lock, owner).await?;
+                    }
+                    self.worker.back_off(locked_reads).await;
+                }
+                LockState::Unlocked if seen.whole => return self.accept(at, class, seen),
+                LockState::Unlocked => {
+                    bump(&self.worker.count().torn_reads);
+                    misfits = if misfit_under == Some(seen.lock) { misfits + 1 } else { 1 };
+                    misfit_under = Some(seen.lock);
+                    if misfits >= MISFITS_MAX && self.proof == Proof::Checksum {
+                        return Err(Interrupt::Failed(Error::PageCorrupt { page: at }));
+                    }
+                }
+            }
+            seen = self.fetch(at, class).await?;
+        }
+    }
+
+    async fn require_alive(&self, at: RemotePtr, lock: LockWord, owner: OwnerId) -> Result<(), Interrupt> {
+        if self.worker.compute().fabric.liveness(owner) == Liveness::Alive {
+            return Ok(());
+        }
+        // It may have unlocked between our READ and its end.
+        match self.worker.read(at, 1).await?[0] == lock.word() {
+            true => Err(Interrupt::Failed(Error::PageDamaged { page: at, owner })),
+            false => Ok(()),
+        }
+    }
+
+    fn accept(&self, at: RemotePtr, class: SizeClass, seen: Seen) -> Result<PageCopy, Interrupt> {
+        let Seen { lock, copy: words, .. } = seen;
+        if words[SELF] != at.raw() {
+            return Err(self.stale(at, "the page has another address"));
+        }
+        match Identity::from_word(words[IDENTITY]) {
+            Some(identity) if identity.structure == self.structure.id && identity.class == class => {
+                Ok(PageCopy { at, level: identity.level, kind: identity.kind, lock, words })
+            }
+            _ => Err(self.stale(at, "the page belongs to another structure, or has another size")),
+        }
+    }
+
+    fn stale(&self, at: RemotePtr, why: &'static str) -> Interrupt {
+        bump(&self.worker.count().stale_pages);
+        Interrupt::stale(at, why)
+    }
+}
+
+/// A copy of a page, and whether it is proven whole.
+struct Seen {
+    lock: LockWord,
+    whole: bool,
+    copy: Buffer,
+}
+
+impl Seen {
+    fn in_one_read(copy: Buffer) -> Self {
+        let lock = LockWord::from_word(copy[LOCK]);
+        Self { lock, whole: lock.state() == LockState::Unlocked && page::is_whole(&copy), copy }
+    }
+}
+
+impl Access for OneSided {
+    type Page<'a> = PageCopy;
+    type Views<'a> = OneSidedViews;
+
+    fn worker(&self) -> &Handle {
+        &self.worker
+    }
+
+    fn structure(&self) -> &Structure {
+        &self.structure
+    }
+
+    async fn enter(&self, start: Start) -> Result<PageCopy, Interrupt> {
+        let at = match start {
+            Start::Root => self.structure.root,
+            Start::Page(page) => page,
+        };
+        self.read_page(at, self.structure.class).await
+    }
+
+    async fn follow(&self, _from: &PageCopy, link: Link) -> Result<PageCopy, Interrupt> {
+        self.read_page(remote(link)?, self.structure.class).await
+    }
+
+    async fn follow_many(&self, _from: &PageCopy, links: &[Link]) -> Vec<Result<PageCopy, Interrupt>> {
+        let pages: Result<Vec<RemotePtr>, Interrupt> = links.iter().map(|&link| remote(link)).collect();
+        match pages {
+            Ok(pages) => self.read_pages(&pages, self.structure.class).await,
+            Err(refused) => vec![Err(refused)],
+        }
+    }
+
+    async fn change<'a, R>(
+        &'a self,
+        pages: Vec<Self::Page<'a>>,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut Self::Views<'a>) -> R,
+    ) -> Result<R, Interrupt> {
+        let mut views = OneSidedViews::open(&self.worker, self.structure.id, pages, new)?;
+        let result = f(&mut views);
+        if let Some(staged) = Staged::of(views) {
+            change::run_to_end(&self.worker, staged).await?;
+        }
+        Ok(result)
+    }
+
+    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
+        self.require_word(word)?;
+        self.worker.count_round_trip();
+        Ok(self.worker.read(word, 1).await?[0])
+    }
+
+    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
+        self.require_word(word)?;
+        self.worker.count_round_trip();
+        Ok(self.worker.compare_swap(word, old, new).await?)
+    }
+
+    async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
+        pages::allocate(&self.worker, class, placement).await
+    }
+
+    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
+        self.require_page(page, class)?;
+        self.worker.count_round_trip();
+        let lock = LockWord::from_word(self.worker.read(page, 1).await?[0]);
+        if lock.state() != LockState::Unlocked {
+            return Err(Interrupt::conflict());
+        }
+        let free = LockWord::free(lock.next_version());
+        self.worker.count_round_trip();
+        if self.worker.compare_swap(page, lock.word(), free.word()).await? != lock.word() {
+            return Err(Interrupt::conflict());
+        }
+        let page = FreePage { at: page, class, version: free.version() };
+        self.worker.compute().pages.retire(std::iter::once(page));
+        Ok(())
+    }
+}
+
+fn remote(link: Link) -> Result<RemotePtr, Interrupt> {
+    match link.target() {
+        Target::Remote(page) => Ok(page),
+        Target::Null => Err(Interrupt::Failed(Error::BadPointer { word: 0, why: "the link is null".into() })),
+        Target::Local(_) => {
+            let why = "a swizzled link reached remote memory".into();
+            Err(Interrupt::Failed(Error::BadPointer { word: link.word(), why }))
+        }
+    }
+}

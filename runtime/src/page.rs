@@ -1,0 +1,234 @@
+//! What every page in remote memory has in common: its header and the checksum that proves a copy whole.
+//!
+//! ```text
+//! word 0   lock word               see `lock`
+//! word 1   checksum                of everything below, bound to the version that the unlock sets
+//! word 2   self-address            the page's own remote pointer
+//! word 3   identity                structure:32 | level:8 | size class:8 | kind:8 | 0:8
+//! word 4.. the structure's own
+//! ```
+//!
+//! The checksum is a sum over the words 2.. of `mix(position, word)`, plus a binding of the version. A sum, so that a
+//! change of one word updates it in O(1); nonlinear in each word, so that moved, swapped or torn words do not cancel;
+//! bound to the version, so that a new lock word over an old body does not pass. A reader that gets a matching sum and an
+//! unlocked lock word in *one* READ has the page as it was at that version, in whatever order its cache lines came. The
+//! chance of a wrong acceptance is about 2^-64 per torn read. It also catches corruption.
+
+use std::fmt;
+
+use crate::{lock::LockWord, ptr::RemotePtr};
+
+/// Position of the lock word.
+pub const LOCK: usize = 0;
+/// Position of the checksum.
+pub const CHECKSUM: usize = 1;
+/// Position of the page's own address.
+pub const SELF: usize = 2;
+/// Position of the identity word.
+pub const IDENTITY: usize = 3;
+/// Words of the common header; a structure's own words begin here.
+pub const HEADER_WORDS: usize = 4;
+/// Words of the largest page.
+pub const PAGE_WORDS_MAX: usize = SizeClass::LARGEST.words();
+
+/// The size of a page: 64 bytes to 4 KiB, in powers of two. A page is aligned to its size.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SizeClass(u8);
+
+impl SizeClass {
+    /// How many classes there are.
+    pub const COUNT: usize = 7;
+    /// 64 bytes.
+    pub const SMALLEST: Self = Self(0);
+    /// 4 KiB.
+    pub const LARGEST: Self = Self(6);
+
+    /// The class of pages of exactly `bytes`; `None` unless that is a power of two from 64 to 4096.
+    pub const fn of_bytes(bytes: usize) -> Option<Self> {
+        if bytes.is_power_of_two() && bytes >= 64 && bytes <= 4096 {
+            Some(Self((bytes.trailing_zeros() - 6) as u8))
+        } else {
+            None
+        }
+    }
+
+    /// The class with this index, if there is one.
+    pub const fn from_index(index: u8) -> Option<Self> {
+        if (index as usize) < Self::COUNT { Some(Self(index)) } else { None }
+    }
+
+    /// 0 for 64 bytes to 6 for 4 KiB.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Bytes of a page.
+    pub const fn bytes(self) -> usize {
+        64 << self.0
+    }
+
+    /// 8-byte words of a page.
+    pub const fn words(self) -> usize {
+        8 << self.0
+    }
+
+    /// Every class, the smallest first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..Self::COUNT as u8).map(Self)
+    }
+}
+
+impl fmt::Debug for SizeClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} B", self.bytes())
+    }
+}
+
+/// The number of a structure in its cluster; never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StructureId(pub u32);
+
+/// The identity word of a page: what it is and where it belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The structure that the page belongs to.
+    pub structure: StructureId,
+    /// Its level: 0 at the leaves.
+    pub level: u8,
+    /// Its size.
+    pub class: SizeClass,
+    /// The structure's own mark of the page's layout.
+    pub kind: u8,
+}
+
+impl Identity {
+    /// The word that stands for this identity.
+    pub const fn word(self) -> u64 {
+        (self.structure.0 as u64) << 32
+            | (self.level as u64) << 24
+            | (self.class.0 as u64) << 16
+            | (self.kind as u64) << 8
+    }
+
+    /// `None` if the word is no identity.
+    pub const fn from_word(word: u64) -> Option<Self> {
+        match SizeClass::from_index((word >> 16) as u8) {
+            Some(class) if word as u8 == 0 => Some(Self {
+                structure: StructureId((word >> 32) as u32),
+                level: (word >> 24) as u8,
+                class,
+                kind: (word >> 8) as u8,
+            }),
+            _ => None,
+        }
+    }
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+const MULTIPLIER: u64 = 0xd6e8_feb8_6659_fd93;
+
+/// One word's share of the checksum: a folded 64 x 64 bit product, a different function at each position.
+#[inline]
+pub fn mix(position: usize, word: u64) -> u64 {
+    let key = GOLDEN.wrapping_mul(position as u64 + 1);
+    let product = u128::from((word ^ key).wrapping_add(key >> 7)) * u128::from(MULTIPLIER);
+    (product as u64) ^ (product >> 64) as u64
+}
+
+/// The version's share of the checksum: a full avalanche, so that neighbouring versions have unrelated shares.
+#[inline]
+pub fn binding(version: u64) -> u64 {
+    let mut x = version.wrapping_add(GOLDEN);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The sum of the mixes of the words 2.. of a page; the checksum less its [`binding`].
+#[inline]
+pub fn body_sum(page: &[u64]) -> u64 {
+    let mut sum = 0u64;
+    for (position, &word) in page.iter().enumerate().skip(SELF) {
+        sum = sum.wrapping_add(mix(position, word));
+    }
+    sum
+}
+
+/// What the checksum word of a page must be once it is unlocked at `version`.
+#[inline]
+pub fn checksum(page: &[u64], version: u64) -> u64 {
+    body_sum(page).wrapping_add(binding(version))
+}
+
+/// Whether a copy of a page is whole: its checksum fits its body and the version in its lock word.
+#[inline]
+pub fn is_whole(page: &[u64]) -> bool {
+    page[CHECKSUM] == checksum(page, LockWord::from_word(page[LOCK]).version())
+}
+
+/// Makes `page` a complete page image, unlocked at `version`: self-address, identity, checksum and lock word.
+pub fn seal(page: &mut [u64], at: RemotePtr, identity: Identity, version: u64) {
+    page[SELF] = at.raw();
+    page[IDENTITY] = identity.word();
+    page[CHECKSUM] = checksum(page, version);
+    page[LOCK] = LockWord::unlocked(version).word();
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ptr::ServerId;
+
+    fn page(words: usize) -> Vec<u64> {
+        let mut page: Vec<u64> = (0..words as u64).map(|i| i / 3).collect();
+        let identity =
+            Identity { structure: StructureId(7), level: 0, class: SizeClass::of_bytes(words * 8).unwrap(), kind: 1 };
+        seal(&mut page, RemotePtr::new(ServerId::new(1).unwrap(), 8192).unwrap(), identity, 41);
+        page
+    }
+
+    #[test]
+    fn any_single_wrong_word_is_caught() {
+        for words in [8, 128, 512] {
+            let whole = page(words);
+            assert!(is_whole(&whole));
+            for index in 1..words {
+                for flip in [1u64, 1 << 63, u64::MAX, 0x0100] {
+                    let mut torn = whole.clone();
+                    torn[index] ^= flip;
+                    assert!(!is_whole(&torn), "word {index} of {words}");
+                }
+            }
+            let mut newer = whole.clone();
+            newer[LOCK] = LockWord::unlocked(42).word();
+            assert!(!is_whole(&newer), "a new lock word over an old body");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn moved_words_are_caught(a in 2usize..128, b in 2usize..128) {
+            let mut torn = page(128);
+            let differ = torn[a] != torn[b];
+            torn.swap(a, b);
+            prop_assert_eq!(is_whole(&torn), !differ);
+        }
+
+        #[test]
+        fn the_sum_updates_in_one_step(index in 4usize..128, word: u64) {
+            let mut page = page(128);
+            let stepped = body_sum(&page).wrapping_sub(mix(index, page[index])).wrapping_add(mix(index, word));
+            page[index] = word;
+            prop_assert_eq!(stepped, body_sum(&page));
+        }
+
+        #[test]
+        fn identities_round_trip_or_are_refused(word: u64) {
+            if let Some(identity) = Identity::from_word(word) {
+                prop_assert_eq!(identity.word(), word);
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A memory server of the `mem` fabric: it creates or resumes a region and keeps it served until dropped.
+//!
+//! The memory server hands out its memory and otherwise stays out of the way: chunk leases, the catalog and the epoch are
+//! words of the region that compute servers change with one-sided operations (see [`crate::layout`]).
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{
+    error::Error,
+    fabric::mem::{
+        files::{self, ClusterFile},
+        region::Region,
+    },
+    layout::{self, Dynamic, Geometry},
+    ptr::ServerId,
+    sync::Ordering,
+};
+
+/// What a memory server serves.
+#[derive(Debug, Clone)]
+pub struct ServeOptions {
+    /// The cluster's directory; on `/dev/shm` the memory is real memory.
+    pub dir: PathBuf,
+    /// The number of this memory server, from 0.
+    pub server: usize,
+    /// How many memory servers the cluster has. The first one to start decides.
+    pub servers: usize,
+    /// Bytes to serve, a multiple of 4096. For a region that exists: its size, or `None` to take it as it is.
+    pub bytes: Option<u64>,
+    /// Remove the region when the server stops, and the directory with the last one.
+    pub ephemeral: bool,
+}
+
+/// Bytes served where none are named: 1 GiB.
+pub const DEFAULT_REGION_BYTES: u64 = 1 << 30;
+
+/// A running memory server. Dropping it stops it; the region stays on disk unless it is ephemeral.
+#[derive(Debug)]
+pub struct MemoryServer {
+    dir: PathBuf,
+    path: PathBuf,
+    geometry: Geometry,
+    region: Region,
+    ephemeral: bool,
+    resumed: bool,
+    _locked: File,
+}
+
+impl MemoryServer {
+    /// Creates the region, or resumes the one that is there. Blocks while the system reserves its memory.
+    ///
+    /// # Errors
+    /// If the region is served already, is not farlink's, is of another version or size, or the memory cannot be had.
+    pub fn start(options: &ServeOptions) -> Result<Self, Error> {
+        let wanted = options.bytes.unwrap_or(DEFAULT_REGION_BYTES);
+        // Fail on bad numbers before anything is created.
+        Geometry::plan(options.server, options.servers, wanted, 0)?;
+        let dir = options.dir.clone();
+        let server = files::server_id(options.server)?;
+        let cluster = ClusterFile::create_or_read(&dir, options.servers)?;
+        let path = files::region_path(&dir, server);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(Error::io(format!("opening {}", path.display())))?;
+        lock_region(&file, server, &dir)?;
+        let length = file.metadata().map_err(Error::io(format!("reading the size of {}", path.display())))?.len();
+        let resumed = length != 0;
+        if resumed && options.bytes.is_some_and(|bytes| bytes != length) {
+            return Err(Error::WrongSize { server, found: length, expected: wanted });
+        }
+        if !resumed {
+            let reserved = files::reserve(&file, wanted);
+            if let Err(error) = reserved {
+                let _ = fs::remove_file(&path);
+                return Err(Error::io(format!("reserving {wanted} bytes for {}", path.display()))(error));
+            }
+        }
+        let region = files::map(&file, &path, server)?;
+        if !resumed {
+            layout::format(region.words(), &Geometry::plan(options.server, options.servers, wanted, cluster.cluster)?);
+        }
+        let geometry = files::geometry_of(&region, server)?;
+        if geometry.cluster != cluster.cluster {
+            return Err(Error::WrongCluster { server, found: geometry.cluster, expected: cluster.cluster });
+        }
+        tracing::info!(%server, path = %path.display(), bytes = geometry.region_bytes, resumed, "memory server started");
+        Ok(Self { dir, path, geometry, region, ephemeral: options.ephemeral, resumed, _locked: file })
+    }
+
+    /// Its place in the cluster, and its sizes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Whether the region existed before, with its data.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// How many of its chunks compute servers have leased so far.
+    pub fn leased_chunks(&self) -> u64 {
+        let word = &self.region.words()[(Dynamic::NextChunk.offset() / 8) as usize];
+        word.load(Ordering::Relaxed).min(self.geometry.chunks)
+    }
+}
+
+impl Drop for MemoryServer {
+    fn drop(&mut self) {
+        tracing::info!(server = %self.geometry.server, leased_chunks = self.leased_chunks(), "memory server stops");
+        if self.ephemeral {
+            let _ = fs::remove_file(&self.path);
+            remove_if_last(&self.dir);
+        }
+    }
+}
+
+fn remove_if_last(dir: &Path) {
+    let last = fs::read_dir(dir).is_ok_and(|entries| {
+        !entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("server-"))
+    });
+    if last {
+        let _ = fs::remove_file(dir.join("cluster"));
+        let _ = fs::remove_dir_all(dir.join("owners"));
+        let _ = fs::remove_dir(dir);
+    }
+}
+
+/// Takes the exclusive lock of a region. Compute servers that ask whether it is served hold a shared one for an instant,
+/// so a refusal counts only when it lasts.
+fn lock_region(file: &File, server: ServerId, dir: &Path) -> Result<(), Error> {
+    const TRIES: u32 = 100;
+    for _ in 0..TRIES {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(2)),
+            Err(TryLockError::Error(error)) => return Err(Error::io(format!("locking memory server {server}"))(error)),
+        }
+    }
+    Err(Error::AlreadyServed { server, path: dir.to_path_buf() })
+}

@@ -1,0 +1,207 @@
+//! A worker's executor: tasks of one thread, polled in the order of their numbers.
+//!
+//! Which tasks are ready is a bitmap of atomic words, one word for 64 tasks: waking a task sets its bit, and a turn takes
+//! a word's bits and polls those tasks. Wakers may be used from any thread, there is no queue and no lock, and the order
+//! depends on nothing but the bits, which the simulator needs.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, Wake, Waker},
+};
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// The ready bits of 64 tasks.
+#[derive(Debug)]
+pub struct ReadyBits(AtomicU64);
+
+impl Default for ReadyBits {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ReadyBits {
+    /// No task is ready.
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Marks task `bit` as ready. What the waker did before is visible to the poll that follows.
+    pub fn set(&self, bit: u32) {
+        self.0.fetch_or(1 << bit, Ordering::Release);
+    }
+
+    /// Takes all ready tasks. A task that is woken after this is ready again.
+    pub fn take(&self) -> u64 {
+        // Most words are empty on most turns: look before the expensive swap.
+        if self.0.load(Ordering::Relaxed) == 0 { 0 } else { self.0.swap(0, Ordering::Acquire) }
+    }
+}
+
+struct TaskWaker {
+    ready: std::sync::Arc<ReadyBits>,
+    bit: u32,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.ready.set(self.bit);
+    }
+
+    fn wake_by_ref(self: &std::sync::Arc<Self>) {
+        self.ready.set(self.bit);
+    }
+}
+
+type BoxedTask = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Slot {
+    task: Option<BoxedTask>,
+    waker: Waker,
+    /// Must finish even if the worker goes: it holds a lock in remote memory.
+    critical: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Executor {
+    slots: RefCell<Vec<Slot>>,
+    free: RefCell<Vec<usize>>,
+    ready: RefCell<Vec<std::sync::Arc<ReadyBits>>>,
+    critical: Cell<usize>,
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").field("slots", &self.slots.borrow().len()).finish_non_exhaustive()
+    }
+}
+
+impl Executor {
+    pub(crate) fn spawn_boxed(&self, task: BoxedTask, critical: bool) {
+        let index = self.free.borrow_mut().pop().unwrap_or_else(|| self.grow());
+        self.critical.set(self.critical.get() + usize::from(critical));
+        let mut slots = self.slots.borrow_mut();
+        let slot = &mut slots[index];
+        slot.task = Some(task);
+        slot.critical = critical;
+        slot.waker.wake_by_ref();
+    }
+
+    fn grow(&self) -> usize {
+        let mut slots = self.slots.borrow_mut();
+        let mut ready = self.ready.borrow_mut();
+        let index = slots.len();
+        if index.is_multiple_of(64) {
+            ready.push(std::sync::Arc::new(ReadyBits::new()));
+        }
+        let bits = std::sync::Arc::clone(&ready[index / 64]);
+        let waker = Waker::from(std::sync::Arc::new(TaskWaker { ready: bits, bit: (index % 64) as u32 }));
+        slots.push(Slot { task: None, waker, critical: false });
+        index
+    }
+
+    /// Polls every ready task once; false if none was ready.
+    pub(crate) fn turn(&self) -> bool {
+        let mut any = false;
+        let mut group = 0;
+        loop {
+            let mut bits = match self.ready.borrow().get(group) {
+                Some(ready) => ready.take(),
+                None => return any,
+            };
+            while bits != 0 {
+                any = true;
+                self.poll(group * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+            group += 1;
+        }
+    }
+
+    fn poll(&self, index: usize) {
+        // The task leaves its slot while it runs, so that it can spawn others.
+        let (mut task, waker) = {
+            let mut slots = self.slots.borrow_mut();
+            let slot = &mut slots[index];
+            let Some(task) = slot.task.take() else { return };
+            (task, slot.waker.clone())
+        };
+        if task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            self.slots.borrow_mut()[index].task = Some(task);
+            return;
+        }
+        drop(task);
+        let was_critical = std::mem::take(&mut self.slots.borrow_mut()[index].critical);
+        self.critical.set(self.critical.get() - usize::from(was_critical));
+        self.free.borrow_mut().push(index);
+    }
+
+    /// How many tasks must still finish.
+    pub(crate) fn critical(&self) -> usize {
+        self.critical.get()
+    }
+
+    /// Drops all tasks that need not finish. They may leave new critical ones behind.
+    pub(crate) fn drop_tasks(&self) {
+        for index in 0.. {
+            let task = match self.slots.borrow_mut().get_mut(index) {
+                Some(slot) if !slot.critical => slot.task.take(),
+                Some(_) => None,
+                None => return,
+            };
+            if task.is_some() {
+                drop(task);
+                self.free.borrow_mut().push(index);
+            }
+        }
+    }
+}
+
+/// A spawned task's result. Dropping it lets the task run on and forgets the result.
+#[derive(Debug)]
+pub struct Task<T> {
+    shared: Rc<RefCell<TaskState<T>>>,
+}
+
+#[derive(Debug)]
+struct TaskState<T> {
+    output: Option<T>,
+    joiner: Option<Waker>,
+}
+
+impl<T: 'static> Task<T> {
+    /// The task, to be spawned, and the handle to its result.
+    pub(crate) fn new(future: impl Future<Output = T> + 'static) -> (BoxedTask, Self) {
+        let shared = Rc::new(RefCell::new(TaskState { output: None, joiner: None }));
+        let state = Rc::clone(&shared);
+        let task = async move {
+            let output = future.await;
+            let joiner = {
+                let mut state = state.borrow_mut();
+                state.output = Some(output);
+                state.joiner.take()
+            };
+            joiner.into_iter().for_each(Waker::wake);
+        };
+        (Box::pin(task), Self { shared })
+    }
+}
+
+impl<T> Future for Task<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let mut shared = self.shared.borrow_mut();
+        match shared.output.take() {
+            Some(output) => Poll::Ready(output),
+            None => {
+                shared.joiner = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}

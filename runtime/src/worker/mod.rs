@@ -1,0 +1,397 @@
+//! A worker: one thread with an endpoint, an executor, a clock, a random source and counters of its own.
+//!
+//! Remote access takes microseconds, so a worker keeps many operations in flight: each is a task, and a *turn* polls the
+//! ready tasks, sends all that they posted with one doorbell, and collects completions, which make tasks ready again.
+//! Posting is eager ([`Handle::read`] and the like return a [`Posted`] future), so a task overlaps requests by posting
+//! several before it awaits the first. Nothing here takes a lock or reads the clock.
+//!
+//! [`Worker`] owns all that; the cheap [`Handle`] is what tasks and structures keep. When the worker is dropped, tasks
+//! are dropped too, except changes that hold remote locks: those run to their end first.
+
+pub(crate) mod counters;
+pub(crate) mod executor;
+pub(crate) mod ops;
+
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    ops::Deref,
+    pin::{Pin, pin},
+    rc::Rc,
+    sync::{
+        Arc as StdArc,
+        atomic::{AtomicBool as StdAtomicBool, Ordering as StdOrdering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+pub use self::{
+    counters::Counters,
+    executor::{ReadyBits, Task},
+    ops::Posted,
+};
+use self::{
+    counters::{CounterCells, add, bump},
+    executor::Executor,
+    ops::InFlight,
+};
+use crate::{
+    buffer::{Buffer, Buffers},
+    clock::Clock,
+    compute::Shared,
+    epoch::{LocalEpoch, Pin as EpochPin},
+    error::Error,
+    fabric::{Capabilities, Completion, Endpoint, Request, Verb},
+    pages::LocalPages,
+    ptr::RemotePtr,
+    sync::{Arc, yield_thread},
+};
+
+/// Idle turns before a worker offers its core to other threads at each further one.
+const IDLE_TURNS_MAX: u32 = 200;
+
+#[derive(Debug)]
+struct Inner {
+    // Before the buffers: an endpoint goes before the memory that is registered with it.
+    endpoint: RefCell<Box<dyn Endpoint>>,
+    outbox: RefCell<Vec<Request>>,
+    arrived: RefCell<Vec<Completion>>,
+    in_flight: InFlight,
+    executor: Executor,
+    buffers: Buffers,
+    capabilities: Capabilities,
+    counters: CounterCells,
+    rng: RefCell<SmallRng>,
+    clock: Clock,
+    epoch: LocalEpoch,
+    pages: LocalPages,
+    compute: Arc<Shared>,
+    running: Cell<bool>,
+    counted: bool,
+}
+
+/// The owner of a worker; see the [module](self). Not `Send`: make it on the thread that runs it.
+#[derive(Debug)]
+pub struct Worker {
+    handle: Handle,
+}
+
+/// A way to a worker, for its tasks and structures.
+#[derive(Debug, Clone)]
+pub struct Handle(Rc<Inner>);
+
+impl Deref for Worker {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+impl Worker {
+    /// A worker that counts as one of the compute server's.
+    pub(crate) fn new(compute: &Arc<Shared>, seed: u64, clock: Clock) -> Result<Self, Error> {
+        Self::make(compute, seed, clock, true)
+    }
+
+    /// A worker for the compute server's own upkeep: its requests are in nobody's statistics.
+    pub(crate) fn housekeeping(compute: &Arc<Shared>) -> Result<Self, Error> {
+        Self::make(compute, 0, Clock::monotonic(), false)
+    }
+
+    fn make(compute: &Arc<Shared>, seed: u64, clock: Clock, counted: bool) -> Result<Self, Error> {
+        let endpoint = compute.fabric.endpoint(seed ^ 0x656e_6470, clock.clone())?;
+        let capabilities = endpoint.capabilities();
+        let epoch = LocalEpoch::new(&compute.epoch);
+        let inner = Inner {
+            endpoint: RefCell::new(endpoint),
+            outbox: RefCell::default(),
+            arrived: RefCell::default(),
+            in_flight: InFlight::default(),
+            executor: Executor::default(),
+            buffers: Buffers::default(),
+            capabilities,
+            counters: CounterCells::default(),
+            rng: RefCell::new(SmallRng::seed_from_u64(seed)),
+            clock,
+            epoch,
+            pages: LocalPages::default(),
+            compute: Arc::clone(compute),
+            running: Cell::new(false),
+            counted,
+        };
+        Ok(Self { handle: Handle(Rc::new(inner)) })
+    }
+
+    /// Runs `future`, and whatever tasks there are, until it is ready. Keeps the thread busy meanwhile.
+    ///
+    /// # Panics
+    /// If called from inside a task of this worker.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        struct Flag(StdAtomicBool);
+        impl Wake for Flag {
+            fn wake(self: StdArc<Self>) {
+                self.0.store(true, StdOrdering::Release);
+            }
+        }
+        let _running = Running::enter(&self.handle.0.running);
+        let flag = StdArc::new(Flag(StdAtomicBool::new(true)));
+        let waker = Waker::from(StdArc::clone(&flag));
+        let mut future = pin!(future);
+        let mut idle_turns = 0;
+        loop {
+            let mut progress = false;
+            if flag.0.swap(false, StdOrdering::Acquire) {
+                progress = true;
+                if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    return output;
+                }
+            }
+            progress |= self.turn();
+            idle_turns = if progress { 0 } else { idle_turns + 1 };
+            if idle_turns > IDLE_TURNS_MAX {
+                yield_thread();
+            } else if idle_turns > 0 {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// One turn: polls the ready tasks, rings the doorbell, collects completions. False if there was nothing to do. For
+    /// executors that drive several workers, such as a simulator's.
+    pub fn turn(&self) -> bool {
+        let inner = &*self.handle.0;
+        let mut progress = inner.executor.turn();
+        let mut endpoint = inner.endpoint.borrow_mut();
+        let mut outbox = inner.outbox.borrow_mut();
+        if !outbox.is_empty() {
+            progress = true;
+            endpoint.ring(&mut outbox);
+        }
+        drop(outbox);
+        let mut arrived = inner.arrived.borrow_mut();
+        endpoint.poll(&mut arrived);
+        drop(endpoint);
+        for completion in arrived.drain(..) {
+            progress = true;
+            inner.in_flight.complete(completion);
+        }
+        progress
+    }
+
+    /// When the next completion is due on the worker's clock, if the fabric knows.
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.handle.0.endpoint.borrow().next_due_ns()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let inner = &self.handle.0;
+        inner.executor.drop_tasks();
+        // What a change writes under its lock completes or fails at the fabric's pace; there is nothing to wait for
+        // without limit.
+        while inner.executor.critical() > 0 {
+            if !self.turn() {
+                yield_thread();
+            }
+        }
+        inner.pages.give_back(&inner.compute);
+        inner.epoch.retire(&inner.compute.epoch);
+        if inner.counted {
+            inner.compute.worker_ended(inner.counters.snapshot());
+        }
+    }
+}
+
+struct Running<'a>(&'a Cell<bool>);
+
+impl<'a> Running<'a> {
+    fn enter(running: &'a Cell<bool>) -> Self {
+        assert!(!running.replace(true), "block_on was called from inside a task of the same worker; await instead");
+        Self(running)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+impl Handle {
+    /// Starts a task on the worker's thread.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
+        let (task, handle) = Task::new(future);
+        self.0.executor.spawn_boxed(task, false);
+        handle
+    }
+
+    /// Starts a task that must not be cut off: dropping the worker waits for it. For changes that hold remote locks, and
+    /// for taking back what a failed operation has left.
+    pub fn spawn_to_end(&self, future: impl Future<Output = ()> + 'static) {
+        self.0.executor.spawn_boxed(Box::pin(future), true);
+    }
+
+    fn post<T>(&self, at: RemotePtr, verb: Verb) -> Posted<T> {
+        add(&self.0.counters.bytes, verb.bytes() as u64);
+        let slot = self.0.in_flight.open();
+        self.0.outbox.borrow_mut().push(Request { ticket: Posted::<T>::ticket(slot), at, verb });
+        Posted::pending(self.clone(), slot)
+    }
+
+    /// Posts a READ of `words` (1 to 512) 8-byte words.
+    pub fn read(&self, at: RemotePtr, words: usize) -> Posted<Buffer> {
+        bump(&self.0.counters.reads);
+        match self.buffer(words) {
+            Ok(buffer) => self.post(at, Verb::Read(buffer)),
+            Err(error) => Posted::refused(error),
+        }
+    }
+
+    /// Posts a WRITE of a whole buffer.
+    pub fn write(&self, at: RemotePtr, buffer: Buffer) -> Posted<()> {
+        bump(&self.0.counters.writes);
+        self.post(at, Verb::Write(buffer))
+    }
+
+    /// Posts a WRITE of these words (1 to 512).
+    pub fn write_words(&self, at: RemotePtr, words: &[u64]) -> Posted<()> {
+        if let &[word] = words {
+            return self.write_word(at, word);
+        }
+        match self.buffer(words.len()) {
+            Ok(mut buffer) => {
+                buffer.copy_from_slice(words);
+                self.write(at, buffer)
+            }
+            Err(error) => Posted::refused(error),
+        }
+    }
+
+    /// Posts a WRITE of one word, sent inline.
+    pub fn write_word(&self, at: RemotePtr, word: u64) -> Posted<()> {
+        bump(&self.0.counters.writes);
+        self.post(at, Verb::WriteWord(word))
+    }
+
+    /// Posts a compare-and-swap; resolves to the previous value.
+    pub fn compare_swap(&self, at: RemotePtr, expected: u64, new: u64) -> Posted<u64> {
+        bump(&self.0.counters.atomics);
+        self.post(at, Verb::CompareSwap { expected, new })
+    }
+
+    /// Posts a wrapping fetch-and-add; resolves to the previous value.
+    pub fn fetch_add(&self, at: RemotePtr, amount: u64) -> Posted<u64> {
+        bump(&self.0.counters.atomics);
+        self.post(at, Verb::FetchAdd(amount))
+    }
+
+    /// A registered buffer of `words` (1 to 512), with arbitrary contents.
+    ///
+    /// # Errors
+    /// If the fabric refuses to register more memory.
+    pub fn buffer(&self, words: usize) -> Result<Buffer, Error> {
+        let inner = &*self.0;
+        inner.buffers.take(words, |base, words| inner.endpoint.borrow_mut().register(base, words))
+    }
+
+    /// Notes that an operation waits once for the fabric, for however many requests.
+    pub fn count_round_trip(&self) {
+        bump(&self.0.counters.round_trips);
+    }
+
+    /// The counts since the worker's start.
+    pub fn counters(&self) -> Counters {
+        self.0.counters.snapshot()
+    }
+
+    /// The compute server that the worker belongs to.
+    pub fn owner(&self) -> crate::lock::OwnerId {
+        self.0.compute.owner
+    }
+
+    /// What the fabric guarantees.
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.capabilities
+    }
+
+    /// The worker's clock.
+    pub fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// Uses the worker's random source, which its seed decides.
+    pub fn random<T>(&self, draw: impl FnOnce(&mut SmallRng) -> T) -> T {
+        draw(&mut self.0.rng.borrow_mut())
+    }
+
+    /// Keeps every page that can be reached now from being reused until the pin is dropped. Cheap; an operation holds
+    /// one for its whole run.
+    pub fn pin(&self) -> EpochPin {
+        self.0.epoch.pin(&self.0.compute.epoch)
+    }
+
+    /// Suspends once, so that other tasks of the worker run.
+    pub fn yield_now(&self) -> YieldNow {
+        YieldNow { yielded: false }
+    }
+
+    /// Waits before the `attempt`th try (from 0): a few turns, more and more at random, and from the fourth try on other
+    /// threads get the core.
+    pub async fn back_off(&self, attempt: u32) {
+        let turns = self.random(|rng| rng.random_range(0..=1u32 << attempt.min(6)));
+        for _ in 0..turns {
+            self.yield_now().await;
+        }
+        if attempt > 3 {
+            yield_thread();
+        }
+    }
+
+    pub(crate) fn count(&self) -> &CounterCells {
+        &self.0.counters
+    }
+
+    pub(crate) fn compute(&self) -> &Arc<Shared> {
+        &self.0.compute
+    }
+
+    pub(crate) fn pages(&self) -> &LocalPages {
+        &self.0.pages
+    }
+
+    fn in_flight(&self) -> &InFlight {
+        &self.0.in_flight
+    }
+
+    /// Counts a page split by a structure.
+    pub fn count_split(&self) {
+        bump(&self.0.counters.splits);
+    }
+
+    /// Counts a merge or an evening-out by a structure.
+    pub fn count_merge(&self) {
+        bump(&self.0.counters.merges);
+    }
+}
+
+/// See [`Handle::yield_now`].
+#[derive(Debug)]
+pub struct YieldNow {
+    yielded: bool,
+}
+
+impl Future for YieldNow {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if std::mem::replace(&mut self.yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}

@@ -1,0 +1,181 @@
+//! Bulk load: pages are filled from left to right and level by level, and written before anything leads to them; the last
+//! step makes the root lead there. Until then the tree is empty for everybody, and what was written is taken back if the
+//! load fails or is dropped.
+
+use farlink_runtime::{
+    access::{Access, Interrupt, PageRef, Start},
+    error::Error,
+    operation::retry,
+    pages::{NewPage, Placement},
+    ptr::RemotePtr,
+};
+
+use super::node::{Fences, Node, NodeMut, capacity};
+
+/// Pages written at once.
+const BATCH: usize = 32;
+
+/// A finished page that is not written yet.
+struct Full {
+    page: NewPage,
+    level: u8,
+    fences: Fences,
+    right: Option<RemotePtr>,
+    entries: Vec<(u64, u64)>,
+}
+
+/// The page that a level is filling.
+#[derive(Default)]
+struct Open {
+    low: u64,
+    entries: Vec<(u64, u64)>,
+    /// Allocated when its left neighbour was finished, which links to it.
+    page: Option<NewPage>,
+    is_first: bool,
+}
+
+struct Load<'a, A: Access + Clone + 'static> {
+    access: &'a A,
+    fill_count: usize,
+    levels: Vec<Open>,
+    full: Vec<Full>,
+    written: Vec<RemotePtr>,
+}
+
+/// Loads entries in strictly ascending key order into the empty tree; `fill` is the share of each page to use.
+pub(super) async fn load<A: Access + Clone + 'static>(
+    access: &A,
+    entries: impl IntoIterator<Item = (u64, u64)>,
+    fill: f64,
+) -> Result<u64, Error> {
+    if !(0.1..=1.0).contains(&fill) {
+        return Err(Error::BadOption { option: "fill", why: format!("{fill}; a page is filled from 0.1 to 1.0") });
+    }
+    let root = retry(access.worker(), async || access.enter(Start::Root).await).await?;
+    let is_empty = root.read(|words| root.level() == 0 && Node(words).count() == 0).map_err(changed)?;
+    if !is_empty {
+        return Err(Error::NotEmpty);
+    }
+    let room = capacity(access.structure().class.words());
+    let mut load = Load {
+        access,
+        fill_count: ((room as f64 * fill) as usize).clamp(2, room),
+        levels: Vec::new(),
+        full: Vec::new(),
+        written: Vec::new(),
+    };
+    let (mut count, mut last) = (0u64, None);
+    for (key, value) in entries {
+        if last.is_some_and(|last| key <= last) {
+            return Err(Error::NotSorted { position: count, key });
+        }
+        load.push(0, (key, value)).await?;
+        last = Some(key);
+        count += 1;
+    }
+    load.finish(root).await?;
+    Ok(count)
+}
+
+fn changed(interrupt: Interrupt) -> Error {
+    match interrupt {
+        Interrupt::Failed(error) => error,
+        // Somebody changed the root: it is not empty any more.
+        _ => Error::NotEmpty,
+    }
+}
+
+impl<'a, A: Access + Clone + 'static> Load<'a, A> {
+    async fn push(&mut self, level: usize, entry: (u64, u64)) -> Result<(), Error> {
+        let mut next = Some((level, entry));
+        while let Some((level, entry)) = next {
+            if level == self.levels.len() {
+                self.levels.push(Open { is_first: true, ..Open::default() });
+            }
+            let is_full = self.levels[level].entries.len() == self.fill_count;
+            next = if is_full { Some((level + 1, self.close(level, Some(entry.0)).await?)) } else { None };
+            self.levels[level].entries.push(entry);
+        }
+        Ok(())
+    }
+
+    /// Finishes the open page of a level, whose keys end below `high`, and opens the next one if there is one. Returns the
+    /// entry that leads to it.
+    async fn close(&mut self, level: usize, high: Option<u64>) -> Result<(u64, u64), Error> {
+        let right = if high.is_some() { Some(self.allocate().await?) } else { None };
+        let page = match self.levels[level].page.take() {
+            Some(page) => page,
+            None => self.allocate().await?,
+        };
+        let right_at = right.as_ref().map(NewPage::at);
+        let next = Open { low: high.unwrap_or(0), page: right, ..Open::default() };
+        let open = std::mem::replace(&mut self.levels[level], next);
+        let entry = (open.low, page.at().raw());
+        let fences = Fences { low: open.low, high };
+        self.full.push(Full { page, level: level as u8, fences, right: right_at, entries: open.entries });
+        if self.full.len() >= BATCH {
+            self.write().await?;
+        }
+        Ok(entry)
+    }
+
+    async fn allocate(&self) -> Result<NewPage, Error> {
+        self.access.allocate(self.access.structure().class, Placement::RoundRobin).await
+    }
+
+    async fn write(&mut self) -> Result<(), Error> {
+        let full = std::mem::take(&mut self.full);
+        let mut pages = Vec::with_capacity(full.len());
+        let mut contents = Vec::with_capacity(full.len());
+        for Full { page, level, fences, right, entries } in full {
+            self.written.push(page.at());
+            pages.push(page);
+            contents.push((level, fences, right, entries));
+        }
+        let fill = |views: &mut A::Views<'_>| {
+            for (index, (level, fences, right, entries)) in contents.iter().enumerate() {
+                NodeMut::new(views, index).rewrite(*level, *fences, *right, entries);
+            }
+        };
+        self.access.change(vec![], pages, fill).await.map_err(changed)
+    }
+
+    async fn finish(mut self, root: A::Page<'a>) -> Result<(), Error> {
+        let mut level = 0;
+        while level < self.levels.len() && !self.levels[level].is_first {
+            let entry = self.close(level, None).await?;
+            self.push(level + 1, entry).await?;
+            level += 1;
+        }
+        if level == self.levels.len() {
+            return Ok(()); // no entries
+        }
+        self.write().await?;
+        let entries = std::mem::take(&mut self.levels[level].entries);
+        let lead = |views: &mut A::Views<'_>| {
+            NodeMut::new(views, 0).rewrite(level as u8, Fences::ALL, None, &entries);
+        };
+        self.access.change(vec![root], vec![], lead).await.map_err(changed)?;
+        self.written.clear();
+        Ok(())
+    }
+}
+
+impl<A: Access + Clone + 'static> Drop for Load<'_, A> {
+    /// Takes back what was written, if the root never came to lead there.
+    fn drop(&mut self) {
+        if self.written.is_empty() {
+            return;
+        }
+        let (access, written) = (self.access.clone(), std::mem::take(&mut self.written));
+        self.access.worker().spawn_to_end(async move {
+            let class = access.structure().class;
+            for page in written {
+                let taken_back = retry(access.worker(), async || access.retire(page, class).await).await;
+                if let Err(error) = taken_back {
+                    tracing::warn!(%page, %error, "a page of a failed bulk load was not freed");
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,191 @@
+//! The checker: every invariant of the tree, on every page.
+//!
+//! It goes down level by level with what each page must be, as its parent says it, and compares: level, fences, order of
+//! keys, number of entries, right links from one end of a level to the other, no page reached twice. Then it audits the
+//! cluster's memory: live pages of the tree that were not reached are leaked. Nobody may change the tree meanwhile.
+
+use std::{collections::HashSet, fmt};
+
+use farlink_runtime::{
+    access::{Access, PageRef, Start},
+    audit::{self, Audit},
+    error::Error,
+    one_sided::OneSided,
+    operation::retry,
+    ptr::{Link, RemotePtr, Target},
+};
+
+use super::node::{Fences, KIND, Node};
+
+/// Pages read at once.
+const BATCH: usize = 64;
+/// Problems listed; more are only counted.
+const PROBLEMS_MAX: usize = 100;
+
+/// Something wrong with a tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The page where it shows.
+    pub page: RemotePtr,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page {}: {}", self.page, self.what)
+    }
+}
+
+/// What [`check`](super::BTree::check) found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// Pages of each level, the leaves first. The length is the height, and the READs of a lookup.
+    pub pages_by_level: Vec<u64>,
+    /// Entries in the leaves.
+    pub entries: u64,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Broken invariants: the first hundred.
+    pub problems: Vec<Problem>,
+    /// How many broken invariants there are.
+    pub problem_count: u64,
+    /// What the cluster's memory holds besides.
+    pub audit: Audit,
+}
+
+impl Report {
+    /// Whether every invariant holds and no page is leaked.
+    pub fn is_clean(&self) -> bool {
+        self.problem_count == 0 && self.audit.leaked.is_empty() && self.audit.reached_but_free.is_empty()
+    }
+
+    /// Levels of the tree.
+    pub fn height(&self) -> usize {
+        self.pages_by_level.len()
+    }
+
+    /// All pages of the tree.
+    pub fn pages(&self) -> u64 {
+        self.pages_by_level.iter().sum()
+    }
+
+    /// Bytes of all pages of the tree.
+    pub fn bytes(&self) -> u64 {
+        self.pages() * self.page_bytes as u64
+    }
+
+    fn add(&mut self, page: RemotePtr, what: impl Into<String>) {
+        self.problem_count += 1;
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(Problem { page, what: what.into() });
+        }
+    }
+}
+
+/// A page that a parent leads to, and what it must be.
+struct Expected {
+    at: RemotePtr,
+    fences: Fences,
+}
+
+pub(super) async fn check(access: &OneSided) -> Result<Report, Error> {
+    let mut report = Report { page_bytes: access.structure().class.bytes(), ..Report::default() };
+    let root = retry(access.worker(), async || access.enter(Start::Root).await).await?;
+    let mut level = root.level();
+    let mut row = vec![Expected { at: root.at(), fences: Fences::ALL }];
+    let mut reached = HashSet::from([root.at()]);
+    let mut by_level = Vec::new();
+    let mut incomplete = false;
+    loop {
+        by_level.push(row.len() as u64);
+        let mut below = Vec::new();
+        for (batch_index, batch) in row.chunks(BATCH).enumerate() {
+            let pages: Vec<RemotePtr> = batch.iter().map(|expected| expected.at).collect();
+            let copies = access.read_pages(&pages, access.structure().class).await;
+            for (index, (expected, copy)) in batch.iter().zip(copies).enumerate() {
+                let right = row.get(batch_index * BATCH + index + 1).map(|right| right.at);
+                match copy {
+                    Ok(copy) => inspect(&mut report, &copy, level, expected, right, &mut below),
+                    Err(interrupt) => {
+                        incomplete = true;
+                        report.add(expected.at, format!("cannot be read: {interrupt}"));
+                    }
+                }
+            }
+        }
+        if level == 0 {
+            break;
+        }
+        below.retain(|expected: &Expected| {
+            let is_new = reached.insert(expected.at);
+            if !is_new {
+                report.add(expected.at, "more than one link owns it");
+            }
+            is_new
+        });
+        row = below;
+        level -= 1;
+    }
+    by_level.reverse();
+    report.pages_by_level = by_level;
+    report.audit = audit::audit(access, &reached).await?;
+    if incomplete {
+        // What is below an unreadable page cannot be told from what is lost.
+        report.audit.leaked.clear();
+    }
+    Ok(report)
+}
+
+fn inspect(
+    report: &mut Report,
+    page: &impl PageRef,
+    level: u8,
+    expected: &Expected,
+    right: Option<RemotePtr>,
+    below: &mut Vec<Expected>,
+) {
+    let at = page.at();
+    if (page.level(), page.kind()) != (level, KIND) {
+        report.add(at, format!("is of level {} and kind {}, not {level} and {KIND}", page.level(), page.kind()));
+        return;
+    }
+    let inspected = page.read(|words| {
+        let node = Node(words);
+        if node.stated_count() > node.capacity() {
+            report.add(at, format!("states {} entries; it holds {}", node.stated_count(), node.capacity()));
+        }
+        let fences = Fences { low: node.low(), high: node.high() };
+        if fences != expected.fences {
+            report.add(at, format!("has {fences:?}; its parent says {:?}", expected.fences));
+        }
+        if node.right() != right.map_or(Link::NULL, Link::remote) {
+            report.add(at, format!("its right link is {:?}; the next page of its level is {right:?}", node.right()));
+        }
+        let entries = node.entries();
+        if entries.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+            report.add(at, "its keys are not in ascending order");
+        }
+        let within = |key: u64| key >= fences.low && fences.high.is_none_or(|high| key < high);
+        if !entries.iter().all(|&(key, _)| within(key)) {
+            report.add(at, "it holds keys outside its fences");
+        }
+        if level == 0 {
+            report.entries += entries.len() as u64;
+            return;
+        }
+        if entries.first().is_none_or(|&(key, _)| key != fences.low) {
+            report.add(at, "its first child does not begin at its low fence");
+        }
+        for (index, &(low, link)) in entries.iter().enumerate() {
+            let high = entries.get(index + 1).map_or(fences.high, |&(next, _)| Some(next));
+            match Link::from_word(link).target() {
+                Target::Remote(child) => below.push(Expected { at: child, fences: Fences { low, high } }),
+                _ => report.add(at, format!("child {index} is {:?}", Link::from_word(link))),
+            }
+        }
+    });
+    if inspected.is_err() {
+        report.add(at, "changed while it was checked");
+    }
+}

@@ -1,0 +1,254 @@
+//! A B+-tree page, read and written as words.
+//!
+//! ```text
+//! word 0..4   common header (lock, checksum, self-address, identity with the level)
+//! word 4      low fence: the least key that belongs here
+//! word 5      high fence: the least key that belongs to the right; not used if there is none
+//! word 6      link to the right sibling; never swizzled
+//! word 7      number of entries:16 | high fence is infinite:1
+//! word 8..    keys, ascending, then as many values; both arrays have room for `capacity` words
+//! ```
+//!
+//! In a leaf, values are the user's. In an inner page they are links to children, and a key is its child's low fence; the
+//! first one repeats the page's own. Keys and values are contiguous arrays: one search, one write for a shifted range. The
+//! header's `kind` names this layout, so that one for variable-length entries can stand beside it.
+
+use farlink_runtime::{
+    access::Views,
+    page::SizeClass,
+    ptr::{Link, RemotePtr},
+    words::Words,
+};
+
+/// The header's mark of this layout: fixed 8-byte keys and values.
+pub(super) const KIND: u8 = 1;
+
+const LOW: usize = 4;
+const HIGH: usize = 5;
+const RIGHT: usize = 6;
+const META: usize = 7;
+const ENTRIES: usize = 8;
+const HIGH_IS_INFINITE: u64 = 1 << 16;
+
+/// How many entries a page of `words` words holds.
+pub(super) const fn capacity(words: usize) -> usize {
+    (words - ENTRIES) / 2
+}
+
+/// The smallest page that makes sense: 12 entries.
+pub(super) const PAGE_BYTES_MIN: usize = 256;
+const _: () = assert!(SizeClass::of_bytes(PAGE_BYTES_MIN).is_some() && capacity(PAGE_BYTES_MIN / 8) == 12);
+
+/// Where a key is, seen from a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Here,
+    Left,
+    Right,
+}
+
+/// A page open for reading. Copes with any words: the count is clamped, sums cannot overflow.
+pub(super) struct Node<'a, W: Words + ?Sized>(pub(super) &'a W);
+
+impl<W: Words + ?Sized> Node<'_, W> {
+    pub(super) fn capacity(&self) -> usize {
+        capacity(self.0.count())
+    }
+
+    /// The number of entries as the page states it, possibly nonsense.
+    pub(super) fn stated_count(&self) -> usize {
+        (self.0.word(META) & 0xffff) as usize
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.stated_count().min(self.capacity())
+    }
+
+    pub(super) fn low(&self) -> u64 {
+        self.0.word(LOW)
+    }
+
+    /// `None`: no key is too high.
+    pub(super) fn high(&self) -> Option<u64> {
+        (self.0.word(META) & HIGH_IS_INFINITE == 0).then(|| self.0.word(HIGH))
+    }
+
+    pub(super) fn right(&self) -> Link {
+        Link::from_word(self.0.word(RIGHT))
+    }
+
+    pub(super) fn key(&self, index: usize) -> u64 {
+        self.0.word(ENTRIES + index)
+    }
+
+    pub(super) fn value(&self, index: usize) -> u64 {
+        self.0.word(ENTRIES + self.capacity() + index)
+    }
+
+    pub(super) fn child(&self, index: usize) -> Link {
+        Link::from_word(self.value(index))
+    }
+
+    pub(super) fn side(&self, key: u64) -> Side {
+        match self.high() {
+            _ if key < self.low() => Side::Left,
+            Some(high) if key >= high => Side::Right,
+            _ => Side::Here,
+        }
+    }
+
+    /// The number of keys below `key`.
+    pub(super) fn lower_bound(&self, key: u64) -> usize {
+        let (mut base, mut size) = (0, self.count());
+        while size > 0 {
+            let half = size / 2;
+            if self.key(base + half) < key {
+                base += half + 1;
+                size -= half + 1;
+            } else {
+                size = half;
+            }
+        }
+        base
+    }
+
+    /// In a leaf: where `key` is, or where it would be inserted.
+    pub(super) fn search(&self, key: u64) -> Result<usize, usize> {
+        let index = self.lower_bound(key);
+        if index < self.count() && self.key(index) == key { Ok(index) } else { Err(index) }
+    }
+
+    /// In an inner page: the child to which `key` belongs; `None` if the page has no children.
+    pub(super) fn child_for(&self, key: u64) -> Option<usize> {
+        match self.search(key) {
+            Ok(index) => Some(index),
+            Err(index) => index.checked_sub(1),
+        }
+    }
+
+    pub(super) fn entries(&self) -> Vec<(u64, u64)> {
+        (0..self.count()).map(|index| (self.key(index), self.value(index))).collect()
+    }
+}
+
+/// One page of a change, as words.
+pub(super) struct ViewWords<'a, V>(pub(super) &'a V, pub(super) usize);
+
+impl<V: Views> Words for ViewWords<'_, V> {
+    fn count(&self) -> usize {
+        self.0.count(self.1)
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        self.0.word(self.1, index)
+    }
+}
+
+/// A page open for writing.
+pub(super) struct NodeMut<'a, V> {
+    views: &'a mut V,
+    page: usize,
+}
+
+impl<'a, V: Views> NodeMut<'a, V> {
+    pub(super) fn new(views: &'a mut V, page: usize) -> Self {
+        Self { views, page }
+    }
+
+    fn view<T>(&self, f: impl FnOnce(Node<'_, ViewWords<'_, V>>) -> T) -> T {
+        f(Node(&ViewWords(&*self.views, self.page)))
+    }
+
+    fn set(&mut self, index: usize, word: u64) {
+        self.views.set(self.page, index, word);
+    }
+
+    fn set_entry(&mut self, index: usize, (key, value): (u64, u64)) {
+        let capacity = self.view(|node| node.capacity());
+        self.set(ENTRIES + index, key);
+        self.set(ENTRIES + capacity + index, value);
+    }
+
+    fn set_count(&mut self, count: usize) {
+        let flags = self.views.word(self.page, META) & !0xffff;
+        self.set(META, flags | count as u64);
+    }
+
+    pub(super) fn set_value(&mut self, index: usize, value: u64) {
+        let capacity = self.view(|node| node.capacity());
+        self.set(ENTRIES + capacity + index, value);
+    }
+
+    /// Puts an entry at `index` of a page that has room.
+    pub(super) fn insert_at(&mut self, index: usize, entry: (u64, u64)) {
+        let count = self.view(|node| node.count());
+        for from in (index..count).rev() {
+            let moved = self.view(|node| (node.key(from), node.value(from)));
+            self.set_entry(from + 1, moved);
+        }
+        self.set_entry(index, entry);
+        self.set_count(count + 1);
+    }
+
+    pub(super) fn remove_at(&mut self, index: usize) {
+        let count = self.view(|node| node.count());
+        for to in index..count - 1 {
+            let moved = self.view(|node| (node.key(to + 1), node.value(to + 1)));
+            self.set_entry(to, moved);
+        }
+        self.set_count(count - 1);
+    }
+
+    pub(super) fn replace_key(&mut self, index: usize, key: u64) {
+        self.set(ENTRIES + index, key);
+    }
+
+    /// Replaces everything: level, fences, right link and entries.
+    pub(super) fn rewrite(&mut self, level: u8, fences: Fences, right: Option<RemotePtr>, entries: &[(u64, u64)]) {
+        self.views.describe(self.page, level, KIND);
+        self.set(LOW, fences.low);
+        self.set(HIGH, fences.high.unwrap_or(0));
+        self.set(RIGHT, right.map_or(Link::NULL, Link::remote).word());
+        let infinite = if fences.high.is_none() { HIGH_IS_INFINITE } else { 0 };
+        self.set(META, infinite | entries.len() as u64);
+        for (index, &entry) in entries.iter().enumerate() {
+            self.set_entry(index, entry);
+        }
+    }
+}
+
+/// The keys that belong to a page: from `low` up to, not including, `high`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fences {
+    pub(super) low: u64,
+    pub(super) high: Option<u64>,
+}
+
+impl Fences {
+    pub(super) const ALL: Self = Self { low: 0, high: None };
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn searches_cope_with_any_words(words in prop::collection::vec(any::<u64>(), 32), key: u64) {
+            let node = Node(words.as_slice());
+            prop_assert!(node.count() <= 12);
+            let _ = (node.search(key), node.child_for(key), node.side(key), node.entries());
+        }
+
+        #[test]
+        fn search_agrees_with_a_sorted_vector(keys in prop::collection::btree_set(0u64..40, 0..12), key in 0u64..40) {
+            let mut words = vec![0u64; 32];
+            words[META] = keys.len() as u64;
+            let keys: Vec<u64> = keys.into_iter().collect();
+            words[ENTRIES..ENTRIES + keys.len()].copy_from_slice(&keys);
+            prop_assert_eq!(Node(words.as_slice()).search(key), keys.binary_search(&key));
+        }
+    }
+}

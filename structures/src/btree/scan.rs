@@ -1,0 +1,410 @@
+//! Scans: leaves in key order, fetched ahead of need.
+//!
+//! A scan goes along the pages above the leaves and reads several of their children at once, as many as it expects to
+//! need: the links of the parent serve as the head pages of Ziegler et al. (SIGMOD 2019, section 4.3), but need no upkeep
+//! of their own. The scan keeps a *cursor*, the next key it has not covered. A leaf is used if its fences include the
+//! cursor, which then moves to the leaf's end. If a leaf split after its parent was read, the gap shows, and the scan fills
+//! it through right links; a leaf that was merged away shows as free, and the one that took its entries covers them.
+//!
+//! What a scan promises under concurrent changes: entries of each leaf are of one moment; every key that was there all the
+//! time is returned, no key twice, in order.
+
+use farlink_runtime::{
+    access::{Access, Interrupt, PageRef, Start},
+    error::Error,
+    operation::Operation,
+    ptr::Link,
+    wire::Wire,
+    words::Words,
+};
+
+use super::{
+    descend::{beside, descend_from, require_level},
+    node::{Node, Side},
+};
+
+/// Leaves fetched at once, at most.
+const AHEAD_MAX: usize = 16;
+
+/// Entries in key order, from one end of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scan {
+    /// The least key of the range.
+    pub low: u64,
+    /// The greatest key of the range; none if it is less than `low`.
+    pub high: u64,
+    /// How many entries to return, at most.
+    pub limit: u64,
+    /// From `high` downwards.
+    pub descending: bool,
+}
+
+/// A part of a scan's answer: entries, and the key from which the rest continues, if there is a rest.
+pub type ScanPart = (Vec<(u64, u64)>, Option<u64>);
+
+impl Operation for Scan {
+    type Output = ScanPart;
+
+    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<ScanPart, Interrupt> {
+        if self.low > self.high || self.limit == 0 {
+            return Ok((Vec::new(), None));
+        }
+        let mut walk =
+            Walk { low: self.low, high: self.high, cursor: Some(if self.descending { self.high } else { self.low }) };
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let mut entries = Vec::new();
+        let mut collect = |words: &[(u64, u64)]| {
+            entries.extend_from_slice(&words[..words.len().min(limit - entries.len())]);
+            entries.len() < limit
+        };
+        let outcome = if self.descending {
+            walk.descend(access, from, limit, &mut collect).await
+        } else {
+            walk.ascend(access, from, limit, &mut collect).await
+        };
+        match outcome {
+            // What was collected stands; only the rest has to begin anew.
+            Err(Interrupt::Restart(_)) if !entries.is_empty() => {}
+            other => other?,
+        }
+        let rest = match entries.last() {
+            Some(&(last, _)) if entries.len() == limit && self.descending => last.checked_sub(1),
+            Some(&(last, _)) if entries.len() == limit => last.checked_add(1),
+            _ => walk.cursor,
+        };
+        Ok((entries, rest.filter(|&rest| rest >= self.low && rest <= self.high)))
+    }
+}
+
+/// Counts entries from `low` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Count {
+    /// The least key to count.
+    pub low: u64,
+    /// How many entries to count, about, before the answer is given.
+    pub limit: u64,
+}
+
+impl Operation for Count {
+    /// The count, and the key from which the rest continues, if there is a rest.
+    type Output = (u64, Option<u64>);
+
+    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<(u64, Option<u64>), Interrupt> {
+        let mut walk = Walk { low: self.low, high: u64::MAX, cursor: Some(self.low) };
+        let mut counted = 0;
+        let mut count = |entries: &[(u64, u64)]| {
+            counted += entries.len() as u64;
+            counted < self.limit
+        };
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        match walk.ascend(access, from, limit, &mut count).await {
+            Err(Interrupt::Restart(_)) if walk.cursor != Some(self.low) => {}
+            other => other?,
+        }
+        Ok((counted, walk.cursor))
+    }
+}
+
+/// A way along the leaves from one end of a range of keys to the other. `visit` is given each leaf's entries in the range,
+/// in the walk's direction, and says whether to go on.
+struct Walk {
+    low: u64,
+    high: u64,
+    /// The next key not covered; `None` when all are.
+    cursor: Option<u64>,
+}
+
+impl Walk {
+    async fn ascend<A: Access>(
+        &mut self,
+        access: &A,
+        from: Start,
+        expected: usize,
+        visit: &mut impl FnMut(&[(u64, u64)]) -> bool,
+    ) -> Result<(), Interrupt> {
+        let Some(cursor) = self.cursor else { return Ok(()) };
+        let mut pace = Pace::new(access, expected);
+        let mut above = match above_leaves(access, from, cursor).await? {
+            Above::Leaf(root) => return self.visit_up(&root, &mut pace, visit).map(drop),
+            Above::Page(page) => page,
+        };
+        loop {
+            let Some(cursor) = self.cursor else { return Ok(()) };
+            let (mut next, children) =
+                above.read(|words| (Node(words).child_for(cursor), Children::of(&Node(words))))?;
+            let mut last: Option<A::Page<'_>> = None;
+            while let Some(first) = next.filter(|&first| first < children.links.len()) {
+                let end = (first + pace.leaves()).min(children.end_within(self.high));
+                let batch = first..end.clamp(first + 1, children.links.len());
+                for read in access.follow_many(&above, &children.links[batch.clone()]).await {
+                    let leaf = match read {
+                        Ok(leaf) => leaf,
+                        // Merged away; whatever took its entries is to the right of the leaf before.
+                        Err(Interrupt::Restart(_)) => continue,
+                        Err(interrupt) => return Err(interrupt),
+                    };
+                    require_level(&leaf, 0)?;
+                    let low = leaf.read(|words| Node(words).low())?;
+                    if !self.fill_gap(access, &mut last, low, &mut pace, visit).await? {
+                        return Ok(());
+                    }
+                    if self.visit_up(&leaf, &mut pace, visit)? {
+                        return Ok(());
+                    }
+                    last = Some(leaf);
+                }
+                let end = children.keys.get(batch.end).copied().or(children.high);
+                if !self.fill_gap(access, &mut last, end.unwrap_or(u64::MAX), &mut pace, visit).await? {
+                    return Ok(());
+                }
+                next = Some(batch.end);
+            }
+            let Some(reached) = self.cursor else { return Ok(()) };
+            if children.high.is_none() || reached == cursor {
+                return Err(Interrupt::stale(above.at(), "its children do not hold its keys"));
+            }
+            above = self.next_above(access, above, reached).await?;
+        }
+    }
+
+    /// Visits leaves through right links until the cursor reaches `until`; false if the walk is over.
+    async fn fill_gap<'a, A: Access>(
+        &mut self,
+        access: &'a A,
+        last: &mut Option<A::Page<'a>>,
+        until: u64,
+        pace: &mut Pace,
+        visit: &mut impl FnMut(&[(u64, u64)]) -> bool,
+    ) -> Result<bool, Interrupt> {
+        while let Some(cursor) = self.cursor.filter(|&cursor| cursor < until) {
+            let Some(before) = last.take() else {
+                return Err(Interrupt::stale(access.structure().root, "the leaf where a scan begins was merged away"));
+            };
+            let right = before.read(|words| Node(words).right())?;
+            let leaf = beside(access, &before, right).await?;
+            if leaf.read(|words| Node(words).low())? > cursor {
+                return Err(Interrupt::stale(leaf.at(), "there is a gap between it and the leaf to its left"));
+            }
+            if self.visit_up(&leaf, pace, visit)? {
+                return Ok(false);
+            }
+            *last = Some(leaf);
+        }
+        Ok(self.cursor.is_some())
+    }
+
+    /// The page above the leaves that holds the cursor, to the right of `above`.
+    async fn next_above<'a, A: Access>(
+        &self,
+        access: &'a A,
+        above: A::Page<'a>,
+        cursor: u64,
+    ) -> Result<A::Page<'a>, Interrupt> {
+        let right = above.read(|words| Node(words).right())?;
+        match beside(access, &above, right).await {
+            Ok(next) if next.read(|words| Node(words).side(cursor) == Side::Here)? => Ok(next),
+            Ok(_) | Err(Interrupt::Restart(_)) => match above_leaves(access, Start::Root, cursor).await? {
+                Above::Page(page) => Ok(page),
+                Above::Leaf(root) => Err(Interrupt::stale(root.at(), "the tree has shrunk to a leaf")),
+            },
+            Err(interrupt) => Err(interrupt),
+        }
+    }
+
+    /// Visits a leaf if it holds the cursor, and moves the cursor past it. True if the walk is over.
+    fn visit_up(
+        &mut self,
+        leaf: &impl PageRef,
+        pace: &mut Pace,
+        visit: &mut impl FnMut(&[(u64, u64)]) -> bool,
+    ) -> Result<bool, Interrupt> {
+        let Some(cursor) = self.cursor else { return Ok(true) };
+        let found = leaf.read(|words| {
+            let node = Node(words);
+            let last = self.high;
+            let from = node.lower_bound(cursor);
+            let entries = (from..node.count()).map(|i| (node.key(i), node.value(i)));
+            let entries: Vec<_> = entries.take_while(|&(key, _)| key <= last).collect();
+            (node.side(cursor) == Side::Here).then(|| (entries, node.high(), node.count()))
+        })?;
+        let Some((entries, high, count)) = found else { return Ok(false) };
+        pace.saw(count, entries.len());
+        self.cursor = high.filter(|&high| high <= self.high && high > cursor);
+        Ok(!visit(&entries) || self.cursor.is_none())
+    }
+
+    async fn descend<A: Access>(
+        &mut self,
+        access: &A,
+        from: Start,
+        expected: usize,
+        visit: &mut impl FnMut(&[(u64, u64)]) -> bool,
+    ) -> Result<(), Interrupt> {
+        let mut pace = Pace::new(access, expected);
+        let mut start = from;
+        while let Some(cursor) = self.cursor {
+            let above = match above_leaves(access, start, cursor).await? {
+                Above::Leaf(root) => return self.visit_down(&root, &mut pace, visit).map(drop),
+                Above::Page(page) => page,
+            };
+            start = Start::Root;
+            let (next, children) = above.read(|words| (Node(words).child_for(cursor), Children::of(&Node(words))))?;
+            let mut next = next.map(|index| index + 1);
+            while let Some(end) = next.filter(|&end| end > 0) {
+                let first = children.start_within(self.low).max(end.saturating_sub(pace.leaves())).min(end - 1);
+                let links: Vec<Link> = children.links[first..end].iter().rev().copied().collect();
+                for read in access.follow_many(&above, &links).await {
+                    if self.visit_down_from(access, read?, &mut pace, visit).await? {
+                        return Ok(());
+                    }
+                }
+                next = Some(first);
+            }
+            if self.cursor == Some(cursor) {
+                return Err(Interrupt::stale(above.at(), "its children do not hold its keys"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits, right to left, what the leaf and those split off from it hold up to the cursor. True if the walk is over.
+    async fn visit_down_from<'a, A: Access>(
+        &mut self,
+        access: &'a A,
+        leaf: A::Page<'a>,
+        pace: &mut Pace,
+        visit: &mut impl FnMut(&[(u64, u64)]) -> bool,
+    ) -> Result<bool, Interrupt> {
+        require_level(&leaf, 0)?;
+        while let Some(cursor) = self.cursor {
+            match leaf.read(|words| Node(words).side(cursor))? {
+                Side::Left => return Ok(false),
+                Side::Here => return self.visit_down(&leaf, pace, visit),
+                Side::Right => {}
+            }
+            let right = leaf.read(|words| Node(words).right())?;
+            let mut beyond = beside(access, &leaf, right).await?;
+            while beyond.read(|words| Node(words).side(cursor) == Side::Right)? {
+                let right = beyond.read(|words| Node(words).right())?;
+                beyond = beside(access, &beyond, right).await?;
+            }
+            if beyond.read(|words| Node(words).side(cursor) == Side::Left)? {
+                return Err(Interrupt::stale(beyond.at(), "there is a gap between it and the leaf to its left"));
+            }
+            if self.visit_down(&beyond, pace, visit)? {
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Visits a leaf that holds the cursor, and moves the cursor below it. True if the walk is over.
+    fn visit_down(
+        &mut self,
+        leaf: &impl PageRef,
+        pace: &mut Pace,
+        visit: &mut impl FnMut(&[(u64, u64)]) -> bool,
+    ) -> Result<bool, Interrupt> {
+        let Some(cursor) = self.cursor else { return Ok(true) };
+        let (entries, low, count) = leaf.read(|words| {
+            let node = Node(words);
+            let entries = (0..node.count()).rev().map(|i| (node.key(i), node.value(i)));
+            let entries = entries.skip_while(|&(key, _)| key > cursor).take_while(|&(key, _)| key >= self.low);
+            (entries.collect::<Vec<_>>(), node.low(), node.count())
+        })?;
+        pace.saw(count, entries.len());
+        self.cursor = low.checked_sub(1).filter(|&next| next >= self.low && next < cursor);
+        Ok(!visit(&entries) || self.cursor.is_none())
+    }
+}
+
+enum Above<P> {
+    /// A page of level 1.
+    Page(P),
+    /// The tree is a single leaf.
+    Leaf(P),
+}
+
+async fn above_leaves<'a, A: Access>(access: &'a A, start: Start, key: u64) -> Result<Above<A::Page<'a>>, Interrupt> {
+    let first = access.enter(start).await?;
+    match first.level() {
+        0 => Ok(Above::Leaf(first)),
+        _ => Ok(Above::Page(descend_from(access, first, key, 1).await?.page)),
+    }
+}
+
+/// The children of a page above the leaves.
+struct Children {
+    keys: Vec<u64>,
+    links: Vec<Link>,
+    high: Option<u64>,
+}
+
+impl Children {
+    fn of(node: &Node<'_, impl Words + ?Sized>) -> Self {
+        let indices = 0..node.count();
+        Self {
+            keys: indices.clone().map(|index| node.key(index)).collect(),
+            links: indices.map(|index| node.child(index)).collect(),
+            high: node.high(),
+        }
+    }
+
+    /// One past the last child that can hold keys up to `high`.
+    fn end_within(&self, high: u64) -> usize {
+        self.keys.partition_point(|&key| key <= high)
+    }
+
+    /// The first child that can hold keys from `low` on.
+    fn start_within(&self, low: u64) -> usize {
+        self.keys.partition_point(|&key| key <= low).saturating_sub(1)
+    }
+}
+
+/// How many leaves to fetch at once: what the entries still wanted will probably fill.
+struct Pace {
+    wanted: usize,
+    leaves_seen: usize,
+    entries_seen: usize,
+}
+
+impl Pace {
+    fn new<A: Access>(access: &A, wanted: usize) -> Self {
+        let capacity = super::node::capacity(access.structure().class.words());
+        Self { wanted, leaves_seen: 1, entries_seen: capacity * 4 / 5 }
+    }
+
+    fn saw(&mut self, entries_in_leaf: usize, taken: usize) {
+        self.leaves_seen += 1;
+        self.entries_seen += entries_in_leaf;
+        self.wanted = self.wanted.saturating_sub(taken);
+    }
+
+    fn leaves(&self) -> usize {
+        let per_leaf = (self.entries_seen / self.leaves_seen).max(1);
+        // The first leaf is entered in its middle, on average.
+        (self.wanted.saturating_add(per_leaf / 2) / per_leaf).clamp(1, AHEAD_MAX)
+    }
+}
+
+impl Wire for Scan {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.extend([self.low, self.high, self.limit, u64::from(self.descending)]);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        let ((low, high), (limit, descending)) = <((u64, u64), (u64, bool))>::decode(from)?;
+        Ok(Self { low, high, limit, descending })
+    }
+}
+
+impl Wire for Count {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.extend([self.low, self.limit]);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        let (low, limit) = <(u64, u64)>::decode(from)?;
+        Ok(Self { low, limit })
+    }
+}

@@ -1,0 +1,161 @@
+//! Shrinking: a page that has become too empty merges with a neighbour or takes entries from it; a root with one child
+//! takes the child's place.
+//!
+//! Each step is one change of the parent and both neighbours (or of the root and its child): all or nothing. The page that
+//! is emptied is freed with the change; readers that still hold a link to it find it free and begin anew.
+
+use farlink_runtime::{
+    access::{Access, Interrupt, PageRef, Start, Views},
+    ptr::Target,
+};
+
+use super::{
+    descend::{Descent, descend, require_level},
+    node::{Fences, Node, NodeMut, Side, capacity},
+};
+
+/// Attempts to tidy up behind one removal. If all meet conflicts, others are at work on the same pages; the next removal
+/// there tries again.
+const ATTEMPTS_MAX: u32 = 16;
+
+/// A page other than the root with fewer entries than this looks for a neighbour to merge with.
+pub(super) const fn least_count(capacity: usize) -> usize {
+    capacity / 4
+}
+
+/// Two neighbours become one page only if that leaves some room, so that the next insert does not split it again.
+const fn merged_count_max(capacity: usize) -> usize {
+    capacity - capacity / 4
+}
+
+/// Merges or evens out what a removal of `key` has left too empty, from the leaf upwards. What cannot be done because of
+/// others, or of a damaged page, is left for later: the removal itself is done.
+pub(super) async fn tidy<A: Access>(access: &A, key: u64) {
+    let mut level = 0;
+    let mut attempt = 0;
+    while attempt < ATTEMPTS_MAX {
+        match tidy_level(access, key, level).await {
+            Ok(Next::Done) => return,
+            Ok(Next::Level(next)) => level = next,
+            Err(Interrupt::Restart(_)) => access.worker().back_off(attempt).await,
+            Err(interrupt) => return tracing::debug!(?interrupt, key, "left a page too empty"),
+        }
+        attempt += 1;
+    }
+}
+
+enum Next {
+    Done,
+    Level(u8),
+}
+
+async fn tidy_level<A: Access>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
+    let Descent { parent, page } = descend(access, Start::Root, key, level).await?;
+    if page.at() == access.structure().root {
+        return collapse_root(access, page).await;
+    }
+    let Some(parent) = parent else { return Err(Interrupt::stale(page.at(), "its parent is not known")) };
+    if page.read(|words| Node(words).count() >= least_count(Node(words).capacity()))? {
+        return Ok(Next::Done);
+    }
+    // Which children of the parent: this page, and its right neighbour or else its left one.
+    let plan = parent.read(|words| {
+        let node = Node(words);
+        let index = node.child_for(key).filter(|&index| node.child(index) == page.at().into())?;
+        let left = if index + 1 < node.count() { index } else { index.checked_sub(1)? };
+        let other = if left == index { left + 1 } else { left };
+        (node.side(key) == Side::Here).then(|| (left, left == index, node.child(other), node.count()))
+    })?;
+    let Some((left_index, page_is_left, other, siblings)) = plan else {
+        // An only child has no neighbour under this parent: the parent must merge first.
+        let only_child = parent.read(|words| Node(words).count() == 1)?;
+        return match only_child {
+            true => Ok(Next::Level(parent.level())),
+            false => Err(Interrupt::stale(parent.at(), "it does not lead to the page that is too empty")),
+        };
+    };
+    let other = access.follow(&parent, other).await?;
+    require_level(&other, level)?;
+    let (left, right) = if page_is_left { (page, other) } else { (other, page) };
+    let parent_is_root = parent.at() == access.structure().root;
+    let parent_level = parent.level();
+    let merged = join(access, parent, left_index, left, right).await?;
+    let least = least_count(capacity(access.structure().class.words()));
+    let parent_too_empty = if parent_is_root { siblings == 2 } else { siblings - 1 < least };
+    Ok(if merged && parent_too_empty { Next::Level(parent_level) } else { Next::Done })
+}
+
+/// Merges two neighbours, children `left_index` and the next of `parent`, or evens them out. True if they were merged.
+async fn join<'a, A: Access>(
+    access: &'a A,
+    parent: A::Page<'a>,
+    left_index: usize,
+    left: A::Page<'a>,
+    right: A::Page<'a>,
+) -> Result<bool, Interrupt> {
+    let level = left.level();
+    let (left_fences, left_right, mut entries) = left.read(|words| {
+        let node = Node(words);
+        (Fences { low: node.low(), high: node.high() }, node.right(), node.entries())
+    })?;
+    let (right_fences, right_right, right_entries, capacity) = right.read(|words| {
+        let node = Node(words);
+        (Fences { low: node.low(), high: node.high() }, node.right(), node.entries(), node.capacity())
+    })?;
+    if left_right != right.at().into() || left_fences.high != Some(right_fences.low) {
+        return Err(Interrupt::stale(right.at(), "it is not the right neighbour of the page to its left"));
+    }
+    let right_at = right.at();
+    let right_right = match right_right.target() {
+        Target::Remote(page) => Some(page),
+        _ => None,
+    };
+    entries.extend(right_entries);
+    let merge = entries.len() <= merged_count_max(capacity);
+    let change = |views: &mut A::Views<'_>| {
+        if merge {
+            let fences = Fences { low: left_fences.low, high: right_fences.high };
+            NodeMut::new(views, 1).rewrite(level, fences, right_right, &entries);
+            NodeMut::new(views, 0).remove_at(left_index + 1);
+            views.free(2);
+        } else {
+            let (keep, give) = entries.split_at(entries.len() / 2);
+            let separator = give[0].0;
+            let fences = Fences { low: left_fences.low, high: Some(separator) };
+            NodeMut::new(views, 1).rewrite(level, fences, Some(right_at), keep);
+            let fences = Fences { low: separator, high: right_fences.high };
+            NodeMut::new(views, 2).rewrite(level, fences, right_right, give);
+            NodeMut::new(views, 0).replace_key(left_index + 1, separator);
+        }
+    };
+    access.change(vec![parent, left, right], vec![], change).await?;
+    access.worker().count_merge();
+    Ok(merge)
+}
+
+/// A root with one child takes the child's entries and level.
+async fn collapse_root<'a, A: Access>(access: &'a A, root: A::Page<'a>) -> Result<Next, Interrupt> {
+    if root.level() == 0 {
+        return Ok(Next::Done);
+    }
+    let Some(link) = root.read(|words| (Node(words).count() == 1).then(|| Node(words).child(0)))? else {
+        return Ok(Next::Done);
+    };
+    let child = access.follow(&root, link).await?;
+    let level = root.level() - 1;
+    require_level(&child, level)?;
+    let (fences, entries) = child.read(|words| {
+        let node = Node(words);
+        (Fences { low: node.low(), high: node.high() }, node.entries())
+    })?;
+    if fences != Fences::ALL {
+        return Err(Interrupt::stale(child.at(), "it is an only child, yet does not hold all keys"));
+    }
+    let change = |views: &mut A::Views<'_>| {
+        NodeMut::new(views, 0).rewrite(level, Fences::ALL, None, &entries);
+        views.free(1);
+    };
+    access.change(vec![root, child], vec![], change).await?;
+    access.worker().count_merge();
+    Ok(Next::Level(level))
+}
