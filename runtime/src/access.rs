@@ -49,11 +49,17 @@ pub enum Interrupt {
     Ship(RemotePtr),
     /// Give up.
     #[error("{0}")]
-    Failed(Error),
+    Failed(Box<Error>),
 }
 
 impl From<Error> for Interrupt {
     fn from(error: Error) -> Self {
+        Self::Failed(Box::new(error))
+    }
+}
+
+impl From<Box<Error>> for Interrupt {
+    fn from(error: Box<Error>) -> Self {
         Self::Failed(error)
     }
 }

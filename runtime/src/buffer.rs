@@ -45,15 +45,21 @@ impl Drop for Slab {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+/// A part of a slab, of a size class. Boxed once, so that a buffer is one pointer: buffers are moved often.
 struct Piece {
     base: NonNull<u64>,
     key: LocalKey,
+    class: SizeClass,
+    /// How many words the holder asked for.
+    len: usize,
+    /// Where it goes when it is dropped; set while somebody holds it.
+    pool: Option<Buffers>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Pool {
-    free: [Vec<Piece>; SizeClass::COUNT],
+    #[expect(clippy::vec_box, reason = "a piece moves between the list and its holder without being copied")]
+    free: [Vec<Box<Piece>>; SizeClass::COUNT],
     slabs: Vec<Slab>,
 }
 
@@ -80,11 +86,13 @@ impl Buffers {
     ) -> Result<Buffer, Error> {
         let class = class_for(words);
         let free = self.0.borrow_mut().free[class.index()].pop();
-        let piece = match free {
+        let mut piece = match free {
             Some(piece) => piece,
             None => self.grow(class, register)?,
         };
-        Ok(Buffer { base: piece.base, key: piece.key, len: words as u32, class, pool: self.clone() })
+        piece.len = words;
+        piece.pool = Some(self.clone());
+        Ok(Buffer(Some(piece)))
     }
 
     #[cold]
@@ -92,16 +100,17 @@ impl Buffers {
         &self,
         class: SizeClass,
         register: impl FnOnce(NonNull<u64>, usize) -> Result<LocalKey, Error>,
-    ) -> Result<Piece, Error> {
+    ) -> Result<Box<Piece>, Error> {
         let slab = Slab::new();
         let key = register(slab.base, SLAB_BYTES / 8)?;
-        let mut pool = self.0.borrow_mut();
-        for index in (1..SLAB_BYTES / class.bytes()).rev() {
+        let piece = |index: usize| {
             // SAFETY: index * class.words() is below the slab's words, so the pointer stays inside the allocation.
             let base = unsafe { slab.base.add(index * class.words()) };
-            pool.free[class.index()].push(Piece { base, key });
-        }
-        let first = Piece { base: slab.base, key };
+            Box::new(Piece { base, key, class, len: 0, pool: None })
+        };
+        let mut pool = self.0.borrow_mut();
+        pool.free[class.index()].extend((1..SLAB_BYTES / class.bytes()).rev().map(piece));
+        let first = piece(0);
         pool.slabs.push(slab);
         Ok(first)
     }
@@ -113,18 +122,18 @@ fn class_for(words: usize) -> SizeClass {
 }
 
 /// Registered local memory with one owner; derefs to its words.
-pub struct Buffer {
-    base: NonNull<u64>,
-    key: LocalKey,
-    len: u32,
-    class: SizeClass,
-    pool: Buffers,
-}
+pub struct Buffer(Option<Box<Piece>>);
+
+const _: () = assert!(size_of::<Buffer>() == 8);
 
 impl Buffer {
+    fn piece(&self) -> &Piece {
+        self.0.as_deref().expect("only dropping a buffer takes its piece")
+    }
+
     /// The fabric's name for the memory.
     pub fn key(&self) -> LocalKey {
-        self.key
+        self.piece().key
     }
 }
 
@@ -133,30 +142,36 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u64] {
-        // SAFETY: the piece holds at least `len` initialised words (slabs are zeroed), lives as long as `pool`, and is
-        // in no free list while this buffer exists, so nothing else touches it.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len as usize) }
+        let piece = self.piece();
+        // SAFETY: the piece has room for `len` words, which `take` chose its class for; they are initialised (slabs are
+        // zeroed), live as long as the pool that the piece holds, and nothing else touches them: a piece is in a free
+        // list or in one buffer.
+        unsafe { std::slice::from_raw_parts(piece.base.as_ptr(), piece.len) }
     }
 }
 
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u64] {
+        let piece = self.piece();
         // SAFETY: as in `deref`; `&mut self` makes the access exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len as usize) }
+        unsafe { std::slice::from_raw_parts_mut(piece.base.as_ptr(), piece.len) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let piece = Piece { base: self.base, key: self.key };
-        self.pool.0.borrow_mut().free[self.class.index()].push(piece);
+        if let Some(mut piece) = self.0.take()
+            && let Some(pool) = piece.pool.take()
+        {
+            pool.0.borrow_mut().free[piece.class.index()].push(piece);
+        }
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} words)", self.len)
+        write!(f, "Buffer({} words)", self.len())
     }
 }
 

@@ -118,7 +118,7 @@ pub async fn next_id(worker: &Handle) -> Result<StructureId, Error> {
         let head = access.enter(Start::Root).await?;
         let next = head.read(|words| words[KIND])?;
         let Ok(id) = u32::try_from(next) else {
-            return Err(Interrupt::Failed(Error::Inconsistent { page: head.at(), why: "structure ids are used up" }));
+            return Err(Error::Inconsistent { page: head.at(), why: "structure ids are used up" }.into());
         };
         access.change(vec![head], vec![], |views| views.set(0, KIND, next + 1)).await?;
         Ok(StructureId(id))
@@ -137,10 +137,10 @@ pub async fn register(worker: &Handle, structure: &Structure) -> Result<(), Erro
         let mut pages = read_all(&access).await?;
         let entries = structures(&pages)?;
         if entries.iter().any(|(_, entry)| entry.as_ref().is_some_and(|entry| entry.name == structure.name)) {
-            return Err(Interrupt::Failed(Error::NameTaken { name: structure.name.clone() }));
+            return Err(Error::NameTaken { name: structure.name.clone() }.into());
         }
         let Some(&(index, _)) = entries.iter().find(|(_, entry)| entry.is_none()) else {
-            return Err(Interrupt::Failed(Error::CatalogFull { limit: CATALOG_PAGES - 1 }));
+            return Err(Error::CatalogFull { limit: CATALOG_PAGES - 1 }.into());
         };
         let entry = pages.swap_remove(index);
         let head = pages.swap_remove(0);
@@ -161,7 +161,7 @@ pub async fn unregister(worker: &Handle, structure: &Structure) -> Result<(), Er
         let is_it = |entry: &Structure| entry.id == structure.id;
         let Some(&(index, _)) = entries.iter().find(|(_, entry)| entry.as_ref().is_some_and(is_it)) else {
             let (name, known) = (structure.name.clone(), String::from("it was removed"));
-            return Err(Interrupt::Failed(Error::NoSuchName { name, known }));
+            return Err(Error::NoSuchName { name, known }.into());
         };
         let entry = pages.swap_remove(index);
         let head = pages.swap_remove(0);

@@ -314,7 +314,7 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     if waiting {
         let oldest = oldest_announced(worker, shared, epoch).await?;
         if oldest >= epoch {
-            worker.compare_swap(epoch_at, epoch, epoch + 1).await?;
+            worker.compare_swap(epoch_at, epoch, epoch.saturating_add(1)).await?;
         }
         shared.pages.release(oldest);
     }

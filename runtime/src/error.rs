@@ -229,6 +229,12 @@ impl Error {
     }
 }
 
+impl From<Box<Self>> for Error {
+    fn from(error: Box<Self>) -> Self {
+        *error
+    }
+}
+
 impl From<PtrError> for Error {
     fn from(error: PtrError) -> Self {
         let word = match error {

@@ -176,9 +176,9 @@ impl Geometry {
     /// The chunk and the index in it of the page at `page`, if a page of this class can be there.
     pub(crate) fn locate(&self, page: RemotePtr, class: SizeClass) -> Option<(u64, usize)> {
         let inside = page.offset().checked_sub(chunks_offset(self.chunks))?;
-        let (chunk, within) = (inside / CHUNK_BYTES, inside % CHUNK_BYTES);
-        let aligned = within.is_multiple_of(class.bytes() as u64);
-        (aligned && chunk < self.chunks).then(|| (chunk, within as usize / class.bytes()))
+        let (chunk, within) = (inside / CHUNK_BYTES, (inside % CHUNK_BYTES) as usize);
+        let aligned = within & (class.bytes() - 1) == 0;
+        (aligned && chunk < self.chunks).then(|| (chunk, within >> class.bytes().trailing_zeros()))
     }
 
     /// Whether a page of this class may stand at `page`: in a chunk, or in the catalog.

@@ -8,7 +8,7 @@
 //! under way, which ends at the fabric's pace.
 
 use crate::{
-    page::mix,
+    page::binding,
     ptr::RemotePtr,
     sync::{Arc, AtomicBool, Ordering},
 };
@@ -17,7 +17,7 @@ const SLOTS: usize = if cfg!(loom) { 2 } else { 1024 };
 
 /// The slots of one compute server.
 #[derive(Debug, Clone)]
-pub struct LocalLocks(Arc<[AtomicBool]>);
+pub struct LocalLocks(Arc<[AtomicBool; SLOTS]>);
 
 impl Default for LocalLocks {
     fn default() -> Self {
@@ -28,13 +28,12 @@ impl Default for LocalLocks {
 impl LocalLocks {
     /// All slots are free.
     pub fn new() -> Self {
-        let slots: Vec<AtomicBool> = (0..SLOTS).map(|_| AtomicBool::new(false)).collect();
-        Self(slots.into())
+        Self(Arc::new(std::array::from_fn(|_| AtomicBool::new(false))))
     }
 
     /// Takes the slots of all these pages, or none of them.
     pub fn try_take(&self, pages: impl Iterator<Item = RemotePtr>) -> Option<Taken> {
-        let mut slots: Vec<u16> = pages.map(|page| (mix(0, page.raw()) % SLOTS as u64) as u16).collect();
+        let mut slots: Vec<u16> = pages.map(|page| (binding(page.raw()) % SLOTS as u64) as u16).collect();
         slots.sort_unstable();
         slots.dedup();
         let mut taken = Taken { locks: self.clone(), slots: Vec::with_capacity(slots.len()) };

@@ -42,7 +42,7 @@ pub async fn retry<T>(worker: &Handle, mut attempt: impl AsyncFnMut() -> Result<
     loop {
         match attempt().await {
             Ok(output) => return Ok(output),
-            Err(Interrupt::Failed(error)) => return Err(error),
+            Err(Interrupt::Failed(error)) => return Err(*error),
             Err(Interrupt::Restart(Cause::Conflict)) => stale = 0,
             Err(Interrupt::Restart(Cause::Stale { page, why })) => {
                 stale += 1;

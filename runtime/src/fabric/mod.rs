@@ -116,8 +116,8 @@ pub enum Done {
 pub struct Completion {
     /// The request's name.
     pub ticket: Ticket,
-    /// Its result.
-    pub outcome: Result<Done, Error>,
+    /// Its result. The error is boxed because completions are many, moved often, and almost never errors.
+    pub outcome: Result<Done, Box<Error>>,
 }
 
 /// A key that stands for registered local memory in requests; 0 where a fabric needs none.

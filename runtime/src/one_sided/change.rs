@@ -222,8 +222,9 @@ impl Unlock {
 
     async fn complete(self) -> Result<(), Error> {
         match self {
-            Self::Write(write) => write.await,
-            Self::Swap(swap) => swap.await.map(drop),
+            Self::Write(write) => write.await?,
+            Self::Swap(swap) => drop(swap.await?),
         }
+        Ok(())
     }
 }

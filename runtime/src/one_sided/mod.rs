@@ -55,32 +55,36 @@ pub struct OneSided {
 
 /// A private copy of a page, proven whole.
 #[derive(Debug)]
-pub struct PageCopy {
-    at: RemotePtr,
-    level: u8,
-    kind: u8,
-    lock: LockWord,
-    words: Buffer,
+pub struct PageCopy(Buffer);
+
+impl PageCopy {
+    fn lock(&self) -> LockWord {
+        LockWord::from_word(self.0[LOCK])
+    }
+
+    fn identity(&self) -> Identity {
+        Identity::from_word(self.0[IDENTITY]).expect("a copy is accepted with its identity checked")
+    }
 }
 
 impl PageRef for PageCopy {
     type Words = [u64];
 
     fn at(&self) -> RemotePtr {
-        self.at
+        RemotePtr::from_raw(self.0[SELF]).expect("a copy is accepted with its self-address checked")
     }
 
     fn level(&self) -> u8 {
-        self.level
+        self.identity().level
     }
 
     fn kind(&self) -> u8 {
-        self.kind
+        self.identity().kind
     }
 
     #[inline]
     fn read<R>(&self, f: impl FnOnce(&[u64]) -> R) -> Result<R, Interrupt> {
-        Ok(f(&self.words))
+        Ok(f(&self.0))
     }
 }
 
@@ -96,8 +100,17 @@ impl OneSided {
     /// As [`Access::follow`].
     pub async fn read_page(&self, at: RemotePtr, class: SizeClass) -> Result<PageCopy, Interrupt> {
         self.require_page(at, class)?;
-        let seen = self.fetch(at, class).await?;
-        self.prove(at, class, seen).await
+        if self.proof == Proof::LockBodyLock {
+            let seen = self.fetch(at, class).await?;
+            return self.prove(at, class, seen).await;
+        }
+        self.worker.count_round_trip();
+        let seen = Seen::in_one_read(self.worker.read(at, class.words()).await?);
+        match seen.whole {
+            true => self.accept(at, class, seen),
+            // Rare: boxed, so that the future of the common case stays small.
+            false => Box::pin(self.prove(at, class, seen)).await,
+        }
     }
 
     /// Reads pages with overlapping READs, where the proof allows it.
@@ -152,11 +165,11 @@ impl OneSided {
             Some(geometry) if geometry.holds_page(at, class) => Ok(()),
             Some(_) => {
                 let why = format!("no page of {class:?} can stand there");
-                Err(Interrupt::Failed(Error::BadPointer { word: at.raw(), why }))
+                Err(Error::BadPointer { word: at.raw(), why }.into())
             }
             None => {
                 let why = format!("there is no memory server {}", at.server());
-                Err(Interrupt::Failed(Error::BadPointer { word: at.raw(), why }))
+                Err(Error::BadPointer { word: at.raw(), why }.into())
             }
         }
     }
@@ -170,7 +183,7 @@ impl OneSided {
             return Ok(());
         }
         let why = "no word of a page stands there".into();
-        Err(Interrupt::Failed(Error::BadPointer { word: word.raw(), why }))
+        Err(Error::BadPointer { word: word.raw(), why }.into())
     }
 
     /// Accepts what was seen, or reads again until there is something to accept or a reason to stop.
@@ -194,7 +207,7 @@ impl OneSided {
                     misfits = if misfit_under == Some(seen.lock) { misfits + 1 } else { 1 };
                     misfit_under = Some(seen.lock);
                     if misfits >= MISFITS_MAX && self.proof == Proof::Checksum {
-                        return Err(Interrupt::Failed(Error::PageCorrupt { page: at }));
+                        return Err(Error::PageCorrupt { page: at }.into());
                     }
                 }
             }
@@ -208,20 +221,20 @@ impl OneSided {
         }
         // It may have unlocked between our READ and its end.
         match self.worker.read(at, 1).await?[0] == lock.word() {
-            true => Err(Interrupt::Failed(Error::PageDamaged { page: at, owner })),
+            true => Err(Error::PageDamaged { page: at, owner }.into()),
             false => Ok(()),
         }
     }
 
     fn accept(&self, at: RemotePtr, class: SizeClass, seen: Seen) -> Result<PageCopy, Interrupt> {
-        let Seen { lock, copy: words, .. } = seen;
+        let mut words = seen.copy;
+        // The three waits read it apart from the body.
+        words[LOCK] = seen.lock.word();
         if words[SELF] != at.raw() {
             return Err(self.stale(at, "the page has another address"));
         }
         match Identity::from_word(words[IDENTITY]) {
-            Some(identity) if identity.structure == self.structure.id && identity.class == class => {
-                Ok(PageCopy { at, level: identity.level, kind: identity.kind, lock, words })
-            }
+            Some(identity) if identity.structure == self.structure.id && identity.class == class => Ok(PageCopy(words)),
             _ => Err(self.stale(at, "the page belongs to another structure, or has another size")),
         }
     }
@@ -329,10 +342,10 @@ impl Access for OneSided {
 fn remote(link: Link) -> Result<RemotePtr, Interrupt> {
     match link.target() {
         Target::Remote(page) => Ok(page),
-        Target::Null => Err(Interrupt::Failed(Error::BadPointer { word: 0, why: "the link is null".into() })),
+        Target::Null => Err(Error::BadPointer { word: 0, why: "the link is null".into() }.into()),
         Target::Local(_) => {
             let why = "a swizzled link reached remote memory".into();
-            Err(Interrupt::Failed(Error::BadPointer { word: link.word(), why }))
+            Err(Error::BadPointer { word: link.word(), why }.into())
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::PageCopy;
 use crate::{
-    access::{Interrupt, Views},
+    access::{Interrupt, PageRef, Views},
     buffer::Buffer,
     lock::LockWord,
     page::{self, CHECKSUM, HEADER_WORDS, IDENTITY, Identity, PAGE_WORDS_MAX, StructureId, mix},
@@ -61,8 +61,10 @@ pub(super) struct Changed {
 
 impl Changed {
     fn open(copy: PageCopy) -> Self {
-        let sum = copy.words[CHECKSUM].wrapping_sub(page::binding(copy.lock.version()));
-        Self { at: copy.at, lock: copy.lock, image: copy.words, dirty: Dirty::default(), free: false, sum }
+        let (at, lock) = (copy.at(), copy.lock());
+        let image = copy.0;
+        let sum = image[CHECKSUM].wrapping_sub(page::binding(lock.version()));
+        Self { at, lock, image, dirty: Dirty::default(), free: false, sum }
     }
 
     fn set(&mut self, index: usize, word: u64) {

@@ -14,6 +14,10 @@ use std::{
 
 use crate::sync::{AtomicU64, Ordering};
 
+/// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
+/// doorbell for each would cost more than it brings.
+const TASKS_PER_EXCHANGE: usize = 4;
+
 /// The ready bits of 64 tasks.
 #[derive(Debug)]
 pub struct ReadyBits(AtomicU64);
@@ -61,17 +65,33 @@ type BoxedTask = Pin<Box<dyn Future<Output = ()>>>;
 
 struct Slot {
     task: Option<BoxedTask>,
-    waker: Waker,
+    /// Out of its slot while the task runs, like the task.
+    waker: Option<Waker>,
     /// Must finish even if the worker goes: it holds a lock in remote memory.
     critical: bool,
+}
+
+/// 64 tasks: who is ready by a waker, and who by a completion, which the worker's own thread collects.
+#[derive(Default)]
+struct Group {
+    woken: std::sync::Arc<ReadyBits>,
+    completed: Cell<u64>,
 }
 
 #[derive(Default)]
 pub(crate) struct Executor {
     slots: RefCell<Vec<Slot>>,
     free: RefCell<Vec<usize>>,
-    ready: RefCell<Vec<std::sync::Arc<ReadyBits>>>,
+    groups: RefCell<Vec<Group>>,
     critical: Cell<usize>,
+    running: Cell<Option<Running>>,
+}
+
+/// The task that is being polled, and what its waker points to.
+#[derive(Clone, Copy)]
+struct Running {
+    index: usize,
+    waker_data: *const (),
 }
 
 impl std::fmt::Debug for Executor {
@@ -88,35 +108,51 @@ impl Executor {
         let slot = &mut slots[index];
         slot.task = Some(task);
         slot.critical = critical;
-        slot.waker.wake_by_ref();
+        drop(slots);
+        self.set_ready(index);
+    }
+
+    /// Makes a task ready, from the worker's own thread.
+    pub(crate) fn set_ready(&self, index: usize) {
+        let groups = self.groups.borrow();
+        let completed = &groups[index / 64].completed;
+        completed.set(completed.get() | 1 << (index % 64));
+    }
+
+    /// The task that is being polled, if `waker` is its own: then [`Executor::set_ready`] does what waking would.
+    pub(crate) fn task_of(&self, waker: &Waker) -> Option<usize> {
+        self.running.get().filter(|running| running.waker_data == waker.data()).map(|running| running.index)
     }
 
     fn grow(&self) -> usize {
         let mut slots = self.slots.borrow_mut();
-        let mut ready = self.ready.borrow_mut();
+        let mut groups = self.groups.borrow_mut();
         let index = slots.len();
         if index.is_multiple_of(64) {
-            ready.push(std::sync::Arc::new(ReadyBits::new()));
+            groups.push(Group::default());
         }
-        let bits = std::sync::Arc::clone(&ready[index / 64]);
-        let waker = Waker::from(std::sync::Arc::new(TaskWaker { ready: bits, bit: (index % 64) as u32 }));
-        slots.push(Slot { task: None, waker, critical: false });
+        let ready = std::sync::Arc::clone(&groups[index / 64].woken);
+        let waker = Waker::from(std::sync::Arc::new(TaskWaker { ready, bit: (index % 64) as u32 }));
+        slots.push(Slot { task: None, waker: Some(waker), critical: false });
         index
     }
 
-    /// Polls every ready task once; false if none was ready.
-    pub(crate) fn turn(&self) -> bool {
-        let mut any = false;
+    /// Polls every ready task once, and calls `exchange` after every [`TASKS_PER_EXCHANGE`] of them; false if none was ready.
+    pub(crate) fn turn(&self, mut exchange: impl FnMut()) -> bool {
+        let mut polled = 0;
         let mut group = 0;
         loop {
-            let mut bits = match self.ready.borrow().get(group) {
-                Some(ready) => ready.take(),
-                None => return any,
+            let mut bits = match self.groups.borrow().get(group) {
+                Some(group) => group.woken.take() | group.completed.take(),
+                None => return polled != 0,
             };
             while bits != 0 {
-                any = true;
                 self.poll(group * 64 + bits.trailing_zeros() as usize);
                 bits &= bits - 1;
+                polled += 1;
+                if polled % TASKS_PER_EXCHANGE == 0 {
+                    exchange();
+                }
             }
             group += 1;
         }
@@ -125,17 +161,20 @@ impl Executor {
     fn poll(&self, index: usize) {
         // The task leaves its slot while it runs, so that it can spawn others.
         let (mut task, waker) = {
-            let mut slots = self.slots.borrow_mut();
-            let slot = &mut slots[index];
+            let slot = &mut self.slots.borrow_mut()[index];
             let Some(task) = slot.task.take() else { return };
-            (task, slot.waker.clone())
+            (task, slot.waker.take().expect("a task that does not run has its waker in its slot"))
         };
-        if task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
-            self.slots.borrow_mut()[index].task = Some(task);
+        let before = self.running.replace(Some(Running { index, waker_data: waker.data() }));
+        let is_pending = task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending();
+        self.running.set(before);
+        let slot = &mut self.slots.borrow_mut()[index];
+        slot.waker = Some(waker);
+        if is_pending {
+            slot.task = Some(task);
             return;
         }
-        drop(task);
-        let was_critical = std::mem::take(&mut self.slots.borrow_mut()[index].critical);
+        let was_critical = std::mem::take(&mut slot.critical);
         self.critical.set(self.critical.get() - usize::from(was_critical));
         self.free.borrow_mut().push(index);
     }

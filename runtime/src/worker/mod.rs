@@ -72,6 +72,27 @@ struct Inner {
     counted: bool,
 }
 
+impl Inner {
+    /// Rings the doorbell for what was posted and collects completions; false if there was neither.
+    fn exchange(&self) -> bool {
+        let mut endpoint = self.endpoint.borrow_mut();
+        let mut outbox = self.outbox.borrow_mut();
+        let mut progress = !outbox.is_empty();
+        if progress {
+            endpoint.ring(&mut outbox);
+        }
+        drop(outbox);
+        let mut arrived = self.arrived.borrow_mut();
+        endpoint.poll(&mut arrived);
+        drop(endpoint);
+        for completion in arrived.drain(..) {
+            progress = true;
+            self.in_flight.complete(completion, &self.executor);
+        }
+        progress
+    }
+}
+
 /// The owner of a worker; see the [module](self). Not `Send`: make it on the thread that runs it.
 #[derive(Debug)]
 pub struct Worker {
@@ -159,25 +180,14 @@ impl Worker {
         }
     }
 
-    /// One turn: polls the ready tasks, rings the doorbell, collects completions. False if there was nothing to do. For
-    /// executors that drive several workers, such as a simulator's.
+    /// One turn: polls the ready tasks, rings the doorbell and collects completions, several times if many are ready. False
+    /// if there was nothing to do. For executors that drive several workers, such as a simulator's.
     pub fn turn(&self) -> bool {
         let inner = &*self.handle.0;
-        let mut progress = inner.executor.turn();
-        let mut endpoint = inner.endpoint.borrow_mut();
-        let mut outbox = inner.outbox.borrow_mut();
-        if !outbox.is_empty() {
-            progress = true;
-            endpoint.ring(&mut outbox);
-        }
-        drop(outbox);
-        let mut arrived = inner.arrived.borrow_mut();
-        endpoint.poll(&mut arrived);
-        drop(endpoint);
-        for completion in arrived.drain(..) {
-            progress = true;
-            inner.in_flight.complete(completion);
-        }
+        let mut progress = inner.executor.turn(|| {
+            inner.exchange();
+        });
+        progress |= inner.exchange();
         progress
     }
 
@@ -235,6 +245,7 @@ impl Handle {
         self.0.executor.spawn_boxed(Box::pin(future), true);
     }
 
+    #[inline(always)]
     fn post<T>(&self, at: RemotePtr, verb: Verb) -> Posted<T> {
         add(&self.0.counters.bytes, verb.bytes() as u64);
         let slot = self.0.in_flight.open();
@@ -361,6 +372,10 @@ impl Handle {
 
     pub(crate) fn pages(&self) -> &LocalPages {
         &self.0.pages
+    }
+
+    fn executor(&self) -> &Executor {
+        &self.0.executor
     }
 
     fn in_flight(&self) -> &InFlight {

@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::Handle;
+use super::{Handle, executor::Executor};
 use crate::{
     buffer::Buffer,
     error::Error,
@@ -18,10 +18,19 @@ use crate::{
 #[derive(Debug)]
 enum Slot {
     Free,
-    Waiting(Option<Waker>),
-    Done(Result<Done, Error>),
+    Waiting(Waiter),
+    Done(Result<Done, Box<Error>>),
     /// The future is gone; the completion frees the slot.
     Abandoned,
+}
+
+/// Whom a completion makes ready.
+#[derive(Debug)]
+enum Waiter {
+    Nobody,
+    /// A task of the worker, by its number: cheaper than its waker.
+    Task(usize),
+    Waker(Waker),
 }
 
 #[derive(Debug, Default)]
@@ -34,52 +43,51 @@ impl InFlight {
         let (slots, free) = &mut *self.slots.borrow_mut();
         match free.pop() {
             Some(index) => {
-                slots[index] = Slot::Waiting(None);
+                slots[index] = Slot::Waiting(Waiter::Nobody);
                 index
             }
             None => {
-                slots.push(Slot::Waiting(None));
+                slots.push(Slot::Waiting(Waiter::Nobody));
                 slots.len() - 1
             }
         }
     }
 
-    pub(super) fn complete(&self, completion: Completion) {
-        let waker = {
+    pub(super) fn complete(&self, completion: Completion, executor: &Executor) {
+        let waiter = {
             let (slots, free) = &mut *self.slots.borrow_mut();
             let index = completion.ticket.0 as usize;
-            match std::mem::replace(&mut slots[index], Slot::Free) {
-                Slot::Waiting(waker) => {
-                    slots[index] = Slot::Done(completion.outcome);
-                    waker
-                }
+            match std::mem::replace(&mut slots[index], Slot::Done(completion.outcome)) {
+                Slot::Waiting(waiter) => waiter,
                 Slot::Abandoned => {
+                    slots[index] = Slot::Free;
                     free.push(index);
-                    None
+                    Waiter::Nobody
                 }
                 Slot::Free | Slot::Done(_) => unreachable!("an endpoint completes each request once"),
             }
         };
-        waker.into_iter().for_each(Waker::wake);
+        match waiter {
+            Waiter::Nobody => {}
+            Waiter::Task(index) => executor.set_ready(index),
+            Waiter::Waker(waker) => waker.wake(),
+        }
     }
 
-    fn poll(&self, index: usize, cx: &Context<'_>) -> Poll<Result<Done, Error>> {
+    fn poll(&self, index: usize, cx: &Context<'_>, executor: &Executor) -> Poll<Result<Done, Box<Error>>> {
         let (slots, free) = &mut *self.slots.borrow_mut();
-        match &mut slots[index] {
-            Slot::Waiting(waker) => {
-                if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-                    *waker = Some(cx.waker().clone());
-                }
-                Poll::Pending
-            }
-            slot => {
-                let Slot::Done(outcome) = std::mem::replace(slot, Slot::Free) else {
-                    unreachable!("a posted future holds its slot until it is ready")
-                };
-                free.push(index);
-                Poll::Ready(outcome)
-            }
+        if let Slot::Waiting(waiter) = &mut slots[index] {
+            *waiter = match executor.task_of(cx.waker()) {
+                Some(task) => Waiter::Task(task),
+                None => Waiter::Waker(cx.waker().clone()),
+            };
+            return Poll::Pending;
         }
+        let Slot::Done(outcome) = std::mem::replace(&mut slots[index], Slot::Free) else {
+            unreachable!("a posted future holds its slot until it is ready")
+        };
+        free.push(index);
+        Poll::Ready(outcome)
     }
 
     fn abandon(&self, index: usize) {
@@ -129,7 +137,7 @@ pub struct Posted<T> {
 #[derive(Debug)]
 enum PostedState {
     Pending { handle: Handle, slot: usize },
-    Refused(Option<Error>),
+    Refused(Option<Box<Error>>),
     Taken,
 }
 
@@ -139,7 +147,7 @@ impl<T> Posted<T> {
     }
 
     pub(super) fn refused(error: Error) -> Self {
-        Self { state: PostedState::Refused(Some(error)), result: PhantomData }
+        Self { state: PostedState::Refused(Some(Box::new(error))), result: PhantomData }
     }
 
     pub(super) fn ticket(slot: usize) -> Ticket {
@@ -148,11 +156,11 @@ impl<T> Posted<T> {
 }
 
 impl<T: FromDone> Future for Posted<T> {
-    type Output = Result<T, Error>;
+    type Output = Result<T, Box<Error>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &mut self.state {
-            PostedState::Pending { handle, slot } => match handle.in_flight().poll(*slot, cx) {
+            PostedState::Pending { handle, slot } => match handle.in_flight().poll(*slot, cx, handle.executor()) {
                 Poll::Ready(outcome) => outcome.map(T::from_done),
                 Poll::Pending => return Poll::Pending,
             },

@@ -79,7 +79,7 @@ pub(super) async fn load<A: Access + Clone + 'static>(
 
 fn changed(interrupt: Interrupt) -> Error {
     match interrupt {
-        Interrupt::Failed(error) => error,
+        Interrupt::Failed(error) => *error,
         // Somebody changed the root: it is not empty any more.
         _ => Error::NotEmpty,
     }
@@ -125,6 +125,7 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
 
     async fn write(&mut self) -> Result<(), Error> {
         let full = std::mem::take(&mut self.full);
+        let written_before = self.written.len();
         let mut pages = Vec::with_capacity(full.len());
         let mut contents = Vec::with_capacity(full.len());
         for Full { page, level, fences, right, entries } in full {
@@ -137,7 +138,12 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
                 NodeMut::new(views, index).rewrite(*level, *fences, *right, entries);
             }
         };
-        self.access.change(vec![], pages, fill).await.map_err(changed)
+        let outcome = self.access.change(vec![], pages, fill).await.map_err(changed);
+        if outcome.is_err() {
+            // They went back to where they were allocated from.
+            self.written.truncate(written_before);
+        }
+        outcome
     }
 
     async fn finish(mut self, root: A::Page<'a>) -> Result<(), Error> {

@@ -149,7 +149,7 @@ impl BTree<OneSided> {
 
 fn unexpected(interrupt: Interrupt) -> Error {
     match interrupt {
-        Interrupt::Failed(error) => error,
+        Interrupt::Failed(error) => *error,
         _ => Error::Malformed("an unconditional change was refused"),
     }
 }

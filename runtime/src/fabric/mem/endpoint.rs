@@ -15,34 +15,80 @@ use crate::{
 pub(super) struct MemEndpoint {
     regions: Arc<Vec<Region>>,
     options: MemOptions,
-    clock: Clock,
-    /// When the link to each server is free again; used with a bandwidth limit.
-    link_free_ns: Vec<u64>,
-    arrived: VecDeque<(u64, Completion)>,
-    nasty: Option<Nasty>,
+    mode: Mode,
 }
 
-impl MemEndpoint {
-    pub(super) fn new(regions: Arc<Vec<Region>>, options: MemOptions, seed: u64, clock: Clock) -> Self {
-        let link_free_ns = vec![0; regions.len()];
-        let nasty = options.nasty.then(|| Nasty::new(seed, options.ordered_writes));
-        Self { regions, options, clock, link_free_ns, arrived: VecDeque::new(), nasty }
-    }
+#[derive(Debug)]
+enum Mode {
+    /// Requests are executed at the doorbell.
+    Direct {
+        done: Vec<Completion>,
+    },
+    /// Requests are executed when they are due.
+    Timed(Timed),
+    Nasty {
+        nasty: Box<Nasty>,
+        timed: Timed,
+    },
+}
 
-    fn is_timed(&self) -> bool {
-        self.options.latency_ns != 0 || self.options.bandwidth_bytes_per_s != 0
-    }
+/// Requests, or what they came to, on their way.
+#[derive(Debug)]
+struct Timed {
+    clock: Clock,
+    /// The time at the doorbell, until the poll that follows: one reading of the clock serves both.
+    rung_at_ns: Option<u64>,
+    /// When the link to each server is free again.
+    link_free_ns: Vec<u64>,
+    waiting: VecDeque<(u64, Request)>,
+    /// What nasty mode has executed already.
+    executed: Vec<(u64, Completion)>,
+}
 
-    /// When a request posted at `now_ns` may complete.
-    fn due_ns(&mut self, request: &Request, now_ns: u64) -> u64 {
+impl Timed {
+    /// When a request posted at `now_ns` is due.
+    fn due_ns(&mut self, options: &MemOptions, request: &Request, now_ns: u64) -> u64 {
         let mut sent_ns = now_ns;
-        let bandwidth = self.options.bandwidth_bytes_per_s;
+        let bandwidth = options.bandwidth_bytes_per_s;
         if let (1.., Some(free_ns)) = (bandwidth, self.link_free_ns.get_mut(request.at.server().index())) {
             let transfer_ns = u128::from(request.verb.bytes() as u64) * 1_000_000_000 / u128::from(bandwidth);
             *free_ns = now_ns.max(*free_ns) + transfer_ns as u64;
             sent_ns = *free_ns;
         }
-        sent_ns + self.options.latency_ns
+        sent_ns + options.latency_ns
+    }
+
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.executed.is_empty()
+    }
+
+    /// Now, or at the doorbell just before.
+    fn now_ns(&mut self, options: &MemOptions) -> u64 {
+        match self.rung_at_ns.take() {
+            _ if !options.is_timed() => 0,
+            Some(rung_at_ns) => rung_at_ns,
+            None => self.clock.now_ns(),
+        }
+    }
+}
+
+impl MemEndpoint {
+    pub(super) fn new(regions: Arc<Vec<Region>>, options: MemOptions, seed: u64, clock: Clock) -> Self {
+        let timed = Timed {
+            clock,
+            rung_at_ns: None,
+            link_free_ns: vec![0; regions.len()],
+            waiting: VecDeque::new(),
+            executed: Vec::new(),
+        };
+        let mode = match options {
+            MemOptions { nasty: true, .. } => {
+                Mode::Nasty { nasty: Box::new(Nasty::new(seed, options.ordered_writes)), timed }
+            }
+            _ if options.is_timed() => Mode::Timed(timed),
+            _ => Mode::Direct { done: Vec::new() },
+        };
+        Self { regions, options, mode }
     }
 }
 
@@ -56,47 +102,94 @@ impl Endpoint for MemEndpoint {
     }
 
     fn ring(&mut self, requests: &mut Vec<Request>) {
-        let now_ns = if self.is_timed() { self.clock.now_ns() } else { 0 };
-        for request in requests.drain(..) {
-            let due_ns = if self.is_timed() { self.due_ns(&request, now_ns) } else { 0 };
-            match &mut self.nasty {
-                Some(nasty) => nasty.accept(&self.regions, request, due_ns),
-                None => self.arrived.push_back((due_ns, execute(&self.regions, request))),
+        if requests.len() > 1 || self.options.is_timed() {
+            // As a card would fetch ahead, so that the processor waits for memory once, not for each request.
+            requests.iter().for_each(|request| prefetch(&self.regions, request));
+        }
+        match &mut self.mode {
+            Mode::Direct { done } => {
+                for Request { ticket, at, verb } in requests.drain(..) {
+                    done.push(Completion { ticket, outcome: execute(&self.regions, at, verb) });
+                }
+            }
+            Mode::Timed(timed) => {
+                let now_ns = timed.clock.now_ns();
+                timed.rung_at_ns = Some(now_ns);
+                for request in requests.drain(..) {
+                    let due_ns = timed.due_ns(&self.options, &request, now_ns);
+                    timed.waiting.push_back((due_ns, request));
+                }
+            }
+            Mode::Nasty { nasty, timed } => {
+                let now_ns = timed.now_ns(&self.options);
+                for request in requests.drain(..) {
+                    let due_ns =
+                        if self.options.is_timed() { timed.due_ns(&self.options, &request, now_ns) } else { 0 };
+                    nasty.accept(&self.regions, request, due_ns);
+                }
             }
         }
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
-        if let Some(nasty) = &mut self.nasty {
-            nasty.step(&self.regions, &mut self.arrived);
-        }
-        if self.arrived.is_empty() {
-            return;
-        }
-        if !self.is_timed() {
-            completions.extend(self.arrived.drain(..).map(|(_, completion)| completion));
-            return;
-        }
-        let now_ns = self.clock.now_ns();
-        if self.nasty.is_none() && self.options.bandwidth_bytes_per_s == 0 {
-            // Equal latencies: due in the order of posting.
-            while self.arrived.front().is_some_and(|&(due_ns, _)| due_ns <= now_ns) {
-                completions.extend(self.arrived.pop_front().map(|(_, completion)| completion));
+        let timed = match &mut self.mode {
+            Mode::Direct { done } => return completions.append(done),
+            Mode::Timed(timed) => timed,
+            Mode::Nasty { nasty, timed } => {
+                nasty.step(&self.regions, &mut timed.executed);
+                timed
             }
+        };
+        if timed.is_idle() {
             return;
         }
-        for _ in 0..self.arrived.len() {
-            let Some((due_ns, completion)) = self.arrived.pop_front() else { break };
-            if due_ns <= now_ns {
-                completions.push(completion);
-            } else {
-                self.arrived.push_back((due_ns, completion));
-            }
+        let now_ns = timed.now_ns(&self.options);
+        // To one server, requests are due in the order of their posting. With a limited bandwidth, another server's may
+        // have to wait behind them: a request is never early.
+        while let Some((_, Request { ticket, at, verb })) =
+            timed.waiting.pop_front_if(|&mut (due_ns, _)| due_ns <= now_ns)
+        {
+            completions.push(Completion { ticket, outcome: execute(&self.regions, at, verb) });
         }
+        let due = timed.executed.extract_if(.., |&mut (due_ns, _)| due_ns <= now_ns);
+        completions.extend(due.map(|(_, completion)| completion));
     }
 
     fn next_due_ns(&self) -> Option<u64> {
-        self.arrived.iter().map(|&(due_ns, _)| due_ns).min()
+        match &self.mode {
+            Mode::Direct { .. } => None,
+            Mode::Timed(timed) | Mode::Nasty { timed, .. } => {
+                let executed = timed.executed.iter().map(|&(due_ns, _)| due_ns).min();
+                timed.waiting.front().map(|&(due_ns, _)| due_ns).into_iter().chain(executed).min()
+            }
+        }
+    }
+}
+
+/// Asks the processor for the cache lines that a READ will copy.
+fn prefetch(regions: &[Region], request: &Request) {
+    let Verb::Read(buffer) = &request.verb else { return };
+    let Some(words) = words_at(regions, request.at, buffer.len() * 8) else { return };
+    for line in (0..words.len()).step_by(8) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a prefetch reads nothing and cannot fault; SSE is part of x86-64.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(words.as_ptr().wrapping_add(line).cast());
+        }
+        let _ = line;
+    }
+}
+
+/// Copies word by word, a cache line at a time.
+fn copy_out(from: &[AtomicU64], to: &mut [u64]) {
+    let (lines, rest) = to.as_chunks_mut::<8>();
+    let (from_lines, from_rest) = from.as_chunks::<8>();
+    for (to, from) in lines.iter_mut().zip(from_lines) {
+        *to = std::array::from_fn(|word| from[word].load(Ordering::Relaxed));
+    }
+    for (to, from) in rest.iter_mut().zip(from_rest) {
+        *to = from.load(Ordering::Relaxed);
     }
 }
 
@@ -110,21 +203,20 @@ pub(super) fn words_at(regions: &[Region], at: RemotePtr, bytes: usize) -> Optio
     words.get(first..first.checked_add(bytes / 8)?)
 }
 
-pub(super) fn outside(request: Request) -> Completion {
+pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
     let why = "the address is not inside the memory server's region, or not aligned to 8 bytes".into();
-    let outcome = Err(Error::Fabric { what: request.verb.name(), at: request.at, why });
-    Completion { ticket: request.ticket, outcome }
+    Box::new(Error::Fabric { what: verb.name(), at, why })
 }
 
 /// Executes a request at once. The fences give what a reliable connection gives: a WRITE is placed after all before it,
 /// and what a READ returns is no older than what the READs completed before it returned.
-fn execute(regions: &[Region], request: Request) -> Completion {
-    let Some(words) = words_at(regions, request.at, request.verb.bytes()) else { return outside(request) };
-    let done = match request.verb {
+// Inlined: its result would otherwise be written in words and read back as a vector, which stalls the processor.
+#[inline(always)]
+fn execute(regions: &[Region], at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>> {
+    let Some(words) = words_at(regions, at, verb.bytes()) else { return Err(outside(at, &verb)) };
+    Ok(match verb {
         Verb::Read(mut buffer) => {
-            for (to, from) in buffer.iter_mut().zip(words) {
-                *to = from.load(Ordering::Relaxed);
-            }
+            copy_out(words, &mut buffer);
             fence(Ordering::Acquire);
             Done::Read(buffer)
         }
@@ -141,8 +233,7 @@ fn execute(regions: &[Region], request: Request) -> Completion {
         }
         Verb::CompareSwap { expected, new } => Done::Previous(compare_swap(&words[0], expected, new)),
         Verb::FetchAdd(add) => Done::Previous(words[0].fetch_add(add, Ordering::AcqRel)),
-    };
-    Completion { ticket: request.ticket, outcome: Ok(done) }
+    })
 }
 
 pub(super) fn compare_swap(word: &AtomicU64, expected: u64, new: u64) -> u64 {

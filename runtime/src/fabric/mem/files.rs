@@ -74,10 +74,11 @@ pub(crate) fn region_path(dir: &Path, server: ServerId) -> PathBuf {
     dir.join(format!("server-{server}.mem"))
 }
 
-/// Maps the region of a memory server that is running.
-pub(super) fn open_served(dir: &Path, server: ServerId) -> Result<Region, Error> {
+/// Maps the region of a memory server, one of `servers`, that is running.
+pub(super) fn open_served(dir: &Path, server: ServerId, servers: usize) -> Result<Region, Error> {
     let path = region_path(dir, server);
-    let start = || format!("start it with `farlink serve --dir {} --server {server}`", dir.display());
+    let start =
+        || format!("start it with `farlink serve --dir {} --server {server} --servers {servers}`", dir.display());
     let file = match OpenOptions::new().read(true).write(true).open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => {

@@ -61,6 +61,10 @@ impl Default for MemOptions {
 }
 
 impl MemOptions {
+    fn is_timed(&self) -> bool {
+        self.latency_ns != 0 || self.bandwidth_bytes_per_s != 0
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             ordered_writes: self.ordered_writes,
@@ -104,9 +108,16 @@ impl MemFabric {
     pub fn open(dir: &Path, options: MemOptions) -> Result<Self, Error> {
         let cluster = files::ClusterFile::read(dir)?;
         let regions = (0..cluster.servers)
-            .map(|index| files::open_served(dir, files::server_id(index)?))
+            .map(|index| files::open_served(dir, files::server_id(index)?, cluster.servers))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self { regions: Arc::new(regions), claims: Claims::files(dir), options })
+    }
+
+    /// One memory server of a few zeroed words, unformatted: what a model can afford.
+    #[cfg(loom)]
+    pub fn unformatted(words: usize) -> Result<Self, Error> {
+        let regions = vec![Region::anonymous(words * 8)?];
+        Ok(Self { regions: Arc::new(regions), claims: Claims::in_process(), options: MemOptions::default() })
     }
 
     /// The words of a region, for whoever plays the memory server in the same process and for tests that damage memory.

@@ -6,8 +6,6 @@
 //! [`ordered_writes`](super::MemOptions::ordered_writes) is off): a request to a server does not begin before all earlier
 //! WRITEs and atomics of this endpoint to that server are placed.
 
-use std::collections::VecDeque;
-
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use super::{
@@ -57,7 +55,8 @@ impl Nasty {
 
     pub(super) fn accept(&mut self, regions: &[Region], request: Request, due_ns: u64) {
         if words_at(regions, request.at, request.verb.bytes()).is_none() {
-            self.refused.push((due_ns, outside(request)));
+            let outcome = Err(outside(request.at, &request.verb));
+            self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
             return;
         }
         let lines = match &request.verb {
@@ -72,9 +71,9 @@ impl Nasty {
         self.pending.push(Pending { request, due_ns, lines, done: None, hold });
     }
 
-    /// Takes some steps and moves what has completed to `arrived`.
-    pub(super) fn step(&mut self, regions: &[Region], arrived: &mut VecDeque<(u64, Completion)>) {
-        arrived.extend(self.refused.drain(..));
+    /// Takes some steps and moves what has completed to `executed`.
+    pub(super) fn step(&mut self, regions: &[Region], executed: &mut Vec<(u64, Completion)>) {
+        executed.append(&mut self.refused);
         let steps = self.rng.random_range(1..=8 + 4 * self.pending.len());
         for _ in 0..steps {
             let eligible: Vec<usize> = (0..self.pending.len()).filter(|&index| self.is_eligible(index)).collect();
@@ -93,7 +92,8 @@ impl Nasty {
                     Verb::Read(buffer) => Done::Read(buffer),
                     _ => Done::Written,
                 });
-                arrived.push_back((due_ns, Completion { ticket: request.ticket, outcome: Ok(done) }));
+                let completion = Completion { ticket: request.ticket, outcome: Ok(done) };
+                executed.push((due_ns, completion));
             } else {
                 pending.hold = pending.hold.saturating_sub(u32::from(pending.is_placed()));
                 index += 1;
