@@ -50,7 +50,7 @@ impl Epochs {
     /// Makes `epoch` (never less than before) the one in which operations begin from now on, and returns what may be
     /// announced: the oldest epoch in which a running operation began, at most `epoch`.
     pub fn advance(&self, epoch: u64) -> u64 {
-        self.seen.store(epoch, Ordering::Relaxed);
+        self.seen.store(epoch, Ordering::Release);
         // Pairs with the fence in `pin`: either that worker sees this epoch, or its pin is seen here.
         fence(Ordering::SeqCst);
         lock(&self.workers).iter().map(|slot| slot.load(Ordering::Acquire)).fold(epoch, u64::min)
@@ -79,7 +79,7 @@ impl LocalEpoch {
     /// An operation begins; it ends when the pin is dropped.
     pub fn pin(&self, epochs: &Epochs) -> Pin {
         let mut began = self.0.began.borrow_mut();
-        let mut epoch = epochs.seen.load(Ordering::Relaxed);
+        let mut epoch = epochs.seen.load(Ordering::Acquire);
         match began.back_mut() {
             // The worker announces an older epoch as it is: no need to publish anything.
             Some((latest, count)) if *latest == epoch => *count += 1,
@@ -88,7 +88,7 @@ impl LocalEpoch {
                 loop {
                     self.0.slot.store(epoch, Ordering::Relaxed);
                     fence(Ordering::SeqCst);
-                    let now = epochs.seen.load(Ordering::Relaxed);
+                    let now = epochs.seen.load(Ordering::Acquire);
                     if now == epoch {
                         break;
                     }

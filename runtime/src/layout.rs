@@ -7,8 +7,8 @@
 //! 4 KiB      catalog: 64 pages of 128 B (used on server 0)
 //! 12 KiB     compute-server slots: 256 x [incarnation, announced epoch] (used on server 0)
 //! 16 KiB     chunk directory: a chunk x [state, free pages]
-//! ...        free-page bitmaps: a chunk x 512 B, one bit a page, set = free and held by nobody
-//! ...        chunks of 256 KiB, aligned to their size
+//! ...        free-page bitmaps: a chunk x 128 B, one bit a page, set = free and held by nobody
+//! ...        chunks of 64 KiB, aligned to their size
 //! ```
 //!
 //! Everything that changes is changed by compute servers with one-sided operations, so a memory server needs no processor
@@ -27,7 +27,7 @@ pub const FORMAT_VERSION: u64 = 1;
 const BANNER: &[u8; 64] = b"farlink: the memory of a memory server. Do not edit.           \n";
 
 /// Bytes of a chunk, the unit that a compute server leases; all its pages have one size class for ever.
-pub const CHUNK_BYTES: u64 = 256 << 10;
+pub const CHUNK_BYTES: u64 = 64 << 10;
 /// How many compute servers can be attached at a time.
 pub const SLOTS: usize = 256;
 /// How many structures a cluster can hold.

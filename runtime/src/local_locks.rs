@@ -38,7 +38,7 @@ impl LocalLocks {
         slots.dedup();
         let mut taken = Taken { locks: self.clone(), slots: Vec::with_capacity(slots.len()) };
         for slot in slots {
-            if self.0[usize::from(slot)].swap(true, Ordering::Acquire) {
+            if self.0[usize::from(slot)].compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
                 return None;
             }
             taken.slots.push(slot);

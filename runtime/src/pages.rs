@@ -35,7 +35,7 @@ const BATCH: usize = 32;
 const LOCAL_MAX: usize = 4 * BATCH;
 const SURPLUS_PAGES: usize = 4096;
 /// Pages that one scan of the bitmaps aims to collect.
-const COLLECT_MIN: usize = 128;
+const COLLECT_MIN: usize = 256;
 
 /// Where a new page should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,9 +139,19 @@ struct Limbo {
 pub(crate) struct SharedPages {
     free: Mutex<HashMap<(ServerId, SizeClass), Vec<FreePage>>>,
     limbo: Mutex<Limbo>,
+    /// The chunk where the next search of the bitmaps begins.
+    search_from: Mutex<HashMap<(ServerId, SizeClass), u64>>,
 }
 
 impl SharedPages {
+    fn search_from(&self, key: (ServerId, SizeClass)) -> u64 {
+        lock(&self.search_from).get(&key).copied().unwrap_or(0)
+    }
+
+    fn set_search_from(&self, key: (ServerId, SizeClass), chunk: u64) {
+        lock(&self.search_from).insert(key, chunk);
+    }
+
     fn take(&self, key: (ServerId, SizeClass), count: usize, into: &mut Vec<FreePage>) {
         if let Some(list) = lock(&self.free).get_mut(&key) {
             into.extend(list.drain(list.len().saturating_sub(count)..));
@@ -217,7 +227,10 @@ pub async fn allocate(worker: &Handle, class: SizeClass, placement: Placement) -
             if let Some(page) = worker.pages().pop(compute, key) {
                 return Ok(NewPage { page, worker: Some(worker.clone()) });
             }
-            if !refill(worker, geometry, class).await? {
+            // Run to its end, whatever becomes of the caller: what it has taken from a memory server would be lost.
+            let (refiller, server) = (worker.clone(), geometry.server);
+            let refill = async move { refill(&refiller, &refiller.compute().geometry[server.index()], class).await };
+            if !worker.spawn_to_end(refill).await? {
                 break;
             }
         }
@@ -280,31 +293,58 @@ impl ChunkState {
 
 /// The chunk directory of a server up to the last chunk leased: for each chunk its state word and its free pages.
 pub(crate) async fn directory(worker: &Handle, geometry: &Geometry) -> Result<Vec<[u64; DIRECTORY_WORDS]>, Error> {
-    let leased = worker.read(geometry.dynamic_at(Dynamic::NextChunk), 1).await?[0].min(geometry.chunks);
+    let leased = leased_chunks(worker, geometry).await?;
     let mut entries = Vec::with_capacity(leased as usize);
-    let per_read = (PAGE_WORDS_MAX / DIRECTORY_WORDS) as u64;
-    for first in (0..leased).step_by(per_read as usize) {
-        let count = per_read.min(leased - first) as usize;
-        let words = worker.read(geometry.directory_at(first), count * DIRECTORY_WORDS).await?;
-        entries.extend(words.chunks_exact(DIRECTORY_WORDS).map(|entry| [entry[0], entry[1]]));
+    while (entries.len() as u64) < leased {
+        let first = entries.len() as u64;
+        entries.extend(directory_block(worker, geometry, first, leased).await?);
     }
     Ok(entries)
 }
 
-/// Takes free pages of one class out of bitmaps; false if there were none.
+async fn leased_chunks(worker: &Handle, geometry: &Geometry) -> Result<u64, Error> {
+    let next = worker.read(geometry.dynamic_at(Dynamic::NextChunk), 1).await?[0];
+    Ok(next.min(geometry.chunks))
+}
+
+/// As many entries of the directory from `first` on as one READ fetches.
+async fn directory_block(
+    worker: &Handle,
+    geometry: &Geometry,
+    first: u64,
+    leased: u64,
+) -> Result<Vec<[u64; DIRECTORY_WORDS]>, Error> {
+    let count = (leased - first).min((PAGE_WORDS_MAX / DIRECTORY_WORDS) as u64) as usize;
+    let words = worker.read(geometry.directory_at(first), count * DIRECTORY_WORDS).await?;
+    Ok(words.chunks_exact(DIRECTORY_WORDS).map(|entry| [entry[0], entry[1]]).collect())
+}
+
+/// Takes free pages of one class out of bitmaps, going on where the last search ended; false if there were none.
 async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
+    let pages = &worker.compute().pages;
+    let key = (geometry.server, class);
+    let leased = leased_chunks(worker, geometry).await?;
+    let start = pages.search_from(key).min(leased);
     let mut found = Vec::new();
-    for (chunk, entry) in (0..).zip(directory(worker, geometry).await?) {
-        if found.len() >= COLLECT_MIN {
-            break;
-        }
-        let of_class = ChunkState::from_word(entry[0]).is_some_and(|state| state.class == class);
-        if of_class && entry[1] != 0 {
-            collect_chunk(worker, geometry, class, chunk, &mut found).await?;
+    for range in [start..leased, 0..start] {
+        let mut chunk = range.start;
+        while chunk < range.end {
+            for entry in directory_block(worker, geometry, chunk, range.end).await? {
+                let of_class = ChunkState::from_word(entry[0]).is_some_and(|state| state.class == class);
+                if of_class && entry[1] != 0 {
+                    collect_chunk(worker, geometry, class, chunk, &mut found).await?;
+                }
+                if found.len() >= COLLECT_MIN {
+                    pages.set_search_from(key, chunk);
+                    pages.put(found.into_iter());
+                    return Ok(true);
+                }
+                chunk += 1;
+            }
         }
     }
     let any = !found.is_empty();
-    worker.compute().pages.put(found.into_iter());
+    pages.put(found.into_iter());
     Ok(any)
 }
 

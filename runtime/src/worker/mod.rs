@@ -239,10 +239,12 @@ impl Handle {
         handle
     }
 
-    /// Starts a task that must not be cut off: dropping the worker waits for it. For changes that hold remote locks, and
-    /// for taking back what a failed operation has left.
-    pub fn spawn_to_end(&self, future: impl Future<Output = ()> + 'static) {
-        self.0.executor.spawn_boxed(Box::pin(future), true);
+    /// Starts a task that must not be cut off: dropping the worker waits for it. For changes that hold remote locks, for
+    /// pages on their way from one holder to another, and for taking back what a failed operation has left.
+    pub fn spawn_to_end<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
+        let (task, handle) = Task::new(future);
+        self.0.executor.spawn_boxed(task, true);
+        handle
     }
 
     #[inline(always)]

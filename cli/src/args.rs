@@ -1,0 +1,404 @@
+//! The command line, and the plan that a `bench` command line means.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::keys::Distribution;
+use crate::plan::{KeySource, Limit, Load, Plan, Structure, Validation};
+use crate::units::{parse_bytes, parse_bytes_per_second, parse_nanoseconds};
+use crate::workload::{Mix, Shares};
+
+/// Limits that turn a slip of the finger into an error instead of an hour of waiting.
+const SERVERS_MAX: u32 = 256;
+const PROCESSES_MAX: u32 = 256;
+const WORKERS_MAX: u32 = 1024;
+const IN_FLIGHT_MAX: u32 = 4096;
+const PAGE_BYTES_MIN: u32 = 256;
+const PAGE_BYTES_MAX: u32 = 4096;
+/// How long a mix runs unless told otherwise.
+const SECONDS_DEFAULT: f64 = 3.0;
+const KEYS_DEFAULT: u64 = 1_000_000;
+
+/// Link-based data structures in disaggregated memory: serve memory, measure, check.
+#[derive(Debug, Parser)]
+#[command(name = "farlink", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Build a tree in disaggregated memory, run mixes of operations on it, and check it.
+    ///
+    /// Without options: two memory servers as processes of their own, one compute process with two workers, a million
+    /// keys bulk-loaded, YCSB A to F one after another, then the tree's check. Exit status 0 only if all of it held.
+    Bench(Box<BenchArgs>),
+    /// Serve memory until told to stop (SIGTERM or SIGINT).
+    Serve(ServeArgs),
+    /// List the trees of a running cluster by name and check them. Nobody may change them meanwhile.
+    Check(CheckArgs),
+    /// One compute process of a bench; started by it, and told what to do on standard input.
+    #[command(hide = true)]
+    Compute,
+}
+
+/// How keys are put into the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LoadChoice {
+    /// In key order, pages filled to --fill.
+    Bulk,
+    /// One insert a key, in random order.
+    Insert,
+}
+
+/// How keys are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DistributionChoice {
+    /// Every key alike.
+    Uniform,
+    /// Zipf with exponent --theta.
+    Zipf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The structure to measure.
+    #[arg(long, value_enum, default_value = "btree")]
+    pub(crate) structure: Structure,
+    /// Memory servers to start, each a process.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) servers: u32,
+    /// Memory that each server gives; the default leaves ample room for the keys.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub(crate) server_bytes: Option<u64>,
+    /// Compute processes.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) processes: u32,
+    /// Workers of each compute process; a worker is one thread.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) workers: u32,
+    /// Operations that each worker keeps in flight; with a list, each mix runs once with each.
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1")]
+    pub(crate) in_flight: Vec<u32>,
+    /// How many keys to load (a million; with --trace and neither this nor --keys-file, none).
+    #[arg(long, conflicts_with = "keys_file")]
+    pub(crate) keys: Option<u64>,
+    /// Load the keys of this file: SOSD binary, or one integer a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) keys_file: Option<PathBuf>,
+    /// How to load them.
+    #[arg(long, value_enum, default_value = "bulk")]
+    pub(crate) load: LoadChoice,
+    /// How full a bulk load makes each page, from 0.1 to 1.
+    #[arg(long, default_value_t = 0.9)]
+    pub(crate) fill: f64,
+    /// How operations choose among the loaded keys.
+    #[arg(long, value_enum, default_value = "zipf")]
+    pub(crate) distribution: DistributionChoice,
+    /// The exponent of zipf: 0 is uniform, larger is more skewed.
+    #[arg(long, default_value_t = 0.99)]
+    pub(crate) theta: f64,
+    /// Mixes to run: a to f (YCSB), read-only, read-intensive, write-intensive, insert-intensive, scan-intensive.
+    #[arg(long, value_name = "NAME[,NAME...]", default_value = "a,b,c,d,e,f")]
+    pub(crate) mix: String,
+    #[command(flatten)]
+    pub(crate) shares: ShareArgs,
+    /// Entries that a scan asks for; YCSB E draws from 1 to this.
+    #[arg(long, default_value_t = 100)]
+    pub(crate) scan_length: u32,
+    /// Bytes of a page: a power of two from 256 to 4096.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) page_bytes: u32,
+    /// Latency of every remote operation: 2us, 500ns; a bare number is nanoseconds.
+    #[arg(long, visible_alias = "latency-ns", value_name = "TIME", default_value = "0", value_parser = parse_nanoseconds)]
+    pub(crate) latency: u64,
+    /// Bandwidth of each worker's link to each memory server: 10GB/s, 100Gbit/s; without it, no limit.
+    #[arg(long, value_name = "RATE", value_parser = parse_bytes_per_second)]
+    pub(crate) bandwidth: Option<u64>,
+    /// Tear reads between cache lines in shuffled order and delay operations, as a network card may.
+    #[arg(long)]
+    pub(crate) nasty: bool,
+    /// How a reader proves that it read a page whole.
+    #[arg(long, value_enum, default_value = "checksum")]
+    pub(crate) validation: Validation,
+    /// Seconds that each mix runs (3 without --ops).
+    #[arg(long, conflicts_with = "ops")]
+    pub(crate) seconds: Option<f64>,
+    /// Operations of each mix, over all workers, instead of a time.
+    #[arg(long)]
+    pub(crate) ops: Option<u64>,
+    /// After the mixes, so often: remove all loaded keys and insert them again, in random order.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) rounds: u32,
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Replay the operations of this file (`-`: standard input) and print the answers, instead of running mixes.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "rounds", "seconds", "ops", "json"])]
+    pub(crate) trace: Option<PathBuf>,
+    /// Use the running servers of this folder instead of starting some.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["servers", "server_bytes"])]
+    pub(crate) connect: Option<PathBuf>,
+    /// The tree's name in the catalog.
+    #[arg(long, value_name = "NAME", default_value = "bench")]
+    pub(crate) tree: String,
+}
+
+/// A mix by its percentages, instead of `--mix`.
+#[derive(Debug, Args)]
+#[group(id = "shares", multiple = true, conflicts_with = "mix")]
+pub(crate) struct ShareArgs {
+    /// Percent of lookups. Percentages make a mix of their own; they must add to 100.
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) read: Option<u8>,
+    /// Percent of updates.
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) update: Option<u8>,
+    /// Percent of inserts of new keys.
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) insert: Option<u8>,
+    /// Percent of removes of loaded keys.
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) remove: Option<u8>,
+    /// Percent of scans.
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) scan: Option<u8>,
+    /// Percent of read-modify-writes.
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) rmw: Option<u8>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The cluster's folder, the same for all its servers.
+    #[arg(long)]
+    pub(crate) dir: PathBuf,
+    /// This server's number, from 0.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) server: u32,
+    /// How many servers the cluster has.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) servers: u32,
+    /// Memory to give: 64MiB, 1GiB. Without it, what an earlier run of this server left, else 1 GiB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub(crate) bytes: Option<u64>,
+    /// Remove this server's memory when it stops.
+    #[arg(long)]
+    pub(crate) ephemeral: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The folder of the running cluster.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) connect: PathBuf,
+    /// Check only the tree of this name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tree: Option<String>,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl ServeArgs {
+    /// What clap cannot see by itself.
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
+        within("--servers", self.servers, 1, SERVERS_MAX)?;
+        ensure!(
+            self.server < self.servers,
+            "--server {} is not one of the {} servers; they are numbered from 0",
+            self.server,
+            self.servers
+        );
+        Ok(())
+    }
+}
+
+impl ShareArgs {
+    fn given(&self) -> Option<Shares> {
+        let all = [self.read, self.update, self.insert, self.remove, self.scan, self.rmw];
+        let [read, update, insert, remove, scan, rmw] = all.map(Option::unwrap_or_default);
+        all.iter().any(Option::is_some).then_some(Shares { read, update, insert, remove, scan, rmw })
+    }
+}
+
+impl BenchArgs {
+    /// Whether keys are loaded: always for mixes, for a trace only if they were asked for.
+    pub(crate) fn loads_keys(&self) -> bool {
+        self.trace.is_none() || self.keys.is_some() || self.keys_file.is_some()
+    }
+
+    /// The plan that these arguments mean.
+    pub(crate) fn plan(&self) -> anyhow::Result<Plan> {
+        within("--servers", self.servers, 1, SERVERS_MAX)?;
+        within("--processes", self.processes, 1, PROCESSES_MAX)?;
+        within("--workers", self.workers, 1, WORKERS_MAX)?;
+        within("--page-bytes", self.page_bytes, PAGE_BYTES_MIN, PAGE_BYTES_MAX)?;
+        ensure!(self.page_bytes.is_power_of_two(), "--page-bytes {} is not a power of two", self.page_bytes);
+        within("--scan-length", self.scan_length, 1, u32::MAX)?;
+        for in_flight in &self.in_flight {
+            within("--in-flight", *in_flight, 1, IN_FLIGHT_MAX)?;
+        }
+        ensure!((0.1..=1.0).contains(&self.fill), "--fill {} is not between 0.1 and 1", self.fill);
+        ensure!(self.theta.is_finite() && self.theta >= 0.0, "--theta {} is not a number of at least 0", self.theta);
+        ensure!(!self.tree.is_empty(), "--tree needs a name");
+        let keys = match &self.keys_file {
+            Some(file) => KeySource::File(file.clone()),
+            None => {
+                let keys = self.keys.unwrap_or(KEYS_DEFAULT);
+                ensure!(keys > 0, "--keys must be at least 1");
+                KeySource::Scrambled(keys)
+            }
+        };
+        let mixes = match self.shares.given() {
+            Some(shares) => vec![Mix::explicit(shares)?],
+            None => Mix::list(&self.mix)?,
+        };
+        Ok(Plan {
+            structure: self.structure,
+            tree: self.tree.clone(),
+            servers: self.servers,
+            processes: self.processes,
+            workers: self.workers,
+            in_flight: self.in_flight.clone(),
+            keys,
+            load: match self.load {
+                LoadChoice::Bulk => Load::Bulk { fill: self.fill },
+                LoadChoice::Insert => Load::Insert,
+            },
+            distribution: match self.distribution {
+                DistributionChoice::Uniform => Distribution::Uniform,
+                DistributionChoice::Zipf => Distribution::Zipf(self.theta),
+            },
+            mixes,
+            scan_length: self.scan_length,
+            page_bytes: self.page_bytes,
+            latency_ns: self.latency,
+            bandwidth_bytes_per_second: self.bandwidth,
+            nasty: self.nasty,
+            validation: self.validation,
+            limit: self.limit()?,
+            rounds: self.rounds,
+            seed: self.seed,
+            run: 0,
+        })
+    }
+
+    fn limit(&self) -> anyhow::Result<Limit> {
+        if let Some(operations) = self.ops {
+            ensure!(operations > 0, "--ops must be at least 1");
+            return Ok(Limit::Operations(operations));
+        }
+        let seconds = self.seconds.unwrap_or(SECONDS_DEFAULT);
+        ensure!(seconds > 0.0, "--seconds {seconds} is not above 0");
+        let duration =
+            std::time::Duration::try_from_secs_f64(seconds).with_context(|| format!("--seconds {seconds}"))?;
+        Ok(Limit::Nanoseconds(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+fn within(option: &str, value: u32, min: u32, max: u32) -> anyhow::Result<()> {
+    ensure!((min..=max).contains(&value), "{option} {value} is not between {min} and {max}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    fn bench(args: &str) -> anyhow::Result<Plan> {
+        let line = ["farlink", "bench"].into_iter().chain(args.split_whitespace());
+        match Cli::try_parse_from(line)?.command {
+            Command::Bench(args) => args.plan(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn error(args: &str) -> String {
+        format!("{:#}", bench(args).unwrap_err())
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults() {
+        let plan = bench("").unwrap();
+        let names: Vec<&str> = plan.mixes.iter().map(|mix| mix.name.as_str()).collect();
+        assert_eq!(names, ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"]);
+        assert_eq!((plan.servers, plan.processes, plan.workers, plan.in_flight), (2, 1, 2, vec![1]));
+        assert_eq!((plan.keys, plan.load), (KeySource::Scrambled(1_000_000), Load::Bulk { fill: 0.9 }));
+        assert_eq!((plan.distribution, plan.limit), (Distribution::Zipf(0.99), Limit::Nanoseconds(3_000_000_000)));
+        assert_eq!((plan.page_bytes, plan.validation, plan.nasty), (1024, Validation::Checksum, false));
+    }
+
+    #[test]
+    fn options() {
+        let plan = bench(
+            "--in-flight 1,16 --keys-file k.bin --load insert --distribution uniform --latency 2us --bandwidth 10GB/s \
+             --nasty --validation lock-body-lock --ops 5 --rounds 3 --mix c,scan-intensive --seed 9 --connect /tmp/c",
+        )
+        .unwrap();
+        assert_eq!((plan.in_flight, plan.keys), (vec![1, 16], KeySource::File("k.bin".into())));
+        assert_eq!((plan.load, plan.distribution), (Load::Insert, Distribution::Uniform));
+        assert_eq!((plan.latency_ns, plan.bandwidth_bytes_per_second), (2000, Some(10_000_000_000)));
+        assert_eq!((plan.validation, plan.limit), (Validation::LockBodyLock, Limit::Operations(5)));
+        assert_eq!((plan.mixes.len(), plan.rounds, plan.seed, plan.nasty), (2, 3, 9, true));
+        assert_eq!(bench("--latency-ns 700").unwrap().latency_ns, 700);
+        let shares = bench("--read 50 --update 30 --insert 10 --remove 5 --scan 5 --rmw 0").unwrap();
+        assert_eq!(shares.mixes.len(), 1);
+        assert!(shares.mixes_remove());
+    }
+
+    #[test]
+    fn mistakes_are_explained() {
+        for (args, says) in [
+            ("--servers 0", "--servers 0 is not between 1 and"),
+            ("--in-flight 1,0", "--in-flight 0 is not between"),
+            ("--in-flight 1,x", "invalid value 'x'"),
+            ("--page-bytes 1000", "not a power of two"),
+            ("--page-bytes 128", "not between 256 and 4096"),
+            ("--fill 0.05", "--fill 0.05 is not between 0.1 and 1"),
+            ("--fill NaN", "--fill NaN"),
+            ("--theta=-1", "--theta -1 is not"),
+            ("--keys 0", "--keys must be"),
+            ("--mix a,z", "there is no mix `z`"),
+            ("--read 50", "they add to 50"),
+            ("--read 300", "300 is not in 0..=255"),
+            ("--read 100 --mix a", "cannot be used with"),
+            ("--seconds 0", "--seconds 0 is not above 0"),
+            ("--seconds NaN", "--seconds NaN"),
+            ("--seconds 1e300", "--seconds"),
+            ("--seconds 1 --ops 1", "cannot be used with"),
+            ("--keys 5 --keys-file k", "cannot be used with"),
+            ("--latency 2h", "unknown unit `h`"),
+            ("--trace t --json", "cannot be used with"),
+            ("--connect d --servers 3", "cannot be used with"),
+        ] {
+            let error = error(args);
+            assert!(error.contains(says), "{args}: {error}");
+        }
+    }
+
+    #[test]
+    fn servers_are_numbered_from_zero() {
+        let parse = |args: &str| match Cli::try_parse_from(["farlink", "serve"].into_iter().chain(args.split(' ')))
+            .unwrap()
+            .command
+        {
+            Command::Serve(args) => args.validate(),
+            other => panic!("{other:?}"),
+        };
+        assert!(parse("--dir d --server 1 --servers 2 --bytes 1GiB --ephemeral").is_ok());
+        assert!(parse("--dir d --server 2 --servers 2 --bytes 1GiB").unwrap_err().to_string().contains("from 0"));
+    }
+}

@@ -1,0 +1,247 @@
+//! Child processes: started so that none outlives this program, talked to line by line, ended and waited for.
+//!
+//! The kernel sends a child SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Start children from the
+//! main thread only.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{self, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+
+/// A child that was told to stop and has not is killed after this.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// A child process with its standard input and output as lines; its standard error is ours.
+#[derive(Debug)]
+pub(crate) struct Child {
+    name: String,
+    process: process::Child,
+    /// `None` once it is closed.
+    input: Option<process::ChildStdin>,
+    /// Lines of its standard output; the sender is gone when the output has ended.
+    lines: Receiver<String>,
+    /// Known once it was waited for.
+    status: Option<ExitStatus>,
+}
+
+impl Child {
+    /// Starts `command`; `name` is what errors call it.
+    pub(crate) fn start(name: &str, mut command: Command) -> anyhow::Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        die_with_parent(&mut command);
+        let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let input = process.stdin.take();
+        let output = process.stdout.take().with_context(|| format!("{name} has no standard output"))?;
+        let (sender, lines) = mpsc::channel();
+        // A thread reads, so that a line can be waited for with a time limit. It ends with the child's output.
+        thread::Builder::new()
+            .name(format!("lines of {name}"))
+            .spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    if sender.send(line).is_err() {
+                        break;
+                    }
+                }
+            })
+            .with_context(|| format!("cannot start a thread that reads from {name}"))?;
+        Ok(Self { name: name.to_owned(), process, input, lines, status: None })
+    }
+
+    /// What errors call it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends one line.
+    pub(crate) fn send(&mut self, line: &str) -> anyhow::Result<()> {
+        ensure!(!line.contains('\n'), "a message to {} must be one line", self.name);
+        let input = self.input.as_mut().with_context(|| format!("the input of {} is closed", self.name))?;
+        let sent = input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush());
+        match sent {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.ended().context(error)),
+        }
+    }
+
+    /// Waits for one line; `None` waits for as long as the child lives.
+    pub(crate) fn receive(&mut self, limit: Option<Duration>) -> anyhow::Result<String> {
+        let received = match limit {
+            Some(limit) => self.lines.recv_timeout(limit),
+            None => self.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match received {
+            Ok(line) => Ok(line),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("{} said nothing for {} seconds", self.name, limit.unwrap_or_default().as_secs_f64())
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+        }
+    }
+
+    /// Closes the child's standard input: no more messages will come.
+    pub(crate) fn close_input(&mut self) {
+        self.input = None;
+    }
+
+    /// Asks the child to end (SIGTERM) and waits until it has. An error if it ended any other way.
+    pub(crate) fn stop(mut self) -> anyhow::Result<()> {
+        let stopped = self.end();
+        let status = self.wait()?;
+        ensure!(stopped, "{} did not stop in {} seconds and was killed", self.name, STOP_LIMIT.as_secs());
+        ensure!(status.success() || status.signal() == Some(libc::SIGTERM), "{} ended with {status}", self.name);
+        Ok(())
+    }
+
+    /// Closes the child's input and waits until it has ended by itself, successfully.
+    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
+        self.close_input();
+        let status = self.wait()?;
+        ensure!(status.success(), "{} ended with {status}", self.name);
+        Ok(())
+    }
+
+    /// Asks the child to end, and kills it (and answers `false`) if it does not.
+    fn end(&mut self) -> bool {
+        self.close_input();
+        self.signal(libc::SIGTERM);
+        // The output ends when the process does: waiting for that has a time limit, waiting for a process has none.
+        let deadline = Instant::now() + STOP_LIMIT;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => break,
+            }
+        }
+        self.signal(libc::SIGKILL);
+        false
+    }
+
+    fn wait(&mut self) -> anyhow::Result<ExitStatus> {
+        let status = self.process.wait().with_context(|| format!("cannot wait for {}", self.name))?;
+        self.status = Some(status);
+        Ok(status)
+    }
+
+    fn signal(&mut self, signal: libc::c_int) {
+        // Once waited for, the number may belong to another process.
+        if self.status.is_none() && matches!(self.process.try_wait(), Ok(None)) {
+            // SAFETY: kill touches no memory. The child was not waited for, so its number is still its own.
+            unsafe { libc::kill(self.process.id() as libc::pid_t, signal) };
+        }
+    }
+
+    /// The error for a child whose pipe broke: it has ended, or closed its output and is about to.
+    fn ended(&mut self) -> anyhow::Error {
+        self.signal(libc::SIGKILL);
+        match self.wait() {
+            Ok(status) => anyhow!("{} ended early with {status}; what it said is above", self.name),
+            Err(error) => error,
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.status.is_none() {
+            // An error is on its way out. Still politely: a compute process that is killed leaves locked pages behind.
+            self.end();
+            let _ = self.process.wait();
+        }
+    }
+}
+
+/// Makes the kernel end the child when the thread that starts it ends.
+fn die_with_parent(command: &mut Command) {
+    let parent = process::id();
+    let arrange = move || {
+        // SAFETY: prctl with PR_SET_PDEATHSIG takes a signal number and touches no memory.
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // The parent may have died before the call above: then the signal never comes.
+        // SAFETY: getppid has no preconditions.
+        if unsafe { libc::getppid() } as u32 != parent {
+            return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed; `arrange` makes two system calls and
+    // allocates nothing (an error from a number does not allocate).
+    unsafe { command.pre_exec(arrange) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Option<Duration> = Some(Duration::from_secs(20));
+
+    fn shell(script: &str) -> Child {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        Child::start("the shell", command).unwrap()
+    }
+
+    fn alive(pid: &str) -> bool {
+        // A zombie that nobody waits for is not alive.
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'))
+    }
+
+    #[test]
+    fn lines_both_ways_and_a_quiet_end() {
+        let mut child = shell("while read line; do echo got $line; done");
+        child.send("one").unwrap();
+        assert_eq!(child.receive(LIMIT).unwrap(), "got one");
+        assert!(child.send("two\nthree").is_err());
+        child.finish().unwrap();
+    }
+
+    #[test]
+    fn stopping() {
+        let mut child = shell("echo ready; exec sleep 1000");
+        assert_eq!(child.receive(LIMIT).unwrap(), "ready");
+        child.stop().unwrap();
+        let mut child = shell("trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done");
+        child.receive(LIMIT).unwrap();
+        assert!(child.stop().unwrap_err().to_string().contains("exit status: 3"));
+    }
+
+    #[test]
+    fn an_early_end_is_an_error_with_its_status() {
+        let mut child = shell("exit 7");
+        let error = child.receive(LIMIT).unwrap_err().to_string();
+        assert!(error.contains("the shell ended early") && error.contains('7'), "{error}");
+        assert!(child.send("x").is_err());
+        assert!(Child::start("nothing", Command::new("/nowhere/nothing")).is_err());
+    }
+
+    #[test]
+    fn silence_has_a_limit() {
+        let mut child = shell("exec sleep 1000");
+        let error = child.receive(Some(Duration::from_millis(20))).unwrap_err().to_string();
+        assert!(error.contains("the shell said nothing"), "{error}");
+    }
+
+    #[test]
+    fn a_dropped_child_is_gone() {
+        let mut child = shell("echo $$; exec sleep 1000");
+        let pid = child.receive(LIMIT).unwrap();
+        assert!(alive(&pid));
+        drop(child);
+        assert!(!alive(&pid));
+    }
+
+    #[test]
+    fn no_child_outlives_the_thread_that_started_it() {
+        let mut child = thread::spawn(|| shell("echo $$; exec sleep 1000")).join().unwrap();
+        // The end of the output is the end of the child: its line may or may not have come out before.
+        while child.lines.recv().is_ok() {}
+        assert_eq!(child.process.wait().unwrap().signal(), Some(libc::SIGTERM));
+    }
+}

@@ -1,0 +1,150 @@
+//! The memory servers of a run: real child processes of this same program, ready before the run begins and waited for
+//! after it.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use crate::child::Child;
+use crate::scratch::Scratch;
+use crate::serve::ready_line;
+
+/// A server only maps memory before it is ready; one that takes longer than this is stuck.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+const SERVER_BYTES_MIN: u64 = 256 << 20;
+/// What the 48 bits of an offset can name.
+const SERVER_BYTES_MAX: u64 = 1 << 48;
+/// Loaded pages are partly empty, mixes insert, chunks are leased whole: room for this many times the raw entries.
+const ROOM_FACTOR: u64 = 8;
+const ENTRY_BYTES: u64 = 16;
+
+/// Memory servers that this program started.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// Before the folder, so that a cluster that is dropped ends its servers before their memory goes.
+    servers: Vec<Child>,
+    scratch: Scratch,
+}
+
+/// How much memory each server gives unless the user says.
+pub(crate) fn default_server_bytes(keys: u64, servers: u32) -> u64 {
+    let all = keys.saturating_mul(ENTRY_BYTES * ROOM_FACTOR);
+    (all / u64::from(servers.max(1))).clamp(SERVER_BYTES_MIN, SERVER_BYTES_MAX).next_multiple_of(1 << 20)
+}
+
+impl Cluster {
+    /// Starts the servers and waits until all are ready. Call this from the main thread: servers end with the thread
+    /// that started them.
+    pub(crate) fn start(servers: u32, server_bytes: u64) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let scratch = Scratch::new()?;
+        scratch.remove_on_signal()?;
+        Self::start_with(scratch, servers, |server, dir| serve_command(&program, dir, server, servers, server_bytes))
+    }
+
+    fn start_with(scratch: Scratch, servers: u32, command: impl Fn(u32, &Path) -> Command) -> anyhow::Result<Self> {
+        let mut cluster = Self { servers: Vec::new(), scratch };
+        // All are started before any is waited for: they get ready side by side.
+        for server in 0..servers {
+            let command = command(server, cluster.scratch.path());
+            cluster.servers.push(Child::start(&format!("memory server {server}"), command)?);
+        }
+        for (server, child) in (0u32..).zip(&mut cluster.servers) {
+            let line = child.receive(Some(READY_LIMIT))?;
+            let expected = ready_line(server);
+            ensure!(line == expected, "{} said `{line}` instead of `{expected}`", child.name());
+        }
+        Ok(cluster)
+    }
+
+    /// The cluster's folder.
+    pub(crate) fn dir(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// Stops every server and waits for it, then removes the folder. The first error is reported, after all have ended.
+    pub(crate) fn stop(self) -> anyhow::Result<()> {
+        let Self { servers, scratch } = self;
+        let results: Vec<anyhow::Result<()>> = servers.into_iter().map(Child::stop).collect();
+        drop(scratch);
+        results.into_iter().collect()
+    }
+}
+
+fn serve_command(program: &Path, dir: &Path, server: u32, servers: u32, bytes: u64) -> Command {
+    let mut command = Command::new(program);
+    command.arg("serve").arg("--dir").arg(dir).arg("--ephemeral").args([
+        OsString::from(format!("--server={server}")),
+        OsString::from(format!("--servers={servers}")),
+        OsString::from(format!("--bytes={bytes}")),
+    ]);
+    command
+}
+
+/// Starts the compute processes of a run; they wait for their orders (`protocol.rs`). From the main thread only.
+pub(crate) fn start_compute(processes: u32) -> anyhow::Result<Vec<Child>> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    (0..processes)
+        .map(|process| {
+            let mut command = Command::new(&program);
+            command.arg("compute");
+            Child::start(&format!("compute process {process}"), command)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command as Parsed};
+    use clap::Parser as _;
+
+    fn shell(script: String) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(script);
+        command
+    }
+
+    #[test]
+    fn servers_start_together_and_leave_nothing() {
+        let cluster = Cluster::start_with(Scratch::new().unwrap(), 3, |server, dir| {
+            let dir = dir.display();
+            shell(format!("echo x > {dir}/memory-{server}; echo farlink server {server} ready; exec sleep 1000"))
+        })
+        .unwrap();
+        let dir = cluster.dir().to_owned();
+        assert!(dir.join("memory-2").exists());
+        cluster.stop().unwrap();
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn a_server_that_does_not_come_up_is_named() {
+        let start = |script: &str| {
+            let scratch = Scratch::new().unwrap();
+            Cluster::start_with(scratch, 1, |_, _| shell(script.to_owned())).unwrap_err().to_string()
+        };
+        assert!(start("exit 1").contains("memory server 0 ended early"));
+        assert!(start("echo hello; exec sleep 1000").contains("said `hello` instead of"));
+    }
+
+    #[test]
+    fn the_command_is_one_that_this_program_understands() {
+        let command = serve_command(Path::new("farlink"), Path::new("/tmp/a b"), 1, 2, 4096);
+        let line = [command.get_program()].into_iter().chain(command.get_args());
+        let Parsed::Serve(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not a serve") };
+        args.validate().unwrap();
+        assert_eq!((args.dir, args.bytes, args.ephemeral), ("/tmp/a b".into(), Some(4096), true));
+    }
+
+    #[test]
+    fn memory_grows_with_the_keys() {
+        assert_eq!(default_server_bytes(1, 2), SERVER_BYTES_MIN);
+        assert_eq!(default_server_bytes(100_000_000, 2) % (1 << 20), 0);
+        assert!(default_server_bytes(100_000_000, 2) > 6_000_000_000);
+        assert!(default_server_bytes(u64::MAX, 1) > 0);
+    }
+}

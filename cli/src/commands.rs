@@ -1,0 +1,156 @@
+//! The commands of the program.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::server::{MemoryServer, ServeOptions};
+use farlink_structures::BTree;
+
+use crate::args::{BenchArgs, CheckArgs, ServeArgs};
+use crate::bench::{self, Inspect as _};
+use crate::cluster::{self, Cluster as OwnCluster};
+use crate::host::{self, Workers};
+use crate::inspect::{self, Cluster, Inspector};
+use crate::keys::KeySpace;
+use crate::plan::{Load, Plan};
+use crate::report::Reporter;
+use crate::serve::{StopSignals, announce_ready};
+use crate::trace::{self, Step, answer_line};
+use crate::{attach, compute, driver};
+
+/// `farlink serve`.
+pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+    args.validate()?;
+    let signals = StopSignals::watch()?;
+    let server = MemoryServer::start(&ServeOptions {
+        dir: args.dir.clone(),
+        server: args.server as usize,
+        servers: args.servers as usize,
+        bytes: args.bytes,
+        ephemeral: args.ephemeral,
+    })?;
+    announce_ready(&mut io::stdout(), args.server)?;
+    signals.wait();
+    drop(server);
+    Ok(())
+}
+
+/// `farlink check`.
+pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
+    let cluster = Cluster::open(&args.connect)?;
+    let mut reporter = Reporter::new(io::stdout().lock(), args.json);
+    if let Some(tree) = &args.tree {
+        reporter.check(&cluster.check(tree)?.0)?;
+        return all_held(&reporter);
+    }
+    let structures = cluster.structures()?;
+    if structures.is_empty() {
+        reporter.note("there are no trees in this cluster")?;
+    }
+    for structure in structures {
+        if inspect::is_tree(&structure) {
+            reporter.check(&cluster.check(&structure.name)?.0)?;
+        } else {
+            eprintln!("farlink: `{}` is of kind {}, which this program cannot check", structure.name, structure.kind);
+        }
+    }
+    all_held(&reporter)
+}
+
+/// `farlink compute`: the bench is told what went wrong, and reports it. Answers whether all went well.
+pub(crate) fn compute() -> anyhow::Result<bool> {
+    let stop = host::watch_for_stop()?;
+    let start = |plan, process, dir: PathBuf| Workers::start(plan, process, &dir, &stop);
+    compute::obey(&mut io::stdin().lock(), &mut io::stdout(), start)
+}
+
+/// `farlink bench`. Everything that a user can get wrong comes to light before anything is started.
+pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
+    let mut plan = args.plan()?;
+    let steps = args.trace.as_deref().map(trace::read).transpose()?;
+    let (keys, duplicates_dropped) = compute::key_space(&plan.keys)?;
+    if duplicates_dropped > 0 {
+        eprintln!("farlink: {duplicates_dropped} duplicate keys dropped, {} left", keys.loaded());
+    }
+    let keys = args.loads_keys().then_some(keys);
+    if steps.is_some() {
+        plan.mixes.clear();
+        plan.rounds = 0;
+    }
+    let own = match &args.connect {
+        Some(_) => None,
+        None => {
+            let count = keys.as_ref().map_or(0, KeySpace::loaded);
+            let bytes = args.server_bytes.unwrap_or_else(|| cluster::default_server_bytes(count, plan.servers));
+            Some(OwnCluster::start(plan.servers, bytes)?)
+        }
+    };
+    let dir = match (&args.connect, &own) {
+        (Some(dir), _) => dir.clone(),
+        (None, Some(own)) => own.dir().to_owned(),
+        (None, None) => bail!("there is no cluster"),
+    };
+    let result = bench_on(plan, keys.as_ref(), steps.as_deref(), &dir, own.is_some(), args.json);
+    let stopped = own.map_or(Ok(()), OwnCluster::stop);
+    result.and(stopped)
+}
+
+/// The bench, once there is a cluster.
+fn bench_on(
+    mut plan: Plan,
+    keys: Option<&KeySpace>,
+    steps: Option<&[Step]>,
+    dir: &Path,
+    alone: bool,
+    json: bool,
+) -> anyhow::Result<()> {
+    let cluster = Cluster::open(dir)?;
+    let opened = cluster.open_or_create(&plan.tree, plan.page_bytes)?;
+    (plan.servers, plan.page_bytes, plan.run) = (cluster.servers(), opened.page_bytes, opened.run);
+    if let (Some(keys), 1..) = (keys, opened.entries) {
+        cluster.require_loaded(&plan.tree, keys)?;
+        plan.load = Load::Found;
+    }
+    let mut inspector = Inspector { cluster: &cluster, tree: &plan.tree, alone };
+    let Some(steps) = steps else {
+        let loaded = keys.map_or(0, KeySpace::loaded);
+        let mut reporter = Reporter::new(io::stdout(), json);
+        let processes = cluster::start_compute(plan.processes)?;
+        bench::run(&plan, loaded, dir, processes, &mut inspector, &mut reporter)?;
+        return all_held(&reporter);
+    };
+    // Standard output is for the answers alone.
+    let mut reporter = Reporter::new(io::stderr(), false);
+    if let Some(keys) = keys {
+        let processes = cluster::start_compute(plan.processes)?;
+        bench::run(&plan, keys.loaded(), dir, processes, &mut inspector, &mut reporter)?;
+    }
+    replay(&plan, dir, steps)?;
+    reporter.check(&inspector.check()?.0)?;
+    all_held(&reporter)
+}
+
+/// Replays a trace, one operation after the other, and prints what each answers.
+fn replay(plan: &Plan, dir: &Path, steps: &[Step]) -> anyhow::Result<()> {
+    let compute = ComputeServer::join(attach::measured_fabric(dir, plan)?, ComputeOptions::default())?;
+    let worker = compute.worker()?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    worker.block_on(async {
+        let tree = BTree::open(&worker, &plan.tree, attach::proof(plan.validation)).await?;
+        for (number, step) in (1u64..).zip(steps) {
+            let answer = driver::replay(&tree, *step).await.with_context(|| format!("operation {number}, `{step}`"))?;
+            writeln!(out, "{}", answer_line(*step, &answer))?;
+        }
+        anyhow::Ok(())
+    })?;
+    Ok(out.flush()?)
+}
+
+fn all_held<W: io::Write>(reporter: &Reporter<W>) -> anyhow::Result<()> {
+    match reporter.failed_checks() {
+        [] => Ok(()),
+        failed => bail!("failed: {}", failed.join(", ")),
+    }
+}

@@ -1,0 +1,290 @@
+//! The workers of one compute process: a thread for each, which lives as long as the process has orders.
+//!
+//! A worker's thread draws its stream when a phase is prepared and waits; at *go* it keeps `in_flight` tasks running
+//! until its feed ends. Its list of free pages and its count of inserts last from phase to phase.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::one_sided::OneSided;
+use farlink_runtime::worker::Worker;
+use farlink_structures::BTree;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::attach;
+use crate::compute::{self, Host, Work};
+use crate::driver::run_task;
+use crate::feed::{End, Feed};
+use crate::keys::{KeySpace, value_for};
+use crate::plan::{Phase, Plan, WorkerLimit};
+use crate::stream::{Draw, WorkerId};
+use crate::tally::{Counters, Tally};
+
+/// How long a process that was told to stop may take to finish its operations.
+const STOP_LIMIT: Duration = Duration::from_secs(8);
+
+/// The workers of a process, and its membership in the cluster.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    /// Before the compute server, which leaves the cluster only when its workers are gone.
+    threads: Vec<WorkerThread>,
+    _compute: Arc<ComputeServer>,
+}
+
+#[derive(Debug)]
+struct WorkerThread {
+    /// `None` once there are no more.
+    orders: Option<Sender<Order>>,
+    answers: Receiver<anyhow::Result<Answer>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Prepare(Phase),
+    Go,
+}
+
+#[derive(Debug)]
+enum Answer {
+    Ready,
+    Done(Box<Ran>),
+}
+
+/// What one worker did in a phase, and when.
+#[derive(Debug)]
+struct Ran {
+    start: Instant,
+    end: Instant,
+    tally: Tally,
+}
+
+/// Set by SIGINT and SIGTERM: the operations under way finish, and no more begin. A compute process that is cut off
+/// instead may hold locks, and leaves pages that nobody can use.
+pub(crate) fn watch_for_stop() -> anyhow::Result<Arc<AtomicBool>> {
+    static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    let flag = FLAG.get_or_init(Arc::default);
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot watch for signals")?;
+    let seen = Arc::clone(flag);
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            if signals.forever().next().is_some() {
+                seen.store(true, Ordering::Relaxed);
+                thread::sleep(STOP_LIMIT);
+                std::process::exit(1);
+            }
+        })
+        .context("cannot start the signal thread")?;
+    Ok(Arc::clone(flag))
+}
+
+impl Workers {
+    /// Joins the cluster in `dir` and starts the workers of process number `process`. They stop soon after `stop` is set.
+    pub(crate) fn start(plan: Plan, process: u32, dir: &Path, stop: &Arc<AtomicBool>) -> anyhow::Result<Self> {
+        let keys = compute::key_space(&plan.keys)?.0.for_run(plan.run);
+        let fabric = attach::measured_fabric(dir, &plan)?;
+        let options = ComputeOptions { seed: plan.seed.wrapping_add(u64::from(process)), ..ComputeOptions::default() };
+        let compute = Arc::new(ComputeServer::join(fabric, options)?);
+        let plan = Arc::new(plan);
+        let start = |worker| {
+            let lane = Lane {
+                id: plan.worker_id(process, worker),
+                plan: Arc::clone(&plan),
+                keys: keys.clone(),
+                compute: Arc::clone(&compute),
+                stop: Arc::clone(stop),
+            };
+            WorkerThread::start(worker, lane)
+        };
+        let mut threads = (0..plan.workers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
+        threads.iter_mut().try_for_each(WorkerThread::await_ready)?;
+        Ok(Self { threads, _compute: compute })
+    }
+}
+
+impl Host for Workers {
+    fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()> {
+        self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Prepare(phase.clone())))?;
+        self.threads.iter_mut().try_for_each(WorkerThread::await_ready)
+    }
+
+    fn go(&mut self) -> anyhow::Result<(u64, Tally)> {
+        self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Go))?;
+        let mut tally = Tally::new()?;
+        let mut times: Option<(Instant, Instant)> = None;
+        for thread in &mut self.threads {
+            let Answer::Done(ran) = thread.answer()? else { anyhow::bail!("a worker is out of step") };
+            tally.merge(&ran.tally)?;
+            times = Some(match times {
+                None => (ran.start, ran.end),
+                Some((start, end)) => (start.min(ran.start), end.max(ran.end)),
+            });
+        }
+        let nanoseconds = times.map_or(0, |(start, end)| (end - start).as_nanos());
+        Ok((u64::try_from(nanoseconds).unwrap_or(u64::MAX), tally))
+    }
+}
+
+impl WorkerThread {
+    fn start(number: u32, lane: Lane) -> anyhow::Result<Self> {
+        let (orders, to_obey) = mpsc::channel();
+        let (answer, answers) = mpsc::channel();
+        let thread = thread::Builder::new()
+            .name(format!("worker {number}"))
+            .spawn(move || lane.obey(&to_obey, &answer))
+            .with_context(|| format!("cannot start worker {number}"))?;
+        Ok(Self { orders: Some(orders), answers, thread: Some(thread) })
+    }
+
+    fn order(&mut self, order: Order) -> anyhow::Result<()> {
+        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
+        ensure!(sent, "a worker has ended early");
+        Ok(())
+    }
+
+    fn answer(&mut self) -> anyhow::Result<Answer> {
+        self.answers.recv().context("a worker has ended early")?
+    }
+
+    fn await_ready(&mut self) -> anyhow::Result<()> {
+        ensure!(matches!(self.answer()?, Answer::Ready), "a worker is out of step");
+        Ok(())
+    }
+}
+
+impl Drop for WorkerThread {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has said so on standard error.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a worker's thread is started with.
+#[derive(Debug)]
+struct Lane {
+    id: WorkerId,
+    plan: Arc<Plan>,
+    keys: KeySpace,
+    compute: Arc<ComputeServer>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Lane {
+    /// The life of a worker's thread.
+    fn obey(self, orders: &Receiver<Order>, answers: &Sender<anyhow::Result<Answer>>) {
+        let mut busy = match self.enter() {
+            Ok(busy) => busy,
+            Err(error) => {
+                // Nobody listens only when the process is on its way out; so for every answer.
+                let _ = answers.send(Err(error));
+                return;
+            }
+        };
+        let _ = answers.send(Ok(Answer::Ready));
+        for order in orders {
+            let answer = match order {
+                Order::Prepare(phase) => busy.prepare(&self, &phase).map(|()| Answer::Ready),
+                Order::Go => busy.go(&self).map(|ran| Answer::Done(Box::new(ran))),
+            };
+            let _ = answers.send(answer);
+        }
+    }
+
+    fn enter(&self) -> anyhow::Result<Busy> {
+        let worker = self.compute.worker()?;
+        let tree = worker.block_on(BTree::open(&worker, &self.plan.tree, attach::proof(self.plan.validation)))?;
+        Ok(Busy { tree, worker, insert_turns: 0, prepared: None })
+    }
+}
+
+/// A worker with its tree.
+#[derive(Debug)]
+struct Busy {
+    tree: BTree<OneSided>,
+    worker: Worker,
+    insert_turns: u64,
+    prepared: Option<Prepared>,
+}
+
+/// A phase with all that can be worked out before the clock starts.
+#[derive(Debug)]
+enum Prepared {
+    BulkLoad { sorted: Arc<[u64]>, fill: f64 },
+    Idle,
+    Run { stream: Vec<Draw>, limit: WorkerLimit, in_flight: u32 },
+}
+
+impl Busy {
+    fn prepare(&mut self, lane: &Lane, phase: &Phase) -> anyhow::Result<()> {
+        self.prepared = Some(match compute::work(&lane.plan, &lane.keys, phase, lane.id)? {
+            Work::BulkLoad { fill } => Prepared::BulkLoad { sorted: lane.keys.sorted(), fill },
+            Work::Idle => Prepared::Idle,
+            Work::Run { stream, limit, in_flight } => Prepared::Run { stream, limit, in_flight },
+        });
+        Ok(())
+    }
+
+    fn go(&mut self, lane: &Lane) -> anyhow::Result<Ran> {
+        let prepared = self.prepared.take().context("nothing was prepared")?;
+        let before = Counters::from(self.worker.counters());
+        let start = Instant::now();
+        let mut tally = match prepared {
+            Prepared::Idle => Tally::new()?,
+            Prepared::BulkLoad { sorted, fill } => self.bulk_load(&sorted, fill)?,
+            Prepared::Run { stream, limit, in_flight } => {
+                let end = match limit {
+                    WorkerLimit::Operations(operations) => End::Operations(operations),
+                    WorkerLimit::For(duration) => End::At(start + duration),
+                };
+                let feed = Feed::new(stream, lane.keys.clone(), lane.id, end, self.insert_turns);
+                self.run(feed.interrupted_by(&lane.stop), in_flight)?
+            }
+        };
+        let end = Instant::now();
+        ensure!(!lane.stop.load(Ordering::Relaxed), "stopped by a signal");
+        tally.counters = Counters::from(self.worker.counters()).since(&before);
+        Ok(Ran { start, end, tally })
+    }
+
+    fn bulk_load(&self, sorted: &[u64], fill: f64) -> anyhow::Result<Tally> {
+        let entries = sorted.iter().map(|key| (*key, value_for(*key, 0)));
+        let loaded = self.worker.block_on(self.tree.bulk_load(entries, fill))?;
+        let mut tally = Tally::new()?;
+        (tally.outcomes.ops, tally.outcomes.inserted) = (loaded, loaded);
+        Ok(tally)
+    }
+
+    /// Keeps `in_flight` tasks on the feed until it ends.
+    fn run(&mut self, feed: Feed, in_flight: u32) -> anyhow::Result<Tally> {
+        let (feed, tally) = (Rc::new(feed), Rc::new(RefCell::new(Tally::new()?)));
+        let spawn = |_| {
+            let (tree, feed, tally) = (self.tree.clone(), Rc::clone(&feed), Rc::clone(&tally));
+            self.worker.spawn(async move { run_task(&tree, &feed, &tally).await })
+        };
+        let tasks: Vec<_> = (0..in_flight).map(spawn).collect();
+        let result = self.worker.block_on(async {
+            let mut result = Ok(());
+            for task in tasks {
+                result = result.and(task.await);
+            }
+            result
+        });
+        self.insert_turns = feed.insert_turns();
+        result?;
+        let tally = tally.borrow().clone();
+        Ok(tally)
+    }
+}

@@ -1,0 +1,288 @@
+//! A run's plan: everything a compute process must know, checked once, and sent to it as one JSON line.
+//!
+//! The command line is turned into a plan before anything is started, so that a mistake in it costs nothing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::keys::Distribution;
+use crate::stream::WorkerId;
+use crate::units::{show_count, show_nanoseconds};
+use crate::workload::Mix;
+
+/// Where the loaded keys come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum KeySource {
+    /// So many keys, computed.
+    Scrambled(u64),
+    /// A keys file.
+    File(PathBuf),
+}
+
+/// How the loaded keys get into the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Load {
+    /// In key order, pages filled to this share.
+    Bulk { fill: f64 },
+    /// One insert a key, in random order, by all workers.
+    Insert,
+    /// Not at all: an earlier run has loaded them.
+    Found,
+}
+
+/// How a reader proves that it read a page whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Validation {
+    /// A checksum in the page: one round trip.
+    Checksum,
+    /// The lock word, the body, the lock word again.
+    LockBodyLock,
+}
+
+/// Which structure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Structure {
+    /// The B+-tree.
+    Btree,
+}
+
+/// How long a mix runs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Limit {
+    /// So many operations over all workers.
+    Operations(u64),
+    /// So many nanoseconds.
+    Nanoseconds(u64),
+}
+
+impl Limit {
+    /// What the worker with this number must do of it: shares differ by one at most and add to the whole.
+    pub(crate) fn share(self, worker: WorkerId) -> WorkerLimit {
+        match self {
+            Self::Nanoseconds(nanoseconds) => WorkerLimit::For(Duration::from_nanos(nanoseconds)),
+            Self::Operations(operations) => {
+                let total = worker.total.max(1);
+                WorkerLimit::Operations(operations / total + u64::from(worker.index < operations % total))
+            }
+        }
+    }
+}
+
+/// One worker's part of a [`Limit`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WorkerLimit {
+    Operations(u64),
+    For(Duration),
+}
+
+/// A checked plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) structure: Structure,
+    /// The name that the tree has in the catalog.
+    pub(crate) tree: String,
+    pub(crate) servers: u32,
+    pub(crate) processes: u32,
+    /// Workers of one process.
+    pub(crate) workers: u32,
+    /// Each mix runs once with each of these.
+    pub(crate) in_flight: Vec<u32>,
+    pub(crate) keys: KeySource,
+    pub(crate) load: Load,
+    pub(crate) distribution: Distribution,
+    pub(crate) mixes: Vec<Mix>,
+    pub(crate) scan_length: u32,
+    pub(crate) page_bytes: u32,
+    pub(crate) latency_ns: u64,
+    pub(crate) bandwidth_bytes_per_second: Option<u64>,
+    pub(crate) nasty: bool,
+    pub(crate) validation: Validation,
+    pub(crate) limit: Limit,
+    pub(crate) rounds: u32,
+    pub(crate) seed: u64,
+    /// Which run on its cluster this is; each inserts keys of its own.
+    pub(crate) run: u32,
+}
+
+impl Plan {
+    /// The number of a worker over all processes.
+    pub(crate) fn worker_id(&self, process: u32, worker: u32) -> WorkerId {
+        WorkerId {
+            index: u64::from(process) * u64::from(self.workers) + u64::from(worker),
+            total: u64::from(self.processes) * u64::from(self.workers),
+        }
+    }
+
+    /// Whether some mix removes keys: then a key that is not found is no loss.
+    pub(crate) fn mixes_remove(&self) -> bool {
+        self.mixes.iter().any(|mix| mix.shares.remove > 0)
+    }
+
+    /// The phases of the run, in order.
+    pub(crate) fn phases(&self) -> Vec<Phase> {
+        let mut phases = Vec::new();
+        if self.load != Load::Found {
+            phases.push(Phase::Load);
+        }
+        for mix in 0..self.mixes.len() {
+            phases.extend(self.in_flight.iter().map(|in_flight| Phase::Mix { mix, in_flight: *in_flight }));
+        }
+        for round in 1..=self.rounds {
+            phases.extend([Phase::RemoveAll { round }, Phase::InsertAll { round }]);
+        }
+        phases
+    }
+
+    /// How many operations the phases outside the mixes keep in flight: as many as the run does at most.
+    pub(crate) fn in_flight_max(&self) -> u32 {
+        self.in_flight.iter().copied().max().unwrap_or(1)
+    }
+
+    /// What is measured, in one line.
+    pub(crate) fn summary(&self, loaded: u64) -> String {
+        let count = |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+        let mut parts = vec![
+            count(self.servers, "memory server"),
+            match self.processes {
+                1 => count(self.workers, "worker"),
+                processes => format!("{processes} x {}", count(self.workers, "worker")),
+            },
+            format!("{loaded} keys"),
+            match self.distribution.theta() {
+                Some(theta) => format!("{} {theta}", self.distribution.name()),
+                None => self.distribution.name().to_owned(),
+            },
+            format!("pages of {} B", self.page_bytes),
+        ];
+        if self.latency_ns > 0 {
+            parts.push(format!("latency {}", show_nanoseconds(self.latency_ns)));
+        }
+        if let Some(rate) = self.bandwidth_bytes_per_second {
+            parts.push(format!("{} B/s", show_count(rate as f64)));
+        }
+        if self.nasty {
+            parts.push("nasty".to_owned());
+        }
+        if self.validation == Validation::LockBodyLock {
+            parts.push("lock-body-lock".to_owned());
+        }
+        format!("btree, one-sided: {}", parts.join(", "))
+    }
+
+    /// What a person reads while a phase runs.
+    pub(crate) fn describe(&self, phase: &Phase) -> String {
+        match phase {
+            Phase::Load => match self.load {
+                Load::Bulk { .. } => "bulk load".to_owned(),
+                Load::Insert => "load by inserts".to_owned(),
+                Load::Found => "no load".to_owned(),
+            },
+            Phase::Mix { mix, in_flight } => {
+                let name = self.mixes.get(*mix).map_or("mix", |mix| &mix.name);
+                format!("{name}, {in_flight} in flight")
+            }
+            Phase::RemoveAll { round } => format!("round {round}: remove all keys"),
+            Phase::InsertAll { round } => format!("round {round}: insert them again"),
+        }
+    }
+}
+
+/// One phase: all workers of all processes begin it together, and it is over when the last has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Phase {
+    /// Put the loaded keys into the tree.
+    Load,
+    /// Run the mix with this place in the plan.
+    Mix { mix: usize, in_flight: u32 },
+    /// Remove every loaded key, each worker its share.
+    RemoveAll { round: u32 },
+    /// Insert every loaded key again.
+    InsertAll { round: u32 },
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn plan() -> Plan {
+        Plan {
+            structure: Structure::Btree,
+            tree: "bench".into(),
+            servers: 2,
+            processes: 2,
+            workers: 3,
+            in_flight: vec![1, 16],
+            keys: KeySource::Scrambled(1000),
+            load: Load::Bulk { fill: 0.9 },
+            distribution: Distribution::Zipf(0.99),
+            mixes: Mix::list("a,c").unwrap(),
+            scan_length: 100,
+            page_bytes: 1024,
+            latency_ns: 0,
+            bandwidth_bytes_per_second: None,
+            nasty: false,
+            validation: Validation::Checksum,
+            limit: Limit::Operations(10),
+            rounds: 1,
+            seed: 1,
+            run: 0,
+        }
+    }
+
+    #[test]
+    fn plans_survive_the_wire() {
+        let mut plan = plan();
+        plan.limit = Limit::Nanoseconds(5);
+        plan.keys = KeySource::File("keys.bin".into());
+        let line = serde_json::to_string(&plan).unwrap();
+        assert!(!line.contains('\n'));
+        assert_eq!(serde_json::from_str::<Plan>(&line).unwrap(), plan);
+    }
+
+    #[test]
+    fn shares_of_operations_add_up() {
+        let plan = plan();
+        let mut sum = 0;
+        for process in 0..2 {
+            for worker in 0..3 {
+                let WorkerLimit::Operations(share) = plan.limit.share(plan.worker_id(process, worker)) else {
+                    panic!("operations were asked for");
+                };
+                assert!((1..=2).contains(&share));
+                sum += share;
+            }
+        }
+        assert_eq!(sum, 10);
+        assert_eq!(plan.worker_id(1, 2), WorkerId { index: 5, total: 6 });
+    }
+
+    #[test]
+    fn phases_in_order() {
+        let plan = plan();
+        let phases: Vec<String> = plan.phases().iter().map(|phase| plan.describe(phase)).collect();
+        assert_eq!(
+            phases,
+            [
+                "bulk load",
+                "ycsb-a, 1 in flight",
+                "ycsb-a, 16 in flight",
+                "ycsb-c, 1 in flight",
+                "ycsb-c, 16 in flight",
+                "round 1: remove all keys",
+                "round 1: insert them again",
+            ]
+        );
+        assert_eq!(plan.in_flight_max(), 16);
+        assert!(!plan.mixes_remove());
+        let found = Plan { load: Load::Found, ..plan };
+        assert!(!found.phases().contains(&Phase::Load));
+    }
+}

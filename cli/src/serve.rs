@@ -1,0 +1,51 @@
+//! `farlink serve`: how a memory server says that it is ready, and how it waits for its end.
+//!
+//! The server writes one line to standard output once clients may connect, and nothing else there. Whoever started it
+//! reads that line instead of sleeping and hoping.
+
+use std::io::{self, Write};
+
+use anyhow::Context as _;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+const READY: &str = "farlink server";
+
+/// Signals that end a server. Made before the server is announced, so that a stop that comes at once is not lost.
+#[derive(Debug)]
+pub(crate) struct StopSignals(Signals);
+
+impl StopSignals {
+    /// From now on SIGTERM and SIGINT are held for [`StopSignals::wait`].
+    pub(crate) fn watch() -> anyhow::Result<Self> {
+        Signals::new([SIGTERM, SIGINT]).map(Self).context("cannot watch for signals")
+    }
+
+    /// Sleeps until a signal asks to stop.
+    pub(crate) fn wait(mut self) {
+        let _ = self.0.forever().next();
+    }
+}
+
+/// The line that announces a server.
+pub(crate) fn ready_line(server: u32) -> String {
+    format!("{READY} {server} ready")
+}
+
+/// Announces that clients may connect.
+pub(crate) fn announce_ready(out: &mut impl Write, server: u32) -> io::Result<()> {
+    writeln!(out, "{}", ready_line(server))?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_and_flushed() {
+        let mut out = Vec::new();
+        announce_ready(&mut out, 3).unwrap();
+        assert_eq!(out, b"farlink server 3 ready\n");
+    }
+}

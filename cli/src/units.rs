@@ -1,0 +1,211 @@
+//! Numbers as people write them: sizes (`1GiB`), times (`2us`), rates (`100Gbit/s`), and how they are printed.
+//!
+//! A number with an unknown unit is an error that lists the known ones; nothing is guessed.
+
+use std::fmt;
+
+/// Why a token is not an unsigned 64-bit integer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NumberError {
+    /// The token holds something that is not a decimal digit.
+    NotAnInteger(String),
+    /// Only digits, but more than `u64::MAX`.
+    TooLarge(String),
+}
+
+impl fmt::Display for NumberError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAnInteger(token) => write!(out, "`{token}` is not an unsigned integer"),
+            Self::TooLarge(token) => write!(out, "`{token}` is larger than the largest 64-bit integer, {}", u64::MAX),
+        }
+    }
+}
+
+/// Parses decimal digits only: no sign, no underscores, no surrounding blanks.
+pub(crate) fn parse_u64(token: &str) -> Result<u64, NumberError> {
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(NumberError::NotAnInteger(shorten(token)));
+    }
+    token.parse().map_err(|_| NumberError::TooLarge(shorten(token)))
+}
+
+/// Keeps an error message on one line even when the token is a megabyte of garbage.
+pub(crate) fn shorten(token: &str) -> String {
+    const CHARS_MAX: usize = 40;
+    let mut shown: String = token.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();
+    if token.chars().nth(CHARS_MAX).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+/// Splits `1.5GiB` into the number and the unit, and multiplies by what `factor` says of the unit.
+fn parse_scaled(text: &str, factor: impl Fn(&str) -> Option<f64>, units: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale =
+        factor(unit.trim()).ok_or_else(|| format!("unknown unit `{}`; use one of {units}", shorten(unit.trim())))?;
+    let plain = number.replace('_', "");
+    // Integers take the exact path: an f64 holds only 53 bits.
+    if let Ok(whole) = plain.parse::<u64>() {
+        let scaled = u128::from(whole) as f64 * scale;
+        return if scale.fract() == 0.0 {
+            whole.checked_mul(scale as u64).ok_or_else(|| format!("`{}` is too large", shorten(text)))
+        } else {
+            Ok(scaled.round() as u64)
+        };
+    }
+    let value: f64 = plain.parse().map_err(|_| format!("`{}` does not start with a number", shorten(text)))?;
+    let scaled = (value * scale).round();
+    if !scaled.is_finite() || scaled >= u64::MAX as f64 {
+        return Err(format!("`{}` is too large", shorten(text)));
+    }
+    Ok(scaled as u64)
+}
+
+/// A size in bytes: `4096`, `64KiB`, `1GiB`, `10GB`.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let factor = |unit: &str| {
+        Some(match unit {
+            "" | "B" => 1.0,
+            "kB" | "KB" => 1e3,
+            "MB" => 1e6,
+            "GB" => 1e9,
+            "TB" => 1e12,
+            "K" | "KiB" => 1024.0,
+            "M" | "MiB" => (1u64 << 20) as f64,
+            "G" | "GiB" => (1u64 << 30) as f64,
+            "T" | "TiB" => (1u64 << 40) as f64,
+            _ => return None,
+        })
+    };
+    parse_scaled(text, factor, "B, KiB, MiB, GiB, TiB, kB, MB, GB, TB")
+}
+
+/// A time in nanoseconds: `500ns`, `2us`, `1.5ms`; a bare number is nanoseconds.
+pub(crate) fn parse_nanoseconds(text: &str) -> Result<u64, String> {
+    let factor = |unit: &str| {
+        Some(match unit {
+            "" | "ns" => 1.0,
+            "us" | "µs" => 1e3,
+            "ms" => 1e6,
+            "s" => 1e9,
+            _ => return None,
+        })
+    };
+    parse_scaled(text, factor, "ns, us, ms, s")
+}
+
+/// A rate in bytes a second: `12500000000`, `10GB/s`, `100Gbit/s`.
+pub(crate) fn parse_bytes_per_second(text: &str) -> Result<u64, String> {
+    const UNITS: &str = "B/s, MB/s, GB/s, MiB/s, GiB/s, Mbit/s, Gbit/s";
+    let factor = |unit: &str| {
+        Some(match unit {
+            "" | "B/s" => 1.0,
+            "MB/s" => 1e6,
+            "GB/s" => 1e9,
+            "MiB/s" => (1u64 << 20) as f64,
+            "GiB/s" => (1u64 << 30) as f64,
+            "Mbit/s" => 125e3,
+            "Gbit/s" => 125e6,
+            _ => return None,
+        })
+    };
+    match parse_scaled(text, factor, UNITS)? {
+        0 => Err("a rate must be more than zero; leave the option out for no limit".to_owned()),
+        rate => Ok(rate),
+    }
+}
+
+/// Three significant digits with a unit: `870ns`, `2.15us`, `1.03s`.
+pub(crate) fn show_nanoseconds(nanoseconds: u64) -> String {
+    match nanoseconds {
+        0..1_000 => format!("{nanoseconds}ns"),
+        1_000..1_000_000 => format!("{}us", three_digits(nanoseconds as f64 / 1e3)),
+        1_000_000..1_000_000_000 => format!("{}ms", three_digits(nanoseconds as f64 / 1e6)),
+        _ => format!("{}s", three_digits(nanoseconds as f64 / 1e9)),
+    }
+}
+
+/// Three significant digits with a decimal prefix: `950`, `12.3k`, `1.23M`.
+pub(crate) fn show_count(count: f64) -> String {
+    match count {
+        c if !c.is_finite() => "-".to_owned(),
+        c if c < 999.5 => three_digits(c),
+        c if c < 999.5e3 => format!("{}k", three_digits(c / 1e3)),
+        c if c < 999.5e6 => format!("{}M", three_digits(c / 1e6)),
+        c => format!("{}G", three_digits(c / 1e9)),
+    }
+}
+
+/// Three significant digits with a binary prefix: `512 B`, `1.50 MiB`.
+pub(crate) fn show_bytes(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", units[unit]) }
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        v if v < 9.995 => format!("{v:.2}"),
+        v if v < 99.95 => format!("{v:.1}"),
+        v => format!("{v:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_digits_only() {
+        assert_eq!(parse_u64("18446744073709551615"), Ok(u64::MAX));
+        assert_eq!(parse_u64("18446744073709551616"), Err(NumberError::TooLarge("18446744073709551616".into())));
+        for bad in ["", "+1", "-1", "1_000", "0x10", "1.5", "١"] {
+            assert!(matches!(parse_u64(bad), Err(NumberError::NotAnInteger(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_times_and_rates() {
+        assert_eq!(parse_bytes("1GiB"), Ok(1 << 30));
+        assert_eq!(parse_bytes("1.5 KiB"), Ok(1536));
+        assert_eq!(parse_bytes("1_000"), Ok(1000));
+        assert_eq!(parse_bytes("18446744073709551615"), Ok(u64::MAX));
+        assert!(parse_bytes("99999999999TiB").is_err());
+        assert!(parse_bytes("GiB").is_err());
+        assert!(parse_bytes("1 parsec").unwrap_err().contains("KiB"));
+        assert_eq!(parse_nanoseconds("2us"), Ok(2000));
+        assert_eq!(parse_nanoseconds("500ns"), Ok(500));
+        assert_eq!(parse_nanoseconds("750"), Ok(750));
+        assert_eq!(parse_nanoseconds("1.5ms"), Ok(1_500_000));
+        assert!(parse_nanoseconds("-1us").is_err());
+        assert_eq!(parse_bytes_per_second("100Gbit/s"), Ok(12_500_000_000));
+        assert!(parse_bytes_per_second("0").is_err());
+    }
+
+    #[test]
+    fn printing() {
+        assert_eq!(show_nanoseconds(870), "870ns");
+        assert_eq!(show_nanoseconds(2_150), "2.15us");
+        assert_eq!(show_nanoseconds(99_960), "100us");
+        assert_eq!(show_count(1_234_567.0), "1.23M");
+        assert_eq!(show_count(0.0), "0.00");
+        assert_eq!(show_count(f64::NAN), "-");
+        assert_eq!(show_bytes(512), "512 B");
+        assert_eq!(show_bytes(1 << 20), "1.00 MiB");
+    }
+
+    #[test]
+    fn long_tokens_are_cut() {
+        assert!(shorten(&"x".repeat(1000)).len() < 60);
+        assert_eq!(shorten("a\nb"), "a\\nb");
+    }
+}

@@ -1,0 +1,330 @@
+//! The program as a user meets it: its output, its exit status, its errors.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_farlink");
+const SMALL: [&str; 2] = ["--server-bytes", "16MiB"];
+
+/// What a run said, as text.
+struct Said {
+    ok: bool,
+    out: String,
+    errors: String,
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { ok: output.status.success(), out: text(output.stdout), errors: text(output.stderr) }
+    }
+}
+
+impl Said {
+    fn must_hold(self) -> Self {
+        assert!(self.ok, "{}\n{}", self.out, self.errors);
+        self
+    }
+
+    #[track_caller]
+    fn must_fail_with(self, parts: &[&str]) {
+        assert!(!self.ok, "{}", self.out);
+        for part in parts {
+            assert!(self.errors.contains(part), "no `{part}` in: {}", self.errors);
+        }
+        assert!(!self.errors.contains("panicked"), "{}", self.errors);
+    }
+
+    fn json(&self) -> Vec<Value> {
+        self.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+fn farlink(args: &[&str]) -> Said {
+    Command::new(PROGRAM).args(args).stdin(Stdio::null()).output().unwrap().into()
+}
+
+fn bench(args: &str) -> Said {
+    let args: Vec<&str> = ["bench"].into_iter().chain(SMALL).chain(args.split_whitespace()).collect();
+    farlink(&args)
+}
+
+fn bench_with_input(args: &[&str], input: &str) -> Said {
+    let mut child = Command::new(PROGRAM)
+        .arg("bench")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap().into()
+}
+
+fn named<'a>(rows: &'a [Value], name: &str) -> Vec<&'a Value> {
+    rows.iter().filter(|row| row["name"] == name).collect()
+}
+
+fn number(row: &Value, field: &str) -> f64 {
+    row[field].as_f64().unwrap_or_else(|| panic!("no number {field} in {row}"))
+}
+
+#[test]
+fn a_lookup_costs_one_read_a_level() {
+    let said = bench("--json --keys 20000 --mix c --ops 10000 --in-flight 1,4").must_hold();
+    let rows = said.json();
+    let memory = named(&rows, "memory");
+    assert_eq!((memory.len(), &memory[0]["after"], &memory[0]["entries"]), (1, &"load".into(), &20000.into()));
+    let levels = number(memory[0], "levels");
+    assert_eq!(levels, 3.0);
+    assert!(number(memory[0], "leased_bytes_per_entry") >= number(memory[0], "tree_bytes_per_entry"));
+    let lookups = named(&rows, "ycsb-c");
+    assert_eq!([&lookups[0]["in_flight"], &lookups[1]["in_flight"]], [1, 4]);
+    for row in lookups {
+        assert_eq!((number(row, "reads_per_op"), number(row, "round_trips_per_op")), (levels, levels));
+        assert_eq!((number(row, "writes_per_op"), number(row, "atomics_per_op")), (0.0, 0.0));
+        assert_eq!((number(row, "bytes_per_op"), number(row, "ops")), (levels * 1024.0, 10000.0));
+        assert!(number(row, "p50_ns") > 0.0 && number(row, "p999_ns") >= number(row, "p50_ns"));
+    }
+    let tree = named(&rows, "btree")[0];
+    assert_eq!((&tree["ok"], &tree["entries"], &tree["held"]), (&Value::Bool(true), &20000.into(), &0.into()));
+}
+
+#[test]
+fn an_update_costs_one_atomic_and_three_words_more() {
+    let said = bench("--json --keys 20000 --update 100 --workers 1 --ops 5000").must_hold();
+    let rows = said.json();
+    let row = named(&rows, "update100")[0];
+    assert_eq!((number(row, "reads_per_op"), number(row, "round_trips_per_op")), (3.0, 5.0));
+    assert_eq!((number(row, "atomics_per_op"), number(row, "writes_per_op")), (1.0, 3.0));
+    assert_eq!(number(row, "bytes_per_op"), 3.0 * 1024.0 + 4.0 * 8.0);
+}
+
+#[test]
+fn every_mix_over_two_processes_on_a_nasty_fabric() {
+    let said = bench(
+        "--keys 20000 --processes 2 --workers 2 --in-flight 4 --ops 2000 --page-bytes 512 --nasty --rounds 1 \
+         --mix a,b,c,d,e,f,insert-intensive --load insert",
+    )
+    .must_hold();
+    for part in
+        ["btree, one-sided: 2 memory servers, 2 x 2 workers, 20000 keys", "insert-load", "ycsb-f", "after round 1"]
+    {
+        assert!(said.out.contains(part), "no `{part}` in: {}", said.out);
+    }
+    assert!(said.out.contains("check btree: ok (tree bench, entries "), "{}", said.out);
+    assert!(said.errors.contains("step 1 of 11: load by inserts"), "{}", said.errors);
+    assert!(said.out.lines().all(|line| line.chars().count() <= 120), "{}", said.out);
+}
+
+#[test]
+fn the_slow_proof_and_a_bandwidth_limit() {
+    let said =
+        bench("--json --keys 5000 --mix c --ops 500 --validation lock-body-lock --bandwidth 1GB/s --latency 1us")
+            .must_hold();
+    let rows = said.json();
+    let row = named(&rows, "ycsb-c")[0];
+    let levels = number(named(&rows, "memory")[0], "levels");
+    assert_eq!((number(row, "reads_per_op"), number(row, "round_trips_per_op")), (3.0 * levels, 3.0 * levels));
+    assert!(number(row, "p50_ns") >= 3.0 * levels * 1000.0);
+}
+
+#[test]
+fn a_trace_answers_line_by_line() {
+    let trace =
+        "put 5 7\nput 5 8\n# note\n\nget 5\nget 6\nput 18446744073709551615 1\nscan 0 9\ndel 5\ndel 5\nscan 0 9\n";
+    let said = bench_with_input(&[&SMALL[..], &["--trace", "-"]].concat(), trace).must_hold();
+    let expected = [
+        "put 5 7 -> new",
+        "put 5 8 -> replaced 7",
+        "get 5 -> 8",
+        "get 6 -> none",
+        "put 18446744073709551615 1 -> new",
+        "scan 0 9 -> 5=8 18446744073709551615=1",
+        "del 5 -> removed 8",
+        "del 5 -> none",
+        "scan 0 9 -> 18446744073709551615=1",
+    ];
+    assert_eq!(said.out.lines().collect::<Vec<_>>(), expected);
+    assert!(said.errors.contains("check btree: ok (tree bench, entries 1,"), "{}", said.errors);
+}
+
+#[test]
+fn a_malformed_trace_applies_nothing() {
+    let said = bench_with_input(&["--trace", "-"], "put 1 1\nput 2\n");
+    assert_eq!(said.out, "");
+    said.must_fail_with(&["standard input, line 2: `put` is written `put K V`", "nothing was applied"]);
+}
+
+#[test]
+fn keys_come_from_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, content: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let sosd: Vec<u8> = [3u64, 10, 20, 30].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let files = [write("sosd", &sosd), write("text", b"20\n10\n30\n10\n")];
+    for file in &files {
+        let args = [&SMALL[..], &["--keys-file", file, "--trace", "-"]].concat();
+        let said = bench_with_input(&args, "scan 0 9\nget 20\n").must_hold();
+        let keys: Vec<&str> = said.out.lines().next().unwrap().split([' ', '=']).skip(4).step_by(2).collect();
+        assert_eq!(keys, ["10", "20", "30"], "{}", said.out);
+    }
+    let said = bench(&format!("--json --mix c --ops 100 --keys-file {}", files[1])).must_hold();
+    assert!(said.errors.contains("1 duplicate keys dropped, 3 left"), "{}", said.errors);
+    for (file, says) in [
+        (write("line", b"1\ntwo\n"), "line 2: `two` is not"),
+        (write("cut", &sosd[..20]), "is truncated"),
+        (write("empty", b""), "holds no keys"),
+        ("/nowhere/keys".to_owned(), "cannot read the keys file /nowhere/keys"),
+    ] {
+        bench(&format!("--keys-file {file}")).must_fail_with(&[says]);
+    }
+}
+
+/// A memory server as a process of its own.
+struct Server(Child);
+
+impl Server {
+    fn start(dir: &Path, server: usize) -> Self {
+        let mut child = Command::new(PROGRAM)
+            .args(["serve", "--bytes", "8MiB", "--servers", "2", "--server"])
+            .arg(server.to_string())
+            .arg("--dir")
+            .arg(dir)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, format!("farlink server {server} ready\n"));
+        Self(child)
+    }
+
+    fn stop(mut self, signal: libc::c_int) -> ExitStatus {
+        // SAFETY: kill touches no memory; the child has not been waited for, so its number is its own.
+        assert_eq!(unsafe { libc::kill(self.0.id() as libc::pid_t, signal) }, 0);
+        self.0.wait().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_cluster_outlives_its_users_and_its_servers() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let at = dir.to_str().unwrap();
+    let servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    assert_eq!(farlink(&["check", "--connect", at]).must_hold().out, "there are no trees in this cluster\n");
+
+    let args = ["bench", "--connect", at, "--tree", "t", "--keys", "2000", "--mix", "d,e", "--ops", "2000", "--json"];
+    let first = farlink(&args).must_hold().json();
+    assert_eq!(named(&first, "bulk-load").len(), 1);
+    let second = farlink(&args).must_hold().json();
+    assert_eq!(named(&second, "bulk-load").len(), 0);
+    assert_eq!(named(&second, "memory")[0]["after"], "earlier runs");
+    assert_eq!(named(&second, "ycsb-d")[0]["servers"], 2);
+    assert!(number(named(&second, "btree")[0], "entries") > number(named(&first, "btree")[0], "entries"));
+    let more = farlink(&["bench", "--connect", at, "--tree", "t", "--keys", "200000"]);
+    more.must_fail_with(&["the tree `t` is not empty and lacks key"]);
+
+    let said = bench_with_input(&["--connect", at, "--tree", "other", "--trace", "-"], "put 1 2").must_hold();
+    assert_eq!(said.out, "put 1 2 -> new\n");
+    let said = farlink(&["check", "--connect", at]).must_hold();
+    let starts: Vec<&str> = said.out.lines().filter_map(|line| line.split(", levels").next()).collect();
+    let entries = number(named(&second, "btree")[0], "entries");
+    assert_eq!(
+        starts,
+        ["check btree: ok (tree other, entries 1", &format!("check btree: ok (tree t, entries {entries}")]
+    );
+    farlink(&["check", "--connect", at, "--tree", "x"]).must_fail_with(&["no structure named \"x\"", "other"]);
+    farlink(&["serve", "--dir", at, "--servers", "2"]).must_fail_with(&["memory server 0", "is already running"]);
+
+    for (server, signal) in servers.into_iter().zip([libc::SIGTERM, libc::SIGINT]) {
+        assert!(server.stop(signal).success());
+    }
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let said = bench_with_input(&["--connect", at, "--tree", "other", "--trace", "-"], "get 1").must_hold();
+    assert_eq!(said.out, "get 1 -> 2\n");
+}
+
+#[test]
+fn what_is_missing_or_damaged_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let at = dir.to_str().unwrap();
+    let check = || farlink(&["check", "--connect", at]);
+    check().must_fail_with(&["no farlink cluster at", "start its memory servers with"]);
+    let zero = Server::start(&dir, 0);
+    check().must_fail_with(&["memory server 1 is not running", "--server 1 --servers 2`"]);
+    let one = Server::start(&dir, 1);
+    farlink(&["bench", "--connect", at, "--keys", "2000", "--mix", "c", "--ops", "100", "--json"]).must_hold();
+    check().must_hold();
+
+    // Behind the running servers' back: the start of a superblock, and a page of the tree.
+    let file = dir.join("server-1.mem");
+    let pristine = std::fs::read(&file).unwrap();
+    let spoil = |offset: usize, byte: u8| {
+        use std::os::unix::fs::FileExt as _;
+        std::fs::OpenOptions::new().write(true).open(&file).unwrap().write_at(&[byte], offset as u64).unwrap();
+    };
+    for (offset, says) in [(64, "the magic number is"), (72, "format version"), (96, "check word does not fit")] {
+        spoil(offset, pristine[offset] ^ 0x40);
+        check().must_fail_with(&["memory server 1", says]);
+        spoil(offset, pristine[offset]);
+    }
+    let page =
+        (0..pristine.len()).step_by(1024).rfind(|at| pristine[*at..][..64].iter().filter(|b| **b != 0).count() > 30);
+    let word = page.unwrap() + 512;
+    spoil(word, pristine[word] ^ 1);
+    let said = check();
+    assert!(said.out.contains("check btree: FAILED: page 1:") && said.out.contains("is corrupt"), "{}", said.out);
+    said.must_fail_with(&["failed: btree"]);
+
+    assert!(zero.stop(libc::SIGTERM).success() && one.stop(libc::SIGTERM).success());
+    let serve = || farlink(&["serve", "--dir", at, "--server", "1", "--servers", "2"]);
+    spoil(64, 0);
+    serve().must_fail_with(&["memory server 1: the magic number is"]);
+    spoil(64, pristine[64]);
+    std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(4 << 20).unwrap();
+    serve().must_fail_with(&["memory server 1 maps 4194304 bytes", "its superblock says 8388608"]);
+}
+
+#[test]
+fn a_stopped_bench_leaves_a_sound_tree() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let at = dir.to_str().unwrap();
+    let mut child = Command::new(PROGRAM)
+        .args(["bench", "--connect", at, "--keys", "10000", "--mix", "a", "--seconds", "60", "--in-flight", "8"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("step 2 of 3: ycsb-a")));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(!Server(child).stop(libc::SIGTERM).success());
+    // The compute process is told to end when its parent has; its membership is gone when it has.
+    let owners = || std::fs::read_dir(dir.join("owners")).unwrap().count();
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while owners() > 0 && std::time::Instant::now() < patience {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let said = farlink(&["check", "--connect", at]).must_hold();
+    assert!(said.out.contains("entries 10000,") && said.out.contains("held 0"), "{}", said.out);
+}
