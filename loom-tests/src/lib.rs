@@ -1,1 +1,25 @@
-//! Placeholder.
+//! Loom models of farlink's concurrent protocols.
+//!
+//! Each file in `tests/` is one protocol. Its models run the runtime's own code, whose atomics are loom's under
+//! `--cfg loom`, in every interleaving of two or three threads that a bounded number of preemptions gives, and with
+//! every value that a relaxed load may return. Beside them stand *broken variants*: copies of one step of the protocol
+//! with one thing left out, which loom must refuse. They show that the model would notice.
+//!
+//! Run them with `cargo xtask loom`. Without `--cfg loom` this crate is empty.
+//!
+//! What loom does not see: stores that take effect before earlier loads of their thread (load buffering), more than
+//! seven stores to one word, and whatever needs more preemptions than the bound.
+
+#[cfg(loom)]
+mod explore;
+#[cfg(loom)]
+mod peer;
+#[cfg(loom)]
+mod plain;
+
+#[cfg(loom)]
+pub use self::{
+    explore::{Running, Seen, explore, refuse, run},
+    peer::{Peer, SharedMemory, share},
+    plain::Plain,
+};

@@ -302,7 +302,18 @@ async fn read_slots(worker: &Handle) -> Result<Vec<[u64; SLOT_WORDS]>, Error> {
 async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     let retired = shared.pages.take_retired();
     let epoch_at = shared.geometry[0].dynamic_at(Dynamic::Epoch);
-    let epoch = worker.read(epoch_at, 1).await?[0];
+    // A stamp is read by an atomic: the next epoch is made from the word that this leaves, so who sees that one sees the
+    // unlinking too. What a READ returns may be older than the unlinking.
+    let epoch = match retired.is_empty() {
+        true => worker.read(epoch_at, 1).await?[0],
+        false => match worker.fetch_add(epoch_at, 0).await {
+            Ok(epoch) => epoch,
+            Err(error) => {
+                shared.pages.retire(retired.into_iter());
+                return Err(error.into());
+            }
+        },
+    };
     let moved = epoch != shared.announced.load(Ordering::Relaxed);
     shared.pages.stamp(epoch, retired);
     let announced = shared.epoch.advance(epoch);

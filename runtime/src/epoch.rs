@@ -50,6 +50,7 @@ impl Epochs {
     /// Makes `epoch` (never less than before) the one in which operations begin from now on, and returns what may be
     /// announced: the oldest epoch in which a running operation began, at most `epoch`.
     pub fn advance(&self, epoch: u64) -> u64 {
+        // Release: whatever was unlinked before is seen so by operations that begin in this epoch.
         self.seen.store(epoch, Ordering::Release);
         // Pairs with the fence in `pin`: either that worker sees this epoch, or its pin is seen here.
         fence(Ordering::SeqCst);
@@ -79,6 +80,7 @@ impl LocalEpoch {
     /// An operation begins; it ends when the pin is dropped.
     pub fn pin(&self, epochs: &Epochs) -> Pin {
         let mut began = self.0.began.borrow_mut();
+        // Acquire, for an operation that begins beside an older one: it has no fence of its own.
         let mut epoch = epochs.seen.load(Ordering::Acquire);
         match began.back_mut() {
             // The worker announces an older epoch as it is: no need to publish anything.
@@ -86,9 +88,10 @@ impl LocalEpoch {
             Some(_) => began.push_back((epoch, 1)),
             None => {
                 loop {
-                    self.0.slot.store(epoch, Ordering::Relaxed);
+                    // Release: who sees this pin and not the end of an operation before it must see what that one read.
+                    self.0.slot.store(epoch, Ordering::Release);
                     fence(Ordering::SeqCst);
-                    let now = epochs.seen.load(Ordering::Acquire);
+                    let now = epochs.seen.load(Ordering::Relaxed);
                     if now == epoch {
                         break;
                     }

@@ -1,3 +1,111 @@
-//! Placeholder.
+//! Build steps of farlink that are more than one `cargo` command: `cargo xtask <step>`.
 
-fn main() {}
+use std::{
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+/// Build steps of farlink.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    step: Step,
+}
+
+#[derive(Debug, Subcommand)]
+enum Step {
+    /// Explores the loom models of all concurrent protocols, built with `--cfg loom` into target/loom.
+    Loom {
+        /// Preemptions per execution. Three take minutes, two a minute.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+        preemptions: u32,
+        /// Only models whose test's name contains this.
+        filter: Option<String>,
+    },
+    /// Runs the unit tests under Miri, where the nightly toolchain has it.
+    Miri {
+        /// Only tests whose name contains this.
+        filter: Option<String>,
+    },
+}
+
+fn main() -> Result<()> {
+    match Args::parse().step {
+        Step::Loom { preemptions, filter } => loom(preemptions, filter.as_deref()),
+        Step::Miri { filter } => miri(filter.as_deref()),
+    }
+}
+
+fn loom(preemptions: u32, filter: Option<&str>) -> Result<()> {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["test", "--release", "--package", "farlink-loom-tests", "--tests", "--no-fail-fast", "--"])
+        .arg("--nocapture")
+        .args(filter)
+        .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom"))
+        .env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());
+    run(&mut cargo, "loom")
+}
+
+/// What Miri runs: code without files, sockets and large memory, which is where the unsafe code of these crates is.
+const MIRI_PACKAGES: [&str; 2] = ["farlink-runtime", "farlink-structures"];
+/// What it leaves out: files, for which there is no unsafe code and which Miri knows only in part.
+const MIRI_SKIPPED: &str = "fabric::mem::files::";
+
+fn miri(filter: Option<&str>) -> Result<()> {
+    if !has_miri() {
+        println!("miri: skipped: the nightly toolchain has no Miri here");
+        println!("miri: to install it: rustup toolchain install nightly --component miri rust-src");
+        return Ok(());
+    }
+    let mut cargo = Command::new("cargo");
+    cargo.args(["+nightly", "miri", "test", "--lib"]);
+    cargo.args(MIRI_PACKAGES.iter().flat_map(|package| ["--package", package]));
+    cargo
+        .args(["--", "--skip", MIRI_SKIPPED])
+        .args(filter)
+        .env("MIRIFLAGS", appended("MIRIFLAGS", "-Zmiri-disable-isolation"))
+        .env("PROPTEST_CASES", "4");
+    // Set by the cargo that runs this program, for its own toolchain.
+    cargo.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+    run(&mut cargo, "miri")
+}
+
+fn has_miri() -> bool {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["+nightly", "miri", "--version"]).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+    cargo.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// An environment variable with flags, and one more.
+fn appended(variable: &str, flag: &str) -> OsString {
+    let mut flags = env::var_os(variable).unwrap_or_default();
+    if !flags.is_empty() {
+        flags.push(" ");
+    }
+    flags.push(flag);
+    flags
+}
+
+/// Runs a command of a step in the workspace, with `target/<step>` as its target folder: flags of its own would make
+/// every other build start over.
+fn run(command: &mut Command, step: &str) -> Result<()> {
+    let workspace = workspace();
+    command.current_dir(&workspace).env("CARGO_TARGET_DIR", workspace.join("target").join(step));
+    let status = command.status().with_context(|| format!("{step}: starting {:?}", command.get_program()))?;
+    if !status.success() {
+        bail!("{step}: failed ({status})");
+    }
+    println!("{step}: ok");
+    Ok(())
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package stands in the workspace").to_path_buf()
+}

@@ -8,7 +8,7 @@
 //! them without another READ; see [`change`](self) for the order of the writes.
 //!
 //! A reader that finds a page locked reads again; it asks whether the owner lives first after a few tries, and a dead
-//! owner ends the operation with [`Error::PageDamaged`]. A copy that is not whole is read again too; if two READs in a row
+//! owner ends the operation with [`Error::PageDamaged`]. A copy that is not whole is read again too; if three READs in a row
 //! saw the same unlocked lock word, nobody was writing, and the page is corrupt.
 
 mod change;

@@ -74,7 +74,11 @@ impl MemoryServer {
         let length = file.metadata().map_err(Error::io(format!("reading the size of {}", path.display())))?.len();
         let resumed = length != 0;
         if resumed && options.bytes.is_some_and(|bytes| bytes != length) {
-            return Err(Error::WrongSize { server, found: length, expected: wanted });
+            let why = format!(
+                "{wanted}; {} has {length}: leave the option out to serve that, or remove the file to begin anew",
+                path.display()
+            );
+            return Err(Error::BadOption { option: "bytes", why });
         }
         if !resumed {
             let reserved = files::reserve(&file, wanted);

@@ -125,7 +125,10 @@ impl Walk {
         let Some(cursor) = self.cursor else { return Ok(()) };
         let mut pace = Pace::new(access, expected);
         let mut above = match above_leaves(access, from, cursor).await? {
-            Above::Leaf(root) => return self.visit_up(&root, &mut pace, visit).map(drop),
+            Above::Leaf(leaf) => {
+                self.visit_up(&leaf, &mut pace, visit)?;
+                return self.require_progress(cursor, &leaf);
+            }
             Above::Page(page) => page,
         };
         loop {
@@ -164,6 +167,14 @@ impl Walk {
                 return Err(Interrupt::stale(above.at(), "its children do not hold its keys"));
             }
             above = self.next_above(access, above, reached).await?;
+        }
+    }
+
+    /// That the only leaf of the walk has moved the cursor; if not, whoever asks for the rest would ask for ever.
+    fn require_progress(&self, before: u64, leaf: &impl PageRef) -> Result<(), Interrupt> {
+        match self.cursor == Some(before) {
+            true => Err(Interrupt::stale(leaf.at(), "it is the only leaf, and does not hold the key")),
+            false => Ok(()),
         }
     }
 
@@ -244,7 +255,10 @@ impl Walk {
         let mut start = from;
         while let Some(cursor) = self.cursor {
             let above = match above_leaves(access, start, cursor).await? {
-                Above::Leaf(root) => return self.visit_down(&root, &mut pace, visit).map(drop),
+                Above::Leaf(leaf) => {
+                    self.visit_down(&leaf, &mut pace, visit)?;
+                    return self.require_progress(cursor, &leaf);
+                }
                 Above::Page(page) => page,
             };
             start = Start::Root;

@@ -13,6 +13,7 @@ use crate::{
     error::Error,
     fabric::{Liveness, OwnerClaim},
     lock::OwnerId,
+    ptr::ServerId,
     sync::{Arc, Mutex, lock},
 };
 
@@ -36,14 +37,20 @@ impl Claims {
     pub(super) fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
         match self {
             Self::InProcess(owners) => {
-                lock(owners).insert(owner);
+                if !lock(owners).insert(owner) {
+                    return Err(given_out_twice(owner));
+                }
                 Ok(Box::new(InProcessClaim { owner, owners: Arc::clone(owners) }))
             }
             Self::Files(dir) => {
                 let path = file_of(dir, owner);
                 let failed = || format!("claiming {}", path.display());
                 let file = File::create(&path).map_err(Error::io(failed()))?;
-                file.lock().map_err(Error::io(failed()))?;
+                match file.try_lock() {
+                    Ok(()) => {}
+                    Err(TryLockError::WouldBlock) => return Err(given_out_twice(owner)),
+                    Err(TryLockError::Error(error)) => return Err(Error::io(failed())(error)),
+                }
                 Ok(Box::new(FileClaim { path, _locked: file }))
             }
         }
@@ -73,6 +80,12 @@ pub(super) fn is_locked(file: &File) -> bool {
         }
         Err(TryLockError::WouldBlock | TryLockError::Error(_)) => true,
     }
+}
+
+/// Only a superblock whose counter went back leads here. To wait would be to wait for the other one's end.
+fn given_out_twice(owner: OwnerId) -> Error {
+    let server = ServerId::new(0).expect("0 is a server id");
+    Error::BadSuperblock { server, why: format!("it gave out the incarnation of {owner}, which still runs") }
 }
 
 fn file_of(dir: &Path, owner: OwnerId) -> PathBuf {

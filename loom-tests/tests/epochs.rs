@@ -1,0 +1,368 @@
+//! Epochs: a page is not reused while an operation may still hold its address.
+//!
+//! A page is unlinked and retired; maintenance stamps it with the cluster's epoch, read after that, and frees it for reuse
+//! once every compute server has announced a later one. A compute server announces what [`Epochs::advance`] returns: no
+//! operation of its workers that still runs, each under a [`Pin`](farlink_runtime::epoch::Pin), began earlier. The epoch
+//! moves on when all have announced it. Here the page is a cell; an operation that found the link reads it, and reuse
+//! writes it. Loom refuses both at once, and also a write that does not happen after the last read.
+//!
+//! [`Maintenance::round`] follows `compute::round` step by step, over real endpoints; pins and announcements are the
+//! runtime's own.
+//!
+//! Broken variants: a pin, or an announcement, without its fence; a pin that ends, or a later one that begins, without
+//! *release*, so that the last reads may come after the reuse; an epoch seen without *acquire*, which misleads the second of
+//! two overlapping operations; a stamp by a plain READ, which may be older than the unlinking; a stamp read before the
+//! unlinking.
+#![cfg(loom)]
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use farlink_loom_tests::{Peer, Plain, Seen, SharedMemory, explore, refuse, run, share};
+use farlink_runtime::{
+    epoch::{Epochs, LocalEpoch, Pin},
+    sync::{AtomicU64, Ordering, fence},
+};
+
+/// The cluster's epoch, in the memory server.
+const EPOCH: usize = 0;
+/// The link to the page: not zero until it is unlinked.
+const LINK: usize = 1;
+/// What the two compute servers announce.
+const ANNOUNCED: [usize; 2] = [2, 3];
+const WORDS: usize = 4;
+
+/// The epochs of one compute server.
+trait Domain: 'static {
+    type Worker;
+    type Pin;
+    fn new() -> Self;
+    fn advance(&self, epoch: u64) -> u64;
+    fn worker(self: &Arc<Self>) -> Self::Worker;
+    fn pin(&self, worker: &Self::Worker) -> Self::Pin;
+}
+
+impl Domain for Epochs {
+    type Worker = LocalEpoch;
+    type Pin = Pin;
+
+    fn new() -> Self {
+        Self::new()
+    }
+
+    fn advance(&self, epoch: u64) -> u64 {
+        self.advance(epoch)
+    }
+
+    fn worker(self: &Arc<Self>) -> LocalEpoch {
+        LocalEpoch::new(self)
+    }
+
+    fn pin(&self, worker: &LocalEpoch) -> Pin {
+        worker.pin(self)
+    }
+}
+
+/// The memory server, and the page.
+#[derive(Clone)]
+struct Cluster {
+    memory: SharedMemory,
+    page: Arc<Plain>,
+}
+
+impl Cluster {
+    /// Epoch 1, announced by compute servers 0 and 1; the page is linked.
+    fn new() -> Self {
+        let memory = share(WORDS);
+        for word in memory.words() {
+            word.store(1, Ordering::Relaxed);
+        }
+        Self { memory, page: Arc::new(Plain::new(0)) }
+    }
+
+    /// Follows the link and reads the page, if it is still linked. True if it was.
+    fn operate(&self, peer: &mut Peer, before_reading: impl FnOnce()) -> bool {
+        let linked = peer.read(self.memory.at(LINK), 1)[0] != 0;
+        before_reading();
+        if linked {
+            assert_eq!(self.page.read(), 0, "the page was reused");
+        }
+        linked
+    }
+}
+
+/// How maintenance reads the epoch that it stamps a page with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stamp {
+    /// By an atomic, after the unlinking: who sees the next epoch sees the unlinking.
+    Atomic,
+    /// By a READ, after the unlinking.
+    Read,
+    /// By an atomic, before the unlinking.
+    TooEarly,
+}
+
+/// The maintenance of compute server `server`, which retires the page or not.
+struct Maintenance<D> {
+    cluster: Cluster,
+    epochs: Arc<D>,
+    server: usize,
+    peer: Peer,
+    stamp: Option<u64>,
+}
+
+impl<D: Domain> Maintenance<D> {
+    fn new(cluster: &Cluster, epochs: &Arc<D>, server: usize) -> Self {
+        let peer = Peer::new(&cluster.memory);
+        Self { cluster: cluster.clone(), epochs: Arc::clone(epochs), server, peer, stamp: None }
+    }
+
+    fn at(&self, word: usize) -> farlink_runtime::ptr::RemotePtr {
+        self.cluster.memory.at(word)
+    }
+
+    /// Unlinks and stamps the page, then does rounds until it may be reused or `rounds` are over; true if it was reused.
+    fn retire(mut self, stamp: Stamp, rounds: usize) -> bool {
+        let early = (stamp == Stamp::TooEarly).then(|| self.peer.fetch_add(self.at(EPOCH), 0));
+        self.peer.write_word(self.at(LINK), 0);
+        let epoch = match stamp {
+            Stamp::Atomic => self.peer.fetch_add(self.at(EPOCH), 0),
+            Stamp::Read => self.peer.read(self.at(EPOCH), 1)[0],
+            Stamp::TooEarly => early.expect("just read"),
+        };
+        self.stamp = Some(epoch);
+        self.round_in(epoch) || (1..rounds).any(|_| self.round())
+    }
+
+    /// One round; true if the page was reused.
+    fn round(&mut self) -> bool {
+        let epoch = self.peer.read(self.at(EPOCH), 1)[0];
+        self.round_in(epoch)
+    }
+
+    fn round_in(&mut self, epoch: u64) -> bool {
+        let announced = self.epochs.advance(epoch);
+        self.peer.write_word(self.at(ANNOUNCED[self.server]), announced);
+        let all = self.peer.read(self.at(ANNOUNCED[0]), ANNOUNCED.len());
+        let oldest = all.into_iter().fold(epoch, u64::min);
+        if oldest >= epoch {
+            self.peer.compare_swap(self.at(EPOCH), epoch, epoch + 1);
+        }
+        let reuse = self.stamp.is_some_and(|stamp| stamp < oldest);
+        if reuse {
+            self.cluster.page.write(1);
+        }
+        reuse
+    }
+}
+
+fn domain<D: Domain>() -> Arc<D> {
+    let epochs = D::new();
+    epochs.advance(1);
+    Arc::new(epochs)
+}
+
+/// What one execution came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Outcome {
+    /// Whether maintenance reused the page.
+    reused: bool,
+    /// Whether an operation found the page.
+    found: bool,
+}
+
+/// Two operations, one after the other.
+fn one_by_one<D: Domain>(cluster: &Cluster, epochs: &Arc<D>) -> bool {
+    let worker = epochs.worker();
+    let mut peer = Peer::new(&cluster.memory);
+    let found = [0, 1].map(|_| {
+        let _pin = epochs.pin(&worker);
+        cluster.operate(&mut peer, || ())
+    });
+    found.contains(&true)
+}
+
+/// Two operations of which the first ends while the second holds the page's address.
+fn overlapping<D: Domain>(cluster: &Cluster, epochs: &Arc<D>) -> bool {
+    let worker = epochs.worker();
+    let first = epochs.pin(&worker);
+    let _second = epochs.pin(&worker);
+    cluster.operate(&mut Peer::new(&cluster.memory), || drop(first))
+}
+
+/// One compute server: operations of a worker against maintenance that retires the page.
+fn one_server<D: Domain>(operations: fn(&Cluster, &Arc<D>) -> bool) -> Outcome {
+    let cluster = Cluster::new();
+    cluster.memory.words()[ANNOUNCED[1]].store(u64::MAX, Ordering::Relaxed);
+    let epochs = domain::<D>();
+    let maintenance = {
+        let (cluster, epochs) = (cluster.clone(), Arc::clone(&epochs));
+        run(move || Maintenance::new(&cluster, &epochs, 0).retire(Stamp::Atomic, 3))
+    };
+    let worker = run(move || operations(&cluster, &epochs));
+    Outcome { found: worker.join(), reused: maintenance.join() }
+}
+
+/// Two compute servers: one retires the page; the other moves the epoch on and then begins an operation.
+fn two_servers(stamp: Stamp) -> Outcome {
+    let cluster = Cluster::new();
+    let retiring = {
+        let cluster = cluster.clone();
+        run(move || Maintenance::new(&cluster, &domain::<Epochs>(), 0).retire(stamp, 2))
+    };
+    let operating = run(move || {
+        let epochs = domain::<Epochs>();
+        let mut maintenance = Maintenance::new(&cluster, &epochs, 1);
+        maintenance.round();
+        maintenance.round();
+        let worker = epochs.worker();
+        let _pin = epochs.pin(&worker);
+        cluster.operate(&mut maintenance.peer, || ())
+    });
+    Outcome { found: operating.join(), reused: retiring.join() }
+}
+
+/// Explores a model and requires that the page was reused, found, and both.
+fn explore_all(name: &str, model: impl Fn() -> Outcome + Send + Sync + 'static) {
+    let seen = [Seen::new(), Seen::new(), Seen::new()];
+    let marks = seen.clone();
+    explore(name, move || {
+        let outcome = model();
+        for (mark, happened) in marks.iter().zip([outcome.reused, outcome.found, outcome.reused && outcome.found]) {
+            if happened {
+                mark.mark();
+            }
+        }
+    });
+    let [reused, found, both] = seen;
+    reused.require("the page is reused");
+    found.require("an operation finds the page");
+    both.require("an operation finds the page and it is reused after that");
+}
+
+#[test]
+fn operations_one_by_one_never_meet_a_reused_page() {
+    explore_all("epochs, one by one", || one_server::<Epochs>(one_by_one));
+}
+
+#[test]
+fn overlapping_operations_never_meet_a_reused_page() {
+    explore_all("epochs, overlapping", || one_server::<Epochs>(overlapping));
+}
+
+#[test]
+fn a_page_that_another_compute_server_holds_is_not_reused() {
+    let (reused, found) = (Seen::new(), Seen::new());
+    let seen = (reused.clone(), found.clone());
+    explore("epochs, two compute servers", move || {
+        let outcome = two_servers(Stamp::Atomic);
+        if outcome.reused {
+            seen.0.mark();
+        }
+        if outcome.found {
+            seen.1.mark();
+        }
+    });
+    reused.require("the page is reused");
+    found.require("an operation finds the page");
+}
+
+/// The epochs of one compute server with one thing left out.
+struct Broken<const WHAT: u8> {
+    seen: AtomicU64,
+    slot: Arc<AtomicU64>,
+}
+
+const PIN_WITHOUT_FENCE: u8 = 0;
+const ADVANCE_WITHOUT_FENCE: u8 = 1;
+const ENDS_RELAXED: u8 = 2;
+const BEGINS_RELAXED: u8 = 3;
+const SEEN_RELAXED: u8 = 4;
+
+/// The running operations' epochs, the oldest first.
+type Began = Rc<RefCell<Vec<u64>>>;
+
+struct BrokenPin<const WHAT: u8> {
+    slot: Arc<AtomicU64>,
+    began: Began,
+}
+
+impl<const WHAT: u8> Drop for BrokenPin<WHAT> {
+    fn drop(&mut self) {
+        // The models end operations in the order of their beginning.
+        self.began.borrow_mut().remove(0);
+        let order = if WHAT == ENDS_RELAXED { Ordering::Relaxed } else { Ordering::Release };
+        self.slot.store(self.began.borrow().first().copied().unwrap_or(u64::MAX), order);
+    }
+}
+
+impl<const WHAT: u8> Domain for Broken<WHAT> {
+    type Worker = Began;
+    type Pin = BrokenPin<WHAT>;
+
+    fn new() -> Self {
+        Self { seen: AtomicU64::new(0), slot: Arc::new(AtomicU64::new(u64::MAX)) }
+    }
+
+    fn advance(&self, epoch: u64) -> u64 {
+        self.seen.store(epoch, Ordering::Release);
+        if WHAT != ADVANCE_WITHOUT_FENCE {
+            fence(Ordering::SeqCst);
+        }
+        self.slot.load(Ordering::Acquire).min(epoch)
+    }
+
+    fn worker(self: &Arc<Self>) -> Began {
+        Began::default()
+    }
+
+    fn pin(&self, worker: &Began) -> BrokenPin<WHAT> {
+        let order = if WHAT == SEEN_RELAXED { Ordering::Relaxed } else { Ordering::Acquire };
+        let mut epoch = self.seen.load(order);
+        while worker.borrow().is_empty() {
+            let order = if WHAT == BEGINS_RELAXED { Ordering::Relaxed } else { Ordering::Release };
+            self.slot.store(epoch, order);
+            if WHAT != PIN_WITHOUT_FENCE {
+                fence(Ordering::SeqCst);
+            }
+            match self.seen.load(Ordering::Relaxed) {
+                now if now == epoch => break,
+                now => epoch = now,
+            }
+        }
+        worker.borrow_mut().push(epoch);
+        BrokenPin { slot: Arc::clone(&self.slot), began: Rc::clone(worker) }
+    }
+}
+
+fn refuse_variant(name: &str, model: fn() -> Outcome) {
+    refuse(name, "Causality violation", move || {
+        model();
+    });
+}
+
+#[test]
+fn broken_pins_without_a_fence_are_missed() {
+    refuse_variant("epochs, pin without fence", || one_server::<Broken<PIN_WITHOUT_FENCE>>(one_by_one));
+}
+
+#[test]
+fn broken_announcements_without_a_fence_miss_pins() {
+    refuse_variant("epochs, advance without fence", || one_server::<Broken<ADVANCE_WITHOUT_FENCE>>(one_by_one));
+}
+
+#[test]
+fn broken_ends_without_release_let_the_page_go_too_early() {
+    refuse_variant("epochs, end relaxed", || one_server::<Broken<ENDS_RELAXED>>(one_by_one));
+    refuse_variant("epochs, begin relaxed", || one_server::<Broken<BEGINS_RELAXED>>(one_by_one));
+}
+
+#[test]
+fn broken_epochs_seen_without_acquire_mislead_the_second_operation() {
+    refuse_variant("epochs, seen relaxed", || one_server::<Broken<SEEN_RELAXED>>(overlapping));
+}
+
+#[test]
+fn broken_stamps_are_too_old() {
+    refuse_variant("epochs, stamp by READ", || two_servers(Stamp::Read));
+    refuse_variant("epochs, stamp before unlinking", || two_servers(Stamp::TooEarly));
+}
