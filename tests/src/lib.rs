@@ -1,1 +1,36 @@
-//! Placeholder.
+//! What tests of concurrent maps need, across crates and processes.
+//!
+//! Judging what happened:
+//!
+//! - [`workload`]: seeded streams of operations whose every write has a value of its own.
+//! - [`history`]: recording what was invoked, when, and what it returned, in files that survive a killed process.
+//! - [`linear`]: whether the point operations of a history are linearizable.
+//! - [`scans`]: whether its scans keep the weaker promise that scans make.
+//! - [`model`]: what one operation says of the state of its key.
+//! - [`atomic_map`]: a simulated map whose histories are legal by construction, to check the checkers.
+//!
+//! Making it happen:
+//!
+//! - [`cluster`]: clusters of the `mem` fabric, in one process or in files, fast or nasty.
+//! - [`drive`]: a worker that keeps many recorded operations in flight, and drops some of them.
+//! - [`peer`]: compute servers in processes of their own: the `farlink-stress` program's other side.
+//! - [`stress`]: the acceptance test: many workers in several processes on a few hot keys.
+//! - [`raw`]: pages read, locked and damaged by hand.
+//! - [`torn`]: ways to validate a READ, right ones and broken ones, under writers.
+//! - [`bounded`]: running an operation that must come to an end.
+//! - [`settings`]: seeds, durations and sizes from the environment or the command line.
+
+pub mod atomic_map;
+pub mod bounded;
+pub mod cluster;
+pub mod drive;
+pub mod history;
+pub mod linear;
+pub mod model;
+pub mod peer;
+pub mod raw;
+pub mod scans;
+pub mod settings;
+pub mod stress;
+pub mod torn;
+pub mod workload;

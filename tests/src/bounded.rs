@@ -1,0 +1,78 @@
+//! Running what must come to an end: with a bound on READs and turns, or, across processes, on time.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::mpsc::{self, RecvTimeoutError},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use farlink_runtime::worker::Worker;
+
+/// What an operation may use until it ends.
+#[derive(Debug, Clone, Copy)]
+pub struct Bound {
+    /// Remote READs.
+    pub reads_max: u64,
+    /// Turns of the worker. They are what grows where an operation waits for something that never comes.
+    pub turns_max: u64,
+}
+
+/// An operation that did not end within its bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no end after {reads} READs and {turns} turns")]
+pub struct Endless {
+    /// READs until it was given up.
+    pub reads: u64,
+    /// Turns until it was given up.
+    pub turns: u64,
+}
+
+/// Runs `future` as a task of `worker`, turn by turn, until it ends or `bound` is used up. What does not end stays a task
+/// of the worker.
+///
+/// # Errors
+/// [`Endless`] if it does not end.
+pub fn run<T: 'static>(worker: &Worker, bound: Bound, future: impl Future<Output = T> + 'static) -> Result<T, Endless> {
+    let reads_before = worker.counters().reads;
+    let mut task = pin!(worker.spawn(future));
+    let mut turns = 0;
+    loop {
+        worker.turn();
+        turns += 1;
+        if let Poll::Ready(output) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return Ok(output);
+        }
+        let reads = worker.counters().reads - reads_before;
+        if reads > bound.reads_max || turns > bound.turns_max {
+            return Err(Endless { reads, turns });
+        }
+    }
+}
+
+/// Ends the process if it still runs after some time: a test that hangs shall fail, and say where.
+#[derive(Debug)]
+#[must_use = "the watch ends when this is dropped"]
+pub struct Watchdog {
+    _alive: mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    /// Aborts the process after `limit`, unless this is dropped before.
+    ///
+    /// # Panics
+    /// If the system gives no thread.
+    pub fn start(what: impl Into<String>, limit: Duration) -> Self {
+        let (alive, gone) = mpsc::channel::<()>();
+        let what = what.into();
+        let watch = move || {
+            if gone.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("{what}: not finished after {limit:?}; aborting process {}", std::process::id());
+                std::process::abort();
+            }
+        };
+        std::thread::Builder::new().name("watchdog".into()).spawn(watch).expect("a thread for the watchdog");
+        Self { _alive: alive }
+    }
+}

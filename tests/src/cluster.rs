@@ -1,0 +1,136 @@
+//! Clusters of the `mem` fabric for tests.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use farlink_runtime::{
+    compute::{ComputeOptions, ComputeServer, Maintenance},
+    error::Error,
+    fabric::mem::{MemFabric, MemOptions},
+    one_sided::OneSided,
+    server::{MemoryServer, ServeOptions},
+    worker::Worker,
+};
+use farlink_structures::btree::{BTree, BTreeOptions, Report};
+use tempfile::TempDir;
+
+/// As fast as memory.
+pub const FAST: MemOptions = MemOptions {
+    latency_ns: 0,
+    bandwidth_bytes_per_s: 0,
+    nasty: false,
+    ordered_writes: true,
+    atomic_against_writes: true,
+};
+
+/// All that a reliable connection permits, on purpose: torn READs and WRITEs, late completions.
+pub const NASTY: MemOptions = MemOptions { nasty: true, ..FAST };
+
+/// [`NASTY`], without an order among WRITEs and with atomics that are not atomic against WRITEs.
+pub const WEAK: MemOptions = MemOptions { ordered_writes: false, atomic_against_writes: false, ..NASTY };
+
+/// A directory for a cluster's files: in memory where the system has such a file system.
+///
+/// # Errors
+/// If no directory can be made.
+pub fn scratch() -> std::io::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("farlink-tests-");
+    builder.tempdir_in("/dev/shm").or_else(|_| builder.tempdir())
+}
+
+/// Joins a cluster as a compute server whose maintenance is a thread of its own.
+///
+/// # Errors
+/// As [`ComputeServer::join`].
+pub fn join(fabric: &Arc<MemFabric>, seed: u64) -> Result<ComputeServer, Error> {
+    ComputeServer::join(Arc::clone(fabric) as _, ComputeOptions { seed, ..ComputeOptions::default() })
+}
+
+/// Joins a cluster as a compute server whose maintenance is up to the test.
+///
+/// # Errors
+/// As [`ComputeServer::join`].
+pub fn join_manual(fabric: &Arc<MemFabric>, seed: u64) -> Result<ComputeServer, Error> {
+    ComputeServer::join(Arc::clone(fabric) as _, ComputeOptions { seed, maintenance: Maintenance::Manual })
+}
+
+/// A cluster in files, whose memory servers run in this process. It is gone with the value.
+#[derive(Debug)]
+pub struct Served {
+    // Before the directory: the servers stop before their files go.
+    servers: Vec<MemoryServer>,
+    dir: TempDir,
+}
+
+impl Served {
+    /// Starts `servers` memory servers of `bytes` each.
+    ///
+    /// # Errors
+    /// If the directory cannot be made, or as [`MemoryServer::start`].
+    pub fn start(servers: usize, bytes: u64) -> anyhow::Result<Self> {
+        let dir = scratch()?;
+        let start = |server| MemoryServer::start(&serve_options(dir.path(), server, servers, bytes));
+        let servers = (0..servers).map(start).collect::<Result<_, _>>()?;
+        Ok(Self { servers, dir })
+    }
+
+    /// The cluster's directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The memory servers.
+    pub fn servers(&self) -> &[MemoryServer] {
+        &self.servers
+    }
+
+    /// The way to it.
+    ///
+    /// # Errors
+    /// As [`MemFabric::open`].
+    pub fn fabric(&self, options: MemOptions) -> Result<Arc<MemFabric>, Error> {
+        MemFabric::open(self.dir(), options).map(Arc::new)
+    }
+}
+
+/// What one memory server of a test cluster serves.
+pub fn serve_options(dir: &Path, server: usize, servers: usize, bytes: u64) -> ServeOptions {
+    ServeOptions { dir: PathBuf::from(dir), server, servers, bytes: Some(bytes), ephemeral: false }
+}
+
+/// Makes an empty tree, as a compute server that leaves again.
+///
+/// # Errors
+/// As [`BTree::create`].
+pub fn create_tree(fabric: &Arc<MemFabric>, name: &str, options: BTreeOptions) -> Result<(), Error> {
+    with_worker(fabric, |worker| worker.block_on(BTree::create(worker, name, options)).map(drop))
+}
+
+/// Checks a tree, as a compute server that joins for that and leaves again.
+///
+/// # Errors
+/// As [`BTree::open`] and [`BTree::check`].
+pub fn check_tree(fabric: &Arc<MemFabric>, name: &str) -> Result<Report, Error> {
+    with_worker(fabric, |worker| {
+        worker.block_on(async { BTree::<OneSided>::open(worker, name, Default::default()).await?.check().await })
+    })
+}
+
+/// Runs `f` with the one worker of a compute server that joins for that and leaves again.
+///
+/// # Errors
+/// If it cannot join, or as `f`.
+pub fn with_worker<T, E: From<Error>>(
+    fabric: &Arc<MemFabric>,
+    f: impl FnOnce(&Worker) -> Result<T, E>,
+) -> Result<T, E> {
+    let compute = join(fabric, 0)?;
+    let worker = compute.worker()?;
+    let result = f(&worker);
+    drop(worker);
+    drop(compute);
+    result
+}

@@ -1,0 +1,185 @@
+//! A worker that keeps many recorded operations in flight.
+//!
+//! Each of `in_flight` tasks draws operations from the worker's stream and runs them one after the other on the tree. An
+//! operation may be dropped in mid-flight, after a random number of polls; its outcome is then unknown.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    io::Write,
+    pin::pin,
+    rc::Rc,
+    task::Poll,
+};
+
+use farlink_runtime::{
+    error::Error,
+    one_sided::OneSided,
+    worker::{Handle, Worker},
+};
+use farlink_structures::btree::BTree;
+use rand::RngExt;
+
+use crate::{
+    history::{Op, Outcome, Recorder, now_ns},
+    workload::Workload,
+};
+
+/// How many operations, and what becomes of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Operations in flight at a time.
+    pub in_flight: usize,
+    /// One operation in so many is dropped in mid-flight; 0 for none.
+    pub drop_one_in: u32,
+    /// Whether [`Error::PageDamaged`] is to be expected: somebody may be killed.
+    pub damage_expected: bool,
+    /// How long keys come before they go again; 0 for a steady mix. At ebb inserts and upserts become removals, at flood
+    /// removals become gets, for all workers of the machine at once: so the tree grows and shrinks as a whole, and its
+    /// pages split and merge all the time.
+    pub tide_ns: u64,
+}
+
+/// A tide that empties and fills a tree of a thousand keys.
+pub const TIDE_NS: u64 = 200_000_000;
+
+/// What becomes of an operation at this time.
+fn with_the_tide(op: Op, tide_ns: u64, time_ns: u64) -> Op {
+    match (time_ns.checked_div(tide_ns).map(|tide| tide % 2), op) {
+        (Some(0), Op::Remove { key }) => Op::Get { key },
+        (Some(1), Op::Insert { key, .. } | Op::Upsert { key, .. }) => Op::Remove { key },
+        _ => op,
+    }
+}
+
+/// Polls after which an operation that is to be dropped is dropped, at most. A point operation takes about a dozen.
+const POLLS_MAX: u32 = 24;
+
+/// What a drive did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tally {
+    /// Operations begun.
+    pub operations: u64,
+    /// Those dropped in mid-flight.
+    pub dropped: u64,
+    /// Those that met a damaged page.
+    pub damaged: u64,
+}
+
+/// Runs one operation of a history on a tree.
+///
+/// # Errors
+/// As the operation.
+pub async fn apply(tree: &BTree<OneSided>, op: Op) -> Result<Outcome, Error> {
+    Ok(match op {
+        Op::Get { key } => Outcome::Value(tree.get(key).await?),
+        Op::Insert { key, value } => Outcome::Inserted(tree.insert(key, value).await?),
+        Op::Upsert { key, value } => Outcome::Value(tree.upsert(key, value).await?),
+        Op::Update { key, value } => Outcome::Value(tree.update(key, value).await?),
+        Op::Remove { key } => Outcome::Value(tree.remove(key).await?),
+        Op::Scan { from, limit, descending: false } => Outcome::Entries(tree.scan(from, limit as usize).await?.into()),
+        Op::Scan { from, limit, descending: true } => {
+            Outcome::Entries(tree.range(..=from).descending().take(limit as usize).await?.into())
+        }
+    })
+}
+
+/// Runs operations until `stop` says so, and waits for those in flight.
+///
+/// # Errors
+/// If an operation fails, but for damage that is expected, or the recorder does.
+pub fn drive<W: Write + 'static>(
+    worker: &Worker,
+    tree: &BTree<OneSided>,
+    workload: Workload,
+    recorder: &Rc<Recorder<W>>,
+    plan: Plan,
+    stop: impl Fn() -> bool + 'static,
+) -> anyhow::Result<Tally> {
+    let lane = Rc::new(Lane {
+        worker: Handle::clone(worker),
+        tree: tree.clone(),
+        workload: RefCell::new(workload),
+        recorder: Rc::clone(recorder),
+        plan,
+        stop: Box::new(stop),
+        tally: Cell::default(),
+        failed: Cell::new(false),
+    });
+    let tasks: Vec<_> = (0..plan.in_flight).map(|_| worker.spawn(Rc::clone(&lane).run())).collect();
+    worker.block_on(async {
+        for task in tasks {
+            task.await?;
+        }
+        Ok(lane.tally.get())
+    })
+}
+
+struct Lane<W: Write> {
+    worker: Handle,
+    tree: BTree<OneSided>,
+    workload: RefCell<Workload>,
+    recorder: Rc<Recorder<W>>,
+    plan: Plan,
+    stop: Box<dyn Fn() -> bool>,
+    tally: Cell<Tally>,
+    failed: Cell<bool>,
+}
+
+impl<W: Write> Lane<W> {
+    async fn run(self: Rc<Self>) -> anyhow::Result<()> {
+        while !(self.stop)() && !self.failed.get() {
+            let op = with_the_tide(self.workload.borrow_mut().next_op(), self.plan.tide_ns, now_ns());
+            let outcome = self.run_one(op).await;
+            self.failed.set(self.failed.get() || outcome.is_err());
+            outcome?;
+        }
+        Ok(())
+    }
+
+    async fn run_one(&self, op: Op) -> anyhow::Result<()> {
+        let ticket = self.recorder.begin(op)?;
+        self.count(|tally| tally.operations += 1);
+        let drop_after = self.worker.random(|rng| {
+            let drops = self.plan.drop_one_in != 0 && rng.random_ratio(1, self.plan.drop_one_in);
+            drops.then(|| rng.random_range(1..=POLLS_MAX))
+        });
+        let outcome = match drop_after {
+            Some(polls) => polled(polls, apply(&self.tree, op)).await,
+            None => Some(apply(&self.tree, op).await),
+        };
+        let known = match outcome {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(Error::PageDamaged { .. })) if self.plan.damage_expected => {
+                self.count(|tally| tally.damaged += 1);
+                Outcome::Unknown
+            }
+            Some(Err(error)) => return Err(anyhow::Error::new(error).context(format!("{op:?} failed"))),
+            None => {
+                self.count(|tally| tally.dropped += 1);
+                Outcome::Unknown
+            }
+        };
+        self.recorder.end(ticket, known)?;
+        Ok(())
+    }
+
+    fn count(&self, add: impl FnOnce(&mut Tally)) {
+        let mut tally = self.tally.get();
+        add(&mut tally);
+        self.tally.set(tally);
+    }
+}
+
+/// The output of `future` if it is ready within so many polls; else the future is dropped.
+async fn polled<F: Future>(mut polls: u32, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => {
+            polls -= 1;
+            if polls == 0 { Poll::Ready(None) } else { Poll::Pending }
+        }
+    })
+    .await
+}

@@ -1,0 +1,411 @@
+//! Compute servers in processes of their own.
+//!
+//! The program `farlink-stress` is both sides. A parent starts it as `farlink-stress peer SPEC` with a [`Spec`] in JSON and
+//! gets a [`Peer`]. They talk in lines: the peer says [`Ready`] once it has joined; the parent says `go`, and closes its
+//! end to stop the peer; the peer answers with a [`Tale`] and exits with status 0. A peer whose parent is gone stops by
+//! itself, and a `Peer` that is dropped kills its process.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    rc::Rc,
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use farlink_runtime::{
+    compute::ComputeServer,
+    fabric::mem::{MemFabric, MemOptions},
+    one_sided::{OneSided, Proof},
+    worker::Counters,
+};
+use farlink_structures::btree::BTree;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{
+    bounded::Watchdog,
+    cluster::{self, FAST, NASTY, WEAK},
+    drive::{Plan, Tally, drive},
+    history::{Flush, Recorder},
+    raw::HeldPage,
+    workload::{Mix, Workload, WorkloadSpec, spread_keys},
+};
+
+/// The argument that makes `farlink-stress` a peer.
+pub const PEER: &str = "peer";
+
+/// How long a peer may take beyond the time it was given.
+const GRACE: Duration = Duration::from_secs(120);
+
+/// How the fabric behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Manners {
+    /// [`FAST`].
+    Fast,
+    /// [`NASTY`].
+    Nasty,
+    /// [`WEAK`].
+    Weak,
+}
+
+impl Manners {
+    /// The options of the fabric.
+    pub fn options(self) -> MemOptions {
+        match self {
+            Self::Fast => FAST,
+            Self::Nasty => NASTY,
+            Self::Weak => WEAK,
+        }
+    }
+}
+
+/// What a peer is to do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Spec {
+    /// The cluster's directory.
+    pub dir: PathBuf,
+    /// The name of the tree.
+    pub tree: String,
+    /// How the fabric behaves.
+    pub manners: Manners,
+    /// Whether readers use [`Proof::LockBodyLock`].
+    pub three_waits: bool,
+    /// Decides what the peer does at random.
+    pub seed: u64,
+    /// What it does.
+    pub role: Role,
+}
+
+/// What a peer does once it has joined.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Role {
+    /// Runs a mixed workload on the tree.
+    Work(Work),
+    /// Locks the leaf where this key belongs and writes half of it; gives it back, changed in its version only, when it is
+    /// told to go.
+    Hold {
+        /// The key.
+        key: u64,
+    },
+}
+
+/// A mixed workload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// Where the histories go, a file for each worker.
+    pub histories: PathBuf,
+    /// The number of the first worker among the clients of the history.
+    pub first_client: u32,
+    /// Worker threads.
+    pub workers: u32,
+    /// Operations in flight for each worker.
+    pub in_flight: usize,
+    /// How many keys.
+    pub keys: usize,
+    /// Scans ask for so many entries at most.
+    pub scan_limit_max: u32,
+    /// One operation in so many is dropped in mid-flight; 0 for none.
+    pub drop_one_in: u32,
+    /// How long keys come before they go again; 0 for a steady mix. See [`Plan`].
+    pub tide_ns: u64,
+    /// How long, unless it is stopped before.
+    pub seconds: f64,
+    /// Whether somebody may be killed: the history must survive, and damaged pages are expected.
+    pub deadly: bool,
+}
+
+impl Work {
+    /// What all workers of a run draw from.
+    pub fn workload(&self, seed: u64) -> WorkloadSpec {
+        let (keys, scan_limit_max) = (spread_keys(self.keys), self.scan_limit_max);
+        WorkloadSpec { seed, keys, theta: 0.6, mix: Mix::ALL, scan_limit_max }
+    }
+
+    /// How each of its workers goes about it.
+    pub fn plan(&self) -> Plan {
+        Plan {
+            in_flight: self.in_flight,
+            drop_one_in: self.drop_one_in,
+            damage_expected: self.deadly,
+            tide_ns: self.tide_ns,
+        }
+    }
+}
+
+/// What a peer says when it has joined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// Its incarnation.
+    pub owner: u32,
+    /// The page that it holds, as a raw pointer.
+    pub page: Option<u64>,
+}
+
+/// What a peer says when it has left.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Tale {
+    /// Operations begun.
+    pub operations: u64,
+    /// Operations dropped in mid-flight.
+    pub dropped: u64,
+    /// Operations that met a damaged page.
+    pub damaged: u64,
+    /// The counters of its workers, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+impl Tale {
+    /// What some workers did.
+    pub fn new(tally: Tally, counters: Counters) -> Self {
+        let counters = counters.iter().map(|(name, count)| (name.to_owned(), count)).collect();
+        let Tally { operations, dropped, damaged } = tally;
+        Self { operations, dropped, damaged, counters }
+    }
+
+    /// The value of a counter; 0 if there is none of this name.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or(0)
+    }
+
+    /// Adds what others did.
+    pub fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.dropped += other.dropped;
+        self.damaged += other.damaged;
+        for (name, count) in &other.counters {
+            *self.counters.entry(name.clone()).or_default() += count;
+        }
+    }
+}
+
+/// A peer, seen from its parent.
+#[derive(Debug)]
+pub struct Peer {
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    ready: Ready,
+}
+
+impl Peer {
+    /// Starts a peer; `program` is `farlink-stress`. Blocks until it has joined.
+    ///
+    /// # Errors
+    /// If it cannot be started, or ends before it is ready. What it has to say about that is on stderr.
+    pub fn start(program: &Path, spec: &Spec) -> anyhow::Result<Self> {
+        let mut command = Command::new(program);
+        command.arg(PEER).arg(serde_json::to_string(spec)?).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
+        let orders = child.stdin.take();
+        let answers = BufReader::new(child.stdout.take().context("the peer has no stdout")?);
+        let mut peer = Self { child, orders, answers, ready: Ready { owner: 0, page: None } };
+        peer.ready = peer.answer().context("a peer was not ready")?;
+        Ok(peer)
+    }
+
+    /// What it said when it was ready.
+    pub fn ready(&self) -> &Ready {
+        &self.ready
+    }
+
+    /// Whether it still runs.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn is_running(&mut self) -> std::io::Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
+    /// Lets it begin.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn go(&mut self) -> anyhow::Result<()> {
+        let orders = self.orders.as_mut().context("the peer was told to stop")?;
+        writeln!(orders, "go").context("a peer is gone")?;
+        orders.flush().context("a peer is gone")
+    }
+
+    /// Tells it to stop.
+    pub fn stop(&mut self) {
+        self.orders = None;
+    }
+
+    /// Waits until it has left the cluster, and returns what it did.
+    ///
+    /// # Errors
+    /// If it failed.
+    pub fn finish(mut self) -> anyhow::Result<Tale> {
+        let tale = self.answer()?;
+        self.orders = None;
+        let status = self.child.wait()?;
+        ensure!(status.success(), "a peer ended with {status}");
+        Ok(tale)
+    }
+
+    /// Kills it with SIGKILL, and waits until it is gone.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn kill(mut self) -> std::io::Result<()> {
+        self.child.kill()?;
+        self.child.wait().map(drop)
+    }
+
+    fn answer<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
+        let mut line = String::new();
+        if self.answers.read_line(&mut line)? == 0 {
+            bail!("a peer ended without an answer: {}", self.child.wait()?);
+        }
+        serde_json::from_str(&line).with_context(|| format!("a peer answered {line:?}"))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The peer's side: does what `spec`, in JSON, says.
+///
+/// # Errors
+/// If anything fails; whoever calls this says so on stderr and exits with another status than 0.
+pub fn serve(spec: &str) -> anyhow::Result<()> {
+    let spec: Spec = serde_json::from_str(spec).context("not the specification of a peer")?;
+    let orders = Orders::listen()?;
+    let fabric = Arc::new(MemFabric::open(&spec.dir, spec.manners.options())?);
+    let compute = cluster::join(&fabric, spec.seed)?;
+    match &spec.role {
+        Role::Work(work) => {
+            let limit = Duration::from_secs_f64(work.seconds) + GRACE;
+            let _watchdog = Watchdog::start(format!("peer of clients from {}", work.first_client), limit);
+            let tally = run_work(&spec, work, &compute, &orders)?;
+            let counters = compute_counters(compute);
+            say(&Tale::new(tally, counters))
+        }
+        Role::Hold { key } => {
+            hold(&spec, *key, &compute, &orders)?;
+            say(&Tale::new(Tally::default(), compute_counters(compute)))
+        }
+    }
+}
+
+/// Leaves the cluster, and returns what its workers counted.
+fn compute_counters(compute: ComputeServer) -> Counters {
+    let counters = compute.counters();
+    drop(compute);
+    counters
+}
+
+fn say(what: &impl Serialize) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(what)?)?;
+    Ok(out.flush()?)
+}
+
+fn proof(spec: &Spec) -> Proof {
+    if spec.three_waits { Proof::LockBodyLock } else { Proof::Checksum }
+}
+
+/// What the parent says, as a thread hears it.
+struct Orders {
+    lines: std::sync::mpsc::Receiver<String>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Orders {
+    fn listen() -> std::io::Result<Self> {
+        let (to, lines) = std::sync::mpsc::channel();
+        let stopped = Arc::new(AtomicBool::new(false));
+        let heard = Arc::clone(&stopped);
+        std::thread::Builder::new().name("orders".into()).spawn(move || {
+            for line in std::io::stdin().lines().map_while(Result::ok) {
+                let _ = to.send(line);
+            }
+            heard.store(true, Ordering::Release);
+        })?;
+        Ok(Self { lines, stopped })
+    }
+
+    /// Waits for `go`; false if the parent stops the peer or is gone.
+    fn wait_for_go(&self) -> bool {
+        self.lines.recv().is_ok_and(|line| line == "go")
+    }
+}
+
+fn run_work(spec: &Spec, work: &Work, compute: &ComputeServer, orders: &Orders) -> anyhow::Result<Tally> {
+    let steps = Barrier::new(work.workers as usize + 1);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..work.workers)
+            .map(|index| {
+                let (steps, stopped) = (&steps, &orders.stopped);
+                scope.spawn(move || run_worker(spec, work, compute, stopped, work.first_client + index, steps))
+            })
+            .collect();
+        steps.wait();
+        say(&Ready { owner: compute.owner().incarnation(), page: None })?;
+        if !orders.wait_for_go() {
+            orders.stopped.store(true, Ordering::Release);
+        }
+        steps.wait();
+        let mut total = Tally::default();
+        for thread in threads {
+            let tally = thread.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+            total.operations += tally.operations;
+            total.dropped += tally.dropped;
+            total.damaged += tally.damaged;
+        }
+        Ok(total)
+    })
+}
+
+fn run_worker(
+    spec: &Spec,
+    work: &Work,
+    compute: &ComputeServer,
+    stopped: &Arc<AtomicBool>,
+    client: u32,
+    steps: &Barrier,
+) -> anyhow::Result<Tally> {
+    let prepare = || {
+        let worker = compute.worker()?;
+        let tree = worker.block_on(BTree::<OneSided>::open(&worker, &spec.tree, proof(spec)))?;
+        let flush = if work.deadly { Flush::Invocations } else { Flush::WhenFull };
+        let recorder = Recorder::in_dir(&work.histories, client, flush)?;
+        anyhow::Ok((worker, tree, recorder, Workload::new(&work.workload(spec.seed), client)?))
+    };
+    let prepared = prepare();
+    steps.wait();
+    steps.wait();
+    let (worker, tree, recorder, workload) = prepared?;
+    let deadline = Instant::now() + Duration::from_secs_f64(work.seconds);
+    let stopped = Arc::clone(stopped);
+    let stop = move || stopped.load(Ordering::Acquire) || Instant::now() >= deadline;
+    let recorder = Rc::new(recorder);
+    let tally = drive(&worker, &tree, workload, &recorder, work.plan(), stop)?;
+    drop(tree);
+    drop(worker);
+    Rc::into_inner(recorder).context("an operation outlived its worker")?.finish()?;
+    Ok(tally)
+}
+
+fn hold(spec: &Spec, key: u64, compute: &ComputeServer, orders: &Orders) -> anyhow::Result<()> {
+    let worker = compute.worker()?;
+    worker.block_on(async {
+        let tree = BTree::<OneSided>::open(&worker, &spec.tree, proof(spec)).await?;
+        let mut held = HeldPage::lock_leaf(&worker, tree.access(), key).await?;
+        held.write_half().await?;
+        say(&Ready { owner: compute.owner().incarnation(), page: Some(held.at().raw()) })?;
+        // Without the order it stays as it is: a held page is to be met, then freed or left behind by a kill.
+        orders.wait_for_go();
+        held.give_back().await
+    })
+}

@@ -1,0 +1,155 @@
+//! Pages read, locked and damaged by hand: what a broken, slow or dying compute server leaves in remote memory.
+
+use anyhow::ensure;
+use farlink_runtime::{
+    access::PageRef,
+    access::{Access, Start},
+    buffer::Buffer,
+    fabric::Fabric,
+    fabric::mem::MemFabric,
+    lock::LockWord,
+    one_sided::OneSided,
+    page::{self, HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
+    ptr::{Link, RemotePtr, ServerId, Target},
+    sync::Ordering,
+    worker::Handle,
+};
+
+// The B+-tree's page layout, as its module `node` documents it. It is repeated here because a test that damages pages
+// must not depend on code that it tests.
+
+/// Position of the low fence in a page of the B+-tree.
+pub const LOW: usize = 4;
+/// Position of the high fence.
+pub const HIGH: usize = 5;
+/// Position of the link to the right sibling.
+pub const RIGHT: usize = 6;
+/// Position of the count and the flag of an infinite high fence.
+pub const META: usize = 7;
+/// Position of the first key.
+pub const KEYS: usize = 8;
+
+/// How many entries a page of `words` words holds.
+pub const fn capacity(words: usize) -> usize {
+    (words - KEYS) / 2
+}
+
+/// The leaf where `key` belongs, found without any of the tree's code, and not read: it may be locked or damaged. Nobody may
+/// change the tree meanwhile.
+///
+/// # Errors
+/// If a page on the way cannot be read, or leads nowhere.
+pub async fn leaf_of(access: &OneSided, key: u64) -> anyhow::Result<RemotePtr> {
+    let class = access.structure().class;
+    let mut page = access.enter(Start::Root).await?;
+    loop {
+        let (at, level) = (page.at(), page.level());
+        if level == 0 {
+            return Ok(at);
+        }
+        let link = page.read(|words| {
+            let count = ((words[META] & 0xffff) as usize).min(capacity(words.len()));
+            let index = words[KEYS..KEYS + count].partition_point(|&low| low <= key).saturating_sub(1);
+            Link::from_word(words[KEYS + capacity(words.len()) + index])
+        })?;
+        let Target::Remote(child) = link.target() else { anyhow::bail!("{at} leads to {link:?}") };
+        if level == 1 {
+            return Ok(child);
+        }
+        page = access.read_page(child, class).await?;
+    }
+}
+
+/// A page that this compute server has locked by a compare-and-swap of its own.
+#[derive(Debug)]
+pub struct HeldPage {
+    worker: Handle,
+    at: RemotePtr,
+    before: LockWord,
+    image: Buffer,
+}
+
+impl HeldPage {
+    /// Locks the leaf where `key` belongs.
+    ///
+    /// # Errors
+    /// If it cannot be found, or somebody else has it.
+    pub async fn lock_leaf(worker: &Handle, access: &OneSided, key: u64) -> anyhow::Result<Self> {
+        let at = leaf_of(access, key).await?;
+        let image = worker.read(at, access.structure().class.words()).await?;
+        ensure!(page::is_whole(&image), "page {at} was not whole");
+        let before = LockWord::from_word(image[LOCK]);
+        let ours = before.locked_by(worker.owner());
+        let found = worker.compare_swap(at, before.word(), ours.word()).await?;
+        ensure!(found == before.word(), "page {at} is held by somebody else");
+        Ok(Self { worker: worker.clone(), at, before, image })
+    }
+
+    /// The page.
+    pub fn at(&self) -> RemotePtr {
+        self.at
+    }
+
+    /// Overwrites the first half of the structure's own words, and goes no further.
+    ///
+    /// # Errors
+    /// If the fabric fails.
+    pub async fn write_half(&mut self) -> anyhow::Result<()> {
+        let half = (self.image.len() - HEADER_WORDS) / 2;
+        let garbage: Vec<u64> = (0..half as u64).map(|index| !index).collect();
+        Ok(self.worker.write_words(self.at.add(HEADER_WORDS as u64 * 8)?, &garbage).await?)
+    }
+
+    /// Puts back what was there, and unlocks.
+    ///
+    /// # Errors
+    /// If the fabric fails.
+    pub async fn give_back(mut self) -> anyhow::Result<()> {
+        let version = self.before.next_version();
+        self.image[page::CHECKSUM] = page::checksum(&self.image, version);
+        self.worker.write_words(self.at.add(8)?, &self.image[1..]).await?;
+        let ours = self.before.locked_by(self.worker.owner()).word();
+        let found = self.worker.compare_swap(self.at, ours, LockWord::unlocked(version).word()).await?;
+        ensure!(found == ours, "somebody broke the lock of page {}", self.at);
+        Ok(())
+    }
+}
+
+/// The pages of one structure and size in a cluster's memory that are in use, in the order of their addresses.
+pub fn pages_of(fabric: &MemFabric, structure: StructureId, class: SizeClass) -> Vec<RemotePtr> {
+    let mut pages = Vec::new();
+    for server in servers(fabric) {
+        let words = fabric.raw_words(server);
+        for first in (class.words()..words.len()).step_by(class.words()) {
+            let Ok(at) = RemotePtr::new(server, first as u64 * 8) else { continue };
+            let word = |index: usize| words[first + index].load(Ordering::Relaxed);
+            let is_its = Identity::from_word(word(IDENTITY))
+                .is_some_and(|identity| identity.structure == structure && identity.class == class);
+            let is_used = LockWord::from_word(word(LOCK)).state() == farlink_runtime::lock::LockState::Unlocked;
+            if word(SELF) == at.raw() && is_its && is_used {
+                pages.push(at);
+            }
+        }
+    }
+    pages
+}
+
+/// The memory servers of a cluster.
+pub fn servers(fabric: &MemFabric) -> impl Iterator<Item = ServerId> {
+    (0..fabric.servers()).map(|index| ServerId::new(index as u16).expect("a cluster's servers have ids"))
+}
+
+/// The words of a page, as they stand in memory.
+pub fn load(fabric: &MemFabric, at: RemotePtr, words: usize) -> Vec<u64> {
+    let first = (at.offset() / 8) as usize;
+    let region = fabric.raw_words(at.server());
+    region[first..first + words].iter().map(|word| word.load(Ordering::Relaxed)).collect()
+}
+
+/// Overwrites the words from `at` on, past all locks.
+pub fn store(fabric: &MemFabric, at: RemotePtr, words: &[u64]) {
+    let first = (at.offset() / 8) as usize;
+    for (to, &word) in fabric.raw_words(at.server())[first..].iter().zip(words) {
+        to.store(word, Ordering::Relaxed);
+    }
+}

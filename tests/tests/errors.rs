@@ -1,0 +1,193 @@
+//! What goes wrong when a cluster is opened or served: each has its error, and the error says what to do.
+
+use std::{
+    fs::{self, OpenOptions},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use farlink_runtime::{
+    compute::{ComputeOptions, ComputeServer},
+    error::Error,
+    fabric::mem::MemFabric,
+    server::{MemoryServer, ServeOptions},
+};
+use farlink_tests::cluster::{self, FAST};
+use tempfile::TempDir;
+
+const BYTES: u64 = 2 << 20;
+const SUPERBLOCK: u64 = 64;
+
+fn options(dir: &Path, server: usize) -> ServeOptions {
+    cluster::serve_options(dir, server, 2, BYTES)
+}
+
+/// The directory of a cluster of two servers that have stopped.
+fn stopped() -> TempDir {
+    let dir = cluster::scratch().unwrap();
+    drop([0, 1].map(|server| MemoryServer::start(&options(dir.path(), server)).unwrap()));
+    dir
+}
+
+fn region(dir: &Path, server: usize) -> PathBuf {
+    dir.join(format!("server-{server}.mem"))
+}
+
+/// Overwrites a word of a server's superblock.
+fn overwrite(dir: &Path, server: usize, word: u64, value: u64) {
+    let file = OpenOptions::new().write(true).open(region(dir, server)).unwrap();
+    file.write_all_at(&value.to_le_bytes(), SUPERBLOCK + word * 8).unwrap();
+}
+
+fn start(dir: &Path, server: usize) -> Result<MemoryServer, Error> {
+    MemoryServer::start(&options(dir, server))
+}
+
+fn join(dir: &Path) -> Result<ComputeServer, Error> {
+    ComputeServer::join(std::sync::Arc::new(MemFabric::open(dir, FAST)?), ComputeOptions::default())
+}
+
+/// The error, whose message holds all of `words`.
+fn says<T: std::fmt::Debug>(result: Result<T, Error>, words: &[&str]) -> Error {
+    let error = result.expect_err("it must fail");
+    let message = error.to_string();
+    for word in words {
+        assert!(message.contains(word), "{message:?} does not say {word:?}");
+    }
+    println!("{message}");
+    error
+}
+
+#[test]
+fn no_such_directory_and_no_cluster_in_it() {
+    let dir = cluster::scratch().unwrap();
+    let missing = dir.path().join("missing");
+    let error = says(MemFabric::open(&missing, FAST), &["no farlink cluster", "missing", "farlink serve --dir"]);
+    assert!(matches!(error, Error::NoCluster { path, .. } if path == missing));
+    let error = says(MemFabric::open(dir.path(), FAST), &["no farlink cluster", "farlink serve --dir"]);
+    assert!(matches!(error, Error::NoCluster { .. }));
+    fs::write(dir.path().join("cluster"), "something else\n").unwrap();
+    let error = says(MemFabric::open(dir.path(), FAST), &["not a cluster file"]);
+    assert!(matches!(error, Error::NoCluster { .. }));
+}
+
+#[test]
+fn a_server_that_was_never_started() {
+    let dir = cluster::scratch().unwrap();
+    let _first = start(dir.path(), 0).unwrap();
+    let error = says(MemFabric::open(dir.path(), FAST), &["memory server 1", "not running", "farlink serve"]);
+    assert!(matches!(error, Error::ServerMissing { server, .. } if server.index() == 1));
+}
+
+#[test]
+fn a_server_that_has_stopped() {
+    let dir = stopped();
+    let error = says(MemFabric::open(dir.path(), FAST), &["memory server 0", "not running", "farlink serve"]);
+    assert!(matches!(error, Error::ServerMissing { server, .. } if server.index() == 0));
+    let _first = start(dir.path(), 0).unwrap();
+    let error = says(MemFabric::open(dir.path(), FAST), &["memory server 1", "not running"]);
+    assert!(matches!(error, Error::ServerMissing { server, .. } if server.index() == 1));
+    let second = start(dir.path(), 1).unwrap();
+    assert!(second.is_resumed());
+    join(dir.path()).unwrap();
+}
+
+#[test]
+fn a_region_of_something_else() {
+    let dir = stopped();
+    overwrite(dir.path(), 1, 0, 0x1234);
+    let error = says(start(dir.path(), 1), &["memory server 1", "magic", "0x0000000000001234"]);
+    assert!(matches!(error, Error::BadSuperblock { .. }));
+}
+
+#[test]
+fn a_region_of_another_version() {
+    let dir = stopped();
+    overwrite(dir.path(), 0, 1, 99);
+    let error = says(start(dir.path(), 0), &["version 99", "use the matching farlink"]);
+    assert!(matches!(error, Error::WrongVersion { found: 99, .. }));
+}
+
+#[test]
+fn a_damaged_superblock_met_by_a_compute_server() {
+    let dir = cluster::scratch().unwrap();
+    let _servers = [0, 1].map(|server| start(dir.path(), server).unwrap());
+    overwrite(dir.path(), 1, 4, 1 << 30);
+    let error = says(join(dir.path()), &["memory server 1", "check word", "damaged"]);
+    assert!(matches!(error, Error::BadSuperblock { .. }));
+    overwrite(dir.path(), 0, 0, 0);
+    assert!(matches!(says(join(dir.path()), &["memory server 0", "magic"]), Error::BadSuperblock { .. }));
+}
+
+#[test]
+fn a_region_of_another_size() {
+    let dir = stopped();
+    let grown = ServeOptions { bytes: Some(2 * BYTES), ..options(dir.path(), 0) };
+    let error =
+        says(MemoryServer::start(&grown), &[&BYTES.to_string(), &(2 * BYTES).to_string(), "leave the option out"]);
+    assert!(matches!(error, Error::BadOption { option: "bytes", .. }));
+    // Cut by hand, and served as it is.
+    OpenOptions::new().write(true).open(region(dir.path(), 1)).unwrap().set_len(BYTES / 2).unwrap();
+    let cut = ServeOptions { bytes: None, ..options(dir.path(), 1) };
+    let error = says(MemoryServer::start(&cut), &["memory server 1", "cut or grown by hand"]);
+    assert!(matches!(error, Error::WrongSize { .. }));
+}
+
+#[test]
+fn a_region_that_holds_no_superblock() {
+    let dir = stopped();
+    OpenOptions::new().write(true).open(region(dir.path(), 1)).unwrap().set_len(100).unwrap();
+    let cut = ServeOptions { bytes: None, ..options(dir.path(), 1) };
+    let error = says(MemoryServer::start(&cut), &["memory server 1", "too few"]);
+    assert!(matches!(error, Error::BadSuperblock { .. }));
+}
+
+#[test]
+fn a_region_of_another_cluster() {
+    let (dir, other) = (stopped(), stopped());
+    fs::copy(region(other.path(), 1), region(dir.path(), 1)).unwrap();
+    let error = says(start(dir.path(), 1), &["memory server 1", "do not mix their files"]);
+    assert!(matches!(error, Error::WrongCluster { .. }));
+}
+
+#[test]
+fn files_that_were_renamed() {
+    let dir = stopped();
+    fs::copy(region(dir.path(), 0), region(dir.path(), 1)).unwrap();
+    let error = says(start(dir.path(), 1), &["memory server 1", "renamed or mixed"]);
+    assert!(matches!(error, Error::BadSuperblock { .. }));
+}
+
+#[test]
+fn a_server_that_is_served_already() {
+    let dir = cluster::scratch().unwrap();
+    let _first = start(dir.path(), 0).unwrap();
+    let error = says(start(dir.path(), 0), &["memory server 0", "already running", "stop it first"]);
+    assert!(matches!(error, Error::AlreadyServed { .. }));
+}
+
+#[test]
+fn numbers_that_cannot_work() {
+    let dir = cluster::scratch().unwrap();
+    let with =
+        |server, servers, bytes| MemoryServer::start(&cluster::serve_options(dir.path(), server, servers, bytes));
+    for (result, option) in [
+        (with(0, 1, 4096), "bytes"),
+        (with(0, 1, BYTES + 8), "bytes"),
+        (with(2, 2, BYTES), "server"),
+        (with(0, 0, BYTES), "servers"),
+    ] {
+        let error = says(result, &[option]);
+        assert!(matches!(error, Error::BadOption { option: named, .. } if named == option), "{error:?}");
+    }
+    assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "refused, and yet something was made");
+    let _first = with(0, 2, BYTES).unwrap();
+    let error = says(with(1, 3, BYTES), &["has 2 memory servers, not 3"]);
+    assert!(matches!(error, Error::BadOption { option: "servers", .. }));
+    assert!(matches!(MemFabric::in_process(1, 4096, FAST), Err(Error::BadOption { option: "bytes", .. })));
+    assert!(matches!(
+        MemFabric::in_process(0, BYTES, FAST)
+            .map(|fabric| { ComputeServer::join(std::sync::Arc::new(fabric), ComputeOptions::default()).map(drop) }),
+        Ok(Err(Error::BadOption { .. })) | Err(Error::BadOption { .. })
+    ));
+}

@@ -1,0 +1,216 @@
+//! Freed pages come back: to the next split, to other compute servers, and to the memory servers in the end; but never while
+//! somebody may still hold their address.
+//!
+//! Everything here is counted, not timed: two compute servers take turns on one thread and do their own maintenance.
+
+use std::{collections::BTreeSet, rc::Rc, sync::Arc};
+
+use farlink_runtime::{
+    access::Access,
+    audit::{self, Memory},
+    compute::ComputeServer,
+    error::Error,
+    fabric::mem::MemFabric,
+    lock::{LockState, LockWord},
+    one_sided::{OneSided, Proof},
+    page::LOCK,
+    ptr::RemotePtr,
+    worker::Worker,
+};
+use farlink_structures::btree::{BTree, BTreeOptions};
+use farlink_tests::{
+    cluster::{self, FAST},
+    raw, settings,
+};
+
+const TREE: &str = "reclaim";
+const OPTIONS: BTreeOptions = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
+/// Operations of one compute server between two rounds of its maintenance.
+const SHIFT: usize = 256;
+
+/// A worker of a compute server that does its own maintenance.
+struct Member {
+    // Before the compute server, which it belongs to.
+    tree: BTree<OneSided>,
+    worker: Worker,
+    compute: Rc<ComputeServer>,
+}
+
+impl Member {
+    fn join(fabric: &Arc<MemFabric>, seed: u64) -> Self {
+        Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
+    }
+
+    fn of(compute: Rc<ComputeServer>) -> Self {
+        let worker = compute.worker().unwrap();
+        let tree = worker.block_on(BTree::open(&worker, TREE, Proof::Checksum)).unwrap();
+        Self { tree, worker, compute }
+    }
+
+    /// A second worker of the same compute server.
+    fn colleague(&self) -> Self {
+        Self::of(Rc::clone(&self.compute))
+    }
+
+    fn maintain(&self) {
+        self.worker.block_on(self.compute.maintain(&self.worker)).unwrap();
+    }
+
+    fn memory(&self) -> Memory {
+        self.worker.block_on(audit::memory(&self.worker)).unwrap()
+    }
+
+    fn insert(&self, keys: &[u64]) {
+        let insert = async || {
+            for &key in keys {
+                assert!(self.tree.insert(key, key).await?);
+            }
+            Ok::<_, Error>(())
+        };
+        self.worker.block_on(insert()).unwrap();
+    }
+
+    fn remove(&self, keys: &[u64]) {
+        let remove = async || {
+            for &key in keys {
+                assert_eq!(self.tree.remove(key).await?, Some(key));
+            }
+            Ok::<_, Error>(())
+        };
+        self.worker.block_on(remove()).unwrap();
+    }
+}
+
+fn fabric() -> Arc<MemFabric> {
+    let fabric = Arc::new(MemFabric::in_process(2, 16 << 20, FAST).unwrap());
+    cluster::create_tree(&fabric, TREE, OPTIONS).unwrap();
+    fabric
+}
+
+fn keys(count: u64) -> Vec<u64> {
+    (0..count).map(|index| index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
+}
+
+/// The members take turns: each does its share of the keys, a shift at a time, and then its maintenance.
+fn in_shifts(members: &[Member], keys: &[u64], work: impl Fn(&Member, &[u64])) {
+    for shifts in keys.chunks(SHIFT * members.len()) {
+        for (member, shift) in members.iter().zip(shifts.chunks(SHIFT)) {
+            work(member, shift);
+        }
+        members.iter().for_each(Member::maintain);
+    }
+}
+
+/// Rounds of inserting and removing the same keys: at the most `growth` times the memory of the first one.
+fn rounds(fabric: &Arc<MemFabric>, members: [Member; 2], growth: f64) {
+    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 60_000));
+    let reversed: Vec<u64> = keys.iter().rev().copied().collect();
+    let mut first = None;
+    for round in 0..6 {
+        in_shifts(&members, &keys, Member::insert);
+        // Removed in the other order, and so by the other member for the most part.
+        in_shifts(&members, &reversed, Member::remove);
+        let leased = members[0].memory().leased_bytes;
+        let first = *first.get_or_insert(leased);
+        println!("round {round}: {leased} bytes leased");
+        assert!(
+            leased as f64 <= first as f64 * growth,
+            "round {round}: {leased} bytes leased, {first} in the first one"
+        );
+    }
+    settle(&members);
+    drop(members);
+    let report = cluster::check_tree(fabric, TREE).unwrap();
+    assert!(report.is_clean() && report.pages() == 1, "{report:?}");
+    assert_eq!(report.audit.held, 0, "pages are held after all have left");
+}
+
+#[test]
+fn the_same_keys_again_and_again_take_no_more_memory() {
+    let fabric = fabric();
+    let first = Member::join(&fabric, 1);
+    let second = first.colleague();
+    rounds(&fabric, [first, second], 1.02);
+}
+
+/// What one compute server frees stays with it for its own use, up to a limit; so two of them need more. That nothing is
+/// lost shows when they have left.
+#[test]
+fn two_compute_servers_keep_some_memory_each() {
+    let fabric = fabric();
+    rounds(&fabric, [Member::join(&fabric, 1), Member::join(&fabric, 2)], 1.5);
+}
+
+#[test]
+fn pages_survive_those_who_held_them() {
+    let fabric = fabric();
+    let keys = keys(5000);
+    let mut leased = None;
+    for generation in 0..6 {
+        let member = Member::join(&fabric, generation);
+        in_shifts(std::slice::from_ref(&member), &keys, Member::insert);
+        in_shifts(std::slice::from_ref(&member), &keys, Member::remove);
+        drop(member);
+        let report = cluster::check_tree(&fabric, TREE).unwrap();
+        assert!(report.is_clean() && report.pages() == 1, "{report:?}");
+        assert_eq!(report.audit.held, 0, "generation {generation}");
+        let memory = cluster::with_worker(&fabric, |worker| worker.block_on(audit::memory(worker))).unwrap();
+        assert_eq!(memory.used_bytes(), OPTIONS.page_bytes as u64, "only the root is in use: {memory:?}");
+        let leased = *leased.get_or_insert(memory.leased_bytes);
+        assert_eq!(memory.leased_bytes, leased, "generation {generation} needed more than the first");
+    }
+}
+
+/// Maintenance of all, until no retired page can be waiting for anybody.
+fn settle(members: &[Member]) {
+    for _ in 0..8 {
+        members.iter().for_each(Member::maintain);
+    }
+}
+
+/// The pages that are marked free, of those that were in use before.
+fn free_of(fabric: &MemFabric, pages: &[RemotePtr]) -> BTreeSet<RemotePtr> {
+    let is_free = |at: &RemotePtr| LockWord::from_word(raw::load(fabric, *at, 1)[LOCK]).state() == LockState::Free;
+    pages.iter().copied().filter(is_free).collect()
+}
+
+#[test]
+fn a_pinned_reader_holds_reuse_back() {
+    let fabric = fabric();
+    let members = [Member::join(&fabric, 1), Member::join(&fabric, 2)];
+    let [reader, writer] = &members;
+    let keys = keys(2000);
+    let others: Vec<u64> = keys.iter().map(|key| key ^ 1).collect();
+    let maintain = || settle(&members);
+    writer.insert(&keys);
+    maintain();
+    let structure = writer.tree.access().structure().clone();
+    let pages = raw::pages_of(&fabric, structure.id, structure.class);
+    let pin = reader.worker.pin();
+    writer.remove(&keys);
+    let freed = free_of(&fabric, &pages);
+    assert!(freed.len() > 100, "only {} pages were freed", freed.len());
+    // However much is allocated meanwhile, these are not touched.
+    for _ in 0..3 {
+        maintain();
+        writer.insert(&others);
+        maintain();
+        assert_eq!(free_of(&fabric, &pages), freed, "a page was reused though a reader may hold its address");
+        writer.remove(&others);
+    }
+    drop(pin);
+    maintain();
+    // What was freed last is used first, so use all of it.
+    let leased = writer.memory().leased_bytes;
+    let all: Vec<u64> = others.iter().flat_map(|key| [*key, key ^ 2, key ^ 4]).collect();
+    writer.insert(&all);
+    assert_eq!(writer.memory().leased_bytes, leased, "new chunks were leased, though pages were free");
+    writer.insert(&keys);
+    assert!(free_of(&fabric, &pages).len() < freed.len(), "nothing is reused, though nobody holds it back");
+    writer.remove(&keys);
+    writer.remove(&all);
+    maintain();
+    drop(members);
+    let report = cluster::check_tree(&fabric, TREE).unwrap();
+    assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
+}
