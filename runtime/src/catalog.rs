@@ -52,8 +52,13 @@ fn access(worker: &Handle) -> OneSided {
 }
 
 async fn read_all(access: &OneSided) -> Result<Vec<PageCopy>, Interrupt> {
-    let pages: Vec<RemotePtr> = (0..CATALOG_PAGES).map(catalog_page_at).collect();
-    access.read_pages(&pages, CATALOG_CLASS).await.into_iter().collect()
+    // The head first: a change that is locked from this copy of it has seen every entry as it is.
+    let mut pages = vec![access.enter(Start::Root).await?];
+    let entries: Vec<RemotePtr> = (1..CATALOG_PAGES).map(catalog_page_at).collect();
+    for entry in access.read_pages(&entries, CATALOG_CLASS).await {
+        pages.push(entry?);
+    }
+    Ok(pages)
 }
 
 /// The structure that an entry describes; `None` for an empty one.
@@ -132,6 +137,9 @@ pub async fn next_id(worker: &Handle) -> Result<StructureId, Error> {
 /// If the name is taken, empty or too long, the catalog is full or damaged, or the fabric fails.
 pub async fn register(worker: &Handle, structure: &Structure) -> Result<(), Error> {
     require_name(&structure.name)?;
+    if structure.kind == 0 {
+        return Err(Error::BadOption { option: "kind", why: "0 stands for no structure".into() });
+    }
     let access = access(worker);
     retry(worker, async || {
         let mut pages = read_all(&access).await?;

@@ -17,6 +17,13 @@ impl Clock {
         Self::Monotonic(Instant::now())
     }
 
+    /// Moves virtual time on to `ns`, if it is not there yet. The machine's clock goes by itself.
+    pub(crate) fn skip_to(&self, ns: u64) {
+        if let Self::Virtual(now) = self {
+            now.set(now.get().max(ns));
+        }
+    }
+
     /// Nanoseconds since the clock's start. Reading the machine's clock takes tens of nanoseconds: not for hot paths.
     pub fn now_ns(&self) -> u64 {
         match self {

@@ -23,7 +23,7 @@ use crate::{
     page::PAGE_WORDS_MAX,
     pages::{self, SharedPages},
     ptr::ServerId,
-    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
     worker::{Handle, Worker, counters::Counters},
 };
 
@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     seed: u64,
     workers_made: AtomicU64,
     workers_alive: AtomicU64,
+    /// The last worker is to leave the cluster.
+    abandoned: AtomicBool,
     past: Mutex<Counters>,
     claim: Mutex<Option<Box<dyn OwnerClaim>>>,
 }
@@ -87,15 +89,19 @@ impl Shared {
             seed: options.seed,
             workers_made: AtomicU64::new(0),
             workers_alive: AtomicU64::new(0),
+            abandoned: AtomicBool::new(false),
             past: Mutex::new(Counters::default()),
             claim: Mutex::new(joined.claim),
         }
     }
 
     /// A worker is gone; these are its counts.
-    pub(crate) fn worker_ended(&self, counters: Counters) {
-        *lock(&self.past) += counters;
-        self.workers_alive.fetch_sub(1, Ordering::Release);
+    pub(crate) fn worker_ended(this: &Arc<Self>, counters: Counters) {
+        *lock(&this.past) += counters;
+        let was_last = this.workers_alive.fetch_sub(1, Ordering::AcqRel) == 1;
+        if was_last && this.abandoned.swap(false, Ordering::AcqRel) {
+            leave_by_hand(this);
+        }
     }
 
     fn has_workers(&self) -> bool {
@@ -199,11 +205,19 @@ impl Drop for ComputeServer {
                 }
             }
             None => {
-                if let Err(error) = Worker::housekeeping(&self.shared).map(|worker| leave(&worker, &self.shared)) {
-                    tracing::warn!(%error, "left the cluster without a farewell");
+                self.shared.abandoned.store(true, Ordering::Release);
+                if !self.shared.has_workers() && self.shared.abandoned.swap(false, Ordering::AcqRel) {
+                    leave_by_hand(&self.shared);
                 }
             }
         }
+    }
+}
+
+/// Leaves the cluster from the calling thread.
+fn leave_by_hand(shared: &Arc<Shared>) {
+    if let Err(error) = Worker::housekeeping(shared).map(|worker| leave(&worker, shared)) {
+        tracing::warn!(%error, "left the cluster without a farewell");
     }
 }
 
@@ -306,16 +320,10 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     // unlinking too. What a READ returns may be older than the unlinking.
     let epoch = match retired.is_empty() {
         true => worker.read(epoch_at, 1).await?[0],
-        false => match worker.fetch_add(epoch_at, 0).await {
-            Ok(epoch) => epoch,
-            Err(error) => {
-                shared.pages.retire(retired.into_iter());
-                return Err(error.into());
-            }
-        },
+        false => worker.fetch_add(epoch_at, 0).await?,
     };
     let moved = epoch != shared.announced.load(Ordering::Relaxed);
-    shared.pages.stamp(epoch, retired);
+    retired.stamp(epoch);
     let announced = shared.epoch.advance(epoch);
     if announced != shared.announced.load(Ordering::Relaxed) {
         worker.write_word(layout::slot_at(shared.slot).word(1), announced).await?;
@@ -331,7 +339,8 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     }
     let surplus = shared.pages.take_surplus();
     if !surplus.is_empty() {
-        pages::give_back(worker, surplus).await?;
+        let worker_of_task = worker.clone();
+        worker.spawn_to_end(async move { pages::give_back(&worker_of_task, surplus).await }).await?;
     }
     Ok(waiting || moved)
 }

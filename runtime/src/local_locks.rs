@@ -1,7 +1,7 @@
 //! Who of one compute server goes remote for a page's lock.
 //!
 //! When several tasks want to change one page, only one of them sends lock requests; the others wait here, without
-//! network traffic, and then begin anew, for the page has changed. A slot stands for all pages that hash to it: taking it
+//! network traffic; then, as the page has probably changed, their lock requests fail and they begin anew. A slot stands for all pages that hash to it: taking it
 //! is advice, never protection (the remote lock is), so two pages that share a slot merely wait for each other.
 //!
 //! Slots are tried, never waited for while others are held: nothing can deadlock. A holder is a task with a remote change

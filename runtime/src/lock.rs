@@ -79,8 +79,8 @@ pub enum LockState {
 pub struct LockWord(u64);
 
 impl LockWord {
-    /// The lock word that a word of memory stands for. Every word is one; a word with owner bits but no lock bit counts
-    /// as unlocked, and no compare-and-swap of ours ever matches it.
+    /// The lock word that a word of memory stands for. Every word is one; with owner bits but no lock bit, which nobody
+    /// writes, it counts as unlocked.
     pub const fn from_word(word: u64) -> Self {
         Self(word)
     }

@@ -124,25 +124,45 @@ impl Identity {
     }
 }
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+/// A key for each position. Random, not in arithmetic progression: else the shares of small words at neighbouring positions
+/// can cancel.
+static KEYS: [u64; PAGE_WORDS_MAX] = {
+    let mut keys = [0; PAGE_WORDS_MAX];
+    let mut position = 0;
+    while position < PAGE_WORDS_MAX {
+        keys[position] = avalanche(position as u64 + 1);
+        position += 1;
+    }
+    keys
+};
 
-/// One word's share of the checksum, a different function at each position: both halves of the keyed word, multiplied, and
-/// the keyed word turned by half its length. That is the accumulation step of XXH3, chosen because two (or four) words fit
-/// into one vector instruction each.
+/// One word's share of the checksum, a different function at each position. `position` is below [`PAGE_WORDS_MAX`].
 #[inline]
 pub fn mix(position: usize, word: u64) -> u64 {
-    mix_keyed(word ^ GOLDEN.wrapping_mul(position as u64 + 1))
+    mix_keyed(word ^ KEYS[position])
 }
 
+/// Spreads the low half over the word, then multiplies the halves, so that it is not linear in either of them, whatever
+/// the other one is. Made of what vector instructions do for two or four words at once: products of 32-bit halves, turns
+/// and sums, as in XXH3.
 #[inline(always)]
 fn mix_keyed(keyed: u64) -> u64 {
-    (keyed & 0xffff_ffff).wrapping_mul(keyed >> 32).wrapping_add(keyed.rotate_left(32))
+    const LOW: u64 = 0xffff_ffff;
+    const SPREAD: u64 = 0x9e37_79b1;
+    let spread = (keyed & LOW).wrapping_mul(SPREAD).wrapping_add(keyed.rotate_left(32));
+    (spread & LOW).wrapping_mul(spread >> 32).wrapping_add(spread.rotate_left(32))
 }
 
-/// The version's share of the checksum: a full avalanche, so that neighbouring versions have unrelated shares.
+/// The version's share of the checksum: neighbouring versions have unrelated shares.
 #[inline]
 pub fn binding(version: u64) -> u64 {
-    let mut x = version.wrapping_add(GOLDEN);
+    avalanche(version)
+}
+
+/// The finalizer of SplitMix64: every bit of the result depends on every bit of the argument.
+#[inline]
+pub(crate) const fn avalanche(word: u64) -> u64 {
+    let mut x = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
@@ -165,10 +185,9 @@ pub fn body_sum(page: &[u64]) -> u64 {
 
 #[inline(always)]
 fn sum_of_mixes(page: &[u64]) -> u64 {
-    let (mut sum, mut key) = (0u64, GOLDEN.wrapping_mul(SELF as u64 + 1));
-    for &word in page.get(SELF..).unwrap_or_default() {
+    let mut sum = 0u64;
+    for (word, key) in page.iter().zip(&KEYS).skip(SELF) {
         sum = sum.wrapping_add(mix_keyed(word ^ key));
-        key = key.wrapping_add(GOLDEN);
     }
     sum
 }
@@ -224,6 +243,53 @@ mod tests {
             newer[LOCK] = LockWord::unlocked(42).word();
             assert!(!is_whole(&newer), "a new lock word over an old body");
         }
+    }
+
+    /// Copies torn between two versions of a page: an insert that shifts dense keys, for which words, their differences and
+    /// the differences of those are small.
+    #[test]
+    fn torn_shifts_of_dense_keys_are_caught() {
+        use rand::{RngExt, SeedableRng, rngs::StdRng};
+        let mut rng = StdRng::seed_from_u64(7);
+        for step in [1u64, 2, 3, 1000] {
+            for value_of in [|_| 0, |key: u64| key, |key: u64| key << 10] {
+                for _ in 0..200 {
+                    let (before, after) = around_an_insert(step, value_of, rng.random_range(0..50));
+                    for unit in [1, 8] {
+                        for _ in 0..200 {
+                            let mut torn = before.clone();
+                            for first in (8..torn.len()).step_by(unit).filter(|_| rng.random()) {
+                                torn[first..first + unit].copy_from_slice(&after[first..first + unit]);
+                            }
+                            let whole = torn == before || torn == after;
+                            assert!(whole || !is_whole(&torn), "keys {step} apart, torn by {unit}");
+                            torn[..8].copy_from_slice(&after[..8]);
+                            let whole = torn == before || torn == after;
+                            assert!(whole || !is_whole(&torn), "keys {step} apart, torn by {unit}, new header");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn around_an_insert(step: u64, value_of: impl Fn(u64) -> u64, at: usize) -> (Vec<u64>, Vec<u64>) {
+        let mut keys: Vec<u64> = (0..50u64).map(|key| 2 * step * key).collect();
+        let image = |keys: &[u64], version| {
+            let mut page = page(128);
+            page[8..].fill(0);
+            page[7] = keys.len() as u64;
+            page[8..8 + keys.len()].copy_from_slice(keys);
+            for (word, &key) in page[68..].iter_mut().zip(keys) {
+                *word = value_of(key);
+            }
+            page[CHECKSUM] = checksum(&page, version);
+            page[LOCK] = LockWord::unlocked(version).word();
+            page
+        };
+        let before = image(&keys, 41);
+        keys.insert(at + 1, keys[at] + step);
+        (before, image(&keys, 42))
     }
 
     proptest! {

@@ -13,7 +13,7 @@
 //! A page is in exactly one place: its bit is set in its chunk's bitmap, or one compute server holds it (list, pool,
 //! limbo), or it is live in a structure. The version in its lock word outlives all that ([`crate::lock`]); lists keep it
 //! beside the pointer, so allocation needs no remote access but for the refill of the pool: a chunk of pages at a time,
-//! from bitmaps if they have some, else by leasing a chunk. A pool with a large surplus returns half of it. A compute
+//! from bitmaps if they have some, else by leasing a chunk. A pool with a large surplus returns it. A compute
 //! server that ends returns everything; pages held by one that dies are missing until recovery.
 
 use std::cell::{Cell, RefCell};
@@ -33,7 +33,9 @@ use crate::{
 
 const BATCH: usize = 32;
 const LOCAL_MAX: usize = 4 * BATCH;
-const SURPLUS_PAGES: usize = 4096;
+/// A list of the pool that is longer than this keeps [`KEPT_PAGES`] and returns the rest to the bitmaps, for others.
+const SURPLUS_PAGES: usize = 1024;
+const KEPT_PAGES: usize = 256;
 /// Pages that one scan of the bitmaps aims to collect.
 const COLLECT_MIN: usize = 256;
 
@@ -171,14 +173,8 @@ impl SharedPages {
     }
 
     /// What was retired up to now, to be stamped with an epoch that is read after this call.
-    pub(crate) fn take_retired(&self) -> Vec<FreePage> {
-        std::mem::take(&mut lock(&self.limbo).retired)
-    }
-
-    pub(crate) fn stamp(&self, epoch: u64, pages: Vec<FreePage>) {
-        if !pages.is_empty() {
-            lock(&self.limbo).stamped.push((epoch, pages));
-        }
+    pub(crate) fn take_retired(&self) -> Retired<'_> {
+        Retired { shared: self, pages: std::mem::take(&mut lock(&self.limbo).retired) }
     }
 
     /// Frees what was stamped with an epoch below `announced`, which every live compute server has announced.
@@ -192,15 +188,40 @@ impl SharedPages {
         limbo.retired.len() + limbo.stamped.iter().map(|(_, pages)| pages.len()).sum::<usize>()
     }
 
-    /// Takes half of every list that is too long.
+    /// Takes what is too much of every list.
     pub(crate) fn take_surplus(&self) -> Vec<FreePage> {
         let mut free = lock(&self.free);
         let long = free.values_mut().filter(|list| list.len() > SURPLUS_PAGES);
-        long.flat_map(|list| list.drain(..list.len() / 2)).collect()
+        long.flat_map(|list| list.drain(KEPT_PAGES..)).collect()
     }
 
     pub(crate) fn take_all(&self) -> Vec<FreePage> {
         lock(&self.free).drain().flat_map(|(_, list)| list).collect()
+    }
+}
+
+/// Retired pages that wait for their stamp; without one, they go back.
+pub(crate) struct Retired<'a> {
+    shared: &'a SharedPages,
+    pages: Vec<FreePage>,
+}
+
+impl Retired<'_> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    pub(crate) fn stamp(mut self, epoch: u64) {
+        let pages = std::mem::take(&mut self.pages);
+        if !pages.is_empty() {
+            lock(&self.shared.limbo).stamped.push((epoch, pages));
+        }
+    }
+}
+
+impl Drop for Retired<'_> {
+    fn drop(&mut self) {
+        self.shared.retire(self.pages.drain(..));
     }
 }
 
@@ -358,9 +379,12 @@ async fn collect_chunk(
     let bitmap_at = geometry.bitmap_at(chunk);
     let bitmap = worker.read(bitmap_at, bitmap_words(class)).await?;
     let mut taken = 0;
-    for (index, &bits) in bitmap.iter().enumerate().filter(|&(_, &bits)| bits != 0) {
-        if worker.compare_swap(bitmap_at.word(index), bits, 0).await? != bits {
-            continue; // somebody else takes or returns pages here
+    let count = CHUNK_BYTES as usize / class.bytes();
+    for (index, &found_bits) in bitmap.iter().enumerate() {
+        // Only as many bits as there are pages, whatever the bitmap holds.
+        let bits = if count < 64 { found_bits & ((1 << count) - 1) } else { found_bits };
+        if bits == 0 || worker.compare_swap(bitmap_at.word(index), found_bits, 0).await? != found_bits {
+            continue; // nothing free, or somebody else takes or returns pages here
         }
         taken += u64::from(bits.count_ones());
         let pages = (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| index as u64 * 64 + bit);

@@ -2,12 +2,10 @@
 
 use anyhow::ensure;
 use farlink_runtime::{
-    access::PageRef,
-    access::{Access, Start},
+    access::{Access, PageRef, Start},
     buffer::Buffer,
-    fabric::Fabric,
-    fabric::mem::MemFabric,
-    lock::LockWord,
+    fabric::{Fabric, mem::MemFabric},
+    lock::{LockState, LockWord},
     one_sided::OneSided,
     page::{self, HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
     ptr::{Link, RemotePtr, ServerId, Target},
@@ -125,7 +123,7 @@ pub fn pages_of(fabric: &MemFabric, structure: StructureId, class: SizeClass) ->
             let word = |index: usize| words[first + index].load(Ordering::Relaxed);
             let is_its = Identity::from_word(word(IDENTITY))
                 .is_some_and(|identity| identity.structure == structure && identity.class == class);
-            let is_used = LockWord::from_word(word(LOCK)).state() == farlink_runtime::lock::LockState::Unlocked;
+            let is_used = LockWord::from_word(word(LOCK)).state() == LockState::Unlocked;
             if word(SELF) == at.raw() && is_its && is_used {
                 pages.push(at);
             }

@@ -10,13 +10,7 @@
 //! 5. Hand freed pages to the limbo.
 //!
 //! A reader meets every page of the change either locked or as it is before or after. From step 2 on the protocol runs to
-//! its end: if the caller's future is dropped, the worker keeps it as a task.
-
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-};
+//! its end: it is a task of the worker, which dropping the caller's future does not touch.
 
 use super::views::{Added, Changed, OneSidedViews};
 use crate::{
@@ -48,55 +42,21 @@ impl Staged {
     }
 }
 
-type Protocol = Pin<Box<dyn Future<Output = Result<(), Interrupt>>>>;
-
-/// Carries a change out; once begun, also if this future is dropped.
-pub(super) fn run_to_end(worker: &Handle, staged: Staged) -> RunToEnd {
-    let protocol = Box::pin(carry_out(worker.clone(), staged));
-    RunToEnd { worker: worker.clone(), protocol: Some(protocol), begun: false }
-}
-
-pub(super) struct RunToEnd {
-    worker: Handle,
-    protocol: Option<Protocol>,
-    begun: bool,
-}
-
-impl Future for RunToEnd {
-    type Output = Result<(), Interrupt>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.begun = true;
-        let protocol = self.protocol.as_mut().expect("polled again after it was ready");
-        let outcome = std::task::ready!(protocol.as_mut().poll(cx));
-        self.protocol = None;
-        Poll::Ready(outcome)
-    }
-}
-
-impl Drop for RunToEnd {
-    fn drop(&mut self) {
-        if let Some(protocol) = self.protocol.take_if(|_| self.begun) {
-            self.worker.spawn_to_end(async move {
-                let _ = protocol.await;
-            });
-        }
-    }
-}
-
-async fn carry_out(worker: Handle, staged: Staged) -> Result<(), Interrupt> {
+/// Carries a change out, to its end even if the caller is dropped: run it with [`Handle::spawn_to_end`].
+pub(super) async fn carry_out(worker: Handle, staged: Staged) -> Result<(), Interrupt> {
     let Staged { changed, added } = staged;
     let locals = &worker.compute().locks;
-    let Some(_taken) = locals.try_take(changed.iter().map(|page| page.at)) else {
-        bump(&worker.count().local_waits);
-        let mut attempt = 0;
-        while locals.try_take(changed.iter().map(|page| page.at)).is_none() {
-            worker.back_off(attempt).await;
-            attempt += 1;
+    let mut attempt = 0;
+    let _taken = loop {
+        match locals.try_take(changed.iter().map(|page| page.at)) {
+            Some(taken) => break taken,
+            None if attempt == 0 => bump(&worker.count().local_waits),
+            None => {}
         }
-        // Whoever held a page has changed it.
-        return Err(Interrupt::conflict());
+        worker.back_off(attempt).await;
+        attempt += 1;
     };
+    // After a wait the pages have probably changed. The compare-and-swaps decide: others' pages can share a slot.
     lock_all(&worker, &changed).await?;
     publish(&worker, added).await?;
     write_and_unlock(&worker, &changed).await?;

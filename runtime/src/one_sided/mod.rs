@@ -300,7 +300,7 @@ impl Access for OneSided {
         let mut views = OneSidedViews::open(&self.worker, self.structure.id, pages, new)?;
         let result = f(&mut views);
         if let Some(staged) = Staged::of(views) {
-            change::run_to_end(&self.worker, staged).await?;
+            self.worker.spawn_to_end(change::carry_out(self.worker.clone(), staged)).await?;
         }
         Ok(result)
     }
@@ -323,19 +323,33 @@ impl Access for OneSided {
 
     async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
         self.require_page(page, class)?;
+        let in_chunk = self.worker.compute().geometry[page.server().index()].locate(page, class).is_some();
+        if !in_chunk {
+            return Err(Error::BadPointer { word: page.raw(), why: "the catalog keeps its pages".into() }.into());
+        }
         self.worker.count_round_trip();
         let lock = LockWord::from_word(self.worker.read(page, 1).await?[0]);
-        if lock.state() != LockState::Unlocked {
-            return Err(Interrupt::conflict());
+        match lock.state() {
+            LockState::Unlocked if lock.word() != 0 => {}
+            LockState::LockedBy(owner) => {
+                self.require_alive(page, lock, owner).await?;
+                return Err(Interrupt::conflict());
+            }
+            LockState::Unlocked | LockState::Free => return Err(self.stale(page, "the page is free")),
         }
-        let free = LockWord::free(lock.next_version());
-        self.worker.count_round_trip();
-        if self.worker.compare_swap(page, lock.word(), free.word()).await? != lock.word() {
-            return Err(Interrupt::conflict());
-        }
-        let page = FreePage { at: page, class, version: free.version() };
-        self.worker.compute().pages.retire(std::iter::once(page));
-        Ok(())
+        // A task, so that the page is not lost between the two steps.
+        let worker = self.worker.clone();
+        let free = async move {
+            let free = LockWord::free(lock.next_version());
+            worker.count_round_trip();
+            if worker.compare_swap(page, lock.word(), free.word()).await? != lock.word() {
+                return Err(Interrupt::conflict());
+            }
+            let page = FreePage { at: page, class, version: free.version() };
+            worker.compute().pages.retire(std::iter::once(page));
+            Ok(())
+        };
+        self.worker.spawn_to_end(free).await
     }
 }
 

@@ -63,14 +63,7 @@ impl MemoryServer {
         let server = files::server_id(options.server)?;
         let cluster = ClusterFile::create_or_read(&dir, options.servers)?;
         let path = files::region_path(&dir, server);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(Error::io(format!("opening {}", path.display())))?;
-        lock_region(&file, server, &dir)?;
+        let file = open_locked(&path, server, &dir)?;
         let length = file.metadata().map_err(Error::io(format!("reading the size of {}", path.display())))?.len();
         let resumed = length != 0;
         if resumed && options.bytes.is_some_and(|bytes| bytes != length) {
@@ -88,6 +81,8 @@ impl MemoryServer {
             }
         }
         let region = files::map(&file, &path, server)?;
+        // A server that was killed while it made its region leaves zeros.
+        let resumed = resumed && layout::superblock_words(region.words()).is_none_or(|words| words != [0; 8]);
         if !resumed {
             layout::format(region.words(), &Geometry::plan(options.server, options.servers, wanted, cluster.cluster)?);
         }
@@ -135,6 +130,36 @@ fn remove_if_last(dir: &Path) {
         let _ = fs::remove_dir_all(dir.join("owners"));
         let _ = fs::remove_dir(dir);
     }
+}
+
+/// Opens a region's file, or makes it, and locks it. Whoever had it locked may have removed it meanwhile: then again.
+fn open_locked(path: &Path, server: ServerId, dir: &Path) -> Result<File, Error> {
+    let failed = || format!("opening {}", path.display());
+    loop {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(Error::io(failed()))?;
+        lock_region(&file, server, dir)?;
+        if is_still_at(&file, path).map_err(Error::io(failed()))? {
+            return Ok(file);
+        }
+    }
+}
+
+#[cfg(unix)]
+fn is_still_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let ours = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(not(unix))]
+fn is_still_at(_file: &File, _path: &Path) -> std::io::Result<bool> {
+    Ok(true)
 }
 
 /// Takes the exclusive lock of a region. Compute servers that ask whether it is served hold a shared one for an instant,

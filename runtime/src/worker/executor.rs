@@ -165,18 +165,16 @@ impl Executor {
             let Some(task) = slot.task.take() else { return };
             (task, slot.waker.take().expect("a task that does not run has its waker in its slot"))
         };
-        let before = self.running.replace(Some(Running { index, waker_data: waker.data() }));
-        let is_pending = task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending();
-        self.running.set(before);
-        let slot = &mut self.slots.borrow_mut()[index];
-        slot.waker = Some(waker);
-        if is_pending {
-            slot.task = Some(task);
-            return;
+        let mut polling = Polling {
+            executor: self,
+            index,
+            before: self.running.replace(Some(Running { index, waker_data: waker.data() })),
+            pending: None,
+        };
+        if task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            polling.pending = Some(task);
         }
-        let was_critical = std::mem::take(&mut slot.critical);
-        self.critical.set(self.critical.get() - usize::from(was_critical));
-        self.free.borrow_mut().push(index);
+        self.slots.borrow_mut()[index].waker = Some(waker);
     }
 
     /// How many tasks must still finish.
@@ -196,6 +194,34 @@ impl Executor {
                 drop(task);
                 self.free.borrow_mut().push(index);
             }
+        }
+    }
+}
+
+/// The end of a poll, also by a panic: puts a task that is pending back, and frees the slot of any other.
+struct Polling<'a> {
+    executor: &'a Executor,
+    index: usize,
+    before: Option<Running>,
+    pending: Option<BoxedTask>,
+}
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        self.executor.running.set(self.before);
+        let mut slots = self.executor.slots.borrow_mut();
+        let slot = &mut slots[self.index];
+        slot.task = self.pending.take();
+        if slot.task.is_some() {
+            return;
+        }
+        let was_critical = std::mem::take(&mut slot.critical);
+        // A slot that lost its waker to a panic is not used again.
+        let is_usable = !std::thread::panicking();
+        drop(slots);
+        self.executor.critical.set(self.executor.critical.get() - usize::from(was_critical));
+        if is_usable {
+            self.executor.free.borrow_mut().push(self.index);
         }
     }
 }

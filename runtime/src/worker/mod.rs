@@ -167,6 +167,8 @@ impl Worker {
             if flag.0.swap(false, StdOrdering::Acquire) {
                 progress = true;
                 if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    // Others on this thread may wait for locks that a change under way holds.
+                    self.finish_critical();
                     return output;
                 }
             }
@@ -191,6 +193,17 @@ impl Worker {
         progress
     }
 
+    /// Runs the tasks that must not be cut off to their end. What they do under locks completes or fails at the fabric's
+    /// pace. Virtual time goes on by itself here: whoever drives it is not asked.
+    fn finish_critical(&self) {
+        while self.handle.0.executor.critical() > 0 {
+            if !self.turn() {
+                self.next_due_ns().into_iter().for_each(|due_ns| self.handle.0.clock.skip_to(due_ns));
+                yield_thread();
+            }
+        }
+    }
+
     /// When the next completion is due on the worker's clock, if the fabric knows.
     pub fn next_due_ns(&self) -> Option<u64> {
         self.handle.0.endpoint.borrow().next_due_ns()
@@ -201,17 +214,12 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let inner = &self.handle.0;
         inner.executor.drop_tasks();
-        // What a change writes under its lock completes or fails at the fabric's pace; there is nothing to wait for
-        // without limit.
-        while inner.executor.critical() > 0 {
-            if !self.turn() {
-                yield_thread();
-            }
-        }
+        self.finish_critical();
+        inner.executor.drop_tasks();
         inner.pages.give_back(&inner.compute);
         inner.epoch.retire(&inner.compute.epoch);
         if inner.counted {
-            inner.compute.worker_ended(inner.counters.snapshot());
+            Shared::worker_ended(&inner.compute, inner.counters.snapshot());
         }
     }
 }

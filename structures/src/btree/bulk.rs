@@ -2,15 +2,20 @@
 //! step makes the root lead there. Until then the tree is empty for everybody, and what was written is taken back if the
 //! load fails or is dropped.
 
+use std::{cell::RefCell, rc::Rc};
+
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
     error::Error,
     operation::retry,
     pages::{NewPage, Placement},
     ptr::RemotePtr,
+    worker::Task,
 };
 
 use super::node::{Fences, Node, NodeMut, capacity};
+
+type Written = Rc<RefCell<Vec<RemotePtr>>>;
 
 /// Pages written at once.
 const BATCH: usize = 32;
@@ -39,7 +44,9 @@ struct Load<'a, A: Access + Clone + 'static> {
     fill_count: usize,
     levels: Vec<Open>,
     full: Vec<Full>,
-    written: Vec<RemotePtr>,
+    /// Pages that nothing leads to yet.
+    written: Written,
+    writing: Option<Task<Result<(), Error>>>,
 }
 
 /// Loads entries in strictly ascending key order into the empty tree; `fill` is the share of each page to use.
@@ -51,18 +58,15 @@ pub(super) async fn load<A: Access + Clone + 'static>(
     if !(0.1..=1.0).contains(&fill) {
         return Err(Error::BadOption { option: "fill", why: format!("{fill}; a page is filled from 0.1 to 1.0") });
     }
-    let root = retry(access.worker(), async || access.enter(Start::Root).await).await?;
-    let is_empty = root.read(|words| root.level() == 0 && Node(words).count() == 0).map_err(changed)?;
-    if !is_empty {
-        return Err(Error::NotEmpty);
-    }
+    retry(access.worker(), async || empty_root(access).await.map(drop)).await?;
     let room = capacity(access.structure().class.words());
     let mut load = Load {
         access,
         fill_count: ((room as f64 * fill) as usize).clamp(2, room),
         levels: Vec::new(),
         full: Vec::new(),
-        written: Vec::new(),
+        written: Written::default(),
+        writing: None,
     };
     let (mut count, mut last) = (0u64, None);
     for (key, value) in entries {
@@ -73,15 +77,25 @@ pub(super) async fn load<A: Access + Clone + 'static>(
         last = Some(key);
         count += 1;
     }
-    load.finish(root).await?;
+    load.finish().await?;
     Ok(count)
 }
 
-fn changed(interrupt: Interrupt) -> Error {
-    match interrupt {
-        Interrupt::Failed(error) => *error,
-        // Somebody changed the root: it is not empty any more.
-        _ => Error::NotEmpty,
+/// The root, if it is an empty leaf.
+async fn empty_root<A: Access>(access: &A) -> Result<A::Page<'_>, Interrupt> {
+    let root = access.enter(Start::Root).await?;
+    match root.read(|words| root.level() == 0 && Node(words).count() == 0)? {
+        true => Ok(root),
+        false => Err(Error::NotEmpty.into()),
+    }
+}
+
+async fn take_back<A: Access>(access: &A, written: &Written) {
+    let class = access.structure().class;
+    for page in written.take() {
+        if let Err(error) = retry(access.worker(), async || access.retire(page, class).await).await {
+            tracing::warn!(%page, %error, "a page of a failed bulk load was not freed");
+        }
     }
 }
 
@@ -124,29 +138,15 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
     }
 
     async fn write(&mut self) -> Result<(), Error> {
+        let (access, written) = (self.access.clone(), Rc::clone(&self.written));
         let full = std::mem::take(&mut self.full);
-        let written_before = self.written.len();
-        let mut pages = Vec::with_capacity(full.len());
-        let mut contents = Vec::with_capacity(full.len());
-        for Full { page, level, fences, right, entries } in full {
-            self.written.push(page.at());
-            pages.push(page);
-            contents.push((level, fences, right, entries));
-        }
-        let fill = |views: &mut A::Views<'_>| {
-            for (index, (level, fences, right, entries)) in contents.iter().enumerate() {
-                NodeMut::new(views, index).rewrite(*level, *fences, *right, entries);
-            }
-        };
-        let outcome = self.access.change(vec![], pages, fill).await.map_err(changed);
-        if outcome.is_err() {
-            // They went back to where they were allocated from.
-            self.written.truncate(written_before);
-        }
+        let writing = self.writing.insert(self.access.worker().spawn_to_end(write(access, full, written)));
+        let outcome = writing.await;
+        self.writing = None;
         outcome
     }
 
-    async fn finish(mut self, root: A::Page<'a>) -> Result<(), Error> {
+    async fn finish(mut self) -> Result<(), Error> {
         let mut level = 0;
         while level < self.levels.len() && !self.levels[level].is_first {
             let entry = self.close(level, None).await?;
@@ -158,30 +158,62 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
         }
         self.write().await?;
         let entries = std::mem::take(&mut self.levels[level].entries);
-        let lead = |views: &mut A::Views<'_>| {
-            NodeMut::new(views, 0).rewrite(level as u8, Fences::ALL, None, &entries);
+        // From here on the task decides whether the pages are the tree's or are taken back.
+        let (access, written) = (self.access.clone(), std::mem::take(&mut self.written));
+        let lead = async move {
+            let outcome = retry(access.worker(), async || {
+                let root = empty_root(&access).await?;
+                let lead = |views: &mut A::Views<'_>| {
+                    NodeMut::new(views, 0).rewrite(level as u8, Fences::ALL, None, &entries);
+                };
+                access.change(vec![root], vec![], lead).await
+            })
+            .await;
+            if outcome.is_err() {
+                take_back(&access, &written).await;
+            }
+            outcome
         };
-        self.access.change(vec![root], vec![], lead).await.map_err(changed)?;
-        self.written.clear();
-        Ok(())
+        self.access.worker().spawn_to_end(lead).await
+    }
+}
+
+/// Writes finished pages, and notes them as written.
+async fn write<A: Access>(access: A, full: Vec<Full>, written: Written) -> Result<(), Error> {
+    let mut pages = Vec::with_capacity(full.len());
+    let mut contents = Vec::with_capacity(full.len());
+    for Full { page, level, fences, right, entries } in full {
+        pages.push(page);
+        contents.push((level, fences, right, entries));
+    }
+    let at: Vec<RemotePtr> = pages.iter().map(NewPage::at).collect();
+    let fill = |views: &mut A::Views<'_>| {
+        for (index, (level, fences, right, entries)) in contents.iter().enumerate() {
+            NodeMut::new(views, index).rewrite(*level, *fences, *right, entries);
+        }
+    };
+    match access.change(vec![], pages, fill).await {
+        Ok(()) => {
+            written.borrow_mut().extend(at);
+            Ok(())
+        }
+        Err(Interrupt::Failed(error)) => Err(*error),
+        Err(_) => Err(Error::Malformed("a change of new pages alone was refused")),
     }
 }
 
 impl<A: Access + Clone + 'static> Drop for Load<'_, A> {
-    /// Takes back what was written, if the root never came to lead there.
+    /// Takes back what was written and is still this load's.
     fn drop(&mut self) {
-        if self.written.is_empty() {
+        let (access, written, writing) = (self.access.clone(), Rc::clone(&self.written), self.writing.take());
+        if writing.is_none() && written.borrow().is_empty() {
             return;
         }
-        let (access, written) = (self.access.clone(), std::mem::take(&mut self.written));
         self.access.worker().spawn_to_end(async move {
-            let class = access.structure().class;
-            for page in written {
-                let taken_back = retry(access.worker(), async || access.retire(page, class).await).await;
-                if let Err(error) = taken_back {
-                    tracing::warn!(%page, %error, "a page of a failed bulk load was not freed");
-                }
+            if let Some(writing) = writing {
+                let _ = writing.await;
             }
+            take_back(&access, &written).await;
         });
     }
 }

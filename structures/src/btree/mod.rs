@@ -113,16 +113,21 @@ impl BTree<OneSided> {
         let id = catalog::next_id(worker).await?;
         let root = pages::allocate(worker, class, Placement::RoundRobin).await?;
         let structure = Structure { id, name: name.into(), kind: KIND, class, root: root.at() };
-        let access = OneSided::new(worker, structure.clone(), options.proof);
+        let access = OneSided::new(worker, structure, options.proof);
         let empty = |views: &mut <OneSided as Access>::Views<'_>| {
             NodeMut::new(views, 0).rewrite(0, Fences::ALL, None, &[]);
         };
-        access.change(vec![], vec![root], empty).await.map_err(unexpected)?;
-        if let Err(error) = catalog::register(worker, &structure).await {
-            retry(worker, async || access.retire(structure.root, class).await).await?;
-            return Err(error);
-        }
-        Ok(Self { access })
+        // A task, so that the root is not left behind between the two steps.
+        let make = async move {
+            access.change(vec![], vec![root], empty).await.map_err(unexpected)?;
+            let (worker, structure) = (access.worker(), access.structure());
+            if let Err(error) = catalog::register(worker, structure).await {
+                retry(worker, async || access.retire(structure.root, class).await).await?;
+                return Err(error);
+            }
+            Ok(access)
+        };
+        Ok(Self { access: worker.spawn_to_end(make).await? })
     }
 
     /// Opens a tree by its name.

@@ -239,6 +239,8 @@ impl Walk {
             (node.side(cursor) == Side::Here).then(|| (entries, node.high(), node.count()))
         })?;
         let Some((entries, high, count)) = found else { return Ok(false) };
+        let within = |key: u64| key >= cursor && high.is_none_or(|high| key < high);
+        require_order(leaf, entries.is_sorted_by(|a, b| a.0 < b.0) && entries.iter().all(|&(key, _)| within(key)))?;
         pace.saw(count, entries.len());
         self.cursor = high.filter(|&high| high <= self.high && high > cursor);
         Ok(!visit(&entries) || self.cursor.is_none())
@@ -326,9 +328,22 @@ impl Walk {
             let entries = entries.skip_while(|&(key, _)| key > cursor).take_while(|&(key, _)| key >= self.low);
             (entries.collect::<Vec<_>>(), node.low(), node.count())
         })?;
+        let within = |key: u64| key <= cursor && key >= low;
+        require_order(leaf, entries.is_sorted_by(|a, b| a.0 > b.0) && entries.iter().all(|&(key, _)| within(key)))?;
         pace.saw(count, entries.len());
         self.cursor = low.checked_sub(1).filter(|&next| next >= self.low && next < cursor);
         Ok(!visit(&entries) || self.cursor.is_none())
+    }
+}
+
+/// That a leaf's keys are in order and between its fences. A leaf is read as it was at one moment, so others' changes are no
+/// excuse; and a scan that went on from a key out of order could go on for ever.
+fn require_order(leaf: &impl PageRef, is_in_order: bool) -> Result<(), Interrupt> {
+    match is_in_order {
+        true => Ok(()),
+        false => {
+            Err(Error::Inconsistent { page: leaf.at(), why: "its keys are out of order or outside its fences" }.into())
+        }
     }
 }
 

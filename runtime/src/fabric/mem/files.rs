@@ -44,7 +44,7 @@ impl ClusterFile {
         fs::create_dir_all(dir.join("owners")).map_err(Error::io(failed()))?;
         let path = dir.join("cluster");
         if !path.exists() {
-            let draft = dir.join(format!("cluster.{}", std::process::id()));
+            let draft = dir.join(format!("cluster.{:016x}", rand::random::<u64>()));
             let text = format!("farlink cluster\nid {:#x}\nservers {servers}\n", rand::random::<u64>());
             fs::write(&draft, text).map_err(Error::io(failed()))?;
             let linked = fs::hard_link(&draft, &path);
