@@ -186,7 +186,7 @@ pub fn body_sum(page: &[u64]) -> u64 {
 #[inline(always)]
 fn sum_of_mixes(page: &[u64]) -> u64 {
     let mut sum = 0u64;
-    for (word, key) in page.iter().zip(&KEYS).skip(SELF) {
+    for (word, key) in page.get(SELF..).unwrap_or_default().iter().zip(&KEYS[SELF..]) {
         sum = sum.wrapping_add(mix_keyed(word ^ key));
     }
     sum
