@@ -172,13 +172,23 @@ pub(crate) const fn avalanche(word: u64) -> u64 {
 #[inline]
 pub fn body_sum(page: &[u64]) -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if is_x86_feature_detected!("avx2") {
-        #[target_feature(enable = "avx2")]
-        fn wide(page: &[u64]) -> u64 {
+    {
+        #[target_feature(enable = "avx512f")]
+        fn of_eight(page: &[u64]) -> u64 {
             sum_of_mixes(page)
         }
-        // SAFETY: the processor has AVX2, as was just asked.
-        return unsafe { wide(page) };
+        #[target_feature(enable = "avx2")]
+        fn of_four(page: &[u64]) -> u64 {
+            sum_of_mixes(page)
+        }
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has AVX-512, as was just asked.
+            return unsafe { of_eight(page) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has AVX2, as was just asked.
+            return unsafe { of_four(page) };
+        }
     }
     sum_of_mixes(page)
 }
