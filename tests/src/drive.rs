@@ -172,7 +172,7 @@ impl<W: Write> Lane<W> {
 }
 
 /// The output of `future` if it is ready within so many polls; else the future is dropped.
-async fn polled<F: Future>(mut polls: u32, future: F) -> Option<F::Output> {
+pub async fn polled<F: Future>(mut polls: u32, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),

@@ -47,7 +47,7 @@ pub struct MemoryServer {
     region: Region,
     ephemeral: bool,
     resumed: bool,
-    _locked: File,
+    locked: File,
 }
 
 impl MemoryServer {
@@ -61,7 +61,8 @@ impl MemoryServer {
         Geometry::plan(options.server, options.servers, wanted, 0)?;
         let dir = options.dir.clone();
         let server = files::server_id(options.server)?;
-        let cluster = ClusterFile::create_or_read(&dir, options.servers)?;
+        // Held until the region's file exists: nobody takes the cluster for abandoned meanwhile.
+        let (cluster, _held) = ClusterFile::hold(&dir, options.servers)?;
         let path = files::region_path(&dir, server);
         let file = open_locked(&path, server, &dir)?;
         let length = file.metadata().map_err(Error::io(format!("reading the size of {}", path.display())))?.len();
@@ -91,7 +92,7 @@ impl MemoryServer {
             return Err(Error::WrongCluster { server, found: geometry.cluster, expected: cluster.cluster });
         }
         tracing::info!(%server, path = %path.display(), bytes = geometry.region_bytes, resumed, "memory server started");
-        Ok(Self { dir, path, geometry, region, ephemeral: options.ephemeral, resumed, _locked: file })
+        Ok(Self { dir, path, geometry, region, ephemeral: options.ephemeral, resumed, locked: file })
     }
 
     /// Its place in the cluster, and its sizes.
@@ -116,17 +117,25 @@ impl Drop for MemoryServer {
         tracing::info!(server = %self.geometry.server, leased_chunks = self.leased_chunks(), "memory server stops");
         if self.ephemeral {
             let _ = fs::remove_file(&self.path);
+            // Whoever waits to serve this region again holds the cluster.
+            let _ = self.locked.unlock();
             remove_if_last(&self.dir);
         }
     }
 }
 
+/// Removes a cluster that has no memory server left, and that none is about to join.
 fn remove_if_last(dir: &Path) {
+    let path = dir.join("cluster");
+    let Ok(cluster) = File::open(&path) else { return };
+    if cluster.lock().is_err() || !files::is_still_at(&cluster, &path).unwrap_or(false) {
+        return;
+    }
     let last = fs::read_dir(dir).is_ok_and(|entries| {
         !entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("server-"))
     });
     if last {
-        let _ = fs::remove_file(dir.join("cluster"));
+        let _ = fs::remove_file(path);
         let _ = fs::remove_dir_all(dir.join("owners"));
         let _ = fs::remove_dir(dir);
     }
@@ -140,26 +149,10 @@ fn open_locked(path: &Path, server: ServerId, dir: &Path) -> Result<File, Error>
         let file = options.read(true).write(true).create(true).truncate(false).open(path);
         let file = file.map_err(Error::io(failed()))?;
         lock_region(&file, server, dir)?;
-        if is_still_at(&file, path).map_err(Error::io(failed()))? {
+        if files::is_still_at(&file, path).map_err(Error::io(failed()))? {
             return Ok(file);
         }
     }
-}
-
-#[cfg(unix)]
-fn is_still_at(file: &File, path: &Path) -> std::io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    let ours = file.metadata()?;
-    match fs::metadata(path) {
-        Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-#[cfg(not(unix))]
-fn is_still_at(_file: &File, _path: &Path) -> std::io::Result<bool> {
-    Ok(true)
 }
 
 /// Takes the exclusive lock of a region. Compute servers that ask whether it is served hold a shared one for an instant,

@@ -13,6 +13,9 @@ use crate::{
     ptr::{SERVERS_MAX, ServerId},
 };
 
+/// Tries to hold a cluster that others remove meanwhile.
+const HOLD_TRIES_MAX: u32 = 100;
+
 /// What the file `cluster` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ClusterFile {
@@ -38,6 +41,27 @@ impl ClusterFile {
         (1..=SERVERS_MAX).contains(&servers).then_some(Self { cluster, servers })
     }
 
+    /// As [`ClusterFile::create_or_read`]; while the file that is returned is open, the cluster is not removed.
+    pub(crate) fn hold(dir: &Path, servers: usize) -> Result<(Self, File), Error> {
+        let path = dir.join("cluster");
+        let failed = || format!("holding {}", path.display());
+        // A cluster that is just being removed takes its directory with it: then again.
+        for _ in 0..HOLD_TRIES_MAX {
+            let found = match Self::create_or_read(dir, servers) {
+                Err(_) if !path.exists() => continue,
+                found => found?,
+            };
+            let Ok(file) = File::open(&path) else { continue };
+            file.lock_shared().map_err(Error::io(failed()))?;
+            if is_still_at(&file, &path).map_err(Error::io(failed()))? {
+                return Ok((found, file));
+            }
+        }
+        let found = Self::create_or_read(dir, servers)?;
+        let file = File::open(&path).map_err(Error::io(failed()))?;
+        Ok((found, file))
+    }
+
     /// Makes the file if there is none, and reads the one there is: of several servers that start at once, one decides.
     pub(crate) fn create_or_read(dir: &Path, servers: usize) -> Result<Self, Error> {
         let failed = || format!("creating the cluster in {}", dir.display());
@@ -61,6 +85,23 @@ impl ClusterFile {
         }
         Ok(found)
     }
+}
+
+/// Whether this open file is the one at `path`, or that one was removed or replaced.
+#[cfg(unix)]
+pub(crate) fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let ours = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(not(unix))]
+pub(crate) fn is_still_at(_file: &File, _path: &Path) -> io::Result<bool> {
+    Ok(true)
 }
 
 pub(crate) fn server_id(index: usize) -> Result<ServerId, Error> {

@@ -1,0 +1,403 @@
+//! Futures, workers and compute servers that end early, at every point where they can: what they leave behind is whole and
+//! unlocked, no page is lost, and nobody waits for ever.
+
+use std::{
+    cell::Cell,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
+
+use farlink_runtime::{
+    access::Access,
+    audit, catalog,
+    clock::Clock,
+    compute::ComputeServer,
+    error::Error,
+    fabric::{
+        Fabric, Liveness,
+        mem::{MemFabric, MemOptions},
+    },
+    one_sided::{OneSided, Proof},
+    operation::retry,
+    worker::{Handle, Worker},
+};
+use farlink_structures::btree::{BTree, BTreeOptions};
+use farlink_tests::{
+    bounded::{self, Bound, Watchdog},
+    cluster::{self, FAST, WEAK},
+    drive::polled,
+};
+
+const TREE: &str = "endings";
+const OPTIONS: BTreeOptions = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
+/// Far more than any single operation here takes, and far less than for ever.
+const ENDS: Bound = Bound { reads_max: 10_000, turns_max: 100_000 };
+/// More polls or turns than any future here takes.
+const CUTS_MAX: u32 = 100_000;
+
+type Tree = BTree<OneSided>;
+type Doing = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
+
+/// For what has no turns to count: the end of a worker and of a compute server.
+fn watch(what: &str) -> Watchdog {
+    Watchdog::start(what, Duration::from_secs(60))
+}
+
+fn fabric(options: MemOptions) -> Arc<MemFabric> {
+    Arc::new(MemFabric::in_process(2, 2 << 20, options).unwrap())
+}
+
+/// A compute server that nobody maintains but the test, its worker, and a tree.
+struct Scene {
+    fabric: Arc<MemFabric>,
+    compute: Rc<ComputeServer>,
+    worker: Worker,
+    tree: Tree,
+}
+
+impl Scene {
+    fn new(options: MemOptions) -> Self {
+        let fabric = fabric(options);
+        let compute = Rc::new(cluster::join_manual(&fabric, 1).unwrap());
+        let worker = compute.worker().unwrap();
+        let tree = worker.block_on(BTree::create(&worker, TREE, OPTIONS)).unwrap();
+        Self { fabric, compute, worker, tree }
+    }
+
+    /// The tree as another worker sees it, which must not have to wait for ever.
+    fn get_as(&self, worker: &Worker, key: u64) -> Option<u64> {
+        let handle = Handle::clone(worker);
+        let get = async move { BTree::open(&handle, TREE, Proof::Checksum).await?.get(key).await };
+        bounded::run(worker, ENDS, get).expect("a page stays locked").unwrap()
+    }
+}
+
+/// Whether every structure of the cluster is clean, and all memory is either theirs or free. Nobody else is there.
+fn assert_nothing_is_lost(fabric: &Arc<MemFabric>, context: &str) {
+    let audit = async |worker: &Handle| {
+        let mut bytes = 0;
+        for structure in catalog::list(worker).await? {
+            let report = BTree::open(worker, &structure.name, Proof::Checksum).await?.check().await?;
+            assert!(report.is_clean() && report.audit.held == 0, "{context}: {report:?}");
+            bytes += report.bytes();
+        }
+        let memory = audit::memory(worker).await?;
+        assert_eq!(memory.used_bytes(), bytes, "{context}: {memory:?}, of which the structures use {bytes}");
+        Ok::<_, Error>(())
+    };
+    cluster::with_worker(fabric, |worker| worker.block_on(audit(worker))).unwrap();
+}
+
+/// How a future ends early.
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    /// It is dropped after so many polls, and its worker goes on.
+    Dropped,
+    /// It is dropped after so many polls, and so is its worker.
+    DroppedThenWorker,
+    /// Its worker is dropped after so many polls, and then it is.
+    AfterWorker,
+    /// It is a task, and its worker is dropped after so many turns.
+    WithWorker,
+}
+
+/// Polls `future` when it was woken, so many times and no more; true if it is ready.
+fn poll_some(worker: &Worker, future: &mut Doing, mut polls: u32) -> bool {
+    struct Woken(AtomicBool);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+    let woken = Arc::new(Woken(AtomicBool::new(true)));
+    let waker = Waker::from(Arc::clone(&woken));
+    for _ in 0..ENDS.turns_max {
+        if woken.0.swap(false, Ordering::Acquire) {
+            if future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                return true;
+            }
+            polls -= 1;
+            if polls == 0 {
+                return false;
+            }
+        }
+        worker.turn();
+    }
+    panic!("woken no more, with {polls} polls to go");
+}
+
+/// Ends what `start` makes in the given way, after so many polls or turns; true if it was ready before that.
+fn end_after(scene: Scene, ending: Ending, cuts: u32, start: fn(&Scene) -> Doing) -> (Arc<MemFabric>, bool) {
+    let mut doing = start(&scene);
+    let Scene { fabric, compute, worker, tree } = scene;
+    let finished = match ending {
+        Ending::WithWorker => {
+            let done = Rc::new(Cell::new(false));
+            let is_done = Rc::clone(&done);
+            let task = worker.spawn(async move {
+                let _ = doing.await;
+                is_done.set(true);
+            });
+            for _ in 0..cuts {
+                worker.turn();
+            }
+            drop((worker, task));
+            done.get()
+        }
+        Ending::AfterWorker => {
+            let finished = poll_some(&worker, &mut doing, cuts);
+            drop(worker);
+            drop(doing);
+            finished
+        }
+        Ending::Dropped | Ending::DroppedThenWorker => {
+            let finished = poll_some(&worker, &mut doing, cuts);
+            drop(doing);
+            if matches!(ending, Ending::Dropped) {
+                let tree = tree.clone();
+                bounded::run(&worker, ENDS, async move { tree.upsert(u64::MAX, 0).await })
+                    .expect("a page stays locked")
+                    .unwrap();
+            }
+            drop(worker);
+            finished
+        }
+    };
+    drop(tree);
+    drop(compute);
+    (fabric, finished)
+}
+
+const ENDINGS: &[Ending] = &[Ending::Dropped, Ending::DroppedThenWorker, Ending::WithWorker, Ending::AfterWorker];
+
+/// Ends what `start` makes in these ways and at every point, on a fabric that is fast and on one that is hostile.
+fn end_everywhere(what: &str, endings: &[Ending], prepare: fn(&Scene), start: fn(&Scene) -> Doing) {
+    let _watch = watch(what);
+    for options in [FAST, WEAK] {
+        for &ending in endings {
+            let mut cuts = 1;
+            loop {
+                let scene = Scene::new(options);
+                prepare(&scene);
+                let context = format!("{what}, nasty {}, {ending:?}, {cuts}", options.nasty);
+                let (fabric, finished) = end_after(scene, ending, cuts, start);
+                assert_nothing_is_lost(&fabric, &context);
+                if finished {
+                    println!("{context}: finished");
+                    break;
+                }
+                assert!(cuts < CUTS_MAX, "{context}: still not finished");
+                cuts += 1 + cuts / 32;
+            }
+        }
+    }
+}
+
+fn keep_empty(_scene: &Scene) {}
+
+fn fill(scene: &Scene) {
+    scene.worker.block_on(scene.tree.bulk_load((0..100).map(|key| (key * 2, key)), 1.0)).unwrap();
+}
+
+fn fill_and_clear(scene: &Scene) {
+    scene.worker.block_on(async {
+        for key in 0..500 {
+            scene.tree.insert(key, key).await.unwrap();
+        }
+        for key in 0..500 {
+            scene.tree.remove(key).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn loads_end_anywhere() {
+    // After its worker there is nobody who could take back what it has written.
+    end_everywhere("bulk load", &ENDINGS[..3], keep_empty, |scene| {
+        let tree = scene.tree.clone();
+        Box::pin(async move { tree.bulk_load((0..500).map(|key| (key, key)), 0.9).await.map(drop) })
+    });
+}
+
+#[test]
+fn creations_end_anywhere() {
+    end_everywhere("create", ENDINGS, keep_empty, |scene| {
+        let worker = Handle::clone(&scene.worker);
+        Box::pin(async move { BTree::create(&worker, "another", OPTIONS).await.map(drop) })
+    });
+}
+
+#[test]
+fn maintenance_ends_anywhere() {
+    end_everywhere("maintain", ENDINGS, fill_and_clear, |scene| {
+        let (worker, compute) = (Handle::clone(&scene.worker), Rc::clone(&scene.compute));
+        Box::pin(async move {
+            for _ in 0..3 {
+                compute.maintain(&worker).await?;
+            }
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn changes_end_anywhere() {
+    // The pages are full, so that it splits one, and the way up to the root.
+    end_everywhere("upsert", ENDINGS, fill, |scene| {
+        let tree = scene.tree.clone();
+        Box::pin(async move { tree.upsert(101, 0).await.map(drop) })
+    });
+    // And this merges some.
+    end_everywhere("remove", ENDINGS, fill, |scene| {
+        let tree = scene.tree.clone();
+        Box::pin(async move {
+            for key in 0..20 {
+                tree.remove(key * 2).await?;
+            }
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn retirements_end_anywhere() {
+    // A root is allocated, made known, made unknown and retired. Only the last step may be cut off: what comes before is
+    // up to whoever cuts it off.
+    let _watch = watch("retire");
+    for options in [FAST, WEAK] {
+        for cuts in 1..CUTS_MAX {
+            let Scene { fabric, compute, worker, tree } = Scene::new(options);
+            let structure = tree.access().structure().clone();
+            worker.block_on(catalog::unregister(&worker, &structure)).unwrap();
+            let retire = |tree: Tree| async move {
+                retry(tree.access().worker(), async || {
+                    let root = tree.access().structure();
+                    tree.access().retire(root.root, root.class).await
+                })
+                .await
+            };
+            let finished = poll_some(&worker, &mut (Box::pin(retire(tree.clone())) as Doing), cuts);
+            // Again: it ends, by freeing the page or by finding that it is free.
+            let again = bounded::run(&worker, ENDS, retire(tree.clone())).expect("retired again and again");
+            assert!(!finished || matches!(again, Err(Error::Inconsistent { .. })), "{again:?}");
+            drop((tree, worker));
+            drop(compute);
+            assert_nothing_is_lost(&fabric, &format!("retire, nasty {}, {cuts}", options.nasty));
+            if finished {
+                break;
+            }
+        }
+    }
+}
+
+/// Calls `test` with more and more polls until it says that the future was ready before.
+fn at_every_poll(what: &str, test: impl FnMut(u32) -> bool) {
+    let _watch = watch(what);
+    assert!((1..100).any(test), "{what}: not ready after 100 polls");
+}
+
+#[test]
+fn two_workers_of_one_thread() {
+    at_every_poll("block_on returns with a change under way", |polls| {
+        let scene = Scene::new(FAST);
+        let other = scene.compute.worker().unwrap();
+        let finished = scene.worker.block_on(async {
+            let finished = polled(polls, scene.tree.upsert(1, 2)).await.is_some();
+            scene.worker.turn();
+            finished
+        });
+        let found = scene.get_as(&other, 1);
+        assert!(found == Some(2) || found.is_none() && !finished, "{found:?} after {polls} polls");
+        finished
+    });
+}
+
+#[test]
+fn a_future_that_outlives_its_worker() {
+    at_every_poll("a future dropped after its worker", |polls| {
+        let mut scene = Scene::new(FAST);
+        let others = cluster::join_manual(&scene.fabric, 2).unwrap();
+        let tree = scene.tree.clone();
+        let mut upsert: Doing = Box::pin(async move { tree.upsert(1, 2).await.map(drop) });
+        let finished = poll_some(&scene.worker, &mut upsert, polls);
+        scene.worker.turn();
+        scene.worker = others.worker().unwrap();
+        drop(upsert);
+        // The compute server that the change was of is still alive, so nobody may break its locks.
+        scene.get_as(&scene.worker, 1);
+        finished
+    });
+}
+
+#[test]
+fn a_compute_server_dropped_before_its_worker() {
+    at_every_poll("a compute server dropped before its worker", |polls| {
+        let Scene { fabric, compute, worker, tree } = Scene::new(FAST);
+        let others = cluster::join_manual(&fabric, 2).unwrap();
+        let other = others.worker().unwrap();
+        let owner = compute.owner();
+        drop(compute);
+        let upserted = tree.clone();
+        let mut upsert: Doing = Box::pin(async move { upserted.upsert(1, 2).await.map(drop) });
+        let finished = poll_some(&worker, &mut upsert, polls);
+        worker.turn();
+        assert_eq!(fabric.liveness(owner), Liveness::Alive, "its worker is at work");
+        if !finished {
+            bounded::run(&worker, ENDS, upsert).expect("it goes on").unwrap();
+        }
+        let handle = Handle::clone(&other);
+        let get = async move { BTree::open(&handle, TREE, Proof::Checksum).await?.get(1).await };
+        assert_eq!(bounded::run(&other, ENDS, get).expect("a page stays locked").unwrap(), Some(2));
+        drop((tree, worker));
+        assert_eq!(fabric.liveness(owner), Liveness::Dead, "the last worker leaves the cluster");
+        drop((other, others));
+        assert_nothing_is_lost(&fabric, &format!("left after {polls} polls"));
+        finished
+    });
+}
+
+#[test]
+fn a_worker_dropped_in_virtual_time() {
+    const STEP_NS: u64 = 500;
+    at_every_poll("a worker dropped in virtual time", |steps| {
+        let Scene { fabric, compute, worker, tree } = Scene::new(MemOptions { latency_ns: 1000, ..FAST });
+        let structure = tree.access().structure().clone();
+        drop((tree, worker));
+        let now = Rc::new(Cell::new(0));
+        let worker = compute.worker_with(Clock::Virtual(Rc::clone(&now))).unwrap();
+        let tree = BTree::over(OneSided::new(&worker, structure, Proof::Checksum));
+        let done = Rc::new(Cell::new(false));
+        let is_done = Rc::clone(&done);
+        let task = worker.spawn(async move {
+            tree.upsert(1, 2).await.unwrap();
+            is_done.set(true);
+        });
+        for step in 0..u64::from(steps) {
+            now.set(step * STEP_NS);
+            worker.turn();
+        }
+        drop((worker, task));
+        drop(compute);
+        assert_nothing_is_lost(&fabric, &format!("dropped after {steps} steps"));
+        done.get()
+    });
+}
+
+#[test]
+fn a_task_that_panics() {
+    let _watch = watch("a worker whose task has panicked");
+    let Scene { fabric, compute, worker, tree } = Scene::new(FAST);
+    let panics = || worker.block_on(worker.spawn_to_end(async { panic!("on purpose") }));
+    assert!(catch_unwind(AssertUnwindSafe(panics)).is_err(), "the panic is its caller's");
+    drop((tree, worker));
+    drop(compute);
+    assert_nothing_is_lost(&fabric, "a task panicked");
+}
