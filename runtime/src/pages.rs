@@ -89,7 +89,7 @@ impl NewPage {
 impl Drop for NewPage {
     fn drop(&mut self) {
         if let Some(worker) = self.worker.take() {
-            worker.pages().free(worker.compute(), self.page);
+            worker.free_page(self.page);
         }
     }
 }
@@ -111,7 +111,7 @@ impl LocalPages {
         list.pop()
     }
 
-    fn free(&self, compute: &Shared, page: FreePage) {
+    pub(crate) fn free(&self, compute: &Shared, page: FreePage) {
         let key = (page.at.server(), page.class);
         let mut free = self.free.borrow_mut();
         let list = free.entry(key).or_default();

@@ -44,7 +44,7 @@ use crate::{
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
     fabric::{Capabilities, Completion, Endpoint, Request, Verb},
-    pages::LocalPages,
+    pages::{FreePage, LocalPages},
     ptr::RemotePtr,
     sync::{Arc, yield_thread},
 };
@@ -69,6 +69,8 @@ struct Inner {
     pages: LocalPages,
     compute: Arc<Shared>,
     running: Cell<bool>,
+    /// Nobody turns it any more; handles may still be about.
+    ended: Cell<bool>,
     counted: bool,
 }
 
@@ -141,6 +143,7 @@ impl Worker {
             pages: LocalPages::default(),
             compute: Arc::clone(compute),
             running: Cell::new(false),
+            ended: Cell::new(false),
             counted,
         };
         Ok(Self { handle: Handle(Rc::new(inner)) })
@@ -216,6 +219,7 @@ impl Drop for Worker {
         inner.executor.drop_tasks();
         self.finish_critical();
         inner.executor.drop_tasks();
+        inner.ended.set(true);
         inner.pages.give_back(&inner.compute);
         inner.epoch.retire(&inner.compute.epoch);
         if inner.counted {
@@ -251,7 +255,11 @@ impl Handle {
     /// pages on their way from one holder to another, and for taking back what a failed operation has left.
     pub fn spawn_to_end<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
         let (task, handle) = Task::new(future);
-        self.0.executor.spawn_boxed(task, true);
+        if self.0.ended.get() {
+            tracing::warn!("a task came after its worker's end and is dropped; drop futures before their worker");
+        } else {
+            self.0.executor.spawn_boxed(task, true);
+        }
         handle
     }
 
@@ -378,6 +386,14 @@ impl Handle {
 
     pub(crate) fn compute(&self) -> &Arc<Shared> {
         &self.0.compute
+    }
+
+    /// Takes back a page that was allocated and not used.
+    pub(crate) fn free_page(&self, page: FreePage) {
+        self.0.pages.free(&self.0.compute, page);
+        if self.0.ended.get() {
+            self.0.pages.give_back(&self.0.compute);
+        }
     }
 
     pub(crate) fn pages(&self) -> &LocalPages {

@@ -260,7 +260,8 @@ impl<A: Access> BTree<A> {
 
 impl<A: Access + Clone + 'static> BTree<A> {
     /// Loads entries in strictly ascending key order into an empty tree, using the share `fill` (0.1 to 1.0) of each page;
-    /// returns their number. Others see the tree empty until it is done; if it fails, the tree stays empty.
+    /// returns their number. Others see the tree empty until it is done; if it fails or is dropped, the tree stays empty and
+    /// its pages are taken back, by a task of the worker: a future that outlives the worker leaves them behind.
     ///
     /// # Errors
     /// If the tree is not empty, the input is not in order, `fill` is out of range, or remote memory is full.
