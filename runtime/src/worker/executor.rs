@@ -16,7 +16,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
 /// doorbell for each would cost more than it brings.
-const TASKS_PER_EXCHANGE: usize = 4;
+const TASKS_PER_EXCHANGE: usize = 6;
 
 /// The ready bits of 64 tasks.
 #[derive(Debug)]
