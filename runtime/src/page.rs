@@ -12,7 +12,8 @@
 //! change of one word updates it in O(1); nonlinear in each word, so that moved, swapped or torn words do not cancel;
 //! bound to the version, so that a new lock word over an old body does not pass. A reader that gets a matching sum and an
 //! unlocked lock word in *one* READ has the page as it was at that version, in whatever order its cache lines came. The
-//! chance of a wrong acceptance is about 2^-64 per torn read. It also catches corruption.
+//! sum has 64 bits and its mix is no proof: of 57 million copies torn between two versions of a page with dense keys it
+//! accepted none. It also catches corruption.
 
 use std::fmt;
 
