@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::figure::FigureArgs;
 use crate::keys::Distribution;
 use crate::plan::{KeySource, Limit, Load, Plan, Structure, Validation};
 use crate::units::{parse_bytes, parse_bytes_per_second, parse_nanoseconds};
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// List the trees of a running cluster by name and check them. Nobody may change them meanwhile.
     Check(CheckArgs),
+    /// Make a figure or a table of the evaluation.
+    Figure(FigureArgs),
     /// One compute process of a bench; started by it, and told what to do on standard input.
     #[command(hide = true)]
     Compute,

@@ -14,6 +14,7 @@ mod commands;
 mod compute;
 mod driver;
 mod feed;
+mod figure;
 mod host;
 mod inspect;
 mod keys;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench(args).map(|()| true),
         Command::Serve(args) => commands::serve(args).map(|()| true),
         Command::Check(args) => commands::check(args).map(|()| true),
+        Command::Figure(args) => figure::run(args).map(|()| true),
         Command::Compute => commands::compute(),
     };
     match result {

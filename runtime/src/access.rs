@@ -81,6 +81,9 @@ impl Interrupt {
 pub enum Start {
     /// At the structure's root.
     Root,
+    /// At the root, and no cached copy is trusted: pages on the way are read anew, if others can have changed them. For the
+    /// attempt after one that met a stale page.
+    Anew,
     /// At this page, below which the compute side had to stop.
     Page(RemotePtr),
 }
@@ -157,6 +160,10 @@ pub trait Access: Sized {
     /// link leads nowhere, the page is damaged or corrupt, or the fabric fails.
     async fn follow<'a>(&'a self, from: &Self::Page<'a>, link: Link) -> Result<Self::Page<'a>, Interrupt>;
 
+    /// A hint: the next read of `page` needs this word. An access whose pages are in local memory may have the processor
+    /// fetch it and let other operations run meanwhile.
+    async fn expect<'a>(&'a self, _page: &Self::Page<'a>, _word: usize) {}
+
     /// [`Access::follow`] for several links of one page at once; remote accesses overlap. A result for each link.
     async fn follow_many<'a>(&'a self, from: &Self::Page<'a>, links: &[Link])
     -> Vec<Result<Self::Page<'a>, Interrupt>>;
@@ -177,6 +184,26 @@ pub trait Access: Sized {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::Views<'a>) -> R,
     ) -> Result<R, Interrupt>;
+
+    /// [`Access::change`] for one page, as it is when the change is made: it may have changed since it was read, and `f`
+    /// looks again at what it relies on, the page's level included. Spares writers of one page the retries where the access
+    /// can queue them. `f` frees no page.
+    ///
+    /// # Errors
+    /// As [`Access::change`].
+    async fn alter<'a, R>(
+        &'a self,
+        page: Self::Page<'a>,
+        f: impl FnOnce(&mut Self::Views<'a>) -> R,
+    ) -> Result<R, Interrupt> {
+        self.change(vec![page], vec![], f).await
+    }
+
+    /// Whether `link`, read from a page, leads to `page`. Links are not to be compared: one that leads to a cached page has
+    /// another form.
+    fn leads_to(&self, link: Link, page: &Self::Page<'_>) -> bool {
+        link == page.at().into()
+    }
 
     /// Reads one word of a page, unvalidated: for latch-free structures.
     ///

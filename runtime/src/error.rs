@@ -191,6 +191,28 @@ pub enum Error {
         expected: u32,
     },
 
+    /// An operation reached beyond what its compute server owns.
+    #[error(
+        "page {page} lies outside the part of the structure that this compute server owns; send the operation to its owner"
+    )]
+    OutsidePartition {
+        /// The page.
+        page: RemotePtr,
+    },
+
+    /// A structure change would reach a page that several compute servers share.
+    #[error(
+        "page {page} is shared by several compute servers and cannot be changed by one of them; nothing was changed; give the structure to one owner first"
+    )]
+    SharedPage {
+        /// The page.
+        page: RemotePtr,
+    },
+
+    /// The cache cannot do what was asked for.
+    #[error("the cache: {0}")]
+    Cache(String),
+
     /// A request or reply does not decode.
     #[error("malformed message: {0}")]
     Malformed(&'static str),

@@ -1,5 +1,7 @@
 //! Operations as values: they run here, or are sent and run there.
 
+use std::cell::Cell;
+
 use crate::{
     access::{Access, Cause, Interrupt, Start},
     error::Error,
@@ -30,7 +32,14 @@ pub trait Operation: Wire {
 /// What the operation failed with.
 pub async fn execute<A: Access, O: Operation>(access: &A, operation: &O) -> Result<O::Output, Error> {
     let _pin = access.worker().pin();
-    retry(access.worker(), async || operation.run(access, Start::Root).await).await
+    let from = Cell::new(Start::Root);
+    let attempt = async || {
+        let outcome = operation.run(access, from.get()).await;
+        let met_stale = matches!(outcome, Err(Interrupt::Restart(Cause::Stale { .. })));
+        from.set(if met_stale { Start::Anew } else { Start::Root });
+        outcome
+    };
+    retry(access.worker(), attempt).await
 }
 
 /// Repeats an attempt for as long as it asks for a restart, backing off more and more.

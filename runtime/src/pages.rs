@@ -80,8 +80,13 @@ impl NewPage {
         self.page.version
     }
 
-    /// The page has been written and belongs to a structure now.
-    pub(crate) fn publish(mut self) {
+    /// The lock word that the page gets with its first contents. In remote memory it says *free* until then.
+    pub fn first_lock(&self) -> LockWord {
+        LockWord::unlocked(LockWord::free(self.page.version).next_version())
+    }
+
+    /// The page has been written, or is going to be, and belongs to a structure now.
+    pub fn publish(mut self) {
         self.worker = None;
     }
 }
@@ -92,6 +97,18 @@ impl Drop for NewPage {
             worker.free_page(self.page);
         }
     }
+}
+
+/// Frees a page that this compute server alone may write: no lock is taken. `lock` is its lock word as the owner knows it.
+/// To be run to its end, once nothing leads to the page and no write of it is under way: see [`Handle::spawn_to_end`].
+///
+/// # Errors
+/// If the fabric fails.
+pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: LockWord) -> Result<(), Error> {
+    let free = LockWord::free(lock.next_version());
+    worker.write_word(at, free.word()).await?;
+    worker.compute().pages.retire(std::iter::once(FreePage { at, class, version: free.version() }));
+    Ok(())
 }
 
 /// The lists of one worker.

@@ -1,8 +1,11 @@
 //! What the framework knows of a structure.
 
+use std::fmt;
+
 use crate::{
     page::{SizeClass, StructureId},
     ptr::RemotePtr,
+    words::Words,
 };
 
 /// A structure in the catalog.
@@ -18,4 +21,29 @@ pub struct Structure {
     pub class: SizeClass,
     /// Its root page. A root grows and shrinks in place, so this never changes.
     pub root: RemotePtr,
+}
+
+/// Where a page lies, seen from a region of the structure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overlap {
+    /// All that belongs to the page lies in the region.
+    Inside,
+    /// Some of it does.
+    Partly,
+    /// None of it does.
+    Outside,
+}
+
+/// What the framework must know of a structure's pages. Implementations cope with any words: a page may be looked at while
+/// it changes.
+pub trait Layout: Clone + fmt::Debug + 'static {
+    /// A part of the structure that one compute server can own: a range of keys, a box.
+    type Region: Clone + fmt::Debug + 'static;
+
+    /// Calls `visit` with the position of each link of a page above level 0 to a page one level below. Links to siblings are
+    /// not among them.
+    fn links(&self, page: &(impl Words + ?Sized), visit: &mut dyn FnMut(usize));
+
+    /// Whether what belongs to the page (its fences, its bounding box) lies in a region.
+    fn overlap(&self, page: &(impl Words + ?Sized), region: &Self::Region) -> Overlap;
 }

@@ -58,6 +58,11 @@ pub struct OneSided {
 pub struct PageCopy(Buffer);
 
 impl PageCopy {
+    /// The page's words, header included.
+    pub fn into_words(self) -> Buffer {
+        self.0
+    }
+
     fn lock(&self) -> LockWord {
         LockWord::from_word(self.0[LOCK])
     }
@@ -110,6 +115,20 @@ impl OneSided {
             true => self.accept(at, class, seen),
             // Rare: boxed, so that the future of the common case stays small.
             false => Box::pin(self.prove(at, class, seen)).await,
+        }
+    }
+
+    /// Takes `words` for a copy of the page at `at`: a whole one, read at some earlier time.
+    ///
+    /// # Errors
+    /// [`Interrupt::Restart`] if it is not a page of this structure.
+    pub fn copy_of(&self, at: RemotePtr, class: SizeClass, words: Buffer) -> Result<PageCopy, Interrupt> {
+        let lock = LockWord::from_word(words[LOCK]);
+        match lock.state() {
+            LockState::Unlocked if words.len() == class.words() => {
+                self.accept(at, class, Seen { lock, whole: true, copy: words })
+            }
+            _ => Err(self.stale(at, "it is no copy of a page in use")),
         }
     }
 
@@ -273,7 +292,7 @@ impl Access for OneSided {
 
     async fn enter(&self, start: Start) -> Result<PageCopy, Interrupt> {
         let at = match start {
-            Start::Root => self.structure.root,
+            Start::Root | Start::Anew => self.structure.root,
             Start::Page(page) => page,
         };
         self.read_page(at, self.structure.class).await

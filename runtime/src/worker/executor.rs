@@ -84,6 +84,7 @@ pub(crate) struct Executor {
     free: RefCell<Vec<usize>>,
     groups: RefCell<Vec<Group>>,
     critical: Cell<usize>,
+    live: Cell<usize>,
     running: Cell<Option<Running>>,
 }
 
@@ -104,6 +105,7 @@ impl Executor {
     pub(crate) fn spawn_boxed(&self, task: BoxedTask, critical: bool) {
         let index = self.free.borrow_mut().pop().unwrap_or_else(|| self.grow());
         self.critical.set(self.critical.get() + usize::from(critical));
+        self.live.set(self.live.get() + 1);
         let mut slots = self.slots.borrow_mut();
         let slot = &mut slots[index];
         slot.task = Some(task);
@@ -177,6 +179,12 @@ impl Executor {
         self.slots.borrow_mut()[index].waker = Some(waker);
     }
 
+    /// Whether there is a task besides whatever is being polled.
+    #[inline]
+    pub(crate) fn has_others(&self) -> bool {
+        self.live.get() > usize::from(self.running.get().is_some())
+    }
+
     /// How many tasks must still finish.
     pub(crate) fn critical(&self) -> usize {
         self.critical.get()
@@ -191,6 +199,7 @@ impl Executor {
                 None => return,
             };
             if task.is_some() {
+                self.live.set(self.live.get() - 1);
                 drop(task);
                 self.free.borrow_mut().push(index);
             }
@@ -220,6 +229,7 @@ impl Drop for Polling<'_> {
         let is_usable = !std::thread::panicking();
         drop(slots);
         self.executor.critical.set(self.executor.critical.get() - usize::from(was_critical));
+        self.executor.live.set(self.executor.live.get() - 1);
         if is_usable {
             self.executor.free.borrow_mut().push(self.index);
         }

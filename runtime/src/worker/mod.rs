@@ -363,9 +363,15 @@ impl Handle {
         self.0.epoch.pin(&self.0.compute.epoch)
     }
 
+    /// Whether the worker has a task besides the one that asks: then waiting can be put to use.
+    #[inline]
+    pub fn has_other_tasks(&self) -> bool {
+        self.0.executor.has_others()
+    }
+
     /// Suspends once, so that other tasks of the worker run.
-    pub fn yield_now(&self) -> YieldNow {
-        YieldNow { yielded: false }
+    pub fn yield_now(&self) -> YieldNow<'_> {
+        YieldNow { executor: self.executor(), yielded: false }
     }
 
     /// Waits before the `attempt`th try (from 0): a few turns, more and more at random, and from the fourth try on other
@@ -421,18 +427,23 @@ impl Handle {
 
 /// See [`Handle::yield_now`].
 #[derive(Debug)]
-pub struct YieldNow {
+pub struct YieldNow<'a> {
+    executor: &'a Executor,
     yielded: bool,
 }
 
-impl Future for YieldNow {
+impl Future for YieldNow<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         if std::mem::replace(&mut self.yielded, true) {
             return Poll::Ready(());
         }
-        cx.waker().wake_by_ref();
+        match self.executor.task_of(cx.waker()) {
+            // Cheaper than its waker, which is for other threads.
+            Some(task) => self.executor.set_ready(task),
+            None => cx.waker().wake_by_ref(),
+        }
         Poll::Pending
     }
 }

@@ -83,7 +83,7 @@ pub(super) async fn load<A: Access + Clone + 'static>(
 
 /// The root, if it is an empty leaf.
 async fn empty_root<A: Access>(access: &A) -> Result<A::Page<'_>, Interrupt> {
-    let root = access.enter(Start::Root).await?;
+    let root = access.enter(Start::Anew).await?;
     match root.read(|words| root.level() == 0 && Node(words).count() == 0)? {
         true => Ok(root),
         false => Err(Error::NotEmpty.into()),

@@ -21,7 +21,7 @@ enum Step {
     Lost(&'static str),
 }
 
-/// Finds the page at `level` whose fences include `key`. A split that its parent does not know of yet, because the copy of
+/// Finds the page at `level` whose fences include `key`; the root, if the tree is not that high. A split that its parent does not know of yet, because the copy of
 /// the parent is older, shows as a key beyond the page's high fence: the search moves right.
 pub(super) async fn descend<'a, A: Access>(
     access: &'a A,
@@ -29,19 +29,8 @@ pub(super) async fn descend<'a, A: Access>(
     key: u64,
     level: u8,
 ) -> Result<Descent<'a, A>, Interrupt> {
-    let first = access.enter(start).await?;
-    descend_from(access, first, key, level).await
-}
-
-/// As [`descend`], from a page already read.
-pub(super) async fn descend_from<'a, A: Access>(
-    access: &'a A,
-    first: A::Page<'a>,
-    key: u64,
-    level: u8,
-) -> Result<Descent<'a, A>, Interrupt> {
     let mut parent = None;
-    let mut page = first;
+    let mut page = access.enter(start).await?;
     loop {
         let at_level = page.level();
         let step = page.read(|words| {
@@ -49,8 +38,7 @@ pub(super) async fn descend_from<'a, A: Access>(
             match node.side(key) {
                 Side::Left => Step::Lost("its keys are all above the key it was to hold"),
                 Side::Right => Step::Right(node.right()),
-                Side::Here if at_level == level => Step::Arrived,
-                Side::Here if at_level < level => Step::Lost("the tree is not that high"),
+                Side::Here if at_level <= level => Step::Arrived,
                 Side::Here => match node.child_for(key) {
                     Some(index) => Step::Down(node.child(index)),
                     None => Step::Lost("an inner page has no child for a key between its fences"),

@@ -21,6 +21,7 @@
 mod bulk;
 mod check;
 mod descend;
+mod layout;
 mod node;
 mod ops;
 mod scan;
@@ -33,7 +34,7 @@ use std::{
 };
 
 use farlink_runtime::{
-    access::{Access, Interrupt},
+    access::{Access, Interrupt, PageRef, Start},
     catalog,
     error::Error,
     one_sided::{OneSided, Proof},
@@ -44,9 +45,10 @@ use farlink_runtime::{
     worker::Handle,
 };
 
-use self::node::{Fences, NodeMut, PAGE_BYTES_MIN};
+use self::node::{Fences, Node, NodeMut, PAGE_BYTES_MIN};
 pub use self::{
     check::{Problem, Report},
+    layout::{BTreeLayout, KeyRange},
     ops::{Get, Put, PutMode, Remove},
     scan::{Count, Scan, ScanPart},
 };
@@ -165,9 +167,26 @@ impl<A: Access> BTree<A> {
         Self { access }
     }
 
+    /// The tree as the catalog knows it: to open it through another access.
+    pub fn structure(&self) -> &Structure {
+        self.access.structure()
+    }
+
     /// How its pages are reached.
     pub fn access(&self) -> &A {
         &self.access
+    }
+
+    /// The least key that belongs to the leaf where `key` does: a place to cut the tree into ranges of keys.
+    ///
+    /// # Errors
+    /// As [`BTree::get`].
+    pub async fn leaf_low(&self, key: u64) -> Result<u64, Error> {
+        retry(self.access.worker(), async || {
+            let leaf = descend::descend(&self.access, Start::Anew, key, 0).await?.page;
+            leaf.read(|words| Node(words).low())
+        })
+        .await
     }
 
     /// The value of a key.

@@ -82,7 +82,11 @@ impl<W: Words + ?Sized> Node<'_, W> {
     }
 
     pub(super) fn value(&self, index: usize) -> u64 {
-        self.0.word(ENTRIES + self.capacity() + index)
+        self.0.word(self.value_position(index))
+    }
+
+    pub(super) fn value_position(&self, index: usize) -> usize {
+        ENTRIES + self.capacity() + index
     }
 
     pub(super) fn child(&self, index: usize) -> Link {
@@ -98,27 +102,31 @@ impl<W: Words + ?Sized> Node<'_, W> {
     }
 
     /// The number of keys below `key`.
+    #[inline]
     pub(super) fn lower_bound(&self, key: u64) -> usize {
         let (mut base, mut size) = (0, self.count());
-        while size > 0 {
-            let half = size / 2;
-            if self.key(base + half) < key {
-                base += half + 1;
-                size -= half + 1;
-            } else {
-                size = half;
-            }
+        if size == 0 {
+            return 0;
         }
-        base
+        // How often it turns depends on the count alone, so that no branch is mispredicted.
+        while size > 1 {
+            let half = size / 2;
+            let is_below = self.key(base + half) < key;
+            base = std::hint::select_unpredictable(is_below, base + half, base);
+            size -= half;
+        }
+        base + usize::from(self.key(base) < key)
     }
 
     /// In a leaf: where `key` is, or where it would be inserted.
+    #[inline]
     pub(super) fn search(&self, key: u64) -> Result<usize, usize> {
         let index = self.lower_bound(key);
         if index < self.count() && self.key(index) == key { Ok(index) } else { Err(index) }
     }
 
     /// In an inner page: the child to which `key` belongs; `None` if the page has no children.
+    #[inline]
     pub(super) fn child_for(&self, key: u64) -> Option<usize> {
         match self.search(key) {
             Ok(index) => Some(index),

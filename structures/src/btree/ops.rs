@@ -1,15 +1,17 @@
 //! Point operations, as values.
 
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start},
+    access::{Access, Interrupt, PageRef, Start, Views},
     error::Error,
     operation::Operation,
+    page::{IDENTITY, Identity},
     wire::Wire,
+    words::Words,
 };
 
 use super::{
     descend::descend,
-    node::{Node, NodeMut},
+    node::{KIND, Node, NodeMut, Side, ViewWords},
     shrink, split,
 };
 
@@ -26,10 +28,9 @@ impl Operation for Get {
 
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         let leaf = descend(access, from, self.key, 0).await?.page;
-        leaf.read(|words| {
-            let node = Node(words);
-            node.search(self.key).ok().map(|index| node.value(index))
-        })
+        let Ok(index) = leaf.read(|words| Node(words).search(self.key))? else { return Ok(None) };
+        access.expect(&leaf, leaf.read(|words| Node(words).value_position(index))?).await;
+        Ok(Some(leaf.read(|words| Node(words).value(index))?))
     }
 }
 
@@ -61,30 +62,64 @@ impl Operation for Put {
 
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         let descent = descend(access, from, self.key, 0).await?;
-        let (found, count, capacity) = descent.page.read(|words| {
-            let node = Node(words);
-            let found = node.search(self.key).map(|index| (index, node.value(index)));
-            (found, node.count(), node.capacity())
-        })?;
-        match (found, self.mode) {
-            (Ok((_, value)), PutMode::Insert) => Ok(Some(value)),
-            (Ok((index, value)), PutMode::Update | PutMode::Upsert) => {
-                let set = |views: &mut A::Views<'_>| NodeMut::new(views, 0).set_value(index, self.value);
-                access.change(vec![descent.page], vec![], set).await?;
-                Ok(Some(value))
-            }
-            (Err(_), PutMode::Update) => Ok(None),
-            (Err(index), PutMode::Insert | PutMode::Upsert) if count < capacity => {
-                let insert = |views: &mut A::Views<'_>| NodeMut::new(views, 0).insert_at(index, (self.key, self.value));
-                access.change(vec![descent.page], vec![], insert).await?;
-                Ok(None)
-            }
-            (Err(_), PutMode::Insert | PutMode::Upsert) => {
+        let step = descent.page.read(|words| self.step(&Node(words)))?;
+        match step {
+            Step::Nothing(before) => Ok(before),
+            Step::Split => {
                 split::split(access, descent, self.key, Some(self.value)).await?;
                 Ok(None)
             }
+            Step::Replace(..) | Step::Add(_) => {
+                let altered = access.alter(descent.page, |views| self.put(views)).await?;
+                altered.ok_or(Interrupt::conflict())
+            }
         }
     }
+}
+
+/// What a put has to do in its leaf.
+enum Step {
+    Nothing(Option<u64>),
+    Replace(usize, u64),
+    Add(usize),
+    Split,
+}
+
+impl Put {
+    fn step(&self, leaf: &Node<'_, impl Words + ?Sized>) -> Step {
+        match (leaf.search(self.key), self.mode) {
+            (Ok(index), PutMode::Insert) => Step::Nothing(Some(leaf.value(index))),
+            (Ok(index), PutMode::Update | PutMode::Upsert) => Step::Replace(index, leaf.value(index)),
+            (Err(_), PutMode::Update) => Step::Nothing(None),
+            (Err(index), _) if leaf.count() < leaf.capacity() => Step::Add(index),
+            (Err(_), _) => Step::Split,
+        }
+    }
+
+    /// Puts the entry into the leaf as it is now; `None` if it does not belong there any more, or finds no room.
+    fn put(&self, views: &mut impl Views) -> Option<Option<u64>> {
+        let step = still_holds(views, self.key).then(|| self.step(&Node(&ViewWords(&*views, 0))))?;
+        let mut leaf = NodeMut::new(views, 0);
+        match step {
+            Step::Nothing(before) => Some(before),
+            Step::Replace(index, before) => {
+                leaf.set_value(index, self.value);
+                Some(Some(before))
+            }
+            Step::Add(index) => {
+                leaf.insert_at(index, (self.key, self.value));
+                Some(None)
+            }
+            Step::Split => None,
+        }
+    }
+}
+
+/// Whether the one page of a change is a leaf, and the one for `key`.
+fn still_holds(views: &impl Views, key: u64) -> bool {
+    let identity = Identity::from_word(views.word(0, IDENTITY));
+    let is_leaf = identity.is_some_and(|identity| identity.level == 0 && identity.kind == KIND);
+    is_leaf && Node(&ViewWords(views, 0)).side(key) == Side::Here
 }
 
 /// Removes a key.
@@ -102,11 +137,23 @@ impl Operation for Remove {
         let leaf = descend(access, from, self.key, 0).await?.page;
         let (found, left, capacity) = leaf.read(|words| {
             let node = Node(words);
-            let found = node.search(self.key).ok().map(|index| (index, node.value(index)));
-            (found, node.count().saturating_sub(1), node.capacity())
+            (node.search(self.key).ok(), node.count().saturating_sub(1), node.capacity())
         })?;
-        let Some((index, value)) = found else { return Ok(None) };
-        access.change(vec![leaf], vec![], |views| NodeMut::new(views, 0).remove_at(index)).await?;
+        if found.is_none() {
+            return Ok(None);
+        }
+        let remove = |views: &mut A::Views<'_>| {
+            if !still_holds(views, self.key) {
+                return None;
+            }
+            let found = Node(&ViewWords(&*views, 0)).search(self.key);
+            Some(found.ok().map(|index| {
+                let value = Node(&ViewWords(&*views, 0)).value(index);
+                NodeMut::new(views, 0).remove_at(index);
+                value
+            }))
+        };
+        let Some(value) = access.alter(leaf, remove).await?.ok_or(Interrupt::conflict())? else { return Ok(None) };
         // The key is gone: from here on nothing may restart the operation.
         if left < shrink::least_count(capacity) {
             shrink::tidy(access, self.key).await;

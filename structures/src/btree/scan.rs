@@ -19,7 +19,7 @@ use farlink_runtime::{
 };
 
 use super::{
-    descend::{beside, descend_from, require_level},
+    descend::{beside, descend, require_level},
     node::{Node, Side},
 };
 
@@ -355,11 +355,8 @@ enum Above<P> {
 }
 
 async fn above_leaves<'a, A: Access>(access: &'a A, start: Start, key: u64) -> Result<Above<A::Page<'a>>, Interrupt> {
-    let first = access.enter(start).await?;
-    match first.level() {
-        0 => Ok(Above::Leaf(first)),
-        _ => Ok(Above::Page(descend_from(access, first, key, 1).await?.page)),
-    }
+    let page = descend(access, start, key, 1).await?.page;
+    Ok(if page.level() == 0 { Above::Leaf(page) } else { Above::Page(page) })
 }
 
 /// The children of a page above the leaves.

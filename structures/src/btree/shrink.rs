@@ -50,7 +50,7 @@ enum Next {
 }
 
 async fn tidy_level<A: Access>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
-    let Descent { parent, page } = descend(access, Start::Root, key, level).await?;
+    let Descent { parent, page } = descend(access, Start::Anew, key, level).await?;
     if page.at() == access.structure().root {
         return collapse_root(access, page).await;
     }
@@ -61,7 +61,7 @@ async fn tidy_level<A: Access>(access: &A, key: u64, level: u8) -> Result<Next, 
     // Which children of the parent: this page, and its right neighbour or else its left one.
     let plan = parent.read(|words| {
         let node = Node(words);
-        let index = node.child_for(key).filter(|&index| node.child(index) == page.at().into())?;
+        let index = node.child_for(key).filter(|&index| access.leads_to(node.child(index), &page))?;
         let left = if index + 1 < node.count() { index } else { index.checked_sub(1)? };
         let other = if left == index { left + 1 } else { left };
         (node.side(key) == Side::Here).then(|| (left, left == index, node.child(other), node.count()))
@@ -102,7 +102,7 @@ async fn join<'a, A: Access>(
         let node = Node(words);
         (Fences { low: node.low(), high: node.high() }, node.right(), node.entries(), node.capacity())
     })?;
-    if left_right != right.at().into() || left_fences.high != Some(right_fences.low) {
+    if !access.leads_to(left_right, &right) || left_fences.high != Some(right_fences.low) {
         return Err(Interrupt::stale(right.at(), "it is not the right neighbour of the page to its left"));
     }
     let right_at = right.at();

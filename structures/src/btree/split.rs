@@ -13,7 +13,7 @@ use farlink_runtime::{
 };
 
 use super::{
-    descend::{Descent, descend},
+    descend::{Descent, descend, require_level},
     node::{Fences, Node, NodeMut, Side},
 };
 
@@ -37,7 +37,7 @@ pub(super) async fn split<'a, A: Access>(
     let Some(parent) = parent else { return Err(Interrupt::stale(page.at(), "its parent is not known")) };
     let room = parent.read(|words| {
         let node = Node(words);
-        let index = node.child_for(key).filter(|&index| node.child(index) == page.at().into());
+        let index = node.child_for(key).filter(|&index| access.leads_to(node.child(index), &page));
         (index.filter(|_| node.side(key) == Side::Here), node.count() < node.capacity())
     })?;
     match room {
@@ -66,7 +66,8 @@ pub(super) async fn split<'a, A: Access>(
 
 /// Splits the page at `level` where `key` belongs, if it is full.
 async fn make_room<A: Access>(access: &A, key: u64, level: u8) -> Result<(), Interrupt> {
-    let descent = descend(access, Start::Root, key, level).await?;
+    let descent = descend(access, Start::Anew, key, level).await?;
+    require_level(&descent.page, level)?;
     let full = descent.page.read(|words| Node(words).count() == Node(words).capacity())?;
     if full { split(access, descent, key, None).await } else { Ok(()) }
 }

@@ -1,0 +1,191 @@
+//! The memory of a cache: frames, and the words of their pages.
+//!
+//! One private anonymous mapping, reserved for the worst case and touched from the front of each of its two parts, so that
+//! the process uses what has been handed out and no more:
+//!
+//! ```text
+//! [ frames, 64 bytes each ............ | bodies, in 64-byte units ............ ]
+//! ```
+//!
+//! Bodies lie apart from frames, so that any size class packs without waste and a frame stays a frame whatever becomes of
+//! the body's memory. A swizzled link names both, so a follower fetches them at once. What is surely going to be used is
+//! advised to be of huge pages: a cache of a gigabyte in 4 KiB pages spends its time in the page table.
+
+use crate::{
+    frame::Frame,
+    id::UNIT_BYTES,
+    sync::{AtomicU64, Ordering},
+};
+
+const WORDS_PER_UNIT: usize = UNIT_BYTES / 8;
+
+#[cfg(not(any(loom, miri)))]
+mod memory {
+    use std::io;
+
+    use memmap2::{Advice, MmapOptions, MmapRaw};
+
+    use super::*;
+
+    const HUGE_BYTES: usize = 2 << 20;
+
+    #[derive(Debug)]
+    pub(super) struct Memory {
+        _map: MmapRaw,
+        frames: *const Frame,
+        words: *const AtomicU64,
+    }
+
+    // SAFETY: the pointers lead into the mapping, which lives as long as this value; what they lead to is atomics only.
+    unsafe impl Send for Memory {}
+    // SAFETY: as above: everything reachable from here is meant to be shared.
+    unsafe impl Sync for Memory {}
+
+    impl Memory {
+        pub(super) fn new(frames: usize, units: usize, sure: (usize, usize)) -> io::Result<Self> {
+            let frame_bytes = (frames * size_of::<Frame>()).next_multiple_of(HUGE_BYTES);
+            let body_bytes = units * UNIT_BYTES;
+            // Room to begin at a huge page.
+            let bytes = frame_bytes + body_bytes + HUGE_BYTES;
+            let map = MmapOptions::new().len(bytes).no_reserve_swap().map_anon()?;
+            let map = MmapRaw::from(map);
+            let skipped = map.as_ptr().align_offset(HUGE_BYTES);
+            let advise = |offset: usize, sure: usize| {
+                let sure = sure / HUGE_BYTES * HUGE_BYTES;
+                if sure != 0 && map.advise_range(Advice::HugePage, skipped + offset, sure).is_err() {
+                    tracing::debug!("this system has no huge pages to give");
+                }
+            };
+            advise(0, sure.0 * size_of::<Frame>());
+            advise(frame_bytes, sure.1 * UNIT_BYTES);
+            // SAFETY: `skipped` is below HUGE_BYTES, for which the mapping has room.
+            let base = unsafe { map.as_ptr().add(skipped) };
+            // SAFETY: `frame_bytes` lie between the base and the bodies, inside the mapping.
+            let words = unsafe { base.add(frame_bytes) };
+            Ok(Self { frames: base.cast(), words: words.cast(), _map: map })
+        }
+
+        #[inline]
+        pub(super) fn frames(&self, count: usize) -> &[Frame] {
+            // SAFETY: `Arena` asks for as many frames as the mapping was made for; zeroed bytes are valid atomics, which is
+            // all that a frame is; the base is aligned to a huge page; only shared references are ever made.
+            unsafe { std::slice::from_raw_parts(self.frames, count) }
+        }
+
+        #[inline]
+        pub(super) fn words(&self, count: usize) -> &[AtomicU64] {
+            // SAFETY: as for `frames`, for the second part of the mapping.
+            unsafe { std::slice::from_raw_parts(self.words, count) }
+        }
+    }
+}
+
+#[cfg(any(loom, miri))]
+mod memory {
+    use super::*;
+
+    #[derive(Debug)]
+    pub(super) struct Memory {
+        frames: Box<[Frame]>,
+        words: Box<[AtomicU64]>,
+    }
+
+    impl Memory {
+        pub(super) fn new(frames: usize, units: usize, _sure: (usize, usize)) -> std::io::Result<Self> {
+            let frames = (0..frames).map(|_| Frame::default()).collect();
+            let words = (0..units * WORDS_PER_UNIT).map(|_| AtomicU64::new(0)).collect();
+            Ok(Self { frames, words })
+        }
+
+        pub(super) fn frames(&self, _count: usize) -> &[Frame] {
+            &self.frames
+        }
+
+        pub(super) fn words(&self, _count: usize) -> &[AtomicU64] {
+            &self.words
+        }
+    }
+}
+
+/// Frames and bodies by their numbers.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    memory: memory::Memory,
+    frame_count: usize,
+    word_count: usize,
+}
+
+impl Arena {
+    /// Room for `frames` frames (number 0 is not used) and `units` units of bodies, of which `sure` (frames, units) will
+    /// certainly be used.
+    ///
+    /// # Errors
+    /// If the system refuses the mapping.
+    pub(crate) fn new(frames: usize, units: usize, sure: (usize, usize)) -> std::io::Result<Self> {
+        let memory = memory::Memory::new(frames, units, sure)?;
+        Ok(Self { memory, frame_count: frames, word_count: units * WORDS_PER_UNIT })
+    }
+
+    pub(crate) fn frame_count(&self) -> usize {
+        self.frame_count
+    }
+
+    pub(crate) fn unit_count(&self) -> usize {
+        self.word_count / WORDS_PER_UNIT
+    }
+
+    /// `None` for a number that no frame has.
+    #[inline]
+    pub(crate) fn get(&self, frame: u32) -> Option<&Frame> {
+        self.memory.frames(self.frame_count).get(frame as usize)
+    }
+
+    #[inline]
+    pub(crate) fn frame(&self, frame: u32) -> &Frame {
+        &self.memory.frames(self.frame_count)[frame as usize]
+    }
+
+    /// The `words` words from `unit` on; fewer at the end of the memory, so that a link read at a bad moment does no harm.
+    #[inline]
+    pub(crate) fn words(&self, unit: u32, words: usize) -> &[AtomicU64] {
+        let all = self.memory.words(self.word_count);
+        let from = (unit as usize * WORDS_PER_UNIT).min(all.len());
+        &all[from..(from + words).min(all.len())]
+    }
+
+    /// The body of a frame.
+    #[inline]
+    pub(crate) fn body(&self, frame: &Frame) -> &[AtomicU64] {
+        self.words(frame.unit(), frame.class().words())
+    }
+
+    /// Asks the processor to have a frame and the first `lines` of its body at hand soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, frame: u32, unit: u32, lines: usize) {
+        if let Some(frame) = self.get(frame) {
+            prefetch(std::ptr::from_ref(frame).cast());
+        }
+        for line in self.words(unit, lines * WORDS_PER_UNIT).chunks(WORDS_PER_UNIT) {
+            prefetch(line.as_ptr().cast());
+        }
+    }
+}
+
+#[inline]
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch is a hint and reads nothing, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+    let _ = at;
+}
+
+/// Copies a private page into a body. Only under the frame's lock.
+pub(crate) fn fill(body: &[AtomicU64], page: &[u64]) {
+    for (word, &value) in body.iter().zip(page) {
+        word.store(value, Ordering::Relaxed);
+    }
+}

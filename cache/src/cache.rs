@@ -1,0 +1,353 @@
+//! What the threads of a cache share.
+
+use std::task::Waker;
+
+use crate::{
+    arena::Arena,
+    cooling::CoolingMap,
+    counters::Counters,
+    error::{OptionsError, TooManyHandles},
+    frame::{Frame, NONE},
+    frame_lock::Waiters,
+    handle::CacheHandle,
+    heat::Heat,
+    id::{SizeClass, UNIT_BYTES, UNITS_MAX},
+    options::{Admission, CacheOptions},
+    sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, Step, fence, is_left_out, lock},
+    table::Table,
+    traits::{Layout, Store},
+};
+
+/// Bodies are handed out in blocks of the largest size class. (A model can afford two pages of 64 bytes.)
+pub(crate) const BLOCK_UNITS: usize = if cfg!(loom) { 2 } else { 4096 / UNIT_BYTES };
+pub(crate) const FRAME_BYTES: usize = size_of::<Frame>();
+/// The least that a cache can work with: some frames for each of a few operations.
+const BYTES_MIN: usize = if cfg!(loom) { 0 } else { 64 << 10 };
+/// The cache itself, and allocations of which there are few.
+const FIXED_BYTES: usize = if cfg!(loom) { 0 } else { 4096 };
+
+/// What a cache uses its memory for, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Memory {
+    /// What was asked for.
+    pub limit: usize,
+    /// Bodies of pages, handed out so far.
+    pub pages: usize,
+    /// Frames, handed out so far.
+    pub frames: usize,
+    /// Mapping table, cooling map, sketch and the rest.
+    pub bookkeeping: usize,
+}
+
+impl Memory {
+    /// All of it.
+    pub const fn used(&self) -> usize {
+        self.pages + self.frames + self.bookkeeping
+    }
+}
+
+/// Bodies and frames that were not handed out yet, or were given back.
+#[derive(Debug, Default)]
+struct Room {
+    next_unit: usize,
+    next_frame: u32,
+    used_bytes: usize,
+    /// First frames of blocks that lost their body, by class: frames never change their class.
+    spare_groups: [Vec<u32>; SizeClass::COUNT],
+    /// Bodies without frames: first units.
+    spare_blocks: Vec<u32>,
+    /// Free frames that no handle keeps.
+    pool: [Vec<u32>; SizeClass::COUNT],
+}
+
+/// A cache of pages, shared by the threads of a process: see the [crate](crate).
+#[derive(Debug)]
+pub struct PageCache<L> {
+    pub(crate) layout: L,
+    pub(crate) options: CacheOptions,
+    pub(crate) arena: Arena,
+    pub(crate) table: Table,
+    pub(crate) cooling: CoolingMap,
+    pub(crate) heat: Heat,
+    pub(crate) waiters: Waiters,
+    room: Mutex<Room>,
+    frame_bytes_max: usize,
+    bookkeeping_bytes: usize,
+    /// Frames handed out are 1 to this, inclusive.
+    frames_used: AtomicU32,
+    is_full: AtomicU32,
+    /// Fetches and write-backs under way, all of which will make somebody's frame available.
+    transfers: AtomicU32,
+    room_waiters: AtomicU32,
+    for_room: Mutex<Vec<Waker>>,
+    last_write_error: Mutex<Option<String>>,
+    handle_numbers: Mutex<Vec<u32>>,
+    ended: Mutex<Counters>,
+    seed: AtomicU64,
+}
+
+impl<L: Layout> PageCache<L> {
+    /// A cache with these options for pages of this layout. Reserves address space; memory is used as pages come.
+    ///
+    /// # Errors
+    /// If an option cannot work, or the system refuses the address space.
+    pub fn new(layout: L, options: CacheOptions) -> Result<Arc<Self>, OptionsError> {
+        options.check()?;
+        let shape = Shape::of(&options)?;
+        let block_bytes = BLOCK_UNITS * UNIT_BYTES;
+        let smallest = SizeClass::from_index(0).bytes() + FRAME_BYTES;
+        let frames =
+            if cfg!(loom) { shape.frames.next_multiple_of(BLOCK_UNITS) } else { shape.frame_bytes / smallest } + 1;
+        let units = (shape.frame_bytes / block_bytes * BLOCK_UNITS).min(UNITS_MAX);
+        let sure = (shape.frames, shape.frames * options.page_bytes / UNIT_BYTES);
+        let memory = |source| OptionsError::Memory { bytes: options.bytes, source };
+        let arena = Arena::new(frames, units, sure).map_err(memory)?;
+        Ok(Arc::new(Self {
+            layout,
+            arena,
+            table: Table::new(shape.frames),
+            cooling: CoolingMap::new(shape.cooling),
+            heat: Heat::new(shape.frames, options.uses_per_age * shape.frames as u64),
+            waiters: Waiters::new(options.handles_max),
+            room: Mutex::new(Room { next_frame: 1, ..Room::default() }),
+            frame_bytes_max: shape.frame_bytes,
+            bookkeeping_bytes: shape.bookkeeping,
+            frames_used: AtomicU32::new(0),
+            is_full: AtomicU32::new(0),
+            transfers: AtomicU32::new(0),
+            room_waiters: AtomicU32::new(0),
+            for_room: Mutex::default(),
+            last_write_error: Mutex::default(),
+            handle_numbers: Mutex::new((1..=options.handles_max as u32).rev().collect()),
+            ended: Mutex::default(),
+            seed: AtomicU64::new(1),
+            options,
+        }))
+    }
+
+    /// A handle for the thread that calls this. `seed` decides its random choices.
+    ///
+    /// # Errors
+    /// If there are [`CacheOptions::handles_max`] handles already.
+    pub fn handle<S: Store>(self: &Arc<Self>, store: S, seed: u64) -> Result<CacheHandle<S, L>, TooManyHandles> {
+        let Some(number) = lock(&self.handle_numbers).pop() else {
+            return Err(TooManyHandles { max: self.options.handles_max });
+        };
+        Ok(CacheHandle::new(Arc::clone(self), store, number, seed))
+    }
+
+    /// What the memory is used for.
+    pub fn memory(&self) -> Memory {
+        let room = lock(&self.room);
+        let frames = room.next_frame as usize * FRAME_BYTES;
+        Memory {
+            limit: self.options.bytes,
+            pages: room.used_bytes.saturating_sub(frames),
+            frames,
+            bookkeeping: self.bookkeeping_bytes + self.table.grown_bytes(),
+        }
+    }
+
+    /// The counts of handles that have ended; each handle knows its own.
+    pub fn counters(&self) -> Counters {
+        *lock(&self.ended)
+    }
+
+    /// How many pages are cached.
+    pub fn len(&self) -> usize {
+        self.table.frames().len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether a page that comes needs the place of another.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed) != 0
+    }
+
+    pub(crate) fn counts_uses(&self) -> bool {
+        self.options.admission == Admission::Frequency
+    }
+
+    pub(crate) fn frame(&self, index: u32) -> &Frame {
+        self.arena.frame(index)
+    }
+
+    /// A frame that was handed out, chosen at random; `None` while there are none.
+    pub(crate) fn any_frame(&self, random: u32) -> Option<u32> {
+        let used = self.frames_used.load(Ordering::Acquire);
+        (used != 0).then(|| 1 + ((u64::from(random) * u64::from(used)) >> 32) as u32)
+    }
+
+    pub(crate) fn frame_numbers(&self) -> std::ops::RangeInclusive<u32> {
+        1..=self.frames_used.load(Ordering::Acquire)
+    }
+
+    /// Moves free frames of a class to `list`: some that others gave back, or those of a new block, if there is memory.
+    pub(crate) fn more_frames(&self, class: SizeClass, list: &mut Vec<u32>) -> bool {
+        let mut room = lock(&self.room);
+        let pool = &mut room.pool[class.index()];
+        if !pool.is_empty() {
+            let from = pool.len() - pool.len().min(8);
+            list.extend(pool.drain(from..));
+            return true;
+        }
+        let block_bytes = BLOCK_UNITS * UNIT_BYTES;
+        let count = BLOCK_UNITS / class.units();
+        let (group, group_bytes) = match room.spare_groups[class.index()].pop() {
+            Some(group) => (group, 0),
+            None => (NONE, count * FRAME_BYTES),
+        };
+        let limit = self.frame_bytes_max.saturating_sub(self.table.grown_bytes());
+        let has_frames = group != NONE || room.next_frame as usize + count <= self.arena.frame_count();
+        let has_units = !room.spare_blocks.is_empty() || room.next_unit + BLOCK_UNITS <= self.arena.unit_count();
+        if room.used_bytes + block_bytes + group_bytes > limit || !has_frames || !has_units {
+            if group != NONE {
+                room.spare_groups[class.index()].push(group);
+            }
+            self.is_full.store(1, Ordering::Relaxed);
+            return false;
+        }
+        room.used_bytes += block_bytes + group_bytes;
+        let unit = match room.spare_blocks.pop() {
+            Some(unit) => unit,
+            None => {
+                room.next_unit += BLOCK_UNITS;
+                (room.next_unit - BLOCK_UNITS) as u32
+            }
+        };
+        let is_new = group == NONE;
+        let first = if is_new { room.next_frame } else { group };
+        if is_new {
+            room.next_frame += count as u32;
+        }
+        for number in 0..count as u32 {
+            let frame = self.frame(first + number);
+            frame.found(class, unit + number * class.units() as u32);
+            list.push(first + number);
+        }
+        if is_new {
+            self.frames_used.store(room.next_frame - 1, Ordering::Release);
+        }
+        true
+    }
+
+    /// Gives a block's body to whoever needs it next. Its frames, all taken by the caller, keep waiting for another one.
+    pub(crate) fn give_up_block(&self, first: u32, class: SizeClass) {
+        let mut room = lock(&self.room);
+        let unit = self.frame(first).unit();
+        room.spare_groups[class.index()].push(first);
+        room.spare_blocks.push(unit);
+        room.used_bytes -= BLOCK_UNITS * UNIT_BYTES;
+    }
+
+    /// Puts free frames where every handle finds them.
+    pub(crate) fn pool_frames(&self, class: SizeClass, frames: impl IntoIterator<Item = u32>) {
+        lock(&self.room).pool[class.index()].extend(frames);
+        self.wake_for_room();
+    }
+
+    /// Whether somebody waits for a frame.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.room_waiters.load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn await_room(&self, waker: &Waker) {
+        lock(&self.for_room).push(waker.clone());
+        self.room_waiters.store(1, Ordering::Release);
+        // The caller goes on to look at the transfers: it sees that the last one has ended, or that one sees it wait.
+        if !is_left_out(Step::RoomFence) {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    pub(crate) fn wake_for_room(&self) {
+        if !self.is_awaited() {
+            return;
+        }
+        let woken = {
+            let mut waiting = lock(&self.for_room);
+            self.room_waiters.store(0, Ordering::Release);
+            std::mem::take(&mut *waiting)
+        };
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn begin_transfer(&self) {
+        self.transfers.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end_transfer(&self) {
+        self.transfers.fetch_sub(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        self.wake_for_room();
+    }
+
+    pub(crate) fn transfers(&self) -> u32 {
+        self.transfers.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_write_error(&self, error: &dyn std::error::Error) {
+        tracing::warn!(%error, "the store refused a page; it stays cached and dirty");
+        *lock(&self.last_write_error) = Some(error.to_string());
+    }
+
+    pub(crate) fn last_write_error(&self) -> Option<String> {
+        lock(&self.last_write_error).clone()
+    }
+
+    pub(crate) fn handle_ended(&self, number: u32, counters: Counters) {
+        *lock(&self.ended) += counters;
+        lock(&self.handle_numbers).push(number);
+    }
+
+    /// A number that no handle has had, for those who do not care about seeds.
+    pub fn any_seed(&self) -> u64 {
+        self.seed.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// How the memory is divided.
+struct Shape {
+    /// Frames of usual pages that fit.
+    frames: usize,
+    /// Bytes for frames and bodies of any size.
+    frame_bytes: usize,
+    cooling: usize,
+    bookkeeping: usize,
+}
+
+impl Shape {
+    fn of(options: &CacheOptions) -> Result<Self, OptionsError> {
+        let fixed = options.handles_max * 64 + FIXED_BYTES;
+        let least = BYTES_MIN.max(4 * fixed);
+        if options.bytes < least {
+            let why = format!("{}; with {} handles it takes {least} at least", options.bytes, options.handles_max);
+            return Err(OptionsError::Unusable { option: "bytes", why });
+        }
+        if options.bytes / UNIT_BYTES > UNITS_MAX {
+            let why = format!("{}; at most {} are possible", options.bytes, UNITS_MAX * UNIT_BYTES);
+            return Err(OptionsError::Unusable { option: "bytes", why });
+        }
+        let with = |frames: usize| {
+            let cooling = (frames as f64 * options.cooling_share) as usize;
+            let sketch = crate::heat::sketch_counters(frames);
+            let bookkeeping = fixed + Table::bytes_for(frames) + CoolingMap::bytes_for(cooling) + sketch;
+            (cooling, bookkeeping)
+        };
+        let mut frames = options.bytes / (options.page_bytes + FRAME_BYTES);
+        loop {
+            let (cooling, bookkeeping) = with(frames);
+            if let Some(frame_bytes) = options.bytes.checked_sub(bookkeeping)
+                && frames * (options.page_bytes + FRAME_BYTES) <= frame_bytes
+            {
+                return Ok(Self { frames, frame_bytes, cooling, bookkeeping });
+            }
+            frames -= (frames / 1024).max(1);
+        }
+    }
+}

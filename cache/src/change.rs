@@ -1,0 +1,400 @@
+//! Changes to cached pages.
+//!
+//! A change takes effect on all its pages at once, under their locks, without suspending in between. Links in a page may be
+//! swizzled, and may be moved from page to page as they are: after the change, the pages below are told who their parent is
+//! now; one that no link leads to any more is found through the table alone until somebody follows a link to it.
+
+use crate::{
+    error::{CacheError, Conflict},
+    fetch::Taken,
+    frame::{NONE, State},
+    handle::{CacheHandle, Page},
+    id::{Link, PageId, SizeClass},
+    sync::{AtomicU64, Ordering},
+    traits::{Layout, Store},
+};
+
+/// Room in the cache for a page that is to come into being with a change; see [`CacheHandle::reserve`].
+pub struct NewPage<'a, S: Store, L: Layout> {
+    pub(crate) taken: Taken<'a, S, L>,
+    id: PageId,
+}
+
+impl<S: Store, L: Layout> std::fmt::Debug for NewPage<'_, S, L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NewPage").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// The pages of one change, locked: first those given to [`CacheHandle::change`], then the new ones, numbered in that order.
+#[derive(Debug, Default)]
+pub struct Change<'a> {
+    bodies: Vec<&'a [AtomicU64]>,
+    fates: Vec<Fate>,
+}
+
+/// What a change makes of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Kept,
+    Changed,
+    Freed,
+}
+
+impl Change<'_> {
+    /// How many words `page` has.
+    pub fn count(&self, page: usize) -> usize {
+        self.bodies[page].len()
+    }
+
+    /// All words of `page`.
+    pub fn words(&self, page: usize) -> &[AtomicU64] {
+        self.bodies[page]
+    }
+
+    /// A word of `page`, as changed so far. Words of a new page are zero at first. A link may be swizzled.
+    pub fn word(&self, page: usize, index: usize) -> u64 {
+        self.bodies[page][index].load(Ordering::Relaxed)
+    }
+
+    /// Sets a word of `page`. A link is set to the id of a page, or to a link word that stood in a page of this change.
+    pub fn set(&mut self, page: usize, index: usize, word: u64) {
+        self.bodies[page][index].store(word, Ordering::Relaxed);
+        if self.fates[page] == Fate::Kept {
+            self.fates[page] = Fate::Changed;
+        }
+    }
+
+    /// Drops `page` from the cache with this change, unwritten: nothing links to it any more.
+    pub fn free(&mut self, page: usize) {
+        self.fates[page] = Fate::Freed;
+    }
+}
+
+/// Locks that were taken for a change; given back with nothing changed unless the change is made.
+struct Locked<'a, 'p, S: Store, L: Layout> {
+    pages: &'a [&'a Page<'p, S, L>],
+    count: usize,
+}
+
+impl<S: Store, L: Layout> Drop for Locked<'_, '_, S, L> {
+    fn drop(&mut self) {
+        // A panic in the middle may have changed words: a new version for each.
+        for page in &self.pages[..self.count] {
+            page.frame.lock.unlock();
+        }
+    }
+}
+
+impl<S: Store, L: Layout> CacheHandle<S, L> {
+    /// Makes room for a new page, to be given to [`CacheHandle::change`]. The id must not be that of a cached page. Suspends
+    /// while there is no room.
+    ///
+    /// # Errors
+    /// [`CacheError::NoRoom`].
+    pub async fn reserve(&self, id: PageId, class: SizeClass) -> Result<NewPage<'_, S, L>, CacheError<S::Error>> {
+        Ok(NewPage { taken: Box::pin(self.take_frame(class)).await?, id })
+    }
+
+    /// Changes pages, and adds new ones: all of it, if none of `pages` has changed since it was looked up, or nothing. They
+    /// are dirty from then on. Does not suspend, and waits for nobody.
+    ///
+    /// # Errors
+    /// If one of them has changed, is being changed, or is on its way to the store: begin anew. `f` was not called, and the
+    /// new pages are free again.
+    pub fn change<'a, R>(
+        &'a self,
+        pages: &[&Page<'a, S, L>],
+        new: Vec<NewPage<'a, S, L>>,
+        f: impl FnOnce(&mut Change<'a>) -> R,
+    ) -> Result<R, Conflict> {
+        let mut locked = Locked { pages, count: 0 };
+        for page in pages {
+            if !page.frame.lock.try_upgrade(page.version.get()) {
+                self.count_failed(page);
+                self.unlock_unchanged(locked);
+                return Err(Conflict);
+            }
+            locked.count += 1;
+            // Its end must not come before that of the write.
+            if page.frame.is_writing() || !self.open(page) {
+                self.unlock_unchanged(locked);
+                return Err(Conflict);
+            }
+        }
+        let bodies = pages.iter().map(|page| page.words).chain(new.iter().map(|new| self.clear(new.taken.index)));
+        let mut change = Change { bodies: bodies.collect(), fates: vec![Fate::Kept; pages.len()] };
+        change.fates.resize(pages.len() + new.len(), Fate::Changed);
+        let kids_before = self.kids_of(pages);
+        let result = f(&mut change);
+        let fates = change.fates;
+        self.settle(pages, &new, &fates, kids_before);
+        for (NewPage { taken, .. }, &fate) in new.into_iter().zip(&fates[pages.len()..]) {
+            if fate != Fate::Freed {
+                self.cache().frame(taken.index).lock.unlock();
+                std::mem::forget(taken);
+            }
+        }
+        locked.count = 0;
+        for (page, &fate) in pages.iter().zip(&fates) {
+            self.close(page, fate, true);
+        }
+        Ok(result)
+    }
+
+    /// Changes one page as it is now, whether or not it has changed since it was looked up: `f` looks again at what it
+    /// relies on. Waits in a queue behind other writers of the page; does not suspend. `f` must not free the page.
+    ///
+    /// # Errors
+    /// If the page is no longer here: begin anew. `f` was not called.
+    pub fn alter<'a, R>(&'a self, page: &Page<'a, S, L>, f: impl FnOnce(&mut Change<'a>) -> R) -> Result<R, Conflict> {
+        self.alter_as(page, true, f)
+    }
+
+    fn alter_as<'a, R>(
+        &'a self,
+        page: &Page<'a, S, L>,
+        is_news: bool,
+        f: impl FnOnce(&mut Change<'a>) -> R,
+    ) -> Result<R, Conflict> {
+        if !page.frame.lock.try_upgrade(page.version.get()) {
+            self.count_failed(page);
+            // A frame that is free, or whose next page is on its way, stays locked for long.
+            let is_wanted = || {
+                let state = page.frame.state();
+                page.frame.page() == Some(page.id) && matches!(state, State::Resident | State::Cooling | State::Guest)
+            };
+            if !page.frame.lock.lock_if(&self.cache().waiters, self.0.number, is_wanted) {
+                return Err(Conflict);
+            }
+        }
+        let pages = [page];
+        let mut locked = Locked { pages: &pages, count: 1 };
+        // A guest is for its users: the last of them may be leaving, with what we would change.
+        let is_ours = page.is_guest() || page.frame.state() != State::Guest;
+        let is_here = page.frame.page() == Some(page.id) && page.frame.state() != State::Ghost && is_ours;
+        if !is_here || !self.open(page) {
+            self.unlock_unchanged(locked);
+            return Err(Conflict);
+        }
+        let mut change = Change { bodies: vec![page.words], fates: vec![Fate::Kept] };
+        let kids_before = self.kids_of(&pages);
+        let result = f(&mut change);
+        let fate = change.fates[0];
+        assert!(fate != Fate::Freed, "a page is freed by a change, not altered away");
+        if fate == Fate::Changed {
+            self.settle(&pages, &[], &[fate], kids_before);
+        }
+        locked.count = 0;
+        self.close(page, fate, is_news);
+        Ok(result)
+    }
+
+    /// Ends a change for one of its pages. The store does not have it yet if it `is_news`.
+    fn close(&self, page: &Page<'_, S, L>, fate: Fate, is_news: bool) {
+        match fate {
+            Fate::Kept => page.version.set(page.frame.lock.unlock_unchanged()),
+            Fate::Changed => {
+                if is_news {
+                    page.frame.set_dirty();
+                }
+                page.version.set(page.frame.lock.unlock());
+            }
+            Fate::Freed => self.free_locked(page),
+        }
+    }
+
+    fn unlock_unchanged(&self, mut locked: Locked<'_, '_, S, L>) {
+        let count = std::mem::take(&mut locked.count);
+        for page in &locked.pages[..count] {
+            page.frame.lock.unlock_unchanged();
+        }
+    }
+
+    fn count_failed(&self, page: &Page<'_, S, L>) {
+        self.0.counters.count(page.level(), |level| level.failed_upgrades += 1);
+    }
+
+    /// Prepares a locked page for a change; false if it is none that can be changed.
+    fn open(&self, page: &Page<'_, S, L>) -> bool {
+        match page.frame.state() {
+            State::Resident | State::Guest => {}
+            // A cooling page is clean: it must not stay one.
+            State::Cooling => page.frame.set_state(State::Resident),
+            _ => return false,
+        }
+        true
+    }
+
+    fn clear(&self, index: u32) -> &[AtomicU64] {
+        let body = self.cache().arena.body(self.cache().frame(index));
+        body.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        body
+    }
+
+    /// The frames that these pages have swizzled links to.
+    fn kids_of(&self, pages: &[&Page<'_, S, L>]) -> Vec<u32> {
+        let mut kids = Vec::new();
+        for page in pages.iter().filter(|page| page.frame.kids() != 0) {
+            self.cache().layout.links(page.words, &mut |slot| {
+                if let Link::Frame { frame, .. } = link_at(page.words, slot) {
+                    kids.push(frame);
+                }
+            });
+        }
+        kids
+    }
+
+    /// After a change, before the unlocks: new pages become pages, and the pages below learn who their parent is.
+    fn settle(&self, pages: &[&Page<'_, S, L>], new: &[NewPage<'_, S, L>], fates: &[Fate], mut kids_before: Vec<u32>) {
+        let cache = self.cache();
+        let indices = pages.iter().map(|page| page.index()).chain(new.iter().map(|new| new.taken.index));
+        let live = indices.zip(fates).filter(|&(_, &fate)| fate != Fate::Freed);
+        let live: Vec<u32> = live.map(|(index, _)| index).collect();
+        for (new, _) in new.iter().zip(&fates[pages.len()..]).filter(|&(_, &fate)| fate != Fate::Freed) {
+            let frame = cache.frame(new.taken.index);
+            frame.set_page(Some(new.id));
+            frame.set_users(0);
+            frame.set_kids(0);
+            frame.set_parent(NONE, 0);
+            frame.set_dirty();
+            cache.heat.set(frame, 1);
+            frame.set_state(State::Resident);
+            let is_new = cache.table.insert(&cache.arena, new.id, new.taken.index);
+            assert!(is_new, "{} is new and cannot be cached already", new.id);
+        }
+        for &index in &live {
+            let frame = cache.frame(index);
+            let body = cache.arena.body(frame);
+            let level = cache.layout.level(body);
+            frame.set_level(level);
+            if level == 0 && frame.kids() == 0 {
+                continue;
+            }
+            let mut kids = 0;
+            cache.layout.links(body, &mut |slot| match link_at(body, slot) {
+                // A guest may go at any time: it keeps no swizzled link.
+                Link::Frame { frame: kid, .. } if frame.state() == State::Guest => {
+                    if let Some(page) = cache.arena.get(kid).and_then(|kid| kid.page()) {
+                        body[slot].store(page.get(), Ordering::Relaxed);
+                    }
+                }
+                Link::Frame { frame: kid, .. } if cache.arena.get(kid).is_some() => {
+                    cache.frame(kid).set_parent(index, slot);
+                    kids_before.retain(|&before| before != kid);
+                    kids += 1;
+                }
+                Link::Page(page) if frame.state() == State::Resident => {
+                    // A page of this very change: it is here, and ours.
+                    let is_its = |&&kid: &&u32| kid != index && cache.frame(kid).page() == Some(page);
+                    if let Some(&kid) = live.iter().find(is_its)
+                        && cache.frame(kid).parent() == NONE
+                        && cache.frame(kid).state() == State::Resident
+                    {
+                        cache.frame(kid).set_parent(index, slot);
+                        body[slot].store(Link::swizzled(kid, cache.frame(kid).unit()), Ordering::Relaxed);
+                        kids += 1;
+                    }
+                }
+                _ => {}
+            });
+            frame.set_kids(kids);
+        }
+        for kid in kids_before {
+            cache.frame(kid).set_parent(NONE, 0);
+        }
+    }
+
+    /// Drops a locked page.
+    fn free_locked(&self, page: &Page<'_, S, L>) {
+        let frame = page.frame;
+        frame.set_clean();
+        self.cache().table.remove(page.id, page.index());
+        if frame.state() == State::Guest {
+            // Its users, this one among them, let go of it one by one.
+            frame.set_state(State::Ghost);
+            frame.lock.unlock();
+            return;
+        }
+        frame.set_parent(NONE, 0);
+        frame.set_state(State::Taken);
+        self.give_back(page.index());
+    }
+
+    /// Drops a page from the cache, unwritten: what the store has counts from now on. True if it was cached. Suspends while
+    /// the page is on its way to or from the store.
+    ///
+    /// # Errors
+    /// [`CacheError::NoRoom`] if it is pinned by operations in flight, or anchored, for so long that it cannot go.
+    pub async fn invalidate(&self, page: PageId, class: SizeClass) -> Result<bool, CacheError<S::Error>> {
+        for _ in 0..INVALIDATE_TRIES_MAX {
+            if !self.cache().table.contains(&self.cache().arena, page) {
+                return Ok(false);
+            }
+            let found = self.load(page, class).await?;
+            if self.try_invalidate(&found) {
+                return Ok(true);
+            }
+            drop(found);
+            crate::fetch::yield_once().await;
+        }
+        Err(self.no_room("the page to drop is in use"))
+    }
+
+    fn try_invalidate(&self, page: &Page<'_, S, L>) -> bool {
+        let frame = page.frame;
+        if !frame.lock.try_upgrade(page.version.get()) {
+            return false;
+        }
+        crate::sync::fence(Ordering::SeqCst);
+        let is_needed = frame.is_writing() || frame.pins() != 0;
+        // A guest's parent has no link to it.
+        if is_needed || (!page.is_guest() && !self.unswizzle(frame, page.index())) {
+            frame.lock.unlock_unchanged();
+            return false;
+        }
+        let pages = [page];
+        for kid in self.kids_of(&pages) {
+            self.cache().frame(kid).set_parent(NONE, 0);
+        }
+        self.free_locked(page);
+        true
+    }
+
+    /// Replaces a cached page by a newer image of it, which the store has too. Links to pages that are cached stay swizzled.
+    /// Waits for other writers of the page; does not suspend.
+    ///
+    /// # Errors
+    /// If the page is no longer here.
+    pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), Conflict> {
+        let swizzled = |words: &[AtomicU64]| {
+            let mut links = Vec::new();
+            self.cache().layout.links(words, &mut |slot| {
+                if let Link::Frame { frame, .. } = link_at(words, slot)
+                    && let Some(kid) = self.cache().arena.get(frame).and_then(|kid| kid.page())
+                {
+                    links.push((kid.get(), words[slot].load(Ordering::Relaxed)));
+                }
+            });
+            links
+        };
+        self.alter_as(page, false, |change| {
+            let links = swizzled(change.words(0));
+            for (index, &word) in image.iter().enumerate().take(change.count(0)) {
+                change.set(0, index, word);
+            }
+            let mut again = Vec::new();
+            self.cache().layout.links(change.words(0), &mut |slot| {
+                let word = image.get(slot).copied().unwrap_or(0);
+                again.extend(links.iter().find(|&&(kid, _)| kid == word).map(|&(_, link)| (slot, link)));
+            });
+            again.into_iter().for_each(|(slot, link)| change.set(0, slot, link));
+        })
+    }
+}
+
+const INVALIDATE_TRIES_MAX: u32 = 10_000;
+
+fn link_at(words: &[AtomicU64], slot: usize) -> Link {
+    words.get(slot).map_or(Link::Null, |word| Link::of(word.load(Ordering::Relaxed)))
+}

@@ -1,0 +1,348 @@
+//! Making room: which page cools, and how a cooling page goes.
+//!
+//! *Sampling.* A few frames are drawn at random. One whose page has swizzled links hands the task down to a child at the
+//! end of a random one of them, and so on (DEX, VLDB 2024, section 5.3), so a page stays while a page below it is cached.
+//! Of those found, the least used is taken.
+//!
+//! *Cooling.* Under the page's lock and its parent's, both only tried: no pins, no swizzled links, and clean. A dirty page
+//! is written first and cools when that is done. Then the parent's link is unswizzled and the page goes into the cooling
+//! map, with a new version: from now on it is clean and nothing but the table leads to it.
+//!
+//! *Eviction.* The oldest page of a random bucket, if it is still cooling since that version: its entry goes, and its
+//! frame is free.
+//!
+//! *Size classes.* When no page of the wanted size can go, a block of another class is emptied and changes hands.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use crate::{
+    cache::BLOCK_UNITS,
+    cooling::Cooled,
+    counters::LEVELS,
+    error::CacheError,
+    fetch::{Taken, yield_once},
+    frame::{Frame, NONE, State},
+    frame_lock::Version,
+    handle::CacheHandle,
+    id::{Link, SizeClass},
+    sync::{Ordering, Spin, Step, fence, is_left_out},
+    traits::{Layout, Store},
+    write_back::Snapshot,
+};
+
+/// Random buckets looked at before more pages are cooled.
+const PROBES: usize = 8;
+/// Rounds of evicting and cooling before another class has to give memory.
+const ROUNDS_MAX: u32 = 4;
+/// Fruitless tries, with other tasks let in between, before a caller is told that there is no room.
+const TRIES_MAX: usize = 200;
+/// Blocks of other classes looked at in one try.
+const BLOCKS_TRIED: usize = 32;
+
+/// What became of an attempt to cool a page.
+pub(crate) enum Cooling<B> {
+    /// It cools.
+    Done,
+    /// It is dirty: here is what to write first.
+    Dirty(Snapshot<B>),
+    /// Somebody needs it, or was faster.
+    Refused,
+}
+
+impl<S: Store, L: Layout> CacheHandle<S, L> {
+    /// A frame for a page of this size. Suspends while all room is held by pages on their way.
+    pub(crate) async fn take_frame(&self, class: SizeClass) -> Result<Taken<'_, S, L>, CacheError<S::Error>> {
+        let (mut tries, mut rounds) = (0, 0);
+        loop {
+            if let Some(index) = self.pop_free(class) {
+                return Ok(Taken { handle: self, index });
+            }
+            if self.more_free(class) {
+                continue;
+            }
+            // One out, one in; more if the map runs low.
+            let empty_buckets = self.evict(class);
+            let mut dirty = Vec::new();
+            let has_cooled = (0..=empty_buckets).fold(false, |any, _| self.cool_one(&mut dirty) | any);
+            let has_begun = !dirty.is_empty();
+            self.write_behind(dirty);
+            rounds += 1;
+            if rounds < ROUNDS_MAX && (empty_buckets < PROBES || has_cooled) {
+                continue;
+            }
+            rounds = 0;
+            if self.reclaim(class) {
+                continue;
+            }
+            if has_begun || self.cache().transfers() != 0 {
+                self.wait_for_room().await;
+            }
+            tries += 1;
+            if tries > TRIES_MAX {
+                return Err(self.no_room("operations in flight, or pages that cannot be written, hold every frame"));
+            }
+            yield_once().await;
+        }
+    }
+
+    /// Waits until some transfer has ended, which may have made room.
+    pub(crate) async fn wait_for_room(&self) {
+        WaitForRoom { handle: self, has_waited: false }.await;
+    }
+
+    /// Evicts from random buckets until a frame of this class is free; returns how many of [`PROBES`] buckets had nothing.
+    fn evict(&self, class: SizeClass) -> usize {
+        let mut empty = 0;
+        while empty < PROBES {
+            match self.cache().cooling.pop(self.random()) {
+                None => empty += 1,
+                Some(cooled) => {
+                    let frame = self.cache().frame(cooled.frame);
+                    if let (true, Some(page)) = (frame.class() != class, frame.page()) {
+                        // It cools on, for its own kind.
+                        self.cache().cooling.push(page, cooled).map(|oldest| self.evict_one(oldest));
+                        empty += 1;
+                    } else if self.evict_one(cooled).is_some() {
+                        return empty.min(PROBES - 1);
+                    }
+                }
+            }
+        }
+        empty
+    }
+
+    /// Evicts a page that was taken out of the cooling map; `None` if it is in use again.
+    pub(crate) fn evict_one(&self, cooled: Cooled) -> Option<SizeClass> {
+        let frame = self.cache().frame(cooled.frame);
+        let mut spin = Spin::default();
+        // Who holds the lock of a page that cools soon gives it back, and may leave the page as it is: it must not be lost.
+        while frame.state() == State::Cooling {
+            match frame.lock.read() {
+                Some(version) if version.tag() != cooled.tag => return None,
+                Some(version) if frame.lock.try_upgrade(version) => return self.evict_locked(cooled.frame),
+                _ => spin.turn(),
+            }
+        }
+        None
+    }
+
+    /// Evicts a cooling page whose lock the caller holds.
+    fn evict_locked(&self, index: u32) -> Option<SizeClass> {
+        let cache = self.cache();
+        let frame = cache.frame(index);
+        fence(Ordering::SeqCst);
+        let state = if is_left_out(Step::EvictionCheck) { State::Cooling } else { frame.state() };
+        let (Some(page), State::Cooling, false, 0) = (frame.page(), state, frame.is_dirty(), frame.pins()) else {
+            // Out of the map, and not going: it is an ordinary page again.
+            if frame.state() == State::Cooling {
+                frame.set_state(State::Resident);
+            }
+            frame.lock.unlock_unchanged();
+            return None;
+        };
+        cache.table.remove(page, index);
+        if cache.counts_uses() {
+            cache.heat.remember(page, cache.heat.of(frame));
+        }
+        self.0.counters.count(frame.level(), |level| level.evictions += 1);
+        frame.set_state(State::Taken);
+        self.give_back(index);
+        Some(frame.class())
+    }
+
+    /// Cools the least used page of a sample; false if none would cool now. A dirty page is added to `dirty` instead.
+    pub(crate) fn cool_one(&self, dirty: &mut Vec<Snapshot<S::Buffer>>) -> bool {
+        let cache = self.cache();
+        let mut coldest: Option<((u8, bool), u32, Version)> = None;
+        for _ in 0..cache.options.sample_size {
+            let Some(drawn) = cache.any_frame(self.random_u32()) else { continue };
+            // A guest without users whose write failed: nobody else would try again.
+            dirty.extend(self.guest_left_dirty(drawn));
+            let Some((index, version)) = self.delegate(drawn) else { continue };
+            let frame = cache.frame(index);
+            let rank = (cache.heat.of(frame), frame.is_dirty());
+            if coldest.is_none_or(|(coldest, ..)| rank < coldest) {
+                coldest = Some((rank, index, version));
+            }
+        }
+        let Some((_, index, version)) = coldest else { return false };
+        match self.cool(index, version) {
+            Cooling::Done => true,
+            Cooling::Dirty(snapshot) => {
+                dirty.push(snapshot);
+                false
+            }
+            Cooling::Refused => false,
+        }
+    }
+
+    /// From a frame, down random swizzled links to a page that has none.
+    pub(crate) fn delegate(&self, drawn: u32) -> Option<(u32, Version)> {
+        let cache = self.cache();
+        let mut index = drawn;
+        for _ in 0..LEVELS {
+            let frame = cache.arena.get(index)?;
+            let version = frame.lock.read()?;
+            if frame.state() != State::Resident {
+                return None;
+            }
+            let kids = frame.kids();
+            if kids == 0 {
+                return Some((index, version));
+            }
+            let mut to_skip = (u64::from(self.random_u32()) * u64::from(kids)) >> 32;
+            let body = cache.arena.body(frame);
+            let mut chosen = NONE;
+            cache.layout.links(body, &mut |slot| {
+                let word = body.get(slot).map_or(0, |word| word.load(Ordering::Relaxed));
+                if let (Link::Frame { frame, .. }, NONE) = (Link::of(word), chosen) {
+                    if to_skip == 0 {
+                        chosen = frame;
+                    }
+                    to_skip = to_skip.wrapping_sub(1);
+                }
+            });
+            if chosen == NONE || !frame.lock.validate(version) {
+                return None;
+            }
+            index = chosen;
+        }
+        None
+    }
+
+    /// Cools a page that is as it was at `version`.
+    pub(crate) fn cool(&self, index: u32, version: Version) -> Cooling<S::Buffer> {
+        let cache = self.cache();
+        let frame = cache.frame(index);
+        if !frame.lock.try_upgrade(version) {
+            return Cooling::Refused;
+        }
+        // Whoever pins does so first and then looks at the lock.
+        fence(Ordering::SeqCst);
+        let is_pinned = frame.pins() != 0 && !is_left_out(Step::PinCheck);
+        let is_needed = is_pinned || frame.kids() != 0 || frame.is_writing();
+        let (Some(page), State::Resident, false) = (frame.page(), frame.state(), is_needed) else {
+            frame.lock.unlock_unchanged();
+            return Cooling::Refused;
+        };
+        if frame.is_dirty() {
+            let snapshot = self.snapshot(index, page);
+            frame.lock.unlock_unchanged();
+            return snapshot.map_or(Cooling::Refused, Cooling::Dirty);
+        }
+        if !self.unswizzle(frame, index) {
+            frame.lock.unlock_unchanged();
+            return Cooling::Refused;
+        }
+        frame.set_state(State::Cooling);
+        // A new version: who pins the page from now on under the old one fails.
+        let tag = frame.lock.unlock().tag();
+        if let Some(oldest) = cache.cooling.push(page, Cooled { frame: index, tag }) {
+            self.evict_one(oldest);
+        }
+        Cooling::Done
+    }
+
+    /// Takes the swizzled link to a page back, whose lock the caller holds; false if somebody holds the parent's lock.
+    pub(crate) fn unswizzle(&self, frame: &Frame, index: u32) -> bool {
+        let cache = self.cache();
+        let parent_index = frame.parent();
+        if parent_index == NONE {
+            return true;
+        }
+        let parent = cache.frame(parent_index);
+        if parent.lock.try_lock().is_none() {
+            return false;
+        }
+        // The link may have moved before we had the lock.
+        if frame.parent() != parent_index {
+            parent.lock.unlock_unchanged();
+            return false;
+        }
+        let words = cache.arena.body(parent);
+        let link = Link::swizzled(index, frame.unit());
+        let is_there = |slot: usize| words.get(slot).is_some_and(|word| word.load(Ordering::Relaxed) == link);
+        let slot = match is_there(frame.slot()) {
+            true => Some(frame.slot()),
+            false => self.find_link(words, |word| word == link),
+        };
+        if let (Some(slot), Some(page)) = (slot, frame.page()) {
+            words[slot].store(page.get(), Ordering::Relaxed);
+            parent.set_kids(parent.kids() - 1);
+        }
+        frame.set_parent(NONE, 0);
+        parent.lock.unlock();
+        true
+    }
+
+    /// Empties a block of another class for this one; false if none could be.
+    fn reclaim(&self, class: SizeClass) -> bool {
+        let cache = self.cache();
+        for _ in 0..BLOCKS_TRIED {
+            let Some(drawn) = cache.any_frame(self.random_u32()) else { return false };
+            let frame = cache.frame(drawn);
+            let other = frame.class();
+            // Free frames of the class itself may lie in the lists of others.
+            if other == class && frame.claim() {
+                self.give_back(drawn);
+                return true;
+            }
+            if other == class {
+                continue;
+            }
+            let first = drawn - (frame.unit() % BLOCK_UNITS as u32) / other.units() as u32;
+            let count = (BLOCK_UNITS / other.units()) as u32;
+            let taken: Vec<u32> = (first..first + count).take_while(|&index| self.empty_frame(index)).collect();
+            if taken.len() == count as usize {
+                cache.give_up_block(first, other);
+                return self.more_free(class);
+            }
+            taken.into_iter().for_each(|index| self.give_back(index));
+        }
+        false
+    }
+
+    /// Takes a frame, whatever page is in it, if that can go at once.
+    fn empty_frame(&self, index: u32) -> bool {
+        let cache = self.cache();
+        let frame = cache.frame(index);
+        if frame.claim() {
+            return true;
+        }
+        if let (State::Resident, Some(version)) = (frame.state(), frame.lock.read()) {
+            // Not through the map: it would only be searched for there.
+            if let Cooling::Dirty(snapshot) = self.cool(index, version) {
+                self.write_behind(vec![snapshot]);
+                return false;
+            }
+        }
+        let Some(version) = frame.lock.read() else { return false };
+        if let Some(page) = frame.page() {
+            cache.cooling.remove(page, index);
+        }
+        self.evict_one(Cooled { frame: index, tag: version.tag() }).is_some() && frame.claim()
+    }
+}
+
+struct WaitForRoom<'a, S: Store, L: Layout> {
+    handle: &'a CacheHandle<S, L>,
+    has_waited: bool,
+}
+
+impl<S: Store, L: Layout> Future for WaitForRoom<'_, S, L> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if std::mem::replace(&mut self.has_waited, true) {
+            return Poll::Ready(());
+        }
+        let cache = self.handle.cache();
+        cache.await_room(cx.waker());
+        // The last transfer may have ended before we were on the list.
+        if cache.transfers() == 0 { Poll::Ready(()) } else { Poll::Pending }
+    }
+}

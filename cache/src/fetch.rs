@@ -1,0 +1,393 @@
+//! What happens when no swizzled link leads to a page.
+//!
+//! 1. The page that the link was read from is pinned: it neither cools nor goes until the page below it is there.
+//! 2. The table is asked. A page that is there is used, and gets its swizzled link back if it has none; a page that somebody
+//!    else is fetching is waited for. Else the page is entered, in a free frame that is marked as loading.
+//! 3. It is read from the store into a private buffer, looked through, copied into its frame, and either admitted (its
+//!    parent's link is swizzled) or kept as a guest: for as long as it has users, and until it is written if they change it.
+//! 4. Those who waited are woken.
+//!
+//! Dropping the future at any point undoes what it has done: the entry goes, and the waiters start over.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use crate::{
+    arena,
+    error::{CacheError, Conflict},
+    frame::{Frame, NONE, State},
+    handle::{CacheHandle, Page, Pinned},
+    id::{Link, PageId, SizeClass, is_swizzled},
+    options::Admission,
+    sync::{Ordering, Spin, Step, is_left_out},
+    table::Found,
+    traits::{Layout, Store},
+};
+
+/// Looks at cooling pages to find one that a new page has to outdo.
+const RIVALS_MAX: usize = 4;
+
+impl<S: Store, L: Layout> CacheHandle<S, L> {
+    pub(crate) async fn fetch<'a>(
+        &'a self,
+        from: Option<&Page<'a, S, L>>,
+        page: PageId,
+        class: SizeClass,
+    ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
+        let cache = self.cache();
+        let pinned = match from {
+            Some(from) if !from.is_guest() => Some(self.pin(from)?),
+            _ => None,
+        };
+        let mut spare: Option<Taken<'a, S, L>> = None;
+        let mut spin = Spin::default();
+        loop {
+            match self.find(page).await {
+                Found::Here { frame, version, state: State::Guest } => {
+                    let guest = self.found(frame, version, page, true);
+                    if guest.frame.class() != class {
+                        return Err(CacheError::BadLink);
+                    }
+                    self.0.counters.hit(guest.level());
+                    return Ok(guest);
+                }
+                Found::Here { frame, version, state: state @ (State::Resident | State::Cooling) } => {
+                    if cache.frame(frame).class() != class {
+                        return Err(CacheError::BadLink);
+                    }
+                    let found = self.found(frame, version, page, false);
+                    self.0.counters.hit(found.level());
+                    self.touch(found.frame);
+                    if state == State::Cooling || (found.frame.parent() == NONE && pinned.is_some()) {
+                        self.adopt(from.filter(|_| pinned.is_some()), &found);
+                    }
+                    return Ok(found);
+                }
+                Found::Here { .. } | Found::Busy | Found::Loading => {
+                    spin.turn();
+                    if !spin.is_short() {
+                        yield_once().await;
+                    }
+                }
+                Found::Absent => {
+                    let taken = match spare.take() {
+                        Some(taken) => taken,
+                        None => self.take_frame(class).await?,
+                    };
+                    let frame = cache.frame(taken.index);
+                    frame.set_page(Some(page));
+                    frame.set_state(State::Loading);
+                    if cache.table.insert(&cache.arena, page, taken.index) {
+                        let loading = Loading::begin(taken, page);
+                        // From here on nobody frees the page without us; it may have been freed before.
+                        if from.is_some_and(|from| !self.still_links(from, page)) {
+                            return Err(Conflict.into());
+                        }
+                        return self.read_in(from, pinned, page, class, loading).await;
+                    }
+                    frame.set_state(State::Taken);
+                    frame.set_page(None);
+                    spare = Some(taken);
+                }
+            }
+        }
+    }
+
+    /// Whether a page still has the link that was read from it; other links of it may have changed.
+    fn still_links(&self, from: &Page<'_, S, L>, page: PageId) -> bool {
+        if from.is_current() {
+            return true;
+        }
+        let Some(version) = from.frame.lock.read() else { return false };
+        let is_there = from.frame.page() == Some(from.id)
+            && self.find_link(from.words, |word| Link::of(word) == Link::Page(page)).is_some();
+        is_there && from.frame.lock.validate(version)
+    }
+
+    /// Looks a page up, waiting while it is fetched by somebody else.
+    async fn find(&self, page: PageId) -> Found {
+        let cache = self.cache();
+        let mut has_waited = false;
+        poll_fn(|cx: &mut Context<'_>| match cache.table.find(&cache.arena, page, Some(cx.waker())) {
+            Found::Loading => {
+                has_waited = true;
+                Poll::Pending
+            }
+            found => {
+                if let Found::Here { frame, .. } = found
+                    && has_waited
+                {
+                    self.0.counters.count(cache.frame(frame).level(), |level| level.shared_fetches += 1);
+                }
+                Poll::Ready(found)
+            }
+        })
+        .await
+    }
+
+    async fn read_in<'a>(
+        &'a self,
+        from: Option<&Page<'a, S, L>>,
+        pinned: Option<Pinned<'a, S, L>>,
+        page: PageId,
+        class: SizeClass,
+        loading: Loading<'a, S, L>,
+    ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
+        let cache = self.cache();
+        let buffer = self.store().read(page, class).await.map_err(|source| CacheError::Store { page, source })?;
+        if buffer.len() != class.words() {
+            return Err(CacheError::Size { page, got: buffer.len(), asked: class.words() });
+        }
+        let index = loading.index();
+        let frame = cache.frame(index);
+        let body = cache.arena.body(frame);
+        arena::fill(body, &buffer);
+        drop(buffer);
+        let level = cache.layout.level(body);
+        if let Some(word) = self.find_link(body, |word| is_swizzled(word)) {
+            return Err(CacheError::Swizzled { page, word });
+        }
+        self.0.counters.count(level, |level| level.misses += 1);
+        if let Some(pinned) = &pinned {
+            self.touch(cache.frame(pinned.index));
+        }
+        let uses = if cache.counts_uses() { cache.heat.miss(page, self.random_u32()) } else { 0 };
+        frame.set_level(level);
+        frame.set_kids(0);
+        frame.set_users(0);
+        frame.set_parent(NONE, 0);
+        cache.heat.set(frame, uses);
+        // Below a guest, nothing is kept.
+        let admitted = match from {
+            Some(_) if pinned.is_none() => false,
+            _ => self.admits(level, uses),
+        };
+        let is_guest = !admitted && from.is_some();
+        if is_guest {
+            self.0.counters.count(level, |level| level.refusals += 1);
+            if let Some(pinned) = pinned {
+                frame.set_parent(pinned.index, 0);
+                std::mem::forget(pinned);
+            }
+            frame.set_users(1);
+            frame.set_state(State::Guest);
+        } else {
+            if let (Some(from), Some(_)) = (from, &pinned)
+                && !self.swizzle(from, frame, index, page)
+            {
+                self.0.counters.count(level, |level| level.failed_upgrades += 1);
+            }
+            frame.set_state(State::Resident);
+        }
+        if is_left_out(Step::StateBeforeWake) {
+            frame.set_state(State::Loading);
+            cache.table.wake(page);
+            frame.set_state(if is_guest { State::Guest } else { State::Resident });
+            let version = frame.lock.unlock();
+            std::mem::forget(loading);
+            return Ok(self.found(index, version, page, is_guest));
+        }
+        let version = frame.lock.unlock();
+        loading.end();
+        Ok(self.found(index, version, page, is_guest))
+    }
+
+    /// The position of the first link word that is so.
+    pub(crate) fn find_link(&self, body: &[crate::sync::AtomicU64], is_so: impl Fn(u64) -> bool) -> Option<usize> {
+        let mut found = None;
+        self.cache().layout.links(body, &mut |index| {
+            if found.is_none() && body.get(index).is_some_and(|word| is_so(word.load(Ordering::Relaxed))) {
+                found = Some(index);
+            }
+        });
+        found
+    }
+
+    fn admits(&self, level: u8, uses: u8) -> bool {
+        let cache = self.cache();
+        if !cache.is_full() {
+            return true;
+        }
+        match cache.options.admission {
+            Admission::Always => true,
+            Admission::Probability { leaf, inner } => {
+                let probability = if level == 0 { leaf } else { inner };
+                f64::from(self.random_u32()) < probability * f64::from(u32::MAX)
+            }
+            Admission::Frequency => {
+                let rival = (0..RIVALS_MAX).find_map(|_| cache.cooling.peek(self.random()));
+                rival.is_none_or(|rival| uses >= cache.heat.of(cache.frame(rival.frame)))
+            }
+        }
+    }
+
+    /// Points the link in `from`'s page at `child`, whose lock the caller holds; false if somebody else holds the
+    /// parent's, or the link is not there any more.
+    fn swizzle(&self, from: &Page<'_, S, L>, child: &Frame, index: u32, page: PageId) -> bool {
+        let parent = from.frame;
+        let mut spin = Spin::default();
+        let before = loop {
+            match parent.lock.try_lock() {
+                Some(version) => break version,
+                None if spin.is_short() => spin.turn(),
+                None => return false,
+            }
+        };
+        let words = self.cache().arena.body(parent);
+        let slot = match parent.state() == State::Resident && parent.page() == Some(from.id) {
+            true => self.find_link(words, |word| Link::of(word) == Link::Page(page)),
+            false => None,
+        };
+        let Some(slot) = slot else {
+            parent.lock.unlock_unchanged();
+            return false;
+        };
+        words[slot].store(Link::swizzled(index, child.unit()), Ordering::Relaxed);
+        child.set_parent(from.index(), slot);
+        parent.set_kids(parent.kids() + 1);
+        let after = parent.lock.unlock();
+        // Nothing but this link has changed since the caller looked: what it has read still holds.
+        if before == from.version.get() {
+            from.version.set(after);
+        }
+        true
+    }
+
+    /// Rescues a cooling page, and gives a page without one a swizzled link.
+    fn adopt(&self, from: Option<&Page<'_, S, L>>, found: &Page<'_, S, L>) {
+        let frame = found.frame;
+        if !frame.lock.try_upgrade(found.version.get()) {
+            return;
+        }
+        let state = frame.state();
+        if let Some(from) = from
+            && frame.parent() == NONE
+            && !self.swizzle(from, frame, found.index(), found.id)
+        {
+            self.0.counters.count(found.level(), |level| level.failed_upgrades += 1);
+        }
+        if state == State::Cooling {
+            frame.set_state(State::Resident);
+        }
+        // Nothing that a reader saw has changed.
+        frame.lock.unlock_unchanged();
+        if state == State::Cooling {
+            self.cache().cooling.remove(found.id, found.index());
+            self.0.counters.count(found.level(), |level| level.rescues += 1);
+        }
+    }
+
+    /// A user of a guest leaves. The last one takes it off, or has it written first.
+    pub(crate) fn leave(&self, index: u32, page: PageId) {
+        let cache = self.cache();
+        let frame = cache.frame(index);
+        if cache.table.leave(frame, page, index, || frame.is_stored()) {
+            self.take_off(frame, index);
+        } else if frame.users() == 0 && frame.is_dirty() && !frame.is_writing() {
+            self.write_guest(index);
+        }
+    }
+
+    /// Empties the frame of a guest that nobody uses and that is no longer in the table.
+    pub(crate) fn take_off(&self, frame: &Frame, index: u32) {
+        let mut spin = Spin::default();
+        while frame.lock.try_lock().is_none() {
+            spin.turn();
+        }
+        let parent = frame.parent();
+        frame.set_parent(NONE, 0);
+        frame.set_state(State::Taken);
+        if parent != NONE {
+            self.cache().frame(parent).unpin();
+        }
+        self.give_back(index);
+    }
+}
+
+/// Lets other tasks run once.
+pub(crate) async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Waits for all of these at once.
+pub(crate) async fn join_all<F: Future + Unpin>(futures: Vec<F>) -> Vec<F::Output> {
+    let mut waiting: Vec<(Option<F>, Option<F::Output>)> =
+        futures.into_iter().map(|future| (Some(future), None)).collect();
+    poll_fn(|cx| {
+        let mut is_ready = true;
+        for (future, output) in &mut waiting {
+            if let Some(running) = future {
+                match Pin::new(running).poll(cx) {
+                    Poll::Ready(result) => (*future, *output) = (None, Some(result)),
+                    Poll::Pending => is_ready = false,
+                }
+            }
+        }
+        if is_ready { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    waiting.into_iter().filter_map(|(_, output)| output).collect()
+}
+
+/// A frame that is ours to use.
+pub(crate) struct Taken<'a, S: Store, L: Layout> {
+    pub(crate) handle: &'a CacheHandle<S, L>,
+    pub(crate) index: u32,
+}
+
+impl<S: Store, L: Layout> Drop for Taken<'_, S, L> {
+    fn drop(&mut self) {
+        self.handle.give_back(self.index);
+    }
+}
+
+/// A fetch under way. Dropped, it undoes itself.
+struct Loading<'a, S: Store, L: Layout> {
+    taken: Option<Taken<'a, S, L>>,
+    page: PageId,
+}
+
+impl<'a, S: Store, L: Layout> Loading<'a, S, L> {
+    fn begin(taken: Taken<'a, S, L>, page: PageId) -> Self {
+        taken.handle.cache().begin_transfer();
+        Self { taken: Some(taken), page }
+    }
+
+    fn index(&self) -> u32 {
+        self.taken.as_ref().map_or(NONE, |taken| taken.index)
+    }
+
+    /// The page is there.
+    fn end(mut self) {
+        if let Some(taken) = self.taken.take() {
+            let cache = taken.handle.cache();
+            cache.table.wake(self.page);
+            cache.end_transfer();
+            std::mem::forget(taken);
+        }
+    }
+}
+
+impl<S: Store, L: Layout> Drop for Loading<'_, S, L> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.take() {
+            let cache = taken.handle.cache();
+            cache.table.remove(self.page, taken.index);
+            cache.frame(taken.index).set_state(State::Taken);
+            cache.frame(taken.index).set_page(None);
+            cache.table.wake(self.page);
+            cache.end_transfer();
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! One thread's way to a cache, and the pages that it looks at.
+
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    rc::Rc,
+};
+
+use crate::{
+    cache::PageCache,
+    counters::{CounterCells, Counters},
+    error::{CacheError, Conflict},
+    frame::{Frame, State},
+    frame_lock::Version,
+    heat::{TICKS, mix},
+    id::{Link, PageId, SizeClass},
+    sync::{Arc, AtomicU64, Ordering, Spin, Step, fence, is_left_out},
+    traits::{Layout, Store},
+};
+
+/// Free frames that a handle keeps of a class before it shares them.
+const FREE_MAX: usize = 64;
+
+pub(crate) struct Inner<S: Store, L: Layout> {
+    pub(crate) cache: Arc<PageCache<L>>,
+    pub(crate) store: S,
+    pub(crate) number: u32,
+    pub(crate) counters: CounterCells,
+    counts_uses: bool,
+    free: [RefCell<Vec<u32>>; SizeClass::COUNT],
+    random: Cell<u64>,
+    ticks: Cell<u32>,
+}
+
+impl<S: Store, L: Layout> Drop for Inner<S, L> {
+    fn drop(&mut self) {
+        for (index, list) in self.free.iter().enumerate() {
+            let frames = std::mem::take(&mut *list.borrow_mut());
+            if !frames.is_empty() {
+                self.cache.pool_frames(SizeClass::from_index(index), frames);
+            }
+        }
+        self.cache.handle_ended(self.number, self.counters.snapshot());
+    }
+}
+
+/// A thread's way to a cache: with the thread's store, free frames, random source and counters. Cheap to clone; not to be
+/// sent to another thread.
+pub struct CacheHandle<S: Store, L: Layout>(pub(crate) Rc<Inner<S, L>>);
+
+impl<S: Store, L: Layout> Clone for CacheHandle<S, L> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<S: Store, L: Layout> fmt::Debug for CacheHandle<S, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CacheHandle").field("number", &self.0.number).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store, L: Layout> CacheHandle<S, L> {
+    pub(crate) fn new(cache: Arc<PageCache<L>>, store: S, number: u32, seed: u64) -> Self {
+        Self(Rc::new(Inner {
+            counts_uses: cache.counts_uses(),
+            cache,
+            store,
+            number,
+            counters: CounterCells::default(),
+            free: Default::default(),
+            random: Cell::new(mix(seed) | 1),
+            ticks: Cell::new(0),
+        }))
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &PageCache<L> {
+        &self.0.cache
+    }
+
+    /// The store.
+    pub fn store(&self) -> &S {
+        &self.0.store
+    }
+
+    /// What this handle did so far.
+    pub fn counters(&self) -> Counters {
+        self.0.counters.snapshot()
+    }
+
+    /// A random number (xorshift; Marsaglia, 2003).
+    #[inline]
+    pub(crate) fn random(&self) -> u64 {
+        let mut x = self.0.random.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.0.random.set(x);
+        x.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    #[inline]
+    pub(crate) fn random_u32(&self) -> u32 {
+        (self.random() >> 32) as u32
+    }
+
+    /// Counts a use of the page in `frame`.
+    #[inline]
+    pub(crate) fn touch(&self, frame: &Frame) {
+        if self.0.counts_uses {
+            self.cache().heat.touch(frame, self.random_u32());
+            self.tick();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn tick(&self) {
+        let ticks = self.0.ticks.get() + 1;
+        if ticks == TICKS {
+            self.0.ticks.set(0);
+            self.cache().heat.tick(TICKS);
+        } else {
+            self.0.ticks.set(ticks);
+        }
+    }
+
+    /// Has the processor fetch the first half of the page that a link word leads to, where a search begins; false if the
+    /// link is not swizzled.
+    #[inline]
+    pub fn prefetch(&self, word: u64, class: SizeClass) -> bool {
+        match Link::of(word) {
+            Link::Frame { frame, unit } => {
+                self.cache().arena.prefetch(frame, unit, class.units().div_ceil(2));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The page that a link leads to, whose word was read from `from`. `class` is the size of the page. A cached page that
+    /// `from` has a swizzled link to is had at once; else suspends while it is read from the store.
+    ///
+    /// # Errors
+    /// [`CacheError::Conflict`] if `from` has changed since it was read; the others if the page cannot be had.
+    #[inline]
+    pub async fn follow<'a>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        word: u64,
+        class: SizeClass,
+    ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
+        match Link::of(word) {
+            Link::Frame { frame, unit } => Ok(self.follow_local(from, frame, unit)?),
+            // Boxed, so that the future of a hit stays small.
+            Link::Page(page) => Box::pin(self.fetch(Some(from), page, class)).await,
+            Link::Null => Err(CacheError::BadLink),
+        }
+    }
+
+    /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, or if `from` or the page
+    /// is being changed.
+    #[inline(always)]
+    pub fn follow_cached<'a>(&'a self, from: &Page<'a, S, L>, word: u64) -> Option<Page<'a, S, L>> {
+        match Link::of(word) {
+            Link::Frame { frame, unit } => self.follow_local(from, frame, unit).ok(),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn follow_local<'a>(&'a self, from: &Page<'a, S, L>, index: u32, unit: u32) -> Result<Page<'a, S, L>, Conflict> {
+        let arena = &self.cache().arena;
+        let frame = arena.get(index).ok_or(Conflict)?;
+        let version = read_version(frame)?;
+        let (level, id) = (frame.level(), frame.page());
+        let words = arena.words(unit, frame.class().words());
+        // The frame was the child's at that version if the parent still says so.
+        if !is_left_out(Step::ParentCheck) && !from.is_current() {
+            return Err(Conflict);
+        }
+        self.0.counters.hit(level);
+        if level == 0 {
+            self.touch(frame);
+        }
+        let id = id.ok_or(Conflict)?;
+        Ok(Page { handle: self, frame, words, version: Cell::new(version), id, about: About::new(index, level, false) })
+    }
+
+    /// [`CacheHandle::follow`] for several links of one page; reads from the store overlap. A result for each.
+    pub async fn follow_many<'a>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        words: &[u64],
+        class: SizeClass,
+    ) -> Vec<Result<Page<'a, S, L>, CacheError<S::Error>>> {
+        let follow = |&word: &u64| Box::pin(self.follow(from, word, class));
+        crate::fetch::join_all(words.iter().map(follow).collect()).await
+    }
+
+    /// Whether a page is cached, or being read from the store.
+    pub fn contains(&self, page: PageId) -> bool {
+        self.cache().table.contains(&self.cache().arena, page)
+    }
+
+    /// A page by its id. Suspends while it is read from the store, if it is not cached.
+    ///
+    /// # Errors
+    /// If the page cannot be had.
+    pub async fn load(&self, page: PageId, class: SizeClass) -> Result<Page<'_, S, L>, CacheError<S::Error>> {
+        Box::pin(self.fetch(None, page, class)).await
+    }
+
+    /// Loads a page and keeps it cached for as long as the anchor lives: for roots, to which no link leads.
+    ///
+    /// # Errors
+    /// If the page cannot be had.
+    pub async fn anchor(&self, page: PageId, class: SizeClass) -> Result<Anchor<L>, CacheError<S::Error>> {
+        loop {
+            let page = self.load(page, class).await?;
+            if page.is_guest() {
+                return Err(self.no_room("the page to keep was not admitted"));
+            }
+            if let Ok(pinned) = self.pin(&page) {
+                // The anchor's to undo.
+                std::mem::forget(pinned);
+                return Ok(Anchor { cache: Arc::clone(&self.0.cache), index: page.index() });
+            }
+        }
+    }
+
+    /// The page of an anchor.
+    ///
+    /// # Errors
+    /// If somebody holds its lock for longer than a change takes.
+    #[inline]
+    pub fn enter<'a>(&'a self, anchor: &Anchor<L>) -> Result<Page<'a, S, L>, Conflict> {
+        let frame = self.cache().frame(anchor.index);
+        self.page_at(frame, anchor.index)
+    }
+
+    fn page_at<'a>(&'a self, frame: &'a Frame, index: u32) -> Result<Page<'a, S, L>, Conflict> {
+        let version = read_version(frame)?;
+        let (level, id) = (frame.level(), frame.page().ok_or(Conflict)?);
+        let words = self.cache().arena.body(frame);
+        self.0.counters.hit(level);
+        Ok(Page { handle: self, frame, words, version: Cell::new(version), id, about: About::new(index, level, false) })
+    }
+
+    pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_guest: bool) -> Page<'a, S, L> {
+        let frame = self.cache().frame(index);
+        let words = self.cache().arena.body(frame);
+        let about = About::new(index, frame.level(), is_guest);
+        Page { handle: self, frame, words, version: Cell::new(version), id, about }
+    }
+
+    /// Keeps the page that `page` shows from cooling, leaving and being freed by others, if it is still that page.
+    pub(crate) fn pin(&self, page: &Page<'_, S, L>) -> Result<Pinned<'_, S, L>, Conflict> {
+        page.frame.pin();
+        // Whoever cools or evicts locks first and then looks at the pins; we pin first and then look at the lock.
+        if !is_left_out(Step::PinFence) {
+            fence(Ordering::SeqCst);
+        }
+        if page.is_current() {
+            return Ok(Pinned { handle: self, index: page.index() });
+        }
+        page.frame.unpin();
+        Err(Conflict)
+    }
+
+    pub(crate) fn pop_free(&self, class: SizeClass) -> Option<u32> {
+        let mut list = self.0.free[class.index()].borrow_mut();
+        std::iter::from_fn(|| list.pop()).find(|&index| self.cache().frame(index).claim())
+    }
+
+    pub(crate) fn more_free(&self, class: SizeClass) -> bool {
+        self.cache().more_frames(class, &mut self.0.free[class.index()].borrow_mut())
+    }
+
+    /// Gives a taken frame back. It stays locked.
+    pub(crate) fn give_back(&self, index: u32) {
+        let frame = self.cache().frame(index);
+        let class = frame.class();
+        frame.set_page(None);
+        frame.set_clean();
+        frame.set_kids(0);
+        // Who waits to alter the page that was here must not wait for the next one.
+        frame.lock.retire();
+        frame.set_state(State::Free);
+        let mut list = self.0.free[class.index()].borrow_mut();
+        list.push(index);
+        if list.len() > FREE_MAX || self.cache().is_awaited() {
+            let half = list.len() / 2;
+            let shared: Vec<u32> = list.drain(half..).collect();
+            drop(list);
+            self.cache().pool_frames(class, shared);
+        }
+    }
+
+    pub(crate) fn no_room(&self, held: &'static str) -> CacheError<S::Error> {
+        CacheError::NoRoom { held, last_write_error: self.cache().last_write_error() }
+    }
+}
+
+#[inline]
+pub(crate) fn read_version(frame: &Frame) -> Result<Version, Conflict> {
+    if let Some(version) = frame.lock.read() {
+        return Ok(version);
+    }
+    let mut spin = Spin::default();
+    while spin.is_short() {
+        spin.turn();
+        if let Some(version) = frame.lock.read() {
+            return Ok(version);
+        }
+    }
+    Err(Conflict)
+}
+
+/// Keeps a page cached: see [`CacheHandle::anchor`].
+#[derive(Debug)]
+pub struct Anchor<L: Layout> {
+    cache: Arc<PageCache<L>>,
+    index: u32,
+}
+
+impl<L: Layout> Drop for Anchor<L> {
+    fn drop(&mut self) {
+        self.cache.frame(self.index).unpin();
+    }
+}
+
+/// A page whose frame stays in place meanwhile.
+pub(crate) struct Pinned<'a, S: Store, L: Layout> {
+    handle: &'a CacheHandle<S, L>,
+    pub(crate) index: u32,
+}
+
+impl<S: Store, L: Layout> Drop for Pinned<'_, S, L> {
+    fn drop(&mut self) {
+        self.handle.cache().frame(self.index).unpin();
+    }
+}
+
+/// A cached page, as it was when it was looked up. Holding one does not keep others from changing the page, nor the cache
+/// from evicting it: [`Page::read`] tells.
+pub struct Page<'a, S: Store, L: Layout> {
+    pub(crate) handle: &'a CacheHandle<S, L>,
+    pub(crate) frame: &'a Frame,
+    pub(crate) words: &'a [AtomicU64],
+    pub(crate) version: Cell<Version>,
+    pub(crate) id: PageId,
+    about: About,
+}
+
+/// A frame's number, its page's level, and whether the page is a guest. In one word: a page is moved often, and a move of
+/// single bytes waits for the stores before it.
+#[derive(Clone, Copy)]
+struct About(u64);
+
+impl About {
+    #[inline]
+    fn new(index: u32, level: u8, is_guest: bool) -> Self {
+        Self(u64::from(index) | u64::from(level) << 32 | u64::from(is_guest) << 40)
+    }
+}
+
+impl<S: Store, L: Layout> Page<'_, S, L> {
+    /// Its id.
+    pub fn id(&self) -> PageId {
+        self.id
+    }
+
+    /// Its level, as its layout states it.
+    #[inline]
+    pub fn level(&self) -> u8 {
+        (self.about.0 >> 32) as u8
+    }
+
+    /// The frame's number.
+    pub(crate) fn index(&self) -> u32 {
+        self.about.0 as u32
+    }
+
+    /// Whether this is a user of a guest.
+    #[inline]
+    pub(crate) fn is_guest(&self) -> bool {
+        self.about.0 >> 40 != 0
+    }
+
+    /// Reads from the page. `f` may see words of different moments and must cope with any; its result is handed out only
+    /// if they were all of one moment. Link words may be swizzled: they are for [`CacheHandle::follow`] only.
+    ///
+    /// # Errors
+    /// If the page changed since it was looked up, or is no longer here.
+    #[inline]
+    pub fn read<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> Result<R, Conflict> {
+        let result = f(self.words);
+        if self.is_current() { Ok(result) } else { Err(Conflict) }
+    }
+
+    /// Has the processor fetch the line of a word; false if the page has no such word.
+    #[inline]
+    pub fn prefetch(&self, word: usize) -> bool {
+        self.words.get(word).is_some_and(|word| {
+            crate::arena::prefetch(std::ptr::from_ref(word).cast());
+            true
+        })
+    }
+
+    /// Looks at the page as it is now, whatever it is now: for what is used only after [`Page::read`] has proved it.
+    #[inline]
+    pub fn peek<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> R {
+        f(self.words)
+    }
+
+    /// Whether it is as it was when it was looked up.
+    #[inline]
+    pub fn is_current(&self) -> bool {
+        self.frame.lock.validate(self.version.get())
+    }
+
+    /// Whether a link word, read from the page above, leads to this page.
+    pub fn is_target_of(&self, word: u64) -> bool {
+        match Link::of(word) {
+            Link::Frame { frame, .. } => frame == self.index(),
+            Link::Page(page) => page == self.id,
+            Link::Null => false,
+        }
+    }
+}
+
+impl<S: Store, L: Layout> fmt::Debug for Page<'_, S, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page").field("id", &self.id).field("level", &self.level()).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store, L: Layout> Drop for Page<'_, S, L> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_guest() {
+            self.handle.leave(self.index(), self.id);
+        }
+    }
+}

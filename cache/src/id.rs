@@ -1,0 +1,156 @@
+//! Page ids, link words and size classes.
+
+use std::{fmt, num::NonZeroU64};
+
+const SWIZZLED: u64 = 1 << 63;
+const UNIT_BITS: u32 = 31;
+const FRAME_BITS: u32 = 32;
+
+const _: () = assert!(1 + UNIT_BITS + FRAME_BITS == 64);
+
+/// Bytes that a body's position is counted in.
+pub(crate) const UNIT_BYTES: usize = 64;
+/// The limit of a cache's page memory, in units: 128 GiB.
+pub(crate) const UNITS_MAX: usize = 1 << UNIT_BITS;
+
+/// The name of a page in its store: any number from 1 to 2^63 - 1. An unswizzled link word is the id of the page that it
+/// leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct PageId(NonZeroU64);
+
+impl PageId {
+    /// `None` for zero, and for numbers that use the top bit: it marks swizzled links.
+    pub const fn new(number: u64) -> Option<Self> {
+        if number & SWIZZLED != 0 {
+            return None;
+        }
+        match NonZeroU64::new(number) {
+            Some(number) => Some(Self(number)),
+            None => None,
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl fmt::Debug for PageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page {:#x}", self.0)
+    }
+}
+
+impl fmt::Display for PageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// What a link word of a cached page says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    Null,
+    /// The page is to be looked up.
+    Page(PageId),
+    /// The page is in this frame, its body at this unit: both are had without touching the frame.
+    Frame {
+        frame: u32,
+        unit: u32,
+    },
+}
+
+impl Link {
+    #[inline]
+    pub(crate) const fn of(word: u64) -> Self {
+        if word & SWIZZLED != 0 {
+            return Self::Frame { frame: word as u32, unit: ((word & !SWIZZLED) >> FRAME_BITS) as u32 };
+        }
+        match PageId::new(word) {
+            Some(page) => Self::Page(page),
+            None => Self::Null,
+        }
+    }
+
+    pub(crate) const fn swizzled(frame: u32, unit: u32) -> u64 {
+        SWIZZLED | (unit as u64) << FRAME_BITS | frame as u64
+    }
+}
+
+/// Whether a link word of a cached page leads straight to a frame. Stores never see such a word.
+pub const fn is_swizzled(word: u64) -> bool {
+    word & SWIZZLED != 0
+}
+
+/// The size of a page: 64 bytes to 4 KiB, in powers of two.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SizeClass(u8);
+
+impl SizeClass {
+    /// How many classes there are.
+    pub const COUNT: usize = 7;
+
+    /// `None` unless `bytes` is a power of two from 64 to 4096.
+    pub const fn of_bytes(bytes: usize) -> Option<Self> {
+        if bytes.is_power_of_two() && bytes >= 64 && bytes <= 4096 {
+            Some(Self(bytes.trailing_zeros() as u8 - 6))
+        } else {
+            None
+        }
+    }
+
+    pub(crate) const fn from_index(index: usize) -> Self {
+        assert!(index < Self::COUNT);
+        Self(index as u8)
+    }
+
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Bytes of a page.
+    pub const fn bytes(self) -> usize {
+        64 << self.0
+    }
+
+    /// 8-byte words of a page.
+    pub const fn words(self) -> usize {
+        8 << self.0
+    }
+
+    /// 64-byte units of a page.
+    pub(crate) const fn units(self) -> usize {
+        1 << self.0
+    }
+}
+
+impl fmt::Debug for SizeClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} B", self.bytes())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_words_are_told_apart() {
+        assert_eq!(Link::of(0), Link::Null);
+        assert_eq!(Link::of(7), Link::Page(PageId::new(7).unwrap()));
+        let (frame, unit) = (u32::MAX, (1 << 31) - 1);
+        let word = Link::swizzled(frame, unit);
+        assert!(is_swizzled(word) && PageId::new(word).is_none());
+        assert_eq!(Link::of(word), Link::Frame { frame, unit });
+        assert!(PageId::new(0).is_none() && PageId::new(1 << 63).is_none());
+    }
+
+    #[test]
+    fn size_classes_are_powers_of_two_from_64_to_4096() {
+        assert_eq!(SizeClass::of_bytes(64).unwrap().index(), 0);
+        assert_eq!(SizeClass::of_bytes(4096).unwrap().index(), SizeClass::COUNT - 1);
+        assert!([0, 32, 96, 8192].into_iter().all(|bytes| SizeClass::of_bytes(bytes).is_none()));
+    }
+}

@@ -1,0 +1,119 @@
+//! The concurrency primitives of this crate: the standard library's, or loom's under `cfg(loom)`.
+
+// Reference counts are the standard library's, so that models spend no executions on them.
+pub(crate) use std::sync::Arc;
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
+};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence},
+};
+
+/// Locks a mutex whose data stay consistent at every step, so that a panic of another holder does not matter.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits for another thread that is about to finish a few instructions: spins, then offers it the core.
+#[derive(Debug, Default)]
+pub(crate) struct Spin {
+    turns: u32,
+}
+
+/// Turns before a waiter offers its core: the holder may not be running.
+const SPINS_MAX: u32 = 100;
+
+#[cfg(loom)]
+const TURNS_EXPLORED: u32 = 3;
+
+impl Spin {
+    pub(crate) fn turn(&mut self) {
+        #[cfg(loom)]
+        {
+            // Loom would try every order of waiting threads that wait on, for ever: they change nothing.
+            if self.turns == TURNS_EXPLORED {
+                loom::skip_branch();
+            }
+            loom::thread::yield_now();
+        }
+        #[cfg(not(loom))]
+        if self.turns < SPINS_MAX {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+        self.turns = (self.turns + 1).min(SPINS_MAX);
+    }
+
+    /// False once the holder must have lost its core.
+    pub(crate) fn is_short(&self) -> bool {
+        self.turns < if cfg!(loom) { 2 } else { SPINS_MAX }
+    }
+}
+
+/// A step that a model leaves out, to show that it would notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(loom), allow(dead_code, reason = "models name them"))]
+pub(crate) enum Step {
+    /// Of taking a frame's lock.
+    LockFence,
+    /// Of validating what was read.
+    ValidateFence,
+    /// Of upgrading: that the version is still the same.
+    UpgradeCheck,
+    /// Of queued writers: telling the next one that it is the first.
+    PassOn,
+    /// Of following a swizzled link: that the parent is as it was.
+    ParentCheck,
+    /// Of a miss: registering for the wake-up in the same critical section that found the page loading.
+    WakerUnderLock,
+    /// Of a fetch: the page is there before those who wait for it are woken.
+    StateBeforeWake,
+    /// Of evicting: that the page still cools since the version in hand.
+    EvictionCheck,
+    /// Of a snapshot: the page is clean from then on, not from the end of the write.
+    CleanAtSnapshot,
+    /// Of pinning.
+    PinFence,
+    /// Of cooling: that nobody has pinned the page.
+    PinCheck,
+    /// Of claiming a free frame: looking and taking in one step.
+    ClaimAtOnce,
+    /// Of claiming a free frame.
+    ClaimFence,
+    /// Of waiting for room.
+    RoomFence,
+    /// Of freeing a frame: those who wait for its lock are let through.
+    Retirement,
+    /// Of a guest's last user: looking at both flags at once.
+    FlagsAtOnce,
+}
+
+#[cfg(loom)]
+std::thread_local! {
+    // Loom runs all threads of a model on one real thread.
+    static LEFT_OUT: std::cell::Cell<Option<Step>> = const { std::cell::Cell::new(None) };
+}
+
+/// Has the calling test's models leave a step out.
+#[cfg(loom)]
+pub(crate) fn leave_out(step: Option<Step>) {
+    LEFT_OUT.set(step);
+}
+
+/// False but in models of what is broken.
+#[inline(always)]
+pub(crate) fn is_left_out(step: Step) -> bool {
+    #[cfg(loom)]
+    return LEFT_OUT.get() == Some(step);
+    #[cfg(not(loom))]
+    {
+        let _ = step;
+        false
+    }
+}

@@ -1,0 +1,64 @@
+//! All that the cache knows of the world: a store of pages, and where links stand in a page.
+
+use std::{
+    error::Error,
+    future::Future,
+    ops::{Deref, DerefMut},
+};
+
+use crate::{
+    id::{PageId, SizeClass},
+    sync::AtomicU64,
+};
+
+/// Where pages live when they are not cached, as one thread reaches it. Cheap to clone; clones are the same store.
+///
+/// The store's duties:
+/// - [`read`](Store::read) answers with the page as it was at one moment, and has checked what it must not trust.
+/// - [`write`](Store::write) has taken effect when it answers without an error: a later read sees it, by whatever thread.
+///   The cache has one write of a page under way at a time. An error says that the page may be old or new: the cache keeps
+///   the page, and writes it again later.
+/// - Both may be dropped before they answer. A dropped `read` is forgotten. The cache never drops a `write`.
+/// - [`spawn`](Store::spawn) runs what it is given to its end, on the same thread, also if nobody waits for it.
+///
+/// The cache's duties: it asks for a page by the size it was linked with, writes only pages that it has read or was given
+/// as new ones, never a page with a swizzled link in it, and a page after the pages below it.
+#[allow(async_fn_in_trait, reason = "a store belongs to one thread; its futures need not be Send")]
+pub trait Store: Clone + 'static {
+    /// Private memory that holds a page on its way.
+    type Buffer: Deref<Target = [u64]> + DerefMut;
+    /// Why a page cannot be read or written.
+    type Error: Error + 'static;
+
+    /// A buffer of so many words (8 to 512, a power of two), with any contents.
+    ///
+    /// # Errors
+    /// If the store has no memory for it.
+    fn buffer(&self, words: usize) -> Result<Self::Buffer, Self::Error>;
+
+    /// Reads a page. Suspends until it is there.
+    ///
+    /// # Errors
+    /// If there is no such page, it is damaged, or it cannot be reached.
+    async fn read(&self, page: PageId, class: SizeClass) -> Result<Self::Buffer, Self::Error>;
+
+    /// Writes pages; an answer for each, in order. Suspends until all are written, or failed. The default writes one after
+    /// another; a store that can overlaps them.
+    async fn write(&self, pages: Vec<(PageId, Self::Buffer)>) -> Vec<Result<(), Self::Error>>;
+
+    /// Runs a task to its end on this thread: a write-back that nobody waits for. A store whose futures are never pending
+    /// may run it on the spot.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static);
+}
+
+/// What the cache must know of pages. Words of a page may be of different moments here, as for any optimistic reader:
+/// an implementation copes with all of them, and its answers are used only after validation.
+pub trait Layout: 'static {
+    /// The page's distance from the leaves: 0 if it has no links that the cache is to swizzle. At most 15 is counted apart.
+    fn level(&self, page: &[AtomicU64]) -> u8;
+
+    /// Calls `visit` with the position of each word that links to a page one level below. No two pages, and no two words of
+    /// one page, may link to the same page through such words: it is the one link that is swizzled. Links to siblings and
+    /// the like are followed unswizzled, and are not named here.
+    fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize));
+}

@@ -1,0 +1,296 @@
+//! Write-back: snapshots of dirty pages on their way to the store.
+//!
+//! A snapshot is taken under the page's lock, with page ids in place of swizzled links; the page is clean and *writing* from
+//! then on, and dirty again if somebody changes it meanwhile. While it is writing it keeps its frame and its entry, and no
+//! second write of it begins. Writes run as tasks of the store, so nobody's dropped future cuts them off.
+
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    ops::RangeInclusive,
+    rc::Rc,
+    task::{Poll, Waker},
+};
+
+use crate::{
+    error::CacheError,
+    fetch::yield_once,
+    frame::State,
+    handle::CacheHandle,
+    id::{Link, PageId, is_swizzled},
+    sync::{AtomicU64, Ordering, Spin},
+    table::Found,
+    traits::{Layout, Store},
+};
+
+/// Pages that a flush writes at once.
+const FLUSHED_AT_ONCE: usize = 32;
+
+/// A page to be written. Whoever has one writes it: its frame waits.
+pub(crate) struct Snapshot<B> {
+    index: u32,
+    page: PageId,
+    image: B,
+}
+
+type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>, Option<Waker>)>>;
+
+impl<S: Store, L: Layout> CacheHandle<S, L> {
+    /// A snapshot of a dirty page, whose lock the caller holds. An error if the store has no buffer for it, or a link in it
+    /// leads to no page: it was not written by anybody who knows the layout.
+    pub(crate) fn snapshot(&self, index: u32, page: PageId) -> Result<Snapshot<S::Buffer>, CacheError<S::Error>> {
+        let cache = self.cache();
+        let frame = cache.frame(index);
+        let body = cache.arena.body(frame);
+        let mut image = match self.store().buffer(body.len()) {
+            Ok(image) => image,
+            Err(source) => {
+                cache.note_write_error(&source);
+                return Err(CacheError::Store { page, source });
+            }
+        };
+        for (copy, word) in image.iter_mut().zip(body) {
+            *copy = word.load(Ordering::Relaxed);
+        }
+        let mut is_whole = true;
+        cache.layout.links(body, &mut |slot| {
+            if let Some(word) = image.get_mut(slot)
+                && let Link::Frame { frame, .. } = Link::of(*word)
+            {
+                // A child with a swizzled link stays in its frame for as long as we hold the lock.
+                match cache.arena.get(frame).and_then(|child| child.page()) {
+                    Some(child) => *word = child.get(),
+                    None => is_whole = false,
+                }
+            }
+        });
+        if !is_whole || self.has_swizzled(body, &image) {
+            return Err(CacheError::BadLink);
+        }
+        frame.begin_write();
+        Ok(Snapshot { index, page, image })
+    }
+
+    /// Whether a link of an image is still swizzled.
+    fn has_swizzled(&self, body: &[AtomicU64], words: &[u64]) -> bool {
+        let mut found = false;
+        self.cache().layout.links(body, &mut |slot| found |= words.get(slot).is_some_and(|&word| is_swizzled(word)));
+        found
+    }
+
+    /// Writes pages as a task of the store; those that are still clean then cool.
+    pub(crate) fn write_behind(&self, snapshots: Vec<Snapshot<S::Buffer>>) {
+        if !snapshots.is_empty() {
+            drop(self.begin_writes(snapshots, true));
+        }
+    }
+
+    fn begin_writes(&self, snapshots: Vec<Snapshot<S::Buffer>>, cools: bool) -> Outcomes<S::Error> {
+        let outcomes: Outcomes<S::Error> = Rc::default();
+        let (handle, done) = (self.clone(), Rc::clone(&outcomes));
+        self.cache().begin_transfer();
+        self.store().spawn(async move {
+            let results = handle.write_out(snapshots, cools).await;
+            let waker = {
+                let mut done = done.borrow_mut();
+                done.0 = Some(results);
+                done.1.take()
+            };
+            handle.cache().end_transfer();
+            waker.into_iter().for_each(Waker::wake);
+        });
+        outcomes
+    }
+
+    async fn write_out(
+        &self,
+        snapshots: Vec<Snapshot<S::Buffer>>,
+        cools: bool,
+    ) -> Vec<Result<(), CacheError<S::Error>>> {
+        let frames: Vec<(u32, PageId)> = snapshots.iter().map(|snapshot| (snapshot.index, snapshot.page)).collect();
+        let pages = snapshots.into_iter().map(|snapshot| (snapshot.page, snapshot.image)).collect();
+        let results = self.store().write(pages).await;
+        let ended = |((index, page), result)| self.written(index, page, result, cools);
+        frames.into_iter().zip(results).map(ended).collect()
+    }
+
+    /// A write has ended.
+    fn written(
+        &self,
+        index: u32,
+        page: PageId,
+        result: Result<(), S::Error>,
+        cools: bool,
+    ) -> Result<(), CacheError<S::Error>> {
+        let cache = self.cache();
+        let frame = cache.frame(index);
+        let is_written = result.is_ok();
+        let level = frame.level();
+        frame.end_write(is_written);
+        match &result {
+            Ok(()) => self.0.counters.count(level, |level| level.write_backs += 1),
+            Err(error) => {
+                self.0.counters.write_error();
+                cache.note_write_error(error);
+            }
+        }
+        match frame.state() {
+            State::Guest => {
+                // As a user that comes and goes: the last one finds out what is to be done.
+                let mut spin = Spin::default();
+                while is_written {
+                    match cache.table.find(&cache.arena, page, None) {
+                        Found::Busy => spin.turn(),
+                        Found::Here { frame, state: State::Guest, .. } => {
+                            self.leave(frame, page);
+                            break;
+                        }
+                        _ => break,
+                    }
+                }
+            }
+            State::Resident if cools && is_written => {
+                if let Some(version) = frame.lock.read()
+                    && frame.page() == Some(page)
+                {
+                    // Dirty again: its next turn will come.
+                    if !frame.is_dirty() {
+                        self.cool(index, version);
+                    }
+                }
+            }
+            _ => {}
+        }
+        result.map_err(|source| CacheError::Store { page, source })
+    }
+
+    /// The last user of a dirty guest has gone.
+    pub(crate) fn write_guest(&self, index: u32) {
+        let frame = self.cache().frame(index);
+        let mut spin = Spin::default();
+        while frame.lock.try_lock().is_none() {
+            // Another user came, and had it written and taken off: a free frame stays locked.
+            if frame.state() != State::Guest {
+                return;
+            }
+            spin.turn();
+        }
+        if let Some(Ok(snapshot)) = self.snapshot_if_due(index) {
+            drop(self.begin_writes(vec![snapshot], false));
+        }
+    }
+
+    /// A snapshot of a guest that has no users and is dirty all the same: its write failed.
+    pub(crate) fn guest_left_dirty(&self, index: u32) -> Option<Snapshot<S::Buffer>> {
+        let frame = self.cache().frame(index);
+        let is_left = frame.state() == State::Guest && frame.users() == 0 && frame.is_dirty() && !frame.is_writing();
+        if is_left && frame.lock.try_lock().is_some() { self.snapshot_if_due(index)?.ok() } else { None }
+    }
+
+    /// A snapshot of a page that is dirty and not being written; gives the lock back, which the caller holds.
+    fn snapshot_if_due(&self, index: u32) -> Option<Result<Snapshot<S::Buffer>, CacheError<S::Error>>> {
+        let frame = self.cache().frame(index);
+        let is_due = matches!(frame.state(), State::Resident | State::Guest) && frame.is_dirty() && !frame.is_writing();
+        let snapshot = match (is_due, frame.page()) {
+            (true, Some(page)) => Some(self.snapshot(index, page)),
+            _ => None,
+        };
+        frame.lock.unlock_unchanged();
+        snapshot
+    }
+
+    /// Writes every page that is dirty now, those below before those above, and waits until all are written.
+    ///
+    /// # Errors
+    /// The first that the store refused. The others were tried; those refused stay cached and dirty.
+    pub async fn flush(&self) -> Result<(), CacheError<S::Error>> {
+        self.flush_matching(|_, _| true).await
+    }
+
+    /// [`CacheHandle::flush`] for pages whose ids are in a range.
+    ///
+    /// # Errors
+    /// As [`CacheHandle::flush`].
+    pub async fn flush_range(&self, pages: RangeInclusive<PageId>) -> Result<(), CacheError<S::Error>> {
+        self.flush_matching(|page, _| pages.contains(&page)).await
+    }
+
+    /// [`CacheHandle::flush`] for pages that a function chooses by their id and words. The words may be of different
+    /// moments: the function copes with any, and chooses a page that is changing if it might be meant.
+    ///
+    /// # Errors
+    /// As [`CacheHandle::flush`].
+    pub async fn flush_matching(
+        &self,
+        mut is_meant: impl FnMut(PageId, &[AtomicU64]) -> bool,
+    ) -> Result<(), CacheError<S::Error>> {
+        let cache = self.cache();
+        let mut dirty: Vec<(u8, u32, PageId)> = Vec::new();
+        for index in cache.frame_numbers() {
+            let frame = cache.frame(index);
+            if let Some(page) = frame.page()
+                && !frame.is_stored()
+                && is_meant(page, cache.arena.body(frame))
+            {
+                dirty.push((frame.level(), index, page));
+            }
+        }
+        dirty.sort_unstable();
+        let mut refused = None;
+        for level in dirty.chunk_by(|a, b| a.0 == b.0) {
+            for pages in level.chunks(FLUSHED_AT_ONCE) {
+                if let Err(error) = self.flush_pages(pages).await {
+                    refused.get_or_insert(error);
+                }
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Writes pages that are dirty, and waits for those that are being written.
+    async fn flush_pages(&self, pages: &[(u8, u32, PageId)]) -> Result<(), CacheError<S::Error>> {
+        let cache = self.cache();
+        let mut left = pages.to_vec();
+        let mut refused = None;
+        loop {
+            let mut snapshots = Vec::new();
+            left.retain(|&(_, index, page)| {
+                let frame = cache.frame(index);
+                if frame.page() != Some(page) || frame.is_stored() {
+                    return false;
+                }
+                match frame.lock.try_lock().and_then(|_| self.snapshot_if_due(index)) {
+                    Some(Ok(snapshot)) => {
+                        snapshots.push(snapshot);
+                        false
+                    }
+                    Some(Err(error)) => {
+                        refused.get_or_insert(error);
+                        false
+                    }
+                    None => true,
+                }
+            });
+            if !snapshots.is_empty() {
+                let outcomes = self.begin_writes(snapshots, false);
+                let results = poll_fn(|cx| {
+                    let mut outcomes = outcomes.borrow_mut();
+                    match outcomes.0.take() {
+                        Some(results) => Poll::Ready(results),
+                        None => {
+                            outcomes.1 = Some(cx.waker().clone());
+                            Poll::Pending
+                        }
+                    }
+                })
+                .await;
+                refused = refused.or(results.into_iter().find_map(Result::err));
+            }
+            if left.is_empty() {
+                return refused.map_or(Ok(()), Err);
+            }
+            // Being written by somebody else, or locked for a moment.
+            yield_once().await;
+        }
+    }
+}

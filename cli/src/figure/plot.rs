@@ -1,0 +1,165 @@
+//! Line plots as SVG: they need no font and no image library to build, and a browser draws them sharp at any size.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+use plotters::prelude::*;
+
+const WIDTH: u32 = 800;
+const HEIGHT: u32 = 500;
+/// Colours that differ also for those who cannot tell red from green (Okabe and Ito).
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 0, 0),
+];
+
+/// A plot of lines over a logarithmic x axis, with y from zero.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Plot {
+    pub(crate) title: String,
+    pub(crate) x_label: String,
+    pub(crate) y_label: String,
+    pub(crate) lines: Vec<Line>,
+}
+
+/// One line, with a mark at each point.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    /// By rising x, all above zero.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+impl Plot {
+    /// Writes the plot to an SVG file.
+    pub(crate) fn write_svg(&self, path: &Path) -> anyhow::Result<()> {
+        let area = SVGBackend::new(path, (WIDTH, HEIGHT)).into_drawing_area();
+        self.draw(&area).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> anyhow::Result<()>
+    where
+        B::ErrorType: 'static,
+    {
+        let points = || self.lines.iter().flat_map(|line| &line.points);
+        ensure!(points().next().is_some(), "the plot `{}` has no points", self.title);
+        ensure!(
+            points().all(|(x, y)| *x > 0.0 && x.is_finite() && y.is_finite()),
+            "a logarithmic axis has no place for 0"
+        );
+        let x_min = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
+        let x_max = points().map(|point| point.0).fold(0.0, f64::max);
+        let y_max = points().map(|point| point.1).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+        let mut xs: Vec<f64> = points().map(|point| point.0).collect();
+        xs.sort_by(f64::total_cmp);
+        xs.dedup();
+
+        area.fill(&WHITE)?;
+        // A little room at both ends, so that the marks are not cut.
+        let x_axis = LogAxis { range: (x_min / 1.1).ln()..(x_max * 1.1).ln(), ticks: xs };
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, ("sans-serif", 20))
+            .margin(16)
+            .x_label_area_size(48)
+            .y_label_area_size(64)
+            .build_cartesian_2d(x_axis, 0.0..y_max * 1.05)?;
+        chart
+            .configure_mesh()
+            .x_desc(&self.x_label)
+            .y_desc(&self.y_label)
+            .x_label_formatter(&|x| format!("{}", (x * 1000.0).round() / 1000.0))
+            .axis_desc_style(("sans-serif", 16))
+            .label_style(("sans-serif", 14))
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(RGBColor(224, 224, 224))
+            .draw()?;
+        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
+            let stroke = ShapeStyle::from(colour).stroke_width(2);
+            chart
+                .draw_series(LineSeries::new(line.points.iter().copied(), stroke))?
+                .label(&line.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], stroke));
+            chart.draw_series(line.points.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .margin(12)
+            .background_style(WHITE.mix(0.9))
+            .border_style(RGBColor(160, 160, 160))
+            .label_font(("sans-serif", 14))
+            .draw()?;
+        area.present()?;
+        Ok(())
+    }
+}
+
+/// A logarithmic axis with a tick at each x that was measured, rather than at powers of ten that were not.
+struct LogAxis {
+    /// Of the logarithms.
+    range: std::ops::Range<f64>,
+    ticks: Vec<f64>,
+}
+
+impl Ranged for LogAxis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (low, high): (i32, i32)) -> i32 {
+        let share = (value.ln() - self.range.start) / (self.range.end - self.range.start);
+        low + (share * f64::from(high - low)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        // Labels that would touch are left out from the left, evenly.
+        let every = self.ticks.len().div_ceil(hint.max_num_points().max(1)).max(1);
+        self.ticks.iter().copied().rev().step_by(every).rev().collect()
+    }
+
+    fn range(&self) -> std::ops::Range<f64> {
+        self.range.start.exp()..self.range.end.exp()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plot(points: Vec<(f64, f64)>) -> Plot {
+        Plot {
+            title: "Reads & cache".into(),
+            x_label: "cache, percent".into(),
+            y_label: "reads".into(),
+            lines: vec![Line { name: "optimum".into(), points }],
+        }
+    }
+
+    #[test]
+    fn a_plot_is_an_svg_with_its_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plot.svg");
+        plot(vec![(0.5, 3.0), (8.0, 0.5), (64.0, 0.0)]).write_svg(&path).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        for word in ["Reads &amp; cache", "cache, percent", "optimum", "<polyline", "0.5"] {
+            assert!(svg.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_drawn_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        for points in [vec![], vec![(0.0, 1.0)], vec![(1.0, f64::NAN)]] {
+            assert!(plot(points).write_svg(&folder.path().join("plot.svg")).is_err());
+        }
+        let error = plot(vec![(1.0, 1.0)]).write_svg(Path::new("/nowhere/plot.svg")).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/plot.svg"));
+    }
+}

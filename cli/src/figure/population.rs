@@ -1,0 +1,176 @@
+//! The keys of a figure, who owns them, and the operations that each compute server runs on them.
+//!
+//! Keys are numbered; key `i` is `i * STRIDE`, so none has to be stored and a bulk load can stream them. A Zipf rank
+//! becomes a key's number through a pseudo-random permutation: hot keys are spread over all leaves. Compute servers own
+//! equal ranges of the numbers. Operations are drawn from one global stream, the same for all servers, and each runs
+//! those on its own keys: together they are exactly that many draws of the global distribution.
+
+use std::ops::Range;
+
+use anyhow::ensure;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::bed::ENTRIES_PER_PAGE;
+use super::zipf::Zipf;
+use crate::keys::{Permutation, mix};
+
+/// The distance between two neighbouring keys: room for keys that are not there.
+pub(crate) const STRIDE: u64 = 1024;
+/// More keys than any machine of today holds; products with it stay inside a word.
+const KEYS_MAX: u64 = 1 << 40;
+const SERVERS_MAX: u64 = 128;
+
+/// The keys, their popularity, and their owners.
+#[derive(Debug, Clone)]
+pub(crate) struct Population {
+    zipf: Zipf,
+    ranks: Permutation,
+    servers: u64,
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Look the key up.
+    Get,
+    /// Overwrite its value.
+    Update,
+}
+
+impl Population {
+    /// `keys` keys with Zipf popularity, owned by `servers` compute servers; `seed` fixes which keys are hot.
+    pub(crate) fn new(keys: u64, theta: f64, servers: u64, seed: u64) -> anyhow::Result<Self> {
+        ensure!((1..=KEYS_MAX).contains(&keys), "--keys {keys} is not between 1 and {KEYS_MAX}");
+        ensure!(
+            (1..=SERVERS_MAX.min(keys)).contains(&servers),
+            "--compute-servers {servers} is not between 1 and {}, or there are fewer keys",
+            SERVERS_MAX
+        );
+        Ok(Self { zipf: Zipf::new(keys, theta)?, ranks: Permutation::new(keys, seed), servers })
+    }
+
+    /// How many keys there are.
+    pub(crate) fn keys(&self) -> u64 {
+        self.zipf.size()
+    }
+
+    /// How many compute servers share them.
+    pub(crate) fn servers(&self) -> usize {
+        self.servers as usize
+    }
+
+    /// The exponent of their popularity.
+    pub(crate) fn theta(&self) -> f64 {
+        self.zipf.theta()
+    }
+
+    /// The key with this number.
+    pub(crate) fn key(number: u64) -> u64 {
+        number * STRIDE
+    }
+
+    /// The number of the key with this rank of popularity.
+    pub(crate) fn number(&self, rank: u64) -> u64 {
+        self.ranks.apply(rank)
+    }
+
+    /// What the key with this rank weighs; see [`Zipf::weight`].
+    pub(crate) fn weight(&self, rank: u64) -> f64 {
+        self.zipf.weight(rank)
+    }
+
+    /// The numbers of the keys that a compute server owns.
+    pub(crate) fn owned(&self, server: usize) -> Range<u64> {
+        self.first(server as u64)..self.first(server as u64 + 1)
+    }
+
+    /// The first key of a compute server: where a leaf of the tree begins, if servers own several leaves each.
+    fn first(&self, server: u64) -> u64 {
+        let even = server * self.keys() / self.servers;
+        let is_end = server == self.servers || self.keys() / self.servers < 4 * ENTRIES_PER_PAGE;
+        if is_end { even } else { even - even % ENTRIES_PER_PAGE }
+    }
+
+    /// The compute server that owns the key with this number.
+    pub(crate) fn owner(&self, number: u64) -> usize {
+        let even = ((number + 1) * self.servers - 1) / self.keys();
+        // The next one's first leaf begins a little before its even share.
+        let is_next = even + 1 < self.servers && number >= self.first(even + 1);
+        (even + u64::from(is_next)) as usize
+    }
+
+    /// The operations of `server` among `draws` operations of all servers, with so many percent updates.
+    pub(crate) fn operations(
+        &self,
+        server: usize,
+        draws: u64,
+        update_percent: u32,
+        seed: u64,
+    ) -> impl Iterator<Item = (u64, Action)> {
+        let mut random = SmallRng::seed_from_u64(mix(seed));
+        (0..draws).filter_map(move |_| {
+            let number = self.number(self.zipf.draw(&mut random));
+            let update = update_percent > 0 && random.random_range(0..100) < update_percent;
+            let action = if update { Action::Update } else { Action::Get };
+            (self.owner(number) == server).then_some((number, action))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn ranks_and_keys_are_one_to_one() {
+        for keys in [1, 2, 54, 1000, 4097, 100_003] {
+            let population = Population::new(keys, 0.99, 1, 9).unwrap();
+            let numbers: HashSet<u64> = (0..keys).map(|rank| population.number(rank)).collect();
+            assert_eq!(numbers.len() as u64, keys);
+            assert!(numbers.iter().all(|&number| number < keys));
+        }
+    }
+
+    #[test]
+    fn owners_agree_with_their_ranges() {
+        for (keys, servers) in [(1, 1), (7, 3), (100, 4), (101, 4), (1000, 7), (5, 5), (10_000, 4), (9_999, 7)] {
+            let population = Population::new(keys, 0.99, servers, 1).unwrap();
+            let mut next = 0;
+            for server in 0..population.servers() {
+                let owned = population.owned(server);
+                assert_eq!(owned.start, next);
+                assert!(!owned.is_empty());
+                assert!(owned.clone().all(|number| population.owner(number) == server));
+                next = owned.end;
+            }
+            assert_eq!(next, keys);
+        }
+    }
+
+    #[test]
+    fn servers_share_one_stream() {
+        let population = Population::new(1000, 0.99, 4, 1).unwrap();
+        let mut updates = 0;
+        let mut total = 0;
+        for server in 0..4 {
+            for (number, action) in population.operations(server, 100_000, 50, 3) {
+                assert!(population.owned(server).contains(&number));
+                updates += u64::from(action == Action::Update);
+                total += 1;
+            }
+        }
+        assert_eq!(total, 100_000);
+        assert!((49_000..51_000).contains(&updates), "{updates}");
+        assert!(population.operations(0, 1000, 0, 3).all(|(_, action)| action == Action::Get));
+    }
+
+    #[test]
+    fn impossible_populations_are_errors() {
+        assert!(Population::new(0, 0.99, 1, 1).is_err());
+        assert!(Population::new(3, 0.99, 4, 1).is_err());
+        assert!(Population::new(3, 0.99, 0, 1).is_err());
+        assert!(Population::new(KEYS_MAX + 1, 0.99, 1, 1).is_err());
+    }
+}

@@ -1,0 +1,346 @@
+//! Access through the cache, for a compute server that owns a part of the structure (DEX, VLDB 2024, sections 4 and 5).
+//!
+//! Nobody else reads or writes what it owns, so pages need no remote lock: they are cached down to the leaves, changed in the
+//! cache under local locks, and written when they leave it or are flushed. Pages that reach beyond the owned region (the
+//! root, and a few below it) are cached too, and never changed: an operation that would have to is refused with
+//! [`Error::SharedPage`], before it has any effect, and one whose key lies elsewhere with [`Error::OutsidePartition`].
+//!
+//! An operation on cached pages never suspends, except to let other tasks of the worker run while a page comes from
+//! memory: with several in flight that hides the latency of DRAM, with one it is not done.
+
+mod views;
+
+use std::{
+    cell::OnceCell,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use farlink_cache::{Anchor, CacheHandle, Counters, Page};
+use farlink_runtime::{
+    access::{Access, Interrupt, PageRef, Start},
+    error::Error,
+    lock::LockWord,
+    one_sided::OneSided,
+    page::{LOCK, SizeClass},
+    pages::{self, NewPage, Placement},
+    ptr::{Link, RemotePtr},
+    structure::{Layout, Overlap, Structure},
+    sync::{AtomicU64, Ordering},
+    worker::{Handle, YieldNow},
+};
+
+pub use self::views::CachedViews;
+use crate::store::{CacheLayout, RemoteStore, identity, interrupt, page_id, to_cache};
+
+/// Pages at this level and below are worth waiting for: those above are in the processor's caches.
+const PREFETCHED_LEVEL_MAX: u8 = 1;
+
+/// See the [module](self). Made by [`ComputeCache::own`](crate::ComputeCache::own).
+#[derive(Debug)]
+pub struct Cached<T: Layout> {
+    cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>,
+    layout: T,
+    root: std::rc::Rc<OnceCell<Anchor<CacheLayout<T>>>>,
+}
+
+impl<T: Layout> Clone for Cached<T> {
+    fn clone(&self) -> Self {
+        Self { cache: self.cache.clone(), layout: self.layout.clone(), root: self.root.clone() }
+    }
+}
+
+/// A page in the cache.
+#[derive(Debug)]
+pub struct CachedPage<'a, T: Layout>(Page<'a, RemoteStore<T>, CacheLayout<T>>);
+
+impl<T: Layout> PageRef for CachedPage<'_, T> {
+    type Words = [AtomicU64];
+
+    fn at(&self) -> RemotePtr {
+        RemotePtr::from_raw(self.0.id().get()).expect("a page is cached under its address")
+    }
+
+    #[inline]
+    fn level(&self) -> u8 {
+        self.0.level()
+    }
+
+    #[inline]
+    fn kind(&self) -> u8 {
+        // Of whatever moment: it is used only after a read that proves the page current.
+        self.0.peek(|words| identity(words).map_or(0, |identity| identity.kind))
+    }
+
+    #[inline]
+    fn read<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> Result<R, Interrupt> {
+        self.0.read(f).map_err(|_| Interrupt::conflict())
+    }
+}
+
+impl<T: Layout> Cached<T> {
+    pub(crate) fn new(cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>, layout: T) -> Self {
+        Self { cache, layout, root: std::rc::Rc::default() }
+    }
+
+    fn one_sided(&self) -> &OneSided {
+        self.cache.store().one_sided()
+    }
+
+    /// What this access's cache did so far.
+    pub fn counters(&self) -> Counters {
+        self.cache.counters()
+    }
+
+    /// Writes every changed page to its memory server, lower levels first. Others see this compute server's changes once it
+    /// is done.
+    ///
+    /// # Errors
+    /// If the fabric fails: pages that could not be written stay cached, and are written by a later flush.
+    pub async fn flush(&self) -> Result<(), Error> {
+        self.cache.flush().await.map_err(failed)
+    }
+
+    /// [`Cached::flush`] for the pages of which some part lies in `region`.
+    ///
+    /// # Errors
+    /// As [`Cached::flush`].
+    pub async fn flush_region(&self, region: &T::Region) -> Result<(), Error> {
+        let is_meant = |_, words: &[AtomicU64]| self.layout.overlap(words, region) != Overlap::Outside;
+        self.cache.flush_matching(is_meant).await.map_err(failed)
+    }
+
+    async fn root(&self) -> Result<CachedPage<'_, T>, Interrupt> {
+        let anchor = match self.root.get() {
+            Some(anchor) => anchor,
+            None => {
+                let (root, class) = (self.structure().root, to_cache(self.structure().class));
+                let anchor = self.cache.anchor(page_id(root), class).await.map_err(interrupt)?;
+                self.root.get_or_init(|| anchor)
+            }
+        };
+        Ok(CachedPage(self.cache.enter(anchor).map_err(|_| Interrupt::conflict())?))
+    }
+
+    /// While the processor fetches what an operation is about to look at. With one operation in flight nothing is gained.
+    #[inline]
+    async fn let_others_run(&self) {
+        if self.worker().has_other_tasks() {
+            self.worker().yield_now().await;
+        }
+    }
+
+    /// Whether this compute server may change a page.
+    fn require_owned(&self, page: &CachedPage<'_, T>) -> Result<(), Interrupt> {
+        // A leaf got into the cache because it is.
+        if page.level() == 0 {
+            return Ok(());
+        }
+        match page.read(|words| self.cache.store().overlap(words))? {
+            Overlap::Inside => Ok(()),
+            _ => Err(Error::SharedPage { page: page.at() }.into()),
+        }
+    }
+}
+
+/// Following a link. By hand, so that what a hit takes is part of the caller's code: an async function of its own costs a
+/// hit half again as much.
+struct Follow<'f, 'a, T: Layout> {
+    access: &'a Cached<T>,
+    from: &'f CachedPage<'a, T>,
+    word: u64,
+    step: Step<'f, 'a, T>,
+}
+
+type Fetch<'f, 'a, T> = Pin<Box<dyn Future<Output = Result<CachedPage<'a, T>, Interrupt>> + 'f>>;
+
+enum Step<'f, 'a, T: Layout> {
+    Prefetch,
+    Yield(YieldNow<'a>),
+    Fetch(Fetch<'f, 'a, T>),
+}
+
+impl<'f, 'a, T: Layout> Follow<'f, 'a, T> {
+    #[cold]
+    #[inline(never)]
+    fn fetch(&self) -> Fetch<'f, 'a, T> {
+        let Self { access, from, word, .. } = *self;
+        let class = to_cache(access.structure().class);
+        Box::pin(async move {
+            let page = access.cache.follow(&from.0, word, class).await;
+            page.map(CachedPage).map_err(interrupt)
+        })
+    }
+}
+
+impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
+    type Output = Result<CachedPage<'a, T>, Interrupt>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let access = self.access;
+        if let Step::Prefetch = self.step
+            && self.from.level() <= PREFETCHED_LEVEL_MAX + 1
+            && access.cache.prefetch(self.word, to_cache(access.structure().class))
+            && access.worker().has_other_tasks()
+        {
+            self.step = Step::Yield(access.worker().yield_now());
+        }
+        match &mut self.step {
+            Step::Prefetch => {}
+            Step::Yield(others) => {
+                if Pin::new(others).poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+            Step::Fetch(fetch) => return fetch.as_mut().poll(cx),
+        }
+        if let Some(page) = access.cache.follow_cached(&self.from.0, self.word) {
+            return Poll::Ready(Ok(CachedPage(page)));
+        }
+        let mut fetch = self.fetch();
+        let polled = fetch.as_mut().poll(cx);
+        self.step = Step::Fetch(fetch);
+        polled
+    }
+}
+
+fn failed(error: farlink_cache::CacheError<Interrupt>) -> Error {
+    match interrupt(error) {
+        Interrupt::Failed(error) => *error,
+        other => Error::Cache(other.to_string()),
+    }
+}
+
+impl<T: Layout> Access for Cached<T> {
+    type Page<'a> = CachedPage<'a, T>;
+    type Views<'a> = CachedViews<'a>;
+
+    fn worker(&self) -> &Handle {
+        self.one_sided().worker()
+    }
+
+    fn structure(&self) -> &Structure {
+        self.one_sided().structure()
+    }
+
+    #[inline]
+    async fn enter(&self, start: Start) -> Result<CachedPage<'_, T>, Interrupt> {
+        match start {
+            // What is cached is current: nobody else changes it.
+            Start::Root | Start::Anew => self.root().await,
+            Start::Page(page) => {
+                let class = to_cache(self.structure().class);
+                Ok(CachedPage(self.cache.load(page_id(page), class).await.map_err(interrupt)?))
+            }
+        }
+    }
+
+    #[inline]
+    fn follow<'a>(
+        &'a self,
+        from: &CachedPage<'a, T>,
+        link: Link,
+    ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
+        Follow { access: self, from, word: link.word(), step: Step::Prefetch }
+    }
+
+    #[inline]
+    async fn expect<'a>(&'a self, page: &CachedPage<'a, T>, word: usize) {
+        if page.level() == 0 && page.0.prefetch(word) {
+            self.let_others_run().await;
+        }
+    }
+
+    async fn follow_many<'a>(
+        &'a self,
+        from: &CachedPage<'a, T>,
+        links: &[Link],
+    ) -> Vec<Result<CachedPage<'a, T>, Interrupt>> {
+        let class = to_cache(self.structure().class);
+        let words: Vec<u64> = links.iter().map(|link| link.word()).collect();
+        let pages = self.cache.follow_many(&from.0, &words, class).await;
+        pages.into_iter().map(|page| page.map(CachedPage).map_err(interrupt)).collect()
+    }
+
+    async fn change<'a, R>(
+        &'a self,
+        pages: Vec<CachedPage<'a, T>>,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut CachedViews<'a>) -> R,
+    ) -> Result<R, Interrupt> {
+        for page in &pages {
+            self.require_owned(page)?;
+        }
+        let mut reserved = Vec::with_capacity(new.len());
+        for page in &new {
+            reserved.push(self.cache.reserve(page_id(page.at()), to_cache(page.class())).await.map_err(interrupt)?);
+        }
+        let held: Vec<_> = pages.iter().map(|page| &page.0).collect();
+        let structure = self.structure().id;
+        let changed = self.cache.change(&held, reserved, |change| {
+            let mut views = CachedViews::open(change, structure, pages.len(), &new);
+            let result = f(&mut views);
+            (result, views.close(change))
+        });
+        let (result, freed) = changed.map_err(|_| Interrupt::conflict())?;
+        new.into_iter().for_each(NewPage::publish);
+        for (page, lock) in freed {
+            let (at, class) = (pages[page].at(), self.structure().class);
+            let free = pages::free_owned(self.worker().clone(), at, class, lock);
+            // Nobody waits for it: the page is out of use already.
+            let task = async move {
+                if let Err(error) = free.await {
+                    tracing::warn!(page = %at, %error, "a page was not freed");
+                }
+            };
+            drop(self.worker().spawn_to_end(task));
+        }
+        Ok(result)
+    }
+
+    async fn alter<'a, R>(
+        &'a self,
+        page: CachedPage<'a, T>,
+        f: impl FnOnce(&mut CachedViews<'a>) -> R,
+    ) -> Result<R, Interrupt> {
+        self.require_owned(&page)?;
+        let structure = self.structure().id;
+        let altered = self.cache.alter(&page.0, |change| {
+            let mut views = CachedViews::open(change, structure, 1, &[]);
+            let result = f(&mut views);
+            views.close(change);
+            result
+        });
+        altered.map_err(|_| Interrupt::conflict())
+    }
+
+    fn leads_to(&self, link: Link, page: &CachedPage<'_, T>) -> bool {
+        page.0.is_target_of(link.word())
+    }
+
+    /// Past the cache: for words of pages that are never cached.
+    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
+        self.one_sided().load(word).await
+    }
+
+    /// Past the cache: for words of pages that are never cached.
+    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
+        self.one_sided().compare_swap(word, old, new).await
+    }
+
+    async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
+        self.one_sided().allocate(class, placement).await
+    }
+
+    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
+        let id = page_id(page);
+        let cached = self.cache.load(id, to_cache(class)).await.map_err(interrupt)?;
+        let lock = cached.read(|words| words[LOCK].load(Ordering::Relaxed)).map_err(|_| Interrupt::conflict())?;
+        drop(cached);
+        self.cache.invalidate(id, to_cache(class)).await.map_err(interrupt)?;
+        let free = pages::free_owned(self.worker().clone(), page, class, LockWord::from_word(lock));
+        Ok(self.worker().spawn_to_end(free).await?)
+    }
+}

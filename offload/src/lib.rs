@@ -1,0 +1,43 @@
+//! Where an operation runs: ways to reach a structure's pages that use a compute server's own memory.
+//!
+//! - [`Cached`]: the compute server owns a part of the structure, and caches all of it, leaves included; changed pages are
+//!   written when they leave the cache. This is the design of DEX (VLDB 2024, sections 4 and 5).
+//! - [`CachedInner`]: nobody owns anything; only inner pages are cached, leaves are read and changed one-sided under remote
+//!   locks, and a cached page that turns out to be old is read anew. This is the scheme of Sherman (SIGMOD 2022).
+//!
+//! ```
+//! use std::sync::Arc;
+//! use farlink_offload::{CacheOptions, ComputeCache};
+//! use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, fabric::mem::{MemFabric, MemOptions}};
+//! use farlink_structures::btree::{BTree, BTreeLayout, BTreeOptions, KeyRange};
+//!
+//! let cluster = MemFabric::in_process(2, 16 << 20, MemOptions::default())?;
+//! let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default())?;
+//! // One for the compute server, and a handle for each of its workers.
+//! let cache = ComputeCache::new(BTreeLayout, CacheOptions::new(1 << 20))?;
+//! let worker = compute.worker()?;
+//! worker.block_on(async {
+//!     let tree = BTree::create(&worker, "ages", BTreeOptions::default()).await?;
+//!     let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL)?;
+//!     let cached = BTree::over(owned);
+//!     cached.insert(7, 70).await?;
+//!     assert_eq!(cached.get(7).await?, Some(70));
+//!     // Others see it once it is written.
+//!     cached.access().flush().await?;
+//!     assert_eq!(tree.get(7).await?, Some(70));
+//!     Ok::<_, farlink_runtime::error::Error>(())
+//! })?;
+//! # Ok::<_, farlink_runtime::error::Error>(())
+//! ```
+
+mod cached;
+mod inner;
+mod store;
+
+pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters, Memory};
+
+pub use crate::{
+    cached::{Cached, CachedPage, CachedViews},
+    inner::CachedInner,
+    store::ComputeCache,
+};

@@ -1,0 +1,205 @@
+//! Remote memory as the store of a cache, and a structure's pages as its layout.
+
+use std::{future::Future, rc::Rc, sync::atomic::AtomicU64};
+
+use farlink_cache::{CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageId, Store};
+use farlink_runtime::{
+    access::{Access, Interrupt},
+    buffer::Buffer,
+    error::Error,
+    lock::LockWord,
+    one_sided::{OneSided, Proof},
+    page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
+    ptr::RemotePtr,
+    structure::{Layout, Overlap, Structure},
+    worker::Handle,
+};
+
+use crate::{Cached, CachedInner};
+
+/// A structure's layout, as the cache wants it.
+#[derive(Debug, Clone)]
+pub(crate) struct CacheLayout<T>(pub(crate) T);
+
+impl<T: Layout> farlink_cache::Layout for CacheLayout<T> {
+    fn level(&self, page: &[AtomicU64]) -> u8 {
+        identity(page).map_or(0, |identity| identity.level)
+    }
+
+    fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize)) {
+        if identity(page).is_some_and(|identity| identity.level > 0) {
+            self.0.links(page, visit);
+        }
+    }
+}
+
+pub(crate) fn identity(page: &[AtomicU64]) -> Option<Identity> {
+    Identity::from_word(page.get(IDENTITY)?.load(std::sync::atomic::Ordering::Relaxed))
+}
+
+/// The cache of a compute server for the pages of one structure, shared by its workers.
+#[derive(Debug)]
+pub struct ComputeCache<T: Layout> {
+    cache: std::sync::Arc<PageCache<CacheLayout<T>>>,
+    layout: T,
+}
+
+impl<T: Layout> Clone for ComputeCache<T> {
+    fn clone(&self) -> Self {
+        Self { cache: std::sync::Arc::clone(&self.cache), layout: self.layout.clone() }
+    }
+}
+
+impl<T: Layout> ComputeCache<T> {
+    /// A cache with these options.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] if an option cannot work, [`Error::Cache`] if the system refuses the memory.
+    pub fn new(layout: T, options: CacheOptions) -> Result<Self, Error> {
+        let cache = PageCache::new(CacheLayout(layout.clone()), options).map_err(|error| match error {
+            OptionsError::Unusable { option, why } => Error::BadOption { option, why },
+            error => Error::Cache(error.to_string()),
+        })?;
+        Ok(Self { cache, layout })
+    }
+
+    /// Access to the part of `structure` that this compute server owns, and nobody else reads or writes: all its pages are
+    /// cached. Every worker of the compute server must name the same region, cut where pages are cut.
+    ///
+    /// # Errors
+    /// If the cache has no handle left.
+    pub fn own(&self, worker: &Handle, structure: Structure, region: T::Region) -> Result<Cached<T>, Error> {
+        let one_sided = OneSided::new(worker, structure, Proof::Checksum);
+        let store = RemoteStore::new(one_sided, Some((self.layout.clone(), region)));
+        Ok(Cached::new(self.handle(store)?, self.layout.clone()))
+    }
+
+    /// Access to a structure that any number of compute servers change: only its inner pages are cached.
+    ///
+    /// # Errors
+    /// If the cache has no handle left.
+    pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<T>, Error> {
+        let one_sided = OneSided::new(worker, structure, proof);
+        Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None))?))
+    }
+
+    fn handle(&self, store: RemoteStore<T>) -> Result<CacheHandle<RemoteStore<T>, CacheLayout<T>>, Error> {
+        let seed = store.one_sided().worker().random(|rng| rand::RngExt::random(rng));
+        self.cache.handle(store, seed).map_err(|error| Error::Cache(error.to_string()))
+    }
+
+    /// What the memory is used for.
+    pub fn memory(&self) -> Memory {
+        self.cache.memory()
+    }
+
+    /// The counts of accesses that have ended; each knows its own.
+    pub fn counters(&self) -> Counters {
+        self.cache.counters()
+    }
+}
+
+#[derive(Debug)]
+struct Inner<T: Layout> {
+    one_sided: OneSided,
+    /// What this compute server owns, if it owns anything.
+    owned: Option<(T, T::Region)>,
+}
+
+/// Remote memory, for one worker's handle of a cache.
+#[derive(Debug)]
+pub(crate) struct RemoteStore<T: Layout>(Rc<Inner<T>>);
+
+impl<T: Layout> Clone for RemoteStore<T> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<T: Layout> RemoteStore<T> {
+    fn new(one_sided: OneSided, owned: Option<(T, T::Region)>) -> Self {
+        Self(Rc::new(Inner { one_sided, owned }))
+    }
+
+    pub(crate) fn one_sided(&self) -> &OneSided {
+        &self.0.one_sided
+    }
+
+    /// Where a page lies in what is owned here.
+    pub(crate) fn overlap(&self, words: &(impl farlink_runtime::words::Words + ?Sized)) -> Overlap {
+        self.0.owned.as_ref().map_or(Overlap::Inside, |(layout, region)| layout.overlap(words, region))
+    }
+}
+
+impl<T: Layout> Store for RemoteStore<T> {
+    type Buffer = Buffer;
+    type Error = Interrupt;
+
+    fn buffer(&self, words: usize) -> Result<Buffer, Interrupt> {
+        Ok(self.0.one_sided.worker().buffer(words)?)
+    }
+
+    async fn read(&self, page: PageId, class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
+        let at = remote(page)?;
+        let copy = self.0.one_sided.read_page(at, to_runtime(class)).await?;
+        let words = copy.into_words();
+        let is_leaf = Identity::from_word(words[IDENTITY]).is_some_and(|identity| identity.level == 0);
+        match self.overlap(&*words) {
+            Overlap::Outside => Err(Error::OutsidePartition { page: at }.into()),
+            Overlap::Partly if is_leaf => Err(Error::OutsidePartition { page: at }.into()),
+            _ => Ok(words),
+        }
+    }
+
+    async fn write(&self, pages: Vec<(PageId, Buffer)>) -> Vec<Result<(), Interrupt>> {
+        let worker = self.0.one_sided.worker();
+        let post = |(page, mut image): (PageId, Buffer)| {
+            let at = remote(page)?;
+            // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
+            image[CHECKSUM] = page::checksum(&image, LockWord::from_word(image[LOCK]).version());
+            Ok(worker.write(at, image))
+        };
+        let posted: Vec<Result<_, Interrupt>> = pages.into_iter().map(post).collect();
+        let mut results = Vec::with_capacity(posted.len());
+        for posted in posted {
+            results.push(match posted {
+                Ok(posted) => posted.await.map_err(Interrupt::from),
+                Err(refused) => Err(refused),
+            });
+        }
+        results
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        drop(self.0.one_sided.worker().spawn_to_end(task));
+    }
+}
+
+pub(crate) fn remote(page: PageId) -> Result<RemotePtr, Interrupt> {
+    let bad = |_| Error::BadPointer { word: page.get(), why: "it is no address".into() };
+    Ok(RemotePtr::from_raw(page.get()).map_err(bad)?)
+}
+
+pub(crate) fn page_id(at: RemotePtr) -> PageId {
+    PageId::new(at.raw()).expect("a remote pointer is neither null nor swizzled")
+}
+
+pub(crate) fn to_cache(class: SizeClass) -> farlink_cache::SizeClass {
+    farlink_cache::SizeClass::of_bytes(class.bytes()).expect("both crates have the same classes")
+}
+
+fn to_runtime(class: farlink_cache::SizeClass) -> SizeClass {
+    SizeClass::of_bytes(class.bytes()).expect("both crates have the same classes")
+}
+
+/// What a failed access to the cache means for an operation. Without room it begins anew, and gives up its pages.
+pub(crate) fn interrupt(error: CacheError<Interrupt>) -> Interrupt {
+    match error {
+        CacheError::Conflict(_) => Interrupt::conflict(),
+        CacheError::Store { source, .. } => source,
+        CacheError::BadLink => {
+            Error::BadPointer { word: 0, why: "a link leads to no page, or to one of another size".into() }.into()
+        }
+        other => Error::Cache(other.to_string()).into(),
+    }
+}

@@ -1,0 +1,103 @@
+//! Compares lookups in farlink's B+-tree, all of it in local memory, with local in-memory indexes.
+//!
+//! What it is for: the tree is written once, async and generic over how pages are reached; this says what that costs when
+//! nothing is remote, and what several operations in flight win back. `hand` is the same lookup written by hand over the
+//! same pages, the others are the peers. Rates belong to one machine and one run; the ratios are what to quote.
+//!
+//! `tree.rs` builds the tree in local memory, `direct.rs` and `hand.rs` read it, `peers.rs` holds the others;
+//! `contender.rs` puts them behind one trait, `race.rs` measures in rounds, `keys.rs` draws keys, `report.rs` prints.
+
+mod contender;
+mod direct;
+mod hand;
+mod keys;
+mod peers;
+mod race;
+mod report;
+mod tree;
+
+use std::{process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use clap::Parser;
+
+use crate::{
+    contender::{ALL, Contender, World},
+    keys::{DRAWN, Distribution},
+};
+
+/// Compares lookups in farlink's B+-tree, all in local memory, with local in-memory indexes.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Keys in each index.
+    #[arg(long, default_value_t = 10_000_000)]
+    keys: u64,
+    /// Numbers of threads to measure with.
+    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = at_least_one)]
+    threads: Vec<usize>,
+    /// Lookups that each thread keeps in flight, for those who can.
+    #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = at_least_one)]
+    in_flight: Vec<usize>,
+    /// Seconds of each measurement.
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Rounds: in each, every contender is measured once. The median round is reported.
+    #[arg(long, default_value = "3", value_parser = at_least_one)]
+    rounds: usize,
+    /// Only these contenders.
+    #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(ALL.iter().map(|(name, _)| *name)))]
+    only: Vec<String>,
+    /// Which keys are looked up. Every lookup finds its key.
+    #[arg(long, value_enum, default_value = "uniform")]
+    distribution: Distribution,
+    /// Prints one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("farlink-peers: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    let time = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
+    let threads_max = args.threads.iter().copied().max().unwrap_or(1);
+    let drawn = (0..threads_max as u64)
+        .map(|seed| keys::draw(args.distribution, args.keys, DRAWN, seed))
+        .collect::<anyhow::Result<Vec<Arc<[u64]>>>>()?;
+    let contenders = build(args)?;
+    let mut report = report::Report::new(args.json, args.keys, args.distribution);
+    for &threads in &args.threads {
+        let entries = race::race(&contenders, &drawn[..threads], &args.in_flight, args.rounds, time)?;
+        report.add(threads, &entries);
+    }
+    report.print();
+    Ok(())
+}
+
+fn build(args: &Args) -> anyhow::Result<Vec<Box<dyn Contender>>> {
+    let mut world = World::new(keys::sorted(args.keys));
+    let mut contenders = Vec::new();
+    for (name, build) in ALL {
+        if args.only.is_empty() || args.only.iter().any(|only| only == name) {
+            eprintln!("building {name}");
+            contenders.push(build(&mut world)?);
+        }
+    }
+    Ok(contenders)
+}

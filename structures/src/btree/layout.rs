@@ -1,0 +1,79 @@
+//! What a cache must know of the tree's pages.
+
+use farlink_runtime::{
+    structure::{Layout, Overlap},
+    words::Words,
+};
+
+use super::node::Node;
+
+/// The pages of a [`BTree`](super::BTree).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BTreeLayout;
+
+/// The keys from `low` up to, not including, `high`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyRange {
+    /// The least key.
+    pub low: u64,
+    /// The least key above; `None` if there is none.
+    pub high: Option<u64>,
+}
+
+impl KeyRange {
+    /// Every key.
+    pub const ALL: Self = Self { low: 0, high: None };
+
+    /// Whether a key is one of them.
+    pub fn contains(&self, key: u64) -> bool {
+        self.low <= key && self.high.is_none_or(|high| key < high)
+    }
+}
+
+impl Layout for BTreeLayout {
+    type Region = KeyRange;
+
+    fn links(&self, page: &(impl Words + ?Sized), visit: &mut dyn FnMut(usize)) {
+        let node = Node(page);
+        (0..node.count()).for_each(|index| visit(node.value_position(index)));
+    }
+
+    fn overlap(&self, page: &(impl Words + ?Sized), region: &KeyRange) -> Overlap {
+        let (low, high) = (Node(page).low(), Node(page).high());
+        let ends_before = |end: Option<u64>, of: u64| end.is_some_and(|end| end <= of);
+        if ends_before(high, region.low) || ends_before(region.high, low) {
+            return Overlap::Outside;
+        }
+        let is_inside = region.low <= low
+            && match (high, region.high) {
+                (_, None) => true,
+                (None, Some(_)) => false,
+                (Some(high), Some(limit)) => high <= limit,
+            };
+        if is_inside { Overlap::Inside } else { Overlap::Partly }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlap_tells_inside_from_shared_and_foreign() {
+        let page = |low: u64, high: Option<u64>| {
+            let mut words = vec![0u64; 32];
+            (words[4], words[5]) = (low, high.unwrap_or(0));
+            words[7] = if high.is_none() { 1 << 16 } else { 0 };
+            words
+        };
+        let range = |low, high| KeyRange { low, high };
+        let of = |page: &[u64], range: KeyRange| BTreeLayout.overlap(page, &range);
+        assert_eq!(of(&page(10, Some(20)), range(10, Some(20))), Overlap::Inside);
+        assert_eq!(of(&page(10, Some(20)), range(0, None)), Overlap::Inside);
+        assert_eq!(of(&page(10, Some(20)), range(15, None)), Overlap::Partly);
+        assert_eq!(of(&page(10, None), range(0, Some(50))), Overlap::Partly);
+        assert_eq!(of(&page(10, Some(20)), range(20, None)), Overlap::Outside);
+        assert_eq!(of(&page(20, None), range(0, Some(20))), Overlap::Outside);
+        assert!(KeyRange::ALL.contains(u64::MAX) && !range(3, Some(5)).contains(5));
+    }
+}
