@@ -145,12 +145,13 @@ impl Arena {
         &self.memory.frames(self.frame_count)[frame as usize]
     }
 
-    /// The `words` words from `unit` on; fewer at the end of the memory, so that a link read at a bad moment does no harm.
+    /// The `words` words from `unit` on; none if they are not all inside the memory, so that a link read at a bad moment does
+    /// no harm.
     #[inline]
     pub(crate) fn words(&self, unit: u32, words: usize) -> &[AtomicU64] {
         let all = self.memory.words(self.word_count);
-        let from = (unit as usize * WORDS_PER_UNIT).min(all.len());
-        &all[from..(from + words).min(all.len())]
+        let from = unit as usize * WORDS_PER_UNIT;
+        all.get(from..from + words).unwrap_or(&[])
     }
 
     /// The body of a frame.

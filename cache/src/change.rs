@@ -10,7 +10,7 @@ use crate::{
     frame::{NONE, State},
     handle::{CacheHandle, Page},
     id::{Link, PageId, SizeClass},
-    sync::{AtomicU64, Ordering},
+    sync::{AtomicU64, Ordering, Spin},
     traits::{Layout, Store},
 };
 
@@ -316,7 +316,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             frame.lock.unlock();
             return;
         }
-        frame.set_parent(NONE, 0);
+        // A link that the change left behind. Whoever holds the parent's lock waits for nobody below it.
+        let mut spin = Spin::default();
+        while !self.unswizzle(frame, page.index()) {
+            spin.turn();
+        }
         frame.set_state(State::Taken);
         self.give_back(page.index());
     }

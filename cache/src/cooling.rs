@@ -88,7 +88,7 @@ impl Locked<'_> {
     }
 }
 
-/// See the [module](self).
+/// Six-slot queues of clean pages, each with a lock of its own.
 #[derive(Debug)]
 pub struct CoolingMap {
     buckets: Box<[Bucket]>,

@@ -40,6 +40,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let cache = self.cache();
         let pinned = match from {
             Some(from) if !from.is_guest() => Some(self.pin(from)?),
+            Some(guest) if !guest.is_current() => return Err(Conflict.into()),
             _ => None,
         };
         let mut spare: Option<Taken<'a, S, L>> = None;
@@ -147,7 +148,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         arena::fill(body, &buffer);
         drop(buffer);
         let level = cache.layout.level(body);
-        if let Some(word) = self.find_link(body, |word| is_swizzled(word)) {
+        if let Some(word) = self.find_link(body, is_swizzled) {
             return Err(CacheError::Swizzled { page, word });
         }
         self.0.counters.count(level, |level| level.misses += 1);
@@ -166,6 +167,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             _ => self.admits(level, uses),
         };
         let is_guest = !admitted && from.is_some();
+        if is_left_out(Step::StateBeforeWake) {
+            cache.table.wake(page);
+        }
         if is_guest {
             self.0.counters.count(level, |level| level.refusals += 1);
             if let Some(pinned) = pinned {
@@ -181,14 +185,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 self.0.counters.count(level, |level| level.failed_upgrades += 1);
             }
             frame.set_state(State::Resident);
-        }
-        if is_left_out(Step::StateBeforeWake) {
-            frame.set_state(State::Loading);
-            cache.table.wake(page);
-            frame.set_state(if is_guest { State::Guest } else { State::Resident });
-            let version = frame.lock.unlock();
-            std::mem::forget(loading);
-            return Ok(self.found(index, version, page, is_guest));
         }
         let version = frame.lock.unlock();
         loading.end();
@@ -372,7 +368,9 @@ impl<'a, S: Store, L: Layout> Loading<'a, S, L> {
     fn end(mut self) {
         if let Some(taken) = self.taken.take() {
             let cache = taken.handle.cache();
-            cache.table.wake(self.page);
+            if !is_left_out(Step::StateBeforeWake) {
+                cache.table.wake(self.page);
+            }
             cache.end_transfer();
             std::mem::forget(taken);
         }

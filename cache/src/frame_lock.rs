@@ -63,7 +63,7 @@ impl Waiters {
     }
 }
 
-/// See the [module](self).
+/// An optimistic lock whose writers queue.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct FrameLock(AtomicU64);
@@ -234,6 +234,16 @@ mod tests {
         assert!(lock.validate(version) && lock.try_upgrade(version));
         let next = lock.unlock();
         assert!(!lock.validate(version) && lock.validate(next) && !lock.try_upgrade(version));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_lock_that_is_not_wanted_any_more() {
+        let (lock, waiters) = (FrameLock::new(), Waiters::new(1));
+        let version = lock.try_lock().unwrap();
+        lock.retire();
+        assert!(lock.is_locked() && !lock.lock_if(&waiters, 1, || false));
+        assert_ne!(lock.unlock(), version);
+        assert!(lock.lock_if(&waiters, 1, || false));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::{
     error::{CacheError, Conflict},
     frame::{Frame, State},
     frame_lock::Version,
-    heat::{TICKS, mix},
+    heat::{USES_PER_TICK, mix},
     id::{Link, PageId, SizeClass},
     sync::{Arc, AtomicU64, Ordering, Spin, Step, fence, is_left_out},
     traits::{Layout, Store},
@@ -29,7 +29,6 @@ pub(crate) struct Inner<S: Store, L: Layout> {
     counts_uses: bool,
     free: [RefCell<Vec<u32>>; SizeClass::COUNT],
     random: Cell<u64>,
-    ticks: Cell<u32>,
 }
 
 impl<S: Store, L: Layout> Drop for Inner<S, L> {
@@ -70,7 +69,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             counters: CounterCells::default(),
             free: Default::default(),
             random: Cell::new(mix(seed) | 1),
-            ticks: Cell::new(0),
         }))
     }
 
@@ -109,19 +107,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     #[inline]
     pub(crate) fn touch(&self, frame: &Frame) {
         if self.0.counts_uses {
-            self.cache().heat.touch(frame, self.random_u32());
-            self.tick();
-        }
-    }
-
-    #[inline]
-    pub(crate) fn tick(&self) {
-        let ticks = self.0.ticks.get() + 1;
-        if ticks == TICKS {
-            self.0.ticks.set(0);
-            self.cache().heat.tick(TICKS);
-        } else {
-            self.0.ticks.set(ticks);
+            let random = self.random();
+            self.cache().heat.touch(frame, (random >> 32) as u32);
+            // One use in so many tells that there were so many.
+            if random as u32 % USES_PER_TICK == 0 {
+                self.cache().heat.tick(USES_PER_TICK);
+            }
         }
     }
 

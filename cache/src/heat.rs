@@ -23,8 +23,8 @@ const HALVING: u32 = 21;
 /// Sketch counters for each frame.
 const SKETCH_PER_FRAME: usize = 8;
 const SKETCH_MIN: usize = if cfg!(loom) { 4 } else { 64 };
-/// Uses that a handle counts by itself before it tells the others.
-pub(crate) const TICKS: u32 = 1024;
+/// Uses, on average, between two that are told to all.
+pub(crate) const USES_PER_TICK: u32 = 1024;
 
 /// Counters of the sketch for so many frames; one byte each.
 pub(crate) const fn sketch_counters(frames: usize) -> usize {
@@ -87,7 +87,7 @@ impl Heat {
         }
     }
 
-    /// `uses` uses have been counted by one handle. Ages everything when it is time.
+    /// There were about so many uses. Ages everything when it is time.
     pub(crate) fn tick(&self, uses: u32) {
         let before = self.uses.fetch_add(u64::from(uses), Ordering::Relaxed);
         if before / self.uses_per_age == (before + u64::from(uses)) / self.uses_per_age {

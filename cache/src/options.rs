@@ -14,7 +14,7 @@ pub enum Admission {
         /// Of a page above.
         inner: f64,
     },
-    /// A page that is used more often than one that would go for it; see [`crate::heat`].
+    /// A page that is used more often than one that would go for it.
     Frequency,
 }
 

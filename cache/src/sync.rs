@@ -58,8 +58,8 @@ impl Spin {
 
 /// A step that a model leaves out, to show that it would notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(loom), allow(dead_code, reason = "models name them"))]
-pub(crate) enum Step {
+#[cfg_attr(not(loom), allow(dead_code, unreachable_pub, reason = "models name them, under loom"))]
+pub enum Step {
     /// Of taking a frame's lock.
     LockFence,
     /// Of validating what was read.
@@ -90,6 +90,8 @@ pub(crate) enum Step {
     RoomFence,
     /// Of freeing a frame: those who wait for its lock are let through.
     Retirement,
+    /// Of a guest's last user who writes it: that it is still there.
+    GuestCheck,
     /// Of a guest's last user: looking at both flags at once.
     FlagsAtOnce,
 }

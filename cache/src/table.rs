@@ -87,7 +87,7 @@ impl Table {
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         // hashbrown uses the top bits and the low ones.
-        lock(&self.shards[(((hash >> 16) & 0xffff_ffff) * self.shards.len() as u64 >> 32) as usize])
+        lock(&self.shards[((((hash >> 16) & 0xffff_ffff) * self.shards.len() as u64) >> 32) as usize])
     }
 
     /// Looks a page up. A guest gets one more user. With `waker`, waits if it is being fetched: the waker is used when

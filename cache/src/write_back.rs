@@ -18,7 +18,7 @@ use crate::{
     frame::State,
     handle::CacheHandle,
     id::{Link, PageId, is_swizzled},
-    sync::{AtomicU64, Ordering, Spin},
+    sync::{AtomicU64, Ordering, Spin, Step, is_left_out},
     table::Found,
     traits::{Layout, Store},
 };
@@ -33,12 +33,14 @@ pub(crate) struct Snapshot<B> {
     image: B,
 }
 
+/// A snapshot, or why there is none.
+type Snapped<S> = Result<Snapshot<<S as Store>::Buffer>, CacheError<<S as Store>::Error>>;
 type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>, Option<Waker>)>>;
 
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A snapshot of a dirty page, whose lock the caller holds. An error if the store has no buffer for it, or a link in it
     /// leads to no page: it was not written by anybody who knows the layout.
-    pub(crate) fn snapshot(&self, index: u32, page: PageId) -> Result<Snapshot<S::Buffer>, CacheError<S::Error>> {
+    pub(crate) fn snapshot(&self, index: u32, page: PageId) -> Snapped<S> {
         let cache = self.cache();
         let frame = cache.frame(index);
         let body = cache.arena.body(frame);
@@ -135,10 +137,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         match frame.state() {
-            State::Guest => {
+            State::Guest if is_written => {
                 // As a user that comes and goes: the last one finds out what is to be done.
                 let mut spin = Spin::default();
-                while is_written {
+                loop {
                     match cache.table.find(&cache.arena, page, None) {
                         Found::Busy => spin.turn(),
                         Found::Here { frame, state: State::Guest, .. } => {
@@ -170,7 +172,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut spin = Spin::default();
         while frame.lock.try_lock().is_none() {
             // Another user came, and had it written and taken off: a free frame stays locked.
-            if frame.state() != State::Guest {
+            if frame.state() != State::Guest && !is_left_out(Step::GuestCheck) {
                 return;
             }
             spin.turn();
@@ -188,7 +190,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// A snapshot of a page that is dirty and not being written; gives the lock back, which the caller holds.
-    fn snapshot_if_due(&self, index: u32) -> Option<Result<Snapshot<S::Buffer>, CacheError<S::Error>>> {
+    fn snapshot_if_due(&self, index: u32) -> Option<Snapped<S>> {
         let frame = self.cache().frame(index);
         let is_due = matches!(frame.state(), State::Resident | State::Guest) && frame.is_dirty() && !frame.is_writing();
         let snapshot = match (is_due, frame.page()) {

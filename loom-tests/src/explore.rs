@@ -13,9 +13,13 @@ use std::{
 /// Preemptions per execution, unless `LOOM_MAX_PREEMPTIONS` says otherwise.
 const PREEMPTIONS: usize = 2;
 
+/// Steps per execution: a spinning one has more.
+const BRANCHES: usize = 10_000;
+
 fn builder() -> loom::model::Builder {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(PREEMPTIONS);
+    builder.max_branches = builder.max_branches.max(BRANCHES);
     builder
 }
 

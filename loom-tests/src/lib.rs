@@ -1,7 +1,6 @@
 //! Loom models of farlink's concurrent protocols.
 //!
-//! Each file in `tests/` is one protocol. Its models run the runtime's own code, whose atomics are loom's under
-//! `--cfg loom`, in every interleaving of two or three threads that a bounded number of preemptions gives, and with
+//! Each file in `tests/` is one protocol. Its models run the code itself, whose atomics are loom's under `--cfg loom`, in every interleaving of two or three threads that a bounded number of preemptions gives, and with
 //! every value that a relaxed load may return. Beside them stand *broken variants*: copies of one step of the protocol
 //! with one thing left out, which loom must refuse. They show that the model would notice.
 //!
@@ -13,6 +12,8 @@
 #[cfg(loom)]
 mod explore;
 #[cfg(loom)]
+mod pages;
+#[cfg(loom)]
 mod peer;
 #[cfg(loom)]
 mod plain;
@@ -20,6 +21,7 @@ mod plain;
 #[cfg(loom)]
 pub use self::{
     explore::{Running, Seen, explore, refuse, run},
+    pages::{CLASS, Handle, Pages, Tree, block_on, id, refuse_without},
     peer::{Peer, SharedMemory, share},
     plain::Plain,
 };

@@ -145,9 +145,9 @@ impl<T: Layout> CachedInner<T> {
         Ok(SharedPage { copy, is_cached: true, above: Cell::new(None) })
     }
 
-    /// The pages above a leaf, if the search had to move on from it: they are old.
-    async fn renew_above(&self, leaf: &SharedPage) -> Result<(), Interrupt> {
-        if let Some(above) = leaf.above.take() {
+    /// A search moved on from `page` to the right: the cached page that led there is old.
+    async fn renew_above(&self, page: &SharedPage) -> Result<(), Interrupt> {
+        if let Some(above) = page.above.take() {
             match self.renewed(above).await {
                 Ok(_) | Err(Interrupt::Restart(_)) => {}
                 Err(error) => return Err(error),
@@ -186,15 +186,17 @@ impl<T: Layout> Access for CachedInner<T> {
 
     async fn follow(&self, from: &SharedPage, link: Link) -> Result<SharedPage, Interrupt> {
         let at = target(link)?;
-        match from.level() {
-            0 => {
-                self.renew_above(from).await?;
-                self.current(at, None).await
-            }
-            1 => self.current(at, from.is_cached.then(|| from.at())).await,
-            _ if from.is_cached => self.cached(at).await,
-            _ => self.renewed(at).await,
+        let page = match from.level() {
+            0 | 1 => self.current(at, None).await?,
+            _ if from.is_cached => self.cached(at).await?,
+            _ => self.renewed(at).await?,
+        };
+        if page.level() < from.level() {
+            page.above.set(from.is_cached.then(|| from.at()));
+        } else {
+            self.renew_above(from).await?;
         }
+        Ok(page)
     }
 
     async fn follow_many(&self, from: &SharedPage, links: &[Link]) -> Vec<Result<SharedPage, Interrupt>> {

@@ -5,7 +5,7 @@
 //! ```text
 //!  63       62            48 47                       0
 //! [swizzled | memory server | offset within its region ]   unswizzled: remote memory, anywhere in the cluster
-//! [    1    |       0       | address of a local frame ]   swizzled: this compute server's cache only
+//! [    1    |        what the cache names a frame by   ]   swizzled: this compute server's cache only
 //! ```
 //!
 //! Zero is the null link: offset 0 of server 0 is a superblock, never a page. Remote memory never holds a swizzled

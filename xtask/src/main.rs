@@ -49,7 +49,10 @@ fn loom(preemptions: u32, filter: Option<&str>) -> Result<()> {
         .arg("--nocapture")
         .args(filter)
         .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom"))
-        .env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());
+        .env("LOOM_MAX_PREEMPTIONS", preemptions.to_string())
+        // Whole-program optimisation of each model would take longer than running it.
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "8");
     run(&mut cargo, "loom")
 }
 

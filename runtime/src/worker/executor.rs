@@ -182,7 +182,11 @@ impl Executor {
     /// Whether there is a task besides whatever is being polled.
     #[inline]
     pub(crate) fn has_others(&self) -> bool {
-        self.live.get() > usize::from(self.running.get().is_some())
+        match self.live.get() {
+            0 => false,
+            1 => self.running.get().is_none(),
+            _ => true,
+        }
     }
 
     /// How many tasks must still finish.

@@ -1,0 +1,144 @@
+//! Changes of structure, seen from the store: what moved is where it should be once it was evicted and read again.
+#![cfg(not(loom))]
+
+mod support;
+
+use std::sync::atomic::Ordering;
+
+use farlink_cache::{Admission, CacheError, PageId};
+use support::*;
+
+const KEYS: u64 = 20_000;
+
+fn bed(admission: Admission) -> Bed {
+    Bed::new((0..KEYS).map(|key| (key * 2, key)), class(256), small(256, admission), seed(6))
+}
+
+fn id(number: u64) -> PageId {
+    PageId::new(number).unwrap()
+}
+
+#[test]
+fn splits_and_merges_survive_eviction() {
+    for admission in ADMISSIONS {
+        let bed = bed(admission);
+        // Refused pages are written when their users leave, and so may come before new ones below them.
+        bed.store.world().checks_order = admission == Admission::Always;
+        let before = bed.store.world().pages.len();
+        bed.run(|tree| async move {
+            for key in 0..KEYS {
+                assert_eq!(tree.update(key * 2 + 1, |_| key).await.unwrap(), None);
+            }
+            for key in (KEYS / 2..KEYS).rev() {
+                assert_eq!(tree.remove(key * 2).await.unwrap(), Some(key));
+            }
+        });
+        let odd = (0..KEYS).map(|key| (key * 2 + 1, key));
+        let even = (0..KEYS / 2).map(|key| (key * 2, key));
+        let model: std::collections::BTreeMap<u64, u64> = odd.chain(even).collect();
+        assert_eq!(bed.flushed(), model);
+        let after = bed.tree.handle.counters();
+        assert!(bed.store.world().pages.len() > before + 100 && after.total().evictions + after.total().refusals > 0);
+        bed.run(move |tree| async move {
+            for (key, value) in model {
+                assert_eq!(tree.get(key).await.unwrap(), Some(value));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_failed_change_changes_nothing() {
+    let bed = bed(Admission::Always);
+    bed.run(|tree| async move {
+        let path = tree.path(100).await.unwrap();
+        let leaf = path.last().unwrap();
+        let other = tree.path(100).await.unwrap();
+        tree.handle.change(&[other.last().unwrap()], Vec::new(), |change| change.set(0, 5, 1234)).unwrap();
+        let new = tree.handle.reserve(id(900_000), tree.class).await.unwrap();
+        let above = &path[path.len() - 2];
+        let refused = tree.handle.change(&[above, leaf], vec![new], |_| unreachable!());
+        assert!(refused.is_err() && leaf.read(|_| ()).is_err() && above.is_current());
+        let word = other.last().unwrap().read(|words| words[5].load(Ordering::Relaxed)).unwrap();
+        assert_eq!(word, 1234);
+        // As it is now, whatever it was.
+        tree.handle.alter(leaf, |change| change.set(0, 5, change.word(0, 5) + 1)).unwrap();
+        assert_eq!(leaf.read(|words| words[5].load(Ordering::Relaxed)), Ok(1235));
+    });
+    assert!(!bed.flushed().is_empty());
+}
+
+#[test]
+fn a_panic_within_a_change_frees_the_locks() {
+    let bed = bed(Admission::Always);
+    bed.run(|tree| async move {
+        let path = tree.path(100).await.unwrap();
+        let leaf = path.last().unwrap();
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            tree.handle.change(&[leaf], Vec::new(), |_| panic!("on purpose"))
+        }));
+        assert!(caught.is_err() && leaf.read(|_| ()).is_err());
+    });
+    assert_eq!(bed.run(|tree| async move { tree.update(100, |_| 1).await }).unwrap(), Some(50));
+}
+
+#[test]
+fn a_refreshed_page_keeps_its_swizzled_links() {
+    let bed = bed(Admission::Always);
+    let root = bed.store.world().pages[&ROOT].clone();
+    bed.run(|tree| async move {
+        let path = tree.path(100).await.unwrap();
+        let link = path[0].read(|words| words[support::page::value_at(0)].load(Ordering::Relaxed)).unwrap();
+        assert!(farlink_cache::is_swizzled(link) && path[1].is_target_of(link));
+        let mut newer = root.clone();
+        newer[31] = 4711;
+        tree.handle.refresh(&path[0], &newer).unwrap();
+        let link = path[0].read(|words| words[support::page::value_at(0)].load(Ordering::Relaxed)).unwrap();
+        assert!(path[1].is_target_of(link) && farlink_cache::is_swizzled(link));
+        // The store has it: nothing is to be written.
+        let before = tree.handle.store().world().writes;
+        tree.handle.flush().await.unwrap();
+        assert_eq!(tree.handle.store().world().writes, before);
+        for key in (0..KEYS).step_by(5) {
+            assert_eq!(tree.get(key * 2).await.unwrap(), Some(key));
+        }
+    });
+}
+
+#[test]
+fn a_flush_of_a_range_writes_that_and_no_more() {
+    let bed = bed(Admission::Always);
+    bed.run(|tree| async move {
+        for key in (0..1000).step_by(2) {
+            tree.update(key, |_| 0).await.unwrap();
+        }
+        let pages = 30..=40;
+        let before = tree.handle.store().world().writes;
+        tree.handle.flush_range(id(*pages.start())..=id(*pages.end())).await.unwrap();
+        assert_eq!(tree.handle.store().world().writes - before, 11);
+        tree.handle.flush_range(id(*pages.start())..=id(*pages.end())).await.unwrap();
+        assert_eq!(tree.handle.store().world().writes - before, 11);
+        let world = tree.handle.store().world();
+        assert!(pages.clone().all(|page| Image(&world.pages[&page]).entries().all(|(_, value)| value == 0)));
+        assert!(Image(&world.pages[&29]).entries().any(|(_, value)| value != 0));
+    });
+}
+
+#[test]
+fn an_invalidated_page_is_read_again() {
+    let bed = bed(Admission::Always);
+    bed.run(|tree| async move {
+        let leaf = tree.path(100).await.unwrap().last().unwrap().id();
+        tree.update(100, |_| 1).await.unwrap();
+        assert!(tree.handle.invalidate(leaf, tree.class).await.unwrap());
+        assert!(!tree.handle.invalidate(leaf, tree.class).await.unwrap());
+        // Unwritten, as asked.
+        assert_eq!(tree.get(100).await.unwrap(), Some(50));
+        // Whoever has a page in use keeps it from going.
+        let anchor = tree.handle.anchor(leaf, tree.class).await.unwrap();
+        let refused = tree.handle.invalidate(leaf, tree.class).await.unwrap_err();
+        assert!(matches!(refused, CacheError::NoRoom { .. }), "{refused}");
+        drop(anchor);
+        assert!(tree.handle.invalidate(leaf, tree.class).await.unwrap());
+    });
+}

@@ -1,0 +1,168 @@
+//! Shared fetches, dropped futures, and stores that fail.
+#![cfg(not(loom))]
+
+mod support;
+
+use std::{cell::Cell, rc::Rc, task::Poll};
+
+use farlink_cache::{Admission, CacheError, PageId};
+use support::*;
+
+const KEYS: u64 = 20_000;
+
+fn bed(admission: Admission) -> Bed {
+    Bed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, admission), seed(3))
+}
+
+/// Polls a future a few times among the other tasks, and drops it.
+async fn abandon<F: Future>(future: F, polls: u64) -> bool {
+    let mut future = Box::pin(future);
+    for _ in 0..polls {
+        if std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await {
+            return true;
+        }
+        pause(1).await;
+    }
+    false
+}
+
+/// Starts `tasks` lookups of one key while reads are held; the first `dropped` of them are dropped before reads go on.
+fn lookups(tasks: u64, dropped: u64) -> (u64, u64, u64) {
+    let bed = bed(Admission::Always);
+    bed.store.world().holds_reads = true;
+    let found = Rc::new(Cell::new(0));
+    for task in 0..tasks {
+        let (tree, found, key) = (bed.tree.clone(), Rc::clone(&found), 12_345);
+        bed.executor.spawn(async move {
+            if task < dropped {
+                assert!(!abandon(tree.get(key), 1 + task).await);
+            } else {
+                assert_eq!(tree.get(key).await.unwrap(), Some(key));
+                found.set(found.get() + 1);
+            }
+        });
+        bed.executor.run_ready();
+    }
+    bed.store.release();
+    bed.executor.run();
+    let world = bed.store.world();
+    (found.get(), world.reads, world.reads_dropped)
+}
+
+#[test]
+fn many_misses_on_one_page_are_one_read() {
+    // The root is read to be anchored; two levels are below it.
+    let (found, reads, dropped) = lookups(1, 0);
+    assert_eq!((found, dropped), (1, 0));
+    assert_eq!(lookups(50, 0), (50, reads, 0));
+}
+
+#[test]
+fn a_dropped_fetch_is_taken_over() {
+    let (_, reads, _) = lookups(1, 0);
+    // The first one is the one that reads.
+    assert_eq!(lookups(5, 1), (4, reads, 1));
+    assert_eq!(lookups(5, 4), (1, reads, 4));
+    let (found, _, _) = lookups(5, 5);
+    assert_eq!(found, 0);
+}
+
+#[test]
+fn a_failed_read_is_reported_and_leaves_nothing_behind() {
+    let bed = bed(Admission::Always);
+    let before = bed.cache.len();
+    bed.store.world().fail_read = Some(1);
+    let error = bed.run(|tree| async move { tree.get(77).await }).unwrap_err();
+    assert!(matches!(error, CacheError::Store { source: Refused("read"), .. }), "{error}");
+    assert!(error.to_string().contains("fire"), "{error}");
+    assert_eq!(bed.cache.len(), before);
+    assert_eq!(bed.run(|tree| async move { tree.get(77).await }).unwrap(), Some(77));
+}
+
+#[test]
+fn damaged_pages_are_refused() {
+    let bed = bed(Admission::Always);
+    let (root_link, link) = {
+        let world = bed.store.world();
+        let root_link = support::page::image_links(&world.pages[&ROOT])[0];
+        (root_link, support::page::image_links(&world.pages[&root_link])[0])
+    };
+    let intact = bed.store.world().pages[&root_link].clone();
+    let slot = support::page::value_at(0);
+    bed.store.world().pages.get_mut(&root_link).unwrap()[slot] |= 1 << 63;
+    let error = bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
+    assert!(matches!(error, CacheError::Swizzled { word, .. } if word == slot), "{error}");
+    bed.store.world().pages.get_mut(&root_link).unwrap().truncate(8);
+    let error = bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
+    assert!(matches!(error, CacheError::Size { got: 8, asked: 32, .. }), "{error}");
+    let mut null = intact.clone();
+    null[slot] = 0;
+    bed.store.world().pages.insert(root_link, null);
+    let error = bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
+    assert!(matches!(error, CacheError::BadLink), "{error}");
+    let page = PageId::new(root_link).unwrap();
+    assert!(bed.run(move |tree| async move { tree.handle.invalidate(page, tree.class).await }).unwrap());
+    bed.store.world().pages.insert(root_link, intact);
+    assert_eq!(bed.run(|tree| async move { tree.get(0).await }).unwrap(), Some(0));
+    assert!(link != 0 && bed.store.world().pages.contains_key(&link));
+}
+
+#[test]
+fn a_failed_write_keeps_the_page() {
+    for admission in ADMISSIONS {
+        let bed = bed(admission);
+        bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
+        bed.store.world().fail_write = Some(1);
+        // A guest may have been written already: change it once more.
+        let error = bed.run(|tree| async move {
+            let _ = tree.update(5, |_| 501).await;
+            tree.handle.flush().await
+        });
+        let is_reported = matches!(error, Err(CacheError::Store { source: Refused("write"), .. }));
+        assert!(is_reported || bed.tree.handle.counters().write_errors == 1, "{error:?}");
+        assert_eq!(bed.run(|tree| async move { tree.get(5).await }).unwrap(), Some(501));
+        assert_eq!(bed.flushed()[&5], 501);
+        let counters = bed.tree.handle.counters();
+        assert_eq!((counters.write_errors, bed.store.world().pages.len() > 900), (1, true));
+    }
+}
+
+#[test]
+fn a_flush_without_buffers_is_an_error_not_a_hang() {
+    let bed = bed(Admission::Always);
+    bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
+    bed.store.world().fails_buffers = true;
+    let error = bed.run(|tree| async move { tree.handle.flush().await }).unwrap_err();
+    assert!(matches!(error, CacheError::Store { source: Refused("no buffer"), .. }), "{error}");
+    bed.store.world().fails_buffers = false;
+    assert_eq!(bed.flushed()[&5], 500);
+}
+
+#[test]
+fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
+    for admission in ADMISSIONS {
+        let bed = bed(admission);
+        bed.store.world().fails_all_writes = true;
+        let (written, error) = bed.run(|tree| async move {
+            for key in (0..KEYS).map(|at| at * 10 % KEYS) {
+                if let Err(error) = tree.update(key, |old| old.unwrap() + KEYS).await {
+                    return (key, Some(error));
+                }
+            }
+            (KEYS, None)
+        });
+        let error = error.expect("a cache that cannot write fills up");
+        assert!(matches!(&error, CacheError::NoRoom { last_write_error: Some(said), .. } if said.contains("fire")));
+        assert!(error.to_string().contains("fire") && bed.executor.polls() < 500_000, "{error}");
+        // Nothing is lost, and all goes on as soon as the store takes pages again.
+        bed.store.world().fails_all_writes = false;
+        bed.run(move |tree| async move {
+            for key in (0..KEYS).step_by(10) {
+                let is_new = key < written;
+                assert_eq!(tree.get(key).await.unwrap(), Some(if is_new { key + KEYS } else { key }));
+            }
+        });
+        let store = bed.flushed();
+        assert_eq!(store.values().filter(|&&value| value >= KEYS).count() as u64, written / 10);
+    }
+}

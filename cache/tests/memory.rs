@@ -1,0 +1,91 @@
+//! What a full cache takes of the machine's memory: alone in its process, so that the process says it.
+#![cfg(not(loom))]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use farlink_cache::{CacheOptions, Layout, PageCache, PageId, SizeClass, Store};
+
+/// A store that makes pages up.
+#[derive(Clone)]
+struct Made;
+
+impl Store for Made {
+    type Buffer = Vec<u64>;
+    type Error = std::io::Error;
+
+    fn buffer(&self, words: usize) -> std::io::Result<Vec<u64>> {
+        Ok(vec![0; words])
+    }
+
+    async fn read(&self, page: PageId, class: SizeClass) -> std::io::Result<Vec<u64>> {
+        Ok(vec![page.get(); class.words()])
+    }
+
+    async fn write(&self, pages: Vec<(PageId, Vec<u64>)>) -> Vec<std::io::Result<()>> {
+        pages.iter().map(|_| Ok(())).collect()
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        now(task);
+    }
+}
+
+struct Flat;
+
+impl Layout for Flat {
+    fn level(&self, _page: &[AtomicU64]) -> u8 {
+        0
+    }
+
+    fn links(&self, _page: &[AtomicU64], _visit: &mut dyn FnMut(usize)) {}
+}
+
+fn now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    loop {
+        let waker = std::task::Waker::noop();
+        if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut std::task::Context::from_waker(waker)) {
+            return value;
+        }
+    }
+}
+
+/// Resident bytes of this process, and of the machine's memory what is free: both in bytes.
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
+}
+
+fn available_bytes() -> usize {
+    let info = std::fs::read_to_string("/proc/meminfo").expect("Linux");
+    let line = info.lines().find(|line| line.starts_with("MemAvailable:")).expect("a line of it");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") * 1024
+}
+
+fn fill(bytes: usize) {
+    let before = resident_bytes();
+    let cache = PageCache::new(Flat, CacheOptions::new(bytes)).unwrap();
+    let handle = cache.handle(Made, 1).unwrap();
+    let pages = (bytes / 1024) as u64;
+    for page in (1..=pages).chain((1..=pages).rev()) {
+        let page = PageId::new(page).unwrap();
+        let found = now(handle.load(page, SizeClass::of_bytes(1024).unwrap())).unwrap();
+        let sum: u64 = found.read(|words| words.iter().map(|word| word.load(Ordering::Relaxed)).sum()).unwrap();
+        assert_eq!(sum, page.get() * 128);
+    }
+    let grown = resident_bytes() - before;
+    let memory = cache.memory();
+    println!("{bytes} bytes: resident {grown} ({:.3}), {memory:?}", grown as f64 / bytes as f64);
+    assert!(memory.used() <= memory.limit && memory.pages >= bytes / 100 * 88, "{memory:?}");
+    // A small cache is rounded up to huge pages, and the process itself grows a little.
+    assert!(grown <= bytes / 100 * 105 + (256 << 10), "{grown} bytes for a cache of {bytes}");
+}
+
+#[test]
+fn a_full_cache_takes_what_it_was_given() {
+    fill(8 << 20);
+    fill(64 << 20);
+    if available_bytes() > 3 << 30 {
+        fill(1 << 30);
+    }
+}

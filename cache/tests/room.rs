@@ -1,0 +1,171 @@
+//! Room: pins, size classes, guests, and the promises about memory and counters.
+#![cfg(not(loom))]
+
+mod support;
+
+use farlink_cache::{Admission, CacheError, CacheOptions, PageCache, PageId, SizeClass};
+use support::*;
+
+const KEYS: u64 = 20_000;
+
+fn bed(admission: Admission) -> Bed {
+    Bed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, admission), seed(4))
+}
+
+#[test]
+fn reserving_everything_is_an_error_not_a_hang() {
+    let bed = bed(Admission::Always);
+    let error = bed.run(|tree| async move {
+        let mut held = Vec::new();
+        for id in 100_000.. {
+            match tree.handle.reserve(PageId::new(id).unwrap(), tree.class).await {
+                Ok(page) => held.push(page),
+                Err(error) => return (held.len(), error),
+            }
+        }
+        unreachable!()
+    });
+    assert!(matches!(error, (150.., CacheError::NoRoom { last_write_error: None, .. })), "{error:?}");
+    assert_eq!(bed.run(|tree| async move { tree.get(1).await }).unwrap(), Some(1));
+}
+
+#[test]
+fn anchoring_everything_is_an_error_not_a_hang() {
+    let bed = bed(Admission::Always);
+    let pages: Vec<u64> = bed.store.world().pages.keys().copied().collect();
+    let (anchored, error) = bed.run(move |tree| async move {
+        let mut anchors = Vec::new();
+        for page in pages {
+            match tree.handle.anchor(PageId::new(page).unwrap(), tree.class).await {
+                Ok(anchor) => anchors.push(anchor),
+                Err(error) => return (anchors.len(), error),
+            }
+        }
+        unreachable!()
+    });
+    assert!(anchored > 150 && matches!(error, CacheError::NoRoom { .. }), "{anchored} {error}");
+    bed.run(|tree| async move {
+        for key in (0..KEYS).step_by(7) {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key));
+        }
+    });
+}
+
+#[test]
+fn an_anchored_page_stays_under_pressure() {
+    for admission in ADMISSIONS {
+        let bed = bed(admission);
+        let reads = bed.run(|tree| async move {
+            let page = tree.path(500).await.unwrap()[1].id();
+            // A guest cannot be kept; once it has left, it can.
+            let anchor = loop {
+                if let Ok(anchor) = tree.handle.anchor(page, tree.class).await {
+                    break anchor;
+                }
+            };
+            for key in (0..KEYS).step_by(3) {
+                assert_eq!(tree.get(key).await.unwrap(), Some(key));
+            }
+            let before = tree.handle.store().world().reads;
+            assert_eq!(tree.handle.enter(&anchor).unwrap().id(), page);
+            assert_eq!(tree.handle.load(page, tree.class).await.unwrap().id(), page);
+            tree.handle.store().world().reads - before
+        });
+        assert_eq!(reads, 0);
+    }
+}
+
+#[test]
+fn dirty_guests_are_written_and_gone() {
+    let bed = bed(Admission::Probability { leaf: 0.0, inner: 1.0 });
+    bed.run(|tree| async move {
+        for key in 0..KEYS {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key));
+        }
+        // Full by now: no leaf is admitted any more, and the inner pages have driven the old ones out or not.
+        for key in (0..KEYS).rev() {
+            tree.update(key, |old| old.unwrap() + 1).await.unwrap();
+        }
+    });
+    let guests = bed.tree.handle.counters().levels[0].refusals;
+    assert!(guests > 1000, "{guests} leaves were refused");
+    // Their write-backs have ended with the tasks: what is not a guest is all that a flush can find.
+    let before = bed.store.world().writes;
+    assert!(bed.flushed().into_iter().eq((0..KEYS).map(|key| (key, key + 1))));
+    let resident = bed.cache.len() as u64;
+    assert!(bed.store.world().writes - before <= resident, "guests are no longer dirty");
+    assert!(resident < 200);
+}
+
+#[test]
+fn counters_add_up() {
+    for admission in ADMISSIONS {
+        let bed = bed(admission);
+        let before = bed.tree.handle.counters().total();
+        let levels = u64::from(Image(&bed.store.world().pages[&ROOT]).level()) + 1;
+        bed.run(|tree| async move {
+            for key in (0..KEYS).step_by(11) {
+                assert_eq!(tree.get(key).await.unwrap(), Some(key));
+            }
+        });
+        let after = bed.tree.handle.counters().total();
+        let accesses = KEYS.div_ceil(11) * levels;
+        assert_eq!(after.hits - before.hits + after.misses - before.misses, accesses, "{admission:?}");
+        assert_eq!(after.misses, bed.store.world().reads);
+        let gone = after.evictions + after.refusals;
+        assert_eq!(after.misses, gone + bed.cache.len() as u64, "what came is here or gone");
+        let (cache, tree) = (bed.cache, bed.tree);
+        drop((bed.executor, bed.store));
+        let counters = tree.handle.counters();
+        drop(tree);
+        assert_eq!(cache.counters(), counters);
+    }
+}
+
+/// Pages without links, of all sizes: page `n` of a class has `n` in every word but those that the layout looks at.
+async fn visit(handle: &Handle, pages: std::ops::Range<u64>, class: SizeClass, cache: &PageCache<TreeLayout>) {
+    for page in pages {
+        let id = PageId::new(page).unwrap();
+        let found = handle.load(id, class).await.unwrap();
+        let sum: u64 = found
+            .read(|words| words[4..].iter().map(|word| word.load(std::sync::atomic::Ordering::Relaxed)).sum())
+            .unwrap();
+        assert_eq!(sum, page * (class.words() as u64 - 4));
+        drop(found);
+        let memory = cache.memory();
+        assert!(memory.used() <= memory.limit, "{memory:?}");
+    }
+}
+
+#[test]
+fn memory_changes_hands_between_size_classes() {
+    for (bytes, page_bytes) in [(64 << 10, 1024), (100_000, 256), (300_000, 4096), (1 << 20, 1024), (3_333_333, 4096)] {
+        let executor = Executor::alone(seed(9));
+        let world = std::sync::Arc::default();
+        let store = MapStore::new(&world, &executor);
+        let mut options = CacheOptions::new(bytes);
+        (options.page_bytes, options.handles_max) = (page_bytes, 4);
+        let cache = PageCache::new(TreeLayout, options).unwrap();
+        let handle = cache.handle(store, 5).unwrap();
+        let mut next = 1;
+        let mut phases = Vec::new();
+        for class_bytes in [1024, 64, 4096, 1024, 128, 2048, 256, 512, 64] {
+            let class = class(class_bytes);
+            // Half as many again as there is room for.
+            let pages = next..next + (bytes / (class_bytes + 64) * 3 / 2) as u64;
+            for page in pages.clone() {
+                let image = support::page::image(page, 0, 0, 0, &[], class.words());
+                let image = image.into_iter().enumerate().map(|(at, word)| if at < 4 { word } else { page }).collect();
+                lock(&world).pages.insert(page, image);
+            }
+            next = pages.end;
+            phases.push((pages, class));
+        }
+        let shared = std::sync::Arc::clone(&cache);
+        executor.block_on(async move {
+            for (pages, class) in phases.iter().chain(phases.iter().rev()) {
+                visit(&handle, pages.clone(), *class, &shared).await;
+            }
+        });
+    }
+}

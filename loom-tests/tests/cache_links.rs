@@ -1,0 +1,210 @@
+//! Swizzled links of the cache: swizzle against unswizzle against follow, and pinning against cooling.
+//!
+//! A root, kept by an anchor, has one link to page 2. One thread follows the link; another cools and evicts page 2 and loads
+//! page 3 into its frame. Asserted: whoever follows a swizzled link and reads validly has read page 2. For the inner pages:
+//! a page that is pinned does not cool, and one that cools has no swizzled link in it.
+//!
+//! Broken variants: a follower that does not look at the parent again takes page 3 for page 2; a pin without its fence, and
+//! cooling that does not look at the pins, cool a pinned page.
+#![cfg(loom)]
+
+use std::sync::Arc;
+
+use farlink_cache::{Anchor, Conflict, PageCache, is_swizzled, model::Step};
+use farlink_loom_tests::{CLASS, Handle, Pages, Seen, Tree, block_on, explore, id, refuse_without, run};
+use loom::sync::atomic::Ordering::Relaxed;
+
+/// A root with a link to page 2, and page 3.
+fn store() -> Pages {
+    Pages::new(&[(1, 1, 2), (2, 0, 20), (3, 0, 30)])
+}
+
+fn handle(cache: &Arc<PageCache<Tree>>, store: &Pages, seed: u64) -> Handle {
+    cache.handle(store.clone(), seed).expect("there are three handles")
+}
+
+/// Follows the root's link if it is swizzled, and reads the page there.
+fn follow_swizzled(handle: &Handle, anchor: &Anchor<Tree>) -> Option<u64> {
+    let root = handle.enter(anchor).ok()?;
+    let word = root.read(|words| words[1].load(Relaxed)).ok().filter(|&word| is_swizzled(word))?;
+    let page = block_on(handle.follow(&root, word, CLASS)).ok()?;
+    page.read(|words| words[1].load(Relaxed)).ok()
+}
+
+/// Cools and evicts page 2. True if it went.
+fn evict(handle: &Handle, _: &Anchor<Tree>, frame: u32) -> bool {
+    handle.cool_frame(frame) && handle.evict_any()
+}
+
+/// Takes the root's link away, and frees page 2. True if it went.
+fn free(handle: &Handle, anchor: &Anchor<Tree>, _: u32) -> bool {
+    let freed = || {
+        let root = handle.enter(anchor)?;
+        let word = root.read(|words| words[1].load(Relaxed))?;
+        let Ok(page) = block_on(handle.follow(&root, word, CLASS)) else { return Err(Conflict) };
+        handle.change(&[&root, &page], Vec::new(), |change| {
+            change.set(0, 1, 0);
+            change.free(1);
+        })
+    };
+    freed().is_ok()
+}
+
+/// A follower, and one who has page 2 go and page 3 come in its place. Returns what the follower read, and whether page 3
+/// came into page 2's frame.
+fn follow_and_reuse(remove: fn(&Handle, &Anchor<Tree>, u32) -> bool) -> (Option<u64>, bool) {
+    let store = store();
+    let cache = store.cache(2);
+    let [follower, evictor] = [1, 2].map(|seed| handle(&cache, &store, seed));
+    let anchor = Arc::new(block_on(evictor.anchor(id(1), CLASS)).expect("the root is there"));
+    let of_evictor = Arc::clone(&anchor);
+    let frame = {
+        let root = evictor.enter(&anchor).expect("nobody changes it");
+        let word = root.read(|words| words[1].load(Relaxed)).expect("nobody changes it");
+        block_on(evictor.follow(&root, word, CLASS)).expect("it is there").frame()
+    };
+    let follower = run(move || {
+        let seen = follow_swizzled(&follower, &anchor);
+        assert!(seen.is_none_or(|word| word == 20), "read {seen:?} through the link to page 2");
+        (seen, follower, anchor)
+    });
+    let evictor = run(move || {
+        let is_reused = remove(&evictor, &of_evictor, frame)
+            && block_on(evictor.load(id(3), CLASS)).is_ok_and(|page| page.frame() == frame);
+        (is_reused, evictor, of_evictor)
+    });
+    (follower.join().0, evictor.join().0)
+}
+
+/// One who pins a page for good, and one who cools it. Returns who succeeded.
+fn pin_and_cool() -> [bool; 2] {
+    let store = store();
+    let cache = store.cache(2);
+    let [pinner, cooler] = [1, 2].map(|seed| handle(&cache, &store, seed));
+    let frame = block_on(cooler.load(id(1), CLASS)).expect("it is there").frame();
+    let pinner = run(move || {
+        let is_pinned = match block_on(pinner.load(id(1), CLASS)) {
+            Ok(page) => pinner.keep(&page).map(std::mem::forget).is_ok(),
+            Err(_) => false,
+        };
+        (is_pinned, pinner)
+    });
+    let cooler = run(move || (cooler.cool_frame(frame), cooler));
+    let (is_pinned, _pinner) = pinner.join();
+    let (is_cooled, _cooler) = cooler.join();
+    let places = cache.places(id(1));
+    assert_eq!(places.len(), 1, "{places:?}");
+    assert!(!is_pinned || !places[0].is_cooling, "a pinned page cools");
+    [is_pinned, is_cooled]
+}
+
+/// One who loads the page below an inner page, and one who cools and evicts the inner page. Returns whether the link was
+/// swizzled, and whether the inner page went.
+fn swizzle_and_cool() -> [bool; 2] {
+    let store = store();
+    let cache = store.cache(4);
+    let [loader, cooler] = [1, 2].map(|seed| handle(&cache, &store, seed));
+    // The loader has the next free frame at hand.
+    let frame = block_on(loader.load(id(1), CLASS)).expect("it is there").frame();
+    let loader = run(move || {
+        if let Ok(root) = block_on(loader.load(id(1), CLASS))
+            && let Ok(word) = root.read(|words| words[1].load(Relaxed))
+            && let Ok(page) = block_on(loader.follow(&root, word, CLASS))
+        {
+            assert_eq!(page.id(), id(2));
+        }
+        loader
+    });
+    let cooler = run(move || {
+        cooler.cool_below(frame);
+        (cooler.evict_any(), cooler)
+    });
+    let _loader = loader.join();
+    let (is_evicted, _cooler) = cooler.join();
+    let (inner, leaf) = (cache.places(id(1)), cache.places(id(2)));
+    assert!(inner.len() <= 1 && leaf.len() <= 1, "{inner:?} {leaf:?}");
+    let is_swizzled = leaf.first().is_some_and(|leaf| leaf.parent.is_some());
+    if is_swizzled {
+        assert_eq!(leaf[0].parent, Some(id(1)), "the parent went before the child");
+        assert!(inner[0].kids == 1 && !inner[0].is_cooling, "the parent cools before the child: {inner:?}");
+    } else {
+        assert!(inner.iter().all(|inner| inner.kids == 0), "{inner:?} {leaf:?}");
+    }
+    [is_swizzled, is_evicted]
+}
+
+fn explore_reuse(name: &str, remove: fn(&Handle, &Anchor<Tree>, u32) -> bool) {
+    let (read, reused) = (Seen::new(), Seen::new());
+    let seen = (read.clone(), reused.clone());
+    explore(name, move || {
+        let (word, is_reused) = follow_and_reuse(remove);
+        if is_reused {
+            seen.1.mark();
+            if word.is_some() {
+                seen.0.mark();
+            }
+        }
+    });
+    reused.require("the frame is given to another page");
+    read.require("the follower reads before that");
+}
+
+#[test]
+fn a_follower_reads_the_page_that_the_link_led_to() {
+    explore_reuse("cache links, follow and evict", evict);
+    explore_reuse("cache links, follow and free", free);
+}
+
+#[test]
+fn a_pinned_page_does_not_cool() {
+    let (pinned, cooled) = (Seen::new(), Seen::new());
+    let seen = (pinned.clone(), cooled.clone());
+    explore("cache links, pin and cool", move || {
+        let [is_pinned, is_cooled] = pin_and_cool();
+        if is_pinned && !is_cooled {
+            seen.0.mark();
+        }
+        if is_cooled {
+            seen.1.mark();
+        }
+    });
+    pinned.require("the page is pinned and stays");
+    cooled.require("the page cools");
+}
+
+#[test]
+fn an_inner_page_stays_while_a_page_below_it_is_linked() {
+    let (swizzled, evicted) = (Seen::new(), Seen::new());
+    let seen = (swizzled.clone(), evicted.clone());
+    explore("cache links, swizzle and cool the parent", move || {
+        let [is_swizzled, is_evicted] = swizzle_and_cool();
+        if is_swizzled {
+            seen.0.mark();
+        }
+        if is_evicted {
+            seen.1.mark();
+        }
+    });
+    swizzled.require("the link is swizzled");
+    evicted.require("the inner page is evicted");
+}
+
+#[test]
+fn broken_followers_take_another_page_for_theirs() {
+    refuse_without(Step::ParentCheck, "cache links, parent not looked at again", "through the link to page 2", || {
+        follow_and_reuse(evict);
+    });
+    refuse_without(Step::ParentCheck, "cache links, parent not looked at again", "through the link to page 2", || {
+        follow_and_reuse(free);
+    });
+}
+
+#[test]
+fn broken_pins_are_overlooked() {
+    refuse_without(Step::PinFence, "cache links, pin without fence", "a pinned page cools", || {
+        pin_and_cool();
+    });
+    refuse_without(Step::PinCheck, "cache links, pins not looked at", "a pinned page cools", || {
+        pin_and_cool();
+    });
+}

@@ -1,0 +1,164 @@
+//! Write-back of the cache: snapshots against writers.
+//!
+//! A dirty page is flushed while another thread changes it. Asserted: after a last flush the store has the last value,
+//! whether the page was evicted in between or not; and what is evicted is in the store as it was. The same for a page that was
+//! refused admission and is written when its last user leaves, also if a write fails.
+//!
+//! Broken variants: a page that counts as clean from the end of the write on, not from the snapshot, loses what was changed
+//! meanwhile; a last user that looks at *dirty* and *writing* one after the other drops a page whose write has failed.
+#![cfg(loom)]
+
+use farlink_cache::{Admission, PageCache, PageId, model, model::Step};
+use farlink_loom_tests::{CLASS, Handle, Pages, Seen, Tree, block_on, explore, id, refuse_without, run};
+use loom::sync::atomic::Ordering::Relaxed;
+
+fn set(handle: &Handle, page: u64, value: u64) -> bool {
+    let page = block_on(handle.load(id(page), CLASS)).expect("it is there");
+    handle.alter(&page, |change| change.set(0, 1, value)).is_ok()
+}
+
+/// A writer, and one who flushes the page and then evicts it. Returns whether the writer succeeded, and whether the page was
+/// evicted.
+fn write_and_flush() -> [bool; 2] {
+    let store = Pages::new(&[(2, 0, 20)]);
+    let cache = store.cache(2);
+    let [writer, flusher] = [1, 2].map(|seed| cache.handle(store.clone(), seed).expect("there are three handles"));
+    assert!(set(&writer, 2, 21), "nobody else is there");
+    let frame = cache.places(id(2))[0].frame;
+    let writer = run(move || (set(&writer, 2, 22), writer));
+    let flusher = run(move || {
+        block_on(flusher.flush()).expect("the store takes it");
+        (flusher.cool_frame(frame) && flusher.evict_any(), flusher)
+    });
+    let ((is_written, writer), (is_evicted, _flusher)) = (writer.join(), flusher.join());
+    block_on(writer.flush()).expect("the store takes it");
+    assert_eq!(store.value(2), if is_written { 22 } else { 21 }, "a change was lost");
+    [is_written, is_evicted]
+}
+
+/// A cache of four frames, all in use, that admits no leaves below the root any more.
+fn full(store: &Pages) -> std::sync::Arc<PageCache<Tree>> {
+    let mut options = model::options(4);
+    options.admission = Admission::Probability { leaf: 0.0, inner: 1.0 };
+    let cache = PageCache::new(Tree, options).expect("a model's options work");
+    let handle = cache.handle(store.clone(), 1).expect("there are three handles");
+    for page in 3..8 {
+        block_on(handle.load(id(page), CLASS)).expect("it is there");
+    }
+    cache
+}
+
+/// A guest that has one user, who has changed it and is about to leave.
+fn changed_guest(store: &Pages) -> (Handle, Handle, (u32, PageId)) {
+    let cache = full(store);
+    let [user, other] = [1, 2].map(|seed| cache.handle(store.clone(), seed).expect("there are three handles"));
+    let anchor = block_on(user.anchor(id(1), CLASS)).expect("the root is there");
+    let used = {
+        let root = user.enter(&anchor).expect("nobody changes it");
+        let word = root.read(|words| words[1].load(Relaxed)).expect("nobody changes it");
+        let guest = block_on(user.follow(&root, word, CLASS)).expect("it is there");
+        user.alter(&guest, |change| change.set(0, 1, 21)).expect("it is here");
+        guest.into_use()
+    };
+    (user, other, used)
+}
+
+fn guest_store() -> Pages {
+    Pages::new(&[(1, 1, 2), (2, 0, 20), (3, 0, 30), (4, 0, 40), (5, 0, 50), (6, 0, 60), (7, 0, 70)])
+}
+
+/// A guest's last user leaves while another thread flushes it with a write that fails. True if that one got the error.
+fn leave_and_fail() -> bool {
+    let store = guest_store();
+    let (user, flusher, used) = changed_guest(&store);
+    store.fail_next();
+    let user = run(move || {
+        user.end_use(used);
+        user
+    });
+    let flusher = run(move || (block_on(flusher.flush()).is_err(), flusher));
+    let (user, (is_refused, _flusher)) = (user.join(), flusher.join());
+    block_on(user.flush()).expect("the store takes it");
+    assert_eq!(store.value(2), 21, "a change was lost");
+    is_refused
+}
+
+/// A guest's last user leaves while another comes and goes. True if that one found the guest.
+fn leave_and_come() -> bool {
+    let store = guest_store();
+    let (user, other, used) = changed_guest(&store);
+    let reads = store.reads();
+    let user = run(move || {
+        user.end_use(used);
+        user
+    });
+    let other = run(move || {
+        let word = block_on(other.load(id(2), CLASS)).expect("it is there").read(|words| words[1].load(Relaxed));
+        assert_eq!(word.unwrap_or(21), 21, "a change was lost");
+        other
+    });
+    let (user, _other) = (user.join(), other.join());
+    assert_eq!(store.value(2), 21, "a change was lost");
+    let has_found = store.reads() == reads;
+    assert!(!has_found || user.cache().places(id(2)).is_empty(), "a guest that nobody uses stays");
+    has_found
+}
+
+#[test]
+fn no_change_is_lost_between_snapshot_and_write() {
+    let (written, evicted) = (Seen::new(), Seen::new());
+    let seen = (written.clone(), evicted.clone());
+    explore("cache write-back, write and flush", move || {
+        let [is_written, is_evicted] = write_and_flush();
+        if is_written && !is_evicted {
+            seen.0.mark();
+        }
+        if is_evicted {
+            seen.1.mark();
+        }
+    });
+    written.require("the writer succeeds and the page stays");
+    evicted.require("the page is evicted");
+}
+
+#[test]
+fn a_guest_whose_write_fails_stays() {
+    let refused = Seen::new();
+    let seen = refused.clone();
+    explore("cache write-back, a guest's write fails", move || {
+        if leave_and_fail() {
+            seen.mark();
+        }
+    });
+    refused.require("the flush fails");
+}
+
+#[test]
+fn a_guest_goes_with_its_last_user() {
+    let (found, fetched) = (Seen::new(), Seen::new());
+    let seen = (found.clone(), fetched.clone());
+    explore("cache write-back, users of a guest", move || if leave_and_come() { seen.0.mark() } else { seen.1.mark() });
+    found.require("the second user finds the guest");
+    fetched.require("the second user comes too late");
+}
+
+#[test]
+fn broken_last_users_wait_for_a_guest_that_has_gone() {
+    refuse_without(Step::GuestCheck, "cache write-back, guest not looked at", "maximum number of branches", || {
+        leave_and_come();
+    });
+}
+
+#[test]
+fn broken_snapshots_lose_what_comes_after() {
+    refuse_without(Step::CleanAtSnapshot, "cache write-back, clean after the write", "a change was lost", || {
+        write_and_flush();
+    });
+}
+
+#[test]
+fn broken_last_looks_drop_a_guest_that_is_dirty() {
+    refuse_without(Step::FlagsAtOnce, "cache write-back, flags one by one", "a change was lost", || {
+        leave_and_fail();
+    });
+}
