@@ -86,13 +86,27 @@ impl<S: Store, L: Layout> Drop for Locked<'_, '_, S, L> {
     }
 }
 
+/// New pages that the table knows; it forgets them if their change panics.
+struct Entered<'a, S: Store, L: Layout> {
+    handle: &'a CacheHandle<S, L>,
+    pages: Vec<(PageId, u32)>,
+}
+
+impl<S: Store, L: Layout> Drop for Entered<'_, S, L> {
+    fn drop(&mut self) {
+        self.pages.iter().for_each(|&(page, index)| self.handle.cache().table.remove(page, index));
+    }
+}
+
 impl<S: Store, L: Layout> CacheHandle<S, L> {
-    /// Makes room for a new page, to be given to [`CacheHandle::change`]. The id must not be that of a cached page. Suspends
-    /// while there is no room.
+    /// Makes room for a new page, to be given to [`CacheHandle::change`]. Suspends while there is no room.
     ///
     /// # Errors
-    /// [`CacheError::NoRoom`].
+    /// [`CacheError::NotNew`] if a page of that id is cached; [`CacheError::NoRoom`].
     pub async fn reserve(&self, id: PageId, class: SizeClass) -> Result<NewPage<'_, S, L>, CacheError<S::Error>> {
+        if self.contains(id) {
+            return Err(CacheError::NotNew { page: id });
+        }
         Ok(NewPage { taken: Box::pin(self.take_frame(class)).await?, id })
     }
 
@@ -100,8 +114,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// are dirty from then on. Does not suspend, and waits for nobody.
     ///
     /// # Errors
-    /// If one of them has changed, is being changed, or is on its way to the store: begin anew. `f` was not called, and the
-    /// new pages are free again.
+    /// If one of them has changed, is being changed, or is on its way to the store, or if a new page has come to be cached:
+    /// begin anew. `f` was not called, and the new pages are free again.
     pub fn change<'a, R>(
         &'a self,
         pages: &[&Page<'a, S, L>],
@@ -122,15 +136,22 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 return Err(Conflict);
             }
         }
+        let Some(mut entered) = self.enter_new(&new) else {
+            self.unlock_unchanged(locked);
+            return Err(Conflict);
+        };
         let bodies = pages.iter().map(|page| page.words).chain(new.iter().map(|new| self.clear(new.taken.index)));
         let mut change = Change { bodies: bodies.collect(), fates: vec![Fate::Kept; pages.len()] };
         change.fates.resize(pages.len() + new.len(), Fate::Changed);
         let kids_before = self.kids_of(pages);
         let result = f(&mut change);
+        entered.pages.clear();
         let fates = change.fates;
         self.settle(pages, &new, &fates, kids_before);
-        for (NewPage { taken, .. }, &fate) in new.into_iter().zip(&fates[pages.len()..]) {
-            if fate != Fate::Freed {
+        for (NewPage { taken, id }, &fate) in new.into_iter().zip(&fates[pages.len()..]) {
+            if fate == Fate::Freed {
+                self.cache().table.remove(id, taken.index);
+            } else {
                 self.cache().frame(taken.index).lock.unlock();
                 std::mem::forget(taken);
             }
@@ -226,6 +247,20 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         true
     }
 
+    /// Enters new pages into the table, all or none. Whoever looks one up waits for its lock.
+    fn enter_new(&self, new: &[NewPage<'_, S, L>]) -> Option<Entered<'_, S, L>> {
+        let cache = self.cache();
+        let mut entered = Entered { handle: self, pages: Vec::with_capacity(new.len()) };
+        for NewPage { taken, id } in new {
+            cache.frame(taken.index).set_page(Some(*id));
+            if !cache.table.insert(&cache.arena, *id, taken.index) {
+                return None;
+            }
+            entered.pages.push((*id, taken.index));
+        }
+        Some(entered)
+    }
+
     fn clear(&self, index: u32) -> &[AtomicU64] {
         let body = self.cache().arena.body(self.cache().frame(index));
         body.iter().for_each(|word| word.store(0, Ordering::Relaxed));
@@ -253,15 +288,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let live: Vec<u32> = live.map(|(index, _)| index).collect();
         for (new, _) in new.iter().zip(&fates[pages.len()..]).filter(|&(_, &fate)| fate != Fate::Freed) {
             let frame = cache.frame(new.taken.index);
-            frame.set_page(Some(new.id));
             frame.set_users(0);
             frame.set_kids(0);
             frame.set_parent(NONE, 0);
             frame.set_dirty();
             cache.heat.set(frame, 1);
             frame.set_state(State::Resident);
-            let is_new = cache.table.insert(&cache.arena, new.id, new.taken.index);
-            assert!(is_new, "{} is new and cannot be cached already", new.id);
         }
         for &index in &live {
             let frame = cache.frame(index);

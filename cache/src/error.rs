@@ -73,6 +73,12 @@ pub enum CacheError<E: std::error::Error + 'static> {
     /// A link leads nowhere.
     #[error("the link is null, or not one of the page that it was read from")]
     BadLink,
+    /// A page that was to be a new one is cached already.
+    #[error("{page} is cached, so it is not a new page; free it first, or choose another id")]
+    NotNew {
+        /// The page.
+        page: PageId,
+    },
     /// Every frame is held by operations in flight, or by pages that the store did not take.
     #[error(
         "no page can make room: {held}; use a larger cache or fewer operations at a time{}",

@@ -303,8 +303,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 }
 
-/// Lets other tasks run once.
-pub(crate) async fn yield_once() {
+/// Lets other tasks run once: for whoever begins anew.
+pub async fn yield_once() {
     let mut has_yielded = false;
     poll_fn(|cx| {
         if std::mem::replace(&mut has_yielded, true) {

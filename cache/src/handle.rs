@@ -110,7 +110,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             let random = self.random();
             self.cache().heat.touch(frame, (random >> 32) as u32);
             // One use in so many tells that there were so many.
-            if random as u32 % USES_PER_TICK == 0 {
+            if (random as u32).is_multiple_of(USES_PER_TICK) {
                 self.cache().heat.tick(USES_PER_TICK);
             }
         }

@@ -166,6 +166,7 @@ pub use crate::{
     cooling::{Cooled, CoolingMap},
     counters::{Counters, LEVELS, LevelCounters},
     error::{CacheError, Conflict, OptionsError, TooManyHandles},
+    fetch::yield_once,
     frame_lock::{FrameLock, Version, WAITERS_MAX, Waiters},
     handle::{Anchor, CacheHandle, Page},
     id::{PageId, SizeClass, is_swizzled},
