@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::figure::FigureArgs;
 use crate::keys::Distribution;
-use crate::plan::{KeySource, Limit, Load, Plan, Structure, Validation};
+use crate::plan::{AccessKind, CACHE_BYTES_MIN, KeySource, Limit, Load, Plan, Structure, Validation};
 use crate::units::{parse_bytes, parse_bytes_per_second, parse_nanoseconds};
 use crate::workload::{Mix, Shares};
 
@@ -71,6 +71,14 @@ pub(crate) struct BenchArgs {
     /// The structure to measure.
     #[arg(long, value_enum, default_value = "btree")]
     pub(crate) structure: Structure,
+    /// How workers reach the tree. With cached, nobody else may use the tree meanwhile; changed pages are written when they
+    /// leave the cache, and at the end of each phase, untimed.
+    #[arg(long, value_enum, default_value = "one-sided", conflicts_with = "trace")]
+    pub(crate) access: AccessKind,
+    /// The cache of each compute process, shared by its workers; 8% of the raw data (16 bytes a key), or more if what is in
+    /// flight needs it.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub(crate) cache: Option<u64>,
     /// Memory servers to start, each a process.
     #[arg(long, default_value_t = 2)]
     pub(crate) servers: u32,
@@ -259,12 +267,15 @@ impl BenchArgs {
                 KeySource::Scrambled(keys)
             }
         };
+        self.validate_cache()?;
         let mixes = match self.shares.given() {
             Some(shares) => vec![Mix::explicit(shares)?],
             None => Mix::list(&self.mix)?,
         };
         Ok(Plan {
             structure: self.structure,
+            access: self.access,
+            cache_bytes: self.cache,
             tree: self.tree.clone(),
             servers: self.servers,
             processes: self.processes,
@@ -291,6 +302,32 @@ impl BenchArgs {
             seed: self.seed,
             run: 0,
         })
+    }
+
+    fn validate_cache(&self) -> anyhow::Result<()> {
+        if self.access == AccessKind::OneSided {
+            ensure!(self.cache.is_none(), "--cache is for --access cached or --access cached-inner");
+            return Ok(());
+        }
+        if let Some(bytes) = self.cache {
+            ensure!(
+                bytes >= CACHE_BYTES_MIN,
+                "--cache {bytes} is less than the {CACHE_BYTES_MIN} bytes that a cache needs"
+            );
+        }
+        if self.access == AccessKind::Cached {
+            ensure!(
+                self.processes == 1,
+                "--access cached needs --processes 1: one process owns the tree. For {} processes use --access cached-inner, \
+                 or give the one more --workers",
+                self.processes
+            );
+            ensure!(
+                self.validation == Validation::Checksum,
+                "--access cached proves pages by their checksum; leave --validation out, or use --access cached-inner"
+            );
+        }
+        Ok(())
     }
 
     fn limit(&self) -> anyhow::Result<Limit> {
@@ -357,6 +394,8 @@ mod tests {
         assert_eq!((plan.validation, plan.limit), (Validation::LockBodyLock, Limit::Operations(5)));
         assert_eq!((plan.mixes.len(), plan.rounds, plan.seed, plan.nasty), (2, 3, 9, true));
         assert_eq!(bench("--latency-ns 700").unwrap().latency_ns, 700);
+        let inner = bench("--access cached-inner --processes 2 --cache 2MiB --validation lock-body-lock").unwrap();
+        assert_eq!((inner.access, inner.cache_bytes), (AccessKind::CachedInner, Some(2 << 20)));
         let shares = bench("--read 50 --update 30 --insert 10 --remove 5 --scan 5 --rmw 0").unwrap();
         assert_eq!(shares.mixes.len(), 1);
         assert!(shares.mixes_remove());
@@ -384,6 +423,13 @@ mod tests {
             ("--seconds 1 --ops 1", "cannot be used with"),
             ("--keys 5 --keys-file k", "cannot be used with"),
             ("--latency 2h", "unknown unit `h`"),
+            ("--cache 1MiB", "--cache is for --access cached"),
+            ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),
+            ("--access cached --processes 2", "--access cached needs --processes 1"),
+            ("--access cached --processes 2", "use --access cached-inner"),
+            ("--access cached --validation lock-body-lock", "leave --validation out"),
+            ("--access elsewhere", "[possible values: one-sided, cached, cached-inner]"),
+            ("--access cached --trace t", "cannot be used with"),
             ("--trace t --json", "cannot be used with"),
             ("--connect d --servers 3", "cannot be used with"),
         ] {

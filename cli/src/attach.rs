@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use farlink_runtime::access::Access;
 use farlink_runtime::error::Error;
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
-use farlink_runtime::one_sided::{OneSided, Proof};
+use farlink_runtime::one_sided::Proof;
 use farlink_structures::BTree;
 
 use crate::driver::Target;
@@ -45,7 +46,7 @@ impl From<farlink_runtime::worker::Counters> for Counters {
     }
 }
 
-impl Target for BTree<OneSided> {
+impl<A: Access> Target for BTree<A> {
     type Error = Error;
 
     async fn get(&self, key: u64) -> Result<Option<u64>, Error> {

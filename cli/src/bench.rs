@@ -102,7 +102,8 @@ fn varied(plan: &Plan, loaded: u64, in_flight: u32) -> Varied {
         structure: match plan.structure {
             Structure::Btree => "btree".to_owned(),
         },
-        access: "one-sided".to_owned(),
+        access: plan.access.name().to_owned(),
+        cache_bytes: plan.cache_bytes,
         in_flight,
         workers: plan.workers,
         processes: plan.processes,

@@ -14,7 +14,7 @@ use crate::cluster::{self, Cluster as OwnCluster};
 use crate::host::{self, Workers};
 use crate::inspect::{self, Cluster, Inspector};
 use crate::keys::KeySpace;
-use crate::plan::{Load, Plan};
+use crate::plan::{AccessKind, Load, Plan};
 use crate::report::Reporter;
 use crate::serve::{StopSignals, announce_ready};
 use crate::trace::{self, Step, answer_line};
@@ -75,6 +75,10 @@ pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         eprintln!("farlink: {duplicates_dropped} duplicate keys dropped, {} left", keys.loaded());
     }
     let keys = args.loads_keys().then_some(keys);
+    if plan.access != AccessKind::OneSided {
+        let loaded = keys.as_ref().map_or(0, KeySpace::loaded);
+        plan.cache_bytes = plan.cache_bytes.or_else(|| Some(plan.default_cache_bytes(loaded)));
+    }
     if steps.is_some() {
         plan.mixes.clear();
         plan.rounds = 0;
@@ -148,7 +152,8 @@ fn replay(plan: &Plan, dir: &Path, steps: &[Step]) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-fn all_held<W: io::Write>(reporter: &Reporter<W>) -> anyhow::Result<()> {
+/// An error that names the checks that did not hold, if there are any.
+pub(crate) fn all_held<W: io::Write>(reporter: &Reporter<W>) -> anyhow::Result<()> {
     match reporter.failed_checks() {
         [] => Ok(()),
         failed => bail!("failed: {}", failed.join(", ")),

@@ -1,7 +1,8 @@
 //! The workers of one compute process: a thread for each, which lives as long as the process has orders.
 //!
 //! A worker's thread draws its stream when a phase is prepared and waits; at *go* it keeps `in_flight` tasks running
-//! until its feed ends. Its list of free pages and its count of inserts last from phase to phase.
+//! until its feed ends. Its list of free pages and its count of inserts last from phase to phase, and so does the cache that
+//! the workers share, if they have one. A phase ends with a flush of it, so that others see what the phase has done.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -14,9 +15,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::error::Error;
 use farlink_runtime::one_sided::OneSided;
 use farlink_runtime::worker::Worker;
 use farlink_structures::BTree;
+use farlink_structures::btree::KeyRange;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -26,8 +29,9 @@ use crate::driver::run_task;
 use crate::feed::{End, Feed};
 use crate::keys::{KeySpace, value_for};
 use crate::plan::{Phase, Plan, WorkerLimit};
+use crate::reach::{Reach, Way};
 use crate::stream::{Draw, WorkerId};
-use crate::tally::{Counters, Tally};
+use crate::tally::{CacheCounts, Counters, Tally};
 
 /// How long a process that was told to stop may take to finish its operations.
 const STOP_LIMIT: Duration = Duration::from_secs(8);
@@ -52,12 +56,15 @@ struct WorkerThread {
 enum Order {
     Prepare(Phase),
     Go,
+    Flush,
 }
 
 #[derive(Debug)]
 enum Answer {
     Ready,
     Done(Box<Ran>),
+    /// So many pages were written.
+    Flushed(u64),
 }
 
 /// What one worker did in a phase, and when.
@@ -95,6 +102,7 @@ impl Workers {
         let fabric = attach::measured_fabric(dir, &plan)?;
         let options = ComputeOptions { seed: plan.seed.wrapping_add(u64::from(process)), ..ComputeOptions::default() };
         let compute = Arc::new(ComputeServer::join(fabric, options)?);
+        let way = Way::new(&plan)?;
         let plan = Arc::new(plan);
         let start = |worker| {
             let lane = Lane {
@@ -102,6 +110,7 @@ impl Workers {
                 plan: Arc::clone(&plan),
                 keys: keys.clone(),
                 compute: Arc::clone(&compute),
+                way: way.clone(),
                 stop: Arc::clone(stop),
             };
             WorkerThread::start(worker, lane)
@@ -120,18 +129,32 @@ impl Host for Workers {
 
     fn go(&mut self) -> anyhow::Result<(u64, Tally)> {
         self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Go))?;
+        let answers: Vec<_> = self.threads.iter_mut().map(WorkerThread::answer).collect();
+        // Also after an error: what was changed in the cache alone would leave the tree in pieces.
+        let flushed = self.flush();
         let mut tally = Tally::new()?;
         let mut times: Option<(Instant, Instant)> = None;
-        for thread in &mut self.threads {
-            let Answer::Done(ran) = thread.answer()? else { anyhow::bail!("a worker is out of step") };
+        for answer in answers {
+            let Answer::Done(ran) = answer? else { anyhow::bail!("a worker is out of step") };
             tally.merge(&ran.tally)?;
             times = Some(match times {
                 None => (ran.start, ran.end),
                 Some((start, end)) => (start.min(ran.start), end.max(ran.end)),
             });
         }
+        tally.cache.flushed = flushed?;
         let nanoseconds = times.map_or(0, |(start, end)| (end - start).as_nanos());
         Ok((u64::try_from(nanoseconds).unwrap_or(u64::MAX), tally))
+    }
+}
+
+impl Workers {
+    /// Writes what only the cache holds, by any one worker; answers how many pages.
+    fn flush(&mut self) -> anyhow::Result<u64> {
+        let Some(thread) = self.threads.first_mut() else { return Ok(0) };
+        thread.order(Order::Flush)?;
+        let Answer::Flushed(pages) = thread.answer()? else { anyhow::bail!("a worker is out of step") };
+        Ok(pages)
     }
 }
 
@@ -179,13 +202,32 @@ struct Lane {
     plan: Arc<Plan>,
     keys: KeySpace,
     compute: Arc<ComputeServer>,
+    way: Way,
     stop: Arc<AtomicBool>,
 }
 
 impl Lane {
     /// The life of a worker's thread.
     fn obey(self, orders: &Receiver<Order>, answers: &Sender<anyhow::Result<Answer>>) {
-        let mut busy = match self.enter() {
+        let proof = attach::proof(self.plan.validation);
+        match &self.way {
+            Way::OneSided => self.serve(orders, answers, |_, tree| Ok(tree)),
+            Way::Cached(cache) => self.serve(orders, answers, |worker, tree| {
+                Ok(BTree::over(cache.own(worker, tree.structure().clone(), KeyRange::ALL)?))
+            }),
+            Way::CachedInner(cache) => self.serve(orders, answers, |worker, tree| {
+                Ok(BTree::over(cache.share(worker, tree.structure().clone(), proof)?))
+            }),
+        }
+    }
+
+    fn serve<A: Reach>(
+        &self,
+        orders: &Receiver<Order>,
+        answers: &Sender<anyhow::Result<Answer>>,
+        over: impl FnOnce(&Worker, BTree<OneSided>) -> Result<BTree<A>, Error>,
+    ) {
+        let mut busy = match self.enter(over) {
             Ok(busy) => busy,
             Err(error) => {
                 // Nobody listens only when the process is on its way out; so for every answer.
@@ -196,24 +238,28 @@ impl Lane {
         let _ = answers.send(Ok(Answer::Ready));
         for order in orders {
             let answer = match order {
-                Order::Prepare(phase) => busy.prepare(&self, &phase).map(|()| Answer::Ready),
-                Order::Go => busy.go(&self).map(|ran| Answer::Done(Box::new(ran))),
+                Order::Prepare(phase) => busy.prepare(self, &phase).map(|()| Answer::Ready),
+                Order::Go => busy.go(self).map(|ran| Answer::Done(Box::new(ran))),
+                Order::Flush => busy.flush().map(Answer::Flushed),
             };
             let _ = answers.send(answer);
         }
     }
 
-    fn enter(&self) -> anyhow::Result<Busy> {
+    fn enter<A: Reach>(
+        &self,
+        over: impl FnOnce(&Worker, BTree<OneSided>) -> Result<BTree<A>, Error>,
+    ) -> anyhow::Result<Busy<A>> {
         let worker = self.compute.worker()?;
         let tree = worker.block_on(BTree::open(&worker, &self.plan.tree, attach::proof(self.plan.validation)))?;
-        Ok(Busy { tree, worker, insert_turns: 0, prepared: None })
+        Ok(Busy { tree: over(&worker, tree)?, worker, insert_turns: 0, prepared: None })
     }
 }
 
 /// A worker with its tree.
 #[derive(Debug)]
-struct Busy {
-    tree: BTree<OneSided>,
+struct Busy<A> {
+    tree: BTree<A>,
     worker: Worker,
     insert_turns: u64,
     prepared: Option<Prepared>,
@@ -227,7 +273,19 @@ enum Prepared {
     Run { stream: Vec<Draw>, limit: WorkerLimit, in_flight: u32 },
 }
 
-impl Busy {
+impl<A: Reach> Busy<A> {
+    fn counts(&self) -> (Counters, CacheCounts) {
+        let counters = Counters::from(self.worker.counters());
+        (counters, self.tree.access().cache_counts(counters.reads))
+    }
+
+    fn flush(&self) -> anyhow::Result<u64> {
+        let written = |(_, cache): (Counters, CacheCounts)| cache.write_backs;
+        let before = written(self.counts());
+        self.worker.block_on(self.tree.access().flush())?;
+        Ok(written(self.counts()) - before)
+    }
+
     fn prepare(&mut self, lane: &Lane, phase: &Phase) -> anyhow::Result<()> {
         self.prepared = Some(match compute::work(&lane.plan, &lane.keys, phase, lane.id)? {
             Work::BulkLoad { fill } => Prepared::BulkLoad { sorted: lane.keys.sorted(), fill },
@@ -239,7 +297,7 @@ impl Busy {
 
     fn go(&mut self, lane: &Lane) -> anyhow::Result<Ran> {
         let prepared = self.prepared.take().context("nothing was prepared")?;
-        let before = Counters::from(self.worker.counters());
+        let before = self.counts();
         let start = Instant::now();
         let mut tally = match prepared {
             Prepared::Idle => Tally::new()?,
@@ -255,7 +313,8 @@ impl Busy {
         };
         let end = Instant::now();
         ensure!(!lane.stop.load(Ordering::Relaxed), "stopped by a signal");
-        tally.counters = Counters::from(self.worker.counters()).since(&before);
+        let after = self.counts();
+        (tally.counters, tally.cache) = (after.0.since(&before.0), after.1.since(&before.1));
         Ok(Ran { start, end, tally })
     }
 

@@ -104,16 +104,20 @@ impl Cluster {
     /// The check of a tree, and its report.
     pub(crate) fn check(&self, name: &str) -> anyhow::Result<(CheckRow, Report)> {
         let report = self.visit(async |worker| Ok(open(worker, name).await?.check().await?))?;
-        let row = CheckRow::new("btree", problem(&report))
-            .count("tree", name)
-            .count("entries", report.entries)
-            .count("levels", report.height())
-            .count("pages", report.pages())
-            .count("problems", report.problem_count)
-            .count("leaked", report.audit.leaked.len())
-            .count("held", report.audit.held);
-        Ok((row, report))
+        Ok((check_row(name, &report), report))
     }
+}
+
+/// What the tree `name` says of itself.
+pub(crate) fn check_row(name: &str, report: &Report) -> CheckRow {
+    CheckRow::new("btree", problem(report))
+        .count("tree", name)
+        .count("entries", report.entries)
+        .count("levels", report.height())
+        .count("pages", report.pages())
+        .count("problems", report.problem_count)
+        .count("leaked", report.audit.leaked.len())
+        .count("held", report.audit.held)
 }
 
 async fn open(worker: &Handle, name: &str) -> Result<BTree<OneSided>, Error> {

@@ -2,7 +2,7 @@
 //!
 //! `args.rs` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through
 //! the plan's phases over the line protocol of `protocol.rs`; in each of them `compute.rs` obeys and `host.rs` runs the
-//! workers. `cluster.rs` runs the memory servers, `inspect.rs` looks at the tree, `report.rs` prints. Keys and streams
+//! workers, which reach the tree as `reach.rs` says. `cluster.rs` runs the memory servers, `inspect.rs` looks at the tree, `report.rs` prints. Keys and streams
 //! are drawn before the clock starts (`keys.rs`, `stream.rs`), and `driver.rs` runs them.
 
 mod args;
@@ -24,6 +24,7 @@ mod ledger;
 mod plan;
 mod progress;
 mod protocol;
+mod reach;
 mod report;
 mod scratch;
 mod serve;

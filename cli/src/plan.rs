@@ -9,8 +9,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::keys::Distribution;
 use crate::stream::WorkerId;
-use crate::units::{show_count, show_nanoseconds};
+use crate::units::{show_bytes, show_count, show_nanoseconds};
 use crate::workload::Mix;
+
+/// No cache works with less.
+pub(crate) const CACHE_BYTES_MIN: u64 = 64 << 10;
+/// More than an operation holds at a time.
+const PAGES_PER_OPERATION: u64 = 8;
 
 /// Where the loaded keys come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +47,29 @@ pub(crate) enum Validation {
     Checksum,
     /// The lock word, the body, the lock word again.
     LockBodyLock,
+}
+
+/// How workers reach the tree's pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AccessKind {
+    /// Every page is read from remote memory.
+    OneSided,
+    /// The one compute process owns the tree, and caches all levels; changed pages are written when they leave the cache.
+    Cached,
+    /// Any number of processes change the tree; each caches inner pages.
+    CachedInner,
+}
+
+impl AccessKind {
+    /// The name that users and rows give it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::OneSided => "one-sided",
+            Self::Cached => "cached",
+            Self::CachedInner => "cached-inner",
+        }
+    }
 }
 
 /// Which structure.
@@ -86,6 +114,9 @@ pub(crate) enum WorkerLimit {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) structure: Structure,
+    pub(crate) access: AccessKind,
+    /// The cache of each process. `None` without one, and until the number of keys is known that decides the default.
+    pub(crate) cache_bytes: Option<u64>,
     /// The name that the tree has in the catalog.
     pub(crate) tree: String,
     pub(crate) servers: u32,
@@ -145,6 +176,13 @@ impl Plan {
         self.in_flight.iter().copied().max().unwrap_or(1)
     }
 
+    /// How large the cache of each process is unless the user says: 8% of the raw data, and room for what is in flight.
+    pub(crate) fn default_cache_bytes(&self, loaded: u64) -> u64 {
+        let in_flight = u64::from(self.workers) * u64::from(self.in_flight_max());
+        let least = CACHE_BYTES_MIN + in_flight * PAGES_PER_OPERATION * u64::from(self.page_bytes);
+        (loaded.saturating_mul(16) / 100 * 8).max(least)
+    }
+
     /// What is measured, in one line.
     pub(crate) fn summary(&self, loaded: u64) -> String {
         let count = |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
@@ -161,6 +199,9 @@ impl Plan {
             },
             format!("pages of {} B", self.page_bytes),
         ];
+        if let Some(bytes) = self.cache_bytes {
+            parts.push(format!("cache of {}", show_bytes(bytes)));
+        }
         if self.latency_ns > 0 {
             parts.push(format!("latency {}", show_nanoseconds(self.latency_ns)));
         }
@@ -173,7 +214,7 @@ impl Plan {
         if self.validation == Validation::LockBodyLock {
             parts.push("lock-body-lock".to_owned());
         }
-        format!("btree, one-sided: {}", parts.join(", "))
+        format!("btree, {}: {}", self.access.name(), parts.join(", "))
     }
 
     /// What a person reads while a phase runs.
@@ -215,6 +256,8 @@ pub(crate) mod tests {
     pub(crate) fn plan() -> Plan {
         Plan {
             structure: Structure::Btree,
+            access: AccessKind::OneSided,
+            cache_bytes: None,
             tree: "bench".into(),
             servers: 2,
             processes: 2,
@@ -262,6 +305,16 @@ pub(crate) mod tests {
         }
         assert_eq!(sum, 10);
         assert_eq!(plan.worker_id(1, 2), WorkerId { index: 5, total: 6 });
+    }
+
+    #[test]
+    fn caches_have_room_for_what_is_in_flight() {
+        let plan = plan();
+        assert_eq!(plan.default_cache_bytes(100_000_000), 128_000_000);
+        assert_eq!(plan.default_cache_bytes(1), (64 << 10) + 3 * 16 * 8 * 1024);
+        let cached = Plan { access: AccessKind::Cached, cache_bytes: Some(1 << 20), ..plan };
+        let summary = cached.summary(5);
+        assert!(summary.starts_with("btree, cached: ") && summary.contains("cache of 1.00 MiB"), "{summary}");
     }
 
     #[test]

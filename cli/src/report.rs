@@ -16,6 +16,8 @@ use crate::units::{show_bytes, show_count};
 pub(crate) struct Varied {
     pub(crate) structure: String,
     pub(crate) access: String,
+    /// Of each process; null without a cache.
+    pub(crate) cache_bytes: Option<u64>,
     pub(crate) in_flight: u32,
     pub(crate) workers: u32,
     pub(crate) processes: u32,
@@ -50,8 +52,14 @@ pub(crate) struct MeasuredRow {
     pub(crate) two_sided_per_op: f64,
     pub(crate) bytes_per_op: f64,
     pub(crate) round_trips_per_op: f64,
-    /// Always null: there is no cache on this way of access.
+    /// The share of page accesses that needed no remote read; like the four below, null without a cache.
     pub(crate) hit_ratio: Option<f64>,
+    pub(crate) leaf_misses_per_op: Option<f64>,
+    pub(crate) inner_misses_per_op: Option<f64>,
+    /// Pages written because they left the cache; part of the writes.
+    pub(crate) write_backs_per_op: Option<f64>,
+    /// Pages written at the end of the phase; part of nothing else here.
+    pub(crate) flushed_pages: Option<u64>,
     pub(crate) restarts_per_op: f64,
     #[serde(flatten)]
     pub(crate) varied: Varied,
@@ -64,6 +72,7 @@ impl MeasuredRow {
         let per_op = |count: u64| if ops == 0 { 0.0 } else { count as f64 / ops as f64 };
         let quantiles = tally.latency.quantiles();
         let timed = |quantile_ns| (tally.latency.len() > 0).then_some(quantile_ns);
+        let has_cache = varied.cache_bytes.is_some();
         let Counters { reads, writes, atomics, two_sided, bytes, round_trips, restarts } = tally.counters;
         Self {
             name: name.to_owned(),
@@ -79,7 +88,12 @@ impl MeasuredRow {
             two_sided_per_op: per_op(two_sided),
             bytes_per_op: per_op(bytes),
             round_trips_per_op: per_op(round_trips),
-            hit_ratio: None,
+            // A bulk load looks up a few pages before it begins: that is no ratio to speak of.
+            hit_ratio: tally.cache.hit_ratio().filter(|_| has_cache && tally.cache.lookups >= ops),
+            leaf_misses_per_op: has_cache.then(|| per_op(tally.cache.leaf_misses)),
+            inner_misses_per_op: has_cache.then(|| per_op(tally.cache.inner_misses)),
+            write_backs_per_op: has_cache.then(|| per_op(tally.cache.write_backs)),
+            flushed_pages: has_cache.then_some(tally.cache.flushed),
             restarts_per_op: per_op(restarts),
             varied,
         }
@@ -270,6 +284,7 @@ pub(crate) mod tests {
         Varied {
             structure: "btree".into(),
             access: "one-sided".into(),
+            cache_bytes: None,
             in_flight,
             workers: 2,
             processes: 1,
@@ -328,6 +343,7 @@ pub(crate) mod tests {
             "hit_ratio",
             "restarts_per_op",
             "access",
+            "cache_bytes",
             "in_flight",
             "workers",
             "processes",
@@ -343,6 +359,22 @@ pub(crate) mod tests {
         assert_eq!(object["hit_ratio"], Value::Null);
         assert_eq!(object["reads_per_op"], 2.0);
         assert_eq!(object["ops_per_second"], 2.0);
+    }
+
+    #[test]
+    fn rows_with_a_cache() {
+        let mut tally = Tally::new().unwrap();
+        (tally.outcomes.ops, tally.cache.lookups, tally.cache.leaf_misses) = (4, 12, 3);
+        let cached = |tally: &Tally| {
+            let varied = Varied { cache_bytes: Some(1 << 20), ..varied(1) };
+            MeasuredRow::new("ycsb-c", 1.0, tally, varied)
+        };
+        let row = cached(&tally);
+        assert_eq!((row.hit_ratio, row.leaf_misses_per_op, row.flushed_pages), (Some(0.75), Some(0.75), Some(0)));
+        tally.cache.lookups = 3;
+        assert_eq!(cached(&tally).hit_ratio, None);
+        let row = MeasuredRow::new("ycsb-c", 1.0, &tally, varied(1));
+        assert_eq!((row.hit_ratio, row.write_backs_per_op), (None, None));
     }
 
     #[test]

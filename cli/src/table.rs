@@ -21,6 +21,7 @@ pub(crate) fn measured(rows: &[MeasuredRow]) -> Table {
         first_rates.entry(&row.name).or_insert(row.ops_per_second);
     }
     let compares = first_rates.len() < rows.len();
+    let has_cache = rows.iter().any(|row| row.hit_ratio.is_some());
 
     let mut header = vec![
         "mix",
@@ -37,6 +38,11 @@ pub(crate) fn measured(rows: &[MeasuredRow]) -> Table {
         "trips\n/op",
         "restarts\n/op",
     ];
+    if has_cache {
+        // Narrower, so that both fit.
+        header[12] = "re-\nstarts";
+        header.push("hit\nratio");
+    }
     if compares {
         header.push("times");
     }
@@ -59,6 +65,9 @@ pub(crate) fn measured(rows: &[MeasuredRow]) -> Table {
             show_count(row.round_trips_per_op),
             format!("{:.4}", row.restarts_per_op),
         ];
+        if has_cache {
+            cells.push(row.hit_ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")));
+        }
         if compares {
             let first = first_rates.get(row.name.as_str()).copied().unwrap_or(0.0);
             cells.push(if first > 0.0 { format!("{:.2}x", row.ops_per_second / first) } else { "-".to_owned() });
@@ -89,7 +98,15 @@ mod tests {
         }
         let text = measured(&rows).to_string();
         assert!(text.lines().all(|line| line.chars().count() <= 120), "\n{text}");
-        assert!(text.contains("2000.00x"), "\n{text}");
+        assert!(text.contains("2000.00x") && !text.contains("hit"), "\n{text}");
+        for row in &mut rows {
+            row.hit_ratio = Some(0.98765);
+            row.restarts_per_op = 0.0123;
+        }
+        rows[1].ops_per_second /= 10.0;
+        let text = measured(&rows).to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= 120), "\n{text}");
+        assert!(text.contains("0.988"), "\n{text}");
     }
 
     #[test]

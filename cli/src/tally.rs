@@ -44,11 +44,27 @@ pub(crate) struct Counters {
     pub(crate) restarts: u64,
 }
 
+/// What a cache did; nothing without one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct CacheCounts {
+    /// Page accesses of operations.
+    pub(crate) lookups: u64,
+    /// Those that read a leaf from remote memory.
+    pub(crate) leaf_misses: u64,
+    /// Those that read another page.
+    pub(crate) inner_misses: u64,
+    /// Pages written because they left the cache.
+    pub(crate) write_backs: u64,
+    /// Pages written after the phase, untimed and part of no other count.
+    pub(crate) flushed: u64,
+}
+
 /// Everything one worker counted in one phase.
 #[derive(Debug, Clone)]
 pub(crate) struct Tally {
     pub(crate) outcomes: Outcomes,
     pub(crate) counters: Counters,
+    pub(crate) cache: CacheCounts,
     pub(crate) latency: Latency,
 }
 
@@ -57,6 +73,7 @@ pub(crate) struct Tally {
 pub(crate) struct SentTally {
     pub(crate) outcomes: Outcomes,
     pub(crate) counters: Counters,
+    pub(crate) cache: CacheCounts,
     pub(crate) latency: Sparse,
 }
 
@@ -118,21 +135,57 @@ impl Counters {
     }
 }
 
+impl CacheCounts {
+    /// Adds another worker's.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let Self { lookups, leaf_misses, inner_misses, write_backs, flushed } = other;
+        self.lookups += lookups;
+        self.leaf_misses += leaf_misses;
+        self.inner_misses += inner_misses;
+        self.write_backs += write_backs;
+        self.flushed += flushed;
+    }
+
+    /// What was counted since `earlier`, for counts that only grow.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self {
+            lookups: self.lookups.saturating_sub(earlier.lookups),
+            leaf_misses: self.leaf_misses.saturating_sub(earlier.leaf_misses),
+            inner_misses: self.inner_misses.saturating_sub(earlier.inner_misses),
+            write_backs: self.write_backs.saturating_sub(earlier.write_backs),
+            flushed: self.flushed.saturating_sub(earlier.flushed),
+        }
+    }
+
+    /// The share of lookups that read nothing from remote memory; `None` if there were none.
+    pub(crate) fn hit_ratio(&self) -> Option<f64> {
+        let misses = self.leaf_misses + self.inner_misses;
+        (self.lookups > 0).then(|| 1.0 - misses as f64 / self.lookups as f64)
+    }
+}
+
 impl Tally {
     /// Nothing counted yet.
     pub(crate) fn new() -> anyhow::Result<Self> {
-        Ok(Self { outcomes: Outcomes::default(), counters: Counters::default(), latency: Latency::new()? })
+        Ok(Self {
+            outcomes: Outcomes::default(),
+            counters: Counters::default(),
+            cache: CacheCounts::default(),
+            latency: Latency::new()?,
+        })
     }
 
     /// The form that is sent to another process.
     pub(crate) fn to_sent(&self) -> SentTally {
-        SentTally { outcomes: self.outcomes, counters: self.counters, latency: self.latency.to_sparse() }
+        let latency = self.latency.to_sparse();
+        SentTally { outcomes: self.outcomes, counters: self.counters, cache: self.cache, latency }
     }
 
     /// Adds another worker's of this process.
     pub(crate) fn merge(&mut self, other: &Self) -> anyhow::Result<()> {
         self.outcomes.add(&other.outcomes);
         self.counters.add(&other.counters);
+        self.cache.add(&other.cache);
         self.latency.merge(&other.latency)
     }
 
@@ -140,6 +193,7 @@ impl Tally {
     pub(crate) fn merge_sent(&mut self, sent: &SentTally) -> anyhow::Result<()> {
         self.outcomes.add(&sent.outcomes);
         self.counters.add(&sent.counters);
+        self.cache.add(&sent.cache);
         self.latency.merge_sparse(&sent.latency)
     }
 }
@@ -153,6 +207,8 @@ mod tests {
         let mut one = Tally::new().unwrap();
         one.outcomes = Outcomes { ops: 3, found: 2, scanned: 100, ..Outcomes::default() };
         one.counters = Counters { reads: 5, restarts: 1, ..Counters::default() };
+        one.cache = CacheCounts { lookups: 10, leaf_misses: 2, inner_misses: 1, write_backs: 3, flushed: 4 };
+        assert_eq!((one.cache.hit_ratio(), CacheCounts::default().hit_ratio()), (Some(0.7), None));
         [10, 20, 30].into_iter().for_each(|ns| one.latency.record(ns));
         let mut merged = one.clone();
         merged.merge(&one).unwrap();
@@ -160,6 +216,7 @@ mod tests {
         let mut received = one.clone();
         received.merge_sent(&serde_json::from_str(&line).unwrap()).unwrap();
         assert_eq!(merged.to_sent(), received.to_sent());
+        assert_eq!((merged.cache.flushed, merged.cache.since(&one.cache)), (8, one.cache));
         assert_eq!((merged.outcomes.ops, merged.counters.reads, merged.latency.len()), (6, 10, 6));
     }
 

@@ -122,6 +122,55 @@ fn every_mix_over_two_processes_on_a_nasty_fabric() {
 }
 
 #[test]
+fn a_cache_of_its_own_spares_reads_and_atomics() {
+    let said =
+        bench("--json --keys 20000 --access cached --cache 512KiB --mix c,a --ops 20000 --in-flight 4").must_hold();
+    let rows = said.json();
+    for name in ["ycsb-c", "ycsb-a"] {
+        let row = named(&rows, name)[0];
+        assert_eq!((&row["access"], &row["cache_bytes"]), (&"cached".into(), &(512 << 10).into()));
+        // All but the leaves are cached, and of those the hot ones.
+        assert!(number(row, "reads_per_op") < 0.5 && number(row, "hit_ratio") > 0.8, "{row}");
+        assert_eq!((number(row, "inner_misses_per_op"), number(row, "atomics_per_op")), (0.0, 0.0));
+    }
+    // The tree that is checked is the one in remote memory.
+    assert!(number(named(&rows, "bulk-load")[0], "flushed_pages") > 0.0);
+    assert!(number(named(&rows, "ycsb-a")[0], "flushed_pages") > 0.0);
+    assert_eq!(number(named(&rows, "ycsb-c")[0], "flushed_pages"), 0.0);
+    assert_eq!(named(&rows, "btree")[0]["ok"], true);
+    bench("--access cached --processes 2").must_fail_with(&["--access cached needs --processes 1", "cached-inner"]);
+}
+
+#[test]
+fn every_mix_through_a_small_cache() {
+    let said = bench(
+        "--keys 20000 --access cached --cache 192KiB --workers 3 --in-flight 4 --ops 2000 --page-bytes 512 --nasty \
+         --rounds 1 --mix a,b,c,d,e,f,insert-intensive --load insert",
+    )
+    .must_hold();
+    for part in ["btree, cached: 2 memory servers, 3 workers", "cache of 192.00 KiB", "after round 1", "hit"] {
+        assert!(said.out.contains(part), "no `{part}` in: {}", said.out);
+    }
+    assert!(said.out.lines().all(|line| line.chars().count() <= 120), "{}", said.out);
+}
+
+#[test]
+fn processes_share_a_tree_through_caches_of_inner_pages() {
+    let said = bench(
+        "--json --keys 20000 --access cached-inner --processes 2 --in-flight 4 --ops 4000 --nasty --rounds 1 \
+         --mix c,a,d,e,f,insert-intensive",
+    )
+    .must_hold();
+    let rows = said.json();
+    let row = named(&rows, "ycsb-c")[0];
+    assert_eq!((&row["access"], &row["flushed_pages"]), (&"cached-inner".into(), &0.into()));
+    // A leaf is read each time, past the cache.
+    assert!((1.0..1.2).contains(&number(row, "reads_per_op")), "{row}");
+    assert!((0.6..0.67).contains(&number(row, "hit_ratio")), "{row}");
+    assert!(named(&rows, "ycsb-a")[0]["atomics_per_op"].as_f64().unwrap() > 0.4);
+}
+
+#[test]
 fn the_slow_proof_and_a_bandwidth_limit() {
     let said =
         bench("--json --keys 5000 --mix c --ops 500 --validation lock-body-lock --bandwidth 1GB/s --latency 1us")
@@ -304,19 +353,31 @@ fn what_is_missing_or_damaged_is_named() {
 
 #[test]
 fn a_stopped_bench_leaves_a_sound_tree() {
+    let said = check_of_a_stopped_bench("one-sided", "a");
+    assert!(said.out.contains("entries 10000,") && said.out.contains("held 0"), "{}", said.out);
+}
+
+#[test]
+fn a_stopped_bench_writes_what_its_cache_holds() {
+    let said = check_of_a_stopped_bench("cached", "insert-intensive");
+    assert!(said.out.contains("problems 0") && said.out.contains("held 0"), "{}", said.out);
+}
+
+fn check_of_a_stopped_bench(access: &str, mix: &str) -> Said {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("cluster");
     let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
     let at = dir.to_str().unwrap();
     let mut child = Command::new(PROGRAM)
-        .args(["bench", "--connect", at, "--keys", "10000", "--mix", "a", "--seconds", "60", "--in-flight", "8"])
+        .args(["bench", "--connect", at, "--keys", "10000", "--seconds", "60", "--in-flight", "8"])
+        .args(["--access", access, "--mix", mix])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("step 2 of 3: ycsb-a")));
+    assert!(lines.any(|line| line.unwrap().contains("step 2 of 3: ")));
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(!Server(child).stop(libc::SIGTERM).success());
     // The compute process is told to end when its parent has; its membership is gone when it has.
@@ -325,6 +386,5 @@ fn a_stopped_bench_leaves_a_sound_tree() {
     while owners() > 0 && std::time::Instant::now() < patience {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    let said = farlink(&["check", "--connect", at]).must_hold();
-    assert!(said.out.contains("entries 10000,") && said.out.contains("held 0"), "{}", said.out);
+    farlink(&["check", "--connect", at]).must_hold()
 }

@@ -84,7 +84,7 @@ impl<T: Layout> ComputeCache<T> {
     }
 
     fn handle(&self, store: RemoteStore<T>) -> Result<CacheHandle<RemoteStore<T>, CacheLayout<T>>, Error> {
-        let seed = store.one_sided().worker().random(|rng| rand::RngExt::random(rng));
+        let seed = store.one_sided().worker().random(rand::RngExt::random);
         self.cache.handle(store, seed).map_err(|error| Error::Cache(error.to_string()))
     }
 

@@ -20,8 +20,14 @@ pub(crate) enum Figure {
     ///
     /// A bulk-loaded tree in this process's memory; every compute server is one worker on a thread of its own.
     DexTable2(Table2Args),
-    /// How close cache replacement comes to the best that is possible: remote reads over cache sizes.
+    /// How close cache replacement comes to the best that is possible: hit ratios over cache sizes, skews and policies.
+    ///
+    /// Rows, and a plot with a panel for each skew, replacement.svg. Lookups of a tree in this process's memory.
     Replacement(ReplacementArgs),
+    /// What the cooling map's small queues gain over one FIFO queue behind one lock: throughput over threads.
+    ///
+    /// Threads cool, evict and rescue pages as a full cache does, on both in turn. With few cores there is little to gain.
+    Cooling(CoolingArgs),
 }
 
 /// The keys and who draws them.
@@ -51,12 +57,16 @@ pub(crate) struct Table2Args {
     /// The cache of each compute server, in percent of the raw data (16 bytes a key) of all keys.
     #[arg(long, default_value_t = 8.0)]
     pub(crate) cache_percent: f64,
-    /// Measured operations of each mix, over all compute servers; as many as there are keys unless given.
+    /// Measured operations of each mix, over all compute servers. As many as there are keys unless given, but ten million at
+    /// most, and without a cache two.
     #[arg(long)]
     pub(crate) ops: Option<u64>,
     /// Operations before those, to fill caches; twice as many as there are keys unless given.
     #[arg(long)]
     pub(crate) warm_up_ops: Option<u64>,
+    /// Operations that each compute server keeps in flight.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) in_flight: u32,
     /// How a cache decides which missed leaves to take in.
     #[arg(long, value_enum, default_value = "frequency")]
     pub(crate) admission: AdmissionChoice,
@@ -67,14 +77,52 @@ pub(crate) struct Table2Args {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplacementArgs {
-    #[command(flatten)]
-    pub(crate) population: PopulationArgs,
-    /// Compute servers; each owns an equal range of the keys.
+    /// Keys in the tree.
+    #[arg(long, default_value_t = 1_000_000)]
+    pub(crate) keys: u64,
+    /// Exponents of zipf, a panel of the plot for each.
+    #[arg(long, value_name = "EXPONENT[,...]", value_delimiter = ',', default_value = "0.6,0.8,0.99,1.2")]
+    pub(crate) theta: Vec<f64>,
+    /// Cache sizes in percent of the raw data, 16 bytes a key.
+    #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16,32,64")]
+    pub(crate) cache_percents: Vec<f64>,
+    /// Measured lookups of each run; as many as there are keys unless given.
+    #[arg(long)]
+    pub(crate) ops: Option<u64>,
+    /// Lookups before those, to fill the cache; twice as many as there are keys unless given.
+    #[arg(long)]
+    pub(crate) warm_up_ops: Option<u64>,
+    /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
-    pub(crate) compute_servers: u64,
+    pub(crate) seed: u64,
     /// The folder to which `replacement.svg` is written.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) out: PathBuf,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CoolingArgs {
+    /// Run with 1, 2, 4, ... up to this many threads; as many as the machine runs at a time unless given.
+    #[arg(long)]
+    pub(crate) threads: Option<u32>,
+    /// Pages that can cool at a time, a tenth of a cache.
+    #[arg(long, default_value_t = 12_000)]
+    pub(crate) pages: usize,
+    /// Of a hundred turns, how many try to rescue a page that cooled lately instead of evicting one.
+    #[arg(long, value_name = "PERCENT", default_value_t = 20)]
+    pub(crate) rescue_percent: u32,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 0.5)]
+    pub(crate) seconds: f64,
+    /// Runs of each design and number of threads; the median counts.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repeats: u32,
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
     /// Print one JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -104,12 +152,50 @@ impl Table2Args {
         let percent = self.cache_percent;
         ensure!(percent.is_finite() && percent >= 0.0, "--cache-percent {percent} is not a number of at least 0");
         ensure!((1..=256).contains(&self.memory_servers), "--memory-servers must be 1 to 256");
+        ensure!((1..=4096).contains(&self.in_flight), "--in-flight must be 1 to 4096");
         ensure!(self.ops != Some(0), "--ops must be at least 1");
         Ok(())
     }
 }
 
+impl ReplacementArgs {
+    /// What clap cannot see by itself.
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
+        for percent in &self.cache_percents {
+            ensure!(percent.is_finite() && *percent > 0.0, "--cache-percents {percent} is not a number above 0");
+        }
+        ensure!(self.ops != Some(0), "--ops must be at least 1");
+        Ok(())
+    }
+
+    /// The same keys for each exponent.
+    pub(crate) fn populations(&self) -> anyhow::Result<Vec<Population>> {
+        self.theta.iter().map(|theta| Population::new(self.keys, *theta, 1, self.seed)).collect()
+    }
+}
+
+impl CoolingArgs {
+    /// What clap cannot see by itself.
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
+        ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds {} is not above 0", self.seconds);
+        ensure!(self.seconds <= 3600.0, "--seconds {} is more than an hour", self.seconds);
+        ensure!(self.threads != Some(0), "--threads must be at least 1");
+        ensure!((6..=10_000_000).contains(&self.pages), "--pages must be 6 to 10000000");
+        ensure!(self.repeats > 0, "--repeats must be at least 1");
+        ensure!(self.rescue_percent <= 100, "--rescue-percent {} is more than 100", self.rescue_percent);
+        Ok(())
+    }
+}
+
 impl AdmissionChoice {
+    /// The name that people read.
+    pub(crate) fn policy(self) -> &'static str {
+        match self {
+            Self::Probability => "probability (DEX)",
+            other => other.name(),
+        }
+    }
+
     /// The name that a row carries.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
+use farlink_runtime::one_sided::Proof;
 use farlink_runtime::structure::Structure;
 use farlink_structures::btree::{BTree, BTreeOptions};
 
 use super::optimum::Shape;
 use super::population::Population;
+use crate::inspect;
 use crate::keys::value_for;
+use crate::report::CheckRow;
 
 /// Bytes of a page, as in DEX.
 pub(crate) const PAGE_BYTES: u64 = 1024;
@@ -26,7 +29,10 @@ const SPARE_BYTES: u64 = 64 << 20;
 pub(crate) struct Bed {
     fabric: Arc<MemFabric>,
     structure: Structure,
+    keys: u64,
 }
+
+const NAME: &str = "figure";
 
 /// The shape of the tree of this many keys.
 pub(crate) fn shape(keys: u64) -> Shape {
@@ -45,7 +51,7 @@ impl Bed {
         let worker = compute.worker()?;
         let structure = worker.block_on(async {
             let options = BTreeOptions { page_bytes: PAGE_BYTES as usize, ..BTreeOptions::default() };
-            let tree = BTree::create(&worker, "figure", options).await?;
+            let tree = BTree::create(&worker, NAME, options).await?;
             let entries = (0..population.keys()).map(|number| {
                 let key = Population::key(number);
                 (key, value_for(key, 0))
@@ -53,12 +59,25 @@ impl Bed {
             tree.bulk_load(entries, FILL).await?;
             anyhow::Ok(farlink_runtime::access::Access::structure(tree.access()).clone())
         })?;
-        Ok(Self { fabric, structure })
+        Ok(Self { fabric, structure, keys: population.keys() })
     }
 
     /// A compute server of its own.
     pub(crate) fn join(&self, seed: u64) -> anyhow::Result<ComputeServer> {
         Ok(ComputeServer::join(self.fabric.clone(), ComputeOptions { seed, ..ComputeOptions::default() })?)
+    }
+
+    /// The tree's check of itself, past all caches: run it when they are flushed. Figures insert and remove nothing.
+    pub(crate) fn check(&self) -> anyhow::Result<CheckRow> {
+        let compute = self.join(0)?;
+        let worker = compute.worker()?;
+        let report = worker.block_on(async { BTree::open(&worker, NAME, Proof::Checksum).await?.check().await })?;
+        let mut row = inspect::check_row(NAME, &report);
+        if row.ok && report.entries != self.keys {
+            row.ok = false;
+            row.problem = Some(format!("{} keys were loaded", self.keys));
+        }
+        Ok(row)
     }
 
     /// The tree.
@@ -70,7 +89,6 @@ impl Bed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlink_runtime::one_sided::Proof;
 
     #[test]
     fn the_tree_has_the_shape_that_is_computed() {

@@ -25,14 +25,17 @@ pub(crate) struct Owned {
 pub(crate) struct Lookups {
     /// Page accesses of operations.
     pub(crate) all: u64,
-    /// Those that did not find their page, for each level, leaves first.
+    /// Those that read their page from remote memory, for each level, leaves first.
     pub(crate) misses_by_level: Vec<u64>,
+    /// Pages written because they left the cache.
+    pub(crate) write_backs: u64,
 }
 
 impl Lookups {
     /// What was asked for since `earlier`.
     pub(crate) fn since(mut self, earlier: &Self) -> Self {
         self.all -= earlier.all;
+        self.write_backs -= earlier.write_backs;
         self.misses_by_level.iter_mut().zip(&earlier.misses_by_level).for_each(|(now, then)| *now -= then);
         self
     }
@@ -40,6 +43,7 @@ impl Lookups {
     /// Adds another compute server's.
     pub(crate) fn add(&mut self, other: &Self) {
         self.all += other.all;
+        self.write_backs += other.write_backs;
         let levels = self.misses_by_level.len().max(other.misses_by_level.len());
         self.misses_by_level.resize(levels, 0);
         self.misses_by_level.iter_mut().zip(&other.misses_by_level).for_each(|(sum, misses)| *sum += misses);
@@ -49,7 +53,7 @@ impl Lookups {
 /// A way to reach the tree.
 pub(crate) trait Contender: Sync {
     /// How its pages are reached.
-    type Access: Access;
+    type Access: Access + Clone + 'static;
     /// What the workers of one compute server share: its cache.
     type Shared: Sync + Send;
 
@@ -75,8 +79,9 @@ pub(crate) trait Contender: Sync {
     /// Opens the tree for one worker.
     fn open(&self, shared: &Self::Shared, worker: &Worker, tree: &Structure) -> anyhow::Result<BTree<Self::Access>>;
 
-    /// What the cache was asked for so far through this handle; `None` without a cache.
-    fn lookups(&self, _tree: &BTree<Self::Access>) -> Option<Lookups> {
+    /// What the cache was asked for so far through this handle, and past it with `reads` remote reads in all; `None` without
+    /// a cache.
+    fn lookups(&self, _tree: &BTree<Self::Access>, _reads: u64) -> Option<Lookups> {
         None
     }
 
@@ -137,8 +142,21 @@ impl CacheSetting {
 
 fn lookups(counters: &Counters) -> Lookups {
     let total = counters.total();
-    let misses_by_level = counters.levels.iter().map(|level| level.misses).collect();
-    Lookups { all: total.hits + total.misses, misses_by_level }
+    Lookups {
+        // Who waits for a read that another operation has begun costs no read of its own.
+        all: total.hits + total.misses + total.shared_fetches,
+        misses_by_level: counters.levels.iter().map(|level| level.misses).collect(),
+        write_backs: total.write_backs,
+    }
+}
+
+/// [`lookups`] where leaves are read past the cache: every such read is a leaf's miss.
+fn lookups_above_leaves(counters: &Counters, reads: u64) -> Lookups {
+    let mut lookups = lookups(counters);
+    let past = reads.saturating_sub(lookups.misses_by_level.iter().sum());
+    lookups.all += past;
+    lookups.misses_by_level[0] += past;
+    lookups
 }
 
 /// Each compute server owns its keys and caches all levels.
@@ -175,7 +193,7 @@ impl Contender for Owning {
         Ok(BTree::over(cache.own(worker, tree.clone(), range)?))
     }
 
-    fn lookups(&self, tree: &BTree<Self::Access>) -> Option<Lookups> {
+    fn lookups(&self, tree: &BTree<Self::Access>, _reads: u64) -> Option<Lookups> {
         Some(lookups(&tree.access().counters()))
     }
 
@@ -216,8 +234,8 @@ impl Contender for Sharing {
         Ok(BTree::over(shared.share(worker, tree.clone(), Proof::Checksum)?))
     }
 
-    fn lookups(&self, tree: &BTree<Self::Access>) -> Option<Lookups> {
-        Some(lookups(&tree.access().counters()))
+    fn lookups(&self, tree: &BTree<Self::Access>, reads: u64) -> Option<Lookups> {
+        Some(lookups_above_leaves(&tree.access().counters(), reads))
     }
 }
 
@@ -227,11 +245,19 @@ mod tests {
 
     #[test]
     fn lookups_add_up_by_level() {
-        let lookups = |all, misses: &[u64]| Lookups { all, misses_by_level: misses.to_vec() };
+        let lookups = |all, misses: &[u64]| Lookups { all, misses_by_level: misses.to_vec(), write_backs: all };
         assert_eq!(lookups(10, &[5, 2]).since(&lookups(4, &[1])), lookups(6, &[4, 2]));
         let mut sum = Lookups::default();
         sum.add(&lookups(10, &[5, 2]));
         sum.add(&lookups(1, &[1]));
         assert_eq!(sum, lookups(11, &[6, 2]));
+    }
+
+    #[test]
+    fn reads_past_the_cache_are_leaf_misses() {
+        let mut counters = Counters::default();
+        (counters.levels[1].hits, counters.levels[1].misses, counters.levels[2].hits) = (90, 10, 100);
+        let lookups = lookups_above_leaves(&counters, 110);
+        assert_eq!((lookups.all, &lookups.misses_by_level[..3]), (300, &[100, 10, 0][..]));
     }
 }

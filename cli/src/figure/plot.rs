@@ -7,6 +7,7 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
 
+/// Of one plot; several are drawn side by side, two in a row.
 const WIDTH: u32 = 800;
 const HEIGHT: u32 = 500;
 /// Colours that differ also for those who cannot tell red from green (Okabe and Ito).
@@ -20,13 +21,15 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
 ];
 
-/// A plot of lines over a logarithmic x axis, with y from zero.
+/// A plot of lines over a logarithmic x axis. Without `y_max`, y goes from zero to what it needs; with it, from the lowest
+/// point to `y_max`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plot {
     pub(crate) title: String,
     pub(crate) x_label: String,
     pub(crate) y_label: String,
     pub(crate) lines: Vec<Line>,
+    pub(crate) y_max: Option<f64>,
 }
 
 /// One line, with a mark at each point.
@@ -37,13 +40,23 @@ pub(crate) struct Line {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-impl Plot {
-    /// Writes the plot to an SVG file.
-    pub(crate) fn write_svg(&self, path: &Path) -> anyhow::Result<()> {
-        let area = SVGBackend::new(path, (WIDTH, HEIGHT)).into_drawing_area();
-        self.draw(&area).with_context(|| format!("cannot write {}", path.display()))
-    }
+/// Writes plots to one SVG file.
+pub(crate) fn write_svg(plots: &[Plot], path: &Path) -> anyhow::Result<()> {
+    let columns = plots.len().clamp(1, 2);
+    let rows = plots.len().div_ceil(columns).max(1);
+    let draw = || {
+        let area = SVGBackend::new(path, (WIDTH * columns as u32, HEIGHT * rows as u32)).into_drawing_area();
+        area.fill(&WHITE)?;
+        for (plot, part) in plots.iter().zip(area.split_evenly((rows, columns))) {
+            plot.draw(&part)?;
+        }
+        area.present()?;
+        anyhow::Ok(())
+    };
+    draw().with_context(|| format!("cannot write {}", path.display()))
+}
 
+impl Plot {
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> anyhow::Result<()>
     where
         B::ErrorType: 'static,
@@ -56,12 +69,18 @@ impl Plot {
         );
         let x_min = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
         let x_max = points().map(|point| point.0).fold(0.0, f64::max);
-        let y_max = points().map(|point| point.1).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+        let (y_min, y_max) = match self.y_max {
+            None => (0.0, points().map(|point| point.1).fold(0.0, f64::max).max(f64::MIN_POSITIVE) * 1.05),
+            Some(y_max) => {
+                let least = points().map(|point| point.1).fold(y_max, f64::min);
+                let room = (y_max - least).max(y_max.abs() * 1e-3).max(f64::MIN_POSITIVE) * 0.05;
+                (least - room, y_max + room)
+            }
+        };
         let mut xs: Vec<f64> = points().map(|point| point.0).collect();
         xs.sort_by(f64::total_cmp);
         xs.dedup();
 
-        area.fill(&WHITE)?;
         // A little room at both ends, so that the marks are not cut.
         let x_axis = LogAxis { range: (x_min / 1.1).ln()..(x_max * 1.1).ln(), ticks: xs };
         let mut chart = ChartBuilder::on(area)
@@ -69,7 +88,7 @@ impl Plot {
             .margin(16)
             .x_label_area_size(48)
             .y_label_area_size(64)
-            .build_cartesian_2d(x_axis, 0.0..y_max * 1.05)?;
+            .build_cartesian_2d(x_axis, y_min..y_max)?;
         chart
             .configure_mesh()
             .x_desc(&self.x_label)
@@ -88,15 +107,17 @@ impl Plot {
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], stroke));
             chart.draw_series(line.points.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
         }
+        // Where lines do not end.
+        let rises = self.lines.iter().any(|line| line.points.first().map(|p| p.1) < line.points.last().map(|p| p.1));
+        let corner = if rises { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::UpperRight };
         chart
             .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
+            .position(corner)
             .margin(12)
             .background_style(WHITE.mix(0.9))
             .border_style(RGBColor(160, 160, 160))
             .label_font(("sans-serif", 14))
             .draw()?;
-        area.present()?;
         Ok(())
     }
 }
@@ -138,6 +159,7 @@ mod tests {
             x_label: "cache, percent".into(),
             y_label: "reads".into(),
             lines: vec![Line { name: "optimum".into(), points }],
+            y_max: None,
         }
     }
 
@@ -145,10 +167,12 @@ mod tests {
     fn a_plot_is_an_svg_with_its_words() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plot.svg");
-        plot(vec![(0.5, 3.0), (8.0, 0.5), (64.0, 0.0)]).write_svg(&path).unwrap();
+        let falling = plot(vec![(0.5, 3.0), (8.0, 0.5), (64.0, 0.0)]);
+        let rising = Plot { title: "Hits".into(), y_max: Some(1.0), ..plot(vec![(0.5, 0.9), (64.0, 1.0)]) };
+        write_svg(&[falling, rising], &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-        for word in ["Reads &amp; cache", "cache, percent", "optimum", "<polyline", "0.5"] {
+        for word in ["Reads &amp; cache", "cache, percent", "optimum", "<polyline", "0.5", "Hits"] {
             assert!(svg.contains(word), "{word}");
         }
     }
@@ -157,9 +181,9 @@ mod tests {
     fn what_cannot_be_drawn_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         for points in [vec![], vec![(0.0, 1.0)], vec![(1.0, f64::NAN)]] {
-            assert!(plot(points).write_svg(&folder.path().join("plot.svg")).is_err());
+            assert!(write_svg(&[plot(points)], &folder.path().join("plot.svg")).is_err());
         }
-        let error = plot(vec![(1.0, 1.0)]).write_svg(Path::new("/nowhere/plot.svg")).unwrap_err();
+        let error = write_svg(&[plot(vec![(1.0, 1.0)])], Path::new("/nowhere/plot.svg")).unwrap_err();
         assert!(error.to_string().contains("/nowhere/plot.svg"));
     }
 }

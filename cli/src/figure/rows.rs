@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use serde::Serialize;
 
+use super::optimum::Misses;
 use super::population::Population;
 
 /// Where a row's numbers come from.
@@ -14,6 +15,8 @@ use super::population::Population;
 pub(crate) enum Source {
     /// A paper's table, measured on the authors' machines.
     Paper,
+    /// A paper's published program, measured at another time than this run.
+    PublicCode,
     /// This run.
     Measured,
     /// A calculation.
@@ -25,10 +28,11 @@ pub(crate) enum Source {
 pub(crate) struct Setting {
     pub(crate) keys: u64,
     pub(crate) compute_servers: u64,
-    pub(crate) memory_servers: u64,
+    /// Null where the source does not say.
+    pub(crate) memory_servers: Option<u64>,
     pub(crate) theta: f64,
     pub(crate) page_bytes: u64,
-    /// Null in a paper's rows.
+    /// Null where the source does not say.
     pub(crate) seed: Option<u64>,
 }
 
@@ -51,6 +55,8 @@ pub(crate) struct Row {
     pub(crate) warm_up_ops: Option<u64>,
     pub(crate) seconds: Option<f64>,
     pub(crate) ops_per_second: Option<f64>,
+    /// Of each compute server.
+    pub(crate) in_flight: Option<u32>,
     /// Always null: a figure counts; `farlink bench` times operations one by one.
     pub(crate) p50_ns: Option<u64>,
     pub(crate) p99_ns: Option<u64>,
@@ -61,9 +67,14 @@ pub(crate) struct Row {
     pub(crate) two_sided_per_op: Option<f64>,
     pub(crate) bytes_per_op: Option<f64>,
     pub(crate) round_trips_per_op: Option<f64>,
+    /// The share of page accesses, at all levels, that needed no remote read.
     pub(crate) hit_ratio: Option<f64>,
     /// Leaves first.
     pub(crate) misses_by_level: Option<Vec<f64>>,
+    /// Leaf misses, as a multiple of those that the best contents of a cache of as many bytes leave.
+    pub(crate) leaf_misses_over_optimum: Option<f64>,
+    /// Pages written because they left the cache.
+    pub(crate) write_backs_per_op: Option<f64>,
     pub(crate) admission: Option<String>,
     /// Of each compute server.
     pub(crate) cache_bytes: Option<u64>,
@@ -100,6 +111,7 @@ impl Row {
             warm_up_ops: None,
             seconds: None,
             ops_per_second: None,
+            in_flight: None,
             p50_ns: None,
             p99_ns: None,
             p999_ns: None,
@@ -111,6 +123,8 @@ impl Row {
             round_trips_per_op: None,
             hit_ratio: None,
             misses_by_level: None,
+            leaf_misses_over_optimum: None,
+            write_backs_per_op: None,
             admission: None,
             cache_bytes: None,
             cache_percent: None,
@@ -122,6 +136,14 @@ impl Row {
     pub(crate) fn with_cache(mut self, cache: Option<CacheSize>) -> Self {
         self.cache_bytes = cache.map(|cache| cache.cache_bytes);
         self.cache_percent = cache.map(|cache| cache.cache_percent);
+        self
+    }
+
+    /// The row with its leaf misses compared with the least.
+    pub(crate) fn against(mut self, least: &Misses) -> Self {
+        let leaf = self.misses_by_level.as_ref().and_then(|levels| levels.first().copied());
+        let least = least.by_level.first().copied().filter(|misses| *misses > 0.0);
+        self.leaf_misses_over_optimum = leaf.zip(least).map(|(leaf, least)| leaf / least);
         self
     }
 }
@@ -156,20 +178,26 @@ impl<W: Write> Sink<W> {
         self.out.flush()
     }
 
-    /// Prints the table, with the rows of a mix together.
-    pub(crate) fn finish(mut self) -> io::Result<()> {
-        if self.rows.is_empty() {
-            return Ok(());
-        }
+    /// Prints the tables of the rows so far, and gives the output back.
+    pub(crate) fn finish(mut self) -> io::Result<W> {
+        self.tables()?;
+        Ok(self.out)
+    }
+
+    /// Prints a table of the rows so far for each mix, and forgets them.
+    pub(crate) fn tables(&mut self) -> io::Result<()> {
+        let rows = std::mem::take(&mut self.rows);
         let mut mixes: Vec<&str> = Vec::new();
-        for row in &self.rows {
+        for row in &rows {
             if !mixes.contains(&row.mix.as_str()) {
                 mixes.push(&row.mix);
             }
         }
-        let of_mix = |mix| self.rows.iter().filter(move |row| row.mix == mix);
-        let table = table(mixes.iter().flat_map(|mix| of_mix(*mix)));
-        writeln!(self.out, "{table}")
+        for mix in mixes {
+            let table = table(rows.iter().filter(|row| row.mix == mix));
+            writeln!(self.out, "\n{mix}\n{table}")?;
+        }
+        Ok(())
     }
 }
 
@@ -177,7 +205,6 @@ fn table<'a>(rows: impl Iterator<Item = &'a Row>) -> Table {
     let rule = LineStyle::none().fill('─').junction('─');
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(rule).bottom_border(rule)).set_header([
-        "mix",
         "design",
         "from",
         "cache\n%",
@@ -189,17 +216,18 @@ fn table<'a>(rows: impl Iterator<Item = &'a Row>) -> Table {
         "hit\nratio",
         "leaf\nmisses",
         "inner\nmisses",
+        "leaf, of\nbest",
     ]);
     let some = |value: Option<f64>, digits| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"));
     for row in rows {
         let misses = row.misses_by_level.as_deref().and_then(<[f64]>::split_first);
         let source = match row.source {
             Source::Paper => "paper",
+            Source::PublicCode => "public code",
             Source::Measured => "measured",
             Source::Computed => "computed",
         };
         table.add_row([
-            row.mix.clone(),
             row.name.clone(),
             source.to_owned(),
             row.cache_percent.map_or_else(|| "-".to_owned(), |percent| percent.to_string()),
@@ -211,11 +239,12 @@ fn table<'a>(rows: impl Iterator<Item = &'a Row>) -> Table {
             some(row.hit_ratio, 3),
             some(misses.map(|(leaf, _)| *leaf), 3),
             some(misses.map(|(_, inner)| inner.iter().sum()), 3),
+            some(row.leaf_misses_over_optimum, 2),
         ]);
     }
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((u16::from(index > 0), 0));
-        if index > 2 {
+        if index > 1 {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
@@ -228,7 +257,14 @@ pub(crate) mod tests {
     use serde_json::{Map, Value};
 
     pub(crate) fn setting() -> Setting {
-        Setting { keys: 1000, compute_servers: 4, memory_servers: 4, theta: 0.99, page_bytes: 1024, seed: Some(1) }
+        Setting {
+            keys: 1000,
+            compute_servers: 4,
+            memory_servers: Some(4),
+            theta: 0.99,
+            page_bytes: 1024,
+            seed: Some(1),
+        }
     }
 
     fn rows() -> [Row; 3] {
@@ -268,6 +304,10 @@ pub(crate) mod tests {
             "bytes_per_op",
             "round_trips_per_op",
             "hit_ratio",
+            "misses_by_level",
+            "leaf_misses_over_optimum",
+            "write_backs_per_op",
+            "in_flight",
             "access",
             "mix",
             "cache_bytes",
@@ -280,12 +320,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_table_keeps_mixes_together_and_fits() {
+    fn each_mix_has_a_table_that_fits() {
         let text = printed(false);
         assert!(text.starts_with("a note\n"));
         assert!(text.lines().all(|line| line.chars().count() <= 120), "\n{text}");
         let at = |word| text.find(word).unwrap();
         assert!(at("cached") < at("write-intensive"), "\n{text}");
+        assert_eq!(text.matches("reads").count(), 2, "\n{text}");
         assert!(text.contains("0.375"), "\n{text}");
     }
 }

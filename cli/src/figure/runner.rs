@@ -2,6 +2,8 @@
 //! keys. Every answer is checked. Operations are drawn in parts with the clock stopped, so that a run of any length needs
 //! no memory for them and drawing is not timed.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,6 +37,8 @@ pub(crate) struct Amount {
     /// Counted, over all compute servers.
     pub(crate) ops: u64,
     pub(crate) seed: u64,
+    /// Operations that each compute server keeps in flight.
+    pub(crate) in_flight: u32,
     /// The number of the run on its tree: no two write the same values, for that would change nothing.
     pub(crate) run: u32,
 }
@@ -143,10 +147,12 @@ impl<C: Contender> Lane<'_, C> {
         if may_go.recv().is_err() {
             return Ok(None);
         }
-        let before = (worker.counters(), self.contender.lookups(&tree));
+        let before = worker.counters();
+        let lookups_before = self.contender.lookups(&tree, before.reads);
         let (ops, time) = self.work(&worker, &tree, self.amount.ops, self.amount.seed)?;
-        let counters = worker.counters() - before.0;
-        let lookups = self.contender.lookups(&tree).zip(before.1);
+        let after = worker.counters();
+        let counters = after - before;
+        let lookups = self.contender.lookups(&tree, after.reads).zip(lookups_before);
         let lookups = lookups.map(|(after, before)| after.since(&before));
         worker.block_on(self.contender.close(&tree))?;
         Ok(Some(Measured { ops, time, counters, lookups }))
@@ -165,18 +171,40 @@ impl<C: Contender> Lane<'_, C> {
             if part.is_empty() {
                 return Ok((ops, time));
             }
-            let start = Instant::now();
-            worker.block_on(async {
-                for (version, &(number, action)) in (first + ops..).zip(&part) {
-                    let key = Population::key(number);
-                    operate(tree, key, action, version as u32).await.with_context(|| format!("key {key}"))?;
-                }
-                anyhow::Ok(())
-            })?;
-            time += start.elapsed();
+            let numbered = (first + ops..).zip(part.iter().copied());
             ops += part.len() as u64;
+            let start = Instant::now();
+            if self.amount.in_flight <= 1 {
+                worker.block_on(run_all(tree, numbered))?;
+            } else {
+                let left = Rc::new(RefCell::new(numbered.collect::<Vec<_>>().into_iter()));
+                let spawn = |_| {
+                    let (tree, left) = (tree.clone(), Rc::clone(&left));
+                    worker.spawn(async move { run_all(&tree, std::iter::from_fn(|| left.borrow_mut().next())).await })
+                };
+                let tasks: Vec<_> = (0..self.amount.in_flight).map(spawn).collect();
+                worker.block_on(async {
+                    for task in tasks {
+                        task.await?;
+                    }
+                    anyhow::Ok(())
+                })?;
+            }
+            time += start.elapsed();
         }
     }
+}
+
+/// Runs operations one after the other, each with its version.
+async fn run_all<A: Access>(
+    tree: &BTree<A>,
+    operations: impl Iterator<Item = (u64, (u64, Action))>,
+) -> anyhow::Result<()> {
+    for (version, (number, action)) in operations {
+        let key = Population::key(number);
+        operate(tree, key, action, version as u32).await.with_context(|| format!("key {key}"))?;
+    }
+    Ok(())
 }
 
 /// One operation. Only the key's owner updates it, and every key is there, so every answer is known in part.
@@ -202,12 +230,15 @@ mod tests {
         let population = Population::new(10_000, 0.99, 3, 1).unwrap();
         let bed = Bed::load(&population, 2).unwrap();
         let runner = Runner { bed: &bed, population: &population };
-        let amount = Amount { warm_up_ops: 100, ops: 30_000, seed: 5, run: 0 };
+        let amount = Amount { warm_up_ops: 100, ops: 30_000, seed: 5, in_flight: 1, run: 0 };
         let reads = runner.run(&FineGrained, FigureMix { name: "read-only", update_percent: 0 }, amount).unwrap();
         assert_eq!((reads.ops, reads.lookups), (30_000, None));
         // 186 leaves, four pages, a root: three levels, and one read of 1 KiB for each.
         assert_eq!((reads.counters.reads, reads.counters.writes, reads.counters.atomics), (90_000, 0, 0));
         assert_eq!(reads.counters.bytes, 90_000 * 1024);
+        let amount = Amount { in_flight: 4, run: 1, ..amount };
+        let interleaved = runner.run(&FineGrained, FigureMix { name: "read-only", update_percent: 0 }, amount).unwrap();
+        assert_eq!((interleaved.ops, interleaved.counters.reads), (30_000, 90_000));
         let writes = runner.run(&FineGrained, WRITES, amount).unwrap();
         let locks_per_op = writes.counters.atomics as f64 / writes.ops as f64;
         assert!((0.4..0.6).contains(&locks_per_op), "{writes:?}");
@@ -245,7 +276,8 @@ mod tests {
         let population = Population::new(1000, 0.99, 2, 1).unwrap();
         let bed = Bed::load(&population, 1).unwrap();
         let runner = Runner { bed: &bed, population: &population };
-        let error = runner.run(&Broken, WRITES, Amount { warm_up_ops: 0, ops: 10, seed: 1, run: 0 }).unwrap_err();
-        assert_eq!(error.to_string(), "cannot open Owned { low: 512000, high: None }");
+        let error =
+            runner.run(&Broken, WRITES, Amount { warm_up_ops: 0, ops: 10, seed: 1, in_flight: 1, run: 0 }).unwrap_err();
+        assert_eq!(error.to_string(), "cannot open Owned { low: 497664, high: None }");
     }
 }

@@ -34,8 +34,10 @@ use farlink_runtime::{
 pub use self::views::CachedViews;
 use crate::store::{CacheLayout, RemoteStore, identity, interrupt, page_id, to_cache};
 
-/// Pages at this level and below are worth waiting for: those above are in the processor's caches.
+/// Pages at this level and below are fetched ahead: those above are in the processor's caches.
 const PREFETCHED_LEVEL_MAX: u8 = 1;
+/// For pages at this level and below it pays to let other operations run meanwhile.
+const YIELDED_LEVEL_MAX: u8 = 0;
 
 /// See the [module](self). Made by [`ComputeCache::own`](crate::ComputeCache::own).
 #[derive(Debug)]
@@ -183,6 +185,7 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
         if let Step::Prefetch = self.step
             && self.from.level() <= PREFETCHED_LEVEL_MAX + 1
             && access.cache.prefetch(self.word, to_cache(access.structure().class))
+            && self.from.level() <= YIELDED_LEVEL_MAX + 1
             && access.worker().has_other_tasks()
         {
             self.step = Step::Yield(access.worker().yield_now());
