@@ -6,6 +6,7 @@ use std::{
 };
 
 use farlink_runtime::{
+    audit,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
     fabric::mem::{MemFabric, MemOptions},
@@ -107,6 +108,33 @@ pub fn serve_options(dir: &Path, server: usize, servers: usize, bytes: u64) -> S
 /// As [`BTree::create`].
 pub fn create_tree(fabric: &Arc<MemFabric>, name: &str, options: BTreeOptions) -> Result<(), Error> {
     with_worker(fabric, |worker| worker.block_on(BTree::create(worker, name, options)).map(drop))
+}
+
+/// Fills an empty tree with entries in the order of their keys, as a compute server that leaves again.
+///
+/// # Errors
+/// As [`BTree::bulk_load`].
+pub fn load_tree(
+    fabric: &Arc<MemFabric>,
+    name: &str,
+    entries: impl IntoIterator<Item = (u64, u64)>,
+    fill: f64,
+) -> Result<(), Error> {
+    with_worker(fabric, |worker| {
+        worker.block_on(async {
+            let tree = BTree::<OneSided>::open(worker, name, Default::default()).await?;
+            tree.bulk_load(entries, fill).await.map(drop)
+        })
+    })
+}
+
+/// Bytes in use that are not pages of the one structure that `report` is of: 0 once all have left.
+///
+/// # Errors
+/// If the fabric fails.
+pub fn unaccounted_bytes(fabric: &Arc<MemFabric>, report: &Report) -> Result<u64, Error> {
+    let memory = with_worker(fabric, |worker| worker.block_on(audit::memory(worker)))?;
+    Ok(memory.used_bytes().abs_diff(report.bytes()))
 }
 
 /// Checks a tree, as a compute server that joins for that and leaves again.

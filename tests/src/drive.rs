@@ -12,9 +12,10 @@ use std::{
     task::Poll,
 };
 
+use anyhow::ensure;
 use farlink_runtime::{
+    access::Access,
     error::Error,
-    one_sided::OneSided,
     worker::{Handle, Worker},
 };
 use farlink_structures::btree::BTree;
@@ -22,6 +23,7 @@ use rand::RngExt;
 
 use crate::{
     history::{Op, Outcome, Recorder, now_ns},
+    reach::Part,
     workload::Workload,
 };
 
@@ -38,7 +40,13 @@ pub struct Plan {
     /// removals become gets, for all workers of the machine at once: so the tree grows and shrinks as a whole, and its
     /// pages split and merge all the time.
     pub tide_ns: u64,
+    /// The keys that the worker's compute server owns. Operations on others are for their owners: one in
+    /// [`STRAY_ONE_IN`] is tried all the same, and has to be refused.
+    pub part: Part,
 }
+
+/// How many operations that are for others come to one that is tried here.
+pub const STRAY_ONE_IN: u32 = 64;
 
 /// A tide that empties and fills a tree of a thousand keys.
 pub const TIDE_NS: u64 = 200_000_000;
@@ -64,22 +72,38 @@ pub struct Tally {
     pub dropped: u64,
     /// Those that met a damaged page.
     pub damaged: u64,
+    /// Those refused because they would have changed a page that is shared with others.
+    pub refused: u64,
+    /// Those refused because their keys are others'.
+    pub strays: u64,
 }
 
-/// Runs one operation of a history on a tree.
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.dropped += other.dropped;
+        self.damaged += other.damaged;
+        self.refused += other.refused;
+        self.strays += other.strays;
+    }
+}
+
+/// Runs one operation of a history on a tree. A scan stays within `part`.
 ///
 /// # Errors
 /// As the operation.
-pub async fn apply(tree: &BTree<OneSided>, op: Op) -> Result<Outcome, Error> {
+pub async fn apply<A: Access>(tree: &BTree<A>, op: Op, part: Part) -> Result<Outcome, Error> {
     Ok(match op {
         Op::Get { key } => Outcome::Value(tree.get(key).await?),
         Op::Insert { key, value } => Outcome::Inserted(tree.insert(key, value).await?),
         Op::Upsert { key, value } => Outcome::Value(tree.upsert(key, value).await?),
         Op::Update { key, value } => Outcome::Value(tree.update(key, value).await?),
         Op::Remove { key } => Outcome::Value(tree.remove(key).await?),
-        Op::Scan { from, limit, descending: false } => Outcome::Entries(tree.scan(from, limit as usize).await?.into()),
+        Op::Scan { from, limit, descending: false } => {
+            Outcome::Entries(tree.range(from..=part.high).take(limit as usize).await?.into())
+        }
         Op::Scan { from, limit, descending: true } => {
-            Outcome::Entries(tree.range(..=from).descending().take(limit as usize).await?.into())
+            Outcome::Entries(tree.range(part.low..=from).descending().take(limit as usize).await?.into())
         }
     })
 }
@@ -88,9 +112,9 @@ pub async fn apply(tree: &BTree<OneSided>, op: Op) -> Result<Outcome, Error> {
 ///
 /// # Errors
 /// If an operation fails, but for damage that is expected, or the recorder does.
-pub fn drive<W: Write + 'static>(
+pub fn drive<A: Access + Clone + 'static, W: Write + 'static>(
     worker: &Worker,
-    tree: &BTree<OneSided>,
+    tree: &BTree<A>,
     workload: Workload,
     recorder: &Rc<Recorder<W>>,
     plan: Plan,
@@ -115,9 +139,9 @@ pub fn drive<W: Write + 'static>(
     })
 }
 
-struct Lane<W: Write> {
+struct Lane<A, W: Write> {
     worker: Handle,
-    tree: BTree<OneSided>,
+    tree: BTree<A>,
     workload: RefCell<Workload>,
     recorder: Rc<Recorder<W>>,
     plan: Plan,
@@ -126,14 +150,30 @@ struct Lane<W: Write> {
     failed: Cell<bool>,
 }
 
-impl<W: Write> Lane<W> {
+impl<A: Access, W: Write> Lane<A, W> {
     async fn run(self: Rc<Self>) -> anyhow::Result<()> {
         while !(self.stop)() && !self.failed.get() {
-            let op = with_the_tide(self.workload.borrow_mut().next_op(), self.plan.tide_ns, now_ns());
-            let outcome = self.run_one(op).await;
+            let drawn = self.workload.borrow_mut().next_op();
+            let op = with_the_tide(drawn, self.plan.tide_ns, now_ns());
+            let outcome = match op {
+                Op::Scan { from, .. } if !self.plan.part.contains(from) => continue,
+                _ if op.key().is_some_and(|key| !self.plan.part.contains(key)) => self.stray(op).await,
+                _ => self.run_one(op).await,
+            };
             self.failed.set(self.failed.get() || outcome.is_err());
             outcome?;
         }
+        Ok(())
+    }
+
+    /// An operation that is for another compute server.
+    async fn stray(&self, op: Op) -> anyhow::Result<()> {
+        if self.worker.random(|rng| !rng.random_ratio(1, STRAY_ONE_IN)) {
+            return Ok(());
+        }
+        self.count(|tally| tally.strays += 1);
+        let outcome = apply(&self.tree, op, self.plan.part).await;
+        ensure!(matches!(outcome, Err(Error::OutsidePartition { .. })), "{op:?} was not refused: {outcome:?}");
         Ok(())
     }
 
@@ -144,15 +184,20 @@ impl<W: Write> Lane<W> {
             let drops = self.plan.drop_one_in != 0 && rng.random_ratio(1, self.plan.drop_one_in);
             drops.then(|| rng.random_range(1..=POLLS_MAX))
         });
+        let applied = apply(&self.tree, op, self.plan.part);
         let outcome = match drop_after {
-            Some(polls) => polled(polls, apply(&self.tree, op)).await,
-            None => Some(apply(&self.tree, op).await),
+            Some(polls) => polled(polls, applied).await,
+            None => Some(applied.await),
         };
         let known = match outcome {
             Some(Ok(outcome)) => outcome,
             Some(Err(Error::PageDamaged { .. })) if self.plan.damage_expected => {
                 self.count(|tally| tally.damaged += 1);
                 Outcome::Unknown
+            }
+            Some(Err(Error::SharedPage { .. })) if self.plan.part != Part::ALL => {
+                self.count(|tally| tally.refused += 1);
+                return Ok(self.recorder.withdraw(ticket)?);
             }
             Some(Err(error)) => return Err(anyhow::Error::new(error).context(format!("{op:?} failed"))),
             None => {

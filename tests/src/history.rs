@@ -23,8 +23,8 @@
 //! ```
 //!
 //! A `DONE` cell holds a whole operation. An `INVOKED` cell holds one whose outcome was not known when it was written;
-//! a later `DONE` cell with the same `seq` supersedes it, and if none follows, the outcome is unknown. The entries
-//! that a scan returned follow its `DONE` cell in `ENTRIES` cells, three to a cell.
+//! a later `DONE` cell with the same `seq` supersedes it, a `WITHDRAWN` cell strikes it out, and if none follows, the
+//! outcome is unknown. The entries that a scan returned follow its `DONE` cell in `ENTRIES` cells, three to a cell.
 //!
 //! A process that is killed tears at most what it wrote last, so a short or damaged last cell is dropped, and so is a
 //! scan whose entries are not all there. Damage anywhere else is an error. No input makes [`History::decode`] panic.
@@ -54,6 +54,7 @@ const MAGIC: [u8; 8] = *b"FLHIST01";
 const KIND_DONE: u8 = 1;
 const KIND_INVOKED: u8 = 2;
 const KIND_ENTRIES: u8 = 3;
+const KIND_WITHDRAWN: u8 = 4;
 const FLAG_DESCENDING: u8 = 1;
 const ENTRIES_PER_CELL: usize = 3;
 
@@ -292,6 +293,20 @@ impl History {
         self.initial.extend(other.initial);
     }
 
+    /// The part of the history that is about keys from `low` to `high`, both included. A scan belongs to the part where it
+    /// begins, and must have been confined to it.
+    pub fn part(&self, low: u64, high: u64) -> Self {
+        let begins = |op: &Op| match *op {
+            Op::Scan { from, .. } => from,
+            ref op => op.key().unwrap_or(low),
+        };
+        let is_in = |record: &&Record| (low..=high).contains(&begins(&record.op));
+        Self {
+            records: self.records.iter().filter(is_in).cloned().collect(),
+            initial: self.initial.range(low..=high).map(|(&key, &value)| (key, value)).collect(),
+        }
+    }
+
     /// Lets every operation begin and end this much earlier and later, for clocks that are less exact than that.
     /// It weakens what a checker can find and never makes a legal history illegal.
     pub fn widen(&mut self, slack_ns: u64) {
@@ -441,6 +456,21 @@ impl<W: Write> Recorder<W> {
         let record = Record { client: self.client, op, outcome, invoked_ns, returned_ns };
         let out = state.out.as_mut().ok_or_else(finished)?;
         encode_record(KIND_DONE, ticket.seq, &record, out).map_err(HistoryError::Append)
+    }
+
+    /// Takes an operation back that was refused: it had no effect, and is no part of the history. If it had one all the
+    /// same, a value shows up that nobody wrote, or a key is gone that nobody removed.
+    pub fn withdraw(&self, ticket: Ticket) -> Result<(), HistoryError> {
+        let mut state = self.state.borrow_mut();
+        state.open.remove(&ticket.seq).ok_or_else(finished)?;
+        if self.flush == Flush::Invocations {
+            let mut cell = [0; CELL_BYTES];
+            cell[0] = KIND_WITHDRAWN;
+            set_word(&mut cell, 48, ticket.seq);
+            let out = state.out.as_mut().ok_or_else(finished)?;
+            out.write_all(&seal(cell)).map_err(HistoryError::Append)?;
+        }
+        Ok(())
     }
 
     /// Ends the history; operations that have not ended get an unknown outcome.
@@ -607,6 +637,10 @@ impl Decoder {
                     return Err("an invocation with an outcome");
                 }
                 self.invoked.insert(seq, record);
+                Ok(())
+            }
+            (KIND_WITHDRAWN, false) => {
+                self.invoked.remove(&word(cell, 48));
                 Ok(())
             }
             (KIND_DONE, false) => {

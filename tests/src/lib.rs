@@ -12,6 +12,7 @@
 //! Making it happen:
 //!
 //! - [`cluster`]: clusters of the `mem` fabric, in one process or in files, fast or nasty.
+//! - [`reach`]: one-sided, or through a compute server's cache.
 //! - [`drive`]: a worker that keeps many recorded operations in flight, and drops some of them.
 //! - [`peer`]: compute servers in processes of their own: the `farlink-stress` program's other side.
 //! - [`stress`]: the acceptance test: many workers in several processes on a few hot keys.
@@ -29,8 +30,10 @@ pub mod linear;
 pub mod model;
 pub mod peer;
 pub mod raw;
+pub mod reach;
 pub mod scans;
 pub mod settings;
 pub mod stress;
+mod summary;
 pub mod torn;
 pub mod workload;

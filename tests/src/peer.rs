@@ -34,7 +34,8 @@ use crate::{
     drive::{Plan, Tally, drive},
     history::{Flush, Recorder},
     raw::HeldPage,
-    workload::{Mix, Workload, WorkloadSpec, spread_keys},
+    reach::{Part, Reach, Seen, Station, Tree},
+    workload::{Mix, Workload, WorkloadSpec, clustered_keys, spread_keys},
 };
 
 /// The argument that makes `farlink-stress` a peer.
@@ -118,13 +119,22 @@ pub struct Work {
     pub seconds: f64,
     /// Whether somebody may be killed: the history must survive, and damaged pages are expected.
     pub deadly: bool,
+    /// How often each operation occurs.
+    pub mix: Mix,
+    /// How the compute server reaches the tree.
+    pub reach: Reach,
 }
 
 impl Work {
     /// What all workers of a run draw from.
     pub fn workload(&self, seed: u64) -> WorkloadSpec {
-        let (keys, scan_limit_max) = (spread_keys(self.keys), self.scan_limit_max);
-        WorkloadSpec { seed, keys, theta: 0.6, mix: Mix::ALL, scan_limit_max }
+        let keys = match self.reach {
+            // So many that single ones are hardly ever met again.
+            Reach::Cached { .. } => clustered_keys(self.keys),
+            _ => spread_keys(self.keys),
+        };
+        let scan_limit_max = self.scan_limit_max;
+        WorkloadSpec { seed, keys, theta: 0.6, mix: self.mix, scan_limit_max }
     }
 
     /// How each of its workers goes about it.
@@ -134,6 +144,10 @@ impl Work {
             drop_one_in: self.drop_one_in,
             damage_expected: self.deadly,
             tide_ns: self.tide_ns,
+            part: match self.reach {
+                Reach::Cached { part, .. } => part,
+                _ => Part::ALL,
+            },
         }
     }
 }
@@ -156,16 +170,30 @@ pub struct Tale {
     pub dropped: u64,
     /// Operations that met a damaged page.
     pub damaged: u64,
-    /// The counters of its workers, by name.
+    /// Operations refused because of a page that is shared.
+    pub refused: u64,
+    /// Operations refused because their keys are others'.
+    pub strays: u64,
+    /// The counters of its workers and its cache, by name.
     pub counters: BTreeMap<String, u64>,
+    /// What owners saw of their parts in the end.
+    pub seen: Vec<Seen>,
 }
 
 impl Tale {
     /// What some workers did.
     pub fn new(tally: Tally, counters: Counters) -> Self {
         let counters = counters.iter().map(|(name, count)| (name.to_owned(), count)).collect();
-        let Tally { operations, dropped, damaged } = tally;
-        Self { operations, dropped, damaged, counters }
+        let Tally { operations, dropped, damaged, refused, strays } = tally;
+        Self { operations, dropped, damaged, refused, strays, counters, seen: Vec::new() }
+    }
+
+    /// Adds what the compute server's cache did, and what it saw in the end.
+    pub fn add_station(&mut self, station: &Station, seen: Option<Seen>) {
+        self.seen.extend(seen);
+        for (name, count) in station.counts() {
+            *self.counters.entry(name.to_owned()).or_default() += count;
+        }
     }
 
     /// The value of a counter; 0 if there is none of this name.
@@ -178,6 +206,9 @@ impl Tale {
         self.operations += other.operations;
         self.dropped += other.dropped;
         self.damaged += other.damaged;
+        self.refused += other.refused;
+        self.strays += other.strays;
+        self.seen.extend(&other.seen);
         for (name, count) in &other.counters {
             *self.counters.entry(name.clone()).or_default() += count;
         }
@@ -287,9 +318,12 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
         Role::Work(work) => {
             let limit = Duration::from_secs_f64(work.seconds) + GRACE;
             let _watchdog = Watchdog::start(format!("peer of clients from {}", work.first_client), limit);
-            let tally = run_work(&spec, work, &compute, &orders)?;
-            let counters = compute_counters(compute);
-            say(&Tale::new(tally, counters))
+            let station = open_station(&spec, work, &compute)?;
+            let tally = run_work(&spec, work, &station, &compute, &orders)?;
+            let seen = close_station(&station, &compute)?;
+            let mut tale = Tale::new(tally, compute_counters(compute));
+            tale.add_station(&station, seen);
+            say(&tale)
         }
         Role::Hold { key } => {
             hold(&spec, *key, &compute, &orders)?;
@@ -341,13 +375,31 @@ impl Orders {
     }
 }
 
-fn run_work(spec: &Spec, work: &Work, compute: &ComputeServer, orders: &Orders) -> anyhow::Result<Tally> {
+fn open_station(spec: &Spec, work: &Work, compute: &ComputeServer) -> anyhow::Result<Station> {
+    let worker = compute.worker()?;
+    let tree = worker.block_on(BTree::<OneSided>::open(&worker, &spec.tree, proof(spec)))?;
+    Ok(Station::new(tree.structure().clone(), proof(spec), work.reach)?)
+}
+
+fn close_station(station: &Station, compute: &ComputeServer) -> anyhow::Result<Option<Seen>> {
+    let worker = compute.worker()?;
+    worker.block_on(station.close(&worker))
+}
+
+fn run_work(
+    spec: &Spec,
+    work: &Work,
+    station: &Station,
+    compute: &ComputeServer,
+    orders: &Orders,
+) -> anyhow::Result<Tally> {
     let steps = Barrier::new(work.workers as usize + 1);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..work.workers)
             .map(|index| {
                 let (steps, stopped) = (&steps, &orders.stopped);
-                scope.spawn(move || run_worker(spec, work, compute, stopped, work.first_client + index, steps))
+                let client = work.first_client + index;
+                scope.spawn(move || run_worker(spec, work, station, compute, stopped, client, steps))
             })
             .collect();
         steps.wait();
@@ -358,10 +410,7 @@ fn run_work(spec: &Spec, work: &Work, compute: &ComputeServer, orders: &Orders) 
         steps.wait();
         let mut total = Tally::default();
         for thread in threads {
-            let tally = thread.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
-            total.operations += tally.operations;
-            total.dropped += tally.dropped;
-            total.damaged += tally.damaged;
+            total += thread.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
         }
         Ok(total)
     })
@@ -370,6 +419,7 @@ fn run_work(spec: &Spec, work: &Work, compute: &ComputeServer, orders: &Orders) 
 fn run_worker(
     spec: &Spec,
     work: &Work,
+    station: &Station,
     compute: &ComputeServer,
     stopped: &Arc<AtomicBool>,
     client: u32,
@@ -377,7 +427,7 @@ fn run_worker(
 ) -> anyhow::Result<Tally> {
     let prepare = || {
         let worker = compute.worker()?;
-        let tree = worker.block_on(BTree::<OneSided>::open(&worker, &spec.tree, proof(spec)))?;
+        let tree = station.tree(&worker)?;
         let flush = if work.deadly { Flush::Invocations } else { Flush::WhenFull };
         let recorder = Recorder::in_dir(&work.histories, client, flush)?;
         anyhow::Ok((worker, tree, recorder, Workload::new(&work.workload(spec.seed), client)?))
@@ -390,7 +440,11 @@ fn run_worker(
     let stopped = Arc::clone(stopped);
     let stop = move || stopped.load(Ordering::Acquire) || Instant::now() >= deadline;
     let recorder = Rc::new(recorder);
-    let tally = drive(&worker, &tree, workload, &recorder, work.plan(), stop)?;
+    let tally = match &tree {
+        Tree::OneSided(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
+        Tree::Cached(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
+        Tree::SharedInner(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
+    };
     drop(tree);
     drop(worker);
     Rc::into_inner(recorder).context("an operation outlived its worker")?.finish()?;

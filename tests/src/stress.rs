@@ -2,25 +2,29 @@
 //! fabric that does all that it may. Afterwards everything has to be right: the history of all of them together is
 //! linearizable for each key and its scans keep their promise, the tree has no broken invariant and no leaked page, nobody
 //! holds a page, and what the test is about has happened at all: torn READs, lock conflicts, splits and merges.
+//!
+//! Through a cache, too. A compute server that caches all pages owns all keys, or a part of them that is cut where leaves
+//! are cut; the tree is then larger, and filled beforehand. What the owners saw in the end, before and after they wrote it,
+//! is what is read one-sided afterwards.
 
-use std::{ffi::OsString, fmt, path::Path, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, ffi::OsString, path::Path, str::FromStr, sync::Arc, time::Instant};
 
 use anyhow::Context;
 use farlink_runtime::{
     fabric::mem::MemFabric,
     one_sided::{OneSided, Proof},
 };
-use farlink_structures::btree::{BTree, BTreeOptions, Report};
+use farlink_structures::btree::{BTree, BTreeOptions};
 
+pub use crate::summary::Summary;
 use crate::{
     cluster::{self, Served},
     drive::TIDE_NS,
-    history::{Flush, History, Op, Outcome, Recorder},
-    linear,
+    history::History,
     peer::{Manners, Peer, Role, Spec, Tale, Work},
-    scans,
+    reach::{Admit, CacheSpec, Part, Reach},
     settings::Arguments,
-    workload::spread_keys,
+    workload::{CLIENT_MAX, Mix, spread_keys, value_of},
 };
 
 /// How to use `farlink-stress`.
@@ -32,13 +36,18 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --processes 4     compute servers, each a process
   --workers 2       worker threads of each
   --in-flight 8     operations in flight for each worker
-  --keys 1000       how many keys they share
+  --keys 1000       how many keys they share; 400000 by default with --access cached
   --scan-limit 40   entries that a scan asks for, at most
   --page-bytes 256  a power of two from 256 to 4096
   --servers 3       memory servers
   --fabric nasty    nasty, or weak: without ordered WRITEs, too; or fast
   --proof checksum  checksum, or three-waits
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
+  --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; shared-inner: each
+                    caches inner pages of the whole tree
+  --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
+  --cache-bytes N   the cache of each process, in bytes
+  --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
   --seed N          decides what is random; a fresh one by default
 ";
 
@@ -47,6 +56,39 @@ pub const TREE: &str = "stress";
 
 /// Bytes of each memory server.
 const SERVER_BYTES: u64 = 32 << 20;
+
+/// Keys enough for a cache of one percent.
+pub const KEYS_CACHED: usize = 400_000;
+
+/// The least that a cache can have.
+const CACHE_BYTES_MIN: usize = 64 << 10;
+/// How full the pages of a tree are when it is loaded: there is room for some splits below a page that owners share, and
+/// then they are refused.
+const FILL: f64 = 0.85;
+
+/// How the workers reach the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// [`Reach::OneSided`].
+    OneSided,
+    /// [`Reach::Cached`].
+    Cached,
+    /// [`Reach::SharedInner`].
+    SharedInner,
+}
+
+impl FromStr for Access {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "one-sided" => Ok(Self::OneSided),
+            "cached" => Ok(Self::Cached),
+            "shared-inner" => Ok(Self::SharedInner),
+            _ => anyhow::bail!("it is one-sided, cached or shared-inner"),
+        }
+    }
+}
 
 /// A run.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,6 +115,14 @@ pub struct Options {
     pub three_waits: bool,
     /// One operation in so many is dropped in mid-flight; 0 for none.
     pub drop_one_in: u32,
+    /// How they reach the tree.
+    pub access: Access,
+    /// The cache of each process, in percent of the tree's bytes, unless `cache_bytes` says otherwise.
+    pub cache_percent: f64,
+    /// The cache of each process, in bytes.
+    pub cache_bytes: Option<usize>,
+    /// What gets into a full cache.
+    pub admit: Admit,
     /// Decides what is random.
     pub seed: u64,
 }
@@ -91,6 +141,10 @@ impl Default for Options {
             manners: Manners::Nasty,
             three_waits: false,
             drop_one_in: 0,
+            access: Access::OneSided,
+            cache_percent: 1.0,
+            cache_bytes: None,
+            admit: Admit::Frequency,
             seed: rand::random(),
         }
     }
@@ -109,7 +163,16 @@ impl Options {
         arguments.take("processes", &mut options.processes)?;
         arguments.take("workers", &mut options.workers)?;
         arguments.take("in-flight", &mut options.in_flight)?;
+        arguments.take("access", &mut options.access)?;
+        if options.access == Access::Cached {
+            options.keys = KEYS_CACHED;
+        }
         arguments.take("keys", &mut options.keys)?;
+        arguments.take("cache-percent", &mut options.cache_percent)?;
+        let mut bytes = 0;
+        arguments.take("cache-bytes", &mut bytes)?;
+        options.cache_bytes = (bytes != 0).then_some(bytes);
+        arguments.take("admission", &mut options.admit)?;
         arguments.take("scan-limit", &mut options.scan_limit_max)?;
         arguments.take("page-bytes", &mut options.page_bytes)?;
         arguments.take("servers", &mut options.servers)?;
@@ -138,7 +201,21 @@ impl Options {
         BTreeOptions { page_bytes: self.page_bytes, proof }
     }
 
-    /// The workload of the process with this number.
+    /// What the tree holds before the run: nothing, or every other key.
+    fn initial(&self) -> BTreeMap<u64, u64> {
+        if self.access != Access::Cached {
+            return BTreeMap::new();
+        }
+        let keys = spread_keys(self.keys).into_iter().step_by(2);
+        keys.zip(1..).map(|(key, sequence)| (key, value_of(CLIENT_MAX, sequence))).collect()
+    }
+
+    /// How long keys come before they go again: a larger tree takes longer.
+    fn tide_ns(&self) -> u64 {
+        TIDE_NS * (self.keys as u64 / 1000).clamp(1, 5)
+    }
+
+    /// The workload of the process with this number, without a cache.
     pub fn work(&self, process: u32, histories: &Path) -> Work {
         Work {
             histories: histories.to_owned(),
@@ -148,134 +225,45 @@ impl Options {
             keys: self.keys,
             scan_limit_max: self.scan_limit_max,
             drop_one_in: self.drop_one_in,
-            tide_ns: TIDE_NS,
+            tide_ns: self.tide_ns(),
             seconds: self.seconds,
             deadly: false,
+            mix: if self.access == Access::Cached { Mix::WRITES } else { Mix::ALL },
+            reach: Reach::OneSided,
         }
     }
 }
 
-/// What a run counted, and whether it was right.
-#[derive(Debug)]
-pub struct Summary {
-    /// The seed of the run.
-    pub seed: u64,
-    /// How long the workers worked.
-    pub seconds: f64,
-    /// What they did, together.
-    pub tale: Tale,
-    /// Operations in flight at once, at most, by the history.
-    pub in_flight_max: usize,
-    /// Whether the point operations were linearizable.
-    pub linear: Result<linear::Report, linear::LinearError>,
-    /// Whether the scans kept their promise.
-    pub scans: Result<scans::ScanReport, scans::ScanError>,
-    /// What is in the tree after all have left.
-    pub check: Report,
-}
-
-impl Summary {
-    /// Judges a run whose workers have all left, by its history and by what they left in memory. Reads every key once
-    /// more, as the history's last client, so that a write that was lost at the end shows, too.
-    ///
-    /// # Errors
-    /// If the tree cannot be read.
-    pub fn judge(
-        fabric: &Arc<MemFabric>,
-        options: &Options,
-        mut history: History,
-        tale: Tale,
-        seconds: f64,
-    ) -> anyhow::Result<Self> {
-        let in_flight_max = history.in_flight_max();
-        history.merge(read_all(fabric, options)?);
-        let check = cluster::check_tree(fabric, TREE)?;
-        let (linear, scans) = (linear::check(&history), scans::check(&history));
-        Ok(Self { seed: options.seed, seconds, tale, in_flight_max, linear, scans, check })
-    }
-
-    /// Lock requests that lost, at other compute servers' hands or at their own.
-    pub fn conflicts(&self) -> u64 {
-        self.tale.counter("lock_conflicts") + self.tale.counter("local_waits")
-    }
-
-    /// What did not hold, in words.
-    pub fn failures(&self) -> Vec<String> {
-        let mut failures = Vec::new();
-        if let Err(error) = &self.linear {
-            failures.push(format!("not linearizable: {error}"));
+/// How each process reaches the tree, which holds these entries.
+fn reaches(fabric: &Arc<MemFabric>, options: &Options, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Reach>> {
+    let processes = options.processes as usize;
+    let tree_bytes = cluster::check_tree(fabric, TREE)?.bytes();
+    let bytes = options.cache_bytes.unwrap_or((tree_bytes as f64 * options.cache_percent / 100.0) as usize);
+    let cache = CacheSpec { bytes: bytes.max(CACHE_BYTES_MIN), page_bytes: options.page_bytes, admit: options.admit };
+    match options.access {
+        Access::OneSided => Ok(vec![Reach::OneSided; processes]),
+        Access::SharedInner => Ok(vec![Reach::SharedInner { cache }; processes]),
+        Access::Cached => {
+            let parts = cut(fabric, processes, initial)?;
+            Ok(parts.into_iter().map(|part| Reach::Cached { part, cache }).collect())
         }
-        if let Err(error) = &self.scans {
-            failures.push(format!("a scan broke its promise: {error}"));
-        }
-        if !self.check.is_clean() {
-            failures.push(format!("the tree is not clean: {:?}", self.check));
-        }
-        if self.check.audit.held != 0 {
-            failures.push(format!("{} pages are held after all have left", self.check.audit.held));
-        }
-        let counted = [
-            ("torn reads", self.tale.counter("torn_reads")),
-            ("lock conflicts", self.conflicts()),
-            ("splits", self.tale.counter("splits")),
-            ("merges", self.tale.counter("merges")),
-        ];
-        let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
-        failures.extend(nothing.map(|(name, _)| format!("no {name}: the test has not tested them")));
-        if self.tale.damaged != 0 {
-            failures.push(format!("{} operations met a damaged page, and nobody died", self.tale.damaged));
-        }
-        failures
     }
 }
 
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let yes = |ok: bool| if ok { "yes" } else { "NO" };
-        let rate = self.tale.operations as f64 / self.seconds;
-        let scans = self.scans.as_ref().map_or(0, |report| report.scans);
-        write!(
-            f,
-            "seed {}: {} operations in {:.1} s ({rate:.0}/s, {} in flight at most, {} dropped), {scans} scans: \
-             linearizable {}, scans kept their promise {}, tree clean {} ({} entries, {} pages, height {}), leaked {}, \
-             held {}; torn reads refused {}, lock conflicts {} ({} remote + {} local), splits {}, merges {}, restarts {}",
-            self.seed,
-            self.tale.operations,
-            self.seconds,
-            self.in_flight_max,
-            self.tale.dropped,
-            yes(self.linear.is_ok()),
-            yes(self.scans.is_ok()),
-            yes(self.check.is_clean()),
-            self.check.entries,
-            self.check.pages(),
-            self.check.height(),
-            self.check.audit.leaked.len(),
-            self.check.audit.held,
-            self.tale.counter("torn_reads"),
-            self.conflicts(),
-            self.tale.counter("lock_conflicts"),
-            self.tale.counter("local_waits"),
-            self.tale.counter("splits"),
-            self.tale.counter("merges"),
-            self.tale.counter("restarts"),
-        )
-    }
-}
-
-/// A history in which one more client gets every key, one after the other.
-fn read_all(fabric: &Arc<MemFabric>, options: &Options) -> anyhow::Result<History> {
+/// The keys in as many parts of about the same number of entries, cut where leaves are cut.
+fn cut(fabric: &Arc<MemFabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Part>> {
+    let keys: Vec<u64> = initial.keys().copied().collect();
     cluster::with_worker(fabric, |worker| {
-        let recorder = Recorder::new(Vec::new(), options.processes * options.workers, Flush::WhenFull)?;
         worker.block_on(async {
             let tree = BTree::<OneSided>::open(worker, TREE, Proof::Checksum).await?;
-            for key in spread_keys(options.keys) {
-                let ticket = recorder.begin(Op::Get { key })?;
-                recorder.end(ticket, Outcome::Value(tree.get(key).await?))?;
+            let mut lows = vec![0];
+            for part in 1..parts {
+                lows.push(tree.leaf_low(keys[keys.len() * part / parts]).await?);
             }
-            anyhow::Ok(())
-        })?;
-        anyhow::Ok(History::decode(&recorder.finish()?)?)
+            anyhow::ensure!(lows.is_sorted_by(|a, b| a < b), "too few leaves for {parts} owners");
+            let highs = lows[1..].iter().map(|low| low - 1).chain([u64::MAX]);
+            Ok(lows.iter().zip(highs).map(|(&low, high)| Part { low, high }).collect())
+        })
     })
 }
 
@@ -287,15 +275,19 @@ pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
     let served = Served::start(options.servers, SERVER_BYTES)?;
     let histories = tempfile::tempdir()?;
     cluster::create_tree(&served.fabric(options.manners.options())?, TREE, options.tree())?;
+    let (fast, initial) = (served.fabric(cluster::FAST)?, options.initial());
+    if !initial.is_empty() {
+        cluster::load_tree(&fast, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
+    }
     let mut peers = Vec::new();
-    for process in 0..options.processes {
+    for (process, reach) in (0..options.processes).zip(reaches(&fast, options, &initial)?) {
         let spec = Spec {
             dir: served.dir().to_owned(),
             tree: TREE.into(),
             manners: options.manners,
             three_waits: options.three_waits,
             seed: options.seed,
-            role: Role::Work(options.work(process, histories.path())),
+            role: Role::Work(Work { reach, ..options.work(process, histories.path()) }),
         };
         peers.push(Peer::start(program, &spec)?);
     }
@@ -306,6 +298,7 @@ pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
         tale.add(&peer.finish().with_context(|| format!("seed {}", options.seed))?);
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let history = History::read_dir(histories.path())?;
-    Summary::judge(&served.fabric(cluster::FAST)?, options, history, tale, seconds)
+    let mut history = History::read_dir(histories.path())?;
+    history.set_initial(initial);
+    Summary::judge(&fast, options, history, tale, seconds)
 }

@@ -5,6 +5,7 @@
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use serde::{Deserialize, Serialize};
 
 use crate::history::{Op, mix};
 
@@ -30,8 +31,19 @@ pub fn spread_keys(count: usize) -> Vec<u64> {
     [0, u64::MAX].into_iter().chain((1..).map(mix)).take(count).collect()
 }
 
+/// [`spread_keys`], in another order of popularity: neighbours are about as popular, so that whole pages fill and empty
+/// however many the keys are.
+pub fn clustered_keys(count: usize) -> Vec<u64> {
+    const CLUSTER: usize = 64;
+    let mut keys = spread_keys(count);
+    keys.sort_unstable();
+    let mut clusters: Vec<&[u64]> = keys.chunks(CLUSTER).collect();
+    clusters.sort_by_key(|cluster| mix(cluster[0]));
+    clusters.concat()
+}
+
 /// How often each operation occurs, in relation to the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mix {
     /// Weight of Get.
     pub get: u32,
@@ -52,6 +64,8 @@ impl Mix {
     pub const POINTS: Self = Self { get: 50, insert: 15, upsert: 10, update: 10, remove: 15, scan: 0 };
     /// All operations, a tenth of them scans.
     pub const ALL: Self = Self { get: 35, insert: 17, upsert: 10, update: 10, remove: 18, scan: 10 };
+    /// All operations, most of them writes.
+    pub const WRITES: Self = Self { get: 17, insert: 28, upsert: 10, update: 10, remove: 30, scan: 5 };
     /// Inserts and removals, so that a tree splits and merges.
     pub const CHURN: Self = Self { get: 10, insert: 45, upsert: 0, update: 0, remove: 45, scan: 0 };
 
@@ -248,6 +262,9 @@ mod tests {
         let keys = spread_keys(10_000);
         assert_eq!(keys[..2], [0, u64::MAX]);
         assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
+        let clustered = clustered_keys(10_000);
+        assert_eq!(clustered.iter().collect::<HashSet<_>>(), keys.iter().collect::<HashSet<_>>());
+        assert_ne!(clustered, keys);
     }
 
     #[test]

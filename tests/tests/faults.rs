@@ -27,8 +27,9 @@ use farlink_tests::{
     linear,
     peer::{Manners, Peer, Role, Spec, Tale, Work},
     raw::leaf_of,
+    reach::Reach,
     scans, settings,
-    workload::spread_keys,
+    workload::{Mix, spread_keys},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -244,6 +245,8 @@ fn kill_one(seed: u64) -> (Tale, Report) {
         tide_ns: 0,
         seconds: 60.0,
         deadly: true,
+        mix: Mix::ALL,
+        reach: Reach::OneSided,
     };
     let start = |process: u32| {
         let spec = Spec {

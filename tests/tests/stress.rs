@@ -1,20 +1,66 @@
-//! The acceptance test, for a few seconds. `FARLINK_STRESS_SECONDS` says how many.
+//! The acceptance test, for a few seconds: `FARLINK_STRESS_SECONDS` says how many without a cache,
+//! `FARLINK_CACHED_SECONDS` how many through caches.
 
 use std::path::Path;
 
 use farlink_tests::{
+    peer::Manners,
+    reach::Admit,
     settings,
-    stress::{self, Options},
+    stress::{self, Access, KEYS_CACHED, Options, Summary},
 };
+
+fn holds(name: &str, options: Options) -> Summary {
+    let options = Options { seed: settings::seed(name), ..options };
+    let summary = stress::run(Path::new(env!("CARGO_BIN_EXE_farlink-stress")), &options).unwrap();
+    println!("{name}: {summary}");
+    assert!(summary.failures().is_empty(), "{name}: {summary}\n{}", summary.failures().join("\n"));
+    summary
+}
+
+/// A cache of one percent for each process.
+fn cached() -> Options {
+    let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 4.0);
+    Options { seconds, access: Access::Cached, keys: KEYS_CACHED, in_flight: 4, ..Options::default() }
+}
+
+fn shared() -> Options {
+    Options { access: Access::SharedInner, keys: 1000, processes: 2, in_flight: 8, ..cached() }
+}
 
 #[test]
 fn eight_workers_in_four_processes() {
-    let options = Options {
-        seconds: settings::from_env("FARLINK_STRESS_SECONDS", 10.0),
-        seed: settings::seed("eight_workers_in_four_processes"),
-        ..Options::default()
-    };
-    let summary = stress::run(Path::new(env!("CARGO_BIN_EXE_farlink-stress")), &options).unwrap();
-    println!("{summary}");
-    assert!(summary.failures().is_empty(), "{}\n{}", summary, summary.failures().join("\n"));
+    let seconds = settings::from_env("FARLINK_STRESS_SECONDS", 10.0);
+    holds("eight_workers_in_four_processes", Options { seconds, ..Options::default() });
+}
+
+#[test]
+fn eight_workers_share_a_cache_of_one_percent() {
+    for admit in [Admit::Frequency, Admit::Dex, Admit::Always] {
+        let name = format!("a cache of one percent, {admit:?}");
+        holds(&name, Options { processes: 1, workers: 8, admit, ..cached() });
+    }
+}
+
+#[test]
+fn eight_workers_drop_operations_on_a_cache_of_one_percent() {
+    holds("cached, dropping", Options { processes: 1, workers: 8, drop_one_in: 20, ..cached() });
+}
+
+#[test]
+fn three_owners_of_one_tree() {
+    holds("three owners", Options { processes: 3, ..cached() });
+    // Few enough that the pages at the cuts fill up.
+    let summary = holds("three owners of a small tree", Options { processes: 3, keys: 20_000, ..cached() });
+    assert!(summary.tale.refused > 0, "no split reached a page that the owners share: {summary}");
+}
+
+#[test]
+fn two_processes_share_everything_but_inner_pages() {
+    holds("shared inner", shared());
+    holds("shared inner, dropping, weak", Options { drop_one_in: 20, manners: Manners::Weak, ..shared() });
+    holds("shared inner, three waits", Options { three_waits: true, keys: 300, ..shared() });
+    // More inner pages than the cache holds.
+    let summary = holds("shared inner, evicting", Options { keys: 60_000, ..shared() });
+    assert!(summary.tale.counter("cache_evictions") > 0, "{summary}");
 }

@@ -78,9 +78,7 @@ fn run_compute(
         for worker in workers {
             let (part, tally) = worker.join().expect("no worker panics")?;
             history.merge(part);
-            total.operations += tally.operations;
-            total.dropped += tally.dropped;
-            total.damaged += tally.damaged;
+            total += tally;
         }
         anyhow::Ok((history, total))
     })?;

@@ -8,22 +8,20 @@
 //! One thing is left out: a lock word that names a compute server which lives. To wait for that one is right, and who
 //! forges a lock can make others wait.
 
+mod cached;
+mod damage;
+
 use std::{sync::Arc, time::Duration};
 
 use farlink_runtime::{
-    access::Access,
     catalog,
-    compute::ComputeServer,
-    error::Error,
     fabric::mem::MemFabric,
-    lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
-    page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
-    ptr::{RemotePtr, ServerId},
+    ptr::ServerId,
     sync::Ordering,
-    worker::{Handle, Worker},
+    worker::Handle,
 };
-use farlink_structures::btree::{BTree, BTreeOptions, KIND};
+use farlink_structures::btree::BTree;
 use farlink_tests::{
     bounded::{self, Bound, Watchdog},
     cluster::{self, FAST, Served},
@@ -31,321 +29,10 @@ use farlink_tests::{
 };
 use proptest::{prelude::*, sample::Index, test_runner::RngSeed};
 
-const SERVERS: usize = 2;
-const SERVER_BYTES: u64 = 2 << 20;
-const TREE: &str = "hostile";
-const KEYS: u64 = 300;
-/// More than a stale page that is looked at a thousand times costs, on any path through the tree.
-const ENDLESS: Bound = Bound { reads_max: 200_000, turns_max: 5_000_000 };
-const LIMIT: Duration = Duration::from_secs(300);
-
-// Where things stand in a region, as the module `layout` documents it.
-const SUPERBLOCK: u64 = 64;
-const CHANGING_WORDS: u64 = 128;
-const CHANGING_LINES: u64 = 10;
-const EPOCH: u64 = 128;
-const NEXT_INCARNATION: u64 = 192;
-const CATALOG: u64 = 4 << 10;
-const SLOTS: u64 = 12 << 10;
-const DIRECTORY: u64 = 16 << 10;
-/// The directory and the bitmaps of a region of [`SERVER_BYTES`] end before this.
-const METADATA_END: u64 = 24 << 10;
-
-/// A word that does harm.
-#[derive(Debug, Clone)]
-enum Evil {
-    Any(u64),
-    Small(u64),
-    Large(u64),
-    /// A link to some page of the tree.
-    Page(Index),
-    /// A link to the root.
-    Root,
-    /// A link to the page that holds it.
-    Itself,
-    /// A link into the middle of a page.
-    Askew(Index, u64),
-    /// A link to a page that was never used.
-    Unused(u64),
-    Swizzled(u64),
-    OutOfRegion(u64),
-    NoSuchServer(u64),
-    /// What stands at this word of some other page.
-    Copied(Index, Index),
-}
-
-fn evil() -> impl Strategy<Value = Evil> {
-    prop_oneof![
-        any::<u64>().prop_map(Evil::Any),
-        (0..KEYS + 20).prop_map(Evil::Small),
-        (0u64..5).prop_map(Evil::Large),
-        any::<Index>().prop_map(Evil::Page),
-        Just(Evil::Root),
-        Just(Evil::Itself),
-        (any::<Index>(), 1u64..256).prop_map(|(page, bytes)| Evil::Askew(page, bytes)),
-        (0u64..64).prop_map(Evil::Unused),
-        any::<u64>().prop_map(Evil::Swizzled),
-        any::<u64>().prop_map(Evil::OutOfRegion),
-        any::<u64>().prop_map(Evil::NoSuchServer),
-        (any::<Index>(), any::<Index>()).prop_map(|(page, word)| Evil::Copied(page, word)),
-    ]
-}
-
-/// Something done to remote memory.
-#[derive(Debug, Clone)]
-enum Damage {
-    /// Words of a page of the tree. Sealed: with a checksum that fits, self-address and structure as they were.
-    Page { page: Index, words: Vec<(Index, Evil)>, sealed: bool },
-    /// A link of an inner page, sealed. The keys on its way are among those that the operations ask for.
-    Link { page: Index, slot: Index, to: Evil },
-    /// A page becomes a copy of another, but for its address, and sealed.
-    Double { page: Index, of: Index },
-    /// Every word of a page.
-    Garbage { page: Index, seed: u64 },
-    /// Words of a page of the catalog.
-    Catalog { page: usize, words: Vec<(Index, Evil)>, sealed: bool },
-    /// A word of the superblock that changes.
-    Changing { server: Index, line: u64, word: Evil },
-    /// A word of the slots, the directory or the bitmaps.
-    Metadata { server: Index, word: Index, evil: Evil },
-}
-
-fn words() -> impl Strategy<Value = Vec<(Index, Evil)>> {
-    prop::collection::vec((any::<Index>(), evil()), 1..6)
-}
-
-/// Damage to the tree's pages.
-fn to_pages() -> impl Strategy<Value = Damage> {
-    let page = any::<Index>;
-    prop_oneof![
-        1 => (page(), words()).prop_map(|(page, words)| Damage::Page { page, words, sealed: false }),
-        6 => (page(), words()).prop_map(|(page, words)| Damage::Page { page, words, sealed: true }),
-        4 => (page(), page(), evil()).prop_map(|(page, slot, to)| Damage::Link { page, slot, to }),
-        1 => (page(), page()).prop_map(|(page, of)| Damage::Double { page, of }),
-        1 => (page(), any::<u64>()).prop_map(|(page, seed)| Damage::Garbage { page, seed }),
-    ]
-}
-
-/// Damage to everything around them.
-fn to_metadata() -> impl Strategy<Value = Damage> {
-    prop_oneof![
-        (0usize..4, words(), any::<bool>()).prop_map(|(page, words, sealed)| Damage::Catalog { page, words, sealed }),
-        (any::<Index>(), 0..CHANGING_LINES, evil()).prop_map(|(server, line, word)| Damage::Changing {
-            server,
-            line,
-            word
-        }),
-        (any::<Index>(), any::<Index>(), evil()).prop_map(|(server, word, evil)| Damage::Metadata {
-            server,
-            word,
-            evil
-        }),
-    ]
-}
-
-struct Scene {
-    // The worker leaves before its compute server.
-    worker: Worker,
-    compute: ComputeServer,
-    fabric: Arc<MemFabric>,
-    class: SizeClass,
-    root: RemotePtr,
-    pages: Vec<RemotePtr>,
-    inner: Vec<RemotePtr>,
-}
-
-impl Scene {
-    fn new(seed: u64) -> Self {
-        let fabric = Arc::new(MemFabric::in_process(SERVERS, SERVER_BYTES, FAST).unwrap());
-        let compute = cluster::join_manual(&fabric, seed).unwrap();
-        let worker = compute.worker().unwrap();
-        let options = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
-        let structure = worker.block_on(async {
-            let tree = BTree::create(&worker, TREE, options).await?;
-            tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.5).await?;
-            Ok::<_, Error>(tree.access().structure().clone())
-        });
-        let structure = structure.unwrap();
-        let pages = raw::pages_of(&fabric, structure.id, structure.class);
-        assert!(pages.len() > 50, "only {} pages", pages.len());
-        let level = |at: &RemotePtr| {
-            Identity::from_word(raw::load(&fabric, *at, structure.class.words())[IDENTITY]).map(|id| id.level)
-        };
-        let inner = pages.iter().copied().filter(|at| level(at) > Some(0)).collect();
-        Self { worker, compute, fabric, class: structure.class, root: structure.root, pages, inner }
-    }
-
-    /// The word that does this harm in the page `at`.
-    fn word(&self, evil: &Evil, at: RemotePtr) -> u64 {
-        match *evil {
-            Evil::Any(word) => word,
-            Evil::Small(word) => word,
-            Evil::Large(below) => u64::MAX - below,
-            Evil::Page(page) => page.get(&self.pages).raw(),
-            Evil::Root => self.root.raw(),
-            Evil::Itself => at.raw(),
-            Evil::Askew(page, bytes) => page.get(&self.pages).raw() + bytes,
-            Evil::Unused(page) => self.root.raw() | 0xff00 | page << 8,
-            Evil::Swizzled(word) => word | 1 << 63,
-            Evil::OutOfRegion(word) => SERVER_BYTES + (word & 0xffff_ffff_ff00),
-            Evil::NoSuchServer(word) => (word & !(1 << 63)) | 0x0002 << 48,
-            Evil::Copied(page, word) => {
-                let page = raw::load(&self.fabric, *page.get(&self.pages), self.class.words());
-                *word.get(&page)
-            }
-        }
-    }
-
-    /// Does it, and returns a key whose way leads there, if there is one.
-    fn do_harm(&self, damage: &Damage) -> Option<u64> {
-        match damage {
-            Damage::Link { page, slot, to } => {
-                let at = *page.get(&self.inner);
-                let mut image = raw::load(&self.fabric, at, self.class.words());
-                let slot = slot.index(raw::capacity(image.len())).min((image[raw::META] & 0xff) as usize);
-                image[raw::KEYS + raw::capacity(self.class.words()) + slot] = self.word(to, at);
-                let key = image[raw::KEYS + slot];
-                self.put(at, image, true);
-                return Some(key);
-            }
-            Damage::Page { page, words, sealed } => self.overwrite(*page.get(&self.pages), self.class, words, *sealed),
-            Damage::Double { page, of } => {
-                let at = *page.get(&self.pages);
-                let mut image = raw::load(&self.fabric, *of.get(&self.pages), self.class.words());
-                image[page::SELF] = at.raw();
-                self.put(at, image, true);
-            }
-            Damage::Garbage { page, seed } => {
-                let image = (0..self.class.words() as u64).map(|index| page::binding(seed ^ index)).collect();
-                self.put(*page.get(&self.pages), image, false);
-            }
-            Damage::Catalog { page, words, sealed } => {
-                let class = SizeClass::of_bytes(128).unwrap();
-                self.overwrite(at(0, CATALOG + *page as u64 * 128), class, words, *sealed);
-            }
-            Damage::Changing { server, line, word } => {
-                let at = at(server.index(SERVERS), CHANGING_WORDS + line * 64);
-                raw::store(&self.fabric, at, &[self.word(word, at)]);
-            }
-            Damage::Metadata { server, word, evil } => {
-                let words = (METADATA_END - SLOTS) / 8;
-                let at = at(server.index(SERVERS), SLOTS + word.index(words as usize) as u64 * 8);
-                raw::store(&self.fabric, at, &[self.word(evil, at)]);
-            }
-        }
-        None
-    }
-
-    fn overwrite(&self, at: RemotePtr, class: SizeClass, words: &[(Index, Evil)], sealed: bool) {
-        let mut image = raw::load(&self.fabric, at, class.words());
-        for (index, evil) in words {
-            let word = self.word(evil, at);
-            match index.index(class.words()) {
-                // Of the identity only the level, so that the page still passes for one of the structure's.
-                IDENTITY if sealed => image[IDENTITY] = image[IDENTITY] & !(0xff << 24) | (word & 0xff) << 24,
-                LOCK..=IDENTITY if sealed => image[raw::META] = word,
-                index => image[index] = word,
-            }
-        }
-        self.put(at, image, sealed);
-    }
-
-    fn put(&self, at: RemotePtr, mut image: Vec<u64>, sealed: bool) {
-        let lock = LockWord::from_word(image[LOCK]);
-        if sealed {
-            image[LOCK] = LockWord::unlocked(lock.version()).word();
-            image[CHECKSUM] = page::checksum(&image, lock.version());
-        } else if lock.state() == LockState::LockedBy(self.compute.owner()) {
-            image[LOCK] = LockWord::free(lock.version()).word();
-        }
-        raw::store(&self.fabric, at, &image);
-    }
-
-    /// Runs one operation; how it ends does not matter, but that it does.
-    fn ends<T: 'static>(
-        &self,
-        what: &str,
-        operation: impl AsyncFnOnce(Handle) -> Result<T, Error> + 'static,
-    ) -> Result<(), TestCaseError> {
-        let handle = Handle::clone(&self.worker);
-        match bounded::run(&self.worker, ENDLESS, operation(handle)) {
-            Ok(_) => Ok(()),
-            Err(endless) => Err(TestCaseError::fail(format!("{what}: {endless}"))),
-        }
-    }
-
-    fn on_tree<T: 'static>(
-        &self,
-        what: &str,
-        tree: &BTree<OneSided>,
-        operation: impl AsyncFnOnce(&BTree<OneSided>) -> Result<T, Error> + 'static,
-    ) -> Result<(), TestCaseError> {
-        let tree = tree.clone();
-        self.ends(what, async move |_| operation(&tree).await)
-    }
-
-    fn all_operations(&self, tree: &BTree<OneSided>, keys: &[u64]) -> Result<(), TestCaseError> {
-        for &key in keys {
-            self.on_tree("get", tree, async move |tree| tree.get(key).await)?;
-            self.on_tree("insert", tree, async move |tree| tree.insert(key, 1).await)?;
-            self.on_tree("upsert", tree, async move |tree| tree.upsert(key, 2).await)?;
-            self.on_tree("update", tree, async move |tree| tree.update(key, 3).await)?;
-            self.on_tree("scan", tree, async move |tree| tree.scan(key, 50).await)?;
-            self.on_tree("descending", tree, async move |tree| tree.range(..=key).descending().take(50).await)?;
-            self.on_tree("remove", tree, async move |tree| tree.remove(key).await)?;
-        }
-        self.on_tree("scan of all", tree, async |tree| tree.scan(0, usize::MAX).await)?;
-        self.on_tree("descending over all", tree, async |tree| tree.range(..).descending().take(usize::MAX).await)?;
-        self.on_tree("len", tree, async |tree| tree.len().await)?;
-        self.on_tree("is_empty", tree, async |tree| tree.is_empty().await)?;
-        self.on_tree("bulk load", tree, async |tree| tree.bulk_load((0..50).map(|key| (key, key)), 0.9).await)?;
-        self.on_tree("check", tree, async |tree| tree.check().await)
-    }
-
-    fn all_on_catalog(&self) -> Result<(), TestCaseError> {
-        let options = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
-        self.ends("list", async |worker| catalog::list(&worker).await)?;
-        self.ends("open", async |worker| catalog::open(&worker, TREE, KIND).await)?;
-        self.ends("open and get", async |worker| {
-            BTree::<OneSided>::open(&worker, TREE, Proof::Checksum).await?.get(7).await
-        })?;
-        self.ends("create and load", async move |worker| {
-            let tree = BTree::create(&worker, "another", options).await?;
-            tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.5).await?;
-            tree.remove(7).await?;
-            tree.check().await
-        })?;
-        self.ends("memory", async |worker| farlink_runtime::audit::memory(&worker).await)?;
-        self.ends("unregister", async |worker| {
-            let all = catalog::list(&worker).await?;
-            let Some(first) = all.first() else { return Ok(()) };
-            catalog::unregister(&worker, first).await
-        })
-    }
-
-    fn maintain(&self) -> Result<(), TestCaseError> {
-        let reads = self.worker.counters().reads;
-        for _ in 0..4 {
-            let _ = self.worker.block_on(self.compute.maintain(&self.worker));
-        }
-        prop_assert!(self.worker.counters().reads - reads < 1000, "maintenance reads on and on");
-        Ok(())
-    }
-}
-
-impl Drop for Scene {
-    /// Leaving waits for the grace of retired pages: bring on the end of time, which no damaged epoch comes after.
-    fn drop(&mut self) {
-        for slot in 0..256 {
-            raw::store(&self.fabric, at(0, SLOTS + slot * 16), &[0, 0]);
-        }
-        raw::store(&self.fabric, at(0, EPOCH), &[u64::MAX - 8]);
-    }
-}
-
-fn at(server: usize, offset: u64) -> RemotePtr {
-    RemotePtr::new(ServerId::new(server as u16).unwrap(), offset).unwrap()
-}
+use crate::damage::{
+    DIRECTORY, ENDLESS, EPOCH, KEYS, LIMIT, NEXT_INCARNATION, SERVER_BYTES, SERVERS, SUPERBLOCK, Scene, TREE, at,
+    to_metadata, to_pages,
+};
 
 fn cases(default: u32) -> ProptestConfig {
     ProptestConfig {
@@ -372,6 +59,7 @@ proptest! {
         let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, proof)).unwrap();
         let keys: Vec<u64> = harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys).collect();
         scene.all_operations(&tree, &keys)?;
+        scene.check(&tree)?;
         scene.maintain()?;
     }
 
@@ -388,6 +76,7 @@ proptest! {
         }
         scene.all_on_catalog()?;
         scene.all_operations(&tree, &keys)?;
+        scene.check(&tree)?;
         scene.maintain()?;
     }
 

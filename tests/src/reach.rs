@@ -1,0 +1,227 @@
+//! The ways by which the workers of a run reach the tree: one-sided, or through a compute server's cache.
+
+use anyhow::{Context, ensure};
+use farlink_offload::{Admission, CacheOptions, Cached, CachedInner, ComputeCache, Counters};
+use farlink_runtime::{
+    error::Error,
+    one_sided::{OneSided, Proof},
+    structure::Structure,
+    worker::Handle,
+};
+use farlink_structures::btree::{BTree, BTreeLayout, KeyRange};
+use serde::{Deserialize, Serialize};
+
+use crate::history::mix;
+
+/// How a compute server reaches the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reach {
+    /// Without a cache.
+    OneSided,
+    /// It owns the keys of a part, and caches all pages.
+    Cached {
+        /// What it owns.
+        part: Part,
+        /// Its cache.
+        cache: CacheSpec,
+    },
+    /// It caches inner pages of a tree that others change, too.
+    SharedInner {
+        /// Its cache.
+        cache: CacheSpec,
+    },
+}
+
+/// Keys from `low` to `high`, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The least key.
+    pub low: u64,
+    /// The greatest key.
+    pub high: u64,
+}
+
+impl Part {
+    /// Every key.
+    pub const ALL: Self = Self { low: 0, high: u64::MAX };
+
+    /// Whether a key is one of them.
+    pub fn contains(self, key: u64) -> bool {
+        (self.low..=self.high).contains(&key)
+    }
+
+    /// What it is to the tree.
+    pub fn range(self) -> KeyRange {
+        KeyRange { low: self.low, high: self.high.checked_add(1) }
+    }
+}
+
+/// Which pages get into a full cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Admit {
+    /// Those used more than what would go for them.
+    Frequency,
+    /// All.
+    Always,
+    /// A tenth of the leaves, and all inner pages; the victim is drawn at random.
+    Dex,
+}
+
+impl std::str::FromStr for Admit {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "frequency" => Ok(Self::Frequency),
+            "always" => Ok(Self::Always),
+            "dex" => Ok(Self::Dex),
+            _ => anyhow::bail!("it is frequency, always or dex"),
+        }
+    }
+}
+
+/// A cache to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheSpec {
+    /// All its memory.
+    pub bytes: usize,
+    /// Bytes of the tree's pages.
+    pub page_bytes: usize,
+    /// Which pages get in once it is full.
+    pub admit: Admit,
+}
+
+impl CacheSpec {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// As [`ComputeCache::new`].
+    pub fn build(self) -> Result<ComputeCache<BTreeLayout>, Error> {
+        let mut options = match self.admit {
+            Admit::Dex => CacheOptions::dex(self.bytes),
+            _ => CacheOptions::new(self.bytes),
+        };
+        if self.admit == Admit::Always {
+            options.admission = Admission::Always;
+        }
+        options.page_bytes = self.page_bytes;
+        ComputeCache::new(BTreeLayout, options)
+    }
+}
+
+/// What a compute server's workers share.
+#[derive(Debug, Clone)]
+pub struct Station {
+    structure: Structure,
+    proof: Proof,
+    reach: Reach,
+    cache: Option<ComputeCache<BTreeLayout>>,
+}
+
+/// The tree, as one worker reaches it.
+#[derive(Debug)]
+pub enum Tree {
+    /// Without a cache.
+    OneSided(BTree<OneSided>),
+    /// Through a cache of all pages.
+    Cached(BTree<Cached<BTreeLayout>>),
+    /// Through a cache of inner pages.
+    SharedInner(BTree<CachedInner<BTreeLayout>>),
+}
+
+impl Station {
+    /// A compute server's way to the tree.
+    ///
+    /// # Errors
+    /// If its cache cannot be made.
+    pub fn new(structure: Structure, proof: Proof, reach: Reach) -> Result<Self, Error> {
+        let cache = match reach {
+            Reach::OneSided => None,
+            Reach::Cached { cache, .. } | Reach::SharedInner { cache } => Some(cache.build()?),
+        };
+        Ok(Self { structure, proof, reach, cache })
+    }
+
+    /// The keys whose operations are for this compute server.
+    pub fn part(&self) -> Part {
+        match self.reach {
+            Reach::Cached { part, .. } => part,
+            _ => Part::ALL,
+        }
+    }
+
+    /// The tree as `worker` reaches it.
+    ///
+    /// # Errors
+    /// If the cache has no handle left.
+    pub fn tree(&self, worker: &Handle) -> Result<Tree, Error> {
+        let structure = self.structure.clone();
+        Ok(match (self.reach, &self.cache) {
+            (Reach::Cached { part, .. }, Some(cache)) => {
+                Tree::Cached(BTree::over(cache.own(worker, structure, part.range())?))
+            }
+            (Reach::SharedInner { .. }, Some(cache)) => {
+                Tree::SharedInner(BTree::over(cache.share(worker, structure, self.proof)?))
+            }
+            _ => Tree::OneSided(BTree::over(OneSided::new(worker, structure, self.proof))),
+        })
+    }
+
+    /// What an owner sees of its part once its other workers have left, which it then writes.
+    ///
+    /// # Errors
+    /// If it cannot be read or written, differs after it was written, or the cache has used more memory than it was given.
+    pub async fn close(&self, worker: &Handle) -> anyhow::Result<Option<Seen>> {
+        let Tree::Cached(tree) = self.tree(worker)? else { return Ok(None) };
+        let part = self.part();
+        let seen = Seen::of(part, &tree.range(part.low..=part.high).take(usize::MAX).await?);
+        tree.access().flush().await.context("the last flush")?;
+        let again = Seen::of(part, &tree.range(part.low..=part.high).take(usize::MAX).await?);
+        ensure!(seen == again, "a flush has changed what is seen: {seen:?} before, {again:?} after");
+        if let Some(cache) = &self.cache {
+            let memory = cache.memory();
+            ensure!(memory.used() <= memory.limit, "the cache uses more than it was given: {memory:?}");
+        }
+        Ok(Some(seen))
+    }
+
+    /// What the cache did, by name. Accesses count once they have ended.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.cache.as_ref().map(|cache| named(&cache.counters())).unwrap_or_default()
+    }
+}
+
+/// The counters of a cache, by name.
+pub fn named(counters: &Counters) -> Vec<(&'static str, u64)> {
+    let total = counters.total();
+    vec![
+        ("cache_hits", total.hits),
+        ("cache_misses", total.misses),
+        ("cache_evictions", total.evictions),
+        ("cache_write_backs", total.write_backs),
+        ("cache_rescues", total.rescues),
+        ("cache_refusals", total.refusals),
+        ("cache_shared_fetches", total.shared_fetches),
+        ("cache_failed_upgrades", total.failed_upgrades),
+        ("cache_write_errors", counters.write_errors),
+    ]
+}
+
+/// The entries of a part, in short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The part.
+    pub part: Part,
+    /// How many entries.
+    pub entries: u64,
+    /// A digest of keys and values in their order.
+    pub digest: u64,
+}
+
+impl Seen {
+    /// In short.
+    pub fn of(part: Part, entries: &[(u64, u64)]) -> Self {
+        let digest = entries.iter().fold(0, |digest, &(key, value)| mix(mix(digest ^ key) ^ value));
+        Self { part, entries: entries.len() as u64, digest }
+    }
+}

@@ -1,0 +1,8 @@
+//! The B+-tree through a compute server's cache: as an owner of keys sees it, and with inner pages cached only.
+
+mod counts;
+mod endings;
+mod models;
+mod owners;
+mod scene;
+mod steps;

@@ -1,0 +1,283 @@
+//! Two compute servers that each own a range of the keys of one tree: what fits into their own pages is done, what would
+//! change a page that both use is refused and changes nothing, and what is the other's is refused.
+
+use std::sync::Arc;
+
+use farlink_offload::{Admission, ComputeCache};
+use farlink_runtime::{error::Error, fabric::mem::MemFabric};
+use farlink_structures::btree::{BTreeLayout, KeyRange};
+use farlink_tests::cluster::{FAST, NASTY};
+use proptest::prelude::*;
+
+use crate::{
+    scene::{CACHE_BYTES_MIN, Map, Member, Owned, assert_left_clean, cache, fabric, settle, sparse},
+    steps::{Step, step, take},
+};
+
+struct Owner {
+    // Before its worker, and that before its compute server.
+    tree: Owned,
+    member: Member,
+    cache: ComputeCache<BTreeLayout>,
+    range: KeyRange,
+}
+
+struct Scene {
+    owners: [Owner; 2],
+    fabric: Arc<MemFabric>,
+    cut: u64,
+    model: Map,
+}
+
+impl Scene {
+    /// A tree of so many keys, cut at the leaf of `near`.
+    fn new(keys: u64, fill: f64, near: u64, admission: Admission, is_nasty: bool) -> Self {
+        let model = sparse(keys);
+        let fabric = fabric(if is_nasty { NASTY } else { FAST }, 256, &model, fill);
+        let members = [1, 2].map(|seed| Member::join(&fabric, seed));
+        let cut = members[0].worker.block_on(members[0].tree.leaf_low(near)).unwrap();
+        let ranges = [KeyRange { low: 0, high: Some(cut) }, KeyRange { low: cut, high: None }];
+        let mut ranges = ranges.into_iter();
+        let owners = members.map(|member| {
+            let cache = cache(CACHE_BYTES_MIN, admission);
+            let range = ranges.next().expect("a range for each");
+            Owner { tree: member.own(&cache, range), member, cache, range }
+        });
+        Self { owners, fabric, cut, model }
+    }
+
+    fn of(&self, key: u64) -> &Owner {
+        &self.owners[usize::from(key >= self.cut)]
+    }
+
+    fn take(&mut self, key: u64, step: &Step) -> Result<(), String> {
+        let owner = &self.owners[usize::from(key >= self.cut)];
+        owner.member.worker.block_on(take(&owner.tree, &mut self.model, step, &is_shared))
+    }
+
+    fn flush(&self) {
+        for owner in &self.owners {
+            owner.member.worker.block_on(owner.tree.access().flush()).unwrap();
+            let memory = owner.cache.memory();
+            assert!(memory.used() <= memory.limit, "{memory:?}");
+        }
+    }
+
+    /// Writes all, and leaves.
+    fn leave(self) -> (Arc<MemFabric>, Map) {
+        self.flush();
+        settle(self.owners.iter().map(|owner| &owner.member));
+        (self.fabric, self.model)
+    }
+
+    /// Writes all, leaves, and judges what is there.
+    fn close(self, context: &str) {
+        let (fabric, model) = self.leave();
+        assert_left_clean(&fabric, &model, context);
+    }
+}
+
+fn is_shared(error: &Error) -> bool {
+    matches!(error, Error::SharedPage { .. })
+}
+
+fn is_outside<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    assert!(matches!(outcome, Err(Error::OutsidePartition { .. })), "{outcome:?}");
+}
+
+#[test]
+fn what_fits_needs_no_atomics_and_is_written_once_it_must_be() {
+    let mut scene = Scene::new(4000, 0.7, 20_000, Admission::Always, false);
+    let before = [0, 1].map(|owner: usize| scene.owners[owner].member.worker.counters());
+    for key in scene.model.keys().copied().collect::<Vec<_>>() {
+        scene.take(key, &Step::Update(key, key ^ 7)).unwrap();
+        // One in four: a leaf has room for as many.
+        if key % 40 == 0 {
+            scene.take(key, &Step::Insert(key + 1, 1)).unwrap();
+        }
+        scene.take(key, &Step::Get(key)).unwrap();
+    }
+    scene.flush();
+    for (owner, before) in scene.owners.iter().zip(before) {
+        let did = owner.member.worker.counters() - before;
+        let cache = owner.tree.access().counters();
+        assert_eq!((did.atomics, did.splits, did.two_sided), (0, 0, 0), "{did:?}");
+        assert_eq!(did.writes, cache.total().write_backs, "remote writes are write-backs");
+        assert!(cache.total().evictions > 100, "the cache holds it all: {cache:?}");
+    }
+    scene.close("what fits");
+}
+
+#[test]
+fn others_keys_are_refused() {
+    let scene = Scene::new(4000, 0.7, 20_000, Admission::Always, false);
+    let cut = scene.cut;
+    for (owner, keys) in scene.owners.iter().zip([[cut, cut + 5, 39_990, u64::MAX], [0, 5, cut - 10, cut - 1]]) {
+        owner.member.worker.block_on(async {
+            for key in keys {
+                is_outside(owner.tree.get(key).await);
+                is_outside(owner.tree.insert(key, 1).await);
+                is_outside(owner.tree.upsert(key, 1).await);
+                is_outside(owner.tree.update(key, 1).await);
+                is_outside(owner.tree.remove(key).await);
+                is_outside(owner.tree.range(key..=key).take(1).await);
+                is_outside(owner.tree.range(key..=key).descending().take(1).await);
+            }
+            is_outside(owner.tree.range(..).take(usize::MAX).await);
+            is_outside(owner.tree.len().await);
+            is_outside(owner.tree.range(..).descending().take(usize::MAX).await);
+        });
+    }
+    let (low, high) = (&scene.owners[0], &scene.owners[1]);
+    let below = low.member.worker.block_on(low.tree.range(..cut).take(usize::MAX)).unwrap();
+    let above = high.member.worker.block_on(high.tree.range(cut..).descending().take(usize::MAX)).unwrap();
+    assert_eq!(below.len() + above.len(), 4000);
+    let is_in = |owner: &Owner, key: u64| owner.range.contains(key);
+    assert!(below.iter().all(|&(key, _)| is_in(low, key)) && above.iter().all(|&(key, _)| is_in(high, key)));
+    scene.close("others' keys");
+}
+
+#[test]
+fn splits_under_private_parents_are_done() {
+    let mut scene = Scene::new(4000, 0.6, 20_000, Admission::Frequency, true);
+    for from in [5000, 30_000] {
+        scene.take(from, &Step::InsertRun(from, 50)).unwrap();
+        assert!((from..from + 50).all(|key| scene.model.contains_key(&key)), "an insert was refused");
+        assert!(scene.of(from).member.worker.counters().splits > 2);
+    }
+    scene.close("private splits");
+}
+
+/// Inserts beside the cut until a split would reach a page that both use.
+fn insert_until_refused(scene: &mut Scene, keys: impl Iterator<Item = u64>) -> u64 {
+    for key in keys {
+        let is_new = !scene.model.contains_key(&key);
+        scene.take(key, &Step::Insert(key, 1)).unwrap();
+        if is_new && !scene.model.contains_key(&key) {
+            return key;
+        }
+    }
+    panic!("nothing was refused");
+}
+
+#[test]
+fn a_split_that_reaches_a_shared_page_is_refused_and_changes_nothing() {
+    let mut scene = Scene::new(4000, 0.7, 20_000, Admission::Always, false);
+    let cut = scene.cut;
+    for keys in [Box::new((0..cut).rev()) as Box<dyn Iterator<Item = u64>>, Box::new(cut..)] {
+        let key = insert_until_refused(&mut scene, keys);
+        // Pages for splits are fetched in batches, from all memory servers in turn.
+        for _ in 0..8 {
+            scene.take(key, &Step::Insert(key, 2)).unwrap();
+        }
+        scene.flush();
+        let report = |scene: &Scene| scene.of(key).member.worker.block_on(scene.of(key).member.tree.check()).unwrap();
+        let before = report(&scene);
+        for _ in 0..100 {
+            scene.take(key, &Step::Insert(key, 2)).unwrap();
+            scene.take(key, &Step::Upsert(key, 3)).unwrap();
+            scene.take(key, &Step::Get(key)).unwrap();
+        }
+        scene.flush();
+        let after = report(&scene);
+        assert_eq!((after.pages_by_level, after.entries), (before.pages_by_level, before.entries));
+        assert!(after.problem_count == 0 && after.audit.leaked.is_empty(), "{:?}", after.audit);
+        assert_eq!(after.audit.held, before.audit.held, "a page that was refused stays held");
+        // The leaf can be changed as before, and has room again after a removal.
+        let there = *scene
+            .model
+            .range(..key)
+            .next_back()
+            .filter(|_| key < cut)
+            .unwrap_or_else(|| scene.model.range(key..).next().expect("there are keys above"))
+            .0;
+        scene.take(there, &Step::Update(there, 9)).unwrap();
+        scene.take(there, &Step::Remove(there)).unwrap();
+        scene.take(there, &Step::Insert(there, 10)).unwrap();
+        assert_eq!(scene.model.get(&there), Some(&10));
+    }
+    scene.close("refused splits");
+}
+
+#[test]
+fn everything_is_removed_up_to_the_edges_and_comes_back() {
+    for near in [20_000, 10, 39_980] {
+        let mut scene = Scene::new(4000, 0.9, near, Admission::Always, false);
+        let cut = scene.cut;
+        // Towards the edge from both sides, so that what merges last lies there.
+        let keys: Vec<u64> = scene.model.keys().copied().collect();
+        let (below, above) = keys.split_at(keys.partition_point(|&key| key < cut));
+        for &key in below.iter().chain(above.iter().rev()) {
+            scene.take(key, &Step::Remove(key)).unwrap();
+        }
+        assert!(scene.model.is_empty());
+        scene.flush();
+        let report = scene.owners[0].member.worker.block_on(scene.owners[0].member.tree.check()).unwrap();
+        assert!(report.problem_count == 0 && report.entries == 0, "{report:?}");
+        assert!(report.pages() < 60, "{} pages are left of {} entries", report.pages(), keys.len());
+        for &key in &keys {
+            scene.take(key, &Step::Insert(key, 5)).unwrap();
+        }
+        assert!(scene.model.len() > 100, "hardly anything was let in: {}", scene.model.len());
+        // One owner for all of it can do what two could not.
+        let (fabric, mut model) = scene.leave();
+        let member = Member::join(&fabric, 3);
+        let cache = cache(CACHE_BYTES_MIN, Admission::Always);
+        let tree = member.own(&cache, KeyRange::ALL);
+        let worker = &member.worker;
+        let all = [Step::InsertRun(0, 3000), Step::RemoveRun(0, u64::MAX), Step::InsertRun(cut, 3)];
+        for step in &all {
+            worker.block_on(take(&tree, &mut model, step, &|_| false)).unwrap();
+        }
+        worker.block_on(tree.access().flush()).unwrap();
+        drop((tree, member));
+        let report = assert_left_clean(&fabric, &model, "one owner");
+        assert_eq!(report.pages(), 1, "three entries need one page");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn two_owners_and_a_model(
+        steps in prop::collection::vec((step(), any::<bool>()), 1..300),
+        near in 100u64..29_000,
+        fill in 0.5f64..1.0,
+        tenth: bool,
+        nasty: bool,
+    ) {
+        let admission = if tenth { Admission::Probability { leaf: 0.1, inner: 1.0 } } else { Admission::Frequency };
+        let mut scene = Scene::new(3000, fill, near, admission, nasty);
+        for (step, for_low) in &steps {
+            let Some(step) = confined(step, &scene, *for_low) else { continue };
+            let key = match step {
+                Step::Get(key) | Step::Remove(key) => key,
+                Step::Insert(key, _) | Step::Upsert(key, _) | Step::Update(key, _) => key,
+                Step::Range(low, ..) | Step::InsertRun(low, _) | Step::RemoveRun(low, _) => low,
+                Step::RemovePresent(_) => unreachable!("it became a removal"),
+            };
+            scene.take(key, &step).map_err(TestCaseError::fail)?;
+        }
+        scene.close("two owners");
+    }
+}
+
+/// A step as one of the owners can take it.
+fn confined(step: &Step, scene: &Scene, for_low: bool) -> Option<Step> {
+    let (low, high) = if for_low { (0, scene.cut - 1) } else { (scene.cut, u64::MAX) };
+    let end = |from: u64, count: u64| count.min(if from < scene.cut { scene.cut - from } else { u64::MAX });
+    Some(match *step {
+        Step::Range(a, b, descending, limit) => {
+            let (a, b) = (a.max(low), b.min(high));
+            (a <= b).then_some(Step::Range(a, b, descending, limit))?
+        }
+        Step::InsertRun(from, count) => Step::InsertRun(from, end(from, count)),
+        Step::RemoveRun(from, count) => Step::RemoveRun(from, end(from, count)),
+        Step::RemovePresent(index) => {
+            let key = *scene.model.keys().nth(index.index(scene.model.len().max(1)))?;
+            Step::Remove(key)
+        }
+        ref other => other.clone(),
+    })
+}

@@ -1,0 +1,112 @@
+//! A cluster in this process, and compute servers that nobody maintains but the test.
+
+use std::{collections::BTreeMap, rc::Rc, sync::Arc};
+
+use farlink_offload::{Admission, CacheOptions, Cached, CachedInner, ComputeCache};
+use farlink_runtime::{
+    compute::ComputeServer,
+    fabric::mem::{MemFabric, MemOptions},
+    one_sided::{OneSided, Proof},
+    worker::Worker,
+};
+use farlink_structures::btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Report};
+use farlink_tests::cluster;
+
+pub(crate) const TREE: &str = "cached";
+/// The least memory that a cache can work with.
+pub(crate) const CACHE_BYTES_MIN: usize = 64 << 10;
+/// More than any tree here has.
+pub(crate) const CACHE_BYTES_ALL: usize = 16 << 20;
+
+pub(crate) type Map = BTreeMap<u64, u64>;
+pub(crate) type Owned = BTree<Cached<BTreeLayout>>;
+pub(crate) type Shared = BTree<CachedInner<BTreeLayout>>;
+
+/// A cluster with one tree in it.
+pub(crate) fn fabric(options: MemOptions, page_bytes: usize, entries: &Map, fill: f64) -> Arc<MemFabric> {
+    let fabric = Arc::new(MemFabric::in_process(2, 16 << 20, options).unwrap());
+    cluster::create_tree(&fabric, TREE, BTreeOptions { page_bytes, proof: Proof::Checksum }).unwrap();
+    if !entries.is_empty() {
+        cluster::load_tree(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
+    }
+    fabric
+}
+
+/// Every tenth key.
+pub(crate) fn sparse(count: u64) -> Map {
+    (0..count).map(|index| (index * 10, index)).collect()
+}
+
+/// A cache for pages of 256 bytes.
+pub(crate) fn cache(bytes: usize, admission: Admission) -> ComputeCache<BTreeLayout> {
+    let mut options = CacheOptions::new(bytes);
+    (options.page_bytes, options.admission) = (256, admission);
+    ComputeCache::new(BTreeLayout, options).unwrap()
+}
+
+/// A worker of a compute server, and the tree without a cache.
+pub(crate) struct Member {
+    // Before the compute server, which it belongs to.
+    pub(crate) tree: BTree<OneSided>,
+    pub(crate) worker: Worker,
+    pub(crate) compute: Rc<ComputeServer>,
+}
+
+impl Member {
+    pub(crate) fn join(fabric: &Arc<MemFabric>, seed: u64) -> Self {
+        Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
+    }
+
+    /// A second worker of the same compute server.
+    pub(crate) fn colleague(&self) -> Self {
+        Self::of(Rc::clone(&self.compute))
+    }
+
+    fn of(compute: Rc<ComputeServer>) -> Self {
+        let worker = compute.worker().unwrap();
+        let tree = worker.block_on(BTree::open(&worker, TREE, Proof::Checksum)).unwrap();
+        Self { tree, worker, compute }
+    }
+
+    pub(crate) fn own(&self, cache: &ComputeCache<BTreeLayout>, range: KeyRange) -> Owned {
+        BTree::over(cache.own(&self.worker, self.tree.structure().clone(), range).unwrap())
+    }
+
+    pub(crate) fn share(&self, cache: &ComputeCache<BTreeLayout>, proof: Proof) -> Shared {
+        BTree::over(cache.share(&self.worker, self.tree.structure().clone(), proof).unwrap())
+    }
+
+    pub(crate) fn maintain(&self) {
+        self.worker.block_on(self.compute.maintain(&self.worker)).unwrap();
+    }
+
+    /// What is in the tree, read one-sided.
+    pub(crate) fn entries(&self) -> Map {
+        self.worker.block_on(self.tree.range(..).take(usize::MAX)).unwrap().into_iter().collect()
+    }
+}
+
+/// Maintenance of all, until no retired page can be waiting for anybody: who leaves alone could not free his.
+pub(crate) fn settle<'a>(members: impl IntoIterator<Item = &'a Member> + Clone) {
+    for _ in 0..8 {
+        members.clone().into_iter().for_each(Member::maintain);
+    }
+}
+
+/// That a tree that all have left is sound, holds these entries, and all other memory is free.
+pub(crate) fn assert_left_clean(fabric: &Arc<MemFabric>, entries: &Map, context: &str) -> Report {
+    let report = cluster::check_tree(fabric, TREE).unwrap();
+    assert!(report.is_clean() && report.audit.held == 0, "{context}: {report:?}");
+    assert_eq!(cluster::unaccounted_bytes(fabric, &report).unwrap(), 0, "{context}: {report:?}");
+    let found = Member::join(fabric, 0).entries();
+    assert!(found == *entries, "{context}: {}", difference(&found, entries));
+    report
+}
+
+/// The first entries in which two maps differ.
+pub(crate) fn difference(found: &Map, expected: &Map) -> String {
+    let keys: std::collections::BTreeSet<u64> = found.keys().chain(expected.keys()).copied().collect();
+    let differing = keys.into_iter().filter(|key| found.get(key) != expected.get(key));
+    let shown: Vec<_> = differing.take(5).map(|key| (key, found.get(&key), expected.get(&key))).collect();
+    format!("{} entries, not {}; (key, found, expected): {shown:?}", found.len(), expected.len())
+}

@@ -1,0 +1,108 @@
+//! Remote memory that holds anything at all, read through a cache: before it is cached, and while it is.
+
+use farlink_offload::{Admission, CacheOptions, ComputeCache};
+use farlink_runtime::{
+    error::Error,
+    one_sided::{OneSided, Proof},
+    page::{CHECKSUM, IDENTITY, SELF},
+};
+use farlink_structures::btree::{BTree, BTreeLayout, KeyRange};
+use farlink_tests::{bounded::Watchdog, raw};
+use proptest::prelude::*;
+
+use crate::{
+    cases,
+    damage::{KEYS, LIMIT, Scene, TREE, to_pages},
+};
+
+fn cache(admission: Admission) -> ComputeCache<BTreeLayout> {
+    let mut options = CacheOptions::new(64 << 10);
+    (options.page_bytes, options.admission) = (256, admission);
+    ComputeCache::new(BTreeLayout, options).unwrap()
+}
+
+fn admission() -> impl Strategy<Value = Admission> {
+    prop_oneof![
+        Just(Admission::Always),
+        Just(Admission::Frequency),
+        Just(Admission::Probability { leaf: 0.1, inner: 0.5 })
+    ]
+}
+
+proptest! {
+    #![proptest_config(cases(120))]
+
+    #[test]
+    fn every_operation_ends_in_a_cache_of_a_damaged_tree(
+        harm in prop::collection::vec(to_pages(), 1..6),
+        later in prop::collection::vec(to_pages(), 0..4),
+        keys in prop::collection::vec(0..KEYS + 20, 3),
+        admission in admission(),
+        owned: bool,
+        half: bool,
+        warm: bool,
+    ) {
+        let _watchdog = Watchdog::start("a damaged tree in a cache", LIMIT);
+        let scene = Scene::new(1);
+        let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+        let structure = tree.structure().clone();
+        let cut = scene.worker.block_on(tree.leaf_low(KEYS / 2)).unwrap();
+        let cache = cache(admission);
+        let harmed = |harm: &[crate::damage::Damage]| -> Vec<u64> {
+            harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys.iter().copied()).collect()
+        };
+        if owned {
+            let range = KeyRange { low: 0, high: half.then_some(cut) };
+            let cached = BTree::over(cache.own(&scene.worker, structure, range).unwrap());
+            if warm {
+                let _ = scene.worker.block_on(cached.range(..cut).take(usize::MAX));
+            }
+            scene.all_operations(&cached, &harmed(&harm))?;
+            scene.all_operations(&cached, &harmed(&later))?;
+            scene.ends("flush", { let cached = cached.clone(); async move |_| cached.access().flush().await })?;
+            scene.all_operations(&cached, &keys)?;
+        } else {
+            let cached = BTree::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
+            if warm {
+                scene.worker.block_on(cached.range(..).take(usize::MAX)).unwrap();
+            }
+            scene.all_operations(&cached, &harmed(&harm))?;
+            scene.all_operations(&cached, &harmed(&later))?;
+        }
+        scene.all_operations(&tree, &keys)?;
+        scene.check(&tree)?;
+        scene.maintain()?;
+    }
+}
+
+/// Each kind of damage to a leaf and to a page above it has its error.
+#[test]
+fn damage_that_is_met_is_named() {
+    let _watchdog = Watchdog::start("damage that is met", LIMIT);
+    let key = KEYS / 2;
+    for word in [CHECKSUM, SELF, IDENTITY, raw::META, raw::KEYS] {
+        for owned in [true, false] {
+            let scene = Scene::new(1);
+            let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+            let leaf = scene.worker.block_on(raw::leaf_of(tree.access(), key)).unwrap();
+            let mut image = raw::load(&scene.fabric, leaf, 32);
+            image[word] ^= 1 << 40;
+            raw::store(&scene.fabric, leaf, &image);
+            let cache = cache(Admission::Always);
+            let structure = tree.structure().clone();
+            let found = match owned {
+                true => {
+                    let cached = BTree::over(cache.own(&scene.worker, structure, KeyRange::ALL).unwrap());
+                    scene.worker.block_on(cached.get(key))
+                }
+                false => {
+                    let cached = BTree::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
+                    scene.worker.block_on(cached.get(key))
+                }
+            };
+            let is_named =
+                matches!(found, Err(Error::PageCorrupt { .. } | Error::Inconsistent { .. } | Error::BadPointer { .. }));
+            assert!(is_named, "word {word}, owned {owned}: {found:?}");
+        }
+    }
+}
