@@ -135,8 +135,9 @@ fn remove_if_last(dir: &Path) {
         !entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("server-"))
     });
     if last {
-        let _ = fs::remove_file(path);
+        // The file last: once it is gone, somebody may begin a cluster here again.
         let _ = fs::remove_dir_all(dir.join("owners"));
+        let _ = fs::remove_file(path);
         let _ = fs::remove_dir(dir);
     }
 }

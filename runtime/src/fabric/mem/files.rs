@@ -54,6 +54,8 @@ impl ClusterFile {
             let Ok(file) = File::open(&path) else { continue };
             file.lock_shared().map_err(Error::io(failed()))?;
             if is_still_at(&file, &path).map_err(Error::io(failed()))? {
+                // Whoever removed an earlier cluster here may have taken it away again.
+                fs::create_dir_all(dir.join("owners")).map_err(Error::io(failed()))?;
                 return Ok((found, file));
             }
         }
