@@ -1,6 +1,6 @@
 //! What the threads of a cache share.
 
-use std::task::Waker;
+use std::{fmt, task::Waker};
 
 use crate::{
     arena::Arena,
@@ -62,7 +62,6 @@ struct Room {
 }
 
 /// A cache of pages, shared by the threads of a process: see the [crate](crate).
-#[derive(Debug)]
 pub struct PageCache<L> {
     pub(crate) layout: L,
     pub(crate) options: CacheOptions,
@@ -85,6 +84,12 @@ pub struct PageCache<L> {
     handle_numbers: Mutex<Vec<u32>>,
     ended: Mutex<Counters>,
     seed: AtomicU64,
+}
+
+impl<L> fmt::Debug for PageCache<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageCache").field("options", &self.options).finish_non_exhaustive()
+    }
 }
 
 impl<L: Layout> PageCache<L> {

@@ -79,8 +79,9 @@ struct Locked<'a, 'p, S: Store, L: Layout> {
 
 impl<S: Store, L: Layout> Drop for Locked<'_, '_, S, L> {
     fn drop(&mut self) {
-        // A panic in the middle may have changed words: a new version for each.
+        // A panic in the middle may have changed words: a new version for each, and to be written.
         for page in &self.pages[..self.count] {
+            page.frame.set_dirty();
             page.frame.lock.unlock();
         }
     }
@@ -111,11 +112,16 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Changes pages, and adds new ones: all of it, if none of `pages` has changed since it was looked up, or nothing. They
-    /// are dirty from then on. Does not suspend, and waits for nobody.
+    /// are dirty from then on. Does not suspend, and waits for nobody. `pages` stay current for whoever made the change; all
+    /// other looks at them are over.
     ///
     /// # Errors
     /// If one of them has changed, is being changed, or is on its way to the store, or if a new page has come to be cached:
     /// begin anew. `f` was not called, and the new pages are free again.
+    ///
+    /// # Panics
+    /// If `f` does, or names a page or a word that is not there. What it had set until then stays, half a change: discard the
+    /// cache.
     pub fn change<'a, R>(
         &'a self,
         pages: &[&Page<'a, S, L>],

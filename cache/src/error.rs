@@ -71,7 +71,7 @@ pub enum CacheError<E: std::error::Error + 'static> {
         asked: usize,
     },
     /// A link leads nowhere.
-    #[error("the link is null, or not one of the page that it was read from")]
+    #[error("the link is null, leads nowhere, or its page has another size than was asked for")]
     BadLink,
     /// A page that was to be a new one is cached already.
     #[error("{page} is cached, so it is not a new page; free it first, or choose another id")]

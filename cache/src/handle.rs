@@ -309,10 +309,15 @@ pub(crate) fn read_version(frame: &Frame) -> Result<Version, Conflict> {
 }
 
 /// Keeps a page cached: see [`CacheHandle::anchor`].
-#[derive(Debug)]
 pub struct Anchor<L: Layout> {
     cache: Arc<PageCache<L>>,
     index: u32,
+}
+
+impl<L: Layout> fmt::Debug for Anchor<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Anchor").field("frame", &self.index).finish_non_exhaustive()
+    }
 }
 
 impl<L: Layout> Drop for Anchor<L> {

@@ -18,7 +18,7 @@ use crate::{
 /// - [`write`](Store::write) has taken effect when it answers without an error: a later read sees it, by whatever thread.
 ///   The cache has one write of a page under way at a time. An error says that the page may be old or new: the cache keeps
 ///   the page, and writes it again later.
-/// - Both may be dropped before they answer. A dropped `read` is forgotten. The cache never drops a `write`.
+/// - A `read` may be dropped before it answers: it is forgotten. The cache never drops a `write`.
 /// - [`spawn`](Store::spawn) runs what it is given to its end, on the same thread, also if nobody waits for it.
 ///
 /// The cache's duties: it asks for a page by the size it was linked with, writes only pages that it has read or was given
@@ -59,6 +59,6 @@ pub trait Layout: 'static {
 
     /// Calls `visit` with the position of each word that links to a page one level below. No two pages, and no two words of
     /// one page, may link to the same page through such words: it is the one link that is swizzled. Links to siblings and
-    /// the like are followed unswizzled, and are not named here.
+    /// the like are followed unswizzled, and are not named here. A word that is 0 is no link, and may be named.
     fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize));
 }
