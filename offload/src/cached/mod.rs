@@ -39,7 +39,12 @@ const PREFETCHED_LEVEL_MAX: u8 = 1;
 /// For pages at this level and below it pays to let other operations run meanwhile.
 const YIELDED_LEVEL_MAX: u8 = 0;
 
-/// See the [module](self). Made by [`ComputeCache::own`](crate::ComputeCache::own).
+/// Access through the cache to what this compute server owns, and nobody else reads or writes. Made by
+/// [`ComputeCache::own`](crate::ComputeCache::own).
+///
+/// An operation whose key lies elsewhere fails with [`Error::OutsidePartition`], one that would change a page which reaches
+/// beyond with [`Error::SharedPage`], both before any effect. Changes are in remote memory once their pages leave the cache,
+/// or after a flush.
 #[derive(Debug)]
 pub struct Cached<T: Layout> {
     cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>,
