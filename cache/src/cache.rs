@@ -79,8 +79,13 @@ pub struct PageCache<L> {
     /// Fetches and write-backs under way, all of which will make somebody's frame available.
     transfers: AtomicU32,
     room_waiters: AtomicU32,
+    /// Changes that may have moved entries from page to page.
+    pub(crate) moves: AtomicU64,
+    /// Frames held by guests, which nobody can evict.
+    pub(crate) guests: AtomicU32,
     for_room: Mutex<Vec<Waker>>,
     last_write_error: Mutex<Option<String>>,
+    has_write_error: AtomicU32,
     handle_numbers: Mutex<Vec<u32>>,
     ended: Mutex<Counters>,
     seed: AtomicU64,
@@ -113,7 +118,7 @@ impl<L: Layout> PageCache<L> {
             arena,
             table: Table::new(shape.frames),
             cooling: CoolingMap::new(shape.cooling),
-            heat: Heat::new(shape.frames, options.uses_per_age * shape.frames as u64),
+            heat: Heat::new(shape.frames, options.uses_per_age.saturating_mul(shape.frames as u64)),
             waiters: Waiters::new(options.handles_max),
             room: Mutex::new(Room { next_frame: 1, ..Room::default() }),
             frame_bytes_max: shape.frame_bytes,
@@ -122,8 +127,11 @@ impl<L: Layout> PageCache<L> {
             is_full: AtomicU32::new(0),
             transfers: AtomicU32::new(0),
             room_waiters: AtomicU32::new(0),
+            moves: AtomicU64::new(0),
+            guests: AtomicU32::new(0),
             for_room: Mutex::default(),
             last_write_error: Mutex::default(),
+            has_write_error: AtomicU32::new(0),
             handle_numbers: Mutex::new((1..=options.handles_max as u32).rev().collect()),
             ended: Mutex::default(),
             seed: AtomicU64::new(1),
@@ -172,6 +180,11 @@ impl<L: Layout> PageCache<L> {
     /// Whether a page that comes needs the place of another.
     pub(crate) fn is_full(&self) -> bool {
         self.is_full.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether guests hold so many frames that a page is rather admitted, for then it can be evicted.
+    pub(crate) fn has_many_guests(&self) -> bool {
+        self.guests.load(Ordering::Relaxed) > self.frames_used.load(Ordering::Relaxed) / 8
     }
 
     pub(crate) fn counts_uses(&self) -> bool {
@@ -299,6 +312,14 @@ impl<L: Layout> PageCache<L> {
     pub(crate) fn note_write_error(&self, error: &dyn std::error::Error) {
         tracing::warn!(%error, "the store refused a page; it stays cached and dirty");
         *lock(&self.last_write_error) = Some(error.to_string());
+        self.has_write_error.store(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn forget_write_error(&self) {
+        if self.has_write_error.load(Ordering::Relaxed) != 0 {
+            self.has_write_error.store(0, Ordering::Relaxed);
+            *lock(&self.last_write_error) = None;
+        }
     }
 
     pub(crate) fn last_write_error(&self) -> Option<String> {

@@ -9,7 +9,7 @@ use crate::{
     fetch::Taken,
     frame::{NONE, State},
     handle::{CacheHandle, Page},
-    id::{Link, PageId, SizeClass},
+    id::{Link, PageId, SizeClass, is_swizzled},
     sync::{AtomicU64, Ordering, Spin},
     traits::{Layout, Store},
 };
@@ -153,6 +153,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let result = f(&mut change);
         entered.pages.clear();
         let fates = change.fates;
+        if fates.len() > 1 {
+            self.cache().moves.fetch_add(1, Ordering::AcqRel);
+        }
         self.settle(pages, &new, &fates, kids_before);
         for (NewPage { taken, id }, &fate) in new.into_iter().zip(&fates[pages.len()..]) {
             if fate == Fate::Freed {
@@ -290,8 +293,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     fn settle(&self, pages: &[&Page<'_, S, L>], new: &[NewPage<'_, S, L>], fates: &[Fate], mut kids_before: Vec<u32>) {
         let cache = self.cache();
         let indices = pages.iter().map(|page| page.index()).chain(new.iter().map(|new| new.taken.index));
-        let live = indices.zip(fates).filter(|&(_, &fate)| fate != Fate::Freed);
-        let live: Vec<u32> = live.map(|(index, _)| index).collect();
+        let (live, freed): (Vec<_>, Vec<_>) = indices.zip(fates).partition(|&(_, &fate)| fate != Fate::Freed);
+        let [live, freed] = [live, freed].map(|some| some.into_iter().map(|(index, _)| index).collect::<Vec<u32>>());
         for (new, _) in new.iter().zip(&fates[pages.len()..]).filter(|&(_, &fate)| fate != Fate::Freed) {
             let frame = cache.frame(new.taken.index);
             frame.set_users(0);
@@ -311,8 +314,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             let mut kids = 0;
             cache.layout.links(body, &mut |slot| match link_at(body, slot) {
-                // A guest may go at any time: it keeps no swizzled link.
-                Link::Frame { frame: kid, .. } if frame.state() == State::Guest => {
+                // A guest may go at any time: it keeps no swizzled link. Nor does a link stay swizzled to a page that goes now.
+                Link::Frame { frame: kid, .. } if frame.state() == State::Guest || freed.contains(&kid) => {
                     if let Some(page) = cache.arena.get(kid).and_then(|kid| kid.page()) {
                         body[slot].store(page.get(), Ordering::Relaxed);
                     }
@@ -428,6 +431,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             let mut again = Vec::new();
             self.cache().layout.links(change.words(0), &mut |slot| {
                 let word = image.get(slot).copied().unwrap_or(0);
+                if is_swizzled(word) {
+                    // The store is corrupt: as a null link it leads nobody into a frame.
+                    again.push((slot, 0));
+                }
                 again.extend(links.iter().find(|&&(kid, _)| kid == word).map(|&(_, link)| (slot, link)));
             });
             again.into_iter().for_each(|(slot, link)| change.set(0, slot, link));

@@ -321,10 +321,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         let Some(version) = frame.lock.read() else { return false };
+        let cooled = Cooled { frame: index, tag: version.tag() };
         if let Some(page) = frame.page() {
-            cache.cooling.remove(page, index);
+            cache.cooling.remove(page, cooled);
         }
-        self.evict_one(Cooled { frame: index, tag: version.tag() }).is_some() && frame.claim()
+        self.evict_one(cooled).is_some() && frame.claim()
     }
 }
 

@@ -121,9 +121,10 @@ impl CoolingMap {
     }
 
     /// Takes a page out that was touched; false if somebody has it in hand.
-    pub fn remove(&self, page: PageId, frame: u32) -> bool {
+    pub fn remove(&self, page: PageId, cooled: Cooled) -> bool {
         let bucket = self.bucket(page).lock();
-        let is_its = |&index: &usize| Cooled::of(bucket.slot(index)).is_some_and(|cooled| cooled.frame == frame);
+        // Not by the frame alone: the page may have cooled anew meanwhile, and has another slot then.
+        let is_its = |&index: &usize| bucket.slot(index) == cooled.word();
         (0..bucket.count()).find(is_its).is_some_and(|index| bucket.remove(index).is_some())
     }
 
@@ -164,7 +165,7 @@ mod tests {
             assert_eq!(map.push(page(u64::from(frame)), cooled(frame)), None);
         }
         assert_eq!(map.push(page(7), cooled(7)), Some(cooled(1)));
-        assert!(map.remove(page(3), 3) && !map.remove(page(3), 3));
+        assert!(map.remove(page(3), cooled(3)) && !map.remove(page(3), cooled(3)));
         assert_eq!(map.peek(0), Some(cooled(2)));
         let rest: Vec<u32> = std::iter::from_fn(|| map.pop(0)).map(|cooled| cooled.frame).collect();
         assert_eq!(rest, [2, 4, 5, 6, 7]);

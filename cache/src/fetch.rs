@@ -164,7 +164,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         // Below a guest, nothing is kept.
         let admitted = match from {
             Some(_) if pinned.is_none() => false,
-            _ => self.admits(level, uses),
+            _ => self.admits(level, uses) || cache.has_many_guests(),
         };
         let is_guest = !admitted && from.is_some();
         if is_left_out(Step::StateBeforeWake) {
@@ -176,6 +176,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 frame.set_parent(pinned.index, 0);
                 std::mem::forget(pinned);
             }
+            cache.guests.fetch_add(1, Ordering::Relaxed);
             frame.set_users(1);
             frame.set_state(State::Guest);
         } else {
@@ -271,7 +272,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         // Nothing that a reader saw has changed.
         frame.lock.unlock_unchanged();
         if state == State::Cooling {
-            self.cache().cooling.remove(found.id, found.index());
+            let cooled = crate::cooling::Cooled { frame: found.index(), tag: found.version.get().tag() };
+            self.cache().cooling.remove(found.id, cooled);
             self.0.counters.count(found.level(), |level| level.rescues += 1);
         }
     }
@@ -294,6 +296,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             spin.turn();
         }
         let parent = frame.parent();
+        self.cache().guests.fetch_sub(1, Ordering::Relaxed);
         frame.set_parent(NONE, 0);
         frame.set_state(State::Taken);
         if parent != NONE {

@@ -215,7 +215,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             if let Ok(pinned) = self.pin(&page) {
                 // The anchor's to undo.
                 std::mem::forget(pinned);
-                return Ok(Anchor { cache: Arc::clone(&self.0.cache), index: page.index() });
+                return Ok(Anchor { cache: Arc::clone(&self.0.cache), index: page.index(), page: page.id });
             }
         }
     }
@@ -227,7 +227,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     #[inline]
     pub fn enter<'a>(&'a self, anchor: &Anchor<L>) -> Result<Page<'a, S, L>, Conflict> {
         let frame = self.cache().frame(anchor.index);
-        self.page_at(frame, anchor.index)
+        // Another page is there if a change has freed the anchored one.
+        self.page_at(frame, anchor.index).and_then(|page| if page.id == anchor.page { Ok(page) } else { Err(Conflict) })
     }
 
     fn page_at<'a>(&'a self, frame: &'a Frame, index: u32) -> Result<Page<'a, S, L>, Conflict> {
@@ -312,6 +313,7 @@ pub(crate) fn read_version(frame: &Frame) -> Result<Version, Conflict> {
 pub struct Anchor<L: Layout> {
     cache: Arc<PageCache<L>>,
     index: u32,
+    page: PageId,
 }
 
 impl<L: Layout> fmt::Debug for Anchor<L> {

@@ -121,6 +121,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         self.cache().cooling.pop(0).is_some_and(|cooled| self.evict_one(cooled).is_some())
     }
 
+    /// Takes something out of the map, and evicts it if it can be; false if the map is empty.
+    pub fn pop_any(&self) -> bool {
+        self.cache().cooling.pop(0).map(|cooled| self.evict_one(cooled)).is_some()
+    }
+
     /// A user of a guest leaves.
     pub fn end_use(&self, (index, page): (u32, PageId)) {
         self.leave(index, page);

@@ -22,7 +22,8 @@ use crate::{
 /// - [`spawn`](Store::spawn) runs what it is given to its end, on the same thread, also if nobody waits for it.
 ///
 /// The cache's duties: it asks for a page by the size it was linked with, writes only pages that it has read or was given
-/// as new ones, never a page with a swizzled link in it, and a page after the pages below it.
+/// as new ones, and never a page with a swizzled link in it. It evicts a page after the pages below it; a page that was
+/// refused admission, and pages that split during a flush, may be written before new pages that they lead to.
 #[allow(async_fn_in_trait, reason = "a store belongs to one thread; its futures need not be Send")]
 pub trait Store: Clone + 'static {
     /// Private memory that holds a page on its way.

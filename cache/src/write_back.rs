@@ -6,6 +6,7 @@
 
 use std::{
     cell::RefCell,
+    collections::VecDeque,
     future::poll_fn,
     ops::RangeInclusive,
     rc::Rc,
@@ -26,6 +27,9 @@ use crate::{
 /// Pages that a flush writes at once.
 const FLUSHED_AT_ONCE: usize = 32;
 
+/// Look-arounds of one flush, while pages split and merge.
+const PASSES_MAX: u32 = 16;
+
 /// A page to be written. Whoever has one writes it: its frame waits.
 pub(crate) struct Snapshot<B> {
     index: u32,
@@ -35,6 +39,42 @@ pub(crate) struct Snapshot<B> {
 
 /// A snapshot, or why there is none.
 type Snapped<S> = Result<Snapshot<<S as Store>::Buffer>, CacheError<<S as Store>::Error>>;
+/// Frames that the store has been asked to write, in order, and has not answered for. Dropped, they are dirty again: the
+/// task was cut off, or the store gave too few answers.
+struct Unanswered<S: Store, L: Layout> {
+    handle: CacheHandle<S, L>,
+    frames: VecDeque<u32>,
+}
+
+impl<S: Store, L: Layout> Unanswered<S, L> {
+    async fn write_out(
+        &mut self,
+        snapshots: Vec<Snapshot<S::Buffer>>,
+        cools: bool,
+    ) -> Vec<Result<(), CacheError<S::Error>>> {
+        let ids: Vec<PageId> = snapshots.iter().map(|snapshot| snapshot.page).collect();
+        let pages = snapshots.into_iter().map(|snapshot| (snapshot.page, snapshot.image)).collect();
+        let results = self.handle.store().write(pages).await;
+        let mut outcomes = Vec::with_capacity(ids.len());
+        for (page, result) in ids.into_iter().zip(results) {
+            if let Some(index) = self.frames.pop_front() {
+                outcomes.push(self.handle.written(index, page, result, cools));
+            }
+        }
+        outcomes
+    }
+}
+
+impl<S: Store, L: Layout> Drop for Unanswered<S, L> {
+    fn drop(&mut self) {
+        let cache = self.handle.cache();
+        for &index in &self.frames {
+            cache.frame(index).end_write(false);
+        }
+        cache.end_transfer();
+    }
+}
+
 type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>, Option<Waker>)>>;
 
 impl<S: Store, L: Layout> CacheHandle<S, L> {
@@ -91,29 +131,19 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let outcomes: Outcomes<S::Error> = Rc::default();
         let (handle, done) = (self.clone(), Rc::clone(&outcomes));
         self.cache().begin_transfer();
+        let frames = snapshots.iter().map(|snapshot| snapshot.index).collect();
+        let mut unanswered = Unanswered { handle, frames };
         self.store().spawn(async move {
-            let results = handle.write_out(snapshots, cools).await;
+            let results = unanswered.write_out(snapshots, cools).await;
             let waker = {
                 let mut done = done.borrow_mut();
                 done.0 = Some(results);
                 done.1.take()
             };
-            handle.cache().end_transfer();
+            drop(unanswered);
             waker.into_iter().for_each(Waker::wake);
         });
         outcomes
-    }
-
-    async fn write_out(
-        &self,
-        snapshots: Vec<Snapshot<S::Buffer>>,
-        cools: bool,
-    ) -> Vec<Result<(), CacheError<S::Error>>> {
-        let frames: Vec<(u32, PageId)> = snapshots.iter().map(|snapshot| (snapshot.index, snapshot.page)).collect();
-        let pages = snapshots.into_iter().map(|snapshot| (snapshot.page, snapshot.image)).collect();
-        let results = self.store().write(pages).await;
-        let ended = |((index, page), result)| self.written(index, page, result, cools);
-        frames.into_iter().zip(results).map(ended).collect()
     }
 
     /// A write has ended.
@@ -130,7 +160,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let level = frame.level();
         frame.end_write(is_written);
         match &result {
-            Ok(()) => self.0.counters.count(level, |level| level.write_backs += 1),
+            Ok(()) => {
+                self.0.counters.count(level, |level| level.write_backs += 1);
+                cache.forget_write_error();
+            }
             Err(error) => {
                 self.0.counters.write_error();
                 cache.note_write_error(error);
@@ -201,7 +234,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         snapshot
     }
 
-    /// Writes every page that is dirty now, those below before those above, and waits until all are written.
+    /// Writes every page that is dirty now, those below before those above, and waits until all are written. If pages split
+    /// and merge meanwhile it looks around again, a few times: what the store then has is whole if that ends.
     ///
     /// # Errors
     /// The first that the store refused. The others were tried; those refused stay cached and dirty.
@@ -225,6 +259,21 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     pub async fn flush_matching(
         &self,
         mut is_meant: impl FnMut(PageId, &[AtomicU64]) -> bool,
+    ) -> Result<(), CacheError<S::Error>> {
+        // What a change moves from one page to another may move past the look-around: then look around again.
+        for _ in 0..PASSES_MAX {
+            let moves = self.cache().moves.load(Ordering::Acquire);
+            self.flush_once(&mut is_meant).await?;
+            if self.cache().moves.load(Ordering::Acquire) == moves {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn flush_once(
+        &self,
+        is_meant: &mut impl FnMut(PageId, &[AtomicU64]) -> bool,
     ) -> Result<(), CacheError<S::Error>> {
         let cache = self.cache();
         let mut dirty: Vec<(u8, u32, PageId)> = Vec::new();

@@ -141,3 +141,35 @@ fn broken_frees_leave_writers_waiting() {
         alter_and_evict();
     });
 }
+
+/// A page that cools stays where evictors find it.
+fn rescue_and_cool_again() {
+    let store = Pages::new(&[(2, 0, 20)]);
+    let cache = store.cache(2);
+    let [toucher, cooler] = [1, 2].map(|seed| cache.handle(store.clone(), seed).expect("three handles"));
+    let frame = block_on(cooler.load(id(2), CLASS)).expect("there").frame();
+    assert!(cooler.cool_frame(frame));
+    let toucher = run(move || {
+        drop(block_on(toucher.load(id(2), CLASS)));
+        toucher
+    });
+    let cooler = run(move || {
+        let evicted = cooler.evict_any();
+        if !evicted {
+            cooler.cool_frame(frame);
+        }
+        cooler
+    });
+    let (_toucher, cooler) = (toucher.join(), cooler.join());
+    if cache.places(id(2)).iter().any(|place| place.is_cooling) {
+        while cache.places(id(2)).iter().any(|place| place.is_cooling) {
+            let got = cooler.pop_any();
+            assert!(got, "a cooling page is in no queue");
+        }
+    }
+}
+
+#[test]
+fn cooling_pages_are_in_a_queue() {
+    explore("cache cooling, rescue and cool again", rescue_and_cool_again);
+}

@@ -23,7 +23,7 @@ use farlink_runtime::{
     worker::Handle,
 };
 
-use crate::store::{CacheLayout, RemoteStore, interrupt, page_id, to_cache};
+use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
 
 /// One-sided access that caches inner pages; see [`ComputeCache::share`](crate::ComputeCache::share).
 #[derive(Debug)]
@@ -114,10 +114,10 @@ impl<T: Layout> CachedInner<T> {
             return Ok(());
         }
         let Some(current) = current.filter(|page| page.level() > 0) else {
-            self.cache.invalidate(id, class).await.map_err(interrupt)?;
+            self.cache.invalidate(id, class).await.map_err(|error| self.cache.store().interrupt(error))?;
             return Ok(());
         };
-        let cached = self.cache.load(id, class).await.map_err(interrupt)?;
+        let cached = self.cache.load(id, class).await.map_err(|error| self.cache.store().interrupt(error))?;
         // If it has left the cache meanwhile, it is read anew when it is next needed.
         let _ = current.read(|words| self.cache.refresh(&cached, words))?;
         Ok(())
@@ -126,7 +126,7 @@ impl<T: Layout> CachedInner<T> {
     /// An inner page as the cache has it.
     async fn cached(&self, at: RemotePtr) -> Result<SharedPage, Interrupt> {
         let (id, class) = (page_id(at), to_cache(self.class()));
-        let page = self.cache.load(id, class).await.map_err(interrupt)?;
+        let page = self.cache.load(id, class).await.map_err(|error| self.cache.store().interrupt(error))?;
         let mut words = self.worker().buffer(self.class().words())?;
         let copied = page.read(|shared| {
             for (copy, word) in words.iter_mut().zip(shared) {
@@ -138,7 +138,7 @@ impl<T: Layout> CachedInner<T> {
         drop(page);
         if level == 0 {
             // A root that is a leaf: leaves are not cached.
-            self.cache.invalidate(id, class).await.map_err(interrupt)?;
+            self.cache.invalidate(id, class).await.map_err(|error| self.cache.store().interrupt(error))?;
             return self.current(at, None).await;
         }
         let copy = self.one_sided().copy_of(at, self.class(), words)?;

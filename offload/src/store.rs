@@ -1,6 +1,6 @@
 //! Remote memory as the store of a cache, and a structure's pages as its layout.
 
-use std::{future::Future, rc::Rc, sync::atomic::AtomicU64};
+use std::{cell::Cell, future::Future, rc::Rc, sync::atomic::AtomicU64};
 
 use farlink_cache::{CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageId, Store};
 use farlink_runtime::{
@@ -104,7 +104,12 @@ struct Inner<T: Layout> {
     one_sided: OneSided,
     /// What this compute server owns, if it owns anything.
     owned: Option<(T, T::Region)>,
+    /// How often there was no room since a page was last read.
+    no_room: Cell<u32>,
 }
+
+/// So often without a page read in between, and a cache counts as too small for what is in flight.
+const NO_ROOM_MAX: u32 = 10_000;
 
 /// Remote memory, for one worker's handle of a cache.
 #[derive(Debug)]
@@ -118,11 +123,24 @@ impl<T: Layout> Clone for RemoteStore<T> {
 
 impl<T: Layout> RemoteStore<T> {
     fn new(one_sided: OneSided, owned: Option<(T, T::Region)>) -> Self {
-        Self(Rc::new(Inner { one_sided, owned }))
+        Self(Rc::new(Inner { one_sided, owned, no_room: Cell::new(0) }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided {
         &self.0.one_sided
+    }
+
+    /// What a failed access to the cache means for an operation. Without room it begins anew, which gives up its pages, so
+    /// that others get on; if nobody does for long, the cache is too small.
+    pub(crate) fn interrupt(&self, error: CacheError<Interrupt>) -> Interrupt {
+        if let CacheError::NoRoom { last_write_error: None, .. } = error {
+            let in_a_row = self.0.no_room.get() + 1;
+            self.0.no_room.set(in_a_row);
+            if in_a_row < NO_ROOM_MAX {
+                return Interrupt::conflict();
+            }
+        }
+        interrupt(error)
     }
 
     /// Where a page lies in what is owned here.
@@ -141,6 +159,7 @@ impl<T: Layout> Store for RemoteStore<T> {
 
     async fn read(&self, page: PageId, class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
         let at = remote(page)?;
+        self.0.no_room.set(0);
         let copy = self.0.one_sided.read_page(at, to_runtime(class)).await?;
         let words = copy.into_words();
         let is_leaf = Identity::from_word(words[IDENTITY]).is_some_and(|identity| identity.level == 0);
@@ -192,8 +211,8 @@ fn to_runtime(class: farlink_cache::SizeClass) -> SizeClass {
     SizeClass::of_bytes(class.bytes()).expect("both crates have the same classes")
 }
 
-/// What a failed access to the cache means for an operation. Without room it begins anew, and gives up its pages.
-pub(crate) fn interrupt(error: CacheError<Interrupt>) -> Interrupt {
+/// What a failed access to the cache means for an operation.
+fn interrupt(error: CacheError<Interrupt>) -> Interrupt {
     match error {
         CacheError::Conflict(_) => Interrupt::conflict(),
         CacheError::Store { source, .. } => source,

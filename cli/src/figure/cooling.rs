@@ -54,7 +54,7 @@ impl Cooler for CoolingMap {
     }
 
     fn rescue(&self, frame: u32) -> bool {
-        self.remove(page(frame), frame)
+        self.remove(page(frame), Cooled { frame, tag: 0 })
     }
 }
 

@@ -32,7 +32,7 @@ use farlink_runtime::{
 };
 
 pub use self::views::CachedViews;
-use crate::store::{CacheLayout, RemoteStore, identity, interrupt, page_id, to_cache};
+use crate::store::{CacheLayout, RemoteStore, identity, page_id, to_cache};
 
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.
 const PREFETCHED_LEVEL_MAX: u8 = 1;
@@ -123,7 +123,11 @@ impl<T: Layout> Cached<T> {
             Some(anchor) => anchor,
             None => {
                 let (root, class) = (self.structure().root, to_cache(self.structure().class));
-                let anchor = self.cache.anchor(page_id(root), class).await.map_err(interrupt)?;
+                let anchor = self
+                    .cache
+                    .anchor(page_id(root), class)
+                    .await
+                    .map_err(|error| self.cache.store().interrupt(error))?;
                 self.root.get_or_init(|| anchor)
             }
         };
@@ -176,7 +180,7 @@ impl<'f, 'a, T: Layout> Follow<'f, 'a, T> {
         let class = to_cache(access.structure().class);
         Box::pin(async move {
             let page = access.cache.follow(&from.0, word, class).await;
-            page.map(CachedPage).map_err(interrupt)
+            page.map(CachedPage).map_err(|error| access.cache.store().interrupt(error))
         })
     }
 }
@@ -215,8 +219,8 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
 }
 
 fn failed(error: farlink_cache::CacheError<Interrupt>) -> Error {
-    match interrupt(error) {
-        Interrupt::Failed(error) => *error,
+    match error {
+        farlink_cache::CacheError::Store { source: Interrupt::Failed(error), .. } => *error,
         other => Error::Cache(other.to_string()),
     }
 }
@@ -240,7 +244,9 @@ impl<T: Layout> Access for Cached<T> {
             Start::Root | Start::Anew => self.root().await,
             Start::Page(page) => {
                 let class = to_cache(self.structure().class);
-                Ok(CachedPage(self.cache.load(page_id(page), class).await.map_err(interrupt)?))
+                Ok(CachedPage(
+                    self.cache.load(page_id(page), class).await.map_err(|error| self.cache.store().interrupt(error))?,
+                ))
             }
         }
     }
@@ -269,7 +275,10 @@ impl<T: Layout> Access for Cached<T> {
         let class = to_cache(self.structure().class);
         let words: Vec<u64> = links.iter().map(|link| link.word()).collect();
         let pages = self.cache.follow_many(&from.0, &words, class).await;
-        pages.into_iter().map(|page| page.map(CachedPage).map_err(interrupt)).collect()
+        pages
+            .into_iter()
+            .map(|page| page.map(CachedPage).map_err(|error| self.cache.store().interrupt(error)))
+            .collect()
     }
 
     async fn change<'a, R>(
@@ -283,7 +292,12 @@ impl<T: Layout> Access for Cached<T> {
         }
         let mut reserved = Vec::with_capacity(new.len());
         for page in &new {
-            reserved.push(self.cache.reserve(page_id(page.at()), to_cache(page.class())).await.map_err(interrupt)?);
+            reserved.push(
+                self.cache
+                    .reserve(page_id(page.at()), to_cache(page.class()))
+                    .await
+                    .map_err(|error| self.cache.store().interrupt(error))?,
+            );
         }
         let held: Vec<_> = pages.iter().map(|page| &page.0).collect();
         let structure = self.structure().id;
@@ -344,10 +358,10 @@ impl<T: Layout> Access for Cached<T> {
 
     async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
         let id = page_id(page);
-        let cached = self.cache.load(id, to_cache(class)).await.map_err(interrupt)?;
+        let cached = self.cache.load(id, to_cache(class)).await.map_err(|error| self.cache.store().interrupt(error))?;
         let lock = cached.read(|words| words[LOCK].load(Ordering::Relaxed)).map_err(|_| Interrupt::conflict())?;
         drop(cached);
-        self.cache.invalidate(id, to_cache(class)).await.map_err(interrupt)?;
+        self.cache.invalidate(id, to_cache(class)).await.map_err(|error| self.cache.store().interrupt(error))?;
         let free = pages::free_owned(self.worker().clone(), page, class, LockWord::from_word(lock));
         Ok(self.worker().spawn_to_end(free).await?)
     }

@@ -205,6 +205,7 @@ impl<'a, V: Views> NodeMut<'a, V> {
             self.set_entry(to, moved);
         }
         self.set_count(count - 1);
+        self.forget_links(count - 1, count);
     }
 
     pub(super) fn replace_key(&mut self, index: usize, key: u64) {
@@ -213,6 +214,7 @@ impl<'a, V: Views> NodeMut<'a, V> {
 
     /// Replaces everything: level, fences, right link and entries.
     pub(super) fn rewrite(&mut self, level: u8, fences: Fences, right: Option<RemotePtr>, entries: &[(u64, u64)]) {
+        let before = self.view(|node| node.count());
         self.views.describe(self.page, level, KIND);
         self.set(LOW, fences.low);
         self.set(HIGH, fences.high.unwrap_or(0));
@@ -221,6 +223,17 @@ impl<'a, V: Views> NodeMut<'a, V> {
         self.set(META, infinite | entries.len() as u64);
         for (index, &entry) in entries.iter().enumerate() {
             self.set_entry(index, entry);
+        }
+        self.forget_links(entries.len(), before);
+    }
+
+    /// Clears what looks like a swizzled link in places that are no longer used: nobody would unswizzle it on its way out.
+    fn forget_links(&mut self, from: usize, until: usize) {
+        for index in from..until {
+            let position = self.view(|node| node.value_position(index));
+            if self.views.word(self.page, position) >> 63 != 0 {
+                self.set(position, 0);
+            }
         }
     }
 }

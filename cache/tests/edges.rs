@@ -1,0 +1,141 @@
+//! What one would not think of at once: splits during a flush, corrupt images, links that a change leaves behind.
+#![cfg(not(loom))]
+mod support;
+use farlink_cache::{Admission, CacheOptions, PageCache, PageId};
+use std::{
+    cell::Cell,
+    rc::Rc,
+    sync::{atomic::Ordering, mpsc},
+    time::Duration,
+};
+use support::*;
+
+fn id(n: u64) -> PageId {
+    PageId::new(n).unwrap()
+}
+
+#[test]
+fn a_flush_writes_what_a_split_moves_meanwhile() {
+    const KEYS: u64 = 600;
+    let bed = Bed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(1));
+    bed.run(|tree| async move {
+        for k in 0..KEYS {
+            tree.update(k * 2, |_| k + 1).await.unwrap();
+        }
+    });
+    bed.store.world().holds_writes = true;
+    let done = Rc::new(Cell::new(false));
+    let (tree, flag) = (bed.tree.clone(), done.clone());
+    bed.executor.spawn(async move {
+        tree.handle.flush().await.unwrap();
+        flag.set(true);
+    });
+    for _ in 0..1000 {
+        bed.executor.turn();
+    }
+    assert!(!done.get());
+    let split = Rc::new(Cell::new(false));
+    let (tree, flag) = (bed.tree.clone(), split.clone());
+    bed.executor.spawn(async move {
+        for k in KEYS - 30..KEYS {
+            tree.update(k * 2 + 1, |_| 0).await.unwrap();
+        }
+        flag.set(true);
+    });
+    for _ in 0..1000 {
+        bed.executor.turn();
+    }
+    assert!(split.get(), "the split was made while the flush waits for its first batch");
+    bed.store.release();
+    bed.executor.run();
+    assert!(done.get());
+    let stored = harvest(&bed.store.world());
+    for k in 0..KEYS {
+        assert_eq!(stored.get(&(k * 2)), Some(&(k + 1)), "key {} was changed before the flush", k * 2);
+    }
+}
+
+#[test]
+fn refresh_refuses_swizzled_links() {
+    const KEYS: u64 = 20_000;
+    let bed = Bed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(2));
+    let root = bed.store.world().pages[&ROOT].clone();
+    bed.run(move |tree| async move {
+        let path = tree.path(100).await.unwrap();
+        let n = path.len();
+        let leaf = path[n - 1].id();
+        // The word by which the leaf's true parent leads to it.
+        let word = path[n - 2]
+            .read(|words| {
+                words
+                    .iter()
+                    .map(|w| w.load(Ordering::Relaxed))
+                    .find(|&w| farlink_cache::is_swizzled(w) && path[n - 1].is_target_of(w))
+            })
+            .unwrap()
+            .unwrap();
+        let mut hostile = root.clone();
+        let slot = support::page::value_at(1);
+        hostile[slot] = word;
+        println!("refresh: {:?}", tree.handle.refresh(&path[0], &hostile));
+        let parent = path[n - 2].id();
+        drop(path);
+        for k in KEYS / 2..KEYS {
+            let _ = tree.handle.load(id(2 + k % 2000), tree.class).await;
+        }
+        // the parent, wherever it is now
+        let parent = tree.handle.load(parent, tree.class).await.unwrap();
+        let links: Vec<u64> = parent.read(|words| words.iter().map(|w| w.load(Ordering::Relaxed)).collect()).unwrap();
+        if links.contains(&word) {
+            let got = tree.handle.follow(&parent, word, tree.class).await;
+            match got {
+                Ok(page) => assert_eq!(page.id(), leaf, "a link of a current page leads to another page's frame"),
+                Err(e) => println!("follow: {e}"),
+            }
+        } else {
+            println!("the parent's link is gone");
+        }
+    });
+}
+
+#[test]
+fn freeing_a_page_whose_link_stays_ends() {
+    let (tx, rx) = mpsc::channel();
+    std::thread::spawn(move || {
+        let bed = Bed::new((0..2000).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
+        bed.run(|tree| async move {
+            let path = tree.path(100).await.unwrap();
+            let n = path.len();
+            let _ = tree.handle.change(&[&path[n - 1], &path[n - 2]], Vec::new(), |change| change.free(0));
+        });
+        tx.send(()).unwrap();
+    });
+    rx.recv_timeout(Duration::from_secs(10)).expect("change() never returns");
+}
+
+#[test]
+fn any_options_that_are_accepted_work() {
+    let mut options = CacheOptions::new(1 << 20);
+    options.uses_per_age = u64::MAX;
+    let cache = PageCache::new(TreeLayout, options);
+    assert!(cache.is_ok() || cache.is_err());
+    options.uses_per_age = 1 << 63;
+    let _ = PageCache::new(TreeLayout, options);
+}
+
+#[test]
+fn an_anchor_is_of_its_page() {
+    let bed = Bed::new((0..20000).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
+    bed.run(|tree| async move {
+        let leaf = id(2);
+        let anchor = tree.handle.anchor(leaf, tree.class).await.unwrap();
+        let page = tree.handle.enter(&anchor).unwrap();
+        tree.handle.change(&[&page], Vec::new(), |change| change.free(0)).unwrap();
+        for n in 3..600 {
+            drop(tree.handle.load(id(n), tree.class).await.unwrap());
+        }
+        if let Ok(page) = tree.handle.enter(&anchor) {
+            assert_eq!(page.id(), leaf, "the anchor leads to another page");
+        }
+    });
+}
