@@ -227,16 +227,15 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     #[inline]
     pub fn enter<'a>(&'a self, anchor: &Anchor<L>) -> Result<Page<'a, S, L>, Conflict> {
         let frame = self.cache().frame(anchor.index);
-        // Another page is there if a change has freed the anchored one.
-        self.page_at(frame, anchor.index).and_then(|page| if page.id == anchor.page { Ok(page) } else { Err(Conflict) })
-    }
-
-    fn page_at<'a>(&'a self, frame: &'a Frame, index: u32) -> Result<Page<'a, S, L>, Conflict> {
         let version = read_version(frame)?;
-        let (level, id) = (frame.level(), frame.page().ok_or(Conflict)?);
-        let words = self.cache().arena.body(frame);
+        // Another page is there if a change has freed the anchored one.
+        if frame.page() != Some(anchor.page) {
+            return Err(Conflict);
+        }
+        let (level, id, words) = (frame.level(), anchor.page, self.cache().arena.body(frame));
         self.0.counters.hit(level);
-        Ok(Page { handle: self, frame, words, version: Cell::new(version), id, about: About::new(index, level, false) })
+        let about = About::new(anchor.index, level, false);
+        Ok(Page { handle: self, frame, words, version: Cell::new(version), id, about })
     }
 
     pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_guest: bool) -> Page<'a, S, L> {
