@@ -145,6 +145,12 @@ impl Arena {
         &self.memory.frames(self.frame_count)[frame as usize]
     }
 
+    /// The number of one of its frames.
+    pub(crate) fn index_of(&self, frame: &Frame) -> u32 {
+        let base = std::ptr::from_ref(self.frame(0)).addr();
+        ((std::ptr::from_ref(frame).addr() - base) / size_of::<Frame>()) as u32
+    }
+
     /// The `words` words from `unit` on; none if they are not all inside the memory, so that a link read at a bad moment does
     /// no harm.
     #[inline]
@@ -158,6 +164,13 @@ impl Arena {
     #[inline]
     pub(crate) fn body(&self, frame: &Frame) -> &[AtomicU64] {
         self.words(frame.unit(), frame.class().words())
+    }
+
+    /// [`Arena::body`] where it is rarely wanted: a call, so that nothing else waits for the frame.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn body_cold(&self, frame: &Frame) -> &[AtomicU64] {
+        self.body(frame)
     }
 
     /// Asks the processor to have a frame and the first `lines` of its body at hand soon.

@@ -231,6 +231,9 @@ impl<L: Layout> PageCache<L> {
             return false;
         }
         room.used_bytes += block_bytes + group_bytes;
+        if room.used_bytes > limit - limit / 16 {
+            self.heat.start();
+        }
         let unit = match room.spare_blocks.pop() {
             Some(unit) => unit,
             None => {

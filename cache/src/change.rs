@@ -130,7 +130,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     ) -> Result<R, Conflict> {
         let mut locked = Locked { pages, count: 0 };
         for page in pages {
-            if !page.frame.lock.try_upgrade(page.version.get()) {
+            if !page.frame.lock.try_upgrade(page.version()) {
                 self.count_failed(page);
                 self.unlock_unchanged(locked);
                 return Err(Conflict);
@@ -187,7 +187,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         is_news: bool,
         f: impl FnOnce(&mut Change<'a>) -> R,
     ) -> Result<R, Conflict> {
-        if !page.frame.lock.try_upgrade(page.version.get()) {
+        if !page.frame.lock.try_upgrade(page.version()) {
             self.count_failed(page);
             // A frame that is free, or whose next page is on its way, stays locked for long.
             let is_wanted = || {
@@ -223,12 +223,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Ends a change for one of its pages. The store does not have it yet if it `is_news`.
     fn close(&self, page: &Page<'_, S, L>, fate: Fate, is_news: bool) {
         match fate {
-            Fate::Kept => page.version.set(page.frame.lock.unlock_unchanged()),
+            Fate::Kept => page.set_version(page.frame.lock.unlock_unchanged()),
             Fate::Changed => {
                 if is_news {
                     page.frame.set_dirty();
                 }
-                page.version.set(page.frame.lock.unlock());
+                page.set_version(page.frame.lock.unlock());
             }
             Fate::Freed => self.free_locked(page),
         }
@@ -388,7 +388,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
 
     fn try_invalidate(&self, page: &Page<'_, S, L>) -> bool {
         let frame = page.frame;
-        if !frame.lock.try_upgrade(page.version.get()) {
+        if !frame.lock.try_upgrade(page.version()) {
             return false;
         }
         crate::sync::fence(Ordering::SeqCst);

@@ -247,8 +247,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         parent.set_kids(parent.kids() + 1);
         let after = parent.lock.unlock();
         // Nothing but this link has changed since the caller looked: what it has read still holds.
-        if before == from.version.get() {
-            from.version.set(after);
+        if before == from.version() {
+            from.set_version(after);
         }
         true
     }
@@ -256,7 +256,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Rescues a cooling page, and gives a page without one a swizzled link.
     fn adopt(&self, from: Option<&Page<'_, S, L>>, found: &Page<'_, S, L>) {
         let frame = found.frame;
-        if !frame.lock.try_upgrade(found.version.get()) {
+        if !frame.lock.try_upgrade(found.version()) {
             return;
         }
         let state = frame.state();
@@ -272,7 +272,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         // Nothing that a reader saw has changed.
         frame.lock.unlock_unchanged();
         if state == State::Cooling {
-            let cooled = crate::cooling::Cooled { frame: found.index(), tag: found.version.get().tag() };
+            let cooled = crate::cooling::Cooled { frame: found.index(), tag: found.version().tag() };
             self.cache().cooling.remove(found.id, cooled);
             self.0.counters.count(found.level(), |level| level.rescues += 1);
         }

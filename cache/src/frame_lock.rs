@@ -29,6 +29,20 @@ pub const WAITERS_MAX: usize = 0x7fff;
 pub struct Version(u64);
 
 impl Version {
+    /// How many bits a version has.
+    pub(crate) const BITS: u32 = TAIL_SHIFT;
+
+    #[inline]
+    pub(crate) const fn word(self) -> u64 {
+        self.0
+    }
+
+    /// The version in the low bits of a word.
+    #[inline]
+    pub(crate) const fn from_word(word: u64) -> Self {
+        Self(word & VERSION)
+    }
+
     /// The low half: enough to tell apart two times that a frame cooled.
     pub(crate) const fn tag(self) -> u32 {
         self.0 as u32

@@ -106,7 +106,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Counts a use of the page in `frame`.
     #[inline]
     pub(crate) fn touch(&self, frame: &Frame) {
-        if self.0.counts_uses {
+        if self.0.counts_uses && self.cache().heat.is_counting() {
             let random = self.random();
             self.cache().heat.touch(frame, (random >> 32) as u32);
             // One use in so many tells that there were so many.
@@ -142,7 +142,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         class: SizeClass,
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
         match Link::of(word) {
-            Link::Frame { frame, unit } => Ok(self.follow_local(from, frame, unit)?),
+            Link::Frame { frame, unit } => Ok(self.follow_local(from, frame, unit, class)?),
             // Boxed, so that the future of a hit stays small.
             Link::Page(page) => Box::pin(self.fetch(Some(from), page, class)).await,
             Link::Null => Err(CacheError::BadLink),
@@ -152,20 +152,30 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, or if `from` or the page
     /// is being changed.
     #[inline(always)]
-    pub fn follow_cached<'a>(&'a self, from: &Page<'a, S, L>, word: u64) -> Option<Page<'a, S, L>> {
+    pub fn follow_cached<'a>(&'a self, from: &Page<'a, S, L>, word: u64, class: SizeClass) -> Option<Page<'a, S, L>> {
         match Link::of(word) {
-            Link::Frame { frame, unit } => self.follow_local(from, frame, unit).ok(),
+            Link::Frame { frame, unit } => self.follow_local(from, frame, unit, class).ok(),
             _ => None,
         }
     }
 
     #[inline(always)]
-    fn follow_local<'a>(&'a self, from: &Page<'a, S, L>, index: u32, unit: u32) -> Result<Page<'a, S, L>, Conflict> {
+    fn follow_local<'a>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        index: u32,
+        unit: u32,
+        class: SizeClass,
+    ) -> Result<Page<'a, S, L>, Conflict> {
         let arena = &self.cache().arena;
         let frame = arena.get(index).ok_or(Conflict)?;
+        // What a search needs is had from the link alone, so that it need not wait for the frame's line.
+        let mut words = arena.words(unit, class.words());
         let version = read_version(frame)?;
         let (level, id) = (frame.level(), frame.page());
-        let words = arena.words(unit, frame.class().words());
+        if frame.class() != class {
+            words = arena.body_cold(frame);
+        }
         // The frame was the child's at that version if the parent still says so.
         if !is_left_out(Step::ParentCheck) && !from.is_current() {
             return Err(Conflict);
@@ -175,7 +185,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             self.touch(frame);
         }
         let id = id.ok_or(Conflict)?;
-        Ok(Page { handle: self, frame, words, version: Cell::new(version), id, about: About::new(index, level, false) })
+        Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
     }
 
     /// [`CacheHandle::follow`] for several links of one page; reads from the store overlap. A result for each.
@@ -234,15 +244,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         let (level, id, words) = (frame.level(), anchor.page, self.cache().arena.body(frame));
         self.0.counters.hit(level);
-        let about = About::new(anchor.index, level, false);
-        Ok(Page { handle: self, frame, words, version: Cell::new(version), id, about })
+        Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
     }
 
     pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_guest: bool) -> Page<'a, S, L> {
         let frame = self.cache().frame(index);
         let words = self.cache().arena.body(frame);
-        let about = About::new(index, frame.level(), is_guest);
-        Page { handle: self, frame, words, version: Cell::new(version), id, about }
+        Page { handle: self, frame, words, stamp: Stamp::new(version, frame.level(), is_guest), id }
     }
 
     /// Keeps the page that `page` shows from cooling, leaving and being freed by others, if it is still that page.
@@ -341,24 +349,43 @@ impl<S: Store, L: Layout> Drop for Pinned<'_, S, L> {
 
 /// A cached page, as it was when it was looked up. Holding one does not keep others from changing the page, nor the cache
 /// from evicting it: [`Page::read`] tells.
+// In this order: what is known from the link alone does not share 16 bytes, in which pages are moved, with what comes from
+// the frame, so that a search need not wait for the frame's line.
+#[repr(C)]
 pub struct Page<'a, S: Store, L: Layout> {
     pub(crate) handle: &'a CacheHandle<S, L>,
     pub(crate) frame: &'a Frame,
     pub(crate) words: &'a [AtomicU64],
-    pub(crate) version: Cell<Version>,
+    stamp: Stamp,
     pub(crate) id: PageId,
-    about: About,
 }
 
-/// A frame's number, its page's level, and whether the page is a guest. In one word: a page is moved often, and a move of
-/// single bytes waits for the stores before it.
-#[derive(Clone, Copy)]
-struct About(u64);
+/// A page's version:48, its level:8, and whether it is a guest:1. In one word, because a page is moved often.
+struct Stamp(Cell<u64>);
 
-impl About {
+impl Stamp {
     #[inline]
-    fn new(index: u32, level: u8, is_guest: bool) -> Self {
-        Self(u64::from(index) | u64::from(level) << 32 | u64::from(is_guest) << 40)
+    fn new(version: Version, level: u8, is_guest: bool) -> Self {
+        Self(Cell::new(version.word() | u64::from(level) << Version::BITS | u64::from(is_guest) << 56))
+    }
+
+    #[inline]
+    fn version(&self) -> Version {
+        Version::from_word(self.0.get())
+    }
+
+    fn set_version(&self, version: Version) {
+        self.0.set(self.0.get() >> Version::BITS << Version::BITS | version.word());
+    }
+
+    #[inline]
+    fn level(&self) -> u8 {
+        (self.0.get() >> Version::BITS) as u8
+    }
+
+    #[inline]
+    fn is_guest(&self) -> bool {
+        self.0.get() >> 56 != 0
     }
 }
 
@@ -371,18 +398,28 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
     /// Its level, as its layout states it.
     #[inline]
     pub fn level(&self) -> u8 {
-        (self.about.0 >> 32) as u8
+        self.stamp.level()
     }
 
     /// The frame's number.
     pub(crate) fn index(&self) -> u32 {
-        self.about.0 as u32
+        self.handle.cache().arena.index_of(self.frame)
     }
 
     /// Whether this is a user of a guest.
     #[inline]
     pub(crate) fn is_guest(&self) -> bool {
-        self.about.0 >> 40 != 0
+        self.stamp.is_guest()
+    }
+
+    /// The version at which it was looked up, or to which its user has changed it since.
+    #[inline]
+    pub(crate) fn version(&self) -> Version {
+        self.stamp.version()
+    }
+
+    pub(crate) fn set_version(&self, version: Version) {
+        self.stamp.set_version(version);
     }
 
     /// Reads from the page. `f` may see words of different moments and must cope with any; its result is handed out only
@@ -414,7 +451,7 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
     /// Whether it is as it was when it was looked up.
     #[inline]
     pub fn is_current(&self) -> bool {
-        self.frame.lock.validate(self.version.get())
+        self.frame.lock.validate(self.version())
     }
 
     /// Whether a link word, read from the page above, leads to this page.
@@ -434,10 +471,17 @@ impl<S: Store, L: Layout> fmt::Debug for Page<'_, S, L> {
 }
 
 impl<S: Store, L: Layout> Drop for Page<'_, S, L> {
-    #[inline]
+    // As short as can be: where it is not inlined, also on the way of a panic, the page has to be in memory.
+    #[inline(always)]
     fn drop(&mut self) {
         if self.is_guest() {
-            self.handle.leave(self.index(), self.id);
+            leave(self.handle, self.frame, self.id);
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn leave<S: Store, L: Layout>(handle: &CacheHandle<S, L>, frame: &Frame, id: PageId) {
+    handle.leave(handle.cache().arena.index_of(frame), id);
 }

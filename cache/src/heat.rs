@@ -5,7 +5,8 @@
 //! `(1 + 1/30)^c`, so it reaches over a hundred thousand, errs by about an eighth, and, what matters more, a page that many
 //! threads use is hardly ever written. A use is counted where an operation's way through the cache ends: at a leaf that was
 //! hit, or at the page below which something was missing. So every counter says what its page is worth: the reads per use
-//! that keeping it saves.
+//! that keeping it saves. Counting starts when memory grows short: a cache that holds everything need not know, and is
+//! spared a store to a cache line for each use.
 //!
 //! The sketch holds the counts of pages that are not cached: two hashes, the lesser of two counters (a count-min sketch;
 //! TinyLFU, Einziger et al. 2017, keeps one for all pages). Everything ages: after so many uses all counts are halved, which
@@ -39,6 +40,7 @@ pub(crate) struct Heat {
     uses: AtomicU64,
     uses_per_age: u64,
     age: AtomicU32,
+    is_counting: AtomicU32,
 }
 
 /// A frame's counter: the count, and the age in which it was last looked at.
@@ -62,11 +64,22 @@ impl Heat {
         let odds =
             std::array::from_fn(|count| ((1.0 + 1.0 / SCALE).powi(-(count as i32)) * f64::from(u32::MAX)) as u32);
         let sketch = (0..sketch_counters(frames)).map(|_| AtomicU8::new(0)).collect();
-        Self { sketch, odds, uses: AtomicU64::new(0), uses_per_age, age: AtomicU32::new(0) }
+        Self { sketch, odds, uses: AtomicU64::new(0), uses_per_age, age: AtomicU32::new(0), is_counting: AtomicU32::new(0) }
     }
 
     fn age(&self) -> u32 {
         self.age.load(Ordering::Relaxed)
+    }
+
+    /// Uses of cached pages count from now on: memory grows short.
+    pub(crate) fn start(&self) {
+        self.is_counting.store(1, Ordering::Relaxed);
+    }
+
+    /// Whether they count yet.
+    #[inline]
+    pub(crate) fn is_counting(&self) -> bool {
+        self.is_counting.load(Ordering::Relaxed) != 0
     }
 
     /// The frame's count.

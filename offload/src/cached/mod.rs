@@ -49,12 +49,13 @@ const YIELDED_LEVEL_MAX: u8 = 0;
 pub struct Cached<T: Layout> {
     cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>,
     layout: T,
+    class: farlink_cache::SizeClass,
     root: std::rc::Rc<OnceCell<Anchor<CacheLayout<T>>>>,
 }
 
 impl<T: Layout> Clone for Cached<T> {
     fn clone(&self) -> Self {
-        Self { cache: self.cache.clone(), layout: self.layout.clone(), root: self.root.clone() }
+        Self { cache: self.cache.clone(), layout: self.layout.clone(), class: self.class, root: self.root.clone() }
     }
 }
 
@@ -88,7 +89,8 @@ impl<T: Layout> PageRef for CachedPage<'_, T> {
 
 impl<T: Layout> Cached<T> {
     pub(crate) fn new(cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>, layout: T) -> Self {
-        Self { cache, layout, root: std::rc::Rc::default() }
+        let class = to_cache(cache.store().one_sided().structure().class);
+        Self { cache, layout, class, root: std::rc::Rc::default() }
     }
 
     fn one_sided(&self) -> &OneSided {
@@ -122,10 +124,10 @@ impl<T: Layout> Cached<T> {
         let anchor = match self.root.get() {
             Some(anchor) => anchor,
             None => {
-                let (root, class) = (self.structure().root, to_cache(self.structure().class));
+                let root = self.structure().root;
                 let anchor = self
                     .cache
-                    .anchor(page_id(root), class)
+                    .anchor(page_id(root), self.class)
                     .await
                     .map_err(|error| self.cache.store().interrupt(error))?;
                 self.root.get_or_init(|| anchor)
@@ -177,7 +179,7 @@ impl<'f, 'a, T: Layout> Follow<'f, 'a, T> {
     #[inline(never)]
     fn fetch(&self) -> Fetch<'f, 'a, T> {
         let Self { access, from, word, .. } = *self;
-        let class = to_cache(access.structure().class);
+        let class = access.class;
         Box::pin(async move {
             let page = access.cache.follow(&from.0, word, class).await;
             page.map(CachedPage).map_err(|error| access.cache.store().interrupt(error))
@@ -193,7 +195,7 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
         let access = self.access;
         if let Step::Prefetch = self.step
             && self.from.level() <= PREFETCHED_LEVEL_MAX + 1
-            && access.cache.prefetch(self.word, to_cache(access.structure().class))
+            && access.cache.prefetch(self.word, access.class)
             && self.from.level() <= YIELDED_LEVEL_MAX + 1
             && access.worker().has_other_tasks()
         {
@@ -206,15 +208,25 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
                     return Poll::Pending;
                 }
             }
-            Step::Fetch(fetch) => return fetch.as_mut().poll(cx),
+            Step::Fetch(fetch) => return in_parts(fetch.as_mut().poll(cx)),
         }
-        if let Some(page) = access.cache.follow_cached(&self.from.0, self.word) {
+        if let Some(page) = access.cache.follow_cached(&self.from.0, self.word, access.class) {
             return Poll::Ready(Ok(CachedPage(page)));
         }
         let mut fetch = self.fetch();
         let polled = fetch.as_mut().poll(cx);
         self.step = Step::Fetch(fetch);
-        polled
+        in_parts(polled)
+    }
+}
+
+/// A page that a call has left in memory, taken apart: otherwise the one from a hit has to go through the same memory.
+#[inline(always)]
+fn in_parts<T>(polled: Poll<Result<T, Interrupt>>) -> Poll<Result<T, Interrupt>> {
+    match polled {
+        Poll::Ready(Ok(page)) => Poll::Ready(Ok(page)),
+        Poll::Ready(Err(interrupt)) => Poll::Ready(Err(interrupt)),
+        Poll::Pending => Poll::Pending,
     }
 }
 
@@ -243,9 +255,8 @@ impl<T: Layout> Access for Cached<T> {
             // What is cached is current: nobody else changes it.
             Start::Root | Start::Anew => self.root().await,
             Start::Page(page) => {
-                let class = to_cache(self.structure().class);
                 Ok(CachedPage(
-                    self.cache.load(page_id(page), class).await.map_err(|error| self.cache.store().interrupt(error))?,
+                    self.cache.load(page_id(page), self.class).await.map_err(|error| self.cache.store().interrupt(error))?,
                 ))
             }
         }
@@ -272,9 +283,8 @@ impl<T: Layout> Access for Cached<T> {
         from: &CachedPage<'a, T>,
         links: &[Link],
     ) -> Vec<Result<CachedPage<'a, T>, Interrupt>> {
-        let class = to_cache(self.structure().class);
         let words: Vec<u64> = links.iter().map(|link| link.word()).collect();
-        let pages = self.cache.follow_many(&from.0, &words, class).await;
+        let pages = self.cache.follow_many(&from.0, &words, self.class).await;
         pages
             .into_iter()
             .map(|page| page.map(CachedPage).map_err(|error| self.cache.store().interrupt(error)))
