@@ -320,12 +320,11 @@ impl Link {
     pub(crate) fn send_out(&mut self, source: &impl Source, carrier: &mut impl Carrier) -> Result<bool, Broken> {
         self.check()?;
         let mut moved = false;
+        // Both before either sends: they share the pool.
         for priority in Priority::ALL {
-            let outgoing = &mut self.outgoing[priority.index()];
-            if outgoing.queue.is_empty() && outgoing.announced.is_empty() && outgoing.published == outgoing.producer.head() {
-                continue;
-            }
             self.look_at_tail(priority)?;
+        }
+        for priority in Priority::ALL {
             while let Some(&item) = self.outgoing[priority.index()].queue.front() {
                 let whole = match &item {
                     Item::Held(number) => match source.message(*number) {
@@ -356,6 +355,9 @@ impl Link {
     /// Learns how far the other side is, and takes back the pieces that it has fetched.
     fn look_at_tail(&mut self, priority: Priority) -> Result<(), Flaw> {
         let outgoing = &mut self.outgoing[priority.index()];
+        if outgoing.queue.is_empty() && outgoing.announced.is_empty() {
+            return Ok(());
+        }
         let tail = self.own[Control::Tail(priority).index()].load(Ordering::Acquire);
         // A tail beyond what was published is a lie even if it is not beyond what was framed.
         if tail > outgoing.published {
