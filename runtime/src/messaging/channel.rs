@@ -21,7 +21,7 @@ use std::{
 
 use super::{
     Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW,
-    link::{Broken, Carrier, Item, Link, Sending, Source},
+    link::{Broken, Carrier, HowToSend, Item, Link, Sending, Source},
     message::{FromServer, ITEMS_MAX, ReplyItem, begin_request, push_item, read_from_server},
 };
 use crate::{
@@ -61,7 +61,7 @@ pub enum SwitchOver {
 pub struct ChannelOptions {
     /// When to announce.
     pub switch_over: SwitchOver,
-    /// Sends several requests in one write.
+    /// Sends several requests in one write, and gets several replies in one.
     pub coalesce: bool,
 }
 
@@ -322,7 +322,7 @@ impl Core {
                 let Some(link) = &mut self.link else { return Ok(()) };
                 let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
                 let Some(message) = link.receive(priority, carrier)? else { break };
-                self.take_message(message);
+                self.take_message(inner, message);
                 taken += 1;
                 if priority == Priority::BestEffort && taken == BEST_EFFORT_MAX {
                     self.dirty = true;
@@ -344,7 +344,7 @@ impl Core {
         Ok(())
     }
 
-    fn take_message(&mut self, message: Vec<u64>) {
+    fn take_message(&mut self, inner: &Inner, message: Vec<u64>) {
         match read_from_server(&message) {
             Ok(FromServer::Reply(reply)) => {
                 let sequence = reply.sequence;
@@ -355,7 +355,7 @@ impl Core {
                     return;
                 }
             }
-            Ok(FromServer::Welcome { server, resumed }) => self.welcome(server, resumed),
+            Ok(FromServer::Welcome { server, resumed }) => self.welcome(inner, server, resumed),
             Ok(FromServer::Complaint(_)) => self.complaints += 1,
             Err(why) => {
                 tracing::warn!(%why, "a malformed message of the memory server");
@@ -372,15 +372,15 @@ impl Core {
         }
     }
 
-    fn welcome(&mut self, server: u64, resumed: bool) {
+    fn welcome(&mut self, inner: &Inner, server: u64, resumed: bool) {
         let same = self.incarnation.replace(server) == Some(server) && resumed;
         self.phase = Phase::Up;
         self.dirty = true;
         if let Some(link) = &mut self.link {
-            link.sending().switch_words = self.switch_words;
             // The welcome is nobody's message.
             link.words_moved = 0;
         }
+        self.tell_how_to_send(inner);
         for sequence in self.lowest..self.next {
             match self.slots.of(sequence).progress {
                 Progress::Sent if !same => {
@@ -392,6 +392,14 @@ impl Core {
             }
         }
         self.to_wake.append(&mut self.connecting);
+    }
+
+    /// Sends as the channel is set to, and has the memory server do the same.
+    fn tell_how_to_send(&mut self, inner: &Inner) {
+        let Some(link) = &mut self.link else { return };
+        let how = HowToSend { switch_words: self.switch_words, coalesce: self.options.coalesce };
+        how.apply(link.sending());
+        link.post_control_word(how.word(), &mut WorkerCarrier { inner, spare: &mut self.spare });
     }
 
     /// Puts a request in the link's queue.
@@ -556,11 +564,14 @@ impl Channel {
     pub fn set_switch_over(&self, words: usize) {
         let core = &mut *self.state.core.borrow_mut();
         core.switch_words = words;
-        if let Some(link) = &mut core.link {
-            link.sending().switch_words = words;
-            let word = u64::try_from(words).unwrap_or(u64::MAX).max(1);
-            link.post_control_word(word, &mut WorkerCarrier { inner: self.handle.inner(), spare: &mut core.spare });
-        }
+        core.tell_how_to_send(self.handle.inner());
+    }
+
+    /// From now on several messages go in one write, or each in its own, in both directions.
+    pub fn set_coalesce(&self, coalesce: bool) {
+        let core = &mut *self.state.core.borrow_mut();
+        core.options.coalesce = coalesce;
+        core.tell_how_to_send(self.handle.inner());
     }
 
     pub(super) fn handle(&self) -> &Handle {

@@ -149,6 +149,32 @@ pub(crate) struct Sending {
     pub(crate) switch_words: usize,
 }
 
+/// What a worker tells the memory server to do with its replies: one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HowToSend {
+    pub(crate) switch_words: usize,
+    pub(crate) coalesce: bool,
+}
+
+impl HowToSend {
+    const SINGLY: u64 = 1 << 63;
+
+    pub(crate) fn word(self) -> u64 {
+        let words = (self.switch_words as u64).min(MESSAGE_WORDS_MAX as u64) + 1;
+        if self.coalesce { words } else { words | Self::SINGLY }
+    }
+
+    /// None while nothing was said.
+    pub(crate) fn read(word: u64) -> Option<Self> {
+        let switch_words = (word & !Self::SINGLY).checked_sub(1)?.min(MESSAGE_WORDS_MAX as u64) as usize;
+        Some(Self { switch_words, coalesce: word & Self::SINGLY == 0 })
+    }
+
+    pub(crate) fn apply(self, sending: &mut Sending) {
+        (sending.switch_words, sending.coalesce) = (self.switch_words, self.coalesce);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Link {
     shape: Shape,

@@ -20,7 +20,7 @@ use crossbeam_utils::CachePadded;
 
 use super::{
     CHUNK_WORDS, Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal,
-    link::{Broken, Carrier, Item, Link, Sending},
+    link::{Broken, Carrier, HowToSend, Item, Link, Sending},
     message::{complaint, read_request, welcome},
     serve::{Address, Finished, Replies, Request, Responder, Service, Turn},
     session::{Admission, Session},
@@ -58,8 +58,6 @@ pub struct ServeMessages {
     pub report_interval: Duration,
     /// How long a peer may leave its replies where they are before it is dropped.
     pub silence_max: Duration,
-    /// Sends several replies in one write.
-    pub coalesce: bool,
     /// Decides what is random.
     pub seed: u64,
 }
@@ -70,7 +68,6 @@ impl Default for ServeMessages {
             wait: Wait::Auto,
             report_interval: Duration::from_millis(10),
             silence_max: Duration::from_secs(5),
-            coalesce: true,
             seed: 0,
         }
     }
@@ -451,7 +448,7 @@ impl Thread {
         self.generation = self.generation.wrapping_add(1);
         let sending = Sending {
             ordered: self.port.capabilities().ordered_writes,
-            coalesce: self.options.coalesce,
+            coalesce: true,
             switch_words: usize::MAX,
         };
         let Some(mut link) = Link::new(memory, peer, self.generation, sending) else {
@@ -699,12 +696,9 @@ impl Thread {
                 continue;
             }
             let Some(session) = &mut self.sessions[peer.session] else { continue };
-            // How large the worker wants its replies in one piece.
-            let switch_words = match peer.link.control_word() {
-                0 => usize::MAX,
-                words => usize::try_from(words).unwrap_or(usize::MAX),
-            };
-            peer.link.sending().switch_words = switch_words;
+            if let Some(how) = HowToSend::read(peer.link.control_word()) {
+                how.apply(peer.link.sending());
+            }
             let outcome = peer.link.send_out(session, &mut carrier!(self));
             peer.link.release(&mut carrier!(self));
             peer.dirty = false;

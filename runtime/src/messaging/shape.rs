@@ -21,7 +21,7 @@ pub(crate) enum Control {
     Head(Priority),
     /// How far the other side has finished with its ring, which I write.
     Tail(Priority),
-    /// To a worker: the memory server's load. To the server: the largest message, in words, to be sent whole.
+    /// To a worker: the memory server's load. To the server: how it is to send.
     Word,
 }
 

@@ -190,7 +190,7 @@ fn dropped_requests_are_carried_out_and_their_slots_come_back() {
 
 #[test]
 fn messages_that_are_not_coalesced_arrive_as_well() {
-    let scene = scene(1, WEAK, SMALL, &ServeMessages { coalesce: false, ..ServeMessages::default() });
+    let scene = scene(1, WEAK, SMALL, &ServeMessages::default());
     let compute = scene.join(7);
     let worker = compute.worker().unwrap();
     worker.block_on(async {
