@@ -16,7 +16,7 @@ use crate::serve::ready_line;
 const READY_LIMIT: Duration = Duration::from_secs(60);
 const SERVER_BYTES_MIN: u64 = 256 << 20;
 /// What the 48 bits of an offset can name.
-const SERVER_BYTES_MAX: u64 = 1 << 48;
+const SERVER_BYTES_MAX: u64 = (1 << 48) - (1 << 32);
 /// Loaded pages are partly empty, mixes insert, chunks are leased whole: room for this many times the raw entries.
 const ROOM_FACTOR: u64 = 8;
 const ENTRY_BYTES: u64 = 16;

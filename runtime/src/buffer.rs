@@ -1,7 +1,7 @@
 //! Registered local memory, as pooled buffers.
 //!
-//! Every transfer needs local memory that the fabric knows. A worker registers slabs and cuts them into buffers of the
-//! page size classes; a buffer is owned by one holder at a time (a task, or the endpoint while it is posted) and goes
+//! Every transfer needs local memory that the fabric knows. A worker registers slabs and cuts them into buffers, in powers
+//! of two from the smallest page to [`BUFFER_WORDS_MAX`]; a buffer is owned by one holder at a time (a task, or the endpoint while it is posted) and goes
 //! back to the worker's free list when dropped. Nothing here is shared between threads.
 
 use std::{
@@ -13,9 +13,13 @@ use std::{
     rc::Rc,
 };
 
-use crate::{error::Error, fabric::LocalKey, page::SizeClass};
+use crate::{error::Error, fabric::LocalKey};
 
 const SLAB_BYTES: usize = 64 << 10;
+/// The most that one buffer holds: a page is less, a chunk of a large message is that.
+pub const BUFFER_WORDS_MAX: usize = SLAB_BYTES / 8;
+const SMALLEST_WORDS: usize = 8;
+const CLASSES: usize = (BUFFER_WORDS_MAX / SMALLEST_WORDS).trailing_zeros() as usize + 1;
 const SLAB_ALIGN: usize = 4096;
 
 #[derive(Debug)]
@@ -45,11 +49,34 @@ impl Drop for Slab {
     }
 }
 
+/// The size of a piece: 8 words times a power of two.
+#[derive(Debug, Clone, Copy)]
+struct Class(u8);
+
+impl Class {
+    /// The smallest that holds so many words.
+    ///
+    /// # Panics
+    /// If there is none.
+    fn of(words: usize) -> Self {
+        assert!((1..=BUFFER_WORDS_MAX).contains(&words), "a buffer holds 1 to {BUFFER_WORDS_MAX} words, not {words}");
+        Self((words.next_power_of_two().max(SMALLEST_WORDS) / SMALLEST_WORDS).trailing_zeros() as u8)
+    }
+
+    fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    fn words(self) -> usize {
+        SMALLEST_WORDS << self.0
+    }
+}
+
 /// A part of a slab, of a size class. Boxed once, so that a buffer is one pointer: buffers are moved often.
 struct Piece {
     base: NonNull<u64>,
     key: LocalKey,
-    class: SizeClass,
+    class: Class,
     /// How many words the holder asked for.
     len: usize,
     /// Where it goes when it is dropped; set while somebody holds it.
@@ -59,7 +86,7 @@ struct Piece {
 #[derive(Default)]
 struct Pool {
     #[expect(clippy::vec_box, reason = "a piece moves between the list and its holder without being copied")]
-    free: [Vec<Box<Piece>>; SizeClass::COUNT],
+    free: [Vec<Box<Piece>>; CLASSES],
     slabs: Vec<Slab>,
 }
 
@@ -74,7 +101,7 @@ impl fmt::Debug for Buffers {
 }
 
 impl Buffers {
-    /// A buffer of `words` (1 to 512) with arbitrary contents. Registers a new slab with `register` when the free list of
+    /// A buffer of `words` (1 to [`BUFFER_WORDS_MAX`]) with arbitrary contents. Registers a new slab with `register` when the free list of
     /// its size class is empty.
     ///
     /// # Errors
@@ -84,7 +111,7 @@ impl Buffers {
         words: usize,
         register: impl FnOnce(NonNull<u64>, usize) -> Result<LocalKey, Error>,
     ) -> Result<Buffer, Error> {
-        let class = class_for(words);
+        let class = Class::of(words);
         let free = self.0.borrow_mut().free[class.index()].pop();
         let mut piece = match free {
             Some(piece) => piece,
@@ -98,7 +125,7 @@ impl Buffers {
     #[cold]
     fn grow(
         &self,
-        class: SizeClass,
+        class: Class,
         register: impl FnOnce(NonNull<u64>, usize) -> Result<LocalKey, Error>,
     ) -> Result<Box<Piece>, Error> {
         let slab = Slab::new();
@@ -109,16 +136,11 @@ impl Buffers {
             Box::new(Piece { base, key, class, len: 0, pool: None })
         };
         let mut pool = self.0.borrow_mut();
-        pool.free[class.index()].extend((1..SLAB_BYTES / class.bytes()).rev().map(piece));
+        pool.free[class.index()].extend((1..BUFFER_WORDS_MAX / class.words()).rev().map(piece));
         let first = piece(0);
         pool.slabs.push(slab);
         Ok(first)
     }
-}
-
-fn class_for(words: usize) -> SizeClass {
-    let bytes = (words * 8).next_power_of_two().max(64);
-    SizeClass::of_bytes(bytes).expect("a buffer holds 1 to 512 words")
 }
 
 /// Registered local memory with one owner; derefs to its words.
@@ -129,6 +151,13 @@ const _: () = assert!(size_of::<Buffer>() == 8);
 impl Buffer {
     fn piece(&self) -> &Piece {
         self.0.as_deref().expect("only dropping a buffer takes its piece")
+    }
+
+    /// Keeps the first `words` only; as it is if it has no more.
+    pub fn truncate(&mut self, words: usize) {
+        if let Some(piece) = &mut self.0 {
+            piece.len = piece.len.min(words);
+        }
     }
 
     /// The fabric's name for the memory.

@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) locks: LocalLocks,
     slot: usize,
     announced: AtomicU64,
+    /// From how many words on messages are fetched, once it has been measured; 0 before.
+    pub(crate) switch_words: AtomicU64,
     seed: u64,
     workers_made: AtomicU64,
     workers_alive: AtomicU64,
@@ -86,6 +88,7 @@ impl Shared {
             locks: LocalLocks::new(),
             slot: joined.slot,
             announced: AtomicU64::new(joined.epoch),
+            switch_words: AtomicU64::new(0),
             seed: options.seed,
             workers_made: AtomicU64::new(0),
             workers_alive: AtomicU64::new(0),
@@ -164,7 +167,7 @@ impl ComputeServer {
     pub fn worker_with(&self, clock: Clock) -> Result<Worker, Error> {
         let number = self.shared.workers_made.fetch_add(1, Ordering::Relaxed);
         let seed = self.shared.seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let worker = Worker::new(&self.shared, seed, clock)?;
+        let worker = Worker::new(&self.shared, number as u32, seed, clock)?;
         self.shared.workers_alive.fetch_add(1, Ordering::Relaxed);
         Ok(worker)
     }

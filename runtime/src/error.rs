@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::{
     lock::OwnerId,
+    messaging::Refusal,
     page::SizeClass,
     ptr::{PtrError, RemotePtr, ServerId},
 };
@@ -216,6 +217,28 @@ pub enum Error {
     /// A request or reply does not decode.
     #[error("malformed message: {0}")]
     Malformed(&'static str),
+
+    /// A memory server did not carry out a request.
+    #[error("memory server {server} refused a request of kind {kind}: {why}")]
+    Refused {
+        /// The memory server.
+        server: ServerId,
+        /// The request's kind.
+        kind: u32,
+        /// Why.
+        why: Refusal,
+    },
+
+    /// A memory server was lost in mid-request.
+    #[error(
+        "memory server {server} was lost in mid-request: {why}; the request was carried out once or not at all: read to find out which"
+    )]
+    OutcomeUnknown {
+        /// The memory server.
+        server: ServerId,
+        /// What is known.
+        why: String,
+    },
 
     /// Input to a bulk load is not in strictly ascending order.
     #[error(

@@ -8,6 +8,7 @@
 //! - [`layout`], [`server`]: a memory server's region, and the process that serves it.
 //! - [`compute`], [`epoch`], [`pages`]: a compute server's membership, the reuse of freed pages, allocation.
 //! - [`worker`]: one thread with many operations in flight.
+//! - [`messaging`]: requests that a memory server's threads answer.
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
@@ -34,6 +35,7 @@ pub mod fabric;
 pub mod layout;
 pub mod local_locks;
 pub mod lock;
+pub mod messaging;
 pub mod one_sided;
 pub mod operation;
 pub mod page;

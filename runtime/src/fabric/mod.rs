@@ -14,11 +14,15 @@
 //!   [`Capabilities::atomic_against_writes`]. Against the CPUs of the memory server: if
 //!   [`Capabilities::atomic_against_cpu`].
 //! - A request whose completion came without an error has taken effect. One that failed may have.
+//!
+//! For messages a worker's endpoint and a memory server open memory to each other: see [`link`].
 
+pub mod link;
 pub mod mem;
 
 use std::{fmt, ptr::NonNull};
 
+use self::link::{LinkState, OpenMemory, PeerId};
 use crate::{
     buffer::Buffer,
     clock::Clock,
@@ -57,6 +61,8 @@ pub enum Verb {
     Write(Buffer),
     /// Writes one word, which travels in the request.
     WriteWord(u64),
+    /// Writes one word of a [link](link)'s memory, and wakes the memory server's thread that sleeps there, if it does.
+    Notify(u64),
     /// Replaces one word if it has the expected value; completes with the previous value.
     CompareSwap {
         /// The value it must have.
@@ -73,7 +79,7 @@ impl Verb {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Read(_) => "READ",
-            Self::Write(_) | Self::WriteWord(_) => "WRITE",
+            Self::Write(_) | Self::WriteWord(_) | Self::Notify(_) => "WRITE",
             Self::CompareSwap { .. } => "CAS",
             Self::FetchAdd(_) => "FETCH_ADD",
         }
@@ -146,6 +152,28 @@ pub trait Endpoint: fmt::Debug {
     /// When the next completion is due on the endpoint's clock, if the fabric knows; for virtual time.
     fn next_due_ns(&self) -> Option<u64> {
         None
+    }
+
+    /// Opens a [link](link) to a memory server and returns this side's memory of it, zeroed. The other side's is at
+    /// [`link::far`] from then on. Closes the link to this server that there was. Blocks for as long as making a connection
+    /// takes.
+    ///
+    /// # Errors
+    /// [`Error::ServerMissing`] if the memory server takes no messages; if the memory cannot be had.
+    fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
+        let _ = who;
+        Err(Error::ServerMissing { server, why: "this fabric carries no messages".into() })
+    }
+
+    /// Closes the link to this memory server, if there is one, in good order. Dropping the endpoint closes all.
+    fn disconnect(&mut self, server: ServerId) {
+        let _ = server;
+    }
+
+    /// What has become of the link to this memory server. May make a system call, or post something of its own to find out.
+    fn link_state(&mut self, server: ServerId) -> LinkState {
+        let _ = server;
+        LinkState::Dead
     }
 }
 

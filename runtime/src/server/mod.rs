@@ -1,7 +1,8 @@
 //! A memory server of the `mem` fabric: it creates or resumes a region and keeps it served until dropped.
 //!
 //! The memory server hands out its memory and otherwise stays out of the way: chunk leases, the catalog and the epoch are
-//! words of the region that compute servers change with one-sided operations (see [`crate::layout`]).
+//! words of the region that compute servers change with one-sided operations (see [`crate::layout`]). If it is to answer
+//! messages as well, it [listens](MemoryServer::listen).
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -11,9 +12,15 @@ use std::{
 
 use crate::{
     error::Error,
-    fabric::mem::{
-        files::{self, ClusterFile},
-        region::Region,
+    fabric::{
+        link::{ListenOptions, Listener},
+        mem::{
+            MemOptions,
+            door::Door,
+            files::{self, ClusterFile},
+            port::MemListener,
+            region::Region,
+        },
     },
     layout::{self, Dynamic, Geometry},
     ptr::ServerId,
@@ -105,6 +112,17 @@ impl MemoryServer {
         self.resumed
     }
 
+    /// Opens it to messages, until the listener is dropped: see [`crate::messaging`]. `fabric` is how its own requests on
+    /// links behave.
+    ///
+    /// # Errors
+    /// If an option cannot work, or a file cannot be made.
+    pub fn listen(&self, options: &ListenOptions, fabric: MemOptions) -> Result<Box<dyn Listener>, Error> {
+        options.validate()?;
+        let door = Door::create(&self.dir, self.geometry.server, options)?;
+        Ok(Box::new(MemListener::new(door, fabric, None)))
+    }
+
     /// How many of its chunks compute servers have leased so far.
     pub fn leased_chunks(&self) -> u64 {
         let word = &self.region.words()[(Dynamic::NextChunk.offset() / 8) as usize];
@@ -137,8 +155,19 @@ fn remove_if_last(dir: &Path) {
     if last {
         // The file last: once it is gone, somebody may begin a cluster here again.
         let _ = fs::remove_dir_all(dir.join("owners"));
+        let _ = fs::remove_dir_all(dir.join("links"));
+        remove_doors(dir);
         let _ = fs::remove_file(path);
         let _ = fs::remove_dir(dir);
+    }
+}
+
+/// Removes what killed memory servers have left.
+fn remove_doors(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("door-") {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -44,6 +44,7 @@ use crate::{
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
     fabric::{Capabilities, Completion, Endpoint, Request, Verb},
+    messaging::{Channels, LINK_TICKET},
     pages::{FreePage, LocalPages},
     ptr::RemotePtr,
     sync::{Arc, yield_thread},
@@ -53,34 +54,41 @@ use crate::{
 const IDLE_TURNS_MAX: u32 = 200;
 
 #[derive(Debug)]
-struct Inner {
+pub(crate) struct Inner {
     // Before the buffers: an endpoint goes before the memory that is registered with it.
-    endpoint: RefCell<Box<dyn Endpoint>>,
-    outbox: RefCell<Vec<Request>>,
+    pub(crate) endpoint: RefCell<Box<dyn Endpoint>>,
+    pub(crate) outbox: RefCell<Vec<Request>>,
     arrived: RefCell<Vec<Completion>>,
     in_flight: InFlight,
-    executor: Executor,
+    pub(crate) executor: Executor,
     buffers: Buffers,
-    capabilities: Capabilities,
-    counters: CounterCells,
+    pub(crate) channels: Channels,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) counters: CounterCells,
     rng: RefCell<SmallRng>,
     clock: Clock,
     epoch: LocalEpoch,
     pages: LocalPages,
-    compute: Arc<Shared>,
+    pub(crate) compute: Arc<Shared>,
+    /// Which worker of its compute server it is.
+    pub(crate) number: u32,
     running: Cell<bool>,
     /// Nobody turns it any more; handles may still be about.
-    ended: Cell<bool>,
+    pub(crate) ended: Cell<bool>,
     counted: bool,
 }
 
 impl Inner {
     /// Rings the doorbell for what was posted and collects completions; false if there was neither.
     fn exchange(&self) -> bool {
+        let mut news = false;
+        if !self.channels.is_empty() {
+            news = self.channels.turn(self);
+        }
         let mut endpoint = self.endpoint.borrow_mut();
         let mut outbox = self.outbox.borrow_mut();
-        let mut progress = !outbox.is_empty();
-        if progress {
+        let mut progress = news | !outbox.is_empty();
+        if !outbox.is_empty() {
             endpoint.ring(&mut outbox);
         }
         drop(outbox);
@@ -89,9 +97,17 @@ impl Inner {
         drop(endpoint);
         for completion in arrived.drain(..) {
             progress = true;
-            self.in_flight.complete(completion, &self.executor);
+            if completion.ticket.0 & LINK_TICKET != 0 {
+                self.channels.complete(completion);
+            } else {
+                self.in_flight.complete(completion, &self.executor);
+            }
         }
         progress
+    }
+
+    pub(crate) fn registered_buffer(&self, words: usize) -> Result<Buffer, Error> {
+        self.buffers.take(words, |base, words| self.endpoint.borrow_mut().register(base, words))
     }
 }
 
@@ -115,16 +131,16 @@ impl Deref for Worker {
 
 impl Worker {
     /// A worker that counts as one of the compute server's.
-    pub(crate) fn new(compute: &Arc<Shared>, seed: u64, clock: Clock) -> Result<Self, Error> {
-        Self::make(compute, seed, clock, true)
+    pub(crate) fn new(compute: &Arc<Shared>, number: u32, seed: u64, clock: Clock) -> Result<Self, Error> {
+        Self::make(compute, number, seed, clock, true)
     }
 
     /// A worker for the compute server's own upkeep: its requests are in nobody's statistics.
     pub(crate) fn housekeeping(compute: &Arc<Shared>) -> Result<Self, Error> {
-        Self::make(compute, 0, Clock::monotonic(), false)
+        Self::make(compute, u32::MAX, 0, Clock::monotonic(), false)
     }
 
-    fn make(compute: &Arc<Shared>, seed: u64, clock: Clock, counted: bool) -> Result<Self, Error> {
+    fn make(compute: &Arc<Shared>, number: u32, seed: u64, clock: Clock, counted: bool) -> Result<Self, Error> {
         let endpoint = compute.fabric.endpoint(seed ^ 0x656e_6470, clock.clone())?;
         let capabilities = endpoint.capabilities();
         let epoch = LocalEpoch::new(&compute.epoch);
@@ -135,6 +151,7 @@ impl Worker {
             in_flight: InFlight::default(),
             executor: Executor::default(),
             buffers: Buffers::default(),
+            channels: Channels::default(),
             capabilities,
             counters: CounterCells::default(),
             rng: RefCell::new(SmallRng::seed_from_u64(seed)),
@@ -142,6 +159,7 @@ impl Worker {
             epoch,
             pages: LocalPages::default(),
             compute: Arc::clone(compute),
+            number,
             running: Cell::new(false),
             ended: Cell::new(false),
             counted,
@@ -220,6 +238,7 @@ impl Drop for Worker {
         self.finish_critical();
         inner.executor.drop_tasks();
         inner.ended.set(true);
+        inner.channels.close(inner);
         inner.pages.give_back(&inner.compute);
         inner.epoch.retire(&inner.compute.epoch);
         if inner.counted {
@@ -271,7 +290,7 @@ impl Handle {
         Posted::pending(self.clone(), slot)
     }
 
-    /// Posts a READ of `words` (1 to 512) 8-byte words.
+    /// Posts a READ of `words` (1 to [`BUFFER_WORDS_MAX`](crate::buffer::BUFFER_WORDS_MAX)) 8-byte words.
     pub fn read(&self, at: RemotePtr, words: usize) -> Posted<Buffer> {
         bump(&self.0.counters.reads);
         match self.buffer(words) {
@@ -286,7 +305,7 @@ impl Handle {
         self.post(at, Verb::Write(buffer))
     }
 
-    /// Posts a WRITE of these words (1 to 512).
+    /// Posts a WRITE of these words (1 to [`BUFFER_WORDS_MAX`](crate::buffer::BUFFER_WORDS_MAX)).
     pub fn write_words(&self, at: RemotePtr, words: &[u64]) -> Posted<()> {
         if let &[word] = words {
             return self.write_word(at, word);
@@ -318,13 +337,12 @@ impl Handle {
         self.post(at, Verb::FetchAdd(amount))
     }
 
-    /// A registered buffer of `words` (1 to 512), with arbitrary contents.
+    /// A registered buffer of `words` (1 to [`BUFFER_WORDS_MAX`](crate::buffer::BUFFER_WORDS_MAX)), with arbitrary contents.
     ///
     /// # Errors
     /// If the fabric refuses to register more memory.
     pub fn buffer(&self, words: usize) -> Result<Buffer, Error> {
-        let inner = &*self.0;
-        inner.buffers.take(words, |base, words| inner.endpoint.borrow_mut().register(base, words))
+        self.0.registered_buffer(words)
     }
 
     /// Notes that an operation waits once for the fabric, for however many requests.
@@ -404,6 +422,10 @@ impl Handle {
 
     pub(crate) fn pages(&self) -> &LocalPages {
         &self.0.pages
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.0
     }
 
     fn executor(&self) -> &Executor {

@@ -26,11 +26,29 @@ enum Slot {
 
 /// Whom a completion makes ready.
 #[derive(Debug)]
-enum Waiter {
+pub(crate) enum Waiter {
     Nobody,
     /// A task of the worker, by its number: cheaper than its waker.
     Task(usize),
     Waker(Waker),
+}
+
+impl Waiter {
+    /// Whoever is being polled with this context.
+    pub(crate) fn of(cx: &Context<'_>, executor: &Executor) -> Self {
+        match executor.task_of(cx.waker()) {
+            Some(task) => Self::Task(task),
+            None => Self::Waker(cx.waker().clone()),
+        }
+    }
+
+    pub(crate) fn wake(self, executor: &Executor) {
+        match self {
+            Self::Nobody => {}
+            Self::Task(index) => executor.set_ready(index),
+            Self::Waker(waker) => waker.wake(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -67,20 +85,13 @@ impl InFlight {
                 Slot::Free | Slot::Done(_) => unreachable!("an endpoint completes each request once"),
             }
         };
-        match waiter {
-            Waiter::Nobody => {}
-            Waiter::Task(index) => executor.set_ready(index),
-            Waiter::Waker(waker) => waker.wake(),
-        }
+        waiter.wake(executor);
     }
 
     fn poll(&self, index: usize, cx: &Context<'_>, executor: &Executor) -> Poll<Result<Done, Box<Error>>> {
         let (slots, free) = &mut *self.slots.borrow_mut();
         if let Slot::Waiting(waiter) = &mut slots[index] {
-            *waiter = match executor.task_of(cx.waker()) {
-                Some(task) => Waiter::Task(task),
-                None => Waiter::Waker(cx.waker().clone()),
-            };
+            *waiter = Waiter::of(cx, executor);
             return Poll::Pending;
         }
         let Slot::Done(outcome) = std::mem::replace(&mut slots[index], Slot::Free) else {

@@ -2,18 +2,78 @@
 
 use std::{collections::VecDeque, ptr::NonNull};
 
-use super::{MemOptions, nasty::Nasty, region::Region};
+use super::{
+    MemOptions,
+    door::{Door, Far, WorkerEnd},
+    nasty::Nasty,
+    region::Region,
+};
 use crate::{
     clock::Clock,
     error::Error,
-    fabric::{Capabilities, Completion, Done, Endpoint, LocalKey, Request, Verb},
-    ptr::RemotePtr,
+    fabric::{
+        Capabilities, Completion, Done, Endpoint, LocalKey, Request, Verb,
+        link::{LinkState, OpenMemory, PeerId, far_offset},
+    },
+    ptr::{RemotePtr, ServerId},
     sync::{Arc, AtomicU64, Ordering, fence},
 };
 
+/// All that an endpoint reaches: the memory servers' regions, and what the other sides of its links have opened.
+#[derive(Debug)]
+pub(super) struct Space {
+    regions: Arc<Vec<Region>>,
+    links: Vec<Option<Far>>,
+}
+
+impl Space {
+    /// The words that a request covers, if they lie inside the region of its server or inside a link.
+    #[inline]
+    pub(super) fn words_at(&self, at: RemotePtr, bytes: usize) -> Option<&[AtomicU64]> {
+        let first = usize::try_from(at.offset() / 8).ok()?;
+        if !at.offset().is_multiple_of(8) {
+            return None;
+        }
+        let region = self.regions.get(at.server().index()).map_or(&[][..], Region::words);
+        match region.get(first..first.checked_add(bytes / 8)?) {
+            Some(words) => Some(words),
+            None => self.link_words_at(at, bytes),
+        }
+    }
+
+    fn link_words_at(&self, at: RemotePtr, bytes: usize) -> Option<&[AtomicU64]> {
+        let first = usize::try_from(far_offset(at)? / 8).ok()?;
+        let far = self.links.get(at.server().index())?.as_ref()?;
+        far.memory.get(first..first.checked_add(bytes / 8)?)
+    }
+
+    /// Wakes whoever sleeps at the other end of a link.
+    pub(super) fn ring_bell(&self, at: RemotePtr) {
+        let far = self.links.get(at.server().index()).and_then(Option::as_ref);
+        if let Some((door, port)) = far.and_then(|far| far.bell.as_ref()) {
+            door.bell(*port).ring();
+        }
+    }
+
+    fn link(&mut self, other: ServerId, far: Option<Far>) {
+        if self.links.len() <= other.index() {
+            self.links.resize(other.index() + 1, None);
+        }
+        self.links[other.index()] = far;
+    }
+}
+
+/// How an endpoint finds the memory servers' doors.
+pub(super) trait FindDoor: std::fmt::Debug {
+    fn find(&self, server: ServerId) -> Result<Arc<Door>, Error>;
+}
+
 #[derive(Debug)]
 pub(super) struct MemEndpoint {
-    regions: Arc<Vec<Region>>,
+    space: Space,
+    /// Its own links, by server. None for a port, whose peers have made theirs.
+    links: Vec<Option<WorkerEnd>>,
+    doors: Option<Box<dyn FindDoor>>,
     options: MemOptions,
     mode: Mode,
 }
@@ -88,7 +148,40 @@ impl MemEndpoint {
             _ if options.is_timed() => Mode::Timed(timed),
             _ => Mode::Direct { done: Vec::new() },
         };
-        Self { regions, options, mode }
+        let space = Space { regions, links: Vec::new() };
+        Self { space, links: Vec::new(), doors: None, options, mode }
+    }
+
+    /// Lets it connect to the memory servers behind these doors.
+    pub(super) fn with_doors(mut self, doors: Box<dyn FindDoor>) -> Self {
+        self.doors = Some(doors);
+        self
+    }
+
+    /// Makes the other side of a link reachable.
+    pub(super) fn attach(&mut self, other: ServerId, far: Far) {
+        self.space.link(other, Some(far));
+        if let Mode::Timed(timed) | Mode::Nasty { timed, .. } = &mut self.mode {
+            let others = timed.link_free_ns.len().max(other.index() + 1);
+            timed.link_free_ns.resize(others, 0);
+        }
+    }
+
+    /// Ends what is under way to the other side of a link; it cannot be reached any more.
+    pub(super) fn forget(&mut self, other: ServerId) {
+        self.space.link(other, None);
+        let is_cut = |request: &Request| request.at.server() == other && far_offset(request.at).is_some();
+        match &mut self.mode {
+            Mode::Direct { .. } => {}
+            Mode::Timed(Timed { waiting, executed, .. }) => {
+                let cut: VecDeque<_>;
+                (cut, *waiting) = std::mem::take(waiting).into_iter().partition(|(_, request)| is_cut(request));
+                executed.extend(cut.into_iter().map(|(due_ns, Request { ticket, at, verb })| {
+                    (due_ns, Completion { ticket, outcome: Err(outside(at, &verb)) })
+                }));
+            }
+            Mode::Nasty { nasty, .. } => nasty.cut(is_cut),
+        }
     }
 }
 
@@ -104,12 +197,12 @@ impl Endpoint for MemEndpoint {
     fn ring(&mut self, requests: &mut Vec<Request>) {
         if requests.len() > 1 || self.options.is_timed() {
             // As a card would fetch ahead, so that the processor waits for memory once, not for each request.
-            requests.iter().for_each(|request| prefetch(&self.regions, request));
+            requests.iter().for_each(|request| prefetch(&self.space, request));
         }
         match &mut self.mode {
             Mode::Direct { done } => {
                 for Request { ticket, at, verb } in requests.drain(..) {
-                    done.push(Completion { ticket, outcome: execute(&self.regions, at, verb) });
+                    done.push(Completion { ticket, outcome: execute(&self.space, at, verb) });
                 }
             }
             Mode::Timed(timed) => {
@@ -125,7 +218,7 @@ impl Endpoint for MemEndpoint {
                 for request in requests.drain(..) {
                     let due_ns =
                         if self.options.is_timed() { timed.due_ns(&self.options, &request, now_ns) } else { 0 };
-                    nasty.accept(&self.regions, request, due_ns);
+                    nasty.accept(&self.space, request, due_ns);
                 }
             }
         }
@@ -136,7 +229,7 @@ impl Endpoint for MemEndpoint {
             Mode::Direct { done } => return completions.append(done),
             Mode::Timed(timed) => timed,
             Mode::Nasty { nasty, timed } => {
-                nasty.step(&self.regions, &mut timed.executed);
+                nasty.step(&self.space, &mut timed.executed);
                 timed
             }
         };
@@ -149,10 +242,35 @@ impl Endpoint for MemEndpoint {
         while let Some((_, Request { ticket, at, verb })) =
             timed.waiting.pop_front_if(|&mut (due_ns, _)| due_ns <= now_ns)
         {
-            completions.push(Completion { ticket, outcome: execute(&self.regions, at, verb) });
+            completions.push(Completion { ticket, outcome: execute(&self.space, at, verb) });
         }
         let due = timed.executed.extract_if(.., |&mut (due_ns, _)| due_ns <= now_ns);
         completions.extend(due.map(|(_, completion)| completion));
+    }
+
+    fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
+        self.disconnect(server);
+        let Some(doors) = &self.doors else {
+            return Err(Error::ServerMissing { server, why: "a port of a memory server connects to nobody".into() });
+        };
+        let end = doors.find(server)?.connect(who)?;
+        self.attach(server, end.far());
+        let own = end.own();
+        if self.links.len() <= server.index() {
+            self.links.resize_with(server.index() + 1, || None);
+        }
+        self.links[server.index()] = Some(end);
+        Ok(own)
+    }
+
+    fn disconnect(&mut self, server: ServerId) {
+        if self.links.get_mut(server.index()).and_then(Option::take).is_some() {
+            self.forget(server);
+        }
+    }
+
+    fn link_state(&mut self, server: ServerId) -> LinkState {
+        self.links.get(server.index()).and_then(Option::as_ref).map_or(LinkState::Dead, WorkerEnd::state)
     }
 
     fn next_due_ns(&self) -> Option<u64> {
@@ -167,9 +285,9 @@ impl Endpoint for MemEndpoint {
 }
 
 /// Asks the processor for the cache lines that a READ will copy.
-fn prefetch(regions: &[Region], request: &Request) {
+fn prefetch(space: &Space, request: &Request) {
     let Verb::Read(buffer) = &request.verb else { return };
-    let Some(words) = words_at(regions, request.at, buffer.len() * 8) else { return };
+    let Some(words) = space.words_at(request.at, buffer.len() * 8) else { return };
     for line in (0..words.len()).step_by(8) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a prefetch reads nothing and cannot fault; SSE is part of x86-64.
@@ -193,18 +311,8 @@ fn copy_out(from: &[AtomicU64], to: &mut [u64]) {
     }
 }
 
-/// The words that a request covers, if they lie inside the region of its server.
-pub(super) fn words_at(regions: &[Region], at: RemotePtr, bytes: usize) -> Option<&[AtomicU64]> {
-    let words = regions.get(at.server().index())?.words();
-    let first = usize::try_from(at.offset() / 8).ok()?;
-    if !at.offset().is_multiple_of(8) {
-        return None;
-    }
-    words.get(first..first.checked_add(bytes / 8)?)
-}
-
 pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
-    let why = "the address is not inside the memory server's region, or not aligned to 8 bytes".into();
+    let why = "the address is in no region and no open link, or not aligned to 8 bytes".into();
     Box::new(Error::Fabric { what: verb.name(), at, why })
 }
 
@@ -212,8 +320,8 @@ pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
 /// and what a READ returns is no older than what the READs completed before it returned.
 // Inlined: its result would otherwise be written in words and read back as a vector, which stalls the processor.
 #[inline(always)]
-fn execute(regions: &[Region], at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>> {
-    let Some(words) = words_at(regions, at, verb.bytes()) else { return Err(outside(at, &verb)) };
+fn execute(space: &Space, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>> {
+    let Some(words) = space.words_at(at, verb.bytes()) else { return Err(outside(at, &verb)) };
     Ok(match verb {
         Verb::Read(mut buffer) => {
             copy_out(words, &mut buffer);
@@ -229,6 +337,11 @@ fn execute(regions: &[Region], at: RemotePtr, verb: Verb) -> Result<Done, Box<Er
         }
         Verb::WriteWord(word) => {
             words[0].store(word, Ordering::Release);
+            Done::Written
+        }
+        Verb::Notify(word) => {
+            words[0].store(word, Ordering::Release);
+            space.ring_bell(at);
             Done::Written
         }
         Verb::CompareSwap { expected, new } => Done::Previous(compare_swap(&words[0], expected, new)),

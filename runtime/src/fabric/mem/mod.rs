@@ -11,25 +11,38 @@
 //! cluster          text: the cluster's id and its number of memory servers
 //! server-N.mem     the region of memory server N; locked by the process that serves it
 //! owners/I         locked by the compute server with incarnation I while it runs
+//! door-N, links/   where memory server N takes messages, and the links to it (see `door.rs`)
 //! ```
 
+pub mod bell;
 mod claims;
+pub(crate) mod door;
 mod endpoint;
 pub(crate) mod files;
 mod nasty;
+pub(crate) mod port;
 pub(crate) mod region;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use self::{claims::Claims, endpoint::MemEndpoint, region::Region};
+use self::{
+    claims::Claims,
+    door::{Door, Doors},
+    endpoint::{FindDoor, MemEndpoint},
+    port::MemListener,
+    region::Region,
+};
 use crate::{
     clock::Clock,
     error::Error,
-    fabric::{Capabilities, Endpoint, Fabric, Liveness, OwnerClaim},
+    fabric::{
+        Capabilities, Endpoint, Fabric, Liveness, OwnerClaim,
+        link::{ListenOptions, Listener},
+    },
     layout,
     lock::OwnerId,
     ptr::ServerId,
-    sync::Arc,
+    sync::{Arc, Mutex, lock},
 };
 
 /// How the `mem` fabric behaves. The default is as fast as memory.
@@ -81,7 +94,33 @@ impl MemOptions {
 pub struct MemFabric {
     regions: Arc<Vec<Region>>,
     claims: Claims,
+    doors: WhereDoors,
     options: MemOptions,
+}
+
+/// Where the doors of the memory servers are.
+#[derive(Debug, Clone)]
+enum WhereDoors {
+    Here(Doors),
+    In(PathBuf),
+}
+
+impl WhereDoors {
+    fn here(servers: usize) -> Self {
+        Self::Here(Arc::new(Mutex::new((0..servers).map(|_| None).collect())))
+    }
+}
+
+impl FindDoor for WhereDoors {
+    fn find(&self, server: ServerId) -> Result<Arc<Door>, Error> {
+        match self {
+            Self::Here(doors) => {
+                let missing = || Error::ServerMissing { server, why: "it takes no messages; start a server that does".into() };
+                lock(doors).get(server.index()).and_then(Clone::clone).ok_or_else(missing)
+            }
+            Self::In(dir) => Door::open(dir, server).map(Arc::new),
+        }
+    }
 }
 
 impl MemFabric {
@@ -98,7 +137,8 @@ impl MemFabric {
             layout::format(region.words(), &geometry);
             regions.push(region);
         }
-        Ok(Self { regions: Arc::new(regions), claims: Claims::in_process(), options })
+        let doors = WhereDoors::here(servers);
+        Ok(Self { regions: Arc::new(regions), claims: Claims::in_process(), doors, options })
     }
 
     /// Maps the memory servers of the cluster in `dir`, all of which must be running.
@@ -110,14 +150,37 @@ impl MemFabric {
         let regions = (0..cluster.servers)
             .map(|index| files::open_served(dir, files::server_id(index)?, cluster.servers))
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { regions: Arc::new(regions), claims: Claims::files(dir), options })
+        let doors = WhereDoors::In(dir.to_path_buf());
+        Ok(Self { regions: Arc::new(regions), claims: Claims::files(dir), doors, options })
+    }
+
+    /// Opens a memory server of this process to messages, until the listener is dropped: see [`crate::messaging`]. The
+    /// memory servers of a cluster directory listen in the process that serves them
+    /// ([`MemoryServer::listen`](crate::server::MemoryServer::listen)).
+    ///
+    /// # Errors
+    /// If there is no such memory server in this process, it listens already, or an option cannot work.
+    pub fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        options.validate()?;
+        let bad = |why: String| Error::BadOption { option: "server", why };
+        let WhereDoors::Here(doors) = &self.doors else {
+            return Err(bad(format!("memory server {server} listens in the process that serves it")));
+        };
+        match lock(doors).get(server.index()) {
+            Some(None) => {}
+            Some(Some(_)) => return Err(bad(format!("memory server {server} listens already"))),
+            None => return Err(bad(format!("there is no memory server {server}"))),
+        }
+        let door = Door::in_process(server, options)?;
+        Ok(Box::new(MemListener::new(door, self.options, Some(Arc::clone(doors)))))
     }
 
     /// One memory server of a few zeroed words, unformatted: what a model can afford.
     #[cfg(loom)]
     pub fn unformatted(words: usize) -> Result<Self, Error> {
         let regions = vec![Region::anonymous(words * 8)?];
-        Ok(Self { regions: Arc::new(regions), claims: Claims::in_process(), options: MemOptions::default() })
+        let doors = WhereDoors::here(1);
+        Ok(Self { regions: Arc::new(regions), claims: Claims::in_process(), doors, options: MemOptions::default() })
     }
 
     /// The words of a region, for whoever plays the memory server in the same process and for tests that damage memory.
@@ -137,7 +200,8 @@ impl Fabric for MemFabric {
     }
 
     fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
-        Ok(Box::new(MemEndpoint::new(Arc::clone(&self.regions), self.options, seed, clock)))
+        let endpoint = MemEndpoint::new(Arc::clone(&self.regions), self.options, seed, clock);
+        Ok(Box::new(endpoint.with_doors(Box::new(self.doors.clone()))))
     }
 
     fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {

@@ -8,10 +8,7 @@
 
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-use super::{
-    endpoint::{compare_swap, outside, words_at},
-    region::Region,
-};
+use super::endpoint::{Space, compare_swap, outside};
 use crate::{
     fabric::{Completion, Done, Request, Verb},
     sync::{AtomicU64, Ordering, fence, yield_thread},
@@ -53,8 +50,8 @@ impl Nasty {
         Self { rng: StdRng::seed_from_u64(seed), ordered, pending: Vec::new(), refused: Vec::new() }
     }
 
-    pub(super) fn accept(&mut self, regions: &[Region], request: Request, due_ns: u64) {
-        if words_at(regions, request.at, request.verb.bytes()).is_none() {
+    pub(super) fn accept(&mut self, space: &Space, request: Request, due_ns: u64) {
+        if space.words_at(request.at, request.verb.bytes()).is_none() {
             let outcome = Err(outside(request.at, &request.verb));
             self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
             return;
@@ -71,14 +68,22 @@ impl Nasty {
         self.pending.push(Pending { request, due_ns, lines, done: None, hold });
     }
 
+    /// Ends what is under way to a link that is closed.
+    pub(super) fn cut(&mut self, is_cut: impl Fn(&Request) -> bool) {
+        for Pending { request, due_ns, .. } in self.pending.extract_if(.., |pending| is_cut(&pending.request)) {
+            let outcome = Err(outside(request.at, &request.verb));
+            self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
+        }
+    }
+
     /// Takes some steps and moves what has completed to `executed`.
-    pub(super) fn step(&mut self, regions: &[Region], executed: &mut Vec<(u64, Completion)>) {
+    pub(super) fn step(&mut self, space: &Space, executed: &mut Vec<(u64, Completion)>) {
         executed.append(&mut self.refused);
         let steps = self.rng.random_range(1..=8 + 4 * self.pending.len());
         for _ in 0..steps {
             let eligible: Vec<usize> = (0..self.pending.len()).filter(|&index| self.is_eligible(index)).collect();
             let Some(&index) = eligible.get(self.rng.next_u32() as usize % eligible.len().max(1)) else { break };
-            self.advance(regions, index);
+            self.advance(space, index);
             if self.rng.random_ratio(1, 16) {
                 yield_thread();
             }
@@ -112,10 +117,10 @@ impl Nasty {
         !(this.is_placed() || self.ordered && held_back())
     }
 
-    fn advance(&mut self, regions: &[Region], index: usize) {
+    fn advance(&mut self, space: &Space, index: usize) {
         let pending = &mut self.pending[index];
         let at = pending.request.at;
-        let Some(words) = words_at(regions, at, pending.request.verb.bytes()) else { return };
+        let Some(words) = space.words_at(at, pending.request.verb.bytes()) else { return };
         match &mut pending.request.verb {
             Verb::Read(buffer) => {
                 if let Some(line) = pending.lines.pop() {
@@ -133,7 +138,12 @@ impl Nasty {
                     });
                 }
             }
-            verb => pending.done = Some(execute_word(&words[0], verb)),
+            verb => {
+                pending.done = Some(execute_word(&words[0], verb));
+                if matches!(verb, Verb::Notify(_)) {
+                    space.ring_bell(at);
+                }
+            }
         }
     }
 }
@@ -142,7 +152,7 @@ fn execute_word(word: &AtomicU64, verb: &Verb) -> Done {
     match *verb {
         Verb::CompareSwap { expected, new } => Done::Previous(compare_swap(word, expected, new)),
         Verb::FetchAdd(add) => Done::Previous(word.fetch_add(add, Ordering::AcqRel)),
-        Verb::WriteWord(value) => {
+        Verb::WriteWord(value) | Verb::Notify(value) => {
             word.store(value, Ordering::Release);
             Done::Written
         }

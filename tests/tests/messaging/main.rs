@@ -1,0 +1,4 @@
+//! Messages between workers and memory servers, in one process and several, on a good fabric and a bad one.
+
+mod basics;
+mod scene;

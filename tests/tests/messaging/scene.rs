@@ -1,0 +1,134 @@
+//! A cluster whose memory servers take messages, and a service that says back what it is told.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use farlink_runtime::{
+    compute::ComputeServer,
+    fabric::{
+        link::{DEFAULT_LINK_BYTES, ListenOptions, PeerId},
+        mem::{MemFabric, MemOptions},
+    },
+    messaging::{
+        ChannelOptions, Kind, MessageServer, Refusal, Request, Responder, ServeMessages, Service, SwitchOver, Turn,
+    },
+    ptr::ServerId,
+};
+use farlink_tests::{bounded::Watchdog, cluster};
+
+/// Replies with its parameters.
+pub(crate) const ECHO: Kind = Kind(1);
+/// Replies with as many words as its parameter says, each its own index.
+pub(crate) const COUNT: Kind = Kind(2);
+/// Replies with its parameters some turns later, the last one first.
+pub(crate) const LATER: Kind = Kind(3);
+/// Adds 1 to a counter of the peer's and replies with what it is then.
+pub(crate) const TALLY: Kind = Kind(4);
+/// Never replies.
+pub(crate) const DROP: Kind = Kind(5);
+/// Is refused.
+pub(crate) const REFUSE: Kind = Kind(6);
+
+/// What services have done, whatever thread they ran on.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) handled: AtomicU64,
+}
+
+pub(crate) struct Parrot {
+    seen: Arc<Seen>,
+    later: Vec<(u32, Vec<u64>, Responder)>,
+    tallies: Rc<RefCell<HashMap<PeerId, u64>>>,
+}
+
+impl Parrot {
+    pub(crate) fn new(seen: &Arc<Seen>) -> Self {
+        Self { seen: Arc::clone(seen), later: Vec::new(), tallies: Rc::default() }
+    }
+}
+
+impl Service for Parrot {
+    fn handle(&mut self, request: Request<'_>, reply: Responder) {
+        self.seen.handled.fetch_add(1, Ordering::Relaxed);
+        match request.kind() {
+            ECHO => reply.send_words(request.words()),
+            COUNT => match request.words() {
+                &[words @ 0..0x40_0000] => reply.send_with(|to| to.extend(0..words)),
+                _ => reply.refuse(Refusal::Malformed),
+            },
+            LATER => self.later.push((self.later.len() as u32 % 7, request.words().to_vec(), reply)),
+            TALLY => {
+                let mut tallies = self.tallies.borrow_mut();
+                let tally = tallies.entry(request.peer()).or_default();
+                *tally += 1;
+                reply.send(tally);
+            }
+            DROP => drop(reply),
+            REFUSE => reply.refuse(Refusal::Service(77)),
+            _ => reply.refuse(Refusal::UnknownKind),
+        }
+    }
+
+    fn turn(&mut self) -> Turn {
+        self.later.iter_mut().for_each(|(turns, ..)| *turns = turns.saturating_sub(1));
+        let due = self.later.extract_if(.., |(turns, ..)| *turns == 0);
+        due.for_each(|(_, words, reply)| reply.send_words(&words));
+        if self.later.is_empty() { Turn::Idle } else { Turn::Busy }
+    }
+}
+
+pub(crate) fn server(number: u16) -> ServerId {
+    ServerId::new(number).unwrap()
+}
+
+/// Two small rings and a small pool, so that everything wraps and fills.
+pub(crate) const SMALL: usize = 128 << 10;
+
+/// As little as possible depends on the machine.
+pub(crate) const ABOVE_100: ChannelOptions = ChannelOptions { switch_over: SwitchOver::Above(100), coalesce: true };
+
+pub(crate) struct Scene {
+    pub(crate) fabric: Arc<MemFabric>,
+    pub(crate) seen: Arc<Seen>,
+    pub(crate) messages: Vec<MessageServer>,
+    _watch: Watchdog,
+}
+
+/// A cluster in this process.
+pub(crate) fn scene(servers: usize, options: MemOptions, link_bytes: usize, serve: &ServeMessages) -> Scene {
+    let fabric = Arc::new(MemFabric::in_process(servers, 2 << 20, options).unwrap());
+    let seen = Arc::new(Seen::default());
+    let messages = (0..servers).map(|number| start(&fabric, number as u16, 1, link_bytes, serve, &seen)).collect();
+    Scene { fabric, seen, messages, _watch: Watchdog::start("messages", Duration::from_secs(120)) }
+}
+
+pub(crate) fn start(
+    fabric: &MemFabric,
+    number: u16,
+    ports: usize,
+    link_bytes: usize,
+    serve: &ServeMessages,
+    seen: &Arc<Seen>,
+) -> MessageServer {
+    let listener = fabric.listen(server(number), &ListenOptions { ports, link_bytes }).unwrap();
+    let seen = Arc::clone(seen);
+    MessageServer::start(listener, serve, move |_| Ok(Box::new(Parrot::new(&seen)))).unwrap()
+}
+
+impl Scene {
+    pub(crate) fn fast() -> Self {
+        scene(1, cluster::FAST, DEFAULT_LINK_BYTES, &ServeMessages::default())
+    }
+
+    pub(crate) fn join(&self, seed: u64) -> ComputeServer {
+        cluster::join(&self.fabric, seed).unwrap()
+    }
+}
