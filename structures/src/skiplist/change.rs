@@ -1,7 +1,7 @@
 //! Changes: of a value, of a tower, of the root's level. Each is one change of all the pages that it is about.
 
 use farlink_runtime::{
-    access::{Access, Interrupt, Start, Views},
+    access::{Access, Interrupt, PageRef, Start, Views},
     operation::tidy,
     pages::Placement,
     ptr::Link,
@@ -65,7 +65,7 @@ pub(super) async fn remove_tower<'a, A: Access>(access: &'a A, found: Found<'a, 
     let height = left.len();
     // The tower may have come into being meanwhile, behind the search on its upper levels.
     if !left[0].node.owns_right || usize::from(left[0].node.level) + 1 != height {
-        return Err(Interrupt::conflict());
+        return Err(Interrupt::stale(left[0].page.at(), "it does not tell how high the tower to its right is"));
     }
     let (mut tower, mut value, mut is_alone) = (Vec::with_capacity(height), None, first.high.is_none());
     for place in &left {

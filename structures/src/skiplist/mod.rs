@@ -131,14 +131,12 @@ impl OrderedMap for List {
     async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt> {
         let Scan { low, high, limit, .. } = *scan;
         if !scan.descending {
-            return ascend(access, from, low, high, limit).await;
+            return ascend(access, from, scan, true).await;
         }
         let run = search(access, from, high, RUN_LEVEL, |_| false).await?.last;
         let low_of_run = run.node.low.max(low);
-        let (mut entries, rest) = ascend(access, Start::Page(run.page.at()), low_of_run, high, u64::MAX).await?;
-        if rest.is_some() {
-            return Err(Interrupt::conflict());
-        }
+        let all = Scan { low: low_of_run, limit: u64::MAX, ..*scan };
+        let (mut entries, _) = ascend(access, Start::Page(run.page.at()), &all, false).await?;
         entries.reverse();
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         let end = if entries.len() as u64 == limit { entries[entries.len() - 1].0 } else { low_of_run };
@@ -160,8 +158,10 @@ impl SkipList<OneSided> {
     }
 }
 
-/// The entries of a range, or those up to a page that others have changed; and the key from which the rest continues.
-async fn ascend<A: Access>(access: &A, from: Start, low: u64, high: u64, limit: u64) -> Result<ScanPart, Interrupt> {
+/// Entries of a range, and the key from which the rest continues. What comes before a page that others have changed is a
+/// `part` that stands by itself, if that is asked for.
+async fn ascend<A: Access>(access: &A, from: Start, scan: &Scan<List>, part: bool) -> Result<ScanPart, Interrupt> {
+    let Scan { low, high, limit, .. } = *scan;
     let mut place = search(access, from, low, 0, |_| false).await?.last;
     let mut entries = Vec::new();
     loop {
@@ -172,8 +172,7 @@ async fn ascend<A: Access>(access: &A, from: Start, low: u64, high: u64, limit: 
         }
         place = match place.right(access).await {
             Ok(right) => right,
-            // What was collected stands; only the rest has to begin anew.
-            Err(Interrupt::Restart(_)) if !entries.is_empty() => return Ok((entries, Some(next))),
+            Err(Interrupt::Restart(_)) if part && !entries.is_empty() => return Ok((entries, Some(next))),
             Err(interrupt) => return Err(interrupt),
         };
     }
