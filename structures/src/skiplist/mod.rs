@@ -126,7 +126,7 @@ impl OrderedMap for List {
         }
     }
 
-    /// Along level 0, a READ for each entry. Downwards, where no links lead, the part of it below one node of [`RUN_LEVEL`]
+    /// Along level 0, a READ for each entry. Downwards, where no links lead, the part of it below one node of `RUN_LEVEL`
     /// at a time. Every key that was there all the time is returned, no key twice, in order.
     async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt> {
         let Scan { low, high, limit, .. } = *scan;
