@@ -4,7 +4,7 @@
 use std::{
     path::Path,
     rc::Rc,
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -93,7 +93,11 @@ fn work_client(options: &Options, process: u32, index: u32) -> u32 {
     process * options.workers + index
 }
 
+/// One run at a time: each has more threads than small machines have cores, and in its time has to get to splits and merges.
+static TURN: Mutex<()> = Mutex::new(());
+
 fn holds<S: Subject>(name: &str, options: Options) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let options = Options {
         structure: S::WHICH,
         seconds: settings::from_env("FARLINK_THREADS_SECONDS", 2.0),
