@@ -191,9 +191,18 @@ impl<T: Layout> Access for CachedInner<T> {
             _ if from.is_cached => self.cached(at).await?,
             _ => self.renewed(at).await?,
         };
-        if page.level() < from.level() {
-            page.above.set(from.is_cached.then(|| from.at()));
-        } else {
+        page.above.set(from.is_cached.then(|| from.at()));
+        Ok(page)
+    }
+
+    async fn sibling(&self, from: &SharedPage, link: Link) -> Result<SharedPage, Interrupt> {
+        let at = target(link)?;
+        let page = match from.level() {
+            0 => self.current(at, None).await?,
+            _ if from.is_cached => self.cached(at).await?,
+            _ => self.renewed(at).await?,
+        };
+        if !T::WALKS_SIBLINGS {
             self.renew_above(from).await?;
         }
         Ok(page)

@@ -160,6 +160,14 @@ pub trait Access: Sized {
     /// link leads nowhere, the page is damaged or corrupt, or the fabric fails.
     async fn follow<'a>(&'a self, from: &Self::Page<'a>, link: Link) -> Result<Self::Page<'a>, Interrupt>;
 
+    /// [`Access::follow`] for a link to a page of the same level. An access that treats levels differently has to know.
+    ///
+    /// # Errors
+    /// As [`Access::follow`].
+    async fn sibling<'a>(&'a self, from: &Self::Page<'a>, link: Link) -> Result<Self::Page<'a>, Interrupt> {
+        self.follow(from, link).await
+    }
+
     /// A hint: the next read of `page` needs this word. An access whose pages are in local memory may have the processor
     /// fetch it and let other operations run meanwhile.
     async fn expect<'a>(&'a self, _page: &Self::Page<'a>, _word: usize) {}

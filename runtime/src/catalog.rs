@@ -16,9 +16,10 @@ use crate::{
     access::{Access, Interrupt, PageRef, Start, Views},
     error::Error,
     layout::{CATALOG_CLASS, CATALOG_PAGES, catalog_page_at},
-    one_sided::{OneSided, PageCopy, Proof},
+    one_sided::{OneSided, OneSidedViews, PageCopy, Proof},
     operation::retry,
     page::{Identity, SizeClass, StructureId, seal},
+    pages::{self, Placement},
     ptr::RemotePtr,
     structure::Structure,
     worker::Handle,
@@ -111,6 +112,37 @@ pub async fn open(worker: &Handle, name: &str, kind: u32) -> Result<Structure, E
             Err(Error::NoSuchName { name: name.into(), known })
         }
     }
+}
+
+/// Makes a structure with one page, its root, whose contents `empty` sets, and enters it into the catalog.
+///
+/// # Errors
+/// As [`register`]; and if memory is full. Nothing is left behind then.
+pub async fn create(
+    worker: &Handle,
+    name: &str,
+    kind: u32,
+    class: SizeClass,
+    proof: Proof,
+    empty: impl FnOnce(&mut OneSidedViews) + 'static,
+) -> Result<OneSided, Error> {
+    let id = next_id(worker).await?;
+    let root = pages::allocate(worker, class, Placement::RoundRobin).await?;
+    let access = OneSided::new(worker, Structure { id, name: name.into(), kind, class, root: root.at() }, proof);
+    // A task, so that the root is not left behind between the two steps.
+    let make = async move {
+        access.change(vec![], vec![root], empty).await.map_err(|interrupt| match interrupt {
+            Interrupt::Failed(error) => *error,
+            _ => Error::Malformed("an unconditional change was refused"),
+        })?;
+        let (worker, structure) = (access.worker(), access.structure());
+        if let Err(error) = register(worker, structure).await {
+            retry(worker, async || access.retire(structure.root, class).await).await?;
+            return Err(error);
+        }
+        Ok(access)
+    };
+    worker.spawn_to_end(make).await
 }
 
 /// Reserves the next structure id. An id that is never registered is lost, which does no harm.

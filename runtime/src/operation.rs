@@ -42,6 +42,18 @@ pub async fn execute<A: Access, O: Operation>(access: &A, operation: &O) -> Resu
     retry(access.worker(), attempt).await
 }
 
+/// Repeats an attempt at tidying up behind an operation that has had its effect: so many times at most, and whatever comes of
+/// it. What cannot be done now, because of others or of a damaged page, is left to a later operation.
+pub async fn tidy(worker: &Handle, attempts_max: u32, mut attempt: impl AsyncFnMut() -> Result<(), Interrupt>) {
+    for number in 0..attempts_max {
+        match attempt().await {
+            Ok(()) => return,
+            Err(Interrupt::Restart(_)) => worker.back_off(number).await,
+            Err(interrupt) => return tracing::debug!(?interrupt, "left something untidy"),
+        }
+    }
+}
+
 /// Repeats an attempt for as long as it asks for a restart, backing off more and more.
 ///
 /// # Errors

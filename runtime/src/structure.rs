@@ -40,6 +40,10 @@ pub trait Layout: Clone + fmt::Debug + 'static {
     /// A part of the structure that one compute server can own: a range of keys, a box.
     type Region: Clone + fmt::Debug + 'static;
 
+    /// Whether operations go from sibling to sibling as a matter of course. If not, they do so only where the page above is
+    /// older than a split, and a copy kept of it is renewed.
+    const WALKS_SIBLINGS: bool = false;
+
     /// Calls `visit` with the position of each link of a page above level 0 to a page one level below. Links to siblings are
     /// not among them.
     fn links(&self, page: &(impl Words + ?Sized), visit: &mut dyn FnMut(usize));

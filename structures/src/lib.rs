@@ -1,7 +1,12 @@
 //! Link-based structures in disaggregated memory, written once over [`Access`](farlink_runtime::access::Access).
 //!
 //! - [`btree`]: a B+-tree of u64 keys and values.
+//! - [`skiplist`]: a skip list of u64 keys and values.
+//! - [`map`]: what ordered maps have in common.
 
 pub mod btree;
+pub mod map;
+pub mod skiplist;
 
 pub use btree::BTree;
+pub use skiplist::SkipList;

@@ -1,4 +1,4 @@
-//! The tree against a `BTreeMap`: random operations on one worker, over every kind of fabric and proof.
+//! Every ordered map against a `BTreeMap`: random operations on one worker, over every kind of fabric and proof.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -9,7 +9,12 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     worker::Worker,
 };
-use farlink_structures::btree::{BTree, BTreeOptions};
+use farlink_structures::{
+    BTree,
+    btree::Tree,
+    map::{Map, OrderedMap},
+    skiplist::List,
+};
 use proptest::prelude::*;
 
 const FAST: MemOptions = MemOptions {
@@ -41,8 +46,8 @@ fn cluster(options: MemOptions) -> (ComputeServer, Worker) {
     (compute, worker)
 }
 
-fn options(proof: Proof) -> BTreeOptions {
-    BTreeOptions { page_bytes: 256, proof }
+async fn create<S: OrderedMap>(worker: &Worker, proof: Proof) -> Result<Map<S, OneSided>, Error> {
+    Map::make(worker, "model", 256.clamp(S::PAGE_BYTES.0, S::PAGE_BYTES.1), proof).await
 }
 
 #[derive(Debug, Clone)]
@@ -73,7 +78,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-async fn apply(tree: &BTree<OneSided>, model: &mut BTreeMap<u64, u64>, op: Op) -> Result<(), Error> {
+async fn apply<S: OrderedMap>(tree: &Map<S, OneSided>, model: &mut BTreeMap<u64, u64>, op: Op) -> Result<(), Error> {
     match op {
         Op::Insert(k, v) => {
             let absent = !model.contains_key(&k);
@@ -119,7 +124,7 @@ async fn apply(tree: &BTree<OneSided>, model: &mut BTreeMap<u64, u64>, op: Op) -
     Ok(())
 }
 
-async fn same(tree: &BTree<OneSided>, model: &BTreeMap<u64, u64>) -> Result<(), Error> {
+async fn same<S: OrderedMap>(tree: &Map<S, OneSided>, model: &BTreeMap<u64, u64>) -> Result<(), Error> {
     let all: Vec<_> = model.iter().map(|(&k, &v)| (k, v)).collect();
     assert_eq!(tree.range(..).take(usize::MAX).await?, all);
     assert_eq!(tree.len().await?, model.len() as u64);
@@ -130,23 +135,32 @@ async fn same(tree: &BTree<OneSided>, model: &BTreeMap<u64, u64>) -> Result<(), 
     Ok(())
 }
 
+fn agrees<S: OrderedMap>(ops: &[Op]) {
+    for (name, fabric, proof) in configurations() {
+        let (_compute, worker) = cluster(fabric);
+        let outcome = worker.block_on(async {
+            let tree = create::<S>(&worker, proof).await?;
+            let mut model = BTreeMap::new();
+            for op in ops.iter().cloned() {
+                apply(&tree, &mut model, op).await?;
+            }
+            same(&tree, &model).await
+        });
+        assert!(outcome.is_ok(), "{} over {name}: {outcome:?}", S::NAME);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_operations_agree(ops in prop::collection::vec(op(), 1..120)) {
-        for (name, fabric, proof) in configurations() {
-            let (_compute, worker) = cluster(fabric);
-            let outcome = worker.block_on(async {
-                let tree = BTree::create(&worker, "model", options(proof)).await?;
-                let mut model = BTreeMap::new();
-                for op in ops.clone() {
-                    apply(&tree, &mut model, op).await?;
-                }
-                same(&tree, &model).await
-            });
-            prop_assert!(outcome.is_ok(), "{}: {:?}", name, outcome);
-        }
+    fn random_operations_on_a_btree_agree(ops in prop::collection::vec(op(), 1..120)) {
+        agrees::<Tree>(&ops);
+    }
+
+    #[test]
+    fn random_operations_on_a_skip_list_agree(ops in prop::collection::vec(op(), 1..120)) {
+        agrees::<List>(&ops);
     }
 
     #[test]
@@ -154,7 +168,7 @@ proptest! {
         let (_compute, worker) = cluster(FAST);
         let model: BTreeMap<u64, u64> = keys.into_iter().map(|k| (k, !k)).collect();
         let outcome = worker.block_on(async {
-            let tree = BTree::create(&worker, "model", options(Proof::Checksum)).await?;
+            let tree = create::<Tree>(&worker, Proof::Checksum).await?;
             let loaded = tree.bulk_load(model.iter().map(|(&k, &v)| (k, v)), fill).await?;
             assert_eq!(loaded, model.len() as u64);
             same(&tree, &model).await
@@ -163,13 +177,12 @@ proptest! {
     }
 }
 
-#[test]
-fn grows_and_shrinks_to_nothing_and_gives_its_pages_back() {
+fn grows_and_shrinks_to_nothing_and_gives_its_pages_back<S: OrderedMap>() {
     let (compute, worker) = cluster(FAST);
     let keys: Vec<u64> = (0..20_000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     worker
         .block_on(async {
-            let tree = BTree::create(&worker, "t", options(Proof::Checksum)).await?;
+            let tree = create::<S>(&worker, Proof::Checksum).await?;
             for round in 0..3 {
                 for &key in &keys {
                     assert!(tree.insert(key, round).await?);
@@ -192,11 +205,21 @@ fn grows_and_shrinks_to_nothing_and_gives_its_pages_back() {
 }
 
 #[test]
+fn a_btree_grows_and_shrinks_to_nothing_and_gives_its_pages_back() {
+    grows_and_shrinks_to_nothing_and_gives_its_pages_back::<Tree>();
+}
+
+#[test]
+fn a_skip_list_grows_and_shrinks_to_nothing_and_gives_its_pages_back() {
+    grows_and_shrinks_to_nothing_and_gives_its_pages_back::<List>();
+}
+
+#[test]
 fn failed_bulk_loads_leave_nothing_behind() {
     let (_compute, worker) = cluster(FAST);
     worker
         .block_on(async {
-            let tree = BTree::create(&worker, "t", options(Proof::Checksum)).await?;
+            let tree: BTree<_> = create(&worker, Proof::Checksum).await?;
             let unsorted = (0..5000u64).map(|k| (if k == 4999 { 7 } else { k }, k));
             assert!(matches!(tree.bulk_load(unsorted, 0.9).await, Err(Error::NotSorted { position: 4999, key: 7 })));
             // Drop one in the middle, from inside its input.

@@ -6,16 +6,25 @@ use std::{
 };
 
 use farlink_runtime::{
-    audit,
+    audit, catalog,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
     fabric::mem::{MemFabric, MemOptions},
-    one_sided::OneSided,
+    one_sided::{OneSided, Proof},
     server::{MemoryServer, ServeOptions},
     worker::Worker,
 };
-use farlink_structures::btree::{BTree, BTreeOptions, Report};
+use farlink_structures::{
+    btree::{BTreeOptions, Tree},
+    map::{Map, OrderedMap, Report},
+    skiplist::List,
+};
 use tempfile::TempDir;
+
+use crate::{
+    of_structure,
+    subject::{StructureName, Subject},
+};
 
 /// As fast as memory.
 pub const FAST: MemOptions = MemOptions {
@@ -102,19 +111,20 @@ pub fn serve_options(dir: &Path, server: usize, servers: usize, bytes: u64) -> S
     ServeOptions { dir: PathBuf::from(dir), server, servers, bytes: Some(bytes), ephemeral: false }
 }
 
-/// Makes an empty tree, as a compute server that leaves again.
+/// Makes an empty map, as a compute server that leaves again.
 ///
 /// # Errors
-/// As [`BTree::create`].
-pub fn create_tree(fabric: &Arc<MemFabric>, name: &str, options: BTreeOptions) -> Result<(), Error> {
-    with_worker(fabric, |worker| worker.block_on(BTree::create(worker, name, options)).map(drop))
+/// As [`Map::make`].
+pub fn create<S: Subject>(fabric: &Arc<MemFabric>, name: &str, page_bytes: usize, proof: Proof) -> Result<(), Error> {
+    let page_bytes = S::page_bytes(page_bytes);
+    with_worker(fabric, |worker| worker.block_on(Map::<S, _>::make(worker, name, page_bytes, proof)).map(drop))
 }
 
-/// Fills an empty tree with entries in the order of their keys, as a compute server that leaves again.
+/// Fills an empty map with entries in the order of their keys, as a compute server that leaves again.
 ///
 /// # Errors
-/// As [`BTree::bulk_load`].
-pub fn load_tree(
+/// As [`Subject::load`].
+pub fn load<S: Subject>(
     fabric: &Arc<MemFabric>,
     name: &str,
     entries: impl IntoIterator<Item = (u64, u64)>,
@@ -122,10 +132,18 @@ pub fn load_tree(
 ) -> Result<(), Error> {
     with_worker(fabric, |worker| {
         worker.block_on(async {
-            let tree = BTree::<OneSided>::open(worker, name, Default::default()).await?;
-            tree.bulk_load(entries, fill).await.map(drop)
+            let map = Map::<S, OneSided>::open(worker, name, Proof::Checksum).await?;
+            S::load(&map, entries, fill).await
         })
     })
+}
+
+/// [`create`] for a B+-tree.
+///
+/// # Errors
+/// As [`Map::make`].
+pub fn create_tree(fabric: &Arc<MemFabric>, name: &str, options: BTreeOptions) -> Result<(), Error> {
+    create::<Tree>(fabric, name, options.page_bytes, options.proof)
 }
 
 /// Bytes in use that are not pages of the one structure that `report` is of: 0 once all have left.
@@ -137,14 +155,43 @@ pub fn unaccounted_bytes(fabric: &Arc<MemFabric>, report: &Report) -> Result<u64
     Ok(memory.used_bytes().abs_diff(report.bytes()))
 }
 
-/// Checks a tree, as a compute server that joins for that and leaves again.
+/// Checks a map of whatever structure, as a compute server that joins for that and leaves again.
 ///
 /// # Errors
-/// As [`BTree::open`] and [`BTree::check`].
+/// As [`Map::open`] and [`Map::check`].
 pub fn check_tree(fabric: &Arc<MemFabric>, name: &str) -> Result<Report, Error> {
     with_worker(fabric, |worker| {
-        worker.block_on(async { BTree::<OneSided>::open(worker, name, Default::default()).await?.check().await })
+        let which = worker.block_on(which(worker, name))?;
+        of_structure!(which, check(worker, name))
     })
+}
+
+fn check<S: Subject>(worker: &Worker, name: &str) -> Result<Report, Error> {
+    worker.block_on(async { Map::<S, _>::open(worker, name, Proof::Checksum).await?.check().await })
+}
+
+/// All entries of a map of whatever structure.
+///
+/// # Errors
+/// As [`Map::open`] and [`Map::get`].
+pub fn entries(fabric: &Arc<MemFabric>, name: &str) -> Result<Vec<(u64, u64)>, Error> {
+    with_worker(fabric, |worker| {
+        let which = worker.block_on(which(worker, name))?;
+        of_structure!(which, entries_of(worker, name))
+    })
+}
+
+fn entries_of<S: Subject>(worker: &Worker, name: &str) -> Result<Vec<(u64, u64)>, Error> {
+    worker.block_on(async {
+        let map = Map::<S, _>::open(worker, name, Proof::Checksum).await?;
+        map.range(..).take(usize::MAX).await
+    })
+}
+
+async fn which(worker: &Worker, name: &str) -> Result<StructureName, Error> {
+    let all = catalog::list(worker).await?;
+    let is_list = all.iter().any(|structure| structure.name == name && structure.kind == List::KIND);
+    Ok(if is_list { StructureName::SkipList } else { StructureName::BTree })
 }
 
 /// Runs `f` with the one worker of a compute server that joins for that and leaves again.

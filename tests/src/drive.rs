@@ -18,7 +18,7 @@ use farlink_runtime::{
     error::Error,
     worker::{Handle, Worker},
 };
-use farlink_structures::btree::BTree;
+use farlink_structures::map::{Map, OrderedMap};
 use rand::RngExt;
 
 use crate::{
@@ -92,7 +92,7 @@ impl std::ops::AddAssign for Tally {
 ///
 /// # Errors
 /// As the operation.
-pub async fn apply<A: Access>(tree: &BTree<A>, op: Op, part: Part) -> Result<Outcome, Error> {
+pub async fn apply<S: OrderedMap, A: Access>(tree: &Map<S, A>, op: Op, part: Part) -> Result<Outcome, Error> {
     Ok(match op {
         Op::Get { key } => Outcome::Value(tree.get(key).await?),
         Op::Insert { key, value } => Outcome::Inserted(tree.insert(key, value).await?),
@@ -112,9 +112,9 @@ pub async fn apply<A: Access>(tree: &BTree<A>, op: Op, part: Part) -> Result<Out
 ///
 /// # Errors
 /// If an operation fails, but for damage that is expected, or the recorder does.
-pub fn drive<A: Access + Clone + 'static, W: Write + 'static>(
+pub fn drive<S: OrderedMap, A: Access + Clone + 'static, W: Write + 'static>(
     worker: &Worker,
-    tree: &BTree<A>,
+    tree: &Map<S, A>,
     workload: Workload,
     recorder: &Rc<Recorder<W>>,
     plan: Plan,
@@ -139,9 +139,9 @@ pub fn drive<A: Access + Clone + 'static, W: Write + 'static>(
     })
 }
 
-struct Lane<A, W: Write> {
+struct Lane<S, A, W: Write> {
     worker: Handle,
-    tree: BTree<A>,
+    tree: Map<S, A>,
     workload: RefCell<Workload>,
     recorder: Rc<Recorder<W>>,
     plan: Plan,
@@ -150,7 +150,7 @@ struct Lane<A, W: Write> {
     failed: Cell<bool>,
 }
 
-impl<A: Access, W: Write> Lane<A, W> {
+impl<S: OrderedMap, A: Access, W: Write> Lane<S, A, W> {
     async fn run(self: Rc<Self>) -> anyhow::Result<()> {
         while !(self.stop)() && !self.failed.get() {
             let drawn = self.workload.borrow_mut().next_op();

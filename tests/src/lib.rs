@@ -19,6 +19,7 @@
 //! - [`raw`]: pages read, locked and damaged by hand.
 //! - [`torn`]: ways to validate a READ, right ones and broken ones, under writers.
 //! - [`bounded`]: running an operation that must come to an end.
+//! - [`subject`]: the structures under test.
 //! - [`settings`]: seeds, durations and sizes from the environment or the command line.
 
 pub mod atomic_map;
@@ -34,6 +35,7 @@ pub mod reach;
 pub mod scans;
 pub mod settings;
 pub mod stress;
+pub mod subject;
 mod summary;
 pub mod torn;
 pub mod workload;

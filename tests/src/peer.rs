@@ -25,7 +25,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     worker::Counters,
 };
-use farlink_structures::btree::BTree;
+use farlink_structures::{btree::BTree, map::Map};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -33,8 +33,10 @@ use crate::{
     cluster::{self, FAST, NASTY, WEAK},
     drive::{Plan, Tally, drive},
     history::{Flush, Recorder},
+    of_structure,
     raw::HeldPage,
     reach::{Part, Reach, Seen, Station, Tree},
+    subject::{StructureName, Subject},
     workload::{Mix, Workload, WorkloadSpec, clustered_keys, spread_keys},
 };
 
@@ -73,6 +75,8 @@ pub struct Spec {
     pub dir: PathBuf,
     /// The name of the tree.
     pub tree: String,
+    /// What structure it is. A page is held of a B+-tree only.
+    pub structure: StructureName,
     /// How the fabric behaves.
     pub manners: Manners,
     /// Whether readers use [`Proof::LockBodyLock`].
@@ -189,7 +193,7 @@ impl Tale {
     }
 
     /// Adds what the compute server's cache did, and what it saw in the end.
-    pub fn add_station(&mut self, station: &Station, seen: Option<Seen>) {
+    pub fn add_station(&mut self, station: &Station<impl Subject>, seen: Option<Seen>) {
         self.seen.extend(seen);
         for (name, count) in station.counts() {
             *self.counters.entry(name.to_owned()).or_default() += count;
@@ -315,21 +319,23 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
     let fabric = Arc::new(MemFabric::open(&spec.dir, spec.manners.options())?);
     let compute = cluster::join(&fabric, spec.seed)?;
     match &spec.role {
-        Role::Work(work) => {
-            let limit = Duration::from_secs_f64(work.seconds) + GRACE;
-            let _watchdog = Watchdog::start(format!("peer of clients from {}", work.first_client), limit);
-            let station = open_station(&spec, work, &compute)?;
-            let tally = run_work(&spec, work, &station, &compute, &orders)?;
-            let seen = close_station(&station, &compute)?;
-            let mut tale = Tale::new(tally, compute_counters(compute));
-            tale.add_station(&station, seen);
-            say(&tale)
-        }
+        Role::Work(work) => of_structure!(spec.structure, work_on(&spec, work, compute, &orders)),
         Role::Hold { key } => {
             hold(&spec, *key, &compute, &orders)?;
             say(&Tale::new(Tally::default(), compute_counters(compute)))
         }
     }
+}
+
+fn work_on<S: Subject>(spec: &Spec, work: &Work, compute: ComputeServer, orders: &Orders) -> anyhow::Result<()> {
+    let limit = Duration::from_secs_f64(work.seconds) + GRACE;
+    let _watchdog = Watchdog::start(format!("peer of clients from {}", work.first_client), limit);
+    let station = open_station::<S>(spec, work, &compute)?;
+    let tally = run_work(spec, work, &station, &compute, orders)?;
+    let seen = close_station(&station, &compute)?;
+    let mut tale = Tale::new(tally, compute_counters(compute));
+    tale.add_station(&station, seen);
+    say(&tale)
 }
 
 /// Leaves the cluster, and returns what its workers counted.
@@ -375,13 +381,13 @@ impl Orders {
     }
 }
 
-fn open_station(spec: &Spec, work: &Work, compute: &ComputeServer) -> anyhow::Result<Station> {
+fn open_station<S: Subject>(spec: &Spec, work: &Work, compute: &ComputeServer) -> anyhow::Result<Station<S>> {
     let worker = compute.worker()?;
-    let tree = worker.block_on(BTree::<OneSided>::open(&worker, &spec.tree, proof(spec)))?;
+    let tree = worker.block_on(Map::<S, _>::open(&worker, &spec.tree, proof(spec)))?;
     Ok(Station::new(tree.structure().clone(), proof(spec), work.reach)?)
 }
 
-fn close_station(station: &Station, compute: &ComputeServer) -> anyhow::Result<Option<Seen>> {
+fn close_station(station: &Station<impl Subject>, compute: &ComputeServer) -> anyhow::Result<Option<Seen>> {
     let worker = compute.worker()?;
     worker.block_on(station.close(&worker))
 }
@@ -389,7 +395,7 @@ fn close_station(station: &Station, compute: &ComputeServer) -> anyhow::Result<O
 fn run_work(
     spec: &Spec,
     work: &Work,
-    station: &Station,
+    station: &Station<impl Subject>,
     compute: &ComputeServer,
     orders: &Orders,
 ) -> anyhow::Result<Tally> {
@@ -419,7 +425,7 @@ fn run_work(
 fn run_worker(
     spec: &Spec,
     work: &Work,
-    station: &Station,
+    station: &Station<impl Subject>,
     compute: &ComputeServer,
     stopped: &Arc<AtomicBool>,
     client: u32,

@@ -8,7 +8,7 @@ use farlink_runtime::{
     structure::Structure,
     worker::Handle,
 };
-use farlink_structures::btree::{BTree, BTreeLayout, KeyRange};
+use farlink_structures::map::{KeyRange, Map, OrderedMap};
 use serde::{Deserialize, Serialize};
 
 use crate::history::mix;
@@ -96,7 +96,7 @@ impl CacheSpec {
     ///
     /// # Errors
     /// As [`ComputeCache::new`].
-    pub fn build(self) -> Result<ComputeCache<BTreeLayout>, Error> {
+    pub fn build<S: OrderedMap>(self) -> Result<ComputeCache<S::Layout>, Error> {
         let mut options = match self.admit {
             Admit::Dex => CacheOptions::dex(self.bytes),
             _ => CacheOptions::new(self.bytes),
@@ -105,31 +105,31 @@ impl CacheSpec {
             options.admission = Admission::Always;
         }
         options.page_bytes = self.page_bytes;
-        ComputeCache::new(BTreeLayout, options)
+        ComputeCache::new(S::Layout::default(), options)
     }
 }
 
 /// What a compute server's workers share.
 #[derive(Debug, Clone)]
-pub struct Station {
+pub struct Station<S: OrderedMap> {
     structure: Structure,
     proof: Proof,
     reach: Reach,
-    cache: Option<ComputeCache<BTreeLayout>>,
+    cache: Option<ComputeCache<S::Layout>>,
 }
 
 /// The tree, as one worker reaches it.
 #[derive(Debug)]
-pub enum Tree {
+pub enum Tree<S: OrderedMap> {
     /// Without a cache.
-    OneSided(BTree<OneSided>),
+    OneSided(Map<S, OneSided>),
     /// Through a cache of all pages.
-    Cached(BTree<Cached<BTreeLayout>>),
+    Cached(Map<S, Cached<S::Layout>>),
     /// Through a cache of inner pages.
-    SharedInner(BTree<CachedInner<BTreeLayout>>),
+    SharedInner(Map<S, CachedInner<S::Layout>>),
 }
 
-impl Station {
+impl<S: OrderedMap> Station<S> {
     /// A compute server's way to the tree.
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl Station {
     pub fn new(structure: Structure, proof: Proof, reach: Reach) -> Result<Self, Error> {
         let cache = match reach {
             Reach::OneSided => None,
-            Reach::Cached { cache, .. } | Reach::SharedInner { cache } => Some(cache.build()?),
+            Reach::Cached { cache, .. } | Reach::SharedInner { cache } => Some(cache.build::<S>()?),
         };
         Ok(Self { structure, proof, reach, cache })
     }
@@ -154,16 +154,20 @@ impl Station {
     ///
     /// # Errors
     /// If the cache has no handle left.
-    pub fn tree(&self, worker: &Handle) -> Result<Tree, Error> {
+    pub fn tree(&self, worker: &Handle) -> Result<Tree<S>, Error> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
             (Reach::Cached { part, .. }, Some(cache)) => {
-                Tree::Cached(BTree::over(cache.own(worker, structure, part.range())?))
+                let Some(region) = S::region(part.range()) else {
+                    let why = format!("a {} has one owner, of all its keys", S::NAME);
+                    return Err(Error::BadOption { option: "processes", why });
+                };
+                Tree::Cached(Map::over(cache.own(worker, structure, region)?))
             }
             (Reach::SharedInner { .. }, Some(cache)) => {
-                Tree::SharedInner(BTree::over(cache.share(worker, structure, self.proof)?))
+                Tree::SharedInner(Map::over(cache.share(worker, structure, self.proof)?))
             }
-            _ => Tree::OneSided(BTree::over(OneSided::new(worker, structure, self.proof))),
+            _ => Tree::OneSided(Map::over(OneSided::new(worker, structure, self.proof))),
         })
     }
 

@@ -10,20 +10,19 @@
 use std::{collections::BTreeMap, ffi::OsString, path::Path, str::FromStr, sync::Arc, time::Instant};
 
 use anyhow::Context;
-use farlink_runtime::{
-    fabric::mem::MemFabric,
-    one_sided::{OneSided, Proof},
-};
-use farlink_structures::btree::{BTree, BTreeOptions};
+use farlink_runtime::{fabric::mem::MemFabric, one_sided::Proof};
+use farlink_structures::map::Map;
 
 pub use crate::summary::Summary;
 use crate::{
     cluster::{self, Served},
     drive::TIDE_NS,
     history::History,
+    of_structure,
     peer::{Manners, Peer, Role, Spec, Tale, Work},
     reach::{Admit, CacheSpec, Part, Reach},
     settings::Arguments,
+    subject::{StructureName, Subject},
     workload::{CLIENT_MAX, Mix, spread_keys, value_of},
 };
 
@@ -32,13 +31,14 @@ pub const USAGE: &str = "\
 farlink-stress [--OPTION VALUE ...]
 Workers in several processes change one tree over a nasty fabric; then everything is checked.
 
+  --structure btree  btree or skiplist; a skip list has one owner: --processes 1 with --access cached
   --seconds 10      how long they work
   --processes 4     compute servers, each a process
   --workers 2       worker threads of each
   --in-flight 8     operations in flight for each worker
   --keys 1000       how many keys they share; 400000 by default with --access cached
   --scan-limit 40   entries that a scan asks for, at most
-  --page-bytes 256  a power of two from 256 to 4096
+  --page-bytes 256  a power of two from 256 to 4096; always 64 for a skip list
   --servers 3       memory servers
   --fabric nasty    nasty, or weak: without ordered WRITEs, too; or fast
   --proof checksum  checksum, or three-waits
@@ -93,6 +93,8 @@ impl FromStr for Access {
 /// A run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
+    /// What they work on.
+    pub structure: StructureName,
     /// How long the workers work.
     pub seconds: f64,
     /// Compute servers, each a process.
@@ -130,6 +132,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            structure: StructureName::BTree,
             seconds: 10.0,
             processes: 4,
             workers: 2,
@@ -159,6 +162,7 @@ impl Options {
         let mut arguments = Arguments::parse(arguments)?;
         let mut options = Self::default();
         let (mut fabric, mut proof) = (String::from("nasty"), String::from("checksum"));
+        arguments.take("structure", &mut options.structure)?;
         arguments.take("seconds", &mut options.seconds)?;
         arguments.take("processes", &mut options.processes)?;
         arguments.take("workers", &mut options.workers)?;
@@ -195,10 +199,9 @@ impl Options {
         Ok(options)
     }
 
-    /// How its tree is made and read.
-    pub fn tree(&self) -> BTreeOptions {
-        let proof = if self.three_waits { Proof::LockBodyLock } else { Proof::Checksum };
-        BTreeOptions { page_bytes: self.page_bytes, proof }
+    /// How readers prove their copies whole.
+    pub fn proof(&self) -> Proof {
+        if self.three_waits { Proof::LockBodyLock } else { Proof::Checksum }
     }
 
     /// What the tree holds before the run: nothing, or every other key.
@@ -235,27 +238,35 @@ impl Options {
 }
 
 /// How each process reaches the tree, which holds these entries.
-fn reaches(fabric: &Arc<MemFabric>, options: &Options, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Reach>> {
+fn reaches<S: Subject>(
+    fabric: &Arc<MemFabric>,
+    options: &Options,
+    initial: &BTreeMap<u64, u64>,
+) -> anyhow::Result<Vec<Reach>> {
     let processes = options.processes as usize;
     let tree_bytes = cluster::check_tree(fabric, TREE)?.bytes();
     let bytes = options.cache_bytes.unwrap_or((tree_bytes as f64 * options.cache_percent / 100.0) as usize);
-    let cache = CacheSpec { bytes: bytes.max(CACHE_BYTES_MIN), page_bytes: options.page_bytes, admit: options.admit };
+    let cache = CacheSpec {
+        bytes: bytes.max(CACHE_BYTES_MIN),
+        page_bytes: S::page_bytes(options.page_bytes),
+        admit: options.admit,
+    };
     match options.access {
         Access::OneSided => Ok(vec![Reach::OneSided; processes]),
         Access::SharedInner => Ok(vec![Reach::SharedInner { cache }; processes]),
         Access::Cached => {
-            let parts = cut(fabric, processes, initial)?;
+            let parts = cut::<S>(fabric, processes, initial)?;
             Ok(parts.into_iter().map(|part| Reach::Cached { part, cache }).collect())
         }
     }
 }
 
 /// The keys in as many parts of about the same number of entries, cut where leaves are cut.
-fn cut(fabric: &Arc<MemFabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Part>> {
+fn cut<S: Subject>(fabric: &Arc<MemFabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Part>> {
     let keys: Vec<u64> = initial.keys().copied().collect();
     cluster::with_worker(fabric, |worker| {
         worker.block_on(async {
-            let tree = BTree::<OneSided>::open(worker, TREE, Proof::Checksum).await?;
+            let tree = Map::<S, _>::open(worker, TREE, Proof::Checksum).await?;
             let mut lows = vec![0];
             for part in 1..parts {
                 lows.push(tree.leaf_low(keys[keys.len() * part / parts]).await?);
@@ -272,18 +283,23 @@ fn cut(fabric: &Arc<MemFabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> a
 /// # Errors
 /// If it cannot be run. What did not hold is in the summary.
 pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
+    of_structure!(options.structure, run_on(program, options))
+}
+
+fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summary> {
     let served = Served::start(options.servers, SERVER_BYTES)?;
     let histories = tempfile::tempdir()?;
-    cluster::create_tree(&served.fabric(options.manners.options())?, TREE, options.tree())?;
+    cluster::create::<S>(&served.fabric(options.manners.options())?, TREE, options.page_bytes, options.proof())?;
     let (fast, initial) = (served.fabric(cluster::FAST)?, options.initial());
     if !initial.is_empty() {
-        cluster::load_tree(&fast, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
+        cluster::load::<S>(&fast, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
     }
     let mut peers = Vec::new();
-    for (process, reach) in (0..options.processes).zip(reaches(&fast, options, &initial)?) {
+    for (process, reach) in (0..options.processes).zip(reaches::<S>(&fast, options, &initial)?) {
         let spec = Spec {
             dir: served.dir().to_owned(),
             tree: TREE.into(),
+            structure: options.structure,
             manners: options.manners,
             three_waits: options.three_waits,
             seed: options.seed,

@@ -7,16 +7,17 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     worker::Worker,
 };
-use farlink_structures::btree::{BTree, Report};
+use farlink_structures::map::{Map, Report};
 
 use crate::{
     cluster,
     history::{Flush, History, Op, Outcome, Recorder},
-    linear,
+    linear, of_structure,
     peer::Tale,
     reach::Seen,
     scans,
     stress::{Access, Options, TREE},
+    subject::Subject,
     workload::spread_keys,
 };
 
@@ -62,10 +63,7 @@ impl Summary {
         seconds: f64,
     ) -> anyhow::Result<Self> {
         let in_flight_max = history.in_flight_max();
-        let (last, misseen) = cluster::with_worker(fabric, |worker| {
-            let tree = worker.block_on(BTree::open(worker, TREE, Proof::Checksum))?;
-            anyhow::Ok((read_all(worker, &tree, options)?, compare(worker, &tree, &tale.seen)?))
-        })?;
+        let (last, misseen) = of_structure!(options.structure, look(fabric, options, &tale.seen))?;
         history.merge(last);
         let check = cluster::check_tree(fabric, TREE)?;
         let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;
@@ -177,8 +175,20 @@ impl fmt::Display for Summary {
     }
 }
 
+/// What is there when all have left: every key, and what differs from what owners saw.
+fn look<S: Subject>(
+    fabric: &Arc<MemFabric>,
+    options: &Options,
+    seen: &[Seen],
+) -> anyhow::Result<(History, Vec<(Seen, Seen)>)> {
+    cluster::with_worker(fabric, |worker| {
+        let tree = worker.block_on(Map::<S, _>::open(worker, TREE, Proof::Checksum))?;
+        Ok((read_all(worker, &tree, options)?, compare(worker, &tree, seen)?))
+    })
+}
+
 /// A history in which one more client gets every key, one after the other; from one scan, if they are many.
-fn read_all(worker: &Worker, tree: &BTree<OneSided>, options: &Options) -> anyhow::Result<History> {
+fn read_all(worker: &Worker, tree: &Map<impl Subject, OneSided>, options: &Options) -> anyhow::Result<History> {
     let recorder = Recorder::new(Vec::new(), options.processes * options.workers, Flush::WhenFull)?;
     worker.block_on(async {
         let entries: Option<BTreeMap<u64, u64>> = match options.keys > GETS_MAX {
@@ -199,7 +209,7 @@ fn read_all(worker: &Worker, tree: &BTree<OneSided>, options: &Options) -> anyho
 }
 
 /// What owners saw in the end, beside what is there, where that differs.
-fn compare(worker: &Worker, tree: &BTree<OneSided>, seen: &[Seen]) -> anyhow::Result<Vec<(Seen, Seen)>> {
+fn compare(worker: &Worker, tree: &Map<impl Subject, OneSided>, seen: &[Seen]) -> anyhow::Result<Vec<(Seen, Seen)>> {
     let mut differ = Vec::new();
     for seen in seen {
         let entries = worker.block_on(tree.range(seen.part.low..=seen.part.high).take(usize::MAX))?;

@@ -29,6 +29,7 @@ use farlink_tests::{
     raw::leaf_of,
     reach::Reach,
     scans, settings,
+    subject::StructureName,
     workload::{Mix, spread_keys},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -72,6 +73,7 @@ impl Scene {
         let spec = Spec {
             dir: self.served.dir().to_owned(),
             tree: TREE.into(),
+            structure: StructureName::BTree,
             manners: Manners::Nasty,
             three_waits: false,
             seed: 1,
@@ -252,6 +254,7 @@ fn kill_one(seed: u64) -> (Tale, Report) {
         let spec = Spec {
             dir: served.dir().to_owned(),
             tree: TREE.into(),
+            structure: StructureName::BTree,
             manners: Manners::Nasty,
             three_waits: false,
             seed,

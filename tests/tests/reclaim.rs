@@ -11,39 +11,42 @@ use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
     fabric::mem::MemFabric,
+    layout::CHUNK_BYTES,
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::LOCK,
     ptr::RemotePtr,
     worker::Worker,
 };
-use farlink_structures::btree::{BTree, BTreeOptions};
+use farlink_structures::map::Map;
 use farlink_tests::{
     cluster::{self, FAST},
     raw, settings,
+    subject::{StructureName, Subject},
+    test_every_structure,
 };
 
 const TREE: &str = "reclaim";
-const OPTIONS: BTreeOptions = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
+const PAGE_BYTES: usize = 256;
 /// Operations of one compute server between two rounds of its maintenance.
 const SHIFT: usize = 256;
 
 /// A worker of a compute server that does its own maintenance.
-struct Member {
+struct Member<S> {
     // Before the compute server, which it belongs to.
-    tree: BTree<OneSided>,
+    tree: Map<S, OneSided>,
     worker: Worker,
     compute: Rc<ComputeServer>,
 }
 
-impl Member {
+impl<S: Subject> Member<S> {
     fn join(fabric: &Arc<MemFabric>, seed: u64) -> Self {
         Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
     }
 
     fn of(compute: Rc<ComputeServer>) -> Self {
         let worker = compute.worker().unwrap();
-        let tree = worker.block_on(BTree::open(&worker, TREE, Proof::Checksum)).unwrap();
+        let tree = worker.block_on(Map::open(&worker, TREE, Proof::Checksum)).unwrap();
         Self { tree, worker, compute }
     }
 
@@ -81,9 +84,9 @@ impl Member {
     }
 }
 
-fn fabric() -> Arc<MemFabric> {
+fn fabric<S: Subject>() -> Arc<MemFabric> {
     let fabric = Arc::new(MemFabric::in_process(2, 16 << 20, FAST).unwrap());
-    cluster::create_tree(&fabric, TREE, OPTIONS).unwrap();
+    cluster::create::<S>(&fabric, TREE, PAGE_BYTES, Proof::Checksum).unwrap();
     fabric
 }
 
@@ -92,7 +95,7 @@ fn keys(count: u64) -> Vec<u64> {
 }
 
 /// The members take turns: each does its share of the keys, a shift at a time, and then its maintenance.
-fn in_shifts(members: &[Member], keys: &[u64], work: impl Fn(&Member, &[u64])) {
+fn in_shifts<S: Subject>(members: &[Member<S>], keys: &[u64], work: impl Fn(&Member<S>, &[u64])) {
     for shifts in keys.chunks(SHIFT * members.len()) {
         for (member, shift) in members.iter().zip(shifts.chunks(SHIFT)) {
             work(member, shift);
@@ -102,8 +105,15 @@ fn in_shifts(members: &[Member], keys: &[u64], work: impl Fn(&Member, &[u64])) {
 }
 
 /// Rounds of inserting and removing the same keys: at the most `growth` times the memory of the first one.
-fn rounds(fabric: &Arc<MemFabric>, members: [Member; 2], growth: f64) {
-    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 60_000));
+/// Towers are of random height, so a skip list of the same keys does not always have as many pages.
+fn slack_bytes<S: Subject>() -> u64 {
+    if S::WHICH == StructureName::SkipList { 2 * CHUNK_BYTES } else { 0 }
+}
+
+fn rounds<S: Subject>(fabric: &Arc<MemFabric>, members: [Member<S>; 2], growth: f64) {
+    // For about ten thousand pages.
+    let count = if S::WHICH == StructureName::SkipList { 8_000 } else { 60_000 };
+    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", count));
     let reversed: Vec<u64> = keys.iter().rev().copied().collect();
     let mut first = None;
     for round in 0..6 {
@@ -114,7 +124,7 @@ fn rounds(fabric: &Arc<MemFabric>, members: [Member; 2], growth: f64) {
         let first = *first.get_or_insert(leased);
         println!("round {round}: {leased} bytes leased");
         assert!(
-            leased as f64 <= first as f64 * growth,
+            leased as f64 <= first as f64 * growth + slack_bytes::<S>() as f64,
             "round {round}: {leased} bytes leased, {first} in the first one"
         );
     }
@@ -125,29 +135,26 @@ fn rounds(fabric: &Arc<MemFabric>, members: [Member; 2], growth: f64) {
     assert_eq!(report.audit.held, 0, "pages are held after all have left");
 }
 
-#[test]
-fn the_same_keys_again_and_again_take_no_more_memory() {
-    let fabric = fabric();
-    let first = Member::join(&fabric, 1);
+fn the_same_keys_again_and_again_take_no_more_memory<S: Subject>() {
+    let fabric = fabric::<S>();
+    let first = Member::<S>::join(&fabric, 1);
     let second = first.colleague();
     rounds(&fabric, [first, second], 1.02);
 }
 
 /// What one compute server frees stays with it for its own use, up to a limit; so two of them need more. That nothing is
 /// lost shows when they have left.
-#[test]
-fn two_compute_servers_keep_some_memory_each() {
-    let fabric = fabric();
-    rounds(&fabric, [Member::join(&fabric, 1), Member::join(&fabric, 2)], 1.5);
+fn two_compute_servers_keep_some_memory_each<S: Subject>() {
+    let fabric = fabric::<S>();
+    rounds(&fabric, [Member::<S>::join(&fabric, 1), Member::join(&fabric, 2)], 1.5);
 }
 
-#[test]
-fn pages_survive_those_who_held_them() {
-    let fabric = fabric();
+fn pages_survive_those_who_held_them<S: Subject>() {
+    let fabric = fabric::<S>();
     let keys = keys(5000);
     let mut leased = None;
     for generation in 0..6 {
-        let member = Member::join(&fabric, generation);
+        let member = Member::<S>::join(&fabric, generation);
         in_shifts(std::slice::from_ref(&member), &keys, Member::insert);
         in_shifts(std::slice::from_ref(&member), &keys, Member::remove);
         drop(member);
@@ -155,14 +162,15 @@ fn pages_survive_those_who_held_them() {
         assert!(report.is_clean() && report.pages() == 1, "{report:?}");
         assert_eq!(report.audit.held, 0, "generation {generation}");
         let memory = cluster::with_worker(&fabric, |worker| worker.block_on(audit::memory(worker))).unwrap();
-        assert_eq!(memory.used_bytes(), OPTIONS.page_bytes as u64, "only the root is in use: {memory:?}");
+        assert_eq!(memory.used_bytes(), S::page_bytes(PAGE_BYTES) as u64, "only the root is in use: {memory:?}");
         let leased = *leased.get_or_insert(memory.leased_bytes);
-        assert_eq!(memory.leased_bytes, leased, "generation {generation} needed more than the first");
+        let limit = leased + slack_bytes::<S>();
+        assert!(memory.leased_bytes <= limit, "generation {generation} needed more than the first: {memory:?}");
     }
 }
 
 /// Maintenance of all, until no retired page can be waiting for anybody.
-fn settle(members: &[Member]) {
+fn settle<S: Subject>(members: &[Member<S>]) {
     for _ in 0..8 {
         members.iter().for_each(Member::maintain);
     }
@@ -174,10 +182,9 @@ fn free_of(fabric: &MemFabric, pages: &[RemotePtr]) -> BTreeSet<RemotePtr> {
     pages.iter().copied().filter(is_free).collect()
 }
 
-#[test]
-fn a_pinned_reader_holds_reuse_back() {
-    let fabric = fabric();
-    let members = [Member::join(&fabric, 1), Member::join(&fabric, 2)];
+fn a_pinned_reader_holds_reuse_back<S: Subject>() {
+    let fabric = fabric::<S>();
+    let members = [Member::<S>::join(&fabric, 1), Member::join(&fabric, 2)];
     let [reader, writer] = &members;
     let keys = keys(2000);
     let others: Vec<u64> = keys.iter().map(|key| key ^ 1).collect();
@@ -214,3 +221,10 @@ fn a_pinned_reader_holds_reuse_back() {
     let report = cluster::check_tree(&fabric, TREE).unwrap();
     assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
 }
+
+test_every_structure!(
+    the_same_keys_again_and_again_take_no_more_memory,
+    two_compute_servers_keep_some_memory_each,
+    pages_survive_those_who_held_them,
+    a_pinned_reader_holds_reuse_back,
+);

@@ -8,6 +8,7 @@ use farlink_tests::{
     reach::Admit,
     settings,
     stress::{self, Access, KEYS_CACHED, Options, Summary},
+    subject::StructureName,
 };
 
 fn holds(name: &str, options: Options) -> Summary {
@@ -63,4 +64,31 @@ fn two_processes_share_everything_but_inner_pages() {
     // More inner pages than the cache holds.
     let summary = holds("shared inner, evicting", Options { keys: 60_000, ..shared() });
     assert!(summary.tale.counter("cache_evictions") > 0, "{summary}");
+}
+
+/// A skip list takes more READs for an operation, and has one owner.
+fn skiplist() -> Options {
+    Options { structure: StructureName::SkipList, seconds: cached().seconds, ..Options::default() }
+}
+
+#[test]
+fn a_skip_list_in_four_processes() {
+    holds("skip list", skiplist());
+    holds("skip list, dropping, weak", Options { drop_one_in: 20, manners: Manners::Weak, keys: 300, ..skiplist() });
+}
+
+#[test]
+fn a_skip_list_of_one_owner() {
+    let cache_bytes = Some(256 << 10);
+    let owned = Options { access: Access::Cached, processes: 1, workers: 4, keys: 40_000, in_flight: 4, ..skiplist() };
+    let owned = Options { cache_bytes, ..owned };
+    holds("skip list, owned", Options { drop_one_in: 20, ..owned.clone() });
+    holds("skip list, owned, as DEX admits", Options { admit: Admit::Dex, ..owned });
+}
+
+#[test]
+fn two_processes_share_a_skip_list_but_for_inner_nodes() {
+    holds("skip list, shared inner", Options { structure: StructureName::SkipList, ..shared() });
+    let evicting = Options { keys: 20_000, drop_one_in: 20, ..shared() };
+    holds("skip list, shared inner, evicting", Options { structure: StructureName::SkipList, ..evicting });
 }

@@ -4,12 +4,12 @@
 use std::{
     path::Path,
     rc::Rc,
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use farlink_runtime::{fabric::mem::MemFabric, one_sided::OneSided};
-use farlink_structures::btree::BTree;
+use farlink_runtime::fabric::mem::MemFabric;
+use farlink_structures::map::Map;
 use farlink_tests::{
     bounded::Watchdog,
     cluster,
@@ -18,36 +18,38 @@ use farlink_tests::{
     peer::{Manners, Tale},
     settings,
     stress::{Options, Summary, TREE},
+    subject::Subject,
+    test_every_structure,
     workload::Workload,
 };
 
 /// Runs the workload that the processes of the acceptance test run, as threads.
-fn run(options: &Options) -> anyhow::Result<Summary> {
+fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     let fabric = Arc::new(MemFabric::in_process(options.servers, 16 << 20, options.manners.options())?);
-    cluster::create_tree(&fabric, TREE, options.tree())?;
+    cluster::create::<S>(&fabric, TREE, options.page_bytes, options.proof())?;
     let (mut history, mut tale) = (History::new(), Tale::default());
     let begun = Instant::now();
-    for (part, did) in run_computes(&fabric, options)? {
+    for (part, did) in run_computes::<S>(&fabric, options)? {
         history.merge(part);
         tale.add(&did);
     }
     Summary::judge(&fabric, options, history, tale, begun.elapsed().as_secs_f64())
 }
 
-fn run_computes(fabric: &Arc<MemFabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
+fn run_computes<S: Subject>(fabric: &Arc<MemFabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
     let start = Barrier::new((options.processes * options.workers) as usize);
     std::thread::scope(|scope| {
         let computes: Vec<_> = (0..options.processes)
             .map(|process| {
                 let start = &start;
-                scope.spawn(move || run_compute(fabric, options, process, start))
+                scope.spawn(move || run_compute::<S>(fabric, options, process, start))
             })
             .collect();
         computes.into_iter().map(|thread| thread.join().expect("no compute server panics")).collect()
     })
 }
 
-fn run_compute(
+fn run_compute<S: Subject>(
     fabric: &Arc<MemFabric>,
     options: &Options,
     process: u32,
@@ -57,7 +59,7 @@ fn run_compute(
     let work = options.work(process, Path::new(""));
     let run_worker = |client: u32| {
         let worker = compute.worker()?;
-        let tree = worker.block_on(BTree::<OneSided>::open(&worker, TREE, options.tree().proof))?;
+        let tree = worker.block_on(Map::<S, _>::open(&worker, TREE, options.proof()))?;
         let recorder = Rc::new(Recorder::new(Vec::new(), client, Flush::WhenFull)?);
         let workload = Workload::new(&work.workload(options.seed), client)?;
         start.wait();
@@ -91,8 +93,13 @@ fn work_client(options: &Options, process: u32, index: u32) -> u32 {
     process * options.workers + index
 }
 
-fn holds(name: &str, options: Options) {
+/// One run at a time: each has more threads than small machines have cores, and in its time has to get to splits and merges.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn holds<S: Subject>(name: &str, options: Options) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let options = Options {
+        structure: S::WHICH,
         seconds: settings::from_env("FARLINK_THREADS_SECONDS", 2.0),
         processes: 2,
         workers: 2,
@@ -100,39 +107,42 @@ fn holds(name: &str, options: Options) {
         ..options
     };
     let _watchdog = Watchdog::start(name, Duration::from_secs_f64(options.seconds + 120.0));
-    let summary = run(&options).unwrap();
+    let summary = run::<S>(&options).unwrap();
     println!("{name}: {summary}");
     assert!(summary.failures().is_empty(), "{name}: {summary}\n{}", summary.failures().join("\n"));
     assert_eq!(summary.tale.dropped > 0, options.drop_one_in > 0, "{summary}");
 }
 
-#[test]
-fn a_nasty_fabric() {
-    holds("nasty", Options { keys: 300, ..Options::default() });
+fn a_nasty_fabric<S: Subject>() {
+    holds::<S>("nasty", Options { keys: 300, ..Options::default() });
 }
 
-#[test]
-fn a_nasty_fabric_and_larger_pages() {
-    holds("nasty, 1024 B", Options { page_bytes: 1024, ..Options::default() });
+fn a_nasty_fabric_and_larger_pages<S: Subject>() {
+    holds::<S>("nasty, 1024 B", Options { page_bytes: 1024, ..Options::default() });
 }
 
-#[test]
-fn a_weak_fabric() {
-    holds("weak", Options { manners: Manners::Weak, keys: 300, ..Options::default() });
+fn a_weak_fabric<S: Subject>() {
+    holds::<S>("weak", Options { manners: Manners::Weak, keys: 300, ..Options::default() });
 }
 
-#[test]
-fn readers_that_wait_three_times() {
+fn readers_that_wait_three_times<S: Subject>() {
     for (name, manners) in [("nasty, three waits", Manners::Nasty), ("weak, three waits", Manners::Weak)] {
-        holds(name, Options { manners, three_waits: true, keys: 300, ..Options::default() });
+        holds::<S>(name, Options { manners, three_waits: true, keys: 300, ..Options::default() });
     }
 }
 
-#[test]
-fn operations_dropped_in_mid_flight() {
+fn operations_dropped_in_mid_flight<S: Subject>() {
     let dropping = Options { drop_one_in: 20, keys: 300, ..Options::default() };
-    holds("nasty, dropping", dropping.clone());
-    holds("nasty, dropping, 1024 B", Options { page_bytes: 1024, keys: 1000, ..dropping.clone() });
-    holds("weak, dropping", Options { manners: Manners::Weak, ..dropping.clone() });
-    holds("nasty, dropping, three waits", Options { three_waits: true, ..dropping });
+    holds::<S>("nasty, dropping", dropping.clone());
+    holds::<S>("nasty, dropping, 1024 B", Options { page_bytes: 1024, keys: 1000, ..dropping.clone() });
+    holds::<S>("weak, dropping", Options { manners: Manners::Weak, ..dropping.clone() });
+    holds::<S>("nasty, dropping, three waits", Options { three_waits: true, ..dropping });
 }
+
+test_every_structure!(
+    a_nasty_fabric,
+    a_nasty_fabric_and_larger_pages,
+    a_weak_fabric,
+    readers_that_wait_three_times,
+    operations_dropped_in_mid_flight,
+);

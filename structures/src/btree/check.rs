@@ -4,11 +4,10 @@
 //! keys, number of entries, right links from one end of a level to the other, no page reached twice. Then it audits the
 //! cluster's memory: live pages of the tree that were not reached are leaked. Nobody may change the tree meanwhile.
 
-use std::{collections::HashSet, fmt};
+use std::collections::HashSet;
 
 use farlink_runtime::{
     access::{Access, PageRef, Start},
-    audit::{self, Audit},
     error::Error,
     one_sided::OneSided,
     operation::retry,
@@ -16,73 +15,10 @@ use farlink_runtime::{
 };
 
 use super::node::{Fences, KIND, Node};
+use crate::map::Report;
 
 /// Pages read at once.
 const BATCH: usize = 64;
-/// Problems listed; more are only counted.
-const PROBLEMS_MAX: usize = 100;
-
-/// Something wrong with a tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    /// The page where it shows.
-    pub page: RemotePtr,
-    /// What is wrong.
-    pub what: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "page {}: {}", self.page, self.what)
-    }
-}
-
-/// What [`check`](super::BTree::check) found.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Report {
-    /// Pages of each level, the leaves first. The length is the height, and the READs of a lookup.
-    pub pages_by_level: Vec<u64>,
-    /// Entries in the leaves.
-    pub entries: u64,
-    /// Bytes of a page.
-    pub page_bytes: usize,
-    /// Broken invariants: the first hundred.
-    pub problems: Vec<Problem>,
-    /// How many broken invariants there are.
-    pub problem_count: u64,
-    /// What the cluster's memory holds besides.
-    pub audit: Audit,
-}
-
-impl Report {
-    /// Whether every invariant holds and no page is leaked.
-    pub fn is_clean(&self) -> bool {
-        self.problem_count == 0 && self.audit.leaked.is_empty() && self.audit.reached_but_free.is_empty()
-    }
-
-    /// Levels of the tree.
-    pub fn height(&self) -> usize {
-        self.pages_by_level.len()
-    }
-
-    /// All pages of the tree.
-    pub fn pages(&self) -> u64 {
-        self.pages_by_level.iter().sum()
-    }
-
-    /// Bytes of all pages of the tree.
-    pub fn bytes(&self) -> u64 {
-        self.pages() * self.page_bytes as u64
-    }
-
-    fn add(&mut self, page: RemotePtr, what: impl Into<String>) {
-        self.problem_count += 1;
-        if self.problems.len() < PROBLEMS_MAX {
-            self.problems.push(Problem { page, what: what.into() });
-        }
-    }
-}
-
 /// A page that a parent leads to, and what it must be.
 struct Expected {
     at: RemotePtr,
@@ -96,7 +32,6 @@ pub(super) async fn check(access: &OneSided) -> Result<Report, Error> {
     let mut row = vec![Expected { at: root.at(), fences: Fences::ALL }];
     let mut reached = HashSet::from([root.at()]);
     let mut by_level = Vec::new();
-    let mut incomplete = false;
     loop {
         by_level.push(row.len() as u64);
         let mut below = Vec::new();
@@ -107,10 +42,7 @@ pub(super) async fn check(access: &OneSided) -> Result<Report, Error> {
                 let right = row.get(batch_index * BATCH + index + 1).map(|right| right.at);
                 match copy {
                     Ok(copy) => inspect(&mut report, &copy, level, expected, right, &mut below),
-                    Err(interrupt) => {
-                        incomplete = true;
-                        report.add(expected.at, format!("cannot be read: {interrupt}"));
-                    }
+                    Err(interrupt) => report.add_unreadable(expected.at, &interrupt),
                 }
             }
         }
@@ -129,11 +61,7 @@ pub(super) async fn check(access: &OneSided) -> Result<Report, Error> {
     }
     by_level.reverse();
     report.pages_by_level = by_level;
-    report.audit = audit::audit(access, &reached).await?;
-    if incomplete {
-        // What is below an unreadable page cannot be told from what is lost.
-        report.audit.leaked.clear();
-    }
+    report.audit(access, &reached).await?;
     Ok(report)
 }
 

@@ -69,7 +69,7 @@ pub(super) async fn beside<'a, A: Access>(
         return Err(Interrupt::stale(page.at(), "it has a high fence and no right sibling"));
     }
     let (low, high) = page.read(|words| (Node(words).low(), Node(words).high()))?;
-    let sibling = access.follow(page, right).await?;
+    let sibling = access.sibling(page, right).await?;
     require_level(&sibling, page.level())?;
     // Going right must make progress, whatever the pages say.
     match sibling.read(|words| Node(words).low())? {

@@ -6,29 +6,11 @@ use farlink_runtime::{
 };
 
 use super::node::Node;
+use crate::map::KeyRange;
 
 /// The pages of a [`BTree`](super::BTree).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BTreeLayout;
-
-/// The keys from `low` up to, not including, `high`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeyRange {
-    /// The least key.
-    pub low: u64,
-    /// The least key above; `None` if there is none.
-    pub high: Option<u64>,
-}
-
-impl KeyRange {
-    /// Every key.
-    pub const ALL: Self = Self { low: 0, high: None };
-
-    /// Whether a key is one of them.
-    pub fn contains(&self, key: u64) -> bool {
-        self.low <= key && self.high.is_none_or(|high| key < high)
-    }
-}
 
 impl Layout for BTreeLayout {
     type Region = KeyRange;
@@ -39,18 +21,7 @@ impl Layout for BTreeLayout {
     }
 
     fn overlap(&self, page: &(impl Words + ?Sized), region: &KeyRange) -> Overlap {
-        let (low, high) = (Node(page).low(), Node(page).high());
-        let ends_before = |end: Option<u64>, of: u64| end.is_some_and(|end| end <= of);
-        if ends_before(high, region.low) || ends_before(region.high, low) {
-            return Overlap::Outside;
-        }
-        let is_inside = region.low <= low
-            && match (high, region.high) {
-                (_, None) => true,
-                (None, Some(_)) => false,
-                (Some(high), Some(limit)) => high <= limit,
-            };
-        if is_inside { Overlap::Inside } else { Overlap::Partly }
+        region.overlap(Node(page).low(), Node(page).high())
     }
 }
 

@@ -12,97 +12,64 @@
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
     error::Error,
-    operation::Operation,
     ptr::Link,
-    wire::Wire,
     words::Words,
 };
 
 use super::{
+    Tree,
     descend::{beside, descend, require_level},
     node::{Node, Side},
 };
+use crate::map::ops::{Scan, ScanPart};
 
 /// Leaves fetched at once, at most.
 const AHEAD_MAX: usize = 16;
 
-/// Entries in key order, from one end of a range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scan {
-    /// The least key of the range.
-    pub low: u64,
-    /// The greatest key of the range; none if it is less than `low`.
-    pub high: u64,
-    /// How many entries to return, at most.
-    pub limit: u64,
-    /// From `high` downwards.
-    pub descending: bool,
-}
-
-/// A part of a scan's answer: entries, and the key from which the rest continues, if there is a rest.
-pub type ScanPart = (Vec<(u64, u64)>, Option<u64>);
-
-impl Operation for Scan {
-    type Output = ScanPart;
-
-    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<ScanPart, Interrupt> {
-        if self.low > self.high || self.limit == 0 {
-            return Ok((Vec::new(), None));
-        }
-        let mut walk =
-            Walk { low: self.low, high: self.high, cursor: Some(if self.descending { self.high } else { self.low }) };
-        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        let mut entries = Vec::new();
-        let mut collect = |words: &[(u64, u64)]| {
-            entries.extend_from_slice(&words[..words.len().min(limit - entries.len())]);
-            entries.len() < limit
-        };
-        let outcome = if self.descending {
-            walk.descend(access, from, limit, &mut collect).await
-        } else {
-            walk.ascend(access, from, limit, &mut collect).await
-        };
-        match outcome {
-            // What was collected stands; only the rest has to begin anew.
-            Err(Interrupt::Restart(_)) if !entries.is_empty() => {}
-            other => other?,
-        }
-        let rest = match entries.last() {
-            Some(&(last, _)) if entries.len() == limit && self.descending => last.checked_sub(1),
-            Some(&(last, _)) if entries.len() == limit => last.checked_add(1),
-            _ => walk.cursor,
-        };
-        Ok((entries, rest.filter(|&rest| rest >= self.low && rest <= self.high)))
+pub(super) async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Tree>) -> Result<ScanPart, Interrupt> {
+    let Scan { low, high, descending, .. } = *scan;
+    let mut walk = Walk { low, high, cursor: Some(if descending { high } else { low }) };
+    let limit = usize::try_from(scan.limit).unwrap_or(usize::MAX);
+    let mut entries = Vec::new();
+    let mut collect = |words: &[(u64, u64)]| {
+        entries.extend_from_slice(&words[..words.len().min(limit - entries.len())]);
+        entries.len() < limit
+    };
+    let outcome = if descending {
+        walk.descend(access, from, limit, &mut collect).await
+    } else {
+        walk.ascend(access, from, limit, &mut collect).await
+    };
+    match outcome {
+        // What was collected stands; only the rest has to begin anew.
+        Err(Interrupt::Restart(_)) if !entries.is_empty() => {}
+        other => other?,
     }
+    let rest = match entries.last() {
+        Some(&(last, _)) if entries.len() == limit && descending => last.checked_sub(1),
+        Some(&(last, _)) if entries.len() == limit => last.checked_add(1),
+        _ => walk.cursor,
+    };
+    Ok((entries, rest.filter(|&rest| rest >= low && rest <= high)))
 }
 
-/// Counts entries from `low` on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Count {
-    /// The least key to count.
-    pub low: u64,
-    /// How many entries to count, about, before the answer is given.
-    pub limit: u64,
-}
-
-impl Operation for Count {
-    /// The count, and the key from which the rest continues, if there is a rest.
-    type Output = (u64, Option<u64>);
-
-    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<(u64, Option<u64>), Interrupt> {
-        let mut walk = Walk { low: self.low, high: u64::MAX, cursor: Some(self.low) };
-        let mut counted = 0;
-        let mut count = |entries: &[(u64, u64)]| {
-            counted += entries.len() as u64;
-            counted < self.limit
-        };
-        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        match walk.ascend(access, from, limit, &mut count).await {
-            Err(Interrupt::Restart(_)) if walk.cursor != Some(self.low) => {}
-            other => other?,
-        }
-        Ok((counted, walk.cursor))
+pub(super) async fn count<A: Access>(
+    access: &A,
+    from: Start,
+    low: u64,
+    limit: u64,
+) -> Result<(u64, Option<u64>), Interrupt> {
+    let mut walk = Walk { low, high: u64::MAX, cursor: Some(low) };
+    let mut counted = 0;
+    let mut count = |entries: &[(u64, u64)]| {
+        counted += entries.len() as u64;
+        counted < limit
+    };
+    match walk.ascend(access, from, usize::try_from(limit).unwrap_or(usize::MAX), &mut count).await {
+        Err(Interrupt::Restart(_)) if walk.cursor != Some(low) => {}
+        other => other?,
     }
+    Ok((counted, walk.cursor))
 }
 
 /// A way along the leaves from one end of a range of keys to the other. `visit` is given each leaf's entries in the range,
@@ -410,27 +377,5 @@ impl Pace {
         let per_leaf = (self.entries_seen / self.leaves_seen).max(1);
         // The first leaf is entered in its middle, on average.
         (self.wanted.saturating_add(per_leaf / 2) / per_leaf).clamp(1, AHEAD_MAX)
-    }
-}
-
-impl Wire for Scan {
-    fn encode(&self, to: &mut Vec<u64>) {
-        to.extend([self.low, self.high, self.limit, u64::from(self.descending)]);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let ((low, high), (limit, descending)) = <((u64, u64), (u64, bool))>::decode(from)?;
-        Ok(Self { low, high, limit, descending })
-    }
-}
-
-impl Wire for Count {
-    fn encode(&self, to: &mut Vec<u64>) {
-        to.extend([self.low, self.limit]);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let (low, limit) = <(u64, u64)>::decode(from)?;
-        Ok(Self { low, limit })
     }
 }

@@ -4,8 +4,11 @@
 //! Each step is one change of the parent and both neighbours (or of the root and its child): all or nothing. The page that
 //! is emptied is freed with the change; readers that still hold a link to it find it free and begin anew.
 
+use std::cell::Cell;
+
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start, Views},
+    operation,
     ptr::Target,
 };
 
@@ -31,17 +34,17 @@ const fn merged_count_max(capacity: usize) -> usize {
 /// Merges or evens out what a removal of `key` has left too empty, from the leaf upwards. What cannot be done because of
 /// others, or of a damaged page, is left for later: the removal itself is done.
 pub(super) async fn tidy<A: Access>(access: &A, key: u64) {
-    let mut level = 0;
-    let mut attempt = 0;
-    while attempt < ATTEMPTS_MAX {
-        match tidy_level(access, key, level).await {
-            Ok(Next::Done) => return,
-            Ok(Next::Level(next)) => level = next,
-            Err(Interrupt::Restart(_)) => access.worker().back_off(attempt).await,
-            Err(interrupt) => return tracing::debug!(?interrupt, key, "left a page too empty"),
+    let level = Cell::new(0);
+    operation::tidy(access.worker(), ATTEMPTS_MAX, async || {
+        for _ in 0..ATTEMPTS_MAX {
+            match tidy_level(access, key, level.get()).await? {
+                Next::Done => break,
+                Next::Level(next) => level.set(next),
+            }
         }
-        attempt += 1;
-    }
+        Ok(())
+    })
+    .await;
 }
 
 enum Next {

@@ -1,17 +1,20 @@
-//! The tree through tiny caches of every kind beside a `BTreeMap`; and, with only inner pages cached, beside one that another
+//! Ordered maps through tiny caches of every kind beside a `BTreeMap`; and, with only inner pages cached, beside one that another
 //! compute server changes as well, so that what is cached is old in every way that there is.
 
 use farlink_offload::Admission;
 use farlink_runtime::one_sided::Proof;
-use farlink_structures::btree::KeyRange;
+use farlink_structures::{btree::Tree, map::KeyRange, skiplist::List};
 use farlink_tests::{
     cluster::{FAST, NASTY},
     settings,
+    subject::Subject,
 };
 use proptest::{prelude::*, test_runner::RngSeed};
 
 use crate::{
-    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Member, assert_left_clean, cache, difference, fabric, settle, sparse},
+    scene::{
+        CACHE_BYTES_ALL, CACHE_BYTES_MIN, MemberOf, assert_left_clean, cache_of, difference, fabric_of, settle, sparse,
+    },
     steps::{NEVER, Step, step, take},
 };
 
@@ -76,97 +79,139 @@ fn sharing() -> impl Strategy<Value = Sharing> {
     ]
 }
 
-proptest! {
-    #![proptest_config(cases(60))]
-
-    #[test]
-    fn an_owned_tree_is_a_map(
-        steps in prop::collection::vec(owned(), 1..250),
-        admission in admission(),
-        loaded in prop_oneof![1 => Just(0u64), 4 => 1500u64..3000],
-        fill in 0.3f64..1.0,
-        nasty: bool,
-    ) {
-        let mut model = sparse(loaded);
-        let fabric = fabric(if nasty { NASTY } else { FAST }, 256, &model, fill);
-        let first = Member::join(&fabric, 1);
-        let second = first.colleague();
-        let cache = cache(CACHE_BYTES_MIN, admission);
-        let trees = [first.own(&cache, KeyRange::ALL), second.own(&cache, KeyRange::ALL)];
-        let mut at = 0;
-        for step in &steps {
-            let (tree, worker) = (&trees[at], [&first.worker, &second.worker][at]);
-            match step {
-                Owned::Step(step) => {
-                    worker.block_on(take(tree, &mut model, step, NEVER)).map_err(TestCaseError::fail)?;
-                }
-                Owned::Flush => {
-                    worker.block_on(tree.access().flush()).unwrap();
-                    let there = first.entries();
-                    prop_assert!(there == model, "flushed: {}", difference(&there, &model));
-                }
-                Owned::FlushRegion(low, high) => {
-                    worker.block_on(tree.access().flush_region(&KeyRange { low: *low, high: Some(*high) })).unwrap();
-                }
-                Owned::Switch => at = 1 - at,
+fn an_owned_map_is_a_map<S: Subject>(
+    steps: &[Owned],
+    admission: Admission,
+    loaded: u64,
+    fill: f64,
+    nasty: bool,
+) -> Result<(), TestCaseError> {
+    let mut model = sparse(loaded);
+    let fabric = fabric_of::<S>(if nasty { NASTY } else { FAST }, 256, &model, fill);
+    let first = MemberOf::<S>::join(&fabric, 1);
+    let second = first.colleague();
+    let cache = cache_of::<S>(CACHE_BYTES_MIN, admission);
+    let trees = [first.own(&cache, KeyRange::ALL), second.own(&cache, KeyRange::ALL)];
+    let mut at = 0;
+    for step in steps {
+        let (tree, worker) = (&trees[at], [&first.worker, &second.worker][at]);
+        match step {
+            Owned::Step(step) => {
+                worker.block_on(take(tree, &mut model, step, NEVER)).map_err(TestCaseError::fail)?;
             }
-        }
-        first.worker.block_on(trees[0].access().flush()).unwrap();
-        let memory = cache.memory();
-        prop_assert!(memory.used() <= memory.limit, "{memory:?}");
-        drop((trees, second, first));
-        assert_left_clean(&fabric, &model, "owned");
-    }
-
-    #[test]
-    fn a_shared_tree_is_a_map_however_old_the_cache(
-        steps in prop::collection::vec(sharing(), 1..250),
-        admission in admission(),
-        loaded in prop_oneof![1 => Just(0u64), 4 => 500u64..3000],
-        fill in 0.3f64..1.0,
-        three_waits: bool,
-        is_tiny: bool,
-    ) {
-        let mut model = sparse(loaded);
-        let fabric = fabric(FAST, 256, &model, fill);
-        let (me, other) = (Member::join(&fabric, 1), Member::join(&fabric, 2));
-        let proof = if three_waits { Proof::LockBodyLock } else { Proof::Checksum };
-        let tree = me.share(&cache(if is_tiny { CACHE_BYTES_MIN } else { CACHE_BYTES_ALL }, admission), proof);
-        for step in &steps {
-            match step {
-                Sharing::Mine(step) => {
-                    me.worker.block_on(take(&tree, &mut model, step, NEVER)).map_err(TestCaseError::fail)?;
-                }
-                Sharing::Theirs(step) => {
-                    let taken = other.worker.block_on(take(&other.tree, &mut model, step, NEVER));
-                    taken.map_err(TestCaseError::fail)?;
-                }
-                Sharing::Clear | Sharing::Fill(_) => {
-                    let step = match step {
-                        Sharing::Fill(count) => Step::InsertRun(7, *count),
-                        _ => Step::RemoveRun(0, u64::MAX),
-                    };
-                    let taken = other.worker.block_on(take(&other.tree, &mut model, &step, NEVER));
-                    taken.map_err(TestCaseError::fail)?;
-                }
-                Sharing::Maintain => settle([&me, &other]),
+            Owned::Flush => {
+                worker.block_on(tree.access().flush()).unwrap();
+                let there = first.entries();
+                prop_assert!(there == model, "flushed: {}", difference(&there, &model));
             }
+            Owned::FlushRegion(low, high) => {
+                if let Some(region) = S::region(KeyRange { low: *low, high: Some(*high) }) {
+                    worker.block_on(tree.access().flush_region(&region)).unwrap();
+                }
+            }
+            Owned::Switch => at = 1 - at,
         }
-        let seen = me.worker.block_on(tree.range(..).take(usize::MAX)).unwrap().into_iter().collect();
-        prop_assert!(seen == model, "{}", difference(&seen, &model));
-        settle([&me, &other]);
-        drop((tree, me, other));
-        assert_left_clean(&fabric, &model, "shared");
     }
+    first.worker.block_on(trees[0].access().flush()).unwrap();
+    let memory = cache.memory();
+    prop_assert!(memory.used() <= memory.limit, "{memory:?}");
+    drop((trees, second, first));
+    assert_left_clean(&fabric, &model, "owned");
+    Ok(())
 }
 
+fn a_shared_map_is_a_map_however_old_the_cache<S: Subject>(
+    steps: &[Sharing],
+    admission: Admission,
+    loaded: u64,
+    fill: f64,
+    three_waits: bool,
+    is_tiny: bool,
+) -> Result<(), TestCaseError> {
+    let mut model = sparse(loaded);
+    let fabric = fabric_of::<S>(FAST, 256, &model, fill);
+    let (me, other) = (MemberOf::<S>::join(&fabric, 1), MemberOf::<S>::join(&fabric, 2));
+    let proof = if three_waits { Proof::LockBodyLock } else { Proof::Checksum };
+    let tree = me.share(&cache_of::<S>(if is_tiny { CACHE_BYTES_MIN } else { CACHE_BYTES_ALL }, admission), proof);
+    for step in steps {
+        match step {
+            Sharing::Mine(step) => {
+                me.worker.block_on(take(&tree, &mut model, step, NEVER)).map_err(TestCaseError::fail)?;
+            }
+            Sharing::Theirs(step) => {
+                let taken = other.worker.block_on(take(&other.tree, &mut model, step, NEVER));
+                taken.map_err(TestCaseError::fail)?;
+            }
+            Sharing::Clear | Sharing::Fill(_) => {
+                let step = match step {
+                    Sharing::Fill(count) => Step::InsertRun(7, *count),
+                    _ => Step::RemoveRun(0, u64::MAX),
+                };
+                let taken = other.worker.block_on(take(&other.tree, &mut model, &step, NEVER));
+                taken.map_err(TestCaseError::fail)?;
+            }
+            Sharing::Maintain => settle([&me, &other]),
+        }
+    }
+    let seen = me.worker.block_on(tree.range(..).take(usize::MAX)).unwrap().into_iter().collect();
+    prop_assert!(seen == model, "{}", difference(&seen, &model));
+    settle([&me, &other]);
+    drop((tree, me, other));
+    assert_left_clean(&fabric, &model, "shared");
+    Ok(())
+}
+
+/// The walks on one structure.
+macro_rules! walks {
+    ($($module:ident: $structure:ty),+) => {$(
+        mod $module {
+            use super::*;
+
+            proptest! {
+                #![proptest_config(cases(60))]
+
+                #[test]
+                fn an_owned_one_is_a_map(
+                    steps in prop::collection::vec(owned(), 1..250),
+                    admission in admission(),
+                    loaded in prop_oneof![1 => Just(0u64), 4 => 1500u64..3000],
+                    fill in 0.3f64..1.0,
+                    nasty: bool,
+                ) {
+                    an_owned_map_is_a_map::<$structure>(&steps, admission, loaded, fill, nasty)?;
+                }
+
+                #[test]
+                fn a_shared_one_is_a_map_however_old_the_cache(
+                    steps in prop::collection::vec(sharing(), 1..250),
+                    admission in admission(),
+                    loaded in prop_oneof![1 => Just(0u64), 4 => 500u64..3000],
+                    fill in 0.3f64..1.0,
+                    three_waits: bool,
+                    is_tiny: bool,
+                ) {
+                    a_shared_map_is_a_map_however_old_the_cache::<$structure>(
+                        &steps, admission, loaded, fill, three_waits, is_tiny,
+                    )?;
+                }
+            }
+
+            #[test]
+            fn a_cache_that_is_old_in_every_way() {
+                super::a_cache_that_is_old_in_every_way::<$structure>();
+            }
+        }
+    )+};
+}
+
+walks!(btree: Tree, skiplist: List);
+
 /// One after the other: what a random walk may miss.
-#[test]
-fn a_cache_that_is_old_in_every_way() {
+fn a_cache_that_is_old_in_every_way<S: Subject>() {
     let model = sparse(3000);
-    let fabric = fabric(FAST, 256, &model, 0.9);
-    let (me, other) = (Member::join(&fabric, 1), Member::join(&fabric, 2));
-    let tree = me.share(&cache(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
+    let fabric = fabric_of::<S>(FAST, 256, &model, 0.9);
+    let (me, other) = (MemberOf::<S>::join(&fabric, 1), MemberOf::<S>::join(&fabric, 2));
+    let tree = me.share(&cache_of::<S>(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
     let (mut model, mut sees) = (model, 0);
     let mut see = |model: &crate::scene::Map, what: &str| {
         for key in (0..30_010).step_by(7).chain([u64::MAX]) {

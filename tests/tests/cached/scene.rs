@@ -9,8 +9,11 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     worker::Worker,
 };
-use farlink_structures::btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Report};
-use farlink_tests::cluster;
+use farlink_structures::{
+    btree::{BTree, BTreeLayout, Tree},
+    map::{KeyRange, Map as Ordered, Report},
+};
+use farlink_tests::{cluster, subject::Subject};
 
 pub(crate) const TREE: &str = "cached";
 /// The least memory that a cache can work with.
@@ -20,14 +23,23 @@ pub(crate) const CACHE_BYTES_ALL: usize = 16 << 20;
 
 pub(crate) type Map = BTreeMap<u64, u64>;
 pub(crate) type Owned = BTree<Cached<BTreeLayout>>;
-pub(crate) type Shared = BTree<CachedInner<BTreeLayout>>;
 
-/// A cluster with one tree in it.
+/// [`fabric_of`] a B+-tree.
 pub(crate) fn fabric(options: MemOptions, page_bytes: usize, entries: &Map, fill: f64) -> Arc<MemFabric> {
+    fabric_of::<Tree>(options, page_bytes, entries, fill)
+}
+
+/// A cluster with one structure in it.
+pub(crate) fn fabric_of<S: Subject>(
+    options: MemOptions,
+    page_bytes: usize,
+    entries: &Map,
+    fill: f64,
+) -> Arc<MemFabric> {
     let fabric = Arc::new(MemFabric::in_process(2, 16 << 20, options).unwrap());
-    cluster::create_tree(&fabric, TREE, BTreeOptions { page_bytes, proof: Proof::Checksum }).unwrap();
+    cluster::create::<S>(&fabric, TREE, page_bytes, Proof::Checksum).unwrap();
     if !entries.is_empty() {
-        cluster::load_tree(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
+        cluster::load::<S>(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
     }
     fabric
 }
@@ -39,20 +51,28 @@ pub(crate) fn sparse(count: u64) -> Map {
 
 /// A cache for pages of 256 bytes.
 pub(crate) fn cache(bytes: usize, admission: Admission) -> ComputeCache<BTreeLayout> {
-    let mut options = CacheOptions::new(bytes);
-    (options.page_bytes, options.admission) = (256, admission);
-    ComputeCache::new(BTreeLayout, options).unwrap()
+    cache_of::<Tree>(bytes, admission)
 }
 
-/// A worker of a compute server, and the tree without a cache.
-pub(crate) struct Member {
+/// A cache for pages of 256 bytes, or what the structure has.
+pub(crate) fn cache_of<S: Subject>(bytes: usize, admission: Admission) -> ComputeCache<S::Layout> {
+    let mut options = CacheOptions::new(bytes);
+    (options.page_bytes, options.admission) = (S::page_bytes(256), admission);
+    ComputeCache::new(S::Layout::default(), options).unwrap()
+}
+
+/// Of a compute server that uses the B+-tree.
+pub(crate) type Member = MemberOf<Tree>;
+
+/// A worker of a compute server, and the structure without a cache.
+pub(crate) struct MemberOf<S> {
     // Before the compute server, which it belongs to.
-    pub(crate) tree: BTree<OneSided>,
+    pub(crate) tree: Ordered<S, OneSided>,
     pub(crate) worker: Worker,
     pub(crate) compute: Rc<ComputeServer>,
 }
 
-impl Member {
+impl<S: Subject> MemberOf<S> {
     pub(crate) fn join(fabric: &Arc<MemFabric>, seed: u64) -> Self {
         Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
     }
@@ -64,16 +84,17 @@ impl Member {
 
     fn of(compute: Rc<ComputeServer>) -> Self {
         let worker = compute.worker().unwrap();
-        let tree = worker.block_on(BTree::open(&worker, TREE, Proof::Checksum)).unwrap();
+        let tree = worker.block_on(Ordered::open(&worker, TREE, Proof::Checksum)).unwrap();
         Self { tree, worker, compute }
     }
 
-    pub(crate) fn own(&self, cache: &ComputeCache<BTreeLayout>, range: KeyRange) -> Owned {
-        BTree::over(cache.own(&self.worker, self.tree.structure().clone(), range).unwrap())
+    pub(crate) fn own(&self, cache: &ComputeCache<S::Layout>, range: KeyRange) -> Ordered<S, Cached<S::Layout>> {
+        let region = S::region(range).expect("it can be cut there");
+        Ordered::over(cache.own(&self.worker, self.tree.structure().clone(), region).unwrap())
     }
 
-    pub(crate) fn share(&self, cache: &ComputeCache<BTreeLayout>, proof: Proof) -> Shared {
-        BTree::over(cache.share(&self.worker, self.tree.structure().clone(), proof).unwrap())
+    pub(crate) fn share(&self, cache: &ComputeCache<S::Layout>, proof: Proof) -> Ordered<S, CachedInner<S::Layout>> {
+        Ordered::over(cache.share(&self.worker, self.tree.structure().clone(), proof).unwrap())
     }
 
     pub(crate) fn maintain(&self) {
@@ -87,9 +108,9 @@ impl Member {
 }
 
 /// Maintenance of all, until no retired page can be waiting for anybody: who leaves alone could not free his.
-pub(crate) fn settle<'a>(members: impl IntoIterator<Item = &'a Member> + Clone) {
+pub(crate) fn settle<'a, S: Subject>(members: impl IntoIterator<Item = &'a MemberOf<S>> + Clone) {
     for _ in 0..8 {
-        members.clone().into_iter().for_each(Member::maintain);
+        members.clone().into_iter().for_each(MemberOf::maintain);
     }
 }
 
@@ -98,7 +119,7 @@ pub(crate) fn assert_left_clean(fabric: &Arc<MemFabric>, entries: &Map, context:
     let report = cluster::check_tree(fabric, TREE).unwrap();
     assert!(report.is_clean() && report.audit.held == 0, "{context}: {report:?}");
     assert_eq!(cluster::unaccounted_bytes(fabric, &report).unwrap(), 0, "{context}: {report:?}");
-    let found = Member::join(fabric, 0).entries();
+    let found: Map = cluster::entries(fabric, TREE).unwrap().into_iter().collect();
     assert!(found == *entries, "{context}: {}", difference(&found, entries));
     report
 }

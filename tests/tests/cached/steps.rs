@@ -1,7 +1,7 @@
 //! Steps on a tree, each compared with a `BTreeMap`.
 
 use farlink_runtime::{access::Access, error::Error};
-use farlink_structures::btree::BTree;
+use farlink_structures::map::{Map as Ordered, OrderedMap};
 use proptest::{prelude::*, sample::Index};
 
 use crate::scene::Map;
@@ -49,8 +49,8 @@ pub(crate) type Refused<'a> = &'a dyn Fn(&Error) -> bool;
 pub(crate) const NEVER: Refused<'static> = &|_| false;
 
 /// Takes a step on both, and says where they differ.
-pub(crate) async fn take<A: Access>(
-    tree: &BTree<A>,
+pub(crate) async fn take<S: OrderedMap, A: Access>(
+    tree: &Ordered<S, A>,
     model: &mut Map,
     step: &Step,
     refused: Refused<'_>,
@@ -116,7 +116,7 @@ pub(crate) async fn take<A: Access>(
     Ok(())
 }
 
-async fn remove<A: Access>(tree: &BTree<A>, model: &mut Map, key: u64) -> Result<(), String> {
+async fn remove<S: OrderedMap, A: Access>(tree: &Ordered<S, A>, model: &mut Map, key: u64) -> Result<(), String> {
     let removed = tree.remove(key).await.map_err(|error| error.to_string())?;
     match removed == model.remove(&key) {
         true => Ok(()),

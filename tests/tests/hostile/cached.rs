@@ -6,19 +6,23 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     page::{CHECKSUM, IDENTITY, SELF},
 };
-use farlink_structures::btree::{BTree, BTreeLayout, KeyRange};
-use farlink_tests::{bounded::Watchdog, raw};
+use farlink_structures::{
+    btree::{BTree, Tree},
+    map::{KeyRange, Map},
+    skiplist::List,
+};
+use farlink_tests::{bounded::Watchdog, raw, subject::Subject};
 use proptest::prelude::*;
 
 use crate::{
     cases,
-    damage::{KEYS, LIMIT, Scene, TREE, to_pages},
+    damage::{Damage, KEYS, LIMIT, Scene, SceneOf, TREE, to_pages},
 };
 
-fn cache(admission: Admission) -> ComputeCache<BTreeLayout> {
+fn cache_of<S: Subject>(admission: Admission) -> ComputeCache<S::Layout> {
     let mut options = CacheOptions::new(64 << 10);
-    (options.page_bytes, options.admission) = (256, admission);
-    ComputeCache::new(BTreeLayout, options).unwrap()
+    (options.page_bytes, options.admission) = (S::page_bytes(256), admission);
+    ComputeCache::new(S::Layout::default(), options).unwrap()
 }
 
 fn admission() -> impl Strategy<Value = Admission> {
@@ -29,11 +33,60 @@ fn admission() -> impl Strategy<Value = Admission> {
     ]
 }
 
+struct Way {
+    admission: Admission,
+    owned: bool,
+    half: bool,
+    warm: bool,
+}
+
+fn every_operation_ends_in_a_cache<S: Subject>(
+    harm: &[Damage],
+    later: &[Damage],
+    keys: &[u64],
+    way: &Way,
+) -> Result<(), TestCaseError> {
+    let _watchdog = Watchdog::start("damaged pages in a cache", LIMIT);
+    let scene = SceneOf::<S>::new(1);
+    let map = scene.worker.block_on(Map::<S, OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    let structure = map.structure().clone();
+    let cut = scene.worker.block_on(map.leaf_low(KEYS / 2)).unwrap();
+    let cache = cache_of::<S>(way.admission);
+    let harmed = |harm: &[Damage]| -> Vec<u64> {
+        harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys.iter().copied()).collect()
+    };
+    if way.owned {
+        let half = S::region(KeyRange { low: 0, high: way.half.then_some(cut) });
+        let region = half.or(S::region(KeyRange::ALL)).unwrap();
+        let cached = Map::<S, _>::over(cache.own(&scene.worker, structure, region).unwrap());
+        if way.warm {
+            let _ = scene.worker.block_on(cached.range(..cut).take(usize::MAX));
+        }
+        scene.all_operations(&cached, &harmed(harm))?;
+        scene.all_operations(&cached, &harmed(later))?;
+        scene.ends("flush", {
+            let cached = cached.clone();
+            async move |_| cached.access().flush().await
+        })?;
+        scene.all_operations(&cached, keys)?;
+    } else {
+        let cached = Map::<S, _>::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
+        if way.warm {
+            scene.worker.block_on(cached.range(..).take(usize::MAX)).unwrap();
+        }
+        scene.all_operations(&cached, &harmed(harm))?;
+        scene.all_operations(&cached, &harmed(later))?;
+    }
+    scene.all_operations(&map, keys)?;
+    scene.check(&map)?;
+    scene.maintain()
+}
+
 proptest! {
     #![proptest_config(cases(120))]
 
     #[test]
-    fn every_operation_ends_in_a_cache_of_a_damaged_tree(
+    fn every_operation_ends_in_a_cache_of_a_damaged_structure(
         harm in prop::collection::vec(to_pages(), 1..6),
         later in prop::collection::vec(to_pages(), 0..4),
         keys in prop::collection::vec(0..KEYS + 20, 3),
@@ -42,36 +95,9 @@ proptest! {
         half: bool,
         warm: bool,
     ) {
-        let _watchdog = Watchdog::start("a damaged tree in a cache", LIMIT);
-        let scene = Scene::new(1);
-        let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
-        let structure = tree.structure().clone();
-        let cut = scene.worker.block_on(tree.leaf_low(KEYS / 2)).unwrap();
-        let cache = cache(admission);
-        let harmed = |harm: &[crate::damage::Damage]| -> Vec<u64> {
-            harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys.iter().copied()).collect()
-        };
-        if owned {
-            let range = KeyRange { low: 0, high: half.then_some(cut) };
-            let cached = BTree::over(cache.own(&scene.worker, structure, range).unwrap());
-            if warm {
-                let _ = scene.worker.block_on(cached.range(..cut).take(usize::MAX));
-            }
-            scene.all_operations(&cached, &harmed(&harm))?;
-            scene.all_operations(&cached, &harmed(&later))?;
-            scene.ends("flush", { let cached = cached.clone(); async move |_| cached.access().flush().await })?;
-            scene.all_operations(&cached, &keys)?;
-        } else {
-            let cached = BTree::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
-            if warm {
-                scene.worker.block_on(cached.range(..).take(usize::MAX)).unwrap();
-            }
-            scene.all_operations(&cached, &harmed(&harm))?;
-            scene.all_operations(&cached, &harmed(&later))?;
-        }
-        scene.all_operations(&tree, &keys)?;
-        scene.check(&tree)?;
-        scene.maintain()?;
+        let way = Way { admission, owned, half, warm };
+        every_operation_ends_in_a_cache::<Tree>(&harm, &later, &keys, &way)?;
+        every_operation_ends_in_a_cache::<List>(&harm, &later, &keys, &way)?;
     }
 }
 
@@ -88,7 +114,7 @@ fn damage_that_is_met_is_named() {
             let mut image = raw::load(&scene.fabric, leaf, 32);
             image[word] ^= 1 << 40;
             raw::store(&scene.fabric, leaf, &image);
-            let cache = cache(Admission::Always);
+            let cache = cache_of::<Tree>(Admission::Always);
             let structure = tree.structure().clone();
             let found = match owned {
                 true => {

@@ -1,6 +1,6 @@
 //! Damage to remote memory, and all operations on what is left.
 
-use std::{sync::Arc, time::Duration};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use farlink_runtime::{
     access::Access,
@@ -14,11 +14,12 @@ use farlink_runtime::{
     ptr::{RemotePtr, ServerId},
     worker::{Handle, Worker},
 };
-use farlink_structures::btree::{BTree, BTreeOptions, KIND};
+use farlink_structures::{btree::Tree, map::Map};
 use farlink_tests::{
     bounded::{self, Bound},
     cluster::{self, FAST},
     raw,
+    subject::{StructureName, Subject},
 };
 use proptest::{prelude::*, sample::Index};
 
@@ -27,8 +28,12 @@ pub(crate) const SERVER_BYTES: u64 = 2 << 20;
 pub(crate) const TREE: &str = "hostile";
 pub(crate) const KEYS: u64 = 300;
 /// More than a stale page that is looked at a thousand times costs, on any path through the tree.
-pub(crate) const ENDLESS: Bound = Bound { reads_max: 200_000, turns_max: 5_000_000 };
+pub(crate) const ENDLESS: Bound = Bound { reads_max: 1_500_000, turns_max: 20_000_000 };
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+
+// Where things stand in a node of the skip list, as its module `node` documents it; its link down is behind that to the right.
+const NODE_LOW: usize = 4;
+const NODE_RIGHT: usize = 6;
 
 // Where things stand in a region, as the module `layout` documents it.
 pub(crate) const SUPERBLOCK: u64 = 64;
@@ -134,7 +139,10 @@ pub(crate) fn to_metadata() -> impl Strategy<Value = Damage> {
     ]
 }
 
-pub(crate) struct Scene {
+/// With a B+-tree.
+pub(crate) type Scene = SceneOf<Tree>;
+
+pub(crate) struct SceneOf<S: Subject> {
     // The worker leaves before its compute server.
     pub(crate) worker: Worker,
     compute: ComputeServer,
@@ -143,17 +151,17 @@ pub(crate) struct Scene {
     root: RemotePtr,
     pages: Vec<RemotePtr>,
     inner: Vec<RemotePtr>,
+    of: PhantomData<S>,
 }
 
-impl Scene {
+impl<S: Subject> SceneOf<S> {
     pub(crate) fn new(seed: u64) -> Self {
         let fabric = Arc::new(MemFabric::in_process(SERVERS, SERVER_BYTES, FAST).unwrap());
         let compute = cluster::join_manual(&fabric, seed).unwrap();
         let worker = compute.worker().unwrap();
-        let options = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
         let structure = worker.block_on(async {
-            let tree = BTree::create(&worker, TREE, options).await?;
-            tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.5).await?;
+            let tree = Map::<S, _>::make(&worker, TREE, S::page_bytes(256), Proof::Checksum).await?;
+            S::load(&tree, (0..KEYS).map(|key| (key, key)), 0.5).await?;
             Ok::<_, Error>(tree.access().structure().clone())
         });
         let structure = structure.unwrap();
@@ -163,7 +171,7 @@ impl Scene {
             Identity::from_word(raw::load(&fabric, *at, structure.class.words())[IDENTITY]).map(|id| id.level)
         };
         let inner = pages.iter().copied().filter(|at| level(at) > Some(0)).collect();
-        Self { worker, compute, fabric, class: structure.class, root: structure.root, pages, inner }
+        Self { worker, compute, fabric, class: structure.class, root: structure.root, pages, inner, of: PhantomData }
     }
 
     /// The word that does this harm in the page `at`.
@@ -193,6 +201,12 @@ impl Scene {
             Damage::Link { page, slot, to } => {
                 let at = *page.get(&self.inner);
                 let mut image = raw::load(&self.fabric, at, self.class.words());
+                if S::WHICH == StructureName::SkipList {
+                    image[NODE_RIGHT + slot.index(2)] = self.word(to, at);
+                    let key = image[NODE_LOW];
+                    self.put(at, image, true);
+                    return Some(key);
+                }
                 let slot = slot.index(raw::capacity(image.len())).min((image[raw::META] & 0xff) as usize);
                 image[raw::KEYS + raw::capacity(self.class.words()) + slot] = self.word(to, at);
                 let key = image[raw::KEYS + slot];
@@ -268,8 +282,8 @@ impl Scene {
     fn on_tree<A: Access + Clone + 'static, T: 'static>(
         &self,
         what: &str,
-        tree: &BTree<A>,
-        operation: impl AsyncFnOnce(&BTree<A>) -> Result<T, Error> + 'static,
+        tree: &Map<S, A>,
+        operation: impl AsyncFnOnce(&Map<S, A>) -> Result<T, Error> + 'static,
     ) -> Result<(), TestCaseError> {
         let tree = tree.clone();
         self.ends(what, async move |_| operation(&tree).await)
@@ -277,7 +291,7 @@ impl Scene {
 
     pub(crate) fn all_operations<A: Access + Clone + 'static>(
         &self,
-        tree: &BTree<A>,
+        tree: &Map<S, A>,
         keys: &[u64],
     ) -> Result<(), TestCaseError> {
         for &key in keys {
@@ -293,23 +307,22 @@ impl Scene {
         self.on_tree("descending over all", tree, async |tree| tree.range(..).descending().take(usize::MAX).await)?;
         self.on_tree("len", tree, async |tree| tree.len().await)?;
         self.on_tree("is_empty", tree, async |tree| tree.is_empty().await)?;
-        self.on_tree("bulk load", tree, async |tree| tree.bulk_load((0..50).map(|key| (key, key)), 0.9).await)
+        self.on_tree("bulk load", tree, async |tree| S::load(tree, (0..50).map(|key| (key, key)), 0.9).await)
     }
 
-    pub(crate) fn check(&self, tree: &BTree<OneSided>) -> Result<(), TestCaseError> {
+    pub(crate) fn check(&self, tree: &Map<S, OneSided>) -> Result<(), TestCaseError> {
         self.on_tree("check", tree, async |tree| tree.check().await)
     }
 
     pub(crate) fn all_on_catalog(&self) -> Result<(), TestCaseError> {
-        let options = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
         self.ends("list", async |worker| catalog::list(&worker).await)?;
-        self.ends("open", async |worker| catalog::open(&worker, TREE, KIND).await)?;
+        self.ends("open", async |worker| catalog::open(&worker, TREE, S::KIND).await)?;
         self.ends("open and get", async |worker| {
-            BTree::<OneSided>::open(&worker, TREE, Proof::Checksum).await?.get(7).await
+            Map::<S, OneSided>::open(&worker, TREE, Proof::Checksum).await?.get(7).await
         })?;
         self.ends("create and load", async move |worker| {
-            let tree = BTree::create(&worker, "another", options).await?;
-            tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.5).await?;
+            let tree = Map::<S, _>::make(&worker, "another", S::page_bytes(256), Proof::Checksum).await?;
+            S::load(&tree, (0..KEYS).map(|key| (key, key)), 0.5).await?;
             tree.remove(7).await?;
             tree.check().await
         })?;
@@ -331,7 +344,7 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl<S: Subject> Drop for SceneOf<S> {
     /// Leaving waits for the grace of retired pages: bring on the end of time, which no damaged epoch comes after.
     fn drop(&mut self) {
         for slot in 0..256 {

@@ -21,17 +21,22 @@ use farlink_runtime::{
     sync::Ordering,
     worker::Handle,
 };
-use farlink_structures::btree::BTree;
+use farlink_structures::{
+    btree::{BTree, Tree},
+    map::Map,
+    skiplist::List,
+};
 use farlink_tests::{
     bounded::{self, Bound, Watchdog},
     cluster::{self, FAST, Served},
     raw, settings,
+    subject::Subject,
 };
 use proptest::{prelude::*, sample::Index, test_runner::RngSeed};
 
 use crate::damage::{
-    DIRECTORY, ENDLESS, EPOCH, KEYS, LIMIT, NEXT_INCARNATION, SERVER_BYTES, SERVERS, SUPERBLOCK, Scene, TREE, at,
-    to_metadata, to_pages,
+    DIRECTORY, Damage, ENDLESS, EPOCH, KEYS, LIMIT, NEXT_INCARNATION, SERVER_BYTES, SERVERS, SUPERBLOCK, Scene,
+    SceneOf, TREE, at, to_metadata, to_pages,
 };
 
 fn cases(default: u32) -> ProptestConfig {
@@ -44,6 +49,36 @@ fn cases(default: u32) -> ProptestConfig {
     }
 }
 
+/// Harm to the pages of a structure.
+fn every_operation_ends_on_a_damaged<S: Subject>(
+    harm: &[Damage],
+    keys: &[u64],
+    three_waits: bool,
+) -> Result<(), TestCaseError> {
+    let _watchdog = Watchdog::start("damaged pages", LIMIT);
+    let scene = SceneOf::<S>::new(1);
+    let proof = if three_waits { Proof::LockBodyLock } else { Proof::Checksum };
+    let map = scene.worker.block_on(Map::<S, OneSided>::open(&scene.worker, TREE, proof)).unwrap();
+    let keys: Vec<u64> = harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys.iter().copied()).collect();
+    scene.all_operations(&map, &keys)?;
+    scene.check(&map)?;
+    scene.maintain()
+}
+
+/// Harm to the catalog, the superblock, the slots, the chunk directory and the bitmaps.
+fn every_operation_ends_on_damaged_metadata_of<S: Subject>(harm: &[Damage], keys: &[u64]) -> Result<(), TestCaseError> {
+    let _watchdog = Watchdog::start("damaged metadata", LIMIT);
+    let scene = SceneOf::<S>::new(1);
+    let map = scene.worker.block_on(Map::<S, OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    for damage in harm {
+        scene.do_harm(damage);
+    }
+    scene.all_on_catalog()?;
+    scene.all_operations(&map, keys)?;
+    scene.check(&map)?;
+    scene.maintain()
+}
+
 proptest! {
     #![proptest_config(cases(150))]
 
@@ -53,31 +88,28 @@ proptest! {
         keys in prop::collection::vec(0..KEYS + 20, 3),
         three_waits: bool,
     ) {
-        let _watchdog = Watchdog::start("a damaged tree", LIMIT);
-        let scene = Scene::new(1);
-        let proof = if three_waits { Proof::LockBodyLock } else { Proof::Checksum };
-        let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, proof)).unwrap();
-        let keys: Vec<u64> = harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys).collect();
-        scene.all_operations(&tree, &keys)?;
-        scene.check(&tree)?;
-        scene.maintain()?;
+        every_operation_ends_on_a_damaged::<Tree>(&harm, &keys, three_waits)?;
+    }
+
+    #[test]
+    fn every_operation_ends_on_a_damaged_skip_list(
+        harm in prop::collection::vec(to_pages(), 1..6),
+        keys in prop::collection::vec(0..KEYS + 20, 3),
+        three_waits: bool,
+    ) {
+        every_operation_ends_on_a_damaged::<List>(&harm, &keys, three_waits)?;
     }
 
     #[test]
     fn every_operation_ends_on_damaged_metadata(
         harm in prop::collection::vec(to_metadata(), 1..5),
         keys in prop::collection::vec(0..KEYS + 20, 2),
+        of_list: bool,
     ) {
-        let _watchdog = Watchdog::start("damaged metadata", LIMIT);
-        let scene = Scene::new(1);
-        let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
-        for damage in &harm {
-            scene.do_harm(damage);
+        match of_list {
+            true => every_operation_ends_on_damaged_metadata_of::<List>(&harm, &keys)?,
+            false => every_operation_ends_on_damaged_metadata_of::<Tree>(&harm, &keys)?,
         }
-        scene.all_on_catalog()?;
-        scene.all_operations(&tree, &keys)?;
-        scene.check(&tree)?;
-        scene.maintain()?;
     }
 
     #[test]

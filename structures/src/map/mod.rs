@@ -1,0 +1,302 @@
+//! Ordered maps of u64 keys and values: what a structure has to do to be one, and what its users get.
+//!
+//! A structure implements [`OrderedMap`]: five operations over any [`Access`], a check, and the contents of an empty root. It
+//! then has a handle ([`Map`]), operations that can be sent ([`ops`]), and the tests that all ordered maps here have to pass.
+
+mod keys;
+pub mod ops;
+mod report;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    marker::PhantomData,
+    ops::{Bound, RangeBounds},
+};
+
+use farlink_runtime::{
+    access::{Access, Interrupt, Start, Views},
+    catalog,
+    error::Error,
+    one_sided::{OneSided, Proof},
+    operation::{execute, retry},
+    page::SizeClass,
+    structure::{Layout, Structure},
+    worker::Handle,
+};
+
+use self::ops::{Count, Get, Put, Remove, Scan};
+pub use self::{
+    keys::KeyRange,
+    ops::{PutMode, ScanPart},
+    report::{Problem, Report},
+};
+
+/// Entries that a [`Range`] and [`Map::len`] ask for at a time.
+const PART_ENTRIES: u64 = 1024;
+
+/// A structure that is an ordered map of u64 keys and values. Its functions are attempts, as those of
+/// [`Operation`](farlink_runtime::operation::Operation): they are interrupted only before their first visible effect.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
+    /// What it is called in messages.
+    const NAME: &str;
+    /// Its number in the catalog.
+    const KIND: u32;
+    /// Bytes of a page, at least and at most: powers of two.
+    const PAGE_BYTES: (usize, usize);
+    /// What a cache has to know of its pages.
+    type Layout: Layout + Default + Send + Sync;
+
+    /// Sets the words of page 0 of a change to those of an empty map's root.
+    fn empty(views: &mut impl Views);
+
+    /// The part of it to own, to own these keys; `None` if they cannot be had without the others.
+    fn region(keys: KeyRange) -> Option<<Self::Layout as Layout>::Region>;
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// As [`Operation::run`](farlink_runtime::operation::Operation::run). So for all.
+    async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt>;
+
+    /// Stores a value; the value before.
+    async fn put<A: Access>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt>;
+
+    /// Removes a key; its value.
+    async fn remove<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt>;
+
+    /// A part of a range that is not empty: at least an entry, or what is left of the range is less.
+    async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt>;
+
+    /// The greatest key up to `key` at which its keys can be cut into ranges to own: where a page of level 0 begins.
+    async fn cut<A: Access>(_access: &A, _from: Start, key: u64) -> Result<u64, Interrupt> {
+        Ok(key)
+    }
+
+    /// Counts about `limit` entries from `low` on; the count, and the key from which the rest continues, if there is a rest.
+    async fn count<A: Access>(access: &A, from: Start, low: u64, limit: u64) -> Result<(u64, Option<u64>), Interrupt> {
+        let scan = Scan { low, high: u64::MAX, limit, descending: false, of: PhantomData };
+        let (entries, rest) = Self::scan(access, from, &scan).await?;
+        Ok((entries.len() as u64, rest))
+    }
+
+    /// Looks at every page. Nobody may change the map meanwhile.
+    async fn check(access: &OneSided) -> Result<Report, Error>;
+}
+
+/// An ordered map. A handle belongs to one worker; any number of handles can be open on one map.
+#[derive(Debug, Clone)]
+pub struct Map<S, A> {
+    access: A,
+    of: PhantomData<S>,
+}
+
+fn put<S>(key: u64, value: u64, mode: PutMode) -> Put<S> {
+    Put { key, value, mode, of: PhantomData }
+}
+
+impl<S: OrderedMap> Map<S, OneSided> {
+    /// Makes an empty map and enters it into the cluster's catalog.
+    ///
+    /// # Errors
+    /// If the name is taken, empty or longer than 64 bytes, the page size is not possible, or memory or the catalog is
+    /// full.
+    pub async fn make(worker: &Handle, name: &str, page_bytes: usize, proof: Proof) -> Result<Self, Error> {
+        let (least, most) = S::PAGE_BYTES;
+        let Some(class) = SizeClass::of_bytes(page_bytes).filter(|_| (least..=most).contains(&page_bytes)) else {
+            let why = format!("{page_bytes}; a page of a {} has a power of two from {least} to {most} bytes", S::NAME);
+            return Err(Error::BadOption { option: "page-bytes", why });
+        };
+        Ok(Self::over(catalog::create(worker, name, S::KIND, class, proof, |views| S::empty(views)).await?))
+    }
+
+    /// Opens a map by its name.
+    ///
+    /// # Errors
+    /// If there is none of that name, or it is another kind of structure.
+    pub async fn open(worker: &Handle, name: &str, proof: Proof) -> Result<Self, Error> {
+        let structure = catalog::open(worker, name, S::KIND).await?;
+        if !(S::PAGE_BYTES.0..=S::PAGE_BYTES.1).contains(&structure.class.bytes()) {
+            return Err(Error::Inconsistent {
+                page: structure.root,
+                why: "no structure of its kind has pages of that size",
+            });
+        }
+        Ok(Self::over(OneSided::new(worker, structure, proof)))
+    }
+
+    /// Checks every invariant of the map, and looks for leaked pages. Reads the whole map, and the header of every page
+    /// of the cluster. Nobody may change the map meanwhile.
+    ///
+    /// # Errors
+    /// If the root cannot be read, or the fabric fails. What is wrong with the map is in the report.
+    pub async fn check(&self) -> Result<Report, Error> {
+        S::check(&self.access).await
+    }
+}
+
+impl<S: OrderedMap, A: Access> Map<S, A> {
+    /// The map that `access` leads to.
+    pub fn over(access: A) -> Self {
+        Self { access, of: PhantomData }
+    }
+
+    /// The map as the catalog knows it: to open it through another access.
+    pub fn structure(&self) -> &Structure {
+        self.access.structure()
+    }
+
+    /// How its pages are reached.
+    pub fn access(&self) -> &A {
+        &self.access
+    }
+
+    /// The least key that belongs to the page of level 0 where `key` does: a place to cut the map into ranges of keys.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub async fn leaf_low(&self, key: u64) -> Result<u64, Error> {
+        retry(self.access.worker(), async || S::cut(&self.access, Start::Anew, key).await).await
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// If a page on the way is damaged or corrupt, or the fabric fails. So for all operations.
+    pub async fn get(&self, key: u64) -> Result<Option<u64>, Error> {
+        execute(&self.access, &Get::<S> { key, of: PhantomData }).await
+    }
+
+    /// Stores a value under a key that is absent. False if the key is there, and nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Map::get`]; and if remote memory is full.
+    pub async fn insert(&self, key: u64, value: u64) -> Result<bool, Error> {
+        Ok(execute(&self.access, &put::<S>(key, value, PutMode::Insert)).await?.is_none())
+    }
+
+    /// Stores a value under a key, whether or not it is there; returns the value before.
+    ///
+    /// # Errors
+    /// As [`Map::insert`].
+    pub async fn upsert(&self, key: u64, value: u64) -> Result<Option<u64>, Error> {
+        execute(&self.access, &put::<S>(key, value, PutMode::Upsert)).await
+    }
+
+    /// Stores a value under a key that is there; returns the value before, or `None` if the key is absent and nothing is
+    /// changed.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub async fn update(&self, key: u64, value: u64) -> Result<Option<u64>, Error> {
+        execute(&self.access, &put::<S>(key, value, PutMode::Update)).await
+    }
+
+    /// Removes a key; returns its value.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub async fn remove(&self, key: u64) -> Result<Option<u64>, Error> {
+        execute(&self.access, &Remove::<S> { key, of: PhantomData }).await
+    }
+
+    /// The first `limit` entries from `from` on, in ascending order.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub async fn scan(&self, from: u64, limit: usize) -> Result<Vec<(u64, u64)>, Error> {
+        self.range(from..).take(limit).await
+    }
+
+    /// The entries whose keys are in `bounds`, in ascending order; [`Range::descending`] turns it round.
+    pub fn range(&self, bounds: impl RangeBounds<u64>) -> Range<'_, S, A> {
+        let low = match bounds.start_bound() {
+            Bound::Included(&key) => Some(key),
+            Bound::Excluded(&key) => key.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let high = match bounds.end_bound() {
+            Bound::Included(&key) => Some(key),
+            Bound::Excluded(&key) => key.checked_sub(1),
+            Bound::Unbounded => Some(u64::MAX),
+        };
+        let rest = low.zip(high).filter(|(low, high)| low <= high);
+        Range { map: self, rest, descending: false, fetched: VecDeque::new() }
+    }
+
+    /// Counts the entries: reads all of level 0. Entries that come or go meanwhile may be counted or not.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub async fn len(&self) -> Result<u64, Error> {
+        let (mut total, mut next) = (0, Some(0));
+        while let Some(low) = next {
+            let (count, rest) =
+                execute(&self.access, &Count::<S> { low, limit: PART_ENTRIES, of: PhantomData }).await?;
+            total += count;
+            next = rest;
+        }
+        Ok(total)
+    }
+
+    /// Whether there is no entry.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub async fn is_empty(&self) -> Result<bool, Error> {
+        Ok(self.scan(0, 1).await?.is_empty())
+    }
+}
+
+/// Entries in key order, fetched in parts. Each part holds what [`Scan`] promises; changes between two parts may show or
+/// not.
+#[derive(Debug)]
+#[must_use = "a range fetches nothing until it is asked for entries"]
+pub struct Range<'a, S, A> {
+    map: &'a Map<S, A>,
+    /// The keys not fetched yet, both ends included.
+    rest: Option<(u64, u64)>,
+    descending: bool,
+    fetched: VecDeque<(u64, u64)>,
+}
+
+impl<S: OrderedMap, A: Access> Range<'_, S, A> {
+    /// From the greatest key to the least. To be called before the first entry is asked for.
+    pub fn descending(mut self) -> Self {
+        self.descending = true;
+        self
+    }
+
+    /// The next entry, or `None` at the end. Suspends when the entries fetched so far are used up.
+    ///
+    /// # Errors
+    /// As [`Map::get`]. The range can be asked again: nothing is lost.
+    pub async fn next(&mut self) -> Result<Option<(u64, u64)>, Error> {
+        while self.fetched.is_empty() && self.rest.is_some() {
+            self.fetch(PART_ENTRIES).await?;
+        }
+        Ok(self.fetched.pop_front())
+    }
+
+    /// The next `limit` entries, or all there are if they are fewer.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    pub async fn take(mut self, limit: usize) -> Result<Vec<(u64, u64)>, Error> {
+        while self.fetched.len() < limit && self.rest.is_some() {
+            self.fetch((limit - self.fetched.len()) as u64).await?;
+        }
+        self.fetched.truncate(limit);
+        Ok(self.fetched.into())
+    }
+
+    async fn fetch(&mut self, limit: u64) -> Result<(), Error> {
+        let Some((low, high)) = self.rest else { return Ok(()) };
+        let scan = Scan::<S> { low, high, limit, descending: self.descending, of: PhantomData };
+        let (entries, next) = execute(&self.map.access, &scan).await?;
+        self.fetched.extend(entries);
+        self.rest = next.map(|next| if self.descending { (low, next) } else { (next, high) });
+        Ok(())
+    }
+}

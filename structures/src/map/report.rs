@@ -1,0 +1,97 @@
+//! What a check of a structure found.
+
+use std::{collections::HashSet, fmt};
+
+use farlink_runtime::{
+    access::Interrupt,
+    audit::{self, Audit},
+    error::Error,
+    one_sided::OneSided,
+    ptr::RemotePtr,
+};
+
+/// Problems listed; more are only counted.
+const PROBLEMS_MAX: usize = 100;
+
+/// Something wrong with a structure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The page where it shows.
+    pub page: RemotePtr,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page {}: {}", self.page, self.what)
+    }
+}
+
+/// What the check of a structure found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// Pages of each level, the lowest first.
+    pub pages_by_level: Vec<u64>,
+    /// Entries at level 0.
+    pub entries: u64,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Broken invariants: the first hundred.
+    pub problems: Vec<Problem>,
+    /// How many broken invariants there are.
+    pub problem_count: u64,
+    /// What the cluster's memory holds besides.
+    pub audit: Audit,
+    /// Whether pages could not be read, so that not all was seen.
+    pub is_partial: bool,
+}
+
+impl Report {
+    /// Whether every invariant holds and no page is leaked.
+    pub fn is_clean(&self) -> bool {
+        self.problem_count == 0 && self.audit.leaked.is_empty() && self.audit.reached_but_free.is_empty()
+    }
+
+    /// Levels: in a tree, the READs of a lookup.
+    pub fn height(&self) -> usize {
+        self.pages_by_level.len()
+    }
+
+    /// All pages of the structure.
+    pub fn pages(&self) -> u64 {
+        self.pages_by_level.iter().sum()
+    }
+
+    /// Bytes of all pages of the structure.
+    pub fn bytes(&self) -> u64 {
+        self.pages() * self.page_bytes as u64
+    }
+
+    /// Adds a page that cannot be read.
+    pub fn add_unreadable(&mut self, page: RemotePtr, interrupt: &Interrupt) {
+        self.is_partial = true;
+        self.add(page, format!("cannot be read: {interrupt}"));
+    }
+
+    /// Looks for pages of the structure besides those that were reached. What is behind an unreadable page cannot be told from
+    /// what is lost, so then none counts as leaked.
+    ///
+    /// # Errors
+    /// If the fabric fails.
+    pub async fn audit(&mut self, access: &OneSided, reached: &HashSet<RemotePtr>) -> Result<(), Error> {
+        self.audit = audit::audit(access, reached).await?;
+        if self.is_partial {
+            self.audit.leaked.clear();
+        }
+        Ok(())
+    }
+
+    /// Adds a problem.
+    pub fn add(&mut self, page: RemotePtr, what: impl Into<String>) {
+        self.problem_count += 1;
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(Problem { page, what: what.into() });
+        }
+    }
+}
