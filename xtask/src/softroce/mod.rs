@@ -1,0 +1,148 @@
+//! `cargo xtask softroce`: real RDMA verbs without a card, in a virtual machine.
+//!
+//! The guest runs Debian's own kernel under software emulation, with `rdma_rxe` on a dummy network device, so it needs
+//! neither hardware nor virtualisation. Nothing is changed on this machine except that missing Debian packages are
+//! installed.
+
+mod guest;
+mod host;
+mod initramfs;
+mod kernel;
+mod process;
+mod programs;
+
+use std::{
+    env,
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+
+use self::{
+    guest::{Guest, Network, Outcome, Spec, quoted},
+    host::Unable,
+    kernel::Kernel,
+    programs::Programs,
+};
+
+/// Exit code where this machine cannot run a guest.
+const UNABLE: u8 = 77;
+/// Exit code of a guest that did not end in time.
+const TIMED_OUT: u8 = 124;
+/// Exit code of a guest that ended without a result.
+const CRASHED: u8 = 125;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Action {
+    /// Runs one program in a guest.
+    Run {
+        /// Seconds after which the guest is stopped.
+        #[arg(long, default_value_t = 300)]
+        limit: u64,
+        /// A program that PROGRAM starts; it has the same path in the guest as here. May be given several times.
+        #[arg(long, value_name = "FILE")]
+        with: Vec<PathBuf>,
+        /// A file of this machine, with a slash; or a program of the guest, such as `sh` or `ibv_devinfo`.
+        program: String,
+        /// Its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+/// Runs a step and says how it ended.
+pub(crate) fn main(action: &Action) -> Result<ExitCode> {
+    match execute(action) {
+        Err(error) if error.is::<Unable>() => {
+            eprintln!("softroce: this machine cannot run the guest: {error}");
+            Ok(ExitCode::from(UNABLE))
+        }
+        Err(error) => Err(error),
+        Ok(outcome) => Ok(ExitCode::from(match outcome {
+            Outcome::Exit(code) => code,
+            Outcome::TimedOut => TIMED_OUT,
+            Outcome::Crashed => CRASHED,
+        })),
+    }
+}
+
+fn execute(action: &Action) -> Result<Outcome> {
+    match action {
+        Action::Run { limit, with, program, arguments } => {
+            let bench = Bench::prepare()?;
+            let mut programs = Programs::default();
+            for path in with {
+                programs.add(path)?;
+            }
+            let program = if program.contains('/') { programs.add(Path::new(program))? } else { program.clone() };
+            let words = [program.as_str()].into_iter().chain(arguments.iter().map(String::as_str));
+            let script = format!("{}{}\n", environment(), quoted(words));
+            bench.run("", &programs, &script, Network::Alone, Duration::from_secs(*limit))
+        }
+    }
+}
+
+/// What all guests of a run need.
+#[derive(Debug)]
+struct Bench {
+    kernel: Kernel,
+    initramfs: PathBuf,
+    dir: PathBuf,
+    /// Locked while the run lasts.
+    _lock: File,
+}
+
+impl Bench {
+    fn prepare() -> Result<Self> {
+        host::prepare()?;
+        let kernel = Kernel::obtain()?;
+        let (dir, lock) = own_dir(&target_dir().join("softroce"))?;
+        let initramfs = dir.join("initramfs");
+        let work = tempfile::Builder::new().prefix("initramfs-").tempdir_in(&dir)?;
+        initramfs::build(&kernel, work.path(), &initramfs)?;
+        Ok(Self { kernel, initramfs, dir, _lock: lock })
+    }
+
+    fn start(&self, name: &str, programs: &Programs, script: &str, network: Network, limit: Duration) -> Result<Guest> {
+        let dir = self.dir.join(if name.is_empty() { "guest" } else { name });
+        let (kernel, initramfs) = (&self.kernel, self.initramfs.as_path());
+        Guest::start(&Spec { name, kernel, initramfs, dir, programs, script, network, limit })
+    }
+
+    fn run(&self, name: &str, programs: &Programs, script: &str, network: Network, limit: Duration) -> Result<Outcome> {
+        self.start(name, programs, script, network, limit)?.wait()
+    }
+}
+
+/// A folder that no other run uses while the lock is held.
+fn own_dir(base: &Path) -> Result<(PathBuf, File)> {
+    for number in 0.. {
+        let dir = base.join(number.to_string());
+        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        let lock = File::create(dir.join("lock"))?;
+        match lock.try_lock() {
+            Ok(()) => return Ok((dir, lock)),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error).context("locking a folder for the guest"),
+        }
+    }
+    unreachable!("there are more numbers than runs")
+}
+
+/// What of this program's environment is for the guest's programs.
+fn environment() -> String {
+    let wanted =
+        |name: &str| name.starts_with("FARLINK_") || name.starts_with("RUST_") || name.starts_with("PROPTEST_");
+    let variables = env::vars().filter(|(name, _)| wanted(name));
+    let exports = variables.map(|(name, value)| format!("export {}\n", quoted([format!("{name}={value}").as_str()])));
+    exports.collect()
+}
+
+/// Where cargo builds.
+fn target_dir() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::workspace().join("target"), PathBuf::from)
+}
