@@ -16,6 +16,8 @@
 //! - A request whose completion came without an error has taken effect. One that failed may have.
 
 pub mod mem;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 use std::{fmt, ptr::NonNull};
 

@@ -1,0 +1,7 @@
+//! The verbs fabric on a real RDMA device. Without one every test says so and passes; with `FARLINK_REQUIRE_VERBS=1` it
+//! fails instead.
+#![cfg(feature = "verbs")]
+
+mod control;
+mod requests;
+mod scene;
