@@ -1,4 +1,4 @@
-//! Clusters of the `mem` fabric for tests.
+//! Clusters for tests: how they are made ([`crate::backend`] says on what), joined, filled and checked.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,9 +9,9 @@ use farlink_runtime::{
     audit,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
-    fabric::mem::{MemFabric, MemOptions},
+    fabric::{Fabric, mem::MemOptions},
     one_sided::OneSided,
-    server::{MemoryServer, ServeOptions},
+    server::ServeOptions,
     worker::Worker,
 };
 use farlink_structures::btree::{BTree, BTreeOptions, Report};
@@ -46,55 +46,16 @@ pub fn scratch() -> std::io::Result<TempDir> {
 ///
 /// # Errors
 /// As [`ComputeServer::join`].
-pub fn join(fabric: &Arc<MemFabric>, seed: u64) -> Result<ComputeServer, Error> {
-    ComputeServer::join(Arc::clone(fabric) as _, ComputeOptions { seed, ..ComputeOptions::default() })
+pub fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
+    ComputeServer::join(Arc::clone(fabric), ComputeOptions { seed, ..ComputeOptions::default() })
 }
 
 /// Joins a cluster as a compute server whose maintenance is up to the test.
 ///
 /// # Errors
 /// As [`ComputeServer::join`].
-pub fn join_manual(fabric: &Arc<MemFabric>, seed: u64) -> Result<ComputeServer, Error> {
-    ComputeServer::join(Arc::clone(fabric) as _, ComputeOptions { seed, maintenance: Maintenance::Manual })
-}
-
-/// A cluster in files, whose memory servers run in this process. It is gone with the value.
-#[derive(Debug)]
-pub struct Served {
-    // Before the directory: the servers stop before their files go.
-    servers: Vec<MemoryServer>,
-    dir: TempDir,
-}
-
-impl Served {
-    /// Starts `servers` memory servers of `bytes` each.
-    ///
-    /// # Errors
-    /// If the directory cannot be made, or as [`MemoryServer::start`].
-    pub fn start(servers: usize, bytes: u64) -> anyhow::Result<Self> {
-        let dir = scratch()?;
-        let start = |server| MemoryServer::start(&serve_options(dir.path(), server, servers, bytes));
-        let servers = (0..servers).map(start).collect::<Result<_, _>>()?;
-        Ok(Self { servers, dir })
-    }
-
-    /// The cluster's directory.
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// The memory servers.
-    pub fn servers(&self) -> &[MemoryServer] {
-        &self.servers
-    }
-
-    /// The way to it.
-    ///
-    /// # Errors
-    /// As [`MemFabric::open`].
-    pub fn fabric(&self, options: MemOptions) -> Result<Arc<MemFabric>, Error> {
-        MemFabric::open(self.dir(), options).map(Arc::new)
-    }
+pub fn join_manual(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
+    ComputeServer::join(Arc::clone(fabric), ComputeOptions { seed, maintenance: Maintenance::Manual })
 }
 
 /// What one memory server of a test cluster serves.
@@ -106,7 +67,7 @@ pub fn serve_options(dir: &Path, server: usize, servers: usize, bytes: u64) -> S
 ///
 /// # Errors
 /// As [`BTree::create`].
-pub fn create_tree(fabric: &Arc<MemFabric>, name: &str, options: BTreeOptions) -> Result<(), Error> {
+pub fn create_tree(fabric: &Arc<dyn Fabric>, name: &str, options: BTreeOptions) -> Result<(), Error> {
     with_worker(fabric, |worker| worker.block_on(BTree::create(worker, name, options)).map(drop))
 }
 
@@ -115,7 +76,7 @@ pub fn create_tree(fabric: &Arc<MemFabric>, name: &str, options: BTreeOptions) -
 /// # Errors
 /// As [`BTree::bulk_load`].
 pub fn load_tree(
-    fabric: &Arc<MemFabric>,
+    fabric: &Arc<dyn Fabric>,
     name: &str,
     entries: impl IntoIterator<Item = (u64, u64)>,
     fill: f64,
@@ -132,7 +93,7 @@ pub fn load_tree(
 ///
 /// # Errors
 /// If the fabric fails.
-pub fn unaccounted_bytes(fabric: &Arc<MemFabric>, report: &Report) -> Result<u64, Error> {
+pub fn unaccounted_bytes(fabric: &Arc<dyn Fabric>, report: &Report) -> Result<u64, Error> {
     let memory = with_worker(fabric, |worker| worker.block_on(audit::memory(worker)))?;
     Ok(memory.used_bytes().abs_diff(report.bytes()))
 }
@@ -141,7 +102,7 @@ pub fn unaccounted_bytes(fabric: &Arc<MemFabric>, report: &Report) -> Result<u64
 ///
 /// # Errors
 /// As [`BTree::open`] and [`BTree::check`].
-pub fn check_tree(fabric: &Arc<MemFabric>, name: &str) -> Result<Report, Error> {
+pub fn check_tree(fabric: &Arc<dyn Fabric>, name: &str) -> Result<Report, Error> {
     with_worker(fabric, |worker| {
         worker.block_on(async { BTree::<OneSided>::open(worker, name, Default::default()).await?.check().await })
     })
@@ -152,7 +113,7 @@ pub fn check_tree(fabric: &Arc<MemFabric>, name: &str) -> Result<Report, Error> 
 /// # Errors
 /// If it cannot join, or as `f`.
 pub fn with_worker<T, E: From<Error>>(
-    fabric: &Arc<MemFabric>,
+    fabric: &Arc<dyn Fabric>,
     f: impl FnOnce(&Worker) -> Result<T, E>,
 ) -> Result<T, E> {
     let compute = join(fabric, 0)?;

@@ -11,17 +11,18 @@ use std::{collections::BTreeMap, ffi::OsString, path::Path, str::FromStr, sync::
 
 use anyhow::Context;
 use farlink_runtime::{
-    fabric::mem::MemFabric,
+    fabric::Fabric,
     one_sided::{OneSided, Proof},
 };
 use farlink_structures::btree::{BTree, BTreeOptions};
 
 pub use crate::summary::Summary;
 use crate::{
-    cluster::{self, Served},
+    backend::{Backend, Cluster, Manners},
+    cluster,
     drive::TIDE_NS,
     history::History,
-    peer::{Manners, Peer, Role, Spec, Tale, Work},
+    peer::{Peer, Role, Spec, Tale, Work},
     reach::{Admit, CacheSpec, Part, Reach},
     settings::Arguments,
     workload::{CLIENT_MAX, Mix, spread_keys, value_of},
@@ -40,7 +41,8 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --scan-limit 40   entries that a scan asks for, at most
   --page-bytes 256  a power of two from 256 to 4096
   --servers 3       memory servers
-  --fabric nasty    nasty, or weak: without ordered WRITEs, too; or fast
+  --fabric mem      mem, or verbs: real RDMA
+  --manners nasty   how mem behaves: nasty, or weak: without ordered WRITEs, too; or fast
   --proof checksum  checksum, or three-waits
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
   --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; shared-inner: each
@@ -109,6 +111,8 @@ pub struct Options {
     pub page_bytes: usize,
     /// Memory servers.
     pub servers: usize,
+    /// What joins them; in processes.
+    pub backend: Backend,
     /// How the fabric behaves.
     pub manners: Manners,
     /// Whether readers use [`Proof::LockBodyLock`].
@@ -138,6 +142,7 @@ impl Default for Options {
             scan_limit_max: 40,
             page_bytes: 256,
             servers: 3,
+            backend: Backend::chosen_across_processes(),
             manners: Manners::Nasty,
             three_waits: false,
             drop_one_in: 0,
@@ -158,7 +163,7 @@ impl Options {
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Self> {
         let mut arguments = Arguments::parse(arguments)?;
         let mut options = Self::default();
-        let (mut fabric, mut proof) = (String::from("nasty"), String::from("checksum"));
+        let (mut manners, mut proof) = (String::from("nasty"), String::from("checksum"));
         arguments.take("seconds", &mut options.seconds)?;
         arguments.take("processes", &mut options.processes)?;
         arguments.take("workers", &mut options.workers)?;
@@ -176,16 +181,23 @@ impl Options {
         arguments.take("scan-limit", &mut options.scan_limit_max)?;
         arguments.take("page-bytes", &mut options.page_bytes)?;
         arguments.take("servers", &mut options.servers)?;
+        let mut fabric = options.backend.to_string();
         arguments.take("fabric", &mut fabric)?;
+        options.backend = match fabric.as_str() {
+            "mem" | "mem-processes" => Backend::MemProcesses,
+            "verbs" => Backend::Verbs,
+            other => anyhow::bail!("--fabric {other}: it is mem or verbs"),
+        };
+        arguments.take("manners", &mut manners)?;
         arguments.take("proof", &mut proof)?;
         arguments.take("drop-one-in", &mut options.drop_one_in)?;
         arguments.take("seed", &mut options.seed)?;
         arguments.finish()?;
-        options.manners = match fabric.as_str() {
+        options.manners = match manners.as_str() {
             "nasty" => Manners::Nasty,
             "weak" => Manners::Weak,
             "fast" => Manners::Fast,
-            other => anyhow::bail!("--fabric {other}: it is nasty, weak or fast"),
+            other => anyhow::bail!("--manners {other}: it is nasty, weak or fast"),
         };
         options.three_waits = match proof.as_str() {
             "checksum" => false,
@@ -235,7 +247,7 @@ impl Options {
 }
 
 /// How each process reaches the tree, which holds these entries.
-fn reaches(fabric: &Arc<MemFabric>, options: &Options, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Reach>> {
+fn reaches(fabric: &Arc<dyn Fabric>, options: &Options, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Reach>> {
     let processes = options.processes as usize;
     let tree_bytes = cluster::check_tree(fabric, TREE)?.bytes();
     let bytes = options.cache_bytes.unwrap_or((tree_bytes as f64 * options.cache_percent / 100.0) as usize);
@@ -251,7 +263,7 @@ fn reaches(fabric: &Arc<MemFabric>, options: &Options, initial: &BTreeMap<u64, u
 }
 
 /// The keys in as many parts of about the same number of entries, cut where leaves are cut.
-fn cut(fabric: &Arc<MemFabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Part>> {
+fn cut(fabric: &Arc<dyn Fabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Part>> {
     let keys: Vec<u64> = initial.keys().copied().collect();
     cluster::with_worker(fabric, |worker| {
         worker.block_on(async {
@@ -272,17 +284,17 @@ fn cut(fabric: &Arc<MemFabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> a
 /// # Errors
 /// If it cannot be run. What did not hold is in the summary.
 pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
-    let served = Served::start(options.servers, SERVER_BYTES)?;
+    let cluster = Cluster::start(options.backend, options.servers, SERVER_BYTES, options.manners)?;
     let histories = tempfile::tempdir()?;
-    cluster::create_tree(&served.fabric(options.manners.options())?, TREE, options.tree())?;
-    let (fast, initial) = (served.fabric(cluster::FAST)?, options.initial());
+    cluster::create_tree(&cluster, TREE, options.tree())?;
+    let (fast, initial) = (cluster.place()?.open(Manners::Fast)?, options.initial());
     if !initial.is_empty() {
         cluster::load_tree(&fast, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
     }
     let mut peers = Vec::new();
     for (process, reach) in (0..options.processes).zip(reaches(&fast, options, &initial)?) {
         let spec = Spec {
-            dir: served.dir().to_owned(),
+            place: cluster.place()?.clone(),
             tree: TREE.into(),
             manners: options.manners,
             three_waits: options.three_waits,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use farlink_runtime::{
-    fabric::mem::MemFabric,
+    fabric::Fabric,
     one_sided::{OneSided, Proof},
     worker::Worker,
 };
@@ -55,7 +55,7 @@ impl Summary {
     /// # Errors
     /// If the tree cannot be read.
     pub fn judge(
-        fabric: &Arc<MemFabric>,
+        fabric: &Arc<dyn Fabric>,
         options: &Options,
         mut history: History,
         tale: Tale,

@@ -10,7 +10,7 @@ use farlink_runtime::{
     audit::{self, Memory},
     compute::ComputeServer,
     error::Error,
-    fabric::mem::MemFabric,
+    fabric::Fabric,
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::LOCK,
@@ -19,8 +19,8 @@ use farlink_runtime::{
 };
 use farlink_structures::btree::{BTree, BTreeOptions};
 use farlink_tests::{
-    cluster::{self, FAST},
-    raw, settings,
+    backend::{Cluster, Manners},
+    cluster, raw, settings,
 };
 
 const TREE: &str = "reclaim";
@@ -37,7 +37,7 @@ struct Member {
 }
 
 impl Member {
-    fn join(fabric: &Arc<MemFabric>, seed: u64) -> Self {
+    fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Self {
         Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
     }
 
@@ -81,8 +81,8 @@ impl Member {
     }
 }
 
-fn fabric() -> Arc<MemFabric> {
-    let fabric = Arc::new(MemFabric::in_process(2, 16 << 20, FAST).unwrap());
+fn fabric() -> Cluster {
+    let fabric = Cluster::of_this_run(2, 16 << 20, Manners::Fast).unwrap();
     cluster::create_tree(&fabric, TREE, OPTIONS).unwrap();
     fabric
 }
@@ -102,7 +102,7 @@ fn in_shifts(members: &[Member], keys: &[u64], work: impl Fn(&Member, &[u64])) {
 }
 
 /// Rounds of inserting and removing the same keys: at the most `growth` times the memory of the first one.
-fn rounds(fabric: &Arc<MemFabric>, members: [Member; 2], growth: f64) {
+fn rounds(fabric: &Arc<dyn Fabric>, members: [Member; 2], growth: f64) {
     let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 60_000));
     let reversed: Vec<u64> = keys.iter().rev().copied().collect();
     let mut first = None;
@@ -169,7 +169,7 @@ fn settle(members: &[Member]) {
 }
 
 /// The pages that are marked free, of those that were in use before.
-fn free_of(fabric: &MemFabric, pages: &[RemotePtr]) -> BTreeSet<RemotePtr> {
+fn free_of(fabric: &Arc<dyn Fabric>, pages: &[RemotePtr]) -> BTreeSet<RemotePtr> {
     let is_free = |at: &RemotePtr| LockWord::from_word(raw::load(fabric, *at, 1)[LOCK]).state() == LockState::Free;
     pages.iter().copied().filter(is_free).collect()
 }

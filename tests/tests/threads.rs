@@ -8,14 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farlink_runtime::{fabric::mem::MemFabric, one_sided::OneSided};
+use farlink_runtime::{fabric::Fabric, one_sided::OneSided};
 use farlink_structures::btree::BTree;
 use farlink_tests::{
+    backend::{Cluster, Manners},
     bounded::Watchdog,
     cluster,
     drive::{Tally, drive},
     history::{Flush, History, Recorder},
-    peer::{Manners, Tale},
+    peer::Tale,
     settings,
     stress::{Options, Summary, TREE},
     workload::Workload,
@@ -23,7 +24,7 @@ use farlink_tests::{
 
 /// Runs the workload that the processes of the acceptance test run, as threads.
 fn run(options: &Options) -> anyhow::Result<Summary> {
-    let fabric = Arc::new(MemFabric::in_process(options.servers, 16 << 20, options.manners.options())?);
+    let fabric = Cluster::of_this_run(options.servers, 16 << 20, options.manners)?;
     cluster::create_tree(&fabric, TREE, options.tree())?;
     let (mut history, mut tale) = (History::new(), Tale::default());
     let begun = Instant::now();
@@ -34,7 +35,7 @@ fn run(options: &Options) -> anyhow::Result<Summary> {
     Summary::judge(&fabric, options, history, tale, begun.elapsed().as_secs_f64())
 }
 
-fn run_computes(fabric: &Arc<MemFabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
+fn run_computes(fabric: &Arc<dyn Fabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
     let start = Barrier::new((options.processes * options.workers) as usize);
     std::thread::scope(|scope| {
         let computes: Vec<_> = (0..options.processes)
@@ -48,7 +49,7 @@ fn run_computes(fabric: &Arc<MemFabric>, options: &Options) -> anyhow::Result<Ve
 }
 
 fn run_compute(
-    fabric: &Arc<MemFabric>,
+    fabric: &Arc<dyn Fabric>,
     options: &Options,
     process: u32,
     start: &Barrier,

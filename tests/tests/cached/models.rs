@@ -4,10 +4,7 @@
 use farlink_offload::Admission;
 use farlink_runtime::one_sided::Proof;
 use farlink_structures::btree::KeyRange;
-use farlink_tests::{
-    cluster::{FAST, NASTY},
-    settings,
-};
+use farlink_tests::{backend::Manners, settings};
 use proptest::{prelude::*, test_runner::RngSeed};
 
 use crate::{
@@ -88,7 +85,7 @@ proptest! {
         nasty: bool,
     ) {
         let mut model = sparse(loaded);
-        let fabric = fabric(if nasty { NASTY } else { FAST }, 256, &model, fill);
+        let fabric = fabric(if nasty { Manners::Nasty } else { Manners::Fast }, 256, &model, fill);
         let first = Member::join(&fabric, 1);
         let second = first.colleague();
         let cache = cache(CACHE_BYTES_MIN, admission);
@@ -128,7 +125,7 @@ proptest! {
         is_tiny: bool,
     ) {
         let mut model = sparse(loaded);
-        let fabric = fabric(FAST, 256, &model, fill);
+        let fabric = fabric(Manners::Fast, 256, &model, fill);
         let (me, other) = (Member::join(&fabric, 1), Member::join(&fabric, 2));
         let proof = if three_waits { Proof::LockBodyLock } else { Proof::Checksum };
         let tree = me.share(&cache(if is_tiny { CACHE_BYTES_MIN } else { CACHE_BYTES_ALL }, admission), proof);
@@ -164,7 +161,7 @@ proptest! {
 #[test]
 fn a_cache_that_is_old_in_every_way() {
     let model = sparse(3000);
-    let fabric = fabric(FAST, 256, &model, 0.9);
+    let fabric = fabric(Manners::Fast, 256, &model, 0.9);
     let (me, other) = (Member::join(&fabric, 1), Member::join(&fabric, 2));
     let tree = me.share(&cache(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
     let (mut model, mut sees) = (model, 0);

@@ -5,12 +5,15 @@ use std::{collections::BTreeMap, rc::Rc, sync::Arc};
 use farlink_offload::{Admission, CacheOptions, Cached, CachedInner, ComputeCache};
 use farlink_runtime::{
     compute::ComputeServer,
-    fabric::mem::{MemFabric, MemOptions},
+    fabric::Fabric,
     one_sided::{OneSided, Proof},
     worker::Worker,
 };
 use farlink_structures::btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Report};
-use farlink_tests::cluster;
+use farlink_tests::{
+    backend::{Cluster, Manners},
+    cluster,
+};
 
 pub(crate) const TREE: &str = "cached";
 /// The least memory that a cache can work with.
@@ -23,8 +26,8 @@ pub(crate) type Owned = BTree<Cached<BTreeLayout>>;
 pub(crate) type Shared = BTree<CachedInner<BTreeLayout>>;
 
 /// A cluster with one tree in it.
-pub(crate) fn fabric(options: MemOptions, page_bytes: usize, entries: &Map, fill: f64) -> Arc<MemFabric> {
-    let fabric = Arc::new(MemFabric::in_process(2, 16 << 20, options).unwrap());
+pub(crate) fn fabric(manners: Manners, page_bytes: usize, entries: &Map, fill: f64) -> Cluster {
+    let fabric = Cluster::of_this_run(2, 16 << 20, manners).unwrap();
     cluster::create_tree(&fabric, TREE, BTreeOptions { page_bytes, proof: Proof::Checksum }).unwrap();
     if !entries.is_empty() {
         cluster::load_tree(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
@@ -53,7 +56,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn join(fabric: &Arc<MemFabric>, seed: u64) -> Self {
+    pub(crate) fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Self {
         Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
     }
 
@@ -94,7 +97,7 @@ pub(crate) fn settle<'a>(members: impl IntoIterator<Item = &'a Member> + Clone) 
 }
 
 /// That a tree that all have left is sound, holds these entries, and all other memory is free.
-pub(crate) fn assert_left_clean(fabric: &Arc<MemFabric>, entries: &Map, context: &str) -> Report {
+pub(crate) fn assert_left_clean(fabric: &Arc<dyn Fabric>, entries: &Map, context: &str) -> Report {
     let report = cluster::check_tree(fabric, TREE).unwrap();
     assert!(report.is_clean() && report.audit.held == 0, "{context}: {report:?}");
     assert_eq!(cluster::unaccounted_bytes(fabric, &report).unwrap(), 0, "{context}: {report:?}");
