@@ -339,7 +339,9 @@ impl Link {
         self.batch.clear();
         self.batched = 0;
         self.generation = self.generation.wrapping_add(1);
-        if let (Some(error), Some(request)) = (first, self.posted.pop_front()) {
+        if let Some(error) = first
+            && let Some(request) = self.posted.pop_front()
+        {
             completions.push(Completion { ticket: request.ticket, outcome: Err(Box::new(error)) });
         }
         self.fail_all(&cause, completions);
