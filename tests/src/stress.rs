@@ -18,7 +18,7 @@ use farlink_structures::btree::{BTree, BTreeOptions};
 
 pub use crate::summary::Summary;
 use crate::{
-    backend::{Backend, Cluster, Manners},
+    backend::{Backend, Cluster, Manners, Place},
     cluster,
     drive::TIDE_NS,
     history::History,
@@ -42,6 +42,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --page-bytes 256  a power of two from 256 to 4096
   --servers 3       memory servers
   --fabric mem      mem, or verbs: real RDMA
+  --connect A,B     with verbs, these running memory servers, HOST:PORT each; FARLINK_SECRET is their secret
   --manners nasty   how mem behaves: nasty, or weak: without ordered WRITEs, too; or fast
   --proof checksum  checksum, or three-waits
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
@@ -113,6 +114,8 @@ pub struct Options {
     pub servers: usize,
     /// What joins them; in processes.
     pub backend: Backend,
+    /// The cluster, if there is one already. Nobody else may use it.
+    pub place: Option<Place>,
     /// How the fabric behaves.
     pub manners: Manners,
     /// Whether readers use [`Proof::LockBodyLock`].
@@ -143,6 +146,7 @@ impl Default for Options {
             page_bytes: 256,
             servers: 3,
             backend: Backend::chosen_across_processes(),
+            place: None,
             manners: Manners::Nasty,
             three_waits: false,
             drop_one_in: 0,
@@ -188,6 +192,14 @@ impl Options {
             "verbs" => Backend::Verbs,
             other => anyhow::bail!("--fabric {other}: it is mem or verbs"),
         };
+        let mut connect = String::new();
+        arguments.take("connect", &mut connect)?;
+        if !connect.is_empty() {
+            anyhow::ensure!(options.backend == Backend::Verbs, "--connect is for --fabric verbs");
+            let servers = connect.split(',').map(str::to_owned).collect();
+            let secret = std::env::var("FARLINK_SECRET").context("FARLINK_SECRET is the cluster's secret")?;
+            options.place = Some(Place::Verbs { servers, secret });
+        }
         arguments.take("manners", &mut manners)?;
         arguments.take("proof", &mut proof)?;
         arguments.take("drop-one-in", &mut options.drop_one_in)?;
@@ -284,7 +296,10 @@ fn cut(fabric: &Arc<dyn Fabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> 
 /// # Errors
 /// If it cannot be run. What did not hold is in the summary.
 pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
-    let cluster = Cluster::start(options.backend, options.servers, SERVER_BYTES, options.manners)?;
+    let cluster = match &options.place {
+        Some(place) => Cluster::at(place.clone(), options.manners)?,
+        None => Cluster::start(options.backend, options.servers, SERVER_BYTES, options.manners)?,
+    };
     let histories = tempfile::tempdir()?;
     cluster::create_tree(&cluster, TREE, options.tree())?;
     let (fast, initial) = (cluster.place()?.open(Manners::Fast)?, options.initial());

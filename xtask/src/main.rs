@@ -44,16 +44,15 @@ enum Step {
         /// Only tests whose name contains this.
         filter: Option<String>,
     },
-    /// Runs programs on real RDMA verbs: in a virtual machine with a software RDMA device.
-    #[command(subcommand)]
-    Softroce(softroce::Action),
+    /// Runs all that takes a fabric on real RDMA verbs: in a virtual machine with a software RDMA device.
+    Softroce(softroce::Args),
 }
 
 fn main() -> Result<ExitCode> {
     match Args::parse().step {
         Step::Loom { preemptions, filter } => loom(preemptions, filter.as_deref())?,
         Step::Miri { filter } => miri(filter.as_deref())?,
-        Step::Softroce(action) => return softroce::main(&action),
+        Step::Softroce(args) => return softroce::main(&args),
     }
     Ok(ExitCode::SUCCESS)
 }

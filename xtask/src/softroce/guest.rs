@@ -135,6 +135,11 @@ impl Guest {
         })
     }
 
+    /// Makes an empty file in its share.
+    pub(super) fn tell(&self, name: &str) -> Result<()> {
+        fs::write(self.dir.join("share").join(name), "").context("writing to the guest's share")
+    }
+
     /// Waits until it ends, and says so if it did not end as it should.
     pub(super) fn wait(mut self) -> Result<Outcome> {
         let mut timed_out = false;

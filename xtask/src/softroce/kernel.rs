@@ -70,11 +70,6 @@ impl Kernel {
     pub(super) fn modules(&self) -> PathBuf {
         self.dir.join("modules")
     }
-
-    /// Which one it is.
-    pub(super) fn name(&self) -> String {
-        self.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-    }
 }
 
 fn cache_dir() -> Result<PathBuf> {

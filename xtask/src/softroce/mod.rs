@@ -8,6 +8,7 @@ mod guest;
 mod host;
 mod initramfs;
 mod kernel;
+mod plan;
 mod process;
 mod programs;
 
@@ -26,7 +27,7 @@ use self::{
     guest::{Guest, Network, Outcome, Spec, quoted},
     host::Unable,
     kernel::Kernel,
-    programs::Programs,
+    programs::{Built, Programs},
 };
 
 /// Exit code where this machine cannot run a guest.
@@ -36,8 +37,25 @@ const TIMED_OUT: u8 = 124;
 /// Exit code of a guest that ended without a result.
 const CRASHED: u8 = 125;
 
+/// What the command line says.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Args {
+    /// Only steps whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
 #[derive(Debug, Subcommand)]
-pub(crate) enum Action {
+enum Action {
+    /// Memory servers in one guest, compute servers in another, and a network between them that loses packets.
+    Pair {
+        /// How much each guest loses of what it sends.
+        #[arg(long, default_value = LOSS)]
+        loss: String,
+    },
     /// Runs one program in a guest.
     Run {
         /// Seconds after which the guest is stopped.
@@ -55,8 +73,8 @@ pub(crate) enum Action {
 }
 
 /// Runs a step and says how it ended.
-pub(crate) fn main(action: &Action) -> Result<ExitCode> {
-    match execute(action) {
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    match execute(args) {
         Err(error) if error.is::<Unable>() => {
             eprintln!("softroce: this machine cannot run the guest: {error}");
             Ok(ExitCode::from(UNABLE))
@@ -70,10 +88,25 @@ pub(crate) fn main(action: &Action) -> Result<ExitCode> {
     }
 }
 
-fn execute(action: &Action) -> Result<Outcome> {
-    match action {
-        Action::Run { limit, with, program, arguments } => {
-            let bench = Bench::prepare()?;
+/// What the network between two guests loses, unless told otherwise.
+const LOSS: &str = "2%";
+/// When a guest with all its steps is taken to hang.
+const LIMIT: Duration = Duration::from_secs(600);
+
+fn execute(args: &Args) -> Result<Outcome> {
+    let bench = Bench::prepare()?;
+    match &args.action {
+        None => {
+            let built = Built::tests()?;
+            let script = plan::alone(&built, args.only.as_deref())?;
+            let outcome = bench.run("", &built.programs, &script, Network::Alone, LIMIT)?;
+            if outcome != Outcome::Exit(0) || args.only.is_some() {
+                return Ok(outcome);
+            }
+            bench.run_pair(&built.programs, LOSS)
+        }
+        Some(Action::Pair { loss }) => bench.run_pair(&Built::tests()?.programs, loss),
+        Some(Action::Run { limit, with, program, arguments }) => {
             let mut programs = Programs::default();
             for path in with {
                 programs.add(path)?;
@@ -111,6 +144,22 @@ impl Bench {
         let dir = self.dir.join(if name.is_empty() { "guest" } else { name });
         let (kernel, initramfs) = (&self.kernel, self.initramfs.as_path());
         Guest::start(&Spec { name, kernel, initramfs, dir, programs, script, network, limit })
+    }
+
+    /// Two guests, of which one serves until the other is done. The result is the first that is not success.
+    fn run_pair(&self, programs: &Programs, loss: &str) -> Result<Outcome> {
+        let sockets = [self.dir.join("memory.socket"), self.dir.join("compute.socket")];
+        let network = |number: u8| {
+            let [here, there] = if number == 1 { [0, 1] } else { [1, 0] }.map(|index| sockets[index].clone());
+            Network::Pair { here, there, number, loss: loss.to_owned() }
+        };
+        let [memory, compute] = plan::pair();
+        let memory = self.start("memory", programs, &memory, network(1), LIMIT)?;
+        let compute = self.start("compute", programs, &compute, network(2), LIMIT)?;
+        let outcome = compute.wait()?;
+        memory.tell("stop")?;
+        let other = memory.wait()?;
+        Ok(if outcome == Outcome::Exit(0) { other } else { outcome })
     }
 
     fn run(&self, name: &str, programs: &Programs, script: &str, network: Network, limit: Duration) -> Result<Outcome> {

@@ -4,6 +4,8 @@
 //! `mem` (the default), `mem-processes` or `verbs`. Where `verbs` cannot run, its tests are skipped and say so, unless
 //! `FARLINK_REQUIRE_VERBS=1`: then they fail.
 
+mod verbs;
+
 use std::{
     fmt,
     io::{BufRead, BufReader, Write},
@@ -14,7 +16,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use farlink_runtime::{
     error::Error,
     fabric::{
@@ -87,7 +89,7 @@ impl Backend {
     fn try_here(self) -> Result<(), String> {
         match self {
             Self::Mem | Self::MemProcesses => Ok(()),
-            Self::Verbs => Err("built without the feature `verbs`".into()),
+            Self::Verbs => verbs::try_here(),
         }
     }
 }
@@ -138,6 +140,13 @@ impl Manners {
 pub enum Place {
     /// A directory of the `mem` fabric.
     Files(PathBuf),
+    /// Memory servers of the `verbs` fabric.
+    Verbs {
+        /// Their addresses.
+        servers: Vec<String>,
+        /// What a compute server must know.
+        secret: String,
+    },
 }
 
 impl Place {
@@ -148,6 +157,7 @@ impl Place {
     pub fn open(&self, manners: Manners) -> Result<Arc<dyn Fabric>, Error> {
         Ok(match self {
             Self::Files(dir) => Arc::new(MemFabric::open(dir, manners.options())?),
+            Self::Verbs { servers, secret } => verbs::connect(servers, secret)?,
         })
     }
 }
@@ -158,7 +168,7 @@ pub struct Cluster {
     // In this order: the way, the servers, their files.
     fabric: Arc<dyn Fabric>,
     place: Option<Place>,
-    _servers: Vec<ServerProcess>,
+    servers: Vec<ServerProcess>,
     _dir: Option<TempDir>,
 }
 
@@ -178,15 +188,33 @@ impl Cluster {
     pub fn start(backend: Backend, servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
         if backend == Backend::Mem {
             let fabric = Arc::new(MemFabric::in_process(servers, bytes, manners.options())?);
-            return Ok(Self { fabric, place: None, _servers: Vec::new(), _dir: None });
+            return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
         }
         let dir = cluster::scratch()?;
-        let start =
-            |server| ServerProcess::start(&ServerSpec { backend, dir: dir.path().to_owned(), server, servers, bytes });
+        let secret = format!("{:032x}", rand::random::<u128>());
+        let start = |server| {
+            let (dir, secret) = (dir.path().to_owned(), secret.clone());
+            ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes })
+        };
         let processes = (0..servers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
-        let place = Place::Files(dir.path().to_owned());
+        let place = match backend {
+            Backend::Verbs => {
+                let servers = processes.iter().map(|process| process.address.clone()).collect();
+                Place::Verbs { servers, secret }
+            }
+            _ => Place::Files(dir.path().to_owned()),
+        };
         let fabric = place.open(manners)?;
-        Ok(Self { fabric, place: Some(place), _servers: processes, _dir: Some(dir) })
+        Ok(Self { fabric, place: Some(place), servers: processes, _dir: Some(dir) })
+    }
+
+    /// The running cluster at `place`.
+    ///
+    /// # Errors
+    /// As [`Place::open`].
+    pub fn at(place: Place, manners: Manners) -> Result<Self, Error> {
+        let fabric = place.open(manners)?;
+        Ok(Self { fabric, place: Some(place), servers: Vec::new(), _dir: None })
     }
 
     /// Starts them on the backend of this run.
@@ -195,6 +223,14 @@ impl Cluster {
     /// As [`Cluster::start`].
     pub fn of_this_run(servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
         Self::start(Backend::chosen(), servers, bytes, manners)
+    }
+
+    /// Kills a memory server with SIGKILL, and waits until it is gone.
+    ///
+    /// # Panics
+    /// If the servers are not processes of this cluster, or it is gone already.
+    pub fn kill_server(&mut self, server: usize) {
+        self.servers[server].kill();
     }
 
     /// Where other processes find it.
@@ -211,8 +247,10 @@ impl Cluster {
 pub struct ServerSpec {
     /// How it is reached.
     pub backend: Backend,
-    /// The cluster's directory.
+    /// The cluster's directory, where it has one.
     pub dir: PathBuf,
+    /// The cluster's secret, where it has one.
+    pub secret: String,
     /// Its number.
     pub server: usize,
     /// How many there are.
@@ -224,14 +262,15 @@ pub struct ServerSpec {
 /// What a memory server says once it can be reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Serving {
-    /// Its address, where it has one.
-    address: Option<String>,
+    /// Its address; empty where it has none.
+    address: String,
 }
 
 /// A memory server in a process of its own, which ends with this.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
+    address: String,
 }
 
 impl ServerProcess {
@@ -244,19 +283,24 @@ impl ServerProcess {
         let mut command = Command::new(&program);
         command.arg(SERVER).arg(serde_json::to_string(spec)?).stdin(Stdio::piped()).stdout(Stdio::piped());
         let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
-        let mut process = Self { child };
+        let mut process = Self { child, address: String::new() };
         let mut line = String::new();
         let stdout = process.child.stdout.take().context("the memory server has no stdout")?;
         BufReader::new(stdout).read_line(&mut line)?;
-        let _: Serving = serde_json::from_str(&line).context("a memory server did not start")?;
+        let Serving { address } = serde_json::from_str(&line).context("a memory server did not start")?;
+        process.address = address;
         Ok(process)
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -266,11 +310,18 @@ impl Drop for ServerProcess {
 /// If it cannot serve.
 pub fn serve(spec: &str) -> anyhow::Result<()> {
     let spec: ServerSpec = serde_json::from_str(spec).context("not the specification of a memory server")?;
-    let options = cluster::serve_options(&spec.dir, spec.server, spec.servers, spec.bytes);
-    ensure!(spec.backend == Backend::MemProcesses, "memory servers of {} are not processes", spec.backend);
-    let _server = MemoryServer::start(&options)?;
+    let (_server, address): (Box<dyn fmt::Debug>, String) = match spec.backend {
+        Backend::Verbs => {
+            let (server, address) = verbs::serve(&spec)?;
+            (Box::new(server), address)
+        }
+        _ => {
+            let options = cluster::serve_options(&spec.dir, spec.server, spec.servers, spec.bytes);
+            (Box::new(MemoryServer::start(&options)?), String::new())
+        }
+    };
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(&Serving { address: None })?)?;
+    writeln!(out, "{}", serde_json::to_string(&Serving { address })?)?;
     out.flush()?;
     std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())?;
     Ok(())
