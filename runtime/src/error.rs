@@ -242,14 +242,14 @@ pub enum Error {
     },
 
     /// The system or the device does not let memory be registered.
-    #[error("{device} refuses to register {bytes} bytes: {source}; {remedy}")]
+    #[error("{device} refuses to register {bytes} bytes: {cause}; {remedy}")]
     RegistrationRefused {
         /// How much.
         bytes: u64,
         /// The device.
         device: String,
         /// The system's answer.
-        source: std::io::Error,
+        cause: std::io::Error,
         /// What to do.
         remedy: String,
     },
@@ -284,6 +284,15 @@ pub enum Error {
         /// Its address.
         address: String,
         /// What was seen.
+        why: String,
+    },
+
+    /// A connection for messages cannot be used.
+    #[error(
+        "this connection for messages is of no use: {why}; what was under way may have arrived or not; connect a new one"
+    )]
+    LineBroken {
+        /// What happened.
         why: String,
     },
 

@@ -3,5 +3,6 @@
 #![cfg(feature = "verbs")]
 
 mod control;
+mod messages;
 mod requests;
 mod scene;

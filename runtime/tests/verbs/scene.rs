@@ -20,11 +20,11 @@ use farlink_runtime::{
 /// Far longer than anything takes, so that a test that hangs ends.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Where tests read and write: inside the first chunk, behind all that the layout uses.
-pub const FREE: u64 = 128 << 10;
-pub const REGION_BYTES: u64 = 2 << 20;
+pub(crate) const FREE: u64 = 128 << 10;
+pub(crate) const REGION_BYTES: u64 = 2 << 20;
 
 /// Whether there is a device to test on.
-pub fn has_device() -> bool {
+pub(crate) fn has_device() -> bool {
     let usable = devices().is_ok_and(|devices| {
         devices.iter().any(|device| device.ports.iter().any(|port| port.state == PortState::Active))
     });
@@ -36,11 +36,11 @@ pub fn has_device() -> bool {
     usable
 }
 
-pub fn secret() -> Secret {
+pub(crate) fn secret() -> Secret {
     Secret::new("a secret for tests only").unwrap()
 }
 
-pub fn serve_options(server: usize, servers: usize) -> VerbsServeOptions {
+pub(crate) fn serve_options(server: usize, servers: usize) -> VerbsServeOptions {
     VerbsServeOptions {
         server,
         servers,
@@ -50,24 +50,24 @@ pub fn serve_options(server: usize, servers: usize) -> VerbsServeOptions {
     }
 }
 
-pub fn serve() -> VerbsServer {
+pub(crate) fn serve() -> VerbsServer {
     VerbsServer::start(&serve_options(0, 1)).unwrap()
 }
 
-pub fn options_to(servers: &[&VerbsServer]) -> VerbsOptions {
+pub(crate) fn options_to(servers: &[&VerbsServer]) -> VerbsOptions {
     VerbsOptions::new(servers.iter().map(|server| server.address().to_string()), secret())
 }
 
-pub fn connect(servers: &[&VerbsServer]) -> Arc<VerbsFabric> {
+pub(crate) fn connect(servers: &[&VerbsServer]) -> Arc<VerbsFabric> {
     Arc::new(VerbsFabric::connect(&options_to(servers)).unwrap())
 }
 
-pub fn at(server: u16, offset: u64) -> RemotePtr {
+pub(crate) fn at(server: u16, offset: u64) -> RemotePtr {
     RemotePtr::new(ServerId::new(server).unwrap(), offset).unwrap()
 }
 
 /// An endpoint, with buffers.
-pub struct Wire {
+pub(crate) struct Wire {
     // Before the buffers that are registered with it.
     endpoint: Box<dyn Endpoint>,
     buffers: Buffers,
@@ -76,27 +76,27 @@ pub struct Wire {
 }
 
 impl Wire {
-    pub fn new(fabric: &VerbsFabric) -> Self {
+    pub(crate) fn new(fabric: &VerbsFabric) -> Self {
         let endpoint = fabric.endpoint(0, Clock::monotonic()).unwrap();
         Self { endpoint, buffers: Buffers::default(), next: 0, arrived: Vec::new() }
     }
 
-    pub fn endpoint(&mut self) -> &mut dyn Endpoint {
+    pub(crate) fn endpoint(&mut self) -> &mut dyn Endpoint {
         &mut *self.endpoint
     }
 
-    pub fn buffer(&mut self, words: usize) -> Buffer {
+    pub(crate) fn buffer(&mut self, words: usize) -> Buffer {
         self.buffers.take(words, |base, words| self.endpoint.register(base, words)).unwrap()
     }
 
-    pub fn filled(&mut self, words: &[u64]) -> Buffer {
+    pub(crate) fn filled(&mut self, words: &[u64]) -> Buffer {
         let mut buffer = self.buffer(words.len());
         buffer.copy_from_slice(words);
         buffer
     }
 
     /// Rings for all of these; their tickets count up from the one returned.
-    pub fn ring(&mut self, verbs: impl IntoIterator<Item = (RemotePtr, Verb)>) -> u64 {
+    pub(crate) fn ring(&mut self, verbs: impl IntoIterator<Item = (RemotePtr, Verb)>) -> u64 {
         let first = self.next;
         let mut requests = Vec::new();
         for (at, verb) in verbs {
@@ -109,7 +109,7 @@ impl Wire {
     }
 
     /// Waits for so many completions.
-    pub fn wait(&mut self, count: usize) -> Vec<Completion> {
+    pub(crate) fn wait(&mut self, count: usize) -> Vec<Completion> {
         let start = Instant::now();
         while self.arrived.len() < count {
             self.endpoint.poll(&mut self.arrived);
@@ -119,21 +119,21 @@ impl Wire {
     }
 
     /// Polls a while and expects nothing.
-    pub fn expect_silence(&mut self) {
+    pub(crate) fn expect_silence(&mut self) {
         for _ in 0..1000 {
             self.endpoint.poll(&mut self.arrived);
         }
         assert!(self.arrived.is_empty(), "{:?}", self.arrived);
     }
 
-    pub fn one(&mut self, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>> {
+    pub(crate) fn one(&mut self, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>> {
         let ticket = self.ring([(at, verb)]);
         let completion = self.wait(1).remove(0);
         assert_eq!(completion.ticket, Ticket(ticket));
         completion.outcome
     }
 
-    pub fn read(&mut self, at: RemotePtr, words: usize) -> Result<Vec<u64>, Box<Error>> {
+    pub(crate) fn read(&mut self, at: RemotePtr, words: usize) -> Result<Vec<u64>, Box<Error>> {
         let buffer = self.buffer(words);
         match self.one(at, Verb::Read(buffer))? {
             Done::Read(buffer) => Ok(buffer.to_vec()),
@@ -141,7 +141,7 @@ impl Wire {
         }
     }
 
-    pub fn write(&mut self, at: RemotePtr, words: &[u64]) -> Result<(), Box<Error>> {
+    pub(crate) fn write(&mut self, at: RemotePtr, words: &[u64]) -> Result<(), Box<Error>> {
         let buffer = self.filled(words);
         match self.one(at, Verb::Write(buffer))? {
             Done::Written => Ok(()),
@@ -149,16 +149,16 @@ impl Wire {
         }
     }
 
-    pub fn compare_swap(&mut self, at: RemotePtr, expected: u64, new: u64) -> Result<u64, Box<Error>> {
+    pub(crate) fn compare_swap(&mut self, at: RemotePtr, expected: u64, new: u64) -> Result<u64, Box<Error>> {
         previous(self.one(at, Verb::CompareSwap { expected, new }))
     }
 
-    pub fn fetch_add(&mut self, at: RemotePtr, amount: u64) -> Result<u64, Box<Error>> {
+    pub(crate) fn fetch_add(&mut self, at: RemotePtr, amount: u64) -> Result<u64, Box<Error>> {
         previous(self.one(at, Verb::FetchAdd(amount)))
     }
 }
 
-pub fn previous(outcome: Result<Done, Box<Error>>) -> Result<u64, Box<Error>> {
+pub(crate) fn previous(outcome: Result<Done, Box<Error>>) -> Result<u64, Box<Error>> {
     match outcome? {
         Done::Previous(word) => Ok(word),
         other => panic!("{other:?}"),
@@ -166,7 +166,7 @@ pub fn previous(outcome: Result<Done, Box<Error>>) -> Result<u64, Box<Error>> {
 }
 
 /// Waits until `holds`, for what other threads do.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < PATIENCE, "it never came to pass: {what}");

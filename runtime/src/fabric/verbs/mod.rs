@@ -7,7 +7,8 @@
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `link` is a reliable connection
-//! with its requests; `endpoint` is all links of a worker; `server` is the memory server.
+//! with its requests; `endpoint` is all links of a worker; `server` is the memory server. [`messages`] is
+//! two-sided traffic.
 //!
 //! What the fabric promises ([`Capabilities`](crate::fabric::Capabilities)): WRITEs and atomics are placed in order. Atomics
 //! are atomic against WRITEs and CPUs only if the device says so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.
@@ -22,6 +23,7 @@ mod control;
 mod endpoint;
 mod ib;
 mod link;
+pub mod messages;
 mod server;
 mod session;
 

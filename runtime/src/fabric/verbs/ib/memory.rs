@@ -79,9 +79,9 @@ impl Domain {
         }
     }
 
-    fn refusal(&self, bytes: usize, source: io::Error) -> Error {
+    fn refusal(&self, bytes: usize, cause: io::Error) -> Error {
         let device = self.device.info();
-        let remedy = match source.raw_os_error() {
+        let remedy = match cause.raw_os_error() {
             Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => format!(
                 "locked memory is limited to {}: raise it (`ulimit -l unlimited`, LimitMEMLOCK= of a service, \
                  /etc/security/limits.conf), or free memory",
@@ -89,7 +89,7 @@ impl Domain {
             ),
             _ => format!("the device takes at most {} bytes at once", device.registration_bytes_max),
         };
-        Error::RegistrationRefused { bytes: bytes as u64, device: device.name.clone(), source, remedy }
+        Error::RegistrationRefused { bytes: bytes as u64, device: device.name.clone(), cause, remedy }
     }
 }
 

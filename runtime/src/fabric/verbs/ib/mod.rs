@@ -14,13 +14,12 @@ mod requests;
 pub use self::{
     device::{Atomics, DeviceInfo, GidInfo, PortInfo, PortState, devices},
     queue_pair::Reliability,
-    queues::Status,
 };
 pub(crate) use self::{
     device::{Device, Local},
     memory::{Access, Domain, Memory, Registered},
     queue_pair::{Peer, QueuePair, QueuePairOptions},
-    queues::{Channel, CompletionQueue, Finished, ReceiveQueue},
+    queues::{Channel, CompletionQueue, Finished, ReceiveQueue, Status},
     requests::{Piece, PostList, Posting, Remote},
 };
 

@@ -12,21 +12,21 @@ const POLL_MAX: usize = 32;
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Status(rdma::ibv_wc_status::Type);
+pub(crate) struct Status(rdma::ibv_wc_status::Type);
 
 impl Status {
     /// It was carried out.
-    pub fn is_success(self) -> bool {
+    pub(crate) fn is_success(self) -> bool {
         self.0 == rdma::ibv_wc_status::IBV_WC_SUCCESS
     }
 
     /// It was dropped because an earlier request of its connection failed, or the connection was torn down.
-    pub fn is_flushed(self) -> bool {
+    pub(crate) fn is_flushed(self) -> bool {
         self.0 == rdma::ibv_wc_status::IBV_WC_WR_FLUSH_ERR
     }
 
     /// Cause and remedy.
-    pub fn why(self) -> String {
+    pub(crate) fn why(self) -> String {
         use rdma::ibv_wc_status as status;
         match self.0 {
             status::IBV_WC_SUCCESS => "it was carried out".into(),
@@ -154,7 +154,7 @@ impl Drop for Channel {
 pub(crate) struct CompletionQueue {
     raw: NonNull<rdma::ibv_cq>,
     device: Arc<Device>,
-    channel: Option<Arc<Channel>>,
+    _channel: Option<Arc<Channel>>,
 }
 
 // SAFETY: libibverbs locks a completion queue that several threads poll.
@@ -176,7 +176,7 @@ impl CompletionQueue {
         // SAFETY: the device is open, the channel alive; both are held by the queue.
         let raw = unsafe { rdma::ibv_create_cq(device.context(), depth, std::ptr::null_mut(), raw_channel, 0) };
         let raw = refused(raw, || format!("making a completion queue of {depth} on {}", device.info().name))?;
-        Ok(Arc::new(Self { raw, device: Arc::clone(device), channel: channel.cloned() }))
+        Ok(Arc::new(Self { raw, device: Arc::clone(device), _channel: channel.cloned() }))
     }
 
     pub(super) fn raw(&self) -> *mut rdma::ibv_cq {
@@ -205,10 +205,6 @@ impl CompletionQueue {
     pub(crate) fn arm(&self) -> Result<(), Error> {
         // SAFETY: the queue is alive.
         check(unsafe { rdma::ibv_req_notify_cq(self.raw.as_ptr(), 0) }, || "asking for a completion event".into())
-    }
-
-    pub(crate) fn channel(&self) -> Option<&Arc<Channel>> {
-        self.channel.as_ref()
     }
 }
 
@@ -277,10 +273,6 @@ impl ReceiveQueue {
 
     pub(super) fn raw(&self) -> *mut rdma::ibv_srq {
         self.raw.as_ptr()
-    }
-
-    pub(crate) fn slots(&self) -> usize {
-        self.slots
     }
 
     /// Gives a slot to the device, which writes the next message to it. Its name in the completion is its number.
