@@ -4,5 +4,6 @@
 
 mod control;
 mod messages;
+mod processes;
 mod requests;
 mod scene;

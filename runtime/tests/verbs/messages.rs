@@ -13,7 +13,7 @@ use farlink_runtime::{
 
 use crate::scene::{self, eventually};
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(10);
 
 fn inbox(options: InboxOptions) -> Inbox {
     Inbox::open(&DeviceChoice::default(), options).unwrap()
@@ -35,12 +35,15 @@ fn line_between(one: &Inbox, other: &Inbox) -> (Line, Line) {
 
 /// Sleeps for the next arrival.
 fn next(inbox: &mut Inbox, bytes: &mut Vec<u8>) -> Arrival {
-    loop {
-        if let Some(arrival) = inbox.receive(bytes).unwrap() {
-            return arrival;
+    let mut arrival = None;
+    eventually("something arrives", || {
+        arrival = inbox.receive(bytes).unwrap();
+        arrival.is_some() || {
+            inbox.sleep(LONG).unwrap();
+            false
         }
-        inbox.sleep(LONG).unwrap();
-    }
+    });
+    arrival.unwrap()
 }
 
 fn send(line: &mut Line, message: &[u8]) {

@@ -41,6 +41,8 @@ pub(super) struct Link {
     /// How many of `posted` are in `batch`.
     batched: usize,
     depth: usize,
+    /// Of a sequence number, what says which slot of `words` it has.
+    slot_mask: u32,
     /// A word for each posted request: what an atomic brings back, or what a WRITE of one word sends.
     words: Memory,
 }
@@ -102,7 +104,8 @@ impl Link {
     /// Asks the memory server for a connection; [`Link::finish`] waits for it.
     pub(super) fn begin(number: u16, session: Arc<Session>, setup: &Setup) -> Result<Self, Error> {
         let depth = setup.depth as usize;
-        let words = Memory::new(&setup.domain, depth, Access::Local)?;
+        let slots = depth.next_power_of_two();
+        let words = Memory::new(&setup.domain, slots, Access::Local)?;
         let mut link = Self {
             number,
             session,
@@ -114,6 +117,7 @@ impl Link {
             batch: PostList::with_capacity(depth),
             batched: 0,
             depth,
+            slot_mask: slots as u32 - 1,
             words,
         };
         link.ask_to_connect(setup, None)?;
@@ -183,7 +187,7 @@ impl Link {
         let welcome = self.session.welcome();
         let remote = Remote { address: welcome.address + request.at.offset(), key: welcome.key };
         let sequence = self.next;
-        let slot = sequence as usize % self.depth;
+        let slot = (sequence & self.slot_mask) as usize;
         let own = Piece { address: self.words.address(slot), bytes: 8, key: self.words.key() };
         let inline_max = connection.queue_pair.inline_bytes();
         let (posting, piece, may_inline) = match &mut request.verb {
@@ -253,7 +257,7 @@ impl Link {
             return;
         }
         for offset in 0..=before {
-            let slot = first.wrapping_add(offset as u32) as usize % self.depth;
+            let slot = (first.wrapping_add(offset as u32) & self.slot_mask) as usize;
             let Some(request) = self.posted.pop_front() else { return };
             let done = match request.verb {
                 Verb::Read(buffer) => Done::Read(buffer),

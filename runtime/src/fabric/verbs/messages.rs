@@ -43,7 +43,7 @@ const SPARE_COMPLETIONS: u32 = 64;
 /// How large an inbox is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InboxOptions {
-    /// Messages that can have arrived and not been received yet. Senders wait when there are more.
+    /// Messages that can have arrived and not been received yet. When there are more, senders wait, as long as it takes.
     pub slots: usize,
     /// Bytes of the longest message.
     pub message_bytes: usize,

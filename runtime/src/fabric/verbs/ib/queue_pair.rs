@@ -226,7 +226,9 @@ impl QueuePair {
         attributes.sq_psn = self.first_packet;
         attributes.timeout = reliability.timeout_exponent();
         attributes.retry_cnt = reliability.retries.min(6);
-        attributes.rnr_retry = 6;
+        // For ever: a receiver that lives may let its senders wait. One that is gone answers nothing at all, and then
+        // `retry_cnt` counts.
+        attributes.rnr_retry = 7;
         attributes.max_rd_atomic = device.reads_out_max.min(peer.reads_in);
         let set = mask::IBV_QP_STATE
             | mask::IBV_QP_SQ_PSN

@@ -37,9 +37,6 @@ impl Status {
                                              ended, or the network between is down. Check `farlink devices` and `ping` on \
                                              both sides, then connect anew"
                 .into(),
-            status::IBV_WC_RNR_RETRY_EXC_ERR => {
-                "the receiver had no buffer for the message for too long: it is stuck, or its queue is too short".into()
-            }
             status::IBV_WC_WR_FLUSH_ERR => "the connection was torn down before it was carried out".into(),
             status::IBV_WC_LOC_PROT_ERR => "its local buffer is not registered with this device".into(),
             status::IBV_WC_REM_INV_REQ_ERR | status::IBV_WC_REM_OP_ERR => {
