@@ -60,7 +60,15 @@ fi
 ulimit -l unlimited
 ulimit -n 65536
 cd /tmp
-sh /share/run.sh
-echo $? >/share/exit
+# Through a pipe: programs draw no progress where nobody watches.
+mkfifo /tmp/output
+cat /tmp/output &
+shown=$!
+sh /share/run.sh >/tmp/output 2>&1
+code=$?
+# Until all is shown, but not for ever: a process that was left behind may keep the pipe open.
+(sleep 5; kill "$shown") 2>/dev/null &
+wait "$shown"
+echo "$code" >/share/exit
 sync
 poweroff -f

@@ -8,6 +8,7 @@ mod guest;
 mod host;
 mod initramfs;
 mod kernel;
+mod perftest;
 mod plan;
 mod process;
 mod programs;
@@ -55,6 +56,21 @@ enum Action {
         /// How much each guest loses of what it sends.
         #[arg(long, default_value = LOSS)]
         loss: String,
+    },
+    /// Measures our endpoint beside perftest's programs, and prints the ratios.
+    Perftest {
+        /// Rounds, in each of which both are measured.
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+        /// Requests of each measurement.
+        #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..))]
+        iterations: u32,
+    },
+    /// Runs `farlink bench`: 1M keys, one worker, a cache of 8% of the data, zipf .99, one and 16 operations in flight.
+    Bench {
+        /// Operations of each row.
+        #[arg(long, default_value_t = 100_000)]
+        ops: u64,
     },
     /// Runs one program in a guest.
     Run {
@@ -106,6 +122,18 @@ fn execute(args: &Args) -> Result<Outcome> {
             bench.run_pair(&built.programs, LOSS)
         }
         Some(Action::Pair { loss }) => bench.run_pair(&Built::tests()?.programs, loss),
+        Some(Action::Perftest { rounds, iterations }) => {
+            let script = perftest::script(*rounds, *iterations);
+            let outcome = bench.run("", &Built::measured()?, &script, Network::Alone, LIMIT)?;
+            if outcome != Outcome::Exit(0) {
+                return Ok(outcome);
+            }
+            let good = perftest::report(&bench.share("guest").join("results"), *rounds)?;
+            Ok(Outcome::Exit(if good { 0 } else { 1 }))
+        }
+        Some(Action::Bench { ops }) => {
+            bench.run("", &Built::measured()?, &plan::measured_bench(*ops), Network::Alone, LIMIT)
+        }
         Some(Action::Run { limit, with, program, arguments }) => {
             let mut programs = Programs::default();
             for path in with {
@@ -138,6 +166,11 @@ impl Bench {
         let work = tempfile::Builder::new().prefix("initramfs-").tempdir_in(&dir)?;
         initramfs::build(&kernel, work.path(), &initramfs)?;
         Ok(Self { kernel, initramfs, dir, _lock: lock })
+    }
+
+    /// What this guest shares with the host.
+    fn share(&self, guest: &str) -> PathBuf {
+        self.dir.join(guest).join("share")
     }
 
     fn start(&self, name: &str, programs: &Programs, script: &str, network: Network, limit: Duration) -> Result<Guest> {

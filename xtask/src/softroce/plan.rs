@@ -62,6 +62,12 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
         script.step(name, 90, &command);
     };
     stress(&mut script, "stress one-sided", &["--processes", "2", "--workers", "2"]);
+    // Several packets a READ, so that some are torn.
+    stress(
+        &mut script,
+        "stress large pages",
+        &["--processes", "2", "--workers", "2", "--page-bytes", "4096", "--keys", "2000"],
+    );
     stress(
         &mut script,
         "stress cached",
@@ -89,6 +95,14 @@ pub(super) fn pair() -> [String; 2] {
     let mut compute = Script::new(None);
     compute.step("another machine", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "over_the_net"]);
     [memory, compute].map(|script| script.end().replacen("\nstep", "\nexport AT=10.0.0.1\nstep", 1))
+}
+
+/// A bench whose rows may be quoted.
+pub(super) fn measured_bench(ops: u64) -> String {
+    let mut script = Script::new(None);
+    let ops = ops.to_string();
+    script.step("bench", PAIR_LIMIT_S * 3, &["sh", "/tmp/programs.sh", "million_keys", &ops]);
+    script.end()
 }
 
 /// How long the programs of two guests may take.

@@ -4,6 +4,8 @@ set -eu
 export FARLINK_SECRET=5a9f0c1d7e3b42866d10f2c4b8e7a935
 at=${AT:-127.0.0.1}
 servers=
+# Whoever fails leaves no memory server behind.
+trap 'for server in $servers; do kill -KILL "$server" 2>/dev/null || true; done' EXIT
 device="--device rxe0"
 
 fail() {
@@ -13,7 +15,7 @@ fail() {
 
 # serve NUMBER OF ADDRESS PORT: starts a memory server and waits until it is ready.
 serve() {
-    farlink serve --fabric verbs $device --server "$1" --servers "$2" --listen "$3:$4" --bytes 64MiB >"/tmp/server-$1" 2>&1 &
+    farlink serve --fabric verbs $device --server "$1" --servers "$2" --listen "$3:$4" --bytes 128MiB >"/tmp/server-$1" 2>&1 &
     servers="$servers $!"
     until grep -q "server $1 ready" "/tmp/server-$1"; do
         kill -0 $! 2>/dev/null || fail "a memory server does not start: $(cat "/tmp/server-$1")"
@@ -129,6 +131,14 @@ killed_bench() {
     wait "$bench" || true
     bench --keys 5000 --ops 2000 --mix a --workers 2 --tree others
     farlink check --connect "verbs://$at:7471,$at:7472" $device --tree others
+    stop
+}
+
+# million_keys OPS: a bench as it is quoted.
+million_keys() {
+    serve 0 1 "$at" 7471
+    farlink bench --connect "verbs://$at:7471" $device --keys 1000000 --ops "$1" --workers 1 --in-flight 1,16 --mix c \
+        --access cached --cache 8%
     stop
 }
 
