@@ -20,7 +20,9 @@ use farlink_runtime::{
 use farlink_structures::btree::{BTree, BTreeOptions};
 use farlink_tests::{
     backend::{Cluster, Manners},
-    cluster, raw, settings,
+    cluster,
+    direct::Direct,
+    raw, settings,
 };
 
 const TREE: &str = "reclaim";
@@ -170,7 +172,8 @@ fn settle(members: &[Member]) {
 
 /// The pages that are marked free, of those that were in use before.
 fn free_of(fabric: &Arc<dyn Fabric>, pages: &[RemotePtr]) -> BTreeSet<RemotePtr> {
-    let is_free = |at: &RemotePtr| LockWord::from_word(raw::load(fabric, *at, 1)[LOCK]).state() == LockState::Free;
+    let direct = Direct::new(fabric, 0).unwrap();
+    let is_free = |at: &RemotePtr| LockWord::from_word(direct.read(*at, 1).unwrap()[LOCK]).state() == LockState::Free;
     pages.iter().copied().filter(is_free).collect()
 }
 

@@ -14,7 +14,8 @@ mod softroce;
 
 /// Build steps of farlink.
 ///
-/// To run one program on real RDMA verbs, in a virtual machine with a software RDMA device (rxe0, 10.0.0.1):
+/// To run all that takes a fabric on real RDMA verbs, in a virtual machine with a software RDMA device (rxe0, 10.0.0.1):
+/// `cargo xtask softroce`. To run one program there:
 ///
 ///     cargo xtask softroce run target/debug/deps/verbs-0123456789abcdef --nocapture
 ///     cargo xtask softroce run --with target/debug/farlink target/debug/deps/program-0123456789abcdef

@@ -57,6 +57,8 @@ enum Action {
         #[arg(long, default_value = LOSS)]
         loss: String,
     },
+    /// Runs clippy on what is built with verbs. Needs no guest.
+    Lint,
     /// Measures our endpoint beside perftest's programs, and prints the ratios.
     Perftest {
         /// Rounds, in each of which both are measured.
@@ -110,9 +112,9 @@ const LOSS: &str = "2%";
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn execute(args: &Args) -> Result<Outcome> {
-    let bench = Bench::prepare()?;
     match &args.action {
         None => {
+            let bench = Bench::prepare()?;
             let built = Built::tests()?;
             let script = plan::alone(&built, args.only.as_deref())?;
             let outcome = bench.run("", &built.programs, &script, Network::Alone, LIMIT)?;
@@ -121,8 +123,13 @@ fn execute(args: &Args) -> Result<Outcome> {
             }
             bench.run_pair(&built.programs, LOSS)
         }
-        Some(Action::Pair { loss }) => bench.run_pair(&Built::tests()?.programs, loss),
+        Some(Action::Pair { loss }) => Bench::prepare()?.run_pair(&Built::tests()?.programs, loss),
+        Some(Action::Lint) => {
+            host::prepare()?;
+            Built::lint().map(|()| Outcome::Exit(0))
+        }
         Some(Action::Perftest { rounds, iterations }) => {
+            let bench = Bench::prepare()?;
             let script = perftest::script(*rounds, *iterations);
             let outcome = bench.run("", &Built::measured()?, &script, Network::Alone, LIMIT)?;
             if outcome != Outcome::Exit(0) {
@@ -132,9 +139,11 @@ fn execute(args: &Args) -> Result<Outcome> {
             Ok(Outcome::Exit(if good { 0 } else { 1 }))
         }
         Some(Action::Bench { ops }) => {
-            bench.run("", &Built::measured()?, &plan::measured_bench(*ops), Network::Alone, LIMIT)
+            let (bench, programs) = (Bench::prepare()?, Built::measured()?);
+            bench.run("", &programs, &plan::measured_bench(*ops), Network::Alone, LIMIT)
         }
         Some(Action::Run { limit, with, program, arguments }) => {
+            let bench = Bench::prepare()?;
             let mut programs = Programs::default();
             for path in with {
                 programs.add(path)?;

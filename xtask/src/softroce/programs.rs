@@ -80,6 +80,14 @@ impl Built {
         Ok(built.programs)
     }
 
+    /// Checks what is built with verbs as the workspace is checked without.
+    pub(super) fn lint() -> Result<()> {
+        let mut cargo = cargo("clippy");
+        let status = cargo.args(["--all-targets", "--", "-D", "warnings"]).status().context("starting cargo")?;
+        ensure!(status.success(), "clippy failed ({status})");
+        Ok(())
+    }
+
     /// The name in the guest of a test program.
     pub(super) fn test(&self, name: &str) -> Result<&str> {
         self.tests.get(name).map(String::as_str).with_context(|| format!("cargo has not built the test {name}"))
