@@ -64,7 +64,14 @@ impl Heat {
         let odds =
             std::array::from_fn(|count| ((1.0 + 1.0 / SCALE).powi(-(count as i32)) * f64::from(u32::MAX)) as u32);
         let sketch = (0..sketch_counters(frames)).map(|_| AtomicU8::new(0)).collect();
-        Self { sketch, odds, uses: AtomicU64::new(0), uses_per_age, age: AtomicU32::new(0), is_counting: AtomicU32::new(0) }
+        Self {
+            sketch,
+            odds,
+            uses: AtomicU64::new(0),
+            uses_per_age,
+            age: AtomicU32::new(0),
+            is_counting: AtomicU32::new(0),
+        }
     }
 
     fn age(&self) -> u32 {

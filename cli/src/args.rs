@@ -1,12 +1,15 @@
 //! The command line, and the plan that a `bench` command line means.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::figure::FigureArgs;
 use crate::keys::Distribution;
+use crate::place::{Address, VerbsArgs};
 use crate::plan::{AccessKind, CACHE_BYTES_MIN, KeySource, Limit, Load, Plan, Structure, Validation};
 use crate::units::{parse_bytes, parse_bytes_per_second, parse_nanoseconds};
 use crate::workload::{Mix, Shares};
@@ -41,11 +44,36 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// List the trees of a running cluster by name and check them. Nobody may change them meanwhile.
     Check(CheckArgs),
+    /// List the RDMA devices of this machine, with what matters about them.
+    Devices(DevicesArgs),
     /// Make a figure or a table of the evaluation.
     Figure(FigureArgs),
     /// One compute process of a bench; started by it, and told what to do on standard input.
     #[command(hide = true)]
     Compute,
+}
+
+/// A key and its value.
+const ENTRY_BYTES: f64 = 16.0;
+
+/// How large a cache is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum CacheSize {
+    Bytes(u64),
+    /// Of the raw data.
+    Percent(f64),
+}
+
+impl FromStr for CacheSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(share) = text.trim().strip_suffix('%') else { return parse_bytes(text).map(Self::Bytes) };
+        match share.trim().parse() {
+            Ok(percent) if percent > 0.0 && percent <= 1000.0 => Ok(Self::Percent(percent)),
+            _ => Err(format!("`{text}` is not a share of the data, as 8% is")),
+        }
+    }
 }
 
 /// How keys are put into the tree.
@@ -75,10 +103,10 @@ pub(crate) struct BenchArgs {
     /// leave the cache, and at the end of each phase, untimed.
     #[arg(long, value_enum, default_value = "one-sided", conflicts_with = "trace")]
     pub(crate) access: AccessKind,
-    /// The cache of each compute process, shared by its workers; 8% of the raw data (16 bytes a key), or more if what is in
-    /// flight needs it.
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    pub(crate) cache: Option<u64>,
+    /// The cache of each compute process, shared by its workers: 64MiB, or a share of the raw data (16 bytes a key), as 8%.
+    /// Without it 8%, or more if what is in flight needs it.
+    #[arg(long, value_name = "SIZE|SHARE%")]
+    pub(crate) cache: Option<CacheSize>,
     /// Memory servers to start, each a process.
     #[arg(long, default_value_t = 2)]
     pub(crate) servers: u32,
@@ -153,9 +181,11 @@ pub(crate) struct BenchArgs {
     /// Replay the operations of this file (`-`: standard input) and print the answers, instead of running mixes.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "rounds", "seconds", "ops", "json"])]
     pub(crate) trace: Option<PathBuf>,
-    /// Use the running servers of this folder instead of starting some.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["servers", "server_bytes"])]
-    pub(crate) connect: Option<PathBuf>,
+    /// Use running servers instead of starting some: those of this folder, or verbs://HOST:PORT[,HOST:PORT...] over RDMA.
+    #[arg(long, value_name = "DIR|verbs://...", conflicts_with_all = ["servers", "server_bytes"])]
+    pub(crate) connect: Option<Address>,
+    #[command(flatten)]
+    pub(crate) verbs: VerbsArgs,
     /// The tree's name in the catalog.
     #[arg(long, value_name = "NAME", default_value = "bench")]
     pub(crate) tree: String,
@@ -185,11 +215,36 @@ pub(crate) struct ShareArgs {
     pub(crate) rmw: Option<u8>,
 }
 
+/// How memory is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FabricChoice {
+    /// Through files that all map.
+    Mem,
+    /// Over RDMA.
+    Verbs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The cluster's folder, the same for all its servers.
+    /// How compute servers reach the memory: mapped, from this machine, or over RDMA.
+    #[arg(long, value_enum, default_value = "mem")]
+    pub(crate) fabric: FabricChoice,
+    /// With mem: the cluster's folder, the same for all its servers.
     #[arg(long)]
-    pub(crate) dir: PathBuf,
+    pub(crate) dir: Option<PathBuf>,
+    /// With verbs: where compute servers connect to, ADDRESS:PORT; only from this machine unless told otherwise
+    /// (127.0.0.1:7471).
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) verbs: VerbsArgs,
     /// This server's number, from 0.
     #[arg(long, default_value_t = 0)]
     pub(crate) server: u32,
@@ -206,9 +261,11 @@ pub(crate) struct ServeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// The folder of the running cluster.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) connect: PathBuf,
+    /// The running cluster: its folder, or verbs://HOST:PORT[,HOST:PORT...] over RDMA.
+    #[arg(long, value_name = "DIR|verbs://...")]
+    pub(crate) connect: Address,
+    #[command(flatten)]
+    pub(crate) verbs: VerbsArgs,
     /// Check only the tree of this name.
     #[arg(long, value_name = "NAME")]
     pub(crate) tree: Option<String>,
@@ -227,6 +284,19 @@ impl ServeArgs {
             self.server,
             self.servers
         );
+        match self.fabric {
+            FabricChoice::Mem => {
+                ensure!(
+                    self.listen.is_none() && !self.verbs.is_given(),
+                    "--listen, --device, --gid-index and --secret-file are for --fabric verbs"
+                );
+                ensure!(self.dir.is_some(), "--dir is missing: the cluster's folder, the same for all its servers");
+            }
+            FabricChoice::Verbs => ensure!(
+                self.dir.is_none() && !self.ephemeral,
+                "--dir and --ephemeral are for --fabric mem; memory that is served over RDMA goes with its server"
+            ),
+        }
         Ok(())
     }
 }
@@ -275,7 +345,7 @@ impl BenchArgs {
         Ok(Plan {
             structure: self.structure,
             access: self.access,
-            cache_bytes: self.cache,
+            cache_bytes: self.cache_bytes(0),
             tree: self.tree.clone(),
             servers: self.servers,
             processes: self.processes,
@@ -304,12 +374,23 @@ impl BenchArgs {
         })
     }
 
+    /// How large each cache is to be, if told, when so many keys are loaded.
+    pub(crate) fn cache_bytes(&self, loaded: u64) -> Option<u64> {
+        match self.cache? {
+            CacheSize::Bytes(bytes) => Some(bytes),
+            CacheSize::Percent(percent) => {
+                let bytes = loaded as f64 * ENTRY_BYTES * percent / 100.0;
+                Some((bytes as u64).max(CACHE_BYTES_MIN))
+            }
+        }
+    }
+
     fn validate_cache(&self) -> anyhow::Result<()> {
         if self.access == AccessKind::OneSided {
             ensure!(self.cache.is_none(), "--cache is for --access cached or --access cached-inner");
             return Ok(());
         }
-        if let Some(bytes) = self.cache {
+        if let Some(CacheSize::Bytes(bytes)) = self.cache {
             ensure!(
                 bytes >= CACHE_BYTES_MIN,
                 "--cache {bytes} is less than the {CACHE_BYTES_MIN} bytes that a cache needs"
@@ -423,6 +504,8 @@ mod tests {
             ("--seconds 1 --ops 1", "cannot be used with"),
             ("--keys 5 --keys-file k", "cannot be used with"),
             ("--latency 2h", "unknown unit `h`"),
+            ("--access cached --cache 0%", "not a share of the data"),
+            ("--connect verbs://host", "not HOST:PORT"),
             ("--cache 1MiB", "--cache is for --access cached"),
             ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),
             ("--access cached --processes 2", "--access cached needs --processes 1"),
@@ -448,6 +531,14 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert!(parse("--dir d --server 1 --servers 2 --bytes 1GiB --ephemeral").is_ok());
+        assert!(parse("--fabric verbs --listen 127.0.0.1:0 --device rxe0").is_ok());
+        for (args, says) in [
+            ("--server 0", "--dir is missing"),
+            ("--dir d --listen 127.0.0.1:0", "for --fabric verbs"),
+            ("--fabric verbs --dir d", "for --fabric mem"),
+        ] {
+            assert!(parse(args).unwrap_err().to_string().contains(says), "{args}");
+        }
         assert!(parse("--dir d --server 2 --servers 2 --bytes 1GiB").unwrap_err().to_string().contains("from 0"));
     }
 }

@@ -1,27 +1,28 @@
 //! From what a user asked for to what the runtime is told: fabric options, proofs, trees by name.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use farlink_runtime::access::Access;
 use farlink_runtime::error::Error;
-use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
+use farlink_runtime::fabric::Fabric;
+use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::one_sided::Proof;
 use farlink_structures::BTree;
 
 use crate::driver::Target;
+use crate::place::Place;
 use crate::plan::{Plan, Validation};
 use crate::tally::Counters;
 
-/// The fabric to the cluster in `dir`, as slow and as nasty as the plan wants it.
-pub(crate) fn measured_fabric(dir: &Path, plan: &Plan) -> Result<Arc<MemFabric>, Error> {
+/// The fabric to the cluster, as slow and as nasty as the plan wants it.
+pub(crate) fn measured_fabric(place: &Place, plan: &Plan) -> anyhow::Result<Arc<dyn Fabric>> {
     let options = MemOptions {
         latency_ns: plan.latency_ns,
         bandwidth_bytes_per_s: plan.bandwidth_bytes_per_second.unwrap_or(0),
         nasty: plan.nasty,
         ..MemOptions::default()
     };
-    MemFabric::open(dir, options).map(Arc::new)
+    place.fabric(options)
 }
 
 /// How readers prove their copies whole.

@@ -3,11 +3,12 @@
 //! The tree itself is reached only through [`Inspect`], so that the order of events is tested without one.
 
 use std::io::Write;
-use std::path::Path;
+
 use std::time::Duration;
 
 use crate::child::Child;
 use crate::ledger::Ledger;
+use crate::place::Place;
 use crate::plan::{Load, Phase, Plan, Structure, Validation};
 use crate::progress::Progress;
 use crate::protocol::{self, Order};
@@ -30,7 +31,7 @@ pub(crate) trait Inspect {
 pub(crate) fn run(
     plan: &Plan,
     loaded: u64,
-    dir: &Path,
+    place: &Place,
     mut processes: Vec<Child>,
     tree: &mut impl Inspect,
     reporter: &mut Reporter<impl Write>,
@@ -46,7 +47,7 @@ pub(crate) fn run(
     }
     let mut progress = Progress::new(phases.len() as u64 + 1, reporter.is_json());
     let processes = &mut processes;
-    let start = |process| Order::Start { plan: Box::new(plan.clone()), process, dir: dir.to_owned() };
+    let start = |process| Order::Start { plan: Box::new(plan.clone()), process, place: place.clone() };
     protocol::tell(processes, start)?;
     protocol::await_ready(processes, Some(READY_LIMIT))?;
     for phase in &phases {
@@ -176,7 +177,7 @@ mod tests {
         let processes = vec![process(&plan, 500), process(&plan, 500)];
         let mut out = Vec::new();
         let mut reporter = Reporter::new(&mut out, true);
-        run(&plan, 1000, Path::new("d"), processes, &mut FakeTree(entries), &mut reporter).unwrap();
+        run(&plan, 1000, &Place::Folder("d".into()), processes, &mut FakeTree(entries), &mut reporter).unwrap();
         let failed = reporter.failed_checks().to_vec();
         let text = String::from_utf8(out).unwrap();
         (text.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), failed)

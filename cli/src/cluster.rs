@@ -137,7 +137,7 @@ mod tests {
         let line = [command.get_program()].into_iter().chain(command.get_args());
         let Parsed::Serve(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not a serve") };
         args.validate().unwrap();
-        assert_eq!((args.dir, args.bytes, args.ephemeral), ("/tmp/a b".into(), Some(4096), true));
+        assert_eq!((args.dir, args.bytes, args.ephemeral), (Some("/tmp/a b".into()), Some(4096), true));
     }
 
     #[test]

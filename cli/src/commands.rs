@@ -1,31 +1,32 @@
 //! The commands of the program.
 
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::server::{MemoryServer, ServeOptions};
 use farlink_structures::BTree;
 
-use crate::args::{BenchArgs, CheckArgs, ServeArgs};
+use crate::args::{BenchArgs, CheckArgs, FabricChoice, ServeArgs};
 use crate::bench::{self, Inspect as _};
 use crate::cluster::{self, Cluster as OwnCluster};
 use crate::host::{self, Workers};
 use crate::inspect::{self, Cluster, Inspector};
 use crate::keys::KeySpace;
+use crate::place::Place;
 use crate::plan::{AccessKind, Load, Plan};
 use crate::report::Reporter;
 use crate::serve::{StopSignals, announce_ready};
 use crate::trace::{self, Step, answer_line};
-use crate::{attach, compute, driver};
+use crate::{attach, compute, driver, verbs};
 
 /// `farlink serve`.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     args.validate()?;
+    let Some(dir) = args.dir.clone().filter(|_| args.fabric == FabricChoice::Mem) else { return verbs::serve(args) };
     let signals = StopSignals::watch()?;
     let server = MemoryServer::start(&ServeOptions {
-        dir: args.dir.clone(),
+        dir,
         server: args.server as usize,
         servers: args.servers as usize,
         bytes: args.bytes,
@@ -39,7 +40,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
 
 /// `farlink check`.
 pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
-    let cluster = Cluster::open(&args.connect)?;
+    let cluster = Cluster::open(&Place::new(&args.connect, &args.verbs)?)?;
     let mut reporter = Reporter::new(io::stdout().lock(), args.json);
     if let Some(tree) = &args.tree {
         reporter.check(&cluster.check(tree)?.0)?;
@@ -62,13 +63,14 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
 /// `farlink compute`: the bench is told what went wrong, and reports it. Answers whether all went well.
 pub(crate) fn compute() -> anyhow::Result<bool> {
     let stop = host::watch_for_stop()?;
-    let start = |plan, process, dir: PathBuf| Workers::start(plan, process, &dir, &stop);
+    let start = |plan, process, place: Place| Workers::start(plan, process, &place, &stop);
     compute::obey(&mut io::stdin().lock(), &mut io::stdout(), start)
 }
 
 /// `farlink bench`. Everything that a user can get wrong comes to light before anything is started.
 pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     let mut plan = args.plan()?;
+    let there = args.connect.as_ref().map(|address| Place::new(address, &args.verbs)).transpose()?;
     let steps = args.trace.as_deref().map(trace::read).transpose()?;
     let (keys, duplicates_dropped) = compute::key_space(&plan.keys)?;
     if duplicates_dropped > 0 {
@@ -77,13 +79,13 @@ pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     let keys = args.loads_keys().then_some(keys);
     if plan.access != AccessKind::OneSided {
         let loaded = keys.as_ref().map_or(0, KeySpace::loaded);
-        plan.cache_bytes = plan.cache_bytes.or_else(|| Some(plan.default_cache_bytes(loaded)));
+        plan.cache_bytes = args.cache_bytes(loaded).or_else(|| Some(plan.default_cache_bytes(loaded)));
     }
     if steps.is_some() {
         plan.mixes.clear();
         plan.rounds = 0;
     }
-    let own = match &args.connect {
+    let own = match &there {
         Some(_) => None,
         None => {
             let count = keys.as_ref().map_or(0, KeySpace::loaded);
@@ -91,12 +93,12 @@ pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
             Some(OwnCluster::start(plan.servers, bytes)?)
         }
     };
-    let dir = match (&args.connect, &own) {
-        (Some(dir), _) => dir.clone(),
-        (None, Some(own)) => own.dir().to_owned(),
+    let place = match (there, &own) {
+        (Some(there), _) => there,
+        (None, Some(own)) => Place::Folder(own.dir().to_owned()),
         (None, None) => bail!("there is no cluster"),
     };
-    let result = bench_on(plan, keys.as_ref(), steps.as_deref(), &dir, own.is_some(), args.json);
+    let result = bench_on(plan, keys.as_ref(), steps.as_deref(), &place, own.is_some(), args.json);
     let stopped = own.map_or(Ok(()), OwnCluster::stop);
     result.and(stopped)
 }
@@ -106,11 +108,11 @@ fn bench_on(
     mut plan: Plan,
     keys: Option<&KeySpace>,
     steps: Option<&[Step]>,
-    dir: &Path,
+    place: &Place,
     alone: bool,
     json: bool,
 ) -> anyhow::Result<()> {
-    let cluster = Cluster::open(dir)?;
+    let cluster = Cluster::open(place)?;
     let opened = cluster.open_or_create(&plan.tree, plan.page_bytes)?;
     (plan.servers, plan.page_bytes, plan.run) = (cluster.servers(), opened.page_bytes, opened.run);
     if let (Some(keys), 1..) = (keys, opened.entries) {
@@ -122,23 +124,23 @@ fn bench_on(
         let loaded = keys.map_or(0, KeySpace::loaded);
         let mut reporter = Reporter::new(io::stdout(), json);
         let processes = cluster::start_compute(plan.processes)?;
-        bench::run(&plan, loaded, dir, processes, &mut inspector, &mut reporter)?;
+        bench::run(&plan, loaded, place, processes, &mut inspector, &mut reporter)?;
         return all_held(&reporter);
     };
     // Standard output is for the answers alone.
     let mut reporter = Reporter::new(io::stderr(), false);
     if let Some(keys) = keys {
         let processes = cluster::start_compute(plan.processes)?;
-        bench::run(&plan, keys.loaded(), dir, processes, &mut inspector, &mut reporter)?;
+        bench::run(&plan, keys.loaded(), place, processes, &mut inspector, &mut reporter)?;
     }
-    replay(&plan, dir, steps)?;
+    replay(&plan, place, steps)?;
     reporter.check(&inspector.check()?.0)?;
     all_held(&reporter)
 }
 
 /// Replays a trace, one operation after the other, and prints what each answers.
-fn replay(plan: &Plan, dir: &Path, steps: &[Step]) -> anyhow::Result<()> {
-    let compute = ComputeServer::join(attach::measured_fabric(dir, plan)?, ComputeOptions::default())?;
+fn replay(plan: &Plan, place: &Place, steps: &[Step]) -> anyhow::Result<()> {
+    let compute = ComputeServer::join(attach::measured_fabric(place, plan)?, ComputeOptions::default())?;
     let worker = compute.worker()?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     worker.block_on(async {

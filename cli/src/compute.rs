@@ -3,12 +3,12 @@
 //! The loop knows nothing of trees: whoever holds the workers is a [`Host`].
 
 use std::io::{BufRead, Write};
-use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 
 use crate::keys::{KeySpace, mix};
 use crate::keysfile;
+use crate::place::Place;
 use crate::plan::{KeySource, Limit, Load, Phase, Plan, WorkerLimit};
 use crate::protocol::{Answer, Order, read_message, write_message};
 use crate::stream::{self, Draw, Source, WorkerId};
@@ -85,7 +85,7 @@ pub(crate) fn work(plan: &Plan, keys: &KeySpace, phase: &Phase, worker: WorkerId
 pub(crate) fn obey<H: Host>(
     input: &mut impl BufRead,
     output: &mut impl Write,
-    start: impl FnOnce(Plan, u32, PathBuf) -> anyhow::Result<H>,
+    start: impl FnOnce(Plan, u32, Place) -> anyhow::Result<H>,
 ) -> anyhow::Result<bool> {
     match obey_until_error(input, output, start) {
         Ok(()) => Ok(true),
@@ -99,11 +99,11 @@ pub(crate) fn obey<H: Host>(
 fn obey_until_error<H: Host>(
     input: &mut impl BufRead,
     output: &mut impl Write,
-    start: impl FnOnce(Plan, u32, PathBuf) -> anyhow::Result<H>,
+    start: impl FnOnce(Plan, u32, Place) -> anyhow::Result<H>,
 ) -> anyhow::Result<()> {
     let Some(order) = read_message(input)? else { return Ok(()) };
-    let Order::Start { plan, process, dir } = order else { bail!("the first order must be to start") };
-    let mut host = start(*plan, process, dir)?;
+    let Order::Start { plan, process, place } = order else { bail!("the first order must be to start") };
+    let mut host = start(*plan, process, place)?;
     write_message(output, &Answer::Ready)?;
     while let Some(order) = read_message(input)? {
         let answer = match order {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn start(process: u32) -> Order {
-        Order::Start { plan: Box::new(plan()), process, dir: "d".into() }
+        Order::Start { plan: Box::new(plan()), process, place: Place::Folder("d".into()) }
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! the workers share, if they have one. A phase ends with a flush of it, so that others see what the phase has done.
 
 use std::cell::RefCell;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -28,6 +27,7 @@ use crate::compute::{self, Host, Work};
 use crate::driver::run_task;
 use crate::feed::{End, Feed};
 use crate::keys::{KeySpace, value_for};
+use crate::place::Place;
 use crate::plan::{Phase, Plan, WorkerLimit};
 use crate::reach::{Reach, Way};
 use crate::stream::{Draw, WorkerId};
@@ -96,10 +96,10 @@ pub(crate) fn watch_for_stop() -> anyhow::Result<Arc<AtomicBool>> {
 }
 
 impl Workers {
-    /// Joins the cluster in `dir` and starts the workers of process number `process`. They stop soon after `stop` is set.
-    pub(crate) fn start(plan: Plan, process: u32, dir: &Path, stop: &Arc<AtomicBool>) -> anyhow::Result<Self> {
+    /// Joins the cluster and starts the workers of process number `process`. They stop soon after `stop` is set.
+    pub(crate) fn start(plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Self> {
         let keys = compute::key_space(&plan.keys)?.0.for_run(plan.run);
-        let fabric = attach::measured_fabric(dir, &plan)?;
+        let fabric = attach::measured_fabric(place, &plan)?;
         let options = ComputeOptions { seed: plan.seed.wrapping_add(u64::from(process)), ..ComputeOptions::default() };
         let compute = Arc::new(ComputeServer::join(fabric, options)?);
         let way = Way::new(&plan)?;

@@ -3,7 +3,6 @@
 //! Each look at the cluster is a membership of its own. So the pages that it took are back before anybody else allocates,
 //! and no idle member holds up the reuse of pages while workers run.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
@@ -11,7 +10,7 @@ use farlink_runtime::access::Access as _;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
 use farlink_runtime::fabric::Fabric;
-use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
+use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::one_sided::{OneSided, Proof};
 use farlink_runtime::structure::Structure;
 use farlink_runtime::worker::Handle;
@@ -21,6 +20,7 @@ use farlink_structures::btree::{self, BTreeOptions, Report};
 
 use crate::bench::Inspect;
 use crate::keys::KeySpace;
+use crate::place::Place;
 use crate::report::{CheckRow, Footprint};
 
 /// About how many keys are looked for in a tree that an earlier run has loaded.
@@ -44,9 +44,9 @@ pub(crate) struct Opened {
 }
 
 impl Cluster {
-    /// The running cluster in `dir`.
-    pub(crate) fn open(dir: &Path) -> Result<Self, Error> {
-        Ok(Self { fabric: Arc::new(MemFabric::open(dir, MemOptions::default())?) })
+    /// The running cluster.
+    pub(crate) fn open(place: &Place) -> anyhow::Result<Self> {
+        Ok(Self { fabric: place.fabric(MemOptions::default())? })
     }
 
     /// How many memory servers it has.

@@ -21,6 +21,7 @@ mod keys;
 mod keysfile;
 mod latency;
 mod ledger;
+mod place;
 mod plan;
 mod progress;
 mod protocol;
@@ -33,6 +34,7 @@ mod table;
 mod tally;
 mod trace;
 mod units;
+mod verbs;
 mod workload;
 
 use std::process::ExitCode;
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench(args).map(|()| true),
         Command::Serve(args) => commands::serve(args).map(|()| true),
         Command::Check(args) => commands::check(args).map(|()| true),
+        Command::Devices(args) => verbs::devices(args).map(|()| true),
         Command::Figure(args) => figure::run(args).map(|()| true),
         Command::Compute => commands::compute(),
     };

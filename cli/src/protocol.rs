@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bench                                   compute process
-//!   Start{plan, process, dir} ---------->   opens the cluster, reads keys
+//!   Start{plan, process, place} -------->   opens the cluster, reads keys
 //!                             <----------   Ready
 //!   Prepare{phase}            ---------->   draws the streams, starts the workers up to a barrier
 //!                             <----------   Ready
@@ -16,7 +16,6 @@
 //! any answer, and is the process's last word. Nothing else is written to a compute process's standard output.
 
 use std::io::{BufRead, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -24,6 +23,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::child::Child;
+use crate::place::Place;
 use crate::plan::{Phase, Plan};
 use crate::tally::{SentTally, Tally};
 
@@ -31,7 +31,7 @@ use crate::tally::{SentTally, Tally};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Order {
-    Start { plan: Box<Plan>, process: u32, dir: PathBuf },
+    Start { plan: Box<Plan>, process: u32, place: Place },
     Prepare { phase: Phase },
     Go,
 }

@@ -255,6 +255,70 @@ pub enum Error {
     #[error("the structure is not empty; bulk load into a new one, or insert")]
     NotEmpty,
 
+    /// There is no RDMA device that will do.
+    #[error("no {wanted}: {why}")]
+    NoDevice {
+        /// What was asked for.
+        wanted: String,
+        /// What there is instead, and what to do.
+        why: String,
+    },
+
+    /// The system or the device does not let memory be registered.
+    #[error("{device} refuses to register {bytes} bytes: {cause}; {remedy}")]
+    RegistrationRefused {
+        /// How much.
+        bytes: u64,
+        /// The device.
+        device: String,
+        /// The system's answer.
+        cause: std::io::Error,
+        /// What to do.
+        remedy: String,
+    },
+
+    /// Nobody listens at a memory server's address.
+    #[error(
+        "no memory server at {address}: {why}; is it running (`farlink serve --fabric verbs`), and does it --listen on an address that this machine reaches?"
+    )]
+    Unreachable {
+        /// The address.
+        address: String,
+        /// The system's answer.
+        why: String,
+    },
+
+    /// A memory server does not let us in, or is not what it should be.
+    #[error("not connected to the memory server at {address}: {why}; all servers of a cluster need the same secret")]
+    NotAdmitted {
+        /// The address.
+        address: String,
+        /// What happened.
+        why: String,
+    },
+
+    /// A memory server that was there is gone.
+    #[error(
+        "memory server {server} at {address} is lost: {why}; what was under way to it may have taken effect or not; once it runs again, join anew"
+    )]
+    ServerLost {
+        /// The memory server.
+        server: ServerId,
+        /// Its address.
+        address: String,
+        /// What was seen.
+        why: String,
+    },
+
+    /// A connection for messages cannot be used.
+    #[error(
+        "this connection for messages is of no use: {why}; what was under way may have arrived or not; connect a new one"
+    )]
+    LineBroken {
+        /// What happened.
+        why: String,
+    },
+
     /// A fabric operation failed.
     #[error("{what} at {at} failed: {why}")]
     Fabric {

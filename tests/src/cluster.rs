@@ -1,4 +1,4 @@
-//! Clusters of the `mem` fabric for tests.
+//! Clusters for tests: how they are made ([`crate::backend`] says on what), joined, filled and checked.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,9 +9,9 @@ use farlink_runtime::{
     audit, catalog,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
-    fabric::mem::{MemFabric, MemOptions},
+    fabric::{Fabric, mem::MemOptions},
     one_sided::{OneSided, Proof},
-    server::{MemoryServer, ServeOptions},
+    server::ServeOptions,
     worker::Worker,
 };
 use farlink_structures::{
@@ -55,55 +55,16 @@ pub fn scratch() -> std::io::Result<TempDir> {
 ///
 /// # Errors
 /// As [`ComputeServer::join`].
-pub fn join(fabric: &Arc<MemFabric>, seed: u64) -> Result<ComputeServer, Error> {
-    ComputeServer::join(Arc::clone(fabric) as _, ComputeOptions { seed, ..ComputeOptions::default() })
+pub fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
+    ComputeServer::join(Arc::clone(fabric), ComputeOptions { seed, ..ComputeOptions::default() })
 }
 
 /// Joins a cluster as a compute server whose maintenance is up to the test.
 ///
 /// # Errors
 /// As [`ComputeServer::join`].
-pub fn join_manual(fabric: &Arc<MemFabric>, seed: u64) -> Result<ComputeServer, Error> {
-    ComputeServer::join(Arc::clone(fabric) as _, ComputeOptions { seed, maintenance: Maintenance::Manual })
-}
-
-/// A cluster in files, whose memory servers run in this process. It is gone with the value.
-#[derive(Debug)]
-pub struct Served {
-    // Before the directory: the servers stop before their files go.
-    servers: Vec<MemoryServer>,
-    dir: TempDir,
-}
-
-impl Served {
-    /// Starts `servers` memory servers of `bytes` each.
-    ///
-    /// # Errors
-    /// If the directory cannot be made, or as [`MemoryServer::start`].
-    pub fn start(servers: usize, bytes: u64) -> anyhow::Result<Self> {
-        let dir = scratch()?;
-        let start = |server| MemoryServer::start(&serve_options(dir.path(), server, servers, bytes));
-        let servers = (0..servers).map(start).collect::<Result<_, _>>()?;
-        Ok(Self { servers, dir })
-    }
-
-    /// The cluster's directory.
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// The memory servers.
-    pub fn servers(&self) -> &[MemoryServer] {
-        &self.servers
-    }
-
-    /// The way to it.
-    ///
-    /// # Errors
-    /// As [`MemFabric::open`].
-    pub fn fabric(&self, options: MemOptions) -> Result<Arc<MemFabric>, Error> {
-        MemFabric::open(self.dir(), options).map(Arc::new)
-    }
+pub fn join_manual(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
+    ComputeServer::join(Arc::clone(fabric), ComputeOptions { seed, maintenance: Maintenance::Manual })
 }
 
 /// What one memory server of a test cluster serves.
@@ -115,7 +76,7 @@ pub fn serve_options(dir: &Path, server: usize, servers: usize, bytes: u64) -> S
 ///
 /// # Errors
 /// As [`Map::make`].
-pub fn create<S: Subject>(fabric: &Arc<MemFabric>, name: &str, page_bytes: usize, proof: Proof) -> Result<(), Error> {
+pub fn create<S: Subject>(fabric: &Arc<dyn Fabric>, name: &str, page_bytes: usize, proof: Proof) -> Result<(), Error> {
     let page_bytes = S::page_bytes(page_bytes);
     with_worker(fabric, |worker| worker.block_on(Map::<S, _>::make(worker, name, page_bytes, proof)).map(drop))
 }
@@ -125,7 +86,7 @@ pub fn create<S: Subject>(fabric: &Arc<MemFabric>, name: &str, page_bytes: usize
 /// # Errors
 /// As [`Subject::load`].
 pub fn load<S: Subject>(
-    fabric: &Arc<MemFabric>,
+    fabric: &Arc<dyn Fabric>,
     name: &str,
     entries: impl IntoIterator<Item = (u64, u64)>,
     fill: f64,
@@ -142,7 +103,7 @@ pub fn load<S: Subject>(
 ///
 /// # Errors
 /// As [`Map::make`].
-pub fn create_tree(fabric: &Arc<MemFabric>, name: &str, options: BTreeOptions) -> Result<(), Error> {
+pub fn create_tree(fabric: &Arc<dyn Fabric>, name: &str, options: BTreeOptions) -> Result<(), Error> {
     create::<Tree>(fabric, name, options.page_bytes, options.proof)
 }
 
@@ -150,7 +111,7 @@ pub fn create_tree(fabric: &Arc<MemFabric>, name: &str, options: BTreeOptions) -
 ///
 /// # Errors
 /// If the fabric fails.
-pub fn unaccounted_bytes(fabric: &Arc<MemFabric>, report: &Report) -> Result<u64, Error> {
+pub fn unaccounted_bytes(fabric: &Arc<dyn Fabric>, report: &Report) -> Result<u64, Error> {
     let memory = with_worker(fabric, |worker| worker.block_on(audit::memory(worker)))?;
     Ok(memory.used_bytes().abs_diff(report.bytes()))
 }
@@ -159,7 +120,7 @@ pub fn unaccounted_bytes(fabric: &Arc<MemFabric>, report: &Report) -> Result<u64
 ///
 /// # Errors
 /// As [`Map::open`] and [`Map::check`].
-pub fn check_tree(fabric: &Arc<MemFabric>, name: &str) -> Result<Report, Error> {
+pub fn check_tree(fabric: &Arc<dyn Fabric>, name: &str) -> Result<Report, Error> {
     with_worker(fabric, |worker| {
         let which = worker.block_on(which(worker, name))?;
         of_structure!(which, check(worker, name))
@@ -174,7 +135,7 @@ fn check<S: Subject>(worker: &Worker, name: &str) -> Result<Report, Error> {
 ///
 /// # Errors
 /// As [`Map::open`] and [`Map::get`].
-pub fn entries(fabric: &Arc<MemFabric>, name: &str) -> Result<Vec<(u64, u64)>, Error> {
+pub fn entries(fabric: &Arc<dyn Fabric>, name: &str) -> Result<Vec<(u64, u64)>, Error> {
     with_worker(fabric, |worker| {
         let which = worker.block_on(which(worker, name))?;
         of_structure!(which, entries_of(worker, name))
@@ -199,7 +160,7 @@ async fn which(worker: &Worker, name: &str) -> Result<StructureName, Error> {
 /// # Errors
 /// If it cannot join, or as `f`.
 pub fn with_worker<T, E: From<Error>>(
-    fabric: &Arc<MemFabric>,
+    fabric: &Arc<dyn Fabric>,
     f: impl FnOnce(&Worker) -> Result<T, E>,
 ) -> Result<T, E> {
     let compute = join(fabric, 0)?;

@@ -11,7 +11,9 @@
 //!
 //! Making it happen:
 //!
-//! - [`cluster`]: clusters of the `mem` fabric, in one process or in files, fast or nasty.
+//! - [`backend`]: on what a cluster runs: `mem` in one process or across processes, fast or nasty; or `verbs`.
+//! - [`cluster`]: clusters joined, filled and checked.
+//! - [`direct`]: an endpoint driven by hand.
 //! - [`reach`]: one-sided, or through a compute server's cache.
 //! - [`drive`]: a worker that keeps many recorded operations in flight, and drops some of them.
 //! - [`peer`]: compute servers in processes of their own: the `farlink-stress` program's other side.
@@ -23,8 +25,10 @@
 //! - [`settings`]: seeds, durations and sizes from the environment or the command line.
 
 pub mod atomic_map;
+pub mod backend;
 pub mod bounded;
 pub mod cluster;
+pub mod direct;
 pub mod drive;
 pub mod history;
 pub mod linear;

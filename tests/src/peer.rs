@@ -21,7 +21,6 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use farlink_runtime::{
     compute::ComputeServer,
-    fabric::mem::{MemFabric, MemOptions},
     one_sided::{OneSided, Proof},
     worker::Counters,
 };
@@ -29,8 +28,9 @@ use farlink_structures::{btree::BTree, map::Map};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
+    backend::{Manners, Place},
     bounded::Watchdog,
-    cluster::{self, FAST, NASTY, WEAK},
+    cluster,
     drive::{Plan, Tally, drive},
     history::{Flush, Recorder},
     of_structure,
@@ -46,33 +46,11 @@ pub const PEER: &str = "peer";
 /// How long a peer may take beyond the time it was given.
 const GRACE: Duration = Duration::from_secs(120);
 
-/// How the fabric behaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Manners {
-    /// [`FAST`].
-    Fast,
-    /// [`NASTY`].
-    Nasty,
-    /// [`WEAK`].
-    Weak,
-}
-
-impl Manners {
-    /// The options of the fabric.
-    pub fn options(self) -> MemOptions {
-        match self {
-            Self::Fast => FAST,
-            Self::Nasty => NASTY,
-            Self::Weak => WEAK,
-        }
-    }
-}
-
 /// What a peer is to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
-    /// The cluster's directory.
-    pub dir: PathBuf,
+    /// The cluster.
+    pub place: Place,
     /// The name of the tree.
     pub tree: String,
     /// What structure it is. A page is held of a B+-tree only.
@@ -316,7 +294,7 @@ impl Drop for Peer {
 pub fn serve(spec: &str) -> anyhow::Result<()> {
     let spec: Spec = serde_json::from_str(spec).context("not the specification of a peer")?;
     let orders = Orders::listen()?;
-    let fabric = Arc::new(MemFabric::open(&spec.dir, spec.manners.options())?);
+    let fabric = spec.place.open(spec.manners)?;
     let compute = cluster::join(&fabric, spec.seed)?;
     match &spec.role {
         Role::Work(work) => of_structure!(spec.structure, work_on(&spec, work, compute, &orders)),

@@ -1,17 +1,20 @@
 //! Pages read, locked and damaged by hand: what a broken, slow or dying compute server leaves in remote memory.
 
+use std::sync::Arc;
+
 use anyhow::ensure;
 use farlink_runtime::{
     access::{Access, PageRef, Start},
     buffer::Buffer,
-    fabric::{Fabric, mem::MemFabric},
+    fabric::Fabric,
     lock::{LockState, LockWord},
     one_sided::OneSided,
-    page::{self, HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
+    page::{self, HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SELF, SizeClass, StructureId},
     ptr::{Link, RemotePtr, ServerId, Target},
-    sync::Ordering,
     worker::Handle,
 };
+
+use crate::direct::Direct;
 
 // The B+-tree's page layout, as its module `node` documents it. It is repeated here because a test that damages pages
 // must not depend on code that it tests.
@@ -114,18 +117,25 @@ impl HeldPage {
 }
 
 /// The pages of one structure and size in a cluster's memory that are in use, in the order of their addresses.
-pub fn pages_of(fabric: &MemFabric, structure: StructureId, class: SizeClass) -> Vec<RemotePtr> {
+pub fn pages_of(fabric: &Arc<dyn Fabric>, structure: StructureId, class: SizeClass) -> Vec<RemotePtr> {
+    let direct = direct(fabric);
     let mut pages = Vec::new();
     for server in servers(fabric) {
-        let words = fabric.raw_words(server);
-        for first in (class.words()..words.len()).step_by(class.words()) {
-            let Ok(at) = RemotePtr::new(server, first as u64 * 8) else { continue };
-            let word = |index: usize| words[first + index].load(Ordering::Relaxed);
-            let is_its = Identity::from_word(word(IDENTITY))
-                .is_some_and(|identity| identity.structure == structure && identity.class == class);
-            let is_used = LockWord::from_word(word(LOCK)).state() == LockState::Unlocked;
-            if word(SELF) == at.raw() && is_its && is_used {
-                pages.push(at);
+        let region_words = (fabric.region_bytes(server) / 8) as usize;
+        // Not from the start: there is no pointer to the first word of all, and no page there.
+        for first in (class.words()..region_words).step_by(PAGE_WORDS_MAX) {
+            let start = RemotePtr::new(server, first as u64 * 8).expect("an address in a region");
+            let words = direct.read(start, PAGE_WORDS_MAX.min(region_words - first));
+            let words = words.expect("a cluster's memory can be read");
+            for (index, page) in words.chunks_exact(class.words()).enumerate() {
+                let at = first + index * class.words();
+                let Ok(at) = RemotePtr::new(server, at as u64 * 8) else { continue };
+                let is_its = Identity::from_word(page[IDENTITY])
+                    .is_some_and(|identity| identity.structure == structure && identity.class == class);
+                let is_used = LockWord::from_word(page[LOCK]).state() == LockState::Unlocked;
+                if page[SELF] == at.raw() && is_its && is_used {
+                    pages.push(at);
+                }
             }
         }
     }
@@ -133,21 +143,20 @@ pub fn pages_of(fabric: &MemFabric, structure: StructureId, class: SizeClass) ->
 }
 
 /// The memory servers of a cluster.
-pub fn servers(fabric: &MemFabric) -> impl Iterator<Item = ServerId> {
+pub fn servers(fabric: &Arc<dyn Fabric>) -> impl Iterator<Item = ServerId> + use<> {
     (0..fabric.servers()).map(|index| ServerId::new(index as u16).expect("a cluster's servers have ids"))
 }
 
 /// The words of a page, as they stand in memory.
-pub fn load(fabric: &MemFabric, at: RemotePtr, words: usize) -> Vec<u64> {
-    let first = (at.offset() / 8) as usize;
-    let region = fabric.raw_words(at.server());
-    region[first..first + words].iter().map(|word| word.load(Ordering::Relaxed)).collect()
+pub fn load(fabric: &Arc<dyn Fabric>, at: RemotePtr, words: usize) -> Vec<u64> {
+    direct(fabric).read(at, words).expect("a page can be read")
 }
 
 /// Overwrites the words from `at` on, past all locks.
-pub fn store(fabric: &MemFabric, at: RemotePtr, words: &[u64]) {
-    let first = (at.offset() / 8) as usize;
-    for (to, &word) in fabric.raw_words(at.server())[first..].iter().zip(words) {
-        to.store(word, Ordering::Relaxed);
-    }
+pub fn store(fabric: &Arc<dyn Fabric>, at: RemotePtr, words: &[u64]) {
+    direct(fabric).write(at, words).expect("a cluster's memory can be written");
+}
+
+fn direct(fabric: &Arc<dyn Fabric>) -> Direct {
+    Direct::new(fabric, 0).expect("a fabric gives another endpoint")
 }

@@ -10,16 +10,17 @@
 use std::{collections::BTreeMap, ffi::OsString, path::Path, str::FromStr, sync::Arc, time::Instant};
 
 use anyhow::Context;
-use farlink_runtime::{fabric::mem::MemFabric, one_sided::Proof};
+use farlink_runtime::{fabric::Fabric, one_sided::Proof};
 use farlink_structures::map::Map;
 
 pub use crate::summary::Summary;
 use crate::{
-    cluster::{self, Served},
+    backend::{Backend, Cluster, Manners, Place},
+    cluster,
     drive::TIDE_NS,
     history::History,
     of_structure,
-    peer::{Manners, Peer, Role, Spec, Tale, Work},
+    peer::{Peer, Role, Spec, Tale, Work},
     reach::{Admit, CacheSpec, Part, Reach},
     settings::Arguments,
     subject::{StructureName, Subject},
@@ -40,7 +41,9 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --scan-limit 40   entries that a scan asks for, at most
   --page-bytes 256  a power of two from 256 to 4096; always 64 for a skip list
   --servers 3       memory servers
-  --fabric nasty    nasty, or weak: without ordered WRITEs, too; or fast
+  --fabric mem      mem, or verbs: real RDMA
+  --connect A,B     with verbs, these running memory servers, HOST:PORT each; FARLINK_SECRET is their secret
+  --manners nasty   how mem behaves: nasty, or weak: without ordered WRITEs, too; or fast
   --proof checksum  checksum, or three-waits
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
   --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; shared-inner: each
@@ -111,6 +114,10 @@ pub struct Options {
     pub page_bytes: usize,
     /// Memory servers.
     pub servers: usize,
+    /// What joins them; in processes.
+    pub backend: Backend,
+    /// The cluster, if there is one already. Nobody else may use it.
+    pub place: Option<Place>,
     /// How the fabric behaves.
     pub manners: Manners,
     /// Whether readers use [`Proof::LockBodyLock`].
@@ -141,6 +148,8 @@ impl Default for Options {
             scan_limit_max: 40,
             page_bytes: 256,
             servers: 3,
+            backend: Backend::chosen_across_processes(),
+            place: None,
             manners: Manners::Nasty,
             three_waits: false,
             drop_one_in: 0,
@@ -161,7 +170,7 @@ impl Options {
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Self> {
         let mut arguments = Arguments::parse(arguments)?;
         let mut options = Self::default();
-        let (mut fabric, mut proof) = (String::from("nasty"), String::from("checksum"));
+        let (mut manners, mut proof) = (String::from("nasty"), String::from("checksum"));
         arguments.take("structure", &mut options.structure)?;
         arguments.take("seconds", &mut options.seconds)?;
         arguments.take("processes", &mut options.processes)?;
@@ -180,16 +189,31 @@ impl Options {
         arguments.take("scan-limit", &mut options.scan_limit_max)?;
         arguments.take("page-bytes", &mut options.page_bytes)?;
         arguments.take("servers", &mut options.servers)?;
+        let mut fabric = options.backend.to_string();
         arguments.take("fabric", &mut fabric)?;
+        options.backend = match fabric.as_str() {
+            "mem" | "mem-processes" => Backend::MemProcesses,
+            "verbs" => Backend::Verbs,
+            other => anyhow::bail!("--fabric {other}: it is mem or verbs"),
+        };
+        let mut connect = String::new();
+        arguments.take("connect", &mut connect)?;
+        if !connect.is_empty() {
+            anyhow::ensure!(options.backend == Backend::Verbs, "--connect is for --fabric verbs");
+            let servers = connect.split(',').map(str::to_owned).collect();
+            let secret = std::env::var("FARLINK_SECRET").context("FARLINK_SECRET is the cluster's secret")?;
+            options.place = Some(Place::Verbs { servers, secret });
+        }
+        arguments.take("manners", &mut manners)?;
         arguments.take("proof", &mut proof)?;
         arguments.take("drop-one-in", &mut options.drop_one_in)?;
         arguments.take("seed", &mut options.seed)?;
         arguments.finish()?;
-        options.manners = match fabric.as_str() {
+        options.manners = match manners.as_str() {
             "nasty" => Manners::Nasty,
             "weak" => Manners::Weak,
             "fast" => Manners::Fast,
-            other => anyhow::bail!("--fabric {other}: it is nasty, weak or fast"),
+            other => anyhow::bail!("--manners {other}: it is nasty, weak or fast"),
         };
         options.three_waits = match proof.as_str() {
             "checksum" => false,
@@ -239,7 +263,7 @@ impl Options {
 
 /// How each process reaches the tree, which holds these entries.
 fn reaches<S: Subject>(
-    fabric: &Arc<MemFabric>,
+    fabric: &Arc<dyn Fabric>,
     options: &Options,
     initial: &BTreeMap<u64, u64>,
 ) -> anyhow::Result<Vec<Reach>> {
@@ -262,7 +286,7 @@ fn reaches<S: Subject>(
 }
 
 /// The keys in as many parts of about the same number of entries, cut where leaves are cut.
-fn cut<S: Subject>(fabric: &Arc<MemFabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Part>> {
+fn cut<S: Subject>(fabric: &Arc<dyn Fabric>, parts: usize, initial: &BTreeMap<u64, u64>) -> anyhow::Result<Vec<Part>> {
     let keys: Vec<u64> = initial.keys().copied().collect();
     cluster::with_worker(fabric, |worker| {
         worker.block_on(async {
@@ -287,17 +311,20 @@ pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
 }
 
 fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summary> {
-    let served = Served::start(options.servers, SERVER_BYTES)?;
+    let cluster = match &options.place {
+        Some(place) => Cluster::at(place.clone(), options.manners)?,
+        None => Cluster::start(options.backend, options.servers, SERVER_BYTES, options.manners)?,
+    };
     let histories = tempfile::tempdir()?;
-    cluster::create::<S>(&served.fabric(options.manners.options())?, TREE, options.page_bytes, options.proof())?;
-    let (fast, initial) = (served.fabric(cluster::FAST)?, options.initial());
+    cluster::create::<S>(&cluster, TREE, options.page_bytes, options.proof())?;
+    let (fast, initial) = (cluster.place()?.open(Manners::Fast)?, options.initial());
     if !initial.is_empty() {
         cluster::load::<S>(&fast, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
     }
     let mut peers = Vec::new();
     for (process, reach) in (0..options.processes).zip(reaches::<S>(&fast, options, &initial)?) {
         let spec = Spec {
-            dir: served.dir().to_owned(),
+            place: cluster.place()?.clone(),
             tree: TREE.into(),
             structure: options.structure,
             manners: options.manners,

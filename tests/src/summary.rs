@@ -3,13 +3,14 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use farlink_runtime::{
-    fabric::mem::MemFabric,
+    fabric::Fabric,
     one_sided::{OneSided, Proof},
     worker::Worker,
 };
 use farlink_structures::map::{Map, Report};
 
 use crate::{
+    backend::Backend,
     cluster,
     history::{Flush, History, Op, Outcome, Recorder},
     linear, of_structure,
@@ -45,6 +46,8 @@ pub struct Summary {
     pub unaccounted_bytes: u64,
     /// How the workers reached the tree.
     pub access: Access,
+    /// Whether READs are torn now and then, and must have been.
+    pub tears: bool,
     /// Parts of which the owner saw other entries than are read one-sided.
     pub misseen: Vec<(Seen, Seen)>,
 }
@@ -56,7 +59,7 @@ impl Summary {
     /// # Errors
     /// If the tree cannot be read.
     pub fn judge(
-        fabric: &Arc<MemFabric>,
+        fabric: &Arc<dyn Fabric>,
         options: &Options,
         mut history: History,
         tale: Tale,
@@ -69,7 +72,9 @@ impl Summary {
         let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;
         let (linear, scans) = (linear::check(&history), check_scans(&history, &tale.seen));
         let (seed, access) = (options.seed, options.access);
-        Ok(Self { seed, seconds, tale, in_flight_max, linear, scans, check, unaccounted_bytes, access, misseen })
+        // Verbs tear what they please, and SoftRoCE hardly anything that fits into one packet.
+        let tears = options.backend != Backend::Verbs;
+        Ok(Self { seed, seconds, tale, in_flight_max, linear, scans, check, unaccounted_bytes, access, tears, misseen })
     }
 
     /// Lock requests that lost, at other compute servers' hands or at their own.
@@ -101,7 +106,8 @@ impl Summary {
         if self.tale.counter("cache_write_errors") != 0 {
             failures.push(format!("{} pages could not be written", self.tale.counter("cache_write_errors")));
         }
-        let shared = [("torn reads", self.tale.counter("torn_reads")), ("lock conflicts", self.conflicts())];
+        let torn = [("torn reads", self.tale.counter("torn_reads"))];
+        let shared = [if self.tears { &torn[..] } else { &[] }, &[("lock conflicts", self.conflicts())]].concat();
         let changes = [("splits", self.tale.counter("splits")), ("merges", self.tale.counter("merges"))];
         let cached = ["cache_hits", "cache_misses"].map(|name| (name, self.tale.counter(name)));
         let replaced = ["cache_evictions", "cache_write_backs"].map(|name| (name, self.tale.counter(name)));
@@ -177,7 +183,7 @@ impl fmt::Display for Summary {
 
 /// What is there when all have left: every key, and what differs from what owners saw.
 fn look<S: Subject>(
-    fabric: &Arc<MemFabric>,
+    fabric: &Arc<dyn Fabric>,
     options: &Options,
     seen: &[Seen],
 ) -> anyhow::Result<(History, Vec<(Seen, Seen)>)> {

@@ -7,7 +7,7 @@
 
 use std::{
     sync::{
-        Arc, Barrier,
+        Barrier,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -16,7 +16,6 @@ use std::{
 use farlink_runtime::{
     buffer::Buffer,
     error::Error,
-    fabric::mem::{MemFabric, MemOptions},
     lock::{LockState, LockWord},
     page::{self, HEADER_WORDS, Identity, LOCK, SizeClass, StructureId},
     pages::{self, Placement},
@@ -26,7 +25,10 @@ use farlink_runtime::{
 };
 use rand::RngExt;
 
-use crate::cluster;
+use crate::{
+    backend::{Cluster, Manners},
+    cluster,
+};
 
 /// READs by anybody that a writer lets pass between two changes, at most.
 const REST_TRIES_MAX: u64 = 16;
@@ -50,7 +52,7 @@ pub struct Trial {
     /// Decides the disorder.
     pub seed: u64,
     /// How the fabric behaves.
-    pub fabric: MemOptions,
+    pub manners: Manners,
     /// Bytes of the page.
     pub page_bytes: usize,
     /// How readers decide.
@@ -94,7 +96,7 @@ struct Counts {
 /// # Errors
 /// If the cluster cannot be made, or the fabric fails.
 pub fn run(trial: &Trial) -> anyhow::Result<Verdict> {
-    let fabric = Arc::new(MemFabric::in_process(1, 2 << 20, trial.fabric)?);
+    let fabric = Cluster::of_this_run(1, 2 << 20, trial.manners)?;
     let class = SizeClass::of_bytes(trial.page_bytes).ok_or_else(|| anyhow::anyhow!("no such page size"))?;
     let compute = cluster::join(&fabric, trial.seed)?;
     let worker = compute.worker()?;

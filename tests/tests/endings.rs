@@ -51,13 +51,13 @@ fn watch(what: &str) -> Watchdog {
     Watchdog::start(what, Duration::from_secs(60))
 }
 
-fn fabric(options: MemOptions) -> Arc<MemFabric> {
+fn fabric(options: MemOptions) -> Arc<dyn Fabric> {
     Arc::new(MemFabric::in_process(2, 2 << 20, options).unwrap())
 }
 
 /// A compute server that nobody maintains but the test, its worker, and a tree.
 struct Scene {
-    fabric: Arc<MemFabric>,
+    fabric: Arc<dyn Fabric>,
     compute: Rc<ComputeServer>,
     worker: Worker,
     tree: Tree,
@@ -81,7 +81,7 @@ impl Scene {
 }
 
 /// Whether every structure of the cluster is clean, and all memory is either theirs or free. Nobody else is there.
-fn assert_nothing_is_lost(fabric: &Arc<MemFabric>, context: &str) {
+fn assert_nothing_is_lost(fabric: &Arc<dyn Fabric>, context: &str) {
     let audit = async |worker: &Handle| {
         let mut bytes = 0;
         for structure in catalog::list(worker).await? {
@@ -135,7 +135,7 @@ fn poll_some(worker: &Worker, future: &mut Doing, mut polls: u32) -> bool {
 }
 
 /// Ends what `start` makes in the given way, after so many polls or turns; true if it was ready before that.
-fn end_after(scene: Scene, ending: Ending, cuts: u32, start: fn(&Scene) -> Doing) -> (Arc<MemFabric>, bool) {
+fn end_after(scene: Scene, ending: Ending, cuts: u32, start: fn(&Scene) -> Doing) -> (Arc<dyn Fabric>, bool) {
     let mut doing = start(&scene);
     let Scene { fabric, compute, worker, tree } = scene;
     let finished = match ending {

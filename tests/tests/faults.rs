@@ -14,18 +14,19 @@ use std::{
 use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
-    fabric::mem::MemFabric,
+    fabric::Fabric,
     one_sided::{OneSided, Proof},
     ptr::RemotePtr,
     worker::Worker,
 };
 use farlink_structures::btree::{BTree, BTreeOptions, Report};
 use farlink_tests::{
+    backend::{Backend, Cluster, Manners},
     bounded::{self, Bound, Watchdog},
-    cluster::{self, NASTY, Served},
+    cluster,
     history::{FILE_EXTENSION, Flush, History, Op, Outcome, Recorder},
     linear,
-    peer::{Manners, Peer, Role, Spec, Tale, Work},
+    peer::{Peer, Role, Spec, Tale, Work},
     raw::leaf_of,
     reach::Reach,
     scans, settings,
@@ -49,14 +50,12 @@ struct Scene {
     tree: BTree<OneSided>,
     worker: Worker,
     _compute: ComputeServer,
-    fabric: Arc<MemFabric>,
-    served: Served,
+    fabric: Cluster,
 }
 
 impl Scene {
     fn new() -> Self {
-        let served = Served::start(2, 4 << 20).unwrap();
-        let fabric = served.fabric(NASTY).unwrap();
+        let fabric = Cluster::start(Backend::chosen_across_processes(), 2, 4 << 20, Manners::Nasty).unwrap();
         let compute = cluster::join(&fabric, settings::seed("faults")).unwrap();
         let worker = compute.worker().unwrap();
         let options = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
@@ -65,13 +64,13 @@ impl Scene {
             tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.6).await?;
             Ok::<_, Error>(tree)
         });
-        Self { tree: tree.unwrap(), worker, _compute: compute, fabric, served }
+        Self { tree: tree.unwrap(), worker, _compute: compute, fabric }
     }
 
     /// A process that holds the leaf of `key`, half-written; and that leaf.
     fn hold(&self, key: u64) -> (Peer, RemotePtr) {
         let spec = Spec {
-            dir: self.served.dir().to_owned(),
+            place: self.fabric.place().unwrap().clone(),
             tree: TREE.into(),
             structure: StructureName::BTree,
             manners: Manners::Nasty,
@@ -230,9 +229,8 @@ fn kill_one(seed: u64) -> (Tale, Report) {
     const PROCESSES: u32 = 3;
     const WORKERS: u32 = 2;
     let mut rng = StdRng::seed_from_u64(seed);
-    let served = Served::start(2, 8 << 20).unwrap();
     let histories = tempfile::tempdir().unwrap();
-    let fabric = served.fabric(NASTY).unwrap();
+    let fabric = Cluster::start(Backend::chosen_across_processes(), 2, 8 << 20, Manners::Nasty).unwrap();
     cluster::create_tree(&fabric, TREE, BTreeOptions { page_bytes: 256, proof: Proof::Checksum }).unwrap();
     // Few, so that locks are held and waited for all the time.
     let keys = 60;
@@ -252,7 +250,7 @@ fn kill_one(seed: u64) -> (Tale, Report) {
     };
     let start = |process: u32| {
         let spec = Spec {
-            dir: served.dir().to_owned(),
+            place: fabric.place().unwrap().clone(),
             tree: TREE.into(),
             structure: StructureName::BTree,
             manners: Manners::Nasty,
@@ -312,7 +310,7 @@ fn wait_for_records(histories: &Path, bytes: u64, peers: &mut [Peer]) {
 }
 
 /// A history in which one more client gets every key that can still be read.
-fn read_all(fabric: &Arc<MemFabric>, keys: usize, client: u32) -> History {
+fn read_all(fabric: &Arc<dyn Fabric>, keys: usize, client: u32) -> History {
     let recorder = Recorder::new(Vec::new(), client, Flush::WhenFull).unwrap();
     cluster::with_worker(fabric, |worker| {
         worker.block_on(async {

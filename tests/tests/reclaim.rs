@@ -10,7 +10,7 @@ use farlink_runtime::{
     audit::{self, Memory},
     compute::ComputeServer,
     error::Error,
-    fabric::mem::MemFabric,
+    fabric::Fabric,
     layout::CHUNK_BYTES,
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
@@ -20,7 +20,9 @@ use farlink_runtime::{
 };
 use farlink_structures::map::Map;
 use farlink_tests::{
-    cluster::{self, FAST},
+    backend::{Cluster, Manners},
+    cluster,
+    direct::Direct,
     raw, settings,
     subject::{StructureName, Subject},
     test_every_structure,
@@ -40,7 +42,7 @@ struct Member<S> {
 }
 
 impl<S: Subject> Member<S> {
-    fn join(fabric: &Arc<MemFabric>, seed: u64) -> Self {
+    fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Self {
         Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
     }
 
@@ -84,8 +86,8 @@ impl<S: Subject> Member<S> {
     }
 }
 
-fn fabric<S: Subject>() -> Arc<MemFabric> {
-    let fabric = Arc::new(MemFabric::in_process(2, 16 << 20, FAST).unwrap());
+fn fabric<S: Subject>() -> Cluster {
+    let fabric = Cluster::of_this_run(2, 16 << 20, Manners::Fast).unwrap();
     cluster::create::<S>(&fabric, TREE, PAGE_BYTES, Proof::Checksum).unwrap();
     fabric
 }
@@ -110,7 +112,7 @@ fn slack_bytes<S: Subject>() -> u64 {
     if S::WHICH == StructureName::SkipList { 2 * CHUNK_BYTES } else { 0 }
 }
 
-fn rounds<S: Subject>(fabric: &Arc<MemFabric>, members: [Member<S>; 2], growth: f64) {
+fn rounds<S: Subject>(fabric: &Arc<dyn Fabric>, members: [Member<S>; 2], growth: f64) {
     // For about ten thousand pages.
     let count = if S::WHICH == StructureName::SkipList { 8_000 } else { 60_000 };
     let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", count));
@@ -177,8 +179,9 @@ fn settle<S: Subject>(members: &[Member<S>]) {
 }
 
 /// The pages that are marked free, of those that were in use before.
-fn free_of(fabric: &MemFabric, pages: &[RemotePtr]) -> BTreeSet<RemotePtr> {
-    let is_free = |at: &RemotePtr| LockWord::from_word(raw::load(fabric, *at, 1)[LOCK]).state() == LockState::Free;
+fn free_of(fabric: &Arc<dyn Fabric>, pages: &[RemotePtr]) -> BTreeSet<RemotePtr> {
+    let direct = Direct::new(fabric, 0).unwrap();
+    let is_free = |at: &RemotePtr| LockWord::from_word(direct.read(*at, 1).unwrap()[LOCK]).state() == LockState::Free;
     pages.iter().copied().filter(is_free).collect()
 }
 

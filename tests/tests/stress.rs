@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use farlink_tests::{
-    peer::Manners,
+    backend::Manners,
     reach::Admit,
     settings,
     stress::{self, Access, KEYS_CACHED, Options, Summary},

@@ -8,14 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farlink_runtime::fabric::mem::MemFabric;
+use farlink_runtime::fabric::Fabric;
 use farlink_structures::map::Map;
 use farlink_tests::{
+    backend::{Cluster, Manners},
     bounded::Watchdog,
     cluster,
     drive::{Tally, drive},
     history::{Flush, History, Recorder},
-    peer::{Manners, Tale},
+    peer::Tale,
     settings,
     stress::{Options, Summary, TREE},
     subject::Subject,
@@ -25,7 +26,7 @@ use farlink_tests::{
 
 /// Runs the workload that the processes of the acceptance test run, as threads.
 fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
-    let fabric = Arc::new(MemFabric::in_process(options.servers, 16 << 20, options.manners.options())?);
+    let fabric = Cluster::of_this_run(options.servers, 16 << 20, options.manners)?;
     cluster::create::<S>(&fabric, TREE, options.page_bytes, options.proof())?;
     let (mut history, mut tale) = (History::new(), Tale::default());
     let begun = Instant::now();
@@ -36,7 +37,7 @@ fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     Summary::judge(&fabric, options, history, tale, begun.elapsed().as_secs_f64())
 }
 
-fn run_computes<S: Subject>(fabric: &Arc<MemFabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
+fn run_computes<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
     let start = Barrier::new((options.processes * options.workers) as usize);
     std::thread::scope(|scope| {
         let computes: Vec<_> = (0..options.processes)
@@ -50,7 +51,7 @@ fn run_computes<S: Subject>(fabric: &Arc<MemFabric>, options: &Options) -> anyho
 }
 
 fn run_compute<S: Subject>(
-    fabric: &Arc<MemFabric>,
+    fabric: &Arc<dyn Fabric>,
     options: &Options,
     process: u32,
     start: &Barrier,

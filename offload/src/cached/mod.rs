@@ -254,11 +254,12 @@ impl<T: Layout> Access for Cached<T> {
         match start {
             // What is cached is current: nobody else changes it.
             Start::Root | Start::Anew => self.root().await,
-            Start::Page(page) => {
-                Ok(CachedPage(
-                    self.cache.load(page_id(page), self.class).await.map_err(|error| self.cache.store().interrupt(error))?,
-                ))
-            }
+            Start::Page(page) => Ok(CachedPage(
+                self.cache
+                    .load(page_id(page), self.class)
+                    .await
+                    .map_err(|error| self.cache.store().interrupt(error))?,
+            )),
         }
     }
 

@@ -19,6 +19,8 @@
 
 pub mod link;
 pub mod mem;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 use std::{fmt, ptr::NonNull};
 

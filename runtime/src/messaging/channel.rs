@@ -304,7 +304,8 @@ impl State {
     fn connect_again(&self, core: &mut Core, inner: &Inner, why: &str) {
         core.fruitless += 1;
         tracing::debug!(server = %self.server, why, "lost a link");
-        let connected = if core.fruitless > FRUITLESS_MAX { Err(None) } else { self.connect(core, inner).map_err(Some) };
+        let connected =
+            if core.fruitless > FRUITLESS_MAX { Err(None) } else { self.connect(core, inner).map_err(Some) };
         match connected {
             Ok(()) => {}
             Err(None) => core.fail(why),
@@ -599,7 +600,8 @@ impl Channel {
     /// # Errors
     /// As [`Channel::request`].
     pub async fn request_words(&self, kind: Kind, params: &[u64], priority: Priority) -> Result<Reply, Error> {
-        let (words, items) = self.send(priority, 1, |to| push_item(to, kind, |to| to.extend_from_slice(params))).await?;
+        let (words, items) =
+            self.send(priority, 1, |to| push_item(to, kind, |to| to.extend_from_slice(params))).await?;
         self.reply(words, &items, 0, kind)
     }
 

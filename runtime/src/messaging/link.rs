@@ -493,7 +493,11 @@ impl Link {
     }
 
     /// The next message of this priority, if it is all there. Posts what must be fetched.
-    pub(crate) fn receive(&mut self, priority: Priority, carrier: &mut impl Carrier) -> Result<Option<Vec<u64>>, Broken> {
+    pub(crate) fn receive(
+        &mut self,
+        priority: Priority,
+        carrier: &mut impl Carrier,
+    ) -> Result<Option<Vec<u64>>, Broken> {
         self.check()?;
         loop {
             if let Some(message) = self.take_fetched(priority, carrier)? {

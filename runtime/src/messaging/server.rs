@@ -7,14 +7,7 @@
 //! A thread without work polls, or sleeps at its port until a message comes: polling answers sooner and takes a core, so
 //! with more peers than cores the threads sleep (Catfish, section IV B).
 
-use std::{
-    cell::Cell,
-    collections::HashMap,
-    rc::Rc,
-    sync::mpsc,
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::{cell::Cell, collections::HashMap, rc::Rc, sync::mpsc, thread::JoinHandle, time::Duration};
 
 use crossbeam_utils::CachePadded;
 
@@ -446,11 +439,8 @@ impl Thread {
 
     fn open(&mut self, peer: ServerId, who: crate::fabric::link::PeerId, memory: crate::fabric::link::OpenMemory) {
         self.generation = self.generation.wrapping_add(1);
-        let sending = Sending {
-            ordered: self.port.capabilities().ordered_writes,
-            coalesce: true,
-            switch_words: usize::MAX,
-        };
+        let sending =
+            Sending { ordered: self.port.capabilities().ordered_writes, coalesce: true, switch_words: usize::MAX };
         let Some(mut link) = Link::new(memory, peer, self.generation, sending) else {
             return self.port.dismiss(peer);
         };

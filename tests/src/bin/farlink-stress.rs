@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use farlink_tests::{
-    peer,
+    backend, peer,
     stress::{self, Options, USAGE},
 };
 
@@ -27,6 +27,10 @@ fn run() -> anyhow::Result<bool> {
     match arguments.as_slice() {
         [role, spec] if role == peer::PEER => {
             peer::serve(spec.to_str().context("the specification of a peer is no text")?)?;
+            return Ok(true);
+        }
+        [role, spec] if role == backend::SERVER => {
+            backend::serve(spec.to_str().context("the specification of a memory server is no text")?)?;
             return Ok(true);
         }
         [help] if help == "--help" || help == "-h" => {

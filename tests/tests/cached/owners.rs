@@ -1,12 +1,10 @@
 //! Two compute servers that each own a range of the keys of one tree: what fits into their own pages is done, what would
 //! change a page that both use is refused and changes nothing, and what is the other's is refused.
 
-use std::sync::Arc;
-
 use farlink_offload::{Admission, ComputeCache};
-use farlink_runtime::{error::Error, fabric::mem::MemFabric};
+use farlink_runtime::error::Error;
 use farlink_structures::btree::{BTreeLayout, KeyRange};
-use farlink_tests::cluster::{FAST, NASTY};
+use farlink_tests::backend::{Cluster, Manners};
 use proptest::prelude::*;
 
 use crate::{
@@ -24,7 +22,7 @@ struct Owner {
 
 struct Scene {
     owners: [Owner; 2],
-    fabric: Arc<MemFabric>,
+    fabric: Cluster,
     cut: u64,
     model: Map,
 }
@@ -33,7 +31,7 @@ impl Scene {
     /// A tree of so many keys, cut at the leaf of `near`.
     fn new(keys: u64, fill: f64, near: u64, admission: Admission, is_nasty: bool) -> Self {
         let model = sparse(keys);
-        let fabric = fabric(if is_nasty { NASTY } else { FAST }, 256, &model, fill);
+        let fabric = fabric(if is_nasty { Manners::Nasty } else { Manners::Fast }, 256, &model, fill);
         let members = [1, 2].map(|seed| Member::join(&fabric, seed));
         let cut = members[0].worker.block_on(members[0].tree.leaf_low(near)).unwrap();
         let ranges = [KeyRange { low: 0, high: Some(cut) }, KeyRange { low: cut, high: None }];
@@ -64,7 +62,7 @@ impl Scene {
     }
 
     /// Writes all, and leaves.
-    fn leave(self) -> (Arc<MemFabric>, Map) {
+    fn leave(self) -> (Cluster, Map) {
         self.flush();
         settle(self.owners.iter().map(|owner| &owner.member));
         (self.fabric, self.model)

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, rc::Rc, sync::Arc};
 use farlink_offload::{Admission, CacheOptions, Cached, CachedInner, ComputeCache};
 use farlink_runtime::{
     compute::ComputeServer,
-    fabric::mem::{MemFabric, MemOptions},
+    fabric::Fabric,
     one_sided::{OneSided, Proof},
     worker::Worker,
 };
@@ -13,7 +13,11 @@ use farlink_structures::{
     btree::{BTree, BTreeLayout, Tree},
     map::{KeyRange, Map as Ordered, Report},
 };
-use farlink_tests::{cluster, subject::Subject};
+use farlink_tests::{
+    backend::{Cluster, Manners},
+    cluster,
+    subject::Subject,
+};
 
 pub(crate) const TREE: &str = "cached";
 /// The least memory that a cache can work with.
@@ -25,18 +29,13 @@ pub(crate) type Map = BTreeMap<u64, u64>;
 pub(crate) type Owned = BTree<Cached<BTreeLayout>>;
 
 /// [`fabric_of`] a B+-tree.
-pub(crate) fn fabric(options: MemOptions, page_bytes: usize, entries: &Map, fill: f64) -> Arc<MemFabric> {
-    fabric_of::<Tree>(options, page_bytes, entries, fill)
+pub(crate) fn fabric(manners: Manners, page_bytes: usize, entries: &Map, fill: f64) -> Cluster {
+    fabric_of::<Tree>(manners, page_bytes, entries, fill)
 }
 
 /// A cluster with one structure in it.
-pub(crate) fn fabric_of<S: Subject>(
-    options: MemOptions,
-    page_bytes: usize,
-    entries: &Map,
-    fill: f64,
-) -> Arc<MemFabric> {
-    let fabric = Arc::new(MemFabric::in_process(2, 16 << 20, options).unwrap());
+pub(crate) fn fabric_of<S: Subject>(manners: Manners, page_bytes: usize, entries: &Map, fill: f64) -> Cluster {
+    let fabric = Cluster::of_this_run(2, 16 << 20, manners).unwrap();
     cluster::create::<S>(&fabric, TREE, page_bytes, Proof::Checksum).unwrap();
     if !entries.is_empty() {
         cluster::load::<S>(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
@@ -73,7 +72,7 @@ pub(crate) struct MemberOf<S> {
 }
 
 impl<S: Subject> MemberOf<S> {
-    pub(crate) fn join(fabric: &Arc<MemFabric>, seed: u64) -> Self {
+    pub(crate) fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Self {
         Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
     }
 
@@ -115,7 +114,7 @@ pub(crate) fn settle<'a, S: Subject>(members: impl IntoIterator<Item = &'a Membe
 }
 
 /// That a tree that all have left is sound, holds these entries, and all other memory is free.
-pub(crate) fn assert_left_clean(fabric: &Arc<MemFabric>, entries: &Map, context: &str) -> Report {
+pub(crate) fn assert_left_clean(fabric: &Arc<dyn Fabric>, entries: &Map, context: &str) -> Report {
     let report = cluster::check_tree(fabric, TREE).unwrap();
     assert!(report.is_clean() && report.audit.held == 0, "{context}: {report:?}");
     assert_eq!(cluster::unaccounted_bytes(fabric, &report).unwrap(), 0, "{context}: {report:?}");

@@ -1,13 +1,12 @@
 //! Damage to remote memory, and all operations on what is left.
 
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+use std::{marker::PhantomData, time::Duration};
 
 use farlink_runtime::{
     access::Access,
     catalog,
     compute::ComputeServer,
     error::Error,
-    fabric::mem::MemFabric,
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
@@ -16,9 +15,9 @@ use farlink_runtime::{
 };
 use farlink_structures::{btree::Tree, map::Map};
 use farlink_tests::{
+    backend::{Cluster, Manners},
     bounded::{self, Bound},
-    cluster::{self, FAST},
-    raw,
+    cluster, raw,
     subject::{StructureName, Subject},
 };
 use proptest::{prelude::*, sample::Index};
@@ -146,7 +145,7 @@ pub(crate) struct SceneOf<S: Subject> {
     // The worker leaves before its compute server.
     pub(crate) worker: Worker,
     compute: ComputeServer,
-    pub(crate) fabric: Arc<MemFabric>,
+    pub(crate) fabric: Cluster,
     class: SizeClass,
     root: RemotePtr,
     pages: Vec<RemotePtr>,
@@ -156,7 +155,7 @@ pub(crate) struct SceneOf<S: Subject> {
 
 impl<S: Subject> SceneOf<S> {
     pub(crate) fn new(seed: u64) -> Self {
-        let fabric = Arc::new(MemFabric::in_process(SERVERS, SERVER_BYTES, FAST).unwrap());
+        let fabric = Cluster::of_this_run(SERVERS, SERVER_BYTES, Manners::Fast).unwrap();
         let compute = cluster::join_manual(&fabric, seed).unwrap();
         let worker = compute.worker().unwrap();
         let structure = worker.block_on(async {

@@ -15,10 +15,8 @@ use std::{sync::Arc, time::Duration};
 
 use farlink_runtime::{
     catalog,
-    fabric::mem::MemFabric,
+    fabric::Fabric,
     one_sided::{OneSided, Proof},
-    ptr::ServerId,
-    sync::Ordering,
     worker::Handle,
 };
 use farlink_structures::{
@@ -27,9 +25,9 @@ use farlink_structures::{
     skiplist::List,
 };
 use farlink_tests::{
+    backend::{Backend, Cluster, Manners},
     bounded::{self, Bound, Watchdog},
-    cluster::{self, FAST, Served},
-    raw, settings,
+    cluster, raw, settings,
     subject::Subject,
 };
 use proptest::{prelude::*, sample::Index, test_runner::RngSeed};
@@ -118,7 +116,7 @@ proptest! {
         fixed: bool,
     ) {
         let _watchdog = Watchdog::start("any superblock", LIMIT);
-        let fabric = Arc::new(MemFabric::in_process(SERVERS, SERVER_BYTES, FAST).unwrap());
+        let fabric = Cluster::of_this_run(SERVERS, SERVER_BYTES, Manners::Fast).unwrap();
         for (server, word, evil) in words {
             // Half of the time spare the fixed part, behind whose check word nothing would be reached.
             let word = if fixed { word % 8 } else { 8 + word % ((DIRECTORY - SUPERBLOCK) / 8 - 8) };
@@ -148,11 +146,10 @@ fn the_last_epoch_of_all_is_survived() {
     scene.maintain().unwrap();
 }
 
-fn rewind_incarnations(fabric: &Arc<MemFabric>) {
+fn rewind_incarnations(fabric: &Arc<dyn Fabric>) {
     let _watchdog = Watchdog::start("an incarnation given out twice", Duration::from_secs(20));
     let first = cluster::join(fabric, 1).unwrap();
-    let word = &fabric.raw_words(ServerId::new(0).unwrap())[NEXT_INCARNATION as usize / 8];
-    word.store(u64::from(first.owner().incarnation()), Ordering::Relaxed);
+    raw::store(fabric, at(0, NEXT_INCARNATION), &[u64::from(first.owner().incarnation())]);
     let second = cluster::join(fabric, 2);
     assert!(second.is_err(), "two compute servers are {}", first.owner());
     // The word has moved on.
@@ -162,11 +159,11 @@ fn rewind_incarnations(fabric: &Arc<MemFabric>) {
 
 #[test]
 fn an_incarnation_is_not_given_out_twice_in_one_process() {
-    rewind_incarnations(&Arc::new(MemFabric::in_process(1, SERVER_BYTES, FAST).unwrap()));
+    rewind_incarnations(&Cluster::of_this_run(1, SERVER_BYTES, Manners::Fast).unwrap());
 }
 
 #[test]
 fn an_incarnation_is_not_given_out_twice_across_processes() {
-    let served = Served::start(1, SERVER_BYTES).unwrap();
-    rewind_incarnations(&served.fabric(FAST).unwrap());
+    let backend = Backend::chosen_across_processes();
+    rewind_incarnations(&Cluster::start(backend, 1, SERVER_BYTES, Manners::Fast).unwrap());
 }

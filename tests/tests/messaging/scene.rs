@@ -14,6 +14,7 @@ use std::{
 use farlink_runtime::{
     compute::ComputeServer,
     fabric::{
+        Fabric,
         link::{DEFAULT_LINK_BYTES, ListenOptions, PeerId},
         mem::{MemFabric, MemOptions},
     },
@@ -129,6 +130,7 @@ impl Scene {
     }
 
     pub(crate) fn join(&self, seed: u64) -> ComputeServer {
-        cluster::join(&self.fabric, seed).unwrap()
+        let fabric: Arc<dyn Fabric> = self.fabric.clone();
+        cluster::join(&fabric, seed).unwrap()
     }
 }

@@ -148,14 +148,20 @@ pub(crate) fn run(args: &MessagingArgs, out: impl Write) -> anyhow::Result<()> {
         } else {
             format!("messages of more than {}", show_bytes(switch_words as u64 * 8))
         };
-        writeln!(out, "measured at start: {switch} had better be announced and fetched; medians of {} runs", args.repeats)?;
+        writeln!(
+            out,
+            "measured at start: {switch} had better be announced and fetched; medians of {} runs",
+            args.repeats
+        )?;
         print_paths(&paths, &mut out)?;
         print_writes(&writes, &mut out)?;
         print_pairs(&pairs, &mut out)?;
         writeln!(out, "\nwrote {}", path.display())?;
     }
     let mut reporter = Reporter::new(out, args.json);
-    reporter.check(&least("hybrid over the better of ring and rendezvous", HYBRID_LEAST, &paths, |row| row.mode == "hybrid"))?;
+    reporter.check(&least("hybrid over the better of ring and rendezvous", HYBRID_LEAST, &paths, |row| {
+        row.mode == "hybrid"
+    }))?;
     let smallest = |row: &Row| row.mode == "coalesced" && row.bytes == SMALL[0];
     reporter.check(&least("coalescing over single writes at 16 B", COALESCING_LEAST, &writes, smallest))?;
     all_held(&reporter)
@@ -237,7 +243,8 @@ fn pair_of(bench: &Bench, args: &MessagingArgs, small: usize, large: usize) -> a
 }
 
 fn lines(rows: &[Row], modes: &[&str], y: impl Fn(&Row) -> f64) -> Vec<Line> {
-    let points = |mode: &str| rows.iter().filter(|row| row.mode == mode).map(|row| (row.bytes as f64, y(row))).collect();
+    let points =
+        |mode: &str| rows.iter().filter(|row| row.mode == mode).map(|row| (row.bytes as f64, y(row))).collect();
     modes.iter().map(|mode| Line { name: (*mode).to_owned(), points: points(mode) }).collect()
 }
 
@@ -295,9 +302,9 @@ fn print_paths(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
 }
 
 fn print_writes(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
-    let lines = rows.chunks_exact(2).map(|rows| {
-        vec![show_bytes(rows[0].bytes as u64), rate(&rows[0]), rate(&rows[1]), times(&rows[0])]
-    });
+    let lines = rows
+        .chunks_exact(2)
+        .map(|rows| vec![show_bytes(rows[0].bytes as u64), rate(&rows[0]), rate(&rows[1]), times(&rows[0])]);
     print(&["message", "coalesced", "single", "gain"], lines.collect(), out)
 }
 

@@ -1,0 +1,186 @@
+//! RDMA, where this program was built with it.
+
+#[cfg(feature = "verbs")]
+pub(crate) use with::{devices, fabric, serve};
+#[cfg(not(feature = "verbs"))]
+pub(crate) use without::{devices, fabric, serve};
+
+#[cfg(not(feature = "verbs"))]
+mod without {
+    use std::sync::Arc;
+
+    use anyhow::bail;
+    use farlink_runtime::fabric::Fabric;
+
+    use crate::args::{DevicesArgs, ServeArgs};
+    use crate::place::SharedSecret;
+
+    const BUILD: &str = "this farlink was built without RDMA; build it with `cargo build --release -p farlink --features \
+                         verbs` (on Debian that needs libibverbs-dev, librdmacm-dev, pkg-config and libclang-14-dev, and \
+                         LIBCLANG_PATH=/usr/lib/llvm-14/lib)";
+
+    pub(crate) fn fabric(
+        _servers: &[String],
+        _device: Option<&str>,
+        _gid_index: Option<u8>,
+        _secret: &SharedSecret,
+    ) -> anyhow::Result<Arc<dyn Fabric>> {
+        bail!(BUILD)
+    }
+
+    pub(crate) fn serve(_args: &ServeArgs) -> anyhow::Result<()> {
+        bail!(BUILD)
+    }
+
+    pub(crate) fn devices(_args: &DevicesArgs) -> anyhow::Result<()> {
+        bail!(BUILD)
+    }
+}
+
+#[cfg(feature = "verbs")]
+mod with {
+    use std::io::{self, Write as _};
+    use std::sync::Arc;
+
+    use anyhow::ensure;
+    use farlink_runtime::fabric::Fabric;
+    use farlink_runtime::fabric::verbs::{
+        self, DeviceChoice, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions,
+        VerbsServer,
+    };
+
+    use crate::args::{DevicesArgs, ServeArgs};
+    use crate::place::{SECRET_VARIABLE, SharedSecret};
+    use crate::serve::{StopSignals, announce_ready};
+    use crate::units::show_bytes;
+
+    fn choice(device: Option<&str>, gid_index: Option<u8>) -> DeviceChoice {
+        DeviceChoice { name: device.map(str::to_owned), port: None, gid_index }
+    }
+
+    /// The way to memory servers over RDMA.
+    pub(crate) fn fabric(
+        servers: &[String],
+        device: Option<&str>,
+        gid_index: Option<u8>,
+        secret: &SharedSecret,
+    ) -> anyhow::Result<Arc<dyn Fabric>> {
+        let secret = Secret::new(secret.0.as_bytes())?;
+        let options =
+            VerbsOptions { device: choice(device, gid_index), ..VerbsOptions::new(servers.iter().cloned(), secret) };
+        Ok(Arc::new(VerbsFabric::connect(&options)?))
+    }
+
+    /// Serves memory over RDMA until told to stop.
+    pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+        let signals = StopSignals::watch()?;
+        let (given, out) = (args.verbs.secret()?, &mut io::stdout());
+        let secret = match &given {
+            Some(secret) => Secret::new(secret.0.as_bytes())?,
+            None => {
+                ensure!(
+                    args.servers == 1,
+                    "the servers of a cluster need one secret: give each the same --secret-file, or {SECRET_VARIABLE}"
+                );
+                Secret::random()
+            }
+        };
+        let defaults = VerbsServeOptions::new(secret.clone());
+        let server = VerbsServer::start(&VerbsServeOptions {
+            server: args.server as usize,
+            servers: args.servers as usize,
+            bytes: args.bytes.unwrap_or(defaults.bytes),
+            listen: args.listen.unwrap_or(defaults.listen),
+            device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
+            ..defaults
+        })?;
+        if given.is_none() {
+            writeln!(out, "{SECRET_VARIABLE}={}", String::from_utf8_lossy(secret.reveal()))?;
+        }
+        writeln!(out, "farlink server {} listens on verbs://{}", args.server, server.address())?;
+        announce_ready(out, args.server)?;
+        signals.wait();
+        drop(server);
+        Ok(())
+    }
+
+    /// Lists the RDMA devices.
+    pub(crate) fn devices(args: &DevicesArgs) -> anyhow::Result<()> {
+        let devices = verbs::devices()?;
+        let out = &mut io::stdout();
+        if args.json {
+            for device in &devices {
+                writeln!(out, "{}", row(device))?;
+            }
+            return Ok(());
+        }
+        if devices.is_empty() {
+            writeln!(out, "there are no RDMA devices; a software one is made by")?;
+            writeln!(out, "    modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0")?;
+        }
+        for device in &devices {
+            write!(out, "{}\n{}", device.name, lines(device))?;
+        }
+        Ok(())
+    }
+
+    fn lines(device: &DeviceInfo) -> String {
+        let mut lines = String::new();
+        let mut row = |what: &str, is: String| lines += &format!("  {what:<28}  {is}\n");
+        for port in &device.ports {
+            row(&format!("port {}", port.number), describe(port));
+            for gid in &port.gids {
+                row(&format!("  GID {}", gid.index), format!("{} {}", gid.gid, gid.kind));
+            }
+        }
+        let yes = |yes: bool| if yes { "yes" } else { "no" };
+        row("atomics", device.atomics.to_string());
+        row("READs and atomics under way", format!("{} out, {} in", device.reads_out_max, device.reads_in_max));
+        row("inline", format!("{} bytes", device.inline_bytes));
+        row("gather", format!("{} pieces", device.gather_max));
+        row("queue depth", format!("{} requests, {} completions", device.queue_depth_max, device.completions_max));
+        row("connections", device.queue_pairs_max.to_string());
+        row("shared receive queue", yes(device.shared_receive).to_owned());
+        row("registration", format!("{} at once", show_bytes(device.registration_bytes_max)));
+        lines
+    }
+
+    fn describe(port: &PortInfo) -> String {
+        let link = if port.ethernet { "Ethernet (RoCE)" } else { "InfiniBand" };
+        let hint = match port.state {
+            PortState::Active => "",
+            _ => "; set its network interface up",
+        };
+        format!("{}, {link}, packets of {} bytes{hint}", port.state, port.mtu_bytes)
+    }
+
+    fn row(device: &DeviceInfo) -> serde_json::Value {
+        let gids = |port: &PortInfo| -> Vec<_> {
+            let gid = |gid: &verbs::GidInfo| serde_json::json!({ "index": gid.index, "gid": gid.gid.to_string(), "kind": gid.kind });
+            port.gids.iter().map(gid).collect()
+        };
+        let port = |port: &PortInfo| {
+            serde_json::json!({
+                "port": port.number,
+                "state": port.state.to_string(),
+                "ethernet": port.ethernet,
+                "mtu_bytes": port.mtu_bytes,
+                "gids": gids(port),
+            })
+        };
+        serde_json::json!({
+            "name": device.name,
+            "ports": device.ports.iter().map(port).collect::<Vec<_>>(),
+            "atomics": device.atomics.to_string(),
+            "reads_out_max": device.reads_out_max,
+            "reads_in_max": device.reads_in_max,
+            "inline_bytes": device.inline_bytes,
+            "gather_max": device.gather_max,
+            "queue_depth_max": device.queue_depth_max,
+            "completions_max": device.completions_max,
+            "queue_pairs_max": device.queue_pairs_max,
+            "shared_receive": device.shared_receive,
+            "registration_bytes_max": device.registration_bytes_max,
+        })
+    }
+}

@@ -1,0 +1,219 @@
+//! Both sides prove that they know the secret.
+
+use std::{
+    io::{self, ErrorKind, Write},
+    net::TcpStream,
+    time::Instant,
+};
+
+use super::{
+    secret::{Secret, TAG_BYTES},
+    stream::{self, Receiver, Sender, read_until},
+};
+
+const MAGIC: [u8; 8] = *b"farlink\x01";
+const NONCE_BYTES: usize = 32;
+const HELLO_BYTES: usize = MAGIC.len() + NONCE_BYTES;
+const COMPUTE: &str = "farlink compute server";
+const MEMORY: &str = "farlink memory server";
+
+type Nonce = [u8; NONCE_BYTES];
+
+fn hello(nonce: &Nonce) -> [u8; HELLO_BYTES] {
+    let mut hello = [0; HELLO_BYTES];
+    hello[..MAGIC.len()].copy_from_slice(&MAGIC);
+    hello[MAGIC.len()..].copy_from_slice(nonce);
+    hello
+}
+
+fn read_hello(from: &mut TcpStream, deadline: Instant) -> io::Result<Nonce> {
+    let mut hello = [0; HELLO_BYTES];
+    read_until(from, &mut hello, deadline)?;
+    let (magic, nonce) = hello.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(io::Error::new(ErrorKind::InvalidData, "it does not speak farlink's protocol, or another version"));
+    }
+    Ok(nonce.try_into().expect("the length of a nonce"))
+}
+
+fn keys(secret: &Secret, nonces: &[&[u8]; 2]) -> (Secret, Secret) {
+    let key = |purpose| Secret::new(secret.tag(purpose, nonces)).expect("a tag is long enough for a key");
+    (key("farlink frames of the compute server"), key("farlink frames of the memory server"))
+}
+
+fn wrong_secret(side: &str) -> io::Error {
+    io::Error::new(ErrorKind::PermissionDenied, format!("the {side} does not know the cluster's secret"))
+}
+
+/// The memory server's side. Answers with a proof only to whoever has given one.
+pub(in super::super) fn accept(
+    mut stream: TcpStream,
+    secret: &Secret,
+    deadline: Instant,
+) -> io::Result<(Sender, Receiver)> {
+    let theirs = read_hello(&mut stream, deadline)?;
+    let ours: Nonce = rand::random();
+    stream.write_all(&hello(&ours))?;
+    let nonces: [&[u8]; 2] = [&theirs, &ours];
+    let mut proof = [0; TAG_BYTES];
+    read_until(&mut stream, &mut proof, deadline)?;
+    if !secret.verify(COMPUTE, &nonces, &proof) {
+        return Err(wrong_secret("compute server"));
+    }
+    stream.write_all(&secret.tag(MEMORY, &nonces))?;
+    let (compute, memory) = keys(secret, &nonces);
+    stream::halves(stream, memory, compute)
+}
+
+/// The compute server's side.
+pub(in super::super) fn connect(
+    mut stream: TcpStream,
+    secret: &Secret,
+    deadline: Instant,
+) -> io::Result<(Sender, Receiver)> {
+    let ours: Nonce = rand::random();
+    stream.write_all(&hello(&ours))?;
+    let theirs = read_hello(&mut stream, deadline)?;
+    let nonces: [&[u8]; 2] = [&ours, &theirs];
+    stream.write_all(&secret.tag(COMPUTE, &nonces))?;
+    let mut proof = [0; TAG_BYTES];
+    read_until(&mut stream, &mut proof, deadline).map_err(|error| match error.kind() {
+        // A memory server hangs up on whoever does not know its secret.
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
+            io::Error::new(ErrorKind::PermissionDenied, "the memory server has another secret")
+        }
+        _ => error,
+    })?;
+    if !secret.verify(MEMORY, &nonces, &proof) {
+        return Err(wrong_secret("memory server"));
+    }
+    let (compute, memory) = keys(secret, &nonces);
+    stream::halves(stream, compute, memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read,
+        net::{Ipv4Addr, TcpListener},
+        thread,
+        time::Duration,
+    };
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn secret(text: &str) -> Secret {
+        Secret::new(format!("{text} {text} {text} {text}")).unwrap()
+    }
+
+    /// A client does `there` with a server that accepts with `secret`.
+    fn with_server<T: Send>(
+        server: &Secret,
+        limit: Duration,
+        there: impl FnOnce(TcpStream) -> T + Send,
+    ) -> (io::Result<(Sender, Receiver)>, T) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            let client = scope.spawn(move || there(TcpStream::connect(address).unwrap()));
+            let stream = listener.accept().unwrap().0;
+            let accepted = accept(stream, server, Instant::now() + limit);
+            (accepted, client.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn who_knows_the_secret_talks_and_listens() {
+        let ours = secret("ours");
+        let (accepted, connected) =
+            with_server(&ours, LONG, |stream| connect(stream, &secret("ours"), Instant::now() + LONG));
+        let ((mut server_out, mut server_in), (mut client_out, mut client_in)) =
+            (accepted.unwrap(), connected.unwrap());
+        for number in 0..3u64 {
+            client_out.send(&number).unwrap();
+            assert_eq!(server_in.receive::<u64>().unwrap(), Some(number));
+            server_out.send(&(number, true)).unwrap();
+            assert_eq!(client_in.receive::<(u64, bool)>().unwrap(), Some((number, true)));
+        }
+        client_out.shut_down();
+        assert_eq!(server_in.receive::<u64>().unwrap(), None);
+    }
+
+    #[test]
+    fn another_secret_is_refused_on_both_sides() {
+        let (accepted, connected) =
+            with_server(&secret("ours"), LONG, |stream| connect(stream, &secret("theirs"), Instant::now() + LONG));
+        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(connected.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_server_that_only_pretends_is_refused() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let pretender = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut theirs = [0; HELLO_BYTES + TAG_BYTES];
+            stream.read_exact(&mut theirs[..HELLO_BYTES]).unwrap();
+            stream.write_all(&hello(&[7; NONCE_BYTES])).unwrap();
+            stream.read_exact(&mut theirs[HELLO_BYTES..]).unwrap();
+            // It has no other proof than the one it was given.
+            stream.write_all(&theirs[HELLO_BYTES..]).unwrap();
+        });
+        let stream = TcpStream::connect(address).unwrap();
+        let refused = connect(stream, &secret("ours"), Instant::now() + LONG).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+        pretender.join().unwrap();
+    }
+
+    #[test]
+    fn noise_and_silence_get_nothing() {
+        let noise: Vec<u8> = (0..4096).map(|_| rand::random()).collect();
+        let (accepted, _) = with_server(&secret("ours"), LONG, |mut stream| stream.write_all(&noise));
+        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::InvalidData);
+        let (accepted, answer) = with_server(&secret("ours"), Duration::from_millis(20), |mut stream| {
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).map(|_| answer)
+        });
+        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(answer.unwrap().is_empty());
+        // A right hello and a wrong proof: the server has shown its nonce and nothing else.
+        let (accepted, answer) = with_server(&secret("ours"), LONG, |mut stream| {
+            stream.write_all(&hello(&[1; NONCE_BYTES])).unwrap();
+            stream.write_all(&[2; TAG_BYTES]).unwrap();
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            answer.len()
+        });
+        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert!(answer <= HELLO_BYTES);
+    }
+
+    #[test]
+    fn a_frame_that_was_changed_or_repeated_is_refused() {
+        let ours = secret("ours");
+        for repeat in [false, true] {
+            let (accepted, ()) = with_server(&ours, LONG, |stream| {
+                let mut raw = stream.try_clone().unwrap();
+                let (sender, _receiver) = connect(stream, &ours, Instant::now() + LONG).unwrap();
+                let mut frame = vec![8, 0];
+                frame.extend(5u64.to_le_bytes());
+                let tag = sender.tag_of(&frame);
+                frame.extend(tag);
+                if repeat {
+                    raw.write_all(&frame).unwrap();
+                } else {
+                    frame[2] ^= 1;
+                }
+                raw.write_all(&frame).unwrap();
+            });
+            let (_sender, mut receiver) = accepted.unwrap();
+            if repeat {
+                assert_eq!(receiver.receive::<u64>().unwrap(), Some(5));
+            }
+            assert!(receiver.receive::<u64>().is_err());
+        }
+    }
+}

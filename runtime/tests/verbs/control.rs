@@ -1,0 +1,155 @@
+//! Who gets in, who does not, and who is dead.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+};
+
+use farlink_runtime::{
+    compute::{ComputeOptions, ComputeServer},
+    error::Error,
+    fabric::{
+        Fabric, Liveness, Verb,
+        verbs::{DeviceChoice, Secret, VerbsFabric, VerbsServer},
+    },
+    lock::OwnerId,
+};
+
+use crate::scene::{self, FREE, Wire, at, connect, eventually, serve, serve_options};
+
+fn owner(number: u64) -> OwnerId {
+    OwnerId::new(number).unwrap()
+}
+
+#[test]
+fn another_secret_gets_nothing_and_breaks_nothing() {
+    if !scene::has_device() {
+        return;
+    }
+    let server = serve();
+    let fabric = connect(&[&server]);
+    let mut wire = Wire::new(&fabric);
+    let mut options = scene::options_to(&[&server]);
+    options.secret = Secret::new("another secret, and long enough").unwrap();
+    for _ in 0..5 {
+        let error = VerbsFabric::connect(&options).unwrap_err();
+        assert!(matches!(error, Error::NotAdmitted { .. }) && error.to_string().contains("secret"), "{error}");
+    }
+    assert_eq!((server.connected(), server.queue_pairs()), (1, 1));
+    wire.write(at(0, FREE), &[1]).unwrap();
+}
+
+#[test]
+fn noise_and_silence_on_the_control_port_break_nothing() {
+    if !scene::has_device() {
+        return;
+    }
+    let server = serve();
+    // More silent ones than are let in unproven; they stay until their time is over.
+    let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    for seed in 0..50u8 {
+        let noise: Vec<u8> =
+            (0..500u32).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed) ^ seed.rotate_left(3)).collect();
+        let Ok(mut stream) = TcpStream::connect(server.address()) else { continue };
+        let _ = stream.write_all(&noise);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "noise was answered: {answer:?}");
+    }
+    assert_eq!(server.connected(), 0);
+    drop(silent);
+    // Those who know the secret get in again, once there is room.
+    let mut fabric = None;
+    eventually("a compute server gets in", || {
+        fabric = VerbsFabric::connect(&scene::options_to(&[&server])).ok();
+        fabric.is_some()
+    });
+    Wire::new(&fabric.unwrap()).write(at(0, FREE), &[1]).unwrap();
+}
+
+#[test]
+fn nobody_there_and_no_such_device_say_so() {
+    if !scene::has_device() {
+        return;
+    }
+    let server = serve();
+    let mut options = scene::options_to(&[&server]);
+    drop(server);
+    assert!(matches!(VerbsFabric::connect(&options).unwrap_err(), Error::Unreachable { .. }));
+    options.device = DeviceChoice { name: Some("none0".into()), ..DeviceChoice::default() };
+    let error = VerbsFabric::connect(&options).unwrap_err();
+    assert!(matches!(error, Error::NoDevice { .. }) && error.to_string().contains("none0"), "{error}");
+    let mut options = serve_options(0, 1);
+    options.device.port = Some(77);
+    assert!(matches!(VerbsServer::start(&options).unwrap_err(), Error::NoDevice { .. }));
+    options.device.port = None;
+    options.device.gid_index = Some(200);
+    assert!(matches!(VerbsServer::start(&options).unwrap_err(), Error::NoDevice { .. }));
+}
+
+#[test]
+fn a_lost_memory_server_fails_what_is_under_way_and_all_after() {
+    if !scene::has_device() {
+        return;
+    }
+    let server = serve();
+    let fabric = connect(&[&server]);
+    let mut wire = Wire::new(&fabric);
+    wire.write(at(0, FREE), &[1]).unwrap();
+    drop(server);
+    for _ in 0..3 {
+        wire.ring((0..10).map(|_| (at(0, FREE), Verb::FetchAdd(1))));
+        for completion in wire.wait(10) {
+            let error = completion.outcome.unwrap_err();
+            assert!(matches!(*error, Error::ServerLost { .. }), "{error}");
+        }
+        wire.expect_silence();
+    }
+    assert!(fabric.endpoint(0, farlink_runtime::clock::Clock::monotonic()).is_err());
+    assert!(fabric.claim(owner(1)).is_err());
+    assert_eq!(fabric.liveness(owner(1)), Liveness::Alive, "nothing proves it dead");
+}
+
+#[test]
+fn claims_live_and_die_with_their_connection_and_stay_dead() {
+    if !scene::has_device() {
+        return;
+    }
+    let servers = [0, 1].map(|server| VerbsServer::start(&serve_options(server, 2)).unwrap());
+    let all = [&servers[0], &servers[1]];
+    let watcher = connect(&all);
+    let fabric = connect(&all);
+    let wire = Wire::new(&fabric);
+    assert_eq!(watcher.liveness(owner(7)), Liveness::Dead, "nobody has claimed it");
+    let released = fabric.claim(owner(1)).unwrap();
+    let kept = fabric.claim(owner(2)).unwrap();
+    assert_eq!(watcher.liveness(owner(1)), Liveness::Alive);
+    assert!(watcher.claim(owner(1)).unwrap_err().to_string().contains("twice"));
+    // The refused claim has taken nothing from its owner.
+    assert_eq!(fabric.liveness(owner(1)), Liveness::Alive);
+    drop(released);
+    assert_eq!(fabric.liveness(owner(2)), Liveness::Alive);
+    eventually("a released claim is dead", || watcher.liveness(owner(1)) == Liveness::Dead);
+    // The endpoint and the claim keep the connection: then nothing does.
+    drop((wire, kept));
+    drop(fabric);
+    eventually("a lost one is dead", || watcher.liveness(owner(2)) == Liveness::Dead);
+    assert!(servers.iter().all(|server| server.queue_pairs() == 0 && server.connected() == 1));
+    let again = connect(&all);
+    assert!(again.claim(owner(2)).unwrap_err().to_string().contains("dead"));
+}
+
+#[test]
+fn a_cluster_works_over_verbs() {
+    if !scene::has_device() {
+        return;
+    }
+    let servers = [0, 1].map(|server| VerbsServer::start(&serve_options(server, 2)).unwrap());
+    let fabric = connect(&[&servers[0], &servers[1]]);
+    let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    assert!(worker.block_on(farlink_runtime::catalog::list(&worker)).unwrap().is_empty());
+    drop(worker);
+    drop(compute);
+    eventually("all is given back", || servers.iter().all(|server| server.connected() == 0));
+}

@@ -1,0 +1,9 @@
+//! The verbs fabric on a real RDMA device. Without one every test says so and passes; with `FARLINK_REQUIRE_VERBS=1` it
+//! fails instead.
+#![cfg(feature = "verbs")]
+
+mod control;
+mod messages;
+mod processes;
+mod requests;
+mod scene;

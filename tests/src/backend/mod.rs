@@ -1,0 +1,336 @@
+//! On what a test's cluster runs: the one place that decides it.
+//!
+//! There are three backends, and a test that takes a fabric runs on each. `FARLINK_FABRIC` chooses the one of a run:
+//! `mem` (the default), `mem-processes` or `verbs`. Where `verbs` cannot run, its tests are skipped and say so, unless
+//! `FARLINK_REQUIRE_VERBS=1`: then they fail.
+
+mod verbs;
+
+use std::{
+    fmt,
+    io::{BufRead, BufReader, Write},
+    ops::Deref,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    str::FromStr,
+    sync::Arc,
+};
+
+use anyhow::Context;
+use farlink_runtime::{
+    error::Error,
+    fabric::{
+        Fabric,
+        mem::{MemFabric, MemOptions},
+    },
+    server::MemoryServer,
+};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use crate::{
+    cluster::{self, FAST, NASTY, WEAK},
+    settings,
+};
+
+/// The argument that makes `farlink-stress` a memory server.
+pub const SERVER: &str = "server";
+
+/// What joins compute servers to memory servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backend {
+    /// Memory of the test's own process.
+    Mem,
+    /// Memory in files, served by other processes.
+    MemProcesses,
+    /// Real RDMA verbs to memory servers in other processes.
+    Verbs,
+}
+
+impl Backend {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Mem, Self::MemProcesses, Self::Verbs];
+
+    /// The backend of this run: what `FARLINK_FABRIC` says, or [`Backend::Mem`].
+    pub fn chosen() -> Self {
+        settings::from_env("FARLINK_FABRIC", Self::Mem)
+    }
+
+    /// The backend of this run where processes share the cluster.
+    pub fn chosen_across_processes() -> Self {
+        match Self::chosen() {
+            Self::Mem => Self::MemProcesses,
+            other => other,
+        }
+    }
+
+    /// The backends of a test that by itself runs on all: the chosen one if one was chosen.
+    pub fn each() -> Vec<Self> {
+        let mut each = match std::env::var_os("FARLINK_FABRIC") {
+            Some(_) => vec![Self::chosen()],
+            None => Self::ALL.to_vec(),
+        };
+        each.retain(|backend| backend.is_here());
+        each
+    }
+
+    /// Whether it can run here; if not, says why.
+    ///
+    /// # Panics
+    /// If it cannot, and `FARLINK_REQUIRE_VERBS` says that it has to.
+    pub fn is_here(self) -> bool {
+        let Err(why) = self.try_here() else { return true };
+        let required = settings::from_env("FARLINK_REQUIRE_VERBS", 0) != 0;
+        assert!(!required, "FARLINK_REQUIRE_VERBS is set, and {self} does not work here: {why}");
+        println!("skipped on {self}: {why}");
+        false
+    }
+
+    fn try_here(self) -> Result<(), String> {
+        match self {
+            Self::Mem | Self::MemProcesses => Ok(()),
+            Self::Verbs => verbs::try_here(),
+        }
+    }
+}
+
+impl FromStr for Backend {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let known = Self::ALL.into_iter().find(|backend| backend.to_string() == text);
+        known.context("it is mem, mem-processes or verbs")
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mem => "mem",
+            Self::MemProcesses => "mem-processes",
+            Self::Verbs => "verbs",
+        })
+    }
+}
+
+/// How the `mem` fabric behaves. Verbs behave as they do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Manners {
+    /// [`FAST`].
+    Fast,
+    /// [`NASTY`].
+    Nasty,
+    /// [`WEAK`].
+    Weak,
+}
+
+impl Manners {
+    /// The options of the fabric.
+    pub fn options(self) -> MemOptions {
+        match self {
+            Self::Fast => FAST,
+            Self::Nasty => NASTY,
+            Self::Weak => WEAK,
+        }
+    }
+}
+
+/// Where a cluster is, for other processes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// A directory of the `mem` fabric.
+    Files(PathBuf),
+    /// Memory servers of the `verbs` fabric.
+    Verbs {
+        /// Their addresses.
+        servers: Vec<String>,
+        /// What a compute server must know.
+        secret: String,
+    },
+}
+
+impl Place {
+    /// The way there.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(&self, manners: Manners) -> Result<Arc<dyn Fabric>, Error> {
+        Ok(match self {
+            Self::Files(dir) => Arc::new(MemFabric::open(dir, manners.options())?),
+            Self::Verbs { servers, secret } => verbs::connect(servers, secret)?,
+        })
+    }
+}
+
+/// A cluster and the way to it, of which it derefs to. It is gone with the value.
+#[derive(Debug)]
+pub struct Cluster {
+    // In this order: the way, the servers, their files.
+    fabric: Arc<dyn Fabric>,
+    place: Option<Place>,
+    servers: Vec<ServerProcess>,
+    _dir: Option<TempDir>,
+}
+
+impl Deref for Cluster {
+    type Target = Arc<dyn Fabric>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.fabric
+    }
+}
+
+impl Cluster {
+    /// Starts `servers` memory servers of `bytes` each, on `backend`.
+    ///
+    /// # Errors
+    /// If they cannot be started or reached.
+    pub fn start(backend: Backend, servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
+        if backend == Backend::Mem {
+            let fabric = Arc::new(MemFabric::in_process(servers, bytes, manners.options())?);
+            return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
+        }
+        let dir = cluster::scratch()?;
+        let secret = format!("{:032x}", rand::random::<u128>());
+        let start = |server| {
+            let (dir, secret) = (dir.path().to_owned(), secret.clone());
+            ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes })
+        };
+        let processes = (0..servers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
+        let place = match backend {
+            Backend::Verbs => {
+                let servers = processes.iter().map(|process| process.address.clone()).collect();
+                Place::Verbs { servers, secret }
+            }
+            _ => Place::Files(dir.path().to_owned()),
+        };
+        let fabric = place.open(manners)?;
+        Ok(Self { fabric, place: Some(place), servers: processes, _dir: Some(dir) })
+    }
+
+    /// The running cluster at `place`.
+    ///
+    /// # Errors
+    /// As [`Place::open`].
+    pub fn at(place: Place, manners: Manners) -> Result<Self, Error> {
+        let fabric = place.open(manners)?;
+        Ok(Self { fabric, place: Some(place), servers: Vec::new(), _dir: None })
+    }
+
+    /// Starts them on the backend of this run.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub fn of_this_run(servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
+        Self::start(Backend::chosen(), servers, bytes, manners)
+    }
+
+    /// Kills a memory server with SIGKILL, and waits until it is gone.
+    ///
+    /// # Panics
+    /// If the servers are not processes of this cluster, or it is gone already.
+    pub fn kill_server(&mut self, server: usize) {
+        self.servers[server].kill();
+    }
+
+    /// Where other processes find it.
+    ///
+    /// # Errors
+    /// If it is in this process.
+    pub fn place(&self) -> anyhow::Result<&Place> {
+        self.place.as_ref().context("a cluster in one process cannot be reached from others")
+    }
+}
+
+/// What a memory server in a process of its own serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerSpec {
+    /// How it is reached.
+    pub backend: Backend,
+    /// The cluster's directory, where it has one.
+    pub dir: PathBuf,
+    /// The cluster's secret, where it has one.
+    pub secret: String,
+    /// Its number.
+    pub server: usize,
+    /// How many there are.
+    pub servers: usize,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What a memory server says once it can be reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Serving {
+    /// Its address; empty where it has none.
+    address: String,
+}
+
+/// A memory server in a process of its own, which ends with this.
+#[derive(Debug)]
+pub struct ServerProcess {
+    child: Child,
+    address: String,
+}
+
+impl ServerProcess {
+    /// Starts it. Blocks until it can be reached.
+    ///
+    /// # Errors
+    /// If it cannot be started, or ends before. What it has to say about that is on stderr.
+    pub fn start(spec: &ServerSpec) -> anyhow::Result<Self> {
+        let program = stress_program()?;
+        let mut command = Command::new(&program);
+        command.arg(SERVER).arg(serde_json::to_string(spec)?).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
+        let mut process = Self { child, address: String::new() };
+        let mut line = String::new();
+        let stdout = process.child.stdout.take().context("the memory server has no stdout")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        let Serving { address } = serde_json::from_str(&line).context("a memory server did not start")?;
+        process.address = address;
+        Ok(process)
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The other side: serves until whoever started it is gone.
+///
+/// # Errors
+/// If it cannot serve.
+pub fn serve(spec: &str) -> anyhow::Result<()> {
+    let spec: ServerSpec = serde_json::from_str(spec).context("not the specification of a memory server")?;
+    let (_server, address): (Box<dyn fmt::Debug>, String) = match spec.backend {
+        Backend::Verbs => {
+            let (server, address) = verbs::serve(&spec)?;
+            (Box::new(server), address)
+        }
+        _ => {
+            let options = cluster::serve_options(&spec.dir, spec.server, spec.servers, spec.bytes);
+            (Box::new(MemoryServer::start(&options)?), String::new())
+        }
+    };
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(&Serving { address })?)?;
+    out.flush()?;
+    std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())?;
+    Ok(())
+}
+
+/// The program `farlink-stress`, which stands beside the test that runs or in the folder above it.
+fn stress_program() -> anyhow::Result<PathBuf> {
+    let current = std::env::current_exe()?;
+    let folders = current.ancestors().skip(1).take(2);
+    let mut candidates = folders.map(|folder: &Path| folder.join("farlink-stress"));
+    candidates.find(|path| path.exists()).context("farlink-stress is not built: cargo build -p farlink-tests --bins")
+}

@@ -1,0 +1,109 @@
+//! What runs in the guests.
+
+use anyhow::Result;
+
+use super::{environment, guest::quoted, programs::Built};
+
+/// The functions `step` and `verdict`.
+const STEPS: &str = include_str!("steps.sh");
+/// Cases of several processes.
+const PROGRAMS: &str = include_str!("programs.sh");
+
+/// A script of steps, put together.
+struct Script {
+    text: String,
+    filter: Option<String>,
+}
+
+impl Script {
+    fn new(filter: Option<&str>) -> Self {
+        let mut text = environment();
+        text += "export FARLINK_REQUIRE_VERBS=1 FARLINK_FABRIC=verbs RUST_BACKTRACE=0\n";
+        text += STEPS;
+        text += &format!("cat >/tmp/programs.sh <<'END_OF_PROGRAMS'\n{PROGRAMS}END_OF_PROGRAMS\n");
+        Self { text, filter: filter.map(str::to_owned) }
+    }
+
+    /// A step, unless it is not asked for.
+    fn step(&mut self, name: &str, limit_s: u32, command: &[&str]) {
+        if self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str())) {
+            let limit = limit_s.to_string();
+            let words = [name, &limit].into_iter().chain(command.iter().copied());
+            self.text += &format!("step {}\n", quoted(words));
+        }
+    }
+
+    fn end(mut self) -> String {
+        self.text += "verdict\n";
+        self.text
+    }
+}
+
+/// Everything that one guest can show.
+pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
+    let mut script = Script::new(filter);
+    let test = |script: &mut Script, name: &str, limit_s: u32, settings: &[&str], skipped: &[&str]| -> Result<()> {
+        let program = built.test(name)?;
+        let mut command = vec!["env"];
+        command.extend(settings);
+        command.extend([program, "--test-threads", "2"]);
+        command.extend(skipped.iter().flat_map(|name| ["--skip", name]));
+        script.step(name, limit_s, &command);
+        Ok(())
+    };
+    script.step("devices", 20, &["farlink", "devices"]);
+    test(&mut script, "verbs", 120, &[], &[])?;
+    test(&mut script, "fabric", 120, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
+    for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_server", "killed_bench"] {
+        script.step(case, 90, &["sh", "/tmp/programs.sh", case]);
+    }
+    let stress = |script: &mut Script, name: &str, options: &[&str]| {
+        let command = [&["farlink-stress", "--fabric", "verbs", "--seconds", "8"][..], options].concat();
+        script.step(name, 90, &command);
+    };
+    stress(&mut script, "stress one-sided", &["--processes", "2", "--workers", "2"]);
+    // Several packets a READ, so that some are torn.
+    stress(
+        &mut script,
+        "stress large pages",
+        &["--processes", "2", "--workers", "2", "--page-bytes", "4096", "--keys", "2000"],
+    );
+    stress(
+        &mut script,
+        "stress cached",
+        &["--processes", "2", "--workers", "2", "--access", "cached", "--keys", "20000", "--cache-percent", "5"],
+    );
+    stress(&mut script, "stress shared-inner", &["--processes", "2", "--workers", "2", "--access", "shared-inner"]);
+    test(&mut script, "faults", 150, &["FARLINK_FAULT_ROUNDS=2"], &[])?;
+    test(
+        &mut script,
+        "threads",
+        100,
+        &["FARLINK_THREADS_SECONDS=2"],
+        &["a_weak", "larger_pages", "three_times", "dropped"],
+    )?;
+    test(&mut script, "reclaim", 150, &["FARLINK_RECLAIM_KEYS=400"], &[])?;
+    test(&mut script, "cached", 200, &["FARLINK_MODEL_CASES=2"], &[])?;
+    test(&mut script, "hostile", 150, &["FARLINK_HOSTILE_CASES=3"], &[])?;
+    Ok(script.end())
+}
+
+/// Two guests: the memory servers in one, all that uses them in the other.
+pub(super) fn pair() -> [String; 2] {
+    let mut memory = Script::new(None);
+    memory.step("memory servers", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "serve_until_told"]);
+    let mut compute = Script::new(None);
+    compute.step("another machine", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "over_the_net"]);
+    [memory, compute].map(|script| script.end().replacen("\nstep", "\nexport AT=10.0.0.1\nstep", 1))
+}
+
+/// A bench whose rows may be quoted.
+pub(super) fn measured_bench(ops: u64) -> String {
+    let mut script = Script::new(None);
+    let ops = ops.to_string();
+    script.step("bench", PAIR_LIMIT_S * 3, &["sh", "/tmp/programs.sh", "million_keys", &ops]);
+    script.end()
+}
+
+/// How long the programs of two guests may take.
+const PAIR_LIMIT_S: u32 = 150;

@@ -1,0 +1,127 @@
+//! Programs for the guest: built here, or named by the user.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::{host, process::run, target_dir};
+
+/// Programs by the name that they have in the guest.
+#[derive(Debug, Default)]
+pub(super) struct Programs {
+    by_name: BTreeMap<String, PathBuf>,
+}
+
+impl Programs {
+    /// Adds a program of this machine. Returns its name in the guest.
+    pub(super) fn add(&mut self, path: &Path) -> Result<String> {
+        let path = path.canonicalize().with_context(|| format!("there is no program {}", path.display()))?;
+        let name = path.file_name().and_then(|name| name.to_str()).context("a program's name is text")?.to_owned();
+        let known = self.by_name.insert(name.clone(), path.clone());
+        ensure!(known.is_none_or(|known| known == path), "two programs are called {name}");
+        Ok(name)
+    }
+
+    /// Copies all to a guest's share, without what only a debugger reads: the guest reads slowly.
+    pub(super) fn copy_to(&self, share: &Path) -> Result<()> {
+        let bin = share.join("bin");
+        if self.by_name.is_empty() {
+            return Ok(());
+        }
+        fs::create_dir_all(&bin)?;
+        let mut places = String::new();
+        for (name, path) in &self.by_name {
+            run(Command::new("strip").arg("--strip-debug").arg("-o").arg(bin.join(name)).arg(path))?;
+            places += &format!("{name} {}\n", path.display());
+        }
+        fs::write(share.join("places"), places)?;
+        Ok(())
+    }
+}
+
+/// Packages with programs or tests that run on verbs, and the tests of each.
+const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
+const TESTS: [&str; 7] = ["verbs", "fabric", "cached", "faults", "hostile", "reclaim", "threads"];
+
+/// What was built for the guest.
+#[derive(Debug)]
+pub(super) struct Built {
+    pub(super) programs: Programs,
+    /// Names of test programs in the guest, by the names of the tests.
+    tests: BTreeMap<String, String>,
+}
+
+impl Built {
+    /// Builds tests and programs with verbs, in the profile of tests.
+    pub(super) fn tests() -> Result<Self> {
+        let mut built = Self { programs: Programs::default(), tests: BTreeMap::new() };
+        let tests = TESTS.iter().flat_map(|test| ["--test", test]);
+        built.take(cargo("test").arg("--no-run").args(tests))?;
+        built.take(cargo("build").args(["--profile", "test", "--bins"]))?;
+        for program in ["farlink", "farlink-stress"] {
+            ensure!(built.programs.by_name.contains_key(program), "cargo has not built {program}");
+        }
+        Ok(built)
+    }
+
+    /// Builds what is measured: optimised as in a release, but for optimisation across all crates, which takes minutes.
+    pub(super) fn measured() -> Result<Programs> {
+        let mut built = Self { programs: Programs::default(), tests: BTreeMap::new() };
+        let mut cargo = cargo("build");
+        cargo.args(["--release", "--bin", "farlink", "--example", "verbs_latency"]);
+        cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4");
+        built.take(&mut cargo)?;
+        Ok(built.programs)
+    }
+
+    /// Checks what is built with verbs as the workspace is checked without.
+    pub(super) fn lint() -> Result<()> {
+        let mut cargo = cargo("clippy");
+        let status = cargo.args(["--all-targets", "--", "-D", "warnings"]).status().context("starting cargo")?;
+        ensure!(status.success(), "clippy failed ({status})");
+        Ok(())
+    }
+
+    /// The name in the guest of a test program.
+    pub(super) fn test(&self, name: &str) -> Result<&str> {
+        self.tests.get(name).map(String::as_str).with_context(|| format!("cargo has not built the test {name}"))
+    }
+
+    /// Runs cargo and takes the programs that it names.
+    fn take(&mut self, cargo: &mut Command) -> Result<()> {
+        cargo.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
+        let output = cargo.spawn().context("starting cargo")?.wait_with_output()?;
+        if !output.status.success() {
+            bail!("building the guest's programs failed ({})", output.status);
+        }
+        for line in output.stdout.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+            let message: Value = serde_json::from_slice(line).context("cargo printed something that is no JSON")?;
+            let Some(path) = message["executable"].as_str() else { continue };
+            let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
+            let target = message["target"]["name"].as_str().unwrap_or_default().to_owned();
+            match kind {
+                "test" => drop(self.tests.insert(target, self.programs.add(Path::new(path))?)),
+                "bin" | "example" if message["profile"]["test"] == false => drop(self.programs.add(Path::new(path))?),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A cargo command on the packages, with verbs.
+fn cargo(command: &str) -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.arg(command).current_dir(crate::workspace()).env("CARGO_TARGET_DIR", target_dir());
+    cargo.env("LIBCLANG_PATH", host::libclang_dir());
+    for package in PACKAGES {
+        cargo.args(["--package", package, "--features", &format!("{package}/verbs")]);
+    }
+    cargo
+}

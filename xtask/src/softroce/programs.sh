@@ -1,0 +1,170 @@
+#!/bin/sh
+# farlink's programs as processes of their own, over verbs: `programs.sh CASE`.
+set -eu
+export FARLINK_SECRET=5a9f0c1d7e3b42866d10f2c4b8e7a935
+at=${AT:-127.0.0.1}
+servers=
+# Whoever fails leaves no memory server behind.
+trap 'for server in $servers; do kill -KILL "$server" 2>/dev/null || true; done' EXIT
+device="--device rxe0"
+
+fail() {
+    echo "FAILED: $*"
+    exit 1
+}
+
+# serve NUMBER OF ADDRESS PORT: starts a memory server and waits until it is ready.
+serve() {
+    farlink serve --fabric verbs $device --server "$1" --servers "$2" --listen "$3:$4" --bytes 128MiB >"/tmp/server-$1" 2>&1 &
+    servers="$servers $!"
+    until grep -q "server $1 ready" "/tmp/server-$1"; do
+        kill -0 $! 2>/dev/null || fail "a memory server does not start: $(cat "/tmp/server-$1")"
+        usleep 20000
+    done
+}
+
+# Ends the memory servers as a user would.
+stop() {
+    local server
+    for server in $servers; do
+        kill -TERM "$server"
+        wait "$server" || fail "a memory server ended with $?: $(cat /tmp/server-*)"
+    done
+    servers=
+}
+
+bench() {
+    farlink bench --connect "verbs://$at:7471,$at:7472" $device "$@"
+}
+
+two_servers() {
+    serve 0 2 "$at" 7471
+    serve 1 2 "$at" 7472
+}
+
+# Milliseconds since the guest has started.
+now_ms() {
+    local up
+    read -r up _ </proc/uptime
+    echo "${up%.*}${up#*.}0"
+}
+
+# A bench and a check as a user runs them.
+serve_and_bench() {
+    two_servers
+    bench --keys 20000 --ops 4000 --workers 2 --in-flight 1,16 --mix a,b,c,d,e,f
+    bench --keys 20000 --ops 4000 --workers 1 --processes 2 --mix a --tree shared
+    bench --keys 20000 --ops 4000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached
+    farlink check --connect "verbs://$at:7471,$at:7472" $device
+    stop
+}
+
+# Who does not know the secret gets nothing, and who knows it is served all the same.
+without_the_secret() {
+    two_servers
+    bench --keys 2000 --ops 500 --mix c --workers 1
+    local said
+    for secret in 0123456789abcdef0123456789abcdef ""; do
+        if said=$(FARLINK_SECRET=$secret bench --keys 2000 --ops 500 --mix c --workers 1 2>&1); then
+            fail "served a client with the secret '$secret': $said"
+        fi
+        echo "refused: $said" | head -n 3
+        case $said in
+        *secret*) ;;
+        *) fail "the refusal does not name the secret" ;;
+        esac
+    done
+    farlink check --connect "verbs://$at:7471,$at:7472" $device
+    stop
+}
+
+# Random bytes, half a greeting, and connections that say nothing, while a bench runs.
+random_bytes() {
+    two_servers
+    bench --keys 5000 --seconds 8 --mix a --workers 1 >/tmp/bench 2>&1 &
+    local bench=$! count=0 silent=
+    while kill -0 "$bench" 2>/dev/null; do
+        count=$((count + 1))
+        head -c $((count * 37 % 5000)) /dev/urandom | timeout 1 nc "$at" 7471 >/tmp/answer 2>/dev/null || true
+        head -c $((count % 64)) /dev/zero | timeout 1 nc "$at" 7472 >/dev/null 2>&1 || true
+        if [ $((count % 4)) = 0 ]; then
+            (sleep 3 | nc "$at" 7471 >/dev/null 2>&1 || true) &
+        fi
+    done
+    wait "$bench" || fail "the bench failed: $(cat /tmp/bench)"
+    echo "$count clients sent random bytes"
+    [ "$count" -gt 4 ] || fail "too few to prove anything"
+    cat /tmp/bench
+    farlink check --connect "verbs://$at:7471,$at:7472" $device
+    stop
+}
+
+# kill -9 of a memory server: whoever uses it says so within two seconds.
+killed_server() {
+    two_servers
+    bench --keys 5000 --seconds 60 --mix a --workers 2 --in-flight 4 >/tmp/bench 2>&1 &
+    local bench=$! begun code=0
+    sleep 6
+    kill -0 "$bench" || fail "the bench ended too early: $(cat /tmp/bench)"
+    set -- $servers
+    kill -KILL "$2"
+    begun=$(now_ms)
+    wait "$bench" || code=$?
+    local took=$(($(now_ms) - begun))
+    cat /tmp/bench
+    echo "the bench ended with $code, $took ms after the kill"
+    [ "$code" != 0 ] || fail "the bench says that all is well"
+    [ "$took" -lt 2000 ] || fail "it took $took ms"
+    grep -qi "server 1" /tmp/bench || fail "it does not name memory server 1"
+    servers=$1
+    stop
+}
+
+# kill -9 of a compute server: its memory servers and the next compute server go on.
+killed_bench() {
+    two_servers
+    bench --keys 5000 --ops 500 --mix a --workers 1 --tree others
+    bench --keys 5000 --seconds 60 --mix a --workers 2 --tree killed >/tmp/bench 2>&1 &
+    local bench=$!
+    sleep 5
+    kill -KILL "$bench"
+    wait "$bench" || true
+    bench --keys 5000 --ops 2000 --mix a --workers 2 --tree others
+    farlink check --connect "verbs://$at:7471,$at:7472" $device --tree others
+    stop
+}
+
+# million_keys OPS: a bench as it is quoted.
+million_keys() {
+    serve 0 1 "$at" 7471
+    farlink bench --connect "verbs://$at:7471" $device --keys 1000000 --ops "$1" --workers 1 --in-flight 1,16 --mix c \
+        --access cached --cache 8%
+    stop
+}
+
+# The memory servers of two guests: serves until the host says that it is over.
+serve_until_told() {
+    two_servers
+    until [ -e /share/stop ]; do
+        usleep 100000
+    done
+    stop
+    tc -s qdisc show dev eth0
+}
+
+# The compute side of two guests, across a network that loses packets.
+over_the_net() {
+    local tries=300
+    until nc -w 1 "$at" 7472 </dev/null >/dev/null 2>&1; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || fail "the other guest does not serve"
+        usleep 100000
+    done
+    bench --keys 10000 --ops 1000 --workers 2 --in-flight 1,16 --mix a,c,e
+    farlink check --connect "verbs://$at:7471,$at:7472" $device
+    farlink-stress --fabric verbs --connect "$at:7471,$at:7472" --seconds 10 --processes 2 --workers 1 --in-flight 4
+    tc -s qdisc show dev eth0 | tee /tmp/qdisc
+    grep -q "dropped [1-9]" /tmp/qdisc || fail "no packet was lost: the test has not tested it"
+}
+
+"$@"
