@@ -17,7 +17,9 @@ use farlink_structures::btree::{BTree, BTreeOptions, KIND};
 use farlink_tests::{
     backend::{Cluster, Manners},
     bounded::{self, Bound},
-    cluster, raw,
+    cluster,
+    direct::Direct,
+    raw,
 };
 use proptest::{prelude::*, sample::Index};
 
@@ -137,7 +139,8 @@ pub(crate) struct Scene {
     // The worker leaves before its compute server.
     pub(crate) worker: Worker,
     compute: ComputeServer,
-    pub(crate) fabric: Cluster,
+    pub(crate) direct: Direct,
+    _fabric: Cluster,
     class: SizeClass,
     root: RemotePtr,
     pages: Vec<RemotePtr>,
@@ -158,11 +161,13 @@ impl Scene {
         let structure = structure.unwrap();
         let pages = raw::pages_of(&fabric, structure.id, structure.class);
         assert!(pages.len() > 50, "only {} pages", pages.len());
+        let direct = Direct::new(&fabric, 0).unwrap();
         let level = |at: &RemotePtr| {
-            Identity::from_word(raw::load(&fabric, *at, structure.class.words())[IDENTITY]).map(|id| id.level)
+            let words = direct.read(*at, structure.class.words()).unwrap();
+            Identity::from_word(words[IDENTITY]).map(|id| id.level)
         };
         let inner = pages.iter().copied().filter(|at| level(at) > Some(0)).collect();
-        Self { worker, compute, fabric, class: structure.class, root: structure.root, pages, inner }
+        Self { worker, compute, direct, _fabric: fabric, class: structure.class, root: structure.root, pages, inner }
     }
 
     /// The word that does this harm in the page `at`.
@@ -180,7 +185,7 @@ impl Scene {
             Evil::OutOfRegion(word) => SERVER_BYTES + (word & 0xffff_ffff_ff00),
             Evil::NoSuchServer(word) => (word & !(1 << 63)) | 0x0002 << 48,
             Evil::Copied(page, word) => {
-                let page = raw::load(&self.fabric, *page.get(&self.pages), self.class.words());
+                let page = self.direct.read(*page.get(&self.pages), self.class.words()).unwrap();
                 *word.get(&page)
             }
         }
@@ -191,7 +196,7 @@ impl Scene {
         match damage {
             Damage::Link { page, slot, to } => {
                 let at = *page.get(&self.inner);
-                let mut image = raw::load(&self.fabric, at, self.class.words());
+                let mut image = self.direct.read(at, self.class.words()).unwrap();
                 let slot = slot.index(raw::capacity(image.len())).min((image[raw::META] & 0xff) as usize);
                 image[raw::KEYS + raw::capacity(self.class.words()) + slot] = self.word(to, at);
                 let key = image[raw::KEYS + slot];
@@ -201,7 +206,7 @@ impl Scene {
             Damage::Page { page, words, sealed } => self.overwrite(*page.get(&self.pages), self.class, words, *sealed),
             Damage::Double { page, of } => {
                 let at = *page.get(&self.pages);
-                let mut image = raw::load(&self.fabric, *of.get(&self.pages), self.class.words());
+                let mut image = self.direct.read(*of.get(&self.pages), self.class.words()).unwrap();
                 image[page::SELF] = at.raw();
                 self.put(at, image, true);
             }
@@ -215,19 +220,19 @@ impl Scene {
             }
             Damage::Changing { server, line, word } => {
                 let at = at(server.index(SERVERS), CHANGING_WORDS + line * 64);
-                raw::store(&self.fabric, at, &[self.word(word, at)]);
+                self.direct.write(at, &[self.word(word, at)]).unwrap();
             }
             Damage::Metadata { server, word, evil } => {
                 let words = (METADATA_END - SLOTS) / 8;
                 let at = at(server.index(SERVERS), SLOTS + word.index(words as usize) as u64 * 8);
-                raw::store(&self.fabric, at, &[self.word(evil, at)]);
+                self.direct.write(at, &[self.word(evil, at)]).unwrap();
             }
         }
         None
     }
 
     fn overwrite(&self, at: RemotePtr, class: SizeClass, words: &[(Index, Evil)], sealed: bool) {
-        let mut image = raw::load(&self.fabric, at, class.words());
+        let mut image = self.direct.read(at, class.words()).unwrap();
         for (index, evil) in words {
             let word = self.word(evil, at);
             match index.index(class.words()) {
@@ -248,7 +253,7 @@ impl Scene {
         } else if lock.state() == LockState::LockedBy(self.compute.owner()) {
             image[LOCK] = LockWord::free(lock.version()).word();
         }
-        raw::store(&self.fabric, at, &image);
+        self.direct.write(at, &image).unwrap();
     }
 
     /// Runs one operation; how it ends does not matter, but that it does.
@@ -334,9 +339,9 @@ impl Drop for Scene {
     /// Leaving waits for the grace of retired pages: bring on the end of time, which no damaged epoch comes after.
     fn drop(&mut self) {
         for slot in 0..256 {
-            raw::store(&self.fabric, at(0, SLOTS + slot * 16), &[0, 0]);
+            self.direct.write(at(0, SLOTS + slot * 16), &[0, 0]).unwrap();
         }
-        raw::store(&self.fabric, at(0, EPOCH), &[u64::MAX - 8]);
+        self.direct.write(at(0, EPOCH), &[u64::MAX - 8]).unwrap();
     }
 }
 
