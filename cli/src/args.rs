@@ -338,6 +338,11 @@ impl BenchArgs {
             }
         };
         self.validate_cache()?;
+        ensure!(
+            !matches!(self.connect, Some(Address::Verbs(_)))
+                || (self.latency == 0 && self.bandwidth.is_none() && !self.nasty),
+            "--latency, --bandwidth and --nasty imitate a network; verbs:// is one"
+        );
         let mixes = match self.shares.given() {
             Some(shares) => vec![Mix::explicit(shares)?],
             None => Mix::list(&self.mix)?,
@@ -506,6 +511,8 @@ mod tests {
             ("--latency 2h", "unknown unit `h`"),
             ("--access cached --cache 0%", "not a share of the data"),
             ("--connect verbs://host", "not HOST:PORT"),
+            ("--connect verbs://host:1 --latency 2us", "imitate a network"),
+            ("--connect verbs://host:1 --nasty", "imitate a network"),
             ("--cache 1MiB", "--cache is for --access cached"),
             ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),
             ("--access cached --processes 2", "--access cached needs --processes 1"),

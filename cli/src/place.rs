@@ -129,10 +129,6 @@ impl Place {
         match self {
             Self::Folder(dir) => Ok(Arc::new(MemFabric::open(dir, options)?)),
             Self::Verbs { servers, device, gid_index, secret } => {
-                ensure!(
-                    options == MemOptions::default(),
-                    "--latency, --bandwidth and --nasty imitate a network; {SCHEME} is one"
-                );
                 crate::verbs::fabric(servers, device.as_deref(), *gid_index, secret)
             }
         }

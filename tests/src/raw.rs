@@ -118,7 +118,7 @@ impl HeldPage {
 
 /// The pages of one structure and size in a cluster's memory that are in use, in the order of their addresses.
 pub fn pages_of(fabric: &Arc<dyn Fabric>, structure: StructureId, class: SizeClass) -> Vec<RemotePtr> {
-    let direct = direct(fabric);
+    let direct = Direct::new(fabric, 0).expect("a fabric gives another endpoint");
     let mut pages = Vec::new();
     for server in servers(fabric) {
         let region_words = (fabric.region_bytes(server) / 8) as usize;
@@ -145,18 +145,4 @@ pub fn pages_of(fabric: &Arc<dyn Fabric>, structure: StructureId, class: SizeCla
 /// The memory servers of a cluster.
 pub fn servers(fabric: &Arc<dyn Fabric>) -> impl Iterator<Item = ServerId> + use<> {
     (0..fabric.servers()).map(|index| ServerId::new(index as u16).expect("a cluster's servers have ids"))
-}
-
-/// The words of a page, as they stand in memory.
-pub fn load(fabric: &Arc<dyn Fabric>, at: RemotePtr, words: usize) -> Vec<u64> {
-    direct(fabric).read(at, words).expect("a page can be read")
-}
-
-/// Overwrites the words from `at` on, past all locks.
-pub fn store(fabric: &Arc<dyn Fabric>, at: RemotePtr, words: &[u64]) {
-    direct(fabric).write(at, words).expect("a cluster's memory can be written");
-}
-
-fn direct(fabric: &Arc<dyn Fabric>) -> Direct {
-    Direct::new(fabric, 0).expect("a fabric gives another endpoint")
 }

@@ -168,7 +168,7 @@ pub struct Cluster {
     // In this order: the way, the servers, their files.
     fabric: Arc<dyn Fabric>,
     place: Option<Place>,
-    servers: Vec<ServerProcess>,
+    _servers: Vec<ServerProcess>,
     _dir: Option<TempDir>,
 }
 
@@ -188,7 +188,7 @@ impl Cluster {
     pub fn start(backend: Backend, servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
         if backend == Backend::Mem {
             let fabric = Arc::new(MemFabric::in_process(servers, bytes, manners.options())?);
-            return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
+            return Ok(Self { fabric, place: None, _servers: Vec::new(), _dir: None });
         }
         let dir = cluster::scratch()?;
         let secret = format!("{:032x}", rand::random::<u128>());
@@ -205,7 +205,7 @@ impl Cluster {
             _ => Place::Files(dir.path().to_owned()),
         };
         let fabric = place.open(manners)?;
-        Ok(Self { fabric, place: Some(place), servers: processes, _dir: Some(dir) })
+        Ok(Self { fabric, place: Some(place), _servers: processes, _dir: Some(dir) })
     }
 
     /// The running cluster at `place`.
@@ -214,7 +214,7 @@ impl Cluster {
     /// As [`Place::open`].
     pub fn at(place: Place, manners: Manners) -> Result<Self, Error> {
         let fabric = place.open(manners)?;
-        Ok(Self { fabric, place: Some(place), servers: Vec::new(), _dir: None })
+        Ok(Self { fabric, place: Some(place), _servers: Vec::new(), _dir: None })
     }
 
     /// Starts them on the backend of this run.
@@ -223,14 +223,6 @@ impl Cluster {
     /// As [`Cluster::start`].
     pub fn of_this_run(servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
         Self::start(Backend::chosen(), servers, bytes, manners)
-    }
-
-    /// Kills a memory server with SIGKILL, and waits until it is gone.
-    ///
-    /// # Panics
-    /// If the servers are not processes of this cluster, or it is gone already.
-    pub fn kill_server(&mut self, server: usize) {
-        self.servers[server].kill();
     }
 
     /// Where other processes find it.
@@ -291,16 +283,12 @@ impl ServerProcess {
         process.address = address;
         Ok(process)
     }
-
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        self.kill();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -10,7 +10,7 @@ use farlink_runtime::{
     worker::{Counters, Worker},
 };
 use farlink_structures::btree::{BTree, KeyRange};
-use farlink_tests::{backend::Manners, raw};
+use farlink_tests::{backend::Manners, direct::Direct, raw};
 
 use crate::scene::{CACHE_BYTES_ALL, Member, assert_left_clean, cache, fabric, sparse};
 
@@ -145,8 +145,9 @@ fn a_page_that_is_written_has_a_new_version() {
     let tree = member.own(&cache(CACHE_BYTES_ALL, Admission::Always), KeyRange::ALL);
     let structure = tree.structure().clone();
     let pages = raw::pages_of(&fabric, structure.id, structure.class);
-    let version = |at| LockWord::from_word(raw::load(&fabric, at, 1)[LOCK]).version();
-    let body = |at| raw::load(&fabric, at, structure.class.words())[HEADER_WORDS..].to_vec();
+    let direct = Direct::new(&fabric, 0).unwrap();
+    let version = |at| LockWord::from_word(direct.read(at, 1).unwrap()[LOCK]).version();
+    let body = |at| direct.read(at, structure.class.words()).unwrap()[HEADER_WORDS..].to_vec();
     let before: Vec<_> = pages.iter().map(|&at| (version(at), body(at))).collect();
     member
         .worker

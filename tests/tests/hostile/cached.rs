@@ -111,9 +111,9 @@ fn damage_that_is_met_is_named() {
             let scene = Scene::new(1);
             let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
             let leaf = scene.worker.block_on(raw::leaf_of(tree.access(), key)).unwrap();
-            let mut image = raw::load(&scene.fabric, leaf, 32);
+            let mut image = scene.direct.read(leaf, 32).unwrap();
             image[word] ^= 1 << 40;
-            raw::store(&scene.fabric, leaf, &image);
+            scene.direct.write(leaf, &image).unwrap();
             let cache = cache_of::<Tree>(Admission::Always);
             let structure = tree.structure().clone();
             let found = match owned {

@@ -17,7 +17,9 @@ use farlink_structures::{btree::Tree, map::Map};
 use farlink_tests::{
     backend::{Cluster, Manners},
     bounded::{self, Bound},
-    cluster, raw,
+    cluster,
+    direct::Direct,
+    raw,
     subject::{StructureName, Subject},
 };
 use proptest::{prelude::*, sample::Index};
@@ -145,7 +147,8 @@ pub(crate) struct SceneOf<S: Subject> {
     // The worker leaves before its compute server.
     pub(crate) worker: Worker,
     compute: ComputeServer,
-    pub(crate) fabric: Cluster,
+    pub(crate) direct: Direct,
+    _fabric: Cluster,
     class: SizeClass,
     root: RemotePtr,
     pages: Vec<RemotePtr>,
@@ -166,11 +169,23 @@ impl<S: Subject> SceneOf<S> {
         let structure = structure.unwrap();
         let pages = raw::pages_of(&fabric, structure.id, structure.class);
         assert!(pages.len() > 50, "only {} pages", pages.len());
+        let direct = Direct::new(&fabric, 0).unwrap();
         let level = |at: &RemotePtr| {
-            Identity::from_word(raw::load(&fabric, *at, structure.class.words())[IDENTITY]).map(|id| id.level)
+            let words = direct.read(*at, structure.class.words()).unwrap();
+            Identity::from_word(words[IDENTITY]).map(|id| id.level)
         };
         let inner = pages.iter().copied().filter(|at| level(at) > Some(0)).collect();
-        Self { worker, compute, fabric, class: structure.class, root: structure.root, pages, inner, of: PhantomData }
+        Self {
+            worker,
+            compute,
+            direct,
+            _fabric: fabric,
+            class: structure.class,
+            root: structure.root,
+            pages,
+            inner,
+            of: PhantomData,
+        }
     }
 
     /// The word that does this harm in the page `at`.
@@ -188,7 +203,7 @@ impl<S: Subject> SceneOf<S> {
             Evil::OutOfRegion(word) => SERVER_BYTES + (word & 0xffff_ffff_ff00),
             Evil::NoSuchServer(word) => (word & !(1 << 63)) | 0x0002 << 48,
             Evil::Copied(page, word) => {
-                let page = raw::load(&self.fabric, *page.get(&self.pages), self.class.words());
+                let page = self.direct.read(*page.get(&self.pages), self.class.words()).unwrap();
                 *word.get(&page)
             }
         }
@@ -199,7 +214,7 @@ impl<S: Subject> SceneOf<S> {
         match damage {
             Damage::Link { page, slot, to } => {
                 let at = *page.get(&self.inner);
-                let mut image = raw::load(&self.fabric, at, self.class.words());
+                let mut image = self.direct.read(at, self.class.words()).unwrap();
                 if S::WHICH == StructureName::SkipList {
                     image[NODE_RIGHT + slot.index(2)] = self.word(to, at);
                     let key = image[NODE_LOW];
@@ -215,7 +230,7 @@ impl<S: Subject> SceneOf<S> {
             Damage::Page { page, words, sealed } => self.overwrite(*page.get(&self.pages), self.class, words, *sealed),
             Damage::Double { page, of } => {
                 let at = *page.get(&self.pages);
-                let mut image = raw::load(&self.fabric, *of.get(&self.pages), self.class.words());
+                let mut image = self.direct.read(*of.get(&self.pages), self.class.words()).unwrap();
                 image[page::SELF] = at.raw();
                 self.put(at, image, true);
             }
@@ -229,19 +244,19 @@ impl<S: Subject> SceneOf<S> {
             }
             Damage::Changing { server, line, word } => {
                 let at = at(server.index(SERVERS), CHANGING_WORDS + line * 64);
-                raw::store(&self.fabric, at, &[self.word(word, at)]);
+                self.direct.write(at, &[self.word(word, at)]).unwrap();
             }
             Damage::Metadata { server, word, evil } => {
                 let words = (METADATA_END - SLOTS) / 8;
                 let at = at(server.index(SERVERS), SLOTS + word.index(words as usize) as u64 * 8);
-                raw::store(&self.fabric, at, &[self.word(evil, at)]);
+                self.direct.write(at, &[self.word(evil, at)]).unwrap();
             }
         }
         None
     }
 
     fn overwrite(&self, at: RemotePtr, class: SizeClass, words: &[(Index, Evil)], sealed: bool) {
-        let mut image = raw::load(&self.fabric, at, class.words());
+        let mut image = self.direct.read(at, class.words()).unwrap();
         for (index, evil) in words {
             let word = self.word(evil, at);
             match index.index(class.words()) {
@@ -262,7 +277,7 @@ impl<S: Subject> SceneOf<S> {
         } else if lock.state() == LockState::LockedBy(self.compute.owner()) {
             image[LOCK] = LockWord::free(lock.version()).word();
         }
-        raw::store(&self.fabric, at, &image);
+        self.direct.write(at, &image).unwrap();
     }
 
     /// Runs one operation; how it ends does not matter, but that it does.
@@ -347,9 +362,9 @@ impl<S: Subject> Drop for SceneOf<S> {
     /// Leaving waits for the grace of retired pages: bring on the end of time, which no damaged epoch comes after.
     fn drop(&mut self) {
         for slot in 0..256 {
-            raw::store(&self.fabric, at(0, SLOTS + slot * 16), &[0, 0]);
+            self.direct.write(at(0, SLOTS + slot * 16), &[0, 0]).unwrap();
         }
-        raw::store(&self.fabric, at(0, EPOCH), &[u64::MAX - 8]);
+        self.direct.write(at(0, EPOCH), &[u64::MAX - 8]).unwrap();
     }
 }
 

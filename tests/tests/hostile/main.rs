@@ -27,7 +27,9 @@ use farlink_structures::{
 use farlink_tests::{
     backend::{Backend, Cluster, Manners},
     bounded::{self, Bound, Watchdog},
-    cluster, raw, settings,
+    cluster,
+    direct::Direct,
+    settings,
     subject::Subject,
 };
 use proptest::{prelude::*, sample::Index, test_runner::RngSeed};
@@ -117,10 +119,11 @@ proptest! {
     ) {
         let _watchdog = Watchdog::start("any superblock", LIMIT);
         let fabric = Cluster::of_this_run(SERVERS, SERVER_BYTES, Manners::Fast).unwrap();
+        let direct = Direct::new(&fabric, 0).unwrap();
         for (server, word, evil) in words {
             // Half of the time spare the fixed part, behind whose check word nothing would be reached.
             let word = if fixed { word % 8 } else { 8 + word % ((DIRECTORY - SUPERBLOCK) / 8 - 8) };
-            raw::store(&fabric, at(server.index(SERVERS), SUPERBLOCK + word * 8), &[evil]);
+            direct.write(at(server.index(SERVERS), SUPERBLOCK + word * 8), &[evil]).unwrap();
         }
         if let Ok(compute) = cluster::join_manual(&fabric, 1) {
             let worker = compute.worker().unwrap();
@@ -142,14 +145,15 @@ fn the_last_epoch_of_all_is_survived() {
             tree.remove(key).await.unwrap();
         }
     });
-    raw::store(&scene.fabric, at(0, EPOCH), &[u64::MAX]);
+    scene.direct.write(at(0, EPOCH), &[u64::MAX]).unwrap();
     scene.maintain().unwrap();
 }
 
 fn rewind_incarnations(fabric: &Arc<dyn Fabric>) {
     let _watchdog = Watchdog::start("an incarnation given out twice", Duration::from_secs(20));
     let first = cluster::join(fabric, 1).unwrap();
-    raw::store(fabric, at(0, NEXT_INCARNATION), &[u64::from(first.owner().incarnation())]);
+    let direct = Direct::new(fabric, 0).unwrap();
+    direct.write(at(0, NEXT_INCARNATION), &[u64::from(first.owner().incarnation())]).unwrap();
     let second = cluster::join(fabric, 2);
     assert!(second.is_err(), "two compute servers are {}", first.owner());
     // The word has moved on.

@@ -198,7 +198,7 @@ fn command_line(spec: &Spec<'_>) -> String {
     // A guest whose host process was killed ends by itself, a little later than it would have been stopped.
     let limit = spec.limit.as_secs() + 30;
     format!(
-        "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable netdev={device} address=10.0.0.{number} \
+        "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check netdev={device} address=10.0.0.{number} \
          loss={loss} limit={limit}"
     )
 }

@@ -61,9 +61,8 @@ pub(super) fn prepare() -> Result<()> {
     let user = output_of(Command::new("id").arg("-u"))?;
     ensure!(user.trim() == "0", unable("packages are missing and only root can install them: run it once as root"));
     println!("softroce: installing {}", missing.join(" "));
-    update()?;
-    run(apt_get().args(["install", "--yes", "--no-install-recommends"]).args(&missing))
-        .map_err(|error| unable(&format!("{error:#}")).into())
+    let install = |()| run(apt_get().args(["install", "--yes", "--no-install-recommends"]).args(&missing));
+    update().and_then(install).map_err(|error| unable(&format!("{error:#}")).into())
 }
 
 /// Where the libclang is that `rdma-sys` builds with.

@@ -33,6 +33,17 @@ impl Region {
         Ok(Self { memory: Memory::Mapped(MmapRaw::from(map)) })
     }
 
+    /// Asks the system to use large pages, of which a network card needs to know fewer. It may not have any.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn prefer_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        if let Memory::Mapped(map) = &self.memory
+            && let Err(error) = map.advise(memmap2::Advice::HugePage)
+        {
+            tracing::debug!(%error, "no huge pages");
+        }
+    }
+
     /// The whole of `file`, shared with every process that maps it. Its length is a multiple of 8.
     pub(crate) fn of_file(file: &File, path: &Path) -> Result<Self, Error> {
         let map = MmapOptions::new().map_raw(file).map_err(Error::io(format!("mapping {}", path.display())))?;

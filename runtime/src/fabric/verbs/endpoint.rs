@@ -60,11 +60,9 @@ impl VerbsEndpoint {
         let begin = |(number, session): (usize, &Arc<Session>)| {
             Link::begin(u16::try_from(number).unwrap_or(u16::MAX), Arc::clone(session), &setup)
         };
-        let mut links = sessions.iter().enumerate().map(begin).collect::<Result<Vec<_>, Error>>()?;
-        for link in &mut links {
-            link.finish(&setup)?;
-        }
-        Ok(Self {
+        let links = sessions.iter().enumerate().map(begin).collect::<Result<Vec<_>, Error>>()?;
+        // Whole from here on: if one cannot be connected, the others are closed again.
+        let mut endpoint = Self {
             links,
             setup,
             registered: Vec::new(),
@@ -73,7 +71,10 @@ impl VerbsEndpoint {
             losses_seen: 0,
             early: Vec::new(),
             unsettled: false,
-        })
+        };
+        let Self { links, setup, .. } = &mut endpoint;
+        links.iter_mut().try_for_each(|link| link.finish(setup))?;
+        Ok(endpoint)
     }
 
     #[cold]

@@ -30,6 +30,9 @@ use crate::{
 pub(super) struct Link {
     number: u16,
     session: Arc<Session>,
+    /// The region, as the session's welcome describes it.
+    region: Remote,
+    region_bytes: u64,
     state: State,
     /// Counts connections, so that late completions of an earlier one are known.
     generation: u16,
@@ -106,8 +109,11 @@ impl Link {
         let depth = setup.depth as usize;
         let slots = depth.next_power_of_two();
         let words = Memory::new(&setup.domain, slots, Access::Local)?;
+        let welcome = session.welcome();
         let mut link = Self {
             number,
+            region: Remote { address: welcome.address, key: welcome.key },
+            region_bytes: welcome.bytes,
             session,
             state: State::Down(Cause::Broken("it was never connected".into())),
             generation: 0,
@@ -160,7 +166,7 @@ impl Link {
     #[inline]
     pub(super) fn holds(&self, at: RemotePtr, bytes: usize) -> bool {
         let end = at.offset().checked_add(bytes as u64);
-        at.offset().is_multiple_of(8) && end.is_some_and(|end| end <= self.session.welcome().bytes)
+        at.offset().is_multiple_of(8) && end.is_some_and(|end| end <= self.region_bytes)
     }
 
     /// Whether there is nothing to do but to wait for completions.
@@ -184,8 +190,7 @@ impl Link {
     #[inline]
     fn batch(&mut self, mut request: Request) {
         let State::Up(connection) = &self.state else { unreachable!("requests are batched for a connection") };
-        let welcome = self.session.welcome();
-        let remote = Remote { address: welcome.address + request.at.offset(), key: welcome.key };
+        let remote = Remote { address: self.region.address.wrapping_add(request.at.offset()), ..self.region };
         let sequence = self.next;
         let slot = (sequence & self.slot_mask) as usize;
         let own = Piece { address: self.words.address(slot), bytes: 8, key: self.words.key() };
@@ -380,7 +385,12 @@ impl Link {
                 drop(queue_pair);
                 self.session.ask(&Question::Disconnect(u64::from(theirs))).ok()
             }
-            State::Connecting { .. } | State::Down(_) => None,
+            State::Connecting { ours, theirs } => {
+                drop(ours);
+                let Ok(Answer::Connected(theirs)) = theirs.wait() else { return None };
+                self.session.ask(&Question::Disconnect(u64::from(theirs.queue_pair))).ok()
+            }
+            State::Down(_) => None,
         }
     }
 }

@@ -63,10 +63,12 @@ impl Session {
         keep_alive(&stream).map_err(unreachable)?;
         let (sender, mut receiver) = control::connect(stream, secret, Instant::now() + HANDSHAKE_LIMIT)
             .map_err(|error| Error::NotAdmitted { address: address.into(), why: error.to_string() })?;
+        receiver.set_limit(Some(HANDSHAKE_LIMIT)).map_err(unreachable)?;
         let welcome: Welcome = receiver.receive()?.ok_or_else(|| Error::NotAdmitted {
             address: address.into(),
             why: "it hung up; it serves as many compute servers as it can, or is about to end".into(),
         })?;
+        receiver.set_limit(None).map_err(unreachable)?;
         let Some(server) = u16::try_from(welcome.server).ok().and_then(ServerId::new) else {
             return Err(Error::Malformed("a memory server has an impossible number"));
         };

@@ -134,6 +134,11 @@ impl Sender {
 }
 
 impl Receiver {
+    /// How long [`Receiver::receive`] waits; without a limit, as long as the connection lasts.
+    pub(in super::super) fn set_limit(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.stream.set_read_timeout(limit)
+    }
+
     /// Waits for the next message. `None` at the connection's end.
     ///
     /// # Errors

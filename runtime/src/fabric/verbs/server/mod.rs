@@ -179,6 +179,7 @@ impl Drop for VerbsServer {
 impl Memory {
     fn new(domain: &Arc<Domain>, geometry: &Geometry) -> Result<Self, Error> {
         let region = Region::anonymous(geometry.region_bytes as usize)?;
+        region.prefer_huge_pages();
         layout::format(region.words(), geometry);
         let base = std::ptr::NonNull::from(region.words()).cast::<u64>();
         // SAFETY: the region lives as long as the registration (in this order they are dropped), and this process reaches
