@@ -110,7 +110,10 @@ impl Geometry {
         let chunks = if region_bytes <= REGION_BYTES_MAX { chunks_in(region_bytes) } else { 0 };
         if chunks == 0 || !region_bytes.is_multiple_of(4096) {
             let least = chunks_offset(1) + CHUNK_BYTES;
-            return bad("bytes", format!("{region_bytes}; a region has {least} to {REGION_BYTES_MAX} bytes, in multiples of 4096"));
+            return bad(
+                "bytes",
+                format!("{region_bytes}; a region has {least} to {REGION_BYTES_MAX} bytes, in multiples of 4096"),
+            );
         }
         Ok(Self { server: id, servers, cluster, region_bytes, chunks })
     }

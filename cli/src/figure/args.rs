@@ -169,7 +169,9 @@ impl MessagingArgs {
 
     /// From 16 bytes on, each twice the one before.
     pub(crate) fn sizes(&self) -> Vec<usize> {
-        std::iter::successors(Some(16), |size| Some(size * 2)).take_while(|size| *size as u64 <= self.max_size).collect()
+        std::iter::successors(Some(16), |size| Some(size * 2))
+            .take_while(|size| *size as u64 <= self.max_size)
+            .collect()
     }
 }
 

@@ -260,6 +260,11 @@ impl Link {
         self.outgoing[priority.index()].queue.push_back(item);
     }
 
+    /// How many messages wait to be sent.
+    pub(crate) fn queued(&self) -> usize {
+        self.outgoing.iter().map(|outgoing| outgoing.queue.len()).sum()
+    }
+
     /// Whether something waits to be sent, or to be fetched by the other side.
     pub(crate) fn is_sending(&self) -> bool {
         self.outgoing.iter().any(|out| !out.queue.is_empty() || !out.announced.is_empty())
@@ -493,7 +498,11 @@ impl Link {
     }
 
     /// The next message of this priority, if it is all there. Posts what must be fetched.
-    pub(crate) fn receive(&mut self, priority: Priority, carrier: &mut impl Carrier) -> Result<Option<Vec<u64>>, Broken> {
+    pub(crate) fn receive(
+        &mut self,
+        priority: Priority,
+        carrier: &mut impl Carrier,
+    ) -> Result<Option<Vec<u64>>, Broken> {
         self.check()?;
         loop {
             if let Some(message) = self.take_fetched(priority, carrier)? {

@@ -43,7 +43,8 @@ impl Pool {
         };
         let cut = self.blocks.iter().position(|block| block.piece_words == piece_words && block.used != all);
         let index = cut.or_else(|| {
-            let found = if self.whole > spared { self.blocks.iter().position(|block| block.piece_words == 0) } else { None };
+            let found =
+                if self.whole > spared { self.blocks.iter().position(|block| block.piece_words == 0) } else { None };
             self.whole -= usize::from(found.is_some());
             found
         })?;

@@ -7,19 +7,12 @@
 //! A thread without work polls, or sleeps at its port until a message comes: polling answers sooner and takes a core, so
 //! with more peers than cores the threads sleep (Catfish, section IV B).
 
-use std::{
-    cell::Cell,
-    collections::HashMap,
-    rc::Rc,
-    sync::mpsc,
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::{cell::Cell, collections::HashMap, rc::Rc, sync::mpsc, thread::JoinHandle, time::Duration};
 
 use crossbeam_utils::CachePadded;
 
 use super::{
-    CHUNK_WORDS, Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal,
+    CHUNK_WORDS, Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW,
     link::{Broken, Carrier, HowToSend, Item, Link, Sending},
     message::{complaint, read_request, welcome},
     serve::{Address, Finished, Replies, Request, Responder, Service, Turn},
@@ -79,8 +72,12 @@ const REQUESTS_PER_TURN: usize = 64;
 const WORDS_PER_TURN: usize = 2 * CHUNK_WORDS;
 /// A peer with so many words of unsent replies is not asked for more requests.
 const UNSENT_WORDS_MAX: usize = 2 * MESSAGE_WORDS_MAX;
-/// Idle turns before a thread sleeps, or offers its core.
+/// A peer with so many messages to take is not asked for more requests: each makes one, at most.
+const QUEUED_MAX: usize = 2 * WINDOW;
+/// Idle turns before a thread sleeps.
 const IDLE_TURNS_MAX: u32 = 100;
+/// Idle turns before a thread that polls offers its core: longer than the gap between a batch's replies and the next batch.
+const POLLS_MAX: u32 = 2000;
 /// Turns between two looks at the clock, while busy.
 const TURNS_PER_LOOK: u32 = 64;
 /// Sessions without a link that a thread keeps.
@@ -378,12 +375,10 @@ impl Thread {
             if idle_turns == 1 || idle_turns.is_multiple_of(TURNS_PER_LOOK) {
                 self.look_at_clock();
             }
-            if idle_turns > IDLE_TURNS_MAX {
-                if self.may_sleep() {
-                    self.sleep();
-                } else {
-                    yield_thread();
-                }
+            if idle_turns > IDLE_TURNS_MAX && self.may_sleep() {
+                self.sleep();
+            } else if idle_turns > POLLS_MAX {
+                yield_thread();
             } else {
                 std::hint::spin_loop();
             }
@@ -446,11 +441,8 @@ impl Thread {
 
     fn open(&mut self, peer: ServerId, who: crate::fabric::link::PeerId, memory: crate::fabric::link::OpenMemory) {
         self.generation = self.generation.wrapping_add(1);
-        let sending = Sending {
-            ordered: self.port.capabilities().ordered_writes,
-            coalesce: true,
-            switch_words: usize::MAX,
-        };
+        let sending =
+            Sending { ordered: self.port.capabilities().ordered_writes, coalesce: true, switch_words: usize::MAX };
         let Some(mut link) = Link::new(memory, peer, self.generation, sending) else {
             return self.port.dismiss(peer);
         };
@@ -551,7 +543,8 @@ impl Thread {
                     break;
                 }
                 let unsent = self.sessions[peer.session].as_ref().map_or(0, |session| session.unsent_words);
-                if requests == REQUESTS_PER_TURN || unsent > UNSENT_WORDS_MAX {
+                let full = unsent > UNSENT_WORDS_MAX || peer.link.queued() > QUEUED_MAX;
+                if requests == REQUESTS_PER_TURN || full {
                     progress |= requests != 0;
                     break;
                 }

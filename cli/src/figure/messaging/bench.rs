@@ -134,7 +134,8 @@ impl Bench {
             Ok::<(), Error>(())
         })?;
         let seconds = end.get().context("a stream sends all its messages")?;
-        let done = |tally: Rc<Tally>| Done { messages: tally.ended.get(), seconds, latencies_ns: tally.latencies_ns.take() };
+        let done =
+            |tally: Rc<Tally>| Done { messages: tally.ended.get(), seconds, latencies_ns: tally.latencies_ns.take() };
         Ok(tallies.into_iter().map(done).collect())
     }
 }

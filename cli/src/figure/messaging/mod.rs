@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use anyhow::Context as _;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use farlink_runtime::fabric::mem::MemOptions;
-use farlink_runtime::messaging::Priority;
+use farlink_runtime::messaging::{MESSAGE_WORDS_MAX, Priority, WINDOW};
 use serde::Serialize;
 
 use self::bench::{Bench, Done, Stream};
@@ -26,7 +26,7 @@ use crate::units::{show_bytes, show_count, show_nanoseconds};
 const FILE: &str = "messaging.svg";
 /// Messages in flight: as many as fit into this many bytes, within bounds.
 const WINDOW_BYTES: usize = 1 << 20;
-const IN_FLIGHT: std::ops::RangeInclusive<usize> = 4..=64;
+const IN_FLIGHT: std::ops::RangeInclusive<usize> = 4..=3 * WINDOW / 4;
 /// Messages of one run at most.
 const MESSAGES_MAX: u64 = 40_000;
 const SMALL: [usize; 4] = [16, 64, 256, 1024];
@@ -143,19 +143,25 @@ pub(crate) fn run(args: &MessagingArgs, out: impl Write) -> anyhow::Result<()> {
             writeln!(out)?;
         }
     } else {
-        let switch = if switch_words >= farlink_runtime::messaging::MESSAGE_WORDS_MAX {
+        let switch = if switch_words >= MESSAGE_WORDS_MAX {
             "no message".to_owned()
         } else {
             format!("messages of more than {}", show_bytes(switch_words as u64 * 8))
         };
-        writeln!(out, "measured at start: {switch} had better be announced and fetched; medians of {} runs", args.repeats)?;
+        writeln!(
+            out,
+            "measured at start: {switch} had better be announced and fetched; medians of {} runs",
+            args.repeats
+        )?;
         print_paths(&paths, &mut out)?;
         print_writes(&writes, &mut out)?;
         print_pairs(&pairs, &mut out)?;
         writeln!(out, "\nwrote {}", path.display())?;
     }
     let mut reporter = Reporter::new(out, args.json);
-    reporter.check(&least("hybrid over the better of ring and rendezvous", HYBRID_LEAST, &paths, |row| row.mode == "hybrid"))?;
+    reporter.check(&least("hybrid over the better of ring and rendezvous", HYBRID_LEAST, &paths, |row| {
+        row.mode == "hybrid"
+    }))?;
     let smallest = |row: &Row| row.mode == "coalesced" && row.bytes == SMALL[0];
     reporter.check(&least("coalescing over single writes at 16 B", COALESCING_LEAST, &writes, smallest))?;
     all_held(&reporter)
@@ -237,7 +243,8 @@ fn pair_of(bench: &Bench, args: &MessagingArgs, small: usize, large: usize) -> a
 }
 
 fn lines(rows: &[Row], modes: &[&str], y: impl Fn(&Row) -> f64) -> Vec<Line> {
-    let points = |mode: &str| rows.iter().filter(|row| row.mode == mode).map(|row| (row.bytes as f64, y(row))).collect();
+    let points =
+        |mode: &str| rows.iter().filter(|row| row.mode == mode).map(|row| (row.bytes as f64, y(row))).collect();
     modes.iter().map(|mode| Line { name: (*mode).to_owned(), points: points(mode) }).collect()
 }
 
@@ -265,7 +272,9 @@ fn print(header: &[&str], lines: Vec<Vec<String>>, out: &mut impl Write) -> io::
     let rule = LineStyle::none().fill('─').junction('─');
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(rule).bottom_border(rule)).set_header(header);
-    lines.into_iter().for_each(|line| drop(table.add_row(line)));
+    for line in lines {
+        table.add_row(line);
+    }
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((u16::from(index > 0), 0));
         column.set_cell_alignment(CellAlignment::Right);
@@ -295,9 +304,9 @@ fn print_paths(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
 }
 
 fn print_writes(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
-    let lines = rows.chunks_exact(2).map(|rows| {
-        vec![show_bytes(rows[0].bytes as u64), rate(&rows[0]), rate(&rows[1]), times(&rows[0])]
-    });
+    let lines = rows
+        .chunks_exact(2)
+        .map(|rows| vec![show_bytes(rows[0].bytes as u64), rate(&rows[0]), rate(&rows[1]), times(&rows[0])]);
     print(&["message", "coalesced", "single", "gain"], lines.collect(), out)
 }
 

@@ -204,7 +204,10 @@ impl Door {
         self.tell(port);
         if !self.is_open() {
             memory.remove_file();
-            return Err(Error::ServerMissing { server: self.server, why: "it has just stopped to take messages".into() });
+            return Err(Error::ServerMissing {
+                server: self.server,
+                why: "it has just stopped to take messages".into(),
+            });
         }
         Ok(WorkerEnd { door: Arc::clone(self), port, memory })
     }

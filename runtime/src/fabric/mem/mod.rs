@@ -115,7 +115,8 @@ impl FindDoor for WhereDoors {
     fn find(&self, server: ServerId) -> Result<Arc<Door>, Error> {
         match self {
             Self::Here(doors) => {
-                let missing = || Error::ServerMissing { server, why: "it takes no messages; start a server that does".into() };
+                let missing =
+                    || Error::ServerMissing { server, why: "it takes no messages; start a server that does".into() };
                 lock(doors).get(server.index()).and_then(Clone::clone).ok_or_else(missing)
             }
             Self::In(dir) => Door::open(dir, server).map(Arc::new),

@@ -130,7 +130,8 @@ impl Port for MemPort {
             }
         }
         let peers = &self.peers;
-        let arrived = self.door.arrived(self.number, |path| peers.iter().flatten().any(|peer| peer.path() == Some(path)));
+        let arrived =
+            self.door.arrived(self.number, |path| peers.iter().flatten().any(|peer| peer.path() == Some(path)));
         for memory in arrived {
             let free = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
             let (Some(who), true) = (memory.who(), free < SERVERS_MAX) else { continue };
