@@ -881,7 +881,8 @@ pub async fn multicast<P: Wire>(
 ) -> Vec<Result<Reply, Error>> {
     let mut words = Vec::new();
     params.encode(&mut words);
-    let mut waiting: Vec<Pin<Box<dyn Future<Output = Result<Reply, Error>> + '_>>> = Vec::with_capacity(channels.len());
+    type Waiting<'a> = Pin<Box<dyn Future<Output = Result<Reply, Error>> + 'a>>;
+    let mut waiting: Vec<Waiting<'_>> = Vec::with_capacity(channels.len());
     for channel in channels {
         waiting.push(Box::pin(channel.request_words(kind, &words, priority)));
     }

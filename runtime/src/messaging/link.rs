@@ -457,7 +457,7 @@ impl Link {
         while !words.is_empty() {
             let outgoing = &mut self.outgoing[priority.index()];
             let Some((buffer, used)) = &mut outgoing.open else {
-                let place = outgoing.producer.place(expected.max(LEAST).min(BUFFER_WORDS_MAX));
+                let place = outgoing.producer.place(expected.clamp(LEAST, BUFFER_WORDS_MAX));
                 outgoing.open_place = place.start;
                 let buffer = carrier.buffer(place.len()).map_err(|error| Broken::Failed(Box::new(error)))?;
                 outgoing.open = Some((buffer, 0));

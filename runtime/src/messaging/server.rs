@@ -147,6 +147,18 @@ struct SharedState {
     cores: usize,
 }
 
+/// A thread that panics, in a service, ends the whole server: its peers must not wait for it.
+struct ShutOnPanic(std::sync::Arc<dyn Listener>);
+
+impl Drop for ShutOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(server = %self.0.server(), "a thread for messages panicked; no more messages are taken");
+            self.0.shut();
+        }
+    }
+}
+
 /// The running threads. Dropping it stops them; what was not answered is lost to the workers, who are told so.
 #[derive(Debug)]
 pub struct MessageServer {
@@ -187,7 +199,8 @@ impl MessageServer {
                         let service = make(number)?;
                         Ok(Thread::new(port, service, shared, number, options))
                     })();
-                    drop((listener, make));
+                    drop(make);
+                    let _shut = ShutOnPanic(listener);
                     match made {
                         Ok(mut thread) => {
                             if ready.send(Ok(thread.port.waker())).is_ok() {
@@ -537,8 +550,7 @@ impl Thread {
         for step in 0..count {
             let index = (self.first_peer + step) % count;
             let mut requests = 0;
-            loop {
-                let Some(peer) = &mut self.peers[index] else { break };
+            while let Some(peer) = &mut self.peers[index] {
                 if !peer.dirty && !peer.link.has_news() {
                     break;
                 }
@@ -709,7 +721,7 @@ impl Thread {
     fn look_at_clock(&mut self) {
         let now_ns = self.clock.now_ns();
         if let Some(since_ns) = self.busy_since_ns.take() {
-            self.busy_ns += now_ns - since_ns;
+            self.busy_ns += now_ns.saturating_sub(since_ns);
         }
         let interval_ns = self.options.report_interval.as_nanos() as u64;
         if now_ns - self.reported_at_ns >= interval_ns {
@@ -749,7 +761,7 @@ impl Thread {
             let trace = peer.link.trace();
             if trace != peer.trace || !peer.link.is_sending() {
                 (peer.trace, peer.moved_at_ns) = (trace, now_ns);
-            } else if now_ns - peer.moved_at_ns > silence_max_ns {
+            } else if now_ns.saturating_sub(peer.moved_at_ns) > silence_max_ns {
                 tracing::warn!(peer = index, "dropped a peer that does not take its replies");
                 bump(&self.counts().dropped, 1);
                 self.close(index);

@@ -8,7 +8,7 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Endpoint, Fabric, Request, Ticket, Verb,
-        link::{LinkState, PeerId, far},
+        link::{LinkState, OpenMemory, PeerId, far},
     },
     lock::OwnerId,
     messaging::{MessageServer, Priority, ServeMessages},
@@ -17,13 +17,14 @@ use farlink_runtime::{
 use farlink_tests::cluster::FAST;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use crate::scene::{ABOVE_100, COUNT, ECHO, LATER, SMALL, Scene, TALLY, scene, server, start};
+use crate::scene::{ABOVE_100, COUNT, ECHO, LATER, PANIC, SMALL, Scene, TALLY, scene, server, start};
 
 /// Someone who has a link and writes into it what he likes.
 struct Rogue {
     endpoint: Box<dyn Endpoint>,
     buffers: Buffers,
     who: PeerId,
+    memory: OpenMemory,
     head: u64,
 }
 
@@ -35,8 +36,8 @@ impl Rogue {
     fn new(scene: &Scene, number: u32) -> Self {
         let mut endpoint = scene.fabric.endpoint(1, Clock::monotonic()).unwrap();
         let who = PeerId { owner: OwnerId::new(70_000).unwrap(), worker: number };
-        endpoint.connect(server(0), who).unwrap();
-        Self { endpoint, buffers: Buffers::default(), who, head: 0 }
+        let memory = endpoint.connect(server(0), who).unwrap();
+        Self { endpoint, buffers: Buffers::default(), who, memory, head: 0 }
     }
 
     fn write(&mut self, word: u64, words: &[u64]) {
@@ -61,6 +62,12 @@ impl Rogue {
         }
         self.head += 1 + body.len() as u64;
         self.post(0, Verb::Notify(self.head));
+    }
+
+    /// Whether the ring has room for so many words.
+    fn has_room(&self, words: u64) -> bool {
+        const TAIL: usize = 2 * 8;
+        self.head + words - self.memory[TAIL].load(Ordering::Acquire) <= RING_WORDS
     }
 
     fn is_dismissed(&mut self) -> bool {
@@ -185,12 +192,12 @@ fn a_flood_of_malformed_messages_leaves_room_for_others() {
         scope.spawn(|| {
             let mut rogue = Rogue::new(&scene, 0);
             while !stop.load(Ordering::Relaxed) {
-                // Takes no replies and asks for no room: it is not read any more, dropped, and comes again.
-                rogue.send(&[9; 8]);
-                if rogue.is_dismissed() {
-                    rogue = Rogue { head: 0, ..rogue };
-                    let who = rogue.who;
-                    rogue.endpoint.connect(server(0), who).unwrap();
+                // Takes no replies: after a while it is not read any more, then dropped, and comes again.
+                if rogue.has_room(9) {
+                    rogue.send(&[9; 8]);
+                } else if rogue.is_dismissed() {
+                    let memory = rogue.endpoint.connect(server(0), rogue.who).unwrap();
+                    rogue = Rogue { head: 0, memory, ..rogue };
                 }
             }
         });
@@ -307,5 +314,19 @@ fn a_server_tells_its_load() {
             seen.extend(channel.load().map(|load| (load.report, load.threads, load.peers)));
         }
         assert!(seen.iter().all(|&(_, threads, peers)| (threads, peers) == (1, 1)), "{seen:?}");
+    });
+}
+
+#[test]
+fn a_service_that_panics_leaves_nobody_waiting() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let compute = scene.join(9);
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+        let outcome = channel.request_words(PANIC, &[], Priority::Latency).await;
+        assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
+        let missing = channel.request_words(ECHO, &[], Priority::Latency).await;
+        assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
     });
 }
