@@ -20,6 +20,7 @@
 //! - [`stress`]: the acceptance test: many workers in several processes on a few hot keys.
 //! - [`raw`]: pages read, locked and damaged by hand.
 //! - [`torn`]: ways to validate a READ, right ones and broken ones, under writers.
+//! - [`fuzz`]: mutated inputs for whatever reads words of others.
 //! - [`bounded`]: running an operation that must come to an end.
 //! - [`subject`]: the structures under test.
 //! - [`settings`]: seeds, durations and sizes from the environment or the command line.
@@ -30,6 +31,7 @@ pub mod bounded;
 pub mod cluster;
 pub mod direct;
 pub mod drive;
+pub mod fuzz;
 pub mod history;
 pub mod linear;
 pub mod model;

@@ -40,6 +40,18 @@ enum Step {
         /// Only models whose test's name contains this.
         filter: Option<String>,
     },
+    /// Fuzzes whatever reads words that others have written: messages, and parameters of operations.
+    Fuzz {
+        /// How long, over all targets.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// The seed of the inputs, to have the same ones again; drawn and printed unless given.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Only targets whose name contains this.
+        #[arg(requires = "seed")]
+        filter: Option<String>,
+    },
     /// Runs the unit tests under Miri, where the nightly toolchain has it.
     Miri {
         /// Only tests whose name contains this.
@@ -52,6 +64,7 @@ enum Step {
 fn main() -> Result<ExitCode> {
     match Args::parse().step {
         Step::Loom { preemptions, filter } => loom(preemptions, filter.as_deref())?,
+        Step::Fuzz { seconds, seed, filter } => fuzz(seconds, seed, filter.as_deref())?,
         Step::Miri { filter } => miri(filter.as_deref())?,
         Step::Softroce(args) => return softroce::main(&args),
     }
@@ -70,6 +83,14 @@ fn loom(preemptions: u32, filter: Option<&str>) -> Result<()> {
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "8");
     run(&mut cargo, "loom")
+}
+
+fn fuzz(seconds: u64, seed: Option<u64>, filter: Option<&str>) -> Result<()> {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Overflow checks and assertions on, as in tests.
+    cargo.args(["run", "--profile", "test", "--package", "farlink-tests", "--bin", "farlink-fuzz", "--"]);
+    cargo.arg(seconds.to_string()).args(seed.map(|seed| seed.to_string())).args(filter);
+    run(&mut cargo, "fuzz")
 }
 
 /// What Miri runs: code without files, sockets and large memory, which is where the unsafe code of these crates is.

@@ -169,6 +169,9 @@ pub trait Listener: Send + Sync + fmt::Debug {
     /// # Errors
     /// If there is no such port, or the fabric refuses.
     fn port(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn Port>, Error>;
+
+    /// Takes no more links. Workers find the memory server gone ([`LinkState::Dead`]). Dropping the listener does it too.
+    fn shut(&self);
 }
 
 /// How a memory server listens.

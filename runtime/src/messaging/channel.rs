@@ -22,7 +22,7 @@ use std::{
 use super::{
     Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW,
     link::{Broken, Carrier, HowToSend, Item, Link, Sending, Source},
-    message::{FromServer, ITEMS_MAX, ReplyItem, begin_request, push_item, read_from_server},
+    message::{FromServer, ITEMS_MAX, ReplyItem, ReplyView, begin_request, push_item, read_from_server},
 };
 use crate::{
     buffer::Buffer,
@@ -130,8 +130,8 @@ struct Core {
     next: u64,
     /// Everything below has been answered, or given up.
     lowest: u64,
-    /// Who waits for room, and who for a connection.
-    waiting: VecDeque<Waiter>,
+    /// Who waits for room, by priority, and who for a connection.
+    waiting: [VecDeque<Waiter>; 2],
     connecting: Vec<Waiter>,
     to_wake: Vec<Waiter>,
     spare: Vec<Vec<u64>>,
@@ -426,7 +426,7 @@ impl Core {
             self.settle(sequence, Progress::Failed(failure));
         }
         self.to_wake.append(&mut self.connecting);
-        self.to_wake.extend(self.waiting.drain(..));
+        self.waiting.iter_mut().for_each(|waiting| self.to_wake.extend(waiting.drain(..)));
     }
 
     /// A request has come to its end.
@@ -452,7 +452,11 @@ impl Core {
             slot.message.clear();
             slot.message.shrink_to(SPARE_WORDS_MAX / WINDOW);
             self.lowest += 1;
-            self.to_wake.extend(self.waiting.pop_front());
+        }
+        for priority in Priority::ALL {
+            let room = window(priority).saturating_sub(self.next - self.lowest) as usize;
+            let waiting = &mut self.waiting[priority.index()];
+            self.to_wake.extend(waiting.drain(..room.min(waiting.len())));
         }
     }
 
@@ -508,7 +512,7 @@ impl Handle {
                     slots: Slots((0..WINDOW).map(|_| Slot::default()).collect()),
                     next: 1,
                     lowest: 1,
-                    waiting: VecDeque::new(),
+                    waiting: Default::default(),
                     connecting: Vec::new(),
                     to_wake: Vec::new(),
                     spare: Vec::new(),
@@ -583,7 +587,8 @@ impl Channel {
         self.state.core.borrow_mut().quiet = quiet;
     }
 
-    /// Sends a request and waits for the reply. Waits first while [`WINDOW`] others are unanswered. Once begun it goes on if
+    /// Sends a request and waits for the reply. Waits first while [`WINDOW`] others are unanswered (of a
+    /// best-effort one, seven eighths of that). Once begun it goes on if
     /// the future is dropped; only its reply is lost.
     ///
     /// # Errors
@@ -591,8 +596,9 @@ impl Channel {
     /// request was not sent; [`Error::OutcomeUnknown`] if it was sent and the server lost; [`Error::Malformed`] if the
     /// parameters are longer than a message.
     pub async fn request<P: Wire>(&self, kind: Kind, params: &P, priority: Priority) -> Result<Reply, Error> {
-        let (words, items) = self.send(priority, 1, |to| push_item(to, kind, |to| params.encode(to))).await?;
-        self.reply(words, &items, 0, kind)
+        let words = self.send(priority, 1, |to| push_item(to, kind, |to| params.encode(to))).await?;
+        let item = items_of(&words).next();
+        self.reply(words, item, kind)
     }
 
     /// As [`Channel::request`], with parameters that are words already.
@@ -600,9 +606,9 @@ impl Channel {
     /// # Errors
     /// As [`Channel::request`].
     pub async fn request_words(&self, kind: Kind, params: &[u64], priority: Priority) -> Result<Reply, Error> {
-        let (words, items) =
-            self.send(priority, 1, |to| push_item(to, kind, |to| to.extend_from_slice(params))).await?;
-        self.reply(words, &items, 0, kind)
+        let words = self.send(priority, 1, |to| push_item(to, kind, |to| to.extend_from_slice(params))).await?;
+        let item = items_of(&words).next();
+        self.reply(words, item, kind)
     }
 
     /// Sends the requests of a batch in one message and waits for all their replies, which come in one message too. The
@@ -615,20 +621,26 @@ impl Channel {
             let why = format!("{} requests; a batch has 1 to {ITEMS_MAX}", batch.kinds.len());
             return Err(Error::BadOption { option: "batch", why });
         }
-        let (words, items) = self.send(priority, batch.kinds.len(), |to| to.extend_from_slice(&batch.words)).await?;
-        let kinds = batch.kinds.iter().enumerate();
-        let replies = kinds.map(|(index, &kind)| self.reply(words.clone(), &items, index, kind)).collect();
+        let words = self.send(priority, batch.kinds.len(), |to| to.extend_from_slice(&batch.words)).await?;
+        let mut items: Vec<Option<ReplyItem>> = vec![None; batch.kinds.len()];
+        for item in items_of(&words) {
+            // A message that was refused as a whole has one item.
+            if item.status == Err(Refusal::Malformed) && item.index == 0 {
+                items.fill(Some(item.clone()));
+            }
+            let index = item.index;
+            if let Some(place) = items.get_mut(index) {
+                *place = Some(item);
+            }
+        }
+        let replies = items.into_iter().zip(&batch.kinds);
+        let replies = replies.map(|(item, &kind)| self.reply(words.clone(), item, kind)).collect();
         self.state.core.borrow_mut().recycle(words);
         Ok(replies)
     }
 
-    fn reply(&self, words: Vec<u64>, items: &[ReplyItem], index: usize, kind: Kind) -> Result<Reply, Error> {
-        let item = items.iter().find(|item| item.index == index);
-        // A message that was refused as a whole has one item.
-        let (status, range) = match item.or(items.first()) {
-            Some(item) if item.index == index || item.status.is_err() => (item.status, item.words.clone()),
-            _ => (Err(Refusal::Unanswered), 0..0),
-        };
+    fn reply(&self, words: Vec<u64>, item: Option<ReplyItem>, kind: Kind) -> Result<Reply, Error> {
+        let (status, range) = item.map_or((Err(Refusal::Unanswered), 0..0), |item| (item.status, item.words));
         let reply = Reply { words, range, home: Rc::clone(&self.state) };
         match status {
             Ok(()) => Ok(reply),
@@ -670,15 +682,15 @@ impl Channel {
         .await
     }
 
-    /// Sends a message of so many items; its reply's words and items.
+    /// Sends a message of so many items; the words of its reply.
     pub(super) async fn send(
         &self,
         priority: Priority,
         items: usize,
         encode: impl FnOnce(&mut Vec<u64>),
-    ) -> Result<(Vec<u64>, Vec<ReplyItem>), Error> {
+    ) -> Result<Vec<u64>, Error> {
         let server = self.state.server;
-        self.room().await?;
+        self.room(priority).await?;
         let sequence = {
             let core = &mut *self.state.core.borrow_mut();
             let sequence = core.next;
@@ -705,16 +717,11 @@ impl Channel {
             sequence
         };
         let outcome = Pending { state: &self.state, handle: &self.handle, sequence, over: false }.await;
-        let words = outcome.map_err(|failure| failure.into_error(server))?;
-        let items = match read_from_server(&words) {
-            Ok(FromServer::Reply(view)) => view.items().collect::<Result<Vec<_>, _>>(),
-            _ => Ok(Vec::new()),
-        };
-        Ok((words, items.unwrap_or_default()))
+        outcome.map_err(|failure| failure.into_error(server))
     }
 
     /// Waits for a free slot, and for the link to be opened again if it is down.
-    async fn room(&self) -> Result<(), Error> {
+    async fn room(&self, priority: Priority) -> Result<(), Error> {
         loop {
             if self.state.core.borrow().phase == Phase::Down {
                 self.connected().await?;
@@ -724,10 +731,10 @@ impl Channel {
                 if core.phase == Phase::Down {
                     return Poll::Ready(true);
                 }
-                if core.next - core.lowest < WINDOW as u64 {
+                if core.next - core.lowest < window(priority) {
                     return Poll::Ready(false);
                 }
-                core.waiting.push_back(Waiter::of(cx, &self.handle.inner().executor));
+                core.waiting[priority.index()].push_back(Waiter::of(cx, &self.handle.inner().executor));
                 Poll::Pending
             });
             if !is_down.await {
@@ -735,6 +742,19 @@ impl Channel {
             }
         }
     }
+}
+
+/// Unanswered requests of this priority at most: the urgent ones have the last part for themselves.
+fn window(priority: Priority) -> u64 {
+    match priority {
+        Priority::Latency => WINDOW as u64,
+        Priority::BestEffort => WINDOW as u64 * 7 / 8,
+    }
+}
+
+/// The items of a reply that was checked when it came.
+fn items_of(words: &[u64]) -> impl Iterator<Item = ReplyItem> {
+    ReplyView::of(words).into_iter().flat_map(ReplyView::into_items).flatten()
 }
 
 /// Waits for one reply. Dropped, it leaves the slot to the reply.
@@ -861,7 +881,8 @@ pub async fn multicast<P: Wire>(
 ) -> Vec<Result<Reply, Error>> {
     let mut words = Vec::new();
     params.encode(&mut words);
-    let mut waiting: Vec<Pin<Box<dyn Future<Output = Result<Reply, Error>> + '_>>> = Vec::with_capacity(channels.len());
+    type Waiting<'a> = Pin<Box<dyn Future<Output = Result<Reply, Error>> + 'a>>;
+    let mut waiting: Vec<Waiting<'_>> = Vec::with_capacity(channels.len());
     for channel in channels {
         waiting.push(Box::pin(channel.request_words(kind, &words, priority)));
     }

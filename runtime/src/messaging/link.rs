@@ -260,6 +260,11 @@ impl Link {
         self.outgoing[priority.index()].queue.push_back(item);
     }
 
+    /// How many messages wait to be sent.
+    pub(crate) fn queued(&self) -> usize {
+        self.outgoing.iter().map(|outgoing| outgoing.queue.len()).sum()
+    }
+
     /// Whether something waits to be sent, or to be fetched by the other side.
     pub(crate) fn is_sending(&self) -> bool {
         self.outgoing.iter().any(|out| !out.queue.is_empty() || !out.announced.is_empty())
@@ -452,7 +457,7 @@ impl Link {
         while !words.is_empty() {
             let outgoing = &mut self.outgoing[priority.index()];
             let Some((buffer, used)) = &mut outgoing.open else {
-                let place = outgoing.producer.place(expected.max(LEAST).min(BUFFER_WORDS_MAX));
+                let place = outgoing.producer.place(expected.clamp(LEAST, BUFFER_WORDS_MAX));
                 outgoing.open_place = place.start;
                 let buffer = carrier.buffer(place.len()).map_err(|error| Broken::Failed(Box::new(error)))?;
                 outgoing.open = Some((buffer, 0));

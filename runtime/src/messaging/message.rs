@@ -115,9 +115,9 @@ pub(crate) fn push_item(to: &mut Vec<u64>, kind: Kind, encode: impl FnOnce(&mut 
     to[header] = ((to.len() - header - 1) as u64) << 32 | u64::from(kind.0);
 }
 
-/// Begins a reply.
-pub(crate) fn begin_reply(to: &mut Vec<u64>, items: usize, sequence: u64) {
-    to.extend([(items as u64) << 8 | REPLY, sequence]);
+/// The header of a reply.
+pub(crate) fn reply_header(items: usize, sequence: u64) -> [u64; REPLY_HEADER] {
+    [(items as u64) << 8 | REPLY, sequence]
 }
 
 /// A reply that refuses a whole request.
@@ -178,9 +178,19 @@ pub fn read_from_server(words: &[u64]) -> Result<FromServer<'_>, Garbled> {
     }
 }
 
-impl ReplyView<'_> {
+impl<'a> ReplyView<'a> {
+    /// A reply whose items are taken as they are.
+    pub(crate) fn of(words: &'a [u64]) -> Option<Self> {
+        let &[first, sequence, ref rest @ ..] = words else { return None };
+        Some(Self { sequence, items: (first >> 8) as usize, rest })
+    }
+
     /// The items; an error ends them.
-    pub fn items(&self) -> impl Iterator<Item = Result<ReplyItem, Garbled>> + '_ {
+    pub fn items(&self) -> impl Iterator<Item = Result<ReplyItem, Garbled>> + use<'a> {
+        self.into_items()
+    }
+
+    pub(crate) fn into_items(self) -> impl Iterator<Item = Result<ReplyItem, Garbled>> + use<'a> {
         let mut at = 0;
         std::iter::from_fn(move || {
             let &header = self.rest.get(at)?;

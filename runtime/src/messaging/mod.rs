@@ -138,7 +138,7 @@ pub const IN_FLIGHT_WORDS: usize = 2 * CHUNK_WORDS;
 /// Words of a block of the pool.
 const BLOCK_WORDS: usize = 8192;
 
-const _: () = assert!(CHUNK_WORDS <= BUFFER_WORDS_MAX && BLOCK_WORDS % CHUNK_WORDS == 0);
+const _: () = assert!(CHUNK_WORDS <= BUFFER_WORDS_MAX && BLOCK_WORDS.is_multiple_of(CHUNK_WORDS));
 
 /// What comes first. Every channel has a ring for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -12,7 +12,7 @@ use std::{cell::Cell, collections::HashMap, rc::Rc, sync::mpsc, thread::JoinHand
 use crossbeam_utils::CachePadded;
 
 use super::{
-    CHUNK_WORDS, Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal,
+    CHUNK_WORDS, Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW,
     link::{Broken, Carrier, HowToSend, Item, Link, Sending},
     message::{complaint, read_request, welcome},
     serve::{Address, Finished, Replies, Request, Responder, Service, Turn},
@@ -72,8 +72,12 @@ const REQUESTS_PER_TURN: usize = 64;
 const WORDS_PER_TURN: usize = 2 * CHUNK_WORDS;
 /// A peer with so many words of unsent replies is not asked for more requests.
 const UNSENT_WORDS_MAX: usize = 2 * MESSAGE_WORDS_MAX;
-/// Idle turns before a thread sleeps, or offers its core.
+/// A peer with so many messages to take is not asked for more requests: each makes one, at most.
+const QUEUED_MAX: usize = 2 * WINDOW;
+/// Idle turns before a thread sleeps.
 const IDLE_TURNS_MAX: u32 = 100;
+/// Idle turns before a thread that polls offers its core: longer than the gap between a batch's replies and the next batch.
+const POLLS_MAX: u32 = 2000;
 /// Turns between two looks at the clock, while busy.
 const TURNS_PER_LOOK: u32 = 64;
 /// Sessions without a link that a thread keeps.
@@ -143,6 +147,18 @@ struct SharedState {
     cores: usize,
 }
 
+/// A thread that panics, in a service, ends the whole server: its peers must not wait for it.
+struct ShutOnPanic(std::sync::Arc<dyn Listener>);
+
+impl Drop for ShutOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(server = %self.0.server(), "a thread for messages panicked; no more messages are taken");
+            self.0.shut();
+        }
+    }
+}
+
 /// The running threads. Dropping it stops them; what was not answered is lost to the workers, who are told so.
 #[derive(Debug)]
 pub struct MessageServer {
@@ -183,7 +199,8 @@ impl MessageServer {
                         let service = make(number)?;
                         Ok(Thread::new(port, service, shared, number, options))
                     })();
-                    drop((listener, make));
+                    drop(make);
+                    let _shut = ShutOnPanic(listener);
                     match made {
                         Ok(mut thread) => {
                             if ready.send(Ok(thread.port.waker())).is_ok() {
@@ -371,12 +388,10 @@ impl Thread {
             if idle_turns == 1 || idle_turns.is_multiple_of(TURNS_PER_LOOK) {
                 self.look_at_clock();
             }
-            if idle_turns > IDLE_TURNS_MAX {
-                if self.may_sleep() {
-                    self.sleep();
-                } else {
-                    yield_thread();
-                }
+            if idle_turns > IDLE_TURNS_MAX && self.may_sleep() {
+                self.sleep();
+            } else if idle_turns > POLLS_MAX {
+                yield_thread();
             } else {
                 std::hint::spin_loop();
             }
@@ -535,13 +550,13 @@ impl Thread {
         for step in 0..count {
             let index = (self.first_peer + step) % count;
             let mut requests = 0;
-            loop {
-                let Some(peer) = &mut self.peers[index] else { break };
+            while let Some(peer) = &mut self.peers[index] {
                 if !peer.dirty && !peer.link.has_news() {
                     break;
                 }
                 let unsent = self.sessions[peer.session].as_ref().map_or(0, |session| session.unsent_words);
-                if requests == REQUESTS_PER_TURN || unsent > UNSENT_WORDS_MAX {
+                let full = unsent > UNSENT_WORDS_MAX || peer.link.queued() > QUEUED_MAX;
+                if requests == REQUESTS_PER_TURN || full {
                     progress |= requests != 0;
                     break;
                 }
@@ -706,7 +721,7 @@ impl Thread {
     fn look_at_clock(&mut self) {
         let now_ns = self.clock.now_ns();
         if let Some(since_ns) = self.busy_since_ns.take() {
-            self.busy_ns += now_ns - since_ns;
+            self.busy_ns += now_ns.saturating_sub(since_ns);
         }
         let interval_ns = self.options.report_interval.as_nanos() as u64;
         if now_ns - self.reported_at_ns >= interval_ns {
@@ -746,7 +761,7 @@ impl Thread {
             let trace = peer.link.trace();
             if trace != peer.trace || !peer.link.is_sending() {
                 (peer.trace, peer.moved_at_ns) = (trace, now_ns);
-            } else if now_ns - peer.moved_at_ns > silence_max_ns {
+            } else if now_ns.saturating_sub(peer.moved_at_ns) > silence_max_ns {
                 tracing::warn!(peer = index, "dropped a peer that does not take its replies");
                 bump(&self.counts().dropped, 1);
                 self.close(index);

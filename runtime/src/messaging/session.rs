@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use super::{
     Priority, Refusal, WINDOW,
     link::Source,
-    message::{REPLY_HEADER, begin_reply, reply_item},
+    message::{REPLY_HEADER, reply_header, reply_item},
     serve::Replies,
 };
 use crate::{fabric::link::PeerId, ptr::ServerId};
@@ -131,9 +131,7 @@ impl Session {
         if done {
             let mut reply = std::mem::take(reply);
             let items = reply[1] as usize;
-            let mut header = Vec::with_capacity(REPLY_HEADER);
-            begin_reply(&mut header, items, sequence);
-            reply[..REPLY_HEADER].copy_from_slice(&header);
+            reply[..REPLY_HEADER].copy_from_slice(&reply_header(items, sequence));
             let len = reply.len();
             *place = Place::Done { reply, priority, sent: false };
             self.unsent_words += len;

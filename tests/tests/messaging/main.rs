@@ -1,4 +1,6 @@
 //! Messages between workers and memory servers, in one process and several, on a good fabric and a bad one.
 
 mod basics;
+mod faults;
+mod processes;
 mod scene;

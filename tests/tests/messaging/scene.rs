@@ -38,6 +38,9 @@ pub(crate) const DROP: Kind = Kind(5);
 /// Is refused.
 pub(crate) const REFUSE: Kind = Kind(6);
 
+/// Panics.
+pub(crate) const PANIC: Kind = Kind(7);
+
 /// What services have done, whatever thread they ran on.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
@@ -73,6 +76,7 @@ impl Service for Parrot {
                 reply.send(tally);
             }
             DROP => drop(reply),
+            PANIC => panic!("as the request asked"),
             REFUSE => reply.refuse(Refusal::Service(77)),
             _ => reply.refuse(Refusal::UnknownKind),
         }

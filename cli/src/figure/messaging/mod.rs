@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use anyhow::Context as _;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use farlink_runtime::fabric::mem::MemOptions;
-use farlink_runtime::messaging::Priority;
+use farlink_runtime::messaging::{MESSAGE_WORDS_MAX, Priority, WINDOW};
 use serde::Serialize;
 
 use self::bench::{Bench, Done, Stream};
@@ -26,7 +26,7 @@ use crate::units::{show_bytes, show_count, show_nanoseconds};
 const FILE: &str = "messaging.svg";
 /// Messages in flight: as many as fit into this many bytes, within bounds.
 const WINDOW_BYTES: usize = 1 << 20;
-const IN_FLIGHT: std::ops::RangeInclusive<usize> = 4..=64;
+const IN_FLIGHT: std::ops::RangeInclusive<usize> = 4..=3 * WINDOW / 4;
 /// Messages of one run at most.
 const MESSAGES_MAX: u64 = 40_000;
 const SMALL: [usize; 4] = [16, 64, 256, 1024];
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &MessagingArgs, out: impl Write) -> anyhow::Result<()> {
             writeln!(out)?;
         }
     } else {
-        let switch = if switch_words >= farlink_runtime::messaging::MESSAGE_WORDS_MAX {
+        let switch = if switch_words >= MESSAGE_WORDS_MAX {
             "no message".to_owned()
         } else {
             format!("messages of more than {}", show_bytes(switch_words as u64 * 8))
@@ -272,7 +272,9 @@ fn print(header: &[&str], lines: Vec<Vec<String>>, out: &mut impl Write) -> io::
     let rule = LineStyle::none().fill('─').junction('─');
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(rule).bottom_border(rule)).set_header(header);
-    lines.into_iter().for_each(|line| drop(table.add_row(line)));
+    for line in lines {
+        table.add_row(line);
+    }
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((u16::from(index > 0), 0));
         column.set_cell_alignment(CellAlignment::Right);

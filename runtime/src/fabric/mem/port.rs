@@ -56,10 +56,8 @@ impl Listener for MemListener {
         let door = Arc::clone(&self.door);
         Ok(Box::new(MemPort { door, number, endpoint, peers: Vec::new(), news: 0 }))
     }
-}
 
-impl Drop for MemListener {
-    fn drop(&mut self) {
+    fn shut(&self) {
         if let Some(doors) = &self.doors {
             let mut doors = lock(doors);
             let hangs = &mut doors[self.door.server().index()];
@@ -68,6 +66,12 @@ impl Drop for MemListener {
             }
         }
         self.door.shut();
+    }
+}
+
+impl Drop for MemListener {
+    fn drop(&mut self) {
+        self.shut();
     }
 }
 

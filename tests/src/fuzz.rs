@@ -1,0 +1,167 @@
+//! Bounded, seeded fuzzing of whatever reads words that someone else has written.
+//!
+//! A *target* takes words and must neither panic nor run for long; if it has something to compare, it asserts. Inputs are
+//! made from samples of the target's, by mutation: bits flipped, words replaced by borders, cut, doubled, spliced. One seed
+//! gives one sequence of inputs; the one that fails is printed.
+
+use std::{
+    panic::{self, AssertUnwindSafe},
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use farlink_runtime::messaging::{FromServer, read_from_server, read_request};
+use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
+
+/// Something that reads words.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name.
+    pub name: &'static str,
+    /// Inputs that make sense to it.
+    pub samples: fn() -> Vec<Vec<u64>>,
+    /// Reads an input.
+    pub read: fn(&[u64]),
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "request", samples: requests, read: request },
+    Target { name: "message of a server", samples: from_server, read: message_of_server },
+];
+
+/// Words at which code changes its mind.
+const BORDERS: [u64; 14] =
+    [0, 1, 2, 7, 0xff, 0x100, 0xffff, 0x1_0000, 0xffff_ffff, 1 << 32, 1 << 63, u64::MAX - 1, u64::MAX, u64::MAX >> 1];
+/// Words of an input at most.
+const WORDS_MAX: usize = 256;
+const INPUTS_PER_LOOK: u64 = 1 << 12;
+
+fn requests() -> Vec<Vec<u64>> {
+    vec![
+        vec![1 << 8 | 1, 1, 1, 7],
+        vec![1 << 8 | 1, 9, 4, 2 << 32 | 7, 1, 2],
+        vec![3 << 8 | 1, 9, 9, 1 << 32 | 7, 1, 8, 4 << 32 | 5, 1, 2, 3, 4],
+    ]
+}
+
+fn request(words: &[u64]) {
+    match read_request(words) {
+        Ok(view) => {
+            let inside: usize = view.items().map(|(_, params)| 1 + params.len()).sum();
+            assert_eq!((view.items().count(), 3 + inside), (view.items, words.len()));
+            assert!(view.acknowledged <= view.sequence);
+        }
+        Err((_, sequence)) => assert!(sequence.is_none_or(|sequence| words.get(1) == Some(&sequence))),
+    }
+}
+
+fn from_server() -> Vec<Vec<u64>> {
+    vec![
+        vec![1 << 8 | 2, 1, 0],
+        vec![1 << 8 | 2, 5, 2 << 32, 1, 2],
+        vec![3 << 8 | 2, 5, 2 << 32 | 1 << 16, 1, 2, 2, 1 << 32 | 2 << 16 | 3, 9],
+        vec![3, 77, 1],
+        vec![4, 1],
+    ]
+}
+
+fn message_of_server(words: &[u64]) {
+    if let Ok(FromServer::Reply(view)) = read_from_server(words) {
+        let mut end = 2;
+        for item in view.items() {
+            let item = item.expect("items were checked before the reply was handed out");
+            assert_eq!(item.words.start, end + 1);
+            end = item.words.end;
+            assert!(words.get(item.words).is_some());
+        }
+        assert_eq!(end, words.len());
+    }
+}
+
+/// A mutated copy of one of the samples.
+fn mutate(samples: &[Vec<u64>], rng: &mut SmallRng) -> Vec<u64> {
+    let mut words = samples.choose(rng).cloned().unwrap_or_default();
+    for _ in 0..rng.random_range(1..6) {
+        let at = if words.is_empty() { 0 } else { rng.random_range(0..words.len()) };
+        match rng.random_range(0..8) {
+            0 => words.truncate(at),
+            1 => words.insert(at, *BORDERS.choose(rng).unwrap_or(&0)),
+            2 => words.extend_from_within(at..),
+            3 => words.extend(samples.choose(rng).into_iter().flatten()),
+            kind if !words.is_empty() => match kind {
+                4 => words[at] ^= 1 << rng.random_range(0..64),
+                5 => words[at] = *BORDERS.choose(rng).unwrap_or(&0),
+                6 => words[at] = words[at].wrapping_add(rng.random_range(0..5)).wrapping_sub(2),
+                _ => words[at] = rng.next_u64() >> rng.random_range(0..64),
+            },
+            _ => {}
+        }
+        words.truncate(WORDS_MAX);
+    }
+    words
+}
+
+/// Fuzzes all targets whose name contains `filter`, one after another, for `limit` in all; how many inputs each has read.
+///
+/// # Errors
+/// If a target panics: with the seed and the input.
+pub fn fuzz(seed: u64, limit: Duration, filter: &str) -> anyhow::Result<Vec<(&'static str, u64)>> {
+    let targets: Vec<_> = TARGETS.iter().filter(|target| target.name.contains(filter)).collect();
+    let each = limit / targets.len().max(1) as u32;
+    let mut read = Vec::new();
+    for target in targets {
+        let samples = (target.samples)();
+        for sample in &samples {
+            run(*target, seed, sample)?;
+        }
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let (start, mut inputs) = (Instant::now(), 0);
+        while start.elapsed() < each || inputs == 0 {
+            for _ in 0..INPUTS_PER_LOOK {
+                run(*target, seed, &mutate(&samples, &mut rng))?;
+            }
+            inputs += INPUTS_PER_LOOK;
+        }
+        read.push((target.name, inputs));
+    }
+    Ok(read)
+}
+
+fn run(target: Target, seed: u64, words: &[u64]) -> anyhow::Result<()> {
+    if panic::catch_unwind(AssertUnwindSafe(|| (target.read)(words))).is_err() {
+        bail!("{} fails with seed {seed} on {words:#x?}", target.name);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_of_each_target() {
+        let read = fuzz(1, Duration::from_millis(200), "").unwrap();
+        assert_eq!(read.len(), TARGETS.len());
+    }
+
+    #[test]
+    fn samples_make_sense_and_mutations_reach_far() {
+        assert!(requests().iter().all(|words| read_request(words).is_ok()));
+        assert!(from_server().iter().all(|words| read_from_server(words).is_ok()));
+        let mut rng = SmallRng::seed_from_u64(2);
+        let fine = (0..2000).filter(|_| read_request(&mutate(&requests(), &mut rng)).is_ok()).count();
+        assert!((20..1500).contains(&fine), "{fine} of 2000 mutated requests still make sense");
+    }
+
+    #[test]
+    fn a_target_that_fails_is_named() {
+        fn picky(words: &[u64]) {
+            assert!(words.len() < 9, "long");
+        }
+        let target = Target { name: "picky", samples: requests, read: picky };
+        assert!(run(target, 7, &[0; 8]).is_ok());
+        let error = run(target, 7, &[0; 9]).unwrap_err().to_string();
+        assert!(error.contains("picky fails with seed 7"), "{error}");
+    }
+}

@@ -1,0 +1,332 @@
+//! Peers that lie, flood, fall silent or die, and servers that are lost.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use farlink_runtime::{
+    buffer::Buffers,
+    clock::Clock,
+    error::Error,
+    fabric::{
+        Endpoint, Fabric, Request, Ticket, Verb,
+        link::{LinkState, OpenMemory, PeerId, far},
+    },
+    lock::OwnerId,
+    messaging::{MessageServer, Priority, ServeMessages},
+    worker::{Handle, Worker},
+};
+use farlink_tests::cluster::FAST;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use crate::scene::{ABOVE_100, COUNT, ECHO, LATER, PANIC, SMALL, Scene, TALLY, scene, server, start};
+
+/// Someone who has a link and writes into it what he likes.
+struct Rogue {
+    endpoint: Box<dyn Endpoint>,
+    buffers: Buffers,
+    who: PeerId,
+    memory: OpenMemory,
+    head: u64,
+}
+
+/// Where the ring of latency-sensitive messages begins, in bytes, and its words, in a link of [`SMALL`].
+const RING: u64 = 64 * 8;
+const RING_WORDS: u64 = 1024;
+
+impl Rogue {
+    fn new(scene: &Scene, number: u32) -> Self {
+        let mut endpoint = scene.fabric.endpoint(1, Clock::monotonic()).unwrap();
+        let who = PeerId { owner: OwnerId::new(70_000).unwrap(), worker: number };
+        let memory = endpoint.connect(server(0), who).unwrap();
+        Self { endpoint, buffers: Buffers::default(), who, memory, head: 0 }
+    }
+
+    fn write(&mut self, word: u64, words: &[u64]) {
+        let endpoint = &mut self.endpoint;
+        let mut buffer = self.buffers.take(words.len(), |base, words| endpoint.register(base, words)).unwrap();
+        buffer.copy_from_slice(words);
+        self.post(word * 8, Verb::Write(buffer));
+    }
+
+    fn post(&mut self, offset: u64, verb: Verb) {
+        let request = Request { ticket: Ticket(0), at: far(server(0), offset), verb };
+        self.endpoint.ring(&mut vec![request]);
+        self.endpoint.poll(&mut Vec::new());
+    }
+
+    /// A frame with this body, correct, at the head of the ring.
+    fn send(&mut self, body: &[u64]) {
+        let frame = self.head << 32 | 0b11 << 24 | 1 << 16 | body.len() as u64;
+        for (index, word) in std::iter::once(&frame).chain(body).enumerate() {
+            let place = (self.head + index as u64) % RING_WORDS;
+            self.write(RING / 8 + place, &[*word]);
+        }
+        self.head += 1 + body.len() as u64;
+        self.post(0, Verb::Notify(self.head));
+    }
+
+    /// Whether the ring has room for so many words.
+    fn has_room(&self, words: u64) -> bool {
+        const TAIL: usize = 2 * 8;
+        self.head + words - self.memory[TAIL].load(Ordering::Acquire) <= RING_WORDS
+    }
+
+    fn is_dismissed(&mut self) -> bool {
+        self.endpoint.link_state(server(0)) != LinkState::Up
+    }
+}
+
+/// Spins until something holds; the watchdog of the scene ends what never does.
+fn until(mut holds: impl FnMut() -> bool) {
+    while !holds() {
+        std::thread::yield_now();
+    }
+}
+
+async fn tally(worker: &Handle) -> u64 {
+    let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+    channel.request_words(TALLY, &[], Priority::Latency).await.unwrap().decode().unwrap()
+}
+
+#[test]
+fn malformed_messages_are_answered_and_counted_and_others_are_served() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let compute = scene.join(1);
+    let worker = compute.worker().unwrap();
+    let mut rogue = Rogue::new(&scene, 0);
+    let messages: [&[u64]; 6] = [
+        &[7],                                // no message at all
+        &[1 << 8 | 1, 5, 9],                 // acknowledges more than it has asked for
+        &[1 << 8 | 1, 1, 1, 9 << 32 | 1, 4], // an item longer than the request
+        &[u64::MAX, 2, 1],                   // a type that there is not
+        &[5000 << 8 | 1, 2, 1],              // more items than there can be
+        &[1 << 8 | 1, 1 << 40, 1, 1],        // a number far beyond the window
+    ];
+    for (count, message) in messages.iter().enumerate() {
+        rogue.send(message);
+        until(|| scene.messages[0].counts().malformed == count as u64 + 1);
+        assert_eq!(worker.block_on(tally(&worker)), count as u64 + 1);
+    }
+    assert!(!rogue.is_dismissed(), "such messages alone do not cost the link");
+    // The peer can still be served.
+    rogue.send(&[1 << 8 | 1, 3, 1, u64::from(TALLY.0)]);
+    until(|| scene.seen.handled.load(Ordering::Relaxed) == messages.len() as u64 + 1);
+}
+
+#[test]
+fn a_peer_that_breaks_the_ring_is_dropped_alone() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let compute = scene.join(2);
+    let worker = compute.worker().unwrap();
+    assert_eq!(worker.block_on(tally(&worker)), 1);
+    let breaks: [&dyn Fn(&mut Rogue); 6] = [
+        &|rogue| rogue.post(0, Verb::Notify(1 << 40)), // a head beyond the ring
+        &|rogue| rogue.post(0, Verb::Notify(5)),       // a head over zeros
+        &|rogue| {
+            rogue.write(RING / 8, &[1 << 24 | 1 << 16 | 60_000]); // a frame beyond the head
+            rogue.post(0, Verb::Notify(9));
+        },
+        &|rogue| {
+            rogue.write(RING / 8, &[0b11 << 24 | 2 << 16 | 1, 4096 << 32 | 0xffff_ffff]); // announces what is not there
+            rogue.post(0, Verb::Notify(2));
+        },
+        &|rogue| {
+            rogue.write(RING / 8, &[1 << 25 | 1 << 16 | 1, 7]); // an end without a beginning
+            rogue.post(0, Verb::Notify(2));
+        },
+        &|rogue| {
+            rogue.send(&[1 << 8 | 1, 1, 1, u64::from(TALLY.0)]);
+            rogue.post(0, Verb::Notify(1)); // a head that goes back
+        },
+    ];
+    for (count, broken) in breaks.iter().enumerate() {
+        let mut rogue = Rogue::new(&scene, count as u32 + 1);
+        until(|| scene.messages[0].peers() == 2);
+        broken(&mut rogue);
+        until(|| scene.messages[0].counts().dropped == count as u64 + 1);
+        until(|| rogue.is_dismissed());
+        assert_eq!(scene.messages[0].peers(), 1);
+        assert_eq!(worker.block_on(tally(&worker)), count as u64 + 2);
+    }
+}
+
+#[test]
+fn random_words_never_hurt_the_others() {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let compute = scene.join(3);
+    let worker = compute.worker().unwrap();
+    for round in 0..100 {
+        let mut rogue = Rogue::new(&scene, round);
+        for _ in 0..rng.random_range(1..60) {
+            if rng.random_ratio(1, 2) {
+                let body: Vec<u64> =
+                    (0..rng.random_range(1..12)).map(|_| rng.random::<u64>() >> rng.random_range(0..64)).collect();
+                rogue.send(&body);
+            } else {
+                // Anywhere in what is open, also outside.
+                let word = rng.random::<u64>() >> rng.random_range(0..64);
+                let at = if rng.random_ratio(1, 2) { rng.random_range(0..40) } else { rng.random_range(0..20_000) };
+                rogue.write(at, &[word]);
+            }
+        }
+        drop(rogue);
+        assert_eq!(worker.block_on(tally(&worker)), u64::from(round) + 1);
+    }
+    until(|| scene.messages[0].peers() == 1);
+}
+
+#[test]
+fn a_flood_of_malformed_messages_leaves_room_for_others() {
+    let serve = ServeMessages {
+        silence_max: Duration::from_millis(2),
+        report_interval: Duration::from_micros(200),
+        ..ServeMessages::default()
+    };
+    let scene = scene(1, FAST, SMALL, &serve);
+    let compute = scene.join(4);
+    let worker = compute.worker().unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rogue = Rogue::new(&scene, 0);
+            while !stop.load(Ordering::Relaxed) {
+                // Takes no replies: after a while it is not read any more, then dropped, and comes again.
+                if rogue.has_room(9) {
+                    rogue.send(&[9; 8]);
+                } else if rogue.is_dismissed() {
+                    let memory = rogue.endpoint.connect(server(0), rogue.who).unwrap();
+                    rogue = Rogue { head: 0, memory, ..rogue };
+                }
+            }
+        });
+        for expected in 1..=5000 {
+            assert_eq!(worker.block_on(tally(&worker)), expected);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(scene.messages[0].counts().malformed > 1000, "{:?}", scene.messages[0].counts());
+}
+
+#[test]
+fn a_peer_that_takes_no_replies_is_dropped_and_may_come_again() {
+    let serve = ServeMessages {
+        silence_max: Duration::from_millis(20),
+        report_interval: Duration::from_millis(1),
+        ..ServeMessages::default()
+    };
+    let scene = scene(1, FAST, SMALL, &serve);
+    let compute = scene.join(5);
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+        assert_eq!(tally(&worker).await, 1);
+        // More replies than there is room for: while this thread does not turn, nobody takes them.
+        let requests: Vec<_> = (0..400)
+            .map(|_| {
+                let channel = channel.clone();
+                worker.spawn(async move {
+                    let reply = channel.request_words(COUNT, &[900], Priority::Latency).await.unwrap();
+                    assert!(reply.words().iter().copied().eq(0..900));
+                    let tally = channel.request_words(TALLY, &[], Priority::BestEffort).await.unwrap();
+                    tally.decode::<u64>().unwrap()
+                })
+            })
+            .collect();
+        // Sends a little and then rests, again and again, until it rests at a moment when replies are on their way.
+        while scene.messages[0].counts().dropped == 0 {
+            worker.yield_now().await;
+            let rest = std::time::Instant::now();
+            until(|| scene.messages[0].counts().dropped > 0 || rest.elapsed() > Duration::from_millis(100));
+        }
+        let mut tallies = Vec::new();
+        for request in requests {
+            tallies.push(request.await);
+        }
+        tallies.sort_unstable();
+        assert!(tallies.into_iter().eq(2..=401), "each request was carried out once");
+    });
+    let counts = scene.messages[0].counts();
+    println!("{counts:?}");
+    assert_eq!(counts.requests, 801);
+}
+
+#[test]
+fn what_a_lost_server_had_been_asked_has_an_unknown_outcome() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let compute = scene.join(6);
+    let worker = compute.worker().unwrap();
+    let Scene { fabric, seen, mut messages, .. } = scene;
+    worker.block_on(async {
+        assert_eq!(tally(&worker).await, 1);
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+        let lost =
+            worker.spawn(async move { channel.request_words(LATER, &[1; 500_000], Priority::Latency).await.map(drop) });
+        worker.yield_now().await;
+        drop::<Option<MessageServer>>(messages.pop());
+        let outcome = lost.await;
+        assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
+        // Nothing was sent: nothing is unknown.
+        let channel = worker.channel_with(server(0), ABOVE_100).await;
+        assert!(matches!(channel, Err(Error::ServerMissing { .. })), "{channel:?}");
+        messages.push(start(&fabric, 0, 1, SMALL, &ServeMessages::default(), &seen));
+        assert_eq!(tally(&worker).await, 1);
+    });
+}
+
+#[test]
+fn links_and_sessions_go_with_their_workers() {
+    const ROUNDS: u64 = 60;
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let compute = scene.join(7);
+    for round in 0..ROUNDS {
+        let worker: Worker = compute.worker().unwrap();
+        assert_eq!(worker.block_on(tally(&worker)), 1, "round {round}");
+        if round % 3 == 0 {
+            // Leaves a request behind.
+            worker.block_on(async {
+                let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+                drop(worker.spawn(async move {
+                    channel.request_words(LATER, &[1; 3000], Priority::BestEffort).await.map(drop)
+                }));
+                worker.yield_now().await;
+            });
+        }
+        drop(worker);
+    }
+    until(|| scene.messages[0].peers() == 0);
+    let counts = scene.messages[0].counts();
+    assert_eq!((counts.joined, counts.left, counts.dropped), (ROUNDS, ROUNDS, 0));
+}
+
+#[test]
+fn a_server_tells_its_load() {
+    let serve = ServeMessages { report_interval: Duration::from_millis(1), ..ServeMessages::default() };
+    let scene = scene(1, FAST, SMALL, &serve);
+    let compute = scene.join(8);
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        while seen.len() < 5 {
+            channel.request_words(ECHO, &[1], Priority::Latency).await.unwrap();
+            seen.extend(channel.load().map(|load| (load.report, load.threads, load.peers)));
+        }
+        assert!(seen.iter().all(|&(_, threads, peers)| (threads, peers) == (1, 1)), "{seen:?}");
+    });
+}
+
+#[test]
+fn a_service_that_panics_leaves_nobody_waiting() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let compute = scene.join(9);
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+        let outcome = channel.request_words(PANIC, &[], Priority::Latency).await;
+        assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
+        let missing = channel.request_words(ECHO, &[], Priority::Latency).await;
+        assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+    });
+}
