@@ -13,6 +13,7 @@ use std::{
 use farlink_runtime::{
     error::Error,
     fabric::{
+        Fabric,
         link::ListenOptions,
         mem::{MemFabric, MemOptions},
     },
@@ -81,7 +82,7 @@ fn serve(dir: &Path, options: MemOptions) {
 
 /// Sends requests until it is told to stop; then says the last tally, which must be how many it has sent.
 fn work(dir: &Path, options: MemOptions) {
-    let fabric = Arc::new(MemFabric::open(dir, options).unwrap());
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir, options).unwrap());
     let compute = cluster::join(&fabric, 1).unwrap();
     let worker = compute.worker().unwrap();
     let (told, stop) = std::sync::mpsc::channel();
@@ -247,7 +248,7 @@ fn a_server_that_is_killed_in_mid_request() {
     let _watch = Watchdog::start("processes", Duration::from_secs(200));
     let dir = cluster::scratch().unwrap();
     let mut serving = Process::start("server", dir.path(), false);
-    let fabric = Arc::new(MemFabric::open(dir.path(), FAST).unwrap());
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), FAST).unwrap());
     let compute = cluster::join_manual(&fabric, 1).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async {

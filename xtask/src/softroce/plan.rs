@@ -53,6 +53,7 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     };
     script.step("devices", 20, &["farlink", "devices"]);
     test(&mut script, "verbs", 120, &[], &[])?;
+    script.step("program", 90, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
     test(&mut script, "fabric", 120, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
     for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_server", "killed_bench"] {
         script.step(case, 90, &["sh", "/tmp/programs.sh", case]);
@@ -66,7 +67,7 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     stress(
         &mut script,
         "stress large pages",
-        &["--processes", "2", "--workers", "2", "--page-bytes", "4096", "--keys", "2000"],
+        &["--processes", "2", "--workers", "2", "--page-bytes", "2048", "--keys", "1000"],
     );
     stress(
         &mut script,
@@ -82,6 +83,7 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
         &["FARLINK_THREADS_SECONDS=2"],
         &["a_weak", "larger_pages", "three_times", "dropped"],
     )?;
+    test(&mut script, "model", 100, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &[])?;
     test(&mut script, "reclaim", 150, &["FARLINK_RECLAIM_KEYS=400"], &[])?;
     test(&mut script, "cached", 200, &["FARLINK_MODEL_CASES=2"], &["endings::"])?;
     test(&mut script, "hostile", 150, &["FARLINK_HOSTILE_CASES=3"], &[])?;

@@ -47,7 +47,7 @@ impl Programs {
 
 /// Packages with programs or tests that run on verbs, and the tests of each.
 const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
-const TESTS: [&str; 7] = ["verbs", "fabric", "cached", "faults", "hostile", "reclaim", "threads"];
+const TESTS: [&str; 9] = ["verbs", "fabric", "program", "cached", "faults", "hostile", "model", "reclaim", "threads"];
 
 /// What was built for the guest.
 #[derive(Debug)]

@@ -107,11 +107,13 @@ killed_server() {
     sleep 6
     kill -0 "$bench" || fail "the bench ended too early: $(cat /tmp/bench)"
     set -- $servers
-    kill -KILL "$2"
     begun=$(now_ms)
+    kill -KILL "$2"
+    touch /tmp/killed
     wait "$bench" || code=$?
     local took=$(($(now_ms) - begun))
     cat /tmp/bench
+    echo "killed at $(stat -c %y /tmp/killed)"
     echo "the bench ended with $code, $took ms after the kill"
     [ "$code" != 0 ] || fail "the bench says that all is well"
     [ "$took" -lt 2000 ] || fail "it took $took ms"

@@ -234,18 +234,25 @@ impl Fabric for VerbsFabric {
     }
 
     fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
-        // From here on, what was claimed is released again, also if another memory server refuses.
-        let claim = VerbsClaim { owner, sessions: self.sessions.clone() };
-        for (answer, session) in self.ask_all(&Question::Claim(owner))?.into_iter().zip(&self.sessions) {
-            match answer {
-                Answer::Done => {}
-                Answer::Refused(why) => {
-                    return Err(Error::NotAdmitted { address: session.address().into(), why });
+        let asked: Vec<_> = self.sessions.iter().map(|session| session.ask(&Question::Claim(owner))).collect();
+        // What was claimed is released again if another memory server refuses; and only that: where it was refused, this
+        // very compute server may hold it.
+        let mut claim = VerbsClaim { owner, sessions: Vec::new() };
+        let mut failed = None;
+        for (asked, session) in asked.into_iter().zip(&self.sessions) {
+            match asked.and_then(session::Awaited::wait) {
+                Ok(Answer::Done) => claim.sessions.push(Arc::clone(session)),
+                Ok(Answer::Refused(why)) => {
+                    failed = Some(Error::NotAdmitted { address: session.address().into(), why });
                 }
-                _ => return Err(Error::Malformed("a memory server answered something else than was asked")),
+                Ok(_) => failed = Some(Error::Malformed("a memory server answered something else than was asked")),
+                Err(error) => failed = Some(error),
             }
         }
-        Ok(Box::new(claim))
+        match failed {
+            None => Ok(Box::new(claim)),
+            Some(error) => Err(error),
+        }
     }
 
     /// Asks the memory servers, unless it has just done so; blocks for a round trip over TCP.

@@ -1,53 +1,79 @@
-//! Every ordered map against a `BTreeMap`: random operations on one worker, over every kind of fabric and proof.
+//! Every ordered map against a `BTreeMap`: random operations on one worker, over the backend of this run (every kind of
+//! fabric, if it is `mem`) and every proof.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
-    fabric::mem::{MemFabric, MemOptions},
+    fabric::{
+        Fabric,
+        mem::{MemFabric, MemOptions},
+    },
     one_sided::{OneSided, Proof},
     worker::Worker,
 };
-use farlink_structures::{
-    BTree,
-    btree::Tree,
-    map::{Map, OrderedMap},
-    skiplist::List,
+use farlink_structures::{btree::Tree, map::Map, skiplist::List};
+use farlink_tests::{
+    backend::{Backend, Cluster, Manners},
+    cluster::FAST,
+    settings,
+    subject::Subject,
+    test_every_structure,
 };
 use proptest::prelude::*;
 
-const FAST: MemOptions = MemOptions {
-    latency_ns: 0,
-    bandwidth_bytes_per_s: 0,
-    nasty: false,
-    ordered_writes: true,
-    atomic_against_writes: true,
-};
+/// How a configuration's cluster is made.
+#[derive(Debug, Clone, Copy)]
+enum On {
+    ThisRun(Manners),
+    LimitedBandwidth,
+}
 
 /// Every kind of fabric and proof, by name.
-fn configurations() -> Vec<(&'static str, MemOptions, Proof)> {
-    let nasty = MemOptions { nasty: true, ..FAST };
-    let weak = MemOptions { ordered_writes: false, atomic_against_writes: false, ..nasty };
-    vec![
-        ("fast", FAST, Proof::Checksum),
-        ("fast, three waits", FAST, Proof::LockBodyLock),
-        ("nasty", nasty, Proof::Checksum),
-        ("nasty, three waits", nasty, Proof::LockBodyLock),
-        ("weak", weak, Proof::Checksum),
-        ("limited bandwidth", MemOptions { bandwidth_bytes_per_s: 1 << 30, ..FAST }, Proof::Checksum),
-    ]
+fn configurations() -> Vec<(&'static str, On, Proof)> {
+    let mut all = vec![
+        ("fast", On::ThisRun(Manners::Fast), Proof::Checksum),
+        ("fast, three waits", On::ThisRun(Manners::Fast), Proof::LockBodyLock),
+    ];
+    if Backend::chosen() == Backend::Mem {
+        all.extend([
+            ("nasty", On::ThisRun(Manners::Nasty), Proof::Checksum),
+            ("nasty, three waits", On::ThisRun(Manners::Nasty), Proof::LockBodyLock),
+            ("weak", On::ThisRun(Manners::Weak), Proof::Checksum),
+            ("limited bandwidth", On::LimitedBandwidth, Proof::Checksum),
+        ]);
+    }
+    all
 }
 
-fn cluster(options: MemOptions) -> (ComputeServer, Worker) {
-    let fabric = MemFabric::in_process(3, 8 << 20, options).unwrap();
-    let compute = ComputeServer::join(Arc::new(fabric), ComputeOptions::default()).unwrap();
-    let worker = compute.worker().unwrap();
-    (compute, worker)
+/// A worker, its compute server and its cluster, which go in this order.
+struct Scene {
+    worker: Worker,
+    _compute: ComputeServer,
+    _cluster: Option<Cluster>,
 }
 
-async fn create<S: OrderedMap>(worker: &Worker, proof: Proof) -> Result<Map<S, OneSided>, Error> {
-    Map::make(worker, "model", 256.clamp(S::PAGE_BYTES.0, S::PAGE_BYTES.1), proof).await
+fn cluster(on: On) -> Scene {
+    let (cluster, fabric): (_, Arc<dyn Fabric>) = match on {
+        On::ThisRun(manners) => {
+            let cluster = Cluster::of_this_run(3, 8 << 20, manners).unwrap();
+            let fabric = Arc::clone(&cluster);
+            (Some(cluster), fabric)
+        }
+        On::LimitedBandwidth => {
+            let options = MemOptions { bandwidth_bytes_per_s: 1 << 30, ..FAST };
+            (None, Arc::new(MemFabric::in_process(3, 8 << 20, options).unwrap()))
+        }
+    };
+    let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
+    Scene { worker: compute.worker().unwrap(), _compute: compute, _cluster: cluster }
+}
+
+const FAST_RUN: On = On::ThisRun(Manners::Fast);
+
+async fn create<S: Subject>(worker: &Worker, proof: Proof) -> Result<Map<S, OneSided>, Error> {
+    Map::make(worker, "model", S::page_bytes(256), proof).await
 }
 
 #[derive(Debug, Clone)]
@@ -78,7 +104,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-async fn apply<S: OrderedMap>(tree: &Map<S, OneSided>, model: &mut BTreeMap<u64, u64>, op: Op) -> Result<(), Error> {
+async fn apply<S: Subject>(tree: &Map<S, OneSided>, model: &mut BTreeMap<u64, u64>, op: Op) -> Result<(), Error> {
     match op {
         Op::Insert(k, v) => {
             let absent = !model.contains_key(&k);
@@ -124,7 +150,7 @@ async fn apply<S: OrderedMap>(tree: &Map<S, OneSided>, model: &mut BTreeMap<u64,
     Ok(())
 }
 
-async fn same<S: OrderedMap>(tree: &Map<S, OneSided>, model: &BTreeMap<u64, u64>) -> Result<(), Error> {
+async fn same<S: Subject>(tree: &Map<S, OneSided>, model: &BTreeMap<u64, u64>) -> Result<(), Error> {
     let all: Vec<_> = model.iter().map(|(&k, &v)| (k, v)).collect();
     assert_eq!(tree.range(..).take(usize::MAX).await?, all);
     assert_eq!(tree.len().await?, model.len() as u64);
@@ -135,11 +161,12 @@ async fn same<S: OrderedMap>(tree: &Map<S, OneSided>, model: &BTreeMap<u64, u64>
     Ok(())
 }
 
-fn agrees<S: OrderedMap>(ops: &[Op]) {
+fn agrees<S: Subject>(ops: &[Op]) {
     for (name, fabric, proof) in configurations() {
-        let (_compute, worker) = cluster(fabric);
+        let scene = cluster(fabric);
+        let worker = &scene.worker;
         let outcome = worker.block_on(async {
-            let tree = create::<S>(&worker, proof).await?;
+            let tree = create::<S>(worker, proof).await?;
             let mut model = BTreeMap::new();
             for op in ops.iter().cloned() {
                 apply(&tree, &mut model, op).await?;
@@ -151,7 +178,11 @@ fn agrees<S: OrderedMap>(ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: settings::from_env("FARLINK_MODEL_CASES", 24),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn random_operations_on_a_btree_agree(ops in prop::collection::vec(op(), 1..120)) {
@@ -165,10 +196,11 @@ proptest! {
 
     #[test]
     fn bulk_load_agrees(keys in prop::collection::btree_set(any::<u64>(), 0..2000), fill in 0.1f64..=1.0) {
-        let (_compute, worker) = cluster(FAST);
+        let scene = cluster(FAST_RUN);
+        let worker = &scene.worker;
         let model: BTreeMap<u64, u64> = keys.into_iter().map(|k| (k, !k)).collect();
         let outcome = worker.block_on(async {
-            let tree = create::<Tree>(&worker, Proof::Checksum).await?;
+            let tree = create::<Tree>(worker, Proof::Checksum).await?;
             let loaded = tree.bulk_load(model.iter().map(|(&k, &v)| (k, v)), fill).await?;
             assert_eq!(loaded, model.len() as u64);
             same(&tree, &model).await
@@ -177,18 +209,21 @@ proptest! {
     }
 }
 
-fn grows_and_shrinks_to_nothing_and_gives_its_pages_back<S: OrderedMap>() {
-    let (compute, worker) = cluster(FAST);
-    let keys: Vec<u64> = (0..20_000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+fn grows_and_shrinks_to_nothing_and_gives_its_pages_back<S: Subject>() {
+    let scene = cluster(FAST_RUN);
+    let worker = &scene.worker;
+    let count: u64 = settings::from_env("FARLINK_MODEL_KEYS", 20_000);
+    let keys: Vec<u64> = (0..count).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     worker
         .block_on(async {
-            let tree = create::<S>(&worker, Proof::Checksum).await?;
+            let tree = create::<S>(worker, Proof::Checksum).await?;
             for round in 0..3 {
                 for &key in &keys {
                     assert!(tree.insert(key, round).await?);
                 }
                 let full = tree.check().await?;
-                assert!(full.is_clean() && full.height() >= 4, "{full:?}");
+                let height_min = if count < 20_000 { 2 } else { 4 };
+                assert!(full.is_clean() && full.height() >= height_min, "{full:?}");
                 for &key in keys.iter().rev() {
                     assert_eq!(tree.remove(key).await?, Some(round));
                 }
@@ -199,27 +234,17 @@ fn grows_and_shrinks_to_nothing_and_gives_its_pages_back<S: OrderedMap>() {
             Ok::<_, Error>(())
         })
         .unwrap();
-    drop(worker);
-    // A worker of the same compute server would see the pool; after leaving, every page but the root is in a bitmap.
-    drop(compute);
 }
 
-#[test]
-fn a_btree_grows_and_shrinks_to_nothing_and_gives_its_pages_back() {
-    grows_and_shrinks_to_nothing_and_gives_its_pages_back::<Tree>();
-}
-
-#[test]
-fn a_skip_list_grows_and_shrinks_to_nothing_and_gives_its_pages_back() {
-    grows_and_shrinks_to_nothing_and_gives_its_pages_back::<List>();
-}
+test_every_structure!(grows_and_shrinks_to_nothing_and_gives_its_pages_back);
 
 #[test]
 fn failed_bulk_loads_leave_nothing_behind() {
-    let (_compute, worker) = cluster(FAST);
+    let scene = cluster(FAST_RUN);
+    let worker = &scene.worker;
     worker
         .block_on(async {
-            let tree: BTree<_> = create(&worker, Proof::Checksum).await?;
+            let tree = create::<Tree>(worker, Proof::Checksum).await?;
             let unsorted = (0..5000u64).map(|k| (if k == 4999 { 7 } else { k }, k));
             assert!(matches!(tree.bulk_load(unsorted, 0.9).await, Err(Error::NotSorted { position: 4999, key: 7 })));
             // Drop one in the middle, from inside its input.
