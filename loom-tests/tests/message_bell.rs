@@ -59,7 +59,8 @@ fn model(sleeper: Sleeper, ringers: &'static [Ringer], slept: &Seen, missed: &Se
 
 #[test]
 fn no_wake_up_is_lost() {
-    for ringers in [&[ring as Ringer] as &[_], &[ring, ring]] {
+    const RINGERS: [&[Ringer]; 2] = [&[ring], &[ring, ring]];
+    for ringers in RINGERS {
         let (slept, missed) = (Seen::new(), Seen::new());
         let seen = (slept.clone(), missed.clone());
         explore("bell", move || model(settle, ringers, &seen.0, &seen.1));

@@ -76,8 +76,8 @@ const UNSENT_WORDS_MAX: usize = 2 * MESSAGE_WORDS_MAX;
 const QUEUED_MAX: usize = 2 * WINDOW;
 /// Idle turns before a thread sleeps.
 const IDLE_TURNS_MAX: u32 = 100;
-/// Idle turns before a thread that polls offers its core: longer than the gap between a batch's replies and the next batch.
-const POLLS_MAX: u32 = 2000;
+/// Idle turns before a thread that polls offers its core, at each further one: the worker may be waiting for it.
+const POLLS_MAX: u32 = 200;
 /// Turns between two looks at the clock, while busy.
 const TURNS_PER_LOOK: u32 = 64;
 /// Sessions without a link that a thread keeps.

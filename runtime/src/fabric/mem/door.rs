@@ -191,25 +191,25 @@ impl Door {
     }
 
     /// Makes a link and leaves it at the port that is this worker's.
-    pub(super) fn connect(self: &Arc<Self>, who: PeerId) -> Result<WorkerEnd, Error> {
-        let port = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % self.ports;
-        let memory = match &self.place {
+    pub(super) fn connect(door: &Arc<Self>, who: PeerId) -> Result<WorkerEnd, Error> {
+        let port = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % door.ports;
+        let memory = match &door.place {
             Place::InProcess(lists) => {
-                let memory = LinkMemory::anonymous(self.link_bytes, who)?;
+                let memory = LinkMemory::anonymous(door.link_bytes, who)?;
                 lock(&lists[port]).push(memory.clone());
                 memory
             }
-            Place::Files { dir, .. } => LinkMemory::file(dir, self.server, port, self.link_bytes, who)?,
+            Place::Files { dir, .. } => LinkMemory::file(dir, door.server, port, door.link_bytes, who)?,
         };
-        self.tell(port);
-        if !self.is_open() {
+        door.tell(port);
+        if !door.is_open() {
             memory.remove_file();
             return Err(Error::ServerMissing {
-                server: self.server,
+                server: door.server,
                 why: "it has just stopped to take messages".into(),
             });
         }
-        Ok(WorkerEnd { door: Arc::clone(self), port, memory })
+        Ok(WorkerEnd { door: Arc::clone(door), port, memory })
     }
 
     /// The links that were left at a port and that `known` does not know.

@@ -253,7 +253,7 @@ impl Endpoint for MemEndpoint {
         let Some(doors) = &self.doors else {
             return Err(Error::ServerMissing { server, why: "a port of a memory server connects to nobody".into() });
         };
-        let end = doors.find(server)?.connect(who)?;
+        let end = Door::connect(&doors.find(server)?, who)?;
         self.attach(server, end.far());
         let own = end.own();
         if self.links.len() <= server.index() {
