@@ -99,7 +99,7 @@ impl Direct {
         self.all([(at, verb)]).pop().expect("one request has one outcome")
     }
 
-    /// Reads words, up to 512.
+    /// Reads words, up to [`BUFFER_WORDS_MAX`](farlink_runtime::buffer::BUFFER_WORDS_MAX).
     ///
     /// # Errors
     /// As the request.
@@ -111,7 +111,7 @@ impl Direct {
         }
     }
 
-    /// Writes words, up to 512.
+    /// Writes words, up to [`BUFFER_WORDS_MAX`](farlink_runtime::buffer::BUFFER_WORDS_MAX).
     ///
     /// # Errors
     /// As the request.

@@ -221,6 +221,7 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
 }
 
 /// A page that a call has left in memory, taken apart: otherwise the one from a hit has to go through the same memory.
+#[expect(clippy::needless_match, reason = "it is the taking apart that is wanted")]
 #[inline(always)]
 fn in_parts<T>(polled: Poll<Result<T, Interrupt>>) -> Poll<Result<T, Interrupt>> {
     match polled {
