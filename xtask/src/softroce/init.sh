@@ -41,7 +41,8 @@ ip link set lo up
 [ "$netdev" != dum0 ] || ip link add dum0 type dummy || fail "no dummy network device"
 ip address add "$address/24" dev "$netdev" || fail "$netdev gets no address"
 ip link set "$netdev" up
-[ -z "$loss" ] || tc qdisc add dev "$netdev" root netem loss "$loss" || fail "no packet loss on $netdev"
+# By its path: this shell takes its own tc, which is another, before any in PATH.
+[ -z "$loss" ] || /bin/tc qdisc add dev "$netdev" root netem loss "$loss" || fail "no packet loss on $netdev"
 rdma link add rxe0 type rxe netdev "$netdev" || fail "no RDMA device on $netdev"
 
 gid=$(printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' $(echo "$address" | tr . ' '))
