@@ -204,7 +204,7 @@ fn writes_of(bench: &Bench, args: &MessagingArgs, bytes: usize) -> anyhow::Resul
 /// Both sizes alone, together, and together with the small one first.
 fn pair_of(bench: &Bench, args: &MessagingArgs, small: usize, large: usize) -> anyhow::Result<Vec<Row>> {
     // A few small ones that are waited for, and as many large ones as there can be: who sends less must not starve.
-    let small = Stream { in_flight: 4, messages: 2_000, ..stream(args, small) };
+    let small = Stream { in_flight: 4, messages: 400, ..stream(args, small) };
     let large = Stream { messages: u64::MAX, ..stream(args, large) };
     let urgent = Stream { priority: Priority::Latency, ..small };
     let alone_large = Stream { messages: stream(args, large.bytes).messages, ..large };
