@@ -142,11 +142,23 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         class: SizeClass,
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
         match Link::of(word) {
-            Link::Frame { frame, unit } => Ok(self.follow_local(from, frame, unit, class)?),
+            Link::Frame { frame, unit } => match self.follow_local(from, frame, unit, class) {
+                Ok(page) => Ok(page),
+                Err(_) if self.is_forged(from, frame) => Err(CacheError::BadLink),
+                Err(conflict) => Err(conflict.into()),
+            },
             // Boxed, so that the future of a hit stays small.
             Link::Page(page) => Box::pin(self.fetch(Some(from), page, class)).await,
             Link::Null => Err(CacheError::BadLink),
         }
+    }
+
+    /// Whether a word that looks like a swizzled link is none: the store had it, where the layout says there is no link. Else
+    /// whoever follows it would begin anew for ever.
+    #[cold]
+    fn is_forged(&self, from: &Page<'_, S, L>, index: u32) -> bool {
+        let leads_there = self.cache().arena.get(index).is_some_and(|frame| frame.parent() == from.index());
+        !leads_there && from.is_current()
     }
 
     /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, or if `from` or the page
