@@ -1,7 +1,7 @@
 //! What one would not think of at once: splits during a flush, corrupt images, links that a change leaves behind.
 #![cfg(not(loom))]
 mod support;
-use farlink_cache::{Admission, CacheOptions, PageCache, PageId};
+use farlink_cache::{Admission, CacheError, CacheOptions, PageCache, PageId};
 use std::{
     cell::Cell,
     rc::Rc,
@@ -136,6 +136,20 @@ fn an_anchor_is_of_its_page() {
         }
         if let Ok(page) = tree.handle.enter(&anchor) {
             assert_eq!(page.id(), leaf, "the anchor leads to another page");
+        }
+    });
+}
+
+/// Such a word can stand where the layout says that no link is: the store is not asked for what it holds there.
+#[test]
+fn a_word_that_only_looks_like_a_swizzled_link_leads_nowhere() {
+    let bed = Bed::new((0..2000).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
+    bed.run(|tree| async move {
+        let path = tree.path(100).await.unwrap();
+        // Frame 0, which is never used, and two that there are not.
+        for word in [1 << 63, u64::MAX, 1 << 63 | 0x7fff_ffff] {
+            let followed = tree.handle.follow(&path[0], word, class(256)).await;
+            assert!(matches!(followed, Err(CacheError::BadLink)), "{word:#x}: {followed:?}");
         }
     });
 }
