@@ -24,6 +24,7 @@ mod softroce;
 /// The exit code is the program's own; 77 where this machine cannot run it, 124 if it did not end in time, 125 if the
 /// virtual machine crashed. Variables whose name begins with FARLINK_, RUST_ or PROPTEST_ are handed over.
 #[derive(Debug, Parser)]
+#[allow(rustdoc::invalid_rust_codeblocks, reason = "these lines are for the help, which keeps them as they are")]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", verbatim_doc_comment)]
 struct Args {
     #[command(subcommand)]

@@ -63,7 +63,7 @@ pub enum Verb {
     Write(Buffer),
     /// Writes one word, which travels in the request.
     WriteWord(u64),
-    /// Writes one word of a [link](link)'s memory, and wakes the memory server's thread that sleeps there, if it does.
+    /// Writes one word of a [link]'s memory, and wakes the memory server's thread that sleeps there, if it does.
     Notify(u64),
     /// Replaces one word if it has the expected value; completes with the previous value.
     CompareSwap {
@@ -156,7 +156,7 @@ pub trait Endpoint: fmt::Debug {
         None
     }
 
-    /// Opens a [link](link) to a memory server and returns this side's memory of it, zeroed. The other side's is at
+    /// Opens a [link] to a memory server and returns this side's memory of it, zeroed. The other side's is at
     /// [`link::far`] from then on. Closes the link to this server that there was. Blocks for as long as making a connection
     /// takes.
     ///
