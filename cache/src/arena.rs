@@ -11,9 +11,11 @@
 //! the body's memory. A swizzled link names both, so a follower fetches them at once. What is surely going to be used is
 //! advised to be of huge pages: a cache of a gigabyte in 4 KiB pages spends its time in the page table.
 
+use std::ops::Range;
+
 use crate::{
     frame::Frame,
-    id::UNIT_BYTES,
+    id::{SizeClass, UNIT_BYTES},
     sync::{AtomicU64, Ordering},
 };
 
@@ -173,15 +175,23 @@ impl Arena {
         self.body(frame)
     }
 
-    /// Asks the processor to have a frame and the first `lines` of its body at hand soon.
+    /// Asks the processor to have a frame and these words of its body at hand soon.
     #[inline]
-    pub(crate) fn prefetch(&self, frame: u32, unit: u32, lines: usize) {
+    pub(crate) fn prefetch<const N: usize>(&self, frame: u32, unit: u32, class: SizeClass, words: [Range<usize>; N]) {
         if let Some(frame) = self.get(frame) {
             prefetch(std::ptr::from_ref(frame).cast());
         }
-        for line in self.words(unit, lines * WORDS_PER_UNIT).chunks(WORDS_PER_UNIT) {
-            prefetch(line.as_ptr().cast());
-        }
+        let body = self.words(unit, class.words());
+        words.into_iter().for_each(|words| prefetch_lines(body, words));
+    }
+}
+
+/// Asks the processor to have some words of a body at hand soon.
+#[inline]
+pub(crate) fn prefetch_lines(body: &[AtomicU64], words: Range<usize>) {
+    let from = words.start / WORDS_PER_UNIT * WORDS_PER_UNIT;
+    for line in (from..words.end.min(body.len())).step_by(WORDS_PER_UNIT) {
+        prefetch(std::ptr::from_ref(&body[line]).cast());
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     fmt,
+    ops::Range,
     rc::Rc,
 };
 
@@ -116,13 +117,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
     }
 
-    /// Has the processor fetch the first half of the page that a link word leads to, where a search begins; false if the
-    /// link is not swizzled.
+    /// Has the processor fetch these words of the page that a link word leads to; false if the link is not swizzled.
     #[inline]
-    pub fn prefetch(&self, word: u64, class: SizeClass) -> bool {
+    pub fn prefetch<const N: usize>(&self, word: u64, class: SizeClass, words: [Range<usize>; N]) -> bool {
         match Link::of(word) {
             Link::Frame { frame, unit } => {
-                self.cache().arena.prefetch(frame, unit, class.units().div_ceil(2));
+                self.cache().arena.prefetch(frame, unit, class, words);
                 true
             }
             _ => false,
@@ -445,13 +445,10 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
         if self.is_current() { Ok(result) } else { Err(Conflict) }
     }
 
-    /// Has the processor fetch the line of a word; false if the page has no such word.
+    /// Has the processor fetch these words, as far as the page has them.
     #[inline]
-    pub fn prefetch(&self, word: usize) -> bool {
-        self.words.get(word).is_some_and(|word| {
-            crate::arena::prefetch(std::ptr::from_ref(word).cast());
-            true
-        })
+    pub fn prefetch(&self, words: Range<usize>) {
+        crate::arena::prefetch_lines(self.words, words);
     }
 
     /// Looks at the page as it is now, whatever it is now: for what is used only after [`Page::read`] has proved it.

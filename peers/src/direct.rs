@@ -11,7 +11,7 @@
 //!
 //! It only reads: changing, allocating, freeing and single-word access end with [`Error::BadOption`].
 
-use std::sync::Arc;
+use std::{cell::Cell, ops::Range, sync::Arc};
 
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start, Views},
@@ -31,7 +31,7 @@ use crate::tree::LocalPages;
 /// the miss.
 const PREFETCH_FROM_LEVEL_MAX: u8 = 2;
 /// Words asked for: the header and, of pages of 1 KiB, all keys that nine tenths of a page hold.
-const PREFETCH_WORDS: usize = 64;
+pub(crate) const PREFETCH_WORDS: usize = 64;
 const LINE_WORDS: usize = 8;
 
 /// What is done before a page is touched.
@@ -52,12 +52,13 @@ pub(crate) struct Direct {
     structure: Structure,
     pages: Arc<LocalPages>,
     ahead: Ahead,
+    notes: Cell<[u64; 2]>,
 }
 
 impl Direct {
     /// Access to `structure`, whose pages are `pages`.
     pub(crate) fn new(worker: &Handle, structure: Structure, pages: Arc<LocalPages>, ahead: Ahead) -> Self {
-        Self { worker: worker.clone(), structure, pages, ahead }
+        Self { worker: worker.clone(), structure, pages, ahead, notes: Cell::default() }
     }
 
     #[inline]
@@ -107,17 +108,17 @@ fn remote(link: Link) -> Result<RemotePtr, Interrupt> {
     }
 }
 
-/// Asks the processor for the cache lines of the header and the keys.
+/// Asks the processor for the cache lines of these words of a page.
 #[inline]
-pub(crate) fn prefetch(words: &[AtomicU64]) {
+pub(crate) fn prefetch(page: &[AtomicU64], words: Range<usize>) {
     #[cfg(target_arch = "x86_64")]
-    for line in words[..PREFETCH_WORDS.min(words.len())].chunks(LINE_WORDS) {
+    for line in (words.start / LINE_WORDS * LINE_WORDS..words.end.min(page.len())).step_by(LINE_WORDS) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch of any address is harmless; this one lies in a live mapping.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(&page[line]).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = words;
+    let _ = (page, words);
 }
 
 /// A page in local memory, at the version at which it was reached.
@@ -206,10 +207,19 @@ impl Access for Direct {
     }
 
     async fn follow<'a>(&'a self, from: &DirectPage<'a>, link: Link) -> Result<DirectPage<'a>, Interrupt> {
+        self.follow_for(from, link, [0..PREFETCH_WORDS, 0..0, 0..0]).await
+    }
+
+    async fn follow_for<'a>(
+        &'a self,
+        from: &DirectPage<'a>,
+        link: Link,
+        ranges: [Range<usize>; 3],
+    ) -> Result<DirectPage<'a>, Interrupt> {
         let at = remote(link)?;
         let words = self.words(at)?;
         if self.ahead != Ahead::Nothing && from.level <= PREFETCH_FROM_LEVEL_MAX {
-            prefetch(words);
+            ranges.into_iter().for_each(|range| prefetch(words, range));
             if self.ahead == Ahead::PrefetchAndYield {
                 self.worker.yield_now().await;
             }
@@ -217,13 +227,17 @@ impl Access for Direct {
         self.accept(at, words)
     }
 
+    fn notes(&self) -> Option<&Cell<[u64; 2]>> {
+        (self.ahead != Ahead::Nothing).then_some(&self.notes)
+    }
+
     #[inline]
-    async fn expect<'a>(&'a self, page: &DirectPage<'a>, word: usize) {
-        if self.ahead == Ahead::PrefetchAndYield
-            && page.level == 0
-            && let Some(line) = page.words.get(word..)
-        {
-            prefetch(&line[..1]);
+    async fn expect<'a>(&'a self, page: &DirectPage<'a>, words: [Range<usize>; 2]) {
+        if self.ahead == Ahead::Nothing || page.level != 0 {
+            return;
+        }
+        words.into_iter().for_each(|range| prefetch(page.words, range));
+        if self.ahead == Ahead::PrefetchAndYield {
             self.worker.yield_now().await;
         }
     }

@@ -11,7 +11,7 @@ use farlink_runtime::{
 };
 
 use crate::{
-    direct::prefetch,
+    direct::{PREFETCH_WORDS, prefetch},
     tree::{LocalPages, PAGE_BYTES},
 };
 
@@ -77,7 +77,7 @@ impl<'a> Hand<'a> {
         loop {
             let page: &[AtomicU64; WORDS] = self.pages.page(at, self.class)?.try_into().ok()?;
             if self.prefetches {
-                prefetch(page);
+                prefetch(page, 0..PREFETCH_WORDS);
             }
             let version = page[LOCK].load(Ordering::Acquire);
             let is_promised =

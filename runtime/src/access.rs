@@ -10,6 +10,8 @@
 //! - All of one change goes through one [`Access::change`]: the pages it alters, those it adds, those it frees.
 //! - It returns [`Interrupt::Restart`] only before its first visible effect.
 
+use std::{cell::Cell, ops::Range};
+
 use crate::{
     error::Error,
     page::SizeClass,
@@ -168,9 +170,29 @@ pub trait Access: Sized {
         self.follow(from, link).await
     }
 
-    /// A hint: the next read of `page` needs this word. An access whose pages are in local memory may have the processor
-    /// fetch it and let other operations run meanwhile.
-    async fn expect<'a>(&'a self, _page: &Self::Page<'a>, _word: usize) {}
+    /// [`Access::follow`], with a hint: these words of the page are read first. An access whose pages are in local memory may
+    /// have the processor fetch just them.
+    ///
+    /// # Errors
+    /// As [`Access::follow`].
+    async fn follow_for<'a>(
+        &'a self,
+        from: &Self::Page<'a>,
+        link: Link,
+        _words: [Range<usize>; 3],
+    ) -> Result<Self::Page<'a>, Interrupt> {
+        self.follow(from, link).await
+    }
+
+    /// A hint: the next read of `page` needs these words. An access whose pages are in local memory may have the processor
+    /// fetch them and let other operations run meanwhile.
+    async fn expect<'a>(&'a self, _page: &Self::Page<'a>, _words: [Range<usize>; 2]) {}
+
+    /// Where the structure's code keeps what it learns of its pages for [`Access::follow_for`]; zero at first, and never
+    /// looked at by others. `None` if this access has no use for such hints.
+    fn notes(&self) -> Option<&Cell<[u64; 2]>> {
+        None
+    }
 
     /// [`Access::follow`] for several links of one page at once; remote accesses overlap. A result for each link.
     async fn follow_many<'a>(&'a self, from: &Self::Page<'a>, links: &[Link])

@@ -11,8 +11,9 @@
 mod views;
 
 use std::{
-    cell::OnceCell,
+    cell::{Cell, OnceCell},
     future::Future,
+    ops::Range,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -37,7 +38,7 @@ use crate::store::{CacheLayout, RemoteStore, identity, page_id, to_cache};
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.
 const PREFETCHED_LEVEL_MAX: u8 = 1;
 /// For pages at this level and below it pays to let other operations run meanwhile.
-const YIELDED_LEVEL_MAX: u8 = 0;
+const YIELDED_LEVEL_MAX: u8 = 1;
 
 /// Access through the cache to what this compute server owns, and nobody else reads or writes. Made by
 /// [`ComputeCache::own`](crate::ComputeCache::own).
@@ -51,11 +52,18 @@ pub struct Cached<T: Layout> {
     layout: T,
     class: farlink_cache::SizeClass,
     root: std::rc::Rc<OnceCell<Anchor<CacheLayout<T>>>>,
+    notes: Cell<[u64; 2]>,
 }
 
 impl<T: Layout> Clone for Cached<T> {
     fn clone(&self) -> Self {
-        Self { cache: self.cache.clone(), layout: self.layout.clone(), class: self.class, root: self.root.clone() }
+        Self {
+            cache: self.cache.clone(),
+            layout: self.layout.clone(),
+            class: self.class,
+            root: self.root.clone(),
+            notes: self.notes.clone(),
+        }
     }
 }
 
@@ -90,7 +98,7 @@ impl<T: Layout> PageRef for CachedPage<'_, T> {
 impl<T: Layout> Cached<T> {
     pub(crate) fn new(cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>, layout: T) -> Self {
         let class = to_cache(cache.store().one_sided().structure().class);
-        Self { cache, layout, class, root: std::rc::Rc::default() }
+        Self { cache, layout, class, root: std::rc::Rc::default(), notes: Cell::default() }
     }
 
     fn one_sided(&self) -> &OneSided {
@@ -163,6 +171,8 @@ struct Follow<'f, 'a, T: Layout> {
     access: &'a Cached<T>,
     from: &'f CachedPage<'a, T>,
     word: u64,
+    /// These words of the page are wanted first.
+    words: [Range<usize>; 3],
     step: Step<'f, 'a, T>,
 }
 
@@ -195,7 +205,7 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
         let access = self.access;
         if let Step::Prefetch = self.step
             && self.from.level() <= PREFETCHED_LEVEL_MAX + 1
-            && access.cache.prefetch(self.word, access.class)
+            && access.cache.prefetch(self.word, access.class, self.words.clone())
             && self.from.level() <= YIELDED_LEVEL_MAX + 1
             && access.worker().has_other_tasks()
         {
@@ -270,12 +280,30 @@ impl<T: Layout> Access for Cached<T> {
         from: &CachedPage<'a, T>,
         link: Link,
     ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
-        Follow { access: self, from, word: link.word(), step: Step::Prefetch }
+        // A search begins in the first half.
+        let words = [0..self.class.words() / 2, 0..0, 0..0];
+        Follow { access: self, from, word: link.word(), words, step: Step::Prefetch }
     }
 
     #[inline]
-    async fn expect<'a>(&'a self, page: &CachedPage<'a, T>, word: usize) {
-        if page.level() == 0 && page.0.prefetch(word) {
+    fn follow_for<'a>(
+        &'a self,
+        from: &CachedPage<'a, T>,
+        link: Link,
+        words: [Range<usize>; 3],
+    ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
+        Follow { access: self, from, word: link.word(), words, step: Step::Prefetch }
+    }
+
+    #[inline]
+    fn notes(&self) -> Option<&Cell<[u64; 2]>> {
+        Some(&self.notes)
+    }
+
+    #[inline]
+    async fn expect<'a>(&'a self, page: &CachedPage<'a, T>, words: [Range<usize>; 2]) {
+        if page.level() == 0 {
+            words.into_iter().for_each(|words| page.0.prefetch(words));
             self.let_others_run().await;
         }
     }

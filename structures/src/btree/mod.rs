@@ -21,6 +21,7 @@
 mod bulk;
 mod check;
 mod descend;
+mod guess;
 mod layout;
 mod node;
 mod ops;

@@ -28,6 +28,10 @@ const HIGH: usize = 5;
 const RIGHT: usize = 6;
 const META: usize = 7;
 const ENTRIES: usize = 8;
+/// The header: the words that tell where in the page a key is likely to be.
+pub(super) const HEAD: usize = ENTRIES;
+/// A key is looked for among so many entries first.
+pub(super) const NEAR: usize = 8;
 const HIGH_IS_INFINITE: u64 = 1 << 16;
 
 /// How many entries a page of `words` words holds.
@@ -118,19 +122,47 @@ impl<W: Words + ?Sized> Node<'_, W> {
         base + usize::from(self.key(base) < key)
     }
 
+    /// The first of [`NEAR`] entries about where `key` would be if keys were spread evenly between the fences.
+    #[inline]
+    pub(super) fn near(&self, key: u64) -> usize {
+        let (low, count) = (self.low(), self.count());
+        let span = self.high().unwrap_or(u64::MAX).wrapping_sub(low);
+        // So few bits that the product does not overflow.
+        let shift = (u64::BITS - span.leading_zeros()).saturating_sub(20);
+        let offset = (key.wrapping_sub(low) >> shift) as u32 & 0xf_ffff;
+        let index = offset * count as u32 / ((span >> shift) as u32).max(1);
+        (index as usize).saturating_sub(NEAR / 2).min(count.saturating_sub(NEAR))
+    }
+
+    /// Entries for each key that belongs here.
+    pub(super) fn density(&self) -> f32 {
+        self.count() as f32 / self.high().unwrap_or(u64::MAX).wrapping_sub(self.low()) as f32
+    }
+
+    /// [`Node::lower_bound`], where the keys are spread so evenly that it pays to look at the likely place first.
+    #[inline(always)]
+    fn lower_bound_near(&self, key: u64) -> usize {
+        let near = self.near(key);
+        let is_there = self.count() >= NEAR && self.key(near) <= key && key <= self.key(near + NEAR - 1);
+        match is_there {
+            true => near + (near..near + NEAR).map(|index| usize::from(self.key(index) < key)).sum::<usize>(),
+            false => self.lower_bound(key),
+        }
+    }
+
     /// In a leaf: where `key` is, or where it would be inserted.
     #[inline]
     pub(super) fn search(&self, key: u64) -> Result<usize, usize> {
-        let index = self.lower_bound(key);
+        let index = self.lower_bound_near(key);
         if index < self.count() && self.key(index) == key { Ok(index) } else { Err(index) }
     }
 
     /// In an inner page: the child to which `key` belongs; `None` if the page has no children.
     #[inline]
     pub(super) fn child_for(&self, key: u64) -> Option<usize> {
-        match self.search(key) {
-            Ok(index) => Some(index),
-            Err(index) => index.checked_sub(1),
+        match self.lower_bound_near(key) {
+            index if index < self.count() && self.key(index) == key => Some(index),
+            index => index.checked_sub(1),
         }
     }
 

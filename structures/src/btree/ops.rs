@@ -16,9 +16,10 @@ use crate::map::ops::{Put, PutMode};
 
 pub(super) async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
     let leaf = descend(access, from, key, 0).await?.page;
-    let Ok(index) = leaf.read(|words| Node(words).search(key))? else { return Ok(None) };
-    access.expect(&leaf, leaf.read(|words| Node(words).value_position(index))?).await;
-    Ok(Some(leaf.read(|words| Node(words).value(index))?))
+    leaf.read(|words| {
+        let leaf = Node(words);
+        leaf.search(key).ok().map(|index| leaf.value(index))
+    })
 }
 
 pub(super) async fn put<A: Access>(access: &A, from: Start, put: &Put<Tree>) -> Result<Option<u64>, Interrupt> {
