@@ -7,7 +7,7 @@ use farlink_runtime::{
 
 use super::{
     guess::{Guess, likely},
-    node::{KIND, Node, Side},
+    node::{HEAD, KIND, Node, Side},
 };
 
 /// A page and the one above it that led there.
@@ -15,11 +15,19 @@ pub(super) struct Descent<'a, A: Access + 'a> {
     /// `None` if `page` is where the descent began.
     pub(super) parent: Option<A::Page<'a>>,
     pub(super) page: A::Page<'a>,
+    /// In a leaf: the number of keys below the key.
+    pub(super) index: usize,
 }
 
 enum Step {
-    Arrived,
-    Down { link: Link, distance: u64 },
+    Arrived(usize),
+    Down {
+        link: Link,
+        distance: u64,
+        index: usize,
+    },
+    /// The key is not where it was guessed to be, but perhaps here.
+    Missed(usize),
     Right(Link),
     Lost(&'static str),
 }
@@ -38,35 +46,58 @@ pub(super) async fn descend<'a, A: Access>(
     let mut page = access.enter(start).await?;
     loop {
         let at_level = page.level();
-        let (step, near) = page.read(|words| {
+        let near = guess.and_then(|guess| guess.is_trusted.then_some(guess.near));
+        let step = page.read(|words| {
             let node = Node(words);
-            let step = match node.side(key) {
-                Side::Left => Step::Lost("its keys are all above the key it was to hold"),
-                Side::Right => Step::Right(node.right()),
-                Side::Here if at_level <= level => Step::Arrived,
-                Side::Here => match node.child_for(key) {
-                    Some(index) => Step::Down { link: node.child(index), distance: key.wrapping_sub(node.key(index)) },
-                    None => Step::Lost("an inner page has no child for a key between its fences"),
-                },
+            match node.side(key) {
+                Side::Left => return Step::Lost("its keys are all above the key it was to hold"),
+                Side::Right => return Step::Right(node.right()),
+                Side::Here if at_level <= level && level != 0 => return Step::Arrived(0),
+                Side::Here => {}
+            }
+            let index = match near.map(|near| node.lower_bound_near(key, near)) {
+                Some(Some(index)) => index,
+                Some(None) if at_level == 0 => return Step::Missed(node.near(key)),
+                _ => node.lower_bound(key),
             };
-            (step, if guess.is_some() { node.near(key) } else { 0 })
-        })?;
-        let was_right =
-            guess.take().is_some_and(|guess| guess.learn(access, near, || page.read(|words| Node(words).density()).ok()));
-        match step {
-            Step::Arrived => {
-                if at_level == 0 && !was_right {
-                    access.expect(&page, likely(page_words, near)).await;
+            if at_level <= level {
+                return Step::Arrived(index);
+            }
+            match node.child_before(index, key) {
+                Some(child) => {
+                    let distance = key.wrapping_sub(node.key(child));
+                    Step::Down { link: node.child(child), distance, index }
                 }
-                return Ok(Descent { parent, page });
+                None => Step::Lost("an inner page has no child for a key between its fences"),
+            }
+        })?;
+        if let Some(guess) = guess.take() {
+            let index = match step {
+                Step::Arrived(index) | Step::Down { index, .. } => Some(index),
+                _ => None,
+            };
+            guess.learn(access.notes(), index, || page.read(|words| Node(words).density()).ok());
+        }
+        match step {
+            Step::Arrived(index) => {
+                // All keys were at hand, and no values.
+                if near.is_none() && at_level == 0 {
+                    let [_, values] = likely(page_words, index);
+                    access.expect(&page, [0..0, values.start..values.start + 1]).await;
+                }
+                return Ok(Descent { parent, page, index });
             }
             Step::Lost(why) => return Err(Interrupt::stale(page.at(), why)),
             Step::Right(link) => page = beside(access, &page, link).await?,
-            Step::Down { link, distance } => {
-                guess = Guess::new(access, at_level - 1, page_words, distance);
-                let child = match guess.and_then(|guess| guess.words(page_words)) {
-                    Some(words) => access.follow_for(&page, link, words).await?,
-                    None => access.follow(&page, link).await?,
+            Step::Missed(near) => access.expect(&page, likely(page_words, near)).await,
+            Step::Down { link, distance, .. } => {
+                guess = Guess::new(access.notes(), at_level - 1, page_words, distance);
+                let child = match guess {
+                    Some(Guess { is_trusted: true, near, .. }) => {
+                        let [keys, values] = likely(page_words, near);
+                        access.follow_for(&page, link, [0..HEAD, keys, values]).await?
+                    }
+                    _ => access.follow(&page, link).await?,
                 };
                 require_level(&child, at_level - 1)?;
                 parent = Some(page);

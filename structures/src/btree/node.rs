@@ -123,15 +123,9 @@ impl<W: Words + ?Sized> Node<'_, W> {
     }
 
     /// The first of [`NEAR`] entries about where `key` would be if keys were spread evenly between the fences.
-    #[inline]
     pub(super) fn near(&self, key: u64) -> usize {
-        let (low, count) = (self.low(), self.count());
-        let span = self.high().unwrap_or(u64::MAX).wrapping_sub(low);
-        // So few bits that the product does not overflow.
-        let shift = (u64::BITS - span.leading_zeros()).saturating_sub(20);
-        let offset = (key.wrapping_sub(low) >> shift) as u32 & 0xf_ffff;
-        let index = offset * count as u32 / ((span >> shift) as u32).max(1);
-        (index as usize).saturating_sub(NEAR / 2).min(count.saturating_sub(NEAR))
+        let index = key.wrapping_sub(self.low()) as f32 * self.density();
+        (index as usize).saturating_sub(NEAR / 2).min(self.capacity() - NEAR)
     }
 
     /// Entries for each key that belongs here.
@@ -139,31 +133,37 @@ impl<W: Words + ?Sized> Node<'_, W> {
         self.count() as f32 / self.high().unwrap_or(u64::MAX).wrapping_sub(self.low()) as f32
     }
 
-    /// [`Node::lower_bound`], where the keys are spread so evenly that it pays to look at the likely place first.
+    /// [`Node::lower_bound`], if it is among the [`NEAR`] entries from `near` on, or the last ones if there are not as many.
     #[inline(always)]
-    fn lower_bound_near(&self, key: u64) -> usize {
-        let near = self.near(key);
-        let is_there = self.count() >= NEAR && self.key(near) <= key && key <= self.key(near + NEAR - 1);
-        match is_there {
-            true => near + (near..near + NEAR).map(|index| usize::from(self.key(index) < key)).sum::<usize>(),
-            false => self.lower_bound(key),
-        }
+    pub(super) fn lower_bound_near(&self, key: u64, near: usize) -> Option<usize> {
+        let near = near.min(self.count().checked_sub(NEAR)?);
+        let is_there = self.key(near) <= key && key <= self.key(near + NEAR - 1);
+        is_there.then(|| near + (near..near + NEAR).map(|index| usize::from(self.key(index) < key)).sum::<usize>())
+    }
+
+    /// Whether the entry at `index`, the lower bound of `key`, has that key.
+    #[inline]
+    pub(super) fn is_at(&self, index: usize, key: u64) -> bool {
+        index < self.count() && self.key(index) == key
     }
 
     /// In a leaf: where `key` is, or where it would be inserted.
     #[inline]
     pub(super) fn search(&self, key: u64) -> Result<usize, usize> {
-        let index = self.lower_bound_near(key);
-        if index < self.count() && self.key(index) == key { Ok(index) } else { Err(index) }
+        let index = self.lower_bound(key);
+        if self.is_at(index, key) { Ok(index) } else { Err(index) }
     }
 
     /// In an inner page: the child to which `key` belongs; `None` if the page has no children.
     #[inline]
     pub(super) fn child_for(&self, key: u64) -> Option<usize> {
-        match self.lower_bound_near(key) {
-            index if index < self.count() && self.key(index) == key => Some(index),
-            index => index.checked_sub(1),
-        }
+        self.child_before(self.lower_bound(key), key)
+    }
+
+    /// [`Node::child_for`], if the lower bound of `key` is known.
+    #[inline]
+    pub(super) fn child_before(&self, index: usize, key: u64) -> Option<usize> {
+        if self.is_at(index, key) { Some(index) } else { index.checked_sub(1) }
     }
 
     pub(super) fn entries(&self) -> Vec<(u64, u64)> {
@@ -293,6 +293,9 @@ mod tests {
             let node = Node(words.as_slice());
             prop_assert!(node.count() <= 12);
             let _ = (node.search(key), node.child_for(key), node.side(key), node.entries());
+            let near = node.near(key);
+            prop_assert!(near + NEAR <= node.capacity());
+            let _ = node.lower_bound_near(key, near);
         }
 
         #[test]
@@ -302,6 +305,11 @@ mod tests {
             let keys: Vec<u64> = keys.into_iter().collect();
             words[ENTRIES..ENTRIES + keys.len()].copy_from_slice(&keys);
             prop_assert_eq!(Node(words.as_slice()).search(key), keys.binary_search(&key));
+            let below = keys.partition_point(|&other| other < key);
+            for near in 0..=12 {
+                let index = Node(words.as_slice()).lower_bound_near(key, near);
+                prop_assert!(index.is_none_or(|index| index == below), "{} {:?}", near, index);
+            }
         }
     }
 }

@@ -8,17 +8,17 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::descend,
+    descend::{Descent, descend},
     node::{KIND, Node, NodeMut, Side, ViewWords},
     shrink, split,
 };
 use crate::map::ops::{Put, PutMode};
 
 pub(super) async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
-    let leaf = descend(access, from, key, 0).await?.page;
-    leaf.read(|words| {
+    let Descent { page, index, .. } = descend(access, from, key, 0).await?;
+    page.read(|words| {
         let leaf = Node(words);
-        leaf.search(key).ok().map(|index| leaf.value(index))
+        leaf.is_at(index, key).then(|| leaf.value(index))
     })
 }
 

@@ -53,7 +53,7 @@ enum Next {
 }
 
 async fn tidy_level<A: Access>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
-    let Descent { parent, page } = descend(access, Start::Anew, key, level).await?;
+    let Descent { parent, page, .. } = descend(access, Start::Anew, key, level).await?;
     if page.at() == access.structure().root {
         return collapse_root(access, page).await;
     }

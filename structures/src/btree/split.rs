@@ -27,7 +27,7 @@ pub(super) async fn split<'a, A: Access>(
     key: u64,
     value: Option<u64>,
 ) -> Result<(), Interrupt> {
-    let Descent { parent, page } = descent;
+    let Descent { parent, page, .. } = descent;
     let halves = page.read(|words| Halves::of(&Node(words), key, value))?;
     let Some(halves) = halves else { return Err(Interrupt::stale(page.at(), "it is full, yet cannot be split")) };
     if page.at() == access.structure().root {
