@@ -189,9 +189,10 @@ impl Arena {
 /// Asks the processor to have some words of a body at hand soon.
 #[inline]
 pub(crate) fn prefetch_lines(body: &[AtomicU64], words: Range<usize>) {
-    let from = words.start / WORDS_PER_UNIT * WORDS_PER_UNIT;
-    for line in (from..words.end.min(body.len())).step_by(WORDS_PER_UNIT) {
+    let (mut line, end) = (words.start / WORDS_PER_UNIT * WORDS_PER_UNIT, words.end.min(body.len()));
+    while line < end {
         prefetch(std::ptr::from_ref(&body[line]).cast());
+        line += WORDS_PER_UNIT;
     }
 }
 

@@ -146,6 +146,11 @@ impl Frame {
     }
 
     #[inline]
+    pub(crate) fn has_class(&self, class: SizeClass) -> bool {
+        usize::from(self.class.load(Ordering::Relaxed)) == class.index()
+    }
+
+    #[inline]
     pub(crate) fn unit(&self) -> u32 {
         self.unit.load(Ordering::Relaxed)
     }

@@ -185,7 +185,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut words = arena.words(unit, class.words());
         let version = read_version(frame)?;
         let (level, id) = (frame.level(), frame.page());
-        if frame.class() != class {
+        if !frame.has_class(class) {
             words = arena.body_cold(frame);
         }
         // The frame was the child's at that version if the parent still says so.

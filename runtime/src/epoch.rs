@@ -17,7 +17,11 @@
 //! `compute`. Inside one process this is the scheme of crossbeam-epoch, whose pinning has the same store-then-fence shape;
 //! that crate cannot be used here, because what is protected lies in remote memory and the readers in other machines.
 
-use std::{cell::RefCell, collections::VecDeque, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    rc::Rc,
+};
 
 use crossbeam_utils::CachePadded;
 
@@ -65,8 +69,23 @@ pub struct LocalEpoch(Rc<Pins>);
 #[derive(Debug)]
 struct Pins {
     slot: Slot,
-    /// Epochs in which running operations began, with their number; the oldest first.
-    began: RefCell<VecDeque<(u64, usize)>>,
+    /// The epoch in which the youngest running operations began, with their number. With no running operation, an epoch
+    /// that is still announced: the next one that begins in it needs no fence.
+    latest: Cell<(u64, usize)>,
+    /// Epochs before that in which running operations began, with their number; the oldest first.
+    older: RefCell<VecDeque<(u64, usize)>>,
+}
+
+impl Pins {
+    /// The oldest epoch in which a running operation began.
+    fn announce(&self, epoch: u64) {
+        // Release: what operations read happened before their end is seen.
+        self.slot.store(epoch, Ordering::Release);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.latest.get().1 == 0 && self.older.borrow().is_empty()
+    }
 }
 
 impl LocalEpoch {
@@ -74,34 +93,55 @@ impl LocalEpoch {
     pub fn new(epochs: &Epochs) -> Self {
         let slot = Arc::new(CachePadded::new(AtomicU64::new(IDLE)));
         lock(&epochs.workers).push(Arc::clone(&slot));
-        Self(Rc::new(Pins { slot, began: RefCell::default() }))
+        Self(Rc::new(Pins { slot, latest: Cell::new((IDLE, 0)), older: RefCell::default() }))
     }
 
     /// An operation begins; it ends when the pin is dropped.
+    #[inline]
     pub fn pin(&self, epochs: &Epochs) -> Pin {
-        let mut began = self.0.began.borrow_mut();
-        // Acquire, for an operation that begins beside an older one: it has no fence of its own.
-        let mut epoch = epochs.seen.load(Ordering::Acquire);
-        match began.back_mut() {
-            // The worker announces an older epoch as it is: no need to publish anything.
-            Some((latest, count)) if *latest == epoch => *count += 1,
-            Some(_) => began.push_back((epoch, 1)),
-            None => {
-                loop {
-                    // Release: who sees this pin and not the end of an operation before it must see what that one read.
-                    self.0.slot.store(epoch, Ordering::Release);
-                    fence(Ordering::SeqCst);
-                    let now = epochs.seen.load(Ordering::Relaxed);
-                    if now == epoch {
-                        break;
-                    }
-                    epoch = now;
-                }
-                began.push_back((epoch, 1));
+        let pins = &*self.0;
+        // Acquire, for an operation that begins in an epoch announced already: it has no fence of its own.
+        let epoch = epochs.seen.load(Ordering::Acquire);
+        let epoch = match pins.latest.get() {
+            (latest, count) if latest == epoch => {
+                pins.latest.set((epoch, count + 1));
+                epoch
             }
-        }
-        drop(began);
+            _ => self.begin(epochs, epoch),
+        };
         Pin { pins: Rc::clone(&self.0), epoch }
+    }
+
+    #[cold]
+    fn begin(&self, epochs: &Epochs, mut epoch: u64) -> u64 {
+        let pins = &*self.0;
+        if pins.is_idle() {
+            loop {
+                // Release: who sees this pin and not the end of an operation before it must see what that one read.
+                pins.announce(epoch);
+                fence(Ordering::SeqCst);
+                let now = epochs.seen.load(Ordering::Relaxed);
+                if now == epoch {
+                    break;
+                }
+                epoch = now;
+            }
+        } else if pins.latest.get().1 != 0 {
+            // The worker announces an older epoch as it is: no need to publish anything.
+            pins.older.borrow_mut().push_back(pins.latest.get());
+        }
+        pins.latest.set((epoch, 1));
+        epoch
+    }
+
+    /// Withdraws what is announced for the sake of the next operation, if none is running. A worker does so at the end of
+    /// every turn; until then, the last operation counts as running.
+    #[inline]
+    pub fn rest(&self) {
+        if self.0.latest.get() != (IDLE, 0) && self.0.is_idle() {
+            self.0.latest.set((IDLE, 0));
+            self.0.announce(IDLE);
+        }
     }
 
     /// Takes the worker out again.
@@ -119,19 +159,31 @@ pub struct Pin {
 }
 
 impl Drop for Pin {
+    #[inline]
     fn drop(&mut self) {
-        let mut began = self.pins.began.borrow_mut();
-        if let Some((_, count)) = began.iter_mut().find(|(epoch, _)| *epoch == self.epoch) {
+        let (latest, count) = self.pins.latest.get();
+        if latest == self.epoch {
+            self.pins.latest.set((latest, count - 1));
+        } else {
+            self.end_older();
+        }
+    }
+}
+
+impl Pin {
+    #[cold]
+    fn end_older(&self) {
+        let mut older = self.pins.older.borrow_mut();
+        if let Some((_, count)) = older.iter_mut().find(|(epoch, _)| *epoch == self.epoch) {
             *count -= 1;
         }
-        let oldest_before = began.front().map(|&(epoch, _)| epoch);
-        while began.front().is_some_and(|&(_, count)| count == 0) {
-            began.pop_front();
+        let oldest_before = older.front().map(|&(epoch, _)| epoch);
+        while older.front().is_some_and(|&(_, count)| count == 0) {
+            older.pop_front();
         }
-        let oldest = began.front().map(|&(epoch, _)| epoch);
-        if oldest != oldest_before {
-            // Release: what the operation read happened before its end is seen.
-            self.pins.slot.store(oldest.unwrap_or(IDLE), Ordering::Release);
+        let oldest = older.front().map_or(self.pins.latest.get().0, |&(epoch, _)| epoch);
+        if Some(oldest) != oldest_before {
+            self.pins.announce(oldest);
         }
     }
 }
@@ -153,6 +205,7 @@ mod tests {
         drop(first);
         assert_eq!(epochs.advance(7), 6);
         drop(second);
+        worker.rest();
         assert_eq!(epochs.advance(8), 8);
         let last = worker.pin(&epochs);
         worker.retire(&epochs);

@@ -190,6 +190,7 @@ impl Worker {
                 if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                     // Others on this thread may wait for locks that a change under way holds.
                     self.finish_critical();
+                    self.handle.0.epoch.rest();
                     return output;
                 }
             }
@@ -211,6 +212,7 @@ impl Worker {
             inner.exchange();
         });
         progress |= inner.exchange();
+        inner.epoch.rest();
         progress
     }
 
@@ -375,8 +377,9 @@ impl Handle {
         draw(&mut self.0.rng.borrow_mut())
     }
 
-    /// Keeps every page that can be reached now from being reused until the pin is dropped. Cheap; an operation holds
-    /// one for its whole run.
+    /// Keeps every page that can be reached now from being reused until the pin is dropped, and until this turn of the worker
+    /// ends. Cheap; an operation holds one for its whole run.
+    #[inline]
     pub fn pin(&self) -> EpochPin {
         self.0.epoch.pin(&self.0.compute.epoch)
     }

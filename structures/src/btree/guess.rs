@@ -67,7 +67,7 @@ impl Guess {
         let Some(notes) = notes else { return };
         let mut all = notes.get();
         let known = Known::from_word(all[usize::from(self.level)]);
-        let is_right = index.is_some_and(|index| (self.near..self.near + NEAR).contains(&index));
+        let is_right = index.is_some_and(|index| index.wrapping_sub(self.near) < NEAR);
         if is_right && known.trust == TRUST_MAX {
             return;
         }

@@ -108,11 +108,16 @@ impl<W: Words + ?Sized> Node<'_, W> {
     /// The number of keys below `key`.
     #[inline]
     pub(super) fn lower_bound(&self, key: u64) -> usize {
-        let (mut base, mut size) = (0, self.count());
-        if size == 0 {
-            return 0;
+        match self.count() {
+            0 => 0,
+            count => self.lower_bound_among(key, 0, count),
         }
-        // How often it turns depends on the count alone, so that no branch is mispredicted.
+    }
+
+    /// [`Node::lower_bound`], if all keys before the `size` ones from `base` on are below `key`, and none after them is.
+    #[inline(always)]
+    fn lower_bound_among(&self, key: u64, mut base: usize, mut size: usize) -> usize {
+        // How often it turns depends on the size alone, so that no branch is mispredicted.
         while size > 1 {
             let half = size / 2;
             let is_below = self.key(base + half) < key;
@@ -138,7 +143,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
     pub(super) fn lower_bound_near(&self, key: u64, near: usize) -> Option<usize> {
         let near = near.min(self.count().checked_sub(NEAR)?);
         let is_there = self.key(near) <= key && key <= self.key(near + NEAR - 1);
-        is_there.then(|| near + (near..near + NEAR).map(|index| usize::from(self.key(index) < key)).sum::<usize>())
+        is_there.then(|| self.lower_bound_among(key, near, NEAR))
     }
 
     /// Whether the entry at `index`, the lower bound of `key`, has that key.
