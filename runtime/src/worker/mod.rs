@@ -44,7 +44,7 @@ use crate::{
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
     fabric::{Capabilities, Completion, Endpoint, Request, Verb},
-    messaging::{Channels, LINK_TICKET},
+    messaging::{CONNECTION_TICKET, Channels},
     pages::{FreePage, LocalPages},
     ptr::RemotePtr,
     sync::{Arc, yield_thread},
@@ -97,7 +97,7 @@ impl Inner {
         drop(endpoint);
         for completion in arrived.drain(..) {
             progress = true;
-            if completion.ticket.0 & LINK_TICKET != 0 {
+            if completion.ticket.0 & CONNECTION_TICKET != 0 {
                 self.channels.complete(completion);
             } else {
                 self.in_flight.complete(completion, &self.executor);

@@ -1,0 +1,325 @@
+//! A channel's requests and what becomes of them: the slots, the link that carries them, and who waits for what.
+
+use std::{collections::VecDeque, rc::Rc};
+
+use super::{ChannelOptions, SwitchOver};
+use crate::{
+    buffer::Buffer,
+    error::Error,
+    fabric::Request,
+    messaging::{
+        Priority, WINDOW,
+        connection::{Broken, Carrier, Connection, HowToSend, Item, Source},
+        message::{FromServer, read_from_server},
+    },
+    ptr::ServerId,
+    worker::{Inner, counters::add, ops::Waiter},
+};
+
+/// Best-effort replies that one exchange takes.
+const BEST_EFFORT_MAX: usize = 16;
+/// Vectors that are kept, and words of the largest.
+const SPARE_MAX: usize = 64;
+const SPARE_WORDS_MAX: usize = 4 << 20;
+
+/// Why there is no reply.
+#[derive(Debug, Clone)]
+pub(super) enum Failure {
+    /// It was sent, and nobody can say what became of it.
+    Unknown(Rc<str>),
+    /// It was not sent.
+    Missing(Rc<str>),
+}
+
+impl Failure {
+    pub(super) fn into_error(self, server: ServerId) -> Error {
+        match self {
+            Self::Unknown(why) => Error::OutcomeUnknown { server, why: why.to_string() },
+            Self::Missing(why) => Error::ServerMissing { server, why: why.to_string() },
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) enum Progress {
+    #[default]
+    Free,
+    /// Not in a link's queue.
+    Waiting,
+    Sent,
+    Answered(Vec<u64>),
+    Failed(Failure),
+    /// Answered or failed, and nobody wanted to know.
+    Over,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) progress: Progress,
+    pub(super) message: Vec<u64>,
+    pub(super) priority: Option<Priority>,
+    pub(super) waiter: Option<Waiter>,
+    /// Whoever asked does not wait any more.
+    pub(super) abandoned: bool,
+}
+
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub(super) enum Phase {
+    Connecting,
+    Up,
+    Down,
+}
+
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) phase: Phase,
+    pub(super) link: Option<Connection>,
+    pub(super) generation: u32,
+    /// The incarnation of the memory server that knows this worker's session.
+    pub(super) incarnation: Option<u64>,
+    pub(super) slots: Slots,
+    pub(super) next: u64,
+    /// Everything below has been answered, or given up.
+    pub(super) lowest: u64,
+    /// Who waits for room, by priority, and who for a connection.
+    pub(super) waiting: [VecDeque<Waiter>; 2],
+    pub(super) connecting: Vec<Waiter>,
+    pub(super) to_wake: Vec<Waiter>,
+    pub(super) spare: Vec<Vec<u64>>,
+    pub(super) options: ChannelOptions,
+    pub(super) switch_words: usize,
+    pub(super) dirty: bool,
+    /// Measuring: does not count.
+    pub(super) quiet: bool,
+    pub(super) looks: u32,
+    pub(super) fruitless: u32,
+    pub(super) complaints: u64,
+    pub(super) why_down: Rc<str>,
+}
+
+#[derive(Debug)]
+pub(super) struct Slots(Vec<Slot>);
+
+impl Slots {
+    pub(super) fn of(&mut self, sequence: u64) -> &mut Slot {
+        &mut self.0[sequence as usize % WINDOW]
+    }
+}
+
+impl Source for Slots {
+    fn message(&self, number: u64) -> Option<&[u64]> {
+        let slot = &self.0[number as usize % WINDOW];
+        // A reply that comes before its request was sent whole is the server's mistake; the request still goes out whole.
+        (slot.message.get(1) == Some(&number)).then_some(&slot.message)
+    }
+}
+
+/// What links need of their worker.
+pub(super) struct WorkerCarrier<'a> {
+    inner: &'a Inner,
+    spare: &'a mut Vec<Vec<u64>>,
+}
+
+impl Carrier for WorkerCarrier<'_> {
+    fn buffer(&mut self, words: usize) -> Result<Buffer, Error> {
+        self.inner.registered_buffer(words)
+    }
+
+    fn post(&mut self, request: Request) {
+        self.inner.outbox.borrow_mut().push(request);
+    }
+
+    fn vector(&mut self) -> Vec<u64> {
+        self.spare.pop().unwrap_or_default()
+    }
+}
+
+impl Core {
+    /// Without a link; nothing was asked yet.
+    pub(super) fn new(options: ChannelOptions) -> Self {
+        let switch_words = match options.switch_over {
+            SwitchOver::Above(words) => words,
+            SwitchOver::Measured => usize::MAX,
+        };
+        Self {
+            phase: Phase::Down,
+            link: None,
+            generation: 0,
+            incarnation: None,
+            slots: Slots((0..WINDOW).map(|_| Slot::default()).collect()),
+            next: 1,
+            lowest: 1,
+            waiting: Default::default(),
+            connecting: Vec::new(),
+            to_wake: Vec::new(),
+            spare: Vec::new(),
+            options,
+            switch_words,
+            dirty: false,
+            quiet: false,
+            looks: 0,
+            fruitless: 0,
+            complaints: 0,
+            why_down: "".into(),
+        }
+    }
+
+    /// Receives and sends.
+    pub(super) fn exchange(&mut self, inner: &Inner) -> Result<(), Broken> {
+        for priority in Priority::ALL {
+            let mut taken = 0;
+            loop {
+                let Some(link) = &mut self.link else { return Ok(()) };
+                let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
+                let Some(message) = link.receive(priority, carrier)? else { break };
+                self.take_message(inner, message);
+                taken += 1;
+                if priority == Priority::BestEffort && taken == BEST_EFFORT_MAX {
+                    self.dirty = true;
+                    break;
+                }
+            }
+        }
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
+        link.release(carrier);
+        if self.phase == Phase::Up {
+            link.send_out(&self.slots, carrier)?;
+            link.sent.clear();
+        }
+        let moved = std::mem::take(&mut link.words_moved);
+        if !self.quiet {
+            add(&inner.counters.bytes, moved * 8);
+        }
+        Ok(())
+    }
+
+    fn take_message(&mut self, inner: &Inner, message: Vec<u64>) {
+        match read_from_server(&message) {
+            Ok(FromServer::Reply(reply)) => {
+                let sequence = reply.sequence;
+                let in_window = self.lowest <= sequence && sequence < self.next;
+                if in_window && matches!(self.slots.of(sequence).progress, Progress::Sent) {
+                    self.fruitless = 0;
+                    self.settle(sequence, Progress::Answered(message));
+                    return;
+                }
+            }
+            Ok(FromServer::Welcome { server, resumed }) => self.welcome(inner, server, resumed),
+            Ok(FromServer::Complaint(_)) => self.complaints += 1,
+            Err(why) => {
+                tracing::warn!(%why, "a malformed message of the memory server");
+                self.complaints += 1;
+            }
+        }
+        self.recycle(message);
+    }
+
+    pub(super) fn recycle(&mut self, mut message: Vec<u64>) {
+        if self.spare.len() < SPARE_MAX && message.capacity() <= SPARE_WORDS_MAX {
+            message.clear();
+            self.spare.push(message);
+        }
+    }
+
+    fn welcome(&mut self, inner: &Inner, server: u64, resumed: bool) {
+        let same = self.incarnation.replace(server) == Some(server) && resumed;
+        self.phase = Phase::Up;
+        self.dirty = true;
+        if let Some(link) = &mut self.link {
+            // The welcome is nobody's message.
+            link.words_moved = 0;
+        }
+        self.tell_how_to_send(inner);
+        for sequence in self.lowest..self.next {
+            match self.slots.of(sequence).progress {
+                Progress::Sent if !same => {
+                    let why = "it has lost what it knew of this worker";
+                    self.settle(sequence, Progress::Failed(Failure::Unknown(why.into())));
+                }
+                Progress::Sent | Progress::Waiting => self.send(sequence),
+                _ => {}
+            }
+        }
+        self.to_wake.append(&mut self.connecting);
+    }
+
+    /// Sends as the channel is set to, and has the memory server do the same.
+    pub(super) fn tell_how_to_send(&mut self, inner: &Inner) {
+        let Some(link) = &mut self.link else { return };
+        let how = HowToSend { switch_words: self.switch_words, coalesce: self.options.coalesce };
+        how.apply(link.sending());
+        link.post_control_word(how.word(), &mut WorkerCarrier { inner, spare: &mut self.spare });
+    }
+
+    /// Puts a request in the link's queue.
+    pub(super) fn send(&mut self, sequence: u64) {
+        let slot = self.slots.of(sequence);
+        let (Some(link), Some(priority)) = (&mut self.link, slot.priority) else { return };
+        link.enqueue(priority, Item::Held(sequence));
+        slot.progress = Progress::Sent;
+        self.dirty = true;
+    }
+
+    /// Everything unanswered fails.
+    pub(super) fn fail(&mut self, why: &str) {
+        let why: Rc<str> = why.into();
+        self.phase = Phase::Down;
+        self.why_down = Rc::clone(&why);
+        for sequence in self.lowest..self.next {
+            let failure = match self.slots.of(sequence).progress {
+                Progress::Sent => Failure::Unknown(Rc::clone(&why)),
+                Progress::Waiting => Failure::Missing(Rc::clone(&why)),
+                _ => continue,
+            };
+            self.settle(sequence, Progress::Failed(failure));
+        }
+        self.to_wake.append(&mut self.connecting);
+        self.waiting.iter_mut().for_each(|waiting| self.to_wake.extend(waiting.drain(..)));
+    }
+
+    /// A request has come to its end.
+    pub(super) fn settle(&mut self, sequence: u64, end: Progress) {
+        let slot = self.slots.of(sequence);
+        slot.progress = end;
+        if slot.abandoned {
+            if let Progress::Answered(message) = std::mem::replace(&mut slot.progress, Progress::Over) {
+                self.recycle(message);
+            }
+        } else if let Some(waiter) = slot.waiter.take() {
+            self.to_wake.push(waiter);
+        }
+        self.advance();
+    }
+
+    /// Frees the slots that are over, in order.
+    pub(super) fn advance(&mut self) {
+        while self.lowest < self.next && matches!(self.slots.of(self.lowest).progress, Progress::Over) {
+            let slot = self.slots.of(self.lowest);
+            slot.progress = Progress::Free;
+            slot.abandoned = false;
+            slot.message.clear();
+            slot.message.shrink_to(SPARE_WORDS_MAX / WINDOW);
+            self.lowest += 1;
+        }
+        for priority in Priority::ALL {
+            let room = window(priority).saturating_sub(self.next - self.lowest) as usize;
+            let waiting = &mut self.waiting[priority.index()];
+            self.to_wake.extend(waiting.drain(..room.min(waiting.len())));
+        }
+    }
+
+    pub(super) fn wake(&mut self, inner: &Inner) {
+        for waiter in self.to_wake.drain(..) {
+            waiter.wake(&inner.executor);
+        }
+    }
+}
+
+/// Unanswered requests of this priority at most: the urgent ones have the last part for themselves.
+pub(super) fn window(priority: Priority) -> u64 {
+    match priority {
+        Priority::Latency => WINDOW as u64,
+        Priority::BestEffort => WINDOW as u64 * 7 / 8,
+    }
+}
