@@ -80,10 +80,11 @@ pub(crate) struct Inner {
 
 impl Inner {
     /// Rings the doorbell for what was posted and collects completions; false if there was neither.
-    fn exchange(&self) -> bool {
+    /// `last` of a turn?
+    fn exchange(&self, last: bool) -> bool {
         let mut news = false;
         if !self.channels.is_empty() {
-            news = self.channels.turn(self);
+            news = self.channels.turn(self, last);
         }
         let mut endpoint = self.endpoint.borrow_mut();
         let mut outbox = self.outbox.borrow_mut();
@@ -208,9 +209,9 @@ impl Worker {
     pub fn turn(&self) -> bool {
         let inner = &*self.handle.0;
         let mut progress = inner.executor.turn(|| {
-            inner.exchange();
+            inner.exchange(false);
         });
-        progress |= inner.exchange();
+        progress |= inner.exchange(true);
         progress
     }
 

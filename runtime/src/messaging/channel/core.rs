@@ -8,16 +8,20 @@ use crate::{
     error::Error,
     fabric::Request,
     messaging::{
-        Priority, WINDOW,
-        connection::{Broken, Carrier, Connection, HowToSend, Item, Source},
+        IN_FLIGHT_WORDS, Priority, WINDOW,
+        connection::{Broken, Carrier, Connection, HowToSend, Source},
         message::{FromServer, read_from_server},
     },
     ptr::ServerId,
     worker::{Inner, counters::add, ops::Waiter},
 };
 
-/// Best-effort replies that one exchange takes.
-const BEST_EFFORT_MAX: usize = 16;
+/// Best-effort replies that one exchange takes, and their words.
+const BEST_EFFORT_MAX: usize = 64;
+const BEST_EFFORT_WORDS_MAX: usize = IN_FLIGHT_WORDS;
+/// A best-effort message of at most so many words waits for others, until the turn's end or there are so many.
+const COALESCE_WORDS: usize = 512;
+const COALESCE_MESSAGES: usize = 32;
 /// Vectors that are kept, and words of the largest.
 const SPARE_MAX: usize = 64;
 const SPARE_WORDS_MAX: usize = 4 << 20;
@@ -84,7 +88,6 @@ pub(super) struct Core {
     /// Who waits for room, by priority, and who for a connection.
     pub(super) waiting: [VecDeque<Waiter>; 2],
     pub(super) connecting: Vec<Waiter>,
-    pub(super) to_wake: Vec<Waiter>,
     pub(super) spare: Vec<Vec<u64>>,
     pub(super) options: ChannelOptions,
     pub(super) switch_words: usize,
@@ -151,7 +154,6 @@ impl Core {
             lowest: 1,
             waiting: Default::default(),
             connecting: Vec::new(),
-            to_wake: Vec::new(),
             spare: Vec::new(),
             options,
             switch_words,
@@ -167,14 +169,16 @@ impl Core {
     /// Receives and sends.
     pub(super) fn exchange(&mut self, inner: &Inner) -> Result<(), Broken> {
         for priority in Priority::ALL {
-            let mut taken = 0;
+            let (mut taken, mut words) = (0, 0);
             loop {
                 let Some(link) = &mut self.link else { return Ok(()) };
                 let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
                 let Some(message) = link.receive(priority, carrier)? else { break };
-                self.take_message(inner, message);
                 taken += 1;
-                if priority == Priority::BestEffort && taken == BEST_EFFORT_MAX {
+                words += message.len();
+                self.take_message(inner, message);
+                let enough = taken == BEST_EFFORT_MAX || words >= BEST_EFFORT_WORDS_MAX;
+                if priority == Priority::BestEffort && enough {
                     self.dirty = true;
                     break;
                 }
@@ -201,7 +205,7 @@ impl Core {
                 let in_window = self.lowest <= sequence && sequence < self.next;
                 if in_window && matches!(self.slots.of(sequence).progress, Progress::Sent) {
                     self.fruitless = 0;
-                    self.settle(sequence, Progress::Answered(message));
+                    self.settle(inner, sequence, Progress::Answered(message));
                     return;
                 }
             }
@@ -235,13 +239,15 @@ impl Core {
             match self.slots.of(sequence).progress {
                 Progress::Sent if !same => {
                     let why = "it has lost what it knew of this worker";
-                    self.settle(sequence, Progress::Failed(Failure::Unknown(why.into())));
+                    self.settle(inner, sequence, Progress::Failed(Failure::Unknown(why.into())));
                 }
-                Progress::Sent | Progress::Waiting => self.send(sequence),
+                Progress::Sent | Progress::Waiting => {
+                    self.send(sequence);
+                }
                 _ => {}
             }
         }
-        self.to_wake.append(&mut self.connecting);
+        self.wake_connecting(inner);
     }
 
     /// Sends as the channel is set to, and has the memory server do the same.
@@ -252,17 +258,19 @@ impl Core {
         link.post_control_word(how.word(), &mut WorkerCarrier { inner, spare: &mut self.spare });
     }
 
-    /// Puts a request in the link's queue.
-    pub(super) fn send(&mut self, sequence: u64) {
+    /// Puts a request in the link's queue; true if it should not wait there for others.
+    pub(super) fn send(&mut self, sequence: u64) -> bool {
         let slot = self.slots.of(sequence);
-        let (Some(link), Some(priority)) = (&mut self.link, slot.priority) else { return };
-        link.enqueue(priority, Item::Held(sequence));
+        let (Some(link), Some(priority)) = (&mut self.link, slot.priority) else { return false };
+        link.enqueue(priority, sequence);
         slot.progress = Progress::Sent;
         self.dirty = true;
+        let is_small = self.options.coalesce && slot.message.len() <= COALESCE_WORDS;
+        !is_small || priority == Priority::Latency || link.queued() >= COALESCE_MESSAGES
     }
 
     /// Everything unanswered fails.
-    pub(super) fn fail(&mut self, why: &str) {
+    pub(super) fn fail(&mut self, inner: &Inner, why: &str) {
         let why: Rc<str> = why.into();
         self.phase = Phase::Down;
         self.why_down = Rc::clone(&why);
@@ -272,14 +280,14 @@ impl Core {
                 Progress::Waiting => Failure::Missing(Rc::clone(&why)),
                 _ => continue,
             };
-            self.settle(sequence, Progress::Failed(failure));
+            self.settle(inner, sequence, Progress::Failed(failure));
         }
-        self.to_wake.append(&mut self.connecting);
-        self.waiting.iter_mut().for_each(|waiting| self.to_wake.extend(waiting.drain(..)));
+        self.wake_connecting(inner);
+        self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).for_each(|waiter| waiter.wake(&inner.executor));
     }
 
     /// A request has come to its end.
-    pub(super) fn settle(&mut self, sequence: u64, end: Progress) {
+    fn settle(&mut self, inner: &Inner, sequence: u64, end: Progress) {
         let slot = self.slots.of(sequence);
         slot.progress = end;
         if slot.abandoned {
@@ -287,32 +295,38 @@ impl Core {
                 self.recycle(message);
             }
         } else if let Some(waiter) = slot.waiter.take() {
-            self.to_wake.push(waiter);
+            waiter.wake(&inner.executor);
         }
-        self.advance();
+        self.advance(inner);
     }
 
-    /// Frees the slots that are over, in order.
-    pub(super) fn advance(&mut self) {
-        while self.lowest < self.next && matches!(self.slots.of(self.lowest).progress, Progress::Over) {
+    /// Frees the slots that are over, in order, and lets those go on that wait for one.
+    pub(super) fn advance(&mut self, inner: &Inner) {
+        let before = self.lowest;
+        while self.lowest < self.next {
             let slot = self.slots.of(self.lowest);
+            if !matches!(slot.progress, Progress::Over) {
+                break;
+            }
             slot.progress = Progress::Free;
             slot.abandoned = false;
-            slot.message.clear();
-            slot.message.shrink_to(SPARE_WORDS_MAX / WINDOW);
+            if slot.message.capacity() > SPARE_WORDS_MAX / WINDOW {
+                slot.message = Vec::new();
+            }
             self.lowest += 1;
+        }
+        if self.lowest == before || self.waiting.iter().all(VecDeque::is_empty) {
+            return;
         }
         for priority in Priority::ALL {
             let room = window(priority).saturating_sub(self.next - self.lowest) as usize;
             let waiting = &mut self.waiting[priority.index()];
-            self.to_wake.extend(waiting.drain(..room.min(waiting.len())));
+            waiting.drain(..room.min(waiting.len())).for_each(|waiter| waiter.wake(&inner.executor));
         }
     }
 
-    pub(super) fn wake(&mut self, inner: &Inner) {
-        for waiter in self.to_wake.drain(..) {
-            waiter.wake(&inner.executor);
-        }
+    fn wake_connecting(&mut self, inner: &Inner) {
+        self.connecting.drain(..).for_each(|waiter| waiter.wake(&inner.executor));
     }
 }
 

@@ -34,6 +34,8 @@ pub(super) struct State {
 pub(crate) struct Channels {
     pub(super) list: RefCell<Vec<Rc<State>>>,
     pub(super) any: Cell<bool>,
+    /// A message has been queued that had better not wait for others to come with it.
+    pub(super) pressing: Cell<bool>,
 }
 
 impl Channels {
@@ -42,8 +44,12 @@ impl Channels {
         !self.any.get()
     }
 
-    /// Takes what has come and posts what is to be sent; false if there was neither.
-    pub(crate) fn turn(&self, inner: &Inner) -> bool {
+    /// Takes what has come and posts what is to be sent; false if there was neither. Before the `last` exchange of a turn
+    /// it does so only if something presses: the more comes together, the less each message costs.
+    pub(crate) fn turn(&self, inner: &Inner, last: bool) -> bool {
+        if !self.pressing.replace(false) && !last {
+            return false;
+        }
         let mut progress = false;
         for index in 0.. {
             let Some(state) = self.list.borrow().get(index).cloned() else { break };
@@ -83,7 +89,7 @@ impl State {
             core.dirty = false;
             match core.exchange(inner) {
                 Ok(()) => {}
-                Err(Broken::Flaw(flaw)) => core.fail(&format!("the memory server broke the protocol: {flaw}")),
+                Err(Broken::Flaw(flaw)) => core.fail(inner, &format!("the memory server broke the protocol: {flaw}")),
                 Err(Broken::Failed(error)) => self.connect_again(core, inner, &error.to_string()),
             }
         } else {
@@ -97,7 +103,6 @@ impl State {
         if core.phase == Phase::Down && core.link.take().is_some() {
             inner.endpoint.borrow_mut().disconnect(self.server);
         }
-        core.wake(inner);
         news
     }
 
@@ -109,17 +114,16 @@ impl State {
             match state {
                 LinkState::Up => {}
                 LinkState::Dismissed => self.connect_again(core, inner, "the memory server has closed the link"),
-                LinkState::Dead => core.fail("the memory server is gone"),
+                LinkState::Dead => core.fail(inner, "the memory server is gone"),
             }
         }
     }
 
     fn fail(&self, inner: &Inner, why: &str) {
         let core = &mut *self.core.borrow_mut();
-        core.fail(why);
+        core.fail(inner, why);
         core.link = None;
         inner.endpoint.borrow_mut().disconnect(self.server);
-        core.wake(inner);
     }
 
     /// Opens a link. What is unanswered stays in its slots.
@@ -147,8 +151,8 @@ impl State {
             if core.fruitless > FRUITLESS_MAX { Err(None) } else { self.connect(core, inner).map_err(Some) };
         match connected {
             Ok(()) => {}
-            Err(None) => core.fail(why),
-            Err(Some(error)) => core.fail(&format!("{why}, and: {error}")),
+            Err(None) => core.fail(inner, why),
+            Err(Some(error)) => core.fail(inner, &format!("{why}, and: {error}")),
         }
     }
 }

@@ -23,7 +23,7 @@ pub use self::{
 use self::{
     core::{Core, Phase, Progress, window},
     list::State,
-    reply::{Pending, items_of},
+    reply::{Pending, first_item_of, items_of},
 };
 use super::{
     Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal,
@@ -167,7 +167,7 @@ impl Channel {
     /// parameters are longer than a message.
     pub async fn request<P: Wire>(&self, kind: Kind, params: &P, priority: Priority) -> Result<Reply, Error> {
         let words = self.send(priority, 1, |to| push_item(to, kind, |to| params.encode(to))).await?;
-        let item = items_of(&words).next();
+        let item = first_item_of(&words);
         self.reply(words, item, kind)
     }
 
@@ -177,7 +177,7 @@ impl Channel {
     /// As [`Channel::request`].
     pub async fn request_words(&self, kind: Kind, params: &[u64], priority: Priority) -> Result<Reply, Error> {
         let words = self.send(priority, 1, |to| push_item(to, kind, |to| to.extend_from_slice(params))).await?;
-        let item = items_of(&words).next();
+        let item = first_item_of(&words);
         self.reply(words, item, kind)
     }
 
@@ -276,8 +276,8 @@ impl Channel {
             slot.priority = Some(priority);
             slot.progress = Progress::Waiting;
             core.next += 1;
-            if core.phase == Phase::Up {
-                core.send(sequence);
+            if core.phase == Phase::Up && core.send(sequence) {
+                self.handle.inner().channels.pressing.set(true);
             }
             if !core.quiet {
                 let counters = &self.handle.inner().counters;

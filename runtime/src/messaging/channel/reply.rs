@@ -20,6 +20,12 @@ use crate::{
     worker::{Handle, ops::Waiter},
 };
 
+/// The first item of a reply that was checked when it came.
+#[inline]
+pub(super) fn first_item_of(words: &[u64]) -> Option<ReplyItem> {
+    ReplyView::of(words)?.into_items().next()?.ok()
+}
+
 /// The items of a reply that was checked when it came.
 pub(super) fn items_of(words: &[u64]) -> impl Iterator<Item = ReplyItem> {
     ReplyView::of(words).into_iter().flat_map(ReplyView::into_items).flatten()
@@ -50,8 +56,7 @@ impl Future for Pending<'_> {
             }
         };
         self.over = true;
-        core.advance();
-        core.wake(inner);
+        core.advance(inner);
         Poll::Ready(outcome)
     }
 }
@@ -67,9 +72,8 @@ impl Drop for Pending<'_> {
         slot.abandoned = true;
         if matches!(slot.progress, Progress::Answered(_) | Progress::Failed(_)) {
             slot.progress = Progress::Over;
-            core.advance();
+            core.advance(self.handle.inner());
         }
-        core.wake(self.handle.inner());
     }
 }
 

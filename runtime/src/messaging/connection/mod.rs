@@ -78,11 +78,11 @@ pub(crate) trait Source {
 
 /// What is to be sent.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Item {
+enum Item {
     /// A message that the owner keeps.
     Held(u64),
-    /// A short one.
-    Notice([u64; 3], usize),
+    /// A short one that stands among the notices.
+    Notice,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -192,9 +192,16 @@ impl Connection {
         self.post_word(Control::Word, word, Op::Word, carrier);
     }
 
-    /// Puts a message in the queue.
-    pub(crate) fn enqueue(&mut self, priority: Priority, item: Item) {
-        self.outgoing[priority.index()].queue.push_back(item);
+    /// Puts a message of the owner's in the queue.
+    pub(crate) fn enqueue(&mut self, priority: Priority, number: u64) {
+        self.outgoing[priority.index()].queue.push_back(Item::Held(number));
+    }
+
+    /// Puts a short message in the queue that nobody keeps; it goes before what is not urgent.
+    pub(crate) fn enqueue_notice(&mut self, words: &[u64]) {
+        let outgoing = &mut self.outgoing[Priority::Latency.index()];
+        outgoing.notices.push_back(words.into());
+        outgoing.queue.push_back(Item::Notice);
     }
 
     /// How many messages wait to be sent.

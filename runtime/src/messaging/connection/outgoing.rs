@@ -19,6 +19,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) queue: VecDeque<Item>,
+    /// The words of the notices among them, in order.
+    pub(super) notices: VecDeque<Box<[u64]>>,
     /// Words of the first of them that are on their way.
     pub(super) sent: usize,
     pub(super) producer: Producer,
@@ -39,6 +41,7 @@ impl Outgoing {
     pub(super) fn new(ring_words: usize) -> Self {
         Self {
             queue: VecDeque::new(),
+            notices: VecDeque::new(),
             sent: 0,
             producer: Producer::new(ring_words),
             open: None,
@@ -67,7 +70,17 @@ impl Connection {
                         Some(words) => self.send_some(priority, words, carrier)?,
                         None => true,
                     },
-                    Item::Notice(words, len) => self.send_some(priority, &words[..*len], carrier)?,
+                    // Out of its place while it is sent, and back if some of it is left.
+                    Item::Notice => match self.outgoing[priority.index()].notices.pop_front() {
+                        Some(words) => {
+                            let whole = self.send_some(priority, &words, carrier)?;
+                            if !whole {
+                                self.outgoing[priority.index()].notices.push_front(words);
+                            }
+                            whole
+                        }
+                        None => true,
+                    },
                 };
                 moved |= self.outgoing[priority.index()].open.is_some();
                 if !self.sending.coalesce {

@@ -7,8 +7,8 @@ use super::{
 use crate::{
     fabric::link::{Change, OpenMemory, PeerId},
     messaging::{
-        Priority, Refusal,
-        connection::{Broken, Connection, Item, Sending},
+        Refusal,
+        connection::{Broken, Connection, Sending},
         message::{complaint, welcome},
         session::Session,
     },
@@ -79,7 +79,7 @@ impl Thread {
                 session.peer = Some(peer);
             }
         }
-        link.enqueue(Priority::Latency, Item::Notice(welcome(self.shared.incarnation, known.is_some()), 3));
+        link.enqueue_notice(&welcome(self.shared.incarnation, known.is_some()));
         let moved_at_ns = self.clock.now_ns();
         let peer_state = Peer { link, session, trace: 0, moved_at_ns, dirty: true };
         if self.peers.len() <= peer.index() {
@@ -129,16 +129,15 @@ impl Thread {
         bump(&self.counts().dropped, 1);
         if let Broken::Flaw(_) = why {
             bump(&self.counts().malformed, 1);
-            let [kind, code] = complaint(Refusal::Malformed);
-            self.notify(index, [kind, code, 0], 2);
+            self.notify(index, &complaint(Refusal::Malformed));
             self.exchange();
         }
         self.close(index);
     }
 
-    fn notify(&mut self, index: usize, words: [u64; 3], len: usize) {
+    fn notify(&mut self, index: usize, words: &[u64]) {
         let Some(Some(peer)) = self.peers.get_mut(index) else { return };
-        peer.link.enqueue(Priority::Latency, Item::Notice(words, len));
+        peer.link.enqueue_notice(words);
         if let Some(session) = &self.sessions[peer.session] {
             let _ = peer.link.send_out(session, &mut carrier!(self));
         }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::messaging::{
     CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW,
-    connection::{HowToSend, Item},
+    connection::HowToSend,
     message::{REPLY_HEADER, complaint, read_request, refusal, reply_item},
     serve::{Address, Finished, Request, Responder},
     session::Admission,
@@ -120,9 +120,8 @@ impl Thread {
             }
             _ => {
                 bump(&self.counts().malformed, 1);
-                let [kind, code] = complaint(Refusal::Malformed);
                 if let Some(Some(peer)) = self.peers.get_mut(index) {
-                    peer.link.enqueue(Priority::Latency, Item::Notice([kind, code, 0], 2));
+                    peer.link.enqueue_notice(&complaint(Refusal::Malformed));
                 }
             }
         }
@@ -130,7 +129,7 @@ impl Thread {
 
     fn answer(&mut self, index: usize, sequence: u64, priority: Priority) {
         if let Some(Some(peer)) = self.peers.get_mut(index) {
-            peer.link.enqueue(priority, Item::Held(sequence));
+            peer.link.enqueue(priority, sequence);
             peer.dirty = true;
         }
     }
@@ -139,7 +138,7 @@ impl Thread {
     fn refuse_forgotten(&mut self, index: usize, sequence: u64) {
         let Some(Some(peer)) = self.peers.get_mut(index) else { return };
         let words = refusal(sequence, Refusal::Forgotten);
-        peer.link.enqueue(Priority::Latency, Item::Notice(words, words.len()));
+        peer.link.enqueue_notice(&words);
     }
 
     /// Replies that services have made.
