@@ -22,8 +22,8 @@ const BEST_EFFORT_WORDS_MAX: usize = IN_FLIGHT_WORDS;
 /// A best-effort message of at most so many words waits for others, until the turn's end or there are so many.
 const COALESCE_WORDS: usize = 512;
 const COALESCE_MESSAGES: usize = 32;
-/// Vectors that are kept, and words of the largest.
-const SPARE_MAX: usize = 64;
+/// Vectors that are kept for messages to come, and words that they have room for together.
+const SPARE_MAX: usize = WINDOW;
 const SPARE_WORDS_MAX: usize = 4 << 20;
 
 /// Why there is no reply.
@@ -88,7 +88,7 @@ pub(super) struct Core {
     /// Who waits for room, by priority, and who for a connection.
     pub(super) waiting: [VecDeque<Waiter>; 2],
     pub(super) connecting: Vec<Waiter>,
-    pub(super) spare: Vec<Vec<u64>>,
+    pub(super) spare: Spare,
     pub(super) options: ChannelOptions,
     pub(super) switch_words: usize,
     pub(super) dirty: bool,
@@ -117,10 +117,34 @@ impl Source for Slots {
     }
 }
 
+/// Empty vectors for messages to come.
+#[derive(Debug, Default)]
+pub(super) struct Spare {
+    vectors: Vec<Vec<u64>>,
+    /// The words that they have room for.
+    words: usize,
+}
+
+impl Spare {
+    fn take(&mut self) -> Vec<u64> {
+        let vector = self.vectors.pop().unwrap_or_default();
+        self.words -= vector.capacity();
+        vector
+    }
+
+    fn put(&mut self, mut vector: Vec<u64>) {
+        if self.vectors.len() < SPARE_MAX && self.words + vector.capacity() <= SPARE_WORDS_MAX {
+            vector.clear();
+            self.words += vector.capacity();
+            self.vectors.push(vector);
+        }
+    }
+}
+
 /// What links need of their worker.
 pub(super) struct WorkerCarrier<'a> {
     inner: &'a Inner,
-    spare: &'a mut Vec<Vec<u64>>,
+    spare: &'a mut Spare,
 }
 
 impl Carrier for WorkerCarrier<'_> {
@@ -133,7 +157,7 @@ impl Carrier for WorkerCarrier<'_> {
     }
 
     fn vector(&mut self) -> Vec<u64> {
-        self.spare.pop().unwrap_or_default()
+        self.spare.take()
     }
 }
 
@@ -154,7 +178,7 @@ impl Core {
             lowest: 1,
             waiting: Default::default(),
             connecting: Vec::new(),
-            spare: Vec::new(),
+            spare: Spare::default(),
             options,
             switch_words,
             dirty: false,
@@ -219,11 +243,8 @@ impl Core {
         self.recycle(message);
     }
 
-    pub(super) fn recycle(&mut self, mut message: Vec<u64>) {
-        if self.spare.len() < SPARE_MAX && message.capacity() <= SPARE_WORDS_MAX {
-            message.clear();
-            self.spare.push(message);
-        }
+    pub(super) fn recycle(&mut self, message: Vec<u64>) {
+        self.spare.put(message);
     }
 
     fn welcome(&mut self, inner: &Inner, server: u64, resumed: bool) {
@@ -266,7 +287,8 @@ impl Core {
         slot.progress = Progress::Sent;
         self.dirty = true;
         let is_small = self.options.coalesce && slot.message.len() <= COALESCE_WORDS;
-        !is_small || priority == Priority::Latency || link.queued() >= COALESCE_MESSAGES
+        let unanswered = (self.next - self.lowest) as usize;
+        !is_small || priority == Priority::Latency || link.queued() >= (unanswered / 4).clamp(4, COALESCE_MESSAGES)
     }
 
     /// Everything unanswered fails.

@@ -260,7 +260,9 @@ impl Channel {
         encode: impl FnOnce(&mut Vec<u64>),
     ) -> Result<Vec<u64>, Error> {
         let server = self.state.server;
-        self.room(priority).await?;
+        if !self.has_room(priority) {
+            self.room(priority).await?;
+        }
         let sequence = {
             let core = &mut *self.state.core.borrow_mut();
             let sequence = core.next;
@@ -288,6 +290,12 @@ impl Channel {
         };
         let outcome = Pending { state: &self.state, handle: &self.handle, sequence, over: false }.await;
         outcome.map_err(|failure| failure.into_error(server))
+    }
+
+    #[inline]
+    fn has_room(&self, priority: Priority) -> bool {
+        let core = self.state.core.borrow();
+        core.phase != Phase::Down && core.next - core.lowest < window(priority)
     }
 
     /// Waits for a free slot, and for the link to be opened again if it is down.

@@ -15,7 +15,7 @@ use crate::messaging::{
 };
 
 /// Requests of one peer that a turn takes, of each priority.
-const REQUESTS_PER_TURN: usize = 64;
+const REQUESTS_PER_TURN: usize = 16;
 /// Best-effort words of all peers that a turn takes.
 const WORDS_PER_TURN: usize = 2 * CHUNK_WORDS;
 /// A peer with so many words of unsent replies is not asked for more requests.
