@@ -115,6 +115,7 @@ mod serve;
 mod server;
 mod session;
 mod shape;
+mod spare;
 
 pub(crate) use self::{channel::Channels, connection::CONNECTION_TICKET};
 pub use self::{

@@ -11,6 +11,7 @@ use crate::{
         IN_FLIGHT_WORDS, Priority, WINDOW,
         connection::{Broken, Carrier, Connection, HowToSend, Source},
         message::{FromServer, read_from_server},
+        spare::Spare,
     },
     ptr::ServerId,
     worker::{Inner, counters::add, ops::Waiter},
@@ -22,9 +23,8 @@ const BEST_EFFORT_WORDS_MAX: usize = IN_FLIGHT_WORDS;
 /// A best-effort message of at most so many words waits for others, until the turn's end or there are so many.
 const COALESCE_WORDS: usize = 512;
 const COALESCE_MESSAGES: usize = 32;
-/// Vectors that are kept for messages to come, and words that they have room for together.
-const SPARE_MAX: usize = WINDOW;
-const SPARE_WORDS_MAX: usize = 4 << 20;
+/// A slot keeps the memory of a message of at most so many words.
+const SLOT_WORDS_MAX: usize = 16 << 10;
 
 /// Why there is no reply.
 #[derive(Debug, Clone)]
@@ -117,30 +117,6 @@ impl Source for Slots {
     }
 }
 
-/// Empty vectors for messages to come.
-#[derive(Debug, Default)]
-pub(super) struct Spare {
-    vectors: Vec<Vec<u64>>,
-    /// The words that they have room for.
-    words: usize,
-}
-
-impl Spare {
-    fn take(&mut self) -> Vec<u64> {
-        let vector = self.vectors.pop().unwrap_or_default();
-        self.words -= vector.capacity();
-        vector
-    }
-
-    fn put(&mut self, mut vector: Vec<u64>) {
-        if self.vectors.len() < SPARE_MAX && self.words + vector.capacity() <= SPARE_WORDS_MAX {
-            vector.clear();
-            self.words += vector.capacity();
-            self.vectors.push(vector);
-        }
-    }
-}
-
 /// What links need of their worker.
 pub(super) struct WorkerCarrier<'a> {
     inner: &'a Inner,
@@ -178,7 +154,7 @@ impl Core {
             lowest: 1,
             waiting: Default::default(),
             connecting: Vec::new(),
-            spare: Spare::default(),
+            spare: Spare::new(WINDOW),
             options,
             switch_words,
             dirty: false,
@@ -332,8 +308,8 @@ impl Core {
             }
             slot.progress = Progress::Free;
             slot.abandoned = false;
-            if slot.message.capacity() > SPARE_WORDS_MAX / WINDOW {
-                slot.message = Vec::new();
+            if slot.message.capacity() > SLOT_WORDS_MAX {
+                self.spare.put(std::mem::take(&mut slot.message));
             }
             self.lowest += 1;
         }

@@ -269,6 +269,9 @@ impl Channel {
             let lowest = core.lowest;
             let slot = core.slots.of(sequence);
             slot.message.clear();
+            if slot.message.capacity() == 0 {
+                slot.message = core.spare.take();
+            }
             begin_request(&mut slot.message, items, sequence, lowest);
             encode(&mut slot.message);
             if slot.message.len() > MESSAGE_WORDS_MAX {
