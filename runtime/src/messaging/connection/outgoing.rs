@@ -134,7 +134,8 @@ impl Connection {
                 return Ok(true);
             }
             let (words, needed) = if announce {
-                (rest.len().min(CHUNK_WORDS), 2)
+                // Chunks of equal length: a short last one would cost as much time as it is there, and room in flight.
+                (rest.len().div_ceil(rest.len().div_ceil(CHUNK_WORDS)), 2)
             } else {
                 let words = rest.len().min(self.shape.body_max());
                 (words, 1 + words)
