@@ -136,7 +136,7 @@ pub(crate) struct CoolingArgs {
 #[derive(Debug, Args)]
 pub(crate) struct MessagingArgs {
     /// Bytes that each run sends, more or less.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4M")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16M")]
     pub(crate) bytes: u64,
     /// The largest message.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4M")]

@@ -14,16 +14,16 @@ const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
 /// Rounds, at least and at most; between them as many as fit into the time.
 const ROUNDS_MIN: usize = 5;
 const ROUNDS_MAX: usize = 25;
-const TIME_NS: u64 = 60_000_000;
+const TIME_NS: u64 = 100_000_000;
 /// Rounds that only warm up.
 const WARM_UP: usize = 2;
 /// Words that are under way at a time, and the messages that they make at least and at most.
-const WINDOW_WORDS: usize = 64 << 10;
-const IN_FLIGHT: std::ops::RangeInclusive<usize> = 8..=64;
+const WINDOW_WORDS: usize = 128 << 10;
+const IN_FLIGHT: std::ops::RangeInclusive<usize> = 8..=128;
 /// Messages one after another, as many times as that: what is looked for is the rate of a stream.
-const LENGTH: usize = 4;
-/// Differences below one in fifty are none.
-const INDIFFERENT: f64 = 0.02;
+const LENGTH: usize = 3;
+/// Differences below one in a hundred are none.
+const INDIFFERENT: f64 = 0.01;
 
 /// The switch-over of the compute server's fabric, in words; measures it if nobody has.
 pub(super) async fn switch_words(channel: &Channel) -> Result<usize, Error> {
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(switch_of(gains(|_| 1e6)), usize::MAX);
         assert_eq!(switch_of(gains(|_| 1.0)), 63);
         // Ways that nothing tells apart.
-        assert_eq!(switch_of(gains(|words| words * 0.99)), usize::MAX);
+        assert_eq!(switch_of(gains(|words| words * 0.995)), usize::MAX);
     }
 
     #[test]

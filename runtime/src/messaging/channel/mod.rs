@@ -76,7 +76,7 @@ impl fmt::Debug for Channel {
 
 impl Handle {
     /// The channel to a memory server, opened if it is not. The first one of a compute server measures which messages are
-    /// better announced than written, which takes some milliseconds.
+    /// better announced than written, which takes about a tenth of a second.
     ///
     /// # Errors
     /// [`Error::ServerMissing`] if the memory server takes no messages.

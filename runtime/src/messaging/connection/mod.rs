@@ -14,6 +14,8 @@
 
 mod incoming;
 mod outgoing;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use self::{incoming::Incoming, outgoing::Outgoing};
 use super::{
