@@ -6,7 +6,7 @@
 //! fitted by a falling sequence, which evens out what noise is left, and the switch-over is where it passes zero, on a
 //! logarithmic scale of sizes. Near that point both ways cost the same, so a small error costs little.
 
-use super::{Channel, Kind, Priority, message::push_item};
+use super::{Channel, Kind, Priority, WINDOW, message::push_item};
 use crate::{error::Error, sync::Ordering};
 
 /// Words of the messages that are tried, with what surrounds them a little more.
@@ -19,9 +19,9 @@ const TIME_NS: u64 = 100_000_000;
 const WARM_UP: usize = 2;
 /// Words that are under way at a time, and the messages that they make at least and at most.
 const WINDOW_WORDS: usize = 128 << 10;
-const IN_FLIGHT: std::ops::RangeInclusive<usize> = 8..=128;
+const IN_FLIGHT: std::ops::RangeInclusive<usize> = 8..=3 * WINDOW / 4;
 /// Messages one after another, as many times as that: what is looked for is the rate of a stream.
-const LENGTH: usize = 3;
+const LENGTH: usize = 4;
 /// Differences below one in a hundred are none.
 const INDIFFERENT: f64 = 0.01;
 
@@ -80,18 +80,24 @@ fn switch_of(gains: [f64; SIZES.len()]) -> usize {
     (small * (large / small).powf(share)) as usize
 }
 
-/// The falling sequence that is closest to these values: neighbours that rise are replaced by their mean.
+/// A falling sequence close to these values: neighbours that rise are replaced by their median, so that one that is far off
+/// does not count for more than any other.
 fn falling(values: &[f64]) -> Vec<f64> {
-    let mut runs: Vec<(f64, usize)> = Vec::new();
+    let mut runs: Vec<Vec<f64>> = Vec::new();
     for &value in values {
-        let mut run = (value, 1);
-        while let Some((mean, count)) = runs.pop_if(|(mean, _)| *mean < run.0) {
-            let all = count + run.1;
-            run = ((mean * count as f64 + run.0 * run.1 as f64) / all as f64, all);
+        let mut run = vec![value];
+        while let Some(before) = runs.pop_if(|before| middle(before) < middle(&run)) {
+            run.extend(before);
+            run.sort_by(f64::total_cmp);
         }
         runs.push(run);
     }
-    runs.into_iter().flat_map(|(mean, count)| std::iter::repeat_n(mean, count)).collect()
+    runs.iter().flat_map(|run| std::iter::repeat_n(middle(run), run.len())).collect()
+}
+
+/// The median of sorted values, the lower one of two.
+fn middle(sorted: &[f64]) -> f64 {
+    sorted[(sorted.len() - 1) / 2]
 }
 
 async fn time_ns(channel: &Channel, words: usize, switch_words: usize) -> Result<u64, Error> {
@@ -131,7 +137,7 @@ mod tests {
         assert!((880..990).contains(&switch_of(clean)), "{}", switch_of(clean));
         // One disturbed measurement does not move it far.
         for place in 0..SIZES.len() {
-            for error in [-0.3, 0.3] {
+            for error in [-0.3, 0.3, 2.0] {
                 let mut disturbed = clean;
                 disturbed[place] += error;
                 assert!((600..1500).contains(&switch_of(disturbed)), "{place} {error} {}", switch_of(disturbed));
@@ -146,7 +152,8 @@ mod tests {
     #[test]
     fn the_fit_falls_and_keeps_what_falls_already() {
         assert_eq!(falling(&[3.0, 2.0, 0.0]), [3.0, 2.0, 0.0]);
-        assert_eq!(falling(&[3.0, 0.0, 2.0, -1.0]), [3.0, 1.0, 1.0, -1.0]);
-        assert_eq!(falling(&[1.0, 2.0, 6.0]), [3.0, 3.0, 3.0]);
+        assert_eq!(falling(&[3.0, 0.0, 2.0, -1.0]), [3.0, 0.0, 0.0, -1.0]);
+        assert_eq!(falling(&[1.0, 2.0, 6.0]), [2.0, 2.0, 2.0]);
+        assert_eq!(falling(&[3.0, -1.0, -2.0, 90.0]), [3.0, -1.0, -2.0, -2.0]);
     }
 }
