@@ -6,6 +6,8 @@
 //! fitted by a falling sequence, which evens out what noise is left, and the switch-over is where it passes zero, on a
 //! logarithmic scale of sizes. Near that point both ways cost the same, so a small error costs little.
 
+use std::rc::Rc;
+
 use super::{Channel, Kind, Priority, WINDOW, message::push_item};
 use crate::{error::Error, sync::Ordering};
 
@@ -103,13 +105,15 @@ fn middle(sorted: &[f64]) -> f64 {
 async fn time_ns(channel: &Channel, words: usize, switch_words: usize) -> Result<u64, Error> {
     channel.set_switch_over(switch_words);
     let handle = channel.handle();
+    // Copied into each message, like what a caller sends: which side has more to do decides which way is better.
+    let source: Rc<[u64]> = vec![0; words].into();
     let start_ns = handle.clock().now_ns();
     let messages: Vec<_> = (0..(WINDOW_WORDS / words).clamp(*IN_FLIGHT.start(), *IN_FLIGHT.end()))
         .map(|_| {
-            let channel = channel.clone();
+            let (channel, source) = (channel.clone(), Rc::clone(&source));
             handle.spawn(async move {
                 for _ in 0..LENGTH {
-                    let fill = |to: &mut Vec<u64>| to.resize(to.len() + words, 0);
+                    let fill = |to: &mut Vec<u64>| to.extend_from_slice(&source);
                     channel.send(Priority::BestEffort, 1, |to| push_item(to, Kind::PROBE, fill)).await?;
                 }
                 Ok::<(), Error>(())
