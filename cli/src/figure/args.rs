@@ -144,8 +144,14 @@ pub(crate) struct MessagingArgs {
     /// Nanoseconds added to every operation of the fabric.
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "0")]
     pub(crate) latency: u64,
+    /// What a remote operation takes with the modelled card with which coalescing is measured once more.
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "2us")]
+    pub(crate) card_latency: u64,
+    /// How long that card is busy with each remote operation of a connection, whatever its size.
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "250")]
+    pub(crate) card_request: u64,
     /// Runs of each size and mode, by turns; the median counts.
-    #[arg(long, default_value_t = 9)]
+    #[arg(long, default_value_t = 25)]
     pub(crate) repeats: u32,
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]

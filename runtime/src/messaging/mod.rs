@@ -85,14 +85,14 @@
 //! - [`fabric::link`](crate::fabric::link): a worker and a memory server open memory to each other.
 //! - `shape.rs`: in it stand two rings, one for each [`Priority`], a few words that the other side writes, and a pool.
 //! - `ring.rs`, `frame.rs`: what keeps a ring right though its words land in any order and the other side is not trusted.
-//! - `pool.rs`, `link.rs`: long messages are announced in the ring and fetched from the pool in chunks, by READ; the rest goes
+//! - `pool.rs`, `connection`: long messages are announced in the ring and fetched from the pool in chunks, by READ; the rest goes
 //!   inline, many messages in one write (FBX, sections 4.3 and 4.4). The size where one takes over from the other is
 //!   measured when the first channel is opened (`probe.rs`). Catfish (section III) has one ring for each
 //!   connection and no priorities, FBX two queues for each path (section 4.6).
 //! - `message.rs`: requests, replies, batches.
-//! - `session.rs`, `channel.rs`: exactly once. A worker numbers its requests. The memory server keeps each reply until the
+//! - `session.rs`, `channel`: exactly once. A worker numbers its requests. The memory server keeps each reply until the
 //!   worker has acknowledged it, so a repeat, which comes when a link was lost and made anew, is answered from there.
-//! - `server.rs`: threads that sleep until something comes, or poll (Catfish, section IV B), and report their load.
+//! - `server`: threads that sleep until something comes, or poll (Catfish, section IV B), and report their load.
 //!
 //! What the sender may rely on: a request whose reply came was carried out once. One that ends in
 //! [`Error::OutcomeUnknown`](crate::error::Error::OutcomeUnknown) was carried out once or not at all. Requests of
@@ -104,8 +104,8 @@
 //! For statistics a request is one two-sided message, whatever carried it; its bytes and those of the reply count.
 
 mod channel;
+mod connection;
 mod frame;
-mod link;
 mod load;
 mod message;
 mod pool;
@@ -115,8 +115,9 @@ mod serve;
 mod server;
 mod session;
 mod shape;
+mod spare;
 
-pub(crate) use self::{channel::Channels, link::LINK_TICKET};
+pub(crate) use self::{channel::Channels, connection::CONNECTION_TICKET};
 pub use self::{
     channel::{Batch, Channel, ChannelOptions, Reply, SwitchOver, multicast},
     load::Load,

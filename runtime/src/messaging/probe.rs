@@ -1,17 +1,31 @@
 //! Which messages are better announced and fetched than written into the ring: measured, on the fabric that is there.
 //!
-//! A few messages of each size are sent to the memory server both ways, in turn, several at a time; it answers them itself
-//! ([`Kind::PROBE`]). The best of some rounds counts, which is least disturbed by whatever else the machine does. The
-//! switch-over is where both ways together take the least time over all sizes, each counted in times of its better way.
+//! Messages of each size are sent to the memory server both ways, one way right after the other, so that whatever else the
+//! machine does meets both alike; it answers them itself ([`Kind::PROBE`]). Of each way and size the lower quartile of the times
+//! counts: what disturbs only adds. Fetching gains on the ring as messages grow: so the logarithms of the quotients of both are
+//! fitted by a falling sequence, which evens out what noise is left, and the switch-over is where it passes zero, on a
+//! logarithmic scale of sizes. Near that point both ways cost the same, so a small error costs little.
 
-use super::{Channel, Kind, Priority, message::push_item};
+use std::rc::Rc;
+
+use super::{Channel, Kind, Priority, WINDOW, message::push_item};
 use crate::{error::Error, sync::Ordering};
 
 /// Words of the messages that are tried, with what surrounds them a little more.
-const SIZES: [usize; 7] = [64, 256, 512, 1024, 2048, 4096, 8192];
-const ROUNDS: usize = 8;
-/// Messages at a time.
-const IN_FLIGHT: usize = 8;
+const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
+/// Rounds, at least and at most; between them as many as fit into the time.
+const ROUNDS_MIN: usize = 5;
+const ROUNDS_MAX: usize = 25;
+const TIME_NS: u64 = 100_000_000;
+/// Rounds that only warm up.
+const WARM_UP: usize = 2;
+/// Words that are under way at a time, and the messages that they make at least and at most.
+const WINDOW_WORDS: usize = 128 << 10;
+const IN_FLIGHT: std::ops::RangeInclusive<usize> = 8..=3 * WINDOW / 4;
+/// Messages one after another, as many times as that: what is looked for is the rate of a stream.
+const LENGTH: usize = 4;
+/// Differences below one in a hundred are none.
+const INDIFFERENT: f64 = 0.01;
 
 /// The switch-over of the compute server's fabric, in words; measures it if nobody has.
 pub(super) async fn switch_words(channel: &Channel) -> Result<usize, Error> {
@@ -31,46 +45,78 @@ pub(super) async fn switch_words(channel: &Channel) -> Result<usize, Error> {
 }
 
 async fn measure(channel: &Channel) -> Result<usize, Error> {
-    let mut best = [[u64::MAX; 2]; SIZES.len()];
-    for _ in 0..ROUNDS {
-        for (words, [ring, fetched]) in SIZES.into_iter().zip(&mut best) {
-            *ring = time_ns(channel, words, usize::MAX).await?.min(*ring);
-            *fetched = time_ns(channel, words, 0).await?.min(*fetched);
+    let clock = channel.handle().clock();
+    let start_ns = clock.now_ns();
+    let mut times_ns: [[Vec<u64>; 2]; SIZES.len()] = Default::default();
+    for round in 0..ROUNDS_MAX {
+        if round >= WARM_UP + ROUNDS_MIN && clock.now_ns() - start_ns > TIME_NS {
+            break;
+        }
+        for (words, times_ns) in SIZES.into_iter().zip(&mut times_ns) {
+            // Another one first each time.
+            for way in [round % 2, 1 - round % 2] {
+                let time_ns = time_ns(channel, words, [usize::MAX, 0][way]).await?;
+                if round >= WARM_UP {
+                    times_ns[way].push(time_ns);
+                }
+            }
         }
     }
-    Ok(switch_of(&best))
+    Ok(switch_of(times_ns.map(|[ring, fetched]| (quartile(fetched) / quartile(ring)).ln())))
 }
 
-/// The switch-over that fits times of the ring and of fetching, by size.
-fn switch_of(times: &[[u64; 2]; SIZES.len()]) -> usize {
-    let cost = |fetched_from: usize| -> f64 {
-        let sizes = times.iter().enumerate();
-        sizes
-            .map(|(size, [ring, fetched])| {
-                let taken = if size >= fetched_from { fetched } else { ring };
-                *taken as f64 / (*ring.min(fetched)).max(1) as f64
-            })
-            .sum()
-    };
-    let from = (0..=SIZES.len()).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(SIZES.len());
-    match from {
-        0 => SIZES[0] - 1,
-        from if from == SIZES.len() => usize::MAX,
-        // Between the last size that is better written and the first that is better fetched.
-        from => (SIZES[from - 1] + SIZES[from]) / 2,
+fn quartile(mut values: Vec<u64>) -> f64 {
+    values.sort_unstable();
+    values.get(values.len() / 4).copied().unwrap_or(1).max(1) as f64
+}
+
+/// The switch-over, given by what factor fetching takes longer than the ring at each size, as logarithms.
+fn switch_of(gains: [f64; SIZES.len()]) -> usize {
+    let fitted = falling(&gains);
+    // Within this much of zero nothing tells the ways apart; the ring, which needs no answer, has it.
+    let Some(first) = fitted.iter().position(|&gain| gain < -INDIFFERENT) else { return usize::MAX };
+    let Some(before) = first.checked_sub(1) else { return SIZES[0] - 1 };
+    let (left, right) = (fitted[before].max(0.0), fitted[first]);
+    let share = left / (left - right);
+    let (small, large) = (SIZES[before] as f64, SIZES[first] as f64);
+    (small * (large / small).powf(share)) as usize
+}
+
+/// A falling sequence close to these values: neighbours that rise are replaced by their median, so that one that is far off
+/// does not count for more than any other.
+fn falling(values: &[f64]) -> Vec<f64> {
+    let mut runs: Vec<Vec<f64>> = Vec::new();
+    for &value in values {
+        let mut run = vec![value];
+        while let Some(before) = runs.pop_if(|before| middle(before) < middle(&run)) {
+            run.extend(before);
+            run.sort_by(f64::total_cmp);
+        }
+        runs.push(run);
     }
+    runs.iter().flat_map(|run| std::iter::repeat_n(middle(run), run.len())).collect()
+}
+
+/// The median of sorted values, the lower one of two.
+fn middle(sorted: &[f64]) -> f64 {
+    sorted[(sorted.len() - 1) / 2]
 }
 
 async fn time_ns(channel: &Channel, words: usize, switch_words: usize) -> Result<u64, Error> {
     channel.set_switch_over(switch_words);
     let handle = channel.handle();
+    // Copied into each message, like what a caller sends: which side has more to do decides which way is better.
+    let source: Rc<[u64]> = vec![0; words].into();
     let start_ns = handle.clock().now_ns();
-    let messages: Vec<_> = (0..IN_FLIGHT)
+    let messages: Vec<_> = (0..(WINDOW_WORDS / words).clamp(*IN_FLIGHT.start(), *IN_FLIGHT.end()))
         .map(|_| {
-            let channel = channel.clone();
+            let (channel, source) = (channel.clone(), Rc::clone(&source));
             handle.spawn(async move {
-                let fill = |to: &mut Vec<u64>| to.resize(to.len() + words, 0);
-                channel.send(Priority::BestEffort, 1, |to| push_item(to, Kind::PROBE, fill)).await.map(drop)
+                for _ in 0..LENGTH {
+                    let fill = |to: &mut Vec<u64>| to.extend_from_slice(&source);
+                    channel.send(Priority::BestEffort, 1, |to| push_item(to, Kind::PROBE, fill)).await?;
+                }
+                Ok::<(), Error>(())
             })
         })
         .collect();
@@ -84,14 +130,34 @@ async fn time_ns(channel: &Channel, words: usize, switch_words: usize) -> Result
 mod tests {
     use super::*;
 
+    fn gains(fetched: impl Fn(f64) -> f64) -> [f64; SIZES.len()] {
+        SIZES.map(|words| (fetched(words as f64) / words as f64).ln())
+    }
+
     #[test]
     fn the_switch_over_lies_where_the_better_way_changes() {
-        let mut times = SIZES.map(|words| [words as u64, 700 + words as u64 / 4]);
-        assert_eq!(switch_of(&times), 768);
+        // A message of w words takes w by the ring, 700 + w / 4 if it is fetched: the same at 933.
+        let clean = gains(|words| 700.0 + words / 4.0);
+        assert!((880..990).contains(&switch_of(clean)), "{}", switch_of(clean));
         // One disturbed measurement does not move it far.
-        times[6] = [9000, 9500];
-        assert_eq!(switch_of(&times), 768);
-        assert_eq!(switch_of(&SIZES.map(|words| [words as u64, 1 << 20])), usize::MAX);
-        assert_eq!(switch_of(&SIZES.map(|words| [words as u64, 1])), 63);
+        for place in 0..SIZES.len() {
+            for error in [-0.3, 0.3, 2.0] {
+                let mut disturbed = clean;
+                disturbed[place] += error;
+                assert!((600..1500).contains(&switch_of(disturbed)), "{place} {error} {}", switch_of(disturbed));
+            }
+        }
+        assert_eq!(switch_of(gains(|_| 1e6)), usize::MAX);
+        assert_eq!(switch_of(gains(|_| 1.0)), 63);
+        // Ways that nothing tells apart.
+        assert_eq!(switch_of(gains(|words| words * 0.995)), usize::MAX);
+    }
+
+    #[test]
+    fn the_fit_falls_and_keeps_what_falls_already() {
+        assert_eq!(falling(&[3.0, 2.0, 0.0]), [3.0, 2.0, 0.0]);
+        assert_eq!(falling(&[3.0, 0.0, 2.0, -1.0]), [3.0, 0.0, 0.0, -1.0]);
+        assert_eq!(falling(&[1.0, 2.0, 6.0]), [2.0, 2.0, 2.0]);
+        assert_eq!(falling(&[3.0, -1.0, -2.0, 90.0]), [3.0, -1.0, -2.0, -2.0]);
     }
 }

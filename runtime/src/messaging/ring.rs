@@ -166,8 +166,13 @@ impl Consumer {
         assert!(skip + words <= self.available(), "only what lies below the head is read");
         let first = place_of(self.next + skip as u64, self.capacity);
         let unwrapped = words.min(self.capacity - first);
-        to.extend(ring[first..first + unwrapped].iter().map(|word| word.load(Ordering::Relaxed)));
-        to.extend(ring[..words - unwrapped].iter().map(|word| word.load(Ordering::Relaxed)));
+        let old = to.len();
+        to.resize(old + words, 0);
+        let (before_end, from_start) = to[old..].split_at_mut(unwrapped);
+        copy(&ring[first..first + unwrapped], before_end);
+        if !from_start.is_empty() {
+            copy(&ring[..words - unwrapped], from_start);
+        }
         self.next += (skip + words) as u64;
     }
 
@@ -191,6 +196,14 @@ impl Consumer {
     }
 }
 
+#[inline]
+fn copy(from: &[AtomicU64], to: &mut [u64]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = from.load(Ordering::Relaxed);
+    }
+}
+
+#[inline]
 fn place_of(position: u64, capacity: usize) -> usize {
     position as usize & (capacity - 1)
 }

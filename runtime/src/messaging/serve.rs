@@ -3,8 +3,9 @@
 use std::{cell::RefCell, fmt, rc::Rc};
 
 use super::{
-    Kind, Priority, Refusal,
+    Kind, Priority, Refusal, WINDOW,
     message::{REPLY_HEADER, reply_item},
+    spare::Spare,
 };
 use crate::{fabric::link::PeerId, wire::Wire};
 
@@ -78,28 +79,26 @@ pub(super) struct Address {
 }
 
 /// What the responders of one thread share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Replies {
     pub(super) finished: RefCell<Vec<Finished>>,
-    spare: RefCell<Vec<Vec<u64>>>,
+    spare: RefCell<Spare>,
 }
 
-/// Vectors that are kept, and words of the largest.
-const SPARE_MAX: usize = 512;
-const SPARE_WORDS_MAX: usize = 64 << 10;
+impl Default for Replies {
+    fn default() -> Self {
+        Self { finished: RefCell::default(), spare: RefCell::new(Spare::new(2 * WINDOW)) }
+    }
+}
 
 impl Replies {
     /// An empty vector.
     pub(super) fn vector(&self) -> Vec<u64> {
-        self.spare.borrow_mut().pop().unwrap_or_default()
+        self.spare.borrow_mut().take()
     }
 
-    pub(super) fn recycle(&self, mut vector: Vec<u64>) {
-        let mut spare = self.spare.borrow_mut();
-        if spare.len() < SPARE_MAX && vector.capacity() <= SPARE_WORDS_MAX {
-            vector.clear();
-            spare.push(vector);
-        }
+    pub(super) fn recycle(&self, vector: Vec<u64>) {
+        self.spare.borrow_mut().put(vector);
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::{
     Priority, Refusal, WINDOW,
-    link::Source,
+    connection::Source,
     message::{REPLY_HEADER, reply_header, reply_item},
     serve::Replies,
 };

@@ -44,7 +44,7 @@ use crate::{
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
     fabric::{Capabilities, Completion, Endpoint, Request, Verb},
-    messaging::{Channels, LINK_TICKET},
+    messaging::{CONNECTION_TICKET, Channels},
     pages::{FreePage, LocalPages},
     ptr::RemotePtr,
     sync::{Arc, yield_thread},
@@ -80,10 +80,11 @@ pub(crate) struct Inner {
 
 impl Inner {
     /// Rings the doorbell for what was posted and collects completions; false if there was neither.
-    fn exchange(&self) -> bool {
+    /// `last` of a turn?
+    fn exchange(&self, last: bool) -> bool {
         let mut news = false;
         if !self.channels.is_empty() {
-            news = self.channels.turn(self);
+            news = self.channels.turn(self, last);
         }
         let mut endpoint = self.endpoint.borrow_mut();
         let mut outbox = self.outbox.borrow_mut();
@@ -97,7 +98,7 @@ impl Inner {
         drop(endpoint);
         for completion in arrived.drain(..) {
             progress = true;
-            if completion.ticket.0 & LINK_TICKET != 0 {
+            if completion.ticket.0 & CONNECTION_TICKET != 0 {
                 self.channels.complete(completion);
             } else {
                 self.in_flight.complete(completion, &self.executor);
@@ -209,9 +210,9 @@ impl Worker {
     pub fn turn(&self) -> bool {
         let inner = &*self.handle.0;
         let mut progress = inner.executor.turn(|| {
-            inner.exchange();
+            inner.exchange(false);
         });
-        progress |= inner.exchange();
+        progress |= inner.exchange(true);
         inner.epoch.rest();
         progress
     }

@@ -3,6 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use anyhow::Context as _;
@@ -78,11 +80,11 @@ impl Bench {
         let fabric = Arc::new(MemFabric::in_process(1, 2 << 20, options)?);
         let listener = fabric.listen(server, &ListenOptions::default())?;
         let serve = ServeMessages { wait: Wait::Poll, seed, ..ServeMessages::default() };
+        stay_on_core(0);
         let messages = MessageServer::start(listener, &serve, |_| {
             stay_on_core(1);
             Ok(Box::new(Sink))
         })?;
-        stay_on_core(0);
         let compute = ComputeServer::join(fabric, ComputeOptions { seed, ..ComputeOptions::default() })?;
         let worker = compute.worker()?;
         let channel = worker.block_on(worker.channel(server))?;
@@ -144,21 +146,31 @@ impl Bench {
     }
 }
 
-/// Keeps the calling thread on one of the cores that it may use, if it has several: two threads on one core would measure
-/// the scheduler.
+/// Keeps the calling thread on one of the cores that the process may use, if it has several: two threads on one core would
+/// measure the scheduler.
 fn stay_on_core(number: usize) {
     #[cfg(target_os = "linux")]
-    // SAFETY: both sets are plain bits on the stack, as large as the calls are told, and used by nobody else.
-    unsafe {
-        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed) != 0 {
-            return;
-        }
-        let cores = (0..libc::CPU_SETSIZE as usize).filter(|core| libc::CPU_ISSET(*core, &allowed)).collect::<Vec<_>>();
+    {
+        // Before the first thread was confined: those that it starts afterwards are too.
+        static CORES: OnceLock<Vec<usize>> = OnceLock::new();
+        let cores = CORES.get_or_init(|| {
+            // SAFETY: a set is plain bits, on the stack, as large as the call is told, and used by nobody else.
+            let (outcome, allowed) = unsafe {
+                let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+                let outcome = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed);
+                (outcome, allowed)
+            };
+            // SAFETY: the numbers are below the size of a set.
+            let is_allowed = |core: &usize| unsafe { libc::CPU_ISSET(*core, &allowed) };
+            if outcome == 0 { (0..libc::CPU_SETSIZE as usize).filter(is_allowed).collect() } else { Vec::new() }
+        });
         if let (Some(&core), true) = (cores.get(number), cores.len() > 1) {
-            let mut one: libc::cpu_set_t = std::mem::zeroed();
-            libc::CPU_SET(core, &mut one);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
+            // SAFETY: as above.
+            unsafe {
+                let mut one: libc::cpu_set_t = std::mem::zeroed();
+                libc::CPU_SET(core, &mut one);
+                libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
+            }
         }
     }
     let _ = number;

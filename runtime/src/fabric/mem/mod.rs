@@ -50,6 +50,9 @@ use crate::{
 pub struct MemOptions {
     /// Nanoseconds added to every operation: it completes no sooner. Operations in flight overlap.
     pub latency_ns: u64,
+    /// Nanoseconds that each request occupies the way from an endpoint to a memory server, whatever its size: requests
+    /// go one after another, as through a network card, which takes so many a second and no more.
+    pub request_ns: u64,
     /// Bytes per second between one endpoint and one memory server; 0 for no limit.
     pub bandwidth_bytes_per_s: u64,
     /// Moves each READ and WRITE cache line by cache line in shuffled order, words within a line too, with other work let
@@ -65,6 +68,7 @@ impl Default for MemOptions {
     fn default() -> Self {
         Self {
             latency_ns: 0,
+            request_ns: 0,
             bandwidth_bytes_per_s: 0,
             nasty: false,
             ordered_writes: true,
@@ -75,7 +79,7 @@ impl Default for MemOptions {
 
 impl MemOptions {
     fn is_timed(&self) -> bool {
-        self.latency_ns != 0 || self.bandwidth_bytes_per_s != 0
+        self.latency_ns != 0 || self.request_ns != 0 || self.bandwidth_bytes_per_s != 0
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,0 +1,337 @@
+//! A channel's requests and what becomes of them: the slots, the link that carries them, and who waits for what.
+
+use std::{collections::VecDeque, rc::Rc};
+
+use super::{ChannelOptions, SwitchOver};
+use crate::{
+    buffer::Buffer,
+    error::Error,
+    fabric::Request,
+    messaging::{
+        IN_FLIGHT_WORDS, Priority, WINDOW,
+        connection::{Broken, Carrier, Connection, HowToSend, Source},
+        message::{FromServer, read_from_server},
+        spare::Spare,
+    },
+    ptr::ServerId,
+    worker::{Inner, counters::add, ops::Waiter},
+};
+
+/// Best-effort replies that one exchange takes, and their words.
+const BEST_EFFORT_MAX: usize = 64;
+const BEST_EFFORT_WORDS_MAX: usize = IN_FLIGHT_WORDS;
+/// A best-effort message of at most so many words waits for others, until the turn's end or there are so many.
+const COALESCE_WORDS: usize = 512;
+const COALESCE_MESSAGES: usize = 32;
+/// A slot keeps the memory of a message of at most so many words.
+const SLOT_WORDS_MAX: usize = 16 << 10;
+
+/// Why there is no reply.
+#[derive(Debug, Clone)]
+pub(super) enum Failure {
+    /// It was sent, and nobody can say what became of it.
+    Unknown(Rc<str>),
+    /// It was not sent.
+    Missing(Rc<str>),
+}
+
+impl Failure {
+    pub(super) fn into_error(self, server: ServerId) -> Error {
+        match self {
+            Self::Unknown(why) => Error::OutcomeUnknown { server, why: why.to_string() },
+            Self::Missing(why) => Error::ServerMissing { server, why: why.to_string() },
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) enum Progress {
+    #[default]
+    Free,
+    /// Not in a link's queue.
+    Waiting,
+    Sent,
+    Answered(Vec<u64>),
+    Failed(Failure),
+    /// Answered or failed, and nobody wanted to know.
+    Over,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) progress: Progress,
+    pub(super) message: Vec<u64>,
+    pub(super) priority: Option<Priority>,
+    pub(super) waiter: Option<Waiter>,
+    /// Whoever asked does not wait any more.
+    pub(super) abandoned: bool,
+}
+
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub(super) enum Phase {
+    Connecting,
+    Up,
+    Down,
+}
+
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) phase: Phase,
+    pub(super) link: Option<Connection>,
+    pub(super) generation: u32,
+    /// The incarnation of the memory server that knows this worker's session.
+    pub(super) incarnation: Option<u64>,
+    pub(super) slots: Slots,
+    pub(super) next: u64,
+    /// Everything below has been answered, or given up.
+    pub(super) lowest: u64,
+    /// Who waits for room, by priority, and who for a connection.
+    pub(super) waiting: [VecDeque<Waiter>; 2],
+    pub(super) connecting: Vec<Waiter>,
+    pub(super) spare: Spare,
+    pub(super) options: ChannelOptions,
+    pub(super) switch_words: usize,
+    pub(super) dirty: bool,
+    /// Measuring: does not count.
+    pub(super) quiet: bool,
+    pub(super) looks: u32,
+    pub(super) fruitless: u32,
+    pub(super) complaints: u64,
+    pub(super) why_down: Rc<str>,
+}
+
+#[derive(Debug)]
+pub(super) struct Slots(Vec<Slot>);
+
+impl Slots {
+    pub(super) fn of(&mut self, sequence: u64) -> &mut Slot {
+        &mut self.0[sequence as usize % WINDOW]
+    }
+}
+
+impl Source for Slots {
+    fn message(&self, number: u64) -> Option<&[u64]> {
+        let slot = &self.0[number as usize % WINDOW];
+        // A reply that comes before its request was sent whole is the server's mistake; the request still goes out whole.
+        (slot.message.get(1) == Some(&number)).then_some(&slot.message)
+    }
+}
+
+/// What links need of their worker.
+pub(super) struct WorkerCarrier<'a> {
+    inner: &'a Inner,
+    spare: &'a mut Spare,
+}
+
+impl Carrier for WorkerCarrier<'_> {
+    fn buffer(&mut self, words: usize) -> Result<Buffer, Error> {
+        self.inner.registered_buffer(words)
+    }
+
+    fn post(&mut self, request: Request) {
+        self.inner.outbox.borrow_mut().push(request);
+    }
+
+    fn vector(&mut self) -> Vec<u64> {
+        self.spare.take()
+    }
+}
+
+impl Core {
+    /// Without a link; nothing was asked yet.
+    pub(super) fn new(options: ChannelOptions) -> Self {
+        let switch_words = match options.switch_over {
+            SwitchOver::Above(words) => words,
+            SwitchOver::Measured => usize::MAX,
+        };
+        Self {
+            phase: Phase::Down,
+            link: None,
+            generation: 0,
+            incarnation: None,
+            slots: Slots((0..WINDOW).map(|_| Slot::default()).collect()),
+            next: 1,
+            lowest: 1,
+            waiting: Default::default(),
+            connecting: Vec::new(),
+            spare: Spare::new(WINDOW),
+            options,
+            switch_words,
+            dirty: false,
+            quiet: false,
+            looks: 0,
+            fruitless: 0,
+            complaints: 0,
+            why_down: "".into(),
+        }
+    }
+
+    /// Receives and sends.
+    pub(super) fn exchange(&mut self, inner: &Inner) -> Result<(), Broken> {
+        for priority in Priority::ALL {
+            let (mut taken, mut words) = (0, 0);
+            loop {
+                let Some(link) = &mut self.link else { return Ok(()) };
+                let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
+                let Some(message) = link.receive(priority, carrier)? else { break };
+                taken += 1;
+                words += message.len();
+                self.take_message(inner, message);
+                let enough = taken == BEST_EFFORT_MAX || words >= BEST_EFFORT_WORDS_MAX;
+                if priority == Priority::BestEffort && enough {
+                    self.dirty = true;
+                    break;
+                }
+            }
+        }
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
+        link.release(carrier);
+        if self.phase == Phase::Up {
+            link.send_out(&self.slots, carrier)?;
+            link.sent.clear();
+        }
+        let moved = std::mem::take(&mut link.words_moved);
+        if !self.quiet {
+            add(&inner.counters.bytes, moved * 8);
+        }
+        Ok(())
+    }
+
+    fn take_message(&mut self, inner: &Inner, message: Vec<u64>) {
+        match read_from_server(&message) {
+            Ok(FromServer::Reply(reply)) => {
+                let sequence = reply.sequence;
+                let in_window = self.lowest <= sequence && sequence < self.next;
+                if in_window && matches!(self.slots.of(sequence).progress, Progress::Sent) {
+                    self.fruitless = 0;
+                    self.settle(inner, sequence, Progress::Answered(message));
+                    return;
+                }
+            }
+            Ok(FromServer::Welcome { server, resumed }) => self.welcome(inner, server, resumed),
+            Ok(FromServer::Complaint(_)) => self.complaints += 1,
+            Err(why) => {
+                tracing::warn!(%why, "a malformed message of the memory server");
+                self.complaints += 1;
+            }
+        }
+        self.recycle(message);
+    }
+
+    pub(super) fn recycle(&mut self, message: Vec<u64>) {
+        self.spare.put(message);
+    }
+
+    fn welcome(&mut self, inner: &Inner, server: u64, resumed: bool) {
+        let same = self.incarnation.replace(server) == Some(server) && resumed;
+        self.phase = Phase::Up;
+        self.dirty = true;
+        if let Some(link) = &mut self.link {
+            // The welcome is nobody's message.
+            link.words_moved = 0;
+        }
+        self.tell_how_to_send(inner);
+        for sequence in self.lowest..self.next {
+            match self.slots.of(sequence).progress {
+                Progress::Sent if !same => {
+                    let why = "it has lost what it knew of this worker";
+                    self.settle(inner, sequence, Progress::Failed(Failure::Unknown(why.into())));
+                }
+                Progress::Sent | Progress::Waiting => {
+                    self.send(sequence);
+                }
+                _ => {}
+            }
+        }
+        self.wake_connecting(inner);
+    }
+
+    /// Sends as the channel is set to, and has the memory server do the same.
+    pub(super) fn tell_how_to_send(&mut self, inner: &Inner) {
+        let Some(link) = &mut self.link else { return };
+        let how = HowToSend { switch_words: self.switch_words, coalesce: self.options.coalesce };
+        how.apply(link.sending());
+        link.post_control_word(how.word(), &mut WorkerCarrier { inner, spare: &mut self.spare });
+    }
+
+    /// Puts a request in the link's queue; true if it should not wait there for others.
+    pub(super) fn send(&mut self, sequence: u64) -> bool {
+        let slot = self.slots.of(sequence);
+        let (Some(link), Some(priority)) = (&mut self.link, slot.priority) else { return false };
+        link.enqueue(priority, sequence);
+        slot.progress = Progress::Sent;
+        self.dirty = true;
+        let is_small = self.options.coalesce && slot.message.len() <= COALESCE_WORDS;
+        let unanswered = (self.next - self.lowest) as usize;
+        !is_small || priority == Priority::Latency || link.queued() >= (unanswered / 4).clamp(4, COALESCE_MESSAGES)
+    }
+
+    /// Everything unanswered fails.
+    pub(super) fn fail(&mut self, inner: &Inner, why: &str) {
+        let why: Rc<str> = why.into();
+        self.phase = Phase::Down;
+        self.why_down = Rc::clone(&why);
+        for sequence in self.lowest..self.next {
+            let failure = match self.slots.of(sequence).progress {
+                Progress::Sent => Failure::Unknown(Rc::clone(&why)),
+                Progress::Waiting => Failure::Missing(Rc::clone(&why)),
+                _ => continue,
+            };
+            self.settle(inner, sequence, Progress::Failed(failure));
+        }
+        self.wake_connecting(inner);
+        self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).for_each(|waiter| waiter.wake(&inner.executor));
+    }
+
+    /// A request has come to its end.
+    fn settle(&mut self, inner: &Inner, sequence: u64, end: Progress) {
+        let slot = self.slots.of(sequence);
+        slot.progress = end;
+        if slot.abandoned {
+            if let Progress::Answered(message) = std::mem::replace(&mut slot.progress, Progress::Over) {
+                self.recycle(message);
+            }
+        } else if let Some(waiter) = slot.waiter.take() {
+            waiter.wake(&inner.executor);
+        }
+        self.advance(inner);
+    }
+
+    /// Frees the slots that are over, in order, and lets those go on that wait for one.
+    pub(super) fn advance(&mut self, inner: &Inner) {
+        let before = self.lowest;
+        while self.lowest < self.next {
+            let slot = self.slots.of(self.lowest);
+            if !matches!(slot.progress, Progress::Over) {
+                break;
+            }
+            slot.progress = Progress::Free;
+            slot.abandoned = false;
+            if slot.message.capacity() > SLOT_WORDS_MAX {
+                self.spare.put(std::mem::take(&mut slot.message));
+            }
+            self.lowest += 1;
+        }
+        if self.lowest == before || self.waiting.iter().all(VecDeque::is_empty) {
+            return;
+        }
+        for priority in Priority::ALL {
+            let room = window(priority).saturating_sub(self.next - self.lowest) as usize;
+            let waiting = &mut self.waiting[priority.index()];
+            waiting.drain(..room.min(waiting.len())).for_each(|waiter| waiter.wake(&inner.executor));
+        }
+    }
+
+    fn wake_connecting(&mut self, inner: &Inner) {
+        self.connecting.drain(..).for_each(|waiter| waiter.wake(&inner.executor));
+    }
+}
+
+/// Unanswered requests of this priority at most: the urgent ones have the last part for themselves.
+pub(super) fn window(priority: Priority) -> u64 {
+    match priority {
+        Priority::Latency => WINDOW as u64,
+        Priority::BestEffort => WINDOW as u64 * 7 / 8,
+    }
+}

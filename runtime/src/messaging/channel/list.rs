@@ -1,0 +1,158 @@
+//! The channels of a worker, and the link of each: made, looked after, and made again when it is lost.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
+
+use super::core::{Core, Phase};
+use crate::{
+    error::Error,
+    fabric::{
+        Completion,
+        link::{LinkState, PeerId},
+    },
+    messaging::connection::{Broken, Connection, Sending},
+    ptr::ServerId,
+    worker::Inner,
+};
+
+/// Exchanges without news after which a channel that waits asks what has become of its link.
+const LOOKS_MAX: u32 = 4096;
+/// Links that may be lost one after another without a single reply.
+const FRUITLESS_MAX: u32 = 3;
+
+/// What a worker keeps of a channel.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) server: ServerId,
+    pub(super) core: RefCell<Core>,
+}
+
+/// The channels of a worker.
+#[derive(Debug, Default)]
+pub(crate) struct Channels {
+    pub(super) list: RefCell<Vec<Rc<State>>>,
+    pub(super) any: Cell<bool>,
+    /// A message has been queued that had better not wait for others to come with it.
+    pub(super) pressing: Cell<bool>,
+}
+
+impl Channels {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.any.get()
+    }
+
+    /// Takes what has come and posts what is to be sent; false if there was neither. Before the `last` exchange of a turn
+    /// it does so only if something presses: the more comes together, the less each message costs.
+    pub(crate) fn turn(&self, inner: &Inner, last: bool) -> bool {
+        if !self.pressing.replace(false) && !last {
+            return false;
+        }
+        let mut progress = false;
+        for index in 0.. {
+            let Some(state) = self.list.borrow().get(index).cloned() else { break };
+            progress |= state.turn(inner);
+        }
+        progress
+    }
+
+    /// Takes a completion of a link's request.
+    pub(crate) fn complete(&self, completion: Completion) {
+        let server = Connection::other_of(completion.ticket);
+        let list = self.list.borrow();
+        let Some(state) = list.iter().find(|state| state.server == server) else { return };
+        let core = &mut *state.core.borrow_mut();
+        core.dirty = true;
+        if let Some(link) = &mut core.link {
+            link.complete(completion);
+        }
+    }
+
+    /// The worker ends: closes all links.
+    pub(crate) fn close(&self, inner: &Inner) {
+        for state in self.list.take() {
+            state.fail(inner, "its worker has ended");
+        }
+        self.any.set(false);
+    }
+}
+
+impl State {
+    fn turn(&self, inner: &Inner) -> bool {
+        let core = &mut *self.core.borrow_mut();
+        let Some(link) = &mut core.link else { return false };
+        let news = core.dirty || link.has_news();
+        if news {
+            core.looks = 0;
+            core.dirty = false;
+            match core.exchange(inner) {
+                Ok(()) => {}
+                Err(Broken::Flaw(flaw)) => core.fail(inner, &format!("the memory server broke the protocol: {flaw}")),
+                Err(Broken::Failed(error)) => self.connect_again(core, inner, &error.to_string()),
+            }
+        } else {
+            core.looks += 1;
+            if core.looks < LOOKS_MAX {
+                return false;
+            }
+            core.looks = 0;
+            self.look_after(core, inner);
+        }
+        if core.phase == Phase::Down && core.link.take().is_some() {
+            inner.endpoint.borrow_mut().disconnect(self.server);
+        }
+        news
+    }
+
+    /// Nothing has come for a while: asks what has become of the link, if somebody waits.
+    fn look_after(&self, core: &mut Core, inner: &Inner) {
+        let is_sending = core.link.as_ref().is_some_and(Connection::is_sending);
+        if core.phase == Phase::Connecting || core.next != core.lowest || is_sending {
+            let state = inner.endpoint.borrow_mut().link_state(self.server);
+            match state {
+                LinkState::Up => {}
+                LinkState::Dismissed => self.connect_again(core, inner, "the memory server has closed the link"),
+                LinkState::Dead => core.fail(inner, "the memory server is gone"),
+            }
+        }
+    }
+
+    fn fail(&self, inner: &Inner, why: &str) {
+        let core = &mut *self.core.borrow_mut();
+        core.fail(inner, why);
+        core.link = None;
+        inner.endpoint.borrow_mut().disconnect(self.server);
+    }
+
+    /// Opens a link. What is unanswered stays in its slots.
+    pub(super) fn connect(&self, core: &mut Core, inner: &Inner) -> Result<(), Error> {
+        let who = PeerId { owner: inner.compute.owner, worker: inner.number };
+        let memory = inner.endpoint.borrow_mut().connect(self.server, who)?;
+        core.generation = core.generation.wrapping_add(1);
+        let sending = Sending {
+            ordered: inner.capabilities.ordered_writes,
+            coalesce: core.options.coalesce,
+            switch_words: core.switch_words,
+        };
+        let link = Connection::new(memory, self.server, core.generation, sending);
+        let too_small = || Error::ServerMissing { server: self.server, why: "it opens too little memory".into() };
+        core.link = Some(link.ok_or_else(too_small)?);
+        core.phase = Phase::Connecting;
+        core.dirty = true;
+        Ok(())
+    }
+
+    fn connect_again(&self, core: &mut Core, inner: &Inner, why: &str) {
+        core.fruitless += 1;
+        tracing::debug!(server = %self.server, why, "lost a link");
+        let connected =
+            if core.fruitless > FRUITLESS_MAX { Err(None) } else { self.connect(core, inner).map_err(Some) };
+        match connected {
+            Ok(()) => {}
+            Err(None) => core.fail(inner, why),
+            Err(Some(error)) => core.fail(inner, &format!("{why}, and: {error}")),
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! A worker's side: requests, their replies, and what happens when a link is lost.
+//!
+//! A worker has one channel to each memory server, whoever asks for it. Requests are numbered and wait in slots, with
+//! their words, until their replies have come: so they can be sent again. The worker looks at its channels at every exchange
+//! ([`Channels::turn`]); all that tasks have asked for since the last one goes out together.
+//!
+//! When the memory server has dismissed the link, the worker connects again. If the same server answers and still has the
+//! session, everything unanswered is sent again, and nothing is done twice. If it is another incarnation, or it is gone, what
+//! was sent and not answered ends in [`Error::OutcomeUnknown`].
+
+mod batch;
+mod core;
+mod list;
+mod reply;
+
+use std::{cell::RefCell, fmt, future::poll_fn, rc::Rc, task::Poll};
+
+pub(crate) use self::list::Channels;
+pub use self::{
+    batch::{Batch, multicast},
+    reply::Reply,
+};
+use self::{
+    core::{Core, Phase, Progress, window},
+    list::State,
+    reply::{Pending, first_item_of, items_of},
+};
+use super::{
+    Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal,
+    message::{ITEMS_MAX, ReplyItem, begin_request, push_item},
+};
+use crate::{
+    error::Error,
+    ptr::ServerId,
+    wire::Wire,
+    worker::{Handle, counters::add, ops::Waiter},
+};
+
+/// From which size on a message is announced and fetched instead of written into the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SwitchOver {
+    /// As measured, once, by the first channel of the compute server.
+    #[default]
+    Measured,
+    /// Messages of more than so many words; `usize::MAX` for none.
+    Above(usize),
+}
+
+/// How a channel sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChannelOptions {
+    /// When to announce.
+    pub switch_over: SwitchOver,
+    /// Sends several requests in one write, and gets several replies in one.
+    pub coalesce: bool,
+}
+
+impl Default for ChannelOptions {
+    fn default() -> Self {
+        Self { switch_over: SwitchOver::Measured, coalesce: true }
+    }
+}
+
+/// A worker's way to send requests to one memory server. Cheap to clone; see the [module](super) for an example.
+#[derive(Clone)]
+pub struct Channel {
+    handle: Handle,
+    state: Rc<State>,
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("server", &self.state.server).finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// The channel to a memory server, opened if it is not. The first one of a compute server measures which messages are
+    /// better announced than written, which takes about a tenth of a second.
+    ///
+    /// # Errors
+    /// [`Error::ServerMissing`] if the memory server takes no messages.
+    pub async fn channel(&self, server: ServerId) -> Result<Channel, Error> {
+        self.channel_with(server, ChannelOptions::default()).await
+    }
+
+    /// The channel to a memory server, opened with these options if it is not open.
+    ///
+    /// # Errors
+    /// As [`Handle::channel`].
+    pub async fn channel_with(&self, server: ServerId, options: ChannelOptions) -> Result<Channel, Error> {
+        let channels = &self.inner().channels;
+        let found = channels.list.borrow().iter().find(|state| state.server == server).cloned();
+        let state = match found {
+            Some(state) => state,
+            None => {
+                let core = Core::new(options);
+                let state = Rc::new(State { server, core: RefCell::new(core) });
+                let mut core = state.core.borrow_mut();
+                state.connect(&mut core, self.inner())?;
+                drop(core);
+                channels.list.borrow_mut().push(Rc::clone(&state));
+                channels.any.set(true);
+                state
+            }
+        };
+        let channel = Channel { handle: self.clone(), state };
+        channel.connected().await?;
+        if channel.state.core.borrow().options.switch_over == SwitchOver::Measured {
+            let words = super::probe::switch_words(&channel).await?;
+            channel.set_switch_over(words);
+        }
+        Ok(channel)
+    }
+}
+
+impl Channel {
+    /// The memory server.
+    pub fn server(&self) -> ServerId {
+        self.state.server
+    }
+
+    /// What the memory server last said of its load; none before its first report.
+    pub fn load(&self) -> Option<Load> {
+        self.state.core.borrow().link.as_ref().and_then(|link| Load::read(link.control_word()))
+    }
+
+    /// Messages of more words are announced and fetched.
+    pub fn switch_words(&self) -> usize {
+        self.state.core.borrow().switch_words
+    }
+
+    /// Messages that made no sense to the memory server, or that it sent and that made no sense here.
+    pub fn complaints(&self) -> u64 {
+        self.state.core.borrow().complaints
+    }
+
+    /// From now on messages of more words are announced and fetched, in both directions.
+    pub fn set_switch_over(&self, words: usize) {
+        let core = &mut *self.state.core.borrow_mut();
+        core.switch_words = words;
+        core.tell_how_to_send(self.handle.inner());
+    }
+
+    /// From now on several messages go in one write, or each in its own, in both directions.
+    pub fn set_coalesce(&self, coalesce: bool) {
+        let core = &mut *self.state.core.borrow_mut();
+        core.options.coalesce = coalesce;
+        core.tell_how_to_send(self.handle.inner());
+    }
+
+    pub(super) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(super) fn set_quiet(&self, quiet: bool) {
+        self.state.core.borrow_mut().quiet = quiet;
+    }
+
+    /// Sends a request and waits for the reply. Waits first while [`WINDOW`] others are unanswered (of a
+    /// best-effort one, seven eighths of that). Once begun it goes on if
+    /// the future is dropped; only its reply is lost.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the memory server or its service refuses; [`Error::ServerMissing`] if it is not there, and the
+    /// request was not sent; [`Error::OutcomeUnknown`] if it was sent and the server lost; [`Error::Malformed`] if the
+    /// parameters are longer than a message.
+    pub async fn request<P: Wire>(&self, kind: Kind, params: &P, priority: Priority) -> Result<Reply, Error> {
+        let words = self.send(priority, 1, |to| push_item(to, kind, |to| params.encode(to))).await?;
+        let item = first_item_of(&words);
+        self.reply(words, item, kind)
+    }
+
+    /// As [`Channel::request`], with parameters that are words already.
+    ///
+    /// # Errors
+    /// As [`Channel::request`].
+    pub async fn request_words(&self, kind: Kind, params: &[u64], priority: Priority) -> Result<Reply, Error> {
+        let words = self.send(priority, 1, |to| push_item(to, kind, |to| to.extend_from_slice(params))).await?;
+        let item = first_item_of(&words);
+        self.reply(words, item, kind)
+    }
+
+    /// Sends the requests of a batch in one message and waits for all their replies, which come in one message too. The
+    /// outer error is that of the message.
+    ///
+    /// # Errors
+    /// As [`Channel::request`]; [`Error::BadOption`] if the batch is empty.
+    pub async fn batch(&self, batch: &Batch, priority: Priority) -> Result<Vec<Result<Reply, Error>>, Error> {
+        if batch.kinds.is_empty() || batch.kinds.len() > ITEMS_MAX {
+            let why = format!("{} requests; a batch has 1 to {ITEMS_MAX}", batch.kinds.len());
+            return Err(Error::BadOption { option: "batch", why });
+        }
+        let words = self.send(priority, batch.kinds.len(), |to| to.extend_from_slice(&batch.words)).await?;
+        let mut items: Vec<Option<ReplyItem>> = vec![None; batch.kinds.len()];
+        for item in items_of(&words) {
+            // A message that was refused as a whole has one item.
+            if item.status == Err(Refusal::Malformed) && item.index == 0 {
+                items.fill(Some(item.clone()));
+            }
+            let index = item.index;
+            if let Some(place) = items.get_mut(index) {
+                *place = Some(item);
+            }
+        }
+        let replies = items.into_iter().zip(&batch.kinds);
+        let replies = replies.map(|(item, &kind)| self.reply(words.clone(), item, kind)).collect();
+        self.state.core.borrow_mut().recycle(words);
+        Ok(replies)
+    }
+
+    fn reply(&self, words: Vec<u64>, item: Option<ReplyItem>, kind: Kind) -> Result<Reply, Error> {
+        let (status, range) = item.map_or((Err(Refusal::Unanswered), 0..0), |item| (item.status, item.words));
+        let reply = Reply { words, range, home: Rc::clone(&self.state) };
+        match status {
+            Ok(()) => Ok(reply),
+            Err(Refusal::Forgotten) => {
+                let why = "it was carried out once, and its reply is lost".into();
+                Err(Error::OutcomeUnknown { server: self.state.server, why })
+            }
+            Err(why) => Err(Error::Refused { server: self.state.server, kind: kind.0, why }),
+        }
+    }
+
+    /// Waits until the link is up. Opens it if it is down.
+    async fn connected(&self) -> Result<(), Error> {
+        let mut tried = false;
+        poll_fn(|cx| {
+            let inner = self.handle.inner();
+            let core = &mut *self.state.core.borrow_mut();
+            if core.phase == Phase::Down {
+                let why = &core.why_down;
+                if std::mem::replace(&mut tried, true) {
+                    return Poll::Ready(Err(Error::ServerMissing { server: self.state.server, why: why.to_string() }));
+                }
+                if inner.ended.get() {
+                    let why = "this worker has ended".into();
+                    return Poll::Ready(Err(Error::ServerMissing { server: self.state.server, why }));
+                }
+                core.fruitless = 0;
+                if let Err(error) = self.state.connect(core, inner) {
+                    return Poll::Ready(Err(error));
+                }
+            }
+            if core.phase == Phase::Up {
+                return Poll::Ready(Ok(()));
+            }
+            tried = true;
+            core.connecting.push(Waiter::of(cx, &inner.executor));
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Sends a message of so many items; the words of its reply.
+    pub(super) async fn send(
+        &self,
+        priority: Priority,
+        items: usize,
+        encode: impl FnOnce(&mut Vec<u64>),
+    ) -> Result<Vec<u64>, Error> {
+        let server = self.state.server;
+        if !self.has_room(priority) {
+            self.room(priority).await?;
+        }
+        let sequence = {
+            let core = &mut *self.state.core.borrow_mut();
+            let sequence = core.next;
+            let lowest = core.lowest;
+            let slot = core.slots.of(sequence);
+            slot.message.clear();
+            if slot.message.capacity() == 0 {
+                slot.message = core.spare.take();
+            }
+            begin_request(&mut slot.message, items, sequence, lowest);
+            encode(&mut slot.message);
+            if slot.message.len() > MESSAGE_WORDS_MAX {
+                slot.message = Vec::new();
+                return Err(Error::Malformed("a request is longer than MESSAGE_WORDS_MAX"));
+            }
+            slot.priority = Some(priority);
+            slot.progress = Progress::Waiting;
+            core.next += 1;
+            if core.phase == Phase::Up && core.send(sequence) {
+                self.handle.inner().channels.pressing.set(true);
+            }
+            if !core.quiet {
+                let counters = &self.handle.inner().counters;
+                add(&counters.two_sided, 1);
+                add(&counters.round_trips, 1);
+            }
+            sequence
+        };
+        let outcome = Pending { state: &self.state, handle: &self.handle, sequence, over: false }.await;
+        outcome.map_err(|failure| failure.into_error(server))
+    }
+
+    #[inline]
+    fn has_room(&self, priority: Priority) -> bool {
+        let core = self.state.core.borrow();
+        core.phase != Phase::Down && core.next - core.lowest < window(priority)
+    }
+
+    /// Waits for a free slot, and for the link to be opened again if it is down.
+    async fn room(&self, priority: Priority) -> Result<(), Error> {
+        loop {
+            if self.state.core.borrow().phase == Phase::Down {
+                self.connected().await?;
+            }
+            let is_down = poll_fn(|cx| {
+                let core = &mut *self.state.core.borrow_mut();
+                if core.phase == Phase::Down {
+                    return Poll::Ready(true);
+                }
+                if core.next - core.lowest < window(priority) {
+                    return Poll::Ready(false);
+                }
+                core.waiting[priority.index()].push_back(Waiter::of(cx, &self.handle.inner().executor));
+                Poll::Pending
+            });
+            if !is_down.await {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Two ends of a link and a wire between them that a test moves forward, one request at a time: what is counted here does
+//! not depend on anybody's speed.
+
+use std::collections::VecDeque;
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use super::*;
+use crate::{
+    buffer::Buffers,
+    clock::Clock,
+    fabric::{
+        Endpoint, Fabric,
+        link::{Change, DEFAULT_LINK_BYTES, ListenOptions, Listener, PeerId, Port},
+        mem::{MemFabric, MemOptions},
+    },
+    lock::OwnerId,
+    messaging::IN_FLIGHT_WORDS,
+};
+
+/// What one side has posted and the wire has not carried yet.
+struct Posts<'a> {
+    buffers: &'a Buffers,
+    wire: &'a mut VecDeque<(Side, Request)>,
+    side: Side,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Server,
+    Worker,
+}
+
+impl Carrier for Posts<'_> {
+    fn buffer(&mut self, words: usize) -> Result<Buffer, Error> {
+        self.buffers.take(words, |_, _| Ok(Default::default()))
+    }
+
+    fn post(&mut self, request: Request) {
+        self.wire.push_back((self.side, request));
+    }
+
+    fn vector(&mut self) -> Vec<u64> {
+        Vec::new()
+    }
+}
+
+/// Messages by their numbers.
+struct Messages(Vec<Vec<u64>>);
+
+impl Source for Messages {
+    fn message(&self, number: u64) -> Option<&[u64]> {
+        self.0.get(number as usize).map(Vec::as_slice)
+    }
+}
+
+/// A server's and a worker's end. All requests of both go over one wire, in the order of posting.
+struct Pair {
+    server: Connection,
+    worker: Connection,
+    wire: VecDeque<(Side, Request)>,
+    // Before the buffers, which requests under way hold.
+    port: Box<dyn Port>,
+    endpoint: Box<dyn Endpoint>,
+    buffers: Buffers,
+    _fabric: (MemFabric, Box<dyn Listener>),
+}
+
+impl Pair {
+    fn new(switch_words: usize, link_bytes: usize) -> Self {
+        let fabric = MemFabric::in_process(1, 2 << 20, MemOptions::default()).unwrap();
+        let id = ServerId::new(0).unwrap();
+        let listener = fabric.listen(id, &ListenOptions { link_bytes, ..ListenOptions::default() }).unwrap();
+        let mut port = listener.port(0, 1, Clock::monotonic()).unwrap();
+        let mut endpoint = fabric.endpoint(1, Clock::monotonic()).unwrap();
+        let who = PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 };
+        let own = endpoint.connect(id, who).unwrap();
+        let mut changes = Vec::new();
+        port.changes(true, &mut changes);
+        let Some(Change::Joined { peer, memory, .. }) = changes.pop() else { panic!("nobody joined") };
+        let sending = Sending { ordered: true, coalesce: true, switch_words };
+        Self {
+            server: Connection::new(memory, peer, 1, sending).unwrap(),
+            worker: Connection::new(own, id, 1, sending).unwrap(),
+            wire: VecDeque::new(),
+            port,
+            endpoint,
+            buffers: Buffers::default(),
+            _fabric: (fabric, listener),
+        }
+    }
+
+    fn server_sends(&mut self, messages: &Messages) {
+        let carrier = &mut Posts { buffers: &self.buffers, wire: &mut self.wire, side: Side::Server };
+        self.server.send_out(messages, carrier).unwrap();
+        self.server.release(carrier);
+        self.server.sent.clear();
+    }
+
+    /// The next message that the worker takes, urgent ones first, and what it asks for on the way.
+    fn worker_takes(&mut self) -> Option<(Priority, Vec<u64>)> {
+        let carrier = &mut Posts { buffers: &self.buffers, wire: &mut self.wire, side: Side::Worker };
+        let taken = Priority::ALL
+            .into_iter()
+            .find_map(|priority| self.worker.receive(priority, carrier).unwrap().map(|message| (priority, message)));
+        self.worker.release(carrier);
+        taken
+    }
+
+    /// Whether an urgent message stands whole in the worker's ring.
+    fn urgent_is_there(&self) -> bool {
+        let head = self.worker.own[Control::Head(Priority::Latency).index()].load(Ordering::Acquire);
+        self.worker.incoming[Priority::Latency.index()].consumer.position() != head
+    }
+
+    /// Carries one request; the words of payload that it moved.
+    fn carry(&mut self) -> Option<usize> {
+        let (side, request) = self.wire.pop_front()?;
+        let words = match &request.verb {
+            Verb::Read(buffer) | Verb::Write(buffer) => buffer.len(),
+            _ => 0,
+        };
+        let (endpoint, end): (&mut dyn Endpoint, _) = match side {
+            Side::Server => (&mut *self.port, &mut self.server),
+            Side::Worker => (&mut *self.endpoint, &mut self.worker),
+        };
+        endpoint.ring(&mut vec![request]);
+        let mut completions = Vec::new();
+        endpoint.poll(&mut completions);
+        completions.into_iter().for_each(|completion| end.complete(completion));
+        Some(words)
+    }
+}
+
+/// A reply of 16 MiB is under way; urgent ones of 64 bytes are sent at random moments. Counts the words that the wire carries
+/// from the moment when an urgent one is sent until the worker has it.
+fn an_urgent_message_waits_for_little(switch_words: usize, link_bytes: usize) {
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let messages = Messages(vec![(0..2 << 20).collect(), (0..8).collect()]);
+    let mut pair = Pair::new(switch_words, link_bytes);
+    pair.server.enqueue(Priority::BestEffort, 0);
+    let (mut urgent, mut most, mut done) = (0, 0, false);
+    while !done {
+        for _ in 0..rng.random_range(0..40) {
+            match rng.random_range(0..4) {
+                0 => pair.server_sends(&messages),
+                1 => {
+                    if let Some((priority, message)) = pair.worker_takes() {
+                        assert_eq!(priority, Priority::BestEffort);
+                        assert!(message == messages.0[0], "the large message has arrived as it was");
+                        done = true;
+                    }
+                }
+                _ => {
+                    pair.carry();
+                }
+            }
+        }
+        if done {
+            break;
+        }
+        pair.server.enqueue(Priority::Latency, 1);
+        pair.server_sends(&messages);
+        let mut before_it = 0;
+        // The worker looks after every request: whatever is there when the urgent one is, it does not take first.
+        while !pair.urgent_is_there() {
+            before_it += pair.carry().expect("an urgent message that was sent is on the wire");
+        }
+        let taken = pair.worker_takes();
+        assert_eq!(taken, Some((Priority::Latency, messages.0[1].clone())), "what is urgent is taken first");
+        urgent += 1;
+        most = most.max(before_it);
+    }
+    println!("{urgent} urgent messages; at most {most} words before one");
+    assert!(urgent > 30, "{urgent}");
+    // Its own frame, and those that carry or announce parts of the large one: no more than the pool has pieces.
+    let bound = IN_FLIGHT_WORDS + 9 + 2 * 32;
+    assert!(most <= bound, "{most} words were carried before an urgent message; {bound} are allowed");
+}
+
+#[test]
+fn an_urgent_message_waits_for_little_by_the_ring() {
+    // A ring that would hold more than may be on its way.
+    an_urgent_message_waits_for_little(usize::MAX, 4 << 20);
+}
+
+#[test]
+fn an_urgent_message_waits_for_little_by_rendezvous() {
+    an_urgent_message_waits_for_little(100, DEFAULT_LINK_BYTES);
+}
