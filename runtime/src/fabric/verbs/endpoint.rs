@@ -105,6 +105,7 @@ impl Endpoint for VerbsEndpoint {
             atomic_against_cpu: global,
             inline_bytes: self.setup.inline_bytes as usize,
             gather_max: self.setup.gather_max as usize,
+            works_in_doorbell: device.is_software,
         }
     }
 
