@@ -288,7 +288,7 @@ impl ServeArgs {
             FabricChoice::Mem => {
                 ensure!(
                     self.listen.is_none() && !self.verbs.is_given(),
-                    "--listen, --device, --gid-index and --secret-file are for --fabric verbs"
+                    "--listen, --device, --gid-index, --setup and --secret-file are for --fabric verbs"
                 );
                 ensure!(self.dir.is_some(), "--dir is missing: the cluster's folder, the same for all its servers");
             }

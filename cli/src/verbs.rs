@@ -13,7 +13,7 @@ mod without {
     use farlink_runtime::fabric::Fabric;
 
     use crate::args::{DevicesArgs, ServeArgs};
-    use crate::place::SharedSecret;
+    use crate::place::{Setup, SharedSecret};
 
     const BUILD: &str = "this farlink was built without RDMA; build it with `cargo build --release -p farlink --features \
                          verbs` (on Debian that needs libibverbs-dev, librdmacm-dev, pkg-config and libclang-14-dev, and \
@@ -23,6 +23,7 @@ mod without {
         _servers: &[String],
         _device: Option<&str>,
         _gid_index: Option<u8>,
+        _setup: Setup,
         _secret: &SharedSecret,
     ) -> anyhow::Result<Arc<dyn Fabric>> {
         bail!(BUILD)
@@ -45,12 +46,12 @@ mod with {
     use anyhow::ensure;
     use farlink_runtime::fabric::Fabric;
     use farlink_runtime::fabric::verbs::{
-        self, DeviceChoice, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions,
-        VerbsServer,
+        self, ConnectBy, DeviceChoice, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions,
+        VerbsServeOptions, VerbsServer,
     };
 
     use crate::args::{DevicesArgs, ServeArgs};
-    use crate::place::{SECRET_VARIABLE, SharedSecret};
+    use crate::place::{SECRET_VARIABLE, Setup, SharedSecret};
     use crate::serve::{StopSignals, announce_ready};
     use crate::units::show_bytes;
 
@@ -58,16 +59,28 @@ mod with {
         DeviceChoice { name: device.map(str::to_owned), port: None, gid_index }
     }
 
+    fn connect_by(setup: Setup) -> ConnectBy {
+        match setup {
+            Setup::Auto => ConnectBy::Auto,
+            Setup::Cm => ConnectBy::Manager,
+            Setup::Tcp => ConnectBy::Hand,
+        }
+    }
+
     /// The way to memory servers over RDMA.
     pub(crate) fn fabric(
         servers: &[String],
         device: Option<&str>,
         gid_index: Option<u8>,
+        setup: Setup,
         secret: &SharedSecret,
     ) -> anyhow::Result<Arc<dyn Fabric>> {
         let secret = Secret::new(secret.0.as_bytes())?;
-        let options =
-            VerbsOptions { device: choice(device, gid_index), ..VerbsOptions::new(servers.iter().cloned(), secret) };
+        let options = VerbsOptions {
+            device: choice(device, gid_index),
+            connect_by: connect_by(setup),
+            ..VerbsOptions::new(servers.iter().cloned(), secret)
+        };
         Ok(Arc::new(VerbsFabric::connect(&options)?))
     }
 
@@ -92,12 +105,17 @@ mod with {
             bytes: args.bytes.unwrap_or(defaults.bytes),
             listen: args.listen.unwrap_or(defaults.listen),
             device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
+            connect_by: connect_by(args.verbs.setup),
             ..defaults
         })?;
         if given.is_none() {
             writeln!(out, "{SECRET_VARIABLE}={}", String::from_utf8_lossy(secret.reveal()))?;
         }
-        writeln!(out, "farlink server {} listens on verbs://{}", args.server, server.address())?;
+        let setup = match server.manager() {
+            Some(manager) => format!("connections by rdma_cm at {manager}"),
+            None => "connections by hand".to_owned(),
+        };
+        writeln!(out, "farlink server {} listens on verbs://{}, {setup}", args.server, server.address())?;
         announce_ready(out, args.server)?;
         signals.wait();
         drop(server);

@@ -1,14 +1,21 @@
 //! Several compute servers in one process, their workers on threads, over memory that behaves badly: every kind of fabric,
-//! proof and page size, with operations that are dropped in mid-flight. `FARLINK_THREADS_SECONDS` says how long for each.
+//! proof and page size, with operations that are dropped in mid-flight. `FARLINK_THREADS_SECONDS` says how long for each;
+//! on a slow machine it takes as long as it takes to see splits, merges and conflicts.
 
 use std::{
     path::Path,
     rc::Rc,
-    sync::{Arc, Barrier, Mutex, PoisonError},
+    sync::{
+        Arc, Barrier, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use farlink_runtime::fabric::Fabric;
+use farlink_runtime::{
+    fabric::Fabric,
+    worker::{Counters, Handle},
+};
 use farlink_structures::map::Map;
 use farlink_tests::{
     backend::{Cluster, Manners},
@@ -37,13 +44,38 @@ fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     Summary::judge(&fabric, options, history, tale, begun.elapsed().as_secs_f64())
 }
 
+/// After its time, a run waits for so long at most until all has happened that it is about.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What has happened to any of the workers.
+#[derive(Debug, Default)]
+struct Happened {
+    split: AtomicBool,
+    merge: AtomicBool,
+    conflict: AtomicBool,
+}
+
+impl Happened {
+    /// Adds what has happened to one of them; whether all of it has happened by now.
+    fn note(&self, counters: &Counters) -> bool {
+        let noted = [
+            (&self.split, counters.splits),
+            (&self.merge, counters.merges),
+            (&self.conflict, counters.lock_conflicts + counters.local_waits),
+        ];
+        noted.iter().filter(|(_, count)| *count > 0).for_each(|(flag, _)| flag.store(true, Ordering::Relaxed));
+        noted.iter().all(|(flag, _)| flag.load(Ordering::Relaxed))
+    }
+}
+
 fn run_computes<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
     let start = Barrier::new((options.processes * options.workers) as usize);
+    let happened = Arc::default();
     std::thread::scope(|scope| {
         let computes: Vec<_> = (0..options.processes)
             .map(|process| {
-                let start = &start;
-                scope.spawn(move || run_compute::<S>(fabric, options, process, start))
+                let (start, happened) = (&start, &happened);
+                scope.spawn(move || run_compute::<S>(fabric, options, process, start, happened))
             })
             .collect();
         computes.into_iter().map(|thread| thread.join().expect("no compute server panics")).collect()
@@ -55,6 +87,7 @@ fn run_compute<S: Subject>(
     options: &Options,
     process: u32,
     start: &Barrier,
+    happened: &Arc<Happened>,
 ) -> anyhow::Result<(History, Tale)> {
     let compute = cluster::join(fabric, options.seed ^ u64::from(process))?;
     let work = options.work(process, Path::new(""));
@@ -65,7 +98,12 @@ fn run_compute<S: Subject>(
         let workload = Workload::new(&work.workload(options.seed), client)?;
         start.wait();
         let deadline = Instant::now() + Duration::from_secs_f64(options.seconds);
-        let tally = drive(&worker, &tree, workload, &recorder, work.plan(), move || Instant::now() >= deadline)?;
+        let (counting, happened) = (Handle::clone(&worker), Arc::clone(happened));
+        let is_over = move || {
+            let now = Instant::now();
+            now >= deadline && (happened.note(&counting.counters()) || now >= deadline + PATIENCE)
+        };
+        let tally = drive(&worker, &tree, workload, &recorder, work.plan(), is_over)?;
         drop((tree, worker));
         let recorder = Rc::into_inner(recorder).expect("no operation outlives its worker");
         anyhow::Ok((History::decode(&recorder.finish()?)?, tally))

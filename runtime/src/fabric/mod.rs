@@ -47,6 +47,9 @@ pub struct Capabilities {
     pub inline_bytes: usize,
     /// How many local buffers one request may gather from.
     pub gather_max: usize,
+    /// The device does its work in the call that rings the doorbell, as SoftRoCE does: nothing is gained by ringing early,
+    /// and much by ringing for many requests at once.
+    pub works_in_doorbell: bool,
 }
 
 /// Names a request in its completion; the poster's to choose.

@@ -14,10 +14,6 @@ use std::{
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
-/// doorbell for each would cost more than it brings.
-const TASKS_PER_EXCHANGE: usize = 6;
-
 /// The ready bits of 64 tasks.
 #[derive(Debug)]
 pub struct ReadyBits(AtomicU64);
@@ -139,8 +135,8 @@ impl Executor {
         index
     }
 
-    /// Polls every ready task once, and calls `exchange` after every [`TASKS_PER_EXCHANGE`] of them; false if none was ready.
-    pub(crate) fn turn(&self, mut exchange: impl FnMut()) -> bool {
+    /// Polls every ready task once, and calls `exchange` after every `tasks_per_exchange` of them; false if none was ready.
+    pub(crate) fn turn(&self, tasks_per_exchange: usize, mut exchange: impl FnMut()) -> bool {
         let mut polled = 0;
         let mut group = 0;
         loop {
@@ -152,7 +148,7 @@ impl Executor {
                 self.poll(group * 64 + bits.trailing_zeros() as usize);
                 bits &= bits - 1;
                 polled += 1;
-                if polled % TASKS_PER_EXCHANGE == 0 {
+                if polled % tasks_per_exchange == 0 {
                     exchange();
                 }
             }

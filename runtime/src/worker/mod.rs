@@ -50,6 +50,13 @@ use crate::{
     sync::{Arc, yield_thread},
 };
 
+/// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
+/// doorbell for each would cost more than it brings.
+const TASKS_PER_EXCHANGE: usize = 6;
+/// Where the device works in the doorbell, it is rung once no task is ready, but after so many rounds at the latest: a
+/// task may be ready over and over because it waits for what another has posted.
+const ROUNDS_PER_EXCHANGE: usize = 8;
+
 /// Idle turns before a worker offers its core to other threads at each further one.
 const IDLE_TURNS_MAX: u32 = 200;
 
@@ -79,8 +86,8 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Rings the doorbell for what was posted and collects completions; false if there was neither.
-    /// `last` of a turn?
+    /// Rings the doorbell for what was posted and collects completions; false if there was neither. The `last` one of a turn
+    /// sends the messages that waited for company.
     fn exchange(&self, last: bool) -> bool {
         let mut news = false;
         if !self.channels.is_empty() {
@@ -209,9 +216,14 @@ impl Worker {
     /// if there was nothing to do. For executors that drive several workers, such as a simulator's.
     pub fn turn(&self) -> bool {
         let inner = &*self.handle.0;
-        let mut progress = inner.executor.turn(|| {
-            inner.exchange(false);
-        });
+        let mut progress = if inner.capabilities.works_in_doorbell {
+            let round = |_| inner.executor.turn(usize::MAX, || {});
+            (0..ROUNDS_PER_EXCHANGE).take_while(|&number| round(number)).count() > 0
+        } else {
+            inner.executor.turn(TASKS_PER_EXCHANGE, || {
+                inner.exchange(false);
+            })
+        };
         progress |= inner.exchange(true);
         inner.epoch.rest();
         progress

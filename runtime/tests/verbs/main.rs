@@ -7,3 +7,4 @@ mod messages;
 mod processes;
 mod requests;
 mod scene;
+mod setup;

@@ -28,7 +28,7 @@ use self::{
     guest::{Guest, Network, Outcome, Spec, quoted},
     host::Unable,
     kernel::Kernel,
-    programs::{Built, Programs},
+    programs::{Built, Measured, Programs},
 };
 
 /// Exit code where this machine cannot run a guest.
@@ -131,7 +131,7 @@ fn execute(args: &Args) -> Result<Outcome> {
         Some(Action::Perftest { rounds, iterations }) => {
             let bench = Bench::prepare()?;
             let script = perftest::script(*rounds, *iterations);
-            let outcome = bench.run("", &Built::measured()?, &script, Network::Alone, LIMIT)?;
+            let outcome = bench.run("", &Built::measured(Measured::Endpoint)?, &script, Network::Alone, LIMIT)?;
             if outcome != Outcome::Exit(0) {
                 return Ok(outcome);
             }
@@ -139,7 +139,7 @@ fn execute(args: &Args) -> Result<Outcome> {
             Ok(Outcome::Exit(if good { 0 } else { 1 }))
         }
         Some(Action::Bench { ops }) => {
-            let (bench, programs) = (Bench::prepare()?, Built::measured()?);
+            let (bench, programs) = (Bench::prepare()?, Built::measured(Measured::Program)?);
             bench.run("", &programs, &plan::measured_bench(*ops), Network::Alone, LIMIT)
         }
         Some(Action::Run { limit, with, program, arguments }) => {

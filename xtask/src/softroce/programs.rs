@@ -49,6 +49,15 @@ impl Programs {
 const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
 const TESTS: [&str; 9] = ["verbs", "fabric", "program", "cached", "faults", "hostile", "model", "reclaim", "threads"];
 
+/// What is measured: optimising across all crates takes minutes, so only what is asked for is built.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Measured {
+    /// `farlink`.
+    Program,
+    /// The example that measures an endpoint alone.
+    Endpoint,
+}
+
 /// What was built for the guest.
 #[derive(Debug)]
 pub(super) struct Built {
@@ -70,13 +79,14 @@ impl Built {
         Ok(built)
     }
 
-    /// Builds what is measured: optimised as in a release, but for optimisation across all crates, which takes minutes.
-    pub(super) fn measured() -> Result<Programs> {
+    /// Builds what is measured, as it is released.
+    pub(super) fn measured(what: Measured) -> Result<Programs> {
         let mut built = Self { programs: Programs::default(), tests: BTreeMap::new() };
-        let mut cargo = cargo("build");
-        cargo.args(["--release", "--bin", "farlink", "--example", "verbs_latency"]);
-        cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4");
-        built.take(&mut cargo)?;
+        let target = match what {
+            Measured::Program => ["--bin", "farlink"],
+            Measured::Endpoint => ["--example", "verbs_latency"],
+        };
+        built.take(cargo("build").arg("--release").args(target))?;
         Ok(built.programs)
     }
 

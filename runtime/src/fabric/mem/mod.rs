@@ -89,6 +89,7 @@ impl MemOptions {
             atomic_against_cpu: true,
             inline_bytes: 8,
             gather_max: 1,
+            works_in_doorbell: false,
         }
     }
 }

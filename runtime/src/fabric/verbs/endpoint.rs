@@ -3,6 +3,8 @@
 use std::ptr::NonNull;
 
 use super::{
+    connecting::ConnectBy,
+    control::Secret,
     ib::{Access, Atomics, CompletionQueue, Domain, Local, QueuePair, QueuePairOptions, Registered, Reliability},
     link::{Link, link_of},
     session::{Losses, Session},
@@ -15,12 +17,14 @@ use crate::{
 };
 
 /// What all links of an endpoint share.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Setup {
     pub(super) domain: Arc<Domain>,
     pub(super) local: Local,
     pub(super) completions: Arc<CompletionQueue>,
     pub(super) reliability: Reliability,
+    pub(super) connect_by: ConnectBy,
+    pub(super) secret: Secret,
     /// Requests in a queue pair.
     pub(super) depth: u32,
     pub(super) inline_bytes: u32,
@@ -105,6 +109,7 @@ impl Endpoint for VerbsEndpoint {
             atomic_against_cpu: global,
             inline_bytes: self.setup.inline_bytes as usize,
             gather_max: self.setup.gather_max as usize,
+            works_in_doorbell: device.is_software,
         }
     }
 
@@ -155,7 +160,8 @@ impl Endpoint for VerbsEndpoint {
 
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
-        let closing: Vec<_> = self.links.iter_mut().filter_map(Link::close).collect();
+        let setup = &self.setup;
+        let closing: Vec<_> = self.links.iter_mut().filter_map(|link| link.close(setup)).collect();
         for answer in closing {
             // A memory server that is lost has destroyed its queue pairs.
             let _ = answer.wait();

@@ -14,9 +14,10 @@
 use std::collections::VecDeque;
 
 use super::{
-    control::{Answer, Question},
+    connecting::{Connecting, Connection},
+    control::Question,
     endpoint::Setup,
-    ib::{Access, Finished, Memory, Peer, Piece, PostList, Posting, QueuePair, Remote, Status},
+    ib::{Access, Finished, Memory, Piece, PostList, Posting, Remote, Status},
     session::{Awaited, Session},
 };
 use crate::{
@@ -53,20 +54,9 @@ pub(super) struct Link {
 #[derive(Debug)]
 enum State {
     Up(Connection),
-    /// The memory server was asked for its end.
-    Connecting {
-        ours: QueuePair,
-        theirs: Awaited,
-    },
+    Connecting(Connecting),
     /// For good.
     Down(Cause),
-}
-
-#[derive(Debug)]
-struct Connection {
-    queue_pair: QueuePair,
-    /// The memory server's end.
-    theirs: u32,
 }
 
 /// Why requests failed that did nothing wrong.
@@ -133,32 +123,14 @@ impl Link {
     /// Waits for the memory server's end. Blocks.
     pub(super) fn finish(&mut self, setup: &Setup) -> Result<(), Error> {
         match std::mem::replace(&mut self.state, State::Down(Cause::Broken("it was not connected".into()))) {
-            State::Connecting { ours, theirs } => self.connected(setup, ours, theirs.wait()?),
-            other => {
-                self.state = other;
-                Ok(())
-            }
+            State::Connecting(connecting) => self.state = State::Up(connecting.wait(setup, &self.session)?),
+            other => self.state = other,
         }
-    }
-
-    fn ask_to_connect(&mut self, setup: &Setup, instead_of: Option<u32>) -> Result<(), Error> {
-        let ours = setup.queue_pair()?;
-        let question = Question::Connect { ours: ours.describe(&setup.local), instead_of: instead_of.map(u64::from) };
-        let theirs = self.session.ask(&question)?;
-        self.state = State::Connecting { ours, theirs };
         Ok(())
     }
 
-    fn connected(&mut self, setup: &Setup, ours: QueuePair, answer: Answer) -> Result<(), Error> {
-        let theirs: Peer = match answer {
-            Answer::Connected(theirs) => theirs,
-            Answer::Refused(why) => {
-                return Err(Error::NotAdmitted { address: self.session.address().into(), why });
-            }
-            _ => return Err(Error::Malformed("a memory server answered something else than was asked")),
-        };
-        ours.connect(&setup.local, &theirs, Access::Local, setup.reliability)?;
-        self.state = State::Up(Connection { queue_pair: ours, theirs: theirs.queue_pair });
+    fn ask_to_connect(&mut self, setup: &Setup, instead_of: Option<u32>) -> Result<(), Error> {
+        self.state = State::Connecting(Connecting::begin(setup, &self.session, instead_of)?);
         Ok(())
     }
 
@@ -304,14 +276,14 @@ impl Link {
 
     /// Looks after what does not come as a completion: a connection that is being made, room for waiting requests.
     pub(super) fn tend(&mut self, setup: &Setup, completions: &mut Vec<Completion>) {
-        if let State::Connecting { theirs, .. } = &self.state
-            && let Some(answer) = theirs.try_take()
-        {
-            let down = State::Down(Cause::Broken("it could not be connected".into()));
-            let State::Connecting { ours, .. } = std::mem::replace(&mut self.state, down) else { return };
-            if let Err(error) = answer.and_then(|answer| self.connected(setup, ours, answer)) {
-                return self.give_up(Cause::of(error), completions);
-            }
+        let down = State::Down(Cause::Broken("it could not be connected".into()));
+        match std::mem::replace(&mut self.state, down) {
+            State::Connecting(connecting) => match connecting.try_finish(setup, &self.session) {
+                Ok(Ok(connection)) => self.state = State::Up(connection),
+                Ok(Err(error)) => return self.give_up(Cause::of(error), completions),
+                Err(connecting) => self.state = State::Connecting(connecting),
+            },
+            other => self.state = other,
         }
         if let State::Down(cause) = &self.state {
             let cause = cause.clone();
@@ -340,11 +312,8 @@ impl Link {
     fn break_off_with(&mut self, setup: &Setup, first: Option<Error>, cause: Cause, completions: &mut Vec<Completion>) {
         let down = State::Down(cause.clone());
         let theirs = match std::mem::replace(&mut self.state, down) {
-            State::Up(Connection { queue_pair, theirs }) => {
-                drop(queue_pair);
-                Some(theirs)
-            }
-            State::Connecting { .. } | State::Down(_) => None,
+            State::Up(connection) => Some(connection.destroy()),
+            State::Connecting(_) | State::Down(_) => None,
         };
         self.batch.clear();
         self.batched = 0;
@@ -378,20 +347,14 @@ impl Link {
 
     /// Destroys both ends of the connection. The memory server's answer is yet to come: after it, nothing of this link can
     /// take effect any more.
-    pub(super) fn close(&mut self) -> Option<Awaited> {
+    pub(super) fn close(&mut self, setup: &Setup) -> Option<Awaited> {
         let closed = State::Down(Cause::Broken("the endpoint is gone".into()));
-        match std::mem::replace(&mut self.state, closed) {
-            State::Up(Connection { queue_pair, theirs }) => {
-                drop(queue_pair);
-                self.session.ask(&Question::Disconnect(u64::from(theirs))).ok()
-            }
-            State::Connecting { ours, theirs } => {
-                drop(ours);
-                let Ok(Answer::Connected(theirs)) = theirs.wait() else { return None };
-                self.session.ask(&Question::Disconnect(u64::from(theirs.queue_pair))).ok()
-            }
-            State::Down(_) => None,
-        }
+        let connection = match std::mem::replace(&mut self.state, closed) {
+            State::Up(connection) => connection,
+            State::Connecting(connecting) => connecting.wait(setup, &self.session).ok()?,
+            State::Down(_) => return None,
+        };
+        self.session.ask(&Question::Disconnect(u64::from(connection.destroy()))).ok()
     }
 }
 

@@ -19,6 +19,7 @@
 //! dead for ever: it cannot be claimed again there. *Dead* is what all memory servers say at once. So nothing of a dead
 //! compute server can still land (rule 11 of one-sided access), and no reconnection can raise it from the dead.
 
+mod connecting;
 mod control;
 mod endpoint;
 mod ib;
@@ -32,6 +33,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 pub use self::{
+    connecting::{ConnectBy, knock},
     control::Secret,
     ib::{Atomics, DeviceInfo, GidInfo, PortInfo, PortState, Reliability, devices},
     server::{DEFAULT_PORT, VerbsServeOptions, VerbsServer},
@@ -39,7 +41,7 @@ pub use self::{
 use self::{
     control::{Answer, Question},
     endpoint::{Setup, VerbsEndpoint},
-    ib::{CompletionQueue, Device, Domain, Local},
+    ib::{CompletionQueue, Device, Domain, Local, obstacle},
     session::{Losses, Session},
 };
 use crate::{
@@ -87,6 +89,8 @@ pub struct VerbsOptions {
     pub secret: Secret,
     /// This machine's device.
     pub device: DeviceChoice,
+    /// How connections are made.
+    pub connect_by: ConnectBy,
     /// When a connection that does not answer is given up.
     pub reliability: Reliability,
     /// Requests that a worker has in the card for each memory server; more wait their turn.
@@ -100,6 +104,7 @@ impl VerbsOptions {
             servers: servers.into_iter().map(Into::into).collect(),
             secret,
             device: DeviceChoice::default(),
+            connect_by: ConnectBy::default(),
             reliability: Reliability::default(),
             queue_depth: 128,
         }
@@ -113,6 +118,8 @@ pub struct VerbsFabric {
     losses: Losses,
     domain: Arc<Domain>,
     local: Local,
+    secret: Secret,
+    connect_by: ConnectBy,
     reliability: Reliability,
     queue_depth: u32,
     known: Mutex<HashMap<OwnerId, Known>>,
@@ -147,11 +154,14 @@ impl VerbsFabric {
         let mut sessions = options.servers.iter().map(connect).collect::<Result<Vec<_>, Error>>()?;
         sessions.sort_by_key(|session| session.server());
         require_whole(&sessions)?;
+        let connect_by = settle(options.connect_by, &local, &sessions)?;
         Ok(Self {
             sessions,
             losses,
             domain,
             local,
+            secret: options.secret.clone(),
+            connect_by,
             reliability: options.reliability,
             queue_depth: options.queue_depth,
             known: Mutex::default(),
@@ -173,6 +183,27 @@ impl VerbsFabric {
 fn ask_all(sessions: &[Arc<Session>], question: &Question) -> Result<Vec<Answer>, Error> {
     let asked = sessions.iter().map(|session| session.ask(question)).collect::<Result<Vec<_>, Error>>()?;
     asked.into_iter().map(session::Awaited::wait).collect()
+}
+
+/// How connections are made, given what this machine and the memory servers have.
+fn settle(by: ConnectBy, local: &Local, sessions: &[Arc<Session>]) -> Result<ConnectBy, Error> {
+    let wanted = "connection manager".to_owned();
+    match (by, obstacle(local)) {
+        (ConnectBy::Auto, Some(_)) => Ok(ConnectBy::Hand),
+        (ConnectBy::Manager, Some(why)) => Err(Error::NoDevice { wanted, why }),
+        (ConnectBy::Manager, None) => match sessions.iter().find(|session| session.welcome().manager.is_none()) {
+            Some(session) => {
+                let why = format!(
+                    "{} ({}) has none; `farlink serve --setup cm` tells why",
+                    session.server(),
+                    session.address()
+                );
+                Err(Error::NoDevice { wanted, why })
+            }
+            None => Ok(by),
+        },
+        (by, _) => Ok(by),
+    }
 }
 
 /// Whether these, sorted, are all memory servers of one cluster.
@@ -226,6 +257,8 @@ impl Fabric for VerbsFabric {
             local: self.local.clone(),
             completions: CompletionQueue::new(device, completions, None)?,
             reliability: self.reliability,
+            connect_by: self.connect_by,
+            secret: self.secret.clone(),
             depth: self.queue_depth,
             inline_bytes: info.inline_bytes.min(INLINE_BYTES),
             gather_max: info.gather_max.clamp(1, GATHER_MAX),

@@ -11,7 +11,7 @@ use super::{
     stream::{self, Receiver, Sender, read_until},
 };
 
-const MAGIC: [u8; 8] = *b"farlink\x01";
+const MAGIC: [u8; 8] = *b"farlink\x02";
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + NONCE_BYTES;
 const COMPUTE: &str = "farlink compute server";
@@ -108,27 +108,37 @@ mod tests {
         Secret::new(format!("{text} {text} {text} {text}")).unwrap()
     }
 
-    /// A client does `there` with a server that accepts with `secret`.
-    fn with_server<T: Send>(
+    /// A client does `there` with a server that has this secret and does `here` with what it has accepted.
+    fn with_server<H, T: Send>(
         server: &Secret,
         limit: Duration,
+        here: impl FnOnce(io::Result<(Sender, Receiver)>) -> H,
         there: impl FnOnce(TcpStream) -> T + Send,
-    ) -> (io::Result<(Sender, Receiver)>, T) {
+    ) -> (H, T) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
             let client = scope.spawn(move || there(TcpStream::connect(address).unwrap()));
             let stream = listener.accept().unwrap().0;
-            let accepted = accept(stream, server, Instant::now() + limit);
-            (accepted, client.join().unwrap())
+            let here = here(accept(stream, server, Instant::now() + limit));
+            (here, client.join().unwrap())
         })
+    }
+
+    /// The kind of a refusal. Somebody who was let in is shut out again, so that nobody waits for more.
+    fn refusal(accepted: io::Result<(Sender, Receiver)>) -> Option<ErrorKind> {
+        accepted.map(drop).err().map(|error| error.kind())
     }
 
     #[test]
     fn who_knows_the_secret_talks_and_listens() {
         let ours = secret("ours");
-        let (accepted, connected) =
-            with_server(&ours, LONG, |stream| connect(stream, &secret("ours"), Instant::now() + LONG));
+        let (accepted, connected) = with_server(
+            &ours,
+            LONG,
+            |accepted| accepted,
+            |stream| connect(stream, &secret("ours"), Instant::now() + LONG),
+        );
         let ((mut server_out, mut server_in), (mut client_out, mut client_in)) =
             (accepted.unwrap(), connected.unwrap());
         for number in 0..3u64 {
@@ -143,9 +153,10 @@ mod tests {
 
     #[test]
     fn another_secret_is_refused_on_both_sides() {
-        let (accepted, connected) =
-            with_server(&secret("ours"), LONG, |stream| connect(stream, &secret("theirs"), Instant::now() + LONG));
-        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let (refused, connected) = with_server(&secret("ours"), LONG, refusal, |stream| {
+            connect(stream, &secret("theirs"), Instant::now() + LONG)
+        });
+        assert_eq!(refused, Some(ErrorKind::PermissionDenied));
         assert_eq!(connected.unwrap_err().kind(), ErrorKind::PermissionDenied);
     }
 
@@ -171,23 +182,23 @@ mod tests {
     #[test]
     fn noise_and_silence_get_nothing() {
         let noise: Vec<u8> = (0..4096).map(|_| rand::random()).collect();
-        let (accepted, _) = with_server(&secret("ours"), LONG, |mut stream| stream.write_all(&noise));
-        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::InvalidData);
-        let (accepted, answer) = with_server(&secret("ours"), Duration::from_millis(20), |mut stream| {
+        let (refused, _) = with_server(&secret("ours"), LONG, refusal, |mut stream| stream.write_all(&noise));
+        assert_eq!(refused, Some(ErrorKind::InvalidData));
+        let (refused, answer) = with_server(&secret("ours"), Duration::from_millis(20), refusal, |mut stream| {
             let mut answer = Vec::new();
             stream.read_to_end(&mut answer).map(|_| answer)
         });
-        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(refused, Some(ErrorKind::TimedOut));
         assert!(answer.unwrap().is_empty());
         // A right hello and a wrong proof: the server has shown its nonce and nothing else.
-        let (accepted, answer) = with_server(&secret("ours"), LONG, |mut stream| {
+        let (refused, answer) = with_server(&secret("ours"), LONG, refusal, |mut stream| {
             stream.write_all(&hello(&[1; NONCE_BYTES])).unwrap();
             stream.write_all(&[2; TAG_BYTES]).unwrap();
             let mut answer = Vec::new();
             let _ = stream.read_to_end(&mut answer);
             answer.len()
         });
-        assert_eq!(accepted.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(refused, Some(ErrorKind::PermissionDenied));
         assert!(answer <= HELLO_BYTES);
     }
 
@@ -195,20 +206,25 @@ mod tests {
     fn a_frame_that_was_changed_or_repeated_is_refused() {
         let ours = secret("ours");
         for repeat in [false, true] {
-            let (accepted, ()) = with_server(&ours, LONG, |stream| {
-                let mut raw = stream.try_clone().unwrap();
-                let (sender, _receiver) = connect(stream, &ours, Instant::now() + LONG).unwrap();
-                let mut frame = vec![8, 0];
-                frame.extend(5u64.to_le_bytes());
-                let tag = sender.tag_of(&frame);
-                frame.extend(tag);
-                if repeat {
+            let (accepted, ()) = with_server(
+                &ours,
+                LONG,
+                |accepted| accepted,
+                |stream| {
+                    let mut raw = stream.try_clone().unwrap();
+                    let (sender, _receiver) = connect(stream, &ours, Instant::now() + LONG).unwrap();
+                    let mut frame = vec![8, 0];
+                    frame.extend(5u64.to_le_bytes());
+                    let tag = sender.tag_of(&frame);
+                    frame.extend(tag);
+                    if repeat {
+                        raw.write_all(&frame).unwrap();
+                    } else {
+                        frame[2] ^= 1;
+                    }
                     raw.write_all(&frame).unwrap();
-                } else {
-                    frame[2] ^= 1;
-                }
-                raw.write_all(&frame).unwrap();
-            });
+                },
+            );
             let (_sender, mut receiver) = accepted.unwrap();
             if repeat {
                 assert_eq!(receiver.receive::<u64>().unwrap(), Some(5));

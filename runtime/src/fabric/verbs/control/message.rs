@@ -1,6 +1,8 @@
 //! What a compute server asks of a memory server, and the answers.
 
-use super::super::ib::Peer;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use super::{super::ib::Peer, Invitation};
 use crate::{error::Error, lock::OwnerId, wire::Wire};
 
 /// Words of the longest text in an answer.
@@ -21,11 +23,14 @@ pub(in super::super) struct Welcome {
     pub(in super::super) bytes: u64,
     /// The key to the region.
     pub(in super::super) key: u32,
+    /// Where its connection manager listens, if it has one.
+    pub(in super::super) manager: Option<SocketAddr>,
 }
 
 impl Wire for Welcome {
     fn encode(&self, to: &mut Vec<u64>) {
         to.extend([self.server, self.servers, self.cluster, self.address, self.bytes, u64::from(self.key)]);
+        self.manager.encode(to);
     }
 
     fn decode(from: &mut &[u64]) -> Result<Self, Error> {
@@ -37,7 +42,25 @@ impl Wire for Welcome {
             address: next()?,
             bytes: next()?,
             key: narrow(next()?)?,
+            manager: Option::decode(from)?,
         })
+    }
+}
+
+impl Wire for SocketAddr {
+    fn encode(&self, to: &mut Vec<u64>) {
+        let ip = match self.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        let ip = ip.to_bits();
+        to.extend([(ip >> 64) as u64, ip as u64, u64::from(self.port())]);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        let (high, low, port) = (u64::decode(from)?, u64::decode(from)?, u64::decode(from)?);
+        let ip = Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low));
+        Ok((ip.to_canonical(), narrow(port)?).into())
     }
 }
 
@@ -96,6 +119,8 @@ pub(in super::super) enum Question {
     Release(OwnerId),
     /// Does it live, as far as this memory server knows?
     Lives(OwnerId),
+    /// An invitation to connect through the connection manager; an earlier queue pair is destroyed first.
+    Invite { instead_of: Option<u64> },
 }
 
 /// What the memory server says.
@@ -109,6 +134,8 @@ pub(in super::super) enum Answer {
     Lives(bool),
     /// It was not done, and why.
     Refused(String),
+    /// An invitation.
+    Invited(Invitation),
 }
 
 impl Wire for OwnerId {
@@ -142,6 +169,10 @@ impl Wire for Question {
                 to.push(4);
                 owner.encode(to);
             }
+            Self::Invite { instead_of } => {
+                to.push(5);
+                instead_of.encode(to);
+            }
         }
     }
 
@@ -152,6 +183,7 @@ impl Wire for Question {
             2 => Self::Claim(OwnerId::decode(from)?),
             3 => Self::Release(OwnerId::decode(from)?),
             4 => Self::Lives(OwnerId::decode(from)?),
+            5 => Self::Invite { instead_of: Option::decode(from)? },
             _ => return Err(Error::Malformed("there is no such question")),
         })
     }
@@ -179,6 +211,10 @@ impl Wire for Answer {
                     to.push(u64::from_le_bytes(word));
                 }
             }
+            Self::Invited(invitation) => {
+                to.push(4);
+                invitation.encode(to);
+            }
         }
     }
 
@@ -188,6 +224,7 @@ impl Wire for Answer {
             1 => Self::Done,
             2 => Self::Lives(bool::decode(from)?),
             3 => Self::Refused(decode_text(from)?),
+            4 => Self::Invited(Invitation::decode(from)?),
             _ => return Err(Error::Malformed("there is no such answer")),
         })
     }
@@ -242,12 +279,16 @@ mod tests {
         comes_back(Answer::Connected(peer()));
         [Answer::Done, Answer::Lives(true), Answer::Lives(false)].into_iter().for_each(comes_back);
         comes_back(Answer::Refused("no queue pair left: ü".into()));
-        comes_back(Welcome { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6 });
+        comes_back(Question::Invite { instead_of: Some(4) });
+        comes_back(Answer::Invited(Invitation::random()));
+        for manager in [None, Some("10.0.0.1:4791".parse().unwrap()), Some("[2001:db8::7]:1".parse().unwrap())] {
+            comes_back(Welcome { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6, manager });
+        }
     }
 
     proptest! {
         #[test]
-        fn random_messages_do_not_panic(mut words: Vec<u64>, tag in 0u64..6) {
+        fn random_messages_do_not_panic(mut words: Vec<u64>, tag in 0u64..7) {
             let _ = decode_all::<Question>(&words);
             let _ = decode_all::<Answer>(&words);
             let _ = decode_all::<Welcome>(&words);

@@ -16,6 +16,7 @@
 //! encrypted: neither is RDMA itself.
 
 mod handshake;
+mod invitation;
 mod message;
 mod secret;
 mod stream;
@@ -23,6 +24,7 @@ mod stream;
 pub use self::secret::Secret;
 pub(super) use self::{
     handshake::{accept, connect},
+    invitation::Invitation,
     message::{Answer, Question, Welcome},
     stream::{Receiver, Sender, keep_alive},
 };

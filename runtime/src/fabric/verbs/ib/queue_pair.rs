@@ -10,6 +10,9 @@ use crate::error::Error;
 /// The packet sequence numbers and queue pair numbers of InfiniBand have 24 bits.
 pub(crate) const NUMBER_MASK: u32 = (1 << 24) - 1;
 
+/// A receiver asks the sender to wait so long for a buffer: 0.64 ms.
+const MIN_RNR_TIMER: u8 = 12;
+
 /// How large a queue pair is to be.
 #[derive(Debug, Clone)]
 pub(crate) struct QueuePairOptions {
@@ -162,6 +165,43 @@ impl QueuePair {
         }
     }
 
+    /// What its device can do.
+    pub(super) fn device(&self) -> &super::DeviceInfo {
+        self.domain.device().info()
+    }
+
+    /// Connects it as the connection manager says. Returns the number of the other end.
+    pub(super) fn connect_through(
+        &self,
+        id: &super::Id,
+        access: super::Access,
+        reliability: Reliability,
+    ) -> Result<u32, Error> {
+        let mut other_end = 0;
+        for (state, to) in [
+            (rdma::ibv_qp_state::IBV_QPS_INIT, "ready"),
+            (rdma::ibv_qp_state::IBV_QPS_RTR, "ready to receive"),
+            (rdma::ibv_qp_state::IBV_QPS_RTS, "ready to send"),
+        ] {
+            let mut attributes = attributes();
+            attributes.qp_state = state;
+            let set = id.attributes(&mut attributes)?;
+            if state == rdma::ibv_qp_state::IBV_QPS_RTR {
+                other_end = attributes.dest_qp_num;
+            }
+            // Of its own accord the manager lets a sender wait too long, and grants all or nothing.
+            attributes.qp_access_flags = access_flags(access);
+            attributes.min_rnr_timer = MIN_RNR_TIMER;
+            attributes.timeout = reliability.timeout_exponent();
+            attributes.retry_cnt = reliability.retries.min(6);
+            attributes.rnr_retry = 7;
+            attributes.max_dest_rd_atomic = attributes.max_dest_rd_atomic.min(self.device().reads_in_max);
+            attributes.max_rd_atomic = attributes.max_rd_atomic.min(self.device().reads_out_max);
+            self.modify(&mut attributes, rdma::ibv_qp_attr_mask(set as u32), to)?;
+        }
+        Ok(other_end)
+    }
+
     /// Connects it. `access` is what the peer may do to memory of this side.
     pub(crate) fn connect(
         &self,
@@ -176,17 +216,12 @@ impl QueuePair {
     }
 
     fn to_init(&self, local: &Local, access: super::Access) -> Result<(), Error> {
-        use rdma::{ibv_access_flags as flags, ibv_qp_attr_mask as mask};
+        use rdma::ibv_qp_attr_mask as mask;
         let mut attributes = attributes();
         attributes.qp_state = rdma::ibv_qp_state::IBV_QPS_INIT;
         attributes.pkey_index = 0;
         attributes.port_num = local.port.number;
-        attributes.qp_access_flags = match access {
-            super::Access::Local => 0,
-            super::Access::Peers => {
-                (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE | flags::IBV_ACCESS_REMOTE_ATOMIC).0
-            }
-        };
+        attributes.qp_access_flags = access_flags(access);
         let set = mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
         self.modify(&mut attributes, set, "ready")
     }
@@ -200,8 +235,7 @@ impl QueuePair {
         attributes.dest_qp_num = peer.queue_pair & NUMBER_MASK;
         attributes.rq_psn = peer.first_packet & NUMBER_MASK;
         attributes.max_dest_rd_atomic = device.reads_in_max.min(peer.reads_out);
-        // The receiver asks the sender to wait so long for a buffer: 0.64 ms.
-        attributes.min_rnr_timer = 12;
+        attributes.min_rnr_timer = MIN_RNR_TIMER;
         attributes.ah_attr.dlid = peer.lid;
         attributes.ah_attr.port_num = local.port.number;
         attributes.ah_attr.is_global = u8::from(local.port.ethernet || peer.lid == 0);
@@ -257,6 +291,17 @@ impl QueuePair {
                 device.info().name
             )
         })
+    }
+}
+
+/// What the peer may do to memory that is open to it.
+fn access_flags(access: super::Access) -> u32 {
+    use rdma::ibv_access_flags as flags;
+    match access {
+        super::Access::Local => 0,
+        super::Access::Peers => {
+            (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE | flags::IBV_ACCESS_REMOTE_ATOMIC).0
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 //! answers it until it ends. Before that proof a connection is cheap and short: there are few at a time, and each has
 //! little time. What a connection holds (queue pairs, claims) is dropped with it.
 
+mod invitations;
+mod managed;
 mod owners;
 mod serving;
 
@@ -13,10 +15,10 @@ use std::{
     thread::JoinHandle,
 };
 
-use self::serving::Serving;
+use self::{managed::Doorkeeper, serving::Serving};
 use super::{
-    DeviceChoice, Reliability, Secret,
-    ib::{Access, Domain, Registered},
+    ConnectBy, DeviceChoice, Reliability, Secret,
+    ib::{Access, Domain, Listener, Registered},
 };
 use crate::{
     error::Error,
@@ -44,6 +46,8 @@ pub struct VerbsServeOptions {
     pub listen: SocketAddr,
     /// This machine's device.
     pub device: DeviceChoice,
+    /// How compute servers may connect: [`ConnectBy::Hand`] leaves out the connection manager.
+    pub connect_by: ConnectBy,
     /// When a connection that does not answer is given up.
     pub reliability: Reliability,
 }
@@ -58,6 +62,7 @@ impl VerbsServeOptions {
             secret,
             listen: (Ipv4Addr::LOCALHOST, DEFAULT_PORT).into(),
             device: DeviceChoice::default(),
+            connect_by: ConnectBy::default(),
             reliability: Reliability::default(),
         }
     }
@@ -70,6 +75,7 @@ pub struct VerbsServer {
     address: SocketAddr,
     listener: TcpListener,
     acceptor: Option<JoinHandle<()>>,
+    doorkeeper: Option<Doorkeeper>,
 }
 
 /// A region, and what lets the card at it.
@@ -102,16 +108,19 @@ impl VerbsServer {
         let listening = || format!("listening on {}", options.listen);
         let listener = TcpListener::bind(options.listen).map_err(Error::io(listening()))?;
         let address = listener.local_addr().map_err(Error::io(listening()))?;
+        let manager = managed::listen(options.connect_by, &device, &local)?;
         let domain = Domain::new(&device)?;
         let memory = Memory::new(&domain, &geometry)?;
-        let serving = Arc::new(Serving::new(options, geometry, domain, local, memory)?);
+        let serving =
+            Arc::new(Serving::new(options, geometry, domain, local, memory, manager.as_ref().map(Listener::address))?);
+        let doorkeeper = manager.map(|listener| Doorkeeper::start(&serving, listener)).transpose()?;
         let (accepting, of_acceptor) = (listener.try_clone().map_err(Error::io(listening()))?, Arc::clone(&serving));
         let acceptor = std::thread::Builder::new()
             .name("farlink-accept".into())
             .spawn(move || serving::accept_all(&of_acceptor, &accepting))
             .map_err(Error::io("starting the thread that accepts connections"))?;
         tracing::info!(server = %geometry.server, %address, bytes = geometry.region_bytes, "memory server started");
-        Ok(Self { serving, address, listener, acceptor: Some(acceptor) })
+        Ok(Self { serving, address, listener, acceptor: Some(acceptor), doorkeeper })
     }
 
     /// Where it accepts control connections.
@@ -127,6 +136,11 @@ impl VerbsServer {
     /// The name of its device.
     pub fn device(&self) -> &str {
         &self.serving.device().name
+    }
+
+    /// Where its connection manager listens, if it has one.
+    pub fn manager(&self) -> Option<SocketAddr> {
+        self.serving.manager
     }
 
     /// How many compute servers are connected.
@@ -167,6 +181,7 @@ impl VerbsServer {
 impl Drop for VerbsServer {
     fn drop(&mut self) {
         self.serving.stop();
+        self.doorkeeper = None;
         // SAFETY: the descriptor is open. This ends the `accept` that the acceptor waits in.
         unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
         if let Some(acceptor) = self.acceptor.take() {

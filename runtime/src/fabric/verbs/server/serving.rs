@@ -1,7 +1,7 @@
 //! Control connections, as the memory server has them.
 
 use std::{
-    net::{Shutdown, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::MutexGuard,
     time::{Duration, Instant},
 };
@@ -10,6 +10,8 @@ use hashbrown::HashMap;
 
 use super::{
     Memory, VerbsServeOptions,
+    invitations::Invitations,
+    managed::too_many,
     owners::{Owners, SessionId},
 };
 use crate::{
@@ -17,7 +19,7 @@ use crate::{
     fabric::verbs::{
         DeviceInfo, Reliability, Secret,
         control::{self, Answer, Question, Receiver, Sender, Welcome, keep_alive},
-        ib::{Access, CompletionQueue, Domain, Local, Peer, QueuePair, QueuePairOptions},
+        ib::{Access, CompletionQueue, Domain, Id, Local, Peer, QueuePair, QueuePairOptions},
     },
     layout::Geometry,
     sync::{Arc, AtomicU64, Mutex, lock},
@@ -30,14 +32,16 @@ const UNPROVEN_MAX: usize = 64;
 /// Compute servers, or what else connects, at a time: as many as a cluster has slots for, and visitors.
 const SESSIONS_MAX: usize = 512;
 /// Queue pairs of one control connection: one for each worker.
-const QUEUE_PAIRS_MAX: usize = 4096;
+pub(super) const QUEUE_PAIRS_MAX: usize = 4096;
 
 /// What the threads of a memory server share.
 #[derive(Debug)]
 pub(super) struct Serving {
     pub(super) geometry: Geometry,
-    secret: Secret,
-    reliability: Reliability,
+    pub(super) secret: Secret,
+    pub(super) reliability: Reliability,
+    /// Where the connection manager listens, if there is one.
+    pub(super) manager: Option<SocketAddr>,
     local: Local,
     state: Mutex<State>,
     // From here on in the order in which they may go: queue pairs (in `state`) before what they use.
@@ -47,20 +51,30 @@ pub(super) struct Serving {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     stopped: bool,
     next: SessionId,
     /// Connections that have not proven anything yet, and those that have.
     unproven: HashMap<SessionId, TcpStream>,
-    sessions: HashMap<SessionId, Held>,
+    pub(super) sessions: HashMap<SessionId, Held>,
+    pub(super) invitations: Invitations,
     owners: Owners,
 }
 
 /// What a control connection holds.
 #[derive(Debug)]
-struct Held {
+pub(super) struct Held {
     stream: TcpStream,
-    queue_pairs: HashMap<u32, QueuePair>,
+    pub(super) queue_pairs: HashMap<u32, Served>,
+}
+
+/// The memory server's end of a connection.
+#[derive(Debug)]
+pub(super) struct Served {
+    // Before its handle: without it nothing is under way any more.
+    pub(super) _queue_pair: QueuePair,
+    /// The connection manager's handle, if that has made it.
+    pub(super) _id: Option<Id>,
 }
 
 impl Serving {
@@ -70,6 +84,7 @@ impl Serving {
         domain: Arc<Domain>,
         local: Local,
         memory: Memory,
+        manager: Option<SocketAddr>,
     ) -> Result<Self, Error> {
         // Its queue pairs only answer, so nothing ever completes here.
         let completions = CompletionQueue::new(domain.device(), 1, None)?;
@@ -77,6 +92,7 @@ impl Serving {
             geometry,
             secret: options.secret.clone(),
             reliability: options.reliability,
+            manager,
             local,
             state: Mutex::default(),
             completions,
@@ -85,7 +101,7 @@ impl Serving {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
@@ -131,6 +147,7 @@ impl Serving {
             address: self.memory.address,
             bytes: self.geometry.region_bytes,
             key: self.memory.key,
+            manager: self.manager,
         }
     }
 
@@ -161,6 +178,7 @@ impl Serving {
     fn end(&self, id: SessionId) {
         let mut state = self.state();
         state.unproven.remove(&id);
+        state.invitations.end(id);
         let Some(held) = state.sessions.remove(&id) else { return };
         drop(state);
         let queue_pairs = held.queue_pairs.len();
@@ -192,24 +210,35 @@ impl Serving {
                 Answer::Done
             }
             Question::Lives(owner) => Answer::Lives(self.state().owners.lives(owner)),
+            Question::Invite { instead_of } => {
+                if let Some(old) = instead_of {
+                    self.disconnect(id, old);
+                }
+                self.invite(id)
+            }
         }
+    }
+
+    /// A queue pair that answers.
+    pub(super) fn queue_pair(&self) -> Result<QueuePair, Error> {
+        let options = QueuePairOptions { send_depth: 1, inline_bytes: 0, gather_max: 1, receive: None };
+        QueuePair::new(&self.domain, &self.completions, &self.completions, options)
     }
 
     fn connect(&self, id: SessionId, theirs: &Peer) -> Result<Peer, String> {
         let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len());
         if held >= QUEUE_PAIRS_MAX {
-            return Err(format!("one compute server has at most {QUEUE_PAIRS_MAX} connections; use fewer workers"));
+            return Err(too_many());
         }
         let make = || {
-            let options = QueuePairOptions { send_depth: 1, inline_bytes: 0, gather_max: 1, receive: None };
-            let ours = QueuePair::new(&self.domain, &self.completions, &self.completions, options)?;
+            let ours = self.queue_pair()?;
             ours.connect(&self.local, theirs, Access::Peers, self.reliability)?;
             Ok::<_, Error>(ours)
         };
         let ours = make().map_err(|error| error.to_string())?;
         let described = ours.describe(&self.local);
         match self.state().sessions.get_mut(&id) {
-            Some(held) => held.queue_pairs.insert(ours.number(), ours),
+            Some(held) => held.queue_pairs.insert(ours.number(), Served { _queue_pair: ours, _id: None }),
             None => return Err("the memory server stops".into()),
         };
         Ok(described)
