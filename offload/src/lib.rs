@@ -32,6 +32,7 @@
 
 mod cached;
 mod inner;
+pub mod policy;
 mod store;
 
 pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters, Memory};
