@@ -32,6 +32,9 @@
 
 mod cached;
 mod inner;
+mod on_server;
+mod remote;
+pub mod ship;
 mod store;
 
 pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters, Memory};
@@ -39,5 +42,6 @@ pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters
 pub use crate::{
     cached::{Cached, CachedPage, CachedViews},
     inner::CachedInner,
+    remote::{PartedRemote, Remote},
     store::ComputeCache,
 };
