@@ -32,7 +32,10 @@
 
 mod cached;
 mod inner;
+mod on_server;
 pub mod policy;
+mod remote;
+pub mod ship;
 mod store;
 
 pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters, Memory};
@@ -40,5 +43,6 @@ pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters
 pub use crate::{
     cached::{Cached, CachedPage, CachedViews},
     inner::CachedInner,
+    remote::{PartedRemote, Remote},
     store::ComputeCache,
 };

@@ -168,6 +168,15 @@ pub trait Access: Sized {
         self.follow(from, link).await
     }
 
+    /// Said before the first visible effect of an operation that tidies up behind it, changing more than one page. An access
+    /// that only changes single pages has the operation run elsewhere.
+    ///
+    /// # Errors
+    /// [`Interrupt::Restart`] if it cannot be done here.
+    fn restructures(&self) -> Result<(), Interrupt> {
+        Ok(())
+    }
+
     /// A hint: the next read of `page` needs this word. An access whose pages are in local memory may have the processor
     /// fetch it and let other operations run meanwhile.
     async fn expect<'a>(&'a self, _page: &Self::Page<'a>, _word: usize) {}

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::{
     page::{SizeClass, StructureId},
     ptr::RemotePtr,
+    wire::Wire,
     words::Words,
 };
 
@@ -38,7 +39,7 @@ pub enum Overlap {
 /// it changes.
 pub trait Layout: Clone + fmt::Debug + 'static {
     /// A part of the structure that one compute server can own: a range of keys, a box.
-    type Region: Clone + fmt::Debug + 'static;
+    type Region: Wire + Clone + fmt::Debug + 'static;
 
     /// Whether operations go from sibling to sibling as a matter of course. If not, they do so only where the page above is
     /// older than a split, and a copy kept of it is renewed.

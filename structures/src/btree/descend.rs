@@ -2,7 +2,7 @@
 
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
-    ptr::Link,
+    ptr::{Link, RemotePtr, Target},
 };
 
 use super::node::{KIND, Node, Side};
@@ -56,6 +56,20 @@ pub(super) async fn descend<'a, A: Access>(
                 page = child;
             }
         }
+    }
+}
+
+/// Where the page at `level` is whose fences include `key`, as the page above says; that one alone is read. The root, if the
+/// tree is not that high.
+pub(super) async fn locate<A: Access>(access: &A, start: Start, key: u64, level: u8) -> Result<RemotePtr, Interrupt> {
+    let above = descend(access, start, key, level.saturating_add(1)).await?.page;
+    if above.level() <= level {
+        return Ok(above.at());
+    }
+    let link = above.read(|words| Node(words).child_for(key).map(|index| Node(words).child(index)))?;
+    match link.map(Link::target) {
+        Some(Target::Remote(page)) => Ok(page),
+        _ => Err(Interrupt::stale(above.at(), "an inner page has no child for a key between its fences")),
     }
 }
 

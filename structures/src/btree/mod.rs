@@ -32,6 +32,7 @@ use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start, Views},
     error::Error,
     one_sided::{OneSided, Proof},
+    ptr::RemotePtr,
     worker::Handle,
 };
 
@@ -121,6 +122,10 @@ impl OrderedMap for Tree {
     async fn cut<A: Access>(access: &A, from: Start, key: u64) -> Result<u64, Interrupt> {
         let leaf = descend::descend(access, from, key, 0).await?.page;
         leaf.read(|words| Node(words).low())
+    }
+
+    async fn locate<A: Access>(access: &A, from: Start, key: u64, level: u8) -> Result<RemotePtr, Interrupt> {
+        descend::locate(access, from, key, level).await
     }
 
     async fn count<A: Access>(access: &A, from: Start, low: u64, limit: u64) -> Result<(u64, Option<u64>), Interrupt> {

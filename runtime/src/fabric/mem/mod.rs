@@ -42,6 +42,7 @@ use crate::{
     layout,
     lock::OwnerId,
     ptr::ServerId,
+    server::LocalMemory,
     sync::{Arc, Mutex, lock},
 };
 
@@ -174,6 +175,17 @@ impl MemFabric {
         }
         let door = Door::in_process(server, options)?;
         Ok(Box::new(MemListener::new(door, self.options, Some(Arc::clone(doors)))))
+    }
+
+    /// The memory of a memory server of this process, for its threads.
+    ///
+    /// # Errors
+    /// If there is no such memory server.
+    pub fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
+        if server.index() >= self.regions.len() {
+            return Err(Error::BadOption { option: "server", why: format!("there is no memory server {server}") });
+        }
+        Ok(LocalMemory::new(&self.regions, server.index(), server))
     }
 
     /// One memory server of a few zeroed words, unformatted: what a model can afford.
