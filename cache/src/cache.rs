@@ -170,6 +170,11 @@ impl<L: Layout> PageCache<L> {
         *lock(&self.ended)
     }
 
+    /// Whether pages can be kept out: [`CacheOptions::keeps_out`].
+    pub fn keeps_out(&self) -> bool {
+        self.options.keeps_out
+    }
+
     /// How many pages are cached.
     pub fn len(&self) -> usize {
         self.table.frames().len()

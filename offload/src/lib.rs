@@ -31,6 +31,7 @@
 //! ```
 
 mod cached;
+mod engine;
 mod inner;
 mod on_server;
 pub mod policy;
@@ -42,6 +43,7 @@ pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters
 
 pub use crate::{
     cached::{Cached, CachedPage, CachedViews},
+    engine::{Engine, EngineCounts, EngineOptions, Policies},
     inner::CachedInner,
     remote::{PartedRemote, Remote},
     store::ComputeCache,

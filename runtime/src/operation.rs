@@ -31,9 +31,9 @@ pub struct Code {
 
 /// A request to a structure, which can run on a compute server or on a memory server.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
-pub trait Operation: Wire {
+pub trait Operation: Wire + Clone + 'static {
     /// What it answers.
-    type Output: Wire;
+    type Output: Wire + 'static;
     /// The structure's pages.
     type Layout: Layout + Default;
     /// Its name in messages: no two operations of a cluster have the same.

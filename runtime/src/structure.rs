@@ -37,9 +37,9 @@ pub enum Overlap {
 
 /// What the framework must know of a structure's pages. Implementations cope with any words: a page may be looked at while
 /// it changes.
-pub trait Layout: Clone + fmt::Debug + 'static {
+pub trait Layout: Clone + fmt::Debug + Send + 'static {
     /// A part of the structure that one compute server can own: a range of keys, a box.
-    type Region: Wire + Clone + fmt::Debug + 'static;
+    type Region: Wire + Clone + fmt::Debug + Send + 'static;
 
     /// Whether operations go from sibling to sibling as a matter of course. If not, they do so only where the page above is
     /// older than a split, and a copy kept of it is renewed.
@@ -48,6 +48,12 @@ pub trait Layout: Clone + fmt::Debug + 'static {
     /// Calls `visit` with the position of each link of a page above level 0 to a page one level below. Links to siblings are
     /// not among them.
     fn links(&self, page: &(impl Words + ?Sized), visit: &mut dyn FnMut(usize));
+
+    /// The part of the structure that is below one of those links. `None` if the page does not tell: operations are never
+    /// shipped from there.
+    fn below(&self, _page: &(impl Words + ?Sized), _link: usize) -> Option<Self::Region> {
+        None
+    }
 
     /// Whether what belongs to the page (its fences, its bounding box) lies in a region.
     fn overlap(&self, page: &(impl Words + ?Sized), region: &Self::Region) -> Overlap;

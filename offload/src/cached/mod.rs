@@ -8,6 +8,7 @@
 //! An operation on cached pages never suspends, except to let other tasks of the worker run while a page comes from
 //! memory: with several in flight that hides the latency of DRAM, with one it is not done.
 
+pub(crate) mod ship;
 mod views;
 
 use std::{
@@ -25,7 +26,7 @@ use farlink_runtime::{
     one_sided::OneSided,
     page::{LOCK, SizeClass},
     pages::{self, NewPage, Placement},
-    ptr::{Link, RemotePtr},
+    ptr::{Link, RemotePtr, ServerId},
     structure::{Layout, Overlap, Structure},
     sync::{AtomicU64, Ordering},
     worker::{Handle, YieldNow},
@@ -95,6 +96,21 @@ impl<T: Layout> Cached<T> {
 
     fn one_sided(&self) -> &OneSided {
         self.cache.store().one_sided()
+    }
+
+    /// What this compute server owns.
+    pub(crate) fn region(&self) -> &T::Region {
+        self.cache.store().region().expect("cached access is made with a region")
+    }
+
+    /// Whether pages can be kept out of the cache.
+    pub(crate) fn keeps_out(&self) -> bool {
+        self.cache.cache().keeps_out()
+    }
+
+    /// Has `told` be told what each page read from a memory server took.
+    pub(crate) fn tell_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
+        self.cache.store().tell_reads(told);
     }
 
     /// What this access's cache did so far.

@@ -13,7 +13,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::{Context, Waker},
 };
 
 use farlink_runtime::{
@@ -195,7 +195,7 @@ impl Service for ShipService {
         };
         let Some(mut running) = thread.host.registry.begin(thread, request.words(), reply) else { return };
         // Most are done at once, without being tasks. The others are polled again as such, whoever wakes them now.
-        if let Poll::Pending = running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        if running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             worker.spawn(running);
         }
     }
