@@ -32,9 +32,12 @@ use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start, Views},
     error::Error,
     one_sided::{OneSided, Proof},
-    ptr::RemotePtr,
+    ptr::{RemotePtr, ServerId},
+    structure::Placed,
     worker::Handle,
 };
+
+pub use farlink_runtime::structure::Spread;
 
 pub use self::layout::BTreeLayout;
 use self::node::{Fences, Node, NodeMut, PAGE_BYTES_MIN};
@@ -54,11 +57,15 @@ pub struct BTreeOptions {
     pub page_bytes: usize,
     /// How readers prove their copies whole. Each reader's own choice.
     pub proof: Proof,
+    /// On which memory servers its pages are. Fixed when the tree is created.
+    pub spread: Spread,
+    /// The memory server of its root; the next in turn if none is named. Fixed when the tree is created.
+    pub root: Option<ServerId>,
 }
 
 impl Default for BTreeOptions {
     fn default() -> Self {
-        Self { page_bytes: 1024, proof: Proof::Checksum }
+        Self { page_bytes: 1024, proof: Proof::Checksum, spread: Spread::RoundRobin, root: None }
     }
 }
 
@@ -143,7 +150,8 @@ impl BTree<OneSided> {
     /// # Errors
     /// As [`Map::make`].
     pub async fn create(worker: &Handle, name: &str, options: BTreeOptions) -> Result<Self, Error> {
-        Self::make(worker, name, options.page_bytes, options.proof).await
+        let BTreeOptions { page_bytes, proof, spread, root } = options;
+        Self::make_at(worker, name, page_bytes, proof, Placed { spread, root }).await
     }
 }
 

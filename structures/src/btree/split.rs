@@ -7,7 +7,6 @@
 
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
-    pages::Placement,
     ptr::{RemotePtr, Target},
     words::Words,
 };
@@ -48,7 +47,7 @@ pub(super) async fn split<'a, A: Access>(
         }
         (Some(index), true) => {
             let level = page.level();
-            let right = access.allocate(access.structure().class, Placement::RoundRobin).await?;
+            let right = access.allocate(access.structure().class, access.structure().placement(level)).await?;
             let right_at = right.at();
             let change = |views: &mut A::Views<'_>| {
                 let fences = Fences { low: halves.fences.low, high: Some(halves.separator()) };
@@ -78,8 +77,9 @@ async fn grow_root<'a, A: Access>(access: &'a A, root: A::Page<'a>, halves: &Hal
         return Err(Interrupt::stale(root.at(), "the tree cannot be that high"));
     };
     let class = access.structure().class;
-    let left = access.allocate(class, Placement::RoundRobin).await?;
-    let right = access.allocate(class, Placement::RoundRobin).await?;
+    let placement = access.structure().placement(level);
+    let left = access.allocate(class, placement).await?;
+    let right = access.allocate(class, placement).await?;
     let (left_at, right_at) = (left.at(), right.at());
     let separator = halves.separator();
     let change = |views: &mut A::Views<'_>| {

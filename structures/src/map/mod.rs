@@ -23,7 +23,7 @@ use farlink_runtime::{
     operation::{Run, retry},
     page::SizeClass,
     ptr::RemotePtr,
-    structure::{Layout, Structure},
+    structure::{Layout, Placed, Structure},
     worker::Handle,
 };
 
@@ -116,12 +116,26 @@ impl<S: OrderedMap> Map<S, OneSided> {
     /// If the name is taken, empty or longer than 64 bytes, the page size is not possible, or memory or the catalog is
     /// full.
     pub async fn make(worker: &Handle, name: &str, page_bytes: usize, proof: Proof) -> Result<Self, Error> {
+        Self::make_at(worker, name, page_bytes, proof, Placed::default()).await
+    }
+
+    /// [`Map::make`], with a say in where its pages are.
+    ///
+    /// # Errors
+    /// As [`Map::make`]; and if there is no such memory server.
+    pub async fn make_at(
+        worker: &Handle,
+        name: &str,
+        page_bytes: usize,
+        proof: Proof,
+        placed: Placed,
+    ) -> Result<Self, Error> {
         let (least, most) = S::PAGE_BYTES;
         let Some(class) = SizeClass::of_bytes(page_bytes).filter(|_| (least..=most).contains(&page_bytes)) else {
             let why = format!("{page_bytes}; a page of a {} has a power of two from {least} to {most} bytes", S::NAME);
             return Err(Error::BadOption { option: "page-bytes", why });
         };
-        Ok(Self::over(catalog::create(worker, name, S::KIND, class, proof, |views| S::empty(views)).await?))
+        Ok(Self::over(catalog::create(worker, name, S::KIND, class, proof, placed, |views| S::empty(views)).await?))
     }
 
     /// Opens a map by its name.

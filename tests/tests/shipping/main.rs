@@ -1,0 +1,4 @@
+//! Operations that memory servers carry out.
+
+mod coarse;
+mod owned;
