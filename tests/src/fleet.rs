@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farlink_offload::{
-    PartedRemote, Remote,
+    Hybrid, PartedRemote, Remote,
     ship::{Registry, ShipCounts, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
@@ -52,6 +52,18 @@ impl Fleet {
     pub fn start(servers: usize, bytes: u64, threads: usize, options: MemOptions) -> Result<Self, Error> {
         let fabric = Arc::new(MemFabric::in_process(servers, bytes, options)?);
         let listen = ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES };
+        let servers = ShipServer::start_all(&fabric, &listen, &registry(), &ShipOptions::default())?;
+        Ok(Self { servers, fabric })
+    }
+
+    /// The same cluster with new threads.
+    ///
+    /// # Errors
+    /// As [`Fleet::start`].
+    pub fn restart(self) -> Result<Self, Error> {
+        let Self { servers, fabric } = self;
+        drop(servers);
+        let listen = ListenOptions::default();
         let servers = ShipServer::start_all(&fabric, &listen, &registry(), &ShipOptions::default())?;
         Ok(Self { servers, fabric })
     }
@@ -122,4 +134,22 @@ pub async fn open_coarse<S: Subject>(
 /// As [`PartedRemote::new`].
 pub fn in_one_part(worker: &Handle, structure: Structure) -> Result<PartedRemote, Error> {
     PartedRemote::new(vec![Remote::new(worker, structure)], Cut::Hash)
+}
+
+/// Makes an empty map of the hybrid design, its inner levels on server 0.
+///
+/// # Errors
+/// As [`Map::make_at`].
+pub async fn make_hybrid<S: Subject>(worker: &Handle, name: &str, page_bytes: usize) -> Result<(), Error> {
+    let placed = Placed { spread: Spread::Leaves, root: ServerId::new(0) };
+    Map::<S, OneSided>::make_at(worker, name, S::page_bytes(page_bytes), Proof::Checksum, placed).await.map(drop)
+}
+
+/// Opens a map of the hybrid design.
+///
+/// # Errors
+/// As [`Map::open`].
+pub async fn open_hybrid<S: Subject>(worker: &Handle, name: &str, proof: Proof) -> Result<Map<S, Hybrid>, Error> {
+    let map = Map::<S, OneSided>::open(worker, name, proof).await?;
+    Ok(Map::over(Hybrid::new(worker, map.structure().clone(), proof)))
 }

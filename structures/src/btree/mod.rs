@@ -12,6 +12,7 @@
 //!   only while it writes the changed words.
 //! - `split`, `shrink`: structure modification operations. Each locks the pages it changes together (parent and children),
 //!   all or none, so a tree is never seen half-split, and a crash leaves no orphan.
+//! - `install`: the second half of a split where the levels above are on a memory server (the hybrid design).
 //! - `scan`: leaves fetched ahead of need through their parents' links.
 //! - `bulk`: load from sorted input. `check`: every invariant, and leaked pages.
 //!
@@ -21,6 +22,7 @@
 mod bulk;
 mod check;
 mod descend;
+mod install;
 mod layout;
 mod node;
 mod ops;
@@ -28,6 +30,7 @@ mod scan;
 mod shrink;
 mod split;
 
+use farlink_offload::ship::Registry;
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start, Views},
     error::Error,
@@ -39,8 +42,8 @@ use farlink_runtime::{
 
 pub use farlink_runtime::structure::Spread;
 
-pub use self::layout::BTreeLayout;
 use self::node::{Fences, Node, NodeMut, PAGE_BYTES_MIN};
+pub use self::{install::Install, layout::BTreeLayout};
 pub use crate::map::{KeyRange, Problem, PutMode, Range, Report, ScanPart};
 use crate::map::{
     Map, OrderedMap,
@@ -141,6 +144,10 @@ impl OrderedMap for Tree {
 
     async fn check(access: &OneSided) -> Result<Report, Error> {
         check::check(access).await
+    }
+
+    fn register(registry: &mut Registry) {
+        registry.add::<Install>();
     }
 }
 

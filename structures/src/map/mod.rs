@@ -88,6 +88,9 @@ pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
         Ok((entries.len() as u64, rest))
     }
 
+    /// Adds operations of its own to those that memory servers carry out.
+    fn register(_registry: &mut Registry) {}
+
     /// Looks at every page. Nobody may change the map meanwhile.
     async fn check(access: &OneSided) -> Result<Report, Error>;
 }
@@ -96,6 +99,7 @@ pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
 pub fn register<S: OrderedMap>(registry: &mut Registry) {
     registry.add::<Get<S>>().add::<Put<S>>().add::<Remove<S>>().add::<Scan<S>>().add::<Count<S>>();
     registry.add::<Locate<S>>();
+    S::register(registry);
 }
 
 /// An ordered map. A handle belongs to one worker; any number of handles can be open on one map.
