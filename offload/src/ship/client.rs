@@ -126,7 +126,6 @@ impl Shipper {
             owned.encode(&mut words);
         }
         operation.encode(&mut words);
-        self.worker.count_round_trip();
         let reply = channel.request_words(SHIP, &words, Priority::Latency).await;
         self.shared.spare.replace(words);
         let reply = reply?;

@@ -10,7 +10,7 @@ use std::{
     fmt,
     rc::Rc,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Waker},
@@ -18,9 +18,13 @@ use std::{
 
 use farlink_runtime::{
     catalog,
-    compute::ComputeServer,
+    compute::{ComputeOptions, ComputeServer},
     error::Error,
-    fabric::link::Listener,
+    fabric::{
+        Fabric,
+        link::{ListenOptions, Listener},
+        mem::MemFabric,
+    },
     messaging::{MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
     one_sided::OneSided,
     page::StructureId,
@@ -65,6 +69,15 @@ pub struct ShipCounts {
     pub failed: u64,
     /// Pages that they have read.
     pub pages_read: u64,
+}
+
+impl std::ops::AddAssign for ShipCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.done += other.done;
+        self.declined += other.declined;
+        self.failed += other.failed;
+        self.pages_read += other.pages_read;
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +156,33 @@ impl ShipServer {
         Ok(Self { messages, host })
     }
 
+    /// Starts one for each memory server of a cluster in this process, as one member of the cluster.
+    ///
+    /// # Errors
+    /// As [`ShipServer::start`].
+    pub fn start_all(
+        fabric: &Arc<MemFabric>,
+        listen: &ListenOptions,
+        registry: &Registry,
+        options: &ShipOptions,
+    ) -> Result<Vec<Self>, Error> {
+        let shared = Arc::new(Mutex::new(Weak::new()));
+        let start = |server: ServerId| {
+            let (fabric_to_join, shared) = (Arc::clone(fabric), Arc::clone(&shared));
+            let join = move || {
+                let mut member = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(member) = member.upgrade() {
+                    return Ok(member);
+                }
+                let joined = Arc::new(ComputeServer::join(fabric_to_join.clone(), ComputeOptions::default())?);
+                *member = Arc::downgrade(&joined);
+                Ok(joined)
+            };
+            Self::start(fabric.listen(server, listen)?, fabric.memory(server)?, registry.clone(), options, join)
+        };
+        (0..fabric.servers()).map(|index| start(server_id(index)?)).collect()
+    }
+
     /// What it has done so far.
     pub fn counts(&self) -> ShipCounts {
         let Counts { outcomes: [done, declined, failed], pages_read } = &self.host.counts;
@@ -154,6 +194,11 @@ impl ShipServer {
     pub fn messages(&self) -> &MessageServer {
         &self.messages
     }
+}
+
+fn server_id(index: usize) -> Result<ServerId, Error> {
+    let id = u16::try_from(index).ok().and_then(ServerId::new);
+    id.ok_or_else(|| Error::BadOption { option: "servers", why: format!("{index} is no memory server's number") })
 }
 
 /// One thread's service.

@@ -15,6 +15,8 @@ mod change;
 mod here;
 mod views;
 
+use std::future::Future;
+
 use self::change::Staged;
 pub use self::views::OneSidedViews;
 use crate::{
@@ -176,6 +178,42 @@ impl OneSided {
             });
         }
         copies
+    }
+
+    /// [`Access::change`], and then `after`, if the change was made. Both are run to their end even if the returned future is
+    /// dropped.
+    ///
+    /// # Errors
+    /// As [`Access::change`].
+    pub async fn change_then<R>(
+        &self,
+        pages: Vec<PageCopy>,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut OneSidedViews) -> R,
+        after: Option<impl Future<Output = ()> + 'static>,
+    ) -> Result<R, Interrupt> {
+        let mut views = OneSidedViews::open(&self.worker, self.structure.id, pages, new)?;
+        let result = f(&mut views);
+        let Some(staged) = Staged::of(views) else { return Ok(result) };
+        let by_hand = self.worker.capabilities().atomic_against_cpu && after.is_none();
+        if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
+            let freed = here::carry_out(memory, self.worker.owner(), staged)?;
+            self.worker.compute().pages.retire(freed.into_iter());
+            return Ok(result);
+        }
+        let change = change::carry_out(self.worker.clone(), staged);
+        match after {
+            None => self.worker.spawn_to_end(change).await?,
+            Some(after) => {
+                let both = async move {
+                    change.await?;
+                    after.await;
+                    Ok::<_, Interrupt>(())
+                };
+                self.worker.spawn_to_end(both).await?;
+            }
+        }
+        Ok(result)
     }
 
     async fn fetch(&self, at: RemotePtr, class: SizeClass) -> Result<Seen, Error> {
@@ -344,18 +382,7 @@ impl Access for OneSided {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::Views<'a>) -> R,
     ) -> Result<R, Interrupt> {
-        let mut views = OneSidedViews::open(&self.worker, self.structure.id, pages, new)?;
-        let result = f(&mut views);
-        if let Some(staged) = Staged::of(views) {
-            let by_hand = self.worker.capabilities().atomic_against_cpu;
-            if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
-                let freed = here::carry_out(memory, self.worker.owner(), staged)?;
-                self.worker.compute().pages.retire(freed.into_iter());
-                return Ok(result);
-            }
-            self.worker.spawn_to_end(change::carry_out(self.worker.clone(), staged)).await?;
-        }
-        Ok(result)
+        self.change_then(pages, new, f, None::<std::future::Ready<()>>).await
     }
 
     async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {

@@ -5,7 +5,10 @@ use farlink_runtime::{
     ptr::{Link, RemotePtr, Target},
 };
 
-use super::node::{KIND, Node, Side};
+use super::{
+    install::Install,
+    node::{KIND, Node, Side},
+};
 
 /// A page and the one above it that led there.
 pub(super) struct Descent<'a, A: Access + 'a> {
@@ -87,7 +90,12 @@ pub(super) async fn beside<'a, A: Access>(
     require_level(&sibling, page.level())?;
     // Going right must make progress, whatever the pages say.
     match sibling.read(|words| Node(words).low())? {
-        sibling_low if sibling_low > low && Some(sibling_low) <= high => Ok(sibling),
+        sibling_low if sibling_low > low && Some(sibling_low) <= high => {
+            if A::IS_BELOW && page.level() == 0 {
+                access.send_above(Install { separator: sibling_low, page: sibling.at() });
+            }
+            Ok(sibling)
+        }
         _ => Err(Interrupt::stale(sibling.at(), "it does not lie to the right of the page that links to it")),
     }
 }

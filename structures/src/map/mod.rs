@@ -23,7 +23,7 @@ use farlink_runtime::{
     operation::{Run, retry},
     page::SizeClass,
     ptr::RemotePtr,
-    structure::{Layout, Structure},
+    structure::{Layout, Placed, Structure},
     worker::Handle,
 };
 
@@ -88,6 +88,9 @@ pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
         Ok((entries.len() as u64, rest))
     }
 
+    /// Adds operations of its own to those that memory servers carry out.
+    fn register(_registry: &mut Registry) {}
+
     /// Looks at every page. Nobody may change the map meanwhile.
     async fn check(access: &OneSided) -> Result<Report, Error>;
 }
@@ -96,6 +99,7 @@ pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
 pub fn register<S: OrderedMap>(registry: &mut Registry) {
     registry.add::<Get<S>>().add::<Put<S>>().add::<Remove<S>>().add::<Scan<S>>().add::<Count<S>>();
     registry.add::<Locate<S>>();
+    S::register(registry);
 }
 
 /// An ordered map. A handle belongs to one worker; any number of handles can be open on one map.
@@ -116,12 +120,26 @@ impl<S: OrderedMap> Map<S, OneSided> {
     /// If the name is taken, empty or longer than 64 bytes, the page size is not possible, or memory or the catalog is
     /// full.
     pub async fn make(worker: &Handle, name: &str, page_bytes: usize, proof: Proof) -> Result<Self, Error> {
+        Self::make_at(worker, name, page_bytes, proof, Placed::default()).await
+    }
+
+    /// [`Map::make`], with a say in where its pages are.
+    ///
+    /// # Errors
+    /// As [`Map::make`]; and if there is no such memory server.
+    pub async fn make_at(
+        worker: &Handle,
+        name: &str,
+        page_bytes: usize,
+        proof: Proof,
+        placed: Placed,
+    ) -> Result<Self, Error> {
         let (least, most) = S::PAGE_BYTES;
         let Some(class) = SizeClass::of_bytes(page_bytes).filter(|_| (least..=most).contains(&page_bytes)) else {
             let why = format!("{page_bytes}; a page of a {} has a power of two from {least} to {most} bytes", S::NAME);
             return Err(Error::BadOption { option: "page-bytes", why });
         };
-        Ok(Self::over(catalog::create(worker, name, S::KIND, class, proof, |views| S::empty(views)).await?))
+        Ok(Self::over(catalog::create(worker, name, S::KIND, class, proof, placed, |views| S::empty(views)).await?))
     }
 
     /// Opens a map by its name.

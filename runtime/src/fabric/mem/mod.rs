@@ -60,6 +60,8 @@ pub struct MemOptions {
     pub ordered_writes: bool,
     /// Whether to guarantee [`Capabilities::atomic_against_writes`].
     pub atomic_against_writes: bool,
+    /// Whether to declare [`Capabilities::atomic_against_cpu`]. It always holds: this is for tests of those who ask.
+    pub atomic_against_cpu: bool,
 }
 
 impl Default for MemOptions {
@@ -70,6 +72,7 @@ impl Default for MemOptions {
             nasty: false,
             ordered_writes: true,
             atomic_against_writes: true,
+            atomic_against_cpu: true,
         }
     }
 }
@@ -83,7 +86,7 @@ impl MemOptions {
         Capabilities {
             ordered_writes: self.ordered_writes,
             atomic_against_writes: self.atomic_against_writes,
-            atomic_against_cpu: true,
+            atomic_against_cpu: self.atomic_against_cpu,
             inline_bytes: 8,
             gather_max: 1,
         }
