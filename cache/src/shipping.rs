@@ -339,7 +339,8 @@ impl<S: Store, L: Layout> KeptOut<S, L> {
     async fn settled(&self, page: PageId) -> Found {
         let (handle, cache) = (&self.handle, self.handle.cache());
         let found = poll_fn(|cx| match cache.table.find(&cache.arena, page, Some(cx.waker())) {
-            Found::Loading if !is_left_out(Step::LoadingDropped) => Poll::Pending,
+            Found::Loading if is_left_out(Step::LoadingDropped) => Poll::Ready(Found::Absent),
+            Found::Loading => Poll::Pending,
             found => Poll::Ready(found),
         })
         .await;
