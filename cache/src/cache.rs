@@ -13,6 +13,7 @@ use crate::{
     heat::Heat,
     id::{SizeClass, UNIT_BYTES, UNITS_MAX},
     options::{Admission, CacheOptions},
+    shipping::Shipping,
     sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, Step, fence, is_left_out, lock},
     table::Table,
     traits::{Layout, Store},
@@ -70,6 +71,7 @@ pub struct PageCache<L> {
     pub(crate) cooling: CoolingMap,
     pub(crate) heat: Heat,
     pub(crate) waiters: Waiters,
+    pub(crate) shipping: Shipping,
     room: Mutex<Room>,
     frame_bytes_max: usize,
     bookkeeping_bytes: usize,
@@ -120,6 +122,7 @@ impl<L: Layout> PageCache<L> {
             cooling: CoolingMap::new(shape.cooling),
             heat: Heat::new(shape.frames, options.uses_per_age.saturating_mul(shape.frames as u64)),
             waiters: Waiters::new(options.handles_max),
+            shipping: Shipping::new(options.keeps_out),
             room: Mutex::new(Room { next_frame: 1, ..Room::default() }),
             frame_bytes_max: shape.frame_bytes,
             bookkeeping_bytes: shape.bookkeeping,
@@ -165,6 +168,11 @@ impl<L: Layout> PageCache<L> {
     /// The counts of handles that have ended; each handle knows its own.
     pub fn counters(&self) -> Counters {
         *lock(&self.ended)
+    }
+
+    /// Whether pages can be kept out: [`CacheOptions::keeps_out`].
+    pub fn keeps_out(&self) -> bool {
+        self.options.keeps_out
     }
 
     /// How many pages are cached.

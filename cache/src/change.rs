@@ -250,7 +250,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         match page.frame.state() {
             State::Resident | State::Guest => {}
             // A cooling page is clean: it must not stay one.
-            State::Cooling => page.frame.set_state(State::Resident),
+            State::Cooling => return self.cache().let_in(page.index(), State::Resident),
             _ => return false,
         }
         true
@@ -341,9 +341,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             });
             frame.set_kids(kids);
         }
-        for kid in kids_before {
-            cache.frame(kid).set_parent(NONE, 0);
-        }
+        cache.detach(&kids_before, || kids_before.iter().for_each(|&kid| cache.frame(kid).set_parent(NONE, 0)));
+        let unlinked: Vec<u32> =
+            new.iter().map(|new| new.taken.index).filter(|&index| cache.is_unlinked(index)).collect();
+        cache.detach(&unlinked, || ());
+        cache.move_kept(&live, &freed);
     }
 
     /// Drops a locked page.
@@ -399,9 +401,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return false;
         }
         let pages = [page];
-        for kid in self.kids_of(&pages) {
-            self.cache().frame(kid).set_parent(NONE, 0);
-        }
+        let kids = self.kids_of(&pages);
+        self.cache().detach(&kids, || kids.iter().for_each(|&kid| self.cache().frame(kid).set_parent(NONE, 0)));
         self.free_locked(page);
         true
     }

@@ -123,7 +123,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         while frame.state() == State::Cooling {
             match frame.lock.read() {
                 Some(version) if version.tag() != cooled.tag => return None,
-                Some(version) if frame.lock.try_upgrade(version) => return self.evict_locked(cooled.frame),
+                Some(version) if frame.lock.try_upgrade(version) => return self.evict_locked(cooled),
                 _ => spin.turn(),
             }
         }
@@ -131,15 +131,15 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Evicts a cooling page whose lock the caller holds.
-    fn evict_locked(&self, index: u32) -> Option<SizeClass> {
-        let cache = self.cache();
+    fn evict_locked(&self, cooled: Cooled) -> Option<SizeClass> {
+        let (cache, index) = (self.cache(), cooled.frame);
         let frame = cache.frame(index);
         fence(Ordering::SeqCst);
         let state = if is_left_out(Step::EvictionCheck) { State::Cooling } else { frame.state() };
         let (Some(page), State::Cooling, false, 0) = (frame.page(), state, frame.is_dirty(), frame.pins()) else {
             // Out of the map, and not going: it is an ordinary page again.
             if frame.state() == State::Cooling {
-                frame.set_state(State::Resident);
+                cache.let_back_in(cooled);
             }
             frame.lock.unlock_unchanged();
             return None;

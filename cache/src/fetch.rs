@@ -98,7 +98,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Whether a page still has the link that was read from it; other links of it may have changed.
-    fn still_links(&self, from: &Page<'_, S, L>, page: PageId) -> bool {
+    pub(crate) fn still_links(&self, from: &Page<'_, S, L>, page: PageId) -> bool {
         if from.is_current() {
             return true;
         }
@@ -171,6 +171,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             cache.table.wake(page);
         }
         if is_guest {
+            if !cache.let_in(index, State::Guest) {
+                return Err(Conflict.into());
+            }
             self.0.counters.count(level, |level| level.refusals += 1);
             if let Some(pinned) = pinned {
                 frame.set_parent(pinned.index, 0);
@@ -178,14 +181,17 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             cache.guests.fetch_add(1, Ordering::Relaxed);
             frame.set_users(1);
-            frame.set_state(State::Guest);
         } else {
-            if let (Some(from), Some(_)) = (from, &pinned)
-                && !self.swizzle(from, frame, index, page)
-            {
+            let parent = from.filter(|_| pinned.is_some());
+            let is_linked = parent.is_some_and(|from| self.swizzle(from, frame, index, page));
+            if is_linked {
+                frame.set_state(State::Resident);
+            } else if !cache.let_in(index, State::Resident) {
+                return Err(Conflict.into());
+            }
+            if parent.is_some() && !is_linked {
                 self.0.counters.count(level, |level| level.failed_upgrades += 1);
             }
-            frame.set_state(State::Resident);
         }
         let version = frame.lock.unlock();
         loading.end();
@@ -267,7 +273,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             self.0.counters.count(found.level(), |level| level.failed_upgrades += 1);
         }
         if state == State::Cooling {
-            frame.set_state(State::Resident);
+            if frame.parent() != NONE {
+                frame.set_state(State::Resident);
+            } else if !self.cache().let_in(found.index(), State::Resident) {
+                // It goes on cooling: it may be read, and nothing else.
+                frame.lock.unlock_unchanged();
+                return;
+            }
         }
         // Nothing that a reader saw has changed.
         frame.lock.unlock_unchanged();

@@ -44,6 +44,9 @@
 //! *It goes.* The oldest page of a random queue, if it still cools since the version that the queue knows. Its table entry
 //! goes, and its frame is free. Where another size is wanted, a whole block of frames changes hands.
 //!
+//! *It is kept out* ([`CacheHandle::keep_out`]) while somebody else works on the store's copy of it and of what is below:
+//! until then the store has the newest version of all that, and nothing of it is changed in the cache.
+//!
 //! # Duties of the embedder
 //!
 //! - Begin anew on [`Conflict`], from the root: it is how races end. Let other tasks run in between.
@@ -155,6 +158,7 @@ mod id;
 #[doc(hidden)]
 pub mod model;
 mod options;
+mod shipping;
 mod sync;
 mod table;
 mod traits;
@@ -171,5 +175,6 @@ pub use crate::{
     handle::{Anchor, CacheHandle, Page},
     id::{PageId, SizeClass, is_swizzled},
     options::{Admission, CacheOptions},
+    shipping::KeptOut,
     traits::{Layout, Store},
 };

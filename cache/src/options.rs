@@ -37,6 +37,9 @@ pub struct CacheOptions {
     pub uses_per_age: u64,
     /// How many handles there can be at a time.
     pub handles_max: usize,
+    /// Whether pages can be kept out ([`CacheHandle::keep_out`](crate::CacheHandle::keep_out)): pages that no swizzled link
+    /// leads to are then noted.
+    pub keeps_out: bool,
 }
 
 impl CacheOptions {
@@ -53,6 +56,7 @@ impl CacheOptions {
             sample_size: 5,
             uses_per_age: 200,
             handles_max: 64,
+            keeps_out: false,
         }
     }
 

@@ -94,6 +94,14 @@ pub enum Step {
     GuestCheck,
     /// Of a guest's last user: looking at both flags at once.
     FlagsAtOnce,
+    /// Of keeping a page out: its entry.
+    KeptEntry,
+    /// Of keeping a page out: looking for strays below it.
+    StraysFirst,
+    /// Of letting a stray in: that it is not below a page that is kept out.
+    StrayCheck,
+    /// Of dropping a page that was changed in the store: waiting for a fetch of it.
+    LoadingDropped,
 }
 
 #[cfg(loom)]

@@ -97,6 +97,13 @@ impl Pages {
         self.pages()[&id(page)][1]
     }
 
+    /// Adds to what is in a page.
+    pub fn add(&self, page: PageId, by: u64) {
+        if let Some(words) = self.pages().get_mut(&page) {
+            words[1] += by;
+        }
+    }
+
     /// How many reads there were.
     pub fn reads(&self) -> u64 {
         self.0.reads.load(Relaxed)

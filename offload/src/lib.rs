@@ -4,6 +4,9 @@
 //!   written when they leave the cache. This is the design of DEX (VLDB 2024, sections 4 and 5).
 //! - [`CachedInner`]: nobody owns anything; only inner pages are cached, leaves are read and changed one-sided under remote
 //!   locks, and a cached page that turns out to be old is read anew. This is the scheme of Sherman (SIGMOD 2022).
+//! - [`ship`]: operations are sent to the memory servers and run there.
+//! - [`Remote`], [`PartedRemote`]: all operations are; the coarse-grained design of Ziegler et al. (SIGMOD 2019).
+//! - [`Hybrid`]: inner levels are searched there, leaves accessed one-sided; their hybrid design.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -31,13 +34,22 @@
 //! ```
 
 mod cached;
+mod engine;
+mod hybrid;
 mod inner;
+mod on_server;
+pub mod policy;
+mod remote;
+pub mod ship;
 mod store;
 
 pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters, Memory};
 
 pub use crate::{
     cached::{Cached, CachedPage, CachedViews},
+    engine::{Engine, EngineCounts, EngineOptions, Policies},
+    hybrid::Hybrid,
     inner::CachedInner,
+    remote::{PartedRemote, Remote},
     store::ComputeCache,
 };

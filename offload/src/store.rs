@@ -1,6 +1,11 @@
 //! Remote memory as the store of a cache, and a structure's pages as its layout.
 
-use std::{cell::Cell, future::Future, rc::Rc, sync::atomic::AtomicU64};
+use std::{
+    cell::{Cell, OnceCell},
+    future::Future,
+    rc::Rc,
+    sync::atomic::AtomicU64,
+};
 
 use farlink_cache::{CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageId, Store};
 use farlink_runtime::{
@@ -8,9 +13,9 @@ use farlink_runtime::{
     buffer::Buffer,
     error::Error,
     lock::LockWord,
-    one_sided::{OneSided, Proof},
+    one_sided::{OneSided, PageCopy, Proof},
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
-    ptr::RemotePtr,
+    ptr::{RemotePtr, ServerId},
     structure::{Layout, Overlap, Structure},
     worker::Handle,
 };
@@ -106,6 +111,16 @@ struct Inner<T: Layout> {
     owned: Option<(T, T::Region)>,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
+    told: OnceCell<Told>,
+}
+
+/// Who is told what a read took.
+struct Told(Box<dyn Fn(ServerId, u64)>);
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Told")
+    }
 }
 
 /// So often without a page read in between, and a cache counts as too small for what is in flight.
@@ -123,7 +138,7 @@ impl<T: Layout> Clone for RemoteStore<T> {
 
 impl<T: Layout> RemoteStore<T> {
     fn new(one_sided: OneSided, owned: Option<(T, T::Region)>) -> Self {
-        Self(Rc::new(Inner { one_sided, owned, no_room: Cell::new(0) }))
+        Self(Rc::new(Inner { one_sided, owned, no_room: Cell::new(0), told: OnceCell::new() }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided {
@@ -143,6 +158,26 @@ impl<T: Layout> RemoteStore<T> {
         interrupt(error)
     }
 
+    /// What this compute server owns, if it owns anything.
+    pub(crate) fn region(&self) -> Option<&T::Region> {
+        self.0.owned.as_ref().map(|(_, region)| region)
+    }
+
+    /// Has `told` be told what each read takes.
+    pub(crate) fn tell_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
+        let _ = self.0.told.set(Told(Box::new(told)));
+    }
+
+    async fn read_page(&self, at: RemotePtr, class: SizeClass) -> Result<PageCopy, Interrupt> {
+        let one_sided = &self.0.one_sided;
+        let Some(told) = self.0.told.get() else { return one_sided.read_page(at, class).await };
+        let clock = one_sided.worker().clock();
+        let start_ns = clock.now_ns();
+        let copy = one_sided.read_page(at, class).await?;
+        (told.0)(at.server(), clock.now_ns() - start_ns);
+        Ok(copy)
+    }
+
     /// Where a page lies in what is owned here.
     pub(crate) fn overlap(&self, words: &(impl farlink_runtime::words::Words + ?Sized)) -> Overlap {
         self.0.owned.as_ref().map_or(Overlap::Inside, |(layout, region)| layout.overlap(words, region))
@@ -160,7 +195,7 @@ impl<T: Layout> Store for RemoteStore<T> {
     async fn read(&self, page: PageId, class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
         let at = remote(page)?;
         self.0.no_room.set(0);
-        let copy = self.0.one_sided.read_page(at, to_runtime(class)).await?;
+        let copy = self.read_page(at, to_runtime(class)).await?;
         let words = copy.into_words();
         let is_leaf = Identity::from_word(words[IDENTITY]).is_some_and(|identity| identity.level == 0);
         match self.overlap(&*words) {

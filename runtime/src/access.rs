@@ -14,6 +14,7 @@ use std::{cell::Cell, ops::Range};
 
 use crate::{
     error::Error,
+    operation::Operation,
     page::SizeClass,
     pages::{NewPage, Placement},
     ptr::{Link, RemotePtr},
@@ -143,6 +144,10 @@ pub trait Access: Sized {
     where
         Self: 'a;
 
+    /// Whether this access is to level 0 alone, and the levels above are changed elsewhere: a structure then changes level 0
+    /// without the pages above, and sends after it what is to be done there ([`Access::change_below`]).
+    const IS_BELOW: bool = false;
+
     /// The worker that this access runs on.
     fn worker(&self) -> &Handle;
 
@@ -194,6 +199,15 @@ pub trait Access: Sized {
         None
     }
 
+    /// Said before the first visible effect of an operation that tidies up behind it, changing more than one page. An access
+    /// that only changes single pages has the operation run elsewhere.
+    ///
+    /// # Errors
+    /// [`Interrupt::Restart`] if it cannot be done here.
+    fn restructures(&self) -> Result<(), Interrupt> {
+        Ok(())
+    }
+
     /// [`Access::follow`] for several links of one page at once; remote accesses overlap. A result for each link.
     async fn follow_many<'a>(&'a self, from: &Self::Page<'a>, links: &[Link])
     -> Vec<Result<Self::Page<'a>, Interrupt>>;
@@ -228,6 +242,26 @@ pub trait Access: Sized {
     ) -> Result<R, Interrupt> {
         self.change(vec![page], vec![], f).await
     }
+
+    /// [`Access::change`] of pages of level 0, and after it an operation on the levels above, which is run even if the returned
+    /// future is dropped. Whether that succeeds has no influence on the result: pages of level 0 are found without it.
+    ///
+    /// # Errors
+    /// As [`Access::change`].
+    async fn change_below<'a, R, O: Operation + 'static>(
+        &'a self,
+        pages: Vec<Self::Page<'a>>,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut Self::Views<'a>) -> R,
+        above: O,
+    ) -> Result<R, Interrupt> {
+        let result = self.change(pages, new, f).await?;
+        self.send_above(above);
+        Ok(result)
+    }
+
+    /// Has an operation run on the levels above, some time. For what a page of level 0 shows to be missing there.
+    fn send_above<O: Operation + 'static>(&self, _operation: O) {}
 
     /// Whether `link`, read from a page, leads to `page`. Links are not to be compared: one that leads to a cached page has
     /// another form.

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! word 4      kind of the structure, 0 = no entry       (head: the next structure id)
-//! word 5      structure id:32 | size class:8
+//! word 5      structure id:32 | 0:16 | spread:8 | size class:8
 //! word 6      root page
 //! word 7      length of the name
 //! word 8..16  name, zero-padded UTF-8
@@ -21,7 +21,7 @@ use crate::{
     page::{Identity, SizeClass, StructureId, seal},
     pages::{self, Placement},
     ptr::RemotePtr,
-    structure::Structure,
+    structure::{Placed, Spread, Structure},
     worker::Handle,
 };
 
@@ -47,8 +47,14 @@ pub(crate) fn empty_page(index: usize) -> [u64; WORDS] {
 }
 
 fn access(worker: &Handle) -> OneSided {
-    let structure =
-        Structure { id: CATALOG_ID, name: "catalog".into(), kind: 0, class: CATALOG_CLASS, root: catalog_page_at(0) };
+    let structure = Structure {
+        id: CATALOG_ID,
+        name: "catalog".into(),
+        kind: 0,
+        class: CATALOG_CLASS,
+        root: catalog_page_at(0),
+        spread: Spread::default(),
+    };
     OneSided::new(worker, structure, Proof::Checksum)
 }
 
@@ -72,6 +78,9 @@ fn decode(words: &[u64], at: RemotePtr) -> Result<Option<Structure>, Error> {
     let Some(class) = SizeClass::from_index(words[NUMBER] as u8) else {
         return wrong("a catalog entry has no valid page size");
     };
+    let Some(spread) = Spread::from_index((words[NUMBER] >> 8) as u8) else {
+        return wrong("a catalog entry does not say where its pages are");
+    };
     let Ok(root) = RemotePtr::from_raw(words[ROOT]) else { return wrong("a catalog entry has no valid root") };
     let bytes: Vec<u8> = words[NAME..].iter().flat_map(|word| word.to_le_bytes()).collect();
     let name = usize::try_from(words[NAME_LENGTH]).ok().and_then(|length| bytes.get(..length));
@@ -79,7 +88,7 @@ fn decode(words: &[u64], at: RemotePtr) -> Result<Option<Structure>, Error> {
         return wrong("a catalog entry has no valid name");
     };
     let id = StructureId((words[NUMBER] >> 32) as u32);
-    Ok(Some(Structure { id, name: name.to_owned(), kind, class, root }))
+    Ok(Some(Structure { id, name: name.to_owned(), kind, class, root, spread }))
 }
 
 fn structures(pages: &[PageCopy]) -> Result<Vec<(usize, Option<Structure>)>, Interrupt> {
@@ -124,11 +133,14 @@ pub async fn create(
     kind: u32,
     class: SizeClass,
     proof: Proof,
+    placed: Placed,
     empty: impl FnOnce(&mut OneSidedViews) + 'static,
 ) -> Result<OneSided, Error> {
     let id = next_id(worker).await?;
-    let root = pages::allocate(worker, class, Placement::RoundRobin).await?;
-    let access = OneSided::new(worker, Structure { id, name: name.into(), kind, class, root: root.at() }, proof);
+    let at = placed.root.map_or(Placement::RoundRobin, Placement::Server);
+    let root = pages::allocate(worker, class, at).await?;
+    let structure = Structure { id, name: name.into(), kind, class, root: root.at(), spread: placed.spread };
+    let access = OneSided::new(worker, structure, proof);
     // A task, so that the root is not left behind between the two steps.
     let make = async move {
         access.change(vec![], vec![root], empty).await.map_err(|interrupt| match interrupt {
@@ -220,7 +232,11 @@ fn require_name(name: &str) -> Result<(), Error> {
 
 fn write_entry(views: &mut impl Views, page: usize, structure: &Structure) {
     views.set(page, KIND, u64::from(structure.kind));
-    views.set(page, NUMBER, u64::from(structure.id.0) << 32 | structure.class.index() as u64);
+    views.set(
+        page,
+        NUMBER,
+        u64::from(structure.id.0) << 32 | (structure.spread as u64) << 8 | structure.class.index() as u64,
+    );
     views.set(page, ROOT, structure.root.raw());
     views.set(page, NAME_LENGTH, structure.name.len() as u64);
     let mut name = [0; NAME_BYTES_MAX];

@@ -229,6 +229,15 @@ pub enum Error {
         why: Refusal,
     },
 
+    /// An operation failed on the memory server that it was sent to.
+    #[error("on memory server {server}: {why}")]
+    OnServer {
+        /// The memory server.
+        server: ServerId,
+        /// What the operation failed with there.
+        why: String,
+    },
+
     /// A memory server was lost in mid-request.
     #[error(
         "memory server {server} was lost in mid-request: {why}; the request was carried out once or not at all: read to find out which"

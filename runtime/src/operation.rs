@@ -1,10 +1,17 @@
 //! Operations as values: they run here, or are sent and run there.
+//!
+//! An [`Operation`] knows how to run over any [`Access`]. [`Run`] is whoever runs whole operations: an access from the root, as
+//! [`execute`] does, or a way to have it done elsewhere. For a structure in several parts, and for one whose upper levels are
+//! elsewhere, an operation is also [`Routed`].
 
-use std::cell::Cell;
+use std::{cell::Cell, future::Future};
 
 use crate::{
     access::{Access, Cause, Interrupt, Start},
     error::Error,
+    page::avalanche,
+    ptr::RemotePtr,
+    structure::Layout,
     wire::Wire,
     worker::{Handle, counters::bump},
 };
@@ -13,17 +20,113 @@ use crate::{
 /// in a sound structure only if others changed the path meanwhile.
 const STALE_MAX: u32 = 1000;
 
+/// Names an operation in messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Code {
+    /// The catalog's number of the kind of structure.
+    pub structure: u32,
+    /// Which of that structure's operations.
+    pub operation: u16,
+}
+
 /// A request to a structure, which can run on a compute server or on a memory server.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
-pub trait Operation: Wire {
+pub trait Operation: Wire + Clone + 'static {
     /// What it answers.
-    type Output: Wire;
+    type Output: Wire + 'static;
+    /// The structure's pages.
+    type Layout: Layout + Default;
+    /// Its name in messages: no two operations of a cluster have the same.
+    const CODE: Code;
+
+    /// The part of the structure where it begins, if that can be told: a page where it may start has some of it.
+    fn begins(&self) -> Option<<Self::Layout as Layout>::Region>;
+
+    /// Takes back what it asks for beyond the size of one message. Called where it comes from afar.
+    fn limit(&mut self) {}
 
     /// One attempt. The first visible effect is also the last thing that can be interrupted.
     ///
     /// # Errors
     /// [`Interrupt`] says whether to begin anew, to ship, or to give up.
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Self::Output, Interrupt>;
+}
+
+/// An operation that begins at a key, so that a structure can be cut into parts, and into upper and lower levels.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Routed: Operation {
+    /// What finds the page where it begins.
+    type Locate: Operation<Output = RemotePtr>;
+
+    /// The key where it begins.
+    fn key(&self) -> u64;
+
+    /// Finds the page of the least level that the operation can begin at.
+    fn locate(&self) -> Self::Locate;
+
+    /// Runs it over a structure in parts. If not said otherwise, what it is about is in one of them.
+    ///
+    /// # Errors
+    /// What it failed with.
+    async fn over<P: Parts>(&self, parts: &P) -> Result<Self::Output, Error> {
+        parts.on(parts.part_of(self.key()), self).await
+    }
+}
+
+/// How keys are divided among the parts of a structure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cut {
+    /// Each part has a range of keys. The least keys of the parts but for the first, in ascending order.
+    Range(Vec<u64>),
+    /// Each part has the keys of some hash values.
+    Hash,
+}
+
+/// A structure in several parts.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Parts {
+    /// How keys are divided among them.
+    fn cut(&self) -> &Cut;
+
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Runs an operation on one of them.
+    ///
+    /// # Errors
+    /// What it failed with.
+    async fn on<O: Operation>(&self, part: usize, operation: &O) -> Result<O::Output, Error>;
+
+    /// Runs an operation on all of them, at the same time. The answers in the order of the parts.
+    ///
+    /// # Errors
+    /// What the first of those that failed failed with.
+    async fn on_all<O: Operation>(&self, operation: &O) -> Result<Vec<O::Output>, Error>;
+
+    /// Where a key belongs.
+    fn part_of(&self, key: u64) -> usize {
+        match self.cut() {
+            Cut::Range(lows) => lows.partition_point(|&low| low <= key).min(self.count() - 1),
+            Cut::Hash => (avalanche(key) % self.count() as u64) as usize,
+        }
+    }
+}
+
+/// Whoever runs operations of one structure: every [`Access`] does.
+pub trait Run {
+    /// Runs an operation to its end.
+    ///
+    /// # Errors
+    /// What it failed with.
+    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>>;
+}
+
+impl<A: Access> Run for A {
+    // Not async itself: that would be one more layer around what a cache hit takes.
+    #[inline]
+    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+        execute(self, operation)
+    }
 }
 
 /// Runs an operation here, from the root, until an attempt succeeds or fails for good.

@@ -3,7 +3,7 @@
 //! A fixed layout of little-endian 64-bit words. Decoding takes exactly the words that encoding wrote, refuses anything
 //! else, and never allocates more than the message is long.
 
-use crate::error::Error;
+use crate::{error::Error, ptr::RemotePtr};
 
 /// A value that can be sent.
 pub trait Wire: Sized {
@@ -35,6 +35,24 @@ impl Wire for u64 {
         let (&word, rest) = from.split_first().ok_or(Error::Malformed("it ends too early"))?;
         *from = rest;
         Ok(word)
+    }
+}
+
+impl Wire for () {
+    fn encode(&self, _to: &mut Vec<u64>) {}
+
+    fn decode(_from: &mut &[u64]) -> Result<Self, Error> {
+        Ok(())
+    }
+}
+
+impl Wire for RemotePtr {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.push(self.raw());
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        Self::from_raw(u64::decode(from)?).map_err(|_| Error::Malformed("an address is null or swizzled"))
     }
 }
 

@@ -34,13 +34,15 @@ pub const FAST: MemOptions = MemOptions {
     nasty: false,
     ordered_writes: true,
     atomic_against_writes: true,
+    atomic_against_cpu: true,
 };
 
 /// All that a reliable connection permits, on purpose: torn READs and WRITEs, late completions.
 pub const NASTY: MemOptions = MemOptions { nasty: true, ..FAST };
 
-/// [`NASTY`], without an order among WRITEs and with atomics that are not atomic against WRITEs.
-pub const WEAK: MemOptions = MemOptions { ordered_writes: false, atomic_against_writes: false, ..NASTY };
+/// [`NASTY`], without an order among WRITEs and with atomics that are atomic against nothing but each other.
+pub const WEAK: MemOptions =
+    MemOptions { ordered_writes: false, atomic_against_writes: false, atomic_against_cpu: false, ..NASTY };
 
 /// A directory for a cluster's files: in memory where the system has such a file system.
 ///

@@ -15,6 +15,7 @@
 //! - [`cluster`]: clusters joined, filled and checked.
 //! - [`direct`]: an endpoint driven by hand.
 //! - [`reach`]: one-sided, or through a compute server's cache.
+//! - [`fleet`]: clusters whose memory servers carry out operations.
 //! - [`drive`]: a worker that keeps many recorded operations in flight, and drops some of them.
 //! - [`peer`]: compute servers in processes of their own: the `farlink-stress` program's other side.
 //! - [`stress`]: the acceptance test: many workers in several processes on a few hot keys.
@@ -31,6 +32,7 @@ pub mod bounded;
 pub mod cluster;
 pub mod direct;
 pub mod drive;
+pub mod fleet;
 pub mod fuzz;
 pub mod history;
 pub mod linear;

@@ -29,7 +29,7 @@ use farlink_runtime::{
     operation::retry,
     worker::{Handle, Worker},
 };
-use farlink_structures::btree::{BTree, BTreeOptions};
+use farlink_structures::btree::{BTree, BTreeOptions, Spread};
 use farlink_tests::{
     bounded::{self, Bound, Watchdog},
     cluster::{self, FAST, WEAK},
@@ -37,7 +37,8 @@ use farlink_tests::{
 };
 
 const TREE: &str = "endings";
-const OPTIONS: BTreeOptions = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
+const OPTIONS: BTreeOptions =
+    BTreeOptions { page_bytes: 256, proof: Proof::Checksum, spread: Spread::RoundRobin, root: None };
 /// Far more than any single operation here takes, and far less than for ever.
 const ENDS: Bound = Bound { reads_max: 10_000, turns_max: 100_000 };
 /// More polls or turns than any future here takes.

@@ -58,7 +58,7 @@ impl Scene {
         let fabric = Cluster::start(Backend::chosen_across_processes(), 2, 4 << 20, Manners::Nasty).unwrap();
         let compute = cluster::join(&fabric, settings::seed("faults")).unwrap();
         let worker = compute.worker().unwrap();
-        let options = BTreeOptions { page_bytes: 256, proof: Proof::Checksum };
+        let options = BTreeOptions { page_bytes: 256, ..BTreeOptions::default() };
         let tree = worker.block_on(async {
             let tree = BTree::create(&worker, TREE, options).await?;
             tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.6).await?;
@@ -231,7 +231,7 @@ fn kill_one(seed: u64) -> (Tale, Report) {
     let mut rng = StdRng::seed_from_u64(seed);
     let histories = tempfile::tempdir().unwrap();
     let fabric = Cluster::start(Backend::chosen_across_processes(), 2, 8 << 20, Manners::Nasty).unwrap();
-    cluster::create_tree(&fabric, TREE, BTreeOptions { page_bytes: 256, proof: Proof::Checksum }).unwrap();
+    cluster::create_tree(&fabric, TREE, BTreeOptions { page_bytes: 256, ..BTreeOptions::default() }).unwrap();
     // Few, so that locks are held and waited for all the time.
     let keys = 60;
     let work = |process: u32| Work {

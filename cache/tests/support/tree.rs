@@ -82,6 +82,11 @@ impl Tree {
         Ok(Self { handle, class, anchor, next_id })
     }
 
+    /// The root.
+    pub fn enter(&self) -> Result<TreePage<'_>, Conflict> {
+        self.handle.enter(&self.anchor)
+    }
+
     async fn again<T, F: Future<Output = Result<T, Error>>>(&self, mut attempt: impl FnMut() -> F) -> Result<T, Error> {
         loop {
             match attempt().await {

@@ -8,6 +8,7 @@
 //! An operation on cached pages never suspends, except to let other tasks of the worker run while a page comes from
 //! memory: with several in flight that hides the latency of DRAM, with one it is not done.
 
+pub(crate) mod ship;
 mod views;
 
 use std::{
@@ -26,7 +27,7 @@ use farlink_runtime::{
     one_sided::OneSided,
     page::{LOCK, SizeClass},
     pages::{self, NewPage, Placement},
-    ptr::{Link, RemotePtr},
+    ptr::{Link, RemotePtr, ServerId},
     structure::{Layout, Overlap, Structure},
     sync::{AtomicU64, Ordering},
     worker::{Handle, YieldNow},
@@ -105,6 +106,21 @@ impl<T: Layout> Cached<T> {
         self.cache.store().one_sided()
     }
 
+    /// What this compute server owns.
+    pub(crate) fn region(&self) -> &T::Region {
+        self.cache.store().region().expect("cached access is made with a region")
+    }
+
+    /// Whether pages can be kept out of the cache.
+    pub(crate) fn keeps_out(&self) -> bool {
+        self.cache.cache().keeps_out()
+    }
+
+    /// Has `told` be told what each page read from a memory server took.
+    pub(crate) fn tell_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
+        self.cache.store().tell_reads(told);
+    }
+
     /// What this access's cache did so far.
     pub fn counters(&self) -> Counters {
         self.cache.counters()
@@ -142,6 +158,12 @@ impl<T: Layout> Cached<T> {
             }
         };
         Ok(CachedPage(self.cache.enter(anchor).map_err(|_| Interrupt::conflict())?))
+    }
+
+    /// What is read first of a page of which nothing else is known: a search begins in the first half.
+    #[inline]
+    fn first_words(&self) -> [Range<usize>; 3] {
+        [0..self.class.words() / 2, 0..0, 0..0]
     }
 
     /// While the processor fetches what an operation is about to look at. With one operation in flight nothing is gained.
@@ -280,9 +302,7 @@ impl<T: Layout> Access for Cached<T> {
         from: &CachedPage<'a, T>,
         link: Link,
     ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
-        // A search begins in the first half.
-        let words = [0..self.class.words() / 2, 0..0, 0..0];
-        Follow { access: self, from, word: link.word(), words, step: Step::Prefetch }
+        self.follow_for(from, link, self.first_words())
     }
 
     #[inline]

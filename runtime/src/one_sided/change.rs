@@ -20,17 +20,25 @@ use crate::{
     page,
     page::{Identity, SizeClass},
     pages::FreePage,
+    server::LocalMemory,
     worker::{Handle, counters::bump, ops::Posted},
 };
 
 /// A change that is computed and not yet carried out.
 #[derive(Debug)]
 pub(super) struct Staged {
-    changed: Vec<Changed>,
-    added: Vec<Added>,
+    pub(super) changed: Vec<Changed>,
+    pub(super) added: Vec<Added>,
 }
 
 impl Staged {
+    /// Whether all its pages are in this memory.
+    pub(super) fn is_in(&self, memory: &LocalMemory) -> bool {
+        let is_in = |at, words| memory.words(at, words).is_some();
+        self.changed.iter().all(|page| is_in(page.at, page.image.len()))
+            && self.added.iter().all(|added| is_in(added.page.at(), added.image.len()))
+    }
+
     /// `None` if the views were left as they were: nothing to do, and what was read stands by itself.
     pub(super) fn of(views: OneSidedViews) -> Option<Self> {
         let OneSidedViews { mut changed, added, .. } = views;
@@ -142,7 +150,7 @@ async fn write_and_unlock(worker: &Handle, changed: &[Changed]) -> Result<(), Er
             writes.extend(runs.map(|run| worker.write_words(page.at.word(run.start), &page.image[run])));
         }
         if ordered {
-            unlocks.push(Unlock::post(worker, page, after(page)));
+            unlocks.push(Unlock::post(worker, page, page.after()));
         }
     }
     for write in writes {
@@ -150,18 +158,12 @@ async fn write_and_unlock(worker: &Handle, changed: &[Changed]) -> Result<(), Er
     }
     if !ordered {
         worker.count_round_trip();
-        unlocks.extend(changed.iter().map(|page| Unlock::post(worker, page, after(page))));
+        unlocks.extend(changed.iter().map(|page| Unlock::post(worker, page, page.after())));
     }
     for unlock in unlocks {
         unlock.complete().await?;
     }
     Ok(())
-}
-
-/// The lock word that ends a page's change.
-fn after(page: &Changed) -> LockWord {
-    let version = page.lock.next_version();
-    if page.free { LockWord::free(version) } else { LockWord::unlocked(version) }
 }
 
 /// The request that replaces our lock of a page by another lock word.

@@ -12,7 +12,10 @@
 //! saw the same unlocked lock word, nobody was writing, and the page is corrupt.
 
 mod change;
+mod here;
 mod views;
+
+use std::future::Future;
 
 use self::change::Staged;
 pub use self::views::OneSidedViews;
@@ -25,7 +28,9 @@ use crate::{
     page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass},
     pages::{self, FreePage, NewPage, Placement},
     ptr::{Link, RemotePtr, Target},
+    server::LocalMemory,
     structure::Structure,
+    sync::{Ordering, fence},
     worker::{Handle, counters::bump},
 };
 
@@ -51,6 +56,8 @@ pub struct OneSided {
     worker: Handle,
     structure: Structure,
     proof: Proof,
+    /// What is read and changed without the fabric.
+    memory: Option<LocalMemory>,
 }
 
 /// A private copy of a page, proven whole.
@@ -96,7 +103,21 @@ impl PageRef for PageCopy {
 impl OneSided {
     /// Access to `structure` through `worker`.
     pub fn new(worker: &Handle, structure: Structure, proof: Proof) -> Self {
-        Self { worker: worker.clone(), structure, proof }
+        Self { worker: worker.clone(), structure, proof, memory: None }
+    }
+
+    /// Access for a thread of a memory server: pages that stand in `memory` are read there, and changed there if the fabric's
+    /// atomics are atomic against the processor's; all others as ever.
+    pub fn within(worker: &Handle, structure: Structure, memory: LocalMemory) -> Self {
+        Self { memory: Some(memory), ..Self::new(worker, structure, Proof::Checksum) }
+    }
+
+    /// The page that a link in remote memory leads to.
+    ///
+    /// # Errors
+    /// [`Error::BadPointer`] if it leads to none.
+    pub fn target(link: Link) -> Result<RemotePtr, Interrupt> {
+        remote(link)
     }
 
     /// Reads the page at `at`, whose size is `class`.
@@ -105,7 +126,7 @@ impl OneSided {
     /// As [`Access::follow`].
     pub async fn read_page(&self, at: RemotePtr, class: SizeClass) -> Result<PageCopy, Interrupt> {
         self.require_page(at, class)?;
-        if self.proof == Proof::LockBodyLock {
+        if self.proof == Proof::LockBodyLock || self.memory.is_some() {
             let seen = self.fetch(at, class).await?;
             return self.prove(at, class, seen).await;
         }
@@ -138,7 +159,7 @@ impl OneSided {
     /// For each page, as [`Access::follow`].
     pub async fn read_pages(&self, pages: &[RemotePtr], class: SizeClass) -> Vec<Result<PageCopy, Interrupt>> {
         let mut copies = Vec::with_capacity(pages.len());
-        if self.proof != Proof::Checksum {
+        if self.proof != Proof::Checksum || self.memory.is_some() {
             for &at in pages {
                 copies.push(self.read_page(at, class).await);
             }
@@ -159,7 +180,52 @@ impl OneSided {
         copies
     }
 
+    /// [`Access::change`], and then `after`, if the change was made. Both are run to their end even if the returned future is
+    /// dropped.
+    ///
+    /// # Errors
+    /// As [`Access::change`].
+    pub async fn change_then<R>(
+        &self,
+        pages: Vec<PageCopy>,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut OneSidedViews) -> R,
+        after: Option<impl Future<Output = ()> + 'static>,
+    ) -> Result<R, Interrupt> {
+        let mut views = OneSidedViews::open(&self.worker, self.structure.id, pages, new)?;
+        let result = f(&mut views);
+        let Some(staged) = Staged::of(views) else { return Ok(result) };
+        let by_hand = self.worker.capabilities().atomic_against_cpu && after.is_none();
+        if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
+            let freed = here::carry_out(memory, self.worker.owner(), staged)?;
+            self.worker.compute().pages.retire(freed.into_iter());
+            return Ok(result);
+        }
+        let change = change::carry_out(self.worker.clone(), staged);
+        match after {
+            None => self.worker.spawn_to_end(change).await?,
+            Some(after) => {
+                let both = async move {
+                    change.await?;
+                    after.await;
+                    Ok::<_, Interrupt>(())
+                };
+                self.worker.spawn_to_end(both).await?;
+            }
+        }
+        Ok(result)
+    }
+
     async fn fetch(&self, at: RemotePtr, class: SizeClass) -> Result<Seen, Error> {
+        if let Some(words) = self.memory.as_ref().and_then(|memory| memory.words(at, class.words())) {
+            let mut copy = self.worker.buffer(words.len())?;
+            for (to, from) in copy.iter_mut().zip(words) {
+                *to = from.load(Ordering::Relaxed);
+            }
+            // What is read next is no older.
+            fence(Ordering::Acquire);
+            return Ok(Seen::in_one_read(copy));
+        }
         self.worker.count_round_trip();
         match self.proof {
             Proof::Checksum => Ok(Seen::in_one_read(self.worker.read(at, class.words()).await?)),
@@ -316,12 +382,7 @@ impl Access for OneSided {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::Views<'a>) -> R,
     ) -> Result<R, Interrupt> {
-        let mut views = OneSidedViews::open(&self.worker, self.structure.id, pages, new)?;
-        let result = f(&mut views);
-        if let Some(staged) = Staged::of(views) {
-            self.worker.spawn_to_end(change::carry_out(self.worker.clone(), staged)).await?;
-        }
-        Ok(result)
+        self.change_then(pages, new, f, None::<std::future::Ready<()>>).await
     }
 
     async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {

@@ -75,6 +75,12 @@ impl Changed {
         }
     }
 
+    /// The lock word that ends the change.
+    pub(super) fn after(&self) -> LockWord {
+        let version = self.lock.next_version();
+        if self.free { LockWord::free(version) } else { LockWord::unlocked(version) }
+    }
+
     /// Sets the checksum that goes with the version after this change.
     pub(super) fn seal(&mut self) {
         self.image[CHECKSUM] = self.sum.wrapping_add(page::binding(self.lock.next_version()));

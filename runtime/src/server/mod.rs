@@ -4,6 +4,8 @@
 //! words of the region that compute servers change with one-sided operations (see [`crate::layout`]). If it is to answer
 //! messages as well, it [listens](MemoryServer::listen).
 
+mod memory;
+
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     path::{Path, PathBuf},
@@ -24,8 +26,10 @@ use crate::{
     },
     layout::{self, Dynamic, Geometry},
     ptr::ServerId,
-    sync::Ordering,
+    sync::{Arc, Ordering},
 };
+
+pub use self::memory::LocalMemory;
 
 /// What a memory server serves.
 #[derive(Debug, Clone)]
@@ -51,7 +55,8 @@ pub struct MemoryServer {
     dir: PathBuf,
     path: PathBuf,
     geometry: Geometry,
-    region: Region,
+    /// One.
+    regions: Arc<Vec<Region>>,
     ephemeral: bool,
     resumed: bool,
     locked: File,
@@ -99,7 +104,15 @@ impl MemoryServer {
             return Err(Error::WrongCluster { server, found: geometry.cluster, expected: cluster.cluster });
         }
         tracing::info!(%server, path = %path.display(), bytes = geometry.region_bytes, resumed, "memory server started");
-        Ok(Self { dir, path, geometry, region, ephemeral: options.ephemeral, resumed, locked: file })
+        Ok(Self {
+            dir,
+            path,
+            geometry,
+            regions: Arc::new(vec![region]),
+            ephemeral: options.ephemeral,
+            resumed,
+            locked: file,
+        })
     }
 
     /// Its place in the cluster, and its sizes.
@@ -123,9 +136,14 @@ impl MemoryServer {
         Ok(Box::new(MemListener::new(door, fabric, None)))
     }
 
+    /// Its memory, for threads of this process.
+    pub fn memory(&self) -> LocalMemory {
+        LocalMemory::new(&self.regions, 0, self.geometry.server)
+    }
+
     /// How many of its chunks compute servers have leased so far.
     pub fn leased_chunks(&self) -> u64 {
-        let word = &self.region.words()[(Dynamic::NextChunk.offset() / 8) as usize];
+        let word = &self.regions[0].words()[(Dynamic::NextChunk.offset() / 8) as usize];
         word.load(Ordering::Relaxed).min(self.geometry.chunks)
     }
 }

@@ -375,6 +375,11 @@ impl Handle {
         self.0.compute.owner
     }
 
+    /// How many memory servers the cluster has.
+    pub fn servers(&self) -> usize {
+        self.0.compute.fabric.servers()
+    }
+
     /// What the fabric guarantees.
     pub fn capabilities(&self) -> Capabilities {
         self.0.capabilities

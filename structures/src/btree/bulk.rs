@@ -8,7 +8,7 @@ use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
     error::Error,
     operation::retry,
-    pages::{NewPage, Placement},
+    pages::NewPage,
     ptr::RemotePtr,
     worker::Task,
 };
@@ -116,10 +116,10 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
     /// Finishes the open page of a level, whose keys end below `high`, and opens the next one if there is one. Returns the
     /// entry that leads to it.
     async fn close(&mut self, level: usize, high: Option<u64>) -> Result<(u64, u64), Error> {
-        let right = if high.is_some() { Some(self.allocate().await?) } else { None };
+        let right = if high.is_some() { Some(self.allocate(level).await?) } else { None };
         let page = match self.levels[level].page.take() {
             Some(page) => page,
-            None => self.allocate().await?,
+            None => self.allocate(level).await?,
         };
         let right_at = right.as_ref().map(NewPage::at);
         let next = Open { low: high.unwrap_or(0), page: right, ..Open::default() };
@@ -133,8 +133,9 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
         Ok(entry)
     }
 
-    async fn allocate(&self) -> Result<NewPage, Error> {
-        self.access.allocate(self.access.structure().class, Placement::RoundRobin).await
+    async fn allocate(&self, level: usize) -> Result<NewPage, Error> {
+        let structure = self.access.structure();
+        self.access.allocate(structure.class, structure.placement(level as u8)).await
     }
 
     async fn write(&mut self) -> Result<(), Error> {

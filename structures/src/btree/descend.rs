@@ -2,11 +2,12 @@
 
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
-    ptr::Link,
+    ptr::{Link, RemotePtr, Target},
 };
 
 use super::{
     guess::{Guess, likely},
+    install::Install,
     node::{HEAD, KIND, Node, Side},
 };
 
@@ -107,6 +108,20 @@ pub(super) async fn descend<'a, A: Access>(
     }
 }
 
+/// Where the page at `level` is whose fences include `key`, as the page above says; that one alone is read. The root, if the
+/// tree is not that high.
+pub(super) async fn locate<A: Access>(access: &A, start: Start, key: u64, level: u8) -> Result<RemotePtr, Interrupt> {
+    let above = descend(access, start, key, level.saturating_add(1)).await?.page;
+    if above.level() <= level {
+        return Ok(above.at());
+    }
+    let link = above.read(|words| Node(words).child_for(key).map(|index| Node(words).child(index)))?;
+    match link.map(Link::target) {
+        Some(Target::Remote(page)) => Ok(page),
+        _ => Err(Interrupt::stale(above.at(), "an inner page has no child for a key between its fences")),
+    }
+}
+
 /// The right sibling of a page.
 pub(super) async fn beside<'a, A: Access>(
     access: &'a A,
@@ -121,7 +136,12 @@ pub(super) async fn beside<'a, A: Access>(
     require_level(&sibling, page.level())?;
     // Going right must make progress, whatever the pages say.
     match sibling.read(|words| Node(words).low())? {
-        sibling_low if sibling_low > low && Some(sibling_low) <= high => Ok(sibling),
+        sibling_low if sibling_low > low && Some(sibling_low) <= high => {
+            if A::IS_BELOW && page.level() == 0 {
+                access.send_above(Install { separator: sibling_low, page: sibling.at() });
+            }
+            Ok(sibling)
+        }
         _ => Err(Interrupt::stale(sibling.at(), "it does not lie to the right of the page that links to it")),
     }
 }

@@ -20,6 +20,14 @@ impl Layout for BTreeLayout {
         (0..node.count()).for_each(|index| visit(node.value_position(index)));
     }
 
+    fn below(&self, page: &(impl Words + ?Sized), link: usize) -> Option<KeyRange> {
+        let node = Node(page);
+        let index = (0..node.count()).find(|&index| node.value_position(index) == link)?;
+        let low = if index == 0 { node.low() } else { node.key(index) };
+        let high = if index + 1 < node.count() { Some(node.key(index + 1)) } else { node.high() };
+        Some(KeyRange { low, high })
+    }
+
     fn overlap(&self, page: &(impl Words + ?Sized), region: &KeyRange) -> Overlap {
         region.overlap(Node(page).low(), Node(page).high())
     }

@@ -12,6 +12,7 @@
 //!   only while it writes the changed words.
 //! - `split`, `shrink`: structure modification operations. Each locks the pages it changes together (parent and children),
 //!   all or none, so a tree is never seen half-split, and a crash leaves no orphan.
+//! - `install`: the second half of a split where the levels above are on a memory server (the hybrid design).
 //! - `scan`: leaves fetched ahead of need through their parents' links.
 //! - `bulk`: load from sorted input. `check`: every invariant, and leaked pages.
 //!
@@ -22,6 +23,7 @@ mod bulk;
 mod check;
 mod descend;
 mod guess;
+mod install;
 mod layout;
 mod node;
 mod ops;
@@ -29,15 +31,20 @@ mod scan;
 mod shrink;
 mod split;
 
+use farlink_offload::ship::Registry;
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start, Views},
     error::Error,
     one_sided::{OneSided, Proof},
+    ptr::{RemotePtr, ServerId},
+    structure::Placed,
     worker::Handle,
 };
 
-pub use self::layout::BTreeLayout;
+pub use farlink_runtime::structure::Spread;
+
 use self::node::{Fences, Node, NodeMut, PAGE_BYTES_MIN};
+pub use self::{install::Install, layout::BTreeLayout};
 pub use crate::map::{KeyRange, Problem, PutMode, Range, Report, ScanPart};
 use crate::map::{
     Map, OrderedMap,
@@ -54,11 +61,15 @@ pub struct BTreeOptions {
     pub page_bytes: usize,
     /// How readers prove their copies whole. Each reader's own choice.
     pub proof: Proof,
+    /// On which memory servers its pages are. Fixed when the tree is created.
+    pub spread: Spread,
+    /// The memory server of its root; the next in turn if none is named. Fixed when the tree is created.
+    pub root: Option<ServerId>,
 }
 
 impl Default for BTreeOptions {
     fn default() -> Self {
-        Self { page_bytes: 1024, proof: Proof::Checksum }
+        Self { page_bytes: 1024, proof: Proof::Checksum, spread: Spread::RoundRobin, root: None }
     }
 }
 
@@ -124,12 +135,20 @@ impl OrderedMap for Tree {
         leaf.read(|words| Node(words).low())
     }
 
+    async fn locate<A: Access>(access: &A, from: Start, key: u64, level: u8) -> Result<RemotePtr, Interrupt> {
+        descend::locate(access, from, key, level).await
+    }
+
     async fn count<A: Access>(access: &A, from: Start, low: u64, limit: u64) -> Result<(u64, Option<u64>), Interrupt> {
         scan::count(access, from, low, limit).await
     }
 
     async fn check(access: &OneSided) -> Result<Report, Error> {
         check::check(access).await
+    }
+
+    fn register(registry: &mut Registry) {
+        registry.add::<Install>();
     }
 }
 
@@ -139,7 +158,8 @@ impl BTree<OneSided> {
     /// # Errors
     /// As [`Map::make`].
     pub async fn create(worker: &Handle, name: &str, options: BTreeOptions) -> Result<Self, Error> {
-        Self::make(worker, name, options.page_bytes, options.proof).await
+        let BTreeOptions { page_bytes, proof, spread, root } = options;
+        Self::make_at(worker, name, page_bytes, proof, Placed { spread, root }).await
     }
 }
 

@@ -92,6 +92,9 @@ pub(super) async fn remove<A: Access>(access: &A, from: Start, key: u64) -> Resu
     if found.is_none() {
         return Ok(None);
     }
+    if left < shrink::least_count(capacity) {
+        access.restructures()?;
+    }
     let remove = |views: &mut A::Views<'_>| {
         if !still_holds(views, key) {
             return None;

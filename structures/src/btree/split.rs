@@ -6,14 +6,14 @@
 //! change of its own. The root keeps its address for life: when it is full, its entries move into two new pages below it.
 
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start},
-    pages::Placement,
+    access::{Access, Interrupt, PageRef, Start, Views},
     ptr::{RemotePtr, Target},
     words::Words,
 };
 
 use super::{
     descend::{Descent, descend, require_level},
+    install::Install,
     node::{Fences, Node, NodeMut, Side},
 };
 
@@ -33,6 +33,9 @@ pub(super) async fn split<'a, A: Access>(
     if page.at() == access.structure().root {
         return grow_root(access, page, &halves).await;
     }
+    if A::IS_BELOW && parent.is_none() {
+        return split_alone(access, page, halves).await;
+    }
     // A descent that moved right from where it began knows no parent.
     let Some(parent) = parent else { return Err(Interrupt::stale(page.at(), "its parent is not known")) };
     let room = parent.read(|words| {
@@ -48,13 +51,10 @@ pub(super) async fn split<'a, A: Access>(
         }
         (Some(index), true) => {
             let level = page.level();
-            let right = access.allocate(access.structure().class, Placement::RoundRobin).await?;
+            let right = access.allocate(access.structure().class, access.structure().placement(level)).await?;
             let right_at = right.at();
             let change = |views: &mut A::Views<'_>| {
-                let fences = Fences { low: halves.fences.low, high: Some(halves.separator()) };
-                NodeMut::new(views, 1).rewrite(level, fences, Some(right_at), &halves.left);
-                let fences = Fences { low: halves.separator(), high: halves.fences.high };
-                NodeMut::new(views, 2).rewrite(level, fences, halves.right_link, &halves.right);
+                halves.rewrite(views, 1, 2, right_at, level);
                 NodeMut::new(views, 0).insert_at(index + 1, (halves.separator(), right_at.raw()));
             };
             access.change(vec![parent, page], vec![right], change).await?;
@@ -64,8 +64,21 @@ pub(super) async fn split<'a, A: Access>(
     }
 }
 
+/// Splits a leaf without the page above, which is told afterwards. Until then the right half is found through the left one.
+async fn split_alone<'a, A: Access>(access: &'a A, leaf: A::Page<'a>, halves: Halves) -> Result<(), Interrupt> {
+    if leaf.level() != 0 {
+        return Err(Interrupt::stale(leaf.at(), "it is no leaf, and its parent is not known"));
+    }
+    let right = access.allocate(access.structure().class, access.structure().placement(0)).await?;
+    let (right_at, separator) = (right.at(), halves.separator());
+    let change = |views: &mut A::Views<'_>| halves.rewrite(views, 0, 1, right_at, 0);
+    access.change_below(vec![leaf], vec![right], change, Install { separator, page: right_at }).await?;
+    access.worker().count_split();
+    Ok(())
+}
+
 /// Splits the page at `level` where `key` belongs, if it is full.
-async fn make_room<A: Access>(access: &A, key: u64, level: u8) -> Result<(), Interrupt> {
+pub(super) async fn make_room<A: Access>(access: &A, key: u64, level: u8) -> Result<(), Interrupt> {
     let descent = descend(access, Start::Anew, key, level).await?;
     require_level(&descent.page, level)?;
     let full = descent.page.read(|words| Node(words).count() == Node(words).capacity())?;
@@ -78,8 +91,9 @@ async fn grow_root<'a, A: Access>(access: &'a A, root: A::Page<'a>, halves: &Hal
         return Err(Interrupt::stale(root.at(), "the tree cannot be that high"));
     };
     let class = access.structure().class;
-    let left = access.allocate(class, Placement::RoundRobin).await?;
-    let right = access.allocate(class, Placement::RoundRobin).await?;
+    let placement = access.structure().placement(level);
+    let left = access.allocate(class, placement).await?;
+    let right = access.allocate(class, placement).await?;
     let (left_at, right_at) = (left.at(), right.at());
     let separator = halves.separator();
     let change = |views: &mut A::Views<'_>| {
@@ -123,6 +137,14 @@ impl Halves {
             _ => None,
         };
         Some(Self { fences: Fences { low: node.low(), high: node.high() }, right_link, left, right })
+    }
+
+    /// Makes two pages of a change, the second of which is at `right_at`, the two halves.
+    fn rewrite(&self, views: &mut impl Views, left: usize, right: usize, right_at: RemotePtr, level: u8) {
+        let fences = Fences { low: self.fences.low, high: Some(self.separator()) };
+        NodeMut::new(views, left).rewrite(level, fences, Some(right_at), &self.left);
+        let fences = Fences { low: self.separator(), high: self.fences.high };
+        NodeMut::new(views, right).rewrite(level, fences, self.right_link, &self.right);
     }
 
     fn separator(&self) -> u64 {

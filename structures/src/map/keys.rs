@@ -1,6 +1,6 @@
 //! Ranges of keys.
 
-use farlink_runtime::structure::Overlap;
+use farlink_runtime::{error::Error, structure::Overlap, wire::Wire};
 
 /// The keys from `low` up to, not including, `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,11 @@ pub struct KeyRange {
 impl KeyRange {
     /// Every key.
     pub const ALL: Self = Self { low: 0, high: None };
+
+    /// One key.
+    pub fn only(key: u64) -> Self {
+        Self { low: key, high: key.checked_add(1) }
+    }
 
     /// Whether a key is one of them.
     pub fn contains(&self, key: u64) -> bool {
@@ -33,5 +38,16 @@ impl KeyRange {
                 (Some(high), Some(limit)) => high <= limit,
             };
         if is_inside { Overlap::Inside } else { Overlap::Partly }
+    }
+}
+
+impl Wire for KeyRange {
+    fn encode(&self, to: &mut Vec<u64>) {
+        self.low.encode(to);
+        self.high.encode(to);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        Ok(Self { low: u64::decode(from)?, high: Option::decode(from)? })
     }
 }

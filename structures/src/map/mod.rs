@@ -14,18 +14,20 @@ use std::{
     ops::{Bound, RangeBounds},
 };
 
+use farlink_offload::ship::Registry;
 use farlink_runtime::{
     access::{Access, Interrupt, Start, Views},
     catalog,
     error::Error,
     one_sided::{OneSided, Proof},
-    operation::{execute, retry},
+    operation::{Run, retry},
     page::SizeClass,
-    structure::{Layout, Structure},
+    ptr::RemotePtr,
+    structure::{Layout, Placed, Structure},
     worker::Handle,
 };
 
-use self::ops::{Count, Get, Put, Remove, Scan};
+use self::ops::{Count, Get, Locate, Put, Remove, Scan};
 pub use self::{
     keys::KeyRange,
     ops::{PutMode, ScanPart},
@@ -74,6 +76,11 @@ pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
         Ok(key)
     }
 
+    /// The page of `level` to which a key belongs, or of the least level above where that is known.
+    async fn locate<A: Access>(access: &A, _from: Start, _key: u64, _level: u8) -> Result<RemotePtr, Interrupt> {
+        Ok(access.structure().root)
+    }
+
     /// Counts about `limit` entries from `low` on; the count, and the key from which the rest continues, if there is a rest.
     async fn count<A: Access>(access: &A, from: Start, low: u64, limit: u64) -> Result<(u64, Option<u64>), Interrupt> {
         let scan = Scan { low, high: u64::MAX, limit, descending: false, of: PhantomData };
@@ -81,8 +88,18 @@ pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
         Ok((entries.len() as u64, rest))
     }
 
+    /// Adds operations of its own to those that memory servers carry out.
+    fn register(_registry: &mut Registry) {}
+
     /// Looks at every page. Nobody may change the map meanwhile.
     async fn check(access: &OneSided) -> Result<Report, Error>;
+}
+
+/// Adds all operations of an ordered map to those that memory servers carry out.
+pub fn register<S: OrderedMap>(registry: &mut Registry) {
+    registry.add::<Get<S>>().add::<Put<S>>().add::<Remove<S>>().add::<Scan<S>>().add::<Count<S>>();
+    registry.add::<Locate<S>>();
+    S::register(registry);
 }
 
 /// An ordered map. A handle belongs to one worker; any number of handles can be open on one map.
@@ -103,12 +120,26 @@ impl<S: OrderedMap> Map<S, OneSided> {
     /// If the name is taken, empty or longer than 64 bytes, the page size is not possible, or memory or the catalog is
     /// full.
     pub async fn make(worker: &Handle, name: &str, page_bytes: usize, proof: Proof) -> Result<Self, Error> {
+        Self::make_at(worker, name, page_bytes, proof, Placed::default()).await
+    }
+
+    /// [`Map::make`], with a say in where its pages are.
+    ///
+    /// # Errors
+    /// As [`Map::make`]; and if there is no such memory server.
+    pub async fn make_at(
+        worker: &Handle,
+        name: &str,
+        page_bytes: usize,
+        proof: Proof,
+        placed: Placed,
+    ) -> Result<Self, Error> {
         let (least, most) = S::PAGE_BYTES;
         let Some(class) = SizeClass::of_bytes(page_bytes).filter(|_| (least..=most).contains(&page_bytes)) else {
             let why = format!("{page_bytes}; a page of a {} has a power of two from {least} to {most} bytes", S::NAME);
             return Err(Error::BadOption { option: "page-bytes", why });
         };
-        Ok(Self::over(catalog::create(worker, name, S::KIND, class, proof, |views| S::empty(views)).await?))
+        Ok(Self::over(catalog::create(worker, name, S::KIND, class, proof, placed, |views| S::empty(views)).await?))
     }
 
     /// Opens a map by its name.
@@ -137,19 +168,9 @@ impl<S: OrderedMap> Map<S, OneSided> {
 }
 
 impl<S: OrderedMap, A: Access> Map<S, A> {
-    /// The map that `access` leads to.
-    pub fn over(access: A) -> Self {
-        Self { access, of: PhantomData }
-    }
-
     /// The map as the catalog knows it: to open it through another access.
     pub fn structure(&self) -> &Structure {
         self.access.structure()
-    }
-
-    /// How its pages are reached.
-    pub fn access(&self) -> &A {
-        &self.access
     }
 
     /// The least key that belongs to the page of level 0 where `key` does: a place to cut the map into ranges of keys.
@@ -159,13 +180,25 @@ impl<S: OrderedMap, A: Access> Map<S, A> {
     pub async fn leaf_low(&self, key: u64) -> Result<u64, Error> {
         retry(self.access.worker(), async || S::cut(&self.access, Start::Anew, key).await).await
     }
+}
+
+impl<S: OrderedMap, A: Run> Map<S, A> {
+    /// The map that `access` leads to.
+    pub fn over(access: A) -> Self {
+        Self { access, of: PhantomData }
+    }
+
+    /// How its pages are reached, or who runs its operations.
+    pub fn access(&self) -> &A {
+        &self.access
+    }
 
     /// The value of a key.
     ///
     /// # Errors
     /// If a page on the way is damaged or corrupt, or the fabric fails. So for all operations.
     pub async fn get(&self, key: u64) -> Result<Option<u64>, Error> {
-        execute(&self.access, &Get::<S> { key, of: PhantomData }).await
+        self.access.perform(&Get::<S> { key, of: PhantomData }).await
     }
 
     /// Stores a value under a key that is absent. False if the key is there, and nothing is changed.
@@ -173,7 +206,7 @@ impl<S: OrderedMap, A: Access> Map<S, A> {
     /// # Errors
     /// As [`Map::get`]; and if remote memory is full.
     pub async fn insert(&self, key: u64, value: u64) -> Result<bool, Error> {
-        Ok(execute(&self.access, &put::<S>(key, value, PutMode::Insert)).await?.is_none())
+        Ok(self.access.perform(&put::<S>(key, value, PutMode::Insert)).await?.is_none())
     }
 
     /// Stores a value under a key, whether or not it is there; returns the value before.
@@ -181,7 +214,7 @@ impl<S: OrderedMap, A: Access> Map<S, A> {
     /// # Errors
     /// As [`Map::insert`].
     pub async fn upsert(&self, key: u64, value: u64) -> Result<Option<u64>, Error> {
-        execute(&self.access, &put::<S>(key, value, PutMode::Upsert)).await
+        self.access.perform(&put::<S>(key, value, PutMode::Upsert)).await
     }
 
     /// Stores a value under a key that is there; returns the value before, or `None` if the key is absent and nothing is
@@ -190,7 +223,7 @@ impl<S: OrderedMap, A: Access> Map<S, A> {
     /// # Errors
     /// As [`Map::get`].
     pub async fn update(&self, key: u64, value: u64) -> Result<Option<u64>, Error> {
-        execute(&self.access, &put::<S>(key, value, PutMode::Update)).await
+        self.access.perform(&put::<S>(key, value, PutMode::Update)).await
     }
 
     /// Removes a key; returns its value.
@@ -198,7 +231,7 @@ impl<S: OrderedMap, A: Access> Map<S, A> {
     /// # Errors
     /// As [`Map::get`].
     pub async fn remove(&self, key: u64) -> Result<Option<u64>, Error> {
-        execute(&self.access, &Remove::<S> { key, of: PhantomData }).await
+        self.access.perform(&Remove::<S> { key, of: PhantomData }).await
     }
 
     /// The first `limit` entries from `from` on, in ascending order.
@@ -232,8 +265,7 @@ impl<S: OrderedMap, A: Access> Map<S, A> {
     pub async fn len(&self) -> Result<u64, Error> {
         let (mut total, mut next) = (0, Some(0));
         while let Some(low) = next {
-            let (count, rest) =
-                execute(&self.access, &Count::<S> { low, limit: PART_ENTRIES, of: PhantomData }).await?;
+            let (count, rest) = self.access.perform(&Count::<S> { low, limit: PART_ENTRIES, of: PhantomData }).await?;
             total += count;
             next = rest;
         }
@@ -261,7 +293,7 @@ pub struct Range<'a, S, A> {
     fetched: VecDeque<(u64, u64)>,
 }
 
-impl<S: OrderedMap, A: Access> Range<'_, S, A> {
+impl<S: OrderedMap, A: Run> Range<'_, S, A> {
     /// From the greatest key to the least. To be called before the first entry is asked for.
     pub fn descending(mut self) -> Self {
         self.descending = true;
@@ -294,7 +326,7 @@ impl<S: OrderedMap, A: Access> Range<'_, S, A> {
     async fn fetch(&mut self, limit: u64) -> Result<(), Error> {
         let Some((low, high)) = self.rest else { return Ok(()) };
         let scan = Scan::<S> { low, high, limit, descending: self.descending, of: PhantomData };
-        let (entries, next) = execute(&self.map.access, &scan).await?;
+        let (entries, next) = self.map.access.perform(&scan).await?;
         self.fetched.extend(entries);
         self.rest = next.map(|next| if self.descending { (low, next) } else { (next, high) });
         Ok(())

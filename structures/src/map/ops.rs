@@ -5,11 +5,26 @@ use std::marker::PhantomData;
 use farlink_runtime::{
     access::{Access, Interrupt, Start},
     error::Error,
-    operation::Operation,
+    operation::{Code, Cut, Operation, Parts, Routed},
+    ptr::RemotePtr,
+    structure::Layout,
     wire::Wire,
 };
 
-use super::OrderedMap;
+use super::{KeyRange, OrderedMap};
+
+/// Entries that one answer from afar holds at most.
+pub const ANSWER_ENTRIES_MAX: u64 = 4096;
+
+const fn code<S: OrderedMap>(operation: u16) -> Code {
+    Code { structure: S::KIND, operation }
+}
+
+type Region<S> = <<S as OrderedMap>::Layout as Layout>::Region;
+
+fn begins<S: OrderedMap>(key: u64) -> Option<Region<S>> {
+    S::region(KeyRange::only(key))
+}
 
 /// What a put does, depending on whether the key is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +126,12 @@ pub struct Count<S> {
 impl<S: OrderedMap> Operation for Get<S> {
     /// Its value.
     type Output = Option<u64>;
+    type Layout = S::Layout;
+    const CODE: Code = code::<S>(1);
+
+    fn begins(&self) -> Option<Region<S>> {
+        begins::<S>(self.key)
+    }
 
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         S::get(access, from, self.key).await
@@ -120,6 +141,12 @@ impl<S: OrderedMap> Operation for Get<S> {
 impl<S: OrderedMap> Operation for Put<S> {
     /// The value before: what an update replaced, or what an insert found and left.
     type Output = Option<u64>;
+    type Layout = S::Layout;
+    const CODE: Code = code::<S>(2);
+
+    fn begins(&self) -> Option<Region<S>> {
+        begins::<S>(self.key)
+    }
 
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         S::put(access, from, self).await
@@ -129,6 +156,12 @@ impl<S: OrderedMap> Operation for Put<S> {
 impl<S: OrderedMap> Operation for Remove<S> {
     /// The value that was removed.
     type Output = Option<u64>;
+    type Layout = S::Layout;
+    const CODE: Code = code::<S>(3);
+
+    fn begins(&self) -> Option<Region<S>> {
+        begins::<S>(self.key)
+    }
 
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         S::remove(access, from, self.key).await
@@ -137,6 +170,16 @@ impl<S: OrderedMap> Operation for Remove<S> {
 
 impl<S: OrderedMap> Operation for Scan<S> {
     type Output = ScanPart;
+    type Layout = S::Layout;
+    const CODE: Code = code::<S>(4);
+
+    fn begins(&self) -> Option<Region<S>> {
+        begins::<S>(self.key())
+    }
+
+    fn limit(&mut self) {
+        self.limit = self.limit.min(ANSWER_ENTRIES_MAX);
+    }
 
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<ScanPart, Interrupt> {
         if self.low > self.high || self.limit == 0 {
@@ -149,9 +192,143 @@ impl<S: OrderedMap> Operation for Scan<S> {
 impl<S: OrderedMap> Operation for Count<S> {
     /// The count, and the key from which the rest continues, if there is a rest.
     type Output = (u64, Option<u64>);
+    type Layout = S::Layout;
+    const CODE: Code = code::<S>(5);
+
+    fn begins(&self) -> Option<Region<S>> {
+        begins::<S>(self.low)
+    }
+
+    fn limit(&mut self) {
+        self.limit = self.limit.min(ANSWER_ENTRIES_MAX);
+    }
 
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<(u64, Option<u64>), Interrupt> {
         S::count(access, from, self.low, self.limit).await
+    }
+}
+
+/// Finds a page of a level, or of the lowest that there is to be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Locate<S> {
+    /// The key that belongs to the page.
+    pub key: u64,
+    /// Its level.
+    pub level: u8,
+    /// The structure.
+    pub of: PhantomData<S>,
+}
+
+impl<S: OrderedMap> Operation for Locate<S> {
+    /// Where the page is.
+    type Output = RemotePtr;
+    type Layout = S::Layout;
+    const CODE: Code = code::<S>(6);
+
+    fn begins(&self) -> Option<Region<S>> {
+        begins::<S>(self.key)
+    }
+
+    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<RemotePtr, Interrupt> {
+        S::locate(access, from, self.key, self.level).await
+    }
+}
+
+impl<S> Wire for Locate<S> {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.extend([self.key, self.level.into()]);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        let (key, level) = <(u64, u64)>::decode(from)?;
+        let level = u8::try_from(level).map_err(|_| Error::Malformed("there is no such level"))?;
+        Ok(Self { key, level, of: PhantomData })
+    }
+}
+
+/// The operations that are about one key.
+macro_rules! routed_by_key {
+    ($($operation:ident),+) => {$(
+        impl<S: OrderedMap> Routed for $operation<S> {
+            type Locate = Locate<S>;
+
+            fn key(&self) -> u64 {
+                self.key
+            }
+
+            fn locate(&self) -> Locate<S> {
+                Locate { key: self.key, level: 0, of: PhantomData }
+            }
+        }
+    )+};
+}
+
+routed_by_key!(Get, Put, Remove);
+
+/// What is left of an answer about a range of keys when the last part that was asked has none: the next part.
+fn rest_in_next_part(parts: &impl Parts, key: u64, descending: bool) -> Option<u64> {
+    let Cut::Range(lows) = parts.cut() else { return None };
+    let part = parts.part_of(key);
+    if descending { lows[..part].last().and_then(|low| low.checked_sub(1)) } else { lows.get(part).copied() }
+}
+
+impl<S: OrderedMap> Routed for Scan<S> {
+    type Locate = Locate<S>;
+
+    fn key(&self) -> u64 {
+        if self.descending { self.high } else { self.low }
+    }
+
+    fn locate(&self) -> Locate<S> {
+        Locate { key: self.key(), level: 1, of: PhantomData }
+    }
+
+    /// Ranges are asked one after another, each for what the one before has not; parts by hash are asked all at once.
+    async fn over<P: Parts>(&self, parts: &P) -> Result<ScanPart, Error> {
+        let Self { low, high, descending, .. } = *self;
+        if *parts.cut() == Cut::Hash {
+            return Ok(merge(parts.on_all(self).await?, self.limit, descending));
+        }
+        let (entries, rest) = parts.on(parts.part_of(self.key()), self).await?;
+        let next = || rest_in_next_part(parts, self.key(), descending).filter(|&next| next >= low && next <= high);
+        Ok((entries, rest.or_else(next)))
+    }
+}
+
+/// The entries next in order of several answers; the answers end at different keys, and what comes after the first of those
+/// is not known.
+fn merge(answers: Vec<ScanPart>, limit: u64, descending: bool) -> ScanPart {
+    let place = |key: u64| if descending { u64::MAX - key } else { key };
+    let end = answers.iter().filter_map(|(_, rest)| *rest).min_by_key(|&rest| place(rest));
+    let mut entries: Vec<_> = answers.into_iter().flat_map(|(entries, _)| entries).collect();
+    entries.retain(|&(key, _)| end.is_none_or(|end| place(key) < place(end)));
+    entries.sort_unstable_by_key(|&(key, _)| place(key));
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let rest = entries.get(limit).map(|&(key, _)| key).or(end);
+    entries.truncate(limit);
+    (entries, rest)
+}
+
+impl<S: OrderedMap> Routed for Count<S> {
+    type Locate = Locate<S>;
+
+    fn key(&self) -> u64 {
+        self.low
+    }
+
+    fn locate(&self) -> Locate<S> {
+        Locate { key: self.low, level: 1, of: PhantomData }
+    }
+
+    async fn over<P: Parts>(&self, parts: &P) -> Result<(u64, Option<u64>), Error> {
+        let Self { low, limit, of } = *self;
+        if *parts.cut() == Cut::Hash {
+            let limit = limit.min(ANSWER_ENTRIES_MAX);
+            let (entries, rest) = Scan { low, high: u64::MAX, limit, descending: false, of }.over(parts).await?;
+            return Ok((entries.len() as u64, rest));
+        }
+        let (count, rest) = parts.on(parts.part_of(low), self).await?;
+        Ok((count, rest.or_else(|| rest_in_next_part(parts, low, false))))
     }
 }
 

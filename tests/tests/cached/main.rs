@@ -5,4 +5,5 @@ mod endings;
 mod models;
 mod owners;
 mod scene;
+mod shipped;
 mod steps;

@@ -1,6 +1,6 @@
 //! Steps on a tree, each compared with a `BTreeMap`.
 
-use farlink_runtime::{access::Access, error::Error};
+use farlink_runtime::{error::Error, operation::Run};
 use farlink_structures::map::{Map as Ordered, OrderedMap};
 use proptest::{prelude::*, sample::Index};
 
@@ -49,7 +49,7 @@ pub(crate) type Refused<'a> = &'a dyn Fn(&Error) -> bool;
 pub(crate) const NEVER: Refused<'static> = &|_| false;
 
 /// Takes a step on both, and says where they differ.
-pub(crate) async fn take<S: OrderedMap, A: Access>(
+pub(crate) async fn take<S: OrderedMap, A: Run>(
     tree: &Ordered<S, A>,
     model: &mut Map,
     step: &Step,
@@ -116,7 +116,7 @@ pub(crate) async fn take<S: OrderedMap, A: Access>(
     Ok(())
 }
 
-async fn remove<S: OrderedMap, A: Access>(tree: &Ordered<S, A>, model: &mut Map, key: u64) -> Result<(), String> {
+async fn remove<S: OrderedMap, A: Run>(tree: &Ordered<S, A>, model: &mut Map, key: u64) -> Result<(), String> {
     let removed = tree.remove(key).await.map_err(|error| error.to_string())?;
     match removed == model.remove(&key) {
         true => Ok(()),

@@ -42,6 +42,7 @@ use crate::{
     layout,
     lock::OwnerId,
     ptr::ServerId,
+    server::LocalMemory,
     sync::{Arc, Mutex, lock},
 };
 
@@ -62,6 +63,8 @@ pub struct MemOptions {
     pub ordered_writes: bool,
     /// Whether to guarantee [`Capabilities::atomic_against_writes`].
     pub atomic_against_writes: bool,
+    /// Whether to declare [`Capabilities::atomic_against_cpu`]. It always holds: this is for tests of those who ask.
+    pub atomic_against_cpu: bool,
 }
 
 impl Default for MemOptions {
@@ -73,6 +76,7 @@ impl Default for MemOptions {
             nasty: false,
             ordered_writes: true,
             atomic_against_writes: true,
+            atomic_against_cpu: true,
         }
     }
 }
@@ -86,7 +90,7 @@ impl MemOptions {
         Capabilities {
             ordered_writes: self.ordered_writes,
             atomic_against_writes: self.atomic_against_writes,
-            atomic_against_cpu: true,
+            atomic_against_cpu: self.atomic_against_cpu,
             inline_bytes: 8,
             gather_max: 1,
             works_in_doorbell: false,
@@ -179,6 +183,17 @@ impl MemFabric {
         }
         let door = Door::in_process(server, options)?;
         Ok(Box::new(MemListener::new(door, self.options, Some(Arc::clone(doors)))))
+    }
+
+    /// The memory of a memory server of this process, for its threads.
+    ///
+    /// # Errors
+    /// If there is no such memory server.
+    pub fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
+        if server.index() >= self.regions.len() {
+            return Err(Error::BadOption { option: "server", why: format!("there is no memory server {server}") });
+        }
+        Ok(LocalMemory::new(&self.regions, server.index(), server))
     }
 
     /// One memory server of a few zeroed words, unformatted: what a model can afford.

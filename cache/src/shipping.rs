@@ -1,0 +1,381 @@
+//! Pages that are kept out of the cache while somebody else works on them and on what is below: a memory server that
+//! carries out an operation there (DEX, VLDB 2024, section 6.2).
+//!
+//! *What is promised.* While a page is kept out ([`CacheHandle::keep_out`]), nothing at or below it is changed in the
+//! cache, and the store has the newest version of all of it. Whoever follows a link to the page waits, as for a fetch.
+//!
+//! *How.* The page is not cached, and gets a table entry that looks like a fetch under way; the page above is pinned. If
+//! every page were reached through swizzled links, nothing below could be cached: a page stays while it has such a link in
+//! it, and goes only when the store has it. Two kinds of pages are reached otherwise.
+//!
+//! - *Strays*: guests, and pages to which no swizzled link leads though they do not cool (they came through a link between
+//!   siblings, or their parent was locked when they came). Each is on a list from before it can be used until it cools, goes
+//!   or gets its link. A page is not kept out while a stray is below it, and none that is below comes or is rescued while
+//!   it is kept out: whoever wants it begins anew. Both look under one lock.
+//! - *Cooling* pages. They are clean, and reading one is as if it had been read before whatever happens below the page that
+//!   is kept out. They must be rescued to be changed, which makes them strays. Those that were changed in the store are
+//!   dropped before the page is let in again ([`KeptOut::drop_changed`]), and a fetch of one that is under way, which may
+//!   bring the version from before, is waited for: it ends as a stray, and fails.
+//!
+//! What is below a page, only its owner knows: a function says it of a page's words. All this costs nothing where a
+//! swizzled link is followed, and is done only in a cache that is made for it
+//! ([`CacheOptions::keeps_out`](crate::CacheOptions::keeps_out)).
+
+use std::{fmt, future::poll_fn, task::Poll};
+
+use crate::{
+    cache::PageCache,
+    cooling::Cooled,
+    error::{CacheError, Conflict},
+    fetch::yield_once,
+    frame::{Frame, NONE, State},
+    handle::{CacheHandle, Page},
+    id::{Link, PageId, SizeClass},
+    sync::{AtomicU64, Mutex, MutexGuard, Step, is_left_out, lock},
+    table::Found,
+    traits::{Layout, Store},
+};
+
+/// Says of a page's words whether it is below a page that is kept out.
+type IsBelow = Box<dyn Fn(&[AtomicU64]) -> bool + Send>;
+
+/// The list of strays is tidied when it gets longer than this, and than twice what was left the last time.
+const STRAYS_MIN: usize = 64;
+
+/// A page that is kept out.
+struct Kept {
+    /// The frame of its entry.
+    index: u32,
+    page: PageId,
+    /// The frame that is pinned: where the link to the page is.
+    parent: u32,
+    is_below: IsBelow,
+    /// Cooling pages below that were about to be evicted and could be neither evicted nor rescued.
+    left_cooling: Vec<(PageId, Cooled)>,
+}
+
+#[derive(Default)]
+struct Lists {
+    strays: Vec<(u32, PageId)>,
+    tidy_at: usize,
+    kept: Vec<Kept>,
+}
+
+/// What the threads of a cache know of pages that are kept out.
+pub(crate) struct Shipping {
+    is_on: bool,
+    lists: Mutex<Lists>,
+}
+
+impl Shipping {
+    pub(crate) fn new(is_on: bool) -> Self {
+        Self { is_on, lists: Mutex::default() }
+    }
+
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        lock(&self.lists)
+    }
+}
+
+/// Whether a page is one to which nothing leads but the table.
+fn is_stray(frame: &Frame, page: PageId) -> bool {
+    let is_unlinked = match frame.state() {
+        State::Guest => true,
+        State::Resident => frame.parent() == NONE,
+        _ => false,
+    };
+    is_unlinked && frame.page() == Some(page)
+}
+
+impl<L: Layout> PageCache<L> {
+    /// Has a page that no link leads to be in a state in which it can be used; the caller holds its lock. False if it is
+    /// below a page that is kept out: its state is then as it was.
+    pub(crate) fn let_in(&self, index: u32, state: State) -> bool {
+        let frame = self.frame(index);
+        if self.shipping.is_on {
+            let mut lists = self.shipping.lists();
+            let body = self.arena.body(frame);
+            if !is_left_out(Step::StrayCheck) && lists.kept.iter().any(|kept| (kept.is_below)(body)) {
+                return false;
+            }
+            self.note_stray(&mut lists, index);
+            frame.set_state(state);
+        } else {
+            frame.set_state(state);
+        }
+        true
+    }
+
+    /// [`PageCache::let_in`] for a cooling page that was taken out of the map to be evicted, and cannot go. If it cannot be
+    /// let in, it goes on cooling, and back into the map later.
+    pub(crate) fn let_back_in(&self, cooled: Cooled) {
+        if self.let_in(cooled.frame, State::Resident) {
+            return;
+        }
+        let frame = self.frame(cooled.frame);
+        let (mut lists, body) = (self.shipping.lists(), self.arena.body(frame));
+        let Some(page) = frame.page() else { return };
+        match lists.kept.iter_mut().find(|kept| (kept.is_below)(body)) {
+            Some(kept) => kept.left_cooling.push((page, cooled)),
+            None => {
+                self.note_stray(&mut lists, cooled.frame);
+                frame.set_state(State::Resident);
+            }
+        }
+    }
+
+    /// Notes cached pages that no link leads to once `detach` is done. They are below no page that is kept out.
+    pub(crate) fn detach(&self, frames: &[u32], detach: impl FnOnce()) {
+        if !self.shipping.is_on || frames.is_empty() {
+            return detach();
+        }
+        let mut lists = self.shipping.lists();
+        detach();
+        frames.iter().for_each(|&index| self.note_stray(&mut lists, index));
+    }
+
+    /// Whether it has to be noted that no link leads to a page.
+    pub(crate) fn is_unlinked(&self, index: u32) -> bool {
+        let frame = self.frame(index);
+        self.shipping.is_on && frame.state() == State::Resident && frame.parent() == NONE
+    }
+
+    fn note_stray(&self, lists: &mut Lists, index: u32) {
+        let Some(page) = self.frame(index).page() else { return };
+        if lists.strays.len() >= lists.tidy_at.max(STRAYS_MIN) {
+            self.tidy(lists);
+        }
+        // After the tidying: it is not in its new state yet.
+        lists.strays.push((index, page));
+    }
+
+    /// Takes those off the list that are none any more.
+    fn tidy(&self, lists: &mut Lists) {
+        lists.strays.sort_unstable();
+        lists.strays.dedup();
+        lists.strays.retain(|&(index, page)| is_stray(self.frame(index), page));
+        lists.tidy_at = 2 * lists.strays.len();
+    }
+
+    /// Links have moved between these pages, whose locks the caller holds: where one to a page that is kept out has come to
+    /// another page, that one is pinned from now on.
+    pub(crate) fn move_kept(&self, live: &[u32], freed: &[u32]) {
+        if !self.shipping.is_on || live.len() + freed.len() < 2 {
+            return;
+        }
+        let mut lists = self.shipping.lists();
+        for kept in lists.kept.iter_mut().filter(|kept| live.contains(&kept.parent) || freed.contains(&kept.parent)) {
+            let leads_there = |&&index: &&u32| {
+                let (body, mut found) = (self.arena.body(self.frame(index)), false);
+                self.layout.links(body, &mut |slot| {
+                    let word = body.get(slot).map_or(0, |word| word.load(crate::sync::Ordering::Relaxed));
+                    found |= Link::of(word) == Link::Page(kept.page);
+                });
+                found
+            };
+            if let Some(&parent) = live.iter().find(leads_there)
+                && parent != kept.parent
+            {
+                self.frame(parent).pin();
+                self.frame(std::mem::replace(&mut kept.parent, parent)).unpin();
+            }
+        }
+    }
+
+    /// Keeps a page out that has its entry already, unless a stray is below it.
+    fn keep(&self, kept: Kept) -> bool {
+        let mut lists = self.shipping.lists();
+        self.tidy(&mut lists);
+        let may_be_below = |&(index, _): &(u32, PageId)| {
+            let frame = self.frame(index);
+            // Who changes it may be about to move its fences.
+            let Some(version) = frame.lock.read() else { return true };
+            (kept.is_below)(self.arena.body(frame)) || !frame.lock.validate(version)
+        };
+        if !is_left_out(Step::StraysFirst) && lists.strays.iter().any(may_be_below) {
+            return false;
+        }
+        lists.kept.push(kept);
+        true
+    }
+}
+
+impl<S: Store, L: Layout> CacheHandle<S, L> {
+    /// Keeps the page out that a link of `from` leads to, which is not cached, and all that is below it, for as long as the
+    /// result lives: see the module's documentation in the source. `is_below` says of a page's words, which may be of
+    /// different moments, whether the page is below that page: on a lower level, and with something in common.
+    ///
+    /// `None` if the page cannot be kept out now: it is cached or on its way, or something below it is; or `from` may go.
+    /// Follow the link instead. Suspends for room.
+    ///
+    /// # Errors
+    /// [`CacheError::Conflict`] if `from` has changed and the link is not there any more; [`CacheError::NoRoom`].
+    ///
+    /// # Panics
+    /// If the cache was not made with [`CacheOptions::keeps_out`](crate::CacheOptions::keeps_out).
+    pub async fn keep_out(
+        &self,
+        from: &Page<'_, S, L>,
+        word: u64,
+        class: SizeClass,
+        is_below: impl Fn(&[AtomicU64]) -> bool + Send + 'static,
+    ) -> Result<Option<KeptOut<S, L>>, CacheError<S::Error>> {
+        let cache = self.cache();
+        assert!(cache.shipping.is_on, "the cache was not made to keep pages out");
+        let Link::Page(page) = Link::of(word) else { return Ok(None) };
+        if from.is_guest() || from.frame.state() != State::Resident || self.contains(page) {
+            return Ok(None);
+        }
+        let taken = Box::pin(self.take_frame(class)).await?;
+        let pinned = self.pin(from)?;
+        let (index, parent) = (taken.index, pinned.index);
+        let frame = cache.frame(index);
+        frame.set_page(Some(page));
+        frame.set_state(State::Loading);
+        if !is_left_out(Step::KeptEntry) && !cache.table.insert(&cache.arena, page, index) {
+            frame.set_state(State::Taken);
+            frame.set_page(None);
+            return Ok(None);
+        }
+        cache.begin_transfer();
+        std::mem::forget((taken, pinned));
+        let mut kept_out = KeptOut { handle: self.clone(), index, page, parent };
+        // From here on nobody frees the page without us; it may have been freed before.
+        if !self.still_links(from, page) {
+            return Err(Conflict.into());
+        }
+        let kept = Kept { index, page, parent, is_below: Box::new(is_below), left_cooling: Vec::new() };
+        if !cache.keep(kept) {
+            return Ok(None);
+        }
+        kept_out.parent = NONE;
+        Ok(Some(kept_out))
+    }
+
+    /// Takes a cooling page out of the cache; true if that is done, or the page is in another state by now.
+    fn evict_cooling(&self, index: u32, page: PageId, version: crate::frame_lock::Version) -> bool {
+        let (cache, frame) = (self.cache(), self.cache().frame(index));
+        if !frame.lock.try_upgrade(version) {
+            return false;
+        }
+        crate::sync::fence(crate::sync::Ordering::SeqCst);
+        if frame.state() != State::Cooling || frame.page() != Some(page) || frame.pins() != 0 {
+            // Pinned: a page below it is being fetched, and will not be let in.
+            frame.lock.unlock_unchanged();
+            return false;
+        }
+        cache.table.remove(page, index);
+        cache.cooling.remove(page, Cooled { frame: index, tag: version.tag() });
+        frame.set_state(State::Taken);
+        self.give_back(index);
+        true
+    }
+}
+
+/// Keeps a page, and all below it, out of the cache: see [`CacheHandle::keep_out`].
+pub struct KeptOut<S: Store, L: Layout> {
+    handle: CacheHandle<S, L>,
+    /// The frame of its entry.
+    index: u32,
+    page: PageId,
+    /// The frame that is pinned, until the page is on the list of those that are kept out, which says so then.
+    parent: u32,
+}
+
+impl<S: Store, L: Layout> fmt::Debug for KeptOut<S, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeptOut").field("page", &self.page).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store, L: Layout> KeptOut<S, L> {
+    /// The page.
+    pub fn page(&self) -> PageId {
+        self.page
+    }
+
+    /// Drops what is cached of a page below, which was changed in the store: a version from before. To be called before
+    /// this is dropped. Suspends while such a version is on its way.
+    pub async fn drop_changed(&self, page: PageId) {
+        if page == self.page {
+            return;
+        }
+        loop {
+            match self.settled(page).await {
+                Found::Here { frame, version, state: State::Cooling } => {
+                    if self.handle.evict_cooling(frame, page, version) {
+                        return;
+                    }
+                }
+                // Whatever else is here is not below.
+                Found::Absent | Found::Here { .. } => return,
+                Found::Busy | Found::Loading => {}
+            }
+            yield_once().await;
+        }
+    }
+
+    /// [`KeptOut::drop_changed`] for every page below: nobody knows which were changed.
+    pub async fn drop_all(&self) {
+        let cache = self.handle.cache();
+        for index in cache.frame_numbers() {
+            let frame = cache.frame(index);
+            let Some(page) = frame.page() else { continue };
+            let is_meant = match frame.state() {
+                State::Loading => !cache.shipping.lists().kept.iter().any(|kept| kept.index == index),
+                State::Cooling => {
+                    let (body, lists) = (cache.arena.body(frame), cache.shipping.lists());
+                    lists.kept.iter().any(|kept| kept.index == self.index && (kept.is_below)(body))
+                }
+                _ => false,
+            };
+            if is_meant {
+                self.drop_changed(page).await;
+            }
+        }
+    }
+
+    /// Where a page is, once it is not being fetched.
+    async fn settled(&self, page: PageId) -> Found {
+        let (handle, cache) = (&self.handle, self.handle.cache());
+        let found = poll_fn(|cx| match cache.table.find(&cache.arena, page, Some(cx.waker())) {
+            Found::Loading if is_left_out(Step::LoadingDropped) => Poll::Ready(Found::Absent),
+            Found::Loading => Poll::Pending,
+            found => Poll::Ready(found),
+        })
+        .await;
+        if let Found::Here { frame, state: State::Guest, .. } = found {
+            // Looking it up has made us a user.
+            handle.leave(frame, page);
+        }
+        found
+    }
+}
+
+impl<S: Store, L: Layout> Drop for KeptOut<S, L> {
+    fn drop(&mut self) {
+        let cache = self.handle.cache();
+        let mut left_cooling = Vec::new();
+        let mut parent = self.parent;
+        if parent == NONE {
+            let mut lists = cache.shipping.lists();
+            if let Some(at) = lists.kept.iter().position(|kept| kept.index == self.index) {
+                let kept = lists.kept.swap_remove(at);
+                (parent, left_cooling) = (kept.parent, kept.left_cooling);
+            }
+        }
+        cache.table.remove(self.page, self.index);
+        let frame = cache.frame(self.index);
+        frame.set_state(State::Taken);
+        frame.set_page(None);
+        cache.table.wake(self.page);
+        cache.end_transfer();
+        if parent != NONE {
+            cache.frame(parent).unpin();
+        }
+        self.handle.give_back(self.index);
+        for (page, cooled) in left_cooling {
+            cache.cooling.push(page, cooled).map(|oldest| self.handle.evict_one(oldest));
+        }
+    }
+}

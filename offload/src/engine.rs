@@ -1,0 +1,322 @@
+//! The engine: on a miss it decides whether an operation goes on here or is shipped to the memory server (DEX, VLDB 2024,
+//! section 6).
+//!
+//! An [`Engine`] runs operations over [`Cached`] access. When one needs a page that is not cached, a
+//! [policy](crate::policy) is asked, if the operation can be shipped at all:
+//!
+//! - The page that the link is in lies inside what this compute server owns, so all below it is this server's own; and the
+//!   missing page is on a level whose subtrees are each on one memory server ([`EngineOptions::level_max`]).
+//! - The memory server has the newest version of the missing page and of all below: nothing of it is in the cache, which
+//!   [`CacheHandle::keep_out`](farlink_cache::CacheHandle::keep_out) finds out, and sees to until the answer is there.
+//!
+//! Then the operation's attempt ends, and the same operation begins on the memory server, at the missing page. Pages that it
+//! has changed there are dropped from the cache, if an old version of one still cools in it. An operation that would change
+//! more than one page, or goes beyond the subtree, comes back and takes the normal path. From the moment that it is sent it
+//! runs as a task of the worker: who drops it abandons only its result.
+
+use std::{
+    any::Any,
+    cell::{Cell, RefCell},
+    future::Future,
+    rc::Rc,
+};
+
+use farlink_runtime::{
+    access::{Access, Cause, Interrupt, Start},
+    error::Error,
+    messaging::Refusal,
+    operation::{Code, Operation, Routed, Run, retry},
+    ptr::ServerId,
+    structure::{Layout, Structure},
+};
+
+use crate::{
+    cached::{
+        Cached,
+        ship::{Attempt, Missing},
+    },
+    policy::{Choice, Miss, Never, Policy},
+    ship::{Answer, From, Shipped, Shipper},
+    store::page_id,
+};
+
+/// How an engine ships.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineOptions {
+    /// The highest level whose subtrees are each on one memory server. If not said: all levels, if there is one memory server;
+    /// else 0, for a page is never on two. A subtree that is on several all the same costs a message, nothing else.
+    pub level_max: Option<u8>,
+}
+
+/// Which policy decides about which operation.
+#[derive(Debug)]
+pub struct Policies {
+    usual: Box<dyn Policy>,
+    others: Vec<(Code, Box<dyn Policy>)>,
+}
+
+impl Policies {
+    /// This one for all operations.
+    pub fn new(policy: impl Policy + 'static) -> Self {
+        Self { usual: Box::new(policy), others: Vec::new() }
+    }
+
+    /// This one for operations of one kind: [`Operation::CODE`].
+    #[must_use]
+    pub fn with(mut self, operation: Code, policy: impl Policy + 'static) -> Self {
+        self.others.retain(|(code, _)| *code != operation);
+        self.others.push((operation, Box::new(policy)));
+        self
+    }
+
+    fn of(&mut self, operation: Code) -> &mut dyn Policy {
+        let other = self.others.iter_mut().find(|(code, _)| *code == operation);
+        &mut **other.map_or(&mut self.usual, |(_, policy)| policy)
+    }
+
+    fn fetched(&mut self, server: ServerId, took_ns: u64) {
+        self.usual.fetched(server, took_ns);
+        self.others.iter_mut().for_each(|(_, policy)| policy.fetched(server, took_ns));
+    }
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self::new(Never)
+    }
+}
+
+/// What an engine has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct EngineCounts {
+    /// Misses about which a policy was asked.
+    pub asked: u64,
+    /// Operations carried out by a memory server.
+    pub shipped: u64,
+    /// Operations that a memory server has sent back undone.
+    pub came_back: u64,
+    /// Choices made to learn what the other way takes.
+    pub contrary: u64,
+    /// Operations that were to be shipped, and were not because something below the missing page is cached.
+    pub cached_below: u64,
+}
+
+impl std::ops::AddAssign for EngineCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.asked += other.asked;
+        self.shipped += other.shipped;
+        self.came_back += other.came_back;
+        self.contrary += other.contrary;
+        self.cached_below += other.cached_below;
+    }
+}
+
+/// What the clones of an engine share.
+#[derive(Debug)]
+pub(crate) struct Shared<T: Layout> {
+    pub(crate) cached: Cached<T>,
+    pub(crate) level_max: u8,
+    shipper: Shipper,
+    policies: Rc<RefCell<Policies>>,
+    counts: Cell<EngineCounts>,
+    /// Memory servers that have said that they carry out no operations.
+    without: RefCell<Vec<ServerId>>,
+}
+
+impl<T: Layout> Shared<T> {
+    pub(crate) fn count(&self, count: impl FnOnce(&mut EngineCounts)) {
+        let mut counts = self.counts.get();
+        count(&mut counts);
+        self.counts.set(counts);
+    }
+
+    pub(crate) fn may_serve(&self, server: ServerId) -> bool {
+        !self.without.borrow().contains(&server)
+    }
+
+    /// Asks the policy.
+    pub(crate) fn choose(&self, operation: Code, server: ServerId, level: u8) -> bool {
+        let worker = self.cached.worker();
+        let random = || worker.random(rand::RngExt::random);
+        let miss = Miss { server, level, load: self.shipper.load(server), random: &random };
+        let Choice { ships, is_contrary } = self.policies.borrow_mut().of(operation).choose(&miss);
+        self.count(|counts| {
+            counts.asked += 1;
+            counts.contrary += u64::from(is_contrary);
+        });
+        ships
+    }
+}
+
+/// Runs operations over [`Cached`] access, and ships those that a policy says to ship. Belongs to one worker; cheap to clone.
+///
+/// ```
+/// use std::sync::Arc;
+/// use farlink_offload::{
+///     CacheOptions, ComputeCache, Engine, EngineOptions, Policies,
+///     policy::{CostAware, Never}, ship::{Registry, ShipOptions, ShipServer},
+/// };
+/// use farlink_runtime::{
+///     compute::{ComputeOptions, ComputeServer},
+///     fabric::{link::ListenOptions, mem::{MemFabric, MemOptions}},
+///     operation::Operation, ptr::ServerId,
+/// };
+/// use farlink_structures::{btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Tree}, map::{self, ops::Scan}};
+///
+/// let fabric = Arc::new(MemFabric::in_process(1, 16 << 20, MemOptions::default())?);
+/// let mut registry = Registry::new();
+/// map::register::<Tree>(&mut registry);
+/// // In a cluster of processes, each memory server does this for itself.
+/// let (server, joining) = (ServerId::new(0).unwrap(), Arc::clone(&fabric));
+/// let _serving = ShipServer::start(
+///     fabric.listen(server, &ListenOptions::default())?, fabric.memory(server)?, registry, &ShipOptions::default(),
+///     move || Ok(Arc::new(ComputeServer::join(joining.clone(), ComputeOptions::default())?)),
+/// )?;
+///
+/// let compute = ComputeServer::join(fabric, ComputeOptions::default())?;
+/// let mut options = CacheOptions::new(64 << 10);
+/// options.keeps_out = true;
+/// let cache = ComputeCache::new(BTreeLayout, options)?;
+/// let worker = compute.worker()?;
+/// worker.block_on(async {
+///     let tree = BTree::create(&worker, "ages", BTreeOptions::default()).await?;
+///     tree.bulk_load((0..20_000).map(|key| (key, key)), 0.8).await?;
+///     let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL)?;
+///     // Scans read their own pages; all else goes where it is cheaper.
+///     let policies = Policies::new(CostAware::default()).with(Scan::<Tree>::CODE, Never);
+///     let engine = Engine::new(owned, policies, EngineOptions::default())?;
+///     let tree = BTree::over(engine.clone());
+///     for key in (0..20_000).step_by(50) {
+///         assert_eq!(tree.get(key).await?, Some(key));
+///     }
+///     assert!(engine.counts().asked > 0);
+///     engine.cached().flush().await
+/// })?;
+/// # Ok::<_, farlink_runtime::error::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Engine<T: Layout>(Rc<Shared<T>>);
+
+impl<T: Layout> Clone for Engine<T> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<T: Layout> Engine<T> {
+    /// An engine over this access.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] if the cache was not made with
+    /// [`CacheOptions::keeps_out`](farlink_cache::CacheOptions::keeps_out).
+    pub fn new(cached: Cached<T>, policies: Policies, options: EngineOptions) -> Result<Self, Error> {
+        if !cached.keeps_out() {
+            let why = "it is not set; an engine needs it".into();
+            return Err(Error::BadOption { option: "keeps_out", why });
+        }
+        let shipper = Shipper::new(cached.worker(), cached.structure().clone());
+        let policies = Rc::new(RefCell::new(policies));
+        let told = Rc::clone(&policies);
+        cached.tell_reads(move |server, took_ns| told.borrow_mut().fetched(server, took_ns));
+        let usual = if cached.worker().servers() == 1 { u8::MAX } else { 0 };
+        let level_max = if T::WALKS_SIBLINGS { None } else { Some(options.level_max.unwrap_or(usual)) };
+        Ok(Self(Rc::new(Shared {
+            level_max: level_max.unwrap_or(0),
+            shipper,
+            policies,
+            counts: Cell::default(),
+            without: RefCell::default(),
+            cached,
+        })))
+    }
+
+    /// The access through the cache.
+    pub fn cached(&self) -> &Cached<T> {
+        &self.0.cached
+    }
+
+    /// The structure.
+    pub fn structure(&self) -> &Structure {
+        self.0.cached.structure()
+    }
+
+    /// What it has counted.
+    pub fn counts(&self) -> EngineCounts {
+        self.0.counts.get()
+    }
+
+    async fn run<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
+        let worker = self.0.cached.worker();
+        let _pin = worker.pin();
+        let attempt = Attempt::new(&self.0, O::CODE);
+        let from = Cell::new(Start::Root);
+        retry(worker, async || {
+            loop {
+                let outcome = operation.run(&attempt, from.get()).await;
+                let met_stale = matches!(outcome, Err(Interrupt::Restart(Cause::Stale { .. })));
+                from.set(if met_stale { Start::Anew } else { Start::Root });
+                match (outcome, attempt.take_missing()) {
+                    (Err(Interrupt::Ship(_)), Some(missing)) => {
+                        if let Some(output) = self.ship(operation, missing).await? {
+                            return Ok(output);
+                        }
+                        // The normal path, this time.
+                        attempt.ship_no_more();
+                    }
+                    (outcome, _) => return outcome,
+                }
+            }
+        })
+        .await
+    }
+
+    /// Ships an operation to the memory server of a missing page; `None` if it comes back undone.
+    async fn ship<O: Operation>(&self, operation: &O, missing: Missing<T>) -> Result<Option<O::Output>, Error> {
+        let (engine, operation) = (self.clone(), operation.clone());
+        let worker = self.0.cached.worker();
+        worker.spawn_to_end(async move { engine.0.shipped(&operation, missing).await }).await
+    }
+}
+
+impl<T: Layout> Shared<T> {
+    async fn shipped<O: Operation>(&self, operation: &O, missing: Missing<T>) -> Result<Option<O::Output>, Error> {
+        let Missing { kept_out, at, level } = missing;
+        let Some(owned) = (self.cached.region() as &dyn Any).downcast_ref() else { return Ok(None) };
+        let clock = self.cached.worker().clock();
+        let start_ns = clock.now_ns();
+        let answer = self.shipper.ship(operation, From::Page { page: at, level, owned }).await;
+        match answer {
+            Ok(Answer::Done(Shipped { output, changed, .. })) => {
+                let took_ns = clock.now_ns() - start_ns;
+                self.policies.borrow_mut().of(O::CODE).shipped(at.server(), took_ns);
+                for page in changed {
+                    kept_out.drop_changed(page_id(page)).await;
+                }
+                self.count(|counts| counts.shipped += 1);
+                Ok(Some(output))
+            }
+            Ok(Answer::Declined(why)) => {
+                tracing::trace!(page = %at, ?why, "a shipped operation came back");
+                self.count(|counts| counts.came_back += 1);
+                Ok(None)
+            }
+            Err(error @ (Error::ServerMissing { .. } | Error::Refused { why: Refusal::UnknownKind, .. })) => {
+                tracing::warn!(server = %at.server(), %error, "no operations are shipped there any more");
+                self.without.borrow_mut().push(at.server());
+                Ok(None)
+            }
+            Err(error) => {
+                // Who knows what it has done.
+                kept_out.drop_all().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<T: Layout> Run for Engine<T> {
+    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+        self.run(operation)
+    }
+}

@@ -1,0 +1,453 @@
+//! Who decides, on a miss, whether an operation goes on here or is shipped to the memory server.
+//!
+//! A [`Policy`] is asked on misses only, by the one worker that it belongs to, and told what fetches and shipped operations
+//! took. Those that come with the crate: [`Never`], [`Always`], [`CostAware`] (DEX, VLDB 2024, section 6.1) and
+//! [`BackOff`] (Catfish, ICDCS 2019, algorithm 1). One of your own:
+//!
+//! ```
+//! use farlink_offload::policy::{Choice, Miss, Policy};
+//!
+//! /// Ships what would take two fetches or more.
+//! #[derive(Debug)]
+//! struct Deep;
+//!
+//! impl Policy for Deep {
+//!     fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+//!         if miss.level > 0 { Choice::SHIP } else { Choice::FETCH }
+//!     }
+//! }
+//! ```
+
+use std::fmt;
+
+use farlink_runtime::{messaging::Load, ptr::ServerId};
+
+/// A page that an operation needs and that is not cached.
+#[derive(Clone, Copy)]
+pub struct Miss<'a> {
+    /// The memory server that has the page, and all below it.
+    pub server: ServerId,
+    /// The page's level: so many more pages are below it on the way to a leaf.
+    pub level: u8,
+    /// What the memory server last reported of its load, if it has.
+    pub load: Option<Load>,
+    /// The worker's random source.
+    pub random: &'a dyn Fn() -> u64,
+}
+
+impl fmt::Debug for Miss<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { server, level, load, .. } = self;
+        f.debug_struct("Miss").field("server", server).field("level", level).field("load", load).finish_non_exhaustive()
+    }
+}
+
+impl Miss<'_> {
+    /// True once in `count` times, at random; never if that is 0.
+    pub fn one_in(&self, count: u32) -> bool {
+        count != 0 && (self.random)().is_multiple_of(u64::from(count))
+    }
+}
+
+/// What is done about a miss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// The operation is shipped; else the page is fetched.
+    pub ships: bool,
+    /// Chosen to learn what it takes, not because it is thought cheaper.
+    pub is_contrary: bool,
+}
+
+impl Choice {
+    /// Fetch the page.
+    pub const FETCH: Self = Self { ships: false, is_contrary: false };
+    /// Ship the operation.
+    pub const SHIP: Self = Self { ships: true, is_contrary: false };
+
+    /// The other way, to learn what it takes.
+    #[must_use]
+    pub const fn contrary(self) -> Self {
+        Self { ships: !self.ships, is_contrary: true }
+    }
+}
+
+/// Decides about the misses of one worker. What it says to a miss that cannot be shipped is not heeded; it need not have a
+/// reply for every ship or a page for every fetch that it chose, and need not have chosen what it is told of.
+pub trait Policy: fmt::Debug {
+    /// Whether the operation is shipped.
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice;
+
+    /// A page was read from a memory server, and took so long.
+    fn fetched(&mut self, _server: ServerId, _took_ns: u64) {}
+
+    /// An operation was shipped to a memory server, and its reply took so long.
+    fn shipped(&mut self, _server: ServerId, _took_ns: u64) {}
+}
+
+/// Fetches every page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Never;
+
+impl Policy for Never {
+    fn choose(&mut self, _: &Miss<'_>) -> Choice {
+        Choice::FETCH
+    }
+}
+
+/// Ships whatever can be shipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Always;
+
+impl Policy for Always {
+    fn choose(&mut self, _: &Miss<'_>) -> Choice {
+        Choice::SHIP
+    }
+}
+
+/// Samples of an average.
+pub const SAMPLES: usize = 50;
+/// A sample counts as so many averages at most: a thread that lost its core for a while says nothing of the network, and
+/// would be in the average for as long as it takes to have [`SAMPLES`] others, at one in a hundred.
+const OUTLIER: u64 = 10;
+/// A sample counts no more than this: thirteen days.
+const SAMPLE_MAX: u64 = 1 << 50;
+
+/// The average of the last [`SAMPLES`] samples.
+#[derive(Debug, Clone)]
+pub struct MovingAverage {
+    samples: Box<[u64; SAMPLES]>,
+    count: usize,
+    next: usize,
+    sum: u64,
+}
+
+impl Default for MovingAverage {
+    fn default() -> Self {
+        Self { samples: Box::new([0; SAMPLES]), count: 0, next: 0, sum: 0 }
+    }
+}
+
+impl MovingAverage {
+    /// The average, if there is a sample.
+    pub fn get(&self) -> Option<u64> {
+        self.sum.checked_div(self.count as u64)
+    }
+
+    /// Adds a sample, of which the oldest makes room. One far above the average counts as ten averages.
+    pub fn add(&mut self, sample: u64) {
+        let limit = match self.get() {
+            Some(average) if self.count > 1 => (average * OUTLIER).clamp(1, SAMPLE_MAX),
+            _ => SAMPLE_MAX,
+        };
+        let sample = sample.min(limit);
+        self.sum -= std::mem::replace(&mut self.samples[self.next], sample);
+        self.sum += sample;
+        self.next = (self.next + 1) % SAMPLES;
+        self.count = (self.count + 1).min(SAMPLES);
+    }
+}
+
+/// Something for each memory server.
+#[derive(Debug, Clone)]
+struct PerServer<T>(Vec<T>);
+
+impl<T> Default for PerServer<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Default> PerServer<T> {
+    fn of(&mut self, server: ServerId) -> &mut T {
+        if self.0.len() <= server.index() {
+            self.0.resize_with(server.index() + 1, T::default);
+        }
+        &mut self.0[server.index()]
+    }
+}
+
+/// What [`CostAware`] is told at the start.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CostOptions {
+    /// Nanoseconds that a search in a cached page takes.
+    pub search_ns: u64,
+    /// What a fetched page costs beyond its fetch and its search (making room, above all): a factor of about 1, *c*.
+    pub factor: f64,
+    /// One choice in so many is the contrary one, so that both averages stay true; 0 for none.
+    pub contrary_one_in: u32,
+}
+
+impl Default for CostOptions {
+    fn default() -> Self {
+        Self { search_ns: 200, factor: 1.0, contrary_one_in: 100 }
+    }
+}
+
+/// Ships if that is expected to be faster than to fetch the rest of the path: if *rpc* < (*l* + 1) x (*fetch* + *search*) x
+/// *c*, where *rpc* and *fetch* are the averages of the last 50 shipped operations and fetches (DEX, VLDB 2024, section
+/// 6.1). Until it knows both, it tries the one that it does not know.
+#[derive(Debug, Clone, Default)]
+pub struct CostAware {
+    options: CostOptions,
+    costs: PerServer<Costs>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Costs {
+    fetch: MovingAverage,
+    rpc: MovingAverage,
+}
+
+impl CostAware {
+    /// With these options.
+    pub fn new(options: CostOptions) -> Self {
+        Self { options, costs: PerServer::default() }
+    }
+
+    /// The averages of fetches and of shipped operations, in nanoseconds.
+    pub fn averages(&mut self, server: ServerId) -> (Option<u64>, Option<u64>) {
+        let costs = self.costs.of(server);
+        (costs.fetch.get(), costs.rpc.get())
+    }
+}
+
+impl Policy for CostAware {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        let CostOptions { search_ns, factor, contrary_one_in } = self.options;
+        let (fetch, rpc) = match self.averages(miss.server) {
+            (Some(fetch), Some(rpc)) => (fetch, rpc),
+            (None, _) => return Choice::SHIP.contrary(),
+            (_, None) => return Choice::FETCH.contrary(),
+        };
+        let rest = (f64::from(miss.level) + 1.0) * fetch.saturating_add(search_ns) as f64 * factor;
+        let cheaper = if (rpc as f64) < rest { Choice::SHIP } else { Choice::FETCH };
+        if miss.one_in(contrary_one_in) { cheaper.contrary() } else { cheaper }
+    }
+
+    fn fetched(&mut self, server: ServerId, took_ns: u64) {
+        self.costs.of(server).fetch.add(took_ns);
+    }
+
+    fn shipped(&mut self, server: ServerId, took_ns: u64) {
+        self.costs.of(server).rpc.add(took_ns);
+    }
+}
+
+/// What [`BackOff`] is told at the start.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BackOffOptions {
+    /// *N*: a worker that finds the server busy keeps away for 0 to N - 1 operations, then for N to 2N - 1, and so on.
+    pub rounds: u32,
+    /// *T*: a server is busy above this utilisation, 0 to 1.
+    pub threshold: f64,
+}
+
+impl Default for BackOffOptions {
+    fn default() -> Self {
+        Self { rounds: 8, threshold: 0.95 }
+    }
+}
+
+/// Ships until the memory server reports to be busy; then keeps away for a number of operations, drawn at random so that
+/// not all workers come back at once, and for longer while it stays busy (Catfish, ICDCS 2019, algorithm 1; its *fast
+/// messaging* is shipping, its *offloading* is the compute server reading the pages itself).
+///
+/// As printed, the algorithm takes a server for idle whenever no report has come since the last operation, and so never
+/// backs off twice. Here the last report counts until the next one comes. A worker looks at it when there is a new one,
+/// and when it has kept away for as long as it was to.
+#[derive(Debug, Clone, Default)]
+pub struct BackOff {
+    options: BackOffOptions,
+    servers: PerServer<Busy>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Busy {
+    /// The last report seen.
+    report: u16,
+    is_busy: bool,
+    /// How many times in a row the server was busy.
+    times: u32,
+    /// For how many more operations to keep away.
+    left: u64,
+}
+
+impl BackOff {
+    /// With these options.
+    pub fn new(options: BackOffOptions) -> Self {
+        Self { options, servers: PerServer::default() }
+    }
+}
+
+impl Policy for BackOff {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        let BackOffOptions { rounds, threshold } = self.options;
+        let rounds = u64::from(rounds.max(1));
+        let busy = self.servers.of(miss.server);
+        let news = miss.load.filter(|load| load.report != busy.report);
+        if let Some(load) = news {
+            (busy.report, busy.is_busy) = (load.report, load.utilisation() > threshold);
+        }
+        if !busy.is_busy {
+            busy.times = 0;
+        } else if (news.is_some() || busy.left == 0) && busy.left <= u64::from(busy.times) * rounds {
+            busy.times = busy.times.saturating_add(1);
+            busy.left = (miss.random)() % rounds + u64::from(busy.times - 1) * rounds;
+        }
+        match busy.left.checked_sub(1) {
+            Some(left) => {
+                busy.left = left;
+                Choice::FETCH
+            }
+            None => Choice::SHIP,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    const SERVER: ServerId = ServerId::new(0).unwrap();
+
+    /// A miss at a level, with random numbers that count up.
+    fn ask(policy: &mut impl Policy, level: u8, load: Option<Load>, random: &Cell<u64>) -> Choice {
+        let random = || random.replace(random.get() + 1);
+        policy.choose(&Miss { server: SERVER, level, load, random: &random })
+    }
+
+    fn load(report: u16, busy_permille: u16) -> Option<Load> {
+        Some(Load { report, busy_permille, threads: 1, peers: 1 })
+    }
+
+    /// A policy that knows what both ways take.
+    fn informed(options: CostOptions, fetch_ns: u64, rpc_ns: u64) -> CostAware {
+        let mut policy = CostAware::new(options);
+        for _ in 0..SAMPLES {
+            policy.fetched(SERVER, fetch_ns);
+            policy.shipped(SERVER, rpc_ns);
+        }
+        policy
+    }
+
+    #[test]
+    fn the_constant_ones_are_constant() {
+        let random = Cell::new(0);
+        for level in 0..4 {
+            assert_eq!(ask(&mut Never, level, load(1, 0), &random), Choice::FETCH);
+            assert_eq!(ask(&mut Always, level, load(1, 1000), &random), Choice::SHIP);
+        }
+    }
+
+    #[test]
+    fn an_average_forgets_what_is_old_and_bounds_what_is_odd() {
+        let mut average = MovingAverage::default();
+        assert_eq!(average.get(), None);
+        (0..SAMPLES).for_each(|_| average.add(100));
+        assert_eq!(average.get(), Some(100));
+        // An outlier counts as ten averages.
+        average.add(1_000_000_000);
+        assert_eq!(average.get(), Some((100 * 49 + 1000) / 50));
+        (0..SAMPLES).for_each(|_| average.add(300));
+        assert_eq!(average.get(), Some(300));
+        let mut huge = MovingAverage::default();
+        (0..200).for_each(|_| huge.add(u64::MAX));
+        assert!(huge.get().is_some());
+    }
+
+    #[test]
+    fn the_cost_aware_one_compares_with_the_rest_of_the_path() {
+        let options = CostOptions { search_ns: 100, factor: 1.0, contrary_one_in: 0 };
+        let mut policy = informed(options, 900, 2500);
+        let random = Cell::new(0);
+        let choices: Vec<bool> = (0..4).map(|level| ask(&mut policy, level, None, &random).ships).collect();
+        // 2500 against 1000, 2000, 3000, 4000.
+        assert_eq!(choices, [false, false, true, true]);
+        let mut dear = informed(CostOptions { factor: 1.3, ..options }, 900, 2500);
+        assert!(ask(&mut dear, 1, None, &random).ships, "2500 against 2600");
+        assert_eq!(dear.averages(SERVER), (Some(900), Some(2500)));
+    }
+
+    #[test]
+    fn the_cost_aware_one_first_learns_what_it_does_not_know() {
+        let (mut policy, random) = (CostAware::default(), Cell::new(1));
+        assert_eq!(ask(&mut policy, 2, None, &random), Choice { ships: false, is_contrary: true });
+        policy.fetched(SERVER, 1000);
+        assert_eq!(ask(&mut policy, 2, None, &random), Choice { ships: true, is_contrary: true });
+        policy.shipped(SERVER, 10_000);
+        assert_eq!(ask(&mut policy, 2, None, &random), Choice::FETCH);
+        // Another server is another matter.
+        let draw = || 1;
+        let other = Miss { server: ServerId::new(3).unwrap(), level: 2, load: None, random: &draw };
+        assert!(policy.choose(&other).is_contrary);
+    }
+
+    #[test]
+    fn one_choice_in_a_hundred_is_contrary_and_follows_a_change() {
+        let mut policy = informed(CostOptions::default(), 10_000, 5000);
+        let random = Cell::new(0);
+        let choices: Vec<Choice> = (0..10_000).map(|_| ask(&mut policy, 1, None, &random)).collect();
+        let contrary = choices.iter().filter(|choice| choice.is_contrary).count();
+        assert_eq!(contrary, 100);
+        assert!(choices.iter().all(|choice| choice.ships != choice.is_contrary));
+        // The server is overloaded, then idle again: only contrary choices can tell.
+        for (rpc_ns, ships) in [(200_000, false), (5000, true)] {
+            for _ in 0..2 * 100 * SAMPLES {
+                if ask(&mut policy, 1, None, &random).ships {
+                    policy.shipped(SERVER, rpc_ns);
+                }
+            }
+            let shipped = (0..1000).filter(|_| ask(&mut policy, 1, None, &random).ships).count();
+            assert_eq!(shipped, if ships { 990 } else { 10 }, "{rpc_ns}");
+        }
+    }
+
+    /// Whether each of `count` operations is shipped.
+    fn trace(policy: &mut BackOff, count: usize, load: Option<Load>, random: &Cell<u64>) -> String {
+        (0..count).map(|_| if ask(policy, 1, load, random).ships { 'S' } else { '.' }).collect()
+    }
+
+    const FOUR: BackOffOptions = BackOffOptions { rounds: 4, threshold: 0.9 };
+
+    #[test]
+    fn back_off_ships_until_the_server_is_busy() {
+        let (mut policy, random) = (BackOff::new(FOUR), Cell::new(3));
+        assert_eq!(trace(&mut policy, 5, None, &random), "SSSSS");
+        assert_eq!(trace(&mut policy, 5, load(1, 900), &random), "SSSSS");
+        // 3 of [0, 4); then, the last report being all that is known, 4 % 4 = 0 of [4, 8), 5 % 4 = 1 of [8, 12), 2 of [12, 16).
+        assert_eq!(trace(&mut policy, 3, load(2, 901), &random), "...");
+        assert_eq!(trace(&mut policy, 4, load(2, 901), &random), "....");
+        assert_eq!(random.get(), 5);
+        assert_eq!(trace(&mut policy, 9 + 14, load(2, 901), &random), ".".repeat(9 + 14));
+        assert_eq!(random.get(), 7);
+        // Not busy any more: all are shipped, and it begins at [0, 4) again. What was drawn is kept to.
+        assert_eq!(trace(&mut policy, 3, load(3, 0), &random), "SSS");
+        random.set(2);
+        assert_eq!(trace(&mut policy, 1, load(4, 1000), &random), ".");
+        assert_eq!(trace(&mut policy, 4, load(5, 100), &random), ".SSS");
+    }
+
+    #[test]
+    fn back_off_may_draw_nothing_and_goes_on_to_the_next_interval() {
+        let (mut policy, random) = (BackOff::new(FOUR), Cell::new(0));
+        // 0 of [0, 4): shipped all the same. Then 1 of [4, 8).
+        assert_eq!(trace(&mut policy, 6, load(1, 1000), &random), "S.....");
+    }
+
+    #[test]
+    fn reports_extend_a_back_off_that_is_nearly_over() {
+        let (mut policy, random) = (BackOff::new(FOUR), Cell::new(3));
+        assert_eq!(trace(&mut policy, 1, load(1, 1000), &random), ".");
+        // Two are left, up to 4 may be: [4, 8).
+        assert_eq!(trace(&mut policy, 4, load(2, 1000), &random), "....");
+        assert_eq!(random.get(), 5);
+        // None is left: [8, 12), and further with each report.
+        for report in 3..8 {
+            assert_eq!(trace(&mut policy, 1, load(report, 1000), &random), ".");
+        }
+        assert_eq!(random.get(), 10);
+        assert_eq!(trace(&mut policy, 100, load(8, 0), &random).matches('.').count(), 24);
+    }
+}

@@ -1,0 +1,118 @@
+//! The coarse-grained design of Ziegler et al. (SIGMOD 2019, section 3): the key space is divided among the memory servers, each
+//! holds its part as a structure of its own, and every operation is sent there.
+
+use std::{future::Future, pin::Pin, task::Poll};
+
+use farlink_runtime::{
+    error::Error,
+    operation::{Cut, Operation, Parts, Routed, Run},
+    structure::Structure,
+    worker::Handle,
+};
+
+use crate::ship::{Answer, From, Shipper};
+
+/// A structure on one memory server, which carries out all its operations: one two-sided exchange each.
+#[derive(Debug, Clone)]
+pub struct Remote(Shipper);
+
+impl Remote {
+    /// Sends operations on this structure to the memory server of its root, where all its pages are, and stay.
+    pub fn new(worker: &Handle, structure: Structure) -> Self {
+        Self(Shipper::new(worker, structure))
+    }
+
+    /// The structure.
+    pub fn structure(&self) -> &Structure {
+        self.0.structure()
+    }
+
+    /// Its way to the memory servers.
+    pub fn shipper(&self) -> &Shipper {
+        &self.0
+    }
+
+    async fn send<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
+        match self.0.ship(operation, From::Root).await? {
+            Answer::Done(shipped) => Ok(shipped.output),
+            Answer::Declined(_) => Err(Error::Malformed("an operation that began at the root was declined")),
+        }
+    }
+}
+
+impl Run for Remote {
+    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+        self.send(operation)
+    }
+}
+
+/// A structure in parts, each on one memory server.
+#[derive(Debug, Clone)]
+pub struct PartedRemote {
+    parts: Vec<Remote>,
+    cut: Cut,
+}
+
+impl PartedRemote {
+    /// The structure that consists of these parts. All who use it must name the same parts, in the same order, and the same cut.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] if there is no part, or the cut is not one of so many parts.
+    pub fn new(parts: Vec<Remote>, cut: Cut) -> Result<Self, Error> {
+        let fits = match &cut {
+            Cut::Range(lows) => lows.len() + 1 == parts.len() && lows.is_sorted_by(|a, b| a < b),
+            Cut::Hash => !parts.is_empty(),
+        };
+        if fits {
+            return Ok(Self { parts, cut });
+        }
+        let why = format!("{} parts; there is one more than least keys, which ascend", parts.len());
+        Err(Error::BadOption { option: "parts", why })
+    }
+
+    /// The parts.
+    pub fn parts(&self) -> &[Remote] {
+        &self.parts
+    }
+}
+
+impl Parts for PartedRemote {
+    fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    fn count(&self) -> usize {
+        self.parts.len()
+    }
+
+    async fn on<O: Operation>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
+        self.parts[part].send(operation).await
+    }
+
+    async fn on_all<O: Operation>(&self, operation: &O) -> Result<Vec<O::Output>, Error> {
+        type Waiting<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
+        let mut waiting: Vec<Waiting<'_, O::Output>> = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
+            waiting.push(Box::pin(part.send(operation)));
+        }
+        let mut answers: Vec<_> = self.parts.iter().map(|_| None).collect();
+        std::future::poll_fn(|cx| {
+            for (answer, waits) in answers.iter_mut().zip(&mut waiting) {
+                if answer.is_none()
+                    && let Poll::Ready(outcome) = waits.as_mut().poll(cx)
+                {
+                    *answer = Some(outcome);
+                }
+            }
+            if answers.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        answers.into_iter().flatten().collect()
+    }
+}
+
+impl Run for PartedRemote {
+    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+        operation.over(self)
+    }
+}

@@ -1,0 +1,328 @@
+//! The memory server's side: threads that carry out what is sent to them.
+//!
+//! A memory server that carries out operations is a member of the cluster: it allocates, frees and locks pages like a compute
+//! server, under an incarnation of its own. It joins when the first operation comes, because it cannot before all memory
+//! servers of the cluster run.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    fmt,
+    rc::Rc,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Waker},
+};
+
+use farlink_runtime::{
+    catalog,
+    compute::{ComputeOptions, ComputeServer},
+    error::Error,
+    fabric::{
+        Fabric,
+        link::{ListenOptions, Listener},
+        mem::MemFabric,
+    },
+    messaging::{MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
+    one_sided::OneSided,
+    page::StructureId,
+    ptr::ServerId,
+    server::LocalMemory,
+    worker::{Handle, Worker},
+};
+
+use super::{
+    Registry,
+    layout::{CallHeader, SHIP},
+};
+
+/// How shipped operations are served. The number of threads is the listener's number of ports.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ShipOptions {
+    /// How messages are.
+    pub messages: ServeMessages,
+    /// A model of slower processors, to show what they do on few cores.
+    pub model: Option<ServiceModel>,
+}
+
+/// A model of a memory server's processors: an operation takes a set time for each page that it reads, on one of so many
+/// modelled processors of each thread; its reply is held back until then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServiceModel {
+    /// Modelled processors of each thread.
+    pub processors: usize,
+    /// Nanoseconds for each page read.
+    pub page_ns: u64,
+}
+
+/// What a memory server has done with shipped operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct ShipCounts {
+    /// Operations carried out.
+    pub done: u64,
+    /// Operations that were for the compute server to do.
+    pub declined: u64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Pages that they have read.
+    pub pages_read: u64,
+}
+
+impl std::ops::AddAssign for ShipCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.done += other.done;
+        self.declined += other.declined;
+        self.failed += other.failed;
+        self.pages_read += other.pages_read;
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Done,
+    Declined,
+    Failed,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    outcomes: [AtomicU64; 3],
+    pages_read: AtomicU64,
+}
+
+type Join = Box<dyn Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync>;
+
+/// What the threads of one memory server share.
+struct Host {
+    registry: Registry,
+    memory: LocalMemory,
+    counts: Counts,
+    model: Option<ServiceModel>,
+    join: Join,
+    compute: OnceLock<Arc<ComputeServer>>,
+}
+
+impl Host {
+    fn compute(&self) -> Result<&ComputeServer, Error> {
+        if self.compute.get().is_none() {
+            let joined = (self.join)()?;
+            // Of two threads that join at the same time, one leaves again.
+            let _ = self.compute.set(joined);
+        }
+        Ok(self.compute.get().expect("it was set just now"))
+    }
+}
+
+/// The threads of a memory server that carry out shipped operations. Dropping it stops them.
+pub struct ShipServer {
+    messages: MessageServer,
+    host: Arc<Host>,
+}
+
+impl fmt::Debug for ShipServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShipServer").field("server", &self.host.memory.server()).finish_non_exhaustive()
+    }
+}
+
+impl ShipServer {
+    /// Starts a thread for each port of the listener. `join` makes the memory server a member of its cluster; memory servers of
+    /// one process can share a membership.
+    ///
+    /// # Errors
+    /// If a thread or a port cannot be had.
+    pub fn start(
+        listener: Box<dyn Listener>,
+        memory: LocalMemory,
+        registry: Registry,
+        options: &ShipOptions,
+        join: impl Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        let host = Arc::new(Host {
+            registry,
+            memory,
+            counts: Counts::default(),
+            model: options.model,
+            join: Box::new(join),
+            compute: OnceLock::new(),
+        });
+        let shared = Arc::clone(&host);
+        let messages = MessageServer::start(listener, &options.messages, move |_| {
+            Ok(Box::new(ShipService { host: Arc::clone(&shared), running: None }))
+        })?;
+        Ok(Self { messages, host })
+    }
+
+    /// Starts one for each memory server of a cluster in this process, as one member of the cluster.
+    ///
+    /// # Errors
+    /// As [`ShipServer::start`].
+    pub fn start_all(
+        fabric: &Arc<MemFabric>,
+        listen: &ListenOptions,
+        registry: &Registry,
+        options: &ShipOptions,
+    ) -> Result<Vec<Self>, Error> {
+        let shared = Arc::new(Mutex::new(Weak::new()));
+        let start = |server: ServerId| {
+            let (fabric_to_join, shared) = (Arc::clone(fabric), Arc::clone(&shared));
+            let join = move || {
+                let mut member = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(member) = member.upgrade() {
+                    return Ok(member);
+                }
+                let joined = Arc::new(ComputeServer::join(fabric_to_join.clone(), ComputeOptions::default())?);
+                *member = Arc::downgrade(&joined);
+                Ok(joined)
+            };
+            Self::start(fabric.listen(server, listen)?, fabric.memory(server)?, registry.clone(), options, join)
+        };
+        (0..fabric.servers()).map(|index| start(server_id(index)?)).collect()
+    }
+
+    /// What it has done so far.
+    pub fn counts(&self) -> ShipCounts {
+        let Counts { outcomes: [done, declined, failed], pages_read } = &self.host.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        ShipCounts { done: of(done), declined: of(declined), failed: of(failed), pages_read: of(pages_read) }
+    }
+
+    /// The threads that take the messages.
+    pub fn messages(&self) -> &MessageServer {
+        &self.messages
+    }
+}
+
+fn server_id(index: usize) -> Result<ServerId, Error> {
+    let id = u16::try_from(index).ok().and_then(ServerId::new);
+    id.ok_or_else(|| Error::BadOption { option: "servers", why: format!("{index} is no memory server's number") })
+}
+
+/// One thread's service.
+struct ShipService {
+    host: Arc<Host>,
+    running: Option<(Worker, Rc<Thread>)>,
+}
+
+impl ShipService {
+    fn thread(&mut self) -> Result<&(Worker, Rc<Thread>), Error> {
+        if self.running.is_none() {
+            let worker = self.host.compute()?.worker()?;
+            let thread = Rc::new(Thread {
+                host: Arc::clone(&self.host),
+                worker: (*worker).clone(),
+                structures: RefCell::default(),
+                held: RefCell::new(Held {
+                    free_ns: vec![0; self.host.model.map_or(0, |model| model.processors.max(1))],
+                    replies: Vec::new(),
+                }),
+            });
+            self.running = Some((worker, thread));
+        }
+        Ok(self.running.as_ref().expect("it was set just now"))
+    }
+}
+
+impl Service for ShipService {
+    fn handle(&mut self, request: Request<'_>, reply: Responder) {
+        if request.kind() != SHIP {
+            return reply.refuse(Refusal::UnknownKind);
+        }
+        let (worker, thread) = match self.thread() {
+            Ok(running) => running,
+            Err(error) => {
+                tracing::error!(%error, "cannot join the cluster; shipped operations go unanswered");
+                return;
+            }
+        };
+        let Some(mut running) = thread.host.registry.begin(thread, request.words(), reply) else { return };
+        // Most are done at once, without being tasks. The others are polled again as such, whoever wakes them now.
+        if running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            worker.spawn(running);
+        }
+    }
+
+    fn turn(&mut self) -> Turn {
+        let Some((worker, thread)) = &self.running else { return Turn::Idle };
+        let is_running = worker.has_other_tasks();
+        if is_running {
+            worker.turn();
+        }
+        let is_holding = thread.release();
+        if is_running || is_holding { Turn::Busy } else { Turn::Idle }
+    }
+}
+
+/// What the operations of one thread share.
+pub(super) struct Thread {
+    host: Arc<Host>,
+    worker: Handle,
+    structures: RefCell<HashMap<StructureId, Rc<OneSided>>>,
+    held: RefCell<Held>,
+}
+
+/// Replies that the model holds back.
+struct Held {
+    /// When each modelled processor is free.
+    free_ns: Vec<u64>,
+    replies: Vec<(u64, Responder, Vec<u64>)>,
+}
+
+impl Thread {
+    pub(super) fn server(&self) -> ServerId {
+        self.host.memory.server()
+    }
+
+    /// The structure that a request is about, as the catalog has it, if it is one of the operation's kind.
+    pub(super) async fn structure(&self, header: CallHeader) -> Result<Option<Rc<OneSided>>, Error> {
+        let of_kind = |found: &Rc<OneSided>| {
+            use farlink_runtime::access::Access;
+            found.structure().kind == header.code.structure
+        };
+        if let Some(found) = self.structures.borrow().get(&header.structure) {
+            return Ok(Some(Rc::clone(found)).filter(of_kind));
+        }
+        let all = catalog::list(&self.worker).await?;
+        let Some(structure) = all.into_iter().find(|structure| structure.id == header.structure) else {
+            return Ok(None);
+        };
+        let found = Rc::new(OneSided::within(&self.worker, structure, self.host.memory.clone()));
+        self.structures.borrow_mut().insert(header.structure, Rc::clone(&found));
+        Ok(Some(found).filter(of_kind))
+    }
+
+    /// Replies, now or when the model says so.
+    pub(super) fn reply(
+        &self,
+        reply: Responder,
+        outcome: Outcome,
+        pages_read: u32,
+        encode: impl FnOnce(&mut Vec<u64>),
+    ) {
+        let counts = &self.host.counts;
+        counts.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
+        counts.pages_read.fetch_add(pages_read.into(), Ordering::Relaxed);
+        let Some(model) = self.host.model else { return reply.send_with(encode) };
+        let Held { free_ns, replies } = &mut *self.held.borrow_mut();
+        let Some(free_ns) = free_ns.iter_mut().min() else { return reply.send_with(encode) };
+        *free_ns = self.worker.clock().now_ns().max(*free_ns) + model.page_ns * u64::from(pages_read);
+        let mut words = Vec::new();
+        encode(&mut words);
+        replies.push((*free_ns, reply, words));
+    }
+
+    /// Lets go the replies whose time has come; whether any are left.
+    fn release(&self) -> bool {
+        let replies = &mut self.held.borrow_mut().replies;
+        if replies.is_empty() {
+            return false;
+        }
+        let now_ns = self.worker.clock().now_ns();
+        let due = replies.extract_if(.., |&mut (due_ns, ..)| due_ns <= now_ns);
+        due.for_each(|(_, reply, words)| reply.send_words(&words));
+        !replies.is_empty()
+    }
+}

@@ -1,0 +1,155 @@
+//! Clusters in this process whose memory servers carry out operations.
+
+use std::sync::Arc;
+
+use farlink_offload::{
+    Hybrid, PartedRemote, Remote,
+    ship::{Registry, ShipCounts, ShipOptions, ShipServer},
+};
+use farlink_runtime::{
+    error::Error,
+    fabric::{
+        Fabric,
+        link::{DEFAULT_LINK_BYTES, ListenOptions},
+        mem::{MemFabric, MemOptions},
+    },
+    one_sided::{OneSided, Proof},
+    operation::Cut,
+    ptr::ServerId,
+    structure::{Placed, Spread, Structure},
+    worker::Handle,
+};
+use farlink_structures::{
+    btree::Tree,
+    map::{self, Map},
+    skiplist::List,
+};
+
+use crate::subject::Subject;
+
+/// All operations of all structures under test.
+pub fn registry() -> Registry {
+    let mut registry = Registry::new();
+    map::register::<Tree>(&mut registry);
+    map::register::<List>(&mut registry);
+    registry
+}
+
+/// A cluster, and the threads of its memory servers.
+#[derive(Debug)]
+pub struct Fleet {
+    /// The threads; before the memory that they serve.
+    pub servers: Vec<ShipServer>,
+    /// The cluster.
+    pub fabric: Arc<MemFabric>,
+}
+
+impl Fleet {
+    /// A cluster of so many memory servers, each with so many threads.
+    ///
+    /// # Errors
+    /// If memory or threads cannot be had.
+    pub fn start(servers: usize, bytes: u64, threads: usize, options: MemOptions) -> Result<Self, Error> {
+        let fabric = Arc::new(MemFabric::in_process(servers, bytes, options)?);
+        let listen = ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES };
+        let servers = ShipServer::start_all(&fabric, &listen, &registry(), &ShipOptions::default())?;
+        Ok(Self { servers, fabric })
+    }
+
+    /// The same cluster with new threads.
+    ///
+    /// # Errors
+    /// As [`Fleet::start`].
+    pub fn restart(self) -> Result<Self, Error> {
+        let Self { servers, fabric } = self;
+        drop(servers);
+        let listen = ListenOptions::default();
+        let servers = ShipServer::start_all(&fabric, &listen, &registry(), &ShipOptions::default())?;
+        Ok(Self { servers, fabric })
+    }
+
+    /// The cluster, for those who join.
+    pub fn fabric(&self) -> Arc<dyn Fabric> {
+        self.fabric.clone()
+    }
+
+    /// What all its memory servers have done.
+    pub fn counts(&self) -> ShipCounts {
+        let mut all = ShipCounts::default();
+        for server in &self.servers {
+            all += server.counts();
+        }
+        all
+    }
+}
+
+/// The name of a part.
+pub fn part_name(name: &str, part: usize) -> String {
+    format!("{name}/{part}")
+}
+
+/// Makes an empty map of the coarse-grained design, a part on each memory server.
+///
+/// # Errors
+/// As [`Map::make_at`].
+pub async fn make_parts<S: Subject>(worker: &Handle, name: &str, page_bytes: usize, parts: usize) -> Result<(), Error> {
+    for part in 0..parts {
+        let placed = Placed { spread: Spread::OneServer, root: ServerId::new(part as u16) };
+        let page_bytes = S::page_bytes(page_bytes);
+        Map::<S, OneSided>::make_at(worker, &part_name(name, part), page_bytes, Proof::Checksum, placed).await?;
+    }
+    Ok(())
+}
+
+/// The parts, one-sided: to look at them past their memory servers.
+///
+/// # Errors
+/// As [`Map::open`].
+pub async fn open_parts<S: Subject>(worker: &Handle, name: &str, parts: usize) -> Result<Vec<Map<S, OneSided>>, Error> {
+    let mut open = Vec::with_capacity(parts);
+    for part in 0..parts {
+        open.push(Map::open(worker, &part_name(name, part), Proof::Checksum).await?);
+    }
+    Ok(open)
+}
+
+/// Opens a map of the coarse-grained design.
+///
+/// # Errors
+/// As [`Map::open`].
+pub async fn open_coarse<S: Subject>(
+    worker: &Handle,
+    name: &str,
+    parts: usize,
+    cut: Cut,
+) -> Result<Map<S, PartedRemote>, Error> {
+    let parts = open_parts::<S>(worker, name, parts).await?;
+    let remotes = parts.iter().map(|part| Remote::new(worker, part.structure().clone())).collect();
+    Ok(Map::over(PartedRemote::new(remotes, cut)?))
+}
+
+/// A structure of the coarse-grained design that is on one memory server.
+///
+/// # Errors
+/// As [`PartedRemote::new`].
+pub fn in_one_part(worker: &Handle, structure: Structure) -> Result<PartedRemote, Error> {
+    PartedRemote::new(vec![Remote::new(worker, structure)], Cut::Hash)
+}
+
+/// Makes an empty map of the hybrid design, its inner levels on server 0.
+///
+/// # Errors
+/// As [`Map::make_at`].
+pub async fn make_hybrid<S: Subject>(worker: &Handle, name: &str, page_bytes: usize) -> Result<(), Error> {
+    let placed = Placed { spread: Spread::Leaves, root: ServerId::new(0) };
+    Map::<S, OneSided>::make_at(worker, name, S::page_bytes(page_bytes), Proof::Checksum, placed).await.map(drop)
+}
+
+/// Opens a map of the hybrid design.
+///
+/// # Errors
+/// As [`Map::open`].
+pub async fn open_hybrid<S: Subject>(worker: &Handle, name: &str, proof: Proof) -> Result<Map<S, Hybrid>, Error> {
+    let map = Map::<S, OneSided>::open(worker, name, proof).await?;
+    Ok(Map::over(Hybrid::new(worker, map.structure().clone(), proof)))
+}

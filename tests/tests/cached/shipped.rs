@@ -1,0 +1,255 @@
+//! Owned maps whose operations are shipped on misses, by every policy, beside a `BTreeMap`.
+
+use std::{fmt, sync::Arc};
+
+use farlink_offload::{
+    Admission, CacheOptions, ComputeCache, Engine, EngineCounts, EngineOptions, Policies,
+    policy::{Always, BackOff, Choice, CostAware, CostOptions, Miss, Never, Policy},
+    ship::{Registry, ShipOptions, ShipServer},
+};
+use farlink_runtime::{
+    compute::{ComputeOptions, ComputeServer},
+    error::Error,
+    fabric::{Fabric, link::ListenOptions, mem::MemFabric},
+    operation::Operation,
+    ptr::ServerId,
+};
+use farlink_structures::{
+    btree::{BTree, BTreeLayout, Tree},
+    map::{self, KeyRange, ops::Scan},
+};
+use farlink_tests::{backend::Manners, cluster, settings};
+use proptest::{prelude::*, test_runner::RngSeed};
+
+use crate::{
+    scene::{CACHE_BYTES_MIN, Map, Member, TREE, assert_left_clean, difference, sparse},
+    steps::{NEVER, Step, step, take},
+};
+
+type Shipped = BTree<Engine<BTreeLayout>>;
+
+/// A cluster in this process with one tree, and memory servers that carry out operations.
+struct Served {
+    servers: Vec<ShipServer>,
+    fabric: Arc<dyn Fabric>,
+}
+
+impl Served {
+    fn start(servers: usize, threads: usize, manners: Manners, entries: &Map, fill: f64) -> Self {
+        let mem = Arc::new(MemFabric::in_process(servers, 16 << 20, manners.options()).unwrap());
+        let fabric: Arc<dyn Fabric> = mem.clone();
+        cluster::create::<Tree>(&fabric, TREE, 256, farlink_runtime::one_sided::Proof::Checksum).unwrap();
+        if !entries.is_empty() {
+            cluster::load::<Tree>(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
+        }
+        let mut registry = Registry::new();
+        map::register::<Tree>(&mut registry);
+        let start = |number: usize| {
+            let server = ServerId::new(number as u16).unwrap();
+            let listener = mem.listen(server, &ListenOptions { ports: threads, ..ListenOptions::default() })?;
+            let joining = Arc::clone(&mem);
+            let join = move || Ok(Arc::new(ComputeServer::join(joining.clone(), ComputeOptions::default())?));
+            ShipServer::start(listener, mem.memory(server)?, registry.clone(), &ShipOptions::default(), join)
+        };
+        let servers = (0..servers).map(start).collect::<Result<Vec<_>, Error>>().unwrap();
+        Self { servers, fabric }
+    }
+
+    fn done(&self) -> u64 {
+        self.servers.iter().map(|server| server.counts().done).sum()
+    }
+
+    /// Has the memory servers leave the cluster.
+    fn leave(self) -> Arc<dyn Fabric> {
+        drop(self.servers);
+        self.fabric
+    }
+}
+
+fn cache(bytes: usize, admission: Admission) -> ComputeCache<BTreeLayout> {
+    let mut options = CacheOptions::new(bytes);
+    (options.page_bytes, options.admission, options.keeps_out) = (256, admission, true);
+    ComputeCache::new(BTreeLayout, options).unwrap()
+}
+
+fn engine(member: &Member, cache: &ComputeCache<BTreeLayout>, policies: Policies, level_max: Option<u8>) -> Shipped {
+    let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).unwrap();
+    BTree::over(Engine::new(owned, policies, EngineOptions { level_max }).unwrap())
+}
+
+/// Ships one time in two.
+#[derive(Debug)]
+struct Coin;
+
+impl Policy for Coin {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        if miss.one_in(2) { Choice::SHIP } else { Choice::FETCH }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Chosen(&'static str, fn() -> Policies);
+
+impl fmt::Debug for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+fn chosen() -> impl Strategy<Value = Chosen> {
+    prop_oneof![
+        Just(Chosen("always", || Policies::new(Always))),
+        Just(Chosen("coin", || Policies::new(Coin))),
+        Just(Chosen("always but scans", || Policies::new(Always).with(Scan::<Tree>::CODE, Never))),
+        Just(Chosen("cost", || Policies::new(CostAware::new(CostOptions {
+            contrary_one_in: 4,
+            ..Default::default()
+        })))),
+        Just(Chosen("back-off", || Policies::new(BackOff::default()))),
+    ]
+}
+
+fn admission() -> impl Strategy<Value = Admission> {
+    prop_oneof![
+        Just(Admission::Always),
+        Just(Admission::Frequency),
+        Just(Admission::Probability { leaf: 0.1, inner: 1.0 }),
+        // Guests below guests.
+        Just(Admission::Probability { leaf: 0.0, inner: 0.5 }),
+    ]
+}
+
+#[derive(Debug, Clone)]
+enum Walk {
+    Step(Step),
+    Flush,
+    /// Another worker of the same compute server goes on.
+    Switch,
+}
+
+fn walk() -> impl Strategy<Value = Walk> {
+    prop_oneof![
+        30 => step().prop_map(Walk::Step),
+        1 => Just(Walk::Flush),
+        2 => Just(Walk::Switch),
+    ]
+}
+
+fn cases(default: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases: settings::from_env("FARLINK_MODEL_CASES", default),
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(settings::seed("shipped")),
+        max_shrink_iters: 200,
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(40))]
+
+    #[test]
+    fn a_map_whose_operations_are_shipped_is_a_map(
+        steps in prop::collection::vec(walk(), 1..250),
+        chosen in chosen(),
+        admission in admission(),
+        loaded in prop_oneof![1 => Just(0u64), 4 => 1500u64..3000],
+        fill in 0.3f64..1.0,
+        nasty: bool,
+        servers in 1usize..3,
+        level_max in prop_oneof![Just(None), Just(Some(0)), Just(Some(1)), Just(Some(9))],
+    ) {
+        let mut model = sparse(loaded);
+        let manners = if nasty { Manners::Nasty } else { Manners::Fast };
+        let served = Served::start(servers, 1, manners, &model, fill);
+        let first = Member::join(&served.fabric, 1);
+        let second = first.colleague();
+        let cache = cache(CACHE_BYTES_MIN, admission);
+        let trees = [&first, &second].map(|member| engine(member, &cache, chosen.1(), level_max));
+        let mut at = 0;
+        for step in &steps {
+            let (tree, worker) = (&trees[at], [&first.worker, &second.worker][at]);
+            match step {
+                Walk::Step(step) => {
+                    worker.block_on(take(tree, &mut model, step, NEVER)).map_err(TestCaseError::fail)?;
+                }
+                Walk::Flush => {
+                    worker.block_on(tree.access().cached().flush()).unwrap();
+                    let there = first.entries();
+                    prop_assert!(there == model, "flushed: {}", difference(&there, &model));
+                }
+                Walk::Switch => at = 1 - at,
+            }
+        }
+        first.worker.block_on(trees[0].access().cached().flush()).unwrap();
+        drop((trees, second, first));
+        assert_left_clean(&served.leave(), &model, "shipped");
+    }
+}
+
+/// A tree, one worker that ships whatever it can, and what it and the memory server have counted.
+fn always<T>(entries: u64, manners: Manners, f: impl AsyncFnOnce(&Shipped) -> T) -> (T, EngineCounts, u64) {
+    let model = sparse(entries);
+    let served = Served::start(1, 1, manners, &model, 0.8);
+    let member = Member::join(&served.fabric, 1);
+    let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), None);
+    let result = member.worker.block_on(f(&tree));
+    member.worker.block_on(tree.access().cached().flush()).unwrap();
+    (result, tree.access().counts(), served.done())
+}
+
+#[test]
+fn an_operation_that_misses_is_shipped_and_is_one_message() {
+    let (_, counts, done) = always(20_000, Manners::Fast, async |tree| {
+        let worker = |tree: &Shipped| tree.access().cached().counters().total().misses;
+        for key in (0..200_000).step_by(1000) {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key / 10));
+            assert_eq!(tree.upsert(key, 1).await.unwrap(), Some(key / 10));
+            assert_eq!(tree.update(key, 2).await.unwrap(), Some(1));
+            assert_eq!(tree.get(key).await.unwrap(), Some(2));
+        }
+        // Below the root nothing was ever read.
+        assert!(worker(tree) <= 2, "{} misses", worker(tree));
+    });
+    assert_eq!((counts.shipped, counts.came_back, done), (800, 0, 800), "{counts:?}");
+}
+
+#[test]
+fn what_would_split_or_merge_comes_back_and_is_done_here() {
+    let (_, counts, _) = always(3000, Manners::Fast, async |tree| {
+        for key in 0..5000 {
+            tree.insert(key, key).await.unwrap();
+        }
+        for key in 0..5000 {
+            assert!(tree.remove(key).await.unwrap().is_some());
+        }
+        assert_eq!(tree.len().await.unwrap(), 3000 - 500);
+    });
+    assert!(counts.shipped > 100 && counts.came_back > 20, "{counts:?}");
+}
+
+#[test]
+fn a_memory_server_that_carries_out_nothing_is_left_alone() {
+    let model = sparse(20_000);
+    let Served { servers, fabric } = Served::start(1, 1, Manners::Fast, &model, 0.8);
+    drop(servers);
+    let member = Member::join(&fabric, 1);
+    let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), None);
+    member.worker.block_on(async {
+        for key in (0..200_000).step_by(1000) {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key / 10));
+        }
+    });
+    let counts = tree.access().counts();
+    assert_eq!((counts.shipped, counts.asked), (0, 1), "{counts:?}");
+}
+
+#[test]
+fn a_cache_that_keeps_nothing_out_takes_no_engine() {
+    let served = Served::start(1, 1, Manners::Fast, &sparse(10), 0.8);
+    let member = Member::join(&served.fabric, 1);
+    let cache = crate::scene::cache(CACHE_BYTES_MIN, Admission::Always);
+    let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).unwrap();
+    let refused = Engine::new(owned, Policies::default(), EngineOptions::default());
+    assert!(matches!(refused, Err(Error::BadOption { option: "keeps_out", .. })), "{refused:?}");
+}

@@ -1,0 +1,91 @@
+//! The coarse-grained design against a model, and what it costs.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use farlink_offload::PartedRemote;
+use farlink_runtime::{error::Error, fabric::mem::MemOptions, operation::Cut, worker::Worker};
+use farlink_structures::{btree::Tree, map::Map};
+use farlink_tests::{
+    bounded::Watchdog,
+    cluster::{self, FAST, NASTY, WEAK},
+    fleet::{self, Fleet},
+    subject::Subject,
+    test_every_structure,
+};
+
+use crate::models;
+
+const NAME: &str = "coarse";
+
+/// Runs `f` over an empty map in three parts, then checks each part.
+fn over<S: Subject, F>(options: MemOptions, cut: Cut, f: F)
+where
+    F: AsyncFnOnce(&Worker, &Map<S, PartedRemote>) -> Result<BTreeMap<u64, u64>, Error>,
+{
+    let _watch = Watchdog::start("coarse", Duration::from_secs(120));
+    let fleet = Fleet::start(3, 8 << 20, 1, options).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker
+        .block_on(async {
+            fleet::make_parts::<S>(&worker, NAME, 256, 3).await?;
+            let map = fleet::open_coarse::<S>(&worker, NAME, 3, cut.clone()).await?;
+            let model = f(&worker, &map).await?;
+            models::assert_holds(&map, &model).await;
+            let mut entries = 0;
+            for (index, part) in fleet::open_parts::<S>(&worker, NAME, 3).await?.iter().enumerate() {
+                let report = part.check().await?;
+                assert!(report.is_clean(), "part {index} over {cut:?}: {report:?}");
+                entries += report.entries;
+            }
+            assert_eq!(entries, model.len() as u64);
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+}
+
+fn cuts() -> [Cut; 2] {
+    [Cut::Range(vec![150, 300]), Cut::Hash]
+}
+
+fn agrees_with_a_model<S: Subject>() {
+    for options in [FAST, NASTY, WEAK] {
+        for cut in cuts() {
+            over::<S, _>(options, cut, async |_, map: &Map<S, PartedRemote>| models::random_operations(map).await);
+        }
+    }
+}
+
+/// Scans run on from part to part, and answers are no longer than a message should be.
+fn long_scans_come_in_parts<S: Subject>() {
+    for cut in [Cut::Range(vec![5000, 5001]), Cut::Hash] {
+        over::<S, _>(FAST, cut, async |_, map: &Map<S, PartedRemote>| {
+            let model: BTreeMap<u64, u64> = (0..10_000).map(|key| (key, !key)).collect();
+            for (&key, &value) in &model {
+                map.insert(key, value).await?;
+            }
+            Ok(model)
+        });
+    }
+}
+
+test_every_structure!(agrees_with_a_model, long_scans_come_in_parts);
+
+/// A get is one exchange of messages, and nothing else.
+#[test]
+fn a_get_is_one_exchange_and_no_one_sided_read() {
+    over::<Tree, _>(FAST, Cut::Range(vec![150, 300]), async |worker, map| {
+        let model: BTreeMap<u64, u64> = (0..450).map(|key| (key, key)).collect();
+        for (&key, &value) in &model {
+            map.insert(key, value).await?;
+        }
+        let before = worker.counters();
+        for key in 0..450 {
+            assert_eq!(map.get(key).await?, Some(key));
+        }
+        let cost = worker.counters() - before;
+        assert_eq!((cost.two_sided, cost.reads, cost.writes, cost.atomics), (450, 0, 0, 0), "{cost:?}");
+        assert_eq!(cost.round_trips, 450);
+        Ok(model)
+    });
+}

@@ -1,0 +1,6 @@
+//! Operations that memory servers carry out.
+
+mod coarse;
+mod hybrid;
+mod models;
+mod owned;

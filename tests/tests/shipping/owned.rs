@@ -1,0 +1,345 @@
+//! Operations from a page that a compute server owns: what is checked, what comes back, what a lost server leaves.
+
+use std::{marker::PhantomData, sync::Arc, time::Duration};
+
+use farlink_offload::ship::{Answer, Decline, From, SHIP, ServiceModel, ShipOptions, ShipServer, Shipped, Shipper};
+use farlink_runtime::{
+    access::PageRef,
+    error::Error,
+    fabric::{
+        Fabric,
+        link::ListenOptions,
+        mem::{MemFabric, MemOptions},
+    },
+    messaging::{Kind, Priority, Refusal},
+    one_sided::{OneSided, Proof},
+    operation::{Operation, execute},
+    ptr::{RemotePtr, ServerId},
+    structure::{Placed, Spread},
+    worker::Worker,
+};
+use farlink_structures::{
+    btree::{BTree, BTreeLayout, BTreeOptions, Tree},
+    map::{
+        KeyRange, Map, PutMode,
+        ops::{Get, Locate, Put, Remove, Scan},
+    },
+    skiplist::List,
+};
+use farlink_tests::{
+    bounded::Watchdog,
+    cluster::{self, FAST, NASTY, WEAK},
+    fleet::{self, Fleet},
+};
+
+const KEYS: u64 = 500;
+const PAGE_BYTES: usize = 256;
+
+/// A tree of the keys below [`KEYS`], each its own value, all on server 0, and a way to ship operations on it.
+struct Scene {
+    tree: BTree<OneSided>,
+    shipper: Shipper,
+}
+
+impl Scene {
+    async fn new(worker: &Worker, fill: f64, spread: Spread) -> Self {
+        let root = ServerId::new(0);
+        let options = BTreeOptions { page_bytes: PAGE_BYTES, spread, root, ..BTreeOptions::default() };
+        let tree = BTree::create(worker, "owned", options).await.unwrap();
+        tree.bulk_load((0..KEYS).map(|key| (key, key)), fill).await.unwrap();
+        let shipper = Shipper::new(worker, tree.structure().clone());
+        Self { tree, shipper }
+    }
+
+    async fn page(&self, key: u64, level: u8) -> RemotePtr {
+        execute(self.tree.access(), &Locate::<Tree> { key, level, of: PhantomData }).await.unwrap()
+    }
+
+    async fn try_ship<O: Operation<Layout = BTreeLayout>>(
+        &self,
+        operation: &O,
+        page: RemotePtr,
+        level: u8,
+        owned: KeyRange,
+    ) -> Result<Answer<O::Output>, Error> {
+        self.shipper.ship(operation, From::Page { page, level, owned: &owned }).await
+    }
+
+    /// From the page of `level` where `key` belongs.
+    async fn ship<O: Operation<Layout = BTreeLayout>>(&self, operation: &O, key: u64, level: u8) -> Answer<O::Output> {
+        self.try_ship(operation, self.page(key, level).await, level, KeyRange::ALL).await.unwrap()
+    }
+
+    async fn is_unchanged(&self) {
+        let all: Vec<_> = (0..KEYS).map(|key| (key, key)).collect();
+        assert_eq!(self.tree.range(..).take(usize::MAX).await.unwrap(), all);
+        assert!(self.tree.check().await.unwrap().is_clean());
+    }
+}
+
+fn get(key: u64) -> Get<Tree> {
+    Get { key, of: PhantomData }
+}
+
+fn put(key: u64, value: u64, mode: PutMode) -> Put<Tree> {
+    Put { key, value, mode, of: PhantomData }
+}
+
+fn remove(key: u64) -> Remove<Tree> {
+    Remove { key, of: PhantomData }
+}
+
+fn done<T>(answer: Answer<T>) -> Shipped<T> {
+    match answer {
+        Answer::Done(shipped) => shipped,
+        Answer::Declined(why) => panic!("declined: {why:?}"),
+    }
+}
+
+fn declined<T: std::fmt::Debug>(answer: Answer<T>) -> Decline {
+    match answer {
+        Answer::Done(shipped) => panic!("done: {shipped:?}"),
+        Answer::Declined(why) => why,
+    }
+}
+
+fn with<F: AsyncFnOnce(&Worker, &Fleet)>(options: MemOptions, f: F) {
+    let _watch = Watchdog::start("owned", Duration::from_secs(100));
+    let fleet = Fleet::start(2, 8 << 20, 1, options).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(f(&worker, &fleet));
+}
+
+#[test]
+fn operations_run_from_a_page_and_name_what_they_change() {
+    for options in [FAST, NASTY, WEAK] {
+        with(options, async |worker, _| {
+            let scene = Scene::new(worker, 0.7, Spread::OneServer).await;
+            let leaf = scene.page(77, 0).await;
+            let mut value = 77;
+            for level in [0, 1, 2] {
+                let found = done(scene.ship(&get(77), 77, level).await);
+                assert_eq!((found.output, found.pages_read), (Some(value), u32::from(level) + 1));
+                value = level.into();
+                assert!(found.changed.is_empty());
+                let before = done(scene.ship(&put(77, value, PutMode::Upsert), 77, level).await);
+                assert_eq!(before.changed, [leaf]);
+                assert_eq!(scene.tree.get(77).await.unwrap(), Some(value));
+            }
+            assert_eq!(done(scene.ship(&remove(77), 77, 1).await).output, Some(2));
+            assert_eq!(scene.tree.get(77).await.unwrap(), None);
+            assert_eq!(done(scene.ship(&put(77, 77, PutMode::Insert), 77, 1).await).output, None);
+            scene.is_unchanged().await;
+        });
+    }
+}
+
+/// Beyond the page where it began a scan does not look: the owner may have newer pages there.
+#[test]
+fn a_scan_ends_with_the_page_where_it_began() {
+    with(FAST, async |worker, _| {
+        let scene = Scene::new(worker, 0.7, Spread::OneServer).await;
+        for descending in [false, true] {
+            let scan = Scan::<Tree> { low: 40, high: 400, limit: 1000, descending, of: PhantomData };
+            let key = if descending { 400 } else { 40 };
+            let (entries, rest) = done(scene.ship(&scan, key, 1).await).output;
+            let rest = rest.expect("one page above the leaves does not hold all that");
+            let count = rest.abs_diff(key);
+            let expected = |index: u64| if descending { key - index } else { key + index };
+            assert!(count > 8 && entries == (0..count).map(|i| (expected(i), expected(i))).collect::<Vec<_>>());
+        }
+    });
+}
+
+#[test]
+fn what_changes_the_structure_comes_back_without_effect() {
+    for options in [FAST, WEAK] {
+        with(options, async |worker, _| {
+            let scene = Scene::new(worker, 1.0, Spread::OneServer).await;
+            scene.tree.remove(KEYS - 1).await.unwrap();
+            scene.tree.insert(KEYS - 1, KEYS - 1).await.unwrap();
+            // Full pages, and a key between two of theirs: there is none below KEYS, so at the end of the last leaf.
+            let mut key = KEYS;
+            let full = loop {
+                match scene.ship(&put(key, key, PutMode::Insert), key, 1).await {
+                    Answer::Done(_) => key += 1,
+                    Answer::Declined(why) => break why,
+                }
+                assert!(key < KEYS + 20, "a page of 12 entries takes all");
+            };
+            assert_eq!(full, Decline::Restructures);
+            assert_eq!(scene.tree.get(key).await.unwrap(), None);
+            for key in KEYS..key {
+                scene.tree.remove(key).await.unwrap();
+            }
+            // A leaf that becomes too empty looks for a neighbour.
+            let low = scene.tree.leaf_low(200).await.unwrap();
+            let mut removed = low;
+            let too_empty = loop {
+                match scene.ship(&remove(removed), removed, 1).await {
+                    Answer::Done(shipped) => assert_eq!(shipped.output, Some(removed)),
+                    Answer::Declined(why) => break why,
+                }
+                removed += 1;
+            };
+            assert_eq!((too_empty, removed - low), (Decline::Restructures, 9));
+            for key in low..removed {
+                assert_eq!(done(scene.ship(&put(key, key, PutMode::Insert), key, 0).await).output, None);
+            }
+            scene.is_unchanged().await;
+        });
+    }
+}
+
+#[test]
+fn the_start_page_is_checked() {
+    with(FAST, async |worker, fleet| {
+        let scene = Scene::new(worker, 0.7, Spread::OneServer).await;
+        let other = BTree::create(worker, "other", BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() });
+        let other = other.await.unwrap().structure().root;
+        let (leaf, far) = (scene.page(100, 0).await, scene.page(400, 0).await);
+        let low = scene.tree.leaf_low(100).await.unwrap();
+        let up_to = |high| KeyRange { low: 0, high: Some(high) };
+        let not_there = [
+            (leaf, 1, KeyRange::ALL, "another level"),
+            (far, 0, KeyRange::ALL, "another key"),
+            (leaf, 0, up_to(low), "outside what is owned"),
+            (leaf, 0, up_to(low + 1), "partly outside what is owned"),
+            (scene.tree.structure().root, 0, KeyRange::ALL, "the root, sent as a leaf"),
+            (leaf.add(64).unwrap(), 0, KeyRange::ALL, "the middle of a page"),
+            (RemotePtr::new(leaf.server(), 1 << 40).unwrap(), 0, KeyRange::ALL, "outside the region"),
+            (other, 0, KeyRange::ALL, "another structure"),
+        ];
+        for (page, level, owned, what) in not_there {
+            for key in [100, u64::MAX] {
+                let answer = scene.try_ship(&put(key, 1, PutMode::Upsert), page, level, owned).await;
+                match answer {
+                    Ok(Answer::Declined(why)) => assert_eq!(why, Decline::NotThere, "{what}"),
+                    Err(Error::OnServer { .. }) => {}
+                    answer => panic!("{what}: {answer:?}"),
+                }
+            }
+        }
+        scene.is_unchanged().await;
+        // A page that was freed.
+        for key in 0..KEYS {
+            scene.tree.remove(key).await.unwrap();
+        }
+        let freed = scene.try_ship(&get(100), leaf, 0, KeyRange::ALL).await.unwrap();
+        assert_eq!(declined(freed), Decline::NotThere);
+        assert!(fleet.counts().declined > 8);
+    });
+}
+
+/// Leaves in turn on two servers: what is not where the operation runs is left to the sender.
+#[test]
+fn a_page_of_another_server_is_not_followed() {
+    with(FAST, async |worker, _| {
+        let scene = Scene::new(worker, 0.7, Spread::Leaves).await;
+        let (mut here, mut elsewhere) = (0, 0);
+        for key in (0..KEYS).step_by(8) {
+            match scene.ship(&get(key), key, 1).await {
+                Answer::Done(shipped) => {
+                    assert_eq!(shipped.output, Some(key));
+                    here += 1;
+                }
+                Answer::Declined(why) => {
+                    assert_eq!(why, Decline::Leaves);
+                    elsewhere += 1;
+                }
+            }
+            // The leaf itself can be on any server.
+            assert_eq!(done(scene.ship(&get(key), key, 0).await).output, Some(key));
+        }
+        assert!(here > 10 && elsewhere > 10, "{here} here, {elsewhere} elsewhere");
+    });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_others_are_served() {
+    with(FAST, async |worker, _| {
+        let scene = Scene::new(worker, 0.7, Spread::OneServer).await;
+        let channel = worker.channel(ServerId::new(0).unwrap()).await.unwrap();
+        let id = u64::from(scene.tree.structure().id.0);
+        let (tree_get, list_get) = (1 << 32 | 1 << 16, 2 << 32 | 1 << 16);
+        let requests: [(Kind, &[u64], Refusal); 9] = [
+            (SHIP, &[], Refusal::Malformed),
+            (SHIP, &[tree_get, id], Refusal::Malformed),
+            (SHIP, &[tree_get, id, 0], Refusal::Malformed),
+            (SHIP, &[tree_get, id, 0, 7, 7], Refusal::Malformed),
+            (SHIP, &[tree_get, id, u64::MAX, 7], Refusal::Malformed),
+            (SHIP, &[tree_get | 0xff << 16, id, 0, 7], Refusal::UnknownKind),
+            (SHIP, &[tree_get, 99, 0, 7], Refusal::UnknownKind),
+            (SHIP, &[list_get, id, 0, 7], Refusal::UnknownKind),
+            (Kind(9), &[tree_get, id, 0, 7], Refusal::UnknownKind),
+        ];
+        for (kind, words, expected) in requests {
+            let refused = channel.request_words(kind, words, Priority::Latency).await.map(drop);
+            assert!(matches!(refused, Err(Error::Refused { why, .. }) if why == expected), "{words:x?}: {refused:?}");
+        }
+        let reply = channel.request_words(SHIP, &[tree_get, id, 0, 7], Priority::Latency).await.unwrap();
+        assert_eq!(reply.words()[1..], [0, 1, 7]);
+        scene.is_unchanged().await;
+    });
+}
+
+/// The same code over a structure of another kind, whose pages link to pages beside them as a matter of course.
+#[test]
+fn a_skip_list_is_shipped_as_well() {
+    with(NASTY, async |worker, _| {
+        let placed = Placed { spread: Spread::OneServer, root: None };
+        let list = Map::<List, OneSided>::make_at(worker, "list", 64, Proof::Checksum, placed).await.unwrap();
+        let on_its_server = fleet::in_one_part(worker, list.structure().clone()).unwrap();
+        let list_on_server = Map::<List, _>::over(on_its_server);
+        for key in 0..KEYS {
+            list_on_server.insert(key, key).await.unwrap();
+        }
+        let shipper = Shipper::new(worker, list.structure().clone());
+        let root = list.structure().root;
+        let level = list.access().read_page(root, list.structure().class).await.unwrap().level();
+        for key in 0..KEYS {
+            let from = || From::Page { page: root, level, owned: &() };
+            let update = Put::<List> { key, value: key + 1, mode: PutMode::Update, of: PhantomData };
+            assert_eq!(done(shipper.ship(&update, from()).await.unwrap()).output, Some(key));
+            let get = Get::<List> { key, of: PhantomData };
+            assert_eq!(done(shipper.ship(&get, from()).await.unwrap()).output, Some(key + 1));
+            let remove = Remove::<List> { key, of: PhantomData };
+            if key > 0 {
+                assert_eq!(declined(shipper.ship(&remove, from()).await.unwrap()), Decline::Restructures);
+            }
+        }
+        assert!(list.check().await.unwrap().is_clean());
+    });
+}
+
+/// Held back by the model of a slow server, which is then lost.
+#[test]
+fn a_server_that_is_lost_leaves_the_outcome_unknown() {
+    let _watch = Watchdog::start("lost", Duration::from_secs(100));
+    let fabric = Arc::new(MemFabric::in_process(1, 8 << 20, FAST).unwrap());
+    let model = ServiceModel { processors: 1, page_ns: 3_600_000_000_000 };
+    let options = ShipOptions { model: Some(model), ..ShipOptions::default() };
+    let servers = ShipServer::start_all(&fabric, &ListenOptions::default(), &fleet::registry(), &options).unwrap();
+    let to_join: Arc<dyn Fabric> = fabric.clone();
+    let compute = cluster::join(&to_join, 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let scene = Scene::new(&worker, 0.7, Spread::OneServer).await;
+        let shipper = scene.shipper.clone();
+        let (page, owned) = (scene.page(7, 0).await, KeyRange::ALL);
+        let lost = worker.spawn(async move {
+            let from = From::Page { page, level: 0, owned: &owned };
+            shipper.ship(&put(7, 70, PutMode::Upsert), from).await
+        });
+        while servers[0].counts().done == 0 {
+            worker.yield_now().await;
+        }
+        drop(servers);
+        assert!(matches!(lost.await, Err(Error::OutcomeUnknown { .. })));
+        // It was carried out, in fact.
+        assert_eq!(scene.tree.get(7).await.unwrap(), Some(70));
+        let missing = scene.try_ship(&get(7), page, 0, owned).await;
+        assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+    });
+}
