@@ -7,6 +7,7 @@ use farlink_offload::{
     ship::{Registry, ShipCounts, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
+    compute::{ComputeOptions, ComputeServer},
     error::Error,
     fabric::{
         Fabric,
@@ -16,6 +17,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     operation::Cut,
     ptr::ServerId,
+    server::MemoryServer,
     structure::{Placed, Spread, Structure},
     worker::Handle,
 };
@@ -25,7 +27,7 @@ use farlink_structures::{
     skiplist::List,
 };
 
-use crate::subject::Subject;
+use crate::{backend::ServerSpec, subject::Subject};
 
 /// All operations of all structures under test.
 pub fn registry() -> Registry {
@@ -81,6 +83,21 @@ impl Fleet {
         }
         all
     }
+}
+
+/// Has a memory server of files carry out operations, as `spec` says.
+///
+/// # Errors
+/// As [`ShipServer::start`].
+pub fn ship(server: &MemoryServer, spec: &ServerSpec) -> Result<ShipServer, Error> {
+    let listen = ListenOptions { ports: spec.threads, link_bytes: DEFAULT_LINK_BYTES };
+    let listener = server.listen(&listen, spec.manners.options())?;
+    let (dir, options) = (spec.dir.clone(), spec.manners.options());
+    let join = move || {
+        let fabric = Arc::new(MemFabric::open(&dir, options)?);
+        Ok(Arc::new(ComputeServer::join(fabric, ComputeOptions::default())?))
+    };
+    ShipServer::start(listener, server.memory(), registry(), &ShipOptions::default(), join)
 }
 
 /// The name of a part.
