@@ -47,6 +47,6 @@ pub use crate::{
     cached::{Cached, CachedPage, CachedViews},
     hybrid::Hybrid,
     inner::CachedInner,
-    remote::{PartedRemote, Remote},
+    remote::{Parted, PartedRemote, Remote},
     store::ComputeCache,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farlink_offload::{
-    Hybrid, PartedRemote, Remote,
+    Hybrid, Parted, PartedRemote, Remote,
     ship::{Registry, ShipCounts, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
@@ -169,4 +169,25 @@ pub async fn make_hybrid<S: Subject>(worker: &Handle, name: &str, page_bytes: us
 pub async fn open_hybrid<S: Subject>(worker: &Handle, name: &str, proof: Proof) -> Result<Map<S, Hybrid>, Error> {
     let map = Map::<S, OneSided>::open(worker, name, proof).await?;
     Ok(Map::over(Hybrid::new(worker, map.structure().clone(), proof)))
+}
+
+/// Makes and opens a map of the hybrid design in parts, the inner levels of each on another memory server.
+///
+/// # Errors
+/// As [`Map::make_at`].
+pub async fn make_parted_hybrid<S: Subject>(
+    worker: &Handle,
+    name: &str,
+    page_bytes: usize,
+    parts: usize,
+    cut: Cut,
+) -> Result<Map<S, Parted<Hybrid>>, Error> {
+    let mut hybrids = Vec::with_capacity(parts);
+    for part in 0..parts {
+        let placed = Placed { spread: Spread::Leaves, root: ServerId::new(part as u16) };
+        let (name, page_bytes) = (part_name(name, part), S::page_bytes(page_bytes));
+        let map = Map::<S, OneSided>::make_at(worker, &name, page_bytes, Proof::Checksum, placed).await?;
+        hybrids.push(Hybrid::new(worker, map.structure().clone(), Proof::Checksum));
+    }
+    Ok(Map::over(Parted::new(hybrids, cut)?))
 }

@@ -145,6 +145,17 @@ impl Shipper {
         }
     }
 
+    /// [`Shipper::ship`] from the root, where nothing is declined.
+    ///
+    /// # Errors
+    /// As [`Shipper::ship`].
+    pub async fn ship_whole<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
+        match self.ship(operation, From::Root).await? {
+            Answer::Done(shipped) => Ok(shipped.output),
+            Answer::Declined(_) => Err(Error::Malformed("an operation that began at the root was declined")),
+        }
+    }
+
     /// Opens the way to a memory server, if it is not open: the first operation would do it otherwise. The first of a compute
     /// server takes some milliseconds.
     ///
