@@ -80,7 +80,7 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     let skipped = ["failed_bulk_loads"];
     test(&mut script, "model", 100, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;
     test(&mut script, "reclaim", 150, &["FARLINK_RECLAIM_KEYS=400"], &[])?;
-    // Minutes each under emulation, or too short for a page to be merged: only if asked for by name.
+    // Minutes each under emulation: only if asked for by name.
     if filter.is_some() {
         test(
             &mut script,

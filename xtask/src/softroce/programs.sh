@@ -53,8 +53,8 @@ now_ms() {
 serve_and_bench() {
     two_servers
     bench --keys 20000 --ops 4000 --workers 2 --in-flight 1,16 --mix a,b,c,d,e,f
-    bench --keys 20000 --ops 4000 --workers 1 --processes 2 --mix a --tree shared
-    bench --keys 20000 --ops 4000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached
+    bench --keys 20000 --ops 4000 --workers 1 --processes 2 --mix a --tree shared --setup tcp
+    bench --keys 20000 --ops 4000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached --setup cm
     farlink check --connect "verbs://$at:7471,$at:7472" $device
     stop
 }
