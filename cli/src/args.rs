@@ -298,8 +298,8 @@ impl ServeArgs {
                 ensure!(self.dir.is_some(), "--dir is missing: the cluster's folder, the same for all its servers");
             }
             FabricChoice::Verbs => ensure!(
-                self.dir.is_none() && !self.ephemeral,
-                "--dir and --ephemeral are for --fabric mem; memory that is served over RDMA goes with its server"
+                self.dir.is_none() && !self.ephemeral && self.threads == 0,
+                "--dir, --ephemeral and --threads are for --fabric mem; memory that is served over RDMA goes with its server"
             ),
         }
         Ok(())

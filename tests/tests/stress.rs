@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use farlink_tests::{
-    backend::Manners,
+    backend::{Backend, Manners},
     reach::Admit,
     settings,
     stress::{self, Access, KEYS_CACHED, Options, Summary},
@@ -64,6 +64,27 @@ fn two_processes_share_everything_but_inner_pages() {
     // More inner pages than the cache holds.
     let summary = holds("shared inner, evicting", Options { keys: 60_000, ..shared() });
     assert!(summary.tale.counter("cache_evictions") > 0, "{summary}");
+}
+
+/// Memory servers carry out all operations, or search the inner levels. Only over files: others do not ship here.
+fn shipping(access: Access) -> Option<Options> {
+    let options = Options { access, seconds: cached().seconds, processes: 2, in_flight: 4, ..Options::default() };
+    (options.backend == Backend::MemProcesses).then_some(options)
+}
+
+#[test]
+fn memory_servers_in_processes_carry_out_all_operations() {
+    let Some(coarse) = shipping(Access::Coarse) else { return };
+    holds("coarse", coarse.clone());
+    holds("coarse, weak, dropping", Options { manners: Manners::Weak, drop_one_in: 20, ..coarse.clone() });
+    holds("coarse, skip list", Options { structure: StructureName::SkipList, ..coarse });
+}
+
+#[test]
+fn memory_servers_in_processes_search_the_inner_levels() {
+    let Some(hybrid) = shipping(Access::Hybrid) else { return };
+    holds("hybrid", hybrid.clone());
+    holds("hybrid, weak, dropping", Options { manners: Manners::Weak, drop_one_in: 20, keys: 300, ..hybrid });
 }
 
 /// A skip list takes more READs for an operation, and has one owner.
