@@ -9,7 +9,10 @@
 use std::rc::Rc;
 
 use super::{Channel, Kind, Priority, WINDOW, message::push_item};
-use crate::{error::Error, sync::Ordering};
+use crate::{
+    error::Error,
+    sync::{AtomicU64, Ordering},
+};
 
 /// Words of the messages that are tried, with what surrounds them a little more.
 const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
@@ -17,6 +20,8 @@ const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
 const ROUNDS_MIN: usize = 5;
 const ROUNDS_MAX: usize = 25;
 const TIME_NS: u64 = 100_000_000;
+/// A fabric so slow that this is not enough is measured less exactly.
+const TIME_MAX_NS: u64 = 400_000_000;
 /// Rounds that only warm up.
 const WARM_UP: usize = 2;
 /// Words that are under way at a time, and the messages that they make at least and at most.
@@ -27,20 +32,39 @@ const LENGTH: usize = 4;
 /// Differences below one in a hundred are none.
 const INDIFFERENT: f64 = 0.01;
 
-/// The switch-over of the compute server's fabric, in words; measures it if nobody has.
+/// What stands in place of the switch-over while somebody measures it.
+const MEASURING: u64 = u64::MAX;
+
+/// The switch-over of the compute server's fabric, in words; measures it if nobody has. One at a time: two would disturb each
+/// other.
 pub(super) async fn switch_words(channel: &Channel) -> Result<usize, Error> {
     let measured = &channel.handle().compute().switch_words;
-    match measured.load(Ordering::Relaxed) {
-        0 => {
-            channel.set_quiet(true);
-            let words = measure(channel).await;
-            channel.set_quiet(false);
-            let words = words?;
-            tracing::debug!(words, "measured from which size on messages are fetched");
-            measured.store(words as u64, Ordering::Relaxed);
-            Ok(words)
+    loop {
+        match measured.compare_exchange(0, MEASURING, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(MEASURING) => channel.handle().yield_now().await,
+            Err(words) => return Ok(usize::try_from(words).unwrap_or(usize::MAX)),
         }
-        words => Ok(usize::try_from(words).unwrap_or(usize::MAX)),
+    }
+    let mut turn = Turn { measured, words: 0 };
+    channel.set_quiet(true);
+    let words = measure(channel).await;
+    channel.set_quiet(false);
+    let words = words?;
+    tracing::debug!(words, "measured from which size on messages are fetched");
+    turn.words = (words as u64).clamp(1, MEASURING - 1);
+    Ok(words)
+}
+
+/// Somebody's turn to measure. Another one has it if this one comes to nothing.
+struct Turn<'a> {
+    measured: &'a AtomicU64,
+    words: u64,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.measured.store(self.words, Ordering::Relaxed);
     }
 }
 
@@ -49,19 +73,18 @@ async fn measure(channel: &Channel) -> Result<usize, Error> {
     let start_ns = clock.now_ns();
     let mut times_ns: [[Vec<u64>; 2]; SIZES.len()] = Default::default();
     for round in 0..ROUNDS_MAX {
-        if round >= WARM_UP + ROUNDS_MIN && clock.now_ns() - start_ns > TIME_NS {
+        let spent_ns = clock.now_ns() - start_ns;
+        if round >= WARM_UP + ROUNDS_MIN && spent_ns > TIME_NS || round > 0 && spent_ns > TIME_MAX_NS {
             break;
         }
         for (words, times_ns) in SIZES.into_iter().zip(&mut times_ns) {
             // Another one first each time.
             for way in [round % 2, 1 - round % 2] {
-                let time_ns = time_ns(channel, words, [usize::MAX, 0][way]).await?;
-                if round >= WARM_UP {
-                    times_ns[way].push(time_ns);
-                }
+                times_ns[way].push(time_ns(channel, words, [usize::MAX, 0][way]).await?);
             }
         }
     }
+    let quartile = |times_ns: Vec<u64>| quartile(times_ns[WARM_UP.min(times_ns.len() / 2)..].to_vec());
     Ok(switch_of(times_ns.map(|[ring, fetched]| (quartile(fetched) / quartile(ring)).ln())))
 }
 
