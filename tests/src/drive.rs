@@ -14,8 +14,8 @@ use std::{
 
 use anyhow::ensure;
 use farlink_runtime::{
-    access::Access,
     error::Error,
+    operation::Run,
     worker::{Handle, Worker},
 };
 use farlink_structures::map::{Map, OrderedMap};
@@ -92,7 +92,7 @@ impl std::ops::AddAssign for Tally {
 ///
 /// # Errors
 /// As the operation.
-pub async fn apply<S: OrderedMap, A: Access>(tree: &Map<S, A>, op: Op, part: Part) -> Result<Outcome, Error> {
+pub async fn apply<S: OrderedMap, A: Run>(tree: &Map<S, A>, op: Op, part: Part) -> Result<Outcome, Error> {
     Ok(match op {
         Op::Get { key } => Outcome::Value(tree.get(key).await?),
         Op::Insert { key, value } => Outcome::Inserted(tree.insert(key, value).await?),
@@ -112,7 +112,7 @@ pub async fn apply<S: OrderedMap, A: Access>(tree: &Map<S, A>, op: Op, part: Par
 ///
 /// # Errors
 /// If an operation fails, but for damage that is expected, or the recorder does.
-pub fn drive<S: OrderedMap, A: Access + Clone + 'static, W: Write + 'static>(
+pub fn drive<S: OrderedMap, A: Run + Clone + 'static, W: Write + 'static>(
     worker: &Worker,
     tree: &Map<S, A>,
     workload: Workload,
@@ -150,7 +150,7 @@ struct Lane<S, A, W: Write> {
     failed: Cell<bool>,
 }
 
-impl<S: OrderedMap, A: Access, W: Write> Lane<S, A, W> {
+impl<S: OrderedMap, A: Run, W: Write> Lane<S, A, W> {
     async fn run(self: Rc<Self>) -> anyhow::Result<()> {
         while !(self.stop)() && !self.failed.get() {
             let drawn = self.workload.borrow_mut().next_op();

@@ -427,6 +427,11 @@ fn run_worker(
     let tally = match &tree {
         Tree::OneSided(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
         Tree::Cached(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
+        Tree::Shipping(tree) => {
+            let tally = drive(&worker, tree, workload, &recorder, work.plan(), stop)?;
+            station.add(tree.access().counts());
+            tally
+        }
         Tree::SharedInner(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
     };
     drop(tree);

@@ -21,7 +21,7 @@ use crate::{
     history::History,
     of_structure,
     peer::{Peer, Role, Spec, Tale, Work},
-    reach::{Admit, CacheSpec, Part, Reach},
+    reach::{Admit, CacheSpec, Part, Reach, ShipChoice},
     settings::Arguments,
     subject::{StructureName, Subject},
     workload::{CLIENT_MAX, Mix, spread_keys, value_of},
@@ -51,6 +51,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
   --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
+  --ship POLICY     with --access cached, operations are shipped on misses: never, always, or cost (what is cheaper)
   --seed N          decides what is random; a fresh one by default
 ";
 
@@ -132,6 +133,8 @@ pub struct Options {
     pub cache_bytes: Option<usize>,
     /// What gets into a full cache.
     pub admit: Admit,
+    /// Who decides what is shipped, with [`Access::Cached`].
+    pub ship: Option<ShipChoice>,
     /// Decides what is random.
     pub seed: u64,
 }
@@ -157,6 +160,7 @@ impl Default for Options {
             cache_percent: 1.0,
             cache_bytes: None,
             admit: Admit::Frequency,
+            ship: None,
             seed: rand::random(),
         }
     }
@@ -186,6 +190,12 @@ impl Options {
         arguments.take("cache-bytes", &mut bytes)?;
         options.cache_bytes = (bytes != 0).then_some(bytes);
         arguments.take("admission", &mut options.admit)?;
+        let mut ship = String::new();
+        arguments.take("ship", &mut ship)?;
+        if !ship.is_empty() {
+            anyhow::ensure!(options.access == Access::Cached, "--ship is for --access cached");
+            options.ship = Some(ship.parse().with_context(|| format!("--ship {ship}"))?);
+        }
         arguments.take("scan-limit", &mut options.scan_limit_max)?;
         arguments.take("page-bytes", &mut options.page_bytes)?;
         arguments.take("servers", &mut options.servers)?;
@@ -282,7 +292,7 @@ fn reaches<S: Subject>(
         Access::SharedInner => Ok(vec![Reach::SharedInner { cache }; processes]),
         Access::Cached => {
             let parts = cut::<S>(fabric, processes, initial)?;
-            Ok(parts.into_iter().map(|part| Reach::Cached { part, cache }).collect())
+            Ok(parts.into_iter().map(|part| Reach::Cached { part, cache, ship: options.ship }).collect())
         }
     }
 }
@@ -315,7 +325,10 @@ pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
 fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summary> {
     let cluster = match &options.place {
         Some(place) => Cluster::at(place.clone(), options.manners)?,
-        None => Cluster::start(options.backend, options.servers, SERVER_BYTES, options.manners)?,
+        None => {
+            let Options { backend, servers, manners, ship, .. } = *options;
+            Cluster::start_with(backend, servers, SERVER_BYTES, manners, ship.is_some())?
+        }
     };
     let histories = tempfile::tempdir()?;
     cluster::create::<S>(&cluster, TREE, options.page_bytes, options.proof())?;

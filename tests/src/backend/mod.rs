@@ -17,14 +17,17 @@ use std::{
 };
 
 use anyhow::Context;
+use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
 use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
+        link::ListenOptions,
         mem::{MemFabric, MemOptions},
     },
     server::MemoryServer,
 };
+use farlink_structures::{btree::Tree, map, skiplist::List};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
@@ -186,6 +189,21 @@ impl Cluster {
     /// # Errors
     /// If they cannot be started or reached.
     pub fn start(backend: Backend, servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
+        Self::start_with(backend, servers, bytes, manners, false)
+    }
+
+    /// [`Cluster::start`]; with `ships`, its memory servers carry out operations, in processes on the `mem` fabric.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`]; and if they cannot on this backend.
+    pub fn start_with(
+        backend: Backend,
+        servers: usize,
+        bytes: u64,
+        manners: Manners,
+        ships: bool,
+    ) -> anyhow::Result<Self> {
+        anyhow::ensure!(!ships || backend == Backend::MemProcesses, "operations are shipped to processes of mem only");
         if backend == Backend::Mem {
             let fabric = Arc::new(MemFabric::in_process(servers, bytes, manners.options())?);
             return Ok(Self { fabric, place: None, _servers: Vec::new(), _dir: None });
@@ -194,7 +212,8 @@ impl Cluster {
         let secret = format!("{:032x}", rand::random::<u128>());
         let start = |server| {
             let (dir, secret) = (dir.path().to_owned(), secret.clone());
-            ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes })
+            let ships = ships.then_some(manners);
+            ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes, ships })
         };
         let processes = (0..servers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
         let place = match backend {
@@ -249,6 +268,8 @@ pub struct ServerSpec {
     pub servers: usize,
     /// Bytes.
     pub bytes: u64,
+    /// Whether it carries out operations, and how the fabric behaves then.
+    pub ships: Option<Manners>,
 }
 
 /// What a memory server says once it can be reached.
@@ -305,7 +326,9 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
         }
         _ => {
             let options = cluster::serve_options(&spec.dir, spec.server, spec.servers, spec.bytes);
-            (Box::new(MemoryServer::start(&options)?), String::new())
+            let server = MemoryServer::start(&options)?;
+            let ships = spec.ships.map(|manners| carry_out(&spec, &server, manners)).transpose()?;
+            (Box::new((ships, server)), String::new())
         }
     };
     let mut out = std::io::stdout().lock();
@@ -313,6 +336,17 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
     out.flush()?;
     std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())?;
     Ok(())
+}
+
+/// Has a memory server carry out operations.
+fn carry_out(spec: &ServerSpec, server: &MemoryServer, manners: Manners) -> Result<ShipServer, Error> {
+    let mut registry = Registry::new();
+    map::register::<Tree>(&mut registry);
+    map::register::<List>(&mut registry);
+    let listener = server.listen(&ListenOptions::default(), manners.options())?;
+    let place = Place::Files(spec.dir.clone());
+    let join = move || Ok(Arc::new(cluster::join(&place.open(manners)?, 1)?));
+    ShipServer::start(listener, server.memory(), registry, &ShipOptions::default(), join)
 }
 
 /// The program `farlink-stress`, which stands beside the test that runs or in the folder above it.
