@@ -16,6 +16,7 @@ use crate::workload::{Mix, Shares};
 
 /// Limits that turn a slip of the finger into an error instead of an hour of waiting.
 const SERVERS_MAX: u32 = 256;
+const THREADS_MAX: u32 = 256;
 const PROCESSES_MAX: u32 = 256;
 const WORKERS_MAX: u32 = 1024;
 const IN_FLIGHT_MAX: u32 = 4096;
@@ -257,6 +258,9 @@ pub(crate) struct ServeArgs {
     /// Remove this server's memory when it stops.
     #[arg(long)]
     pub(crate) ephemeral: bool,
+    /// With mem: threads that carry out operations which compute servers send; without them it only gives memory.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: u32,
 }
 
 #[derive(Debug, Args)]
@@ -278,6 +282,7 @@ impl ServeArgs {
     /// What clap cannot see by itself.
     pub(crate) fn validate(&self) -> anyhow::Result<()> {
         within("--servers", self.servers, 1, SERVERS_MAX)?;
+        within("--threads", self.threads, 0, THREADS_MAX)?;
         ensure!(
             self.server < self.servers,
             "--server {} is not one of the {} servers; they are numbered from 0",

@@ -16,7 +16,7 @@ use crate::keys::KeySpace;
 use crate::place::Place;
 use crate::plan::{AccessKind, Load, Plan};
 use crate::report::Reporter;
-use crate::serve::{StopSignals, announce_ready};
+use crate::serve::{self, StopSignals, announce_ready};
 use crate::trace::{self, Step, answer_line};
 use crate::{attach, compute, driver, verbs};
 
@@ -26,14 +26,20 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let Some(dir) = args.dir.clone().filter(|_| args.fabric == FabricChoice::Mem) else { return verbs::serve(args) };
     let signals = StopSignals::watch()?;
     let server = MemoryServer::start(&ServeOptions {
-        dir,
+        dir: dir.clone(),
         server: args.server as usize,
         servers: args.servers as usize,
         bytes: args.bytes,
         ephemeral: args.ephemeral,
     })?;
+    let shipping = match args.threads {
+        0 => None,
+        threads => Some(serve::ship(&server, &dir, threads as usize)?),
+    };
     announce_ready(&mut io::stdout(), args.server)?;
     signals.wait();
+    // Leaves the cluster before its memory goes.
+    drop(shipping);
     drop(server);
     Ok(())
 }

@@ -4,8 +4,17 @@
 //! reads that line instead of sleeping and hoping.
 
 use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context as _;
+use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
+use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::error::Error;
+use farlink_runtime::fabric::link::{DEFAULT_LINK_BYTES, ListenOptions};
+use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
+use farlink_runtime::server::MemoryServer;
+use farlink_structures::{btree::Tree, map, skiplist::List};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -25,6 +34,21 @@ impl StopSignals {
     pub(crate) fn wait(mut self) {
         let _ = self.0.forever().next();
     }
+}
+
+/// Starts threads that carry out operations on every structure there is. They join the cluster with the first of these.
+pub(crate) fn ship(server: &MemoryServer, dir: &Path, threads: usize) -> Result<ShipServer, Error> {
+    let mut registry = Registry::new();
+    map::register::<Tree>(&mut registry);
+    map::register::<List>(&mut registry);
+    let listen = ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES };
+    let listener = server.listen(&listen, MemOptions::default())?;
+    let dir = dir.to_path_buf();
+    let join = move || {
+        let fabric = Arc::new(MemFabric::open(&dir, MemOptions::default())?);
+        Ok(Arc::new(ComputeServer::join(fabric, ComputeOptions::default())?))
+    };
+    ShipServer::start(listener, server.memory(), registry, &ShipOptions::default(), join)
 }
 
 /// The line that announces a server.

@@ -3,7 +3,13 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
 
+use farlink_offload::Remote;
+use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
+use farlink_runtime::ptr::ServerId;
+use farlink_structures::btree::{BTree, BTreeOptions, Spread};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlink");
@@ -242,11 +248,16 @@ struct Server(Child);
 
 impl Server {
     fn start(dir: &Path, server: usize) -> Self {
+        Self::start_with(dir, server, &[])
+    }
+
+    fn start_with(dir: &Path, server: usize, more: &[&str]) -> Self {
         let mut child = Command::new(PROGRAM)
             .args(["serve", "--bytes", "8MiB", "--servers", "2", "--server"])
             .arg(server.to_string())
             .arg("--dir")
             .arg(dir)
+            .args(more)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -268,6 +279,35 @@ impl Drop for Server {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+#[test]
+fn servers_with_threads_carry_out_operations() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let servers = [Server::start_with(&dir, 0, &[]), Server::start_with(&dir, 1, &["--threads", "2"])];
+    let fabric = Arc::new(MemFabric::open(&dir, MemOptions::default()).unwrap());
+    let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    let (root, spread) = (ServerId::new(1), Spread::OneServer);
+    worker.block_on(async {
+        let tree = BTree::create(&worker, "t", BTreeOptions { root, spread, ..BTreeOptions::default() }).await.unwrap();
+        let sent = BTree::over(Remote::new(&worker, tree.structure().clone()));
+        let before = worker.counters();
+        for key in 0..1000 {
+            assert!(sent.insert(key, !key).await.unwrap());
+        }
+        assert_eq!(sent.get(500).await.unwrap(), Some(!500));
+        let cost = worker.counters() - before;
+        assert_eq!((cost.atomics, cost.writes), (0, 0), "{cost:?}");
+        assert_eq!(tree.len().await.unwrap(), 1000);
+    });
+    drop((worker, compute));
+    for server in servers {
+        assert!(server.stop(libc::SIGTERM).success());
+    }
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    farlink(&["check", "--connect", dir.to_str().unwrap()]).must_hold();
 }
 
 #[test]

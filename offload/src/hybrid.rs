@@ -1,5 +1,6 @@
 //! The hybrid design of Ziegler et al. (SIGMOD 2019, section 5): the inner levels are on the server of the root, which searches
-//! them; the leaves are everywhere, and are read and changed one-sided.
+//! them; the leaves are everywhere, and are read and changed one-sided. With the key space divided among several servers it is a
+//! [`Parted`](crate::Parted) of these.
 //!
 //! An operation begins with a message that asks for the page where it begins; from there on it is the same code over one-sided
 //! access. A leaf is split one-sided, and its separator put into the inner levels by a second message; in between, and if that
@@ -21,7 +22,7 @@ use farlink_runtime::{
     worker::Handle,
 };
 
-use crate::ship::{Answer, From, Shipper};
+use crate::ship::Shipper;
 
 /// A structure whose inner levels a memory server searches, and whose leaves are accessed one-sided.
 #[derive(Debug, Clone)]
@@ -49,23 +50,18 @@ impl Hybrid {
     /// # Errors
     /// As [`Run::perform`].
     pub async fn perform_from<O: Routed>(&self, operation: &O, page: RemotePtr) -> Result<O::Output, Error> {
+        self.perform_at(operation, Some(page)).await
+    }
+
+    async fn perform_at<O: Routed>(&self, operation: &O, known: Option<RemotePtr>) -> Result<O::Output, Error> {
+        // From before the server names a page until it is read.
         let _pin = self.0.worker().pin();
-        let known = Cell::new(Some(page));
+        let known = Cell::new(known);
         retry(self.0.worker(), async || {
             let page = match known.take() {
                 Some(page) => page,
-                None => send(&self.0.shipper, &operation.locate()).await?,
+                None => self.0.shipper.ship_whole(&operation.locate()).await?,
             };
-            operation.run(&self.0, Start::Page(page)).await
-        })
-        .await
-    }
-
-    async fn begin_and_run<O: Routed>(&self, operation: &O) -> Result<O::Output, Error> {
-        // From before the server names a page until it is read.
-        let _pin = self.0.worker().pin();
-        retry(self.0.worker(), async || {
-            let page = send(&self.0.shipper, &operation.locate()).await?;
             operation.run(&self.0, Start::Page(page)).await
         })
         .await
@@ -74,20 +70,13 @@ impl Hybrid {
 
 impl Run for Hybrid {
     fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
-        self.begin_and_run(operation)
-    }
-}
-
-async fn send<O: Operation>(shipper: &Shipper, operation: &O) -> Result<O::Output, Error> {
-    match shipper.ship(operation, From::Root).await? {
-        Answer::Done(shipped) => Ok(shipped.output),
-        Answer::Declined(_) => Err(Error::Malformed("an operation that began at the root was declined")),
+        self.perform_at(operation, None)
     }
 }
 
 /// Has the server of the inner levels do something, whose outcome nothing depends on.
 async fn tell<O: Operation>(shipper: Shipper, operation: O) {
-    if let Err(error) = send(&shipper, &operation).await {
+    if let Err(error) = shipper.ship_whole(&operation).await {
         tracing::debug!(%error, "the inner levels were not told of a leaf; it is found through its left neighbour");
     }
 }

@@ -50,6 +50,6 @@ pub use crate::{
     engine::{Engine, EngineCounts, EngineOptions, Policies},
     hybrid::Hybrid,
     inner::CachedInner,
-    remote::{PartedRemote, Remote},
+    remote::{Parted, PartedRemote, Remote},
     store::ComputeCache,
 };

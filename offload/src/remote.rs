@@ -1,16 +1,17 @@
 //! The coarse-grained design of Ziegler et al. (SIGMOD 2019, section 3): the key space is divided among the memory servers, each
-//! holds its part as a structure of its own, and every operation is sent there.
+//! holds its part as a structure of its own, and every operation is sent there. The hybrid design divides the key space in the
+//! same way.
 
 use std::{future::Future, pin::Pin, task::Poll};
 
 use farlink_runtime::{
     error::Error,
-    operation::{Cut, Operation, Parts, Routed, Run},
+    operation::{Cut, Parts, Routed, Run},
     structure::Structure,
     worker::Handle,
 };
 
-use crate::ship::{Answer, From, Shipper};
+use crate::ship::Shipper;
 
 /// A structure on one memory server, which carries out all its operations: one two-sided exchange each.
 #[derive(Debug, Clone)]
@@ -31,34 +32,30 @@ impl Remote {
     pub fn shipper(&self) -> &Shipper {
         &self.0
     }
-
-    async fn send<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
-        match self.0.ship(operation, From::Root).await? {
-            Answer::Done(shipped) => Ok(shipped.output),
-            Answer::Declined(_) => Err(Error::Malformed("an operation that began at the root was declined")),
-        }
-    }
 }
 
 impl Run for Remote {
     fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
-        self.send(operation)
+        self.0.ship_whole(operation)
     }
 }
 
-/// A structure in parts, each on one memory server.
+/// A structure in parts, each a structure of its own: of the coarse-grained design, or of the [hybrid](crate::Hybrid) one.
 #[derive(Debug, Clone)]
-pub struct PartedRemote {
-    parts: Vec<Remote>,
+pub struct Parted<R> {
+    parts: Vec<R>,
     cut: Cut,
 }
 
-impl PartedRemote {
+/// A structure of the coarse-grained design: each part on one memory server, which carries out its operations.
+pub type PartedRemote = Parted<Remote>;
+
+impl<R: Run> Parted<R> {
     /// The structure that consists of these parts. All who use it must name the same parts, in the same order, and the same cut.
     ///
     /// # Errors
     /// [`Error::BadOption`] if there is no part, or the cut is not one of so many parts.
-    pub fn new(parts: Vec<Remote>, cut: Cut) -> Result<Self, Error> {
+    pub fn new(parts: Vec<R>, cut: Cut) -> Result<Self, Error> {
         let fits = match &cut {
             Cut::Range(lows) => lows.len() + 1 == parts.len() && lows.is_sorted_by(|a, b| a < b),
             Cut::Hash => !parts.is_empty(),
@@ -71,12 +68,12 @@ impl PartedRemote {
     }
 
     /// The parts.
-    pub fn parts(&self) -> &[Remote] {
+    pub fn parts(&self) -> &[R] {
         &self.parts
     }
 }
 
-impl Parts for PartedRemote {
+impl<R: Run> Parts for Parted<R> {
     fn cut(&self) -> &Cut {
         &self.cut
     }
@@ -85,15 +82,15 @@ impl Parts for PartedRemote {
         self.parts.len()
     }
 
-    async fn on<O: Operation>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
-        self.parts[part].send(operation).await
+    async fn on<O: Routed>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
+        self.parts[part].perform(operation).await
     }
 
-    async fn on_all<O: Operation>(&self, operation: &O) -> Result<Vec<O::Output>, Error> {
+    async fn on_all<O: Routed>(&self, operation: &O) -> Result<Vec<O::Output>, Error> {
         type Waiting<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
         let mut waiting: Vec<Waiting<'_, O::Output>> = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
-            waiting.push(Box::pin(part.send(operation)));
+            waiting.push(Box::pin(part.perform(operation)));
         }
         let mut answers: Vec<_> = self.parts.iter().map(|_| None).collect();
         std::future::poll_fn(|cx| {
@@ -111,7 +108,7 @@ impl Parts for PartedRemote {
     }
 }
 
-impl Run for PartedRemote {
+impl<R: Run> Run for Parted<R> {
     fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         operation.over(self)
     }

@@ -95,13 +95,13 @@ pub trait Parts {
     ///
     /// # Errors
     /// What it failed with.
-    async fn on<O: Operation>(&self, part: usize, operation: &O) -> Result<O::Output, Error>;
+    async fn on<O: Routed>(&self, part: usize, operation: &O) -> Result<O::Output, Error>;
 
     /// Runs an operation on all of them, at the same time. The answers in the order of the parts.
     ///
     /// # Errors
     /// What the first of those that failed failed with.
-    async fn on_all<O: Operation>(&self, operation: &O) -> Result<Vec<O::Output>, Error>;
+    async fn on_all<O: Routed>(&self, operation: &O) -> Result<Vec<O::Output>, Error>;
 
     /// Where a key belongs.
     fn part_of(&self, key: u64) -> usize {

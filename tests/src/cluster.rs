@@ -12,6 +12,7 @@ use farlink_runtime::{
     fabric::{Fabric, mem::MemOptions},
     one_sided::{OneSided, Proof},
     server::ServeOptions,
+    structure::Placed,
     worker::Worker,
 };
 use farlink_structures::{
@@ -79,8 +80,24 @@ pub fn serve_options(dir: &Path, server: usize, servers: usize, bytes: u64) -> S
 /// # Errors
 /// As [`Map::make`].
 pub fn create<S: Subject>(fabric: &Arc<dyn Fabric>, name: &str, page_bytes: usize, proof: Proof) -> Result<(), Error> {
+    create_at::<S>(fabric, name, page_bytes, proof, Placed::default())
+}
+
+/// [`create`], with a say in where its pages are.
+///
+/// # Errors
+/// As [`Map::make_at`].
+pub fn create_at<S: Subject>(
+    fabric: &Arc<dyn Fabric>,
+    name: &str,
+    page_bytes: usize,
+    proof: Proof,
+    placed: Placed,
+) -> Result<(), Error> {
     let page_bytes = S::page_bytes(page_bytes);
-    with_worker(fabric, |worker| worker.block_on(Map::<S, _>::make(worker, name, page_bytes, proof)).map(drop))
+    let make =
+        |worker: &Worker| worker.block_on(Map::<S, _>::make_at(worker, name, page_bytes, proof, placed)).map(drop);
+    with_worker(fabric, make)
 }
 
 /// Fills an empty map with entries in the order of their keys, as a compute server that leaves again.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use farlink_offload::{
-    Hybrid, PartedRemote, Remote,
+    Hybrid, Parted, PartedRemote, Remote,
     ship::{Registry, ShipCounts, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
+    compute::{ComputeOptions, ComputeServer},
     error::Error,
     fabric::{
         Fabric,
@@ -16,6 +17,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     operation::Cut,
     ptr::ServerId,
+    server::MemoryServer,
     structure::{Placed, Spread, Structure},
     worker::Handle,
 };
@@ -25,7 +27,7 @@ use farlink_structures::{
     skiplist::List,
 };
 
-use crate::subject::Subject;
+use crate::{backend::ServerSpec, subject::Subject};
 
 /// All operations of all structures under test.
 pub fn registry() -> Registry {
@@ -81,6 +83,21 @@ impl Fleet {
         }
         all
     }
+}
+
+/// Has a memory server of files carry out operations, as `spec` says.
+///
+/// # Errors
+/// As [`ShipServer::start`].
+pub fn ship(server: &MemoryServer, spec: &ServerSpec) -> Result<ShipServer, Error> {
+    let listen = ListenOptions { ports: spec.threads, link_bytes: DEFAULT_LINK_BYTES };
+    let listener = server.listen(&listen, spec.manners.options())?;
+    let (dir, options) = (spec.dir.clone(), spec.manners.options());
+    let join = move || {
+        let fabric = Arc::new(MemFabric::open(&dir, options)?);
+        Ok(Arc::new(ComputeServer::join(fabric, ComputeOptions::default())?))
+    };
+    ShipServer::start(listener, server.memory(), registry(), &ShipOptions::default(), join)
 }
 
 /// The name of a part.
@@ -152,4 +169,25 @@ pub async fn make_hybrid<S: Subject>(worker: &Handle, name: &str, page_bytes: us
 pub async fn open_hybrid<S: Subject>(worker: &Handle, name: &str, proof: Proof) -> Result<Map<S, Hybrid>, Error> {
     let map = Map::<S, OneSided>::open(worker, name, proof).await?;
     Ok(Map::over(Hybrid::new(worker, map.structure().clone(), proof)))
+}
+
+/// Makes and opens a map of the hybrid design in parts, the inner levels of each on another memory server.
+///
+/// # Errors
+/// As [`Map::make_at`].
+pub async fn make_parted_hybrid<S: Subject>(
+    worker: &Handle,
+    name: &str,
+    page_bytes: usize,
+    parts: usize,
+    cut: Cut,
+) -> Result<Map<S, Parted<Hybrid>>, Error> {
+    let mut hybrids = Vec::with_capacity(parts);
+    for part in 0..parts {
+        let placed = Placed { spread: Spread::Leaves, root: ServerId::new(part as u16) };
+        let (name, page_bytes) = (part_name(name, part), S::page_bytes(page_bytes));
+        let map = Map::<S, OneSided>::make_at(worker, &name, page_bytes, Proof::Checksum, placed).await?;
+        hybrids.push(Hybrid::new(worker, map.structure().clone(), Proof::Checksum));
+    }
+    Ok(Map::over(Parted::new(hybrids, cut)?))
 }

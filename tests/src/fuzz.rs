@@ -4,13 +4,26 @@
 //! made from samples of the target's, by mutation: bits flipped, words replaced by borders, cut, doubled, spliced. One seed
 //! gives one sequence of inputs; the one that fails is printed.
 
+mod calls;
+
 use std::{
     panic::{self, AssertUnwindSafe},
     time::{Duration, Instant},
 };
 
 use anyhow::bail;
-use farlink_runtime::messaging::{FromServer, read_from_server, read_request};
+use farlink_offload::ship::{CallHeader, read_reply};
+use farlink_runtime::{
+    messaging::{FromServer, read_from_server, read_request},
+    wire::{Wire, decode_all},
+};
+use farlink_structures::{
+    btree::{Install, Tree},
+    map::{
+        KeyRange,
+        ops::{Count, Get, Locate, Put, Remove, Scan},
+    },
+};
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
 /// Something that reads words.
@@ -28,6 +41,17 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "request", samples: requests, read: request },
     Target { name: "message of a server", samples: from_server, read: message_of_server },
+    Target { name: "get", samples: keys, read: same_again::<Get<Tree>> },
+    Target { name: "put", samples: puts, read: same_again::<Put<Tree>> },
+    Target { name: "remove", samples: keys, read: same_again::<Remove<Tree>> },
+    Target { name: "scan", samples: scans, read: same_again::<Scan<Tree>> },
+    Target { name: "count", samples: pairs, read: same_again::<Count<Tree>> },
+    Target { name: "locate", samples: pairs, read: same_again::<Locate<Tree>> },
+    Target { name: "install", samples: pairs, read: same_again::<Install> },
+    Target { name: "region", samples: regions, read: same_again::<KeyRange> },
+    Target { name: "header of a call", samples: headers, read: same_again::<CallHeader> },
+    Target { name: "reply to a call", samples: replies, read: reply },
+    Target { name: "call", samples: calls, read: calls::send },
 ];
 
 /// Words at which code changes its mind.
@@ -76,6 +100,63 @@ fn message_of_server(words: &[u64]) {
             assert!(words.get(item.words).is_some());
         }
         assert_eq!(end, words.len());
+    }
+}
+
+fn keys() -> Vec<Vec<u64>> {
+    vec![vec![7]]
+}
+
+fn pairs() -> Vec<Vec<u64>> {
+    vec![vec![7, 1], vec![0, 4096]]
+}
+
+fn puts() -> Vec<Vec<u64>> {
+    (0..3).map(|mode| vec![7, 70, mode]).collect()
+}
+
+fn scans() -> Vec<Vec<u64>> {
+    vec![vec![0, u64::MAX, 10, 0], vec![5, 7, 100, 1]]
+}
+
+fn regions() -> Vec<Vec<u64>> {
+    vec![vec![5, 0], vec![5, 1, 9]]
+}
+
+fn headers() -> Vec<Vec<u64>> {
+    vec![vec![1 << 32 | 2 << 16, 1, 0], vec![1 << 32 | 3 << 16 | 1, 1, 65536]]
+}
+
+fn replies() -> Vec<Vec<u64>> {
+    vec![vec![3, 1, 4096, 1, 7], vec![1 << 56 | 2, 3], vec![2 << 56, 1, 4096, 5], vec![2 << 56, 4, 3, 0x00]]
+}
+
+fn calls() -> Vec<Vec<u64>> {
+    let parameters = [keys(), puts(), keys(), scans(), pairs(), pairs()];
+    let operations = (1..).zip(parameters).chain([(64, pairs())]);
+    let call = |(operation, parameters): (u64, Vec<Vec<u64>>)| {
+        parameters.into_iter().flat_map(move |parameters| {
+            let code = 1 << 32 | operation << 16;
+            let at_root = [&[code, 1, 0], &parameters[..]].concat();
+            let at_page = [&[code | 1, 1, calls::a_page(), 0, 0], &parameters[..]].concat();
+            [at_root, at_page]
+        })
+    };
+    operations.flat_map(call).collect()
+}
+
+/// What makes sense means one thing, and is written in one way.
+fn same_again<T: Wire>(words: &[u64]) {
+    if let Ok(value) = decode_all::<T>(words) {
+        let mut again = Vec::new();
+        value.encode(&mut again);
+        assert_eq!(again, words);
+    }
+}
+
+fn reply(words: &[u64]) {
+    if let Ok(left) = read_reply(words) {
+        assert!(left < words.len());
     }
 }
 

@@ -31,11 +31,11 @@ use crate::{
     backend::{Manners, Place},
     bounded::Watchdog,
     cluster,
-    drive::{Plan, Tally, drive},
+    drive::{Plan, Tally},
     history::{Flush, Recorder},
     of_structure,
     raw::HeldPage,
-    reach::{Part, Reach, Seen, Station, Tree},
+    reach::{Part, Reach, Seen, Station},
     subject::{StructureName, Subject},
     workload::{Mix, Workload, WorkloadSpec, clustered_keys, spread_keys},
 };
@@ -412,6 +412,7 @@ fn run_worker(
     let prepare = || {
         let worker = compute.worker()?;
         let tree = station.tree(&worker)?;
+        worker.block_on(tree.connect())?;
         let flush = if work.deadly { Flush::Invocations } else { Flush::WhenFull };
         let recorder = Recorder::in_dir(&work.histories, client, flush)?;
         anyhow::Ok((worker, tree, recorder, Workload::new(&work.workload(spec.seed), client)?))
@@ -424,16 +425,10 @@ fn run_worker(
     let stopped = Arc::clone(stopped);
     let stop = move || stopped.load(Ordering::Acquire) || Instant::now() >= deadline;
     let recorder = Rc::new(recorder);
-    let tally = match &tree {
-        Tree::OneSided(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
-        Tree::Cached(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
-        Tree::Shipping(tree) => {
-            let tally = drive(&worker, tree, workload, &recorder, work.plan(), stop)?;
-            station.add(tree.access().counts());
-            tally
-        }
-        Tree::SharedInner(tree) => drive(&worker, tree, workload, &recorder, work.plan(), stop)?,
-    };
+    let tally = tree.drive(&worker, workload, &recorder, work.plan(), stop)?;
+    if let crate::reach::Tree::Shipping(tree) = &tree {
+        station.add(tree.access().counts());
+    }
     drop(tree);
     drop(worker);
     Rc::into_inner(recorder).context("an operation outlived its worker")?.finish()?;

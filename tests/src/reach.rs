@@ -1,23 +1,32 @@
-//! The ways by which the workers of a run reach the tree: one-sided, or through a compute server's cache.
+//! The ways by which the workers of a run reach the tree: one-sided, through a compute server's cache, or by operations that
+//! memory servers carry out.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    io::Write,
+    rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use anyhow::{Context, ensure};
 use farlink_offload::{
-    Admission, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineCounts, EngineOptions,
-    Policies,
+    Admission, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineCounts, EngineOptions, Hybrid,
+    Policies, Remote,
     policy::{Always, CostAware, CostOptions, Never},
 };
 use farlink_runtime::{
     error::Error,
     one_sided::{OneSided, Proof},
     structure::Structure,
-    worker::Handle,
+    worker::{Handle, Worker},
 };
 use farlink_structures::map::{KeyRange, Map, OrderedMap};
 use serde::{Deserialize, Serialize};
 
-use crate::history::mix;
+use crate::{
+    drive::{Plan, Tally, drive},
+    history::{Recorder, mix},
+    workload::Workload,
+};
 
 /// How a compute server reaches the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +47,10 @@ pub enum Reach {
         /// Its cache.
         cache: CacheSpec,
     },
+    /// It sends all operations to the memory server that has the tree.
+    Coarse,
+    /// It sends searches of inner levels to the memory server that has them.
+    Hybrid,
 }
 
 /// Who decides on a miss whether an operation is shipped.
@@ -174,6 +187,47 @@ pub enum Tree<S: OrderedMap> {
     Shipping(Map<S, Engine<S::Layout>>),
     /// Through a cache of inner pages.
     SharedInner(Map<S, CachedInner<S::Layout>>),
+    /// By operations that are sent.
+    Coarse(Map<S, Remote>),
+    /// By searches that are sent.
+    Hybrid(Map<S, Hybrid>),
+}
+
+impl<S: OrderedMap> Tree<S> {
+    /// Opens the ways to memory servers that operations take.
+    ///
+    /// # Errors
+    /// If a memory server takes no messages.
+    pub async fn connect(&self) -> Result<(), Error> {
+        let shipper = match self {
+            Self::Coarse(tree) => tree.access().shipper(),
+            Self::Hybrid(tree) => tree.access().shipper(),
+            _ => return Ok(()),
+        };
+        shipper.connect(shipper.structure().root.server()).await
+    }
+
+    /// Runs operations on it: see [`drive`].
+    ///
+    /// # Errors
+    /// As [`drive`].
+    pub fn drive<W: Write + 'static>(
+        &self,
+        worker: &Worker,
+        workload: Workload,
+        recorder: &Rc<Recorder<W>>,
+        plan: Plan,
+        stop: impl Fn() -> bool + 'static,
+    ) -> anyhow::Result<Tally> {
+        match self {
+            Self::OneSided(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::Cached(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::Shipping(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::SharedInner(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::Coarse(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::Hybrid(tree) => drive(worker, tree, workload, recorder, plan, stop),
+        }
+    }
 }
 
 impl<S: OrderedMap> Station<S> {
@@ -183,7 +237,7 @@ impl<S: OrderedMap> Station<S> {
     /// If its cache cannot be made.
     pub fn new(structure: Structure, proof: Proof, reach: Reach) -> Result<Self, Error> {
         let cache = match reach {
-            Reach::OneSided => None,
+            Reach::OneSided | Reach::Coarse | Reach::Hybrid => None,
             Reach::Cached { cache, ship, .. } => Some(cache.build::<S>(ship.is_some())?),
             Reach::SharedInner { cache } => Some(cache.build::<S>(false)?),
         };
@@ -223,6 +277,8 @@ impl<S: OrderedMap> Station<S> {
             (Reach::SharedInner { .. }, Some(cache)) => {
                 Tree::SharedInner(Map::over(cache.share(worker, structure, self.proof)?))
             }
+            (Reach::Coarse, _) => Tree::Coarse(Map::over(Remote::new(worker, structure))),
+            (Reach::Hybrid, _) => Tree::Hybrid(Map::over(Hybrid::new(worker, structure, self.proof))),
             _ => Tree::OneSided(Map::over(OneSided::new(worker, structure, self.proof))),
         })
     }

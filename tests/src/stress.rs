@@ -10,7 +10,12 @@
 use std::{collections::BTreeMap, ffi::OsString, path::Path, str::FromStr, sync::Arc, time::Instant};
 
 use anyhow::Context;
-use farlink_runtime::{fabric::Fabric, one_sided::Proof};
+use farlink_runtime::{
+    fabric::Fabric,
+    one_sided::Proof,
+    ptr::ServerId,
+    structure::{Placed, Spread},
+};
 use farlink_structures::map::Map;
 
 pub use crate::summary::Summary;
@@ -47,7 +52,10 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --proof checksum  checksum, or three-waits
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
   --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; shared-inner: each
-                    caches inner pages of the whole tree
+                    caches inner pages of the whole tree; coarse: the tree is on one memory server, which carries out all
+                    operations; hybrid: its inner levels are
+  --ship never      always: the same as --access coarse
+  --server-threads 2  threads of each memory server that carry out operations, if any are sent
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
   --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
@@ -79,6 +87,27 @@ pub enum Access {
     Cached,
     /// [`Reach::SharedInner`].
     SharedInner,
+    /// [`Reach::Coarse`].
+    Coarse,
+    /// [`Reach::Hybrid`].
+    Hybrid,
+}
+
+impl Access {
+    /// Whether memory servers carry out operations.
+    pub fn ships(self) -> bool {
+        matches!(self, Self::Coarse | Self::Hybrid)
+    }
+
+    /// Where the tree's pages are.
+    pub fn placed(self) -> Placed {
+        let root = ServerId::new(0);
+        match self {
+            Self::Coarse => Placed { spread: Spread::OneServer, root },
+            Self::Hybrid => Placed { spread: Spread::Leaves, root },
+            _ => Placed::default(),
+        }
+    }
 }
 
 impl FromStr for Access {
@@ -89,7 +118,9 @@ impl FromStr for Access {
             "one-sided" => Ok(Self::OneSided),
             "cached" => Ok(Self::Cached),
             "shared-inner" => Ok(Self::SharedInner),
-            _ => anyhow::bail!("it is one-sided, cached or shared-inner"),
+            "coarse" => Ok(Self::Coarse),
+            "hybrid" => Ok(Self::Hybrid),
+            _ => anyhow::bail!("it is one-sided, cached, shared-inner, coarse or hybrid"),
         }
     }
 }
@@ -127,6 +158,8 @@ pub struct Options {
     pub drop_one_in: u32,
     /// How they reach the tree.
     pub access: Access,
+    /// Threads of each memory server, if operations are sent there.
+    pub server_threads: usize,
     /// The cache of each process, in percent of the tree's bytes, unless `cache_bytes` says otherwise.
     pub cache_percent: f64,
     /// The cache of each process, in bytes.
@@ -157,6 +190,7 @@ impl Default for Options {
             three_waits: false,
             drop_one_in: 0,
             access: Access::OneSided,
+            server_threads: 2,
             cache_percent: 1.0,
             cache_bytes: None,
             admit: Admit::Frequency,
@@ -181,6 +215,15 @@ impl Options {
         arguments.take("workers", &mut options.workers)?;
         arguments.take("in-flight", &mut options.in_flight)?;
         arguments.take("access", &mut options.access)?;
+        let mut ship = String::from("never");
+        arguments.take("ship", &mut ship)?;
+        match (ship.as_str(), options.access) {
+            ("never", _) => {}
+            ("always", Access::OneSided | Access::Coarse) => options.access = Access::Coarse,
+            ("always", other) => anyhow::bail!("--ship always is not for --access {other:?}"),
+            _ => anyhow::bail!("--ship {ship}: it is never or always"),
+        }
+        arguments.take("server-threads", &mut options.server_threads)?;
         if options.access == Access::Cached {
             options.keys = KEYS_CACHED;
         }
@@ -290,6 +333,8 @@ fn reaches<S: Subject>(
     match options.access {
         Access::OneSided => Ok(vec![Reach::OneSided; processes]),
         Access::SharedInner => Ok(vec![Reach::SharedInner { cache }; processes]),
+        Access::Coarse => Ok(vec![Reach::Coarse; processes]),
+        Access::Hybrid => Ok(vec![Reach::Hybrid; processes]),
         Access::Cached => {
             let parts = cut::<S>(fabric, processes, initial)?;
             Ok(parts.into_iter().map(|part| Reach::Cached { part, cache, ship: options.ship }).collect())
@@ -323,15 +368,14 @@ pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
 }
 
 fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summary> {
-    let cluster = match &options.place {
+    let ships = options.access.ships() || options.ship.is_some();
+    let threads = if ships { options.server_threads } else { 0 };
+    let mut cluster = match &options.place {
         Some(place) => Cluster::at(place.clone(), options.manners)?,
-        None => {
-            let Options { backend, servers, manners, ship, .. } = *options;
-            Cluster::start_with(backend, servers, SERVER_BYTES, manners, ship.is_some())?
-        }
+        None => Cluster::start_with(options.backend, options.servers, SERVER_BYTES, options.manners, threads)?,
     };
     let histories = tempfile::tempdir()?;
-    cluster::create::<S>(&cluster, TREE, options.page_bytes, options.proof())?;
+    cluster::create_at::<S>(&cluster, TREE, options.page_bytes, options.proof(), options.access.placed())?;
     let (fast, initial) = (cluster.place()?.open(Manners::Fast)?, options.initial());
     if !initial.is_empty() {
         cluster::load::<S>(&fast, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
@@ -356,6 +400,7 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
         tale.add(&peer.finish().with_context(|| format!("seed {}", options.seed))?);
     }
     let seconds = begun.elapsed().as_secs_f64();
+    cluster.stop_shipping()?;
     let mut history = History::read_dir(histories.path())?;
     history.set_initial(initial);
     Summary::judge(&fast, options, history, tale, seconds)

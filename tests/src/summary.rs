@@ -115,6 +115,9 @@ impl Summary {
             Access::OneSided => [&shared[..], &changes].concat(),
             Access::Cached => [&changes[..], &cached, &replaced].concat(),
             Access::SharedInner => [&shared[..], &changes, &cached].concat(),
+            // What the memory servers count is not known here.
+            Access::Coarse => vec![("messages", self.tale.counter("two_sided"))],
+            Access::Hybrid => [&shared[..], &changes, &[("messages", self.tale.counter("two_sided"))]].concat(),
         };
         let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
         failures.extend(nothing.map(|(name, _)| format!("no {name}: the test has not tested them")));
@@ -159,8 +162,17 @@ impl fmt::Display for Summary {
             self.tale.counter("merges"),
             self.tale.counter("restarts"),
         )?;
-        if self.access == Access::OneSided {
-            return Ok(());
+        match self.access {
+            Access::OneSided => return Ok(()),
+            Access::Coarse | Access::Hybrid => {
+                return write!(
+                    f,
+                    "; {:.3} messages and {:.3} READs an operation",
+                    self.tale.counter("two_sided") as f64 / self.tale.operations as f64,
+                    self.tale.counter("reads") as f64 / self.tale.operations as f64,
+                );
+            }
+            Access::Cached | Access::SharedInner => {}
         }
         write!(
             f,

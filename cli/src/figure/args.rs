@@ -166,7 +166,7 @@ pub(crate) struct MessagingArgs {
 #[derive(Debug, Args)]
 pub(crate) struct OffloadArgs {
     /// Keys in the tree.
-    #[arg(long, default_value_t = 400_000)]
+    #[arg(long, default_value_t = 200_000)]
     pub(crate) keys: u64,
     /// The exponent of zipf: 0 is uniform, larger is more skewed.
     #[arg(long, default_value_t = 0.0)]
@@ -175,7 +175,7 @@ pub(crate) struct OffloadArgs {
     #[arg(long, default_value_t = 256)]
     pub(crate) page_bytes: usize,
     /// How full the load makes each page, 0.1 to 1.
-    #[arg(long, default_value_t = 0.5)]
+    #[arg(long, default_value_t = 0.3)]
     pub(crate) fill: f64,
     /// Of a hundred operations, so many overwrite a value; the others look one up.
     #[arg(long, value_name = "PERCENT", default_value_t = 50)]
@@ -184,7 +184,7 @@ pub(crate) struct OffloadArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "10us")]
     pub(crate) latency: u64,
     /// What a page takes that an operation looks at on the memory server.
-    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "2us")]
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "3us")]
     pub(crate) page_time: u64,
     /// Threads of the memory server, modelled.
     #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "1,2,4,8")]
@@ -193,13 +193,13 @@ pub(crate) struct OffloadArgs {
     #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16")]
     pub(crate) cache_percents: Vec<f64>,
     /// Workers of the compute server, each with one operation in flight.
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, default_value_t = 10)]
     pub(crate) workers: usize,
     /// Seconds of each run.
-    #[arg(long, default_value_t = 0.4)]
+    #[arg(long, default_value_t = 0.3)]
     pub(crate) seconds: f64,
     /// Seconds before those, to fill the cache and to learn what things take.
-    #[arg(long, default_value_t = 0.4)]
+    #[arg(long, default_value_t = 0.3)]
     pub(crate) warm_up_seconds: f64,
     /// Runs of each policy, by turns; the median counts.
     #[arg(long, default_value_t = 3)]

@@ -102,14 +102,19 @@ struct Host {
     counts: Counts,
     model: Option<ServiceModel>,
     join: Join,
+    /// Held by the thread that joins.
+    joining: Mutex<()>,
     compute: OnceLock<Arc<ComputeServer>>,
 }
 
 impl Host {
     fn compute(&self) -> Result<&ComputeServer, Error> {
+        if let Some(compute) = self.compute.get() {
+            return Ok(compute);
+        }
+        let _joining = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
         if self.compute.get().is_none() {
             let joined = (self.join)()?;
-            // Of two threads that join at the same time, one leaves again.
             let _ = self.compute.set(joined);
         }
         Ok(self.compute.get().expect("it was set just now"))
@@ -147,6 +152,7 @@ impl ShipServer {
             counts: Counts::default(),
             model: options.model,
             join: Box::new(join),
+            joining: Mutex::new(()),
             compute: OnceLock::new(),
         });
         let shared = Arc::clone(&host);

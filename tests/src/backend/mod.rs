@@ -11,30 +11,30 @@ use std::{
     io::{BufRead, BufReader, Write},
     ops::Deref,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     str::FromStr,
     sync::Arc,
 };
 
 use anyhow::Context;
-use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
 use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
-        link::ListenOptions,
         mem::{MemFabric, MemOptions},
     },
     server::MemoryServer,
 };
-use farlink_structures::{btree::Tree, map, skiplist::List};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::{
     cluster::{self, FAST, NASTY, WEAK},
-    settings,
+    fleet, settings,
 };
+
+/// Tells a memory server to carry out no more operations, and says that it has stopped.
+const STOP_SHIPPING: &str = "stop-shipping";
 
 /// The argument that makes `farlink-stress` a memory server.
 pub const SERVER: &str = "server";
@@ -171,7 +171,7 @@ pub struct Cluster {
     // In this order: the way, the servers, their files.
     fabric: Arc<dyn Fabric>,
     place: Option<Place>,
-    _servers: Vec<ServerProcess>,
+    servers: Vec<ServerProcess>,
     _dir: Option<TempDir>,
 }
 
@@ -189,31 +189,31 @@ impl Cluster {
     /// # Errors
     /// If they cannot be started or reached.
     pub fn start(backend: Backend, servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
-        Self::start_with(backend, servers, bytes, manners, false)
+        Self::start_with(backend, servers, bytes, manners, 0)
     }
 
-    /// [`Cluster::start`]; with `ships`, its memory servers carry out operations, in processes on the `mem` fabric.
+    /// [`Cluster::start`], each memory server with so many threads that carry out operations. Only across processes, over
+    /// files.
     ///
     /// # Errors
-    /// As [`Cluster::start`]; and if they cannot on this backend.
+    /// As [`Cluster::start`].
     pub fn start_with(
         backend: Backend,
         servers: usize,
         bytes: u64,
         manners: Manners,
-        ships: bool,
+        threads: usize,
     ) -> anyhow::Result<Self> {
-        anyhow::ensure!(!ships || backend == Backend::MemProcesses, "operations are shipped to processes of mem only");
+        anyhow::ensure!(threads == 0 || backend == Backend::MemProcesses, "{backend} does not ship operations here");
         if backend == Backend::Mem {
             let fabric = Arc::new(MemFabric::in_process(servers, bytes, manners.options())?);
-            return Ok(Self { fabric, place: None, _servers: Vec::new(), _dir: None });
+            return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
         }
         let dir = cluster::scratch()?;
         let secret = format!("{:032x}", rand::random::<u128>());
         let start = |server| {
             let (dir, secret) = (dir.path().to_owned(), secret.clone());
-            let ships = ships.then_some(manners);
-            ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes, ships })
+            ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes, manners, threads })
         };
         let processes = (0..servers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
         let place = match backend {
@@ -224,7 +224,7 @@ impl Cluster {
             _ => Place::Files(dir.path().to_owned()),
         };
         let fabric = place.open(manners)?;
-        Ok(Self { fabric, place: Some(place), _servers: processes, _dir: Some(dir) })
+        Ok(Self { fabric, place: Some(place), servers: processes, _dir: Some(dir) })
     }
 
     /// The running cluster at `place`.
@@ -233,7 +233,15 @@ impl Cluster {
     /// As [`Place::open`].
     pub fn at(place: Place, manners: Manners) -> Result<Self, Error> {
         let fabric = place.open(manners)?;
-        Ok(Self { fabric, place: Some(place), _servers: Vec::new(), _dir: None })
+        Ok(Self { fabric, place: Some(place), servers: Vec::new(), _dir: None })
+    }
+
+    /// Ends the threads of memory servers that carry out operations, which then leave the cluster.
+    ///
+    /// # Errors
+    /// If a memory server is gone.
+    pub fn stop_shipping(&mut self) -> anyhow::Result<()> {
+        self.servers.iter_mut().try_for_each(ServerProcess::stop_shipping)
     }
 
     /// Starts them on the backend of this run.
@@ -268,8 +276,10 @@ pub struct ServerSpec {
     pub servers: usize,
     /// Bytes.
     pub bytes: u64,
-    /// Whether it carries out operations, and how the fabric behaves then.
-    pub ships: Option<Manners>,
+    /// How the fabric behaves to its own threads.
+    pub manners: Manners,
+    /// Threads that carry out operations.
+    pub threads: usize,
 }
 
 /// What a memory server says once it can be reached.
@@ -283,6 +293,7 @@ struct Serving {
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
+    answers: Option<BufReader<ChildStdout>>,
     address: String,
 }
 
@@ -296,13 +307,27 @@ impl ServerProcess {
         let mut command = Command::new(&program);
         command.arg(SERVER).arg(serde_json::to_string(spec)?).stdin(Stdio::piped()).stdout(Stdio::piped());
         let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
-        let mut process = Self { child, address: String::new() };
-        let mut line = String::new();
+        let mut process = Self { child, answers: None, address: String::new() };
         let stdout = process.child.stdout.take().context("the memory server has no stdout")?;
-        BufReader::new(stdout).read_line(&mut line)?;
-        let Serving { address } = serde_json::from_str(&line).context("a memory server did not start")?;
+        process.answers = Some(BufReader::new(stdout));
+        let Serving { address } = serde_json::from_str(&process.answer()?).context("a memory server did not start")?;
         process.address = address;
         Ok(process)
+    }
+
+    fn answer(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        self.answers.as_mut().context("the memory server has no stdout")?.read_line(&mut line)?;
+        Ok(line)
+    }
+
+    fn stop_shipping(&mut self) -> anyhow::Result<()> {
+        let orders = self.child.stdin.as_mut().context("the memory server has no stdin")?;
+        writeln!(orders, "{STOP_SHIPPING}")?;
+        orders.flush()?;
+        let answer = self.answer()?;
+        anyhow::ensure!(answer.trim() == STOP_SHIPPING, "a memory server answers {answer:?}");
+        Ok(())
     }
 }
 
@@ -319,6 +344,7 @@ impl Drop for ServerProcess {
 /// If it cannot serve.
 pub fn serve(spec: &str) -> anyhow::Result<()> {
     let spec: ServerSpec = serde_json::from_str(spec).context("not the specification of a memory server")?;
+    let mut ships = None;
     let (_server, address): (Box<dyn fmt::Debug>, String) = match spec.backend {
         Backend::Verbs => {
             let (server, address) = verbs::serve(&spec)?;
@@ -327,26 +353,27 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
         _ => {
             let options = cluster::serve_options(&spec.dir, spec.server, spec.servers, spec.bytes);
             let server = MemoryServer::start(&options)?;
-            let ships = spec.ships.map(|manners| carry_out(&spec, &server, manners)).transpose()?;
-            (Box::new((ships, server)), String::new())
+            if spec.threads > 0 {
+                ships = Some(fleet::ship(&server, &spec)?);
+            }
+            (Box::new(server), String::new())
         }
     };
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(&Serving { address })?)?;
-    out.flush()?;
-    std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())?;
+    say(&serde_json::to_string(&Serving { address })?)?;
+    for order in std::io::stdin().lines().map_while(Result::ok) {
+        if order == STOP_SHIPPING {
+            ships = None;
+            say(STOP_SHIPPING)?;
+        }
+    }
+    drop(ships);
     Ok(())
 }
 
-/// Has a memory server carry out operations.
-fn carry_out(spec: &ServerSpec, server: &MemoryServer, manners: Manners) -> Result<ShipServer, Error> {
-    let mut registry = Registry::new();
-    map::register::<Tree>(&mut registry);
-    map::register::<List>(&mut registry);
-    let listener = server.listen(&ListenOptions::default(), manners.options())?;
-    let place = Place::Files(spec.dir.clone());
-    let join = move || Ok(Arc::new(cluster::join(&place.open(manners)?, 1)?));
-    ShipServer::start(listener, server.memory(), registry, &ShipOptions::default(), join)
+fn say(line: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
 }
 
 /// The program `farlink-stress`, which stands beside the test that runs or in the folder above it.

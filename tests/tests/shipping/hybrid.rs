@@ -7,6 +7,7 @@ use farlink_runtime::{
     error::Error,
     fabric::mem::MemOptions,
     one_sided::{OneSided, Proof},
+    operation::Cut,
     worker::Worker,
 };
 use farlink_structures::{
@@ -54,7 +55,7 @@ fn agrees_with_a_model<S: Subject>() {
     }
 }
 
-test_every_structure!(agrees_with_a_model);
+test_every_structure!(agrees_with_a_model, parts_agree_with_a_model);
 
 /// A get is one exchange of messages and one READ, whatever the height; a put has a lock and a write besides.
 #[test]
@@ -163,4 +164,24 @@ fn a_leaf_that_the_inner_levels_do_not_know_is_found_and_made_known() {
         assert_eq!(map.len().await.unwrap(), entries + 9);
     });
     assert!(check(&worker).is_clean());
+}
+
+fn parts_agree_with_a_model<S: Subject>() {
+    let _watch = Watchdog::start("hybrid in parts", Duration::from_secs(120));
+    for cut in [Cut::Range(vec![150, 300]), Cut::Hash] {
+        let fleet = Fleet::start(3, 8 << 20, 1, NASTY).unwrap();
+        let compute = cluster::join(&fleet.fabric(), 1).unwrap();
+        let worker = compute.worker().unwrap();
+        worker.block_on(async {
+            let map = fleet::make_parted_hybrid::<S>(&worker, NAME, 256, 3, cut).await.unwrap();
+            let model = models::random_operations(&map).await.unwrap();
+            models::assert_holds(&map, &model).await;
+            for part in fleet::open_parts::<S>(&worker, NAME, 3).await.unwrap() {
+                let report = part.check().await.unwrap();
+                assert!(report.is_clean(), "{report:?}");
+            }
+        });
+        let counts: Vec<u64> = fleet.servers.iter().map(|server| server.counts().done).collect();
+        assert!(counts.iter().all(|&done| done > 100), "{counts:?}");
+    }
 }

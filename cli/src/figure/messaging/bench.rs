@@ -16,6 +16,8 @@ use farlink_runtime::messaging::{
 use farlink_runtime::ptr::ServerId;
 use farlink_runtime::worker::Worker;
 
+use crate::cores::stay_on_core;
+
 /// Takes what it is sent and replies with nothing.
 const SINK: Kind = Kind(1);
 
@@ -142,26 +144,6 @@ impl Bench {
             |tally: Rc<Tally>| Done { messages: tally.ended.get(), seconds, latencies_ns: tally.latencies_ns.take() };
         Ok(tallies.into_iter().map(done).collect())
     }
-}
-
-/// Keeps the calling thread on one of the cores that it may use, if it has several: two threads on one core would measure
-/// the scheduler.
-fn stay_on_core(number: usize) {
-    #[cfg(target_os = "linux")]
-    // SAFETY: both sets are plain bits on the stack, as large as the calls are told, and used by nobody else.
-    unsafe {
-        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed) != 0 {
-            return;
-        }
-        let cores = (0..libc::CPU_SETSIZE as usize).filter(|core| libc::CPU_ISSET(*core, &allowed)).collect::<Vec<_>>();
-        if let (Some(&core), true) = (cores.get(number), cores.len() > 1) {
-            let mut one: libc::cpu_set_t = std::mem::zeroed();
-            libc::CPU_SET(core, &mut one);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
-        }
-    }
-    let _ = number;
 }
 
 /// What the tasks of a stream have done so far.

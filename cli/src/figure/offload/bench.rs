@@ -24,6 +24,7 @@ use farlink_structures::btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Tree
 use farlink_structures::map;
 
 use super::super::population::{Action, Population};
+use crate::cores::stay_on_core;
 use crate::inspect;
 use crate::keys::value_for;
 use crate::report::CheckRow;
@@ -127,6 +128,7 @@ impl Bed {
 
     /// Runs a plan.
     pub(super) fn run(&self, plan: Plan, population: &Population) -> anyhow::Result<Done> {
+        stay_on_core(0);
         let _server = self.serve(plan)?;
         let compute =
             ComputeServer::join(self.fabric.clone(), ComputeOptions { seed: plan.seed, ..ComputeOptions::default() })?;
@@ -172,7 +174,10 @@ impl Bed {
         let messages = ServeMessages { wait: Wait::Poll, seed: plan.seed, ..ServeMessages::default() };
         let model = Some(ServiceModel { processors: plan.server_threads, page_ns: plan.page_ns });
         let fabric = Arc::clone(&self.fabric);
-        let join = move || Ok(Arc::new(ComputeServer::join(fabric.clone(), ComputeOptions::default())?));
+        let join = move || {
+            stay_on_core(1);
+            Ok(Arc::new(ComputeServer::join(fabric.clone(), ComputeOptions::default())?))
+        };
         let memory = self.fabric.memory(SERVER)?;
         Ok(ShipServer::start(listener, memory, registry, &ShipOptions { messages, model }, join)?)
     }
