@@ -54,12 +54,11 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; shared-inner: each
                     caches inner pages of the whole tree; coarse: the tree is on one memory server, which carries out all
                     operations; hybrid: its inner levels are
-  --ship never      always: the same as --access coarse
+  --ship never      with --access cached, who decides on misses: never, always, cost; else always means --access coarse
   --server-threads 2  threads of each memory server that carry out operations, if any are sent
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
   --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
-  --ship POLICY     with --access cached, operations are shipped on misses: never, always, or cost (what is cheaper)
   --seed N          decides what is random; a fresh one by default
 ";
 
@@ -215,13 +214,14 @@ impl Options {
         arguments.take("workers", &mut options.workers)?;
         arguments.take("in-flight", &mut options.in_flight)?;
         arguments.take("access", &mut options.access)?;
-        let mut ship = String::from("never");
+        let mut ship = String::new();
         arguments.take("ship", &mut ship)?;
         match (ship.as_str(), options.access) {
+            ("", _) => {}
+            (policy, Access::Cached) => options.ship = Some(policy.parse().context("--ship")?),
             ("never", _) => {}
             ("always", Access::OneSided | Access::Coarse) => options.access = Access::Coarse,
-            ("always", other) => anyhow::bail!("--ship always is not for --access {other:?}"),
-            _ => anyhow::bail!("--ship {ship}: it is never or always"),
+            (policy, other) => anyhow::bail!("--ship {policy} is not for --access {other:?}"),
         }
         arguments.take("server-threads", &mut options.server_threads)?;
         if options.access == Access::Cached {
@@ -233,12 +233,6 @@ impl Options {
         arguments.take("cache-bytes", &mut bytes)?;
         options.cache_bytes = (bytes != 0).then_some(bytes);
         arguments.take("admission", &mut options.admit)?;
-        let mut ship = String::new();
-        arguments.take("ship", &mut ship)?;
-        if !ship.is_empty() {
-            anyhow::ensure!(options.access == Access::Cached, "--ship is for --access cached");
-            options.ship = Some(ship.parse().with_context(|| format!("--ship {ship}"))?);
-        }
         arguments.take("scan-limit", &mut options.scan_limit_max)?;
         arguments.take("page-bytes", &mut options.page_bytes)?;
         arguments.take("servers", &mut options.servers)?;
