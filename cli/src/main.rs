@@ -12,6 +12,7 @@ mod child;
 mod cluster;
 mod commands;
 mod compute;
+mod cores;
 mod driver;
 mod feed;
 mod figure;

@@ -426,6 +426,9 @@ fn run_worker(
     let stop = move || stopped.load(Ordering::Acquire) || Instant::now() >= deadline;
     let recorder = Rc::new(recorder);
     let tally = tree.drive(&worker, workload, &recorder, work.plan(), stop)?;
+    if let crate::reach::Tree::Shipping(tree) = &tree {
+        station.add(tree.access().counts());
+    }
     drop(tree);
     drop(worker);
     Rc::into_inner(recorder).context("an operation outlived its worker")?.finish()?;

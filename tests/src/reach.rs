@@ -1,10 +1,18 @@
 //! The ways by which the workers of a run reach the tree: one-sided, through a compute server's cache, or by operations that
 //! memory servers carry out.
 
-use std::{io::Write, rc::Rc};
+use std::{
+    io::Write,
+    rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use anyhow::{Context, ensure};
-use farlink_offload::{Admission, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Hybrid, Remote};
+use farlink_offload::{
+    Admission, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineCounts, EngineOptions, Hybrid,
+    Policies, Remote,
+    policy::{Always, CostAware, CostOptions, Never},
+};
 use farlink_runtime::{
     error::Error,
     one_sided::{OneSided, Proof},
@@ -31,6 +39,8 @@ pub enum Reach {
         part: Part,
         /// Its cache.
         cache: CacheSpec,
+        /// Who decides what is shipped; nobody if nothing is.
+        ship: Option<ShipChoice>,
     },
     /// It caches inner pages of a tree that others change, too.
     SharedInner {
@@ -41,6 +51,40 @@ pub enum Reach {
     Coarse,
     /// It sends searches of inner levels to the memory server that has them.
     Hybrid,
+}
+
+/// Who decides on a miss whether an operation is shipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ShipChoice {
+    /// [`Never`].
+    Never,
+    /// [`Always`].
+    Always,
+    /// [`CostAware`], with many contrary choices.
+    Cost,
+}
+
+impl ShipChoice {
+    fn policies(self) -> Policies {
+        match self {
+            Self::Never => Policies::new(Never),
+            Self::Always => Policies::new(Always),
+            Self::Cost => Policies::new(CostAware::new(CostOptions { contrary_one_in: 5, ..CostOptions::default() })),
+        }
+    }
+}
+
+impl std::str::FromStr for ShipChoice {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "never" => Ok(Self::Never),
+            "always" => Ok(Self::Always),
+            "cost" => Ok(Self::Cost),
+            _ => anyhow::bail!("it is never, always or cost"),
+        }
+    }
 }
 
 /// Keys from `low` to `high`, both included.
@@ -103,11 +147,11 @@ pub struct CacheSpec {
 }
 
 impl CacheSpec {
-    /// Makes it.
+    /// Makes it; one whose pages can be kept out for an engine if `keeps_out`.
     ///
     /// # Errors
     /// As [`ComputeCache::new`].
-    pub fn build<S: OrderedMap>(self) -> Result<ComputeCache<S::Layout>, Error> {
+    pub fn build<S: OrderedMap>(self, keeps_out: bool) -> Result<ComputeCache<S::Layout>, Error> {
         let mut options = match self.admit {
             Admit::Dex => CacheOptions::dex(self.bytes),
             _ => CacheOptions::new(self.bytes),
@@ -116,6 +160,7 @@ impl CacheSpec {
             options.admission = Admission::Always;
         }
         options.page_bytes = self.page_bytes;
+        options.keeps_out = keeps_out;
         ComputeCache::new(S::Layout::default(), options)
     }
 }
@@ -127,6 +172,8 @@ pub struct Station<S: OrderedMap> {
     proof: Proof,
     reach: Reach,
     cache: Option<ComputeCache<S::Layout>>,
+    /// What the engines of workers that have ended have counted.
+    engines: Arc<Mutex<EngineCounts>>,
 }
 
 /// The tree, as one worker reaches it.
@@ -136,6 +183,8 @@ pub enum Tree<S: OrderedMap> {
     OneSided(Map<S, OneSided>),
     /// Through a cache of all pages.
     Cached(Map<S, Cached<S::Layout>>),
+    /// Through such a cache, and what is not cached is shipped if that is cheaper.
+    Shipping(Map<S, Engine<S::Layout>>),
     /// Through a cache of inner pages.
     SharedInner(Map<S, CachedInner<S::Layout>>),
     /// By operations that are sent.
@@ -173,6 +222,7 @@ impl<S: OrderedMap> Tree<S> {
         match self {
             Self::OneSided(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Cached(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::Shipping(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::SharedInner(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Coarse(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Hybrid(tree) => drive(worker, tree, workload, recorder, plan, stop),
@@ -188,9 +238,10 @@ impl<S: OrderedMap> Station<S> {
     pub fn new(structure: Structure, proof: Proof, reach: Reach) -> Result<Self, Error> {
         let cache = match reach {
             Reach::OneSided | Reach::Coarse | Reach::Hybrid => None,
-            Reach::Cached { cache, .. } | Reach::SharedInner { cache } => Some(cache.build::<S>()?),
+            Reach::Cached { cache, ship, .. } => Some(cache.build::<S>(ship.is_some())?),
+            Reach::SharedInner { cache } => Some(cache.build::<S>(false)?),
         };
-        Ok(Self { structure, proof, reach, cache })
+        Ok(Self { structure, proof, reach, cache, engines: Arc::default() })
     }
 
     /// The keys whose operations are for this compute server.
@@ -208,12 +259,20 @@ impl<S: OrderedMap> Station<S> {
     pub fn tree(&self, worker: &Handle) -> Result<Tree<S>, Error> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
-            (Reach::Cached { part, .. }, Some(cache)) => {
+            (Reach::Cached { part, ship, .. }, Some(cache)) => {
                 let Some(region) = S::region(part.range()) else {
                     let why = format!("a {} has one owner, of all its keys", S::NAME);
                     return Err(Error::BadOption { option: "processes", why });
                 };
-                Tree::Cached(Map::over(cache.own(worker, structure, region)?))
+                let owned = cache.own(worker, structure, region)?;
+                match ship {
+                    None => Tree::Cached(Map::over(owned)),
+                    Some(ship) => {
+                        // Subtrees of two levels are often on one server; those that are not come back.
+                        let options = EngineOptions { level_max: Some(1) };
+                        Tree::Shipping(Map::over(Engine::new(owned, ship.policies(), options)?))
+                    }
+                }
             }
             (Reach::SharedInner { .. }, Some(cache)) => {
                 Tree::SharedInner(Map::over(cache.share(worker, structure, self.proof)?))
@@ -229,8 +288,12 @@ impl<S: OrderedMap> Station<S> {
     /// # Errors
     /// If it cannot be read or written, differs after it was written, or the cache has used more memory than it was given.
     pub async fn close(&self, worker: &Handle) -> anyhow::Result<Option<Seen>> {
-        let Tree::Cached(tree) = self.tree(worker)? else { return Ok(None) };
         let part = self.part();
+        let tree = match self.tree(worker)? {
+            Tree::Cached(tree) => tree,
+            Tree::Shipping(tree) => Map::over(tree.access().cached().clone()),
+            _ => return Ok(None),
+        };
         let seen = Seen::of(part, &tree.range(part.low..=part.high).take(usize::MAX).await?);
         tree.access().flush().await.context("the last flush")?;
         let again = Seen::of(part, &tree.range(part.low..=part.high).take(usize::MAX).await?);
@@ -244,7 +307,16 @@ impl<S: OrderedMap> Station<S> {
 
     /// What the cache did, by name. Accesses count once they have ended.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
-        self.cache.as_ref().map(|cache| named(&cache.counters())).unwrap_or_default()
+        let mut counts = self.cache.as_ref().map(|cache| named(&cache.counters())).unwrap_or_default();
+        let engines = *self.engines.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.extend([("shipped", engines.shipped), ("came_back", engines.came_back)]);
+        counts.extend([("contrary", engines.contrary), ("cached_below", engines.cached_below)]);
+        counts
+    }
+
+    /// Adds what an engine has counted.
+    pub fn add(&self, counts: EngineCounts) {
+        *self.engines.lock().unwrap_or_else(PoisonError::into_inner) += counts;
     }
 }
 

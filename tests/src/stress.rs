@@ -26,7 +26,7 @@ use crate::{
     history::History,
     of_structure,
     peer::{Peer, Role, Spec, Tale, Work},
-    reach::{Admit, CacheSpec, Part, Reach},
+    reach::{Admit, CacheSpec, Part, Reach, ShipChoice},
     settings::Arguments,
     subject::{StructureName, Subject},
     workload::{CLIENT_MAX, Mix, spread_keys, value_of},
@@ -54,7 +54,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; shared-inner: each
                     caches inner pages of the whole tree; coarse: the tree is on one memory server, which carries out all
                     operations; hybrid: its inner levels are
-  --ship never      always: the same as --access coarse
+  --ship never      with --access cached, who decides on misses: never, always, cost; else always means --access coarse
   --server-threads 2  threads of each memory server that carry out operations, if any are sent
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
@@ -165,6 +165,8 @@ pub struct Options {
     pub cache_bytes: Option<usize>,
     /// What gets into a full cache.
     pub admit: Admit,
+    /// Who decides what is shipped, with [`Access::Cached`].
+    pub ship: Option<ShipChoice>,
     /// Decides what is random.
     pub seed: u64,
 }
@@ -191,6 +193,7 @@ impl Default for Options {
             cache_percent: 1.0,
             cache_bytes: None,
             admit: Admit::Frequency,
+            ship: None,
             seed: rand::random(),
         }
     }
@@ -211,13 +214,14 @@ impl Options {
         arguments.take("workers", &mut options.workers)?;
         arguments.take("in-flight", &mut options.in_flight)?;
         arguments.take("access", &mut options.access)?;
-        let mut ship = String::from("never");
+        let mut ship = String::new();
         arguments.take("ship", &mut ship)?;
         match (ship.as_str(), options.access) {
+            ("", _) => {}
+            (policy, Access::Cached) => options.ship = Some(policy.parse().context("--ship")?),
             ("never", _) => {}
             ("always", Access::OneSided | Access::Coarse) => options.access = Access::Coarse,
-            ("always", other) => anyhow::bail!("--ship always is not for --access {other:?}"),
-            _ => anyhow::bail!("--ship {ship}: it is never or always"),
+            (policy, other) => anyhow::bail!("--ship {policy} is not for --access {other:?}"),
         }
         arguments.take("server-threads", &mut options.server_threads)?;
         if options.access == Access::Cached {
@@ -327,7 +331,7 @@ fn reaches<S: Subject>(
         Access::Hybrid => Ok(vec![Reach::Hybrid; processes]),
         Access::Cached => {
             let parts = cut::<S>(fabric, processes, initial)?;
-            Ok(parts.into_iter().map(|part| Reach::Cached { part, cache }).collect())
+            Ok(parts.into_iter().map(|part| Reach::Cached { part, cache, ship: options.ship }).collect())
         }
     }
 }
@@ -358,7 +362,8 @@ pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
 }
 
 fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summary> {
-    let threads = if options.access.ships() { options.server_threads } else { 0 };
+    let ships = options.access.ships() || options.ship.is_some();
+    let threads = if ships { options.server_threads } else { 0 };
     let mut cluster = match &options.place {
         Some(place) => Cluster::at(place.clone(), options.manners)?,
         None => Cluster::start_with(options.backend, options.servers, SERVER_BYTES, options.manners, threads)?,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use farlink_tests::{
     backend::{Backend, Manners},
-    reach::Admit,
+    reach::{Admit, ShipChoice},
     settings,
     stress::{self, Access, KEYS_CACHED, Options, Summary},
     subject::StructureName,
@@ -46,6 +46,19 @@ fn eight_workers_share_a_cache_of_one_percent() {
 #[test]
 fn eight_workers_drop_operations_on_a_cache_of_one_percent() {
     holds("cached, dropping", Options { processes: 1, workers: 8, drop_one_in: 20, ..cached() });
+}
+
+#[test]
+fn workers_ship_what_is_not_cached() {
+    for ship in [ShipChoice::Always, ShipChoice::Cost] {
+        let name = format!("shipping, {ship:?}");
+        let shipping = Options { processes: 1, workers: 4, servers: 2, ship: Some(ship), ..cached() };
+        let summary = holds(&name, Options { manners: Manners::Weak, ..shipping.clone() });
+        assert!(summary.tale.counter("shipped") > 0, "{name}: {summary}");
+        holds(&format!("{name}, dropping"), Options { drop_one_in: 20, admit: Admit::Dex, ..shipping.clone() });
+        // Few pages: everybody wants the same ones.
+        holds(&format!("{name}, two owners of few keys"), Options { processes: 2, keys: 10_000, ..shipping });
+    }
 }
 
 #[test]

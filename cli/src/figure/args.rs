@@ -33,6 +33,11 @@ pub(crate) enum Figure {
     ///
     /// Rows, and a plot, messaging.svg. A worker and a memory server in this process, each a thread.
     Messaging(MessagingArgs),
+    /// What shipping operations to a memory server brings: never, always and cost-aware, over its threads and cache sizes.
+    ///
+    /// Rows, and a plot, offload.svg. Workers and a memory server in this process, one thread each; latencies and the memory
+    /// server's processors are modelled.
+    Offload(OffloadArgs),
 }
 
 /// The keys and who draws them.
@@ -162,6 +167,80 @@ pub(crate) struct MessagingArgs {
     /// Print one JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OffloadArgs {
+    /// Keys in the tree.
+    #[arg(long, default_value_t = 200_000)]
+    pub(crate) keys: u64,
+    /// The exponent of zipf: 0 is uniform, larger is more skewed.
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) theta: f64,
+    /// Bytes of a page: a power of two from 256 to 4096. With small ones, much of a path is missing from a small cache.
+    #[arg(long, default_value_t = 256)]
+    pub(crate) page_bytes: usize,
+    /// How full the load makes each page, 0.1 to 1.
+    #[arg(long, default_value_t = 0.3)]
+    pub(crate) fill: f64,
+    /// Of a hundred operations, so many overwrite a value; the others look one up.
+    #[arg(long, value_name = "PERCENT", default_value_t = 50)]
+    pub(crate) update_percent: u32,
+    /// Nanoseconds added to every operation of the fabric.
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "10us")]
+    pub(crate) latency: u64,
+    /// What a page takes that an operation looks at on the memory server.
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "3us")]
+    pub(crate) page_time: u64,
+    /// Threads of the memory server, modelled.
+    #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "1,2,4,8")]
+    pub(crate) server_threads: Vec<usize>,
+    /// Cache sizes, in percent of the tree's pages. The smallest one is used over the threads.
+    #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16")]
+    pub(crate) cache_percents: Vec<f64>,
+    /// Workers of the compute server, each with one operation in flight.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) workers: usize,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 0.3)]
+    pub(crate) seconds: f64,
+    /// Seconds before those, to fill the cache and to learn what things take.
+    #[arg(long, default_value_t = 0.3)]
+    pub(crate) warm_up_seconds: f64,
+    /// Runs of each policy, by turns; the median counts.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) repeats: u32,
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// The folder to which `offload.svg` is written.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) out: PathBuf,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl OffloadArgs {
+    /// What clap cannot see by itself.
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
+        ensure!(self.repeats > 0, "--repeats must be at least 1");
+        ensure!((1..=63).contains(&self.workers), "--workers must be 1 to 63");
+        ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds {} is not above 0", self.seconds);
+        ensure!((0.0..=3600.0).contains(&self.warm_up_seconds), "--warm-up-seconds must be 0 to 3600");
+        ensure!(self.update_percent <= 100, "--update-percent {} is more than 100", self.update_percent);
+        let is_page = self.page_bytes.is_power_of_two() && (256..=4096).contains(&self.page_bytes);
+        ensure!(is_page, "--page-bytes {}: a power of two from 256 to 4096", self.page_bytes);
+        ensure!((0.1..=1.0).contains(&self.fill), "--fill {} is not 0.1 to 1", self.fill);
+        ensure!(
+            !self.server_threads.is_empty() && self.server_threads.iter().all(|threads| (1..=4096).contains(threads)),
+            "--server-threads are 1 to 4096 each"
+        );
+        for percent in &self.cache_percents {
+            ensure!(percent.is_finite() && *percent > 0.0, "--cache-percents {percent} is not a number above 0");
+        }
+        Ok(())
+    }
 }
 
 impl MessagingArgs {

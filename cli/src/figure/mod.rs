@@ -3,14 +3,15 @@
 //! `population.rs` says which keys there are, how popular each is (`zipf.rs`) and which compute server owns it. `bed.rs`
 //! loads them into a tree, `runner.rs` runs a contender (`contender.rs`) on it and counts remote operations, and
 //! `optimum.rs` computes the best that any cache contents could do. `paper.rs` holds what papers report; `rows.rs` and
-//! `plot.rs` print. A figure is a module that puts these together: `table2.rs`, `replacement.rs`. `cooling.rs` and `messaging/`
-//! stand alone.
+//! `plot.rs` print. A figure is a module that puts these together: `table2.rs`, `replacement.rs`. `cooling.rs`, `messaging/` and
+//! `offload/` have beds of their own.
 
 mod args;
 mod bed;
 mod contender;
 mod cooling;
 mod messaging;
+mod offload;
 mod optimum;
 mod paper;
 mod plot;
@@ -34,5 +35,6 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
         Figure::Replacement(args) => replacement::run(args, out),
         Figure::Cooling(args) => cooling::run(args, out),
         Figure::Messaging(args) => messaging::run(args, out),
+        Figure::Offload(args) => offload::run(args, out),
     }
 }

@@ -18,6 +18,8 @@ use farlink_runtime::messaging::{
 use farlink_runtime::ptr::ServerId;
 use farlink_runtime::worker::Worker;
 
+use crate::cores::stay_on_core;
+
 /// Takes what it is sent and replies with nothing.
 const SINK: Kind = Kind(1);
 
@@ -144,36 +146,6 @@ impl Bench {
             |tally: Rc<Tally>| Done { messages: tally.ended.get(), seconds, latencies_ns: tally.latencies_ns.take() };
         Ok(tallies.into_iter().map(done).collect())
     }
-}
-
-/// Keeps the calling thread on one of the cores that the process may use, if it has several: two threads on one core would
-/// measure the scheduler.
-fn stay_on_core(number: usize) {
-    #[cfg(target_os = "linux")]
-    {
-        // Before the first thread was confined: those that it starts afterwards are too.
-        static CORES: OnceLock<Vec<usize>> = OnceLock::new();
-        let cores = CORES.get_or_init(|| {
-            // SAFETY: a set is plain bits, on the stack, as large as the call is told, and used by nobody else.
-            let (outcome, allowed) = unsafe {
-                let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-                let outcome = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed);
-                (outcome, allowed)
-            };
-            // SAFETY: the numbers are below the size of a set.
-            let is_allowed = |core: &usize| unsafe { libc::CPU_ISSET(*core, &allowed) };
-            if outcome == 0 { (0..libc::CPU_SETSIZE as usize).filter(is_allowed).collect() } else { Vec::new() }
-        });
-        if let (Some(&core), true) = (cores.get(number), cores.len() > 1) {
-            // SAFETY: as above.
-            unsafe {
-                let mut one: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(core, &mut one);
-                libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
-            }
-        }
-    }
-    let _ = number;
 }
 
 /// What the tasks of a stream have done so far.
