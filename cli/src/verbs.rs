@@ -111,11 +111,11 @@ mod with {
         if given.is_none() {
             writeln!(out, "{SECRET_VARIABLE}={}", String::from_utf8_lossy(secret.reveal()))?;
         }
-        let setup = match server.manager() {
-            Some(manager) => format!("connections by rdma_cm at {manager}"),
-            None => "connections by hand".to_owned(),
-        };
-        writeln!(out, "farlink server {} listens on verbs://{}, {setup}", args.server, server.address())?;
+        match server.manager() {
+            Some(manager) => writeln!(out, "RDMA connections by rdma_cm at {manager}, or by hand")?,
+            None => writeln!(out, "RDMA connections by hand")?,
+        }
+        writeln!(out, "farlink server {} listens on verbs://{}", args.server, server.address())?;
         announce_ready(out, args.server)?;
         signals.wait();
         drop(server);

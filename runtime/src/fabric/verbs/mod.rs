@@ -6,9 +6,9 @@
 //! on the way of a request is shared, locked or allocated.
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
-//! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `link` is a reliable connection
-//! with its requests; `endpoint` is all links of a worker; `server` is the memory server. [`messages`] is
-//! two-sided traffic.
+//! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
+//! connection, by the system's connection manager or by hand; `link` is such a connection with its requests; `endpoint` is all
+//! links of a worker; `server` is the memory server. [`messages`] is two-sided traffic.
 //!
 //! What the fabric promises ([`Capabilities`](crate::fabric::Capabilities)): WRITEs and atomics are placed in order. Atomics
 //! are atomic against WRITEs and CPUs only if the device says so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.

@@ -2,7 +2,8 @@
 //!
 //! A thread accepts connections. Each gets a thread of its own, which has it prove that it knows the secret, and then
 //! answers it until it ends. Before that proof a connection is cheap and short: there are few at a time, and each has
-//! little time. What a connection holds (queue pairs, claims) is dropped with it.
+//! little time. What a connection holds (queue pairs, claims) is dropped with it. One more thread looks at those who ask the
+//! connection manager for a queue pair, and lets in who has an invitation from a control connection.
 
 mod invitations;
 mod managed;
