@@ -157,7 +157,7 @@ impl ShipServer {
         });
         let shared = Arc::clone(&host);
         let messages = MessageServer::start(listener, &options.messages, move |_| {
-            Ok(Box::new(ShipService { host: Arc::clone(&shared), running: None }))
+            Ok(Box::new(ShipService { host: Arc::clone(&shared), running: None, owes_turn: false }))
         })?;
         Ok(Self { messages, host })
     }
@@ -211,6 +211,8 @@ fn server_id(index: usize) -> Result<ServerId, Error> {
 struct ShipService {
     host: Arc<Host>,
     running: Option<(Worker, Rc<Thread>)>,
+    /// Whether operations were carried out since the worker's last turn.
+    owes_turn: bool,
 }
 
 impl ShipService {
@@ -249,12 +251,14 @@ impl Service for ShipService {
         if running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             worker.spawn(running);
         }
+        self.owes_turn = true;
     }
 
     fn turn(&mut self) -> Turn {
         let Some((worker, thread)) = &self.running else { return Turn::Idle };
         let is_running = worker.has_other_tasks();
-        if is_running {
+        // An operation that was done at once counts as running until the worker's turn ends.
+        if is_running || std::mem::take(&mut self.owes_turn) {
             worker.turn();
         }
         let is_holding = thread.release();

@@ -51,11 +51,9 @@ use crate::{
 };
 
 /// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
-/// doorbell for each would cost more than it brings.
+/// doorbell for each would cost more than it brings. Where the device works in the doorbell, it is rung once every ready
+/// task has run.
 const TASKS_PER_EXCHANGE: usize = 6;
-/// Where the device works in the doorbell, it is rung once no task is ready, but after so many rounds at the latest: a
-/// task may be ready over and over because it waits for what another has posted.
-const ROUNDS_PER_EXCHANGE: usize = 8;
 
 /// Idle turns before a worker offers its core to other threads at each further one.
 const IDLE_TURNS_MAX: u32 = 200;
@@ -216,14 +214,10 @@ impl Worker {
     /// if there was nothing to do. For executors that drive several workers, such as a simulator's.
     pub fn turn(&self) -> bool {
         let inner = &*self.handle.0;
-        let mut progress = if inner.capabilities.works_in_doorbell {
-            let round = |_| inner.executor.turn(usize::MAX, || {});
-            (0..ROUNDS_PER_EXCHANGE).take_while(|&number| round(number)).count() > 0
-        } else {
-            inner.executor.turn(TASKS_PER_EXCHANGE, || {
-                inner.exchange(false);
-            })
-        };
+        let tasks_per_exchange = if inner.capabilities.works_in_doorbell { usize::MAX } else { TASKS_PER_EXCHANGE };
+        let mut progress = inner.executor.turn(tasks_per_exchange, || {
+            inner.exchange(false);
+        });
         progress |= inner.exchange(true);
         inner.epoch.rest();
         progress

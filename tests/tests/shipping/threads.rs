@@ -108,7 +108,7 @@ fn holds<S: Subject>(name: &str, options: Options) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let options = Options {
         structure: S::WHICH,
-        seconds: settings::from_env("FARLINK_THREADS_SECONDS", 2.0),
+        seconds: settings::from_env("FARLINK_THREADS_SECONDS", 1.0),
         processes: 2,
         workers: 2,
         servers: 2,
@@ -126,16 +126,13 @@ fn holds<S: Subject>(name: &str, options: Options) {
 fn all_is_sent<S: Subject>() {
     let coarse = Options { access: Access::Coarse, ..Options::default() };
     holds::<S>("coarse, nasty", coarse.clone());
-    holds::<S>("coarse, weak", Options { manners: Manners::Weak, ..coarse.clone() });
     holds::<S>("coarse, fast, dropping", Options { manners: Manners::Fast, drop_one_in: 20, ..coarse });
 }
 
 fn inner_levels_are_searched_where_they_are<S: Subject>() {
     let hybrid = Options { access: Access::Hybrid, ..Options::default() };
-    holds::<S>("hybrid, nasty", hybrid.clone());
     holds::<S>("hybrid, weak", Options { manners: Manners::Weak, ..hybrid.clone() });
-    holds::<S>("hybrid, nasty, dropping", Options { drop_one_in: 20, ..hybrid.clone() });
-    holds::<S>("hybrid, nasty, three waits", Options { three_waits: true, ..hybrid });
+    holds::<S>("hybrid, nasty, dropping", Options { drop_one_in: 20, ..hybrid });
 }
 
 test_every_structure!(all_is_sent, inner_levels_are_searched_where_they_are);

@@ -80,10 +80,10 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     let skipped = ["failed_bulk_loads"];
     test(&mut script, "model", 100, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;
     test(&mut script, "reclaim", 150, &["FARLINK_RECLAIM_KEYS=400"], &[])?;
-    let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
-    test(&mut script, "threads", 100, &["FARLINK_THREADS_SECONDS=2"], &skipped)?;
     // Minutes each under emulation: only if asked for by name.
     if filter.is_some() {
+        let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
+        test(&mut script, "threads", 100, &["FARLINK_THREADS_SECONDS=2"], &skipped)?;
         test(&mut script, "cached", 200, &["FARLINK_MODEL_CASES=2"], &["endings::"])?;
         test(&mut script, "hostile", 150, &["FARLINK_HOSTILE_CASES=3"], &[])?;
     }

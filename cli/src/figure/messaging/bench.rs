@@ -3,8 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-#[cfg(target_os = "linux")]
-use std::sync::OnceLock;
 use std::time::Instant;
 
 use anyhow::Context as _;
