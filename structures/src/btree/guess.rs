@@ -53,7 +53,7 @@ impl Guess {
         }
         let known = Known::from_word(notes?.get()[usize::from(level)]);
         let near = ((distance as f32 * known.density) as usize).saturating_sub(NEAR / 2);
-        Some(Self { near: near.min(capacity(words) - NEAR), is_trusted: known.trust >= TRUST_MIN, level })
+        Some(Self { near: near.min(capacity(words).saturating_sub(NEAR)), is_trusted: known.trust >= TRUST_MIN, level })
     }
 
     /// Learns whether the key's place, if known, is where it was guessed; if not, what the page's density is.

@@ -130,7 +130,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
     /// The first of [`NEAR`] entries about where `key` would be if keys were spread evenly between the fences.
     pub(super) fn near(&self, key: u64) -> usize {
         let index = key.wrapping_sub(self.low()) as f32 * self.density();
-        (index as usize).saturating_sub(NEAR / 2).min(self.capacity() - NEAR)
+        (index as usize).saturating_sub(NEAR / 2).min(self.capacity().saturating_sub(NEAR))
     }
 
     /// Entries for each key that belongs here.
