@@ -189,10 +189,14 @@ impl Arena {
 /// Asks the processor to have some words of a body at hand soon.
 #[inline]
 pub(crate) fn prefetch_lines(body: &[AtomicU64], words: Range<usize>) {
-    let (mut line, end) = (words.start / WORDS_PER_UNIT * WORDS_PER_UNIT, words.end.min(body.len()));
-    while line < end {
-        prefetch(std::ptr::from_ref(&body[line]).cast());
-        line += WORDS_PER_UNIT;
+    let words = body.get(words.start..words.end.min(body.len())).unwrap_or(&[]);
+    let (Some(first), Some(last)) = (words.first(), words.last()) else { return };
+    // Few words are in one line or two, which cannot be foretold: a prefetch too many is cheaper than a wrong branch.
+    prefetch(std::ptr::from_ref(first).cast());
+    prefetch(std::ptr::from_ref(last).cast());
+    if words.len() > WORDS_PER_UNIT + 1 {
+        let between = words[WORDS_PER_UNIT..].iter().step_by(WORDS_PER_UNIT);
+        between.for_each(|word| prefetch(std::ptr::from_ref(word).cast()));
     }
 }
 

@@ -142,7 +142,7 @@ impl Frame {
 
     #[inline]
     pub(crate) fn class(&self) -> SizeClass {
-        SizeClass::from_index(usize::from(self.class.load(Ordering::Relaxed)) % SizeClass::COUNT)
+        SizeClass::from_index(usize::from(self.class.load(Ordering::Relaxed)).min(SizeClass::COUNT - 1))
     }
 
     #[inline]

@@ -142,7 +142,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         class: SizeClass,
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
         match Link::of(word) {
-            Link::Frame { frame, unit } => match self.follow_local(from, frame, unit, class) {
+            Link::Frame { frame, unit } => match self.follow_local::<0>(from, frame, unit, class, None) {
                 Ok(page) => Ok(page),
                 Err(_) if self.is_forged(from, frame) => Err(CacheError::BadLink),
                 Err(conflict) => Err(conflict.into()),
@@ -162,27 +162,36 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, or if `from` or the page
-    /// is being changed.
+    /// is being changed. Has the processor fetch `words` of the page first, if they are said.
     #[inline(always)]
-    pub fn follow_cached<'a>(&'a self, from: &Page<'a, S, L>, word: u64, class: SizeClass) -> Option<Page<'a, S, L>> {
-        match Link::of(word) {
-            Link::Frame { frame, unit } => self.follow_local(from, frame, unit, class).ok(),
-            _ => None,
-        }
+    pub fn follow_cached<'a, const N: usize>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        word: u64,
+        class: SizeClass,
+        words: Option<[Range<usize>; N]>,
+    ) -> Option<Page<'a, S, L>> {
+        let Link::Frame { frame, unit } = Link::of(word) else { return None };
+        self.follow_local(from, frame, unit, class, words).ok()
     }
 
     #[inline(always)]
-    fn follow_local<'a>(
+    fn follow_local<'a, const N: usize>(
         &'a self,
         from: &Page<'a, S, L>,
         index: u32,
         unit: u32,
         class: SizeClass,
+        expected: Option<[Range<usize>; N]>,
     ) -> Result<Page<'a, S, L>, Conflict> {
         let arena = &self.cache().arena;
         let frame = arena.get(index).ok_or(Conflict)?;
         // What a search needs is had from the link alone, so that it need not wait for the frame's line.
         let mut words = arena.words(unit, class.words());
+        if let Some(expected) = expected {
+            crate::arena::prefetch(std::ptr::from_ref(frame).cast());
+            expected.into_iter().for_each(|expected| crate::arena::prefetch_lines(words, expected));
+        }
         let version = read_version(frame)?;
         let (level, id) = (frame.level(), frame.page());
         if !frame.has_class(class) {
@@ -439,7 +448,7 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
     ///
     /// # Errors
     /// If the page changed since it was looked up, or is no longer here.
-    #[inline]
+    #[inline(always)]
     pub fn read<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> Result<R, Conflict> {
         let result = f(self.words);
         if self.is_current() { Ok(result) } else { Err(Conflict) }

@@ -249,6 +249,9 @@ impl<T: Layout> Engine<T> {
     async fn run<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
         let worker = self.0.cached.worker();
         let _pin = worker.pin();
+        if let Some(output) = operation.at_once(&self.0.cached) {
+            return Ok(output);
+        }
         let attempt = Attempt::new(&self.0, O::CODE);
         let from = Cell::new(Start::Root);
         retry(worker, async || {

@@ -106,7 +106,8 @@ pub(crate) type Build = fn(&mut World) -> anyhow::Result<Box<dyn Contender>>;
 pub(crate) const ALL: &[(&str, Build)] = &[
     ("hand", |world| Ok(Box::new(ByHand { tree: world.tree()?, prefetches: true }))),
     ("hand-plain", |world| Ok(Box::new(ByHand { tree: world.tree()?, prefetches: false }))),
-    ("direct", |world| Ok(Box::new(ByDirect(world.tree()?)))),
+    ("direct", |world| Ok(Box::new(ByDirect { tree: world.tree()?, at_once: false }))),
+    ("direct-at-once", |world| Ok(Box::new(ByDirect { tree: world.tree()?, at_once: true }))),
     ("direct-plain", |world| Ok(Box::new(ByDirectPlain(world.tree()?)))),
     ("cached", |world| Ok(Box::new(ByCache::warmed_up(world.tree()?, &world.keys)?))),
     (Congee::NAME, peer::<Congee>),
@@ -190,21 +191,25 @@ impl Contender for ByHand {
     }
 }
 
-/// The tree's own code over the same pages; if several lookups are in flight, each lets the others run while it waits.
-struct ByDirect(Arc<LocalTree>);
+/// The tree's own async code over the same pages; if several lookups are in flight, each lets the others run while it waits.
+/// At once: with one in flight the answer is had without the async code, as a cache does for pages that it has.
+struct ByDirect {
+    tree: Arc<LocalTree>,
+    at_once: bool,
+}
 
 impl Contender for ByDirect {
     fn name(&self) -> &'static str {
-        "direct"
+        if self.at_once { "direct-at-once" } else { "direct" }
     }
 
     fn interleaves(&self) -> bool {
-        true
+        !self.at_once
     }
 
     fn run(&self, job: &Job) -> anyhow::Result<u64> {
         let ahead = if job.in_flight > 1 { Ahead::PrefetchAndYield } else { Ahead::Prefetch };
-        run_direct(&self.0, ahead, job)
+        run_direct(&self.tree, ahead, self.at_once, job)
     }
 }
 
@@ -217,14 +222,14 @@ impl Contender for ByDirectPlain {
     }
 
     fn run(&self, job: &Job) -> anyhow::Result<u64> {
-        run_direct(&self.0, Ahead::Nothing, job)
+        run_direct(&self.0, Ahead::Nothing, false, job)
     }
 }
 
-fn run_direct(tree: &LocalTree, ahead: Ahead, job: &Job) -> anyhow::Result<u64> {
+fn run_direct(tree: &LocalTree, ahead: Ahead, at_once: bool, job: &Job) -> anyhow::Result<u64> {
     let worker = tree.compute.worker()?;
     let access = Direct::new(&worker, tree.structure.clone(), Arc::clone(&tree.pages), ahead);
-    look_up(&worker, &BTree::over(access), job)
+    look_up(&worker, &BTree::over(if at_once { access.at_once() } else { access }), job)
 }
 
 /// Bytes of a cache for each page of the tree: frame, table and sketch, and some slack, so that nothing is ever evicted.

@@ -52,13 +52,20 @@ pub(crate) struct Direct {
     structure: Structure,
     pages: Arc<LocalPages>,
     ahead: Ahead,
+    /// Whether lookups are answered at once, that is, not by the async code.
+    at_once: bool,
     notes: Cell<[u64; 2]>,
 }
 
 impl Direct {
     /// Access to `structure`, whose pages are `pages`.
     pub(crate) fn new(worker: &Handle, structure: Structure, pages: Arc<LocalPages>, ahead: Ahead) -> Self {
-        Self { worker: worker.clone(), structure, pages, ahead, notes: Cell::default() }
+        Self { worker: worker.clone(), structure, pages, ahead, at_once: false, notes: Cell::default() }
+    }
+
+    /// The same, and pages are at hand where other tasks need not run first: lookups are answered without the async code.
+    pub(crate) fn at_once(self) -> Self {
+        Self { at_once: self.ahead != Ahead::PrefetchAndYield, ..self }
     }
 
     #[inline]
@@ -112,10 +119,17 @@ fn remote(link: Link) -> Result<RemotePtr, Interrupt> {
 #[inline]
 pub(crate) fn prefetch(page: &[AtomicU64], words: Range<usize>) {
     #[cfg(target_arch = "x86_64")]
-    for line in (words.start / LINE_WORDS * LINE_WORDS..words.end.min(page.len())).step_by(LINE_WORDS) {
+    {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch of any address is harmless; this one lies in a live mapping.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(&page[line]).cast()) };
+        let words = page.get(words.start..words.end.min(page.len())).unwrap_or(&[]);
+        let (Some(first), Some(last)) = (words.first(), words.last()) else { return };
+        // SAFETY: a prefetch of any address is harmless; these lie in a live mapping.
+        let prefetch = |word: &AtomicU64| unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(word).cast()) };
+        prefetch(first);
+        prefetch(last);
+        if words.len() > LINE_WORDS + 1 {
+            words[LINE_WORDS..].iter().step_by(LINE_WORDS).for_each(prefetch);
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (page, words);
@@ -149,7 +163,7 @@ impl PageRef for DirectPage<'_> {
         self.kind
     }
 
-    #[inline]
+    #[inline(always)]
     fn read<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> Result<R, Interrupt> {
         let result = f(self.words);
         fence(Ordering::Acquire);
@@ -206,6 +220,15 @@ impl Access for Direct {
         self.accept(at, self.words(at)?)
     }
 
+    #[inline(always)]
+    fn root_at_hand(&self) -> Option<DirectPage<'_>> {
+        if !self.at_once {
+            return None;
+        }
+        let at = self.structure.root;
+        self.accept(at, self.words(at).ok()?).ok()
+    }
+
     async fn follow<'a>(&'a self, from: &DirectPage<'a>, link: Link) -> Result<DirectPage<'a>, Interrupt> {
         self.follow_for(from, link, [0..PREFETCH_WORDS, 0..0, 0..0]).await
     }
@@ -225,6 +248,19 @@ impl Access for Direct {
             }
         }
         self.accept(at, words)
+    }
+
+    #[inline(always)]
+    fn at_hand<'a>(&'a self, from: &DirectPage<'a>, link: Link, ranges: [Range<usize>; 3]) -> Option<DirectPage<'a>> {
+        if !self.at_once {
+            return None;
+        }
+        let at = remote(link).ok()?;
+        let words = self.words(at).ok()?;
+        if self.ahead != Ahead::Nothing && from.level <= PREFETCH_FROM_LEVEL_MAX {
+            ranges.into_iter().for_each(|range| prefetch(words, range));
+        }
+        self.accept(at, words).ok()
     }
 
     fn notes(&self) -> Option<&Cell<[u64; 2]>> {
@@ -299,9 +335,11 @@ mod tests {
             let worker = tree.compute.worker().unwrap();
             let probes = (0..count * 3 + 6).chain([u64::MAX - 1, u64::MAX]);
             for ahead in [Ahead::Nothing, Ahead::Prefetch, Ahead::PrefetchAndYield] {
-                let direct = BTree::over(Direct::new(&worker, tree.structure.clone(), tree.pages.clone(), ahead));
+                let direct = Direct::new(&worker, tree.structure.clone(), tree.pages.clone(), ahead);
+                let (direct, at_once) = (BTree::over(direct.clone()), BTree::over(direct.at_once()));
                 for key in probes.clone() {
                     assert_eq!(worker.block_on(direct.get(key)).unwrap(), map.get(&key).copied(), "{count}: {key}");
+                    assert_eq!(worker.block_on(at_once.get(key)).unwrap(), map.get(&key).copied(), "{count}: {key}");
                     assert_eq!(plain.get(key), map.get(&key).copied(), "{count}: {key}");
                     assert_eq!(hand.get(key), map.get(&key).copied(), "{count}: {key}");
                 }

@@ -160,6 +160,12 @@ pub trait Access: Sized {
     /// As [`Access::follow`].
     async fn enter(&self, start: Start) -> Result<Self::Page<'_>, Interrupt>;
 
+    /// The page where an operation begins, if it is at hand and nothing is gained by letting other operations run before one
+    /// goes on. Never suspends.
+    fn root_at_hand(&self) -> Option<Self::Page<'_>> {
+        None
+    }
+
     /// The page that `link`, read from `from`, leads to. Suspends for a remote access, if the page is not at hand.
     ///
     /// # Errors
@@ -187,6 +193,12 @@ pub trait Access: Sized {
         _words: [Range<usize>; 3],
     ) -> Result<Self::Page<'a>, Interrupt> {
         self.follow(from, link).await
+    }
+
+    /// [`Access::follow_for`] for those who do not want to wait: the page, if it is at hand and nothing is gained by letting
+    /// other operations run before it is read. `None` says nothing about the link. Never suspends.
+    fn at_hand<'a>(&'a self, _from: &Self::Page<'a>, _link: Link, _words: [Range<usize>; 3]) -> Option<Self::Page<'a>> {
+        None
     }
 
     /// A hint: the next read of `page` needs these words. An access whose pages are in local memory may have the processor

@@ -4,7 +4,7 @@
 //! [`execute`] does, or a way to have it done elsewhere. For a structure in several parts, and for one whose upper levels are
 //! elsewhere, an operation is also [`Routed`].
 
-use std::{cell::Cell, future::Future};
+use std::{future::Future, pin::Pin};
 
 use crate::{
     access::{Access, Cause, Interrupt, Start},
@@ -44,6 +44,12 @@ pub trait Operation: Wire + Clone + 'static {
 
     /// Takes back what it asks for beyond the size of one message. Called where it comes from afar.
     fn limit(&mut self) {}
+
+    /// The answer, if all pages that it takes are at hand and nothing is to be changed. Tried before [`Operation::run`], for it
+    /// spares what suspending takes: a future's variables are places in memory. `None` says nothing.
+    fn at_once<A: Access>(&self, _access: &A) -> Option<Self::Output> {
+        None
+    }
 
     /// One attempt. The first visible effect is also the last thing that can be interrupted.
     ///
@@ -135,14 +141,20 @@ impl<A: Access> Run for A {
 /// What the operation failed with.
 pub async fn execute<A: Access, O: Operation>(access: &A, operation: &O) -> Result<O::Output, Error> {
     let _pin = access.worker().pin();
-    let from = Cell::new(Start::Root);
-    let attempt = async || {
-        let outcome = operation.run(access, from.get()).await;
-        let met_stale = matches!(outcome, Err(Interrupt::Restart(Cause::Stale { .. })));
-        from.set(if met_stale { Start::Anew } else { Start::Root });
-        outcome
-    };
-    retry(access.worker(), attempt).await
+    if let Some(output) = operation.at_once(access) {
+        return Ok(output);
+    }
+    let (mut from, mut restarts) = (Start::Root, Restarts::default());
+    loop {
+        match operation.run(access, from).await {
+            Ok(output) => return Ok(output),
+            Err(interrupt) => {
+                let met_stale = matches!(interrupt, Interrupt::Restart(Cause::Stale { .. }));
+                from = if met_stale { Start::Anew } else { Start::Root };
+                restarts.before_next(access.worker(), interrupt).await?;
+            }
+        }
+    }
 }
 
 /// Repeats an attempt at tidying up behind an operation that has had its effect: so many times at most, and whatever comes of
@@ -162,24 +174,50 @@ pub async fn tidy(worker: &Handle, attempts_max: u32, mut attempt: impl AsyncFnM
 /// # Errors
 /// What the attempt failed with; [`Error::Inconsistent`] if it met stale pages many times in a row.
 pub async fn retry<T>(worker: &Handle, mut attempt: impl AsyncFnMut() -> Result<T, Interrupt>) -> Result<T, Error> {
-    let (mut restarts, mut stale) = (0u32, 0);
+    let mut restarts = Restarts::default();
     loop {
         match attempt().await {
             Ok(output) => return Ok(output),
-            Err(Interrupt::Failed(error)) => return Err(*error),
-            Err(Interrupt::Restart(Cause::Conflict)) => stale = 0,
-            Err(Interrupt::Restart(Cause::Stale { page, why })) => {
-                stale += 1;
-                if stale > STALE_MAX {
-                    return Err(Error::Inconsistent { page, why });
+            Err(interrupt) => restarts.before_next(worker, interrupt).await?,
+        }
+    }
+}
+
+/// The attempts so far.
+#[derive(Debug, Default)]
+struct Restarts {
+    count: u32,
+    stale_in_a_row: u32,
+}
+
+impl Restarts {
+    /// Waits until it is time for another attempt, if `interrupt` asks for one. Boxed: it is rare, and as part of the caller's
+    /// future it would slow down what is not.
+    #[cold]
+    #[inline(never)]
+    fn before_next<'a>(
+        &'a mut self,
+        worker: &'a Handle,
+        interrupt: Interrupt,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>> {
+        Box::pin(async move {
+            match interrupt {
+                Interrupt::Failed(error) => return Err(*error),
+                Interrupt::Restart(Cause::Conflict) => self.stale_in_a_row = 0,
+                Interrupt::Restart(Cause::Stale { page, why }) => {
+                    self.stale_in_a_row += 1;
+                    if self.stale_in_a_row > STALE_MAX {
+                        return Err(Error::Inconsistent { page, why });
+                    }
+                }
+                Interrupt::Ship(page) => {
+                    return Err(Error::Inconsistent { page, why: "an access without an engine asked to ship" });
                 }
             }
-            Err(Interrupt::Ship(page)) => {
-                return Err(Error::Inconsistent { page, why: "an access without an engine asked to ship" });
-            }
-        }
-        bump(&worker.count().restarts);
-        worker.back_off(restarts).await;
-        restarts = restarts.saturating_add(1);
+            bump(&worker.count().restarts);
+            worker.back_off(self.count).await;
+            self.count = self.count.saturating_add(1);
+            Ok(())
+        })
     }
 }

@@ -118,10 +118,16 @@ impl Identity {
                 structure: StructureId((word >> 32) as u32),
                 level: (word >> 24) as u8,
                 class,
-                kind: (word >> 8) as u8,
+                kind: Self::kind_in(word),
             }),
             _ => None,
         }
+    }
+
+    /// The kind that a word states which is known to be an identity.
+    #[inline]
+    pub const fn kind_in(word: u64) -> u8 {
+        (word >> 8) as u8
     }
 }
 

@@ -1,5 +1,7 @@
 //! Pages are words. One view of a page serves a private copy (`[u64]`) and shared memory (`[AtomicU64]`).
 
+use std::ops::Range;
+
 use crate::sync::{AtomicU64, Ordering};
 
 /// The words of a page, for reading.
@@ -15,6 +17,22 @@ pub trait Words {
     /// # Panics
     /// If `index` is not below [`Words::count`]; code clamps what it computes from page contents before it indexes.
     fn word(&self, index: usize) -> u64;
+
+    /// The first of the places `within` whose word is not `below`, or the end of `within`; those that are come first. Of words
+    /// in another order, some place.
+    ///
+    /// # Panics
+    /// If `within` goes beyond [`Words::count`].
+    fn partition_point(&self, within: Range<usize>, below: impl Fn(u64) -> bool) -> usize {
+        let (mut base, mut size) = (within.start, within.len());
+        while size > 0 {
+            let half = size / 2;
+            let is_below = below(self.word(base + half));
+            base = if is_below { base + half + 1 } else { base };
+            size = if is_below { size - half - 1 } else { half };
+        }
+        base
+    }
 }
 
 impl Words for [u64] {
@@ -27,6 +45,11 @@ impl Words for [u64] {
     fn word(&self, index: usize) -> u64 {
         self[index]
     }
+
+    #[inline(always)]
+    fn partition_point(&self, within: Range<usize>, below: impl Fn(u64) -> bool) -> usize {
+        within.start + self[within].partition_point(|&word| below(word))
+    }
 }
 
 impl Words for [AtomicU64] {
@@ -38,5 +61,10 @@ impl Words for [AtomicU64] {
     #[inline]
     fn word(&self, index: usize) -> u64 {
         self[index].load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn partition_point(&self, within: Range<usize>, below: impl Fn(u64) -> bool) -> usize {
+        within.start + self[within].partition_point(|word| below(word.load(Ordering::Relaxed)))
     }
 }

@@ -25,7 +25,7 @@ use farlink_runtime::{
     error::Error,
     lock::LockWord,
     one_sided::OneSided,
-    page::{LOCK, SizeClass},
+    page::{IDENTITY, Identity, LOCK, SizeClass},
     pages::{self, NewPage, Placement},
     ptr::{Link, RemotePtr, ServerId},
     structure::{Layout, Overlap, Structure},
@@ -34,7 +34,7 @@ use farlink_runtime::{
 };
 
 pub use self::views::CachedViews;
-use crate::store::{CacheLayout, RemoteStore, identity, page_id, to_cache};
+use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
 
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.
 const PREFETCHED_LEVEL_MAX: u8 = 1;
@@ -87,10 +87,10 @@ impl<T: Layout> PageRef for CachedPage<'_, T> {
     #[inline]
     fn kind(&self) -> u8 {
         // Of whatever moment: it is used only after a read that proves the page current.
-        self.0.peek(|words| identity(words).map_or(0, |identity| identity.kind))
+        self.0.peek(|words| words.get(IDENTITY).map_or(0, |word| Identity::kind_in(word.load(Ordering::Relaxed))))
     }
 
-    #[inline]
+    #[inline(always)]
     fn read<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> Result<R, Interrupt> {
         self.0.read(f).map_err(|_| Interrupt::conflict())
     }
@@ -242,7 +242,7 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
             }
             Step::Fetch(fetch) => return in_parts(fetch.as_mut().poll(cx)),
         }
-        if let Some(page) = access.cache.follow_cached(&self.from.0, self.word, access.class) {
+        if let Some(page) = access.cache.follow_cached::<0>(&self.from.0, self.word, access.class, None) {
             return Poll::Ready(Ok(CachedPage(page)));
         }
         let mut fetch = self.fetch();
@@ -296,6 +296,14 @@ impl<T: Layout> Access for Cached<T> {
         }
     }
 
+    #[inline(always)]
+    fn root_at_hand(&self) -> Option<CachedPage<'_, T>> {
+        if self.worker().has_other_tasks() {
+            return None;
+        }
+        self.cache.enter(self.root.get()?).ok().map(CachedPage)
+    }
+
     #[inline]
     fn follow<'a>(
         &'a self,
@@ -313,6 +321,21 @@ impl<T: Layout> Access for Cached<T> {
         words: [Range<usize>; 3],
     ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
         Follow { access: self, from, word: link.word(), words, step: Step::Prefetch }
+    }
+
+    #[inline(always)]
+    fn at_hand<'a>(
+        &'a self,
+        from: &CachedPage<'a, T>,
+        link: Link,
+        words: [Range<usize>; 3],
+    ) -> Option<CachedPage<'a, T>> {
+        let level = from.level();
+        if level <= YIELDED_LEVEL_MAX + 1 && self.worker().has_other_tasks() {
+            return None;
+        }
+        let words = (level <= PREFETCHED_LEVEL_MAX + 1).then_some(words);
+        self.cache.follow_cached(&from.0, link.word(), self.class, words).map(CachedPage)
     }
 
     #[inline]

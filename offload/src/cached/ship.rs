@@ -176,6 +176,16 @@ impl<T: Layout> Access for Attempt<T> {
         Decide { attempt: self, decision: None, is_decided: false, follow }
     }
 
+    #[inline(always)]
+    fn at_hand<'a>(
+        &'a self,
+        from: &CachedPage<'a, T>,
+        link: Link,
+        words: [Range<usize>; 3],
+    ) -> Option<CachedPage<'a, T>> {
+        self.cached().at_hand(from, link, words)
+    }
+
     #[inline]
     fn notes(&self) -> Option<&Cell<[u64; 2]>> {
         self.cached().notes()

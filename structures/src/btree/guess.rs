@@ -14,6 +14,7 @@ use super::node::{HEAD, NEAR, capacity};
 const LEVEL_MAX: u8 = 1;
 /// Guesses are acted upon from so much trust on.
 const TRUST_MIN: u32 = 8;
+/// All bits of it are set.
 const TRUST_MAX: u32 = 15;
 /// What a wrong guess costs.
 const TRUST_LOST: u32 = 3;
@@ -26,60 +27,80 @@ pub(super) struct Guess {
     level: u8,
 }
 
+/// Entries for each key that belongs to a page, in units of 2^-64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Density(u64);
+
+impl Density {
+    /// Of `count` entries for `range` keys.
+    pub(super) fn of(count: usize, range: u64) -> Self {
+        Self(u64::try_from(((count as u128) << 64) / u128::from(range.max(1))).unwrap_or(u64::MAX))
+    }
+
+    /// The entries for so many keys.
+    #[inline]
+    pub(super) fn entries(self, keys: u64) -> usize {
+        ((u128::from(self.0) * u128::from(keys)) >> 64) as usize
+    }
+}
+
 /// What is known of the pages of a level.
 #[derive(Debug, Clone, Copy)]
 struct Known {
-    density: f32,
+    density: Density,
     trust: u32,
 }
 
 impl Known {
+    // The density with the trust in its last bits, which are so little that they do no harm.
+    #[inline]
     fn from_word(word: u64) -> Self {
-        Self { density: f32::from_bits((word >> 32) as u32), trust: word as u32 }
+        Self { density: Density(word), trust: word as u32 & TRUST_MAX }
     }
 
     fn word(self) -> u64 {
-        u64::from(self.density.to_bits()) << 32 | u64::from(self.trust)
+        self.density.0 & !u64::from(TRUST_MAX) | u64::from(self.trust)
     }
 }
 
 impl Guess {
     /// The place of a key that is `distance` above the first one of a page of `words` words at `level`; `None` if nobody is
     /// interested. `notes` are the access's.
-    #[inline]
+    #[inline(always)]
     pub(super) fn new(notes: Option<&Cell<[u64; 2]>>, level: u8, words: usize, distance: u64) -> Option<Self> {
         if level > LEVEL_MAX {
             return None;
         }
-        let known = Known::from_word(notes?.get()[usize::from(level)]);
-        let near = ((distance as f32 * known.density) as usize).saturating_sub(NEAR / 2);
+        let known = Known::from_word(of_level(notes?, level).get());
+        let near = known.density.entries(distance).saturating_sub(NEAR / 2);
         Some(Self { near: near.min(capacity(words).saturating_sub(NEAR)), is_trusted: known.trust >= TRUST_MIN, level })
     }
 
-    /// Learns whether the key's place, if known, is where it was guessed; if not, what the page's density is.
-    #[inline]
-    pub(super) fn learn(
-        self,
-        notes: Option<&Cell<[u64; 2]>>,
-        index: Option<usize>,
-        density: impl FnOnce() -> Option<f32>,
-    ) {
+    /// Learns whether the key's place (none: a number that no place has) is where it was guessed to be; if not, what the page's
+    /// density is.
+    #[inline(always)]
+    pub(super) fn learn(self, notes: Option<&Cell<[u64; 2]>>, index: usize, density: impl FnOnce() -> Option<Density>) {
         let Some(notes) = notes else { return };
-        let mut all = notes.get();
-        let known = Known::from_word(all[usize::from(self.level)]);
-        let is_right = index.is_some_and(|index| index.wrapping_sub(self.near) < NEAR);
+        let is_right = index.wrapping_sub(self.near) < NEAR;
+        let note = of_level(notes, self.level);
+        let known = Known::from_word(note.get());
         if is_right && known.trust == TRUST_MAX {
             return;
         }
-        let known = match is_right {
-            true => Known { trust: known.trust + 1, ..known },
-            false => {
-                Known { density: density().unwrap_or(known.density), trust: known.trust.saturating_sub(TRUST_LOST) }
-            }
-        };
-        all[usize::from(self.level)] = known.word();
-        notes.set(all);
+        revise(note, known, is_right, if is_right { None } else { density() });
     }
+}
+
+#[cold]
+fn revise(note: &Cell<u64>, known: Known, is_right: bool, density: Option<Density>) {
+    let trust = if is_right { known.trust + 1 } else { known.trust.saturating_sub(TRUST_LOST) };
+    note.set(Known { density: density.unwrap_or(known.density), trust }.word());
+}
+
+#[inline(always)]
+fn of_level(notes: &Cell<[u64; 2]>, level: u8) -> &Cell<u64> {
+    let notes: &Cell<[u64]> = notes;
+    &notes.as_slice_of_cells()[usize::from(level)]
 }
 
 /// Where a page of `words` words has the keys and the values of the entries from `near` on.
@@ -96,30 +117,35 @@ mod tests {
     const WORDS: usize = 128;
 
     /// What a handle makes of one key: the guess for it, and where it was.
-    fn look(notes: &Cell<[u64; 2]>, distance: u64, index: usize, density: f32) -> Guess {
+    fn look(notes: &Cell<[u64; 2]>, distance: u64, index: usize, density: Density) -> Guess {
         let guess = Guess::new(Some(notes), 0, WORDS, distance).unwrap();
-        guess.learn(Some(notes), Some(index), || Some(density));
+        guess.learn(Some(notes), index, || Some(density));
         guess
     }
 
     #[test]
     fn evenly_spread_keys_are_soon_found_where_they_are_guessed_to_be() {
-        let notes = Cell::default();
-        for index in (0..50).cycle().take(1000) {
-            look(&notes, index * 1000, index as usize, 1e-3);
+        // Close together, apart, and a page in sixteen of all keys.
+        for apart in [1, 1000, u64::MAX / 50 / 16] {
+            let notes = Cell::default();
+            let density = Density::of(50, apart.saturating_mul(50));
+            for index in (0..50).cycle().take(1000) {
+                look(&notes, index * apart, index as usize, density);
+            }
+            let guess = look(&notes, 30 * apart, 30, density);
+            assert!(guess.is_trusted && (guess.near..guess.near + NEAR).contains(&30), "{apart}: {guess:?}");
         }
-        let guess = look(&notes, 30_000, 30, 1e-3);
-        assert!(guess.is_trusted && (guess.near..guess.near + NEAR).contains(&30));
     }
 
     #[test]
     fn trust_is_lost_where_keys_are_in_clusters_and_comes_back() {
         let notes = Cell::default();
+        let density = Density::of(50, 50_000);
         let look_often = |indices: [usize; 2]| {
             for index in indices.into_iter().cycle().take(100) {
-                look(&notes, 30_000, index, 1e-3);
+                look(&notes, 30_000, index, density);
             }
-            look(&notes, 30_000, 30, 1e-3).is_trusted
+            look(&notes, 30_000, 30, density).is_trusted
         };
         assert!(look_often([30, 30]));
         assert!(!look_often([3, 50]));
@@ -128,12 +154,15 @@ mod tests {
 
     #[test]
     fn guesses_lie_in_the_page_whatever_is_known_and_not_all_levels_have_one() {
-        for density in [0.0, -1.0, 1e30, f32::INFINITY, f32::NAN] {
-            let notes = Cell::new([u64::from(density.to_bits()) << 32 | 15; 2]);
+        for word in [0, 15, 1 << 63, u64::MAX] {
+            let notes = Cell::new([word; 2]);
             for distance in [0, 1, u64::MAX] {
                 let guess = Guess::new(Some(&notes), 1, WORDS, distance).unwrap();
-                assert!(likely(WORDS, guess.near).iter().all(|words| words.end <= WORDS), "{density}, {distance}");
+                assert!(likely(WORDS, guess.near).iter().all(|words| words.end <= WORDS), "{word}, {distance}");
             }
+        }
+        for (count, range) in [(0, 0), (0, 1), (1, 0), (57, 1), (57, u64::MAX)] {
+            let _ = Density::of(count, range).entries(u64::MAX);
         }
         assert!(Guess::new(Some(&Cell::default()), LEVEL_MAX + 1, WORDS, 0).is_none());
         assert!(Guess::new(None, 0, WORDS, 0).is_none());

@@ -118,6 +118,11 @@ impl OrderedMap for Tree {
         ops::get(access, from, key).await
     }
 
+    #[inline(always)]
+    fn get_at_once<A: Access>(access: &A, key: u64) -> Option<Option<u64>> {
+        ops::get_at_once(access, key)
+    }
+
     async fn put<A: Access>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt> {
         ops::put(access, from, put).await
     }

@@ -13,12 +13,16 @@
 //! first one repeats the page's own. Keys and values are contiguous arrays: one search, one write for a shifted range. The
 //! header's `kind` names this layout, so that one for variable-length entries can stand beside it.
 
+use std::ops::Range;
+
 use farlink_runtime::{
     access::Views,
     page::SizeClass,
     ptr::{Link, RemotePtr},
     words::Words,
 };
+
+use super::guess::Density;
 
 /// The header's mark of this layout: fixed 8-byte keys and values.
 pub(super) const KIND: u8 = 1;
@@ -97,78 +101,65 @@ impl<W: Words + ?Sized> Node<'_, W> {
         Link::from_word(self.value(index))
     }
 
+    #[inline(always)]
     pub(super) fn side(&self, key: u64) -> Side {
-        match self.high() {
-            _ if key < self.low() => Side::Left,
-            Some(high) if key >= high => Side::Right,
-            _ => Side::Here,
+        if key < self.low() {
+            return Side::Left;
         }
+        if self.high().is_some_and(|high| key >= high) {
+            return Side::Right;
+        }
+        Side::Here
     }
 
     /// The number of keys below `key`.
     #[inline]
     pub(super) fn lower_bound(&self, key: u64) -> usize {
-        match self.count() {
-            0 => 0,
-            count => self.lower_bound_among(key, 0, count),
-        }
+        self.0.partition_point(ENTRIES..ENTRIES + self.count(), |other| other < key) - ENTRIES
     }
 
-    /// [`Node::lower_bound`], if all keys before the `size` ones from `base` on are below `key`, and none after them is.
+    /// The number of keys up to `key`.
     #[inline(always)]
-    fn lower_bound_among(&self, key: u64, mut base: usize, mut size: usize) -> usize {
-        // How often it turns depends on the size alone, so that no branch is mispredicted.
-        while size > 1 {
-            let half = size / 2;
-            let is_below = self.key(base + half) < key;
-            base = std::hint::select_unpredictable(is_below, base + half, base);
-            size -= half;
-        }
-        base + usize::from(self.key(base) < key)
+    pub(super) fn upper_bound(&self, key: u64) -> usize {
+        self.upper_bound_among(key, 0..self.count())
+    }
+
+    /// [`Node::upper_bound`], if all keys before `entries` are below `key`, and all after them above.
+    #[inline(always)]
+    fn upper_bound_among(&self, key: u64, entries: Range<usize>) -> usize {
+        self.0.partition_point(ENTRIES + entries.start..ENTRIES + entries.end, |other| other <= key) - ENTRIES
     }
 
     /// The first of [`NEAR`] entries about where `key` would be if keys were spread evenly between the fences.
     pub(super) fn near(&self, key: u64) -> usize {
-        let index = key.wrapping_sub(self.low()) as f32 * self.density();
-        (index as usize).saturating_sub(NEAR / 2).min(self.capacity().saturating_sub(NEAR))
+        let index = self.density().entries(key.wrapping_sub(self.low()));
+        index.saturating_sub(NEAR / 2).min(self.capacity().saturating_sub(NEAR))
     }
 
-    /// Entries for each key that belongs here.
-    pub(super) fn density(&self) -> f32 {
-        self.count() as f32 / self.high().unwrap_or(u64::MAX).wrapping_sub(self.low()) as f32
+    pub(super) fn density(&self) -> Density {
+        Density::of(self.count(), self.high().unwrap_or(u64::MAX).wrapping_sub(self.low()))
     }
 
-    /// [`Node::lower_bound`], if it is among the [`NEAR`] entries from `near` on, or the last ones if there are not as many.
+    /// [`Node::upper_bound`], if the last key up to `key` is among the [`NEAR`] entries from `near` on, or the last ones if
+    /// there are not as many.
     #[inline(always)]
-    pub(super) fn lower_bound_near(&self, key: u64, near: usize) -> Option<usize> {
+    pub(super) fn upper_bound_near(&self, key: u64, near: usize) -> Option<usize> {
         let near = near.min(self.count().checked_sub(NEAR)?);
         let is_there = self.key(near) <= key && key <= self.key(near + NEAR - 1);
-        is_there.then(|| self.lower_bound_among(key, near, NEAR))
-    }
-
-    /// Whether the entry at `index`, the lower bound of `key`, has that key.
-    #[inline]
-    pub(super) fn is_at(&self, index: usize, key: u64) -> bool {
-        index < self.count() && self.key(index) == key
+        is_there.then(|| self.upper_bound_among(key, near..near + NEAR))
     }
 
     /// In a leaf: where `key` is, or where it would be inserted.
     #[inline]
     pub(super) fn search(&self, key: u64) -> Result<usize, usize> {
         let index = self.lower_bound(key);
-        if self.is_at(index, key) { Ok(index) } else { Err(index) }
+        if index < self.count() && self.key(index) == key { Ok(index) } else { Err(index) }
     }
 
     /// In an inner page: the child to which `key` belongs; `None` if the page has no children.
     #[inline]
     pub(super) fn child_for(&self, key: u64) -> Option<usize> {
-        self.child_before(self.lower_bound(key), key)
-    }
-
-    /// [`Node::child_for`], if the lower bound of `key` is known.
-    #[inline]
-    pub(super) fn child_before(&self, index: usize, key: u64) -> Option<usize> {
-        if self.is_at(index, key) { Some(index) } else { index.checked_sub(1) }
+        self.upper_bound(key).checked_sub(1)
     }
 
     pub(super) fn entries(&self) -> Vec<(u64, u64)> {
@@ -300,7 +291,7 @@ mod tests {
             let _ = (node.search(key), node.child_for(key), node.side(key), node.entries());
             let near = node.near(key);
             prop_assert!(near + NEAR <= node.capacity());
-            let _ = node.lower_bound_near(key, near);
+            let _ = node.upper_bound_near(key, near);
         }
 
         #[test]
@@ -310,10 +301,13 @@ mod tests {
             let keys: Vec<u64> = keys.into_iter().collect();
             words[ENTRIES..ENTRIES + keys.len()].copy_from_slice(&keys);
             prop_assert_eq!(Node(words.as_slice()).search(key), keys.binary_search(&key));
-            let below = keys.partition_point(|&other| other < key);
+            let upto = keys.partition_point(|&other| other <= key);
+            prop_assert_eq!(Node(words.as_slice()).child_for(key), upto.checked_sub(1));
             for near in 0..=12 {
-                let index = Node(words.as_slice()).lower_bound_near(key, near);
-                prop_assert!(index.is_none_or(|index| index == below), "{} {:?}", near, index);
+                let index = Node(words.as_slice()).upper_bound_near(key, near);
+                prop_assert!(index.is_none_or(|index| index == upto), "{} {:?}", near, index);
+                let is_among = (near..near + NEAR).contains(&upto.wrapping_sub(1)) && keys.len() >= near + NEAR;
+                prop_assert!(index.is_some() || !is_among || keys[near + NEAR - 1] < key, "{} {}", near, key);
             }
         }
     }

@@ -8,18 +8,29 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::{Descent, descend},
+    descend::{Descent, descend, descend_at_once},
     node::{KIND, Node, NodeMut, Side, ViewWords},
     shrink, split,
 };
 use crate::map::ops::{Put, PutMode};
 
 pub(super) async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
-    let Descent { page, index, .. } = descend(access, from, key, 0).await?;
-    page.read(|words| {
-        let leaf = Node(words);
-        leaf.is_at(index, key).then(|| leaf.value(index))
-    })
+    let Descent { page, upto, .. } = descend(access, from, key, 0).await?;
+    page.read(|words| value_at(&Node(words), upto, key))
+}
+
+/// [`get`] from the root, if all pages on the way are at hand.
+#[inline(always)]
+pub(super) fn get_at_once<A: Access>(access: &A, key: u64) -> Option<Option<u64>> {
+    let Descent { page, upto, .. } = descend_at_once(access, key, 0)?;
+    page.read(|words| value_at(&Node(words), upto, key)).ok()
+}
+
+/// The value of `key` in a leaf with so many keys up to it.
+#[inline(always)]
+fn value_at(leaf: &Node<'_, impl Words + ?Sized>, upto: usize, key: u64) -> Option<u64> {
+    let index = upto.checked_sub(1)?;
+    (leaf.key(index) == key).then(|| leaf.value(index))
 }
 
 pub(super) async fn put<A: Access>(access: &A, from: Start, put: &Put<Tree>) -> Result<Option<u64>, Interrupt> {

@@ -62,6 +62,12 @@ pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
     /// As [`Operation::run`](farlink_runtime::operation::Operation::run). So for all.
     async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt>;
 
+    /// [`OrderedMap::get`] from the root for those who do not want to wait:
+    /// [`Operation::at_once`](farlink_runtime::operation::Operation::at_once).
+    fn get_at_once<A: Access>(_access: &A, _key: u64) -> Option<Option<u64>> {
+        None
+    }
+
     /// Stores a value; the value before.
     async fn put<A: Access>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt>;
 

@@ -133,6 +133,11 @@ impl<S: OrderedMap> Operation for Get<S> {
         begins::<S>(self.key)
     }
 
+    #[inline(always)]
+    fn at_once<A: Access>(&self, access: &A) -> Option<Option<u64>> {
+        S::get_at_once(access, self.key)
+    }
+
     async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         S::get(access, from, self.key).await
     }
