@@ -1,10 +1,6 @@
 //! The worker's side: operations go out, answers come back.
 
-use std::{
-    cell::{Cell, RefCell},
-    fmt,
-    rc::Rc,
-};
+use std::{cell::RefCell, fmt, rc::Rc};
 
 use farlink_runtime::{
     error::Error,
@@ -70,8 +66,6 @@ pub struct Shipper {
 struct Shared {
     /// By server.
     channels: RefCell<Vec<Option<Channel>>>,
-    /// Somebody is opening one.
-    opening: Cell<bool>,
     /// Memory for the words of a request.
     spare: RefCell<Vec<u64>>,
 }
@@ -166,38 +160,14 @@ impl Shipper {
     }
 
     async fn channel(&self, server: ServerId) -> Result<Channel, Error> {
-        loop {
-            if let Some(Some(channel)) = self.shared.channels.borrow().get(server.index()) {
-                return Ok(channel.clone());
-            }
-            if !self.shared.opening.get() {
-                break;
-            }
-            self.worker.yield_now().await;
+        if let Some(Some(channel)) = self.shared.channels.borrow().get(server.index()) {
+            return Ok(channel.clone());
         }
-        // What opening measures, it should not measure for many at a time.
-        let _opening = Opening::begin(&self.shared.opening);
         let channel = self.worker.channel(server).await?;
         let mut channels = self.shared.channels.borrow_mut();
         if channels.len() <= server.index() {
             channels.resize(server.index() + 1, None);
         }
         Ok(channels[server.index()].insert(channel).clone())
-    }
-}
-
-/// A channel is being opened.
-struct Opening<'a>(&'a Cell<bool>);
-
-impl<'a> Opening<'a> {
-    fn begin(opening: &'a Cell<bool>) -> Self {
-        opening.set(true);
-        Self(opening)
-    }
-}
-
-impl Drop for Opening<'_> {
-    fn drop(&mut self) {
-        self.0.set(false);
     }
 }
