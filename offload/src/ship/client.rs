@@ -139,12 +139,17 @@ impl Shipper {
         }
     }
 
-    /// [`Shipper::ship`] from the root, where nothing is declined.
+    /// [`Shipper::ship`] from the root, where nothing is declined. What only reads is sent once more if it is lost with a server:
+    /// another may have taken its place.
     ///
     /// # Errors
     /// As [`Shipper::ship`].
     pub async fn ship_whole<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
-        match self.ship(operation, From::Root).await? {
+        let answer = match self.ship(operation, From::Root).await {
+            Err(Error::OutcomeUnknown { .. }) if O::READS_ONLY => self.ship(operation, From::Root).await,
+            answer => answer,
+        };
+        match answer? {
             Answer::Done(shipped) => Ok(shipped.output),
             Answer::Declined(_) => Err(Error::Malformed("an operation that began at the root was declined")),
         }

@@ -24,7 +24,7 @@ const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
 const ROUNDS_MIN: usize = 5;
 const ROUNDS_MAX: usize = 25;
 const TIME_NS: u64 = 100_000_000;
-/// A fabric so slow that this is not enough is measured less exactly, or not at all.
+/// A fabric so slow that this is not enough is not measured; if it is so slow that this is clear at once, no longer than that.
 const TIME_MAX_NS: u64 = 400_000_000;
 /// The switch-over where it would take too long to measure it, in words.
 const UNMEASURED: usize = 512;
@@ -126,6 +126,9 @@ async fn measure(channel: &Channel) -> Result<usize, Error> {
                     Some(took_ns) => times_ns[way].push(took_ns),
                     None => break 'rounds,
                 }
+            }
+            if round == 0 && words == SIZES[0] && clock.now_ns() - start_ns > TIME_MAX_NS / 8 {
+                break 'rounds;
             }
         }
     }

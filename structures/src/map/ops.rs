@@ -128,6 +128,7 @@ impl<S: OrderedMap> Operation for Get<S> {
     type Output = Option<u64>;
     type Layout = S::Layout;
     const CODE: Code = code::<S>(1);
+    const READS_ONLY: bool = true;
 
     fn begins(&self) -> Option<Region<S>> {
         begins::<S>(self.key)
@@ -172,6 +173,7 @@ impl<S: OrderedMap> Operation for Scan<S> {
     type Output = ScanPart;
     type Layout = S::Layout;
     const CODE: Code = code::<S>(4);
+    const READS_ONLY: bool = true;
 
     fn begins(&self) -> Option<Region<S>> {
         begins::<S>(self.key())
@@ -194,6 +196,7 @@ impl<S: OrderedMap> Operation for Count<S> {
     type Output = (u64, Option<u64>);
     type Layout = S::Layout;
     const CODE: Code = code::<S>(5);
+    const READS_ONLY: bool = true;
 
     fn begins(&self) -> Option<Region<S>> {
         begins::<S>(self.low)
@@ -224,6 +227,7 @@ impl<S: OrderedMap> Operation for Locate<S> {
     type Output = RemotePtr;
     type Layout = S::Layout;
     const CODE: Code = code::<S>(6);
+    const READS_ONLY: bool = true;
 
     fn begins(&self) -> Option<Region<S>> {
         begins::<S>(self.key)
