@@ -158,7 +158,7 @@ pub(crate) struct MessagingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "2us")]
     pub(crate) card_latency: u64,
     /// How long that card is busy with each remote operation of a connection, whatever its size.
-    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "250")]
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "300")]
     pub(crate) card_request: u64,
     /// Runs of each size and mode, by turns; the median counts.
     #[arg(long, default_value_t = 25)]
@@ -195,7 +195,7 @@ pub(crate) struct OffloadArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "10us")]
     pub(crate) latency: u64,
     /// What a page takes that an operation looks at on the memory server.
-    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "3us")]
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "3500")]
     pub(crate) page_time: u64,
     /// Threads of the memory server, modelled.
     #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "1,2,4,8")]
@@ -204,16 +204,16 @@ pub(crate) struct OffloadArgs {
     #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16")]
     pub(crate) cache_percents: Vec<f64>,
     /// Workers of the compute server, each with one operation in flight.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 7)]
     pub(crate) workers: usize,
     /// Seconds of each run.
     #[arg(long, default_value_t = 0.3)]
     pub(crate) seconds: f64,
     /// Seconds before those, to fill the cache and to learn what things take.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.2)]
     pub(crate) warm_up_seconds: f64,
     /// Runs of each policy, by turns; the median counts.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     pub(crate) repeats: u32,
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
