@@ -186,7 +186,7 @@ pub(crate) struct OffloadArgs {
     #[arg(long, default_value_t = 256)]
     pub(crate) page_bytes: usize,
     /// How full the load makes each page, 0.1 to 1.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.2)]
     pub(crate) fill: f64,
     /// Of a hundred operations, so many overwrite a value; the others look one up.
     #[arg(long, value_name = "PERCENT", default_value_t = 50)]
