@@ -5,7 +5,8 @@
 //! [policy](crate::policy) is asked, if the operation can be shipped at all:
 //!
 //! - The page that the link is in lies inside what this compute server owns, so all below it is this server's own; and the
-//!   missing page is on a level whose subtrees are each on one memory server ([`EngineOptions::level_max`]).
+//!   missing page is on a level whose subtrees are each on one memory server, as the catalog says of the structure
+//!   ([`EngineOptions::level_max`]).
 //! - The memory server has the newest version of the missing page and of all below: nothing of it is in the cache, which
 //!   [`CacheHandle::keep_out`](farlink_cache::CacheHandle::keep_out) finds out, and sees to until the answer is there.
 //!
@@ -43,8 +44,10 @@ use crate::{
 /// How an engine ships.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineOptions {
-    /// The highest level whose subtrees are each on one memory server. If not said: all levels, if there is one memory server;
-    /// else 0, for a page is never on two. A subtree that is on several all the same costs a message, nothing else.
+    /// The highest level from which operations are shipped. If not said, the highest whose subtrees are each on one memory
+    /// server, by what the catalog says of the structure
+    /// ([`Structure::whole_up_to`](farlink_runtime::structure::Structure::whole_up_to)). A subtree that is on several all the
+    /// same costs a message, nothing else.
     pub level_max: Option<u8>,
 }
 
@@ -219,7 +222,7 @@ impl<T: Layout> Engine<T> {
         let policies = Rc::new(RefCell::new(policies));
         let told = Rc::clone(&policies);
         cached.tell_reads(move |server, took_ns| told.borrow_mut().fetched(server, took_ns));
-        let usual = if cached.worker().servers() == 1 { u8::MAX } else { 0 };
+        let usual = cached.structure().whole_up_to(cached.worker().servers());
         let level_max = if T::WALKS_SIBLINGS { None } else { Some(options.level_max.unwrap_or(usual)) };
         Ok(Self(Rc::new(Shared {
             level_max: level_max.unwrap_or(0),
@@ -307,6 +310,10 @@ impl<T: Layout> Shared<T> {
             Err(error @ (Error::ServerMissing { .. } | Error::Refused { why: Refusal::UnknownKind, .. })) => {
                 tracing::warn!(server = %at.server(), %error, "no operations are shipped there any more");
                 self.without.borrow_mut().push(at.server());
+                Ok(None)
+            }
+            Err(error @ Error::OutcomeUnknown { .. }) if O::READS_ONLY => {
+                tracing::debug!(page = %at, %error, "an operation that only reads is done here instead");
                 Ok(None)
             }
             Err(error) => {

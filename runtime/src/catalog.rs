@@ -235,7 +235,7 @@ fn write_entry(views: &mut impl Views, page: usize, structure: &Structure) {
     views.set(
         page,
         NUMBER,
-        u64::from(structure.id.0) << 32 | (structure.spread as u64) << 8 | structure.class.index() as u64,
+        u64::from(structure.id.0) << 32 | u64::from(structure.spread.index()) << 8 | structure.class.index() as u64,
     );
     views.set(page, ROOT, structure.root.raw());
     views.set(page, NAME_LENGTH, structure.name.len() as u64);

@@ -20,6 +20,7 @@ use crate::{
     layout::{self, Dynamic, Geometry, SLOT_WORDS, SLOTS, SUPERBLOCK_WORDS},
     local_locks::LocalLocks,
     lock::OwnerId,
+    messaging::Measured,
     page::PAGE_WORDS_MAX,
     pages::{self, SharedPages},
     ptr::ServerId,
@@ -64,8 +65,8 @@ pub(crate) struct Shared {
     pub(crate) locks: LocalLocks,
     slot: usize,
     announced: AtomicU64,
-    /// From how many words on messages are fetched, once it has been measured; 0 before.
-    pub(crate) switch_words: AtomicU64,
+    /// From how many words on messages are fetched.
+    pub(crate) switch_words: Measured,
     seed: u64,
     workers_made: AtomicU64,
     workers_alive: AtomicU64,
@@ -88,7 +89,7 @@ impl Shared {
             locks: LocalLocks::new(),
             slot: joined.slot,
             announced: AtomicU64::new(joined.epoch),
-            switch_words: AtomicU64::new(0),
+            switch_words: Measured::default(),
             seed: options.seed,
             workers_made: AtomicU64::new(0),
             workers_alive: AtomicU64::new(0),

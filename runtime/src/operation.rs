@@ -38,6 +38,8 @@ pub trait Operation: Wire + Clone + 'static {
     type Layout: Layout + Default;
     /// Its name in messages: no two operations of a cluster have the same.
     const CODE: Code;
+    /// Whether it changes nothing. Then it can be done again if a memory server is lost with it, and nobody need know.
+    const READS_ONLY: bool = false;
 
     /// The part of the structure where it begins, if that can be told: a page where it may start has some of it.
     fn begins(&self) -> Option<<Self::Layout as Layout>::Region>;

@@ -28,12 +28,24 @@ pub struct Structure {
 }
 
 impl Structure {
-    /// Where a new page of this level is to be.
-    pub fn placement(&self, level: u8) -> Placement {
+    /// Where a new page of this level is to be that comes from the page `beside`, as half of it, say.
+    pub fn placement(&self, level: u8, beside: RemotePtr) -> Placement {
         match self.spread {
             Spread::RoundRobin => Placement::RoundRobin,
             Spread::Leaves if level == 0 => Placement::RoundRobin,
             Spread::Leaves | Spread::OneServer => Placement::With(self.root),
+            Spread::Subtrees { level: top } if level > top => Placement::RoundRobin,
+            Spread::Subtrees { .. } => Placement::With(beside),
+        }
+    }
+
+    /// The highest level of which each page is on one memory server with all that is below it, in a cluster of so many.
+    pub fn whole_up_to(&self, servers: usize) -> u8 {
+        match self.spread {
+            _ if servers == 1 => u8::MAX,
+            Spread::RoundRobin | Spread::Leaves => 0,
+            Spread::OneServer => u8::MAX,
+            Spread::Subtrees { level } => level,
         }
     }
 }
@@ -48,13 +60,35 @@ pub enum Spread {
     Leaves,
     /// All where the root is: the coarse-grained design.
     OneServer,
+    /// Each page of this level with all that is below it on one server; a load puts one after the other on the servers in turn,
+    /// and what is split stays where it is. The levels above in turn. (DEX, VLDB 2024, section 3: so an operation can be
+    /// shipped from there.)
+    Subtrees {
+        /// At most [`Spread::LEVEL_MAX`].
+        level: u8,
+    },
 }
 
 impl Spread {
-    const ALL: [Self; 3] = [Self::RoundRobin, Self::Leaves, Self::OneServer];
+    /// The highest level that [`Spread::Subtrees`] can have; a higher one means this one.
+    pub const LEVEL_MAX: u8 = 63;
+    const SIMPLE: [Self; 3] = [Self::RoundRobin, Self::Leaves, Self::OneServer];
+    const SUBTREES: u8 = 16;
+
+    pub(crate) fn index(self) -> u8 {
+        match self {
+            Self::RoundRobin => 0,
+            Self::Leaves => 1,
+            Self::OneServer => 2,
+            Self::Subtrees { level } => Self::SUBTREES + level.min(Self::LEVEL_MAX),
+        }
+    }
 
     pub(crate) fn from_index(index: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(index)).copied()
+        match index.checked_sub(Self::SUBTREES) {
+            Some(level) => (level <= Self::LEVEL_MAX).then_some(Self::Subtrees { level }),
+            None => Self::SIMPLE.get(usize::from(index)).copied(),
+        }
     }
 }
 
@@ -100,4 +134,17 @@ pub trait Layout: Clone + fmt::Debug + Send + 'static {
 
     /// Whether what belongs to the page (its fences, its bounding box) lies in a region.
     fn overlap(&self, page: &(impl Words + ?Sized), region: &Self::Region) -> Overlap;
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_what_its_index_says() {
+        let all = (0..=u8::MAX).filter_map(|index| Some((index, Spread::from_index(index)?)));
+        let all: Vec<_> = all.inspect(|(index, spread)| assert_eq!(spread.index(), *index)).collect();
+        assert_eq!(all.len(), 3 + 64);
+        assert_eq!(Spread::Subtrees { level: 200 }.index(), Spread::Subtrees { level: 63 }.index());
+    }
 }

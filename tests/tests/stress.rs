@@ -5,7 +5,7 @@ use std::path::Path;
 
 use farlink_tests::{
     backend::{Backend, Manners},
-    reach::Admit,
+    reach::{Admit, ShipChoice},
     settings,
     stress::{self, Access, KEYS_CACHED, Options, Summary},
     subject::StructureName,
@@ -46,6 +46,20 @@ fn eight_workers_share_a_cache_of_one_percent() {
 #[test]
 fn eight_workers_drop_operations_on_a_cache_of_one_percent() {
     holds("cached, dropping", Options { processes: 1, workers: 8, drop_one_in: 20, ..cached() });
+}
+
+#[test]
+fn workers_ship_what_is_not_cached() {
+    let seconds = settings::from_env("FARLINK_SHIPPED_SECONDS", 1.0);
+    let shipping = Options { seconds, workers: 4, servers: 2, keys: 20_000, ..cached() };
+    let always = Options { processes: 1, ship: Some(ShipChoice::Always), drop_one_in: 20, ..shipping.clone() };
+    // Few pages: everybody wants the same ones.
+    let cost = Options { processes: 2, workers: 2, ship: Some(ShipChoice::Cost), admit: Admit::Dex, ..shipping };
+    let cost = Options { keys: 10_000, manners: Manners::Weak, ..cost };
+    for (name, options) in [("shipping always", always), ("shipping by cost", cost)] {
+        let summary = holds(name, options);
+        assert!(summary.tale.counter("shipped") > 0, "{name}: {summary}");
+    }
 }
 
 #[test]

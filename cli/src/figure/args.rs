@@ -38,6 +38,11 @@ pub(crate) enum Figure {
     /// Rows, and a plot, offload.svg. Workers and a memory server in this process, one thread each; latencies and the memory
     /// server's processors are modelled.
     Offload(OffloadArgs),
+    /// Fine-grained, coarse-grained (by range and by hash) and hybrid trees: point and range queries over the number of clients.
+    ///
+    /// Rows, and plots, fg-cg-hybrid.svg, for uniform data and for data of which one memory server has most. Clients and memory
+    /// servers in this process; latencies, the memory servers' cards and their processors are modelled.
+    FgCgHybrid(DesignsArgs),
 }
 
 /// The keys and who draws them.
@@ -153,7 +158,7 @@ pub(crate) struct MessagingArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "2us")]
     pub(crate) card_latency: u64,
     /// How long that card is busy with each remote operation of a connection, whatever its size.
-    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "250")]
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "300")]
     pub(crate) card_request: u64,
     /// Runs of each size and mode, by turns; the median counts.
     #[arg(long, default_value_t = 25)]
@@ -181,7 +186,7 @@ pub(crate) struct OffloadArgs {
     #[arg(long, default_value_t = 256)]
     pub(crate) page_bytes: usize,
     /// How full the load makes each page, 0.1 to 1.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.2)]
     pub(crate) fill: f64,
     /// Of a hundred operations, so many overwrite a value; the others look one up.
     #[arg(long, value_name = "PERCENT", default_value_t = 50)]
@@ -190,7 +195,7 @@ pub(crate) struct OffloadArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "10us")]
     pub(crate) latency: u64,
     /// What a page takes that an operation looks at on the memory server.
-    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "3us")]
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "3500")]
     pub(crate) page_time: u64,
     /// Threads of the memory server, modelled.
     #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "1,2,4,8")]
@@ -199,16 +204,16 @@ pub(crate) struct OffloadArgs {
     #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16")]
     pub(crate) cache_percents: Vec<f64>,
     /// Workers of the compute server, each with one operation in flight.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 7)]
     pub(crate) workers: usize,
     /// Seconds of each run.
     #[arg(long, default_value_t = 0.3)]
     pub(crate) seconds: f64,
     /// Seconds before those, to fill the cache and to learn what things take.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.2)]
     pub(crate) warm_up_seconds: f64,
     /// Runs of each policy, by turns; the median counts.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     pub(crate) repeats: u32,
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
@@ -219,6 +224,76 @@ pub(crate) struct OffloadArgs {
     /// Print one JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DesignsArgs {
+    /// Keys in the tree.
+    #[arg(long, default_value_t = 100_000)]
+    pub(crate) keys: u64,
+    /// Bytes of a page: a power of two from 256 to 4096.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) page_bytes: usize,
+    /// How full the load makes each page, 0.1 to 1.
+    #[arg(long, default_value_t = 0.7)]
+    pub(crate) fill: f64,
+    /// Memory servers. With four, the skewed data are 80, 12, 5 and 3 percent of all; with more or fewer there is no skew.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) memory_servers: usize,
+    /// Clients, each with one query at a time.
+    #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "2,8,32,128")]
+    pub(crate) clients: Vec<usize>,
+    /// Shares of all keys that range queries ask for.
+    #[arg(long, value_name = "SHARE[,...]", value_delimiter = ',', default_value = "0.001,0.01")]
+    pub(crate) selectivities: Vec<f64>,
+    /// Processors of each memory server, modelled.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) server_threads: usize,
+    /// What a page takes that an operation looks at on a memory server.
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "40us")]
+    pub(crate) page_time: u64,
+    /// Nanoseconds added to every operation of the fabric.
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "20us")]
+    pub(crate) latency: u64,
+    /// Bytes a second that the card of a memory server lets through.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16M")]
+    pub(crate) bandwidth: u64,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 0.3)]
+    pub(crate) seconds: f64,
+    /// Seconds before those.
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) warm_up_seconds: f64,
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// The folder to which `fg-cg-hybrid.svg` is written.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) out: PathBuf,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl DesignsArgs {
+    /// What clap cannot see by itself.
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
+        ensure!((1000..=10_000_000).contains(&self.keys), "--keys must be 1000 to 10000000");
+        let is_page = self.page_bytes.is_power_of_two() && (256..=4096).contains(&self.page_bytes);
+        ensure!(is_page, "--page-bytes {}: a power of two from 256 to 4096", self.page_bytes);
+        ensure!((0.1..=1.0).contains(&self.fill), "--fill {} is not 0.1 to 1", self.fill);
+        ensure!((1..=16).contains(&self.memory_servers), "--memory-servers must be 1 to 16");
+        // As many as a channel keeps in flight.
+        let are_few = !self.clients.is_empty() && self.clients.iter().all(|clients| (1..=200).contains(clients));
+        ensure!(are_few, "--clients are 1 to 200 each");
+        for share in &self.selectivities {
+            ensure!(*share > 0.0 && *share <= 0.5, "--selectivities {share} is not above 0 and at most 0.5");
+        }
+        ensure!(self.server_threads > 0, "--server-threads must be at least 1");
+        ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds {} is not above 0", self.seconds);
+        ensure!((0.0..=3600.0).contains(&self.warm_up_seconds), "--warm-up-seconds must be 0 to 3600");
+        Ok(())
+    }
 }
 
 impl OffloadArgs {

@@ -3,13 +3,14 @@
 //! `population.rs` says which keys there are, how popular each is (`zipf.rs`) and which compute server owns it. `bed.rs`
 //! loads them into a tree, `runner.rs` runs a contender (`contender.rs`) on it and counts remote operations, and
 //! `optimum.rs` computes the best that any cache contents could do. `paper.rs` holds what papers report; `rows.rs` and
-//! `plot.rs` print. A figure is a module that puts these together: `table2.rs`, `replacement.rs`. `cooling.rs`, `messaging/` and
-//! `offload/` have beds of their own.
+//! `plot.rs` print. A figure is a module that puts these together: `table2.rs`, `replacement.rs`. `cooling.rs`, `messaging/`,
+//! `offload/` and `designs/` have beds of their own.
 
 mod args;
 mod bed;
 mod contender;
 mod cooling;
+mod designs;
 mod messaging;
 mod offload;
 mod optimum;
@@ -36,5 +37,6 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
         Figure::Cooling(args) => cooling::run(args, out),
         Figure::Messaging(args) => messaging::run(args, out),
         Figure::Offload(args) => offload::run(args, out),
+        Figure::FgCgHybrid(args) => designs::run(args, out),
     }
 }

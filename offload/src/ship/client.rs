@@ -1,10 +1,6 @@
 //! The worker's side: operations go out, answers come back.
 
-use std::{
-    cell::{Cell, RefCell},
-    fmt,
-    rc::Rc,
-};
+use std::{cell::RefCell, fmt, rc::Rc};
 
 use farlink_runtime::{
     error::Error,
@@ -70,8 +66,6 @@ pub struct Shipper {
 struct Shared {
     /// By server.
     channels: RefCell<Vec<Option<Channel>>>,
-    /// Somebody is opening one.
-    opening: Cell<bool>,
     /// Memory for the words of a request.
     spare: RefCell<Vec<u64>>,
 }
@@ -145,12 +139,17 @@ impl Shipper {
         }
     }
 
-    /// [`Shipper::ship`] from the root, where nothing is declined.
+    /// [`Shipper::ship`] from the root, where nothing is declined. What only reads is sent once more if it is lost with a server:
+    /// another may have taken its place.
     ///
     /// # Errors
     /// As [`Shipper::ship`].
     pub async fn ship_whole<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
-        match self.ship(operation, From::Root).await? {
+        let answer = match self.ship(operation, From::Root).await {
+            Err(Error::OutcomeUnknown { .. }) if O::READS_ONLY => self.ship(operation, From::Root).await,
+            answer => answer,
+        };
+        match answer? {
             Answer::Done(shipped) => Ok(shipped.output),
             Answer::Declined(_) => Err(Error::Malformed("an operation that began at the root was declined")),
         }
@@ -166,38 +165,14 @@ impl Shipper {
     }
 
     async fn channel(&self, server: ServerId) -> Result<Channel, Error> {
-        loop {
-            if let Some(Some(channel)) = self.shared.channels.borrow().get(server.index()) {
-                return Ok(channel.clone());
-            }
-            if !self.shared.opening.get() {
-                break;
-            }
-            self.worker.yield_now().await;
+        if let Some(Some(channel)) = self.shared.channels.borrow().get(server.index()) {
+            return Ok(channel.clone());
         }
-        // What opening measures, it should not measure for many at a time.
-        let _opening = Opening::begin(&self.shared.opening);
         let channel = self.worker.channel(server).await?;
         let mut channels = self.shared.channels.borrow_mut();
         if channels.len() <= server.index() {
             channels.resize(server.index() + 1, None);
         }
         Ok(channels[server.index()].insert(channel).clone())
-    }
-}
-
-/// A channel is being opened.
-struct Opening<'a>(&'a Cell<bool>);
-
-impl<'a> Opening<'a> {
-    fn begin(opening: &'a Cell<bool>) -> Self {
-        opening.set(true);
-        Self(opening)
-    }
-}
-
-impl Drop for Opening<'_> {
-    fn drop(&mut self) {
-        self.0.set(false);
     }
 }

@@ -85,7 +85,7 @@
 //! - [`fabric::link`](crate::fabric::link): a worker and a memory server open memory to each other.
 //! - `shape.rs`: in it stand two rings, one for each [`Priority`], a few words that the other side writes, and a pool.
 //! - `ring.rs`, `frame.rs`: what keeps a ring right though its words land in any order and the other side is not trusted.
-//! - `pool.rs`, `connection`: long messages are announced in the ring and fetched from the pool in chunks, by READ; the rest goes
+//! - `pool.rs`, `connection`: long messages are announced in the ring and fetched from the pool in pieces, by READ; the rest goes
 //!   inline, many messages in one write (FBX, sections 4.3 and 4.4). The size where one takes over from the other is
 //!   measured when the first channel is opened (`probe.rs`). Catfish (section III) has one ring for each
 //!   connection and no priorities, FBX two queues for each path (section 4.6).
@@ -117,7 +117,7 @@ mod session;
 mod shape;
 mod spare;
 
-pub(crate) use self::{channel::Channels, connection::CONNECTION_TICKET};
+pub(crate) use self::{channel::Channels, connection::CONNECTION_TICKET, probe::Measured};
 pub use self::{
     channel::{Batch, Channel, ChannelOptions, Reply, SwitchOver, multicast},
     load::Load,
@@ -131,15 +131,16 @@ use crate::buffer::BUFFER_WORDS_MAX;
 pub const MESSAGE_WORDS_MAX: usize = 4 << 20;
 /// Unanswered requests of one channel at most.
 pub const WINDOW: usize = 256;
-/// Words that are fetched at once.
+/// Words of best-effort messages that are on their way on a link at a time, in one direction: an urgent message finds no more
+/// before it.
 pub const CHUNK_WORDS: usize = 4096;
-/// Words of best-effort messages that are on their way on a link at a time, in one direction: two chunks, so that one is
-/// under way while the other is asked for. An urgent message finds no more before it.
-pub const IN_FLIGHT_WORDS: usize = 2 * CHUNK_WORDS;
+/// Words that are fetched, or written into a ring, at once: half a chunk, so that one half is under way while the other is asked
+/// for.
+pub const PIECE_WORDS: usize = CHUNK_WORDS / 2;
 /// Words of a block of the pool.
 const BLOCK_WORDS: usize = 8192;
 
-const _: () = assert!(CHUNK_WORDS <= BUFFER_WORDS_MAX && BLOCK_WORDS.is_multiple_of(CHUNK_WORDS));
+const _: () = assert!(CHUNK_WORDS <= BUFFER_WORDS_MAX && BLOCK_WORDS.is_multiple_of(PIECE_WORDS));
 
 /// What comes first. Every channel has a ring for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! The pool: memory that a side opened, from which the other side fetches. Blocks are cut into pieces of one size class
 //! each, and are whole again when their last piece comes back.
 
-use super::{BLOCK_WORDS, CHUNK_WORDS, Priority};
+use super::{BLOCK_WORDS, PIECE_WORDS, Priority};
 
 /// Words of the smallest piece: a block has as many as a word has bits.
 const SMALLEST: usize = BLOCK_WORDS / 64;
@@ -32,10 +32,10 @@ impl Pool {
         Self { blocks: vec![Block::default(); blocks], whole: blocks }
     }
 
-    /// A piece of at least `words`, at most [`CHUNK_WORDS`]; none while others have it all. The last quarter of the blocks is
+    /// A piece of at least `words`, at most [`PIECE_WORDS`]; none while others have it all. The last quarter of the blocks is
     /// cut only for what is latency-sensitive.
     pub(crate) fn take(&mut self, words: usize, priority: Priority) -> Option<Piece> {
-        let piece_words = words.next_power_of_two().clamp(SMALLEST, CHUNK_WORDS);
+        let piece_words = words.next_power_of_two().clamp(SMALLEST, PIECE_WORDS);
         let all = all_pieces(piece_words);
         let spared = match priority {
             Priority::Latency => 0,
@@ -80,7 +80,7 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_are_disjoint_and_all_come_back(
-            steps in prop::collection::vec((any::<bool>(), 1..=CHUNK_WORDS, any::<bool>()), 1..200), blocks in 1usize..9
+            steps in prop::collection::vec((any::<bool>(), 1..=PIECE_WORDS, any::<bool>()), 1..200), blocks in 1usize..9
         ) {
             let mut pool = Pool::new(blocks);
             let mut held: Vec<Piece> = Vec::new();
@@ -100,17 +100,17 @@ mod tests {
                 }
             }
             held.into_iter().for_each(|piece| pool.give_back(piece));
-            let chunks = (0..blocks * BLOCK_WORDS / CHUNK_WORDS).filter(|_| {
-                pool.take(CHUNK_WORDS, Priority::Latency).is_some()
+            let chunks = (0..blocks * BLOCK_WORDS / PIECE_WORDS).filter(|_| {
+                pool.take(PIECE_WORDS, Priority::Latency).is_some()
             });
-            prop_assert_eq!(chunks.count(), blocks * BLOCK_WORDS / CHUNK_WORDS);
+            prop_assert_eq!(chunks.count(), blocks * BLOCK_WORDS / PIECE_WORDS);
         }
     }
 
     #[test]
     fn best_effort_leaves_room_for_the_latency_sensitive() {
         let mut pool = Pool::new(8);
-        while pool.take(CHUNK_WORDS, Priority::BestEffort).is_some() {}
-        assert!(pool.take(CHUNK_WORDS, Priority::Latency).is_some());
+        while pool.take(PIECE_WORDS, Priority::BestEffort).is_some() {}
+        assert!(pool.take(PIECE_WORDS, Priority::Latency).is_some());
     }
 }

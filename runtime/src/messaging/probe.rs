@@ -6,12 +6,16 @@
 //! fitted by a falling sequence, which evens out what noise is left, and the switch-over is where it passes zero, on a
 //! logarithmic scale of sizes. Near that point both ways cost the same, so a small error costs little.
 
-use std::rc::Rc;
+use std::{
+    future::poll_fn,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+};
 
 use super::{Channel, Kind, Priority, WINDOW, message::push_item};
 use crate::{
     error::Error,
-    sync::{AtomicU64, Ordering},
+    sync::{AtomicU64, Mutex, Ordering, lock},
 };
 
 /// Words of the messages that are tried, with what surrounds them a little more.
@@ -20,7 +24,7 @@ const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
 const ROUNDS_MIN: usize = 5;
 const ROUNDS_MAX: usize = 25;
 const TIME_NS: u64 = 100_000_000;
-/// A fabric so slow that this is not enough is measured less exactly, or not at all.
+/// A fabric so slow that this is not enough is not measured; if it is so slow that this is clear at once, no longer than that.
 const TIME_MAX_NS: u64 = 400_000_000;
 /// The switch-over where it would take too long to measure it, in words.
 const UNMEASURED: usize = 512;
@@ -34,40 +38,77 @@ const LENGTH: usize = 4;
 /// Differences below one in a hundred are none.
 const INDIFFERENT: f64 = 0.01;
 
-/// What stands in place of the switch-over while somebody measures it.
-const MEASURING: u64 = u64::MAX;
+/// The switch-over of a compute server's fabric: measured by whoever needs it first, while the others wait.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    /// In words; 0 before it is known.
+    words: AtomicU64,
+    turns: Mutex<Turns>,
+}
 
-/// The switch-over of the compute server's fabric, in words; measures it if nobody has. One at a time: two would disturb each
-/// other.
-pub(super) async fn switch_words(channel: &Channel) -> Result<usize, Error> {
-    let measured = &channel.handle().compute().switch_words;
-    loop {
-        match measured.compare_exchange(0, MEASURING, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => break,
-            Err(MEASURING) => channel.handle().yield_now().await,
-            Err(words) => return Ok(usize::try_from(words).unwrap_or(usize::MAX)),
-        }
+#[derive(Debug, Default)]
+struct Turns {
+    is_measuring: bool,
+    /// They sleep: what looked again and again would take the core from the one who measures.
+    waiting: Vec<Waker>,
+}
+
+impl Measured {
+    fn known(&self) -> Option<usize> {
+        Some(self.words.load(Ordering::Relaxed)).filter(|&words| words != 0).map(|words| words as usize)
     }
-    let mut turn = Turn { measured, words: 0 };
-    channel.set_quiet(true);
-    let words = measure(channel).await;
-    channel.set_quiet(false);
-    let words = words?;
-    tracing::debug!(words, "measured from which size on messages are fetched");
-    turn.words = (words as u64).clamp(1, MEASURING - 1);
-    Ok(words)
+
+    /// The switch-over, or the turn to measure it.
+    fn known_or_turn(&self, cx: &Context<'_>) -> Poll<Result<usize, Turn<'_>>> {
+        let mut turns = lock(&self.turns);
+        if let Some(words) = self.known() {
+            return Poll::Ready(Ok(words));
+        }
+        if turns.is_measuring {
+            turns.waiting.push(cx.waker().clone());
+            return Poll::Pending;
+        }
+        turns.is_measuring = true;
+        Poll::Ready(Err(Turn { measured: self, words: 0 }))
+    }
 }
 
 /// Somebody's turn to measure. Another one has it if this one comes to nothing.
 struct Turn<'a> {
-    measured: &'a AtomicU64,
+    measured: &'a Measured,
     words: u64,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.measured.store(self.words, Ordering::Relaxed);
+        let waiting = {
+            let mut turns = lock(&self.measured.turns);
+            self.measured.words.store(self.words, Ordering::Relaxed);
+            turns.is_measuring = false;
+            std::mem::take(&mut turns.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
     }
+}
+
+/// The switch-over of the compute server's fabric, in words; measures it if nobody has. One at a time: two would disturb each
+/// other.
+pub(super) async fn switch_words(channel: &Channel) -> Result<usize, Error> {
+    let measured = &channel.handle().compute().switch_words;
+    if let Some(words) = measured.known() {
+        return Ok(words);
+    }
+    let mut turn = match poll_fn(|cx| measured.known_or_turn(cx)).await {
+        Ok(words) => return Ok(words),
+        Err(turn) => turn,
+    };
+    channel.set_quiet(true);
+    let words = measure(channel).await;
+    channel.set_quiet(false);
+    let words = words?;
+    tracing::debug!(words, "measured from which size on messages are fetched");
+    turn.words = words.max(1) as u64;
+    Ok(words)
 }
 
 async fn measure(channel: &Channel) -> Result<usize, Error> {
@@ -79,12 +120,15 @@ async fn measure(channel: &Channel) -> Result<usize, Error> {
             break;
         }
         for (words, times_ns) in SIZES.into_iter().zip(&mut times_ns) {
-            if clock.now_ns() - start_ns > TIME_MAX_NS {
-                break 'rounds;
-            }
             // Another one first each time.
             for way in [round % 2, 1 - round % 2] {
-                times_ns[way].push(time_ns(channel, words, [usize::MAX, 0][way]).await?);
+                match time_ns(channel, words, [usize::MAX, 0][way], start_ns + TIME_MAX_NS).await? {
+                    Some(took_ns) => times_ns[way].push(took_ns),
+                    None => break 'rounds,
+                }
+            }
+            if round == 0 && words == SIZES[0] && clock.now_ns() - start_ns > TIME_MAX_NS / 8 {
+                break 'rounds;
             }
         }
     }
@@ -132,7 +176,8 @@ fn middle(sorted: &[f64]) -> f64 {
     sorted[(sorted.len() - 1) / 2]
 }
 
-async fn time_ns(channel: &Channel, words: usize, switch_words: usize) -> Result<u64, Error> {
+/// How long a stream of messages takes; nothing more is sent after the deadline, and then it is none.
+async fn time_ns(channel: &Channel, words: usize, switch_words: usize, deadline_ns: u64) -> Result<Option<u64>, Error> {
     channel.set_switch_over(switch_words);
     let handle = channel.handle();
     // Copied into each message, like what a caller sends: which side has more to do decides which way is better.
@@ -143,17 +188,21 @@ async fn time_ns(channel: &Channel, words: usize, switch_words: usize) -> Result
             let (channel, source) = (channel.clone(), Rc::clone(&source));
             handle.spawn(async move {
                 for _ in 0..LENGTH {
+                    if channel.handle().clock().now_ns() > deadline_ns {
+                        return Ok(false);
+                    }
                     let fill = |to: &mut Vec<u64>| to.extend_from_slice(&source);
                     channel.send(Priority::BestEffort, 1, |to| push_item(to, Kind::PROBE, fill)).await?;
                 }
-                Ok::<(), Error>(())
+                Ok::<_, Error>(true)
             })
         })
         .collect();
+    let mut is_whole = true;
     for message in messages {
-        message.await?;
+        is_whole &= message.await?;
     }
-    Ok(handle.clock().now_ns() - start_ns)
+    Ok(is_whole.then(|| handle.clock().now_ns() - start_ns))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -181,6 +230,33 @@ mod tests {
         assert_eq!(switch_of(gains(|_| 1.0)), 63);
         // Ways that nothing tells apart.
         assert_eq!(switch_of(gains(|words| words * 0.995)), usize::MAX);
+    }
+
+    #[test]
+    fn who_waits_for_a_measurement_sleeps_until_it_is_over() {
+        struct Woken(AtomicU64);
+        impl std::task::Wake for Woken {
+            fn wake(self: std::sync::Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let woken = std::sync::Arc::new(Woken(AtomicU64::new(0)));
+        let waker = Waker::from(std::sync::Arc::clone(&woken));
+        let cx = Context::from_waker(&waker);
+        let measured = Measured::default();
+        let Poll::Ready(Err(first)) = measured.known_or_turn(&cx) else { panic!("the first one measures") };
+        assert!(measured.known_or_turn(&cx).is_pending());
+        assert_eq!(woken.0.load(Ordering::Relaxed), 0);
+        // It came to nothing: the next one's turn.
+        drop(first);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        let Poll::Ready(Err(mut second)) = measured.known_or_turn(&cx) else { panic!("nobody measures") };
+        assert!(measured.known_or_turn(&cx).is_pending());
+        second.words = 300;
+        drop(second);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 2);
+        assert!(matches!(measured.known_or_turn(&cx), Poll::Ready(Ok(300))));
+        assert_eq!(measured.known(), Some(300));
     }
 
     #[test]

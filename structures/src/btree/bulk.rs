@@ -8,8 +8,9 @@ use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
     error::Error,
     operation::retry,
-    pages::NewPage,
-    ptr::RemotePtr,
+    pages::{NewPage, Placement},
+    ptr::{RemotePtr, ServerId},
+    structure::Spread,
     worker::Task,
 };
 
@@ -36,6 +37,8 @@ struct Open {
     entries: Vec<(u64, u64)>,
     /// Allocated when its left neighbour was finished, which links to it.
     page: Option<NewPage>,
+    /// How many there are to its left.
+    number: u64,
     is_first: bool,
 }
 
@@ -116,13 +119,14 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
     /// Finishes the open page of a level, whose keys end below `high`, and opens the next one if there is one. Returns the
     /// entry that leads to it.
     async fn close(&mut self, level: usize, high: Option<u64>) -> Result<(u64, u64), Error> {
-        let right = if high.is_some() { Some(self.allocate(level).await?) } else { None };
+        let number = self.levels[level].number;
+        let right = if high.is_some() { Some(self.allocate(level, number + 1).await?) } else { None };
         let page = match self.levels[level].page.take() {
             Some(page) => page,
-            None => self.allocate(level).await?,
+            None => self.allocate(level, number).await?,
         };
         let right_at = right.as_ref().map(NewPage::at);
-        let next = Open { low: high.unwrap_or(0), page: right, ..Open::default() };
+        let next = Open { low: high.unwrap_or(0), page: right, number: number + 1, ..Open::default() };
         let open = std::mem::replace(&mut self.levels[level], next);
         let entry = (open.low, page.at().raw());
         let fences = Fences { low: open.low, high };
@@ -133,9 +137,20 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
         Ok(entry)
     }
 
-    async fn allocate(&self, level: usize) -> Result<NewPage, Error> {
+    /// The page of a level that has so many to its left.
+    async fn allocate(&self, level: usize, number: u64) -> Result<NewPage, Error> {
         let structure = self.access.structure();
-        self.access.allocate(structure.class, structure.placement(level as u8)).await
+        let placement = match structure.spread {
+            Spread::Subtrees { level: top } if level <= usize::from(top) => {
+                // All pages to the left are full, and the same number of them make each page above.
+                let pages = (self.fill_count as u64).saturating_pow(u32::from(top) - level as u32);
+                let servers = self.access.worker().servers() as u64;
+                let server = (structure.root.server().index() as u64 + number / pages) % servers;
+                ServerId::new(server as u16).map_or(Placement::RoundRobin, Placement::Server)
+            }
+            _ => structure.placement(level as u8, structure.root),
+        };
+        self.access.allocate(structure.class, placement).await
     }
 
     async fn write(&mut self) -> Result<(), Error> {

@@ -51,7 +51,8 @@ pub(super) async fn split<'a, A: Access>(
         }
         (Some(index), true) => {
             let level = page.level();
-            let right = access.allocate(access.structure().class, access.structure().placement(level)).await?;
+            let right =
+                access.allocate(access.structure().class, access.structure().placement(level, page.at())).await?;
             let right_at = right.at();
             let change = |views: &mut A::Views<'_>| {
                 halves.rewrite(views, 1, 2, right_at, level);
@@ -69,7 +70,7 @@ async fn split_alone<'a, A: Access>(access: &'a A, leaf: A::Page<'a>, halves: Ha
     if leaf.level() != 0 {
         return Err(Interrupt::stale(leaf.at(), "it is no leaf, and its parent is not known"));
     }
-    let right = access.allocate(access.structure().class, access.structure().placement(0)).await?;
+    let right = access.allocate(access.structure().class, access.structure().placement(0, leaf.at())).await?;
     let (right_at, separator) = (right.at(), halves.separator());
     let change = |views: &mut A::Views<'_>| halves.rewrite(views, 0, 1, right_at, 0);
     access.change_below(vec![leaf], vec![right], change, Install { separator, page: right_at }).await?;
@@ -91,7 +92,7 @@ async fn grow_root<'a, A: Access>(access: &'a A, root: A::Page<'a>, halves: &Hal
         return Err(Interrupt::stale(root.at(), "the tree cannot be that high"));
     };
     let class = access.structure().class;
-    let placement = access.structure().placement(level);
+    let placement = access.structure().placement(level, root.at());
     let left = access.allocate(class, placement).await?;
     let right = access.allocate(class, placement).await?;
     let (left_at, right_at) = (left.at(), right.at());

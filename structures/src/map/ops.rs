@@ -128,6 +128,7 @@ impl<S: OrderedMap> Operation for Get<S> {
     type Output = Option<u64>;
     type Layout = S::Layout;
     const CODE: Code = code::<S>(1);
+    const READS_ONLY: bool = true;
 
     fn begins(&self) -> Option<Region<S>> {
         begins::<S>(self.key)
@@ -177,6 +178,7 @@ impl<S: OrderedMap> Operation for Scan<S> {
     type Output = ScanPart;
     type Layout = S::Layout;
     const CODE: Code = code::<S>(4);
+    const READS_ONLY: bool = true;
 
     fn begins(&self) -> Option<Region<S>> {
         begins::<S>(self.key())
@@ -199,6 +201,7 @@ impl<S: OrderedMap> Operation for Count<S> {
     type Output = (u64, Option<u64>);
     type Layout = S::Layout;
     const CODE: Code = code::<S>(5);
+    const READS_ONLY: bool = true;
 
     fn begins(&self) -> Option<Region<S>> {
         begins::<S>(self.low)
@@ -229,6 +232,7 @@ impl<S: OrderedMap> Operation for Locate<S> {
     type Output = RemotePtr;
     type Layout = S::Layout;
     const CODE: Code = code::<S>(6);
+    const READS_ONLY: bool = true;
 
     fn begins(&self) -> Option<Region<S>> {
         begins::<S>(self.key)

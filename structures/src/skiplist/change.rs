@@ -3,7 +3,6 @@
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start, Views},
     operation::tidy,
-    pages::Placement,
     ptr::Link,
 };
 
@@ -39,8 +38,8 @@ pub(super) async fn add_tower<'a, A: Access>(
     let left: Vec<_> = found.kept.into_iter().chain([found.last]).map(|place| place.page).rev().collect();
     let height = left.len();
     let (mut tower, mut at) = (Vec::with_capacity(height), Vec::with_capacity(height));
-    for _ in 0..height {
-        let page = access.allocate(CLASS, Placement::RoundRobin).await?;
+    for (level, left) in left.iter().enumerate() {
+        let page = access.allocate(CLASS, access.structure().placement(level as u8, left.at())).await?;
         at.push(Link::remote(page.at()));
         tower.push(page);
     }
@@ -97,7 +96,8 @@ pub(super) async fn raise_root<A: Access>(access: &A, level: u8) -> Result<(), I
     if root.node.level + 1 != level {
         return Ok(());
     }
-    let below = access.allocate(CLASS, Placement::RoundRobin).await?;
+    let placement = access.structure().placement(root.node.level, root.page.at());
+    let below = access.allocate(CLASS, placement).await?;
     let at = below.at().raw();
     let raise = |views: &mut A::Views<'_>| {
         root.node.write(views, 1);

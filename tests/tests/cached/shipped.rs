@@ -1,11 +1,11 @@
 //! Owned maps whose operations are shipped on misses, by every policy, beside a `BTreeMap`.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use farlink_offload::{
     Admission, CacheOptions, ComputeCache, Engine, EngineCounts, EngineOptions, Policies,
     policy::{Always, BackOff, Choice, CostAware, CostOptions, Miss, Never, Policy},
-    ship::{Registry, ShipOptions, ShipServer},
+    ship::{Registry, ServiceModel, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
@@ -13,12 +13,13 @@ use farlink_runtime::{
     fabric::{Fabric, link::ListenOptions, mem::MemFabric},
     operation::Operation,
     ptr::ServerId,
+    structure::{Placed, Spread},
 };
 use farlink_structures::{
     btree::{BTree, BTreeLayout, Tree},
     map::{self, KeyRange, ops::Scan},
 };
-use farlink_tests::{backend::Manners, cluster, settings};
+use farlink_tests::{backend::Manners, bounded::Watchdog, cluster, settings};
 use proptest::{prelude::*, test_runner::RngSeed};
 
 use crate::{
@@ -28,6 +29,9 @@ use crate::{
 
 type Shipped = BTree<Engine<BTreeLayout>>;
 
+/// An operation that is under way.
+type Attempted = Pin<Box<dyn Future<Output = Result<Option<u64>, Error>>>>;
+
 /// A cluster in this process with one tree, and memory servers that carry out operations.
 struct Served {
     servers: Vec<ShipServer>,
@@ -36,9 +40,22 @@ struct Served {
 
 impl Served {
     fn start(servers: usize, threads: usize, manners: Manners, entries: &Map, fill: f64) -> Self {
+        Self::start_with(servers, threads, manners, entries, fill, Spread::default(), &ShipOptions::default())
+    }
+
+    fn start_with(
+        servers: usize,
+        threads: usize,
+        manners: Manners,
+        entries: &Map,
+        fill: f64,
+        spread: Spread,
+        options: &ShipOptions,
+    ) -> Self {
         let mem = Arc::new(MemFabric::in_process(servers, 16 << 20, manners.options()).unwrap());
         let fabric: Arc<dyn Fabric> = mem.clone();
-        cluster::create::<Tree>(&fabric, TREE, 256, farlink_runtime::one_sided::Proof::Checksum).unwrap();
+        let placed = Placed { spread, root: None };
+        cluster::create_at::<Tree>(&fabric, TREE, 256, farlink_runtime::one_sided::Proof::Checksum, placed).unwrap();
         if !entries.is_empty() {
             cluster::load::<Tree>(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
         }
@@ -49,7 +66,7 @@ impl Served {
             let listener = mem.listen(server, &ListenOptions { ports: threads, ..ListenOptions::default() })?;
             let joining = Arc::clone(&mem);
             let join = move || Ok(Arc::new(ComputeServer::join(joining.clone(), ComputeOptions::default())?));
-            ShipServer::start(listener, mem.memory(server)?, registry.clone(), &ShipOptions::default(), join)
+            ShipServer::start(listener, mem.memory(server)?, registry.clone(), options, join)
         };
         let servers = (0..servers).map(start).collect::<Result<Vec<_>, Error>>().unwrap();
         Self { servers, fabric }
@@ -57,6 +74,14 @@ impl Served {
 
     fn done(&self) -> u64 {
         self.servers.iter().map(|server| server.counts().done).sum()
+    }
+
+    fn declined(&self) -> u64 {
+        self.servers.iter().map(|server| server.counts().declined).sum()
+    }
+
+    fn pages_read(&self) -> u64 {
+        self.servers.iter().map(|server| server.counts().pages_read).sum()
     }
 
     /// Has the memory servers leave the cluster.
@@ -157,11 +182,12 @@ proptest! {
         fill in 0.3f64..1.0,
         nasty: bool,
         servers in 1usize..3,
+        spread in prop_oneof![Just(Spread::RoundRobin), Just(Spread::Subtrees { level: 1 }), Just(Spread::OneServer)],
         level_max in prop_oneof![Just(None), Just(Some(0)), Just(Some(1)), Just(Some(9))],
     ) {
         let mut model = sparse(loaded);
         let manners = if nasty { Manners::Nasty } else { Manners::Fast };
-        let served = Served::start(servers, 1, manners, &model, fill);
+        let served = Served::start_with(servers, 1, manners, &model, fill, spread, &ShipOptions::default());
         let first = Member::join(&served.fabric, 1);
         let second = first.colleague();
         let cache = cache(CACHE_BYTES_MIN, admission);
@@ -252,4 +278,77 @@ fn a_cache_that_keeps_nothing_out_takes_no_engine() {
     let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).unwrap();
     let refused = Engine::new(owned, Policies::default(), EngineOptions::default());
     assert!(matches!(refused, Err(Error::BadOption { option: "keeps_out", .. })), "{refused:?}");
+}
+
+/// Gets over a tree on three memory servers whose operations are always shipped: what the engine counted, and how many pages
+/// an operation read on its memory server.
+fn gets_over(spread: Spread, level_max: Option<u8>) -> (EngineCounts, f64) {
+    let model = sparse(20_000);
+    let served = Served::start_with(3, 1, Manners::Fast, &model, 0.8, spread, &ShipOptions::default());
+    let member = Member::join(&served.fabric, 1);
+    let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), level_max);
+    member.worker.block_on(async {
+        for key in (0..200_000).step_by(1000) {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key / 10));
+        }
+    });
+    (tree.access().counts(), served.pages_read() as f64 / served.done() as f64)
+}
+
+#[test]
+fn operations_are_shipped_from_the_levels_whose_subtrees_are_on_one_server() {
+    for (spread, pages) in [
+        (Spread::RoundRobin, 1.0..=1.0),
+        (Spread::Leaves, 1.0..=1.0),
+        (Spread::Subtrees { level: 1 }, 2.0..=2.0),
+        (Spread::Subtrees { level: 2 }, 3.0..=3.0),
+        // From the root's children on.
+        (Spread::OneServer, 4.0..=4.0),
+    ] {
+        let (counts, read) = gets_over(spread, None);
+        assert_eq!((counts.shipped, counts.came_back), (200, 0), "{spread:?}: {counts:?}");
+        assert!(pages.contains(&read), "{spread:?}: an operation read {read} pages");
+    }
+    // Against better knowledge: the pages below are elsewhere, and the operation comes back.
+    let (counts, _) = gets_over(Spread::RoundRobin, Some(1));
+    assert!(counts.came_back > 50, "{counts:?}");
+}
+
+/// A memory server is lost after it has carried out what was sent to it, and before it answers.
+#[test]
+fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_done_here() {
+    let _watch = Watchdog::start("lost in mid-request", Duration::from_secs(120));
+    let mut model = sparse(20_000);
+    // Its answers are held back for days.
+    let options = ShipOptions { model: Some(ServiceModel { processors: 1, page_ns: 1 << 48 }), ..Default::default() };
+    let served = Served::start_with(1, 1, Manners::Fast, &model, 0.8, Spread::default(), &options);
+    let member = Member::join(&served.fabric, 1);
+    let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), Some(0));
+    let spawn = |f: Box<dyn Fn(Shipped) -> Attempted>| member.worker.spawn(f(tree.clone()));
+    let get = spawn(Box::new(|tree| Box::pin(async move { tree.get(5000).await })));
+    let put = spawn(Box::new(|tree| Box::pin(async move { tree.upsert(70_000, 1).await })));
+    let updated = spawn(Box::new(|tree| Box::pin(async move { tree.update(120_000, 3).await })));
+    // It waits for a page that is kept out.
+    let behind = spawn(Box::new(|tree| Box::pin(async move { tree.get(70_010).await })));
+    while served.done() + served.declined() < 3 {
+        member.worker.turn();
+    }
+    assert_eq!(served.declined(), 0);
+    let fabric = served.leave();
+    member.worker.block_on(async {
+        assert_eq!(get.await.unwrap(), Some(500));
+        for lost in [put.await, updated.await] {
+            assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
+        }
+        assert_eq!(behind.await.unwrap(), Some(7001));
+        // It had carried them out.
+        assert_eq!((tree.get(70_000).await.unwrap(), tree.get(120_000).await.unwrap()), (Some(1), Some(3)));
+        assert_eq!(tree.upsert(70_000, 2).await.unwrap(), Some(1));
+        tree.access().cached().flush().await.unwrap();
+    });
+    assert_eq!(tree.access().counts().shipped, 0);
+    model.insert(70_000, 2);
+    model.insert(120_000, 3);
+    drop((tree, member));
+    assert_left_clean(&fabric, &model, "lost in mid-request");
 }

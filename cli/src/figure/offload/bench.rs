@@ -16,7 +16,7 @@ use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
 use farlink_runtime::fabric::link::ListenOptions;
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
-use farlink_runtime::messaging::{ServeMessages, Wait};
+use farlink_runtime::messaging::{ChannelOptions, ServeMessages, SwitchOver, Wait};
 use farlink_runtime::one_sided::Proof;
 use farlink_runtime::ptr::ServerId;
 use farlink_runtime::worker::{Counters, Worker};
@@ -33,6 +33,8 @@ const NAME: &str = "figure";
 const SERVER: ServerId = ServerId::new(0).unwrap();
 /// Room on the memory server beyond the tree.
 const SPARE_BYTES: u64 = 32 << 20;
+/// More than any message here has.
+const SWITCH_WORDS: usize = 1024;
 /// Operations that each worker draws; it begins again at the first.
 const DRAWN: u64 = 100_000;
 
@@ -240,8 +242,9 @@ impl Station {
     ) -> anyhow::Result<Self> {
         let worker = compute.worker()?;
         let structure = worker.block_on(BTree::open(&worker, NAME, Proof::Checksum))?.structure().clone();
-        // The first one measures which messages are better fetched: that is no part of the run.
-        drop(worker.block_on(worker.channel(SERVER))?);
+        // All messages are short: which are better fetched need not be measured.
+        let options = ChannelOptions { switch_over: SwitchOver::Above(SWITCH_WORDS), ..ChannelOptions::default() };
+        drop(worker.block_on(worker.channel_with(SERVER, options))?);
         // What a search takes, measured by `farlink bench`: little, beside what is remote.
         let policies = plan.choice.policies(100);
         let engine = Engine::new(cache.own(&worker, structure, KeyRange::ALL)?, policies, EngineOptions::default())?;

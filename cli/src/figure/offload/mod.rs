@@ -64,7 +64,7 @@ struct Row {
     shipped_per_op: f64,
     came_back_per_op: f64,
     contrary_per_op: f64,
-    /// Throughput as a multiple of never's.
+    /// Throughput as a multiple of never's: the median of those of each round.
     ratio: f64,
 }
 
@@ -120,7 +120,7 @@ fn row(args: &OffloadArgs, place: Place, plan: Plan, mut done: Done) -> Row {
     }
 }
 
-/// Each policy once a round, another one first each time; medians by throughput.
+/// Each policy once a round, another one first each time; medians by throughput, and of the quotients of each round.
 fn by_turns(args: &OffloadArgs, bed: &Bed, population: &Population, place: Place) -> anyhow::Result<Vec<Row>> {
     let cache_bytes = ((bed.tree_bytes as f64 * place.cache_percent / 100.0) as usize).max(CACHE_BYTES_MIN);
     let plan = |choice, round| Plan {
@@ -142,14 +142,16 @@ fn by_turns(args: &OffloadArgs, bed: &Bed, population: &Population, place: Place
             runs[at].push(row(args, place, plan, bed.run(plan, population)?));
         }
     }
+    // Within each round, where whatever else the machine does meets all alike.
+    let never: Vec<f64> = runs[0].iter().map(|row| row.ops_per_second).collect();
     let median = |mut rows: Vec<Row>| {
+        let mut ratios: Vec<f64> = rows.iter().zip(&never).map(|(row, never)| row.ops_per_second / never).collect();
+        ratios.sort_by(f64::total_cmp);
         rows.sort_by(|a, b| a.ops_per_second.total_cmp(&b.ops_per_second));
-        rows.swap_remove(rows.len() / 2)
+        let middle = rows.len() / 2;
+        Row { ratio: ratios[middle], ..rows.swap_remove(middle) }
     };
-    let mut rows: Vec<Row> = runs.into_iter().map(median).collect();
-    let never = rows[0].ops_per_second;
-    rows.iter_mut().for_each(|row| row.ratio = row.ops_per_second / never);
-    Ok(rows)
+    Ok(runs.into_iter().map(median).collect())
 }
 
 /// Makes the rows and the plot, and checks what has to hold.

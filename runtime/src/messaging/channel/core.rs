@@ -8,7 +8,7 @@ use crate::{
     error::Error,
     fabric::Request,
     messaging::{
-        IN_FLIGHT_WORDS, Priority, WINDOW,
+        CHUNK_WORDS, Priority, WINDOW,
         connection::{Broken, Carrier, Connection, HowToSend, Source},
         message::{FromServer, read_from_server},
         spare::Spare,
@@ -19,7 +19,7 @@ use crate::{
 
 /// Best-effort replies that one exchange takes, and their words.
 const BEST_EFFORT_MAX: usize = 64;
-const BEST_EFFORT_WORDS_MAX: usize = IN_FLIGHT_WORDS;
+const BEST_EFFORT_WORDS_MAX: usize = CHUNK_WORDS;
 /// A best-effort message of at most so many words waits for others, until the turn's end or there are so many.
 const COALESCE_WORDS: usize = 512;
 const COALESCE_MESSAGES: usize = 32;
@@ -188,7 +188,7 @@ impl Core {
         let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
         link.release(carrier);
         if self.phase == Phase::Up {
-            link.send_out(&self.slots, carrier)?;
+            self.dirty |= link.send_out(&self.slots, carrier)?.owes;
             link.sent.clear();
         }
         let moved = std::mem::take(&mut link.words_moved);

@@ -7,7 +7,7 @@ use crate::{
     buffer::Buffer,
     fabric::{Verb, link::far},
     messaging::{
-        CHUNK_WORDS, IN_FLIGHT_WORDS, MESSAGE_WORDS_MAX, Priority,
+        CHUNK_WORDS, MESSAGE_WORDS_MAX, PIECE_WORDS, Priority,
         frame::{Announced, Form, Frame},
         ring::{Consumer, Flaw},
         shape::Control,
@@ -31,7 +31,7 @@ pub(super) struct Incoming {
     /// The number of the first of them, counted from the link's start.
     pub(super) first_fetch: u64,
     pub(super) fetching: usize,
-    /// A chunk has been fetched since the tail was published.
+    /// A piece has been fetched since the tail was published.
     pub(super) fetched: bool,
     /// A published tail is under way.
     pub(super) releasing: bool,
@@ -93,8 +93,8 @@ impl Connection {
                     }
                 }
                 Form::Announced => {
-                    let announced = Announced::read(consumer.peek(ring, 1), self.shape.pool_words(), CHUNK_WORDS)?;
-                    if incoming.fetching > 0 && incoming.fetching + announced.words > IN_FLIGHT_WORDS {
+                    let announced = Announced::read(consumer.peek(ring, 1), self.shape.pool_words(), PIECE_WORDS)?;
+                    if incoming.fetching > 0 && incoming.fetching + announced.words > CHUNK_WORDS {
                         return Ok(None);
                     }
                     let buffer = carrier.buffer(announced.words).map_err(|error| Broken::Failed(Box::new(error)))?;
@@ -110,7 +110,7 @@ impl Connection {
         }
     }
 
-    /// Appends the chunks that have arrived, in order, up to a message's end.
+    /// Appends the pieces that have arrived, in order, up to a message's end.
     fn take_fetched(&mut self, priority: Priority, carrier: &mut impl Carrier) -> Result<Option<Vec<u64>>, Flaw> {
         let incoming = &mut self.incoming[priority.index()];
         while let Some(Fetch { end, words, frame, arrived: Some(buffer) }) =

@@ -4,13 +4,13 @@
 //! they ask for, and brings back completions. A message that is to be sent stays with its owner ([`Source`]) until the link
 //! has copied it, so a full ring costs no memory.
 //!
-//! A message goes inline, in frames of at most a quarter of the ring, or, if it is longer than the switch-over size, in chunks
+//! A message goes inline, in frames of at most a quarter of the ring, or, if it is longer than the switch-over size, in pieces
 //! that are copied to the pool and announced; the receiver fetches them. A ring's tail passes an announcing frame only
-//! when its chunk has been fetched, so the tail alone says which pieces of the pool are free again.
+//! when its piece has been fetched, so the tail alone says which pieces of the pool are free again.
 //!
 //! Priorities have rings of their own. The latency-sensitive one is always served first; of best-effort messages at most
-//! [`IN_FLIGHT_WORDS`] are on their way at a time, in either direction: that is the most that anything urgent can find
-//! before it.
+//! [`CHUNK_WORDS`](super::CHUNK_WORDS) are on their way at a time, in either direction, and no more are copied to the pool between
+//! two looks at what is urgent: that is the most that anything urgent can find before it.
 
 mod incoming;
 mod outgoing;
@@ -70,6 +70,15 @@ pub(crate) trait Carrier {
     fn post(&mut self, request: Request);
     /// An empty vector for a message.
     fn vector(&mut self) -> Vec<u64>;
+}
+
+/// What became of an attempt to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// Something was framed.
+    pub(crate) moved: bool,
+    /// There is more to send, and room for it: what is urgent may come first now.
+    pub(crate) owes: bool,
 }
 
 /// Where the words of messages that are to be sent stand.
@@ -151,6 +160,9 @@ pub(crate) struct Connection {
     pub(crate) sent: Vec<u64>,
     /// Payload words that came and went: for statistics.
     pub(crate) words_moved: u64,
+    /// Best-effort words that were copied to the pool since sending began, and whether it stopped because of that.
+    copied: usize,
+    owes: bool,
 }
 
 impl Connection {
@@ -172,6 +184,8 @@ impl Connection {
             failed: None,
             sent: Vec::new(),
             words_moved: 0,
+            copied: 0,
+            owes: false,
         })
     }
 

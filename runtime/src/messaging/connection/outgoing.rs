@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use super::{Broken, Carrier, Connection, Item, Op, Source};
+use super::{Broken, Carrier, Connection, Item, Op, Sent, Source};
 use crate::{
     buffer::{BUFFER_WORDS_MAX, Buffer},
     fabric::{Verb, link::far},
     messaging::{
-        CHUNK_WORDS, IN_FLIGHT_WORDS, Priority,
+        CHUNK_WORDS, PIECE_WORDS, Priority,
         frame::{Announced, Form, Frame},
         pool::Piece,
         ring::{Flaw, Producer},
@@ -52,13 +52,20 @@ impl Outgoing {
             announced: VecDeque::new(),
         }
     }
+
+    /// Words that were framed, in WRITEs that have not completed.
+    #[inline]
+    fn under_way(&self) -> usize {
+        self.writing + self.open.as_ref().map_or(0, |(_, used)| *used)
+    }
 }
 
 impl Connection {
-    /// Frames and posts as much as there is room for; true if that was anything.
-    pub(crate) fn send_out(&mut self, source: &impl Source, carrier: &mut impl Carrier) -> Result<bool, Broken> {
+    /// Frames and posts as much as there is room for, and of best-effort messages no more than a chunk.
+    pub(crate) fn send_out(&mut self, source: &impl Source, carrier: &mut impl Carrier) -> Result<Sent, Broken> {
         self.check()?;
         let mut moved = false;
+        (self.copied, self.owes) = (0, false);
         // Both before either sends: they share the pool.
         for priority in Priority::ALL {
             self.look_at_tail(priority)?;
@@ -98,7 +105,7 @@ impl Connection {
             }
             self.flush(priority, carrier);
         }
-        Ok(moved)
+        Ok(Sent { moved, owes: self.owes })
     }
 
     /// Learns how far the other side is, and takes back the pieces that it has fetched.
@@ -134,14 +141,19 @@ impl Connection {
                 return Ok(true);
             }
             let (words, needed) = if announce {
-                // Chunks of equal length: a short last one would cost as much time as it is there, and room in flight.
-                (rest.len().div_ceil(rest.len().div_ceil(CHUNK_WORDS)), 2)
+                // Pieces of equal length: a short last one would cost as much time as it is there, and room in flight.
+                (rest.len().div_ceil(rest.len().div_ceil(PIECE_WORDS)), 2)
             } else {
-                let words = rest.len().min(self.shape.body_max());
+                // Two frames make a chunk.
+                let words = rest.len().min(self.shape.body_max()).min(PIECE_WORDS - 1);
                 (words, 1 + words)
             };
-            let too_much = priority == Priority::BestEffort && outgoing.writing >= IN_FLIGHT_WORDS;
-            if room < needed || too_much {
+            let is_patient = priority == Priority::BestEffort;
+            if room < needed || (is_patient && outgoing.under_way() + needed > CHUNK_WORDS) {
+                return Ok(false);
+            }
+            if is_patient && announce && self.copied + words > CHUNK_WORDS {
+                self.owes = true;
                 return Ok(false);
             }
             let form = if announce { Form::Announced } else { Form::Inline };
@@ -154,6 +166,7 @@ impl Connection {
                 for (to, from) in self.own[first..first + words].iter().zip(rest) {
                     to.store(*from, Ordering::Relaxed);
                 }
+                self.copied += if is_patient { words } else { 0 };
                 let announced = Announced { first: piece.first, words };
                 self.put(priority, &[word, announced.word()], 2, carrier)?;
                 let outgoing = &mut self.outgoing[priority.index()];
@@ -172,7 +185,7 @@ impl Connection {
     #[inline]
     fn append(&mut self, priority: Priority, message: &[u64]) -> bool {
         let outgoing = &mut self.outgoing[priority.index()];
-        let is_free = priority == Priority::Latency || outgoing.writing < IN_FLIGHT_WORDS;
+        let is_free = priority == Priority::Latency || outgoing.under_way() + 1 + message.len() <= CHUNK_WORDS;
         let fits = message.len() <= self.shape.body_max() && message.len() < outgoing.producer.room();
         let Some((buffer, used)) = outgoing.open.as_mut().filter(|_| outgoing.sent == 0 && is_free && fits) else {
             return false;

@@ -15,7 +15,7 @@ use crate::{
         mem::{MemFabric, MemOptions},
     },
     lock::OwnerId,
-    messaging::IN_FLIGHT_WORDS,
+    messaging::CHUNK_WORDS,
 };
 
 /// What one side has posted and the wire has not carried yet.
@@ -92,7 +92,11 @@ impl Pair {
 
     fn server_sends(&mut self, messages: &Messages) {
         let carrier = &mut Posts { buffers: &self.buffers, wire: &mut self.wire, side: Side::Server };
+        let before = self.server.words_moved;
         self.server.send_out(messages, carrier).unwrap();
+        let copied = (self.server.words_moved - before) as usize;
+        // Beside an urgent message.
+        assert!(copied <= CHUNK_WORDS + 8, "{copied} words were copied at once");
         self.server.release(carrier);
         self.server.sent.clear();
     }
@@ -132,7 +136,7 @@ impl Pair {
     }
 }
 
-/// A reply of 16 MiB is under way; urgent ones of 64 bytes are sent at random moments. Counts the words that the wire carries
+/// A reply of 16 MiB is under way; urgent ones of 64 bytes are sent at random moments, and each waits for a chunk at most. Counts the words that the wire carries
 /// from the moment when an urgent one is sent until the worker has it.
 fn an_urgent_message_waits_for_little(switch_words: usize, link_bytes: usize) {
     let seed: u64 = rand::random();
@@ -176,7 +180,7 @@ fn an_urgent_message_waits_for_little(switch_words: usize, link_bytes: usize) {
     println!("{urgent} urgent messages; at most {most} words before one");
     assert!(urgent > 30, "{urgent}");
     // Its own frame, and those that carry or announce parts of the large one: no more than the pool has pieces.
-    let bound = IN_FLIGHT_WORDS + 9 + 2 * 32;
+    let bound = CHUNK_WORDS + 9 + 2 * 64;
     assert!(most <= bound, "{most} words were carried before an urgent message; {bound} are allowed");
 }
 

@@ -17,7 +17,7 @@ use crate::messaging::{
 /// Requests of one peer that a turn takes, of each priority.
 const REQUESTS_PER_TURN: usize = 16;
 /// Best-effort words of all peers that a turn takes.
-const WORDS_PER_TURN: usize = 2 * CHUNK_WORDS;
+const WORDS_PER_TURN: usize = CHUNK_WORDS;
 /// A peer with so many words of unsent replies is not asked for more requests.
 const UNSENT_WORDS_MAX: usize = 2 * MESSAGE_WORDS_MAX;
 /// A peer with so many messages to take is not asked for more requests: each makes one, at most.
@@ -191,7 +191,10 @@ impl Thread {
                 session.sent(sequence, &self.replies);
             }
             match outcome {
-                Ok(moved) => progress |= moved,
+                Ok(sent) => {
+                    progress |= sent.moved;
+                    peer.dirty = sent.owes;
+                }
                 Err(why) => self.drop_peer(index, &why),
             }
         }
