@@ -79,6 +79,8 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     // One fills the memory of three servers with small pages and frees them again: minutes, one by one.
     let skipped = ["failed_bulk_loads"];
     test(&mut script, "model", 100, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;
+    test(&mut script, "messaging", 150, &[], &[])?;
+    test(&mut script, "shipping", 150, &["FARLINK_THREADS_SECONDS=2", "FARLINK_COARSE_STEPS=400"], &[])?;
     // Minutes each under emulation: only if asked for by name.
     if filter.is_some() {
         let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];

@@ -45,6 +45,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// One that was set up over the control connection; `theirs` is the number of the other end.
+    pub(super) fn by_hand(queue_pair: QueuePair, theirs: u32) -> Self {
+        Self { queue_pair, theirs, _id: None }
+    }
+
     /// Destroys this end, and says which is the other.
     pub(super) fn destroy(self) -> u32 {
         self.theirs
@@ -142,7 +147,7 @@ fn connected_by_hand(setup: &Setup, session: &Session, ours: QueuePair, answer: 
         answer => return Err(refusal(session, answer)),
     };
     ours.connect(&setup.local, &theirs, Access::Local, setup.reliability)?;
-    Ok(Connection { queue_pair: ours, theirs: theirs.queue_pair, _id: None })
+    Ok(Connection::by_hand(ours, theirs.queue_pair))
 }
 
 fn connect_managed(
