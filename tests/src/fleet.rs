@@ -14,6 +14,7 @@ use farlink_runtime::{
         link::{DEFAULT_LINK_BYTES, ListenOptions, Listener},
         mem::{MemFabric, MemOptions},
     },
+    messaging::{ServeMessages, Wait},
     one_sided::{OneSided, Proof},
     operation::Cut,
     ptr::ServerId,
@@ -28,7 +29,7 @@ use farlink_structures::{
 };
 
 use crate::{
-    backend::ServerSpec,
+    backend::{Backend, ServerSpec},
     here::{self, Here},
     subject::Subject,
 };
@@ -57,7 +58,7 @@ impl Fleet {
     /// If memory or threads cannot be had.
     pub fn start(servers: usize, bytes: u64, threads: usize, options: MemOptions) -> Result<Self, Error> {
         let cluster = here::start(servers, bytes, options)?;
-        let servers = start_all(&cluster, threads, &ShipOptions::default())?;
+        let servers = start_all(&cluster, threads, &options_here())?;
         Ok(Self { servers, cluster })
     }
 
@@ -68,7 +69,7 @@ impl Fleet {
     pub fn restart(self) -> Result<Self, Error> {
         let Self { servers, cluster } = self;
         drop(servers);
-        let servers = start_all(&cluster, 1, &ShipOptions::default())?;
+        let servers = start_all(&cluster, 1, &options_here())?;
         Ok(Self { servers, cluster })
     }
 
@@ -85,6 +86,12 @@ impl Fleet {
         }
         all
     }
+}
+
+/// How a fleet serves: as a memory server does by itself, but on the few processors of a guest its threads sleep.
+fn options_here() -> ShipOptions {
+    let wait = if Backend::chosen() == Backend::Verbs { Wait::Event } else { Wait::Auto };
+    ShipOptions { messages: ServeMessages { wait, ..ServeMessages::default() }, ..ShipOptions::default() }
 }
 
 /// Starts so many threads for each memory server of a cluster in this process, as one member of the cluster.
