@@ -172,6 +172,21 @@ impl VerbsFabric {
         })
     }
 
+    /// Cuts the control connections, as if this machine had gone. For tests.
+    #[doc(hidden)]
+    pub fn cut(&self) {
+        self.sessions.iter().for_each(|session| session.cut());
+    }
+
+    /// What somebody who has listened in could say to the connection manager of the first memory server. For tests.
+    ///
+    /// # Errors
+    /// If the server has no connection manager.
+    #[doc(hidden)]
+    pub fn overhear(&self) -> Result<Vec<u8>, Error> {
+        connecting::overhear(&self.sessions[0], &self.secret)
+    }
+
     /// Asks all memory servers, each before any answer is waited for.
     fn ask_all(&self, question: &Question) -> Result<Vec<Answer>, Error> {
         ask_all(&self.sessions, question)

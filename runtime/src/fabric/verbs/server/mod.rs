@@ -203,6 +203,12 @@ impl VerbsServer {
         self.serving.withdraw_memory();
     }
 
+    /// Tells compute servers from now on that its connection manager is somewhere else. For tests.
+    #[doc(hidden)]
+    pub fn announce_manager(&self, manager: SocketAddr) {
+        *lock(&self.serving.announced) = Some(manager);
+    }
+
     /// Destroys all queue pairs and keeps the control connections, as if cables had been pulled. For tests.
     #[doc(hidden)]
     pub fn break_connections(&self) {

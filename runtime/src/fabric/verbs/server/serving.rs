@@ -47,6 +47,8 @@ pub(super) struct Serving {
     pub(super) reliability: Reliability,
     /// Where the connection manager listens, if there is one.
     pub(super) manager: Option<SocketAddr>,
+    /// Where compute servers are told that it listens.
+    pub(super) announced: Mutex<Option<SocketAddr>>,
     local: Local,
     state: Mutex<State>,
     /// Where workers ask for message links, if it takes messages.
@@ -102,6 +104,7 @@ impl Serving {
             secret: options.secret.clone(),
             reliability: options.reliability,
             manager,
+            announced: Mutex::new(manager),
             local,
             state: Mutex::default(),
             door: Mutex::default(),
@@ -166,7 +169,7 @@ impl Serving {
             address: self.memory.address,
             bytes: self.geometry.region_bytes,
             key: self.memory.key,
-            manager: self.manager,
+            manager: *lock(&self.announced),
         }
     }
 
