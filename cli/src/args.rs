@@ -258,9 +258,12 @@ pub(crate) struct ServeArgs {
     /// Remove this server's memory when it stops.
     #[arg(long)]
     pub(crate) ephemeral: bool,
-    /// With mem: threads that carry out operations which compute servers send; without them it only gives memory.
+    /// Threads that carry out operations which compute servers send; without them it only gives memory.
     #[arg(long, default_value_t = 0)]
     pub(crate) threads: u32,
+    /// With verbs, --threads and several servers: where all of them are, this one too. Its threads use them.
+    #[arg(long, value_name = "HOST:PORT[,HOST:PORT...]", value_delimiter = ',')]
+    pub(crate) cluster: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -292,15 +295,21 @@ impl ServeArgs {
         match self.fabric {
             FabricChoice::Mem => {
                 ensure!(
-                    self.listen.is_none() && !self.verbs.is_given(),
-                    "--listen, --device, --gid-index, --setup and --secret-file are for --fabric verbs"
+                    self.listen.is_none() && !self.verbs.is_given() && self.cluster.is_empty(),
+                    "--listen, --device, --gid-index, --setup, --secret-file and --cluster are for --fabric verbs"
                 );
                 ensure!(self.dir.is_some(), "--dir is missing: the cluster's folder, the same for all its servers");
             }
-            FabricChoice::Verbs => ensure!(
-                self.dir.is_none() && !self.ephemeral && self.threads == 0,
-                "--dir, --ephemeral and --threads are for --fabric mem; memory that is served over RDMA goes with its server"
-            ),
+            FabricChoice::Verbs => {
+                ensure!(
+                    self.dir.is_none() && !self.ephemeral,
+                    "--dir and --ephemeral are for --fabric mem; memory that is served over RDMA goes with its server"
+                );
+                ensure!(
+                    self.threads == 0 || self.servers == 1 || !self.cluster.is_empty(),
+                    "--cluster is missing: the threads of one of several servers must know where all of them are"
+                );
+            }
         }
         Ok(())
     }
@@ -544,10 +553,14 @@ mod tests {
         };
         assert!(parse("--dir d --server 1 --servers 2 --bytes 1GiB --ephemeral").is_ok());
         assert!(parse("--fabric verbs --listen 127.0.0.1:0 --device rxe0").is_ok());
+        assert!(parse("--fabric verbs --threads 2").is_ok());
+        assert!(parse("--fabric verbs --threads 2 --servers 2 --cluster a:1,b:1").is_ok());
         for (args, says) in [
             ("--server 0", "--dir is missing"),
             ("--dir d --listen 127.0.0.1:0", "for --fabric verbs"),
             ("--fabric verbs --dir d", "for --fabric mem"),
+            ("--dir d --cluster a:1", "for --fabric verbs"),
+            ("--fabric verbs --servers 2 --threads 1", "--cluster is missing"),
         ] {
             assert!(parse(args).unwrap_err().to_string().contains(says), "{args}");
         }

@@ -11,9 +11,10 @@ use anyhow::Context as _;
 use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
-use farlink_runtime::fabric::link::{DEFAULT_LINK_BYTES, ListenOptions};
+use farlink_runtime::fabric::Fabric;
+use farlink_runtime::fabric::link::{DEFAULT_LINK_BYTES, ListenOptions, Listener};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
-use farlink_runtime::server::MemoryServer;
+use farlink_runtime::server::{LocalMemory, MemoryServer};
 use farlink_structures::{btree::Tree, map, skiplist::List};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -36,19 +37,29 @@ impl StopSignals {
     }
 }
 
-/// Starts threads that carry out operations on every structure there is. They join the cluster with the first of these.
+/// How a server with so many threads listens.
+pub(crate) fn listen_options(threads: usize) -> ListenOptions {
+    ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES }
+}
+
+/// Starts threads that carry out operations on every structure there is.
 pub(crate) fn ship(server: &MemoryServer, dir: &Path, threads: usize) -> Result<ShipServer, Error> {
+    let listener = server.listen(&listen_options(threads), MemOptions::default())?;
+    let dir = dir.to_path_buf();
+    ship_at(listener, server.memory(), move || Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?)))
+}
+
+/// [`ship`], on whatever fabric. The threads join the cluster, which `open` leads to, with the first operation.
+pub(crate) fn ship_at(
+    listener: Box<dyn Listener>,
+    memory: LocalMemory,
+    open: impl Fn() -> Result<Arc<dyn Fabric>, Error> + Send + Sync + 'static,
+) -> Result<ShipServer, Error> {
     let mut registry = Registry::new();
     map::register::<Tree>(&mut registry);
     map::register::<List>(&mut registry);
-    let listen = ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES };
-    let listener = server.listen(&listen, MemOptions::default())?;
-    let dir = dir.to_path_buf();
-    let join = move || {
-        let fabric = Arc::new(MemFabric::open(&dir, MemOptions::default())?);
-        Ok(Arc::new(ComputeServer::join(fabric, ComputeOptions::default())?))
-    };
-    ShipServer::start(listener, server.memory(), registry, &ShipOptions::default(), join)
+    let join = move || Ok(Arc::new(ComputeServer::join(open()?, ComputeOptions::default())?));
+    ShipServer::start(listener, memory, registry, &ShipOptions::default(), join)
 }
 
 /// The line that announces a server.

@@ -44,6 +44,8 @@ mod with {
     use std::sync::Arc;
 
     use anyhow::ensure;
+    use farlink_offload::ship::ShipServer;
+    use farlink_runtime::error::Error;
     use farlink_runtime::fabric::Fabric;
     use farlink_runtime::fabric::verbs::{
         self, ConnectBy, DeviceChoice, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions,
@@ -52,7 +54,7 @@ mod with {
 
     use crate::args::{DevicesArgs, ServeArgs};
     use crate::place::{SECRET_VARIABLE, Setup, SharedSecret};
-    use crate::serve::{StopSignals, announce_ready};
+    use crate::serve::{self, StopSignals, announce_ready};
     use crate::units::show_bytes;
 
     fn choice(device: Option<&str>, gid_index: Option<u8>) -> DeviceChoice {
@@ -108,6 +110,10 @@ mod with {
             connect_by: connect_by(args.verbs.setup),
             ..defaults
         })?;
+        let shipping = match args.threads {
+            0 => None,
+            threads => Some(ship(&server, args, &secret, threads as usize)?),
+        };
         if given.is_none() {
             writeln!(out, "{SECRET_VARIABLE}={}", String::from_utf8_lossy(secret.reveal()))?;
         }
@@ -118,8 +124,23 @@ mod with {
         writeln!(out, "farlink server {} listens on verbs://{}", args.server, server.address())?;
         announce_ready(out, args.server)?;
         signals.wait();
+        // Leaves the cluster before its memory goes.
+        drop(shipping);
         drop(server);
         Ok(())
+    }
+
+    /// Has a server carry out operations. Its threads lock pages through the device, as compute servers do, so they connect to
+    /// all servers, this one too.
+    fn ship(server: &VerbsServer, args: &ServeArgs, secret: &Secret, threads: usize) -> Result<ShipServer, Error> {
+        let servers = if args.cluster.is_empty() { vec![server.address().to_string()] } else { args.cluster.clone() };
+        let options = VerbsOptions {
+            device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
+            connect_by: connect_by(args.verbs.setup),
+            ..VerbsOptions::new(servers, secret.clone())
+        };
+        let listener = server.listen(&serve::listen_options(threads))?;
+        serve::ship_at(listener, server.memory(), move || Ok(Arc::new(VerbsFabric::connect(&options)?)))
     }
 
     /// Lists the RDMA devices.

@@ -1,6 +1,6 @@
 //! Clusters in this process whose memory servers carry out operations.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use farlink_offload::{
     Hybrid, Parted, PartedRemote, Remote,
@@ -11,13 +11,14 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
-        link::{DEFAULT_LINK_BYTES, ListenOptions},
+        link::{DEFAULT_LINK_BYTES, ListenOptions, Listener},
         mem::{MemFabric, MemOptions},
     },
+    messaging::{ServeMessages, Wait},
     one_sided::{OneSided, Proof},
     operation::Cut,
     ptr::ServerId,
-    server::MemoryServer,
+    server::{LocalMemory, MemoryServer},
     structure::{Placed, Spread, Structure},
     worker::Handle,
 };
@@ -27,7 +28,11 @@ use farlink_structures::{
     skiplist::List,
 };
 
-use crate::{backend::ServerSpec, subject::Subject};
+use crate::{
+    backend::{Backend, ServerSpec},
+    here::{self, Here},
+    subject::Subject,
+};
 
 /// All operations of all structures under test.
 pub fn registry() -> Registry {
@@ -43,7 +48,7 @@ pub struct Fleet {
     /// The threads; before the memory that they serve.
     pub servers: Vec<ShipServer>,
     /// The cluster.
-    pub fabric: Arc<MemFabric>,
+    pub cluster: Arc<dyn Here>,
 }
 
 impl Fleet {
@@ -52,10 +57,9 @@ impl Fleet {
     /// # Errors
     /// If memory or threads cannot be had.
     pub fn start(servers: usize, bytes: u64, threads: usize, options: MemOptions) -> Result<Self, Error> {
-        let fabric = Arc::new(MemFabric::in_process(servers, bytes, options)?);
-        let listen = ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES };
-        let servers = ShipServer::start_all(&fabric, &listen, &registry(), &ShipOptions::default())?;
-        Ok(Self { servers, fabric })
+        let cluster = here::start(servers, bytes, options)?;
+        let servers = start_all(&cluster, threads, &options_here())?;
+        Ok(Self { servers, cluster })
     }
 
     /// The same cluster with new threads.
@@ -63,16 +67,15 @@ impl Fleet {
     /// # Errors
     /// As [`Fleet::start`].
     pub fn restart(self) -> Result<Self, Error> {
-        let Self { servers, fabric } = self;
+        let Self { servers, cluster } = self;
         drop(servers);
-        let listen = ListenOptions::default();
-        let servers = ShipServer::start_all(&fabric, &listen, &registry(), &ShipOptions::default())?;
-        Ok(Self { servers, fabric })
+        let servers = start_all(&cluster, 1, &options_here())?;
+        Ok(Self { servers, cluster })
     }
 
     /// The cluster, for those who join.
     pub fn fabric(&self) -> Arc<dyn Fabric> {
-        self.fabric.clone()
+        self.cluster.fabric()
     }
 
     /// What all its memory servers have done.
@@ -83,6 +86,48 @@ impl Fleet {
         }
         all
     }
+}
+
+/// How a fleet serves: as a memory server does by itself, but on the few processors of a guest its threads sleep.
+fn options_here() -> ShipOptions {
+    let wait = if Backend::chosen() == Backend::Verbs { Wait::Event } else { Wait::Auto };
+    ShipOptions { messages: ServeMessages { wait, ..ServeMessages::default() }, ..ShipOptions::default() }
+}
+
+/// Starts so many threads for each memory server of a cluster in this process, as one member of the cluster.
+///
+/// # Errors
+/// As [`ShipServer::start`].
+pub fn start_all(cluster: &Arc<dyn Here>, threads: usize, options: &ShipOptions) -> Result<Vec<ShipServer>, Error> {
+    let listen = ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES };
+    let member = Arc::new(Mutex::new(Weak::new()));
+    let start = |server: usize| {
+        let server = u16::try_from(server).ok().and_then(ServerId::new).expect("a fleet is small");
+        let (fabric, member) = (cluster.fabric(), Arc::clone(&member));
+        let join = move || {
+            let mut member = member.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(member) = member.upgrade() {
+                return Ok(member);
+            }
+            let joined = Arc::new(ComputeServer::join(Arc::clone(&fabric), ComputeOptions::default())?);
+            *member = Arc::downgrade(&joined);
+            Ok(joined)
+        };
+        ShipServer::start(cluster.listen(server, &listen)?, cluster.memory(server)?, registry(), options, join)
+    };
+    (0..cluster.fabric().servers()).map(start).collect()
+}
+
+/// Has a memory server carry out operations.
+///
+/// # Errors
+/// As [`ShipServer::start`].
+pub fn ship_at(
+    listener: Box<dyn Listener>,
+    memory: LocalMemory,
+    join: impl Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync + 'static,
+) -> Result<ShipServer, Error> {
+    ShipServer::start(listener, memory, registry(), &ShipOptions::default(), join)
 }
 
 /// Has a memory server of files carry out operations, as `spec` says.
@@ -97,7 +142,7 @@ pub fn ship(server: &MemoryServer, spec: &ServerSpec) -> Result<ShipServer, Erro
         let fabric = Arc::new(MemFabric::open(&dir, options)?);
         Ok(Arc::new(ComputeServer::join(fabric, ComputeOptions::default())?))
     };
-    ShipServer::start(listener, server.memory(), registry(), &ShipOptions::default(), join)
+    ship_at(listener, server.memory(), join)
 }
 
 /// The name of a part.

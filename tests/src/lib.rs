@@ -15,6 +15,7 @@
 //! - [`cluster`]: clusters joined, filled and checked.
 //! - [`direct`]: an endpoint driven by hand.
 //! - [`reach`]: one-sided, or through a compute server's cache.
+//! - [`here`]: memory servers of this process that take messages.
 //! - [`fleet`]: clusters whose memory servers carry out operations.
 //! - [`drive`]: a worker that keeps many recorded operations in flight, and drops some of them.
 //! - [`peer`]: compute servers in processes of their own: the `farlink-stress` program's other side.
@@ -34,6 +35,7 @@ pub mod direct;
 pub mod drive;
 pub mod fleet;
 pub mod fuzz;
+pub mod here;
 pub mod history;
 pub mod linear;
 pub mod model;

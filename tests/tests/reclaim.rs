@@ -153,12 +153,13 @@ fn two_compute_servers_keep_some_memory_each<S: Subject>() {
 
 fn pages_survive_those_who_held_them<S: Subject>() {
     let fabric = fabric::<S>();
-    let keys = keys(5000);
+    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 5000).min(5000));
     let mut leased = None;
     for generation in 0..6 {
         let member = Member::<S>::join(&fabric, generation);
         in_shifts(std::slice::from_ref(&member), &keys, Member::insert);
         in_shifts(std::slice::from_ref(&member), &keys, Member::remove);
+        println!("generation {generation}: {:?}", member.worker.counters());
         drop(member);
         let report = cluster::check_tree(&fabric, TREE).unwrap();
         assert!(report.is_clean() && report.pages() == 1, "{report:?}");
@@ -189,7 +190,7 @@ fn a_pinned_reader_holds_reuse_back<S: Subject>() {
     let fabric = fabric::<S>();
     let members = [Member::<S>::join(&fabric, 1), Member::join(&fabric, 2)];
     let [reader, writer] = &members;
-    let keys = keys(2000);
+    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 2000).clamp(1000, 2000));
     let others: Vec<u64> = keys.iter().map(|key| key ^ 1).collect();
     let maintain = || settle(&members);
     writer.insert(&keys);

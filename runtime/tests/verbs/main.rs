@@ -3,6 +3,7 @@
 #![cfg(feature = "verbs")]
 
 mod control;
+mod links;
 mod messages;
 mod processes;
 mod requests;

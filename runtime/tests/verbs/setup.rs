@@ -1,10 +1,16 @@
 //! How connections are made: by the connection manager, and by hand.
 
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Instant,
+};
+
 use farlink_runtime::{
+    clock::Clock,
     error::Error,
     fabric::{
-        Verb,
-        verbs::{ConnectBy, DeviceChoice, VerbsFabric, VerbsServer, knock},
+        Fabric, Verb,
+        verbs::{ConnectBy, DeviceChoice, VerbsFabric, VerbsOptions, VerbsServer, knock},
     },
 };
 
@@ -25,7 +31,7 @@ fn each_way_connects_breaks_connects_again_and_leaves_nothing() {
     }
     let server = serve();
     for connect_by in ways(&server) {
-        let options = farlink_runtime::fabric::verbs::VerbsOptions { connect_by, ..scene::options_to(&[&server]) };
+        let options = VerbsOptions { connect_by, ..scene::options_to(&[&server]) };
         let fabric = VerbsFabric::connect(&options).unwrap();
         let mut wires = [(); 3].map(|()| Wire::new(&fabric));
         assert_eq!(server.queue_pairs(), 3, "{connect_by:?}");
@@ -83,4 +89,58 @@ fn who_was_not_invited_is_refused_and_disturbs_nobody() {
     }
     drop(wire);
     Wire::new(&fabric).write(at(0, FREE), &[1]).unwrap();
+}
+
+/// Who has listened in knows an invitation and its proof; both are good for one queue pair, which is not his.
+#[test]
+fn an_invitation_that_was_overheard_is_worth_nothing() {
+    if !scene::has_device() {
+        return;
+    }
+    let server = serve();
+    let Some(manager) = server.manager() else { return };
+    let fabric = connect(&[&server]);
+    let overheard = fabric.overhear().unwrap();
+    let (invitation, proof) = overheard.split_at(16);
+    let without_proof = [invitation, &[0; 32]].concat();
+    let cut_short = [invitation, &proof[..31]].concat();
+    let mut changed = overheard.clone();
+    changed[47] ^= 1;
+    for greeting in [&without_proof, &cut_short, &changed, &overheard] {
+        let error = knock(&DeviceChoice::default(), manager, greeting).unwrap_err();
+        assert!(matches!(error, Error::NotAdmitted { .. }) && error.to_string().contains("refused"), "{error}");
+        assert_eq!(server.queue_pairs(), 0);
+    }
+    Wire::new(&fabric).write(at(0, FREE), &[1]).unwrap();
+}
+
+/// A connection manager that nobody reaches: at a port where nobody listens, behind an address that no route leads to, and
+/// behind one that never answers.
+#[test]
+fn a_manager_that_does_not_connect_is_done_without_unless_it_is_asked_for() {
+    if !scene::has_device() {
+        return;
+    }
+    let server = serve();
+    let Some(manager) = server.manager() else { return };
+    let silent = match manager.ip() {
+        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() ^ 0x40).into(),
+        ip => ip,
+    };
+    let elsewhere = [(manager.ip(), 1), (Ipv4Addr::new(192, 0, 2, 1).into(), manager.port()), (silent, manager.port())];
+    for place in elsewhere {
+        server.announce_manager(place.into());
+        let fabric = connect(&[&server]);
+        let begun = Instant::now();
+        Wire::new(&fabric).write(at(0, FREE), &[1]).unwrap();
+        println!("{place:?}: by hand after {:?}", begun.elapsed());
+        // The next one does not wait for it again, whatever it waited for the first time.
+        let mut wires = [(); 3].map(|()| Wire::new(&fabric));
+        wires.iter_mut().for_each(|wire| wire.write(at(0, FREE), &[2]).unwrap());
+    }
+    server.announce_manager(elsewhere[0].into());
+    let options = VerbsOptions { connect_by: ConnectBy::Manager, ..scene::options_to(&[&server]) };
+    let fabric = VerbsFabric::connect(&options).unwrap();
+    let error = fabric.endpoint(0, Clock::monotonic()).unwrap_err();
+    assert!(matches!(error, Error::NotAdmitted { .. }) && error.to_string().contains("--setup tcp"), "{error}");
 }

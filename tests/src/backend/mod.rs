@@ -4,7 +4,7 @@
 //! `mem` (the default), `mem-processes` or `verbs`. Where `verbs` cannot run, its tests are skipped and say so, unless
 //! `FARLINK_REQUIRE_VERBS=1`: then they fail.
 
-mod verbs;
+pub(crate) mod verbs;
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     str::FromStr,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use anyhow::Context;
@@ -35,6 +35,11 @@ use crate::{
 
 /// Tells a memory server to carry out no more operations, and says that it has stopped.
 const STOP_SHIPPING: &str = "stop-shipping";
+/// Tells a memory server where all of them are.
+const MEMBERS: &str = "members ";
+
+/// Where all memory servers of a cluster are, once that is known.
+type Members = Arc<OnceLock<Vec<String>>>;
 
 /// The argument that makes `farlink-stress` a memory server.
 pub const SERVER: &str = "server";
@@ -192,8 +197,7 @@ impl Cluster {
         Self::start_with(backend, servers, bytes, manners, 0)
     }
 
-    /// [`Cluster::start`], each memory server with so many threads that carry out operations. Only across processes, over
-    /// files.
+    /// [`Cluster::start`], each memory server with so many threads that carry out operations. Only across processes.
     ///
     /// # Errors
     /// As [`Cluster::start`].
@@ -204,7 +208,7 @@ impl Cluster {
         manners: Manners,
         threads: usize,
     ) -> anyhow::Result<Self> {
-        anyhow::ensure!(threads == 0 || backend == Backend::MemProcesses, "{backend} does not ship operations here");
+        anyhow::ensure!(threads == 0 || backend != Backend::Mem, "{backend} does not ship operations here");
         if backend == Backend::Mem {
             let fabric = Arc::new(MemFabric::in_process(servers, bytes, manners.options())?);
             return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
@@ -215,10 +219,13 @@ impl Cluster {
             let (dir, secret) = (dir.path().to_owned(), secret.clone());
             ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes, manners, threads })
         };
-        let processes = (0..servers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut processes = (0..servers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
         let place = match backend {
             Backend::Verbs => {
-                let servers = processes.iter().map(|process| process.address.clone()).collect();
+                let servers: Vec<String> = processes.iter().map(|process| process.address.clone()).collect();
+                processes
+                    .iter_mut()
+                    .try_for_each(|process| process.tell(&format!("{MEMBERS}{}", servers.join(","))))?;
                 Place::Verbs { servers, secret }
             }
             _ => Place::Files(dir.path().to_owned()),
@@ -321,10 +328,14 @@ impl ServerProcess {
         Ok(line)
     }
 
-    fn stop_shipping(&mut self) -> anyhow::Result<()> {
+    fn tell(&mut self, order: &str) -> anyhow::Result<()> {
         let orders = self.child.stdin.as_mut().context("the memory server has no stdin")?;
-        writeln!(orders, "{STOP_SHIPPING}")?;
-        orders.flush()?;
+        writeln!(orders, "{order}")?;
+        Ok(orders.flush()?)
+    }
+
+    fn stop_shipping(&mut self) -> anyhow::Result<()> {
+        self.tell(STOP_SHIPPING)?;
         let answer = self.answer()?;
         anyhow::ensure!(answer.trim() == STOP_SHIPPING, "a memory server answers {answer:?}");
         Ok(())
@@ -344,10 +355,13 @@ impl Drop for ServerProcess {
 /// If it cannot serve.
 pub fn serve(spec: &str) -> anyhow::Result<()> {
     let spec: ServerSpec = serde_json::from_str(spec).context("not the specification of a memory server")?;
-    let mut ships = None;
+    let (mut ships, members) = (None, Members::default());
     let (_server, address): (Box<dyn fmt::Debug>, String) = match spec.backend {
         Backend::Verbs => {
             let (server, address) = verbs::serve(&spec)?;
+            if spec.threads > 0 {
+                ships = Some(verbs::ship(&server, &spec, &members)?);
+            }
             (Box::new(server), address)
         }
         _ => {
@@ -364,6 +378,8 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
         if order == STOP_SHIPPING {
             ships = None;
             say(STOP_SHIPPING)?;
+        } else if let Some(servers) = order.strip_prefix(MEMBERS) {
+            let _ = members.set(servers.split(',').map(str::to_owned).collect());
         }
     }
     drop(ships);

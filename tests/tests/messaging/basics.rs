@@ -208,9 +208,9 @@ fn a_server_that_does_not_listen_is_missing() {
     let scene = Scene::fast();
     let compute = scene.join(8);
     let worker = compute.worker().unwrap();
-    let Scene { fabric, messages, .. } = scene;
+    let Scene { cluster, messages, .. } = scene;
     drop(messages);
     let missing = worker.block_on(worker.channel(server(0)));
     assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
-    drop(fabric);
+    drop(cluster);
 }

@@ -7,7 +7,7 @@ use farlink_runtime::{
     clock::Clock,
     error::Error,
     fabric::{
-        Endpoint, Fabric, Request, Ticket, Verb,
+        Endpoint, Request, Ticket, Verb,
         link::{LinkState, OpenMemory, PeerId, far},
     },
     lock::OwnerId,
@@ -257,7 +257,7 @@ fn what_a_lost_server_had_been_asked_has_an_unknown_outcome() {
     let scene = scene(1, FAST, SMALL, &ServeMessages::default());
     let compute = scene.join(6);
     let worker = compute.worker().unwrap();
-    let Scene { fabric, seen, mut messages, .. } = scene;
+    let Scene { cluster, seen, mut messages, .. } = scene;
     worker.block_on(async {
         assert_eq!(tally(&worker).await, 1);
         let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
@@ -270,7 +270,7 @@ fn what_a_lost_server_had_been_asked_has_an_unknown_outcome() {
         // Nothing was sent: nothing is unknown.
         let channel = worker.channel_with(server(0), ABOVE_100).await;
         assert!(matches!(channel, Err(Error::ServerMissing { .. })), "{channel:?}");
-        messages.push(start(&fabric, 0, 1, SMALL, &ServeMessages::default(), &seen));
+        messages.push(start(&*cluster, 0, 1, SMALL, &ServeMessages::default(), &seen));
         assert_eq!(tally(&worker).await, 1);
     });
 }

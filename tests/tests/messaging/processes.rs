@@ -3,8 +3,9 @@
 //! A process is this test program once more, told by its environment what to be.
 
 use std::{
+    any::Any,
     io::{BufRead, BufReader, Write},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::Arc,
     time::Duration,
@@ -12,23 +13,20 @@ use std::{
 
 use farlink_runtime::{
     error::Error,
-    fabric::{
-        Fabric,
-        link::ListenOptions,
-        mem::{MemFabric, MemOptions},
-    },
+    fabric::link::{ListenOptions, Listener},
     messaging::{MessageServer, Priority, ServeMessages, Wait},
     server::MemoryServer,
 };
 use farlink_tests::{
+    backend::{Backend, Manners, Place},
     bounded::Watchdog,
-    cluster::{self, FAST, NASTY},
+    cluster, here,
 };
 
 use crate::scene::{ABOVE_100, COUNT, ECHO, LATER, Parrot, SMALL, Seen, TALLY, server};
 
 const ROLE: &str = "FARLINK_MESSAGING_ROLE";
-const DIR: &str = "FARLINK_MESSAGING_DIR";
+const PLACE: &str = "FARLINK_MESSAGING_PLACE";
 const MANNERS: &str = "FARLINK_MESSAGING_NASTY";
 
 /// Not a test: what a child process does.
@@ -36,12 +34,12 @@ const MANNERS: &str = "FARLINK_MESSAGING_NASTY";
 #[ignore = "run by other tests, as a process of its own"]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let dir = std::env::var(DIR).unwrap();
-    let options = if std::env::var(MANNERS).is_ok() { NASTY } else { FAST };
+    let place = std::env::var(PLACE).unwrap();
+    let manners = if std::env::var(MANNERS).is_ok() { Manners::Nasty } else { Manners::Fast };
     let _watch = Watchdog::start("child", Duration::from_secs(200));
     match role.as_str() {
-        "server" => serve(Path::new(&dir), options),
-        _ => work(Path::new(&dir), options),
+        "server" => serve(Path::new(&place), manners),
+        _ => work(&serde_json::from_str(&place).unwrap(), manners),
     }
 }
 
@@ -56,9 +54,19 @@ fn hear() -> Option<String> {
     (std::io::stdin().read_line(&mut line).unwrap() > 0).then(|| line.trim().to_owned())
 }
 
-fn serve(dir: &Path, options: MemOptions) {
+/// A memory server that listens, and where others find it.
+fn listen(dir: &Path, manners: Manners) -> (Box<dyn Listener>, Place, Box<dyn Any>) {
+    let options = ListenOptions { ports: 2, link_bytes: SMALL };
+    if Backend::chosen() == Backend::Verbs {
+        let cluster = here::start(1, 2 << 20, manners.options()).unwrap();
+        return (cluster.listen(server(0), &options).unwrap(), cluster.place().unwrap(), Box::new(cluster));
+    }
     let memory = MemoryServer::start(&cluster::serve_options(dir, 0, 1, 2 << 20)).unwrap();
-    let listener = memory.listen(&ListenOptions { ports: 2, link_bytes: SMALL }, options).unwrap();
+    (memory.listen(&options, manners.options()).unwrap(), Place::Files(dir.to_owned()), Box::new(memory))
+}
+
+fn serve(dir: &Path, manners: Manners) {
+    let (listener, place, _memory) = listen(dir, manners);
     let serve = ServeMessages {
         wait: Wait::Event,
         silence_max: Duration::from_millis(100),
@@ -67,7 +75,7 @@ fn serve(dir: &Path, options: MemOptions) {
     };
     let seen = Arc::new(Seen::default());
     let messages = MessageServer::start(listener, &serve, move |_| Ok(Box::new(Parrot::new(&seen)))).unwrap();
-    say("ready");
+    say(&serde_json::to_string(&place).unwrap());
     while let Some(line) = hear() {
         let counts = messages.counts();
         match line.as_str() {
@@ -81,8 +89,8 @@ fn serve(dir: &Path, options: MemOptions) {
 }
 
 /// Sends requests until it is told to stop; then says the last tally, which must be how many it has sent.
-fn work(dir: &Path, options: MemOptions) {
-    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir, options).unwrap());
+fn work(place: &Place, manners: Manners) {
+    let fabric = place.open(manners).unwrap();
     let compute = cluster::join(&fabric, 1).unwrap();
     let worker = compute.worker().unwrap();
     let (told, stop) = std::sync::mpsc::channel();
@@ -129,17 +137,30 @@ struct Process {
 }
 
 impl Process {
-    fn start(role: &str, dir: &Path, nasty: bool) -> Self {
+    /// A memory server, and where it is.
+    fn serve(dir: &Path, manners: Manners) -> (Self, Place) {
+        let (process, place) = Self::start("server", dir.as_os_str(), manners);
+        (process, serde_json::from_str(&place).unwrap())
+    }
+
+    fn work(place: &Place, manners: Manners) -> Self {
+        let place = PathBuf::from(serde_json::to_string(place).unwrap());
+        let (process, said) = Self::start("worker", place.as_os_str(), manners);
+        assert_eq!(said, "ready");
+        process
+    }
+
+    fn start(role: &str, place: &std::ffi::OsStr, manners: Manners) -> (Self, String) {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "processes::child", "--ignored", "--nocapture"]).env(ROLE, role).env(DIR, dir);
-        if nasty {
+        command.args(["--exact", "processes::child", "--ignored", "--nocapture"]).env(ROLE, role).env(PLACE, place);
+        if manners == Manners::Nasty {
             command.env(MANNERS, "1");
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut process = Self { child, input, output };
-        assert_eq!(process.hear(), "ready");
-        process
+        let said = process.hear();
+        (process, said)
     }
 
     fn hear(&mut self) -> String {
@@ -190,17 +211,25 @@ fn until(mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn links(dir: &Path) -> usize {
-    std::fs::read_dir(dir.join("links")).unwrap().count()
+/// Links that stand in files.
+fn links(place: &Place) -> usize {
+    match place {
+        Place::Files(dir) => std::fs::read_dir(dir.join("links")).unwrap().count(),
+        Place::Verbs { .. } => 0,
+    }
 }
 
 #[test]
 fn several_processes_and_one_that_is_killed() {
     let _watch = Watchdog::start("processes", Duration::from_secs(200));
-    for nasty in [false, true] {
+    let manners: &[_] = match Backend::chosen() {
+        Backend::Verbs => &[Manners::Fast],
+        _ => &[Manners::Fast, Manners::Nasty],
+    };
+    for &manners in manners {
         let dir = cluster::scratch().unwrap();
-        let mut server = Process::start("server", dir.path(), nasty);
-        let mut workers: Vec<_> = (0..3).map(|_| Process::start("worker", dir.path(), nasty)).collect();
+        let (mut server, place) = Process::serve(dir.path(), manners);
+        let mut workers: Vec<_> = (0..3).map(|_| Process::work(&place, manners)).collect();
         until(|| server.ask("peers") == 3);
         let mut killed = workers.pop().unwrap();
         killed.kill();
@@ -210,7 +239,7 @@ fn several_processes_and_one_that_is_killed() {
             assert!(worker.child.wait().unwrap().success());
         }
         until(|| server.ask("peers") == 0);
-        assert_eq!(links(dir.path()), 0, "links of workers that are gone");
+        assert_eq!(links(&place), 0, "links of workers that are gone");
         assert!(server.ask("sleeps") > 0, "a server without work sleeps");
     }
 }
@@ -219,8 +248,8 @@ fn several_processes_and_one_that_is_killed() {
 fn a_worker_that_was_stopped_goes_on_where_it_was() {
     let _watch = Watchdog::start("processes", Duration::from_secs(200));
     let dir = cluster::scratch().unwrap();
-    let mut server = Process::start("server", dir.path(), false);
-    let mut worker = Process::start("worker", dir.path(), false);
+    let (mut server, place) = Process::serve(dir.path(), Manners::Fast);
+    let mut worker = Process::work(&place, Manners::Fast);
     // Stopped at a moment when replies are on their way, which not every moment is.
     let mut tries = 0;
     while server.ask("dropped") < 3 && tries < 40 {
@@ -247,8 +276,8 @@ fn a_worker_that_was_stopped_goes_on_where_it_was() {
 fn a_server_that_is_killed_in_mid_request() {
     let _watch = Watchdog::start("processes", Duration::from_secs(200));
     let dir = cluster::scratch().unwrap();
-    let mut serving = Process::start("server", dir.path(), false);
-    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), FAST).unwrap());
+    let (mut serving, place) = Process::serve(dir.path(), Manners::Fast);
+    let fabric = place.open(Manners::Fast).unwrap();
     let compute = cluster::join_manual(&fabric, 1).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
@@ -265,9 +294,13 @@ fn a_server_that_is_killed_in_mid_request() {
         let outcome = lost.await;
         assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
         let missing = channel.request_words(ECHO, &[3], Priority::Latency).await.map(drop);
-        assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+        assert!(matches!(missing, Err(Error::ServerMissing { .. } | Error::ServerLost { .. })), "{missing:?}");
+        if Backend::chosen() == Backend::Verbs {
+            // Its memory is gone with it.
+            return;
+        }
         // The same memory, served anew; the same channel.
-        let _serving = Process::start("server", dir.path(), false);
+        let (_serving, _) = Process::serve(dir.path(), Manners::Fast);
         assert_eq!(channel.request_words(ECHO, &[4], Priority::Latency).await.unwrap().words(), [4]);
     });
 }

@@ -16,14 +16,18 @@ use farlink_runtime::{
     fabric::{
         Fabric,
         link::{DEFAULT_LINK_BYTES, ListenOptions, PeerId},
-        mem::{MemFabric, MemOptions},
+        mem::MemOptions,
     },
     messaging::{
         ChannelOptions, Kind, MessageServer, Refusal, Request, Responder, ServeMessages, Service, SwitchOver, Turn,
     },
     ptr::ServerId,
 };
-use farlink_tests::{bounded::Watchdog, cluster};
+use farlink_tests::{
+    bounded::Watchdog,
+    cluster,
+    here::{self, Here},
+};
 
 /// Replies with its parameters.
 pub(crate) const ECHO: Kind = Kind(1);
@@ -101,29 +105,38 @@ pub(crate) const SMALL: usize = 128 << 10;
 pub(crate) const ABOVE_100: ChannelOptions = ChannelOptions { switch_over: SwitchOver::Above(100), coalesce: true };
 
 pub(crate) struct Scene {
-    pub(crate) fabric: Arc<MemFabric>,
+    // In this order: the way, the threads, the servers.
+    pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) seen: Arc<Seen>,
     pub(crate) messages: Vec<MessageServer>,
+    pub(crate) cluster: Arc<dyn Here>,
     _watch: Watchdog,
 }
 
 /// A cluster in this process.
 pub(crate) fn scene(servers: usize, options: MemOptions, link_bytes: usize, serve: &ServeMessages) -> Scene {
-    let fabric = Arc::new(MemFabric::in_process(servers, 2 << 20, options).unwrap());
+    let cluster = here::start(servers, 2 << 20, options).unwrap();
     let seen = Arc::new(Seen::default());
-    let messages = (0..servers).map(|number| start(&fabric, number as u16, 1, link_bytes, serve, &seen)).collect();
-    Scene { fabric, seen, messages, _watch: Watchdog::start("messages", Duration::from_secs(120)) }
+    let start_one = |number| start(&*cluster, number as u16, 1, link_bytes, serve, &seen);
+    let messages = (0..servers).map(start_one).collect();
+    Scene {
+        fabric: cluster.fabric(),
+        cluster,
+        seen,
+        messages,
+        _watch: Watchdog::start("messages", Duration::from_secs(120)),
+    }
 }
 
 pub(crate) fn start(
-    fabric: &MemFabric,
+    cluster: &dyn Here,
     number: u16,
     ports: usize,
     link_bytes: usize,
     serve: &ServeMessages,
     seen: &Arc<Seen>,
 ) -> MessageServer {
-    let listener = fabric.listen(server(number), &ListenOptions { ports, link_bytes }).unwrap();
+    let listener = cluster.listen(server(number), &ListenOptions { ports, link_bytes }).unwrap();
     let seen = Arc::clone(seen);
     MessageServer::start(listener, serve, move |_| Ok(Box::new(Parrot::new(&seen)))).unwrap()
 }
@@ -134,7 +147,6 @@ impl Scene {
     }
 
     pub(crate) fn join(&self, seed: u64) -> ComputeServer {
-        let fabric: Arc<dyn Fabric> = self.fabric.clone();
-        cluster::join(&fabric, seed).unwrap()
+        cluster::join(&self.fabric, seed).unwrap()
     }
 }

@@ -182,6 +182,7 @@ fn parts_agree_with_a_model<S: Subject>() {
             }
         });
         let counts: Vec<u64> = fleet.servers.iter().map(|server| server.counts().done).collect();
-        assert!(counts.iter().all(|&done| done > 100), "{counts:?}");
+        let least = models::steps() / 30;
+        assert!(counts.iter().all(|&done| done > least), "{counts:?}");
     }
 }

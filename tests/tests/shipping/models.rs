@@ -7,13 +7,18 @@ use farlink_structures::map::Map;
 use farlink_tests::{settings, subject::Subject};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
+/// How many random operations.
+pub(crate) fn steps() -> u64 {
+    settings::from_env("FARLINK_COARSE_STEPS", 3000)
+}
+
 /// Random operations on an empty map, one after another; what must be in it then.
 pub(crate) async fn random_operations<S: Subject, A: Run>(map: &Map<S, A>) -> Result<BTreeMap<u64, u64>, Error> {
     let mut rng = SmallRng::seed_from_u64(settings::seed("shipping"));
     let mut model = BTreeMap::new();
-    for step in 0..settings::from_env("FARLINK_COARSE_STEPS", 3000u64) {
+    for step in 0..steps() {
         // Grows first and shrinks at the end, so that it splits and merges.
-        let removes = if step < 2000 { 2 } else { 7 };
+        let removes = if step < steps() / 3 * 2 { 2 } else { 7 };
         let key =
             if rng.random_range(0..50) == 0 { u64::MAX - rng.random_range(0..3) } else { rng.random_range(0..450) };
         match rng.random_range(0..10) {

@@ -1,16 +1,12 @@
 //! Operations from a page that a compute server owns: what is checked, what comes back, what a lost server leaves.
 
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+use std::{marker::PhantomData, time::Duration};
 
-use farlink_offload::ship::{Answer, Decline, From, SHIP, ServiceModel, ShipOptions, ShipServer, Shipped, Shipper};
+use farlink_offload::ship::{Answer, Decline, From, SHIP, ServiceModel, ShipOptions, Shipped, Shipper};
 use farlink_runtime::{
     access::PageRef,
     error::Error,
-    fabric::{
-        Fabric,
-        link::ListenOptions,
-        mem::{MemFabric, MemOptions},
-    },
+    fabric::mem::MemOptions,
     messaging::{Kind, Priority, Refusal},
     one_sided::{OneSided, Proof},
     operation::{Operation, execute},
@@ -30,6 +26,7 @@ use farlink_tests::{
     bounded::Watchdog,
     cluster::{self, FAST, NASTY, WEAK},
     fleet::{self, Fleet},
+    here,
 };
 
 const KEYS: u64 = 500;
@@ -317,12 +314,11 @@ fn a_skip_list_is_shipped_as_well() {
 #[test]
 fn a_server_that_is_lost_leaves_the_outcome_unknown() {
     let _watch = Watchdog::start("lost", Duration::from_secs(100));
-    let fabric = Arc::new(MemFabric::in_process(1, 8 << 20, FAST).unwrap());
+    let cluster = here::start(1, 8 << 20, FAST).unwrap();
     let model = ServiceModel { processors: 1, page_ns: 3_600_000_000_000 };
     let options = ShipOptions { model: Some(model), ..ShipOptions::default() };
-    let servers = ShipServer::start_all(&fabric, &ListenOptions::default(), &fleet::registry(), &options).unwrap();
-    let to_join: Arc<dyn Fabric> = fabric.clone();
-    let compute = cluster::join(&to_join, 1).unwrap();
+    let servers = fleet::start_all(&cluster, 1, &options).unwrap();
+    let compute = cluster::join(&cluster.fabric(), 1).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let scene = Scene::new(&worker, 0.7, Spread::OneServer).await;

@@ -27,9 +27,9 @@ use farlink_tests::{
 };
 
 fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
-    let Fleet { servers, fabric } =
+    let Fleet { servers, cluster } =
         Fleet::start(options.servers, 16 << 20, options.server_threads, options.manners.options())?;
-    let fabric: std::sync::Arc<dyn farlink_runtime::fabric::Fabric> = fabric;
+    let fabric = cluster.fabric();
     cluster::create_at::<S>(&fabric, TREE, options.page_bytes, options.proof(), options.access.placed())?;
     let (mut history, mut tale) = (History::new(), Tale::default());
     let begun = Instant::now();

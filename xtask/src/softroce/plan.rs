@@ -79,6 +79,16 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     // One fills the memory of three servers with small pages and frees them again: minutes, one by one.
     let skipped = ["failed_bulk_loads"];
     test(&mut script, "model", 100, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;
+    let few = ["--processes", "2", "--workers", "2", "--servers", "2", "--server-threads", "1"];
+    stress(&mut script, "stress coarse", &[&few[..], &["--access", "coarse", "--keys", "300"]].concat());
+    stress(&mut script, "stress hybrid", &[&few[..], &["--access", "hybrid", "--keys", "300"]].concat());
+    let cached = ["--access", "cached", "--ship", "always", "--keys", "20000", "--cache-percent", "5"];
+    stress(&mut script, "stress shipped", &[&few[..], &cached].concat());
+    test(&mut script, "messaging", 100, &[], &[])?;
+    let settings = ["FARLINK_THREADS_SECONDS=3", "FARLINK_COARSE_STEPS=150", "FARLINK_COARSE_KEYS=600"];
+    // The same code over another structure, and costs that do not depend on the fabric.
+    let skipped = ["skiplist::", "a_get_is_one", "leaves_are_everywhere"];
+    test(&mut script, "shipping", 120, &settings, if filter.is_some() { &[] } else { &skipped })?;
     // Minutes each under emulation: only if asked for by name.
     if filter.is_some() {
         let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];

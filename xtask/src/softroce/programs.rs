@@ -47,7 +47,19 @@ impl Programs {
 
 /// Packages with programs or tests that run on verbs, and the tests of each.
 const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
-const TESTS: [&str; 9] = ["verbs", "fabric", "program", "cached", "faults", "hostile", "model", "reclaim", "threads"];
+const TESTS: [&str; 11] = [
+    "verbs",
+    "fabric",
+    "program",
+    "cached",
+    "faults",
+    "hostile",
+    "messaging",
+    "model",
+    "reclaim",
+    "shipping",
+    "threads",
+];
 
 /// What is measured: optimising across all crates takes minutes, so only what is asked for is built.
 #[derive(Debug, Clone, Copy)]

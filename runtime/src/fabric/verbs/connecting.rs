@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     DeviceChoice, Reliability,
-    control::{Answer, Question},
+    control::{Answer, Question, Secret},
     endpoint::Setup,
     ib::{Access, Call, CompletionQueue, Domain, Failure, Id, Peer, QueuePair, QueuePairOptions},
     session::{Awaited, Session},
@@ -45,6 +45,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// One that was set up over the control connection; `theirs` is the number of the other end.
+    pub(super) fn by_hand(queue_pair: QueuePair, theirs: u32) -> Self {
+        Self { queue_pair, theirs, _id: None }
+    }
+
     /// Destroys this end, and says which is the other.
     pub(super) fn destroy(self) -> u32 {
         self.theirs
@@ -62,7 +67,9 @@ impl Connecting {
     /// Begins to connect. The memory server first destroys its end of an earlier connection.
     pub(super) fn begin(setup: &Setup, session: &Arc<Session>, instead_of: Option<u32>) -> Result<Self, Error> {
         let instead_of = instead_of.map(u64::from);
-        match session.welcome().manager.filter(|_| setup.connect_by != ConnectBy::Hand) {
+        let by_hand = setup.connect_by == ConnectBy::Hand
+            || (setup.connect_by == ConnectBy::Auto && session.is_without_manager());
+        match session.welcome().manager.filter(|_| !by_hand) {
             Some(manager) => Self::managed(setup, session, manager, instead_of),
             None => Self::by_hand(setup, session, instead_of),
         }
@@ -85,10 +92,13 @@ impl Connecting {
         let (setup, session) = (setup.clone(), Arc::clone(session));
         let connect = move || {
             let mut connected = connect_managed(&setup, &session, manager, instead_of);
-            if let Err(Failure::Unreachable(why)) = &connected
+            // Whoever is refused is not to come in by another door.
+            if let Err(failure @ (Failure::Unreachable(_) | Failure::Here(_))) = &connected
                 && setup.connect_by == ConnectBy::Auto
+                && session.lost().is_none()
             {
-                tracing::warn!(server = %session.server(), why, "not connected by the connection manager, so by hand");
+                tracing::warn!(server = %session.server(), ?failure, "connected by hand from now on, not by the manager");
+                session.give_up_manager();
                 let by_hand = Self::by_hand(&setup, &session, None).and_then(|by_hand| by_hand.wait(&setup, &session));
                 connected = by_hand.map_err(Failure::Here);
             }
@@ -142,7 +152,7 @@ fn connected_by_hand(setup: &Setup, session: &Session, ours: QueuePair, answer: 
         answer => return Err(refusal(session, answer)),
     };
     ours.connect(&setup.local, &theirs, Access::Local, setup.reliability)?;
-    Ok(Connection { queue_pair: ours, theirs: theirs.queue_pair, _id: None })
+    Ok(Connection::by_hand(ours, theirs.queue_pair))
 }
 
 fn connect_managed(
@@ -167,6 +177,17 @@ fn connect_managed(
     let (id, theirs) = call.connect(&queue_pair)?;
     Ok(Connection { queue_pair, theirs, _id: Some(id) })
 }
+
+/// An invitation of this session's with the proof for a queue pair that nobody has: what somebody knows who has listened in.
+pub(super) fn overhear(session: &Session, secret: &Secret) -> Result<Vec<u8>, Error> {
+    match session.ask(&Question::Invite { instead_of: None })?.wait()? {
+        Answer::Invited(invitation) => Ok(invitation.greeting(secret, NO_QUEUE_PAIR).to_vec()),
+        answer => Err(refusal(session, answer)),
+    }
+}
+
+/// Queue pairs have 24 bits.
+const NO_QUEUE_PAIR: u32 = u32::MAX;
 
 /// Asks a memory server's connection manager for a connection, as somebody would who was not invited. For tests.
 ///

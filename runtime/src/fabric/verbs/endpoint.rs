@@ -1,18 +1,26 @@
-//! A worker's endpoint: one completion queue, and a link to every memory server.
+//! A worker's endpoint: one completion queue, a link to every memory server, and a message link to those it asks for one.
 
 use std::ptr::NonNull;
 
 use super::{
     connecting::ConnectBy,
     control::Secret,
-    ib::{Access, Atomics, CompletionQueue, Domain, Local, QueuePair, QueuePairOptions, Registered, Reliability},
-    link::{Link, link_of},
+    ib::{
+        Access, Atomics, CompletionQueue, DeviceInfo, Domain, Local, QueuePair, QueuePairOptions, Registered,
+        Reliability,
+    },
+    lane::lane_of,
+    link::Link,
     session::{Losses, Session},
+    talk::Talk,
 };
 use crate::{
     error::Error,
-    fabric::{Capabilities, Completion, Endpoint, LocalKey, Request, Verb},
-    ptr::RemotePtr,
+    fabric::{
+        Capabilities, Completion, Endpoint, LocalKey, Request, Verb,
+        link::{LinkState, OpenMemory, PeerId},
+    },
+    ptr::{RemotePtr, ServerId},
     sync::{Arc, Ordering},
 };
 
@@ -33,8 +41,13 @@ pub(super) struct Setup {
 
 impl Setup {
     pub(super) fn queue_pair(&self) -> Result<QueuePair, Error> {
+        self.queue_pair_of(self.depth)
+    }
+
+    /// A queue pair for so many requests.
+    pub(super) fn queue_pair_of(&self, depth: u32) -> Result<QueuePair, Error> {
         let options = QueuePairOptions {
-            send_depth: self.depth,
+            send_depth: depth,
             inline_bytes: self.inline_bytes,
             gather_max: self.gather_max,
             receive: None,
@@ -43,10 +56,29 @@ impl Setup {
     }
 }
 
+/// What a device guarantees.
+pub(super) fn capabilities(device: &DeviceInfo, inline_bytes: u32, gather_max: u32) -> Capabilities {
+    let global = device.atomics == Atomics::Global;
+    Capabilities {
+        // A reliable connection, and memory registered without relaxed ordering.
+        ordered_writes: true,
+        atomic_against_writes: global,
+        atomic_against_cpu: global,
+        inline_bytes: inline_bytes as usize,
+        gather_max: gather_max as usize,
+        works_in_doorbell: device.is_software,
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct VerbsEndpoint {
     // Before the registrations: no queue pair uses memory that is not registered any more.
     links: Vec<Link>,
+    /// By memory server; their lanes are numbered after those of `links`.
+    talks: Vec<Option<Talk>>,
+    sessions: Vec<Arc<Session>>,
+    /// Counts message links.
+    generation: u16,
     setup: Setup,
     registered: Vec<Registered>,
     losses: Losses,
@@ -68,6 +100,9 @@ impl VerbsEndpoint {
         // Whole from here on: if one cannot be connected, the others are closed again.
         let mut endpoint = Self {
             links,
+            talks: Vec::new(),
+            sessions: sessions.to_vec(),
+            generation: 0,
             setup,
             registered: Vec::new(),
             losses: Arc::clone(losses),
@@ -89,28 +124,33 @@ impl VerbsEndpoint {
             self.links.iter_mut().for_each(|link| link.check_control(&self.setup, completions));
         }
         self.links.iter_mut().for_each(|link| link.tend(&self.setup, completions));
-        self.unsettled = !self.links.iter().all(Link::is_settled);
+        self.talks.iter_mut().flatten().for_each(|talk| talk.tend(completions));
+        self.unsettled = !self.links.iter().all(Link::is_settled) || !self.talks.iter().flatten().all(Talk::is_settled);
+    }
+
+    /// Takes a request that is for no region: for what a message link has opened, or for nothing.
+    #[cold]
+    fn push_elsewhere(&mut self, request: Request) {
+        let at = request.at;
+        match self.talks.get_mut(at.server().index()) {
+            Some(Some(talk)) if talk.takes(at, request.verb.bytes()) => talk.push(request),
+            // The card would break the connection over it.
+            _ => {
+                let outcome = Err(outside(at, &request.verb));
+                self.early.push(Completion { ticket: request.ticket, outcome });
+            }
+        }
     }
 }
 
-fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
-    let why = "the address is not inside the memory server's region, or not aligned to 8 bytes".into();
+pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
+    let why = "the address is not inside the memory server's region or an open link, or not aligned to 8 bytes".into();
     Box::new(Error::Fabric { what: verb.name(), at, why })
 }
 
 impl Endpoint for VerbsEndpoint {
     fn capabilities(&self) -> Capabilities {
-        let device = self.setup.domain.device().info();
-        let global = device.atomics == Atomics::Global;
-        Capabilities {
-            // A reliable connection, and memory registered without relaxed ordering.
-            ordered_writes: true,
-            atomic_against_writes: global,
-            atomic_against_cpu: global,
-            inline_bytes: self.setup.inline_bytes as usize,
-            gather_max: self.setup.gather_max as usize,
-            works_in_doorbell: device.is_software,
-        }
+        capabilities(self.setup.domain.device().info(), self.setup.inline_bytes, self.setup.gather_max)
     }
 
     fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
@@ -127,16 +167,16 @@ impl Endpoint for VerbsEndpoint {
             let at = request.at;
             match self.links.get_mut(at.server().index()) {
                 Some(link) if link.holds(at, request.verb.bytes()) => link.push(request),
-                // The card would break the connection over it.
-                _ => {
-                    let outcome = Err(outside(at, &request.verb));
-                    self.early.push(Completion { ticket: request.ticket, outcome });
-                }
+                _ => self.push_elsewhere(request),
             }
         }
         for link in &mut self.links {
             link.ring(&self.setup, &mut self.early);
             self.unsettled |= !link.is_settled();
+        }
+        for talk in self.talks.iter_mut().flatten() {
+            talk.ring(&mut self.early);
+            self.unsettled |= !talk.is_settled();
         }
     }
 
@@ -145,23 +185,62 @@ impl Endpoint for VerbsEndpoint {
         if !self.early.is_empty() {
             completions.append(&mut self.early);
         }
-        let (links, setup, unsettled) = (&mut self.links, &self.setup, &mut self.unsettled);
+        let (links, talks, setup, unsettled) = (&mut self.links, &mut self.talks, &self.setup, &mut self.unsettled);
         setup.completions.poll(|finished| {
-            if let Some(link) = links.get_mut(link_of(finished.id)) {
+            let lane = lane_of(finished.id);
+            if let Some(link) = links.get_mut(lane) {
                 *unsettled |= !finished.status.is_success();
                 link.finished(setup, finished, completions);
+            } else if let Some(Some(talk)) = talks.get_mut(lane - links.len()) {
+                talk.finished(finished, completions);
             }
         });
         if self.unsettled || self.losses.load(Ordering::Relaxed) != self.losses_seen {
             self.tend(completions);
         }
     }
+
+    fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
+        self.disconnect(server);
+        let Some(session) = self.sessions.get(server.index()) else {
+            return Err(Error::ServerMissing { server, why: "there is no such memory server".into() });
+        };
+        self.generation = self.generation.wrapping_add(1);
+        // A number has 15 bits, so those of all lanes fit into 16.
+        let number = self.links.len() as u16 + server.number();
+        let (talk, memory) = Talk::open(&self.setup, session, (number, self.generation), who)?;
+        if self.talks.len() <= server.index() {
+            self.talks.resize_with(server.index() + 1, || None);
+        }
+        self.talks[server.index()] = Some(talk);
+        Ok(memory)
+    }
+
+    fn disconnect(&mut self, server: ServerId) {
+        if !matches!(self.talks.get(server.index()), Some(Some(_))) {
+            return;
+        }
+        // Completions that have come are of requests that were carried out.
+        let mut completions = Vec::new();
+        self.poll(&mut completions);
+        self.early.append(&mut completions);
+        if let Some(talk) = self.talks[server.index()].take() {
+            // The memory server hears of it in its own time.
+            drop(talk.close(&mut self.early));
+        }
+    }
+
+    fn link_state(&mut self, server: ServerId) -> LinkState {
+        self.talks.get_mut(server.index()).and_then(Option::as_mut).map_or(LinkState::Dead, Talk::state)
+    }
 }
 
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
         let setup = &self.setup;
-        let closing: Vec<_> = self.links.iter_mut().filter_map(|link| link.close(setup)).collect();
+        let links = self.links.iter_mut().filter_map(|link| link.close(setup));
+        let talks = self.talks.drain(..).flatten().filter_map(|talk| talk.close(&mut Vec::new()));
+        let closing: Vec<_> = links.chain(talks).collect();
         for answer in closing {
             // A memory server that is lost has destroyed its queue pairs.
             let _ = answer.wait();

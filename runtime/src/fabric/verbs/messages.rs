@@ -193,7 +193,7 @@ impl Inbox {
         self.channel.drain();
         self.completions.arm()?;
         self.completions.poll(|finished| self.arrived.push_back(finished));
-        if self.arrived.is_empty() && self.channel.wait(limit)? {
+        if self.arrived.is_empty() && self.channel.wait(limit, None)? {
             self.completions.poll(|finished| self.arrived.push_back(finished));
         }
         Ok(!self.arrived.is_empty())

@@ -7,8 +7,9 @@
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
-//! connection, by the system's connection manager or by hand; `link` is such a connection with its requests; `endpoint` is all
-//! links of a worker; `server` is the memory server. [`messages`] is two-sided traffic.
+//! connection, by the system's connection manager or by hand; `lane` is such a connection with its requests; `link` is a
+//! worker's way to a region, `talk` its [message link](crate::fabric::link); `endpoint` is all links of a worker; `server` is
+//! the memory server. [`messages`] is two-sided traffic by itself.
 //!
 //! What the fabric promises ([`Capabilities`](crate::fabric::Capabilities)): WRITEs and atomics are placed in order. Atomics
 //! are atomic against WRITEs and CPUs only if the device says so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.
@@ -23,10 +24,13 @@ mod connecting;
 mod control;
 mod endpoint;
 mod ib;
+mod lane;
 mod link;
 pub mod messages;
+mod opened;
 mod server;
 mod session;
+mod talk;
 
 use std::time::{Duration, Instant};
 
@@ -168,6 +172,21 @@ impl VerbsFabric {
         })
     }
 
+    /// Cuts the control connections, as if this machine had gone. For tests.
+    #[doc(hidden)]
+    pub fn cut(&self) {
+        self.sessions.iter().for_each(|session| session.cut());
+    }
+
+    /// What somebody who has listened in could say to the connection manager of the first memory server. For tests.
+    ///
+    /// # Errors
+    /// If the server has no connection manager.
+    #[doc(hidden)]
+    pub fn overhear(&self) -> Result<Vec<u8>, Error> {
+        connecting::overhear(&self.sessions[0], &self.secret)
+    }
+
     /// Asks all memory servers, each before any answer is waited for.
     fn ask_all(&self, question: &Question) -> Result<Vec<Answer>, Error> {
         ask_all(&self.sessions, question)
@@ -241,10 +260,10 @@ impl Fabric for VerbsFabric {
         let device = self.domain.device();
         let info = device.info();
         // Twice, because completions of a connection that broke may still be there when the next one has made its own.
-        let completions = self.queue_depth.saturating_mul(2 * self.sessions.len() as u32);
+        let completions = (self.queue_depth + talk::TALK_DEPTH).saturating_mul(2 * self.sessions.len() as u32);
         if completions > info.completions_max {
             let why = format!(
-                "{} requests for each of {} memory servers need a completion queue of {completions}; {} takes {}",
+                "{} requests and some messages for each of {} memory servers need a completion queue of {completions}; {} takes {}",
                 self.queue_depth,
                 self.sessions.len(),
                 info.name,

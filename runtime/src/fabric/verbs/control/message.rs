@@ -3,7 +3,12 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::{super::ib::Peer, Invitation};
-use crate::{error::Error, lock::OwnerId, wire::Wire};
+use crate::{
+    error::Error,
+    fabric::link::{LinkState, PeerId},
+    lock::OwnerId,
+    wire::Wire,
+};
 
 /// Words of the longest text in an answer.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -106,6 +111,54 @@ impl Wire for Peer {
     }
 }
 
+/// Memory that one side of a message link opens to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Opened {
+    /// Where it begins, in its owner's addresses.
+    pub(in super::super) address: u64,
+    pub(in super::super) key: u32,
+}
+
+impl Wire for Opened {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.extend([self.address, u64::from(self.key)]);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        Ok(Self { address: u64::decode(from)?, key: narrow(u64::decode(from)?)? })
+    }
+}
+
+impl Wire for PeerId {
+    fn encode(&self, to: &mut Vec<u64>) {
+        self.owner.encode(to);
+        to.push(u64::from(self.worker));
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        Ok(Self { owner: OwnerId::decode(from)?, worker: narrow(u64::decode(from)?)? })
+    }
+}
+
+impl Wire for LinkState {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.push(match self {
+            Self::Up => 0,
+            Self::Dismissed => 1,
+            Self::Dead => 2,
+        });
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        Ok(match u64::decode(from)? {
+            0 => Self::Up,
+            1 => Self::Dismissed,
+            2 => Self::Dead,
+            _ => return Err(Error::Malformed("there is no such state of a link")),
+        })
+    }
+}
+
 /// What a compute server wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Question {
@@ -121,6 +174,16 @@ pub(in super::super) enum Question {
     Lives(OwnerId),
     /// An invitation to connect through the connection manager; an earlier queue pair is destroyed first.
     Invite { instead_of: Option<u64> },
+    /// Does it take messages?
+    Listens,
+    /// A message link for this queue pair and this worker of the asker's, who opens this memory.
+    Link { ours: Peer, who: PeerId, opened: Opened },
+    /// The asker's queue pair of the link with this one of the memory server's is ready.
+    LinkReady(u64),
+    /// Close the message link of this queue pair of the memory server's.
+    Unlink(u64),
+    /// What has become of it?
+    LinkState(u64),
 }
 
 /// What the memory server says.
@@ -136,6 +199,12 @@ pub(in super::super) enum Answer {
     Refused(String),
     /// An invitation.
     Invited(Invitation),
+    /// It takes messages; each side of a link opens so many bytes.
+    Listens(u64),
+    /// A message link: its queue pair, connected, and the memory that it opens.
+    Linked { theirs: Peer, opened: Opened },
+    /// What has become of a link.
+    Link(LinkState),
 }
 
 impl Wire for OwnerId {
@@ -173,6 +242,16 @@ impl Wire for Question {
                 to.push(5);
                 instead_of.encode(to);
             }
+            Self::Listens => to.push(6),
+            Self::Link { ours, who, opened } => {
+                to.push(7);
+                ours.encode(to);
+                who.encode(to);
+                opened.encode(to);
+            }
+            Self::Unlink(queue_pair) => to.extend([8, *queue_pair]),
+            Self::LinkState(queue_pair) => to.extend([9, *queue_pair]),
+            Self::LinkReady(queue_pair) => to.extend([10, *queue_pair]),
         }
     }
 
@@ -184,6 +263,11 @@ impl Wire for Question {
             3 => Self::Release(OwnerId::decode(from)?),
             4 => Self::Lives(OwnerId::decode(from)?),
             5 => Self::Invite { instead_of: Option::decode(from)? },
+            6 => Self::Listens,
+            7 => Self::Link { ours: Peer::decode(from)?, who: PeerId::decode(from)?, opened: Opened::decode(from)? },
+            8 => Self::Unlink(u64::decode(from)?),
+            9 => Self::LinkState(u64::decode(from)?),
+            10 => Self::LinkReady(u64::decode(from)?),
             _ => return Err(Error::Malformed("there is no such question")),
         })
     }
@@ -215,6 +299,16 @@ impl Wire for Answer {
                 to.push(4);
                 invitation.encode(to);
             }
+            Self::Listens(link_bytes) => to.extend([5, *link_bytes]),
+            Self::Linked { theirs, opened } => {
+                to.push(6);
+                theirs.encode(to);
+                opened.encode(to);
+            }
+            Self::Link(state) => {
+                to.push(7);
+                state.encode(to);
+            }
         }
     }
 
@@ -225,6 +319,9 @@ impl Wire for Answer {
             2 => Self::Lives(bool::decode(from)?),
             3 => Self::Refused(decode_text(from)?),
             4 => Self::Invited(Invitation::decode(from)?),
+            5 => Self::Listens(u64::decode(from)?),
+            6 => Self::Linked { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
+            7 => Self::Link(LinkState::decode(from)?),
             _ => return Err(Error::Malformed("there is no such answer")),
         })
     }
@@ -281,6 +378,14 @@ mod tests {
         comes_back(Answer::Refused("no queue pair left: ü".into()));
         comes_back(Question::Invite { instead_of: Some(4) });
         comes_back(Answer::Invited(Invitation::random()));
+        let opened = Opened { address: 4096, key: 7 };
+        comes_back(Question::Link { ours: peer(), who: PeerId { owner, worker: 3 }, opened });
+        [Question::Listens, Question::LinkReady(9), Question::Unlink(9), Question::LinkState(9)]
+            .into_iter()
+            .for_each(comes_back);
+        comes_back(Answer::Linked { theirs: peer(), opened });
+        comes_back(Answer::Listens(1 << 20));
+        [LinkState::Up, LinkState::Dismissed, LinkState::Dead].map(Answer::Link).into_iter().for_each(comes_back);
         for manager in [None, Some("10.0.0.1:4791".parse().unwrap()), Some("[2001:db8::7]:1".parse().unwrap())] {
             comes_back(Welcome { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6, manager });
         }
@@ -288,7 +393,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_messages_do_not_panic(mut words: Vec<u64>, tag in 0u64..7) {
+        fn random_messages_do_not_panic(mut words: Vec<u64>, tag in 0u64..12) {
             let _ = decode_all::<Question>(&words);
             let _ = decode_all::<Answer>(&words);
             let _ = decode_all::<Welcome>(&words);

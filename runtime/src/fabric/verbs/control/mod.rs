@@ -25,6 +25,6 @@ pub use self::secret::Secret;
 pub(super) use self::{
     handshake::{accept, connect},
     invitation::Invitation,
-    message::{Answer, Question, Welcome},
+    message::{Answer, Opened, Question, Welcome},
     stream::{Receiver, Sender, keep_alive},
 };

@@ -27,6 +27,8 @@ use crate::error::Error;
 pub(crate) const GREETING_BYTES_MAX: usize = 56;
 /// Requests to connect that may wait to be looked at.
 const BACKLOG: i32 = 128;
+/// The reason of a rejection that the one who listens has spoken, not the manager: nobody may be listening at all.
+const REJECTED_BY_LISTENER: i32 = 28;
 /// A side that lives may let the other wait for ever; one that is gone is noticed by its silence.
 const RECEIVER_RETRIES: u8 = 7;
 
@@ -208,7 +210,7 @@ impl Drop for Events {
 pub(crate) enum Failure {
     /// The other side has refused it.
     Refused,
-    /// The other side does not answer, or no way leads there.
+    /// The other side does not answer, nobody listens there, or no way leads there.
     Unreachable(String),
     /// This machine could not do its part.
     Here(Error),
@@ -222,7 +224,8 @@ impl From<Error> for Failure {
 
 impl Failure {
     fn of(event: &Event) -> Self {
-        if event.kind == rdma::rdma_cm_event_type::RDMA_CM_EVENT_REJECTED {
+        let is_rejected = event.kind == rdma::rdma_cm_event_type::RDMA_CM_EVENT_REJECTED;
+        if is_rejected && event.status == REJECTED_BY_LISTENER {
             return Self::Refused;
         }
         // SAFETY: the library answers every number with a string that lives for ever.

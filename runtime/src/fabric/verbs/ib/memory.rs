@@ -14,6 +14,8 @@ pub(crate) enum Access {
     Local,
     /// Peers, to read, write and change atomically.
     Peers,
+    /// The other side of a message link, to read and write.
+    Link,
 }
 
 /// What belongs together: a queue pair reaches only memory of its own domain.
@@ -52,8 +54,8 @@ impl Domain {
     /// Lets the device at `words` words from `base`. Blocks while the system pins them.
     ///
     /// # Safety
-    /// The memory stays allocated until the registration is dropped. With [`Access::Peers`], other machines write to it at
-    /// any time: this process reaches it through atomics alone.
+    /// The memory stays allocated until the registration is dropped. Unless with [`Access::Local`], other machines write to it
+    /// at any time: this process reaches it through atomics alone.
     pub(crate) unsafe fn register(
         self: &Arc<Self>,
         base: NonNull<u64>,
@@ -69,6 +71,9 @@ impl Domain {
                     | flags::IBV_ACCESS_REMOTE_READ
                     | flags::IBV_ACCESS_REMOTE_WRITE
                     | flags::IBV_ACCESS_REMOTE_ATOMIC
+            }
+            Access::Link => {
+                flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE
             }
         };
         // SAFETY: the domain is alive; the caller keeps the memory.

@@ -302,6 +302,7 @@ fn access_flags(access: super::Access) -> u32 {
         super::Access::Peers => {
             (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE | flags::IBV_ACCESS_REMOTE_ATOMIC).0
         }
+        super::Access::Link => (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE).0,
     }
 }
 

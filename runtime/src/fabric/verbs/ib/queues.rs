@@ -1,6 +1,16 @@
 //! Completion queues, the channel that wakes a sleeper, and shared receive queues.
 
-use std::{fmt, mem::MaybeUninit, os::fd::RawFd, ptr::NonNull, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix::net::UnixStream,
+    },
+    ptr::NonNull,
+    sync::Arc,
+    time::Duration,
+};
 
 use rdma_sys as rdma;
 
@@ -109,12 +119,14 @@ impl Channel {
         unsafe { self.raw.as_ref() }.fd
     }
 
-    /// Sleeps until an event comes or the time is over; whether one came. Signals end it early.
-    pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Error> {
-        let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
-        let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: one descriptor, which outlives the call.
-        let code = unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+    /// Sleeps until an event comes, `end` has something to read, or the time is over; whether either came. Signals end it
+    /// early.
+    pub(crate) fn wait(&self, limit: Duration, end: Option<&UnixStream>) -> Result<bool, Error> {
+        let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut polled = [watch(self.descriptor()), watch(end.map_or(-1, AsRawFd::as_raw_fd))];
+        let milliseconds = i32::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+        // SAFETY: two entries, which outlive the call; one with a negative descriptor is passed over.
+        let code = unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
         if code < 0 {
             let error = std::io::Error::last_os_error();
             return match error.kind() {

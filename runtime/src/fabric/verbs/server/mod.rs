@@ -4,10 +4,14 @@
 //! answers it until it ends. Before that proof a connection is cheap and short: there are few at a time, and each has
 //! little time. What a connection holds (queue pairs, claims) is dropped with it. One more thread looks at those who ask the
 //! connection manager for a queue pair, and lets in who has an invitation from a control connection.
+//!
+//! If it takes messages, control connections make the links (`door`), and the threads that serve them have them (`port`).
 
+mod door;
 mod invitations;
 mod managed;
 mod owners;
+mod port;
 mod serving;
 
 use std::{
@@ -16,17 +20,20 @@ use std::{
     thread::JoinHandle,
 };
 
-use self::{managed::Doorkeeper, serving::Serving};
+use self::{door::Door, managed::Doorkeeper, port::VerbsListener, serving::Serving};
 use super::{
     ConnectBy, DeviceChoice, Reliability, Secret,
     ib::{Access, Domain, Listener, Registered},
 };
 use crate::{
     error::Error,
-    fabric::mem::region::Region,
+    fabric::{
+        link::{self, ListenOptions},
+        mem::region::Region,
+    },
     layout::{self, Dynamic, Geometry},
-    server::DEFAULT_REGION_BYTES,
-    sync::{Arc, AtomicU64, Mutex, Ordering},
+    server::{DEFAULT_REGION_BYTES, LocalMemory},
+    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
 };
 
 /// The TCP port of control connections, unless another is named.
@@ -84,7 +91,8 @@ pub struct VerbsServer {
 struct Memory {
     // Before the region: the memory goes after its registration.
     registered: Mutex<Option<Registered>>,
-    region: Region,
+    /// One.
+    regions: Arc<Vec<Region>>,
     address: u64,
     key: u32,
 }
@@ -154,6 +162,29 @@ impl VerbsServer {
         self.serving.queue_pairs()
     }
 
+    /// Opens it to messages, until the listener is dropped: see [`crate::messaging`].
+    ///
+    /// # Errors
+    /// If it listens already, an option cannot work, or the device refuses.
+    pub fn listen(&self, options: &ListenOptions) -> Result<Box<dyn link::Listener>, Error> {
+        options.validate()?;
+        let mut hangs = lock(&self.serving.door);
+        if hangs.is_some() {
+            let why = format!("memory server {} listens already", self.serving.geometry.server);
+            return Err(Error::BadOption { option: "server", why });
+        }
+        let door = Door::new(self.serving.open_device(), options)?;
+        *hangs = Some(Arc::clone(&door));
+        Ok(Box::new(VerbsListener::new(&self.serving, door)))
+    }
+
+    /// Its memory, for threads of this process. Those change no word that compute servers change by atomics, unless the
+    /// fabric says that its atomics are [atomic against the CPU](crate::fabric::Capabilities::atomic_against_cpu): else they
+    /// go through the fabric, like everybody.
+    pub fn memory(&self) -> LocalMemory {
+        self.serving.memory()
+    }
+
     /// How many of its chunks compute servers have leased so far.
     pub fn leased_chunks(&self) -> u64 {
         let word = &self.raw_words()[(Dynamic::NextChunk.offset() / 8) as usize];
@@ -170,6 +201,12 @@ impl VerbsServer {
     #[doc(hidden)]
     pub fn withdraw_memory(&self) {
         self.serving.withdraw_memory();
+    }
+
+    /// Tells compute servers from now on that its connection manager is somewhere else. For tests.
+    #[doc(hidden)]
+    pub fn announce_manager(&self, manager: SocketAddr) {
+        *lock(&self.serving.announced) = Some(manager);
     }
 
     /// Destroys all queue pairs and keeps the control connections, as if cables had been pulled. For tests.
@@ -197,11 +234,13 @@ impl Memory {
         let region = Region::anonymous(geometry.region_bytes as usize)?;
         region.prefer_huge_pages();
         layout::format(region.words(), geometry);
-        let base = std::ptr::NonNull::from(region.words()).cast::<u64>();
+        let regions = Arc::new(vec![region]);
+        let words = regions[0].words();
+        let base = std::ptr::NonNull::from(words).cast::<u64>();
         // SAFETY: the region lives as long as the registration (in this order they are dropped), and this process reaches
         // it only as atomic words.
-        let registered = unsafe { domain.register(base, region.words().len(), Access::Peers) }?;
+        let registered = unsafe { domain.register(base, words.len(), Access::Peers) }?;
         let (address, key) = (registered.address(), registered.remote_key());
-        Ok(Self { registered: Mutex::new(Some(registered)), region, address, key })
+        Ok(Self { registered: Mutex::new(Some(registered)), regions, address, key })
     }
 }

@@ -10,18 +10,23 @@ use hashbrown::HashMap;
 
 use super::{
     Memory, VerbsServeOptions,
+    door::{Door, End, Made},
     invitations::Invitations,
     managed::too_many,
     owners::{Owners, SessionId},
 };
 use crate::{
     error::Error,
-    fabric::verbs::{
-        DeviceInfo, Reliability, Secret,
-        control::{self, Answer, Question, Receiver, Sender, Welcome, keep_alive},
-        ib::{Access, CompletionQueue, Domain, Id, Local, Peer, QueuePair, QueuePairOptions},
+    fabric::{
+        link::{LinkState, PeerId},
+        verbs::{
+            DeviceInfo, Reliability, Secret,
+            control::{self, Answer, Opened, Question, Receiver, Sender, Welcome, keep_alive},
+            ib::{Access, CompletionQueue, Device, Domain, Id, Local, Peer, QueuePair, QueuePairOptions},
+        },
     },
     layout::Geometry,
+    server::LocalMemory,
     sync::{Arc, AtomicU64, Mutex, lock},
 };
 
@@ -42,8 +47,12 @@ pub(super) struct Serving {
     pub(super) reliability: Reliability,
     /// Where the connection manager listens, if there is one.
     pub(super) manager: Option<SocketAddr>,
+    /// Where compute servers are told that it listens.
+    pub(super) announced: Mutex<Option<SocketAddr>>,
     local: Local,
     state: Mutex<State>,
+    /// Where workers ask for message links, if it takes messages.
+    pub(super) door: Mutex<Option<Arc<Door>>>,
     // From here on in the order in which they may go: queue pairs (in `state`) before what they use.
     completions: Arc<CompletionQueue>,
     domain: Arc<Domain>,
@@ -66,6 +75,8 @@ pub(super) struct State {
 pub(super) struct Held {
     stream: TcpStream,
     pub(super) queue_pairs: HashMap<u32, Served>,
+    /// Message links, by the memory server's queue pair.
+    links: HashMap<u32, Made>,
 }
 
 /// The memory server's end of a connection.
@@ -93,8 +104,10 @@ impl Serving {
             secret: options.secret.clone(),
             reliability: options.reliability,
             manager,
+            announced: Mutex::new(manager),
             local,
             state: Mutex::default(),
+            door: Mutex::default(),
             completions,
             domain,
             memory,
@@ -109,8 +122,17 @@ impl Serving {
         self.domain.device().info()
     }
 
+    pub(super) fn open_device(&self) -> &Arc<Device> {
+        self.domain.device()
+    }
+
     pub(super) fn words(&self) -> &[AtomicU64] {
-        self.memory.region.words()
+        self.memory.regions[0].words()
+    }
+
+    /// Its memory, for threads of this process.
+    pub(super) fn memory(&self) -> LocalMemory {
+        LocalMemory::new(&self.memory.regions, 0, self.geometry.server)
     }
 
     pub(super) fn connected(&self) -> usize {
@@ -147,7 +169,7 @@ impl Serving {
             address: self.memory.address,
             bytes: self.geometry.region_bytes,
             key: self.memory.key,
-            manager: self.manager,
+            manager: *lock(&self.announced),
         }
     }
 
@@ -170,7 +192,7 @@ impl Serving {
         if state.stopped || state.sessions.len() >= SESSIONS_MAX {
             return false;
         }
-        state.sessions.insert(id, Held { stream, queue_pairs: HashMap::new() });
+        state.sessions.insert(id, Held { stream, queue_pairs: HashMap::new(), links: HashMap::new() });
         true
     }
 
@@ -182,6 +204,8 @@ impl Serving {
         let Some(held) = state.sessions.remove(&id) else { return };
         drop(state);
         let queue_pairs = held.queue_pairs.len();
+        // Their queue pairs are the ports'; they do not reach the region.
+        held.links.values().for_each(|link| link.record.end(End::Lost));
         drop(held);
         let dead = self.state().owners.end(id);
         if dead.is_empty() {
@@ -216,7 +240,56 @@ impl Serving {
                 }
                 self.invite(id)
             }
+            Question::Listens => match &*lock(&self.door) {
+                Some(door) => Answer::Listens(door.link_bytes as u64),
+                None => Answer::Refused("it takes no messages; start it with --threads".into()),
+            },
+            Question::Link { ours, who, opened } => {
+                let linked = self.link(id, &ours, who, opened);
+                linked.map_or_else(Answer::Refused, |(theirs, opened)| Answer::Linked { theirs, opened })
+            }
+            Question::LinkReady(queue_pair) => {
+                self.link_of(id, queue_pair, |links, number| links.get_mut(&number).map(Made::ready));
+                Answer::Done
+            }
+            Question::Unlink(queue_pair) => {
+                if let Some(link) = self.link_of(id, queue_pair, |links, number| links.remove(&number)) {
+                    link.record.end(End::Closed);
+                }
+                Answer::Done
+            }
+            Question::LinkState(queue_pair) => {
+                let state =
+                    self.link_of(id, queue_pair, |links, number| links.get(&number).map(|link| link.record.state()));
+                Answer::Link(state.unwrap_or(LinkState::Dismissed))
+            }
         }
+    }
+
+    /// Makes this side of a message link.
+    fn link(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<(Peer, Opened), String> {
+        let door = lock(&self.door).clone().ok_or("it takes no messages; start it with --threads")?;
+        let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len() + held.links.len());
+        if held >= QUEUE_PAIRS_MAX {
+            return Err(too_many());
+        }
+        let (made, ours, told) = door.link((&self.local, self.reliability), theirs, who, opened)?;
+        let mut state = self.state();
+        let held = state.sessions.get_mut(&id).ok_or("the memory server stops")?;
+        // Those that the ports have closed are of no use to anybody.
+        held.links.retain(|_, link| link.record.state() == LinkState::Up);
+        held.links.insert(ours.queue_pair, made);
+        Ok((ours, told))
+    }
+
+    fn link_of<T>(
+        &self,
+        id: SessionId,
+        queue_pair: u64,
+        f: impl FnOnce(&mut HashMap<u32, Made>, u32) -> Option<T>,
+    ) -> Option<T> {
+        let number = u32::try_from(queue_pair).ok()?;
+        self.state().sessions.get_mut(&id).and_then(|held| f(&mut held.links, number))
     }
 
     /// A queue pair that answers.

@@ -1,0 +1,189 @@
+//! Message links: what wakes a port, what the other side may do, and who is gone.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use farlink_runtime::{
+    clock::Clock,
+    error::Error,
+    fabric::{
+        Endpoint, Fabric, Request, Ticket, Verb,
+        link::{Change, LinkState, ListenOptions, OpenMemory, PeerId, Port, far},
+        verbs::{VerbsFabric, VerbsServer},
+    },
+    lock::OwnerId,
+    ptr::ServerId,
+};
+
+use crate::scene::{self, connect, eventually, serve};
+
+/// Longer than any test: a sleep that nobody ends is one that never ends.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn server() -> ServerId {
+    ServerId::new(0).unwrap()
+}
+
+fn who(worker: u32) -> PeerId {
+    PeerId { owner: OwnerId::new(9).unwrap(), worker }
+}
+
+/// A worker's end of a link.
+struct Worker {
+    endpoint: Box<dyn Endpoint>,
+    memory: OpenMemory,
+}
+
+impl Worker {
+    fn new(fabric: &VerbsFabric, number: u32) -> Self {
+        let mut endpoint = fabric.endpoint(0, Clock::monotonic()).unwrap();
+        let memory = endpoint.connect(server(), who(number)).unwrap();
+        Self { endpoint, memory }
+    }
+
+    fn post(&mut self, offset: u64, verb: Verb) {
+        self.endpoint.ring(&mut vec![Request { ticket: Ticket(offset), at: far(server(), offset), verb }]);
+    }
+
+    /// Posts one request and waits for its end.
+    fn one(&mut self, offset: u64, verb: Verb) -> Result<(), Box<Error>> {
+        self.post(offset, verb);
+        let mut completions = Vec::new();
+        eventually("a request ends", || {
+            self.endpoint.poll(&mut completions);
+            !completions.is_empty()
+        });
+        completions.remove(0).outcome.map(drop)
+    }
+}
+
+/// The next news of a port.
+fn next(port: &mut dyn Port) -> Change {
+    let mut changes = Vec::new();
+    eventually("something changes", || {
+        port.changes(false, &mut changes);
+        !changes.is_empty()
+    });
+    changes.remove(0)
+}
+
+fn joined(port: &mut dyn Port) -> (ServerId, OpenMemory) {
+    match next(port) {
+        Change::Joined { peer, memory, .. } => (peer, memory),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn port_of(server: &VerbsServer) -> (Box<dyn farlink_runtime::fabric::link::Listener>, Box<dyn Port>) {
+    let listener = server.listen(&ListenOptions::default()).unwrap();
+    assert!(matches!(server.listen(&ListenOptions::default()), Err(Error::BadOption { .. })), "listens twice");
+    let port = listener.port(0, 0, Clock::monotonic()).unwrap();
+    assert!(listener.port(0, 0, Clock::monotonic()).is_err(), "a port is taken once");
+    (listener, port)
+}
+
+/// Sleeps for an hour each time, unless it is woken.
+#[test]
+fn notifications_and_wakers_end_a_sleep() {
+    if !scene::has_device() {
+        return;
+    }
+    let memory_server = serve();
+    let (_listener, mut port) = port_of(&memory_server);
+    let fabric = connect(&[&memory_server]);
+    let turn = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut worker = Worker::new(&fabric, 0);
+            for round in 1..=50 {
+                turn.wait();
+                worker.one(64, Verb::Notify(round)).unwrap();
+            }
+            turn.wait();
+        });
+        // The link itself wakes, too.
+        let mut changes = Vec::new();
+        while changes.is_empty() {
+            port.sleep(LONG, &mut || false);
+            port.changes(false, &mut changes);
+        }
+        let Some(Change::Joined { memory, .. }) = changes.pop() else { panic!("nobody joined") };
+        for round in 1..=50 {
+            turn.wait();
+            while memory[8].load(Ordering::Acquire) != round {
+                port.sleep(LONG, &mut || memory[8].load(Ordering::Acquire) == round);
+            }
+        }
+        turn.wait();
+        let waker = port.waker();
+        waker.wake();
+        port.sleep(LONG, &mut || false);
+    });
+}
+
+/// What was opened may be written and read, and no more than that.
+#[test]
+fn opened_memory_takes_writes_and_no_atomics() {
+    if !scene::has_device() {
+        return;
+    }
+    let memory_server = serve();
+    let (_listener, mut port) = port_of(&memory_server);
+    let fabric = connect(&[&memory_server]);
+    let mut worker = Worker::new(&fabric, 0);
+    let (peer, memory) = joined(&mut *port);
+    worker.one(0, Verb::WriteWord(7)).unwrap();
+    assert_eq!(memory[0].load(Ordering::Acquire), 7);
+    // And the other way.
+    port.ring(&mut vec![Request { ticket: Ticket(1), at: far(peer, 16), verb: Verb::WriteWord(8) }]);
+    eventually("the worker has it", || worker.memory[2].load(Ordering::Acquire) == 8);
+    let outside = memory.len() as u64 * 8;
+    assert!(worker.one(outside, Verb::WriteWord(1)).unwrap_err().to_string().contains("not inside"));
+    worker.one(outside - 8, Verb::WriteWord(9)).unwrap();
+    let refused = worker.one(0, Verb::CompareSwap { expected: 7, new: 9 }).unwrap_err();
+    assert!(matches!(*refused, Error::Fabric { .. }), "{refused}");
+    assert_eq!(memory[0].load(Ordering::Acquire), 7);
+    // It has cost the link, and the worker knows.
+    assert_eq!(worker.endpoint.link_state(server()), LinkState::Dismissed);
+    assert!(worker.one(0, Verb::WriteWord(1)).is_err());
+    worker.memory = worker.endpoint.connect(server(), who(0)).unwrap();
+    assert!(matches!(next(&mut *port), Change::Left { in_order: true, .. }));
+    let (_, memory) = joined(&mut *port);
+    worker.one(0, Verb::WriteWord(5)).unwrap();
+    assert_eq!(memory[0].load(Ordering::Acquire), 5);
+}
+
+#[test]
+fn each_side_learns_that_the_other_is_gone() {
+    if !scene::has_device() {
+        return;
+    }
+    let memory_server = serve();
+    let (listener, mut port) = port_of(&memory_server);
+    let fabric = connect(&[&memory_server]);
+    let (mut closing, dropped) = (Worker::new(&fabric, 0), Worker::new(&fabric, 1));
+    joined(&mut *port);
+    joined(&mut *port);
+    closing.endpoint.disconnect(server());
+    assert!(matches!(next(&mut *port), Change::Left { in_order: true, .. }));
+    drop(dropped);
+    assert!(matches!(next(&mut *port), Change::Left { in_order: true, .. }));
+    // One whose whole compute server goes, with its control connection.
+    let other = connect(&[&memory_server]);
+    let lost = Worker::new(&other, 2);
+    joined(&mut *port);
+    other.cut();
+    assert!(matches!(next(&mut *port), Change::Left { in_order: false, .. }));
+    drop(lost);
+    // Dismissed by the port, then without anybody who listens.
+    let mut dismissed = Worker::new(&fabric, 3);
+    let (peer, _) = joined(&mut *port);
+    assert_eq!(dismissed.endpoint.link_state(server()), LinkState::Up);
+    port.dismiss(peer);
+    eventually("it is dismissed", || dismissed.endpoint.link_state(server()) == LinkState::Dismissed);
+    let mut left = Worker::new(&fabric, 4);
+    joined(&mut *port);
+    drop((listener, port));
+    eventually("nobody listens", || left.endpoint.link_state(server()) == LinkState::Dead);
+    let missing = left.endpoint.connect(server(), who(4));
+    assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+}

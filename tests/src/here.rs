@@ -1,0 +1,71 @@
+//! Memory servers of this process that take messages, for tests that are both sides: on memory, or on real RDMA.
+
+use std::{fmt, sync::Arc};
+
+use farlink_runtime::{
+    error::Error,
+    fabric::{
+        Fabric,
+        link::{ListenOptions, Listener},
+        mem::{MemFabric, MemOptions},
+    },
+    ptr::ServerId,
+    server::LocalMemory,
+};
+
+use crate::backend::{Backend, Place, verbs};
+
+/// A cluster's memory servers in this process. They are gone with the value.
+pub trait Here: fmt::Debug + Send + Sync {
+    /// The way to them.
+    fn fabric(&self) -> Arc<dyn Fabric>;
+
+    /// Where other processes find them, if they can.
+    fn place(&self) -> Option<Place>;
+
+    /// Opens one to messages.
+    ///
+    /// # Errors
+    /// If it listens already, or an option cannot work.
+    fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error>;
+
+    /// The memory of one.
+    ///
+    /// # Errors
+    /// If there is no such memory server.
+    fn memory(&self, server: ServerId) -> Result<LocalMemory, Error>;
+}
+
+/// Starts `servers` memory servers of `bytes` each. `options` say how memory behaves; verbs behave as they do.
+///
+/// # Errors
+/// If they cannot be had.
+pub fn start(servers: usize, bytes: u64, options: MemOptions) -> Result<Arc<dyn Here>, Error> {
+    match Backend::chosen() {
+        Backend::Mem | Backend::MemProcesses => {
+            Ok(Arc::new(OnMemory(Arc::new(MemFabric::in_process(servers, bytes, options)?))))
+        }
+        Backend::Verbs => verbs::start_here(servers, bytes),
+    }
+}
+
+#[derive(Debug)]
+struct OnMemory(Arc<MemFabric>);
+
+impl Here for OnMemory {
+    fn fabric(&self) -> Arc<dyn Fabric> {
+        self.0.clone()
+    }
+
+    fn place(&self) -> Option<Place> {
+        None
+    }
+
+    fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        self.0.listen(server, options)
+    }
+
+    fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
+        self.0.memory(server)
+    }
+}
