@@ -3,7 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     fmt,
-    ops::Range,
+    ops::{Range, RangeInclusive},
     rc::Rc,
 };
 
@@ -86,6 +86,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// What this handle did so far.
     pub fn counters(&self) -> Counters {
         self.0.counters.snapshot()
+    }
+
+    /// Takes back a hit of each of these levels: an operation has looked at pages in vain, and will look at them again.
+    pub fn forget_hits(&self, levels: RangeInclusive<u8>) {
+        levels.for_each(|level| self.0.counters.forget_hit(level));
     }
 
     /// A random number (xorshift; Marsaglia, 2003).

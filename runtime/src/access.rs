@@ -10,7 +10,10 @@
 //! - All of one change goes through one [`Access::change`]: the pages it alters, those it adds, those it frees.
 //! - It returns [`Interrupt::Restart`] only before its first visible effect.
 
-use std::{cell::Cell, ops::Range};
+use std::{
+    cell::Cell,
+    ops::{Range, RangeInclusive},
+};
 
 use crate::{
     error::Error,
@@ -200,6 +203,10 @@ pub trait Access: Sized {
     fn at_hand<'a>(&'a self, _from: &Self::Page<'a>, _link: Link, _words: [Range<usize>; 3]) -> Option<Self::Page<'a>> {
         None
     }
+
+    /// Said by a search of pages at hand that has come to nothing and will be made anew: who counts the pages that are looked
+    /// at takes back one of each of these levels.
+    fn in_vain(&self, _levels: RangeInclusive<u8>) {}
 
     /// A hint: the next read of `page` needs these words. An access whose pages are in local memory may have the processor
     /// fetch them and let other operations run meanwhile.

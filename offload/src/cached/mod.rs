@@ -14,7 +14,7 @@ mod views;
 use std::{
     cell::{Cell, OnceCell},
     future::Future,
-    ops::Range,
+    ops::{Range, RangeInclusive},
     pin::Pin,
     task::{Context, Poll},
 };
@@ -336,6 +336,11 @@ impl<T: Layout> Access for Cached<T> {
         }
         let words = (level <= PREFETCHED_LEVEL_MAX + 1).then_some(words);
         self.cache.follow_cached(&from.0, link.word(), self.class, words).map(CachedPage)
+    }
+
+    #[cold]
+    fn in_vain(&self, levels: RangeInclusive<u8>) {
+        self.cache.forget_hits(levels);
     }
 
     #[inline]

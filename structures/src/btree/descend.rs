@@ -89,12 +89,17 @@ pub(super) async fn descend<'a, A: Access>(
 /// [`descend`] from the root, if all pages on the way are at hand. Does not keep the page above.
 #[inline(always)]
 pub(super) fn descend_at_once<A: Access>(access: &A, key: u64, level: u8) -> Option<Descent<'_, A>> {
-    let mut way = Way { parent: None, page: access.root_at_hand()?, guess: None };
+    let page: A::Page<'_> = access.root_at_hand()?;
+    let top = page.level();
+    let mut way = Way { parent: None, page, guess: None };
     loop {
-        match walk::<_, false>(access, &mut way, key, level).ok()? {
-            Stop::Arrived(upto, _) => return Some(Descent { parent: None, page: way.page, upto }),
-            Stop::Missed(_) => {}
-            _ => return None,
+        match walk::<A, false>(access, &mut way, key, level) {
+            Ok(Stop::Arrived(upto, _)) => return Some(Descent { parent: None, page: way.page, upto }),
+            Ok(Stop::Missed(_)) => {}
+            _ => {
+                access.in_vain(way.page.level()..=top);
+                return None;
+            }
         }
     }
 }

@@ -65,6 +65,27 @@ fn what_is_cached_costs_nothing_until_it_is_written() {
 }
 
 #[test]
+fn each_page_on_a_way_counts_once_whether_or_not_all_are_cached() {
+    let fabric = fabric(Manners::Fast, 256, &sparse(KEYS), 0.7);
+    let member = Member::join(&fabric, 1);
+    let height = member.worker.block_on(member.tree.check()).unwrap().height();
+    let tree = member.own(&cache(64 << 10, Admission::Always), KeyRange::ALL);
+    for _ in 0..3 {
+        member.worker.block_on(get_all(&tree)).unwrap();
+    }
+    let counters = tree.access().counters();
+    let levels = &counters.levels;
+    assert!(levels[0].misses > KEYS / 10 && levels[0].hits > KEYS / 10 && levels[1].misses > 0, "{counters:?}");
+    for level in 1..height - 1 {
+        // Two lookups a key. The first way down begins at a page that is fetched.
+        let looked_at = levels[level].hits + levels[level].misses;
+        assert_eq!(looked_at, 3 * 2 * KEYS, "level {level}: {counters:?}");
+    }
+    drop((tree, member));
+    assert_left_clean(&fabric, &sparse(KEYS).into_iter().collect(), "only read");
+}
+
+#[test]
 fn with_inner_pages_cached_only_the_leaf_is_read() {
     for proof in [Proof::Checksum, Proof::LockBodyLock] {
         let fabric = fabric(Manners::Fast, 256, &sparse(KEYS), 0.7);
