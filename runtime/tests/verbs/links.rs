@@ -7,7 +7,7 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Endpoint, Fabric, Request, Ticket, Verb,
-        link::{Change, LinkState, ListenOptions, OpenMemory, PeerId, Port, far},
+        link::{Change, LinkState, ListenOptions, Listener, OpenMemory, PeerId, Port, far},
         verbs::{VerbsFabric, VerbsServer},
     },
     lock::OwnerId,
@@ -56,29 +56,38 @@ impl Worker {
     }
 }
 
-/// The next news of a port.
-fn next(port: &mut dyn Port) -> Change {
-    let mut changes = Vec::new();
-    eventually("something changes", || {
-        port.changes(false, &mut changes);
-        !changes.is_empty()
-    });
-    changes.remove(0)
+/// A port, and its news that nobody has looked at.
+struct Served {
+    port: Box<dyn Port>,
+    changes: Vec<Change>,
+    // After the port.
+    _listener: Box<dyn Listener>,
 }
 
-fn joined(port: &mut dyn Port) -> (ServerId, OpenMemory) {
-    match next(port) {
-        Change::Joined { peer, memory, .. } => (peer, memory),
-        other => panic!("{other:?}"),
+impl Served {
+    fn next(&mut self) -> Change {
+        let Self { port, changes, .. } = self;
+        eventually("something changes", || {
+            port.changes(false, changes);
+            !changes.is_empty()
+        });
+        changes.remove(0)
+    }
+
+    fn joined(&mut self) -> (ServerId, OpenMemory) {
+        match self.next() {
+            Change::Joined { peer, memory, .. } => (peer, memory),
+            other => panic!("{other:?}"),
+        }
     }
 }
 
-fn port_of(server: &VerbsServer) -> (Box<dyn farlink_runtime::fabric::link::Listener>, Box<dyn Port>) {
+fn listen(server: &VerbsServer) -> Served {
     let listener = server.listen(&ListenOptions::default()).unwrap();
     assert!(matches!(server.listen(&ListenOptions::default()), Err(Error::BadOption { .. })), "listens twice");
     let port = listener.port(0, 0, Clock::monotonic()).unwrap();
     assert!(listener.port(0, 0, Clock::monotonic()).is_err(), "a port is taken once");
-    (listener, port)
+    Served { port, changes: Vec::new(), _listener: listener }
 }
 
 /// Sleeps for an hour each time, unless it is woken.
@@ -88,7 +97,7 @@ fn notifications_and_wakers_end_a_sleep() {
         return;
     }
     let memory_server = serve();
-    let (_listener, mut port) = port_of(&memory_server);
+    let Served { mut port, _listener, .. } = listen(&memory_server);
     let fabric = connect(&[&memory_server]);
     let turn = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
@@ -127,14 +136,14 @@ fn opened_memory_takes_writes_and_no_atomics() {
         return;
     }
     let memory_server = serve();
-    let (_listener, mut port) = port_of(&memory_server);
+    let mut served = listen(&memory_server);
     let fabric = connect(&[&memory_server]);
     let mut worker = Worker::new(&fabric, 0);
-    let (peer, memory) = joined(&mut *port);
+    let (peer, memory) = served.joined();
     worker.one(0, Verb::WriteWord(7)).unwrap();
     assert_eq!(memory[0].load(Ordering::Acquire), 7);
     // And the other way.
-    port.ring(&mut vec![Request { ticket: Ticket(1), at: far(peer, 16), verb: Verb::WriteWord(8) }]);
+    served.port.ring(&mut vec![Request { ticket: Ticket(1), at: far(peer, 16), verb: Verb::WriteWord(8) }]);
     eventually("the worker has it", || worker.memory[2].load(Ordering::Acquire) == 8);
     let outside = memory.len() as u64 * 8;
     assert!(worker.one(outside, Verb::WriteWord(1)).unwrap_err().to_string().contains("not inside"));
@@ -146,8 +155,8 @@ fn opened_memory_takes_writes_and_no_atomics() {
     assert_eq!(worker.endpoint.link_state(server()), LinkState::Dismissed);
     assert!(worker.one(0, Verb::WriteWord(1)).is_err());
     worker.memory = worker.endpoint.connect(server(), who(0)).unwrap();
-    assert!(matches!(next(&mut *port), Change::Left { in_order: true, .. }));
-    let (_, memory) = joined(&mut *port);
+    assert!(matches!(served.next(), Change::Left { in_order: true, .. }));
+    let (_, memory) = served.joined();
     worker.one(0, Verb::WriteWord(5)).unwrap();
     assert_eq!(memory[0].load(Ordering::Acquire), 5);
 }
@@ -158,31 +167,31 @@ fn each_side_learns_that_the_other_is_gone() {
         return;
     }
     let memory_server = serve();
-    let (listener, mut port) = port_of(&memory_server);
+    let mut served = listen(&memory_server);
     let fabric = connect(&[&memory_server]);
     let (mut closing, dropped) = (Worker::new(&fabric, 0), Worker::new(&fabric, 1));
-    joined(&mut *port);
-    joined(&mut *port);
+    served.joined();
+    served.joined();
     closing.endpoint.disconnect(server());
-    assert!(matches!(next(&mut *port), Change::Left { in_order: true, .. }));
+    assert!(matches!(served.next(), Change::Left { in_order: true, .. }));
     drop(dropped);
-    assert!(matches!(next(&mut *port), Change::Left { in_order: true, .. }));
+    assert!(matches!(served.next(), Change::Left { in_order: true, .. }));
     // One whose whole compute server goes, with its control connection.
     let other = connect(&[&memory_server]);
     let lost = Worker::new(&other, 2);
-    joined(&mut *port);
+    served.joined();
     other.cut();
-    assert!(matches!(next(&mut *port), Change::Left { in_order: false, .. }));
+    assert!(matches!(served.next(), Change::Left { in_order: false, .. }));
     drop(lost);
     // Dismissed by the port, then without anybody who listens.
     let mut dismissed = Worker::new(&fabric, 3);
-    let (peer, _) = joined(&mut *port);
+    let (peer, _) = served.joined();
     assert_eq!(dismissed.endpoint.link_state(server()), LinkState::Up);
-    port.dismiss(peer);
+    served.port.dismiss(peer);
     eventually("it is dismissed", || dismissed.endpoint.link_state(server()) == LinkState::Dismissed);
     let mut left = Worker::new(&fabric, 4);
-    joined(&mut *port);
-    drop((listener, port));
+    served.joined();
+    drop(served);
     eventually("nobody listens", || left.endpoint.link_state(server()) == LinkState::Dead);
     let missing = left.endpoint.connect(server(), who(4));
     assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");

@@ -65,7 +65,7 @@ impl Talk {
             _ => return Err(Error::Malformed("a memory server answered something else than was asked")),
         };
         let mut lane = Lane::new(&setup.domain, number, TALK_DEPTH, opened.target(bytes))?.waking();
-        queue_pair.connect(&setup.local, &theirs, Access::Link, setup.reliability)?;
+        queue_pair.connect(&setup.local, &theirs, Access::Peers, setup.reliability)?;
         let theirs = theirs.queue_pair;
         lane = lane.of_generation(generation);
         lane.connect(Connection::by_hand(queue_pair, theirs));

@@ -201,7 +201,8 @@ impl Door {
         let make = || {
             let opening = Opening::new(&entrance.domain, self.link_bytes)?;
             let queue_pair = entrance.queue_pair()?;
-            queue_pair.connect(local, theirs, Access::Link, reliability)?;
+            // What may be done is up to the memory: all that this domain has open takes READs and WRITEs.
+            queue_pair.connect(local, theirs, Access::Peers, reliability)?;
             Ok::<_, Error>((opening, queue_pair))
         };
         let (opening, queue_pair) = make().map_err(|error| error.to_string())?;
