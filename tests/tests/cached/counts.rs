@@ -76,9 +76,9 @@ fn each_page_on_a_way_counts_once_whether_or_not_all_are_cached() {
     let counters = tree.access().counters();
     let levels = &counters.levels;
     assert!(levels[0].misses > KEYS / 10 && levels[0].hits > KEYS / 10 && levels[1].misses > 0, "{counters:?}");
-    for level in 1..height - 1 {
+    for (level, counts) in levels.iter().enumerate().take(height - 1).skip(1) {
         // Two lookups a key. The first way down begins at a page that is fetched.
-        let looked_at = levels[level].hits + levels[level].misses;
+        let looked_at = counts.hits + counts.misses;
         assert_eq!(looked_at, 3 * 2 * KEYS, "level {level}: {counters:?}");
     }
     drop((tree, member));
