@@ -18,8 +18,9 @@ use crate::{
     sync::{AtomicU64, Mutex, Ordering, lock},
 };
 
-/// Words of the messages that are tried, with what surrounds them a little more.
-const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
+/// Words of the messages that are tried, with what surrounds them a little more. The last ones are so long that it is clear
+/// which way is better for them.
+const SIZES: [usize; 7] = [128, 256, 512, 1024, 2048, 4096, 16384];
 /// Rounds, at least and at most; between them as many as fit into the time.
 const ROUNDS_MIN: usize = 5;
 const ROUNDS_MAX: usize = 25;
@@ -227,7 +228,7 @@ mod tests {
             }
         }
         assert_eq!(switch_of(gains(|_| 1e6)), usize::MAX);
-        assert_eq!(switch_of(gains(|_| 1.0)), 63);
+        assert_eq!(switch_of(gains(|_| 1.0)), SIZES[0] - 1);
         // Ways that nothing tells apart.
         assert_eq!(switch_of(gains(|words| words * 0.995)), usize::MAX);
     }
