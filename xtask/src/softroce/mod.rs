@@ -115,7 +115,7 @@ fn execute(args: &Args) -> Result<Outcome> {
     match &args.action {
         None => {
             let bench = Bench::prepare()?;
-            let built = Built::tests()?;
+            let built = Built::tests(args.only.as_deref())?;
             let script = plan::alone(&built, args.only.as_deref())?;
             let outcome = bench.run("", &built.programs, &script, Network::Alone, LIMIT)?;
             if outcome != Outcome::Exit(0) || args.only.is_some() {
@@ -123,7 +123,7 @@ fn execute(args: &Args) -> Result<Outcome> {
             }
             bench.run_pair(&built.programs, LOSS)
         }
-        Some(Action::Pair { loss }) => Bench::prepare()?.run_pair(&Built::tests()?.programs, loss),
+        Some(Action::Pair { loss }) => Bench::prepare()?.run_pair(&Built::programs()?, loss),
         Some(Action::Lint) => {
             host::prepare()?;
             Built::lint().map(|()| Outcome::Exit(0))

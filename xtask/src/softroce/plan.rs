@@ -24,9 +24,13 @@ impl Script {
         Self { text, filter: filter.map(str::to_owned) }
     }
 
+    fn wants(&self, name: &str) -> bool {
+        self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
+    }
+
     /// A step, unless it is not asked for.
     fn step(&mut self, name: &str, limit_s: u32, command: &[&str]) {
-        if self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str())) {
+        if self.wants(name) {
             let limit = limit_s.to_string();
             let words = [name, &limit].into_iter().chain(command.iter().copied());
             self.text += &format!("step {}\n", quoted(words));
@@ -43,6 +47,9 @@ impl Script {
 pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     let mut script = Script::new(filter);
     let test = |script: &mut Script, name: &str, limit_s: u32, settings: &[&str], skipped: &[&str]| -> Result<()> {
+        if !script.wants(name) {
+            return Ok(());
+        }
         let program = built.test(name)?;
         let mut command = vec!["env"];
         command.extend(settings);

@@ -1,7 +1,7 @@
 //! Programs for the guest: built here, or named by the user.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -45,21 +45,14 @@ impl Programs {
     }
 }
 
-/// Packages with programs or tests that run on verbs, and the tests of each.
+/// Packages with programs or tests that run on verbs.
 const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
-const TESTS: [&str; 11] = [
-    "verbs",
-    "fabric",
-    "program",
-    "cached",
-    "faults",
-    "hostile",
-    "messaging",
-    "model",
-    "reclaim",
-    "shipping",
-    "threads",
-];
+/// Tests with which the programs come: a small one of each package that has some.
+const WITH_PROGRAMS: [&str; 2] = ["fabric", "program"];
+/// The tests that run if none is asked for.
+const USUAL: [&str; 6] = ["verbs", "fabric", "program", "messaging", "shipping", "threads"];
+/// Those that take minutes.
+const MORE: [&str; 5] = ["cached", "faults", "hostile", "model", "reclaim"];
 
 /// What is measured: optimising across all crates takes minutes, so only what is asked for is built.
 #[derive(Debug, Clone, Copy)]
@@ -79,11 +72,25 @@ pub(super) struct Built {
 }
 
 impl Built {
-    /// Builds tests and programs with verbs, in the profile of tests.
-    pub(super) fn tests() -> Result<Self> {
+    /// Builds the tests whose names contain `filter`, or the usual ones, and the programs, with verbs, in the profile of tests.
+    pub(super) fn tests(filter: Option<&str>) -> Result<Self> {
+        let all = || USUAL.into_iter().chain(MORE);
+        match filter {
+            Some(filter) => Self::with_programs(all().filter(|test| test.contains(filter)).collect()),
+            None => Self::with_programs(USUAL.to_vec()),
+        }
+    }
+
+    /// Builds the programs, with verbs, in the profile of tests.
+    pub(super) fn programs() -> Result<Programs> {
+        Ok(Self::with_programs(Vec::new())?.programs)
+    }
+
+    fn with_programs(tests: Vec<&str>) -> Result<Self> {
         let mut built = Self { programs: Programs::default(), tests: BTreeMap::new() };
-        let tests = TESTS.iter().flat_map(|test| ["--test", test]);
         // With a package's tests come its programs. To build them by themselves would build all that they need once more.
+        let tests: BTreeSet<&str> = tests.into_iter().chain(WITH_PROGRAMS).collect();
+        let tests = tests.into_iter().flat_map(|test| ["--test", test]);
         built.take(cargo("test").arg("--no-run").args(tests))?;
         for program in ["farlink", "farlink-stress"] {
             ensure!(built.programs.by_name.contains_key(program), "cargo has not built {program}");
