@@ -66,7 +66,7 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
         script.step(case, 90, &["sh", "/tmp/programs.sh", case]);
     }
     let stress = |script: &mut Script, name: &str, options: &[&str]| {
-        let command = [&["farlink-stress", "--fabric", "verbs", "--seconds", "4"][..], options].concat();
+        let command = [&["farlink-stress", "--fabric", "verbs", "--seconds", "8"][..], options].concat();
         script.step(name, 90, &command);
     };
     stress(&mut script, "stress one-sided", &["--processes", "2", "--workers", "2"]);
@@ -82,7 +82,7 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
     test(&mut script, "threads", 100, &["FARLINK_THREADS_SECONDS=1"], &skipped)?;
     test(&mut script, "messaging", 100, &[], &[])?;
-    let settings = ["FARLINK_THREADS_SECONDS=1", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
+    let settings = ["FARLINK_THREADS_SECONDS=3", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
     // The same code over another structure, and costs that do not depend on the fabric.
     let skipped = ["skiplist::", "a_get_is_one", "leaves_are_everywhere"];
     test(&mut script, "shipping", 120, &settings, if filter.is_some() { &[] } else { &skipped })?;
