@@ -9,9 +9,19 @@ const STEPS: &str = include_str!("steps.sh");
 /// Cases of several processes.
 const PROGRAMS: &str = include_str!("programs.sh");
 
+/// Which steps follow one another: those of one lane do, beside those of the other. Much of what a step does is to wait.
+#[derive(Debug, Clone, Copy)]
+enum Lane {
+    /// Test programs.
+    Tests,
+    /// farlink's programs as a user runs them.
+    Programs,
+}
+
 /// A script of steps, put together.
 struct Script {
     text: String,
+    lanes: [String; 2],
     filter: Option<String>,
 }
 
@@ -21,7 +31,7 @@ impl Script {
         text += "export FARLINK_REQUIRE_VERBS=1 FARLINK_FABRIC=verbs RUST_BACKTRACE=0\n";
         text += STEPS;
         text += &format!("cat >/tmp/programs.sh <<'END_OF_PROGRAMS'\n{PROGRAMS}END_OF_PROGRAMS\n");
-        Self { text, filter: filter.map(str::to_owned) }
+        Self { text, lanes: Default::default(), filter: filter.map(str::to_owned) }
     }
 
     fn wants(&self, name: &str) -> bool {
@@ -29,17 +39,25 @@ impl Script {
     }
 
     /// A step, unless it is not asked for.
-    fn step(&mut self, name: &str, limit_s: u32, command: &[&str]) {
+    fn step(&mut self, lane: Lane, name: &str, limit_s: u32, command: &[&str]) {
         if self.wants(name) {
             let limit = limit_s.to_string();
             let words = [name, &limit].into_iter().chain(command.iter().copied());
-            self.text += &format!("step {}\n", quoted(words));
+            self.lanes[lane as usize] += &format!("{}\n", quoted(words));
         }
     }
 
-    fn end(mut self) -> String {
-        self.text += "verdict\n";
-        self.text
+    fn end(self) -> String {
+        let mut text = self.text;
+        let steps = |with: &str, lane: &str| lane.lines().map(|line| format!("{with} {line}\n")).collect::<String>();
+        let [tests, programs] = &self.lanes;
+        if self.filter.is_some() || tests.is_empty() || programs.is_empty() {
+            // Whoever waits for one step wants to see what it says at once.
+            text += &(steps("step", tests) + &steps("step", programs));
+        } else {
+            text += &format!("{{\n{}}} &\n{}wait $!\n", steps("aside", tests), steps("aside", programs));
+        }
+        text + "verdict\n"
     }
 }
 
@@ -55,19 +73,19 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
         command.extend(settings);
         command.extend([program, "--test-threads", "2"]);
         command.extend(skipped.iter().flat_map(|name| ["--skip", name]));
-        script.step(name, limit_s, &command);
+        script.step(Lane::Tests, name, limit_s, &command);
         Ok(())
     };
-    script.step("devices", 20, &["farlink", "devices"]);
-    test(&mut script, "verbs", 120, &[], &[])?;
-    script.step("program", 90, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
-    test(&mut script, "fabric", 120, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
+    script.step(Lane::Programs, "devices", 60, &["farlink", "devices"]);
+    test(&mut script, "verbs", 240, &[], &[])?;
+    script.step(Lane::Tests, "program", 180, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
+    test(&mut script, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
     for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_server", "killed_bench"] {
-        script.step(case, 90, &["sh", "/tmp/programs.sh", case]);
+        script.step(Lane::Programs, case, 180, &["sh", "/tmp/programs.sh", case]);
     }
     let stress = |script: &mut Script, name: &str, options: &[&str]| {
         let command = [&["farlink-stress", "--fabric", "verbs", "--seconds", "8"][..], options].concat();
-        script.step(name, 90, &command);
+        script.step(Lane::Programs, name, 180, &command);
     };
     stress(&mut script, "stress one-sided", &["--processes", "2", "--workers", "2"]);
     stress(
@@ -80,12 +98,12 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     let cached = ["--access", "cached", "--ship", "always", "--keys", "20000", "--cache-percent", "5"];
     stress(&mut script, "stress shipped", &[&few[..], &cached].concat());
     let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
-    test(&mut script, "threads", 100, &["FARLINK_THREADS_SECONDS=1"], &skipped)?;
-    test(&mut script, "messaging", 100, &[], &[])?;
+    test(&mut script, "threads", 240, &["FARLINK_THREADS_SECONDS=1"], &skipped)?;
+    test(&mut script, "messaging", 240, &[], &[])?;
     let settings = ["FARLINK_THREADS_SECONDS=3", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
     // The same code over another structure, and costs that do not depend on the fabric.
     let skipped = ["skiplist::", "a_get_is_one", "leaves_are_everywhere"];
-    test(&mut script, "shipping", 120, &settings, if filter.is_some() { &[] } else { &skipped })?;
+    test(&mut script, "shipping", 300, &settings, if filter.is_some() { &[] } else { &skipped })?;
     // A minute and more each under emulation: only if asked for by name.
     if filter.is_some() {
         // Several packets a READ, so that some are torn.
@@ -96,13 +114,13 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
         );
         stress(&mut script, "stress coarse", &[&few[..], &["--access", "coarse", "--keys", "300"]].concat());
         stress(&mut script, "stress hybrid", &[&few[..], &["--access", "hybrid", "--keys", "300"]].concat());
-        test(&mut script, "faults", 150, &["FARLINK_FAULT_ROUNDS=2"], &[])?;
+        test(&mut script, "faults", 300, &["FARLINK_FAULT_ROUNDS=2"], &[])?;
         // One fills the memory of three servers with small pages and frees them again: minutes, one by one.
         let skipped = ["failed_bulk_loads"];
-        test(&mut script, "model", 200, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;
+        test(&mut script, "model", 400, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;
         test(&mut script, "reclaim", 400, &["FARLINK_RECLAIM_KEYS=400"], &[])?;
-        test(&mut script, "cached", 200, &["FARLINK_MODEL_CASES=2"], &["endings::"])?;
-        test(&mut script, "hostile", 150, &["FARLINK_HOSTILE_CASES=3"], &[])?;
+        test(&mut script, "cached", 400, &["FARLINK_MODEL_CASES=2"], &["endings::"])?;
+        test(&mut script, "hostile", 300, &["FARLINK_HOSTILE_CASES=3"], &[])?;
     }
     Ok(script.end())
 }
@@ -110,19 +128,19 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
 /// Two guests: the memory servers in one, all that uses them in the other.
 pub(super) fn pair() -> [String; 2] {
     let mut memory = Script::new(None);
-    memory.step("memory servers", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "serve_until_told"]);
+    memory.step(Lane::Programs, "memory servers", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "serve_until_told"]);
     let mut compute = Script::new(None);
-    compute.step("another machine", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "over_the_net"]);
-    [memory, compute].map(|script| script.end().replacen("\nstep", "\nexport AT=10.0.0.1\nstep", 1))
+    compute.step(Lane::Programs, "another machine", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "over_the_net"]);
+    [memory, compute].map(|script| script.end().replacen("\nstep '", "\nexport AT=10.0.0.1\nstep '", 1))
 }
 
 /// A bench whose rows may be quoted.
 pub(super) fn measured_bench(ops: u64) -> String {
     let mut script = Script::new(None);
     let ops = ops.to_string();
-    script.step("bench", PAIR_LIMIT_S * 3, &["sh", "/tmp/programs.sh", "million_keys", &ops]);
+    script.step(Lane::Programs, "bench", PAIR_LIMIT_S * 3, &["sh", "/tmp/programs.sh", "million_keys", &ops]);
     script.end()
 }
 
 /// How long the programs of two guests may take.
-const PAIR_LIMIT_S: u32 = 150;
+const PAIR_LIMIT_S: u32 = 240;

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    io::Read as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -37,12 +38,22 @@ impl Programs {
         fs::create_dir_all(&bin)?;
         let mut places = String::new();
         for (name, path) in &self.by_name {
-            run(Command::new("strip").arg("--strip-debug").arg("-o").arg(bin.join(name)).arg(path))?;
+            if is_script(path)? {
+                fs::copy(path, bin.join(name))?;
+            } else {
+                run(Command::new("strip").arg("--strip-debug").arg("-o").arg(bin.join(name)).arg(path))?;
+            }
             places += &format!("{name} {}\n", path.display());
         }
         fs::write(share.join("places"), places)?;
         Ok(())
     }
+}
+
+fn is_script(path: &Path) -> Result<bool> {
+    let mut start = Vec::new();
+    fs::File::open(path)?.take(2).read_to_end(&mut start)?;
+    Ok(start == b"#!")
 }
 
 /// Packages with programs or tests that run on verbs.

@@ -15,9 +15,10 @@ fail() {
 
 # serve NUMBER OF ADDRESS PORT: starts a memory server and waits until it is ready.
 serve() {
+    rm -f "/tmp/server-$1"
     farlink serve --fabric verbs $device --server "$1" --servers "$2" --listen "$3:$4" --bytes 128MiB >"/tmp/server-$1" 2>&1 &
     servers="$servers $!"
-    until grep -q "server $1 ready" "/tmp/server-$1"; do
+    until grep -qs "server $1 ready" "/tmp/server-$1"; do
         kill -0 $! 2>/dev/null || fail "a memory server does not start: $(cat "/tmp/server-$1")"
         usleep 20000
     done
@@ -81,7 +82,7 @@ without_the_secret() {
 # Random bytes, half a greeting, and connections that say nothing, while a bench runs.
 random_bytes() {
     two_servers
-    bench --keys 5000 --seconds 8 --mix a --workers 1 >/tmp/bench 2>&1 &
+    bench --keys 5000 --seconds 5 --mix a --workers 1 >/tmp/bench 2>&1 &
     local bench=$! count=0 silent=
     while kill -0 "$bench" 2>/dev/null; do
         count=$((count + 1))
@@ -163,8 +164,8 @@ over_the_net() {
         usleep 100000
     done
     # First, while the memory holds nothing else: it wants every byte accounted for. Few keys, so that pages split and merge.
-    farlink-stress --fabric verbs --connect "$at:7471,$at:7472" --seconds 20 --processes 2 --workers 1 --in-flight 4 --keys 120
-    bench --keys 10000 --ops 300 --workers 2 --in-flight 1,16 --mix a,c
+    farlink-stress --fabric verbs --connect "$at:7471,$at:7472" --seconds 12 --processes 2 --workers 1 --in-flight 4 --keys 120
+    bench --keys 4000 --ops 150 --workers 2 --in-flight 1,16 --mix a,c
     farlink check --connect "verbs://$at:7471,$at:7472" $device
     /bin/tc -s qdisc show dev eth0 | tee /tmp/qdisc
     grep -q "dropped [1-9]" /tmp/qdisc || fail "no packet was lost: the test has not tested it"

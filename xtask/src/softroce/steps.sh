@@ -1,5 +1,6 @@
 # Runs steps one after the other, shows what they say, and counts those that fail.
-failed=0
+failures=/tmp/failures
+: >"$failures"
 
 # step NAME SECONDS COMMAND...
 step() {
@@ -11,17 +12,29 @@ step() {
     code=$?
     case $code in
     0) echo "== $name: ok, $(($(date +%s) - begun)) s" ;;
-    137) echo "== $name: FAILED: killed after $(($(date +%s) - begun)) s of $limit"; failed=$((failed + 1)) ;;
-    *) echo "== $name: FAILED with exit code $code"; failed=$((failed + 1)) ;;
+    137) echo "== $name: FAILED: killed after $(($(date +%s) - begun)) s of $limit" | tee -a "$failures" ;;
+    *) echo "== $name: FAILED with exit code $code" | tee -a "$failures" ;;
     esac
+}
+
+# A step of a lane that runs beside others: what it says is shown when it is over, so that steps do not speak at once.
+aside() {
+    local said="/tmp/said-$1"
+    step "$@" >"$said" 2>&1
+    until mkdir /tmp/speaking 2>/dev/null; do
+        usleep 20000
+    done
+    cat "$said"
+    rmdir /tmp/speaking
 }
 
 # Ends the script with the result of all steps.
 verdict() {
-    if [ "$failed" = 0 ]; then
+    if [ ! -s "$failures" ]; then
         echo "== all steps passed"
         exit 0
     fi
-    echo "== $failed steps FAILED"
+    echo "== $(wc -l <"$failures") steps FAILED:"
+    cat "$failures"
     exit 1
 }
