@@ -38,7 +38,7 @@ pub enum ConnectBy {
 #[derive(Debug)]
 pub(super) struct Connection {
     // Before its handle: without it nothing is under way any more.
-    pub(super) queue_pair: QueuePair,
+    pub(super) queue_pair: Arc<QueuePair>,
     /// The memory server's end.
     theirs: u32,
     _id: Option<Id>,
@@ -47,11 +47,12 @@ pub(super) struct Connection {
 impl Connection {
     /// One that was set up over the control connection; `theirs` is the number of the other end.
     pub(super) fn by_hand(queue_pair: QueuePair, theirs: u32) -> Self {
-        Self { queue_pair, theirs, _id: None }
+        Self { queue_pair: Arc::new(queue_pair), theirs, _id: None }
     }
 
-    /// Destroys this end, and says which is the other.
+    /// Destroys this end, and says which is the other. Nobody else has the queue pair.
     pub(super) fn destroy(self) -> u32 {
+        debug_assert_eq!(Arc::strong_count(&self.queue_pair), 1);
         self.theirs
     }
 }
@@ -175,7 +176,7 @@ fn connect_managed(
         deadline: Instant::now() + MANAGED_LIMIT,
     };
     let (id, theirs) = call.connect(&queue_pair)?;
-    Ok(Connection { queue_pair, theirs, _id: Some(id) })
+    Ok(Connection { queue_pair: Arc::new(queue_pair), theirs, _id: Some(id) })
 }
 
 /// An invitation of this session's with the proof for a queue pair that nobody has: what somebody knows who has listened in.

@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 
 use super::{
+    bell::Bell,
     connecting::ConnectBy,
     control::Secret,
     ib::{
@@ -37,6 +38,8 @@ pub(super) struct Setup {
     pub(super) depth: u32,
     pub(super) inline_bytes: u32,
     pub(super) gather_max: u32,
+    /// Rings for the worker, where the device works in the doorbell.
+    pub(super) bell: Option<Arc<Bell>>,
 }
 
 impl Setup {
@@ -195,6 +198,11 @@ impl Endpoint for VerbsEndpoint {
                 talk.finished(finished, completions);
             }
         });
+        if let Some(bell) = &self.setup.bell
+            && bell.is_troubled()
+        {
+            self.links.iter_mut().for_each(|link| link.check_posts(&self.setup, completions));
+        }
         if self.unsettled || self.losses.load(Ordering::Relaxed) != self.losses_seen {
             self.tend(completions);
         }

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 
 use super::{
+    bell::{Bell, Trouble},
     connecting::Connection,
     ib::{Access, Domain, Finished, Memory, Piece, PostList, Posting, Remote, Status},
 };
@@ -45,6 +46,8 @@ pub(super) struct Lane {
     posted: VecDeque<Request>,
     waiting: VecDeque<Request>,
     batch: PostList,
+    /// Who rings for several requests, if there is somebody.
+    bell: Option<(Arc<Bell>, Arc<Trouble>)>,
     /// How many of `posted` are in `batch`.
     batched: usize,
     depth: usize,
@@ -88,6 +91,7 @@ impl Lane {
             posted: VecDeque::with_capacity(depth),
             waiting: VecDeque::new(),
             batch: PostList::with_capacity(depth),
+            bell: None,
             batched: 0,
             depth,
             slot_mask: slots as u32 - 1,
@@ -98,6 +102,12 @@ impl Lane {
     /// The other side has a thread that sleeps until it is notified.
     pub(super) fn waking(mut self) -> Self {
         self.wakes = true;
+        self
+    }
+
+    /// Somebody else may ring.
+    pub(super) fn with_bell(mut self, bell: Option<&Arc<Bell>>) -> Self {
+        self.bell = bell.map(|bell| (Arc::clone(bell), Arc::default()));
         self
     }
 
@@ -187,11 +197,25 @@ impl Lane {
             return Ok(());
         }
         let Some(connection) = &self.connection else { return Ok(()) };
-        self.batched = 0;
+        let batched = std::mem::take(&mut self.batched);
         // SAFETY: every piece is a buffer of a request in `posted`, registered by the endpoint that owns this lane, or a slot
         // of `words` that no other posted request has, because at most `depth` are posted. Requests leave `posted` only
         // when they have completed, or in `cut`, after the queue pair was destroyed; till then nobody else has their buffers.
-        unsafe { self.batch.post(&connection.queue_pair) }
+        // The same holds for what is handed over: `cut` waits until it is posted.
+        unsafe {
+            match &self.bell {
+                Some((bell, trouble)) if bell.takes(self.posted.len(), batched) => {
+                    bell.hand_over(&mut self.batch, &connection.queue_pair, trouble);
+                    Ok(())
+                }
+                _ => self.batch.post(&connection.queue_pair),
+            }
+        }
+    }
+
+    /// What went wrong when somebody else rang.
+    pub(super) fn trouble(&self) -> Option<Error> {
+        self.bell.as_ref().and_then(|(_, trouble)| trouble.take())
     }
 
     /// Posts waiting requests, as many as there is room for. After an error the lane is to be cut.
@@ -243,6 +267,14 @@ impl Lane {
         Failed { status, first: self.posted.front().filter(|_| !status.is_flushed()).map(of) }
     }
 
+    /// Waits until nobody else posts requests of this lane.
+    fn settle(&mut self) {
+        if let Some((bell, trouble)) = &mut self.bell {
+            bell.settle();
+            *trouble = Arc::default();
+        }
+    }
+
     /// Destroys the queue pair and fails all requests, the first one with an error of its own if there is one. The number of
     /// the other side's queue pair, if there was a connection.
     #[cold]
@@ -252,6 +284,7 @@ impl Lane {
         error: impl Fn(&Request) -> Error,
         completions: &mut Vec<Completion>,
     ) -> Option<u32> {
+        self.settle();
         // From here on the card touches no buffer.
         let theirs = self.connection.take().map(Connection::destroy);
         self.batch.clear();
@@ -267,6 +300,12 @@ impl Lane {
             completions.push(Completion { ticket: request.ticket, outcome });
         }
         theirs
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.settle();
     }
 }
 

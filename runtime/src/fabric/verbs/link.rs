@@ -67,7 +67,7 @@ impl Link {
         let remote = Remote { address: welcome.address, key: welcome.key };
         let target = Target { first: 0, bytes: welcome.bytes, remote };
         let mut link = Self {
-            lane: Lane::new(&setup.domain, number, setup.depth, target)?,
+            lane: Lane::new(&setup.domain, number, setup.depth, target)?.with_bell(setup.bell.as_ref()),
             session,
             state: State::Down(Cause::Broken("it was never connected".into())),
         };
@@ -164,6 +164,13 @@ impl Link {
         if self.lane.is_waiting()
             && let Err(error) = self.lane.post_waiting()
         {
+            self.break_off(setup, None, Cause::Broken(error.to_string()), completions);
+        }
+    }
+
+    /// Ends the connection if requests could not be posted.
+    pub(super) fn check_posts(&mut self, setup: &Setup, completions: &mut Vec<Completion>) {
+        if let Some(error) = self.lane.trouble() {
             self.break_off(setup, None, Cause::Broken(error.to_string()), completions);
         }
     }

@@ -7,7 +7,8 @@
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
-//! connection, by the system's connection manager or by hand; `lane` is such a connection with its requests; `link` is a
+//! connection, by the system's connection manager or by hand; `lane` is such a connection with its requests; `bell` rings for a
+//! worker where the device works in the doorbell; `link` is a
 //! worker's way to a region, `talk` its [message link](crate::fabric::link); `endpoint` is all links of a worker; `server` is
 //! the memory server. [`messages`] is two-sided traffic by itself.
 //!
@@ -20,6 +21,7 @@
 //! dead for ever: it cannot be claimed again there. *Dead* is what all memory servers say at once. So nothing of a dead
 //! compute server can still land (rule 11 of one-sided access), and no reconnection can raise it from the dead.
 
+mod bell;
 mod connecting;
 mod control;
 mod endpoint;
@@ -36,17 +38,18 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
+use self::{
+    bell::Bell,
+    control::{Answer, Question},
+    endpoint::{Setup, VerbsEndpoint},
+    ib::{CompletionQueue, Device, Domain, Local, obstacle},
+    session::{Losses, Session},
+};
 pub use self::{
     connecting::{ConnectBy, knock},
     control::Secret,
     ib::{Atomics, DeviceInfo, GidInfo, PortInfo, PortState, Reliability, devices},
     server::{DEFAULT_PORT, VerbsServeOptions, VerbsServer},
-};
-use self::{
-    control::{Answer, Question},
-    endpoint::{Setup, VerbsEndpoint},
-    ib::{CompletionQueue, Device, Domain, Local, obstacle},
-    session::{Losses, Session},
 };
 use crate::{
     clock::Clock,
@@ -281,6 +284,7 @@ impl Fabric for VerbsFabric {
             depth: self.queue_depth,
             inline_bytes: info.inline_bytes.min(INLINE_BYTES),
             gather_max: info.gather_max.clamp(1, GATHER_MAX),
+            bell: info.is_software.then(|| Arc::new(Bell::new())),
         };
         Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.losses)?))
     }

@@ -69,6 +69,11 @@ impl PostList {
         self.length == 0
     }
 
+    /// How many requests it can hold.
+    pub(crate) fn capacity(&self) -> usize {
+        self.requests.len()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.length = 0;
     }
