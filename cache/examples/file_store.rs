@@ -49,10 +49,8 @@ impl Layout for TreeLayout {
         page[0].load(Relaxed) as u8
     }
 
-    fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize)) {
-        if self.level(page) != 0 {
-            (1..=FAN as usize).for_each(visit);
-        }
+    fn links(&self, page: &[AtomicU64]) -> impl Iterator<Item = usize> {
+        1..if self.level(page) == 0 { 1 } else { FAN as usize + 1 }
     }
 }
 

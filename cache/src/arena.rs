@@ -214,7 +214,11 @@ pub(crate) fn prefetch(at: *const u8) {
 
 /// Copies a private page into a body. Only under the frame's lock.
 pub(crate) fn fill(body: &[AtomicU64], page: &[u64]) {
-    for (word, &value) in body.iter().zip(page) {
-        word.store(value, Ordering::Relaxed);
+    // By lines: the compiler does not unroll over atomics by itself.
+    let (units, values) = (body.as_chunks::<WORDS_PER_UNIT>().0, page.as_chunks::<WORDS_PER_UNIT>().0);
+    for (unit, values) in units.iter().zip(values) {
+        for (word, &value) in unit.iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
     }
 }

@@ -280,11 +280,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     fn kids_of(&self, pages: &[&Page<'_, S, L>]) -> Vec<u32> {
         let mut kids = Vec::new();
         for page in pages.iter().filter(|page| page.frame.kids() != 0) {
-            self.cache().layout.links(page.words, &mut |slot| {
+            for slot in self.cache().layout.links(page.words) {
                 if let Link::Frame { frame, .. } = link_at(page.words, slot) {
                     kids.push(frame);
                 }
-            });
+            }
         }
         kids
     }
@@ -313,32 +313,34 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 continue;
             }
             let mut kids = 0;
-            cache.layout.links(body, &mut |slot| match link_at(body, slot) {
-                // A guest may go at any time: it keeps no swizzled link. Nor does a link stay swizzled to a page that goes now.
-                Link::Frame { frame: kid, .. } if frame.state() == State::Guest || freed.contains(&kid) => {
-                    if let Some(page) = cache.arena.get(kid).and_then(|kid| kid.page()) {
-                        body[slot].store(page.get(), Ordering::Relaxed);
+            for slot in cache.layout.links(body) {
+                match link_at(body, slot) {
+                    // A guest may go at any time: it keeps no swizzled link. Nor does a link stay swizzled to a page that goes now.
+                    Link::Frame { frame: kid, .. } if frame.state() == State::Guest || freed.contains(&kid) => {
+                        if let Some(page) = cache.arena.get(kid).and_then(|kid| kid.page()) {
+                            body[slot].store(page.get(), Ordering::Relaxed);
+                        }
                     }
-                }
-                Link::Frame { frame: kid, .. } if cache.arena.get(kid).is_some() => {
-                    cache.frame(kid).set_parent(index, slot);
-                    kids_before.retain(|&before| before != kid);
-                    kids += 1;
-                }
-                Link::Page(page) if frame.state() == State::Resident => {
-                    // A page of this very change: it is here, and ours.
-                    let is_its = |&&kid: &&u32| kid != index && cache.frame(kid).page() == Some(page);
-                    if let Some(&kid) = live.iter().find(is_its)
-                        && cache.frame(kid).parent() == NONE
-                        && cache.frame(kid).state() == State::Resident
-                    {
+                    Link::Frame { frame: kid, .. } if cache.arena.get(kid).is_some() => {
                         cache.frame(kid).set_parent(index, slot);
-                        body[slot].store(Link::swizzled(kid, cache.frame(kid).unit()), Ordering::Relaxed);
+                        kids_before.retain(|&before| before != kid);
                         kids += 1;
                     }
+                    Link::Page(page) if frame.state() == State::Resident => {
+                        // A page of this very change: it is here, and ours.
+                        let is_its = |&&kid: &&u32| kid != index && cache.frame(kid).page() == Some(page);
+                        if let Some(&kid) = live.iter().find(is_its)
+                            && cache.frame(kid).parent() == NONE
+                            && cache.frame(kid).state() == State::Resident
+                        {
+                            cache.frame(kid).set_parent(index, slot);
+                            body[slot].store(Link::swizzled(kid, cache.frame(kid).unit()), Ordering::Relaxed);
+                            kids += 1;
+                        }
+                    }
+                    _ => {}
                 }
-                _ => {}
-            });
+            }
             frame.set_kids(kids);
         }
         cache.detach(&kids_before, || kids_before.iter().for_each(|&kid| cache.frame(kid).set_parent(NONE, 0)));
@@ -415,13 +417,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), Conflict> {
         let swizzled = |words: &[AtomicU64]| {
             let mut links = Vec::new();
-            self.cache().layout.links(words, &mut |slot| {
+            for slot in self.cache().layout.links(words) {
                 if let Link::Frame { frame, .. } = link_at(words, slot)
                     && let Some(kid) = self.cache().arena.get(frame).and_then(|kid| kid.page())
                 {
                     links.push((kid.get(), words[slot].load(Ordering::Relaxed)));
                 }
-            });
+            }
             links
         };
         self.alter_as(page, false, |change| {
@@ -430,14 +432,14 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 change.set(0, index, word);
             }
             let mut again = Vec::new();
-            self.cache().layout.links(change.words(0), &mut |slot| {
+            for slot in self.cache().layout.links(change.words(0)) {
                 let word = image.get(slot).copied().unwrap_or(0);
                 if is_swizzled(word) {
                     // The store is corrupt: as a null link it leads nobody into a frame.
                     again.push((slot, 0));
                 }
                 again.extend(links.iter().find(|&&(kid, _)| kid == word).map(|&(_, link)| (slot, link)));
-            });
+            }
             again.into_iter().for_each(|(slot, link)| change.set(0, slot, link));
         })
     }

@@ -194,22 +194,18 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             if kids == 0 {
                 return Some((index, version));
             }
-            let mut to_skip = (u64::from(self.random_u32()) * u64::from(kids)) >> 32;
+            let to_skip = (u64::from(self.random_u32()) * u64::from(kids)) >> 32;
             let body = cache.arena.body(frame);
-            let mut chosen = NONE;
-            cache.layout.links(body, &mut |slot| {
-                let word = body.get(slot).map_or(0, |word| word.load(Ordering::Relaxed));
-                if let (Link::Frame { frame, .. }, NONE) = (Link::of(word), chosen) {
-                    if to_skip == 0 {
-                        chosen = frame;
-                    }
-                    to_skip = to_skip.wrapping_sub(1);
-                }
+            let links = cache.layout.links(body).filter_map(|slot| body.get(slot));
+            let mut kids = links.filter_map(|word| match Link::of(word.load(Ordering::Relaxed)) {
+                Link::Frame { frame, .. } => Some(frame),
+                _ => None,
             });
-            if chosen == NONE || !frame.lock.validate(version) {
-                return None;
+            let chosen = kids.nth(to_skip as usize);
+            match chosen {
+                Some(chosen) if frame.lock.validate(version) => index = chosen,
+                _ => return None,
             }
-            index = chosen;
         }
         None
     }

@@ -85,11 +85,6 @@ impl CounterCells {
         hits.set(hits.get() + 1);
     }
 
-    pub(crate) fn forget_hit(&self, level: u8) {
-        let hits = &self.hits[usize::from(level).min(LEVELS - 1)];
-        hits.set(hits.get().saturating_sub(1));
-    }
-
     pub(crate) fn count(&self, level: u8, add: impl FnOnce(&mut LevelCounters)) {
         let cell = &self.levels[usize::from(level).min(LEVELS - 1)];
         let mut counters = cell.get();

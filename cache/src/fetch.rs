@@ -200,13 +200,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
 
     /// The position of the first link word that is so.
     pub(crate) fn find_link(&self, body: &[crate::sync::AtomicU64], is_so: impl Fn(u64) -> bool) -> Option<usize> {
-        let mut found = None;
-        self.cache().layout.links(body, &mut |index| {
-            if found.is_none() && body.get(index).is_some_and(|word| is_so(word.load(Ordering::Relaxed))) {
-                found = Some(index);
-            }
-        });
-        found
+        let is_there = |&index: &usize| body.get(index).is_some_and(|word| is_so(word.load(Ordering::Relaxed)));
+        self.cache().layout.links(body).find(is_there)
     }
 
     fn admits(&self, level: u8, uses: u8) -> bool {

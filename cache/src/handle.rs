@@ -3,7 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     fmt,
-    ops::{Range, RangeInclusive},
+    ops::Range,
     rc::Rc,
 };
 
@@ -86,11 +86,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// What this handle did so far.
     pub fn counters(&self) -> Counters {
         self.0.counters.snapshot()
-    }
-
-    /// Takes back a hit of each of these levels: an operation has looked at pages in vain, and will look at them again.
-    pub fn forget_hits(&self, levels: RangeInclusive<u8>) {
-        levels.for_each(|level| self.0.counters.forget_hit(level));
     }
 
     /// A random number (xorshift; Marsaglia, 2003).
@@ -273,6 +268,15 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
     }
 
+    /// The page that a bookmark was left in, without looking it up; [`Page::read`] tells if it is not there any more. It does
+    /// not count as a hit once more. `None` if this cache never had such a page.
+    pub fn back_to(&self, bookmark: Bookmark) -> Option<Page<'_, S, L>> {
+        let (index, version, id) = (bookmark.0[0], Version::from_word(bookmark.0[1]), PageId::new(bookmark.0[2])?);
+        let index = u32::try_from(index).ok()?;
+        self.cache().arena.get(index)?;
+        Some(self.found(index, version, id, false))
+    }
+
     pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_guest: bool) -> Page<'a, S, L> {
         let frame = self.cache().frame(index);
         let words = self.cache().arena.body(frame);
@@ -415,7 +419,17 @@ impl Stamp {
     }
 }
 
+/// Where to come back to: see [`CacheHandle::back_to`]. Words that mean something to one cache only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bookmark(pub [u64; 3]);
+
 impl<S: Store, L: Layout> Page<'_, S, L> {
+    /// A way back to it, unless it may go as soon as this is dropped.
+    pub fn bookmark(&self) -> Option<Bookmark> {
+        let bookmark = || Bookmark([u64::from(self.index()), self.version().word(), self.id.get()]);
+        (!self.is_guest()).then(bookmark)
+    }
+
     /// Its id.
     pub fn id(&self) -> PageId {
         self.id

@@ -98,10 +98,8 @@
 //!     fn level(&self, page: &[AtomicU64]) -> u8 {
 //!         page[0].load(Relaxed) as u8
 //!     }
-//!     fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize)) {
-//!         if self.level(page) != 0 {
-//!             (1..=3).for_each(visit);
-//!         }
+//!     fn links(&self, page: &[AtomicU64]) -> impl Iterator<Item = usize> {
+//!         1..if self.level(page) == 0 { 1 } else { 4 }
 //!     }
 //! }
 //!
@@ -172,7 +170,7 @@ pub use crate::{
     error::{CacheError, Conflict, OptionsError, TooManyHandles},
     fetch::yield_once,
     frame_lock::{FrameLock, Version, WAITERS_MAX, Waiters},
-    handle::{Anchor, CacheHandle, Page},
+    handle::{Anchor, Bookmark, CacheHandle, Page},
     id::{PageId, SizeClass, is_swizzled},
     options::{Admission, CacheOptions},
     shipping::KeptOut,

@@ -166,12 +166,11 @@ impl<L: Layout> PageCache<L> {
         let mut lists = self.shipping.lists();
         for kept in lists.kept.iter_mut().filter(|kept| live.contains(&kept.parent) || freed.contains(&kept.parent)) {
             let leads_there = |&&index: &&u32| {
-                let (body, mut found) = (self.arena.body(self.frame(index)), false);
-                self.layout.links(body, &mut |slot| {
+                let body = self.arena.body(self.frame(index));
+                self.layout.links(body).any(|slot| {
                     let word = body.get(slot).map_or(0, |word| word.load(crate::sync::Ordering::Relaxed));
-                    found |= Link::of(word) == Link::Page(kept.page);
-                });
-                found
+                    Link::of(word) == Link::Page(kept.page)
+                })
             };
             if let Some(&parent) = live.iter().find(leads_there)
                 && parent != kept.parent

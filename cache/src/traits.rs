@@ -58,8 +58,8 @@ pub trait Layout: 'static {
     /// The page's distance from the leaves: 0 if it has no links that the cache is to swizzle. At most 15 is counted apart.
     fn level(&self, page: &[AtomicU64]) -> u8;
 
-    /// Calls `visit` with the position of each word that links to a page one level below. No two pages, and no two words of
+    /// The position of each word that links to a page one level below. No two pages, and no two words of
     /// one page, may link to the same page through such words: it is the one link that is swizzled. Links to siblings and
     /// the like are followed unswizzled, and are not named here. A word that is 0 is no link, and may be named.
-    fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize));
+    fn links(&self, page: &[AtomicU64]) -> impl Iterator<Item = usize>;
 }

@@ -95,7 +95,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             *copy = word.load(Ordering::Relaxed);
         }
         let mut is_whole = true;
-        cache.layout.links(body, &mut |slot| {
+        for slot in cache.layout.links(body) {
             if let Some(word) = image.get_mut(slot)
                 && let Link::Frame { frame, .. } = Link::of(*word)
             {
@@ -105,7 +105,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                     None => is_whole = false,
                 }
             }
-        });
+        }
         if !is_whole || self.has_swizzled(body, &image) {
             return Err(CacheError::BadLink);
         }
@@ -115,9 +115,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
 
     /// Whether a link of an image is still swizzled.
     fn has_swizzled(&self, body: &[AtomicU64], words: &[u64]) -> bool {
-        let mut found = false;
-        self.cache().layout.links(body, &mut |slot| found |= words.get(slot).is_some_and(|&word| is_swizzled(word)));
-        found
+        self.cache().layout.links(body).any(|slot| words.get(slot).is_some_and(|&word| is_swizzled(word)))
     }
 
     /// Writes pages as a task of the store; those that are still clean then cool.

@@ -1,7 +1,7 @@
 //! What one would not think of at once: splits during a flush, corrupt images, links that a change leaves behind.
 #![cfg(not(loom))]
 mod support;
-use farlink_cache::{Admission, CacheError, CacheOptions, PageCache, PageId};
+use farlink_cache::{Admission, Bookmark, CacheError, CacheOptions, PageCache, PageId};
 use std::{
     cell::Cell,
     rc::Rc,
@@ -150,6 +150,43 @@ fn a_word_that_only_looks_like_a_swizzled_link_leads_nowhere() {
         for word in [1 << 63, u64::MAX, 1 << 63 | 0x7fff_ffff] {
             let followed = tree.handle.follow(&path[0], word, class(256)).await;
             assert!(matches!(followed, Err(CacheError::BadLink)), "{word:#x}: {followed:?}");
+        }
+    });
+}
+
+#[test]
+fn a_bookmark_leads_back_to_its_page_and_to_no_other() {
+    const KEYS: u64 = 20_000;
+    let bed = Bed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
+    bed.run(|tree| async move {
+        let (leaf, bookmark, hits) = {
+            let path = tree.path(100).await.unwrap();
+            let leaf = path.last().unwrap();
+            let bookmark = leaf.bookmark().expect("an admitted page can be come back to");
+            let hits = tree.handle.counters();
+            let again = tree.handle.back_to(bookmark).unwrap();
+            assert_eq!((again.id(), again.level()), (leaf.id(), 0));
+            assert_eq!(
+                again.read(|words| words[0].load(Ordering::Relaxed)).ok(),
+                leaf.read(|words| words[0].load(Ordering::Relaxed)).ok()
+            );
+            (leaf.id(), bookmark, hits)
+        };
+        assert_eq!(tree.handle.counters(), hits, "coming back counts as nothing");
+        // Others take its frame.
+        for key in (0..KEYS).step_by(7) {
+            tree.get(key * 2).await.unwrap();
+        }
+        assert!(!tree.handle.contains(leaf), "the cache is too small to keep it");
+        if let Some(page) = tree.handle.back_to(bookmark) {
+            assert!(page.read(|_| ()).is_err(), "another page was shown for it");
+        }
+        // Words that nobody has left.
+        let [frame, version, page] = bookmark.0;
+        for words in [[u64::MAX, version, page], [u64::from(u32::MAX), version, page], [frame, version, 0], [0; 3]] {
+            if let Some(page) = tree.handle.back_to(Bookmark(words)) {
+                assert!(page.read(|_| ()).is_err());
+            }
         }
     });
 }

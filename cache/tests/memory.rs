@@ -37,7 +37,9 @@ impl Layout for Flat {
         0
     }
 
-    fn links(&self, _page: &[AtomicU64], _visit: &mut dyn FnMut(usize)) {}
+    fn links(&self, _page: &[AtomicU64]) -> impl Iterator<Item = usize> {
+        std::iter::empty()
+    }
 }
 
 fn now<T>(future: impl Future<Output = T>) -> T {

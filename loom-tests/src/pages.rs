@@ -34,10 +34,8 @@ impl Layout for Tree {
         page[0].load(Relaxed) as u8
     }
 
-    fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize)) {
-        if self.level(page) != 0 {
-            visit(1);
-        }
+    fn links(&self, page: &[AtomicU64]) -> impl Iterator<Item = usize> {
+        (self.level(page) != 0).then_some(1).into_iter()
     }
 }
 

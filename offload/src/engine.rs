@@ -252,11 +252,11 @@ impl<T: Layout> Engine<T> {
     async fn run<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
         let worker = self.0.cached.worker();
         let _pin = worker.pin();
-        if let Some(output) = operation.at_once(&self.0.cached) {
-            return Ok(output);
-        }
+        let from = match operation.at_once(&self.0.cached) {
+            Ok(output) => return Ok(output),
+            Err(from) => Cell::new(from),
+        };
         let attempt = Attempt::new(&self.0, O::CODE);
-        let from = Cell::new(Start::Root);
         retry(worker, async || {
             loop {
                 let outcome = operation.run(&attempt, from.get()).await;

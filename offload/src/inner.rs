@@ -178,7 +178,7 @@ impl<T: Layout> Access for CachedInner<T> {
 
     async fn enter(&self, start: Start) -> Result<SharedPage, Interrupt> {
         match start {
-            Start::Root => self.cached(self.structure().root).await,
+            Start::Root | Start::Stopped(_) => self.cached(self.structure().root).await,
             Start::Anew => self.renewed(self.structure().root).await,
             Start::Page(page) => self.current(page, None).await,
         }

@@ -160,7 +160,7 @@ impl<T: Layout + Default> Access for OnServer<T> {
             (Start::Page(page), Scope::Below(below)) if page == below.page => self.begin(below).await,
             (_, Scope::Below(_)) => Err(self.decline(Decline::Leaves)),
             (Start::Page(page), Scope::Whole) => self.read(page).await,
-            (Start::Root | Start::Anew, Scope::Whole) => self.read(self.structure().root).await,
+            (Start::Root | Start::Anew | Start::Stopped(_), Scope::Whole) => self.read(self.structure().root).await,
         }
     }
 

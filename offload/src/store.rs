@@ -31,10 +31,10 @@ impl<T: Layout> farlink_cache::Layout for CacheLayout<T> {
         identity(page).map_or(0, |identity| identity.level)
     }
 
-    fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize)) {
-        if identity(page).is_some_and(|identity| identity.level > 0) {
-            self.0.links(page, visit);
-        }
+    #[inline]
+    fn links(&self, page: &[AtomicU64]) -> impl Iterator<Item = usize> {
+        let is_inner = identity(page).is_some_and(|identity| identity.level > 0);
+        is_inner.then(|| self.0.links(page)).into_iter().flatten()
     }
 }
 

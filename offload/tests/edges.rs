@@ -41,7 +41,7 @@ fn no_swizzled_word_reaches_remote_memory() {
             }
             inner += 1;
             bad += words[8..].iter().filter(|&&w| w >> 63 != 0).count();
-            BTreeLayout.links(&*words, &mut |slot| todo.push(RemotePtr::from_raw(words[slot]).unwrap()));
+            todo.extend(BTreeLayout.links(&*words).map(|slot| RemotePtr::from_raw(words[slot]).unwrap()));
         }
         println!("{inner} inner pages, {bad} swizzled words in remote memory");
         assert_eq!(bad, 0);

@@ -10,10 +10,7 @@
 //! - All of one change goes through one [`Access::change`]: the pages it alters, those it adds, those it frees.
 //! - It returns [`Interrupt::Restart`] only before its first visible effect.
 
-use std::{
-    cell::Cell,
-    ops::{Range, RangeInclusive},
-};
+use std::{cell::Cell, ops::Range};
 
 use crate::{
     error::Error,
@@ -92,6 +89,8 @@ pub enum Start {
     Anew,
     /// At this page, below which the compute side had to stop.
     Page(RemotePtr),
+    /// Where [`Operation::at_once`] had to stop, as the same access has said ([`Access::stop_at`]).
+    Stopped([u64; 3]),
 }
 
 /// A page that an operation may read.
@@ -204,9 +203,11 @@ pub trait Access: Sized {
         None
     }
 
-    /// Said by a search of pages at hand that has come to nothing and will be made anew: who counts the pages that are looked
-    /// at takes back one of each of these levels.
-    fn in_vain(&self, _levels: RangeInclusive<u8>) {}
+    /// Where an operation goes on that has come to this page without waiting, and now has to wait. At the root, unless the
+    /// access can tell a better place.
+    fn stop_at(&self, _page: &Self::Page<'_>) -> Start {
+        Start::Root
+    }
 
     /// A hint: the next read of `page` needs these words. An access whose pages are in local memory may have the processor
     /// fetch them and let other operations run meanwhile.

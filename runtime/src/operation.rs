@@ -48,9 +48,12 @@ pub trait Operation: Wire + Clone + 'static {
     fn limit(&mut self) {}
 
     /// The answer, if all pages that it takes are at hand and nothing is to be changed. Tried before [`Operation::run`], for it
-    /// spares what suspending takes: a future's variables are places in memory. `None` says nothing.
-    fn at_once<A: Access>(&self, _access: &A) -> Option<Self::Output> {
-        None
+    /// spares what suspending takes: a future's variables are places in memory.
+    ///
+    /// # Errors
+    /// If something has to be waited for: where [`Operation::run`] begins, which may be where this has stopped.
+    fn at_once<A: Access>(&self, _access: &A) -> Result<Self::Output, Start> {
+        Err(Start::Root)
     }
 
     /// One attempt. The first visible effect is also the last thing that can be interrupted.
@@ -143,10 +146,11 @@ impl<A: Access> Run for A {
 /// What the operation failed with.
 pub async fn execute<A: Access, O: Operation>(access: &A, operation: &O) -> Result<O::Output, Error> {
     let _pin = access.worker().pin();
-    if let Some(output) = operation.at_once(access) {
-        return Ok(output);
-    }
-    let (mut from, mut restarts) = (Start::Root, Restarts::default());
+    let mut from = match operation.at_once(access) {
+        Ok(output) => return Ok(output),
+        Err(from) => from,
+    };
+    let mut restarts = Restarts::default();
     loop {
         match operation.run(access, from).await {
             Ok(output) => return Ok(output),

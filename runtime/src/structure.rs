@@ -122,9 +122,9 @@ pub trait Layout: Clone + fmt::Debug + Send + 'static {
     /// older than a split, and a copy kept of it is renewed.
     const WALKS_SIBLINGS: bool = false;
 
-    /// Calls `visit` with the position of each link of a page above level 0 to a page one level below. Links to siblings are
+    /// The position of each link of a page above level 0 to a page one level below. Links to siblings are
     /// not among them.
-    fn links(&self, page: &(impl Words + ?Sized), visit: &mut dyn FnMut(usize));
+    fn links(&self, page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize>;
 
     /// The part of the structure that is below one of those links. `None` if the page does not tell: operations are never
     /// shipped from there.

@@ -83,11 +83,10 @@ impl Layout for TreeLayout {
         View(page).level()
     }
 
-    fn links(&self, page: &[AtomicU64], visit: &mut dyn FnMut(usize)) {
+    fn links(&self, page: &[AtomicU64]) -> impl Iterator<Item = usize> {
         let view = View(page);
-        if view.level() != 0 {
-            (0..view.count()).for_each(|entry| visit(value_at(entry)));
-        }
+        let count = if view.level() == 0 { 0 } else { view.count() };
+        (0..count).map(value_at)
     }
 }
 

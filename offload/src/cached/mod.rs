@@ -14,12 +14,12 @@ mod views;
 use std::{
     cell::{Cell, OnceCell},
     future::Future,
-    ops::{Range, RangeInclusive},
+    ops::Range,
     pin::Pin,
     task::{Context, Poll},
 };
 
-use farlink_cache::{Anchor, CacheHandle, Counters, Page};
+use farlink_cache::{Anchor, Bookmark, CacheHandle, Counters, Page};
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
     error::Error,
@@ -40,6 +40,8 @@ use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
 const PREFETCHED_LEVEL_MAX: u8 = 1;
 /// For pages at this level and below it pays to let other operations run meanwhile.
 const YIELDED_LEVEL_MAX: u8 = 1;
+/// A cache of up to so many bytes is at hand in the processor's own: waiting for a page takes no longer than letting others run.
+const AT_HAND_BYTES: usize = 4 << 20;
 
 /// Access through the cache to what this compute server owns, and nobody else reads or writes. Made by
 /// [`ComputeCache::own`](crate::ComputeCache::own).
@@ -54,6 +56,8 @@ pub struct Cached<T: Layout> {
     class: farlink_cache::SizeClass,
     root: std::rc::Rc<OnceCell<Anchor<CacheLayout<T>>>>,
     notes: Cell<[u64; 2]>,
+    /// Whether the processor may have to wait for a page.
+    is_large: bool,
 }
 
 impl<T: Layout> Clone for Cached<T> {
@@ -64,6 +68,7 @@ impl<T: Layout> Clone for Cached<T> {
             class: self.class,
             root: self.root.clone(),
             notes: self.notes.clone(),
+            is_large: self.is_large,
         }
     }
 }
@@ -99,7 +104,8 @@ impl<T: Layout> PageRef for CachedPage<'_, T> {
 impl<T: Layout> Cached<T> {
     pub(crate) fn new(cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>, layout: T) -> Self {
         let class = to_cache(cache.store().one_sided().structure().class);
-        Self { cache, layout, class, root: std::rc::Rc::default(), notes: Cell::default() }
+        let is_large = cache.cache().memory().limit > AT_HAND_BYTES;
+        Self { cache, layout, class, root: std::rc::Rc::default(), notes: Cell::default(), is_large }
     }
 
     fn one_sided(&self) -> &OneSided {
@@ -166,10 +172,15 @@ impl<T: Layout> Cached<T> {
         [0..self.class.words() / 2, 0..0, 0..0]
     }
 
-    /// While the processor fetches what an operation is about to look at. With one operation in flight nothing is gained.
+    /// Whether something is gained if other operations run while the processor fetches what one is about to look at.
+    #[inline]
+    fn gains_by_yielding(&self) -> bool {
+        self.is_large && self.worker().has_other_tasks()
+    }
+
     #[inline]
     async fn let_others_run(&self) {
-        if self.worker().has_other_tasks() {
+        if self.gains_by_yielding() {
             self.worker().yield_now().await;
         }
     }
@@ -229,7 +240,7 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
             && self.from.level() <= PREFETCHED_LEVEL_MAX + 1
             && access.cache.prefetch(self.word, access.class, self.words.clone())
             && self.from.level() <= YIELDED_LEVEL_MAX + 1
-            && access.worker().has_other_tasks()
+            && access.gains_by_yielding()
         {
             self.step = Step::Yield(access.worker().yield_now());
         }
@@ -287,6 +298,10 @@ impl<T: Layout> Access for Cached<T> {
         match start {
             // What is cached is current: nobody else changes it.
             Start::Root | Start::Anew => self.root().await,
+            Start::Stopped(words) => match self.cache.back_to(Bookmark(words)) {
+                Some(page) => Ok(CachedPage(page)),
+                None => self.root().await,
+            },
             Start::Page(page) => Ok(CachedPage(
                 self.cache
                     .load(page_id(page), self.class)
@@ -298,7 +313,7 @@ impl<T: Layout> Access for Cached<T> {
 
     #[inline(always)]
     fn root_at_hand(&self) -> Option<CachedPage<'_, T>> {
-        if self.worker().has_other_tasks() {
+        if self.gains_by_yielding() {
             return None;
         }
         self.cache.enter(self.root.get()?).ok().map(CachedPage)
@@ -331,16 +346,15 @@ impl<T: Layout> Access for Cached<T> {
         words: [Range<usize>; 3],
     ) -> Option<CachedPage<'a, T>> {
         let level = from.level();
-        if level <= YIELDED_LEVEL_MAX + 1 && self.worker().has_other_tasks() {
+        if level <= YIELDED_LEVEL_MAX + 1 && self.gains_by_yielding() {
             return None;
         }
         let words = (level <= PREFETCHED_LEVEL_MAX + 1).then_some(words);
         self.cache.follow_cached(&from.0, link.word(), self.class, words).map(CachedPage)
     }
 
-    #[cold]
-    fn in_vain(&self, levels: RangeInclusive<u8>) {
-        self.cache.forget_hits(levels);
+    fn stop_at(&self, page: &CachedPage<'_, T>) -> Start {
+        page.0.bookmark().map_or(Start::Root, |bookmark| Start::Stopped(bookmark.0))
     }
 
     #[inline]

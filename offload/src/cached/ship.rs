@@ -73,14 +73,9 @@ impl<T: Layout> Attempt<T> {
             return Ok(());
         }
         let Some(region) = from.read(|words| {
-            let mut position = None;
-            cached.layout.links(words, &mut |index| {
-                if words
-                    .get(index)
-                    .is_some_and(|word| word.load(farlink_runtime::sync::Ordering::Relaxed) == link.word())
-                {
-                    position = Some(index);
-                }
+            let position = cached.layout.links(words).find(|&index| {
+                let word = words.get(index).map(|word| word.load(farlink_runtime::sync::Ordering::Relaxed));
+                word == Some(link.word())
             });
             let is_inside = cached.cache.store().overlap(words) == Overlap::Inside;
             position.filter(|_| is_inside).and_then(|position| cached.layout.below(words, position))

@@ -358,7 +358,7 @@ impl Access for OneSided {
 
     async fn enter(&self, start: Start) -> Result<PageCopy, Interrupt> {
         let at = match start {
-            Start::Root | Start::Anew => self.structure.root,
+            Start::Root | Start::Anew | Start::Stopped(_) => self.structure.root,
             Start::Page(page) => page,
         };
         self.read_page(at, self.structure.class).await

@@ -86,20 +86,17 @@ pub(super) async fn descend<'a, A: Access>(
     }
 }
 
-/// [`descend`] from the root, if all pages on the way are at hand. Does not keep the page above.
+/// [`descend`] from the root, if all pages on the way are at hand; else where it has to wait. Does not keep the page above.
 #[inline(always)]
-pub(super) fn descend_at_once<A: Access>(access: &A, key: u64, level: u8) -> Option<Descent<'_, A>> {
-    let page: A::Page<'_> = access.root_at_hand()?;
-    let top = page.level();
+pub(super) fn descend_at_once<A: Access>(access: &A, key: u64, level: u8) -> Result<Descent<'_, A>, Start> {
+    let page: A::Page<'_> = access.root_at_hand().ok_or(Start::Root)?;
     let mut way = Way { parent: None, page, guess: None };
     loop {
         match walk::<A, false>(access, &mut way, key, level) {
-            Ok(Stop::Arrived(upto, _)) => return Some(Descent { parent: None, page: way.page, upto }),
+            Ok(Stop::Arrived(upto, _)) => return Ok(Descent { parent: None, page: way.page, upto }),
             Ok(Stop::Missed(_)) => {}
-            _ => {
-                access.in_vain(way.page.level()..=top);
-                return None;
-            }
+            Ok(Stop::Away(_) | Stop::Right(_)) => return Err(access.stop_at(&way.page)),
+            Err(_) => return Err(Start::Root),
         }
     }
 }

@@ -15,9 +15,10 @@ pub struct BTreeLayout;
 impl Layout for BTreeLayout {
     type Region = KeyRange;
 
-    fn links(&self, page: &(impl Words + ?Sized), visit: &mut dyn FnMut(usize)) {
+    #[inline]
+    fn links(&self, page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
         let node = Node(page);
-        (0..node.count()).for_each(|index| visit(node.value_position(index)));
+        (0..node.count()).map(move |index| node.value_position(index))
     }
 
     fn below(&self, page: &(impl Words + ?Sized), link: usize) -> Option<KeyRange> {

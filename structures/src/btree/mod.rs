@@ -119,7 +119,7 @@ impl OrderedMap for Tree {
     }
 
     #[inline(always)]
-    fn get_at_once<A: Access>(access: &A, key: u64) -> Option<Option<u64>> {
+    fn get_at_once<A: Access>(access: &A, key: u64) -> Result<Option<u64>, Start> {
         ops::get_at_once(access, key)
     }
 

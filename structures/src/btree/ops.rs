@@ -21,9 +21,9 @@ pub(super) async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<
 
 /// [`get`] from the root, if all pages on the way are at hand.
 #[inline(always)]
-pub(super) fn get_at_once<A: Access>(access: &A, key: u64) -> Option<Option<u64>> {
+pub(super) fn get_at_once<A: Access>(access: &A, key: u64) -> Result<Option<u64>, Start> {
     let Descent { page, upto, .. } = descend_at_once(access, key, 0)?;
-    page.read(|words| value_at(&Node(words), upto, key)).ok()
+    page.read(|words| value_at(&Node(words), upto, key)).map_err(|_| Start::Root)
 }
 
 /// The value of `key` in a leaf with so many keys up to it.

@@ -64,8 +64,11 @@ pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
 
     /// [`OrderedMap::get`] from the root for those who do not want to wait:
     /// [`Operation::at_once`](farlink_runtime::operation::Operation::at_once).
-    fn get_at_once<A: Access>(_access: &A, _key: u64) -> Option<Option<u64>> {
-        None
+    ///
+    /// # Errors
+    /// Where [`OrderedMap::get`] begins.
+    fn get_at_once<A: Access>(_access: &A, _key: u64) -> Result<Option<u64>, Start> {
+        Err(Start::Root)
     }
 
     /// Stores a value; the value before.

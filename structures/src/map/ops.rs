@@ -135,7 +135,7 @@ impl<S: OrderedMap> Operation for Get<S> {
     }
 
     #[inline(always)]
-    fn at_once<A: Access>(&self, access: &A) -> Option<Option<u64>> {
+    fn at_once<A: Access>(&self, access: &A) -> Result<Option<u64>, Start> {
         S::get_at_once(access, self.key)
     }
 

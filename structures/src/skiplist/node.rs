@@ -98,15 +98,10 @@ impl Layout for SkipListLayout {
     type Region = ();
     const WALKS_SIBLINGS: bool = true;
 
-    fn links(&self, page: &(impl Words + ?Sized), visit: &mut dyn FnMut(usize)) {
-        if let Some(node) = Node::of(|index| page.word(index)) {
-            if node.level > 0 {
-                visit(BELOW);
-            }
-            if node.owns_right {
-                visit(RIGHT);
-            }
-        }
+    fn links(&self, page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        let node = Node::of(|index| page.word(index));
+        let [below, right] = node.map_or([false; 2], |node| [node.level > 0, node.owns_right]);
+        [below.then_some(BELOW), right.then_some(RIGHT)].into_iter().flatten()
     }
 
     fn overlap(&self, _page: &(impl Words + ?Sized), (): &()) -> Overlap {
