@@ -9,9 +9,12 @@ const STEPS: &str = include_str!("steps.sh");
 /// Cases of several processes.
 const PROGRAMS: &str = include_str!("programs.sh");
 
-/// Which steps follow one another: those of one lane do, beside those of the other. Much of what a step does is to wait.
+/// Which steps follow one another: first those that are timed, then both other lanes beside each other. Much of what a step
+/// does is to wait.
 #[derive(Debug, Clone, Copy)]
 enum Lane {
+    /// What needs the guest for itself.
+    Alone,
     /// Test programs.
     Tests,
     /// farlink's programs as a user runs them.
@@ -21,7 +24,7 @@ enum Lane {
 /// A script of steps, put together.
 struct Script {
     text: String,
-    lanes: [String; 2],
+    lanes: [String; 3],
     filter: Option<String>,
 }
 
@@ -50,7 +53,8 @@ impl Script {
     fn end(self) -> String {
         let mut text = self.text;
         let steps = |with: &str, lane: &str| lane.lines().map(|line| format!("{with} {line}\n")).collect::<String>();
-        let [tests, programs] = &self.lanes;
+        let [alone, tests, programs] = &self.lanes;
+        text += &steps("step", alone);
         if self.filter.is_some() || tests.is_empty() || programs.is_empty() {
             // Whoever waits for one step wants to see what it says at once.
             text += &(steps("step", tests) + &steps("step", programs));
@@ -76,12 +80,18 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
         script.step(Lane::Tests, name, limit_s, &command);
         Ok(())
     };
-    script.step(Lane::Programs, "devices", 60, &["farlink", "devices"]);
+    script.step(Lane::Alone, "devices", 60, &["farlink", "devices"]);
     test(&mut script, "verbs", 240, &[], &[])?;
     script.step(Lane::Tests, "program", 180, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
     test(&mut script, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
-    for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_server", "killed_bench"] {
-        script.step(Lane::Programs, case, 180, &["sh", "/tmp/programs.sh", case]);
+    for (lane, case) in [
+        (Lane::Alone, "killed_server"),
+        (Lane::Programs, "serve_and_bench"),
+        (Lane::Programs, "without_the_secret"),
+        (Lane::Programs, "random_bytes"),
+        (Lane::Programs, "killed_bench"),
+    ] {
+        script.step(lane, case, 180, &["sh", "/tmp/programs.sh", case]);
     }
     let stress = |script: &mut Script, name: &str, options: &[&str]| {
         let command = [&["farlink-stress", "--fabric", "verbs", "--seconds", "8"][..], options].concat();
