@@ -39,6 +39,7 @@ pub mod here;
 pub mod history;
 pub mod linear;
 pub mod model;
+pub mod patience;
 pub mod peer;
 pub mod raw;
 pub mod reach;

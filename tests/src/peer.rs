@@ -22,7 +22,7 @@ use anyhow::{Context, bail, ensure};
 use farlink_runtime::{
     compute::ComputeServer,
     one_sided::{OneSided, Proof},
-    worker::Counters,
+    worker::{Counters, Handle},
 };
 use farlink_structures::{btree::BTree, map::Map};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -34,6 +34,7 @@ use crate::{
     drive::{Plan, Tally},
     history::{Flush, Recorder},
     of_structure,
+    patience::{PATIENCE, Patience},
     raw::HeldPage,
     reach::{Part, Reach, Seen, Station},
     subject::{StructureName, Subject},
@@ -99,6 +100,8 @@ pub struct Work {
     pub tide_ns: u64,
     /// How long, unless it is stopped before.
     pub seconds: f64,
+    /// Whether it goes on until pages have been split and merged. See [`Patience`].
+    pub awaits_changes: bool,
     /// Whether somebody may be killed: the history must survive, and damaged pages are expected.
     pub deadly: bool,
     /// How often each operation occurs.
@@ -306,7 +309,7 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
 }
 
 fn work_on<S: Subject>(spec: &Spec, work: &Work, compute: ComputeServer, orders: &Orders) -> anyhow::Result<()> {
-    let limit = Duration::from_secs_f64(work.seconds) + GRACE;
+    let limit = Duration::from_secs_f64(work.seconds) + PATIENCE + GRACE;
     let _watchdog = Watchdog::start(format!("peer of clients from {}", work.first_client), limit);
     let station = open_station::<S>(spec, work, &compute)?;
     let tally = run_work(spec, work, &station, &compute, orders)?;
@@ -378,12 +381,13 @@ fn run_work(
     orders: &Orders,
 ) -> anyhow::Result<Tally> {
     let steps = Barrier::new(work.workers as usize + 1);
+    let patience = Arc::new(Patience::for_changes(work.awaits_changes));
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..work.workers)
             .map(|index| {
-                let (steps, stopped) = (&steps, &orders.stopped);
+                let (steps, until) = (&steps, (&orders.stopped, &patience));
                 let client = work.first_client + index;
-                scope.spawn(move || run_worker(spec, work, station, compute, stopped, client, steps))
+                scope.spawn(move || run_worker(spec, work, station, compute, until, client, steps))
             })
             .collect();
         steps.wait();
@@ -405,7 +409,7 @@ fn run_worker(
     work: &Work,
     station: &Station<impl Subject>,
     compute: &ComputeServer,
-    stopped: &Arc<AtomicBool>,
+    (stopped, patience): (&Arc<AtomicBool>, &Arc<Patience>),
     client: u32,
     steps: &Barrier,
 ) -> anyhow::Result<Tally> {
@@ -422,8 +426,8 @@ fn run_worker(
     steps.wait();
     let (worker, tree, recorder, workload) = prepared?;
     let deadline = Instant::now() + Duration::from_secs_f64(work.seconds);
-    let stopped = Arc::clone(stopped);
-    let stop = move || stopped.load(Ordering::Acquire) || Instant::now() >= deadline;
+    let (stopped, patience, counting) = (Arc::clone(stopped), Arc::clone(patience), Handle::clone(&worker));
+    let stop = move || stopped.load(Ordering::Acquire) || patience.is_over(deadline, || counting.counters());
     let recorder = Rc::new(recorder);
     let tally = tree.drive(&worker, workload, &recorder, work.plan(), stop)?;
     if let crate::reach::Tree::Shipping(tree) = &tree {

@@ -303,6 +303,8 @@ impl Options {
             drop_one_in: self.drop_one_in,
             tide_ns: self.tide_ns(),
             seconds: self.seconds,
+            // What memory servers split and merge is not known to compute servers.
+            awaits_changes: self.access != Access::Coarse,
             deadly: false,
             mix: if self.access == Access::Cached { Mix::WRITES } else { Mix::ALL },
             reach: Reach::OneSided,

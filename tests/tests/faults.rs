@@ -244,6 +244,7 @@ fn kill_one(seed: u64) -> (Tale, Report) {
         drop_one_in: 0,
         tide_ns: 0,
         seconds: 60.0,
+        awaits_changes: false,
         deadly: true,
         mix: Mix::ALL,
         reach: Reach::OneSided,

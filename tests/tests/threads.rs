@@ -5,17 +5,11 @@
 use std::{
     path::Path,
     rc::Rc,
-    sync::{
-        Arc, Barrier, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Barrier, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use farlink_runtime::{
-    fabric::Fabric,
-    worker::{Counters, Handle},
-};
+use farlink_runtime::{fabric::Fabric, worker::Handle};
 use farlink_structures::map::Map;
 use farlink_tests::{
     backend::{Cluster, Manners},
@@ -23,6 +17,7 @@ use farlink_tests::{
     cluster,
     drive::{Tally, drive},
     history::{Flush, History, Recorder},
+    patience::Patience,
     peer::Tale,
     settings,
     stress::{Options, Summary, TREE},
@@ -44,38 +39,14 @@ fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     Summary::judge(&fabric, options, history, tale, begun.elapsed().as_secs_f64())
 }
 
-/// After its time, a run waits for so long at most until all has happened that it is about.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What has happened to any of the workers.
-#[derive(Debug, Default)]
-struct Happened {
-    split: AtomicBool,
-    merge: AtomicBool,
-    conflict: AtomicBool,
-}
-
-impl Happened {
-    /// Adds what has happened to one of them; whether all of it has happened by now.
-    fn note(&self, counters: &Counters) -> bool {
-        let noted = [
-            (&self.split, counters.splits),
-            (&self.merge, counters.merges),
-            (&self.conflict, counters.lock_conflicts + counters.local_waits),
-        ];
-        noted.iter().filter(|(_, count)| *count > 0).for_each(|(flag, _)| flag.store(true, Ordering::Relaxed));
-        noted.iter().all(|(flag, _)| flag.load(Ordering::Relaxed))
-    }
-}
-
 fn run_computes<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
     let start = Barrier::new((options.processes * options.workers) as usize);
-    let happened = Arc::default();
+    let patience = Arc::new(Patience::for_all());
     std::thread::scope(|scope| {
         let computes: Vec<_> = (0..options.processes)
             .map(|process| {
-                let (start, happened) = (&start, &happened);
-                scope.spawn(move || run_compute::<S>(fabric, options, process, start, happened))
+                let (start, patience) = (&start, &patience);
+                scope.spawn(move || run_compute::<S>(fabric, options, process, start, patience))
             })
             .collect();
         computes.into_iter().map(|thread| thread.join().expect("no compute server panics")).collect()
@@ -87,7 +58,7 @@ fn run_compute<S: Subject>(
     options: &Options,
     process: u32,
     start: &Barrier,
-    happened: &Arc<Happened>,
+    patience: &Arc<Patience>,
 ) -> anyhow::Result<(History, Tale)> {
     let compute = cluster::join(fabric, options.seed ^ u64::from(process))?;
     let work = options.work(process, Path::new(""));
@@ -98,11 +69,8 @@ fn run_compute<S: Subject>(
         let workload = Workload::new(&work.workload(options.seed), client)?;
         start.wait();
         let deadline = Instant::now() + Duration::from_secs_f64(options.seconds);
-        let (counting, happened) = (Handle::clone(&worker), Arc::clone(happened));
-        let is_over = move || {
-            let now = Instant::now();
-            now >= deadline && (happened.note(&counting.counters()) || now >= deadline + PATIENCE)
-        };
+        let (counting, patience) = (Handle::clone(&worker), Arc::clone(patience));
+        let is_over = move || patience.is_over(deadline, || counting.counters());
         let tally = drive(&worker, &tree, workload, &recorder, work.plan(), is_over)?;
         drop((tree, worker));
         let recorder = Rc::into_inner(recorder).expect("no operation outlives its worker");

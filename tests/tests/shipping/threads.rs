@@ -4,11 +4,11 @@
 use std::{
     path::Path,
     rc::Rc,
-    sync::{Barrier, Mutex, PoisonError},
+    sync::{Arc, Barrier, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use farlink_runtime::{compute::ComputeServer, one_sided::OneSided};
+use farlink_runtime::{compute::ComputeServer, one_sided::OneSided, worker::Handle};
 use farlink_structures::map::Map;
 use farlink_tests::{
     backend::Manners,
@@ -17,6 +17,7 @@ use farlink_tests::{
     drive::Tally,
     fleet::Fleet,
     history::{Flush, History, Recorder},
+    patience::{PATIENCE, Patience},
     peer::Tale,
     reach::{Reach, Station},
     settings,
@@ -34,13 +35,15 @@ fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     let (mut history, mut tale) = (History::new(), Tale::default());
     let begun = Instant::now();
     let start = Barrier::new((options.processes * options.workers) as usize);
+    // What memory servers split and merge is not known here.
+    let patience = Arc::new(Patience::for_changes(options.access != Access::Coarse));
     let parts = std::thread::scope(|scope| {
         let computes: Vec<_> = (0..options.processes)
             .map(|process| {
-                let (start, fabric) = (&start, &fabric);
+                let (start, fabric, patience) = (&start, &fabric, &patience);
                 let compute = move || {
                     let compute = cluster::join(fabric, options.seed ^ u64::from(process))?;
-                    run_compute::<S>(compute, options, process, start)
+                    run_compute::<S>(compute, options, process, start, patience)
                 };
                 scope.spawn(compute)
             })
@@ -63,6 +66,7 @@ fn run_compute<S: Subject>(
     options: &Options,
     process: u32,
     start: &Barrier,
+    patience: &Arc<Patience>,
 ) -> anyhow::Result<(History, Tale)> {
     let work = options.work(process, Path::new(""));
     let reach = if options.access == Access::Coarse { Reach::Coarse } else { Reach::Hybrid };
@@ -75,7 +79,8 @@ fn run_compute<S: Subject>(
         let workload = Workload::new(&work.workload(options.seed), client)?;
         start.wait();
         let deadline = Instant::now() + Duration::from_secs_f64(options.seconds);
-        let stop = move || Instant::now() >= deadline;
+        let (counting, patience) = (Handle::clone(&worker), Arc::clone(patience));
+        let stop = move || patience.is_over(deadline, || counting.counters());
         let tally = sent.drive(&worker, workload, &recorder, work.plan(), stop)?;
         drop((sent, tree, worker));
         let recorder = Rc::into_inner(recorder).expect("no operation outlives its worker");
@@ -116,7 +121,7 @@ fn holds<S: Subject>(name: &str, options: Options) {
         seed: settings::seed(name),
         ..options
     };
-    let _watchdog = Watchdog::start(name, Duration::from_secs_f64(options.seconds + 120.0));
+    let _watchdog = Watchdog::start(name, Duration::from_secs_f64(options.seconds + 120.0) + PATIENCE);
     let summary = run::<S>(&options).unwrap();
     println!("{name}: {summary}");
     assert!(summary.failures().is_empty(), "{name}: {summary}\n{}", summary.failures().join("\n"));
