@@ -12,6 +12,8 @@
 //! Two events with the same timestamp count as concurrent. [`History::widen`] stretches every interval where a clock
 //! is trusted less than that.
 //!
+//! # Processes that are killed
+//!
 //! A recorder that is to survive SIGKILL uses [`Flush::Invocations`]: each invocation reaches the kernel before its
 //! operation starts, so no effect in the shared memory lacks its record. With [`Flush::WhenFull`] a killed process
 //! loses records, and a checker would then blame the survivors for reading values that nobody wrote.
