@@ -87,7 +87,7 @@
 //! - `ring.rs`, `frame.rs`: what keeps a ring right though its words land in any order and the other side is not trusted.
 //! - `pool.rs`, `connection`: long messages are announced in the ring and fetched from the pool in pieces, by READ; the rest goes
 //!   inline, many messages in one write (FBX, sections 4.3 and 4.4). The size where one takes over from the other is
-//!   measured when the first channel is opened (`probe.rs`). Catfish (section III) has one ring for each
+//!   measured when the first channel is opened, and again now and then (`probe.rs`). Catfish (section III) has one ring for each
 //!   connection and no priorities, FBX two queues for each path (section 4.6).
 //! - `message.rs`: requests, replies, batches.
 //! - `session.rs`, `channel`: exactly once. A worker numbers its requests. The memory server keeps each reply until the

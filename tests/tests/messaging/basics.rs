@@ -106,7 +106,7 @@ fn large_messages_both_ways_by_both_paths() {
     worker.block_on(async {
         let channel = worker.channel(server(0)).await.unwrap();
         for switch_words in [0, 1000, usize::MAX] {
-            channel.set_switch_over(switch_words);
+            channel.set_switch_over(SwitchOver::Above(switch_words));
             let sent: Vec<u64> = (0..2 << 20).collect();
             let reply = channel.request_words(ECHO, &sent, Priority::BestEffort).await.unwrap();
             assert!(reply.words() == sent, "16 MiB with {switch_words}");

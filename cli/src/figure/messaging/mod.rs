@@ -19,7 +19,7 @@ use std::io::{self, Write};
 use anyhow::Context as _;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use farlink_runtime::fabric::mem::MemOptions;
-use farlink_runtime::messaging::{MESSAGE_WORDS_MAX, Priority, WINDOW};
+use farlink_runtime::messaging::{MESSAGE_WORDS_MAX, Priority, SwitchOver, WINDOW};
 use serde::Serialize;
 
 use self::bench::{Bench, Done, Stream};
@@ -138,10 +138,10 @@ pub(crate) fn run(args: &MessagingArgs, out: impl Write) -> anyhow::Result<()> {
     let mut paths = Vec::new();
     for &bytes in &sizes {
         progress.begin(&format!("messages of {}", show_bytes(bytes as u64)));
-        paths.extend(paths_of(&bench, args, bytes, switch_words)?);
+        paths.extend(paths_of(&bench, args, bytes)?);
         progress.finish_step();
     }
-    bench.channel().set_switch_over(switch_words);
+    bench.channel().set_switch_over(SwitchOver::Measured);
     let mut small = |bench: &Bench, options: &MemOptions| -> anyhow::Result<Vec<Row>> {
         let mut rows = Vec::new();
         for bytes in SMALL {
@@ -159,7 +159,6 @@ pub(crate) fn run(args: &MessagingArgs, out: impl Write) -> anyhow::Result<()> {
     let card_writes = small(&bench, &card)?;
     drop(bench);
     let bench = Bench::start(options, args.seed)?;
-    bench.channel().set_switch_over(switch_words);
     let mut pairs = Vec::new();
     for (small, large) in PAIRS {
         progress.begin("two sizes at once");
@@ -217,9 +216,13 @@ fn least(name: &str, bound: f64, rows: &[Row], which: impl Fn(&Row) -> bool) -> 
     CheckRow::new(name, problem).count("least", (least * 1000.0).round() / 1000.0).count("bytes", bytes)
 }
 
-fn paths_of(bench: &Bench, args: &MessagingArgs, bytes: usize, switch_words: usize) -> anyhow::Result<[Row; 3]> {
+fn paths_of(bench: &Bench, args: &MessagingArgs, bytes: usize) -> anyhow::Result<[Row; 3]> {
     let stream = stream(args, bytes);
-    let modes = [("ring", usize::MAX), ("rendezvous", 0), ("hybrid", switch_words)];
+    let modes = [
+        ("ring", SwitchOver::Above(usize::MAX)),
+        ("rendezvous", SwitchOver::Above(0)),
+        ("hybrid", SwitchOver::Measured),
+    ];
     let runs: [Vec<Done>; 3] = by_turns(args.repeats, |mode| {
         bench.channel().set_switch_over(modes[mode].1);
         bench.run(stream)

@@ -25,6 +25,8 @@ const COALESCE_WORDS: usize = 512;
 const COALESCE_MESSAGES: usize = 32;
 /// A slot keeps the memory of a message of at most so many words.
 const SLOT_WORDS_MAX: usize = 16 << 10;
+/// Words that a channel carries before it first looks again which messages are better fetched.
+pub(super) const FIRST_LOOK_WORDS: usize = 8 << 20;
 
 /// Why there is no reply.
 #[derive(Debug, Clone)]
@@ -92,8 +94,11 @@ pub(super) struct Core {
     pub(super) options: ChannelOptions,
     pub(super) switch_words: usize,
     pub(super) dirty: bool,
-    /// Measuring: does not count.
-    pub(super) quiet: bool,
+    /// Words of probes, which are in nobody's statistics, that are to come and go yet.
+    pub(super) uncounted: u64,
+    /// Words to carry before it looks again which messages are better fetched, and whether it is at it.
+    pub(super) before_look: usize,
+    pub(super) is_looking: bool,
     pub(super) looks: u32,
     pub(super) fruitless: u32,
     pub(super) complaints: u64,
@@ -158,7 +163,9 @@ impl Core {
             options,
             switch_words,
             dirty: false,
-            quiet: false,
+            uncounted: 0,
+            before_look: FIRST_LOOK_WORDS,
+            is_looking: false,
             looks: 0,
             fruitless: 0,
             complaints: 0,
@@ -192,10 +199,28 @@ impl Core {
             link.sent.clear();
         }
         let moved = std::mem::take(&mut link.words_moved);
-        if !self.quiet {
-            add(&inner.counters.bytes, moved * 8);
+        let uncounted = moved.min(self.uncounted);
+        self.uncounted -= uncounted;
+        add(&inner.counters.bytes, (moved - uncounted) * 8);
+        if self.options.switch_over == SwitchOver::Measured {
+            self.before_look = self.before_look.saturating_sub(moved as usize);
+            self.follow(inner);
         }
         Ok(())
+    }
+
+    /// Takes over what was measured, by whichever channel.
+    pub(super) fn follow(&mut self, inner: &Inner) {
+        let Some(words) = inner.compute.switch_words.known() else { return };
+        if words != self.switch_words && !self.is_looking {
+            self.send_above(words, inner);
+        }
+    }
+
+    /// Fetches messages of more words from now on, in both directions.
+    pub(super) fn send_above(&mut self, words: usize, inner: &Inner) {
+        self.switch_words = words;
+        self.tell_how_to_send(inner);
     }
 
     fn take_message(&mut self, inner: &Inner, message: Vec<u64>) {

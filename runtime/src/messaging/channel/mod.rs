@@ -21,13 +21,14 @@ pub use self::{
     reply::Reply,
 };
 use self::{
-    core::{Core, Phase, Progress, window},
+    core::{Core, FIRST_LOOK_WORDS, Phase, Progress, window},
     list::State,
     reply::{Pending, first_item_of, items_of},
 };
 use super::{
     Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal,
-    message::{ITEMS_MAX, ReplyItem, begin_request, push_item},
+    message::{EMPTY_REPLY_WORDS, ITEMS_MAX, ReplyItem, begin_request, push_item},
+    probe,
 };
 use crate::{
     error::Error,
@@ -39,7 +40,7 @@ use crate::{
 /// From which size on a message is announced and fetched instead of written into the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SwitchOver {
-    /// As measured, once, by the first channel of the compute server.
+    /// As measured: by the first channel of the compute server when it is opened, and again by all of them now and then.
     #[default]
     Measured,
     /// Messages of more than so many words; `usize::MAX` for none.
@@ -107,8 +108,8 @@ impl Handle {
         let channel = Channel { handle: self.clone(), state };
         channel.connected().await?;
         if channel.state.core.borrow().options.switch_over == SwitchOver::Measured {
-            let words = super::probe::switch_words(&channel).await?;
-            channel.set_switch_over(words);
+            probe::measured(&channel).await?;
+            channel.state.core.borrow_mut().follow(self.inner());
         }
         Ok(channel)
     }
@@ -135,11 +136,25 @@ impl Channel {
         self.state.core.borrow().complaints
     }
 
-    /// From now on messages of more words are announced and fetched, in both directions.
-    pub fn set_switch_over(&self, words: usize) {
+    /// From now on messages are sent like that, in both directions. Where nothing was measured yet, nothing changes with
+    /// [`SwitchOver::Measured`] until a channel is opened with it.
+    pub fn set_switch_over(&self, switch_over: SwitchOver) {
         let core = &mut *self.state.core.borrow_mut();
-        core.switch_words = words;
-        core.tell_how_to_send(self.handle.inner());
+        core.options.switch_over = switch_over;
+        match switch_over {
+            SwitchOver::Measured => core.follow(self.handle.inner()),
+            SwitchOver::Above(words) => core.send_above(words, self.handle.inner()),
+        }
+    }
+
+    /// Tries a switch-over; false if the channel is not to be measured any more.
+    pub(super) fn try_switch_over(&self, words: usize) -> bool {
+        let core = &mut *self.state.core.borrow_mut();
+        let may_try = core.options.switch_over == SwitchOver::Measured;
+        if may_try && core.switch_words != words {
+            core.send_above(words, self.handle.inner());
+        }
+        may_try
     }
 
     /// From now on several messages go in one write, or each in its own, in both directions.
@@ -153,8 +168,31 @@ impl Channel {
         &self.handle
     }
 
-    pub(super) fn set_quiet(&self, quiet: bool) {
-        self.state.core.borrow_mut().quiet = quiet;
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn is_looking(&self) -> bool {
+        self.state.core.borrow().is_looking
+    }
+
+    /// Sends a probe, which is in nobody's statistics.
+    pub(super) async fn probe(&self, words: &[u64]) -> Result<(), Error> {
+        let fill = |to: &mut Vec<u64>| push_item(to, Kind::PROBE, |to| to.extend_from_slice(words));
+        self.send_counted(Priority::BestEffort, 1, false, fill).await.map(drop)
+    }
+
+    /// Looks again which messages are better fetched.
+    async fn look_again(self) {
+        let before_next = probe::look_again(&self).await;
+        let core = &mut *self.state.core.borrow_mut();
+        core.is_looking = false;
+        core.before_look = match before_next {
+            Ok(Some(words)) => words,
+            Ok(None) => usize::MAX,
+            // The link is lost; who sends on it will hear of it.
+            Err(_) => FIRST_LOOK_WORDS,
+        };
+        if core.options.switch_over == SwitchOver::Measured {
+            core.follow(self.handle.inner());
+        }
     }
 
     /// Sends a request and waits for the reply. Waits first while [`WINDOW`](crate::messaging::WINDOW) others are unanswered (of a
@@ -253,10 +291,20 @@ impl Channel {
     }
 
     /// Sends a message of so many items; the words of its reply.
-    pub(super) async fn send(
+    async fn send(
         &self,
         priority: Priority,
         items: usize,
+        encode: impl FnOnce(&mut Vec<u64>),
+    ) -> Result<Vec<u64>, Error> {
+        self.send_counted(priority, items, true, encode).await
+    }
+
+    async fn send_counted(
+        &self,
+        priority: Priority,
+        items: usize,
+        counts: bool,
         encode: impl FnOnce(&mut Vec<u64>),
     ) -> Result<Vec<u64>, Error> {
         let server = self.state.server;
@@ -284,10 +332,16 @@ impl Channel {
             if core.phase == Phase::Up && core.send(sequence) {
                 self.handle.inner().channels.pressing.set(true);
             }
-            if !core.quiet {
+            if counts {
                 let counters = &self.handle.inner().counters;
                 add(&counters.two_sided, 1);
                 add(&counters.round_trips, 1);
+            } else {
+                core.uncounted += (core.slots.of(sequence).message.len() + EMPTY_REPLY_WORDS) as u64;
+            }
+            if core.before_look == 0 && !core.is_looking && core.options.switch_over == SwitchOver::Measured {
+                core.is_looking = true;
+                self.handle.spawn(self.clone().look_again());
             }
             sequence
         };
