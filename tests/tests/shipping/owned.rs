@@ -339,3 +339,43 @@ fn a_server_that_is_lost_leaves_the_outcome_unknown() {
         assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
     });
 }
+
+fn ship_whole<O: Operation>(
+    shipper: &Shipper,
+    operation: O,
+) -> impl Future<Output = Result<O::Output, Error>> + use<O> {
+    let shipper = shipper.clone();
+    async move { shipper.ship_whole(&operation).await }
+}
+
+/// As above, and another memory server takes its place.
+#[test]
+fn what_only_reads_is_sent_again_when_another_server_takes_over() {
+    let _watch = Watchdog::start("taken over", Duration::from_secs(100));
+    let cluster = here::start(1, 8 << 20, FAST).unwrap();
+    let model = ServiceModel { processors: 1, page_ns: 3_600_000_000_000 };
+    let options = ShipOptions { model: Some(model), ..ShipOptions::default() };
+    let servers = fleet::start_all(&cluster, 1, &options).unwrap();
+    let compute = cluster::join(&cluster.fabric(), 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let scene = Scene::new(&worker, 0.7, Spread::OneServer).await;
+        let scan = Scan::<Tree> { low: 10, high: 400, limit: 20, descending: false, of: PhantomData };
+        let put = worker.spawn(ship_whole(&scene.shipper, put(7, 70, PutMode::Upsert)));
+        let removed = worker.spawn(ship_whole(&scene.shipper, remove(8)));
+        let got = worker.spawn(ship_whole(&scene.shipper, get(5)));
+        let scanned = worker.spawn(ship_whole(&scene.shipper, scan));
+        while servers[0].counts().done < 4 {
+            worker.yield_now().await;
+        }
+        drop(servers);
+        let _servers = fleet::start_all(&cluster, 1, &ShipOptions::default()).unwrap();
+        for lost in [put.await, removed.await] {
+            assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
+        }
+        assert_eq!(got.await.unwrap(), Some(5));
+        assert_eq!(scanned.await.unwrap(), ((10..30).map(|key| (key, key)).collect(), Some(30)));
+        // Both were carried out, once.
+        assert_eq!((scene.tree.get(7).await.unwrap(), scene.tree.get(8).await.unwrap()), (Some(70), None));
+    });
+}
