@@ -1,6 +1,6 @@
 //! Owned maps whose operations are shipped on misses, by every policy, beside a `BTreeMap`.
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{cell::Cell, fmt, future::Future, pin::Pin, rc::Rc, sync::Arc, time::Duration};
 
 use farlink_offload::{
     Admission, CacheOptions, ComputeCache, Engine, EngineCounts, EngineOptions, Policies,
@@ -314,6 +314,61 @@ fn operations_are_shipped_from_the_levels_whose_subtrees_are_on_one_server() {
     assert!(counts.came_back > 50, "{counts:?}");
 }
 
+/// Ships when it is told to.
+#[derive(Debug)]
+struct Told(Rc<Cell<bool>>);
+
+impl Policy for Told {
+    fn choose(&mut self, _: &Miss<'_>) -> Choice {
+        if self.0.get() { Choice::SHIP } else { Choice::FETCH }
+    }
+}
+
+/// Somebody merges leaves that are another's, who has the pages above them in its cache and ships to leaves that are not there
+/// any more. The memory server says so, and the operation takes the normal path, which finds what is wrong; none is answered
+/// from a page that is gone. Who begins at the root without those old pages finds everything.
+#[test]
+fn an_operation_is_not_answered_from_a_start_page_that_is_gone() {
+    let _watch = Watchdog::start("a page that is gone", Duration::from_secs(120));
+    let served = Served::start(1, 1, Manners::Fast, &sparse(20_000), 0.8);
+    let member = Member::join(&served.fabric, 1);
+    let ships = Rc::new(Cell::new(false));
+    let told = || Policies::new(Told(Rc::clone(&ships)));
+    let tree = engine(&member, &cache(64 << 10, Admission::Always), told(), Some(0));
+    // The pages above, and one leaf in five.
+    member.worker.block_on(async {
+        for key in (100_000..102_000).step_by(500) {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key / 10));
+        }
+    });
+    let stranger = Member::join(&served.fabric, 2);
+    stranger.worker.block_on(async {
+        for key in (100_000..102_000).step_by(10).filter(|key| key % 100 != 0) {
+            stranger.tree.remove(key).await.unwrap();
+        }
+    });
+    ships.set(true);
+    let left = (100_000..102_000).step_by(100);
+    member.worker.block_on(async {
+        for key in left.clone() {
+            match tree.get(key).await {
+                Ok(value) => assert_eq!(value, Some(key / 10), "key {key}"),
+                Err(Error::Inconsistent { .. }) => {}
+                Err(error) => panic!("key {key}: {error}"),
+            }
+        }
+        let counts = tree.access().counts();
+        assert!(counts.came_back > 5 && counts.shipped > 0, "{counts:?}");
+        drop(tree);
+        let tree = engine(&member, &cache(64 << 10, Admission::Always), told(), Some(0));
+        for key in left {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key / 10), "key {key}");
+        }
+        let counts = tree.access().counts();
+        assert!(counts.came_back == 0 && counts.shipped > 5, "{counts:?}");
+    });
+}
+
 /// A memory server is lost after it has carried out what was sent to it, and before it answers.
 #[test]
 fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_done_here() {
@@ -323,32 +378,42 @@ fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_don
     let options = ShipOptions { model: Some(ServiceModel { processors: 1, page_ns: 1 << 48 }), ..Default::default() };
     let served = Served::start_with(1, 1, Manners::Fast, &model, 0.8, Spread::default(), &options);
     let member = Member::join(&served.fabric, 1);
-    let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), Some(0));
+    // From the level above the leaves: scans read leaves by the parent's links and are never shipped from the leaves.
+    let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), Some(1));
     let spawn = |f: Box<dyn Fn(Shipped) -> Attempted>| member.worker.spawn(f(tree.clone()));
     let get = spawn(Box::new(|tree| Box::pin(async move { tree.get(5000).await })));
     let put = spawn(Box::new(|tree| Box::pin(async move { tree.upsert(70_000, 1).await })));
     let updated = spawn(Box::new(|tree| Box::pin(async move { tree.update(120_000, 3).await })));
+    let removed = spawn(Box::new(|tree| Box::pin(async move { tree.remove(150_000).await })));
+    let last = |scan: Vec<(u64, u64)>| scan.last().map(|&(_, value)| value);
+    let scan = spawn(Box::new(move |tree| Box::pin(async move { Ok(last(tree.scan(30_000, 40).await?)) })));
+    let back = spawn(Box::new(move |tree| {
+        Box::pin(async move { Ok(last(tree.range(..=180_000).descending().take(40).await?)) })
+    }));
     // It waits for a page that is kept out.
     let behind = spawn(Box::new(|tree| Box::pin(async move { tree.get(70_010).await })));
-    while served.done() + served.declined() < 3 {
+    while served.done() + served.declined() < 6 {
         member.worker.turn();
     }
     assert_eq!(served.declined(), 0);
     let fabric = served.leave();
     member.worker.block_on(async {
         assert_eq!(get.await.unwrap(), Some(500));
-        for lost in [put.await, updated.await] {
+        assert_eq!((scan.await.unwrap(), back.await.unwrap()), (Some(3039), Some(17_961)));
+        for lost in [put.await, updated.await, removed.await] {
             assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
         }
         assert_eq!(behind.await.unwrap(), Some(7001));
         // It had carried them out.
         assert_eq!((tree.get(70_000).await.unwrap(), tree.get(120_000).await.unwrap()), (Some(1), Some(3)));
+        assert_eq!(tree.get(150_000).await.unwrap(), None);
         assert_eq!(tree.upsert(70_000, 2).await.unwrap(), Some(1));
         tree.access().cached().flush().await.unwrap();
     });
     assert_eq!(tree.access().counts().shipped, 0);
     model.insert(70_000, 2);
     model.insert(120_000, 3);
+    model.remove(&150_000);
     drop((tree, member));
     assert_left_clean(&fabric, &model, "lost in mid-request");
 }
