@@ -124,7 +124,7 @@ fn idle_workers(address: &str, secret: &str, count: usize) -> Result<(), Error> 
 
 /// What `count` workers of another process make the memory server pin.
 fn pinned_for(server: &VerbsServer, secret: &Secret, transport: Transport, count: usize) -> Result<(), Error> {
-    let failed = || Error::io("running workers in another process");
+    let failed = || |source| Error::Io { what: "running workers in another process".into(), source };
     let before = pinned_kib();
     let listener = server.listen(&ListenOptions { transport, ..ListenOptions::default() })?;
     let messages = MessageServer::start(listener, &ServeMessages::default(), |_| Ok(Box::new(Echo)))?;

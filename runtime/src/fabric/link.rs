@@ -35,7 +35,8 @@
 //! order, and wakes a port. A buffer goes back to its queue when its [`Arrived`] is dropped. A worker has buffers of its own
 //! for each link; a memory server's port has one queue for all its links, with [`RECEIVES_PER_LINK`] for each. So whoever
 //! keeps to that number never finds the queue empty; a fabric need not enforce it, but whoever receives must drop a peer
-//! that does not.
+//! that does not. The memory server sends first: what a worker sends before that is lost if the port does not know of the link
+//! yet.
 //!
 //! What a worker opens is as above. What a memory server opens is one memory for all links of a port, and workers may only
 //! READ it: [`Change::Joined`] hands out the same words each time.

@@ -42,13 +42,23 @@ impl Rogue {
         let who = PeerId { owner: OwnerId::new(70_000).unwrap(), worker: number };
         let memory = endpoint.connect(server(0), who).unwrap();
         let transport = endpoint.transport(server(0));
-        Self { endpoint, buffers: Buffers::default(), who, memory, transport, head: 0, tail: 0 }
+        Self { endpoint, buffers: Buffers::default(), who, memory, transport, head: 0, tail: 0 }.welcomed()
     }
 
     pub(crate) fn connect_again(self) -> Self {
         let Self { mut endpoint, buffers, who, .. } = self;
         let memory = endpoint.connect(server(0), who).unwrap();
-        Self { memory, transport: endpoint.transport(server(0)), endpoint, buffers, who, head: 0, tail: 0 }
+        let transport = endpoint.transport(server(0));
+        Self { memory, transport, endpoint, buffers, who, head: 0, tail: 0 }.welcomed()
+    }
+
+    /// Waits for the memory server's first word: what is SENT before is lost.
+    fn welcomed(mut self) -> Self {
+        let mut arrived = Vec::new();
+        while self.transport == Transport::SendReceive && arrived.is_empty() && !self.is_dismissed() {
+            self.endpoint.receive(&mut arrived);
+        }
+        self
     }
 
     fn copied(&mut self, words: &[u64]) -> farlink_runtime::buffer::Buffer {
