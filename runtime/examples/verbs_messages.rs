@@ -7,7 +7,7 @@ use std::{
     io::{Read, Write},
     process::{Command, Stdio},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use farlink_runtime::{
@@ -170,7 +170,8 @@ fn main() -> Result<(), Error> {
     let compute = ComputeServer::join(Arc::new(fabric), ComputeOptions::default())?;
     for wait in [Wait::Poll, Wait::Event] {
         for transport in [Transport::Ring, Transport::SendReceive] {
-            let serve = ServeMessages { wait, ..ServeMessages::default() };
+            // No reports of load among the packets.
+            let serve = ServeMessages { wait, report_interval: Duration::from_secs(60), ..ServeMessages::default() };
             let listener = server.listen(&ListenOptions { transport, ..ListenOptions::default() })?;
             let messages = MessageServer::start(listener, &serve, |_| Ok(Box::new(Echo)))?;
             let worker = compute.worker()?;
