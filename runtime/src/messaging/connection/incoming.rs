@@ -38,8 +38,8 @@ pub(super) struct Incoming {
     /// The number of the first of them, counted from the link's start.
     pub(super) first_fetch: u64,
     pub(super) fetching: usize,
-    /// A piece has been fetched since the tail was published.
-    pub(super) fetched: bool,
+    /// Up to here pieces were fetched: until a tail says so, the other side's pool lacks them.
+    pub(super) fetched: u64,
     /// A published tail is under way.
     pub(super) releasing: bool,
     /// The parts of a message so far.
@@ -57,10 +57,15 @@ impl Incoming {
             fetches: VecDeque::new(),
             first_fetch: 0,
             fetching: 0,
-            fetched: false,
+            fetched: 0,
             releasing: false,
             message: None,
         }
+    }
+
+    /// Whether a piece has been fetched and the other side does not know.
+    fn owes_pieces(&self) -> bool {
+        self.fetched > self.consumer.tail()
     }
 
     /// The end of the frame that was taken last; of its run, if that was all.
@@ -149,7 +154,7 @@ impl Connection {
             incoming.first_fetch += 1;
             begin_part(&mut incoming.message, frame, words, carrier)?.extend_from_slice(&buffer);
             incoming.consumer.finish(end);
-            incoming.fetched = true;
+            incoming.fetched = end;
             if frame.last {
                 let message = incoming.message.take();
                 self.words_moved += message.as_ref().map_or(0, Vec::len) as u64;
@@ -165,16 +170,15 @@ impl Connection {
             // What is sent the other way takes the tails along, so half of the runs are left to that.
             let worth_it = self.incoming.iter().any(|incoming| {
                 let words = incoming.consumer.unpublished();
-                words >= self.shape.ring_words / 2 || (incoming.fetched && words > 0)
+                words >= self.shape.ring_words / 2 || (incoming.owes_pieces() && words > 0)
             });
             return if worth_it { self.send_tails(carrier) } else { Ok(()) };
         }
         for priority in Priority::ALL {
             let incoming = &mut self.incoming[priority.index()];
             let words = incoming.consumer.unpublished();
-            let worth_it = words >= self.shape.ring_words / 4 || (incoming.fetched && words > 0);
+            let worth_it = words >= self.shape.ring_words / 4 || (incoming.owes_pieces() && words > 0);
             if worth_it && (self.sending.ordered || !incoming.releasing) {
-                incoming.fetched = false;
                 incoming.releasing = true;
                 let tail = incoming.consumer.release();
                 self.post_word(Control::Tail(priority), tail, Op::Tail(priority), carrier);

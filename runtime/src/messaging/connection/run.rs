@@ -158,10 +158,7 @@ impl Connection {
 
     /// What goes before frames, or alone. The tails in it count as told.
     pub(super) fn header(&mut self, frames: Option<(Priority, u32)>) -> Header {
-        let tails = self.incoming.each_mut().map(|incoming| {
-            incoming.fetched = false;
-            incoming.consumer.release()
-        });
+        let tails = self.incoming.each_mut().map(|incoming| incoming.consumer.release());
         Header { frames, tails, word: self.says.map_or(0, HowToSend::word) }
     }
 

@@ -298,7 +298,7 @@ impl Port for VerbsPort {
         if let Err(error) = entrance.received.arm() {
             return tracing::warn!(%error, "a port cannot sleep");
         }
-        if self.collect() || self.entrance().news() != self.news || has_news() {
+        if self.collect() || !self.arrived.is_empty() || self.entrance().news() != self.news || has_news() {
             return;
         }
         let entrance = self.entrance();
