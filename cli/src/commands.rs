@@ -34,7 +34,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     })?;
     let shipping = match args.threads {
         0 => None,
-        threads => Some(serve::ship(&server, &dir, threads as usize)?),
+        _ => Some(serve::ship(&server, &dir, args)?),
     };
     announce_ready(&mut io::stdout(), args.server)?;
     signals.wait();

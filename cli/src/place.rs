@@ -56,8 +56,8 @@ pub(crate) struct VerbsArgs {
     /// The device's address, by its index; the best for RoCE v2.
     #[arg(long, value_name = "INDEX")]
     pub(crate) gid_index: Option<u8>,
-    /// How RDMA connections are made: by the connection manager (rdma_cm), by hand over the TCP control connection, or by
-    /// the manager where both sides have one.
+    /// How RDMA connections to memory are made: by the connection manager (rdma_cm), by hand over the TCP control
+    /// connection, or by the manager where both sides have one. Those for messages are always made by hand.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) setup: Setup,
     /// A file with the cluster's secret, which all its servers must know. Without it, the variable FARLINK_SECRET.

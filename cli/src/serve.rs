@@ -12,12 +12,14 @@ use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
 use farlink_runtime::fabric::Fabric;
-use farlink_runtime::fabric::link::{DEFAULT_LINK_BYTES, ListenOptions, Listener};
+use farlink_runtime::fabric::link::{ListenOptions, Listener};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use farlink_runtime::server::{LocalMemory, MemoryServer};
 use farlink_structures::{btree::Tree, map, skiplist::List};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+
+use crate::args::ServeArgs;
 
 const READY: &str = "farlink server";
 
@@ -37,14 +39,14 @@ impl StopSignals {
     }
 }
 
-/// How a server with so many threads listens.
-pub(crate) fn listen_options(threads: usize) -> ListenOptions {
-    ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES }
+/// How a server listens whose threads carry out operations.
+pub(crate) fn listen_options(args: &ServeArgs) -> ListenOptions {
+    ListenOptions { ports: args.threads as usize, transport: args.transport, ..ListenOptions::default() }
 }
 
 /// Starts threads that carry out operations on every structure there is.
-pub(crate) fn ship(server: &MemoryServer, dir: &Path, threads: usize) -> Result<ShipServer, Error> {
-    let listener = server.listen(&listen_options(threads), MemOptions::default())?;
+pub(crate) fn ship(server: &MemoryServer, dir: &Path, args: &ServeArgs) -> Result<ShipServer, Error> {
+    let listener = server.listen(&listen_options(args), MemOptions::default())?;
     let dir = dir.to_path_buf();
     ship_at(listener, server.memory(), move || Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?)))
 }

@@ -112,7 +112,7 @@ mod with {
         })?;
         let shipping = match args.threads {
             0 => None,
-            threads => Some(ship(&server, args, &secret, threads as usize)?),
+            _ => Some(ship(&server, args, &secret)?),
         };
         if given.is_none() {
             writeln!(out, "{SECRET_VARIABLE}={}", String::from_utf8_lossy(secret.reveal()))?;
@@ -132,14 +132,14 @@ mod with {
 
     /// Has a server carry out operations. Its threads lock pages through the device, as compute servers do, so they connect to
     /// all servers, this one too.
-    fn ship(server: &VerbsServer, args: &ServeArgs, secret: &Secret, threads: usize) -> Result<ShipServer, Error> {
+    fn ship(server: &VerbsServer, args: &ServeArgs, secret: &Secret) -> Result<ShipServer, Error> {
         let servers = if args.cluster.is_empty() { vec![server.address().to_string()] } else { args.cluster.clone() };
         let options = VerbsOptions {
             device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
             connect_by: connect_by(args.verbs.setup),
             ..VerbsOptions::new(servers, secret.clone())
         };
-        let listener = server.listen(&serve::listen_options(threads))?;
+        let listener = server.listen(&serve::listen_options(args))?;
         serve::ship_at(listener, server.memory(), move || Ok(Arc::new(VerbsFabric::connect(&options)?)))
     }
 

@@ -319,6 +319,15 @@ pub enum Error {
         why: String,
     },
 
+    /// The fabric cannot do what was asked for.
+    #[error("{what} is not supported here: {why}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+        /// Where it is supported, and what to do.
+        why: String,
+    },
+
     /// A connection for messages cannot be used.
     #[error(
         "this connection for messages is of no use: {why}; what was under way may have arrived or not; connect a new one"

@@ -11,7 +11,7 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
-        link::{DEFAULT_LINK_BYTES, ListenOptions, Listener},
+        link::{DEFAULT_LINK_BYTES, Listener},
         mem::{MemFabric, MemOptions},
     },
     messaging::{ServeMessages, Wait},
@@ -29,7 +29,7 @@ use farlink_structures::{
 };
 
 use crate::{
-    backend::{Backend, ServerSpec},
+    backend::{self, Backend, ServerSpec},
     here::{self, Here},
     subject::Subject,
 };
@@ -99,7 +99,7 @@ fn options_here() -> ShipOptions {
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn start_all(cluster: &Arc<dyn Here>, threads: usize, options: &ShipOptions) -> Result<Vec<ShipServer>, Error> {
-    let listen = ListenOptions { ports: threads, link_bytes: DEFAULT_LINK_BYTES };
+    let listen = backend::listen_options(threads, DEFAULT_LINK_BYTES);
     let member = Arc::new(Mutex::new(Weak::new()));
     let start = |server: usize| {
         let server = u16::try_from(server).ok().and_then(ServerId::new).expect("a fleet is small");
@@ -135,7 +135,7 @@ pub fn ship_at(
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn ship(server: &MemoryServer, spec: &ServerSpec) -> Result<ShipServer, Error> {
-    let listen = ListenOptions { ports: spec.threads, link_bytes: DEFAULT_LINK_BYTES };
+    let listen = backend::listen_options(spec.threads, DEFAULT_LINK_BYTES);
     let listener = server.listen(&listen, spec.manners.options())?;
     let (dir, options) = (spec.dir.clone(), spec.manners.options());
     let join = move || {

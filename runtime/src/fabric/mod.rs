@@ -24,7 +24,7 @@ pub mod verbs;
 
 use std::{fmt, ptr::NonNull};
 
-use self::link::{LinkState, OpenMemory, PeerId};
+use self::link::{Arrived, LinkState, OpenMemory, PeerId, Transport};
 use crate::{
     buffer::Buffer,
     clock::Clock,
@@ -50,6 +50,8 @@ pub struct Capabilities {
     /// The device does its work in the call that rings the doorbell, as SoftRoCE does: nothing is gained by ringing early,
     /// and much by ringing for many requests at once.
     pub works_in_doorbell: bool,
+    /// Messages can be SENT to buffers that many links share ([`link::Transport::SendReceive`]).
+    pub send_receive: bool,
 }
 
 /// Names a request in its completion; the poster's to choose.
@@ -68,6 +70,9 @@ pub enum Verb {
     WriteWord(u64),
     /// Writes one word of a [link]'s memory, and wakes the memory server's thread that sleeps there, if it does.
     Notify(u64),
+    /// Sends the buffer, of at most [`link::RECEIVE_WORDS`], to the next receive buffer of a [link]'s other side; `at` is
+    /// [`link::far`] at 0. Only with [`link::Transport::SendReceive`].
+    Send(Buffer),
     /// Replaces one word if it has the expected value; completes with the previous value.
     CompareSwap {
         /// The value it must have.
@@ -85,6 +90,7 @@ impl Verb {
         match self {
             Self::Read(_) => "READ",
             Self::Write(_) | Self::WriteWord(_) | Self::Notify(_) => "WRITE",
+            Self::Send(_) => "SEND",
             Self::CompareSwap { .. } => "CAS",
             Self::FetchAdd(_) => "FETCH_ADD",
         }
@@ -93,7 +99,7 @@ impl Verb {
     /// How many bytes of remote memory it covers.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Read(buffer) | Self::Write(buffer) => buffer.len() * 8,
+            Self::Read(buffer) | Self::Write(buffer) | Self::Send(buffer) => buffer.len() * 8,
             _ => 8,
         }
     }
@@ -116,7 +122,7 @@ pub struct Request {
 pub enum Done {
     /// A READ: the buffer, filled.
     Read(Buffer),
-    /// A WRITE: placed.
+    /// A WRITE or a SEND: placed.
     Written,
     /// An atomic: the word's value before.
     Previous(u64),
@@ -173,6 +179,17 @@ pub trait Endpoint: fmt::Debug {
     /// Closes the link to this memory server, if there is one, in good order. Dropping the endpoint closes all.
     fn disconnect(&mut self, server: ServerId) {
         let _ = server;
+    }
+
+    /// How messages get across the open link to `other`.
+    fn transport(&self, other: ServerId) -> Transport {
+        let _ = other;
+        Transport::Ring
+    }
+
+    /// Appends what was SENT to this side of open links, in the order of sending on each. Does not block.
+    fn receive(&mut self, arrived: &mut Vec<Arrived>) {
+        let _ = arrived;
     }
 
     /// What has become of the link to this memory server. May make a system call, or post something of its own to find out.

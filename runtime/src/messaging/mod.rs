@@ -89,6 +89,9 @@
 //!   inline, many messages in one write (FBX, sections 4.3 and 4.4). The size where one takes over from the other is
 //!   measured when the first channel is opened, and again now and then (`probe.rs`). Catfish (section III) has one ring for each
 //!   connection and no priorities, FBX two queues for each path (section 4.6).
+//! - `connection/run.rs`: where the memory server listens with
+//!   [`Transport::SendReceive`](crate::fabric::link::Transport::SendReceive), the same frames go by SEND into receive buffers
+//!   that all its links share, and the pool is one for all of them, too.
 //! - `message.rs`: requests, replies, batches.
 //! - `session.rs`, `channel`: exactly once. A worker numbers its requests. The memory server keeps each reply until the
 //!   worker has acknowledged it, so a repeat, which comes when a link was lost and made anew, is answered from there.
@@ -98,7 +101,7 @@
 //! [`Error::OutcomeUnknown`](crate::error::Error::OutcomeUnknown) was carried out once or not at all. Requests of
 //! one channel and one priority arrive in order, and may be carried out in any.
 //!
-//! A full ring pushes back: the sender's message waits in its queue, and a request waits before it is even numbered while
+//! A full ring, or a lack of credit for SENDs, pushes back: the sender's message waits in its queue, and a request waits before it is even numbered while
 //! [`WINDOW`] others are unanswered. Nothing is dropped or overwritten.
 //!
 //! For statistics a request is one two-sided message, whatever carried it; its bytes and those of the reply count.

@@ -39,6 +39,12 @@ pub enum Flaw {
     /// A message of more words than a message has.
     #[error("a message is too long")]
     TooLong,
+    /// What was sent is no run, or not the next one.
+    #[error("what was sent is no run of frames, or not the next one")]
+    Run,
+    /// More was sent than the receiver had buffers for.
+    #[error("more was sent than there was credit for")]
+    Credits,
 }
 
 /// The writer's side of a ring.
@@ -92,6 +98,14 @@ impl Producer {
         first..(first + words).min(self.capacity)
     }
 
+    /// Passes over the words up to the next multiple of `grain`.
+    ///
+    /// # Panics
+    /// If there was no room.
+    pub fn pad(&mut self, grain: usize) {
+        self.put((self.head.next_multiple_of(grain as u64) - self.head) as usize);
+    }
+
     /// Notes that so many words were put.
     ///
     /// # Panics
@@ -113,13 +127,20 @@ pub struct Consumer {
     finished: u64,
     /// What it has published of that.
     tail: u64,
+    /// It publishes multiples of this.
+    grain: u64,
 }
 
 impl Consumer {
     /// An empty ring of `capacity` words, a power of two.
     pub fn new(capacity: usize) -> Self {
-        debug_assert!(capacity.is_power_of_two());
-        Self { capacity, head: 0, next: 0, finished: 0, tail: 0 }
+        Self::by_grain(capacity, 1)
+    }
+
+    /// [`Consumer::new`], of which tails are multiples of `grain`.
+    pub fn by_grain(capacity: usize, grain: usize) -> Self {
+        debug_assert!(capacity.is_power_of_two() && capacity.is_multiple_of(grain));
+        Self { capacity, head: 0, next: 0, finished: 0, tail: 0, grain: grain as u64 }
     }
 
     /// Takes notice of the head that the writer has published.
@@ -154,7 +175,7 @@ impl Consumer {
     #[inline]
     pub fn peek(&self, ring: &[AtomicU64], ahead: usize) -> u64 {
         assert!(ahead < self.available(), "only what lies below the head is read");
-        ring[place_of(self.next + ahead as u64, self.capacity)].load(Ordering::Relaxed)
+        ring[place_of(self.next + ahead as u64, ring.len())].load(Ordering::Relaxed)
     }
 
     /// Copies the words `skip..skip + words` from the next one on behind `to`, and takes all of them.
@@ -164,8 +185,8 @@ impl Consumer {
     #[inline]
     pub fn take(&mut self, ring: &[AtomicU64], skip: usize, words: usize, to: &mut Vec<u64>) {
         assert!(skip + words <= self.available(), "only what lies below the head is read");
-        let first = place_of(self.next + skip as u64, self.capacity);
-        let unwrapped = words.min(self.capacity - first);
+        let first = place_of(self.next + skip as u64, ring.len());
+        let unwrapped = words.min(ring.len() - first);
         let old = to.len();
         to.resize(old + words, 0);
         let (before_end, from_start) = to[old..].split_at_mut(unwrapped);
@@ -174,6 +195,22 @@ impl Consumer {
             copy(&ring[..words - unwrapped], from_start);
         }
         self.next += (skip + words) as u64;
+    }
+
+    /// Takes words without a look at them.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn skip(&mut self, words: usize) {
+        assert!(words <= self.available(), "only what lies below the head is passed over");
+        self.next += words as u64;
+    }
+
+    /// Passes over what is left of a grain whose words have all been taken.
+    pub fn skip_grain(&mut self) {
+        debug_assert_eq!(self.available(), 0);
+        self.next = self.next.next_multiple_of(self.grain);
+        self.head = self.next;
     }
 
     /// Notes that everything below `position` is done with. Positions come in order.
@@ -186,13 +223,22 @@ impl Consumer {
     /// Words that are done with and not published.
     #[inline]
     pub fn unpublished(&self) -> usize {
-        (self.finished - self.tail) as usize
+        (self.whole() - self.tail) as usize
     }
 
     /// The tail to be published now.
     pub fn release(&mut self) -> u64 {
-        self.tail = self.finished;
+        self.tail = self.whole();
         self.tail
+    }
+
+    /// What was published last.
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    fn whole(&self) -> u64 {
+        self.finished / self.grain * self.grain
     }
 }
 

@@ -43,7 +43,7 @@ use crate::{
     compute::Shared,
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
-    fabric::{Capabilities, Completion, Endpoint, Request, Verb},
+    fabric::{Capabilities, Completion, Endpoint, Request, Verb, link::Arrived},
     messaging::{CONNECTION_TICKET, Channels},
     pages::{FreePage, LocalPages},
     ptr::RemotePtr,
@@ -64,6 +64,7 @@ pub(crate) struct Inner {
     pub(crate) endpoint: RefCell<Box<dyn Endpoint>>,
     pub(crate) outbox: RefCell<Vec<Request>>,
     arrived: RefCell<Vec<Completion>>,
+    pub(crate) runs: RefCell<Vec<Arrived>>,
     in_flight: InFlight,
     pub(crate) executor: Executor,
     buffers: Buffers,
@@ -89,6 +90,7 @@ impl Inner {
     fn exchange(&self, last: bool) -> bool {
         let mut news = false;
         if !self.channels.is_empty() {
+            self.channels.arrive(self);
             news = self.channels.turn(self, last);
         }
         let mut endpoint = self.endpoint.borrow_mut();
@@ -154,6 +156,7 @@ impl Worker {
             endpoint: RefCell::new(endpoint),
             outbox: RefCell::default(),
             arrived: RefCell::default(),
+            runs: RefCell::default(),
             in_flight: InFlight::default(),
             executor: Executor::default(),
             buffers: Buffers::default(),

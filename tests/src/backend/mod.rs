@@ -21,6 +21,7 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
+        link::{ListenOptions, Transport},
         mem::{MemFabric, MemOptions},
     },
     server::MemoryServer,
@@ -37,6 +38,11 @@ use crate::{
 const STOP_SHIPPING: &str = "stop-shipping";
 /// Tells a memory server where all of them are.
 const MEMBERS: &str = "members ";
+
+/// How memory servers of this run listen: messages get across as `FARLINK_TRANSPORT` says, `ring` (the default) or `send`.
+pub fn listen_options(ports: usize, link_bytes: usize) -> ListenOptions {
+    ListenOptions { ports, link_bytes, transport: settings::from_env("FARLINK_TRANSPORT", Transport::Ring) }
+}
 
 /// Where all memory servers of a cluster are, once that is known.
 type Members = Arc<OnceLock<Vec<String>>>;

@@ -18,7 +18,7 @@ mod built_in {
     };
 
     use crate::{
-        backend::{Members, Place, ServerSpec},
+        backend::{self, Members, Place, ServerSpec},
         fleet,
         here::Here,
     };
@@ -55,7 +55,7 @@ mod built_in {
         spec: &ServerSpec,
         members: &Members,
     ) -> Result<ShipServer, Error> {
-        let listener = server.listen(&ListenOptions { ports: spec.threads, link_bytes: DEFAULT_LINK_BYTES })?;
+        let listener = server.listen(&backend::listen_options(spec.threads, DEFAULT_LINK_BYTES))?;
         let (members, secret) = (Arc::clone(members), spec.secret.clone());
         let join = move || {
             let servers = members.get().cloned().unwrap_or_default();

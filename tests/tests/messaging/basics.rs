@@ -1,8 +1,13 @@
 //! What a request and its reply promise.
 
 use farlink_runtime::{
+    clock::Clock,
     error::Error,
-    fabric::{link::DEFAULT_LINK_BYTES, mem::MemOptions},
+    fabric::{
+        Fabric,
+        link::{DEFAULT_LINK_BYTES, ListenOptions, Transport},
+        mem::{MemFabric, MemOptions},
+    },
     messaging::{Batch, ChannelOptions, Kind, Priority, Refusal, ServeMessages, SwitchOver, Wait, multicast},
 };
 use farlink_tests::{
@@ -213,4 +218,13 @@ fn a_server_that_does_not_listen_is_missing() {
     let missing = worker.block_on(worker.channel(server(0)));
     assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
     drop(cluster);
+}
+
+#[test]
+fn memory_has_no_sends() {
+    let fabric = MemFabric::in_process(1, 2 << 20, FAST).unwrap();
+    let options = ListenOptions { transport: Transport::SendReceive, ..ListenOptions::default() };
+    let refused = fabric.listen(server(0), &options);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    assert!(!fabric.endpoint(1, Clock::monotonic()).unwrap().capabilities().send_receive);
 }

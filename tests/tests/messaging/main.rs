@@ -3,4 +3,5 @@
 mod basics;
 mod faults;
 mod processes;
+mod rogue;
 mod scene;

@@ -15,7 +15,7 @@ use farlink_runtime::{
     compute::ComputeServer,
     fabric::{
         Fabric,
-        link::{DEFAULT_LINK_BYTES, ListenOptions, PeerId},
+        link::{DEFAULT_LINK_BYTES, PeerId},
         mem::MemOptions,
     },
     messaging::{
@@ -24,6 +24,7 @@ use farlink_runtime::{
     ptr::ServerId,
 };
 use farlink_tests::{
+    backend::listen_options,
     bounded::Watchdog,
     cluster,
     here::{self, Here},
@@ -136,7 +137,7 @@ pub(crate) fn start(
     serve: &ServeMessages,
     seen: &Arc<Seen>,
 ) -> MessageServer {
-    let listener = cluster.listen(server(number), &ListenOptions { ports, link_bytes }).unwrap();
+    let listener = cluster.listen(server(number), &listen_options(ports, link_bytes)).unwrap();
     let seen = Arc::clone(seen);
     MessageServer::start(listener, serve, move |_| Ok(Box::new(Parrot::new(&seen)))).unwrap()
 }

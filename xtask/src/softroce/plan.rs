@@ -87,6 +87,7 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     for (lane, case) in [
         (Lane::Alone, "killed_server"),
         (Lane::Programs, "serve_and_bench"),
+        (Lane::Programs, "serve_and_ship"),
         (Lane::Programs, "without_the_secret"),
         (Lane::Programs, "random_bytes"),
         (Lane::Programs, "killed_bench"),
@@ -107,6 +108,14 @@ pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
     let few = ["--processes", "2", "--workers", "2", "--servers", "2", "--server-threads", "1"];
     let cached = ["--access", "cached", "--ship", "always", "--keys", "20000", "--cache-percent", "5"];
     stress(&mut script, "stress shipped", &[&few[..], &cached].concat());
+    // The other transport. Of the tests of messages, those that are about it; all of them if asked for by name.
+    if script.wants("messaging") {
+        let mut command = vec!["env", "FARLINK_TRANSPORT=send", built.test("messaging")?, "--test-threads", "2"];
+        if filter.is_none() {
+            command.extend(["on_a_good_fabric", "large_messages", "breaks_the_rules", "takes_no_replies"]);
+        }
+        script.step(Lane::Tests, "messaging by send", 240, &command);
+    }
     let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
     test(&mut script, "threads", 240, &["FARLINK_THREADS_SECONDS=1"], &skipped)?;
     test(&mut script, "messaging", 240, &[], &[])?;

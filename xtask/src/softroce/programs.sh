@@ -13,13 +13,16 @@ fail() {
     exit 1
 }
 
-# serve NUMBER OF ADDRESS PORT: starts a memory server and waits until it is ready.
+# serve NUMBER OF ADDRESS PORT OPTIONS...: starts a memory server and waits until it is ready.
 serve() {
-    rm -f "/tmp/server-$1"
-    farlink serve --fabric verbs $device --server "$1" --servers "$2" --listen "$3:$4" --bytes 128MiB >"/tmp/server-$1" 2>&1 &
+    local number=$1 of=$2 address=$3 port=$4
+    shift 4
+    rm -f "/tmp/server-$number"
+    farlink serve --fabric verbs $device --server "$number" --servers "$of" --listen "$address:$port" --bytes 128MiB \
+        "$@" >"/tmp/server-$number" 2>&1 &
     servers="$servers $!"
-    until grep -qs "server $1 ready" "/tmp/server-$1"; do
-        kill -0 $! 2>/dev/null || fail "a memory server does not start: $(cat "/tmp/server-$1")"
+    until grep -qs "server $number ready" "/tmp/server-$number"; do
+        kill -0 $! 2>/dev/null || fail "a memory server does not start: $(cat "/tmp/server-$number")"
         usleep 20000
     done
 }
@@ -58,6 +61,17 @@ serve_and_bench() {
     bench --keys 20000 --ops 4000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached --setup cm
     farlink check --connect "verbs://$at:7471,$at:7472" $device
     stop
+}
+
+# Memory servers as users run them, whose threads carry out what other processes ship, by either transport.
+serve_and_ship() {
+    for transport in ring send; do
+        serve 0 1 "$at" 7471 --threads 1 --transport "$transport"
+        farlink-stress --fabric verbs --connect "$at:7471" --seconds 4 --processes 2 --workers 1 --access coarse \
+            --keys 200
+        farlink check --connect "verbs://$at:7471" $device
+        stop
+    done
 }
 
 # Who does not know the secret gets nothing, and who knows it is served all the same.

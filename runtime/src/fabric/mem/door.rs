@@ -135,8 +135,8 @@ impl Door {
         let region = Region::of_file(&door, &path)?;
         let word = |index: usize| region.words()[index].load(Ordering::Acquire);
         let (ports, link_bytes) = (word(LINE) as usize, word(2 * LINE) as usize);
-        let options = ListenOptions { ports, link_bytes };
-        if word(0) != MAGIC || options.validate().is_err() || Self::bytes(ports) as u64 != bytes {
+        let options = ListenOptions { ports, link_bytes, ..ListenOptions::default() };
+        if word(0) != MAGIC || options.validate(false).is_err() || Self::bytes(ports) as u64 != bytes {
             return Err(bad());
         }
         let place = Place::Files { dir: dir.to_path_buf(), door };

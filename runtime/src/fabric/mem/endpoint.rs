@@ -317,6 +317,11 @@ pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
     Box::new(Error::Fabric { what: verb.name(), at, why })
 }
 
+#[cold]
+pub(super) fn no_sends(at: RemotePtr) -> Box<Error> {
+    Box::new(Error::Fabric { what: "SEND", at, why: "this fabric has none; use links with rings".into() })
+}
+
 /// Executes a request at once. The fences give what a reliable connection gives: a WRITE is placed after all before it,
 /// and what a READ returns is no older than what the READs completed before it returned.
 // Inlined: its result would otherwise be written in words and read back as a vector, which stalls the processor.
@@ -345,6 +350,7 @@ fn execute(space: &Space, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>>
             space.ring_bell(at);
             Done::Written
         }
+        Verb::Send(_) => return Err(no_sends(at)),
         Verb::CompareSwap { expected, new } => Done::Previous(compare_swap(&words[0], expected, new)),
         Verb::FetchAdd(add) => Done::Previous(words[0].fetch_add(add, Ordering::AcqRel)),
     })

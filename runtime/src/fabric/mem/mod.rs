@@ -94,6 +94,7 @@ impl MemOptions {
             inline_bytes: 8,
             gather_max: 1,
             works_in_doorbell: false,
+            send_receive: false,
         }
     }
 }
@@ -171,7 +172,7 @@ impl MemFabric {
     /// # Errors
     /// If there is no such memory server in this process, it listens already, or an option cannot work.
     pub fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
-        options.validate()?;
+        options.validate(false)?;
         let bad = |why: String| Error::BadOption { option: "server", why };
         let WhereDoors::Here(doors) = &self.doors else {
             return Err(bad(format!("memory server {server} listens in the process that serves it")));

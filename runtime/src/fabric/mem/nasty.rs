@@ -8,7 +8,7 @@
 
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-use super::endpoint::{Space, compare_swap, outside};
+use super::endpoint::{Space, compare_swap, no_sends, outside};
 use crate::{
     fabric::{Completion, Done, Request, Verb},
     sync::{AtomicU64, Ordering, fence, yield_thread},
@@ -53,6 +53,11 @@ impl Nasty {
     pub(super) fn accept(&mut self, space: &Space, request: Request, due_ns: u64) {
         if space.words_at(request.at, request.verb.bytes()).is_none() {
             let outcome = Err(outside(request.at, &request.verb));
+            self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
+            return;
+        }
+        if let Verb::Send(_) = request.verb {
+            let outcome = Err(no_sends(request.at));
             self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
             return;
         }
@@ -156,7 +161,7 @@ fn execute_word(word: &AtomicU64, verb: &Verb) -> Done {
             word.store(value, Ordering::Release);
             Done::Written
         }
-        Verb::Read(_) | Verb::Write(_) => Done::Written,
+        Verb::Read(_) | Verb::Write(_) | Verb::Send(_) => Done::Written,
     }
 }
 

@@ -13,13 +13,13 @@ use super::{
     lane::lane_of,
     link::Link,
     session::{Losses, Session},
-    talk::Talk,
+    talk::{Inbox, Talk},
 };
 use crate::{
     error::Error,
     fabric::{
         Capabilities, Completion, Endpoint, LocalKey, Request, Verb,
-        link::{LinkState, OpenMemory, PeerId},
+        link::{Arrived, LinkState, OpenMemory, PeerId, Transport},
     },
     ptr::{RemotePtr, ServerId},
     sync::{Arc, Ordering},
@@ -44,18 +44,19 @@ pub(super) struct Setup {
 
 impl Setup {
     pub(super) fn queue_pair(&self) -> Result<QueuePair, Error> {
-        self.queue_pair_of(self.depth)
+        self.queue_pair_of(self.depth, None)
     }
 
-    /// A queue pair for so many requests.
-    pub(super) fn queue_pair_of(&self, depth: u32) -> Result<QueuePair, Error> {
+    /// A queue pair for so many requests, that takes in what is sent to it or not.
+    pub(super) fn queue_pair_of(&self, depth: u32, inbox: Option<&Inbox>) -> Result<QueuePair, Error> {
+        let received = inbox.map_or(&self.completions, |inbox| &inbox.completions);
         let options = QueuePairOptions {
             send_depth: depth,
             inline_bytes: self.inline_bytes,
             gather_max: self.gather_max,
-            receive: None,
+            receive: inbox.map(|inbox| Arc::clone(&inbox.queue)),
         };
-        QueuePair::new(&self.domain, &self.completions, &self.completions, options)
+        QueuePair::new(&self.domain, &self.completions, received, options)
     }
 }
 
@@ -70,6 +71,7 @@ pub(super) fn capabilities(device: &DeviceInfo, inline_bytes: u32, gather_max: u
         inline_bytes: inline_bytes as usize,
         gather_max: gather_max as usize,
         works_in_doorbell: device.is_software,
+        send_receive: device.shared_receive,
     }
 }
 
@@ -236,6 +238,14 @@ impl Endpoint for VerbsEndpoint {
             // The memory server hears of it in its own time.
             drop(talk.close(&mut self.early));
         }
+    }
+
+    fn transport(&self, other: ServerId) -> Transport {
+        self.talks.get(other.index()).and_then(Option::as_ref).map_or(Transport::Ring, Talk::transport)
+    }
+
+    fn receive(&mut self, arrived: &mut Vec<Arrived>) {
+        self.talks.iter().flatten().for_each(|talk| talk.receive(arrived));
     }
 
     fn link_state(&mut self, server: ServerId) -> LinkState {

@@ -127,6 +127,15 @@ impl Lane {
         self.connection.is_some()
     }
 
+    /// Ends the connection at this side's end: nothing more arrives. What is under way comes back as failed.
+    pub(super) fn fail(&self) {
+        if let Some(connection) = &self.connection
+            && let Err(error) = connection.queue_pair.fail()
+        {
+            tracing::debug!(%error, "a connection did not end");
+        }
+    }
+
     /// Whether the other side's memory has these bytes.
     #[inline]
     pub(super) fn holds(&self, at: RemotePtr, bytes: usize) -> bool {
@@ -165,6 +174,7 @@ impl Lane {
         let (posting, piece, may_inline) = match &mut request.verb {
             Verb::Read(buffer) => (Posting::Read(remote), piece(buffer.key(), buffer), false),
             Verb::Write(buffer) => (Posting::Write(remote), piece(buffer.key(), buffer), true),
+            Verb::Send(buffer) => (Posting::Send, piece(buffer.key(), buffer), true),
             &mut Verb::WriteWord(word) => {
                 self.words.store(slot, word);
                 (Posting::Write(remote), own, true)
@@ -176,10 +186,10 @@ impl Lane {
             &mut Verb::CompareSwap { expected, new } => (Posting::CompareSwap(remote, expected, new), own, false),
             &mut Verb::FetchAdd(amount) => (Posting::FetchAdd(remote, amount), own, false),
         };
-        // A WRITE with others behind it in the batch completes with them.
+        // A WRITE or SEND with others behind it in the batch completes with them.
         if self.batched > 0
             && let Some(last) = self.posted.back()
-            && matches!(last.verb, Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_))
+            && matches!(last.verb, Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) | Verb::Send(_))
         {
             self.batch.unsignal_last();
         }
@@ -248,7 +258,7 @@ impl Lane {
             let Some(request) = self.posted.pop_front() else { break };
             let done = match request.verb {
                 Verb::Read(buffer) => Done::Read(buffer),
-                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) => Done::Written,
+                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) | Verb::Send(_) => Done::Written,
                 Verb::CompareSwap { .. } | Verb::FetchAdd(_) => Done::Previous(self.words.load(slot)),
             };
             completions.push(Completion { ticket: request.ticket, outcome: Ok(done) });
@@ -260,7 +270,7 @@ impl Lane {
     #[cold]
     fn failed(&mut self, before: usize, status: Status, completions: &mut Vec<Completion>) -> Failed {
         for request in self.posted.drain(..before) {
-            // Only WRITEs are not signalled.
+            // Only WRITEs and SENDs are not signalled.
             completions.push(Completion { ticket: request.ticket, outcome: Ok(Done::Written) });
         }
         let of = |request: &Request| Error::Fabric { what: request.verb.name(), at: request.at, why: status.why() };

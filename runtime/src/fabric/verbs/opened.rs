@@ -14,7 +14,7 @@ use crate::{
     sync::Arc,
 };
 
-/// Zeroed words of this side's, registered for the other side to read and write.
+/// Zeroed words of this side's, registered for the other side.
 #[derive(Debug)]
 pub(super) struct Opening {
     // Before the region: the memory goes after its registration.
@@ -23,12 +23,13 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    pub(super) fn new(domain: &Arc<Domain>, bytes: usize) -> Result<Self, Error> {
+    /// `access` is what the other side may do.
+    pub(super) fn new(domain: &Arc<Domain>, bytes: usize, access: Access) -> Result<Self, Error> {
         let region = Arc::new(Region::anonymous(bytes)?);
         let base = NonNull::from(region.words()).cast::<u64>();
         // SAFETY: the region lives as long as the registration (in this order they are dropped), and this process reaches
         // it only as atomic words.
-        let registered = unsafe { domain.register(base, region.words().len(), Access::Link) }?;
+        let registered = unsafe { domain.register(base, region.words().len(), access) }?;
         Ok(Self { registered, region })
     }
 

@@ -8,7 +8,7 @@ use super::{
     connecting::Connection,
     control::{Answer, Question},
     endpoint::Setup,
-    ib::{Access, Finished},
+    ib::{Access, CompletionQueue, Domain, Finished, ReceiveQueue},
     lane::{Failed, Lane},
     link::Cause,
     opened::Opening,
@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     fabric::{
         Completion, Request,
-        link::{LINK_BYTES_MIN, LinkState, OpenMemory, PeerId},
+        link::{Arrived, LINK_BYTES_MIN, LinkState, OpenMemory, PeerId, RECEIVE_WORDS, RECEIVES_PER_LINK, Transport},
     },
     ptr::RemotePtr,
     sync::Arc,
@@ -29,10 +29,27 @@ pub(super) const TALK_DEPTH: u32 = 64;
 /// More than any memory server opens.
 const LINK_BYTES_MAX: u64 = 1 << 30;
 
+/// Where what the memory server SENDs arrives.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    pub(super) queue: Arc<ReceiveQueue>,
+    pub(super) completions: Arc<CompletionQueue>,
+}
+
+impl Inbox {
+    fn new(domain: &Arc<Domain>) -> Result<Self, Error> {
+        // The queue pair is destroyed with them, so no completion of another one needs room.
+        let completions = CompletionQueue::new(domain.device(), RECEIVES_PER_LINK as u32, None)?;
+        Ok(Self { queue: ReceiveQueue::new(domain, RECEIVES_PER_LINK, RECEIVE_WORDS * 8)?, completions })
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Talk {
     // Before the memory that the other side may write to.
     lane: Lane,
+    /// With [`Transport::SendReceive`].
+    inbox: Option<Inbox>,
     _opening: Opening,
     session: Arc<Session>,
     /// The number of the other end.
@@ -51,13 +68,23 @@ impl Talk {
         who: PeerId,
     ) -> Result<(Self, OpenMemory), Error> {
         let missing = |why: String| Error::ServerMissing { server: session.server(), why };
-        let bytes = match session.ask(&Question::Listens)?.wait()? {
-            Answer::Listens(bytes) if (LINK_BYTES_MIN as u64..=LINK_BYTES_MAX).contains(&bytes) => bytes,
+        let (bytes, transport) = match session.ask(&Question::Listens)?.wait()? {
+            Answer::Listens { bytes, transport } if (LINK_BYTES_MIN as u64..=LINK_BYTES_MAX).contains(&bytes) => {
+                (bytes, transport)
+            }
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(Error::Malformed("a memory server answered something else than was asked")),
         };
-        let opening = Opening::new(&setup.domain, bytes as usize)?;
-        let queue_pair = setup.queue_pair_of(TALK_DEPTH)?;
+        let inbox = match transport {
+            Transport::Ring => None,
+            Transport::SendReceive if setup.domain.device().info().shared_receive => Some(Inbox::new(&setup.domain)?),
+            Transport::SendReceive => {
+                let why = "this machine's device has no shared receive queues; serve with the transport ring".into();
+                return Err(Error::Unsupported { what: "the transport send", why });
+            }
+        };
+        let opening = Opening::new(&setup.domain, bytes as usize, Access::Link)?;
+        let queue_pair = setup.queue_pair_of(TALK_DEPTH, inbox.as_ref())?;
         let question = Question::Link { ours: queue_pair.describe(&setup.local), who, opened: opening.describe() };
         let (theirs, opened) = match session.ask(&question)?.wait()? {
             Answer::Linked { theirs, opened } => (theirs, opened),
@@ -73,7 +100,19 @@ impl Talk {
         session.ask(&Question::LinkReady(u64::from(theirs)))?;
         let memory = opening.memory();
         let session = Arc::clone(session);
-        Ok((Self { lane, _opening: opening, session, theirs, asked: None, state: LinkState::Up }, memory))
+        Ok((Self { lane, inbox, _opening: opening, session, theirs, asked: None, state: LinkState::Up }, memory))
+    }
+
+    pub(super) fn transport(&self) -> Transport {
+        if self.inbox.is_some() { Transport::SendReceive } else { Transport::Ring }
+    }
+
+    /// What the memory server has SENT.
+    #[inline]
+    pub(super) fn receive(&self, arrived: &mut Vec<Arrived>) {
+        if let Some(Inbox { queue, completions }) = &self.inbox {
+            completions.poll(|finished| arrived.extend(queue.arrived(finished, self.session.server())));
+        }
     }
 
     /// Whether a request can be taken: the other side has opened these bytes, and the link is not broken.

@@ -193,11 +193,11 @@ impl Core {
         }
         let Some(link) = &mut self.link else { return Ok(()) };
         let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
-        link.release(carrier);
         if self.phase == Phase::Up {
             self.dirty |= link.send_out(&self.slots, carrier)?.owes;
             link.sent.clear();
         }
+        link.release(carrier)?;
         let moved = std::mem::take(&mut link.words_moved);
         let uncounted = moved.min(self.uncounted);
         self.uncounted -= uncounted;
@@ -277,7 +277,7 @@ impl Core {
         let Some(link) = &mut self.link else { return };
         let how = HowToSend { switch_words: self.switch_words, coalesce: self.options.coalesce };
         how.apply(link.sending());
-        link.post_control_word(how.word(), &mut WorkerCarrier { inner, spare: &mut self.spare });
+        link.tell(how, &mut WorkerCarrier { inner, spare: &mut self.spare });
     }
 
     /// Puts a request in the link's queue; true if it should not wait there for others.

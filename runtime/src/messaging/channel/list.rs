@@ -70,6 +70,21 @@ impl Channels {
         }
     }
 
+    /// Takes what was SENT to this worker.
+    pub(crate) fn arrive(&self, inner: &Inner) {
+        let mut arrived = inner.runs.borrow_mut();
+        inner.endpoint.borrow_mut().receive(&mut arrived);
+        for run in arrived.drain(..) {
+            let list = self.list.borrow();
+            let Some(state) = list.iter().find(|state| state.server == run.from()) else { continue };
+            let core = &mut *state.core.borrow_mut();
+            core.dirty = true;
+            if let Some(link) = &mut core.link {
+                link.arrive(run);
+            }
+        }
+    }
+
     /// The worker ends: closes all links.
     pub(crate) fn close(&self, inner: &Inner) {
         for state in self.list.take() {
@@ -131,12 +146,14 @@ impl State {
         let who = PeerId { owner: inner.compute.owner, worker: inner.number };
         let memory = inner.endpoint.borrow_mut().connect(self.server, who)?;
         core.generation = core.generation.wrapping_add(1);
+        let transport = inner.endpoint.borrow().transport(self.server);
         let sending = Sending {
+            transport,
             ordered: inner.capabilities.ordered_writes,
             coalesce: core.options.coalesce,
             switch_words: core.switch_words,
         };
-        let link = Connection::new(memory, self.server, core.generation, sending);
+        let link = Connection::new(memory, self.server, core.generation, sending, None);
         let too_small = || Error::ServerMissing { server: self.server, why: "it opens too little memory".into() };
         core.link = Some(link.ok_or_else(too_small)?);
         core.phase = Phase::Connecting;

@@ -5,12 +5,15 @@ use std::collections::VecDeque;
 use super::{Broken, Carrier, Connection, Op};
 use crate::{
     buffer::Buffer,
-    fabric::{Verb, link::far},
+    fabric::{
+        Verb,
+        link::{Arrived, RECEIVE_WORDS, Transport, far},
+    },
     messaging::{
         CHUNK_WORDS, MESSAGE_WORDS_MAX, PIECE_WORDS, Priority,
         frame::{Announced, Form, Frame},
         ring::{Consumer, Flaw},
-        shape::Control,
+        shape::{Control, Shape},
     },
     sync::Ordering,
 };
@@ -27,12 +30,16 @@ pub(super) struct Fetch {
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) consumer: Consumer,
+    /// Runs that have arrived and were not looked at, the one that is being read, and where the next one begins.
+    pub(super) runs: VecDeque<Arrived>,
+    pub(super) run: Option<Arrived>,
+    pub(super) arrived: u64,
     pub(super) fetches: VecDeque<Fetch>,
     /// The number of the first of them, counted from the link's start.
     pub(super) first_fetch: u64,
     pub(super) fetching: usize,
-    /// A piece has been fetched since the tail was published.
-    pub(super) fetched: bool,
+    /// Up to here pieces were fetched: until a tail says so, the other side's pool lacks them.
+    pub(super) fetched: u64,
     /// A published tail is under way.
     pub(super) releasing: bool,
     /// The parts of a message so far.
@@ -40,16 +47,33 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(ring_words: usize) -> Self {
+    pub(super) fn new(shape: Shape) -> Self {
+        let grain = if shape.transport == Transport::Ring { 1 } else { RECEIVE_WORDS };
         Self {
-            consumer: Consumer::new(ring_words),
+            consumer: Consumer::by_grain(shape.ring_words, grain),
+            runs: VecDeque::new(),
+            run: None,
+            arrived: 0,
             fetches: VecDeque::new(),
             first_fetch: 0,
             fetching: 0,
-            fetched: false,
+            fetched: 0,
             releasing: false,
             message: None,
         }
+    }
+
+    /// Whether a piece has been fetched and the other side does not know.
+    fn owes_pieces(&self) -> bool {
+        self.fetched > self.consumer.tail()
+    }
+
+    /// The end of the frame that was taken last; of its run, if that was all.
+    fn frame_end(&mut self) -> u64 {
+        if self.consumer.available() == 0 && self.run.take().is_some() {
+            self.consumer.skip_grain();
+        }
+        self.consumer.position()
     }
 }
 
@@ -67,13 +91,23 @@ impl Connection {
             }
             let incoming = &mut self.incoming[priority.index()];
             if incoming.consumer.available() == 0 {
-                let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
-                incoming.consumer.see_head(head)?;
-                if incoming.consumer.available() == 0 {
+                let more = match self.shape.transport {
+                    Transport::Ring => {
+                        let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
+                        incoming.consumer.see_head(head)?;
+                        incoming.consumer.available() != 0
+                    }
+                    Transport::SendReceive => self.begin_run(priority)?,
+                };
+                if !more {
                     return Ok(None);
                 }
             }
-            let ring = &self.own[self.shape.ring(priority)..][..self.shape.ring_words];
+            let incoming = &mut self.incoming[priority.index()];
+            let ring = match &incoming.run {
+                Some(run) => &run[..],
+                None => &self.own[self.shape.ring(priority)..][..self.shape.ring_words],
+            };
             let consumer = &mut incoming.consumer;
             let frame = Frame::read(consumer.peek(ring, 0), consumer.position())?;
             if 1 + frame.body_words > consumer.available() || frame.body_words > self.shape.body_max() {
@@ -85,7 +119,8 @@ impl Connection {
                 Form::Inline => {
                     let message = begin_part(&mut incoming.message, frame, frame.body_words, carrier)?;
                     consumer.take(ring, 1, frame.body_words, message);
-                    consumer.finish(consumer.position());
+                    let end = incoming.frame_end();
+                    incoming.consumer.finish(end);
                     if frame.last {
                         let message = incoming.message.take();
                         self.words_moved += message.as_ref().map_or(0, Vec::len) as u64;
@@ -99,7 +134,7 @@ impl Connection {
                     }
                     let buffer = carrier.buffer(announced.words).map_err(|error| Broken::Failed(Box::new(error)))?;
                     consumer.take(ring, 2, 0, &mut Vec::new());
-                    let fetch = Fetch { end: consumer.position(), words: announced.words, frame, arrived: None };
+                    let fetch = Fetch { end: incoming.frame_end(), words: announced.words, frame, arrived: None };
                     let number = incoming.first_fetch + incoming.fetches.len() as u64;
                     incoming.fetches.push_back(fetch);
                     incoming.fetching += announced.words;
@@ -119,7 +154,7 @@ impl Connection {
             incoming.first_fetch += 1;
             begin_part(&mut incoming.message, frame, words, carrier)?.extend_from_slice(&buffer);
             incoming.consumer.finish(end);
-            incoming.fetched = true;
+            incoming.fetched = end;
             if frame.last {
                 let message = incoming.message.take();
                 self.words_moved += message.as_ref().map_or(0, Vec::len) as u64;
@@ -130,18 +165,26 @@ impl Connection {
     }
 
     /// Tells the other side what it may overwrite, if it is worth a message: a quarter of a ring, or a piece of its pool.
-    pub(crate) fn release(&mut self, carrier: &mut impl Carrier) {
+    pub(crate) fn release(&mut self, carrier: &mut impl Carrier) -> Result<(), Broken> {
+        if self.shape.transport == Transport::SendReceive {
+            // What is sent the other way takes the tails along, so half of the runs are left to that.
+            let worth_it = self.incoming.iter().any(|incoming| {
+                let words = incoming.consumer.unpublished();
+                words >= self.shape.ring_words / 2 || (incoming.owes_pieces() && words > 0)
+            });
+            return if worth_it { self.send_tails(carrier) } else { Ok(()) };
+        }
         for priority in Priority::ALL {
             let incoming = &mut self.incoming[priority.index()];
             let words = incoming.consumer.unpublished();
-            let worth_it = words >= self.shape.ring_words / 4 || (incoming.fetched && words > 0);
+            let worth_it = words >= self.shape.ring_words / 4 || (incoming.owes_pieces() && words > 0);
             if worth_it && (self.sending.ordered || !incoming.releasing) {
-                incoming.fetched = false;
                 incoming.releasing = true;
                 let tail = incoming.consumer.release();
                 self.post_word(Control::Tail(priority), tail, Op::Tail(priority), carrier);
             }
         }
+        Ok(())
     }
 }
 

@@ -8,19 +8,25 @@
 //! that are copied to the pool and announced; the receiver fetches them. A ring's tail passes an announcing frame only
 //! when its piece has been fetched, so the tail alone says which pieces of the pool are free again.
 //!
+//! Where messages come by SEND, `run.rs` says what takes the place of the rings; the pool of a memory server's side is then one
+//! for all links of a thread.
+//!
 //! Priorities have rings of their own. The latency-sensitive one is always served first; of best-effort messages at most
 //! [`CHUNK_WORDS`](super::CHUNK_WORDS) are on their way at a time, in either direction, and no more are copied to the pool between
 //! two looks at what is urgent: that is the most that anything urgent can find before it.
 
 mod incoming;
 mod outgoing;
+pub(super) mod run;
 #[cfg(all(test, not(loom)))]
 mod tests;
+
+use std::{cell::RefCell, rc::Rc};
 
 use self::{incoming::Incoming, outgoing::Outgoing};
 use super::{
     MESSAGE_WORDS_MAX, Priority,
-    pool::Pool,
+    pool::{Pool, SharedPool},
     ring::Flaw,
     shape::{Control, Shape},
 };
@@ -29,7 +35,7 @@ use crate::{
     error::Error,
     fabric::{
         Completion, Done, Request, Ticket, Verb,
-        link::{OpenMemory, far},
+        link::{OpenMemory, Transport, far},
     },
     ptr::{RemotePtr, ServerId},
     sync::Ordering,
@@ -109,6 +115,7 @@ enum Op {
 /// How a link sends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sending {
+    pub(crate) transport: Transport,
     /// WRITEs are placed in the order of posting.
     pub(crate) ordered: bool,
     /// Several messages go in one write.
@@ -152,7 +159,14 @@ pub(crate) struct Connection {
     sending: Sending,
     outgoing: [Outgoing; 2],
     incoming: [Incoming; 2],
-    pool: Pool,
+    pool: SharedPool,
+    /// How many pieces had come back to the pool when there was none for this link.
+    starved_at: Option<u64>,
+    /// What is wrong with a run that has arrived.
+    flaw: Option<Flaw>,
+    /// What each run tells the other side to do, and what the last one from there has told.
+    says: Option<HowToSend>,
+    heard: u64,
     ops: Vec<Op>,
     free_ops: Vec<u32>,
     failed: Option<Box<Error>>,
@@ -167,18 +181,29 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// The end of a link to `other`, whose memory of this side is `own`. Its tickets carry `generation`, so that completions of
-    /// an earlier link to the same one are told apart. None if the memory is too small.
-    pub(crate) fn new(own: OpenMemory, other: ServerId, generation: u32, sending: Sending) -> Option<Self> {
-        let shape = Shape::of(own.len())?;
+    /// an earlier link to the same one are told apart. It uses `pool`, if there is one already for that memory. None if the
+    /// memory is too small.
+    pub(crate) fn new(
+        own: OpenMemory,
+        other: ServerId,
+        generation: u32,
+        sending: Sending,
+        pool: Option<SharedPool>,
+    ) -> Option<Self> {
+        let shape = Shape::of(own.len(), sending.transport)?;
         Some(Self {
             shape,
             own,
             other,
             ticket: CONNECTION_TICKET | u64::from(other.number()) << 48 | u64::from(generation & 0xff_ffff) << 24,
             sending,
-            outgoing: [(); 2].map(|()| Outgoing::new(shape.ring_words)),
-            incoming: [(); 2].map(|()| Incoming::new(shape.ring_words)),
-            pool: Pool::new(shape.blocks),
+            outgoing: [(); 2].map(|()| Outgoing::new(shape)),
+            incoming: [(); 2].map(|()| Incoming::new(shape)),
+            pool: pool.unwrap_or_else(|| Rc::new(RefCell::new(Pool::new(shape.blocks)))),
+            starved_at: None,
+            flaw: None,
+            says: None,
+            heard: 0,
             ops: Vec::new(),
             free_ops: Vec::new(),
             failed: None,
@@ -196,6 +221,27 @@ impl Connection {
 
     pub(crate) fn sending(&mut self) -> &mut Sending {
         &mut self.sending
+    }
+
+    /// The pool, for another link that has the same memory.
+    pub(crate) fn pool(&self) -> SharedPool {
+        Rc::clone(&self.pool)
+    }
+
+    /// Tells the memory server how it is to send, with what is sent next or before it.
+    pub(crate) fn tell(&mut self, how: HowToSend, carrier: &mut impl Carrier) {
+        self.says = Some(how);
+        if self.shape.transport == Transport::Ring {
+            self.post_control_word(how.word(), carrier);
+        }
+    }
+
+    /// How the worker wants its replies; none while it has not said.
+    pub(crate) fn told(&self) -> Option<HowToSend> {
+        HowToSend::read(match self.shape.transport {
+            Transport::Ring => self.control_word(),
+            Transport::SendReceive => self.heard,
+        })
     }
 
     /// A word that the other side has written.
@@ -238,13 +284,19 @@ impl Connection {
     /// Something that changes whenever the other side has done anything: a sum of its heads and tails.
     pub(crate) fn trace(&self) -> u64 {
         let word = |control: Control| self.own[control.index()].load(Ordering::Relaxed);
-        let sum = |priority| word(Control::Head(priority)).wrapping_add(word(Control::Tail(priority)));
+        let sum = |priority: Priority| match self.shape.transport {
+            Transport::Ring => word(Control::Head(priority)).wrapping_add(word(Control::Tail(priority))),
+            Transport::SendReceive => self.incoming[priority.index()].arrived + self.outgoing[priority.index()].told,
+        };
         sum(Priority::Latency).wrapping_add(sum(Priority::BestEffort).rotate_left(32))
     }
 
     /// Whether the other side has written something that this one has not looked at.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
+        if self.shape.transport == Transport::SendReceive {
+            return self.has_runs();
+        }
         Priority::ALL.into_iter().any(|priority| {
             let incoming = &self.incoming[priority.index()];
             let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
@@ -303,7 +355,30 @@ impl Connection {
         self.post(at, Verb::Notify(word), op, carrier);
     }
 
+    fn has_runs(&self) -> bool {
+        let unread = |incoming: &Incoming| incoming.consumer.available() != 0 || !incoming.runs.is_empty();
+        let moves =
+            |out: &Outgoing| out.told != out.producer.tail() && (!out.queue.is_empty() || !out.announced.is_empty());
+        self.flaw.is_some()
+            || self.incoming.iter().any(unread)
+            || self.outgoing.iter().any(moves)
+            || self.starved_at.is_some_and(|then| self.pool.borrow().returned != then)
+    }
+
     fn check(&mut self) -> Result<(), Broken> {
+        if let Some(flaw) = self.flaw.take() {
+            return Err(flaw.into());
+        }
         self.failed.take().map_or(Ok(()), |error| Err(Broken::Failed(error)))
+    }
+}
+
+impl Drop for Connection {
+    /// Nobody fetches any more what it has announced: others may have the pieces.
+    fn drop(&mut self) {
+        let mut pool = self.pool.borrow_mut();
+        for (_, piece) in self.outgoing.iter_mut().flat_map(|outgoing| outgoing.announced.drain(..)) {
+            pool.give_back(piece);
+        }
     }
 }

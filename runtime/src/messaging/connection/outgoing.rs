@@ -2,19 +2,25 @@
 
 use std::collections::VecDeque;
 
-use super::{Broken, Carrier, Connection, Item, Op, Sent, Source};
+use super::{Broken, Carrier, Connection, Item, Op, Sent, Source, run::HEADER};
 use crate::{
     buffer::{BUFFER_WORDS_MAX, Buffer},
-    fabric::{Verb, link::far},
+    fabric::{
+        Verb,
+        link::{RECEIVE_WORDS, Transport, far},
+    },
     messaging::{
         CHUNK_WORDS, PIECE_WORDS, Priority,
         frame::{Announced, Form, Frame},
         pool::Piece,
         ring::{Flaw, Producer},
-        shape::Control,
+        shape::{Control, Shape},
     },
     sync::Ordering,
 };
+
+/// Pieces that a link may have of a pool that many use: a peer that fetches nothing leaves the others most of it.
+const SHARE_PIECES: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -29,6 +35,8 @@ pub(super) struct Outgoing {
     /// Where the open buffer's first word goes.
     pub(super) open_place: usize,
     pub(super) published: u64,
+    /// The last tail that came with a run.
+    pub(super) told: u64,
     /// A published head is under way.
     pub(super) publishing: bool,
     /// Words of WRITEs under way.
@@ -38,15 +46,16 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(ring_words: usize) -> Self {
+    pub(super) fn new(shape: Shape) -> Self {
         Self {
             queue: VecDeque::new(),
             notices: VecDeque::new(),
             sent: 0,
-            producer: Producer::new(ring_words),
+            producer: Producer::new(shape.ring_words),
             open: None,
             open_place: 0,
             published: 0,
+            told: 0,
             publishing: false,
             writing: 0,
             announced: VecDeque::new(),
@@ -65,7 +74,7 @@ impl Connection {
     pub(crate) fn send_out(&mut self, source: &impl Source, carrier: &mut impl Carrier) -> Result<Sent, Broken> {
         self.check()?;
         let mut moved = false;
-        (self.copied, self.owes) = (0, false);
+        (self.copied, self.owes, self.starved_at) = (0, false, None);
         // Both before either sends: they share the pool.
         for priority in Priority::ALL {
             self.look_at_tail(priority)?;
@@ -114,14 +123,17 @@ impl Connection {
         if outgoing.queue.is_empty() && outgoing.announced.is_empty() {
             return Ok(());
         }
-        let tail = self.own[Control::Tail(priority).index()].load(Ordering::Acquire);
+        let tail = match self.shape.transport {
+            Transport::Ring => self.own[Control::Tail(priority).index()].load(Ordering::Acquire),
+            Transport::SendReceive => outgoing.told,
+        };
         // A tail beyond what was published is a lie even if it is not beyond what was framed.
         if tail > outgoing.published {
             return Err(Flaw::Tail);
         }
         outgoing.producer.see_tail(tail)?;
         while let Some((_, piece)) = outgoing.announced.pop_front_if(|(end, _)| *end <= tail) {
-            self.pool.give_back(piece);
+            self.pool.borrow_mut().give_back(piece);
         }
         Ok(())
     }
@@ -134,8 +146,8 @@ impl Connection {
             return Ok(true);
         }
         loop {
-            let outgoing = &self.outgoing[priority.index()];
-            let (sent, room) = (outgoing.sent, outgoing.producer.room());
+            let (outgoing, room) = (&self.outgoing[priority.index()], self.room(priority));
+            let sent = outgoing.sent;
             let rest = &message[sent..];
             if rest.is_empty() {
                 return Ok(true);
@@ -156,12 +168,22 @@ impl Connection {
                 self.owes = true;
                 return Ok(false);
             }
+            let piece = if announce {
+                let Some(piece) = self.piece(words, priority) else { return Ok(false) };
+                Some(piece)
+            } else {
+                None
+            };
+            if let Err(broken) = self.make_room(priority, needed, carrier) {
+                piece.into_iter().for_each(|piece| self.pool.borrow_mut().give_back(piece));
+                return Err(broken);
+            }
+            let outgoing = &self.outgoing[priority.index()];
             let form = if announce { Form::Announced } else { Form::Inline };
             let body_words = if announce { 1 } else { words };
             let frame = Frame { form, body_words, first: sent == 0, last: words == rest.len() };
             let word = frame.word(outgoing.producer.head());
-            if announce {
-                let Some(piece) = self.pool.take(words, priority) else { return Ok(false) };
+            if let Some(piece) = piece {
                 let first = self.shape.pool() + piece.first;
                 for (to, from) in self.own[first..first + words].iter().zip(rest) {
                     to.store(*from, Ordering::Relaxed);
@@ -178,6 +200,20 @@ impl Connection {
             self.words_moved += words as u64;
             self.outgoing[priority.index()].sent += words;
         }
+    }
+
+    /// A piece of the pool; none while others have it, or this link has its share of a pool that many use.
+    fn piece(&mut self, words: usize, priority: Priority) -> Option<Piece> {
+        let announced: usize = self.outgoing.iter().map(|outgoing| outgoing.announced.len()).sum();
+        if self.shape.transport == Transport::SendReceive && announced >= SHARE_PIECES {
+            return None;
+        }
+        let mut pool = self.pool.borrow_mut();
+        let piece = pool.take(words, priority);
+        if piece.is_none() {
+            self.starved_at = Some(pool.returned);
+        }
+        piece
     }
 
     /// The shortest way, which most small messages take: puts a whole message behind those in an open buffer; false if
@@ -231,11 +267,19 @@ impl Connection {
         Ok(())
     }
 
-    fn post_open(&mut self, priority: Priority, carrier: &mut impl Carrier) {
+    pub(super) fn post_open(&mut self, priority: Priority, carrier: &mut impl Carrier) {
         let outgoing = &mut self.outgoing[priority.index()];
         let Some((mut buffer, used)) = outgoing.open.take() else { return };
         buffer.truncate(used);
         outgoing.writing += used;
+        if self.shape.transport == Transport::SendReceive {
+            let number = ((outgoing.producer.head() - 1) / RECEIVE_WORDS as u64) as u32;
+            outgoing.producer.pad(RECEIVE_WORDS);
+            outgoing.published = outgoing.producer.head();
+            let header = self.header(Some((priority, number)));
+            buffer[..HEADER].copy_from_slice(&header.words());
+            return self.post(far(self.other, 0), Verb::Send(buffer), Op::Frames(priority, used), carrier);
+        }
         let at = far(self.other, (self.shape.ring(priority) + outgoing.open_place) as u64 * 8);
         self.post(at, Verb::Write(buffer), Op::Frames(priority, used), carrier);
     }
@@ -243,6 +287,9 @@ impl Connection {
     /// Posts what is open, and the head behind it: at once where WRITEs are placed in order, else when they have completed.
     fn flush(&mut self, priority: Priority, carrier: &mut impl Carrier) {
         self.post_open(priority, carrier);
+        if self.shape.transport == Transport::SendReceive {
+            return;
+        }
         let outgoing = &mut self.outgoing[priority.index()];
         let head = outgoing.producer.head();
         if outgoing.published != head && (self.sending.ordered || (outgoing.writing == 0 && !outgoing.publishing)) {

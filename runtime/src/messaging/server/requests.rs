@@ -8,7 +8,6 @@ use super::{
 };
 use crate::messaging::{
     CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW,
-    connection::HowToSend,
     message::{REPLY_HEADER, complaint, read_request, refusal, reply_item},
     serve::{Address, Finished, Request, Responder},
     session::Admission,
@@ -181,11 +180,11 @@ impl Thread {
                 continue;
             }
             let Some(session) = &mut self.sessions[peer.session] else { continue };
-            if let Some(how) = HowToSend::read(peer.link.control_word()) {
+            if let Some(how) = peer.link.told() {
                 how.apply(peer.link.sending());
             }
             let outcome = peer.link.send_out(session, &mut carrier!(self));
-            peer.link.release(&mut carrier!(self));
+            let outcome = outcome.and_then(|sent| peer.link.release(&mut carrier!(self)).map(|()| sent));
             peer.dirty = false;
             for sequence in peer.link.sent.drain(..) {
                 session.sent(sequence, &self.replies);

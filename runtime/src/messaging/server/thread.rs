@@ -13,11 +13,12 @@ use crate::{
     error::Error,
     fabric::{
         Completion, Request as Post,
-        link::{Change, PeerId, Port},
+        link::{Arrived, Change, PeerId, Port},
     },
     messaging::{
         Load, Priority,
         connection::{Carrier, Connection},
+        pool::SharedPool,
         serve::{Finished, Replies, Service, Turn},
         session::Session,
     },
@@ -64,6 +65,9 @@ pub(super) struct Thread {
     pub(super) outbox: Vec<Post>,
     pub(super) completions: Vec<Completion>,
     pub(super) changes: Vec<Change>,
+    pub(super) arrived: Vec<Arrived>,
+    /// What all links share, where messages come by SEND.
+    pub(super) pool: Option<SharedPool>,
     pub(super) replies: Rc<Replies>,
     pub(super) finished: Vec<Finished>,
     pub(super) peers: Vec<Option<Peer>>,
@@ -114,6 +118,8 @@ impl Thread {
             outbox: Vec::new(),
             completions: Vec::new(),
             changes: Vec::new(),
+            arrived: Vec::new(),
+            pool: None,
             replies: Rc::default(),
             finished: Vec::new(),
             peers: Vec::new(),
@@ -179,6 +185,7 @@ impl Thread {
     /// One turn; false if there was nothing to do.
     pub(super) fn turn(&mut self) -> bool {
         let mut progress = self.take_changes(false);
+        self.take_arrived();
         progress |= self.take_requests(Priority::Latency);
         progress |= self.take_requests(Priority::BestEffort);
         let busy = self.service.turn() == Turn::Busy;
@@ -188,6 +195,17 @@ impl Thread {
         progress |= !self.outbox.is_empty();
         self.exchange();
         progress
+    }
+
+    /// Hands what was SENT to its links.
+    fn take_arrived(&mut self) {
+        self.port.receive(&mut self.arrived);
+        for run in self.arrived.drain(..) {
+            if let Some(Some(peer)) = self.peers.get_mut(run.from().index()) {
+                peer.dirty = true;
+                peer.link.arrive(run);
+            }
+        }
     }
 
     pub(super) fn exchange(&mut self) {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use super::{super::ib::Peer, Invitation};
 use crate::{
     error::Error,
-    fabric::link::{LinkState, PeerId},
+    fabric::link::{LinkState, PeerId, Transport},
     lock::OwnerId,
     wire::Wire,
 };
@@ -200,7 +200,7 @@ pub(in super::super) enum Answer {
     /// An invitation.
     Invited(Invitation),
     /// It takes messages; each side of a link opens so many bytes.
-    Listens(u64),
+    Listens { bytes: u64, transport: Transport },
     /// A message link: its queue pair, connected, and the memory that it opens.
     Linked { theirs: Peer, opened: Opened },
     /// What has become of a link.
@@ -299,7 +299,9 @@ impl Wire for Answer {
                 to.push(4);
                 invitation.encode(to);
             }
-            Self::Listens(link_bytes) => to.extend([5, *link_bytes]),
+            Self::Listens { bytes, transport } => {
+                to.extend([5, *bytes, u64::from(*transport == Transport::SendReceive)])
+            }
             Self::Linked { theirs, opened } => {
                 to.push(6);
                 theirs.encode(to);
@@ -319,7 +321,10 @@ impl Wire for Answer {
             2 => Self::Lives(bool::decode(from)?),
             3 => Self::Refused(decode_text(from)?),
             4 => Self::Invited(Invitation::decode(from)?),
-            5 => Self::Listens(u64::decode(from)?),
+            5 => {
+                let (bytes, sends) = (u64::decode(from)?, bool::decode(from)?);
+                Self::Listens { bytes, transport: if sends { Transport::SendReceive } else { Transport::Ring } }
+            }
             6 => Self::Linked { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
             7 => Self::Link(LinkState::decode(from)?),
             _ => return Err(Error::Malformed("there is no such answer")),
@@ -384,7 +389,9 @@ mod tests {
             .into_iter()
             .for_each(comes_back);
         comes_back(Answer::Linked { theirs: peer(), opened });
-        comes_back(Answer::Listens(1 << 20));
+        for transport in [Transport::Ring, Transport::SendReceive] {
+            comes_back(Answer::Listens { bytes: 1 << 20, transport });
+        }
         [LinkState::Up, LinkState::Dismissed, LinkState::Dead].map(Answer::Link).into_iter().for_each(comes_back);
         for manager in [None, Some("10.0.0.1:4791".parse().unwrap()), Some("[2001:db8::7]:1".parse().unwrap())] {
             comes_back(Welcome { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6, manager });

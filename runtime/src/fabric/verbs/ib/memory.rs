@@ -5,7 +5,7 @@ use std::{fmt, io, ptr::NonNull, sync::Arc};
 use rdma_sys as rdma;
 
 use super::{Device, device::refused};
-use crate::{error::Error, fabric::LocalKey};
+use crate::{error::Error, fabric::LocalKey, sync::AtomicU64};
 
 /// Who is let at registered memory, besides the owner's own requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub(crate) enum Access {
     Peers,
     /// The other side of a message link, to read and write.
     Link,
+    /// The other sides of message links, to read.
+    Readers,
 }
 
 /// What belongs together: a queue pair reaches only memory of its own domain.
@@ -75,6 +77,7 @@ impl Domain {
             Access::Link => {
                 flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE
             }
+            Access::Readers => flags::IBV_ACCESS_REMOTE_READ,
         };
         // SAFETY: the domain is alive; the caller keeps the memory.
         let raw = unsafe { rdma::ibv_reg_mr(self.raw(), base.as_ptr().cast(), words * 8, allowed.0 as i32) };
@@ -233,6 +236,14 @@ impl Memory {
     pub(crate) fn load(&self, index: usize) -> u64 {
         // SAFETY: in bounds and aligned. Volatile: the device writes behind the compiler's back.
         unsafe { self.at(index).read_volatile() }
+    }
+
+    /// The words at `range`, while the device leaves them alone and nobody has the memory to himself.
+    pub(crate) fn words(&self, range: std::ops::Range<usize>) -> &[AtomicU64] {
+        assert!(range.start <= range.end && range.end <= self.registered.bytes() / 8, "words {range:?}");
+        // SAFETY: in bounds, by the assertion; aligned, initialised (zeroed) and alive as long as `self`. An atomic has the
+        // layout of its word, and while `self` is shared nothing writes here but the device.
+        unsafe { std::slice::from_raw_parts(self.words.base.add(range.start).cast().as_ptr(), range.len()) }
     }
 
     /// Sets the word at `index`.

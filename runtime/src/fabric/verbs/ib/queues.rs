@@ -15,7 +15,12 @@ use std::{
 use rdma_sys as rdma;
 
 use super::{Device, Domain, Memory, check, device::refused};
-use crate::error::Error;
+use crate::{
+    error::Error,
+    fabric::link::{Arrived, ReceiveBuffers},
+    ptr::ServerId,
+    sync::AtomicU64,
+};
 
 /// Completions taken from a queue at a time.
 const POLL_MAX: usize = 32;
@@ -307,8 +312,36 @@ impl ReceiveQueue {
         self.memory.copy_out(slot * self.slot_words, bytes);
     }
 
+    /// Has what a completion tells of a SEND to one of its slots handed out; none if there was none, and then the slot goes
+    /// back.
+    #[inline]
+    pub(crate) fn arrived(self: &Arc<Self>, finished: Finished, from: ServerId) -> Option<Arrived> {
+        let slot = finished.id as usize;
+        match finished.received {
+            Some(Received { bytes, is_write: false, .. }) => {
+                Some(Arrived::new(from, Arc::clone(self) as Arc<dyn ReceiveBuffers>, slot, bytes as usize))
+            }
+            _ => {
+                self.give_back(slot);
+                None
+            }
+        }
+    }
+
     pub(crate) fn slot_bytes(&self) -> usize {
         self.slot_words * 8
+    }
+}
+
+impl ReceiveBuffers for ReceiveQueue {
+    fn words(&self, buffer: usize) -> &[AtomicU64] {
+        self.memory.words(buffer * self.slot_words..(buffer + 1) * self.slot_words)
+    }
+
+    fn give_back(&self, buffer: usize) {
+        if let Err(error) = self.post(buffer) {
+            tracing::warn!(%error, "a receive buffer is lost");
+        }
     }
 }
 

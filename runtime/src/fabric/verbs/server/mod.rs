@@ -167,7 +167,7 @@ impl VerbsServer {
     /// # Errors
     /// If it listens already, an option cannot work, or the device refuses.
     pub fn listen(&self, options: &ListenOptions) -> Result<Box<dyn link::Listener>, Error> {
-        options.validate()?;
+        options.validate(self.serving.open_device().info().shared_receive)?;
         let mut hangs = lock(&self.serving.door);
         if hangs.is_some() {
             let why = format!("memory server {} listens already", self.serving.geometry.server);

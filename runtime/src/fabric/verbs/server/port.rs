@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     fabric::{
         Capabilities, Completion, Endpoint, LocalKey, Request,
-        link::{Change, Listener, Port, PortWaker},
+        link::{Arrived, Change, Listener, Port, PortWaker, ReceiveBuffers, Transport},
         verbs::{
             endpoint::{capabilities, outside},
             ib::{Access, Finished, Registered},
@@ -52,6 +52,8 @@ impl Listener for VerbsListener {
         }
         Ok(Box::new(VerbsPort {
             peers: Vec::new(),
+            by_queue_pair: Vec::new(),
+            arrived: Vec::new(),
             registered: Vec::new(),
             door: Arc::clone(&self.door),
             number,
@@ -83,7 +85,7 @@ impl Drop for VerbsListener {
 struct LinkedPeer {
     // Before the memory that the worker may write to.
     lane: Lane,
-    _opening: Opening,
+    _opening: Arc<Opening>,
     record: Arc<Record>,
     _place: Place,
 }
@@ -92,6 +94,10 @@ struct LinkedPeer {
 struct VerbsPort {
     // Before the registrations: no queue pair uses memory that is not registered any more.
     peers: Vec<Option<LinkedPeer>>,
+    /// The peers' places by the numbers of their queue pairs, in order of these.
+    by_queue_pair: Vec<(u32, u16)>,
+    /// What was SENT and nobody has asked for yet.
+    arrived: Vec<Arrived>,
     registered: Vec<Registered>,
     door: Arc<Door>,
     number: usize,
@@ -139,7 +145,10 @@ impl VerbsPort {
         let lane = Lane::new(&self.entrance().domain, free as u16, PORT_DEPTH, target)?;
         let mut lane = lane.of_generation(self.generation);
         let Arrival { connection, opening, who, record, place, .. } = arrival;
+        let queue_pair = connection.queue_pair.number();
         lane.connect(connection);
+        let at = self.by_queue_pair.partition_point(|&(number, _)| number < queue_pair);
+        self.by_queue_pair.insert(at, (queue_pair, free as u16));
         let memory = opening.memory();
         if free == self.peers.len() {
             self.peers.push(None);
@@ -151,8 +160,29 @@ impl VerbsPort {
     /// Closes a link; true if there was one.
     fn leave(&mut self, index: usize) -> bool {
         let Some(mut peer) = self.peers.get_mut(index).and_then(Option::take) else { return false };
+        // First what has arrived: the device forgets it with the queue pair, and the buffers with it.
+        peer.lane.fail();
+        self.by_queue_pair.retain(|&(_, place)| usize::from(place) != index);
+        self.collect();
+        self.arrived.retain(|arrived| arrived.from().index() != index);
         peer.cut(None, "the link was closed", &mut self.early);
         true
+    }
+
+    /// Looks for what was SENT, or has notified; whether there was anything.
+    fn collect(&mut self) -> bool {
+        let (entrance, arrived) = (&self.door.entrances[self.number], &mut self.arrived);
+        let mut any = false;
+        entrance.received.poll(|finished| {
+            any = true;
+            let found = self.by_queue_pair.binary_search_by_key(&finished.queue_pair, |&(number, _)| number);
+            // A notification, of a link that broke, or of one that nobody has heard of yet: only its buffer counts.
+            match found.map(|at| peer_id(usize::from(self.by_queue_pair[at].1))) {
+                Ok(from) => arrived.extend(entrance.queue.arrived(finished, from)),
+                Err(_) => entrance.queue.give_back(finished.id as usize),
+            }
+        });
+        any
     }
 
     fn post_waiting(&mut self, completions: &mut Vec<Completion>) {
@@ -209,10 +239,19 @@ impl Endpoint for VerbsPort {
                 peer.finished(finished, completions);
             }
         });
-        entrance.take_notifications();
+        self.collect();
         if self.unsettled {
             self.post_waiting(completions);
         }
+    }
+
+    fn transport(&self, _other: ServerId) -> Transport {
+        self.door.transport
+    }
+
+    fn receive(&mut self, arrived: &mut Vec<Arrived>) {
+        self.collect();
+        arrived.append(&mut self.arrived);
     }
 }
 
@@ -252,16 +291,17 @@ impl Port for VerbsPort {
     }
 
     fn sleep(&mut self, limit: Duration, has_news: &mut dyn FnMut() -> bool) {
-        let entrance = self.entrance();
+        let entrance = &self.door.entrances[self.number];
         // What comes before this is seen by the looks that follow, what comes after it wakes.
         entrance.channel.drain();
         entrance.wake.drain();
         if let Err(error) = entrance.received.arm() {
             return tracing::warn!(%error, "a port cannot sleep");
         }
-        if entrance.take_notifications() || entrance.news() != self.news || has_news() {
+        if self.collect() || !self.arrived.is_empty() || self.entrance().news() != self.news || has_news() {
             return;
         }
+        let entrance = self.entrance();
         if let Err(error) = entrance.channel.wait(limit, Some(entrance.wake.end())) {
             tracing::warn!(%error, "a port cannot sleep");
         }

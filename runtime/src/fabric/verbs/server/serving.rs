@@ -241,7 +241,7 @@ impl Serving {
                 self.invite(id)
             }
             Question::Listens => match &*lock(&self.door) {
-                Some(door) => Answer::Listens(door.link_bytes as u64),
+                Some(door) => Answer::Listens { bytes: door.link_bytes as u64, transport: door.transport },
                 None => Answer::Refused("it takes no messages; start it with --threads".into()),
             },
             Question::Link { ours, who, opened } => {
