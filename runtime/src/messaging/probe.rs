@@ -7,7 +7,7 @@
 //! logarithmic scale of sizes. Near that point both ways cost the same, so a small error costs little.
 //!
 //! What is so at the start need not stay so: cores and memory get busy. So a channel looks again now and then
-//! ([`look_again`]): after it has carried [`SPACING`] times as many words as that takes, one size near the switch-over is tried
+//! ([`look_again`]): after it has carried [`SPACING`] times as many words as that takes (at first less), one size near the switch-over is tried
 //! both ways, for a fraction of a millisecond. Of each size the median of the last quotients counts, at first that of the
 //! measurement at the start, and the others follow with their next exchange.
 
@@ -47,8 +47,11 @@ const LOOK_WORDS: usize = 8 << 10;
 const LOOK_IN_FLIGHT: std::ops::RangeInclusive<usize> = 4..=WINDOW / 4;
 /// A look is given up after so long.
 const LOOK_NS_MAX: u64 = 5_000_000;
-/// Words that a channel carries between two looks, as a multiple of what one takes.
+/// Words that a channel carries between two looks, as a multiple of what one takes; and fewer between the first ones, because
+/// what a stream gains shows only once it has gone on for a while.
 const SPACING: usize = 128;
+const SPACING_EARLY: usize = 8;
+const LOOKS_EARLY: usize = 32;
 /// Quotients of each size that are remembered.
 const MEMORY: usize = 5;
 /// Differences below one in a hundred are none.
@@ -80,7 +83,7 @@ struct Gains {
 
 impl Gains {
     fn new(first: [f64; SIZES.len()]) -> Self {
-        Self { last: first.map(|gain| VecDeque::from([gain; MEMORY])), looks: 0 }
+        Self { last: first.map(|gain| VecDeque::from([gain])), looks: 0 }
     }
 
     fn switch_words(&self) -> usize {
@@ -102,8 +105,10 @@ impl Gains {
     }
 
     fn learn(&mut self, size: usize, gain: f64) {
-        self.last[size].pop_front();
         self.last[size].push_back(gain);
+        if self.last[size].len() > MEMORY {
+            self.last[size].pop_front();
+        }
     }
 }
 
@@ -167,7 +172,8 @@ pub(super) async fn measured(channel: &Channel) -> Result<(), Error> {
 /// Tries one size both ways; returns after how many more words the channel should look again, or none if there is no need to.
 pub(super) async fn look_again(channel: &Channel) -> Result<Option<usize>, Error> {
     let measured = &channel.handle().compute().switch_words;
-    let Some((size, first)) = lock(&measured.gains).as_mut().map(Gains::next) else { return Ok(None) };
+    let next = |gains: &mut Gains| (gains.next(), gains.looks <= LOOKS_EARLY);
+    let Some(((size, first), is_early)) = lock(&measured.gains).as_mut().map(next) else { return Ok(None) };
     let words = SIZES[size];
     let in_flight = (LOOK_WORDS / words).clamp(*LOOK_IN_FLIGHT.start(), *LOOK_IN_FLIGHT.end());
     let deadline_ns = channel.handle().clock().now_ns() + LOOK_NS_MAX;
@@ -181,7 +187,8 @@ pub(super) async fn look_again(channel: &Channel) -> Result<Option<usize>, Error
         gains.learn(size, (fetched.max(1) as f64 / ring.max(1) as f64).ln());
         measured.words.store(gains.switch_words().max(1) as u64, Ordering::Relaxed);
     }
-    Ok(Some(SPACING * 2 * LENGTH * in_flight * words))
+    let spacing = if is_early { SPACING_EARLY } else { SPACING };
+    Ok(Some(spacing * 2 * LENGTH * in_flight * words))
 }
 
 /// By what factor fetching takes longer than the ring at each size, as logarithms; none if that would take too long.

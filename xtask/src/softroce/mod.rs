@@ -28,6 +28,7 @@ use self::{
     guest::{Guest, Network, Outcome, Spec, quoted},
     host::Unable,
     kernel::Kernel,
+    plan::Wanted,
     programs::{Built, Measured, Programs},
 };
 
@@ -51,6 +52,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    /// Messages and shipped operations.
+    Messages,
     /// Memory servers in one guest, compute servers in another, and a network between them that loses packets.
     Pair {
         /// How much each guest loses of what it sends.
@@ -113,16 +116,8 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 fn execute(args: &Args) -> Result<Outcome> {
     match &args.action {
-        None => {
-            let bench = Bench::prepare()?;
-            let built = Built::tests(args.only.as_deref())?;
-            let script = plan::alone(&built, args.only.as_deref())?;
-            let outcome = bench.run("", &built.programs, &script, Network::Alone, LIMIT)?;
-            if outcome != Outcome::Exit(0) || args.only.is_some() {
-                return Ok(outcome);
-            }
-            bench.run_pair(&built.programs, LOSS)
-        }
+        None => run_alone(&args.only.clone().map_or(Wanted::Memory, Wanted::Named)),
+        Some(Action::Messages) => run_alone(&Wanted::Messages),
         Some(Action::Pair { loss }) => Bench::prepare()?.run_pair(&Built::programs()?, loss),
         Some(Action::Lint) => {
             host::prepare()?;
@@ -154,6 +149,12 @@ fn execute(args: &Args) -> Result<Outcome> {
             bench.run("", &programs, &script, Network::Alone, Duration::from_secs(*limit))
         }
     }
+}
+
+fn run_alone(wanted: &Wanted) -> Result<Outcome> {
+    let bench = Bench::prepare()?;
+    let built = Built::tests(wanted)?;
+    bench.run("", &built.programs, &plan::alone(&built, wanted)?, Network::Alone, LIMIT)
 }
 
 /// What all guests of a run need.

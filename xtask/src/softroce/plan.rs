@@ -65,83 +65,114 @@ impl Script {
     }
 }
 
-/// Everything that one guest can show.
-pub(super) fn alone(built: &Built, filter: Option<&str>) -> Result<String> {
-    let mut script = Script::new(filter);
-    let test = |script: &mut Script, name: &str, limit_s: u32, settings: &[&str], skipped: &[&str]| -> Result<()> {
-        if !script.wants(name) {
-            return Ok(());
-        }
-        let program = built.test(name)?;
-        let mut command = vec!["env"];
-        command.extend(settings);
-        command.extend([program, "--test-threads", "2"]);
-        command.extend(skipped.iter().flat_map(|name| ["--skip", name]));
-        script.step(Lane::Tests, name, limit_s, &command);
-        Ok(())
-    };
-    script.step(Lane::Alone, "devices", 60, &["farlink", "devices"]);
-    test(&mut script, "verbs", 240, &[], &[])?;
-    script.step(Lane::Tests, "program", 180, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
-    test(&mut script, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
-    for (lane, case) in [
-        (Lane::Alone, "killed_server"),
-        (Lane::Programs, "serve_and_bench"),
-        (Lane::Programs, "serve_and_ship"),
-        (Lane::Programs, "without_the_secret"),
-        (Lane::Programs, "random_bytes"),
-        (Lane::Programs, "killed_bench"),
-    ] {
-        script.step(lane, case, 180, &["sh", "/tmp/programs.sh", case]);
+/// What one guest is to show.
+#[derive(Debug, Clone)]
+pub(super) enum Wanted {
+    /// Memory over verbs: what is there without threads at memory servers.
+    Memory,
+    /// Messages and shipped operations.
+    Messages,
+    /// All steps whose name contains this, those that take minutes, too.
+    Named(String),
+}
+
+/// The steps that are wanted.
+pub(super) fn alone(built: &Built, wanted: &Wanted) -> Result<String> {
+    let named = if let Wanted::Named(name) = wanted { Some(name.as_str()) } else { None };
+    let mut script = Script::new(named);
+    if !matches!(wanted, Wanted::Messages) {
+        script.memory(built)?;
     }
-    let stress = |script: &mut Script, name: &str, options: &[&str]| {
-        let command = [&["farlink-stress", "--fabric", "verbs", "--seconds", "8"][..], options].concat();
-        script.step(Lane::Programs, name, 180, &command);
-    };
-    stress(&mut script, "stress one-sided", &["--processes", "2", "--workers", "2"]);
-    stress(
-        &mut script,
-        "stress cached",
-        &["--processes", "2", "--workers", "2", "--access", "cached", "--keys", "20000", "--cache-percent", "5"],
-    );
-    stress(&mut script, "stress shared-inner", &["--processes", "2", "--workers", "2", "--access", "shared-inner"]);
-    let few = ["--processes", "2", "--workers", "2", "--servers", "2", "--server-threads", "1"];
-    let cached = ["--access", "cached", "--ship", "always", "--keys", "20000", "--cache-percent", "5"];
-    stress(&mut script, "stress shipped", &[&few[..], &cached].concat());
-    // The other transport. Of the tests of messages, those that are about it; all of them if asked for by name.
-    if script.wants("messaging") {
-        let mut command = vec!["env", "FARLINK_TRANSPORT=send", built.test("messaging")?, "--test-threads", "2"];
-        if filter.is_none() {
-            command.extend(["on_a_good_fabric", "large_messages", "breaks_the_rules", "takes_no_replies"]);
-        }
-        script.step(Lane::Tests, "messaging by send", 240, &command);
+    if !matches!(wanted, Wanted::Memory) {
+        script.messages(built, named.is_some())?;
     }
-    let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
-    test(&mut script, "threads", 240, &["FARLINK_THREADS_SECONDS=1"], &skipped)?;
-    test(&mut script, "messaging", 240, &[], &[])?;
-    let settings = ["FARLINK_THREADS_SECONDS=3", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
-    // The same code over another structure, and costs that do not depend on the fabric.
-    let skipped = ["skiplist::", "a_get_is_one", "leaves_are_everywhere"];
-    test(&mut script, "shipping", 300, &settings, if filter.is_some() { &[] } else { &skipped })?;
-    // A minute and more each under emulation: only if asked for by name.
-    if filter.is_some() {
-        // Several packets a READ, so that some are torn.
-        stress(
-            &mut script,
-            "stress large pages",
-            &["--processes", "2", "--workers", "2", "--page-bytes", "2048", "--keys", "1000"],
-        );
-        stress(&mut script, "stress coarse", &[&few[..], &["--access", "coarse", "--keys", "300"]].concat());
-        stress(&mut script, "stress hybrid", &[&few[..], &["--access", "hybrid", "--keys", "300"]].concat());
-        test(&mut script, "faults", 300, &["FARLINK_FAULT_ROUNDS=2"], &[])?;
-        // One fills the memory of three servers with small pages and frees them again: minutes, one by one.
-        let skipped = ["failed_bulk_loads"];
-        test(&mut script, "model", 400, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;
-        test(&mut script, "reclaim", 400, &["FARLINK_RECLAIM_KEYS=400"], &[])?;
-        test(&mut script, "cached", 400, &["FARLINK_MODEL_CASES=2"], &["endings::"])?;
-        test(&mut script, "hostile", 300, &["FARLINK_HOSTILE_CASES=3"], &[])?;
+    if named.is_some() {
+        script.long(built)?;
     }
     Ok(script.end())
+}
+
+/// A stress test of two processes.
+const TWO: [&str; 4] = ["--processes", "2", "--workers", "2"];
+/// Its memory servers, where they have threads.
+const WITH_THREADS: [&str; 4] = ["--servers", "2", "--server-threads", "1"];
+/// What makes a cache evict and write back.
+const SMALL_CACHE: [&str; 6] = ["--access", "cached", "--keys", "20000", "--cache-percent", "5"];
+
+impl Script {
+    /// A test program.
+    fn test(&mut self, built: &Built, name: &str, limit_s: u32, settings: &[&str], skipped: &[&str]) -> Result<()> {
+        if !self.wants(name) {
+            return Ok(());
+        }
+        let mut command = vec!["env"];
+        command.extend(settings);
+        command.extend([built.test(name)?, "--test-threads", "2"]);
+        command.extend(skipped.iter().flat_map(|name| ["--skip", name]));
+        self.step(Lane::Tests, name, limit_s, &command);
+        Ok(())
+    }
+
+    fn stress(&mut self, name: &str, options: &[&[&str]]) {
+        let command =
+            [&["farlink-stress", "--fabric", "verbs", "--seconds", "8"][..], &TWO, &options.concat()].concat();
+        self.step(Lane::Programs, name, 180, &command);
+    }
+
+    fn program(&mut self, lane: Lane, case: &str) {
+        self.step(lane, case, 180, &["sh", "/tmp/programs.sh", case]);
+    }
+
+    fn memory(&mut self, built: &Built) -> Result<()> {
+        self.step(Lane::Alone, "devices", 60, &["farlink", "devices"]);
+        self.program(Lane::Alone, "killed_server");
+        self.test(built, "verbs", 240, &[], &[])?;
+        self.step(Lane::Tests, "program", 180, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
+        self.test(built, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
+        let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
+        self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=1"], &skipped)?;
+        for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_bench"] {
+            self.program(Lane::Programs, case);
+        }
+        self.stress("stress one-sided", &[]);
+        self.stress("stress cached", &[&SMALL_CACHE]);
+        self.stress("stress shared-inner", &[&["--access", "shared-inner"]]);
+        Ok(())
+    }
+
+    fn messages(&mut self, built: &Built, all: bool) -> Result<()> {
+        self.test(built, "messaging", 240, &[], &[])?;
+        // The other transport. Of the tests of messages, those that are about it; all of them if asked for by name.
+        if self.wants("messaging") {
+            let mut command = vec!["env", "FARLINK_TRANSPORT=send", built.test("messaging")?, "--test-threads", "2"];
+            if !all {
+                command.extend(["on_a_good_fabric", "large_messages", "breaks_the_rules", "takes_no_replies"]);
+            }
+            self.step(Lane::Tests, "messaging by send", 240, &command);
+        }
+        let settings = ["FARLINK_THREADS_SECONDS=3", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
+        // The same code over another structure, and costs that do not depend on the fabric.
+        let skipped = ["skiplist::", "a_get_is_one", "leaves_are_everywhere"];
+        self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
+        self.program(Lane::Programs, "serve_and_ship");
+        self.stress("stress shipped", &[&WITH_THREADS, &SMALL_CACHE, &["--ship", "always"]]);
+        Ok(())
+    }
+
+    /// A minute and more each under emulation.
+    fn long(&mut self, built: &Built) -> Result<()> {
+        // Several packets a READ, so that some are torn.
+        self.stress("stress large pages", &[&["--page-bytes", "2048", "--keys", "1000"]]);
+        self.stress("stress coarse", &[&WITH_THREADS, &["--access", "coarse", "--keys", "300"]]);
+        self.stress("stress hybrid", &[&WITH_THREADS, &["--access", "hybrid", "--keys", "300"]]);
+        self.test(built, "faults", 300, &["FARLINK_FAULT_ROUNDS=2"], &[])?;
+        // One fills the memory of three servers with small pages and frees them again: minutes, one by one.
+        let skipped = ["failed_bulk_loads"];
+        self.test(built, "model", 400, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;
+        self.test(built, "reclaim", 400, &["FARLINK_RECLAIM_KEYS=400"], &[])?;
+        self.test(built, "cached", 400, &["FARLINK_MODEL_CASES=2"], &["endings::"])?;
+        self.test(built, "hostile", 300, &["FARLINK_HOSTILE_CASES=3"], &[])
+    }
 }
 
 /// Two guests: the memory servers in one, all that uses them in the other.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{host, process::run, target_dir};
+use super::{host, plan::Wanted, process::run, target_dir};
 
 /// Programs by the name that they have in the guest.
 #[derive(Debug, Default)]
@@ -60,8 +60,9 @@ fn is_script(path: &Path) -> Result<bool> {
 const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
 /// Tests with which the programs come: a small one of each package that has some.
 const WITH_PROGRAMS: [&str; 2] = ["fabric", "program"];
-/// The tests that run if none is asked for.
-const USUAL: [&str; 6] = ["verbs", "fabric", "program", "messaging", "shipping", "threads"];
+/// The tests of memory, and of messages.
+const MEMORY: [&str; 4] = ["verbs", "fabric", "program", "threads"];
+const MESSAGES: [&str; 2] = ["messaging", "shipping"];
 /// Those that take minutes.
 const MORE: [&str; 5] = ["cached", "faults", "hostile", "model", "reclaim"];
 
@@ -83,12 +84,15 @@ pub(super) struct Built {
 }
 
 impl Built {
-    /// Builds the tests whose names contain `filter`, or the usual ones, and the programs, with verbs, in the profile of tests.
-    pub(super) fn tests(filter: Option<&str>) -> Result<Self> {
-        let all = || USUAL.into_iter().chain(MORE);
-        match filter {
-            Some(filter) => Self::with_programs(all().filter(|test| test.contains(filter)).collect()),
-            None => Self::with_programs(USUAL.to_vec()),
+    /// Builds the tests that are wanted, and the programs, with verbs, in the profile of tests.
+    pub(super) fn tests(wanted: &Wanted) -> Result<Self> {
+        match wanted {
+            Wanted::Memory => Self::with_programs(MEMORY.to_vec()),
+            Wanted::Messages => Self::with_programs(MESSAGES.to_vec()),
+            Wanted::Named(name) => {
+                let all = MEMORY.into_iter().chain(MESSAGES).chain(MORE);
+                Self::with_programs(all.filter(|test| test.contains(name.as_str())).collect())
+            }
         }
     }
 
@@ -160,6 +164,17 @@ fn cargo(command: &str) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.arg(command).current_dir(crate::workspace()).env("CARGO_TARGET_DIR", target_dir());
     cargo.env("LIBCLANG_PATH", host::libclang_dir());
+    // Emulated programs mostly wait: what is built quickly is done first.
+    for (name, value) in [
+        ("CARGO_INCREMENTAL", "0"),
+        ("CARGO_PROFILE_TEST_OPT_LEVEL", "1"),
+        ("CARGO_PROFILE_TEST_DEBUG", "0"),
+        ("CARGO_PROFILE_DEV_DEBUG", "0"),
+    ] {
+        if std::env::var_os(name).is_none() {
+            cargo.env(name, value);
+        }
+    }
     for package in PACKAGES {
         cargo.args(["--package", package, "--features", &format!("{package}/verbs")]);
     }

@@ -26,7 +26,7 @@ const COALESCE_MESSAGES: usize = 32;
 /// A slot keeps the memory of a message of at most so many words.
 const SLOT_WORDS_MAX: usize = 16 << 10;
 /// Words that a channel carries before it first looks again which messages are better fetched.
-pub(super) const FIRST_LOOK_WORDS: usize = 8 << 20;
+pub(super) const FIRST_LOOK_WORDS: usize = 1 << 19;
 
 /// Why there is no reply.
 #[derive(Debug, Clone)]
