@@ -113,10 +113,10 @@ impl Script {
         Ok(())
     }
 
-    fn stress(&mut self, name: &str, options: &[&[&str]]) {
+    fn stress(&mut self, lane: Lane, name: &str, options: &[&[&str]]) {
         let command =
             [&["farlink-stress", "--fabric", "verbs", "--seconds", "8"][..], &TWO, &options.concat()].concat();
-        self.step(Lane::Programs, name, 180, &command);
+        self.step(lane, name, 180, &command);
     }
 
     fn program(&mut self, lane: Lane, case: &str) {
@@ -134,9 +134,9 @@ impl Script {
         for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_bench"] {
             self.program(Lane::Programs, case);
         }
-        self.stress("stress one-sided", &[]);
-        self.stress("stress cached", &[&SMALL_CACHE]);
-        self.stress("stress shared-inner", &[&["--access", "shared-inner"]]);
+        self.stress(Lane::Tests, "stress one-sided", &[]);
+        self.stress(Lane::Programs, "stress cached", &[&SMALL_CACHE]);
+        self.stress(Lane::Tests, "stress shared-inner", &[&["--access", "shared-inner"]]);
         Ok(())
     }
 
@@ -155,16 +155,16 @@ impl Script {
         let skipped = ["skiplist::", "a_get_is_one", "leaves_are_everywhere"];
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
         self.program(Lane::Programs, "serve_and_ship");
-        self.stress("stress shipped", &[&WITH_THREADS, &SMALL_CACHE, &["--ship", "always"]]);
+        self.stress(Lane::Programs, "stress shipped", &[&WITH_THREADS, &SMALL_CACHE, &["--ship", "always"]]);
         Ok(())
     }
 
     /// A minute and more each under emulation.
     fn long(&mut self, built: &Built) -> Result<()> {
         // Several packets a READ, so that some are torn.
-        self.stress("stress large pages", &[&["--page-bytes", "2048", "--keys", "1000"]]);
-        self.stress("stress coarse", &[&WITH_THREADS, &["--access", "coarse", "--keys", "300"]]);
-        self.stress("stress hybrid", &[&WITH_THREADS, &["--access", "hybrid", "--keys", "300"]]);
+        self.stress(Lane::Programs, "stress large pages", &[&["--page-bytes", "2048", "--keys", "1000"]]);
+        self.stress(Lane::Programs, "stress coarse", &[&WITH_THREADS, &["--access", "coarse", "--keys", "300"]]);
+        self.stress(Lane::Programs, "stress hybrid", &[&WITH_THREADS, &["--access", "hybrid", "--keys", "300"]]);
         self.test(built, "faults", 300, &["FARLINK_FAULT_ROUNDS=2"], &[])?;
         // One fills the memory of three servers with small pages and frees them again: minutes, one by one.
         let skipped = ["failed_bulk_loads"];
