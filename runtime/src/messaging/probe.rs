@@ -179,7 +179,8 @@ pub(super) async fn look_again(channel: &Channel) -> Result<Option<usize>, Error
     let deadline_ns = channel.handle().clock().now_ns() + LOOK_NS_MAX;
     let mut took_ns = [None; 2];
     for way in [first, 1 - first] {
-        took_ns[way] = time_ns(channel, words, [usize::MAX, 0][way], in_flight, deadline_ns).await?;
+        // Messages of quite other sizes go on as before.
+        took_ns[way] = time_ns(channel, words, [2 * words, words / 2][way], in_flight, deadline_ns).await?;
     }
     if let [Some(ring), Some(fetched)] = took_ns
         && let Some(gains) = &mut *lock(&measured.gains)
