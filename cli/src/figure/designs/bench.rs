@@ -34,6 +34,9 @@ use crate::report::CheckRow;
 
 /// Room on each memory server beyond the trees.
 const SPARE_BYTES: u64 = 16 << 20;
+/// Operations of each client that a row takes, and how much longer than its time it goes on for them: fewer tell nothing.
+const OPS_MIN: u64 = 8;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A design, and how the keys are divided where they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -238,11 +241,12 @@ impl<'a> Bed<'a> {
                 self.worker.spawn(async move { ask(&tree, query, keys, random, &shared).await })
             })
             .collect();
-        self.turn_for(self.args.warm_up_seconds);
+        self.turn_for(self.args.warm_up_seconds, || true);
         let before = self.worker.counters();
         shared.is_measured.set(true);
         let begun = Instant::now();
-        self.turn_for(self.args.seconds);
+        let enough = clients as u64 * OPS_MIN;
+        self.turn_for(self.args.seconds, || shared.ops.get() >= enough);
         let seconds = begun.elapsed().as_secs_f64();
         let counters = self.worker.counters() - before;
         let (ops, latencies_ns) = (shared.ops.get(), shared.latencies_ns.take());
@@ -256,9 +260,10 @@ impl<'a> Bed<'a> {
         Ok(Done { ops, seconds, counters, latencies_ns })
     }
 
-    fn turn_for(&self, seconds: f64) {
+    /// Lets operations go on for so long, and somewhat longer if that is not enough.
+    fn turn_for(&self, seconds: f64, is_enough: impl Fn() -> bool) {
         let end = Instant::now() + Duration::from_secs_f64(seconds);
-        while Instant::now() < end {
+        while Instant::now() < end || !is_enough() && Instant::now() < end + PATIENCE {
             if !self.worker.turn() {
                 std::hint::spin_loop();
             }
