@@ -215,10 +215,9 @@ pub(crate) fn prefetch(at: *const u8) {
 /// Copies a private page into a body. Only under the frame's lock.
 pub(crate) fn fill(body: &[AtomicU64], page: &[u64]) {
     // By lines: the compiler does not unroll over atomics by itself.
-    let (units, values) = (body.as_chunks::<WORDS_PER_UNIT>().0, page.as_chunks::<WORDS_PER_UNIT>().0);
-    for (unit, values) in units.iter().zip(values) {
-        for (word, &value) in unit.iter().zip(values) {
-            word.store(value, Ordering::Relaxed);
-        }
-    }
+    let (units, few) = body.as_chunks::<WORDS_PER_UNIT>();
+    let (values, few_values) = page.as_chunks::<WORDS_PER_UNIT>();
+    let store = |(word, &value): (&AtomicU64, &u64)| word.store(value, Ordering::Relaxed);
+    units.iter().zip(values).for_each(|(unit, values)| unit.iter().zip(values).for_each(store));
+    few.iter().zip(few_values).for_each(store);
 }
