@@ -50,8 +50,8 @@ const LOOK_NS_MAX: u64 = 5_000_000;
 /// Words that a channel carries between two looks, as a multiple of what one takes; and fewer between the first ones, because
 /// what a stream gains shows only once it has gone on for a while.
 const SPACING: usize = 128;
-const SPACING_EARLY: usize = 8;
-const LOOKS_EARLY: usize = 32;
+const SPACING_EARLY: usize = 32;
+const LOOKS_EARLY: usize = 16;
 /// Quotients of each size that are remembered.
 const MEMORY: usize = 5;
 /// Differences below one in a hundred are none.
