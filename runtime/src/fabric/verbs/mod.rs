@@ -3,7 +3,8 @@
 //! A memory server ([`VerbsServer`]) registers its region once and then only answers control connections; all else is done
 //! by its card. A compute server ([`VerbsFabric`]) has one control connection to each memory server. Each of its workers
 //! has, to each memory server, a reliable connection of its own: a queue pair that no other thread touches. So nothing
-//! on the way of a request is shared, locked or allocated.
+//! on the way of a request is shared, locked or allocated. Only where the device works in the doorbell, as SoftRoCE does, may
+//! a second thread post for a worker (`bell`).
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
