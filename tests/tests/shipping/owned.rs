@@ -1,10 +1,11 @@
 //! Operations from a page that a compute server owns: what is checked, what comes back, what a lost server leaves.
 
-use std::{marker::PhantomData, time::Duration};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
-use farlink_offload::ship::{Answer, Decline, From, SHIP, ServiceModel, ShipOptions, Shipped, Shipper};
+use farlink_offload::ship::{Answer, Decline, From, SHIP, ServiceModel, ShipOptions, ShipServer, Shipped, Shipper};
 use farlink_runtime::{
     access::PageRef,
+    compute::ComputeServer,
     error::Error,
     fabric::mem::MemOptions,
     messaging::{Kind, Priority, Refusal},
@@ -26,7 +27,7 @@ use farlink_tests::{
     bounded::Watchdog,
     cluster::{self, FAST, NASTY, WEAK},
     fleet::{self, Fleet},
-    here,
+    here::{self, Here},
 };
 
 const KEYS: u64 = 500;
@@ -310,15 +311,21 @@ fn a_skip_list_is_shipped_as_well() {
     });
 }
 
-/// Held back by the model of a slow server, which is then lost.
-#[test]
-fn a_server_that_is_lost_leaves_the_outcome_unknown() {
-    let _watch = Watchdog::start("lost", Duration::from_secs(100));
+/// A memory server whose pages take an hour each, and who ships to it.
+fn stalled() -> (Arc<dyn Here>, Vec<ShipServer>, ComputeServer) {
     let cluster = here::start(1, 8 << 20, FAST).unwrap();
     let model = ServiceModel { processors: 1, page_ns: 3_600_000_000_000 };
     let options = ShipOptions { model: Some(model), ..ShipOptions::default() };
     let servers = fleet::start_all(&cluster, 1, &options).unwrap();
     let compute = cluster::join(&cluster.fabric(), 1).unwrap();
+    (cluster, servers, compute)
+}
+
+/// Held back by the model of a slow server, which is then lost.
+#[test]
+fn a_server_that_is_lost_leaves_the_outcome_unknown() {
+    let _watch = Watchdog::start("lost", Duration::from_secs(100));
+    let (_cluster, servers, compute) = stalled();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let scene = Scene::new(&worker, 0.7, Spread::OneServer).await;
@@ -352,11 +359,7 @@ fn ship_whole<O: Operation>(
 #[test]
 fn what_only_reads_is_sent_again_when_another_server_takes_over() {
     let _watch = Watchdog::start("taken over", Duration::from_secs(100));
-    let cluster = here::start(1, 8 << 20, FAST).unwrap();
-    let model = ServiceModel { processors: 1, page_ns: 3_600_000_000_000 };
-    let options = ShipOptions { model: Some(model), ..ShipOptions::default() };
-    let servers = fleet::start_all(&cluster, 1, &options).unwrap();
-    let compute = cluster::join(&cluster.fabric(), 1).unwrap();
+    let (cluster, servers, compute) = stalled();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let scene = Scene::new(&worker, 0.7, Spread::OneServer).await;
