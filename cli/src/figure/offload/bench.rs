@@ -33,6 +33,9 @@ const NAME: &str = "figure";
 const SERVER: ServerId = ServerId::new(0).unwrap();
 /// Room on the memory server beyond the tree.
 const SPARE_BYTES: u64 = 32 << 20;
+/// Operations of each worker that a row takes, and how much longer than its time it goes on for them: fewer tell nothing.
+const OPS_MIN: u64 = 8;
+const PATIENCE: Duration = Duration::from_secs(10);
 /// More than any message here has.
 const SWITCH_WORDS: usize = 1024;
 /// Operations that each worker draws; it begins again at the first.
@@ -146,7 +149,7 @@ impl Bed {
             station.iter().map(|station| (station.worker.counters(), station.engine.counts())).collect();
         station.iter().for_each(|station| station.shared.begin());
         let begun = Instant::now();
-        turn_for(&station, plan.measured)?;
+        turn_for_enough(&station, plan.measured)?;
         let mut done = Done { seconds: begun.elapsed().as_secs_f64(), ..Done::default() };
         for (station, (counters, counts)) in station.iter().zip(before) {
             done.ops += station.shared.ops.get();
@@ -284,6 +287,15 @@ async fn work(tree: &BTree<Engine<BTreeLayout>>, drawn: &[(u64, Action)], shared
 fn turn_for(stations: &[Station], time: Duration) -> anyhow::Result<()> {
     let end = Instant::now() + time;
     turn_until(stations, |_| Instant::now() >= end)
+}
+
+/// Somewhat longer, if few operations have ended by then.
+fn turn_for_enough(stations: &[Station], time: Duration) -> anyhow::Result<()> {
+    let end = Instant::now() + time;
+    turn_until(stations, |station| {
+        let now = Instant::now();
+        now >= end && (station.shared.ops.get() >= OPS_MIN || now >= end + PATIENCE)
+    })
 }
 
 /// Turns all workers until all of them are done.
