@@ -146,7 +146,7 @@ pub(crate) struct CoolingArgs {
 #[derive(Debug, Args)]
 pub(crate) struct MessagingArgs {
     /// Bytes that each run sends, more or less.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16M")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8M")]
     pub(crate) bytes: u64,
     /// The largest message.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4M")]
@@ -160,7 +160,7 @@ pub(crate) struct MessagingArgs {
     /// How long that card is busy with each remote operation of a connection, whatever its size.
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "300")]
     pub(crate) card_request: u64,
-    /// Runs of each size and mode, by turns; the median counts.
+    /// Runs of each size and mode, by turns, at least; the median counts. Up to eight times as many while it is not known well.
     #[arg(long, default_value_t = 25)]
     pub(crate) repeats: u32,
     /// Seed of everything random.

@@ -109,6 +109,7 @@
 mod channel;
 mod connection;
 mod frame;
+mod gains;
 mod load;
 mod message;
 mod pool;

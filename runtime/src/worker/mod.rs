@@ -72,7 +72,7 @@ pub(crate) struct Inner {
     pub(crate) capabilities: Capabilities,
     pub(crate) counters: CounterCells,
     rng: RefCell<SmallRng>,
-    clock: Clock,
+    pub(crate) clock: Clock,
     epoch: LocalEpoch,
     pages: LocalPages,
     pub(crate) compute: Arc<Shared>,

@@ -5,7 +5,8 @@
 //! do to each other when they are sent at once.
 //!
 //! Throughputs are medians. What is compared is compared within each round, where whatever else the machine does meets all
-//! alike, and the median of those quotients counts.
+//! alike, and the median of those quotients counts. Rounds go on until that median is known well enough, or there are many
+//! times as many as were asked for: on a busy machine that takes longer.
 //!
 //! What coalescing saves are remote operations. Where one is a copy by the processor it costs little, so that table is measured
 //! twice: on the `mem` fabric as it is, and with a modelled card, for which a remote operation has a latency and which takes only
@@ -41,6 +42,10 @@ const MESSAGES_MAX: u64 = 40_000;
 const SMALL: [usize; 4] = [16, 64, 256, 1024];
 /// Sizes that are sent at once.
 const PAIRS: [(usize, usize); 4] = [(64, 4096), (64, 64 << 10), (64, 1 << 20), (4096, 1 << 20)];
+/// A quotient is known well enough if its median lies within so much of what was found, with 95 of a hundred chances.
+const PRECISION: f64 = 0.015;
+/// Rounds at most, as a multiple of those at least.
+const ROUNDS_FACTOR_MAX: usize = 8;
 /// Their rounds at most: each is long.
 const PAIR_REPEATS_MAX: u32 = 7;
 
@@ -102,20 +107,52 @@ fn median(mut runs: Vec<Done>) -> Done {
     runs.swap_remove(runs.len() / 2)
 }
 
-/// The median of what the one has as a multiple of the other, round by round.
-fn paired(these: &[Done], others: &[Done]) -> f64 {
-    let mut ratios: Vec<f64> = these.iter().zip(others).map(|(a, b)| a.per_second() / b.per_second()).collect();
-    ratios.sort_by(f64::total_cmp);
-    ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
+/// What the one has as a multiple of the other, round by round, sorted.
+fn quotients(these: &[Done], others: &[Done]) -> Vec<f64> {
+    let mut quotients: Vec<f64> = these.iter().zip(others).map(|(a, b)| a.per_second() / b.per_second()).collect();
+    quotients.sort_by(f64::total_cmp);
+    quotients
 }
 
-/// Runs each mode once a round, another one first each time; of each mode, the rounds in order.
+/// The median of what the one has as a multiple of the other.
+fn paired(these: &[Done], others: &[Done]) -> f64 {
+    let quotients = quotients(these, others);
+    quotients.get(quotients.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Whether the median of sorted values is known well enough, whatever their distribution: it is above so many of them, and
+/// below so many, with 95 of a hundred chances.
+fn is_precise(sorted: &[f64]) -> bool {
+    let count = sorted.len() as f64;
+    let below = ((count - 1.96 * count.sqrt()) / 2.0).floor();
+    if below < 0.0 || sorted.is_empty() {
+        return false;
+    }
+    let (low, high) = (sorted[below as usize], sorted[sorted.len() - 1 - below as usize]);
+    let median = sorted[sorted.len() / 2];
+    (median - low).max(high - median) <= PRECISION * median
+}
+
+/// Whether it is known well enough what the last mode has as a multiple of the best of the others.
+fn is_settled(runs: &[Vec<Done>]) -> bool {
+    let Some((these, others)) = runs.split_last() else { return true };
+    let quotients = others.iter().map(|others| quotients(these, others));
+    let over_best = quotients.min_by(|a, b| a[a.len() / 2].total_cmp(&b[b.len() / 2]));
+    over_best.is_none_or(|quotients| is_precise(&quotients))
+}
+
+/// Runs each mode once a round, another one first each time; of each mode, the rounds in order. At least so many rounds, and
+/// more until what the last mode is worth is known well enough.
 fn by_turns<const N: usize>(
     repeats: u32,
     mut run: impl FnMut(usize) -> anyhow::Result<Done>,
 ) -> anyhow::Result<[Vec<Done>; N]> {
     let mut runs: [Vec<Done>; N] = std::array::from_fn(|_| Vec::new());
-    for round in 0..repeats as usize {
+    let repeats = repeats as usize;
+    for round in 0..repeats * ROUNDS_FACTOR_MAX {
+        if round >= repeats && is_settled(&runs) {
+            break;
+        }
         for step in 0..N {
             // Forwards and backwards: none always comes after the same other one.
             let step = if (round / N).is_multiple_of(2) { step } else { N - step };
@@ -183,7 +220,7 @@ pub(crate) fn run(args: &MessagingArgs, out: impl Write) -> anyhow::Result<()> {
         };
         writeln!(
             out,
-            "measured at start: {switch} had better be announced and fetched; medians of {} runs",
+            "measured at start: {switch} had better be announced and fetched; medians of {} runs or more",
             args.repeats
         )?;
         print_paths(&paths, &mut out)?;
@@ -229,9 +266,10 @@ fn paths_of(bench: &Bench, args: &MessagingArgs, bytes: usize) -> anyhow::Result
     })?;
     // Over each of the two ways: the smaller number is that over the better one.
     let ratios = runs.each_ref().map(|these| paired(these, &runs[0]).min(paired(these, &runs[1])));
+    let rounds = runs[0].len() as u32;
     let done = runs.map(median);
     let mut rows = [0, 1, 2].map(|mode| row("message", modes[mode].0, args, stream, &done[mode]));
-    rows.iter_mut().zip(ratios).for_each(|(row, ratio)| row.ratio = Some(ratio));
+    rows.iter_mut().zip(ratios).for_each(|(row, ratio)| (row.repeats, row.ratio) = (rounds, Some(ratio)));
     Ok(rows)
 }
 
@@ -243,13 +281,14 @@ fn writes_of(bench: &Bench, args: &MessagingArgs, options: &MemOptions, bytes: u
     })?;
     bench.channel().set_coalesce(true);
     let ratios = runs.each_ref().map(|these| paired(these, &runs[1]));
+    let rounds = runs[0].len() as u32;
     let done = runs.map(median);
     let mut rows = [("coalesced", 0), ("single", 1)].map(|(name, mode)| Row {
         latency_ns: options.latency_ns,
         request_ns: options.request_ns,
         ..row("write", name, args, stream, &done[mode])
     });
-    rows.iter_mut().zip(ratios).for_each(|(row, ratio)| row.ratio = Some(ratio));
+    rows.iter_mut().zip(ratios).for_each(|(row, ratio)| (row.repeats, row.ratio) = (rounds, Some(ratio)));
     Ok(rows)
 }
 
@@ -402,6 +441,17 @@ mod tests {
     }
 
     #[test]
+    fn a_median_is_known_when_many_values_are_close_to_it() {
+        let spread = |count: usize, width: f64| -> Vec<f64> {
+            (0..count).map(|at| 1.0 - width / 2.0 + width * at as f64 / count as f64).collect()
+        };
+        assert!(!is_precise(&[]) && !is_precise(&[1.0; 3]) && is_precise(&[1.0; 9]));
+        // Of evenly spread values the median is known to about a width over the root of their number.
+        assert!(!is_precise(&spread(25, 0.1)) && is_precise(&spread(25, 0.05)));
+        assert!(!is_precise(&spread(200, 0.3)) && is_precise(&spread(200, 0.15)));
+    }
+
+    #[test]
     fn every_size_and_mode_has_its_row() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().display();
@@ -429,15 +479,27 @@ mod tests {
     #[test]
     fn medians_and_quotients_by_turns() {
         let mut order = Vec::new();
+        let done = |messages: u64| Done { messages, seconds: 1.0, latencies_ns: Vec::new() };
         let runs: [Vec<Done>; 2] = by_turns(3, |mode| {
             order.push(mode);
-            Ok(Done { messages: order.len() as u64, seconds: 1.0, latencies_ns: Vec::new() })
+            Ok(done(order.len() as u64))
         })
         .unwrap();
-        assert_eq!(order, [0, 1, 1, 0, 0, 1]);
+        assert_eq!(order[..6], [0, 1, 1, 0, 0, 1]);
+        // Their quotients are never close to each other: it goes on for as long as it may.
+        assert_eq!(runs.each_ref().map(Vec::len), [3 * ROUNDS_FACTOR_MAX; 2]);
+        let runs = runs.map(|runs| runs[..3].to_vec());
         // 1, 4, 5 and 2, 3, 6 a second, round by round.
         assert!((paired(&runs[0], &runs[1]) - 5.0 / 6.0).abs() < 1e-9, "of 1/2, 4/3, 5/6");
         assert_eq!(runs.map(median).map(|done| done.messages), [4, 3]);
+        // Where they are, it ends with the round that settles it; of three, the better of the first two is what counts.
+        let mut rounds = 0;
+        let runs: [Vec<Done>; 3] = by_turns(20, |mode| {
+            rounds += 1;
+            Ok(done([100, 1 + rounds % 7, 100][mode]))
+        })
+        .unwrap();
+        assert_eq!(runs.map(|runs| runs.len()), [20; 3]);
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::{collections::VecDeque, rc::Rc};
 
-use super::{ChannelOptions, SwitchOver};
+use super::{
+    ChannelOptions, SwitchOver,
+    trial::{Next, Trial},
+};
 use crate::{
     buffer::Buffer,
     error::Error,
@@ -25,8 +28,8 @@ const COALESCE_WORDS: usize = 512;
 const COALESCE_MESSAGES: usize = 32;
 /// A slot keeps the memory of a message of at most so many words.
 const SLOT_WORDS_MAX: usize = 16 << 10;
-/// Words that a channel carries before it first looks again which messages are better fetched.
-pub(super) const FIRST_LOOK_WORDS: usize = 1 << 19;
+/// Words that a channel carries before it first tries which messages are better fetched, and where nothing is to be tried.
+const TRIAL_AFTER: usize = 1 << 19;
 
 /// Why there is no reply.
 #[derive(Debug, Clone)]
@@ -96,9 +99,9 @@ pub(super) struct Core {
     pub(super) dirty: bool,
     /// Words of probes, which are in nobody's statistics, that are to come and go yet.
     pub(super) uncounted: u64,
-    /// Words to carry before it looks again which messages are better fetched, and whether it is at it.
-    pub(super) before_look: usize,
-    pub(super) is_looking: bool,
+    /// Words to carry before it tries again which messages are better fetched, and the trial that it is at.
+    pub(super) before_trial: usize,
+    pub(super) trial: Option<Trial>,
     pub(super) looks: u32,
     pub(super) fruitless: u32,
     pub(super) complaints: u64,
@@ -164,8 +167,8 @@ impl Core {
             switch_words,
             dirty: false,
             uncounted: 0,
-            before_look: FIRST_LOOK_WORDS,
-            is_looking: false,
+            before_trial: TRIAL_AFTER,
+            trial: None,
             looks: 0,
             fruitless: 0,
             complaints: 0,
@@ -203,7 +206,8 @@ impl Core {
         self.uncounted -= uncounted;
         add(&inner.counters.bytes, (moved - uncounted) * 8);
         if self.options.switch_over == SwitchOver::Measured {
-            self.before_look = self.before_look.saturating_sub(moved as usize);
+            self.before_trial = self.before_trial.saturating_sub(moved as usize);
+            self.go_on_trying(inner);
             self.follow(inner);
         }
         Ok(())
@@ -212,8 +216,38 @@ impl Core {
     /// Takes over what was measured, by whichever channel.
     pub(super) fn follow(&mut self, inner: &Inner) {
         let Some(words) = inner.compute.switch_words.known() else { return };
-        if words != self.switch_words && !self.is_looking {
+        if words != self.switch_words && self.trial.is_none() {
             self.send_above(words, inner);
+        }
+    }
+
+    /// Messages of these sizes were carried. May begin a trial with one of them.
+    fn carried(&mut self, inner: &Inner, words: [usize; 2]) {
+        if let Some(trial) = &mut self.trial {
+            words.into_iter().for_each(|words| trial.carry(words));
+        } else if self.before_trial == 0 && self.options.switch_over == SwitchOver::Measured {
+            self.before_trial = TRIAL_AFTER;
+            let Some(what) = words.into_iter().find_map(|words| inner.compute.switch_words.choose_trial(words)) else {
+                return;
+            };
+            let trial = Trial::new(what, self.switch_words, self.next, inner.clock.now_ns());
+            self.send_above(trial.send_above(), inner);
+            self.trial = Some(trial);
+        }
+    }
+
+    fn go_on_trying(&mut self, inner: &Inner) {
+        let Some(trial) = &mut self.trial else { return };
+        match trial.next(inner.clock.now_ns(), self.lowest..self.next) {
+            Next::Stay => {}
+            Next::SendAbove(words) => self.send_above(words, inner),
+            Next::Over(gain) => {
+                if let Some(gain) = gain {
+                    inner.compute.switch_words.learn(trial.size(), gain);
+                }
+                self.before_trial = trial.spacing();
+                self.trial = None;
+            }
         }
     }
 
@@ -230,6 +264,8 @@ impl Core {
                 let in_window = self.lowest <= sequence && sequence < self.next;
                 if in_window && matches!(self.slots.of(sequence).progress, Progress::Sent) {
                     self.fruitless = 0;
+                    let request = self.slots.of(sequence).message.len();
+                    self.carried(inner, [request, message.len()]);
                     self.settle(inner, sequence, Progress::Answered(message));
                     return;
                 }

@@ -12,6 +12,7 @@ mod batch;
 mod core;
 mod list;
 mod reply;
+mod trial;
 
 use std::{cell::RefCell, fmt, future::poll_fn, rc::Rc, task::Poll};
 
@@ -21,7 +22,7 @@ pub use self::{
     reply::Reply,
 };
 use self::{
-    core::{Core, FIRST_LOOK_WORDS, Phase, Progress, window},
+    core::{Core, Phase, Progress, window},
     list::State,
     reply::{Pending, first_item_of, items_of},
 };
@@ -141,6 +142,7 @@ impl Channel {
     pub fn set_switch_over(&self, switch_over: SwitchOver) {
         let core = &mut *self.state.core.borrow_mut();
         core.options.switch_over = switch_over;
+        core.trial = None;
         match switch_over {
             SwitchOver::Measured => core.follow(self.handle.inner()),
             SwitchOver::Above(words) => core.send_above(words, self.handle.inner()),
@@ -168,31 +170,10 @@ impl Channel {
         &self.handle
     }
 
-    #[cfg(all(test, not(loom)))]
-    pub(super) fn is_looking(&self) -> bool {
-        self.state.core.borrow().is_looking
-    }
-
     /// Sends a probe, which is in nobody's statistics.
     pub(super) async fn probe(&self, words: &[u64]) -> Result<(), Error> {
         let fill = |to: &mut Vec<u64>| push_item(to, Kind::PROBE, |to| to.extend_from_slice(words));
         self.send_counted(Priority::BestEffort, 1, false, fill).await.map(drop)
-    }
-
-    /// Looks again which messages are better fetched.
-    async fn look_again(self) {
-        let before_next = probe::look_again(&self).await;
-        let core = &mut *self.state.core.borrow_mut();
-        core.is_looking = false;
-        core.before_look = match before_next {
-            Ok(Some(words)) => words,
-            Ok(None) => usize::MAX,
-            // The link is lost; who sends on it will hear of it.
-            Err(_) => FIRST_LOOK_WORDS,
-        };
-        if core.options.switch_over == SwitchOver::Measured {
-            core.follow(self.handle.inner());
-        }
     }
 
     /// Sends a request and waits for the reply. Waits first while [`WINDOW`](crate::messaging::WINDOW) others are unanswered (of a
@@ -338,10 +319,6 @@ impl Channel {
                 add(&counters.round_trips, 1);
             } else {
                 core.uncounted += (core.slots.of(sequence).message.len() + EMPTY_REPLY_WORDS) as u64;
-            }
-            if core.before_look == 0 && !core.is_looking && core.options.switch_over == SwitchOver::Measured {
-                core.is_looking = true;
-                self.handle.spawn(self.clone().look_again());
             }
             sequence
         };
