@@ -152,15 +152,17 @@ mod tests {
 
     #[test]
     fn one_size_alone_moves_the_switch_over_past_itself() {
-        for (start, size) in [(600.0, 3), (1000.0, 3), (5000.0, 5), (50.0, 0)] {
-            let mut gains = Gains::new(gains(|words| start + words / 4.0));
+        let flat = [1.0, 0.5, -0.05, -0.1, -0.2, -0.5, -1.0];
+        let of = |start: f64| gains(|words| start + words / 4.0);
+        for (start, size) in [(flat, 3), (of(600.0), 3), (of(1000.0), 3), (of(5000.0), 5), (of(50.0), 0)] {
+            let mut gains = Gains::new(start);
             for better in [0.1, -0.1, 0.05] {
                 for _ in 0..3 {
                     // It is next to the switch-over, or not far from it.
-                    assert_eq!(gains.choose_trial(SIZES[size]).map(|(size, _)| size), Some(size), "{start} {better}");
+                    assert_eq!(gains.choose_trial(SIZES[size]).map(|(size, _)| size), Some(size), "{start:?} {better}");
                     gains.learn(size, better);
                 }
-                assert_eq!(gains.switch_words() > SIZES[size], better > 0.0, "{start} {better}");
+                assert_eq!(gains.switch_words() > SIZES[size], better > 0.0, "{start:?} {better}");
             }
         }
     }
