@@ -3,9 +3,10 @@
 //! that spin on memory (`ib_write_lat`), and the rate with a number of requests in flight (`ib_read_bw`).
 //!
 //! ```text
-//! verbs_latency [--device NAME] [--iterations N]
+//! verbs_latency [--device NAME] [--iterations N] [--only MEASUREMENT]
 //! ```
-//! Prints one JSON object a line.
+//! Prints one JSON object a line: `read_8`, `read_1024`, `compare_swap`, `write_8_half_ping_pong`, `read_rate_8` and
+//! `read_rate_1024`, or only one of these.
 
 use std::{
     hint,
@@ -31,44 +32,62 @@ const AT: u64 = 1 << 20;
 const WARM_UP: usize = 100;
 
 fn main() -> Result<(), Error> {
-    let (device, iterations) = arguments()?;
+    let Arguments { device, iterations, only } = arguments()?;
     let mut sides = [Side::new(&device)?, Side::new(&device)?];
     let addresses = [&sides[0], &sides[1]].map(|side| side.server.address().to_string());
     for (side, there) in sides.iter_mut().zip([&addresses[1], &addresses[0]]) {
         side.connect(&device, there)?;
     }
     let [mut one, mut other] = sides;
-    for bytes in [8, 1024] {
-        report(&format!("read_{bytes}"), one.read_times(bytes / 8, iterations)?);
-    }
-    report("compare_swap", one.compare_swap_times(iterations)?);
-    report("write_8_half_ping_pong", ping_pong(&mut one, &mut other, iterations)?);
-    for bytes in [8, 1024] {
-        for in_flight in [1, 16] {
-            let per_second = one.read_rate(bytes / 8, in_flight, iterations)?;
-            println!(
-                r#"{{"name":"read_rate_{bytes}","in_flight":{in_flight},"ops":{iterations},"ops_per_second":{per_second:.0}}}"#
-            );
+    let wanted = MEASUREMENTS.into_iter().filter(|&name| only.is_none_or(|only| only == name));
+    for name in wanted {
+        match name {
+            "read_8" => report(name, one.read_times(1, iterations)?),
+            "read_1024" => report(name, one.read_times(128, iterations)?),
+            "compare_swap" => report(name, one.compare_swap_times(iterations)?),
+            "write_8_half_ping_pong" => report(name, ping_pong(&mut one, &mut other, iterations)?),
+            "read_rate_8" => report_rates(name, &mut one, 1, iterations)?,
+            _ => report_rates(name, &mut one, 128, iterations)?,
         }
     }
     Ok(())
 }
 
-fn arguments() -> Result<(DeviceChoice, usize), Error> {
-    let (mut device, mut iterations) = (DeviceChoice::default(), 2000);
+const MEASUREMENTS: [&str; 6] =
+    ["read_8", "read_1024", "compare_swap", "write_8_half_ping_pong", "read_rate_8", "read_rate_1024"];
+
+struct Arguments {
+    device: DeviceChoice,
+    iterations: usize,
+    only: Option<&'static str>,
+}
+
+fn arguments() -> Result<Arguments, Error> {
+    let mut given = Arguments { device: DeviceChoice::default(), iterations: 2000, only: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(option) = arguments.next() {
         let value = arguments.next();
-        match (option.as_str(), value.as_deref().map(|value| (value, value.parse()))) {
-            ("--device", Some((name, _))) => device.name = Some(name.into()),
-            ("--iterations", Some((_, Ok(number @ 1..)))) => iterations = number,
+        let measurement = MEASUREMENTS.into_iter().find(|&name| Some(name) == value.as_deref());
+        match (option.as_str(), value.as_deref().map(|value| (value, value.parse())), measurement) {
+            ("--device", Some((name, _)), _) => given.device.name = Some(name.into()),
+            ("--iterations", Some((_, Ok(number @ 1..))), _) => given.iterations = number,
+            ("--only", _, Some(name)) => given.only = Some(name),
             _ => {
                 let why = format!("{option} {}", value.unwrap_or_default());
-                return Err(Error::BadOption { option: "verbs_latency [--device NAME] [--iterations N]", why });
+                let option = "verbs_latency [--device NAME] [--iterations N] [--only MEASUREMENT]";
+                return Err(Error::BadOption { option, why });
             }
         }
     }
-    Ok((device, iterations))
+    Ok(given)
+}
+
+fn report_rates(name: &str, side: &mut Side, words: usize, iterations: usize) -> Result<(), Error> {
+    for in_flight in [1, 16] {
+        let per_second = side.read_rate(words, in_flight, iterations)?;
+        println!(r#"{{"name":"{name}","in_flight":{in_flight},"ops":{iterations},"ops_per_second":{per_second:.0}}}"#);
+    }
+    Ok(())
 }
 
 fn report(name: &str, mut times: Vec<Duration>) {

@@ -65,10 +65,10 @@ enum Action {
     /// Measures our endpoint beside perftest's programs, and prints the ratios.
     Perftest {
         /// Rounds, in each of which both are measured.
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
         /// Requests of each measurement.
-        #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..))]
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(100..))]
         iterations: u32,
     },
     /// Runs `farlink bench`: 1M keys, one worker, a cache of 8% of the data, zipf .99, one and 16 operations in flight.

@@ -1,4 +1,7 @@
-//! Our endpoint beside perftest's programs, in the same guest: medians of rounds that take turns.
+//! Our endpoint beside perftest's programs, in the same guest, in rounds in which both measure one right after the other.
+//!
+//! On a machine that others use, too, all is at times half as fast, for some seconds. So beside the medians of the rounds stand
+//! their better quartiles, because what disturbs only slows; where nothing does, they are the same. The verdict is on those.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -37,11 +40,40 @@ impl Samples {
         self.0.entry(name.into()).or_default().push(value);
     }
 
-    fn median(&self, name: &str) -> Result<f64> {
+    /// The value that so many hundredths of the rounds do not exceed.
+    fn percentile(&self, name: &str, percent: usize) -> Result<f64> {
         let mut values = self.0.get(name).with_context(|| format!("{name} was not measured"))?.clone();
         values.sort_unstable_by(f64::total_cmp);
-        Ok(values[values.len() / 2])
+        Ok(values[(values.len() - 1) * percent / 100])
     }
+
+    /// The median of a latency, and the quartile of rounds in which it was shorter.
+    fn latency(&self, name: &str) -> Result<[f64; 2]> {
+        Ok([self.percentile(name, 50)?, self.percentile(name, 25)?])
+    }
+
+    /// The gain from 16 READs in flight: of medians, and of the quartiles of rounds in which rates were higher.
+    fn gain(&self, bytes: u32) -> Result<[f64; 2]> {
+        let of = |percent: usize| {
+            let rate = |depth: u32| self.percentile(&format!("read_rate_{bytes}.{depth}"), percent);
+            anyhow::Ok(rate(16)? / rate(1)?)
+        };
+        Ok([of(50)?, of(75)?])
+    }
+}
+
+fn print_heading(what: &str) {
+    let columns = format!("{:>8} {:>8} {:>7}", "farlink", "perftest", "ratio");
+    println!("{what:<46} {columns}   {columns}");
+}
+
+/// A row of the table: medians, better quartiles, and the verdict on the ratio of these.
+fn print_row(what: &str, ours: [f64; 2], theirs: [f64; 2], verdict: impl Fn(f64) -> Option<&'static str>) -> bool {
+    let ratios = [ours[0] / theirs[0], ours[1] / theirs[1]];
+    let [all, best] = [0, 1].map(|at| format!("{:>8.2} {:>8.2} {:>7.3}", ours[at], theirs[at], ratios[at]));
+    let verdict = verdict(ratios[1]);
+    println!("{}", format!("{what:<46} {all}   {best}  {}", verdict.unwrap_or_default()).trim_end());
+    verdict.is_none()
 }
 
 /// Prints the table; whether all ratios are good enough.
@@ -52,11 +84,12 @@ pub(super) fn report(results: &Path, rounds: u32) -> Result<bool> {
             let path = results.join(format!("{round}.{name}"));
             fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
         };
-        take_ours(&read("ours")?, &mut ours)?;
         for (name, _) in LATENCIES {
+            take_ours(&read(&format!("ours.{name}"))?, &mut ours)?;
             theirs.add(name, typical_us(&read(name)?)?);
         }
         for bytes in RATE_BYTES {
+            take_ours(&read(&format!("ours.read_rate_{bytes}"))?, &mut ours)?;
             for depth in [1, 16] {
                 let name = format!("read_rate_{bytes}.{depth}");
                 theirs.add(&name, rate(&read(&name)?)?);
@@ -64,28 +97,16 @@ pub(super) fn report(results: &Path, rounds: u32) -> Result<bool> {
         }
     }
     let mut good = true;
-    println!("{:<44} {:>10} {:>10} {:>7}", "median of each round's median, us", "farlink", "perftest", "ratio");
+    println!("{:<46} {:^25}   {:^25}", "", "medians of the rounds", "their better quartiles");
+    print_heading("each round's median, us");
     for (name, what) in LATENCIES {
-        let (mine, other) = (ours.median(name)?, theirs.median(name)?);
-        let ratio = mine / other;
-        good &= ratio <= LATENCY_RATIO_MAX;
-        let verdict = if ratio <= LATENCY_RATIO_MAX { "" } else { "  TOO SLOW" };
-        println!("{what:<44} {mine:>10.2} {other:>10.2} {ratio:>7.3}{verdict}");
+        let verdict = |ratio: f64| (ratio.is_nan() || ratio > LATENCY_RATIO_MAX).then_some("TOO SLOW");
+        good &= print_row(what, ours.latency(name)?, theirs.latency(name)?, verdict);
     }
-    println!(
-        "{:<44} {:>10} {:>10} {:>7}",
-        "rate with 16 READs in flight over that with 1", "farlink", "perftest", "ratio"
-    );
+    print_heading("rate with 16 READs in flight over that with 1");
     for bytes in RATE_BYTES {
-        let gain = |samples: &Samples| {
-            let rate = |depth: u32| samples.median(&format!("read_rate_{bytes}.{depth}"));
-            anyhow::Ok(rate(16)? / rate(1)?)
-        };
-        let (mine, other) = (gain(&ours)?, gain(&theirs)?);
-        let ratio = mine / other;
-        good &= ratio >= GAIN_RATIO_MIN;
-        let verdict = if ratio >= GAIN_RATIO_MIN { "" } else { "  TOO LITTLE" };
-        println!("{:<44} {mine:>10.2} {other:>10.2} {ratio:>7.3}{verdict}", format!("READ {bytes} B: ib_read_bw"));
+        let verdict = |ratio: f64| (ratio.is_nan() || ratio < GAIN_RATIO_MIN).then_some("TOO LITTLE");
+        good &= print_row(&format!("READ {bytes} B: ib_read_bw"), ours.gain(bytes)?, theirs.gain(bytes)?, verdict);
     }
     Ok(good)
 }
@@ -143,15 +164,19 @@ mod tests {
     }
 
     #[test]
-    fn medians_are_of_rounds() {
+    fn medians_and_quartiles_are_of_rounds() {
         let mut samples = Samples::default();
-        for p50_ns in [3000, 1000, 9000] {
+        for (p50_ns, rate) in [(3000, 5), (1000, 40), (9000, 3), (4000, 20), (2000, 30)] {
             let rows = format!(
-                "{{\"name\":\"read_8\",\"p50_ns\":{p50_ns}}}\n{{\"name\":\"r\",\"in_flight\":16,\"ops_per_second\":5}}"
+                "{{\"name\":\"read_8\",\"p50_ns\":{p50_ns}}}\n\
+                 {{\"name\":\"read_rate_8\",\"in_flight\":16,\"ops_per_second\":{rate}}}\n\
+                 {{\"name\":\"read_rate_8\",\"in_flight\":1,\"ops_per_second\":10}}"
             );
             take_ours(&rows, &mut samples).unwrap();
         }
-        assert_eq!((samples.median("read_8").unwrap(), samples.median("r.16").unwrap()), (3.0, 5.0));
-        assert!(samples.median("other").is_err());
+        assert_eq!((samples.latency("read_8").unwrap(), samples.gain(8).unwrap()), ([3.0, 2.0], [2.0, 3.0]));
+        assert!(samples.latency("other").is_err() && samples.gain(1024).is_err());
+        let too_slow = |ratio: f64| (ratio > 1.5).then_some("TOO SLOW");
+        assert!(print_row("x", [9.0, 3.0], [1.0, 2.0], too_slow) && !print_row("x", [1.0, 3.1], [1.0, 2.0], too_slow));
     }
 }

@@ -1,6 +1,11 @@
-# Rounds of latencies and rates, ours and perftest's in turn. Each leaves what it prints in /share/results.
+# Rounds of latencies and rates. Each leaves what it prints in /share/results. What is compared is measured one right after
+# the other, ours first in every other round.
 results=/share/results
 mkdir -p "$results"
+
+ours() {
+    verbs_latency --device rxe0 --iterations "$iterations" --only "$1" >"$results/$round.ours.$1"
+}
 
 # perftest NAME PROGRAM OPTIONS...: one side serves, the other prints.
 perftest() {
@@ -19,17 +24,29 @@ perftest() {
     wait $!
 }
 
+# theirs NAME: what perftest has for it.
+theirs() {
+    case "$1" in
+    read_8) perftest "$1" ib_read_lat -s 8 ;;
+    read_1024) perftest "$1" ib_read_lat -s 1024 ;;
+    compare_swap) perftest "$1" ib_atomic_lat -A CMP_AND_SWAP ;;
+    write_8_half_ping_pong) perftest "$1" ib_write_lat -s 8 ;;
+    read_rate_*)
+        for depth in 1 16; do
+            perftest "$1.$depth" ib_read_bw -s "${1#read_rate_}" -t "$depth" || return 1
+        done
+        ;;
+    esac
+}
+
 round=1
 while [ "$round" -le "$rounds" ]; do
-    verbs_latency --device rxe0 --iterations "$iterations" >"$results/$round.ours" || exit 1
-    perftest read_8 ib_read_lat -s 8 || exit 1
-    perftest read_1024 ib_read_lat -s 1024 || exit 1
-    perftest compare_swap ib_atomic_lat -A CMP_AND_SWAP || exit 1
-    perftest write_8_half_ping_pong ib_write_lat -s 8 || exit 1
-    for bytes in 8 1024; do
-        for depth in 1 16; do
-            perftest "read_rate_$bytes.$depth" ib_read_bw -s "$bytes" -t "$depth" || exit 1
-        done
+    for name in read_8 read_1024 compare_swap write_8_half_ping_pong read_rate_8 read_rate_1024; do
+        if [ $((round % 2)) -eq 1 ]; then
+            ours "$name" && theirs "$name" || exit 1
+        else
+            theirs "$name" && ours "$name" || exit 1
+        fi
     done
     echo "round $round of $rounds"
     round=$((round + 1))
