@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, atomic::AtomicU64},
 };
 
-use farlink_cache::{Admission, CacheError, CacheOptions, Conflict, Page, PageCache, PageId};
+use farlink_cache::{Admission, CacheError, CacheOptions, Conflict, KeptOut, Page, PageCache, PageId};
 use support::page::{HEAD, HIGH, LOW, View, value_at};
 use support::*;
 
@@ -332,5 +332,77 @@ fn a_stray_below_is_not_overlooked_and_none_comes_in() {
             .keep_out(&root, elsewhere, tree.class, |words| View(words).level() == 0 && View(words).covers(1500))
             .await;
         assert!(kept_out.unwrap().is_some());
+    });
+}
+
+/// The pages that lead to a key, by the store: the root first.
+fn stored_path(store: &MapStore, key: u64) -> Vec<PageId> {
+    let world = store.world();
+    let mut path = vec![ROOT];
+    loop {
+        let image = &world.pages[path.last().unwrap()];
+        if image[HEAD] as u8 == 0 {
+            return path.into_iter().map(|id| PageId::new(id).unwrap()).collect();
+        }
+        let entries: Vec<(u64, u64)> = Image(image).entries().collect();
+        path.push(entries.iter().rev().find(|entry| entry.0 <= key).expect("the first key is covered").1);
+    }
+}
+
+/// Keeps out the page above the leaf of a key, if that page is not cached and the leaf cools nevertheless.
+async fn keep_out_above_cooling(tree: &Tree, key: u64) -> Option<(KeptOut<MapStore, TreeLayout>, PageId)> {
+    let path = stored_path(tree.handle.store(), key);
+    let [.., above, parent, leaf] = path[..] else { panic!("a tree of three levels") };
+    let is_cooling = || tree.handle.contains(leaf) && !tree.handle.contains(parent);
+    if !is_cooling() || !tree.handle.contains(above) {
+        return None;
+    }
+    let mut page = tree.enter().ok()?;
+    while page.id() != above {
+        page = tree.handle.follow(&page, link_of(&page, key), tree.class).await.ok()?;
+    }
+    let is_below = move |words: &[AtomicU64]| View(words).level() == 0 && View(words).covers(key);
+    let link = link_of(&page, key);
+    let kept_out = tree.handle.keep_out(&page, link, tree.class, is_below).await.ok()??;
+    // Room for the entry may have been made with the leaf.
+    tree.handle.contains(leaf).then_some((kept_out, leaf))
+}
+
+/// A page cools, the page above it cools, too, and goes first: what was changed in the store is not found in the cache then,
+/// whether its name is known or not.
+#[test]
+fn what_cools_below_a_page_goes_when_the_store_has_changed_it() {
+    const CASES: u64 = 40;
+    let mut options = small(256, Admission::Always);
+    // Pages cool for long.
+    (options.keeps_out, options.cooling_share) = (true, 0.5);
+    let seed = seed(7);
+    let bed = Bed::new((0..KEYS).map(|key| (key, 0)), class(256), options, seed);
+    bed.run(move |tree| async move {
+        let mut random = Random(seed);
+        let mut cases = 0;
+        for round in 0.. {
+            assert!(round < 200_000, "{cases} cooling pages below one that is not cached");
+            tree.get(random.below(KEYS)).await.unwrap();
+            let key = random.below(KEYS);
+            let Some((kept_out, leaf)) = keep_out_above_cooling(&tree, key).await else { continue };
+            let before = {
+                let mut world = tree.handle.store().world();
+                let image = world.pages.get_mut(&leaf.get()).unwrap();
+                let entry = Image(image).entries().position(|entry| entry.0 == key).unwrap();
+                std::mem::replace(&mut image[value_at(entry)], round + 1)
+            };
+            match cases % 2 {
+                0 => kept_out.drop_changed(leaf).await,
+                _ => kept_out.drop_all().await,
+            }
+            drop(kept_out);
+            assert_eq!(tree.get(key).await.unwrap(), Some(round + 1), "key {key}, before {before}");
+            cases += 1;
+            if cases == CASES {
+                println!("{cases} cases in {round} rounds");
+                break;
+            }
+        }
     });
 }
