@@ -21,6 +21,7 @@ use farlink_structures::{
 };
 use farlink_tests::{backend::Manners, bounded::Watchdog, cluster, settings};
 use proptest::{prelude::*, test_runner::RngSeed};
+use rand::{SeedableRng as _, rngs::StdRng};
 
 use crate::{
     scene::{CACHE_BYTES_MIN, Map, Member, TREE, assert_left_clean, difference, sparse},
@@ -367,6 +368,44 @@ fn an_operation_is_not_answered_from_a_start_page_that_is_gone() {
         let counts = tree.access().counts();
         assert!(counts.came_back == 0 && counts.shipped > 5, "{counts:?}");
     });
+}
+
+/// A leaf cools, the page above it cools, too, and goes first: then an operation on the leaf is shipped. What it has changed
+/// is not read from the leaf that still cools here.
+#[test]
+fn what_a_shipped_operation_has_changed_is_not_found_as_it_was() {
+    const ENTRIES: u64 = 20_000;
+    let mut model = sparse(ENTRIES);
+    let served = Served::start(1, 1, Manners::Fast, &model, 0.8);
+    let member = Member::join(&served.fabric, 1);
+    let mut options = CacheOptions::new(CACHE_BYTES_MIN);
+    // Pages cool for long.
+    (options.page_bytes, options.keeps_out, options.cooling_share) = (256, true, 0.5);
+    options.admission = Admission::Always;
+    let ships = Rc::new(Cell::new(false));
+    let policies = Policies::new(Told(Rc::clone(&ships)));
+    let tree = engine(&member, &ComputeCache::new(BTreeLayout, options).unwrap(), policies, None);
+    let mut rng = StdRng::seed_from_u64(settings::seed("changed below"));
+    member.worker.block_on(async {
+        let mut met = Vec::new();
+        for round in 0..20_000 {
+            let key = rng.random_range(0..ENTRIES) * 10;
+            assert_eq!(tree.get(key).await.unwrap(), Some(model[&key]));
+            met.push(key);
+            // Met lately, and by now on its way out of the cache.
+            let ago = rng.random_range(0..200);
+            let Some(&key) = met.iter().rev().nth(ago) else { continue };
+            ships.set(true);
+            assert_eq!(tree.upsert(key, round).await.unwrap(), model.insert(key, round), "round {round}");
+            ships.set(false);
+            assert_eq!(tree.get(key).await.unwrap(), Some(round), "key {key}");
+        }
+        tree.access().cached().flush().await.unwrap();
+    });
+    println!("{:?}", tree.access().counts());
+    assert!(tree.access().counts().shipped > 1000, "{:?}", tree.access().counts());
+    drop((tree, member));
+    assert_left_clean(&served.leave(), &model, "changed below");
 }
 
 /// A memory server is lost after it has carried out what was sent to it, and before it answers.
