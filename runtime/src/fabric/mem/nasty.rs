@@ -6,6 +6,8 @@
 //! [`ordered_writes`](super::MemOptions::ordered_writes) is off): a request to a server does not begin before all earlier
 //! WRITEs and atomics of this endpoint to that server are placed.
 
+use std::time::{Duration, Instant};
+
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use super::endpoint::{Space, compare_swap, no_sends, outside};
@@ -15,6 +17,11 @@ use crate::{
 };
 
 const WORDS_PER_LINE: usize = 8;
+
+/// Letting others run may take so long; for each time that it has taken longer by, it is left out once.
+const REST_MAX: Duration = Duration::from_micros(100);
+/// Left out so often at most.
+const LEFT_OUT_MAX: u32 = 64;
 
 #[derive(Debug)]
 struct Pending {
@@ -37,9 +44,30 @@ impl Pending {
     }
 }
 
+/// Lets other threads run, seldom where that takes long: besides what computes on the same core and never rests, each time
+/// costs milliseconds, and little else would happen.
+#[derive(Debug, Default)]
+struct Rest {
+    left_out: u32,
+}
+
+impl Rest {
+    fn rest(&mut self) {
+        if self.left_out > 0 {
+            self.left_out -= 1;
+            return;
+        }
+        let begun = Instant::now();
+        yield_thread();
+        let times = begun.elapsed().as_nanos() / REST_MAX.as_nanos();
+        self.left_out = u32::try_from(times).unwrap_or(u32::MAX).min(LEFT_OUT_MAX);
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Nasty {
     rng: StdRng,
+    rest: Rest,
     ordered: bool,
     pending: Vec<Pending>,
     refused: Vec<(u64, Completion)>,
@@ -47,7 +75,13 @@ pub(super) struct Nasty {
 
 impl Nasty {
     pub(super) fn new(seed: u64, ordered: bool) -> Self {
-        Self { rng: StdRng::seed_from_u64(seed), ordered, pending: Vec::new(), refused: Vec::new() }
+        Self {
+            rng: StdRng::seed_from_u64(seed),
+            rest: Rest::default(),
+            ordered,
+            pending: Vec::new(),
+            refused: Vec::new(),
+        }
     }
 
     pub(super) fn accept(&mut self, space: &Space, request: Request, due_ns: u64) {
@@ -90,7 +124,7 @@ impl Nasty {
             let Some(&index) = eligible.get(self.rng.next_u32() as usize % eligible.len().max(1)) else { break };
             self.advance(space, index);
             if self.rng.random_ratio(1, 16) {
-                yield_thread();
+                self.rest.rest();
             }
         }
         let mut index = 0;
@@ -129,7 +163,7 @@ impl Nasty {
         match &mut pending.request.verb {
             Verb::Read(buffer) => {
                 if let Some(line) = pending.lines.pop() {
-                    move_line(&mut self.rng, at.offset(), line, buffer.len(), |word| {
+                    move_line((&mut self.rng, &mut self.rest), at.offset(), line, buffer.len(), |word| {
                         buffer[word] = words[word].load(Ordering::Relaxed);
                     });
                 }
@@ -138,7 +172,7 @@ impl Nasty {
             Verb::Write(buffer) => {
                 fence(Ordering::Release);
                 if let Some(line) = pending.lines.pop() {
-                    move_line(&mut self.rng, at.offset(), line, buffer.len(), |word| {
+                    move_line((&mut self.rng, &mut self.rest), at.offset(), line, buffer.len(), |word| {
                         words[word].store(buffer[word], Ordering::Relaxed);
                     });
                 }
@@ -175,7 +209,13 @@ fn lines_of(request: &Request, words: usize) -> u16 {
 }
 
 /// Calls `move_word` for each word of one cache line of the request, in shuffled order.
-fn move_line(rng: &mut StdRng, offset: u64, line: u16, words: usize, mut move_word: impl FnMut(usize)) {
+fn move_line(
+    (rng, rest): (&mut StdRng, &mut Rest),
+    offset: u64,
+    line: u16,
+    words: usize,
+    mut move_word: impl FnMut(usize),
+) {
     let before = first_in_line(offset);
     let line_start = usize::from(line) * WORDS_PER_LINE;
     let mut order: [usize; WORDS_PER_LINE] = std::array::from_fn(|word| word);
@@ -186,7 +226,7 @@ fn move_line(rng: &mut StdRng, offset: u64, line: u16, words: usize, mut move_wo
         {
             move_word(index);
             if rng.random_ratio(1, 64) {
-                yield_thread();
+                rest.rest();
             }
         }
     }
