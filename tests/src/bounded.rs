@@ -51,6 +51,9 @@ pub fn run<T: 'static>(worker: &Worker, bound: Bound, future: impl Future<Output
     }
 }
 
+/// How many times slower than usual a machine may be, or busier, before what only runs on it is taken to hang.
+const SLOWER_MAX: u32 = 5;
+
 /// Ends the process if it still runs after some time: a test that hangs shall fail, and say where.
 #[derive(Debug)]
 #[must_use = "the watch ends when this is dropped"]
@@ -59,13 +62,14 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Aborts the process after `limit`, unless this is dropped before.
+    /// Aborts the process after `limit`, or several times as long since the machine may be slow, unless this is dropped
+    /// before.
     ///
     /// # Panics
     /// If the system gives no thread.
     pub fn start(what: impl Into<String>, limit: Duration) -> Self {
         let (alive, gone) = mpsc::channel::<()>();
-        let what = what.into();
+        let (what, limit) = (what.into(), limit * SLOWER_MAX);
         let watch = move || {
             if gone.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("{what}: not finished after {limit:?}; aborting process {}", std::process::id());
