@@ -28,6 +28,7 @@ use rand::RngExt;
 use crate::{
     backend::{Cluster, Manners},
     cluster,
+    patience::PATIENCE,
 };
 
 /// READs by anybody that a writer lets pass between two changes, at most.
@@ -61,7 +62,7 @@ pub struct Trial {
     pub pairs: usize,
     /// The trial ends when so many copies have been accepted, and some refused as torn.
     pub accepted_min: u64,
-    /// It also ends after this time.
+    /// It also ends after this time; much later, if nothing has been accepted or refused by then on a fabric that tears.
     pub limit: Duration,
 }
 
@@ -225,7 +226,12 @@ async fn read_until_over(
     begun: Instant,
 ) -> Result<(), Error> {
     let add = |count: &AtomicU64| count.fetch_add(1, Ordering::Relaxed) + 1;
-    while !counts.over.load(Ordering::Relaxed) && begun.elapsed() < trial.limit {
+    let is_in_time = || {
+        let (took, has_tried) = (begun.elapsed(), |count: &AtomicU64| count.load(Ordering::Relaxed) > 0);
+        let has_all = || has_tried(&counts.accepted) && has_tried(&counts.refused) && has_tried(&counts.changes);
+        took < trial.limit || trial.manners != Manners::Fast && took < trial.limit + PATIENCE && !has_all()
+    };
+    while !counts.over.load(Ordering::Relaxed) && is_in_time() {
         let copy = read(worker, at, class, trial.scheme).await?;
         add(&counts.tried);
         match copy {
