@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,8 +17,8 @@ use farlink_tests::history::{Flush, History, Op, Outcome, Recorder};
 const DIRECTORY: &str = "FARLINK_KILLED_RECORDER_DIRECTORY";
 const KILL_PROOF: &str = "FARLINK_KILLED_RECORDER_KILL_PROOF";
 
-/// The child ends by itself after this many effects, should the parent be gone.
-const EFFECTS_MAX: u64 = 1_000_000;
+/// The parent's process id: the child ends by itself should the parent be gone.
+const PARENT: &str = "FARLINK_KILLED_RECORDER_PARENT";
 
 /// Kills the child however the test ends.
 struct Killed(Child);
@@ -44,7 +45,8 @@ fn child() {
     let flush = if std::env::var_os(KILL_PROOF).is_some() { Flush::Invocations } else { Flush::WhenFull };
     let recorder = Recorder::in_dir(directory, 3, flush).unwrap();
     let mut effects = File::create_new(directory.join("effects")).unwrap();
-    for value in 0..EFFECTS_MAX {
+    let parent: u32 = std::env::var(PARENT).unwrap().parse().unwrap();
+    for value in (0..).take_while(|_| parent_id() == parent) {
         let ticket = recorder.begin(Op::Upsert { key: 1, value }).unwrap();
         effects.write_all(&value.to_le_bytes()).unwrap();
         recorder.end(ticket, Outcome::Value(value.checked_sub(1))).unwrap();
@@ -56,6 +58,7 @@ fn run_and_kill(flush: Flush, effects_min: u64) -> (Vec<u64>, History) {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["child", "--exact"]).env(DIRECTORY, directory.path()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.env(PARENT, std::process::id().to_string());
     if flush == Flush::Invocations {
         command.env(KILL_PROOF, "1");
     }
