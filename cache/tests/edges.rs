@@ -110,7 +110,7 @@ fn freeing_a_page_whose_link_stays_ends() {
         });
         tx.send(()).unwrap();
     });
-    rx.recv_timeout(Duration::from_secs(10)).expect("change() never returns");
+    rx.recv_timeout(Duration::from_secs(60)).expect("change() never returns");
 }
 
 #[test]
