@@ -6,31 +6,36 @@ use std::{
 };
 
 use farlink_runtime::worker::Counters;
+use serde::{Deserialize, Serialize};
 
 /// After its time, a run goes on for so long at most.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What has happened to any of the workers, and what is waited for.
+/// What a run waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Awaited {
+    /// Splits and merges.
+    pub changes: bool,
+    /// Lock requests that lose.
+    pub conflicts: bool,
+    /// Torn READs that are refused.
+    pub torn_reads: bool,
+}
+
+/// What is waited for, and what of it has happened to any of the workers.
 #[derive(Debug, Default)]
 pub struct Patience {
-    /// Whether splits and merges are waited for.
-    pub for_changes: bool,
-    /// Whether conflicts are.
-    pub for_conflicts: bool,
+    awaited: Awaited,
     split: AtomicBool,
     merge: AtomicBool,
     conflict: AtomicBool,
+    torn_read: AtomicBool,
 }
 
 impl Patience {
-    /// For splits and merges, if so.
-    pub fn for_changes(for_changes: bool) -> Self {
-        Self { for_changes, ..Self::default() }
-    }
-
-    /// For splits, merges and conflicts.
-    pub fn for_all() -> Self {
-        Self { for_changes: true, for_conflicts: true, ..Self::default() }
+    /// Until this has happened.
+    pub fn new(awaited: Awaited) -> Self {
+        Self { awaited, ..Self::default() }
     }
 
     /// Whether a worker that has counted this stops, if its time was over at `deadline`.
@@ -41,11 +46,60 @@ impl Patience {
 
     fn has_all(&self, counters: &Counters) -> bool {
         let noted = [
-            (&self.split, counters.splits, self.for_changes),
-            (&self.merge, counters.merges, self.for_changes),
-            (&self.conflict, counters.lock_conflicts + counters.local_waits, self.for_conflicts),
+            (&self.split, counters.splits, self.awaited.changes),
+            (&self.merge, counters.merges, self.awaited.changes),
+            (&self.conflict, counters.lock_conflicts + counters.local_waits, self.awaited.conflicts),
+            (&self.torn_read, counters.torn_reads, self.awaited.torn_reads),
         ];
         noted.iter().filter(|(_, count, _)| *count > 0).for_each(|(flag, ..)| flag.store(true, Ordering::Relaxed));
         noted.iter().all(|(flag, _, is_awaited)| !is_awaited || flag.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(set: impl FnOnce(&mut Counters)) -> Counters {
+        let mut counters = Counters::default();
+        set(&mut counters);
+        counters
+    }
+
+    #[test]
+    fn a_run_takes_its_time_and_no_more_if_nothing_is_awaited() {
+        let patience = Patience::new(Awaited::default());
+        let later = Instant::now() + Duration::from_secs(3600);
+        assert!(!patience.is_over(later, || panic!("its counters are asked for before its time is over")));
+        assert!(patience.is_over(Instant::now(), Counters::default));
+    }
+
+    #[test]
+    fn a_run_goes_on_until_all_has_happened_to_any_worker() {
+        let happens: [fn(&mut Counters); 4] =
+            [|it| it.splits = 1, |it| it.merges = 1, |it| it.local_waits = 1, |it| it.torn_reads = 1];
+        let patience = Patience::new(Awaited { changes: true, conflicts: true, torn_reads: true });
+        let deadline = Instant::now();
+        for (at, happens) in happens.into_iter().enumerate() {
+            assert!(!patience.is_over(deadline, Counters::default), "over after {at} of 4");
+            // Each to another worker.
+            assert_eq!(patience.is_over(deadline, || counted(happens)), at == 3);
+        }
+        assert!(patience.is_over(deadline, Counters::default), "another worker has to go on");
+    }
+
+    #[test]
+    fn what_is_not_awaited_need_not_happen() {
+        let patience = Patience::new(Awaited { conflicts: true, ..Awaited::default() });
+        let deadline = Instant::now();
+        assert!(!patience.is_over(deadline, || counted(|it| it.splits = 1)));
+        assert!(patience.is_over(deadline, || counted(|it| it.lock_conflicts = 1)));
+    }
+
+    #[test]
+    fn patience_comes_to_an_end() {
+        let Some(long_ago) = Instant::now().checked_sub(PATIENCE) else { return };
+        let patience = Patience::new(Awaited { changes: true, ..Awaited::default() });
+        assert!(patience.is_over(long_ago, || panic!("nothing is awaited any more")));
     }
 }

@@ -34,9 +34,10 @@ use crate::{
     drive::{Plan, Tally},
     history::{Flush, Recorder},
     of_structure,
-    patience::{PATIENCE, Patience},
+    patience::{Awaited, PATIENCE, Patience},
     raw::HeldPage,
     reach::{Part, Reach, Seen, Station},
+    stress::KEYS_LOADED,
     subject::{StructureName, Subject},
     workload::{Mix, Workload, WorkloadSpec, clustered_keys, spread_keys},
 };
@@ -100,8 +101,8 @@ pub struct Work {
     pub tide_ns: u64,
     /// How long, unless it is stopped before.
     pub seconds: f64,
-    /// Whether it goes on until pages have been split and merged. See [`Patience`].
-    pub awaits_changes: bool,
+    /// What it goes on for. See [`Patience`].
+    pub awaits: Awaited,
     /// Whether somebody may be killed: the history must survive, and damaged pages are expected.
     pub deadly: bool,
     /// How often each operation occurs.
@@ -116,6 +117,7 @@ impl Work {
         let keys = match self.reach {
             // So many that single ones are hardly ever met again.
             Reach::Cached { .. } => clustered_keys(self.keys),
+            Reach::SharedInner { .. } if self.keys >= KEYS_LOADED => clustered_keys(self.keys),
             _ => spread_keys(self.keys),
         };
         let scan_limit_max = self.scan_limit_max;
@@ -381,7 +383,7 @@ fn run_work(
     orders: &Orders,
 ) -> anyhow::Result<Tally> {
     let steps = Barrier::new(work.workers as usize + 1);
-    let patience = Arc::new(Patience::for_changes(work.awaits_changes));
+    let patience = Arc::new(Patience::new(work.awaits));
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..work.workers)
             .map(|index| {

@@ -25,6 +25,7 @@ use crate::{
     drive::TIDE_NS,
     history::History,
     of_structure,
+    patience::Awaited,
     peer::{Peer, Role, Spec, Tale, Work},
     reach::{Admit, CacheSpec, Part, Reach, ShipChoice},
     settings::Arguments,
@@ -70,6 +71,9 @@ const SERVER_BYTES: u64 = 32 << 20;
 
 /// Keys enough for a cache of one percent.
 pub const KEYS_CACHED: usize = 400_000;
+
+/// A tree of so many keys, or more, whose inner pages are cached is not empty at first.
+pub const KEYS_LOADED: usize = 20_000;
 
 /// The least that a cache can have.
 const CACHE_BYTES_MIN: usize = 64 << 10;
@@ -277,7 +281,7 @@ impl Options {
 
     /// What the tree holds before the run: nothing, or every other key.
     fn initial(&self) -> BTreeMap<u64, u64> {
-        if self.access != Access::Cached {
+        if !self.is_loaded() {
             return BTreeMap::new();
         }
         let keys = spread_keys(self.keys).into_iter().step_by(2);
@@ -289,6 +293,28 @@ impl Options {
         let tide_ns = TIDE_NS * (self.keys as u64 / 1000).clamp(1, 5);
         // Over verbs, under emulation, the same takes ten times as long.
         if self.backend == Backend::Verbs { 8 * tide_ns } else { tide_ns.min((self.seconds * 0.25e9) as u64) }
+    }
+
+    /// What has to happen, as far as compute servers know of it: see [`Summary::failures`].
+    pub fn awaited(&self) -> Awaited {
+        let conflicts = matches!(self.access, Access::OneSided | Access::SharedInner | Access::Hybrid);
+        let torn_reads = conflicts && self.tears();
+        Awaited { changes: self.access != Access::Coarse, conflicts, torn_reads }
+    }
+
+    /// Whether READs are torn now and then: verbs tear what they please, and SoftRoCE hardly anything that fits into one
+    /// packet.
+    pub fn tears(&self) -> bool {
+        self.backend != Backend::Verbs
+    }
+
+    /// Whether the tree holds keys before the run: it would not become as large in the time of a short one.
+    fn is_loaded(&self) -> bool {
+        match self.access {
+            Access::Cached => true,
+            Access::SharedInner => self.keys >= KEYS_LOADED,
+            _ => false,
+        }
     }
 
     /// The workload of the process with this number, without a cache.
@@ -303,8 +329,7 @@ impl Options {
             drop_one_in: self.drop_one_in,
             tide_ns: self.tide_ns(),
             seconds: self.seconds,
-            // What memory servers split and merge is not known to compute servers.
-            awaits_changes: self.access != Access::Coarse,
+            awaits: self.awaited(),
             deadly: false,
             mix: if self.access == Access::Cached { Mix::WRITES } else { Mix::ALL },
             reach: Reach::OneSided,

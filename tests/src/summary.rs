@@ -10,7 +10,6 @@ use farlink_runtime::{
 use farlink_structures::map::{Map, Report};
 
 use crate::{
-    backend::Backend,
     cluster,
     history::{Flush, History, Op, Outcome, Recorder},
     linear, of_structure,
@@ -75,8 +74,7 @@ impl Summary {
         let (linear, scans) = (linear::check(&history), check_scans(&history, &tale.seen));
         let (seed, access) = (options.seed, options.access);
         let servers_keep = options.place.is_some() && access.ships();
-        // Verbs tear what they please, and SoftRoCE hardly anything that fits into one packet.
-        let tears = options.backend != Backend::Verbs;
+        let tears = options.tears();
         Ok(Self {
             seed,
             seconds,

@@ -41,7 +41,7 @@ fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
 
 fn run_computes<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
     let start = Barrier::new((options.processes * options.workers) as usize);
-    let patience = Arc::new(Patience::for_all());
+    let patience = Arc::new(Patience::new(options.awaited()));
     std::thread::scope(|scope| {
         let computes: Vec<_> = (0..options.processes)
             .map(|process| {

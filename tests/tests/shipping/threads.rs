@@ -35,8 +35,7 @@ fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     let (mut history, mut tale) = (History::new(), Tale::default());
     let begun = Instant::now();
     let start = Barrier::new((options.processes * options.workers) as usize);
-    // What memory servers split and merge is not known here.
-    let patience = Arc::new(Patience::for_changes(options.access != Access::Coarse));
+    let patience = Arc::new(Patience::new(options.awaited()));
     let parts = std::thread::scope(|scope| {
         let computes: Vec<_> = (0..options.processes)
             .map(|process| {
