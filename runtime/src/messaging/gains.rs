@@ -15,19 +15,26 @@ const MEMORY: usize = 5;
 const FIRST_COUNTS: usize = 2;
 /// Differences below one in a hundred are none.
 const INDIFFERENT: f64 = 0.01;
-/// What seems to be further from zero is not tried again, unless it is next to the switch-over: that would cost too much.
+/// What seems to be further from zero is tried only now and then, unless it is next to the switch-over: that costs much.
 const DOUBT: f64 = 0.3;
+/// It is passed over so often; more often by this much for each unit that it is away from zero.
+const PASSED_OVER: f64 = 16.0;
+const PASSED_OVER_BY_GAIN: f64 = 64.0;
+/// No quotient counts for more.
+pub(super) const GAIN_MAX: f64 = 3.0;
 
 /// By what factor fetching takes longer than the ring, as logarithms: the last ones of each size.
 #[derive(Debug)]
 pub(super) struct Gains {
     last: [VecDeque<f64>; SIZES.len()],
-    tries: usize,
+    tries: [usize; SIZES.len()],
+    passed_over: [u32; SIZES.len()],
 }
 
 impl Gains {
     pub(super) fn new(first: [f64; SIZES.len()]) -> Self {
-        Self { last: first.map(|gain| VecDeque::from([gain; FIRST_COUNTS])), tries: 0 }
+        let last = first.map(|gain| VecDeque::from([gain; FIRST_COUNTS]));
+        Self { last, tries: Default::default(), passed_over: Default::default() }
     }
 
     pub(super) fn switch_words(&self) -> usize {
@@ -42,21 +49,24 @@ impl Gains {
 
     /// For which size a message of so many words can stand, if it is one that should be tried, and which way first.
     pub(super) fn choose_trial(&mut self, words: usize) -> Option<(usize, usize)> {
-        let distance = |size: &usize| (SIZES[*size] as f64 / words as f64).ln().abs();
-        let size = (0..SIZES.len()).min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
-        let switch_words = self.switch_words();
+        let size = size_of(words)?;
+        let (switch_words, gain) = (self.switch_words(), self.gain(size));
         let above = SIZES.iter().position(|&size| size > switch_words).unwrap_or(SIZES.len());
         let is_near = size == above || size + 1 == above;
-        if !stands_for(size, words) || !is_near && self.gain(size).abs() > DOUBT {
-            return None;
+        if !is_near && gain.abs() > DOUBT {
+            self.passed_over[size] += 1;
+            if f64::from(self.passed_over[size]) < PASSED_OVER + PASSED_OVER_BY_GAIN * gain.abs() {
+                return None;
+            }
         }
-        self.tries += 1;
-        Some((size, self.tries % 2))
+        self.passed_over[size] = 0;
+        self.tries[size] += 1;
+        Some((size, self.tries[size] % 2))
     }
 
     /// What was found out last counts for more than what was found out about other sizes before, where these contradict it.
     pub(super) fn learn(&mut self, size: usize, gain: f64) {
-        self.last[size].push_back(gain);
+        self.last[size].push_back(gain.clamp(-GAIN_MAX, GAIN_MAX));
         if self.last[size].len() > MEMORY {
             self.last[size].pop_front();
         }
@@ -68,6 +78,16 @@ impl Gains {
             }
         }
     }
+}
+
+/// The size that is closest to a message of so many words, if it tells something about one.
+pub(super) fn size_of(words: usize) -> Option<usize> {
+    if words <= SIZES[0] / 2 {
+        return None;
+    }
+    let distance = |size: &usize| (SIZES[*size] as f64 / words as f64).ln().abs();
+    let size = (0..SIZES.len()).min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
+    stands_for(size, words).then_some(size)
 }
 
 /// Whether a message of so many words tells something about messages of this size.
@@ -168,13 +188,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_far_from_the_switch_over_is_not_tried() {
+    fn what_is_far_from_the_switch_over_is_tried_seldom() {
         let mut gains = Gains::new(gains(|words| 700.0 + words / 4.0));
-        for words in [1, 8, 60, 130, 20_000, 40_000, 1 << 20] {
+        for words in [0, 1, 8, 60, 40_000, 1 << 20] {
             assert_eq!(gains.choose_trial(words), None, "{words}");
         }
         let ways: Vec<usize> = (0..4).map(|_| gains.choose_trial(1000).unwrap().1).collect();
         assert!(ways.iter().sum::<usize>() == 2, "one way is always first: {ways:?}");
+        for words in [130, 20_000] {
+            let tried = (0..1000).filter(|_| gains.choose_trial(words).is_some()).count();
+            assert!((2..60).contains(&tried), "{words}: {tried} of 1000 times");
+        }
+    }
+
+    #[test]
+    fn what_was_wrong_from_the_start_is_found_out_by_whoever_sends_it() {
+        for (start, better, words) in [(-2.0, 0.4, 256), (2.0, -0.4, 4096)] {
+            let mut gains = Gains::new([start; SIZES.len()]);
+            let mut chances = 0;
+            while (gains.switch_words() > words) != (better > 0.0) {
+                chances += 1;
+                assert!(chances < 1000, "it believes what is wrong for ever");
+                if let Some((size, _)) = gains.choose_trial(words) {
+                    gains.learn(size, better);
+                }
+            }
+        }
     }
 
     #[test]

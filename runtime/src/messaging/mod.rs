@@ -87,7 +87,8 @@
 //! - `ring.rs`, `frame.rs`: what keeps a ring right though its words land in any order and the other side is not trusted.
 //! - `pool.rs`, `connection`: long messages are announced in the ring and fetched from the pool in pieces, by READ; the rest goes
 //!   inline, many messages in one write (FBX, sections 4.3 and 4.4). The size where one takes over from the other is
-//!   measured when the first channel is opened, and again now and then (`probe.rs`). Catfish (section III) has one ring for each
+//!   measured when the first channel is opened (`probe.rs`), and tried on what channels carry from then on (`channel/trial.rs`,
+//!   `gains.rs`). Catfish (section III) has one ring for each
 //!   connection and no priorities, FBX two queues for each path (section 4.6).
 //! - `connection/run.rs`: where the memory server listens with
 //!   [`Transport::SendReceive`](crate::fabric::link::Transport::SendReceive), the same frames go by SEND into receive buffers

@@ -13,6 +13,7 @@ use crate::{
     messaging::{
         CHUNK_WORDS, Priority, WINDOW,
         connection::{Broken, Carrier, Connection, HowToSend, Source},
+        gains::size_of,
         message::{FromServer, read_from_server},
         spare::Spare,
     },
@@ -102,6 +103,8 @@ pub(super) struct Core {
     /// Words to carry before it tries again which messages are better fetched, and the trial that it is at.
     pub(super) before_trial: usize,
     pub(super) trial: Option<Trial>,
+    /// Trials in a row that found out nothing.
+    pub(super) trials_in_vain: u32,
     pub(super) looks: u32,
     pub(super) fruitless: u32,
     pub(super) complaints: u64,
@@ -169,6 +172,7 @@ impl Core {
             uncounted: 0,
             before_trial: TRIAL_AFTER,
             trial: None,
+            trials_in_vain: 0,
             looks: 0,
             fruitless: 0,
             complaints: 0,
@@ -226,10 +230,9 @@ impl Core {
         if let Some(trial) = &mut self.trial {
             words.into_iter().for_each(|words| trial.carry(words));
         } else if self.before_trial == 0 && self.options.switch_over == SwitchOver::Measured {
+            let Some(words) = words.into_iter().find(|&words| size_of(words).is_some()) else { return };
             self.before_trial = TRIAL_AFTER;
-            let Some(what) = words.into_iter().find_map(|words| inner.compute.switch_words.choose_trial(words)) else {
-                return;
-            };
+            let Some(what) = inner.compute.switch_words.choose_trial(words) else { return };
             let trial = Trial::new(what, self.switch_words, self.next, inner.clock.now_ns());
             self.send_above(trial.send_above(), inner);
             self.trial = Some(trial);
@@ -242,10 +245,11 @@ impl Core {
             Next::Stay => {}
             Next::SendAbove(words) => self.send_above(words, inner),
             Next::Over(gain) => {
+                self.trials_in_vain = if gain.is_some() { 0 } else { self.trials_in_vain.saturating_add(1) };
+                self.before_trial = trial.spacing(gain, self.trials_in_vain);
                 if let Some(gain) = gain {
                     inner.compute.switch_words.learn(trial.size(), gain);
                 }
-                self.before_trial = trial.spacing();
                 self.trial = None;
             }
         }

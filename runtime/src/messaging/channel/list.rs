@@ -146,6 +146,8 @@ impl State {
         let who = PeerId { owner: inner.compute.owner, worker: inner.number };
         let memory = inner.endpoint.borrow_mut().connect(self.server, who)?;
         core.generation = core.generation.wrapping_add(1);
+        // What is lost until it is there has nothing to do with the way.
+        core.trial = None;
         let transport = inner.endpoint.borrow().transport(self.server);
         let sending = Sending {
             transport,

@@ -127,7 +127,7 @@ impl Channel {
         self.state.core.borrow().link.as_ref().and_then(|link| Load::read(link.control_word()))
     }
 
-    /// Messages of more words are announced and fetched.
+    /// Messages of more words are announced and fetched. While both ways are tried, that is now one and now the other.
     pub fn switch_words(&self) -> usize {
         self.state.core.borrow().switch_words
     }
