@@ -20,8 +20,6 @@ const DOUBT: f64 = 0.3;
 /// It is passed over so often; more often by this much for each unit that it is away from zero.
 const PASSED_OVER: f64 = 16.0;
 const PASSED_OVER_BY_GAIN: f64 = 64.0;
-/// No quotient counts for more.
-pub(super) const GAIN_MAX: f64 = 3.0;
 
 /// By what factor fetching takes longer than the ring, as logarithms: the last ones of each size.
 #[derive(Debug)]
@@ -66,7 +64,7 @@ impl Gains {
 
     /// What was found out last counts for more than what was found out about other sizes before, where these contradict it.
     pub(super) fn learn(&mut self, size: usize, gain: f64) {
-        self.last[size].push_back(gain.clamp(-GAIN_MAX, GAIN_MAX));
+        self.last[size].push_back(gain);
         if self.last[size].len() > MEMORY {
             self.last[size].pop_front();
         }

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::super::gains::{GAIN_MAX, SIZES, stands_for};
+use super::super::gains::{SIZES, stands_for};
 
 /// Words of such messages in a stretch at least, and how many messages.
 const STRETCH_WORDS: u64 = 32 << 10;
@@ -22,6 +22,8 @@ const WORDS_MAX: u64 = 1 << 25;
 /// more if they do not, since half of what a trial carries goes the worse way. So at most a sixtieth of the time is lost.
 const SPACING: f64 = 8.0;
 const SPACING_BY_LOSS: f64 = 30.0;
+/// A larger quotient, as a logarithm, makes it no longer.
+const GAIN_MAX: f64 = 3.0;
 /// After a trial without a result twice as many, and so on, up to so many times.
 const DOUBLINGS_MAX: u32 = 6;
 
