@@ -3,8 +3,11 @@
 //! For four stretches of one trial messages of about one size go by the ring, are fetched, are fetched again, and go by the
 //! ring (or the other way around): what changes steadily meanwhile meets both ways alike. What is counted are words of such
 //! messages that have been answered, from when all that had been sent the other way is answered, and the time in which
-//! anything was unanswered. What is sent meanwhile and is neither shorter nor longer than all that the ways are tried for, and
-//! than what they differ in already, goes the way that is tried, too.
+//! anything was unanswered. A trial moves the switch-over past that size and back: messages of all sizes between it and where
+//! the switch-over was go the way that is tried, too.
+//!
+//! What a trial finds out goes to the compute server's `Gains`, which say where the switch-over is and what to try next; the
+//! channel's `Core` begins trials and applies what they say.
 
 use std::ops::Range;
 
@@ -148,10 +151,8 @@ impl Trial {
     pub(super) fn next(&mut self, now_ns: u64, unanswered: Range<u64>) -> Next {
         if std::mem::take(&mut self.is_seen) {
             self.seen_ns = now_ns;
-        } else if now_ns.saturating_sub(self.seen_ns) > PAUSE_NS_MAX {
-            return Next::Over(None);
         }
-        if self.words > WORDS_MAX {
+        if now_ns.saturating_sub(self.seen_ns) > PAUSE_NS_MAX || self.words > WORDS_MAX {
             return Next::Over(None);
         }
         let passed_ns = self.clock.pass(now_ns, unanswered.is_empty());
