@@ -51,9 +51,11 @@ pub(crate) fn run(
     protocol::tell(processes, start)?;
     protocol::await_ready(processes, Some(READY_LIMIT))?;
     for phase in &phases {
-        progress.begin(&plan.describe(phase));
+        let step = plan.describe(phase);
+        progress.begin(&format!("preparing {step}"));
         protocol::tell(processes, |_| Order::Prepare { phase: phase.clone() })?;
         protocol::await_ready(processes, Some(READY_LIMIT))?;
+        progress.begin(&step);
         protocol::tell(processes, |_| Order::Go)?;
         let result = protocol::await_done(processes)?;
         ledger.enter(&result.tally.outcomes);

@@ -11,7 +11,7 @@ use crate::keysfile;
 use crate::place::Place;
 use crate::plan::{KeySource, Limit, Load, Phase, Plan, WorkerLimit};
 use crate::protocol::{Answer, Order, read_message, write_message};
-use crate::stream::{self, Draw, Source, WorkerId};
+use crate::stream::{self, Draw, GoOn, Source, WorkerId};
 use crate::tally::Tally;
 
 /// Salts, so that the load and the halves of a round each have an order of their own.
@@ -50,21 +50,27 @@ pub(crate) fn key_space(source: &KeySource) -> anyhow::Result<(KeySpace, u64)> {
 }
 
 /// Works out a worker's part of a phase. All of a worker's randomness is drawn here, before any clock starts.
-pub(crate) fn work(plan: &Plan, keys: &KeySpace, phase: &Phase, worker: WorkerId) -> anyhow::Result<Work> {
+pub(crate) fn work(
+    plan: &Plan,
+    keys: &KeySpace,
+    phase: &Phase,
+    worker: WorkerId,
+    go_on: GoOn<'_>,
+) -> anyhow::Result<Work> {
     let every_key = |salt: u64, round: u32, what| {
         let seed = plan.seed ^ mix(salt) ^ mix(u64::from(round) << 8);
-        let stream = stream::every_key(keys, seed, worker, what);
+        let stream = stream::every_key(keys, seed, worker, what, go_on)?;
         let limit = WorkerLimit::Operations(stream.len() as u64);
-        Work::Run { stream, limit, in_flight: plan.in_flight_max() }
+        anyhow::Ok(Work::Run { stream, limit, in_flight: plan.in_flight_max() })
     };
     Ok(match phase {
         Phase::Load => match plan.load {
             Load::Bulk { fill } if worker.index == 0 => Work::BulkLoad { fill },
             Load::Bulk { .. } | Load::Found => Work::Idle,
-            Load::Insert => every_key(LOAD_SALT, 0, Draw::Insert),
+            Load::Insert => every_key(LOAD_SALT, 0, Draw::Insert)?,
         },
-        Phase::RemoveAll { round } => every_key(REMOVE_SALT, *round, Draw::Remove),
-        Phase::InsertAll { round } => every_key(INSERT_SALT, *round, Draw::Insert),
+        Phase::RemoveAll { round } => every_key(REMOVE_SALT, *round, Draw::Remove)?,
+        Phase::InsertAll { round } => every_key(INSERT_SALT, *round, Draw::Insert)?,
         Phase::Mix { mix, in_flight } => {
             let mix = plan.mixes.get(*mix).with_context(|| format!("the plan has no mix number {mix}"))?;
             let limit = plan.limit.share(worker);
@@ -74,7 +80,8 @@ pub(crate) fn work(plan: &Plan, keys: &KeySpace, phase: &Phase, worker: WorkerId
             };
             let source =
                 Source { keys, distribution: plan.distribution, seed: plan.seed, scan_length: plan.scan_length };
-            let stream = stream::draw(mix, source, worker, stream::length_for(operations, keys, worker))?;
+            let length = stream::length_for(operations, keys, worker);
+            let stream = stream::draw(mix, source, worker, length, go_on)?;
             Work::Run { stream, limit, in_flight: *in_flight }
         }
     })
@@ -126,6 +133,8 @@ fn obey_until_error<H: Host>(
 mod tests {
     use super::*;
     use crate::plan::tests::plan;
+
+    const GO_ON: GoOn<'static> = &|| Ok(());
 
     struct Fake {
         prepared: Option<Phase>,
@@ -190,7 +199,7 @@ mod tests {
         let (plan, keys) = (plan(), KeySpace::scrambled(1000).unwrap());
         let loaders = (0..2)
             .flat_map(|process| (0..3).map(move |worker| (process, worker)))
-            .map(|(process, worker)| work(&plan, &keys, &Phase::Load, plan.worker_id(process, worker)).unwrap());
+            .map(|(process, worker)| work(&plan, &keys, &Phase::Load, plan.worker_id(process, worker), GO_ON).unwrap());
         assert_eq!(loaders.filter(|work| *work == Work::BulkLoad { fill: 0.9 }).count(), 1);
     }
 
@@ -199,7 +208,7 @@ mod tests {
         let (mut plan, keys) = (plan(), KeySpace::scrambled(1000).unwrap());
         plan.load = Load::Insert;
         let worker = plan.worker_id(0, 0);
-        let run = |phase: &Phase| match work(&plan, &keys, phase, worker).unwrap() {
+        let run = |phase: &Phase| match work(&plan, &keys, phase, worker, GO_ON).unwrap() {
             Work::Run { stream, limit, in_flight } => (stream, limit, in_flight),
             other => panic!("{other:?}"),
         };
@@ -211,7 +220,7 @@ mod tests {
         assert_ne!(again, later);
         let (mix, limit, in_flight) = run(&Phase::Mix { mix: 0, in_flight: 4 });
         assert_eq!((mix.len(), limit, in_flight), (2, WorkerLimit::Operations(2), 4));
-        assert!(work(&plan, &keys, &Phase::Mix { mix: 9, in_flight: 1 }, worker).is_err());
+        assert!(work(&plan, &keys, &Phase::Mix { mix: 9, in_flight: 1 }, worker, GO_ON).is_err());
     }
 
     #[test]

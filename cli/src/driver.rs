@@ -226,7 +226,7 @@ mod tests {
             for in_flight in [1, 16] {
                 let keys = KeySpace::scrambled(1000).unwrap();
                 let fake = Fake::loaded(&keys);
-                let stream = stream::draw(&Mix::named(name).unwrap(), source(&keys), ONLY, 500).unwrap();
+                let stream = stream::draw(&Mix::named(name).unwrap(), source(&keys), ONLY, 500, &|| Ok(())).unwrap();
                 let feed = Feed::new(stream, keys.clone(), ONLY, End::Operations(2000), 0);
                 let (tally, errors) = run(&fake, &feed, in_flight);
                 let seen = tally.outcomes;
@@ -248,7 +248,7 @@ mod tests {
         let keys = KeySpace::scrambled(1000).unwrap();
         let fake = Fake::loaded(&keys);
         for (what, left) in [(Draw::Remove as fn(u64) -> Draw, 0), (Draw::Insert, 1000)] {
-            let stream = stream::every_key(&keys, 3, ONLY, what);
+            let stream = stream::every_key(&keys, 3, ONLY, what, &|| Ok(())).unwrap();
             let end = End::Operations(stream.len() as u64);
             let feed = Feed::new(stream, keys.clone(), ONLY, end, 0);
             let (tally, _) = run(&fake, &feed, 8);

@@ -287,7 +287,12 @@ impl<A: Reach> Busy<A> {
     }
 
     fn prepare(&mut self, lane: &Lane, phase: &Phase) -> anyhow::Result<()> {
-        self.prepared = Some(match compute::work(&lane.plan, &lane.keys, phase, lane.id)? {
+        // Drawing takes a while, without a request that would fail.
+        let go_on = || {
+            ensure!(!lane.stop.load(Ordering::Relaxed), "stopped by a signal");
+            Ok(lane.compute.check_servers()?)
+        };
+        self.prepared = Some(match compute::work(&lane.plan, &lane.keys, phase, lane.id, &go_on)? {
             Work::BulkLoad { fill } => Prepared::BulkLoad { sorted: lane.keys.sorted(), fill },
             Work::Idle => Prepared::Idle,
             Work::Run { stream, limit, in_flight } => Prepared::Run { stream, limit, in_flight },

@@ -34,7 +34,7 @@ impl Progress {
         Self::Bar(bar)
     }
 
-    /// A step begins.
+    /// A step begins, or goes on with this.
     pub(crate) fn begin(&mut self, step: &str) {
         match self {
             Self::Bar(bar) => bar.set_message(step.to_owned()),

@@ -20,6 +20,12 @@ pub(crate) const LENGTH_MAX: u64 = 1 << 22;
 /// Shorter streams are not worth repeating.
 const LENGTH_MIN: u64 = 1 << 20;
 
+/// Drawn between two looks at whether to go on: milliseconds, also where floating point is emulated.
+const DRAWN_AT_A_TIME: usize = 1 << 12;
+
+/// Asked now and then while a stream is drawn; an error ends it.
+pub(crate) type GoOn<'a> = &'a dyn Fn() -> anyhow::Result<()>;
+
 /// The exponent of *latest* when the other keys are chosen uniformly: YCSB's own.
 const LATEST_THETA: f64 = 0.99;
 
@@ -73,47 +79,70 @@ pub(crate) fn length_for(operations: Option<u64>, keys: &KeySpace, worker: Worke
 }
 
 /// Draws `length` operations of a mix for one worker.
-pub(crate) fn draw(mix: &Mix, source: Source<'_>, worker: WorkerId, length: usize) -> anyhow::Result<Vec<Draw>> {
+pub(crate) fn draw(
+    mix: &Mix,
+    source: Source<'_>,
+    worker: WorkerId,
+    length: usize,
+    go_on: GoOn<'_>,
+) -> anyhow::Result<Vec<Draw>> {
     ensure!(source.scan_length > 0, "--scan-length must be at least 1");
     let loaded = source.keys.loaded();
     let chooser = Chooser::new(loaded, source.distribution, source.seed)?;
     let ages = keys::zipf(loaded, source.distribution.theta().unwrap_or(LATEST_THETA))?;
     let mut random = StdRng::seed_from_u64(stream_seed(source.seed, &mix.name, worker));
-    let stream = (0..length)
-        .map(|_| {
-            let kind = mix.shares.draw(&mut random);
-            match kind {
-                Kind::Insert => return Draw::InsertNext,
-                Kind::Read if mix.read_from == ReadFrom::Latest => {
-                    return Draw::ReadLatest(keys::draw_rank(&ages, loaded, &mut random));
-                }
-                _ => {}
+    let draw_one = || {
+        let kind = mix.shares.draw(&mut random);
+        match kind {
+            Kind::Insert => return Draw::InsertNext,
+            Kind::Read if mix.read_from == ReadFrom::Latest => {
+                return Draw::ReadLatest(keys::draw_rank(&ages, loaded, &mut random));
             }
-            let key = source.keys.loaded_key(chooser.draw(&mut random));
-            match kind {
-                Kind::Read | Kind::Insert => Draw::Read(key),
-                Kind::Update => Draw::Update(key),
-                Kind::ReadModifyWrite => Draw::ReadModifyWrite(key),
-                Kind::Remove => Draw::Remove(key),
-                Kind::Scan => {
-                    let limit = match mix.scan_length {
-                        ScanLength::Exactly => source.scan_length,
-                        ScanLength::UpTo => random.random_range(1..=source.scan_length),
-                    };
-                    Draw::Scan { from: key, limit }
-                }
+            _ => {}
+        }
+        let key = source.keys.loaded_key(chooser.draw(&mut random));
+        match kind {
+            Kind::Read | Kind::Insert => Draw::Read(key),
+            Kind::Update => Draw::Update(key),
+            Kind::ReadModifyWrite => Draw::ReadModifyWrite(key),
+            Kind::Remove => Draw::Remove(key),
+            Kind::Scan => {
+                let limit = match mix.scan_length {
+                    ScanLength::Exactly => source.scan_length,
+                    ScanLength::UpTo => random.random_range(1..=source.scan_length),
+                };
+                Draw::Scan { from: key, limit }
             }
-        })
-        .collect();
-    Ok(stream)
+        }
+    };
+    collect(std::iter::repeat_with(draw_one).take(length), go_on)
+}
+
+fn collect(mut drawn: impl Iterator<Item = Draw>, go_on: GoOn<'_>) -> anyhow::Result<Vec<Draw>> {
+    let mut stream = Vec::with_capacity(drawn.size_hint().0);
+    loop {
+        go_on()?;
+        let before = stream.len();
+        stream.extend(drawn.by_ref().take(DRAWN_AT_A_TIME));
+        if stream.len() - before < DRAWN_AT_A_TIME {
+            return Ok(stream);
+        }
+    }
 }
 
 /// One worker's share of all loaded keys, each once, in an order that `seed` fixes. The shares of all workers together
 /// are all loaded keys: this is the load by inserts, and a round that removes or inserts everything.
-pub(crate) fn every_key(keys: &KeySpace, seed: u64, worker: WorkerId, what: fn(u64) -> Draw) -> Vec<Draw> {
+pub(crate) fn every_key(
+    keys: &KeySpace,
+    seed: u64,
+    worker: WorkerId,
+    what: fn(u64) -> Draw,
+    go_on: GoOn<'_>,
+) -> anyhow::Result<Vec<Draw>> {
     let order = Permutation::new(keys.loaded(), mix(seed));
     let stride = usize::try_from(worker.total.max(1)).unwrap_or(usize::MAX);
-    (worker.index..keys.loaded()).step_by(stride).map(|place| what(keys.loaded_key(order.apply(place)))).collect()
+    let places = (worker.index..keys.loaded()).step_by(stride);
+    collect(places.map(|place| what(keys.loaded_key(order.apply(place)))), go_on)
 }
 
 /// Streams of different workers and of different mixes must not march in step.
@@ -128,6 +157,7 @@ mod tests {
 
     const FIRST: WorkerId = WorkerId { index: 0, total: 2 };
     const SECOND: WorkerId = WorkerId { index: 1, total: 2 };
+    const GO_ON: GoOn<'static> = &|| Ok(());
 
     fn source(keys: &KeySpace) -> Source<'_> {
         Source { keys, distribution: Distribution::Zipf(0.99), seed: 7, scan_length: 100 }
@@ -138,10 +168,10 @@ mod tests {
         let keys = KeySpace::scrambled(1000).unwrap();
         for name in crate::workload::NAMES.split(", ") {
             let mix = Mix::named(name).unwrap();
-            let stream = draw(&mix, source(&keys), FIRST, 500).unwrap();
-            assert_eq!(stream, draw(&mix, source(&keys), FIRST, 500).unwrap());
-            assert_ne!(stream, draw(&mix, source(&keys), SECOND, 500).unwrap());
-            assert_ne!(stream, draw(&mix, Source { seed: 8, ..source(&keys) }, FIRST, 500).unwrap());
+            let stream = draw(&mix, source(&keys), FIRST, 500, GO_ON).unwrap();
+            assert_eq!(stream, draw(&mix, source(&keys), FIRST, 500, GO_ON).unwrap());
+            assert_ne!(stream, draw(&mix, source(&keys), SECOND, 500, GO_ON).unwrap());
+            assert_ne!(stream, draw(&mix, Source { seed: 8, ..source(&keys) }, FIRST, 500, GO_ON).unwrap());
         }
     }
 
@@ -149,7 +179,7 @@ mod tests {
     fn draws_name_loaded_keys_only() {
         let keys = KeySpace::from_sorted(vec![3, 5, 8, 13]).unwrap();
         let mix = Mix::named("f").unwrap();
-        for drawn in draw(&mix, source(&keys), FIRST, 1000).unwrap() {
+        for drawn in draw(&mix, source(&keys), FIRST, 1000, GO_ON).unwrap() {
             match drawn {
                 Draw::Read(key) | Draw::ReadModifyWrite(key) => assert!([3, 5, 8, 13].contains(&key)),
                 other => panic!("mix f has no {other:?}"),
@@ -161,7 +191,7 @@ mod tests {
     fn scan_lengths() {
         let keys = KeySpace::scrambled(1000).unwrap();
         let lengths = |name: &str| -> HashSet<u32> {
-            let stream = draw(&Mix::named(name).unwrap(), source(&keys), FIRST, 5000).unwrap();
+            let stream = draw(&Mix::named(name).unwrap(), source(&keys), FIRST, 5000, GO_ON).unwrap();
             stream
                 .iter()
                 .filter_map(|drawn| match drawn {
@@ -178,7 +208,7 @@ mod tests {
     fn latest_reads_are_mostly_young() {
         let keys = KeySpace::scrambled(1_000_000).unwrap();
         let uniform = Source { distribution: Distribution::Uniform, ..source(&keys) };
-        let stream = draw(&Mix::named("d").unwrap(), uniform, FIRST, 10_000).unwrap();
+        let stream = draw(&Mix::named("d").unwrap(), uniform, FIRST, 10_000, GO_ON).unwrap();
         let ages: Vec<u64> =
             stream.iter().filter_map(|d| if let Draw::ReadLatest(a) = d { Some(*a) } else { None }).collect();
         assert!(ages.len() > 9_000 && ages.len() < 10_000);
@@ -188,8 +218,8 @@ mod tests {
     #[test]
     fn shares_of_every_key_are_all_keys_once() {
         let keys = KeySpace::scrambled(1001).unwrap();
-        let first = every_key(&keys, 4, FIRST, Draw::Remove);
-        let second = every_key(&keys, 4, SECOND, Draw::Remove);
+        let every_key = |seed, worker| every_key(&keys, seed, worker, Draw::Remove, GO_ON).unwrap();
+        let (first, second) = (every_key(4, FIRST), every_key(4, SECOND));
         assert_eq!((first.len(), second.len()), (501, 500));
         let all: HashSet<u64> = first
             .iter()
@@ -200,7 +230,26 @@ mod tests {
             })
             .collect();
         assert_eq!(all.len(), 1001);
-        assert_ne!(first, every_key(&keys, 5, FIRST, Draw::Remove));
+        assert_ne!(first, every_key(5, FIRST));
+    }
+
+    #[test]
+    fn drawing_ends_when_it_is_told_to() {
+        let keys = KeySpace::scrambled(50_000).unwrap();
+        let mix = Mix::named("a").unwrap();
+        for drawn_before in [0, 5] {
+            let looks = std::cell::Cell::new(0);
+            let go_on = || {
+                anyhow::ensure!(looks.replace(looks.get() + 1) < drawn_before, "a memory server is gone");
+                Ok(())
+            };
+            let mixed = draw(&mix, source(&keys), FIRST, 100_000, &go_on).unwrap_err();
+            assert_eq!((mixed.to_string().as_str(), looks.take()), ("a memory server is gone", drawn_before + 1));
+            assert!(every_key(&keys, 4, FIRST, Draw::Remove, &go_on).is_err());
+            assert_eq!(looks.take(), drawn_before + 1);
+        }
+        let length = 2 * DRAWN_AT_A_TIME;
+        assert_eq!(draw(&mix, source(&keys), FIRST, length, GO_ON).unwrap().len(), length);
     }
 
     #[test]

@@ -183,6 +183,15 @@ impl ComputeServer {
         &self.shared.geometry
     }
 
+    /// Whether all memory servers are there, as far as is known: for a program that goes without requests for a while, and
+    /// would not hear of a loss. Does not block; costs a load where none is lost.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`], with a fabric of verbs, for one whose process has ended or which cannot be reached any more.
+    pub fn check_servers(&self) -> Result<(), Error> {
+        self.shared.fabric.check_servers()
+    }
+
     /// The counts of its workers that have been dropped.
     pub fn counters(&self) -> Counters {
         *lock(&self.shared.past)

@@ -234,4 +234,12 @@ pub trait Fabric: Send + Sync + fmt::Debug {
 
     /// Whether the compute server with this incarnation still runs. May make a system call.
     fn liveness(&self, owner: OwnerId) -> Liveness;
+
+    /// Whether all memory servers are there, as far as the fabric knows without asking them. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`] for one that is known to be gone. A fabric whose memory outlives its servers never says so.
+    fn check_servers(&self) -> Result<(), Error> {
+        Ok(())
+    }
 }

@@ -111,6 +111,20 @@ fn a_lost_memory_server_fails_what_is_under_way_and_all_after() {
 }
 
 #[test]
+fn a_loss_is_known_without_a_request() {
+    if !scene::has_device() {
+        return;
+    }
+    let [kept, lost] = [0, 1].map(|server| VerbsServer::start(&serve_options(server, 2)).unwrap());
+    let fabric = connect(&[&kept, &lost]);
+    fabric.check_servers().unwrap();
+    drop(lost);
+    let said = || fabric.check_servers().err();
+    eventually("the loss is known", || said().is_some());
+    assert!(matches!(said(), Some(Error::ServerLost { server, .. }) if server.index() == 1), "{:?}", said());
+}
+
+#[test]
 fn claims_live_and_die_with_their_connection_and_stay_dead() {
     if !scene::has_device() {
         return;

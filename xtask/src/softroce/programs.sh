@@ -114,38 +114,74 @@ random_bytes() {
     stop
 }
 
-# kill -9 of a memory server: whoever uses it says so within two seconds.
-killed_server() {
-    two_servers
-    bench --keys 5000 --seconds 60 --mix a --workers 2 --in-flight 4 >/tmp/bench 2>&1 &
-    local bench=$! begun code=0
-    sleep 6
-    kill -0 "$bench" || fail "the bench ended too early: $(cat /tmp/bench)"
-    set -- $servers
-    begun=$(now_ms)
-    kill -KILL "$2"
-    touch /tmp/killed
-    wait "$bench" || code=$?
-    local took=$(($(now_ms) - begun))
-    cat /tmp/bench
-    echo "killed at $(stat -c %y /tmp/killed)"
-    echo "the bench ended with $code, $took ms after the kill"
-    [ "$code" != 0 ] || fail "the bench says that all is well"
-    [ "$took" -lt 2000 ] || fail "it took $took ms"
-    grep -qi "server 1" /tmp/bench || fail "it does not name memory server 1"
-    servers=$1
-    stop
+# until_said TEXT: waits until the bench under way has said so.
+until_said() {
+    until grep -qs "$1" /tmp/bench; do
+        kill -0 "$bench" || fail "the bench ended too early: $(cat /tmp/bench)"
+        usleep 20000
+    done
 }
 
-# kill -9 of a compute server: its memory servers and the next compute server go on.
+# kill -9 of a memory server: whoever uses it says so within two seconds, also while it prepares what it is to do.
+killed_server() {
+    local bench begun code took
+    for step in "preparing ycsb-a" ycsb-a; do
+        two_servers
+        bench --keys 5000 --seconds 60 --mix a --workers 2 --in-flight 4 >/tmp/bench 2>&1 &
+        bench=$!
+        until_said "step 2 of 3: $step"
+        sleep 1
+        set -- $servers
+        code=0
+        begun=$(now_ms)
+        kill -KILL "$2"
+        touch /tmp/killed
+        wait "$bench" || code=$?
+        took=$(($(now_ms) - begun))
+        cat /tmp/bench
+        echo "killed at $(stat -c %y /tmp/killed)"
+        echo "the bench ended with $code, $took ms after the kill"
+        [ "$code" != 0 ] || fail "the bench says that all is well"
+        [ "$took" -lt 2000 ] || fail "it took $took ms"
+        grep -qi "server 1" /tmp/bench || fail "it does not name memory server 1"
+        servers=$1
+        stop
+    done
+}
+
+# How many queue pairs the memory servers have. They are known by the threads that made them.
+queue_pairs() {
+    local server thread
+    rdma resource show qp >/tmp/queue-pairs
+    for server in $servers; do
+        for thread in /proc/"$server"/task/*; do
+            grep "pid ${thread##*/} " /tmp/queue-pairs || true
+        done
+    done | wc -l
+}
+
+# kill -9 of a compute server: its memory servers free what it held, and the next compute server goes on.
 killed_bench() {
     two_servers
     bench --keys 5000 --ops 500 --mix a --workers 1 --tree others
-    bench --keys 5000 --seconds 60 --mix a --workers 2 --tree killed >/tmp/bench 2>&1 &
-    local bench=$!
-    sleep 5
-    kill -KILL "$bench"
+    local bench before meanwhile tries=100
+    before=$(queue_pairs)
+    farlink bench --connect "verbs://$at:7471,$at:7472" $device --keys 5000 --seconds 60 --mix a --workers 2 \
+        --in-flight 4 --tree killed >/tmp/bench 2>&1 &
+    bench=$!
+    until_said "step 2 of 3: ycsb-a"
+    sleep 1
+    meanwhile=$(queue_pairs)
+    # The compute process first: it would leave in good order once its parent has gone.
+    kill -KILL $(cat /proc/"$bench"/task/*/children) "$bench"
     wait "$bench" || true
+    until [ "$(queue_pairs)" = "$before" ]; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || fail "of $meanwhile queue pairs, $(queue_pairs) are left; it began with $before"
+        usleep 20000
+    done
+    echo "queue pairs of the memory servers: $before before, $meanwhile meanwhile, $before after"
+    [ "$meanwhile" -gt "$before" ] || fail "the bench had no queue pairs"
     bench --keys 5000 --ops 2000 --mix a --workers 2 --tree others
     farlink check --connect "verbs://$at:7471,$at:7472" $device --tree others
     stop

@@ -58,7 +58,7 @@ use crate::{
     fabric::{Endpoint, Fabric, Liveness, OwnerClaim},
     lock::OwnerId,
     ptr::ServerId,
-    sync::{Arc, AtomicU64, Mutex, lock},
+    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
 };
 
 /// Bytes that requests carry themselves, where the device can.
@@ -326,6 +326,13 @@ impl Fabric for VerbsFabric {
         };
         lock(&self.known).insert(owner, known);
         liveness
+    }
+
+    fn check_servers(&self) -> Result<(), Error> {
+        if self.losses.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        self.sessions.iter().find_map(|session| session.lost()).map_or(Ok(()), Err)
     }
 }
 
