@@ -124,6 +124,19 @@ impl PostList {
         self.length += 1;
     }
 
+    /// Takes the requests of another list behind its own, or answers false if they do not fit.
+    pub(crate) fn append(&mut self, other: &mut Self) -> bool {
+        let (from, to) = (self.length, self.length + other.length);
+        if to > self.requests.len() {
+            return false;
+        }
+        self.requests[from..to].swap_with_slice(&mut other.requests[..other.length]);
+        self.pieces[from..to].swap_with_slice(&mut other.pieces[..other.length]);
+        self.length = to;
+        other.length = 0;
+        true
+    }
+
     /// Has the last request complete with a later one of the same queue pair, which must be signalled.
     #[inline]
     pub(crate) fn unsignal_last(&mut self) {
