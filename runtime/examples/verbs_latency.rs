@@ -36,18 +36,18 @@ fn main() -> Result<(), Error> {
     let mut sides = [Side::new(&device)?, Side::new(&device)?];
     let addresses = [&sides[0], &sides[1]].map(|side| side.server.address().to_string());
     for (side, there) in sides.iter_mut().zip([&addresses[1], &addresses[0]]) {
-        side.connect(&device, there)?;
+        side.line = Some(Line::connect(&device, there)?);
     }
     let [mut one, mut other] = sides;
     let wanted = MEASUREMENTS.into_iter().filter(|&name| only.is_none_or(|only| only == name));
     for name in wanted {
         match name {
-            "read_8" => report(name, one.read_times(1, iterations)?),
-            "read_1024" => report(name, one.read_times(128, iterations)?),
-            "compare_swap" => report(name, one.compare_swap_times(iterations)?),
-            "write_8_half_ping_pong" => report(name, ping_pong(&mut one, &mut other, iterations)?),
-            "read_rate_8" => report_rates(name, &mut one, 1, iterations)?,
-            _ => report_rates(name, &mut one, 128, iterations)?,
+            "read_8" => report(name, one.line().read_times(1, iterations)?),
+            "read_1024" => report(name, one.line().read_times(128, iterations)?),
+            "compare_swap" => report(name, one.line().compare_swap_times(iterations)?),
+            "write_8_half_ping_pong" => report(name, ping_pong(&device, &mut one, &mut other, iterations)?),
+            "read_rate_8" => report_rates(name, one.line(), 1, iterations)?,
+            _ => report_rates(name, one.line(), 128, iterations)?,
         }
     }
     Ok(())
@@ -82,9 +82,9 @@ fn arguments() -> Result<Arguments, Error> {
     Ok(given)
 }
 
-fn report_rates(name: &str, side: &mut Side, words: usize, iterations: usize) -> Result<(), Error> {
+fn report_rates(name: &str, line: &mut Line, words: usize, iterations: usize) -> Result<(), Error> {
     for in_flight in [1, 16] {
-        let per_second = side.read_rate(words, in_flight, iterations)?;
+        let per_second = line.read_rate(words, in_flight, iterations)?;
         println!(r#"{{"name":"{name}","in_flight":{in_flight},"ops":{iterations},"ops_per_second":{per_second:.0}}}"#);
     }
     Ok(())
@@ -96,14 +96,21 @@ fn report(name: &str, mut times: Vec<Duration>) {
     println!(r#"{{"name":"{name}","ops":{},"p50_ns":{},"p99_ns":{}}}"#, times.len(), at(50), at(99));
 }
 
-/// A memory server, and an endpoint to the other side's.
+/// A memory server, and a line to the other side's.
 struct Side {
-    // The endpoint first: before the buffers that are registered with it.
-    endpoint: Option<Box<dyn Endpoint>>,
+    // First: it ends before the server does.
+    line: Option<Line>,
+    server: VerbsServer,
+}
+
+/// An endpoint and what one thread needs to use it.
+struct Line {
+    // Before the buffers that are registered with it.
+    endpoint: Box<dyn Endpoint>,
     buffers: Buffers,
+    at: RemotePtr,
     requests: Vec<Request>,
     completions: Vec<Completion>,
-    server: VerbsServer,
 }
 
 fn secret() -> Result<Secret, Error> {
@@ -118,76 +125,67 @@ impl Side {
             device: device.clone(),
             ..VerbsServeOptions::new(secret()?)
         })?;
-        Ok(Self { endpoint: None, buffers: Buffers::default(), requests: vec![], completions: vec![], server })
+        Ok(Self { line: None, server })
     }
 
-    fn connect(&mut self, device: &DeviceChoice, there: &str) -> Result<(), Error> {
+    fn line(&mut self) -> &mut Line {
+        self.line.as_mut().expect("connected")
+    }
+
+    /// Waits until the other side has written this to its word.
+    fn await_ball(server: &VerbsServer, turn: u64) {
+        let word = &server.raw_words()[(AT / 8) as usize];
+        while word.load(Ordering::Acquire) != turn {
+            hint::spin_loop();
+        }
+    }
+}
+
+impl Line {
+    fn connect(device: &DeviceChoice, there: &str) -> Result<Self, Error> {
         let options = VerbsOptions { device: device.clone(), ..VerbsOptions::new([there], secret()?) };
-        self.endpoint = Some(VerbsFabric::connect(&options)?.endpoint(0, Clock::monotonic())?);
-        Ok(())
-    }
-
-    fn endpoint(&mut self) -> &mut dyn Endpoint {
-        &mut **self.endpoint.as_mut().expect("connected")
+        let server = ServerId::new(0).expect("0 is a server id");
+        Ok(Self {
+            endpoint: VerbsFabric::connect(&options)?.endpoint(0, Clock::monotonic())?,
+            buffers: Buffers::default(),
+            at: RemotePtr::new(server, AT).expect("an offset"),
+            requests: Vec::new(),
+            completions: Vec::new(),
+        })
     }
 
     fn buffer(&mut self, words: usize) -> Result<Buffer, Error> {
-        let endpoint = self.endpoint.as_mut().expect("connected");
-        self.buffers.take(words, |base, words| endpoint.register(base, words))
+        let Self { endpoint, buffers, .. } = self;
+        buffers.take(words, |base, words| endpoint.register(base, words))
     }
 
+    #[inline]
     fn post(&mut self, verb: Verb) {
-        let server = ServerId::new(0).expect("0 is a server id");
-        let at = RemotePtr::new(server, AT).expect("an offset");
-        let mut requests = std::mem::take(&mut self.requests);
-        requests.push(Request { ticket: Ticket(0), at, verb });
-        self.requests = requests;
+        self.requests.push(Request { ticket: Ticket(0), at: self.at, verb });
     }
 
-    fn ring(&mut self) {
-        let mut requests = std::mem::take(&mut self.requests);
-        self.endpoint().ring(&mut requests);
-        self.requests = requests;
-    }
-
-    fn poll(&mut self) {
-        let mut completions = std::mem::take(&mut self.completions);
-        self.endpoint().poll(&mut completions);
-        self.completions = completions;
-    }
-
+    #[inline]
     fn finish(&mut self) -> Result<Done, Error> {
         loop {
-            self.poll();
+            self.endpoint.poll(&mut self.completions);
             if let Some(completion) = self.completions.pop() {
                 return Ok(completion.outcome?);
             }
         }
     }
 
-    fn times(
-        &mut self,
-        iterations: usize,
-        mut once: impl FnMut(&mut Self) -> Result<(), Error>,
-    ) -> Result<Vec<Duration>, Error> {
-        (0..WARM_UP).try_for_each(|_| once(self))?;
-        let mut times = Vec::with_capacity(iterations);
-        let mut before = Instant::now();
-        for _ in 0..iterations {
-            once(self)?;
-            let now = Instant::now();
-            times.push(now - before);
-            before = now;
-        }
-        Ok(times)
+    /// Carries out one request.
+    #[inline]
+    fn once(&mut self, verb: Verb) -> Result<Done, Error> {
+        self.post(verb);
+        self.endpoint.ring(&mut self.requests);
+        self.finish()
     }
 
     fn read_times(&mut self, words: usize, iterations: usize) -> Result<Vec<Duration>, Error> {
         let mut buffer = Some(self.buffer(words)?);
-        self.times(iterations, |side| {
-            side.post(Verb::Read(buffer.take().expect("it came back")));
-            side.ring();
-            if let Done::Read(back) = side.finish()? {
+        times(iterations, || {
+            if let Done::Read(back) = self.once(Verb::Read(buffer.take().expect("it came back")))? {
                 buffer = Some(back);
             }
             Ok(())
@@ -196,11 +194,9 @@ impl Side {
 
     fn compare_swap_times(&mut self, iterations: usize) -> Result<Vec<Duration>, Error> {
         let mut word = 0;
-        self.times(iterations, |side| {
-            side.post(Verb::CompareSwap { expected: word, new: word + 1 });
+        times(iterations, || {
             word += 1;
-            side.ring();
-            side.finish().map(drop)
+            self.once(Verb::CompareSwap { expected: word - 1, new: word }).map(drop)
         })
     }
 
@@ -211,10 +207,10 @@ impl Side {
             let buffer = self.buffer(words)?;
             self.post(Verb::Read(buffer));
         }
-        self.ring();
+        self.endpoint.ring(&mut self.requests);
         let mut left = iterations;
         while left > 0 {
-            self.poll();
+            self.endpoint.poll(&mut self.completions);
             while let Some(completion) = self.completions.pop() {
                 left = left.saturating_sub(1);
                 if let Done::Read(buffer) = completion.outcome? {
@@ -222,7 +218,7 @@ impl Side {
                 }
             }
             if !self.requests.is_empty() {
-                self.ring();
+                self.endpoint.ring(&mut self.requests);
             }
         }
         let rate = iterations as f64 / start.elapsed().as_secs_f64();
@@ -231,53 +227,50 @@ impl Side {
         }
         Ok(rate)
     }
+}
 
-    /// Writes `turn` to the other side, which waits for it.
-    fn serve_ball(&mut self, turn: u64) -> Result<(), Error> {
-        self.post(Verb::WriteWord(turn));
-        self.ring();
-        self.finish().map(drop)
+/// The time from each call's end to the next one's.
+fn times(iterations: usize, mut once: impl FnMut() -> Result<(), Error>) -> Result<Vec<Duration>, Error> {
+    (0..WARM_UP).try_for_each(|_| once())?;
+    // Subtracted when all are done: what is measured takes some microseconds.
+    let mut ends = Vec::with_capacity(iterations + 1);
+    ends.push(Instant::now());
+    for _ in 0..iterations {
+        once()?;
+        ends.push(Instant::now());
     }
+    Ok(ends.windows(2).map(|pair| pair[1] - pair[0]).collect())
 }
 
 /// Half the time of a WRITE there and a WRITE back, both sides waiting on their memory.
-fn ping_pong(one: &mut Side, other: &mut Side, iterations: usize) -> Result<Vec<Duration>, Error> {
-    let wait = |server: &VerbsServer, turn: u64| {
-        let word = &server.raw_words()[(AT / 8) as usize];
-        while word.load(Ordering::Acquire) != turn {
-            hint::spin_loop();
-        }
-    };
+fn ping_pong(
+    device: &DeviceChoice,
+    one: &mut Side,
+    other: &mut Side,
+    iterations: usize,
+) -> Result<Vec<Duration>, Error> {
     // What the CAS has left there.
     let turns = 1_000_000..1_000_000 + (iterations + WARM_UP) as u64;
     // Endpoints stay on their threads: the other one's is made over there.
     let there = one.server.address().to_string();
-    let returner = &mut *other;
-    returner.endpoint = None;
-    let server = &returner.server;
-    let back = turns.clone();
+    other.line = None;
+    let (here, back) = (&other.server, turns.clone());
     std::thread::scope(|scope| {
         let returning = scope.spawn(move || {
-            let options = VerbsOptions::new([there], secret()?);
-            let mut endpoint = VerbsFabric::connect(&options)?.endpoint(0, Clock::monotonic())?;
-            let at = RemotePtr::new(ServerId::new(0).expect("0 is a server id"), AT).expect("an offset");
-            let (mut requests, mut completions) = (Vec::new(), Vec::new());
+            let mut line = Line::connect(device, &there)?;
             for turn in back {
-                wait(server, turn);
-                requests.push(Request { ticket: Ticket(0), at, verb: Verb::WriteWord(turn) });
-                endpoint.ring(&mut requests);
-                while completions.is_empty() {
-                    endpoint.poll(&mut completions);
-                }
-                completions.clear();
+                Side::await_ball(here, turn);
+                line.once(Verb::WriteWord(turn))?;
             }
             Ok::<_, Error>(())
         });
         let mut turns = turns;
-        let times = one.times(iterations, |one| {
+        let Side { line, server } = one;
+        let line = line.as_mut().expect("connected");
+        let times = times(iterations, || {
             let turn = turns.next().unwrap_or_default();
-            one.serve_ball(turn)?;
-            wait(&one.server, turn);
+            line.once(Verb::WriteWord(turn))?;
+            Side::await_ball(server, turn);
             Ok(())
         })?;
         returning.join().expect("the other side panicked")?;
