@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) enum Progress {
     /// A bar with the step's name.
     Bar(ProgressBar),
-    /// One line a step.
+    /// A line for whatever begins.
     Lines { done: u64, steps: u64 },
     /// Nothing.
     Silent,

@@ -98,7 +98,6 @@ fn report(name: &str, mut times: Vec<Duration>) {
 
 /// A memory server, and a line to the other side's.
 struct Side {
-    // First: it ends before the server does.
     line: Option<Line>,
     server: VerbsServer,
 }

@@ -184,7 +184,7 @@ impl ComputeServer {
     }
 
     /// Whether all memory servers are there, as far as is known: for a program that goes without requests for a while, and
-    /// would not hear of a loss. Does not block; costs a load where none is lost.
+    /// would not hear of a loss. Asks nobody; costs a load while none is lost.
     ///
     /// # Errors
     /// [`Error::ServerLost`], with a fabric of verbs, for one whose process has ended or which cannot be reached any more.

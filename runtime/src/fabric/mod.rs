@@ -235,7 +235,8 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Whether the compute server with this incarnation still runs. May make a system call.
     fn liveness(&self, owner: OwnerId) -> Liveness;
 
-    /// Whether all memory servers are there, as far as the fabric knows without asking them. Does not block.
+    /// Whether all memory servers are there, as far as the fabric knows without asking them. Costs a load
+    /// while none is lost.
     ///
     /// # Errors
     /// [`Error::ServerLost`] for one that is known to be gone. A fabric whose memory outlives its servers never says so.

@@ -108,6 +108,39 @@ fn writes_and_atomics_of_one_doorbell_keep_their_order() {
     }
 }
 
+/// As above, where requests of many doorbells are under way: some of them go out together.
+#[test]
+fn changes_of_many_doorbells_keep_their_order() {
+    const DOORBELLS: u64 = 40;
+    if !scene::has_device() {
+        return;
+    }
+    let server = serve();
+    let fabric = connect(&[&server]);
+    let mut wire = Wire::new(&fabric);
+    let word = at(0, FREE);
+    for _ in 0..20 {
+        wire.write(word, &[0]).unwrap();
+        for bell in 0..DOORBELLS {
+            let found = 3 * bell;
+            let buffer = wire.filled(&[found + 2; 64]);
+            wire.ring([
+                (word, Verb::CompareSwap { expected: found, new: found + 1 }),
+                (word, Verb::Write(buffer)),
+                (word, Verb::FetchAdd(1)),
+            ]);
+        }
+        let outcomes = wire.wait(3 * DOORBELLS as usize).into_iter().map(|completion| completion.outcome.unwrap());
+        for (index, outcome) in outcomes.enumerate() {
+            match (index % 3, outcome) {
+                (1, Done::Written) => {}
+                (_, Done::Previous(found)) => assert_eq!(found, index as u64),
+                (_, other) => panic!("{index}: {other:?}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn an_address_outside_the_region_never_reaches_the_card() {
     if !scene::has_device() {

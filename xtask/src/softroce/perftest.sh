@@ -33,7 +33,8 @@ theirs() {
     write_8_half_ping_pong) perftest "$1" ib_write_lat -s 8 ;;
     read_rate_*)
         for depth in 1 16; do
-            perftest "$1.$depth" ib_read_bw -s "${1#read_rate_}" -t "$depth" || return 1
+            # A completion for each READ, as ours has: else it lets all that are in flight end before it posts again.
+            perftest "$1.$depth" ib_read_bw -s "${1#read_rate_}" -t "$depth" -Q 1 || return 1
         done
         ;;
     esac

@@ -96,6 +96,7 @@ without_the_secret() {
 # Random bytes, half a greeting, and connections that say nothing, while a bench runs.
 random_bytes() {
     two_servers
+    rm -f /tmp/bench
     bench --keys 5000 --seconds 5 --mix a --workers 1 >/tmp/bench 2>&1 &
     local bench=$! count=0 silent=
     while kill -0 "$bench" 2>/dev/null; do
@@ -127,10 +128,12 @@ killed_server() {
     local bench begun code took
     for step in "preparing ycsb-a" ycsb-a; do
         two_servers
+        rm -f /tmp/bench
         bench --keys 5000 --seconds 60 --mix a --workers 2 --in-flight 4 >/tmp/bench 2>&1 &
         bench=$!
         until_said "step 2 of 3: $step"
-        sleep 1
+        # Operations are to be under way, or still to be drawn.
+        [ "$step" != ycsb-a ] || sleep 1
         set -- $servers
         code=0
         begun=$(now_ms)
@@ -142,6 +145,7 @@ killed_server() {
         echo "killed at $(stat -c %y /tmp/killed)"
         echo "the bench ended with $code, $took ms after the kill"
         [ "$code" != 0 ] || fail "the bench says that all is well"
+        [ "$step" = ycsb-a ] || ! grep -q "step 2 of 3: ycsb-a" /tmp/bench || fail "it was not preparing any more"
         [ "$took" -lt 2000 ] || fail "it took $took ms"
         grep -qi "server 1" /tmp/bench || fail "it does not name memory server 1"
         servers=$1
@@ -149,14 +153,24 @@ killed_server() {
     done
 }
 
-# How many queue pairs the memory servers have. They are known by the threads that made them.
+# The numbers of the memory servers' queue pairs, a line each. They are known by the threads that made them.
 queue_pairs() {
     local server thread
     rdma resource show qp >/tmp/queue-pairs
     for server in $servers; do
         for thread in /proc/"$server"/task/*; do
-            grep "pid ${thread##*/} " /tmp/queue-pairs || true
+            sed -n "s/.* lqpn \([0-9]*\) .* pid ${thread##*/} .*/\1/p" /tmp/queue-pairs
         done
+    done
+}
+
+# queue_pairs_left NUMBERS: how many of these there still are, whoever has them: of those that a thread has made which has
+# ended, nobody is named.
+queue_pairs_left() {
+    local number
+    rdma resource show qp >/tmp/queue-pairs
+    for number in $1; do
+        grep " lqpn $number " /tmp/queue-pairs || true
     done | wc -l
 }
 
@@ -164,24 +178,30 @@ queue_pairs() {
 killed_bench() {
     two_servers
     bench --keys 5000 --ops 500 --mix a --workers 1 --tree others
-    local bench before meanwhile tries=100
-    before=$(queue_pairs)
+    local bench compute held left tries=100
+    [ -z "$(queue_pairs)" ] || fail "queue pairs are left of a bench that has ended: $(queue_pairs)"
+    rm -f /tmp/bench
     farlink bench --connect "verbs://$at:7471,$at:7472" $device --keys 5000 --seconds 60 --mix a --workers 2 \
         --in-flight 4 --tree killed >/tmp/bench 2>&1 &
     bench=$!
     until_said "step 2 of 3: ycsb-a"
     sleep 1
-    meanwhile=$(queue_pairs)
+    held=$(queue_pairs)
+    # Three endpoints, each with a queue pair to each memory server.
+    [ "$(echo "$held" | wc -l)" -ge 6 ] || fail "the bench should have six queue pairs, not: $held"
     # The compute process first: it would leave in good order once its parent has gone.
-    kill -KILL $(cat /proc/"$bench"/task/*/children) "$bench"
+    compute=$(cat /proc/"$bench"/task/*/children)
+    [ -n "$compute" ] || fail "the bench has no compute process"
+    kill -KILL $compute "$bench"
     wait "$bench" || true
-    until [ "$(queue_pairs)" = "$before" ]; do
+    left=$(queue_pairs_left "$held")
+    while [ "$left" -gt 0 ]; do
         tries=$((tries - 1))
-        [ "$tries" -gt 0 ] || fail "of $meanwhile queue pairs, $(queue_pairs) are left; it began with $before"
+        [ "$tries" -gt 0 ] || fail "$left of the queue pairs are left: $held"
         usleep 20000
+        left=$(queue_pairs_left "$held")
     done
-    echo "queue pairs of the memory servers: $before before, $meanwhile meanwhile, $before after"
-    [ "$meanwhile" -gt "$before" ] || fail "the bench had no queue pairs"
+    echo "the memory servers have destroyed their queue pairs: $(echo $held)"
     bench --keys 5000 --ops 2000 --mix a --workers 2 --tree others
     farlink check --connect "verbs://$at:7471,$at:7472" $device --tree others
     stop

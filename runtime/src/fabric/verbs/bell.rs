@@ -6,7 +6,9 @@
 //! which has nothing else to do but to wait.
 //!
 //! The order of a queue pair's requests is that in which they were handed over: while some are on their way, what follows
-//! takes the same way. If posting fails, what was handed over behind it is not posted.
+//! takes the same way. What has come for a queue pair until the thread is back goes out at once: SoftRoCE answers READs on a
+//! thread of the kernel's, and the processor changes to it and back once for all of them. If posting fails, what was handed
+//! over behind it is not posted.
 
 use std::{
     collections::VecDeque,
@@ -57,8 +59,7 @@ struct Jobs {
 }
 
 impl Jobs {
-    /// The first job, with as many later ones of its connection as fit in behind it; and how many these are in all. What
-    /// is posted at once costs less: over SoftRoCE, one change to the kernel's thread and back, not one for each.
+    /// The first job, with as many later ones of its queue pair as fit in behind it; and how many these are in all.
     fn take(&mut self) -> Option<(Job, u64)> {
         let mut first = self.waiting.pop_front()?;
         let (mut merged, mut at) = (1, 0);
@@ -117,13 +118,17 @@ impl Bell {
         self.thread.get_or_init(start).is_some()
     }
 
-    /// Whether a worker that has so many requests under way, of which it is about to ring for `new`, hands them over.
+    /// Whether a worker that has so many requests under way on a connection, of which it is about to ring for `new`, hands
+    /// them over. After trouble it does, too: they must not be carried out when those before them were not.
     #[inline]
-    pub(super) fn takes(&self, posted: usize, new: usize) -> bool {
+    pub(super) fn takes(&self, trouble: &Trouble, posted: usize, new: usize) -> bool {
         // Two are one change, or one look under a lock: their worker waits for both.
         let gains = posted > new || new > 2;
         let has_room = || 2 * GAINING.load(Ordering::Relaxed) <= self.processors;
-        self.shared.pending.load(Ordering::Acquire) != 0 || gains && self.is_started() && has_room()
+        // The trouble after what is pending: it is there before what has failed does not count as pending any more.
+        self.shared.pending.load(Ordering::Acquire) != 0
+            || trouble.is_there.load(Ordering::Relaxed)
+            || gains && self.is_started() && has_room()
     }
 
     /// Has the thread post these requests, and empties the list.

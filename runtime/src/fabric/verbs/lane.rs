@@ -214,7 +214,7 @@ impl Lane {
         // The same holds for what is handed over: `cut` waits until it is posted.
         unsafe {
             match &self.bell {
-                Some((bell, trouble)) if bell.takes(self.posted.len(), batched) => {
+                Some((bell, trouble)) if bell.takes(trouble, self.posted.len(), batched) => {
                     bell.hand_over(&mut self.batch, &connection.queue_pair, trouble);
                     Ok(())
                 }

@@ -174,5 +174,5 @@ impl PostList {
     }
 }
 
-// SAFETY: the raw pointers inside are set anew by each `post` and lead into the list's own boxes.
+// SAFETY: the raw pointers inside are followed by `post` alone, which sets them anew, into the list's own boxes.
 unsafe impl Send for PostList {}
