@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -36,12 +36,16 @@ use crate::tally::{CacheCounts, Counters, Tally};
 /// How long a process that was told to stop may take to finish its operations.
 const STOP_LIMIT: Duration = Duration::from_secs(8);
 
+/// How often it is looked whether all memory servers are there.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
 /// The workers of a process, and its membership in the cluster.
 #[derive(Debug)]
 pub(crate) struct Workers {
     /// Before the compute server, which leaves the cluster only when its workers are gone.
     threads: Vec<WorkerThread>,
-    _compute: Arc<ComputeServer>,
+    compute: Arc<ComputeServer>,
+    stop: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -115,23 +119,25 @@ impl Workers {
             };
             WorkerThread::start(worker, lane)
         };
-        let mut threads = (0..plan.workers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
-        threads.iter_mut().try_for_each(WorkerThread::await_ready)?;
-        Ok(Self { threads, _compute: compute })
+        let threads = (0..plan.workers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut workers = Self { threads, compute, stop: Arc::clone(stop) };
+        workers.await_ready()?;
+        Ok(workers)
     }
 }
 
 impl Host for Workers {
     fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()> {
         self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Prepare(phase.clone())))?;
-        self.threads.iter_mut().try_for_each(WorkerThread::await_ready)
+        self.await_ready()
     }
 
     fn go(&mut self) -> anyhow::Result<(u64, Tally)> {
         self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Go))?;
-        let answers: Vec<_> = self.threads.iter_mut().map(WorkerThread::answer).collect();
+        let answers = self.answers();
         // Also after an error: what was changed in the cache alone would leave the tree in pieces.
         let flushed = self.flush();
+        self.compute.check_servers()?;
         let mut tally = Tally::new()?;
         let mut times: Option<(Instant, Instant)> = None;
         for answer in answers {
@@ -149,6 +155,32 @@ impl Host for Workers {
 }
 
 impl Workers {
+    /// All workers' answers. Once a memory server is lost, all are told to stop: one that draws, or finds all that it needs
+    /// in its cache, would not notice.
+    fn answers(&self) -> Vec<anyhow::Result<Answer>> {
+        let answer = |thread: &WorkerThread| loop {
+            match thread.answers.recv_timeout(LOOK_EVERY) {
+                Ok(answer) => break answer,
+                Err(RecvTimeoutError::Disconnected) => break Err(anyhow::anyhow!("a worker has ended early")),
+                Err(RecvTimeoutError::Timeout) if self.compute.check_servers().is_err() => {
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        };
+        self.threads.iter().map(answer).collect()
+    }
+
+    fn await_ready(&mut self) -> anyhow::Result<()> {
+        let answers = self.answers();
+        // Why the others have stopped, if it is lost.
+        self.compute.check_servers()?;
+        for answer in answers {
+            ensure!(matches!(answer?, Answer::Ready), "a worker is out of step");
+        }
+        Ok(())
+    }
+
     /// Writes what only the cache holds, by any one worker; answers how many pages.
     fn flush(&mut self) -> anyhow::Result<u64> {
         let Some(thread) = self.threads.first_mut() else { return Ok(0) };
@@ -177,11 +209,6 @@ impl WorkerThread {
 
     fn answer(&mut self) -> anyhow::Result<Answer> {
         self.answers.recv().context("a worker has ended early")?
-    }
-
-    fn await_ready(&mut self) -> anyhow::Result<()> {
-        ensure!(matches!(self.answer()?, Answer::Ready), "a worker is out of step");
-        Ok(())
     }
 }
 
@@ -287,10 +314,9 @@ impl<A: Reach> Busy<A> {
     }
 
     fn prepare(&mut self, lane: &Lane, phase: &Phase) -> anyhow::Result<()> {
-        // Drawing takes a while, without a request that would fail.
         let go_on = || {
             ensure!(!lane.stop.load(Ordering::Relaxed), "stopped by a signal");
-            Ok(lane.compute.check_servers()?)
+            Ok(())
         };
         self.prepared = Some(match compute::work(&lane.plan, &lane.keys, phase, lane.id, &go_on)? {
             Work::BulkLoad { fill } => Prepared::BulkLoad { sorted: lane.keys.sorted(), fill },

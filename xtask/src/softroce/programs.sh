@@ -123,34 +123,45 @@ until_said() {
     done
 }
 
-# kill -9 of a memory server: whoever uses it says so within two seconds, also while it prepares what it is to do.
+# kill -9 of a memory server: whoever uses it says so within two seconds, also while it prepares what it is to do, and while it
+# finds all that it needs in its cache.
 killed_server() {
-    local bench begun code took
-    for step in "preparing ycsb-a" ycsb-a; do
-        two_servers
-        rm -f /tmp/bench
-        bench --keys 5000 --seconds 60 --mix a --workers 2 --in-flight 4 >/tmp/bench 2>&1 &
-        bench=$!
-        until_said "step 2 of 3: $step"
-        # Operations are to be under way, or still to be drawn.
-        [ "$step" != ycsb-a ] || sleep 1
-        set -- $servers
-        code=0
-        begun=$(now_ms)
-        kill -KILL "$2"
-        touch /tmp/killed
-        wait "$bench" || code=$?
-        took=$(($(now_ms) - begun))
-        cat /tmp/bench
-        echo "killed at $(stat -c %y /tmp/killed)"
-        echo "the bench ended with $code, $took ms after the kill"
-        [ "$code" != 0 ] || fail "the bench says that all is well"
-        [ "$step" = ycsb-a ] || ! grep -q "step 2 of 3: ycsb-a" /tmp/bench || fail "it was not preparing any more"
-        [ "$took" -lt 2000 ] || fail "it took $took ms"
-        grep -qi "server 1" /tmp/bench || fail "it does not name memory server 1"
-        servers=$1
-        stop
-    done
+    kill_in "preparing ycsb-a" --mix a
+    kill_in ycsb-a --mix a
+    kill_in ycsb-c --mix c --access cached --cache 4MiB
+}
+
+# kill_in STEP OPTIONS...: kills a memory server in that step of a bench with these options.
+kill_in() {
+    local step=$1 bench begun code=0 took
+    shift
+    two_servers
+    rm -f /tmp/bench
+    bench --keys 5000 --seconds 60 --workers 2 --in-flight 4 "$@" >/tmp/bench 2>&1 &
+    bench=$!
+    until_said "step 2 of 3: $step"
+    case $step in
+    preparing*) ;;
+    # Operations are to be under way.
+    *) sleep 1 ;;
+    esac
+    set -- $servers
+    begun=$(now_ms)
+    kill -KILL "$2"
+    touch /tmp/killed
+    wait "$bench" || code=$?
+    took=$(($(now_ms) - begun))
+    cat /tmp/bench
+    echo "killed at $(stat -c %y /tmp/killed)"
+    echo "the bench ended with $code, $took ms after the kill"
+    [ "$code" != 0 ] || fail "the bench says that all is well"
+    case $step in
+    preparing*) ! grep -q "step 2 of 3: ycsb" /tmp/bench || fail "it was not preparing any more" ;;
+    esac
+    [ "$took" -lt 2000 ] || fail "it took $took ms"
+    grep -qi "server 1" /tmp/bench || fail "it does not name memory server 1"
+    servers=$1
+    stop
 }
 
 # The numbers of the memory servers' queue pairs, a line each. They are known by the threads that made them.
