@@ -168,12 +168,17 @@ impl Endpoint for VerbsEndpoint {
 
     #[inline]
     fn ring(&mut self, requests: &mut Vec<Request>) {
-        for request in requests.drain(..) {
+        let mut push = |request: Request| {
             let at = request.at;
             match self.links.get_mut(at.server().index()) {
                 Some(link) if link.holds(at, request.verb.bytes()) => link.push(request),
                 _ => self.push_elsewhere(request),
             }
+        };
+        match requests.len() {
+            // Often; and a tenth fewer instructions than with the other way.
+            1 => requests.pop().into_iter().for_each(&mut push),
+            _ => requests.drain(..).for_each(push),
         }
         for link in &mut self.links {
             link.ring(&self.setup, &mut self.early);

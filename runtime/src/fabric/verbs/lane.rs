@@ -151,7 +151,7 @@ impl Lane {
     }
 
     /// Takes a request; [`Lane::ring`] sends it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, request: Request) {
         // Behind those that wait: requests to one server keep their order.
         if self.connection.is_some() && self.waiting.is_empty() && self.posted.len() < self.depth {
@@ -162,7 +162,7 @@ impl Lane {
     }
 
     /// Builds the request in place.
-    #[inline]
+    #[inline(always)]
     fn batch(&mut self, mut request: Request) {
         let Some(connection) = &self.connection else { unreachable!("requests are batched for a connection") };
         let Target { first, remote, .. } = self.target;

@@ -105,7 +105,7 @@ impl Link {
     }
 
     /// Takes a request; [`Link::ring`] sends it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, request: Request) {
         self.lane.push(request);
     }
