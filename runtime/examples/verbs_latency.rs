@@ -239,8 +239,9 @@ fn times(iterations: usize, mut once: impl FnMut() -> Result<(), Error>) -> Resu
         once()?;
         ends.push(ticks());
     }
-    let seconds_per_tick = start.elapsed().as_secs_f64() / (ends[iterations] - ends[0]) as f64;
-    let time = |pair: &[u64]| Duration::from_secs_f64((pair[1] - pair[0]) as f64 * seconds_per_tick);
+    let seconds_per_tick = start.elapsed().as_secs_f64() / ends[iterations].saturating_sub(ends[0]).max(1) as f64;
+    // Two processors' counters may be a little apart.
+    let time = |pair: &[u64]| Duration::from_secs_f64(pair[1].saturating_sub(pair[0]) as f64 * seconds_per_tick);
     Ok(ends.windows(2).map(time).collect())
 }
 
