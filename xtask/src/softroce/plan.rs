@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{environment, guest::quoted, programs::Built};
+use super::{bench, environment, guest::quoted, programs::Built};
 
 /// The functions `step` and `verdict`.
 const STEPS: &str = include_str!("steps.sh");
@@ -185,11 +185,8 @@ pub(super) fn pair() -> [String; 2] {
 }
 
 /// A bench whose rows may be quoted.
-pub(super) fn measured_bench(ops: u64) -> String {
-    let mut script = Script::new(None);
-    let ops = ops.to_string();
-    script.step(Lane::Programs, "bench", PAIR_LIMIT_S * 3, &["sh", "/tmp/programs.sh", "million_keys", &ops]);
-    script.end()
+pub(super) fn measured_bench(rounds: u32, ops: u64) -> String {
+    Script::new(None).text + &bench::script(rounds, ops)
 }
 
 /// How long the programs of two guests may take.

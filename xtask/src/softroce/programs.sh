@@ -218,11 +218,11 @@ killed_bench() {
     stop
 }
 
-# million_keys OPS: a bench as it is quoted.
+# million_keys OPS: a bench as it is quoted, one JSON object a line.
 million_keys() {
     serve 0 1 "$at" 7471
     farlink bench --connect "verbs://$at:7471" $device --keys 1000000 --ops "$1" --workers 1 --in-flight 1,16 --mix c \
-        --access cached --cache 8%
+        --access cached --cache 8% --json
     stop
 }
 
