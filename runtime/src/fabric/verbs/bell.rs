@@ -1,20 +1,23 @@
 //! A thread that rings a worker's doorbells.
 //!
 //! A software device does its work in the call that rings: a READ over SoftRoCE takes tens of microseconds there, and the
-//! worker stands still. Where processors are to spare, a second thread rings in its place, as soon as it has several requests
-//! under way: then the worker goes on with its other operations meanwhile. A single request is rung for by the worker itself,
-//! which has nothing else to do but to wait.
+//! worker stands still. Where processors are to spare, a second thread rings in its place. With several requests under way the
+//! worker goes on with its other operations meanwhile. With one it has nothing else to do; but the device's code and the worker's
+//! may each stay in the caches of a processor of their own. Whether that outweighs the way to the other processor is
+//! measured: single requests go the way that takes less time for each, and now and then the other one.
 //!
 //! The order of a queue pair's requests is that in which they were handed over: while some are on their way, what follows
 //! takes the same way. What has come for a queue pair until the thread is back goes out at once: SoftRoCE answers READs on a
 //! thread of the kernel's, and the processor changes to it and back once for all of them. If posting fails, what was handed
-//! over behind it is not posted.
+//! over behind it is not posted. A worker that has waited for a while does not wait for the thread to be given a processor: it
+//! posts what is still there.
 
 use std::{
     collections::VecDeque,
     fmt,
-    sync::{Condvar, OnceLock, atomic::AtomicUsize},
+    sync::{Condvar, OnceLock, atomic::AtomicU32},
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use super::ib::{PostList, QueuePair};
@@ -23,10 +26,16 @@ use crate::{
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock, yield_thread},
 };
 
-/// Endpoints of this process that gain by it.
-static GAINING: AtomicUsize = AtomicUsize::new(0);
+/// After so many rings an endpoint tells the others of this process so, and looks how often they did.
+const TOLD_RINGS: u32 = 64;
+/// How often endpoints of this process have told that they rang [`TOLD_RINGS`] times.
+static TOLD: AtomicU64 = AtomicU64::new(0);
+/// Once in so many times, single requests go the way that took longer.
+const TRIED_AFTER: u32 = 16;
 /// Looks for work before the thread sleeps: some hundred microseconds.
 const LOOKS_MAX: u32 = 500;
+/// Looks for completions, all in vain, for which a worker waits for the thread to begin.
+const PATIENCE: u32 = 64;
 
 /// What went wrong when requests of one connection were posted.
 #[derive(Debug, Default)]
@@ -54,8 +63,6 @@ struct Jobs {
     waiting: VecDeque<Job>,
     /// Lists to use again.
     spare: Vec<PostList>,
-    is_closed: bool,
-    is_asleep: bool,
 }
 
 impl Jobs {
@@ -82,6 +89,12 @@ struct Shared {
     jobs: Mutex<Jobs>,
     /// How many jobs are not posted yet.
     pending: AtomicU64,
+    /// Somebody posts. Changes under the lock of `jobs`, so that one does at a time.
+    is_posting: AtomicBool,
+    /// The thread waits for `work`. Changes under the lock of `jobs`.
+    is_asleep: AtomicBool,
+    /// No more jobs come. Is set under the lock of `jobs`.
+    is_closed: AtomicBool,
     /// Some connection is in trouble.
     is_troubled: AtomicBool,
     work: Condvar,
@@ -93,6 +106,20 @@ pub(super) struct Bell {
     processors: usize,
     /// Started when it is first needed; `None` inside if it could not be.
     thread: OnceLock<Option<JoinHandle<()>>>,
+    // Of the worker alone, which may move to another thread.
+    /// How often it rang.
+    rings: AtomicU32,
+    /// How often for several requests, or while others were under way.
+    rings_for_several: AtomicU32,
+    /// [`TOLD`] when it last looked.
+    told: AtomicU64,
+    /// Each endpoint that rings about as often as this one has two processors.
+    has_room: AtomicBool,
+    /// Single requests are handed over.
+    takes_single: AtomicBool,
+    choice: Mutex<Choice>,
+    /// How often it has looked in vain since it handed over.
+    looks: AtomicU32,
 }
 
 impl fmt::Debug for Bell {
@@ -101,16 +128,32 @@ impl fmt::Debug for Bell {
     }
 }
 
+/// Adds one to a number that one thread at a time changes.
+fn bump(number: &AtomicU32) -> u32 {
+    let next = number.load(Ordering::Relaxed).wrapping_add(1);
+    number.store(next, Ordering::Relaxed);
+    next
+}
+
 impl Bell {
     /// For an endpoint on a software device.
     pub(super) fn new() -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { shared: Arc::default(), processors, thread: OnceLock::new() }
+        Self {
+            shared: Arc::default(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            thread: OnceLock::new(),
+            rings: AtomicU32::new(0),
+            rings_for_several: AtomicU32::new(0),
+            told: AtomicU64::new(TOLD.load(Ordering::Relaxed)),
+            has_room: AtomicBool::new(false),
+            takes_single: AtomicBool::new(false),
+            choice: Mutex::default(),
+            looks: AtomicU32::new(0),
+        }
     }
 
     fn is_started(&self) -> bool {
         let start = || {
-            GAINING.fetch_add(1, Ordering::Relaxed);
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new().name("farlink-bell".into()).spawn(move || shared.ring());
             thread.inspect_err(|error| tracing::warn!(%error, "no thread rings doorbells")).ok()
@@ -122,13 +165,40 @@ impl Bell {
     /// them over. After trouble it does, too: they must not be carried out when those before them were not.
     #[inline]
     pub(super) fn takes(&self, trouble: &Trouble, posted: usize, new: usize) -> bool {
-        // Two are one change, or one look under a lock: their worker waits for both.
-        let gains = posted > new || new > 2;
-        let has_room = || 2 * GAINING.load(Ordering::Relaxed) <= self.processors;
         // The trouble after what is pending: it is there before what has failed does not count as pending any more.
         self.shared.pending.load(Ordering::Acquire) != 0
             || trouble.is_there.load(Ordering::Relaxed)
-            || gains && self.is_started() && has_room()
+            || self.gains(posted, new) && self.is_started()
+    }
+
+    #[inline]
+    fn gains(&self, posted: usize, new: usize) -> bool {
+        if bump(&self.rings).is_multiple_of(TOLD_RINGS) {
+            self.look_for_room();
+        }
+        if !self.has_room.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Two are one change, or one look under a lock: their worker waits for both.
+        if posted > new || new > 2 {
+            bump(&self.rings_for_several);
+            return true;
+        }
+        self.takes_single.load(Ordering::Relaxed)
+    }
+
+    /// Those that ring now and then do not count: meanwhile they have not told anything.
+    #[cold]
+    fn look_for_room(&self) {
+        let told = TOLD.fetch_add(1, Ordering::Relaxed);
+        let others = told.wrapping_sub(self.told.load(Ordering::Relaxed));
+        self.told.store(told.wrapping_add(1), Ordering::Relaxed);
+        let needed = others.saturating_add(1).saturating_mul(2);
+        let has_room = needed <= self.processors as u64;
+        let several = self.rings_for_several.swap(0, Ordering::Relaxed) != 0;
+        let took_single = self.has_room.swap(has_room, Ordering::Relaxed) && self.takes_single.load(Ordering::Relaxed);
+        let takes_single = lock(&self.choice).next(Instant::now(), (!several).then_some(took_single));
+        self.takes_single.store(takes_single, Ordering::Relaxed);
     }
 
     /// Has the thread post these requests, and empties the list.
@@ -141,15 +211,31 @@ impl Bell {
         let mut jobs = lock(&self.shared.jobs);
         let spare = jobs.spare.pop().unwrap_or_else(|| PostList::with_capacity(list.capacity()));
         jobs.waiting.push_back(Job { list: std::mem::replace(list, spare), queue_pair, trouble });
-        if jobs.is_asleep {
+        if self.shared.is_asleep.load(Ordering::Relaxed) {
             self.shared.work.notify_one();
+        }
+        drop(jobs);
+        self.looks.store(0, Ordering::Relaxed);
+    }
+
+    /// The worker has looked for completions in vain. If it has done so for a while, and what it handed over is still there,
+    /// it posts that.
+    #[inline]
+    pub(super) fn looked(&self) {
+        if self.shared.pending.load(Ordering::Relaxed) != 0 && bump(&self.looks) > PATIENCE {
+            self.looks.store(0, Ordering::Relaxed);
+            if !self.shared.is_posting.load(Ordering::Relaxed) {
+                self.shared.post_next();
+            }
         }
     }
 
     /// Waits until all that was handed over is posted.
     pub(super) fn settle(&self) {
         while self.shared.pending.load(Ordering::Acquire) != 0 {
-            yield_thread();
+            if !self.shared.post_next() {
+                yield_thread();
+            }
         }
     }
 
@@ -160,11 +246,34 @@ impl Bell {
     }
 }
 
+/// Which way single requests go.
+#[derive(Debug, Default)]
+struct Choice {
+    /// When the present requests began.
+    since: Option<Instant>,
+    /// What as many of them took that the worker rang for, and that it handed over.
+    took: [Option<Duration>; 2],
+    times: u32,
+}
+
+impl Choice {
+    /// Enters what the last requests took, if they went one way: handed over or not. Which way the next ones go.
+    fn next(&mut self, now: Instant, way: Option<bool>) -> bool {
+        if let (Some(since), Some(way)) = (self.since.replace(now), way) {
+            self.took[usize::from(way)] = Some(now.duration_since(since));
+        }
+        self.times = self.times.wrapping_add(1);
+        let [Some(own), Some(handed)] = self.took else { return self.took[0].is_some() };
+        (handed < own) != self.times.is_multiple_of(TRIED_AFTER)
+    }
+}
+
 impl Drop for Bell {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        GAINING.fetch_sub(1, Ordering::Relaxed);
-        lock(&self.shared.jobs).is_closed = true;
+        let jobs = lock(&self.shared.jobs);
+        self.shared.is_closed.store(true, Ordering::Relaxed);
+        drop(jobs);
         self.shared.work.notify_one();
         if let Some(thread) = thread {
             let _ = thread.join();
@@ -175,31 +284,49 @@ impl Drop for Bell {
 impl Shared {
     fn ring(&self) {
         let mut looks = 0;
-        let mut used = None;
         loop {
-            let mut jobs = lock(&self.jobs);
-            jobs.spare.extend(used.take());
-            if let Some((mut job, merged)) = jobs.take() {
-                drop(jobs);
+            if self.pending.load(Ordering::Relaxed) != 0 {
                 looks = 0;
-                self.post(&mut job);
-                used = Some(job.list);
-                // Before it counts as posted: whoever waits for that destroys the queue pair.
-                drop(job.queue_pair);
-                self.pending.fetch_sub(merged, Ordering::Release);
-            } else if jobs.is_closed {
+                // Otherwise the worker posts, and what it leaves is next.
+                if self.post_next() {
+                    continue;
+                }
+            } else if looks == LOOKS_MAX {
+                looks = 0;
+                let mut jobs = lock(&self.jobs);
+                // What came meanwhile has seen that nobody sleeps.
+                if jobs.waiting.is_empty() && !self.is_closed.load(Ordering::Relaxed) {
+                    self.is_asleep.store(true, Ordering::Relaxed);
+                    jobs = self.work.wait(jobs).unwrap_or_else(std::sync::PoisonError::into_inner);
+                    self.is_asleep.store(false, Ordering::Relaxed);
+                }
+                drop(jobs);
+            } else if self.is_closed.load(Ordering::Relaxed) {
                 return;
-            } else if looks < LOOKS_MAX {
-                drop(jobs);
-                looks += 1;
-                std::hint::spin_loop();
-            } else {
-                jobs.is_asleep = true;
-                jobs = self.work.wait(jobs).unwrap_or_else(std::sync::PoisonError::into_inner);
-                jobs.is_asleep = false;
-                looks = 0;
             }
+            looks += 1;
+            std::hint::spin_loop();
         }
+    }
+
+    /// Posts what waits for one queue pair; false if nothing waits or somebody else posts.
+    fn post_next(&self) -> bool {
+        let mut jobs = lock(&self.jobs);
+        if self.is_posting.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some((mut job, merged)) = jobs.take() else { return false };
+        self.is_posting.store(true, Ordering::Relaxed);
+        drop(jobs);
+        self.post(&mut job);
+        // Before it counts as posted: whoever waits for that destroys the queue pair.
+        drop(job.queue_pair);
+        let mut jobs = lock(&self.jobs);
+        jobs.spare.push(job.list);
+        self.is_posting.store(false, Ordering::Relaxed);
+        drop(jobs);
+        self.pending.fetch_sub(merged, Ordering::Release);
+        true
     }
 
     fn post(&self, job: &mut Job) {
@@ -213,5 +340,42 @@ impl Shared {
             job.trouble.is_there.store(true, Ordering::Release);
             self.is_troubled.store(true, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn single_requests_go_the_shorter_way() {
+        let (mut choice, mut now) = (Choice::default(), Instant::now());
+        let mut way = false;
+        let mut handed_over = |took: [u64; 2]| {
+            (0..10 * TRIED_AFTER)
+                .filter(|_| {
+                    way = choice.next(now, Some(way));
+                    now += Duration::from_micros(took[usize::from(way)]);
+                    way
+                })
+                .count()
+        };
+        let often = 9 * TRIED_AFTER as usize;
+        assert!(handed_over([40, 30]) >= often);
+        // What was the shorter way may be the longer one later.
+        assert!((1..=40).contains(&handed_over([30, 40])));
+        assert!(handed_over([40, 30]) >= often - 20);
+    }
+
+    #[test]
+    fn what_went_both_ways_says_nothing() {
+        let (mut choice, start) = (Choice::default(), Instant::now());
+        let at = |us| start + Duration::from_micros(us);
+        assert!(!choice.next(at(0), Some(false)));
+        assert!(!choice.next(at(5), None));
+        assert!(choice.next(at(100), Some(false)));
+        // Shorter, because it was for several.
+        assert!(choice.next(at(110), None));
+        assert!(!choice.next(at(310), Some(true)));
     }
 }

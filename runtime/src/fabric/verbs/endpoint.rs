@@ -195,6 +195,7 @@ impl Endpoint for VerbsEndpoint {
         if !self.early.is_empty() {
             completions.append(&mut self.early);
         }
+        let before = completions.len();
         let (links, talks, setup, unsettled) = (&mut self.links, &mut self.talks, &self.setup, &mut self.unsettled);
         setup.completions.poll(|finished| {
             let lane = lane_of(finished.id);
@@ -205,6 +206,9 @@ impl Endpoint for VerbsEndpoint {
                 talk.finished(finished, completions);
             }
         });
+        if let Some(bell) = self.setup.bell.as_ref().filter(|_| completions.len() == before) {
+            bell.looked();
+        }
         if let Some(bell) = &self.setup.bell
             && bell.is_troubled()
         {
