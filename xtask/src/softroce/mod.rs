@@ -61,7 +61,7 @@ enum Action {
         #[arg(long, default_value = LOSS)]
         loss: String,
     },
-    /// Runs clippy on what is built with verbs. Needs no guest.
+    /// Runs clippy and the unit tests on what is built with verbs. Needs no guest.
     Lint,
     /// Measures our endpoint beside perftest's programs, and prints the ratios.
     Perftest {

@@ -124,11 +124,14 @@ impl Built {
         Ok(built.programs)
     }
 
-    /// Checks what is built with verbs as the workspace is checked without.
+    /// Checks what is built with verbs as the workspace is checked without: with clippy, and unit tests, which need no device.
     pub(super) fn lint() -> Result<()> {
-        let mut cargo = cargo("clippy");
-        let status = cargo.args(["--all-targets", "--", "-D", "warnings"]).status().context("starting cargo")?;
-        ensure!(status.success(), "clippy failed ({status})");
+        for (command, arguments) in
+            [("clippy", &["--all-targets", "--", "-D", "warnings"][..]), ("test", &["--lib", "fabric::verbs"])]
+        {
+            let status = cargo(command).args(arguments).status().context("starting cargo")?;
+            ensure!(status.success(), "cargo {command} failed ({status})");
+        }
         Ok(())
     }
 

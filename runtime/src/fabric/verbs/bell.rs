@@ -377,5 +377,6 @@ mod tests {
         // Shorter, because it was for several.
         assert!(choice.next(at(110), None));
         assert!(!choice.next(at(310), Some(true)));
+        assert!(!choice.next(at(320), None));
     }
 }
