@@ -30,7 +30,7 @@ use crate::{
 const TOLD_RINGS: u32 = 64;
 /// How often endpoints of this process have told that they rang [`TOLD_RINGS`] times.
 static TOLD: AtomicU64 = AtomicU64::new(0);
-/// Once in so many times, single requests go the way that took longer.
+/// At most after so many times, single requests go the way that took longer.
 const TRIED_AFTER: u32 = 16;
 /// Looks for work before the thread sleeps: some hundred microseconds.
 const LOOKS_MAX: u32 = 500;
@@ -254,7 +254,10 @@ struct Choice {
     since: Option<Instant>,
     /// What the last and those before took that the worker rang for, and that it handed over.
     took: [[Option<Duration>; 2]; 2],
-    times: u32,
+    /// After so many times the other way is tried, and how many these were before: at first code is cold, and a way is soon judged
+    /// anew.
+    until_tried: u32,
+    tried_after: u32,
 }
 
 impl Choice {
@@ -264,11 +267,19 @@ impl Choice {
             let [last, before] = &mut self.took[usize::from(way)];
             *before = last.replace(now.duration_since(since));
         }
-        self.times = self.times.wrapping_add(1);
         // Of two the shorter: what disturbs only slows.
         let [own, handed] = self.took.map(|[last, before]| before.and_then(|before| last.map(|last| last.min(before))));
         let (Some(own), Some(handed)) = (own, handed) else { return own.is_some() };
-        (handed < own * 4 / 5) != self.times.is_multiple_of(TRIED_AFTER)
+        let pays = handed < own * 4 / 5;
+        match self.until_tried.checked_sub(1) {
+            Some(left) => self.until_tried = left,
+            None => {
+                self.tried_after = (2 * self.tried_after).clamp(1, TRIED_AFTER);
+                self.until_tried = self.tried_after;
+                return !pays;
+            }
+        }
+        pays
     }
 }
 
@@ -356,7 +367,7 @@ mod tests {
         let (mut choice, mut now) = (Choice::default(), Instant::now());
         let mut way = false;
         let mut handed_over = |took: [u64; 2]| {
-            (0..10 * TRIED_AFTER)
+            (0..20 * TRIED_AFTER)
                 .filter(|_| {
                     way = choice.next(now, Some(way));
                     now += Duration::from_micros(took[usize::from(way)]);
@@ -364,12 +375,12 @@ mod tests {
                 })
                 .count()
         };
-        let often = 9 * TRIED_AFTER as usize;
+        let often = 18 * TRIED_AFTER as usize;
         assert!(handed_over([40, 30]) >= often);
         // What was the shorter way may be the longer one later.
-        assert!((1..=40).contains(&handed_over([30, 40])));
-        assert!(handed_over([40, 30]) >= often - 20);
-        assert!((1..=40).contains(&handed_over([40, 35])));
+        assert!((1..=32).contains(&handed_over([30, 40])));
+        assert!(handed_over([40, 30]) >= often - 16);
+        assert!((1..=32).contains(&handed_over([40, 35])));
     }
 
     #[test]
@@ -383,7 +394,10 @@ mod tests {
         // Shorter, because it was for several.
         assert!(choice.next(at(210), None));
         assert!(choice.next(at(410), Some(true)));
-        assert!(!choice.next(at(610), Some(true)));
-        assert!(!choice.next(at(620), None));
+        // At first the other way is tried every other time.
+        assert!(choice.next(at(610), Some(true)));
+        assert!(!choice.next(at(810), Some(true)));
+        assert!(choice.next(at(820), None));
+        assert!(!choice.next(at(830), None));
     }
 }
