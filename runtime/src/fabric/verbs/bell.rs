@@ -2,9 +2,8 @@
 //!
 //! A software device does its work in the call that rings: a READ over SoftRoCE takes tens of microseconds there, and the
 //! worker stands still. Where processors are to spare, a second thread rings in its place. With several requests under way the
-//! worker goes on with its other operations meanwhile. With one it has nothing else to do; but the device's code and the worker's
-//! may each stay in the caches of a processor of their own. Whether that outweighs the way to the other processor is
-//! measured, for some dozens of requests at a time: single requests go the better way, and now and then the other one.
+//! worker goes on with its other operations meanwhile. A single request is rung for by the worker itself, which has nothing else to
+//! do but to wait.
 //!
 //! The order of a queue pair's requests is that in which they were handed over: while some are on their way, what follows
 //! takes the same way. What has come for a queue pair until the thread is back goes out at once: SoftRoCE answers READs on a
@@ -17,7 +16,6 @@ use std::{
     fmt,
     sync::{Condvar, OnceLock, atomic::AtomicU32},
     thread::JoinHandle,
-    time::{Duration, Instant},
 };
 
 use super::ib::{PostList, QueuePair};
@@ -30,8 +28,6 @@ use crate::{
 const TOLD_RINGS: u32 = 64;
 /// How often endpoints of this process have told that they rang [`TOLD_RINGS`] times.
 static TOLD: AtomicU64 = AtomicU64::new(0);
-/// At most after so many times, single requests go the way that took longer.
-const TRIED_AFTER: u32 = 16;
 /// Looks for work before the thread sleeps: some hundred microseconds.
 const LOOKS_MAX: u32 = 500;
 /// Looks for completions, all in vain, for which a worker waits for the thread to begin.
@@ -109,15 +105,10 @@ pub(super) struct Bell {
     // Of the worker alone, which may move to another thread.
     /// How often it rang.
     rings: AtomicU32,
-    /// How often for several requests, or while others were under way.
-    rings_for_several: AtomicU32,
     /// [`TOLD`] when it last looked.
     told: AtomicU64,
     /// Each endpoint that rings about as often as this one has two processors.
     has_room: AtomicBool,
-    /// Single requests are handed over.
-    takes_single: AtomicBool,
-    choice: Mutex<Choice>,
     /// How often it has looked in vain since it handed over.
     looks: AtomicU32,
 }
@@ -143,11 +134,8 @@ impl Bell {
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             thread: OnceLock::new(),
             rings: AtomicU32::new(0),
-            rings_for_several: AtomicU32::new(0),
             told: AtomicU64::new(TOLD.load(Ordering::Relaxed)),
             has_room: AtomicBool::new(false),
-            takes_single: AtomicBool::new(false),
-            choice: Mutex::default(),
             looks: AtomicU32::new(0),
         }
     }
@@ -176,15 +164,8 @@ impl Bell {
         if bump(&self.rings).is_multiple_of(TOLD_RINGS) {
             self.look_for_room();
         }
-        if !self.has_room.load(Ordering::Relaxed) {
-            return false;
-        }
         // Two are one change, or one look under a lock: their worker waits for both.
-        if posted > new || new > 2 {
-            bump(&self.rings_for_several);
-            return true;
-        }
-        self.takes_single.load(Ordering::Relaxed)
+        self.has_room.load(Ordering::Relaxed) && (posted > new || new > 2)
     }
 
     /// Those that ring now and then do not count: meanwhile they have not told anything.
@@ -194,11 +175,7 @@ impl Bell {
         let others = told.wrapping_sub(self.told.load(Ordering::Relaxed));
         self.told.store(told.wrapping_add(1), Ordering::Relaxed);
         let needed = others.saturating_add(1).saturating_mul(2);
-        let has_room = needed <= self.processors as u64;
-        let several = self.rings_for_several.swap(0, Ordering::Relaxed) != 0;
-        let took_single = self.has_room.swap(has_room, Ordering::Relaxed) && self.takes_single.load(Ordering::Relaxed);
-        let takes_single = lock(&self.choice).next(Instant::now(), (!several).then_some(took_single));
-        self.takes_single.store(takes_single, Ordering::Relaxed);
+        self.has_room.store(needed <= self.processors as u64, Ordering::Relaxed);
     }
 
     /// Has the thread post these requests, and empties the list.
@@ -243,43 +220,6 @@ impl Bell {
     #[inline]
     pub(super) fn is_troubled(&self) -> bool {
         self.shared.is_troubled.load(Ordering::Relaxed) && self.shared.is_troubled.swap(false, Ordering::Acquire)
-    }
-}
-
-/// Which way single requests go. Handed over only if that takes a fifth less: it keeps two processors busy, and what these share
-/// takes twice as long at times.
-#[derive(Debug, Default)]
-struct Choice {
-    /// When the present requests began.
-    since: Option<Instant>,
-    /// What the last and those before took that the worker rang for, and that it handed over.
-    took: [[Option<Duration>; 2]; 2],
-    /// After so many times the other way is tried, and how many these were before: at first code is cold, and a way is soon judged
-    /// anew.
-    until_tried: u32,
-    tried_after: u32,
-}
-
-impl Choice {
-    /// Enters what the last requests took, if they went one way: handed over or not. Which way the next ones go.
-    fn next(&mut self, now: Instant, way: Option<bool>) -> bool {
-        if let (Some(since), Some(way)) = (self.since.replace(now), way) {
-            let [last, before] = &mut self.took[usize::from(way)];
-            *before = last.replace(now.duration_since(since));
-        }
-        // Of two the shorter: what disturbs only slows.
-        let [own, handed] = self.took.map(|[last, before]| before.and_then(|before| last.map(|last| last.min(before))));
-        let (Some(own), Some(handed)) = (own, handed) else { return own.is_some() };
-        let pays = handed < own * 4 / 5;
-        match self.until_tried.checked_sub(1) {
-            Some(left) => self.until_tried = left,
-            None => {
-                self.tried_after = (2 * self.tried_after).clamp(1, TRIED_AFTER);
-                self.until_tried = self.tried_after;
-                return !pays;
-            }
-        }
-        pays
     }
 }
 
@@ -355,49 +295,5 @@ impl Shared {
             job.trouble.is_there.store(true, Ordering::Release);
             self.is_troubled.store(true, Ordering::Release);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn single_requests_go_the_shorter_way() {
-        let (mut choice, mut now) = (Choice::default(), Instant::now());
-        let mut way = false;
-        let mut handed_over = |took: [u64; 2]| {
-            (0..20 * TRIED_AFTER)
-                .filter(|_| {
-                    way = choice.next(now, Some(way));
-                    now += Duration::from_micros(took[usize::from(way)]);
-                    way
-                })
-                .count()
-        };
-        let often = 18 * TRIED_AFTER as usize;
-        assert!(handed_over([40, 30]) >= often);
-        // What was the shorter way may be the longer one later.
-        assert!((1..=32).contains(&handed_over([30, 40])));
-        assert!(handed_over([40, 30]) >= often - 16);
-        assert!((1..=32).contains(&handed_over([40, 35])));
-    }
-
-    #[test]
-    fn what_went_both_ways_says_nothing() {
-        let (mut choice, start) = (Choice::default(), Instant::now());
-        let at = |us| start + Duration::from_micros(us);
-        assert!(!choice.next(at(0), Some(false)));
-        assert!(!choice.next(at(5), None));
-        assert!(!choice.next(at(100), Some(false)));
-        assert!(choice.next(at(200), Some(false)));
-        // Shorter, because it was for several.
-        assert!(choice.next(at(210), None));
-        assert!(choice.next(at(410), Some(true)));
-        // At first the other way is tried every other time.
-        assert!(choice.next(at(610), Some(true)));
-        assert!(!choice.next(at(810), Some(true)));
-        assert!(choice.next(at(820), None));
-        assert!(!choice.next(at(830), None));
     }
 }
