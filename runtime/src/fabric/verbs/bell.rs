@@ -1,9 +1,9 @@
 //! A thread that rings a worker's doorbells.
 //!
 //! A software device does its work in the call that rings: a READ over SoftRoCE takes tens of microseconds there, and the
-//! worker stands still. Where processors are to spare, a second thread rings in its place. With several requests under way the
-//! worker goes on with its other operations meanwhile. A single request is rung for by the worker itself, which has nothing else to
-//! do but to wait.
+//! worker stands still. Where processors are to spare, two for each endpoint that rings as often, a second thread rings in its
+//! place, as soon as it has several requests under way: then the worker goes on with its other operations meanwhile. A single
+//! request is rung for by the worker itself, which has nothing else to do but to wait.
 //!
 //! The order of a queue pair's requests is that in which they were handed over: while some are on their way, what follows
 //! takes the same way. What has come for a queue pair until the thread is back goes out at once: SoftRoCE answers READs on a
@@ -153,19 +153,16 @@ impl Bell {
     /// them over. After trouble it does, too: they must not be carried out when those before them were not.
     #[inline]
     pub(super) fn takes(&self, trouble: &Trouble, posted: usize, new: usize) -> bool {
-        // The trouble after what is pending: it is there before what has failed does not count as pending any more.
-        self.shared.pending.load(Ordering::Acquire) != 0
-            || trouble.is_there.load(Ordering::Relaxed)
-            || self.gains(posted, new) && self.is_started()
-    }
-
-    #[inline]
-    fn gains(&self, posted: usize, new: usize) -> bool {
+        // Those that are handed over count, too.
         if bump(&self.rings).is_multiple_of(TOLD_RINGS) {
             self.look_for_room();
         }
         // Two are one change, or one look under a lock: their worker waits for both.
-        self.has_room.load(Ordering::Relaxed) && (posted > new || new > 2)
+        let gains = || self.has_room.load(Ordering::Relaxed) && (posted > new || new > 2);
+        // The trouble after what is pending: it is there before what has failed does not count as pending any more.
+        self.shared.pending.load(Ordering::Acquire) != 0
+            || trouble.is_there.load(Ordering::Relaxed)
+            || gains() && self.is_started()
     }
 
     /// Those that ring now and then do not count: meanwhile they have not told anything.
