@@ -26,7 +26,7 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 
 use self::{
-    guest::{Guest, Network, Outcome, Spec, quoted},
+    guest::{Clock, Guest, Network, Outcome, Spec, quoted},
     host::Unable,
     kernel::Kernel,
     plan::Wanted,
@@ -63,13 +63,13 @@ enum Action {
     },
     /// Runs clippy and the unit tests on what is built with verbs. Needs no guest.
     Lint,
-    /// Measures our endpoint beside perftest's programs, and prints the ratios.
+    /// Measures our endpoint beside perftest's programs, by counting instructions and on real time, and prints the ratios.
     Perftest {
-        /// Rounds, in each of which both are measured.
+        /// Rounds on real time, in each of which both are measured.
         #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
         /// Requests of each measurement.
-        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(100..))]
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
         iterations: u32,
     },
     /// Runs `farlink bench`: 1M keys, one worker, a cache of 8% of the data, zipf .99, one and 16 operations in flight; and
@@ -87,6 +87,9 @@ enum Action {
         /// Seconds after which the guest is stopped.
         #[arg(long, default_value_t = 300)]
         limit: u64,
+        /// Give the guest one processor, whose clock advances by 2 ns with each instruction, whatever else runs here.
+        #[arg(long)]
+        counted: bool,
         /// A program that PROGRAM starts; it has the same path in the guest as here. May be given several times.
         #[arg(long, value_name = "FILE")]
         with: Vec<PathBuf>,
@@ -129,24 +132,26 @@ fn execute(args: &Args) -> Result<Outcome> {
             Built::lint().map(|()| Outcome::Exit(0))
         }
         Some(Action::Perftest { rounds, iterations }) => {
-            let bench = Bench::prepare()?;
-            let script = perftest::script(*rounds, *iterations);
-            let outcome = bench.run("", &Built::measured(Measured::Endpoint)?, &script, Network::Alone, LIMIT)?;
-            if outcome != Outcome::Exit(0) {
-                return Ok(outcome);
+            let (bench, programs) = (Bench::prepare()?, Built::measured(Measured::Endpoint)?);
+            let mut good = true;
+            for series in perftest::series(*rounds, *iterations) {
+                let outcome = bench.run(&programs, &series.script(), series.clock, LIMIT)?;
+                if outcome != Outcome::Exit(0) {
+                    return Ok(outcome);
+                }
+                good &= series.report(&bench.share("guest").join("results"))?;
             }
-            let good = perftest::report(&bench.share("guest").join("results"), *rounds)?;
             Ok(Outcome::Exit(if good { 0 } else { 1 }))
         }
         Some(Action::Bench { rounds, ops }) => {
             let (bench, programs) = (Bench::prepare()?, Built::measured(Measured::Program)?);
-            let outcome = bench.run("", &programs, &plan::measured_bench(*rounds, *ops), Network::Alone, LIMIT)?;
+            let outcome = bench.run(&programs, &plan::measured_bench(*rounds, *ops), Clock::Real, LIMIT)?;
             if outcome == Outcome::Exit(0) {
                 bench::report(&bench.share("guest").join("results"), *rounds)?;
             }
             Ok(outcome)
         }
-        Some(Action::Run { limit, with, program, arguments }) => {
+        Some(Action::Run { limit, counted, with, program, arguments }) => {
             let bench = Bench::prepare()?;
             let mut programs = Programs::default();
             for path in with {
@@ -155,7 +160,8 @@ fn execute(args: &Args) -> Result<Outcome> {
             let program = if program.contains('/') { programs.add(Path::new(program))? } else { program.clone() };
             let words = [program.as_str()].into_iter().chain(arguments.iter().map(String::as_str));
             let script = format!("{}{}\n", environment(), quoted(words));
-            bench.run("", &programs, &script, Network::Alone, Duration::from_secs(*limit))
+            let clock = if *counted { Clock::Counted } else { Clock::Real };
+            bench.run(&programs, &script, clock, Duration::from_secs(*limit))
         }
     }
 }
@@ -163,7 +169,7 @@ fn execute(args: &Args) -> Result<Outcome> {
 fn run_alone(wanted: &Wanted) -> Result<Outcome> {
     let bench = Bench::prepare()?;
     let built = Built::tests(wanted)?;
-    bench.run("", &built.programs, &plan::alone(&built, wanted)?, Network::Alone, LIMIT)
+    bench.run(&built.programs, &plan::alone(&built, wanted)?, Clock::Real, LIMIT)
 }
 
 /// What all guests of a run need.
@@ -192,10 +198,19 @@ impl Bench {
         self.dir.join(guest).join("share")
     }
 
-    fn start(&self, name: &str, programs: &Programs, script: &str, network: Network, limit: Duration) -> Result<Guest> {
-        let dir = self.dir.join(if name.is_empty() { "guest" } else { name });
-        let (kernel, initramfs) = (&self.kernel, self.initramfs.as_path());
-        Guest::start(&Spec { name, kernel, initramfs, dir, programs, script, network, limit })
+    /// A guest on real time.
+    fn spec<'a>(&'a self, name: &'a str, programs: &'a Programs, script: &'a str, network: Network) -> Spec<'a> {
+        Spec {
+            name,
+            kernel: &self.kernel,
+            initramfs: &self.initramfs,
+            dir: self.dir.join(if name.is_empty() { "guest" } else { name }),
+            programs,
+            script,
+            network,
+            clock: Clock::Real,
+            limit: LIMIT,
+        }
     }
 
     /// Two guests, of which one serves until the other is done. The result is the first that is not success.
@@ -206,16 +221,17 @@ impl Bench {
             Network::Pair { here, there, number, loss: loss.to_owned() }
         };
         let [memory, compute] = plan::pair();
-        let memory = self.start("memory", programs, &memory, network(1), LIMIT)?;
-        let compute = self.start("compute", programs, &compute, network(2), LIMIT)?;
+        let memory = Guest::start(&self.spec("memory", programs, &memory, network(1)))?;
+        let compute = Guest::start(&self.spec("compute", programs, &compute, network(2)))?;
         let outcome = compute.wait()?;
         memory.tell("stop")?;
         let other = memory.wait()?;
         Ok(if outcome == Outcome::Exit(0) { other } else { outcome })
     }
 
-    fn run(&self, name: &str, programs: &Programs, script: &str, network: Network, limit: Duration) -> Result<Outcome> {
-        self.start(name, programs, script, network, limit)?.wait()
+    /// A guest without others.
+    fn run(&self, programs: &Programs, script: &str, clock: Clock, limit: Duration) -> Result<Outcome> {
+        Guest::start(&Spec { clock, limit, ..self.spec("", programs, script, Network::Alone) })?.wait()
     }
 }
 

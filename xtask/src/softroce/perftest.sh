@@ -5,7 +5,7 @@ ours() {
 
 round=1
 while [ "$round" -le "$rounds" ]; do
-    for name in read_8 read_1024 compare_swap write_8_half_ping_pong read_rate_8 read_rate_1024; do
+    for name in $names; do
         if [ $((round % 2)) -eq 1 ]; then
             ours "$name" && theirs "$name" || exit 1
         else
