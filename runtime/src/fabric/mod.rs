@@ -19,6 +19,8 @@
 
 pub mod link;
 pub mod mem;
+#[cfg(any(feature = "verbs", loom))]
+pub mod ringer;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 

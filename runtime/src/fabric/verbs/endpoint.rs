@@ -3,7 +3,6 @@
 use std::ptr::NonNull;
 
 use super::{
-    bell::Bell,
     connecting::ConnectBy,
     control::Secret,
     ib::{
@@ -20,6 +19,7 @@ use crate::{
     fabric::{
         Capabilities, Completion, Endpoint, LocalKey, Request, Verb,
         link::{Arrived, LinkState, OpenMemory, PeerId, Transport},
+        ringer::Ringer,
     },
     ptr::{RemotePtr, ServerId},
     sync::{Arc, Ordering},
@@ -38,8 +38,8 @@ pub(super) struct Setup {
     pub(super) depth: u32,
     pub(super) inline_bytes: u32,
     pub(super) gather_max: u32,
-    /// Rings for the worker, where the device works in the doorbell.
-    pub(super) bell: Option<Arc<Bell>>,
+    /// Rings for the worker, where the device works in the doorringer.
+    pub(super) ringer: Option<Arc<Ringer<QueuePair>>>,
 }
 
 impl Setup {
@@ -206,11 +206,11 @@ impl Endpoint for VerbsEndpoint {
                 talk.finished(finished, completions);
             }
         });
-        if let Some(bell) = self.setup.bell.as_ref().filter(|_| completions.len() == before) {
-            bell.looked();
+        if let Some(ringer) = self.setup.ringer.as_ref().filter(|_| completions.len() == before) {
+            ringer.looked();
         }
-        if let Some(bell) = &self.setup.bell
-            && bell.is_troubled()
+        if let Some(ringer) = &self.setup.ringer
+            && ringer.is_troubled()
         {
             self.links.iter_mut().for_each(|link| link.check_posts(&self.setup, completions));
         }

@@ -10,13 +10,15 @@
 use std::collections::VecDeque;
 
 use super::{
-    bell::{Bell, Trouble},
     connecting::Connection,
-    ib::{Access, Domain, Finished, Memory, Piece, PostList, Posting, Remote, Status},
+    ib::{Access, Domain, Finished, Memory, Piece, PostList, Posting, QueuePair, Remote, Status},
 };
 use crate::{
     error::Error,
-    fabric::{Completion, Done, LocalKey, Request, Verb},
+    fabric::{
+        Completion, Done, LocalKey, Request, Verb,
+        ringer::{Doorbell as _, RequestList as _, Ringer, Trouble},
+    },
     ptr::RemotePtr,
     sync::Arc,
 };
@@ -47,7 +49,7 @@ pub(super) struct Lane {
     waiting: VecDeque<Request>,
     batch: PostList,
     /// Who rings for several requests, if there is somebody.
-    bell: Option<(Arc<Bell>, Arc<Trouble>)>,
+    ringer: Option<(Arc<Ringer<QueuePair>>, Arc<Trouble>)>,
     /// How many of `posted` are in `batch`.
     batched: usize,
     depth: usize,
@@ -91,7 +93,7 @@ impl Lane {
             posted: VecDeque::with_capacity(depth),
             waiting: VecDeque::new(),
             batch: PostList::with_capacity(depth),
-            bell: None,
+            ringer: None,
             batched: 0,
             depth,
             slot_mask: slots as u32 - 1,
@@ -106,8 +108,8 @@ impl Lane {
     }
 
     /// Somebody else may ring.
-    pub(super) fn with_bell(mut self, bell: Option<&Arc<Bell>>) -> Self {
-        self.bell = bell.map(|bell| (Arc::clone(bell), Arc::default()));
+    pub(super) fn with_ringer(mut self, ringer: Option<&Arc<Ringer<QueuePair>>>) -> Self {
+        self.ringer = ringer.map(|ringer| (Arc::clone(ringer), Arc::default()));
         self
     }
 
@@ -200,7 +202,7 @@ impl Lane {
         self.next = sequence.wrapping_add(1);
     }
 
-    /// Sends what was pushed, with one doorbell. After an error the lane is to be cut.
+    /// Sends what was pushed, with one doorringer. After an error the lane is to be cut.
     #[inline]
     pub(super) fn ring(&mut self) -> Result<(), Error> {
         if self.batch.is_empty() {
@@ -213,19 +215,19 @@ impl Lane {
         // when they have completed, or in `cut`, after the queue pair was destroyed; till then nobody else has their buffers.
         // The same holds for what is handed over: `cut` waits until it is posted.
         unsafe {
-            match &self.bell {
-                Some((bell, trouble)) if bell.takes(trouble, self.posted.len(), batched) => {
-                    bell.hand_over(&mut self.batch, &connection.queue_pair, trouble);
+            match &self.ringer {
+                Some((ringer, trouble)) if ringer.takes(trouble, self.posted.len(), batched) => {
+                    ringer.hand_over(&mut self.batch, &connection.queue_pair, trouble);
                     Ok(())
                 }
-                _ => self.batch.post(&connection.queue_pair),
+                _ => connection.queue_pair.ring(&mut self.batch),
             }
         }
     }
 
     /// What went wrong when somebody else rang.
     pub(super) fn trouble(&self) -> Option<Error> {
-        self.bell.as_ref().and_then(|(_, trouble)| trouble.take())
+        self.ringer.as_ref().and_then(|(_, trouble)| trouble.take())
     }
 
     /// Posts waiting requests, as many as there is room for. After an error the lane is to be cut.
@@ -279,8 +281,8 @@ impl Lane {
 
     /// Waits until nobody else posts requests of this lane.
     fn settle(&mut self) {
-        if let Some((bell, trouble)) = &mut self.bell {
-            bell.settle();
+        if let Some((ringer, trouble)) = &mut self.ringer {
+            ringer.settle();
             *trouble = Arc::default();
         }
     }

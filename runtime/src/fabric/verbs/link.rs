@@ -67,7 +67,7 @@ impl Link {
         let remote = Remote { address: welcome.address, key: welcome.key };
         let target = Target { first: 0, bytes: welcome.bytes, remote };
         let mut link = Self {
-            lane: Lane::new(&setup.domain, number, setup.depth, target)?.with_bell(setup.bell.as_ref()),
+            lane: Lane::new(&setup.domain, number, setup.depth, target)?.with_ringer(setup.ringer.as_ref()),
             session,
             state: State::Down(Cause::Broken("it was never connected".into())),
         };

@@ -35,7 +35,12 @@ use super::{
         QueuePairOptions, ReceiveQueue, Remote,
     },
 };
-use crate::{error::Error, sync::Arc, wire::Wire};
+use crate::{
+    error::Error,
+    fabric::ringer::{Doorbell as _, RequestList as _},
+    sync::Arc,
+    wire::Wire,
+};
 
 /// Room for completions besides those of messages: buffers that come back from lines that broke.
 const SPARE_COMPLETIONS: u32 = 64;
@@ -296,7 +301,7 @@ impl Line {
         self.batch.push(0, posting, Piece { address, bytes: bytes.len() as u32, key }, inline);
         // SAFETY: the slot is registered memory of this line, which outlives the queue pair; it is not written again before
         // the request has completed, because at most `line_depth` are under way and they complete in order.
-        let posted = unsafe { self.batch.post(&self.queue_pair) };
+        let posted = unsafe { self.queue_pair.ring(&mut self.batch) };
         if let Err(error) = posted {
             return Err(self.break_off(error.to_string()));
         }

@@ -4,12 +4,11 @@
 //! by its card. A compute server ([`VerbsFabric`]) has one control connection to each memory server. Each of its workers
 //! has, to each memory server, a reliable connection of its own: a queue pair that no other thread touches. So nothing
 //! on the way of a request is shared, locked or allocated. Only where the device works in the doorbell, as SoftRoCE does, may
-//! a second thread post for a worker (`bell`).
+//! a second thread post for a worker ([`ringer`](crate::fabric::ringer)).
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
-//! connection, by the system's connection manager or by hand; `lane` is such a connection with its requests; `bell` rings for a
-//! worker where the device works in the doorbell; `link` is a
+//! connection, by the system's connection manager or by hand; `lane` is such a connection with its requests; `link` is a
 //! worker's way to a region, `talk` its [message link](crate::fabric::link); `endpoint` is all links of a worker; `server` is
 //! the memory server. [`messages`] is two-sided traffic by itself.
 //!
@@ -22,7 +21,6 @@
 //! dead for ever: it cannot be claimed again there. *Dead* is what all memory servers say at once. So nothing of a dead
 //! compute server can still land (rule 11 of one-sided access), and no reconnection can raise it from the dead.
 
-mod bell;
 mod connecting;
 mod control;
 mod endpoint;
@@ -39,23 +37,22 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use self::{
-    bell::Bell,
-    control::{Answer, Question},
-    endpoint::{Setup, VerbsEndpoint},
-    ib::{CompletionQueue, Device, Domain, Local, obstacle},
-    session::{Losses, Session},
-};
 pub use self::{
     connecting::{ConnectBy, knock},
     control::Secret,
     ib::{Atomics, DeviceInfo, GidInfo, PortInfo, PortState, Reliability, devices},
     server::{DEFAULT_PORT, VerbsServeOptions, VerbsServer},
 };
+use self::{
+    control::{Answer, Question},
+    endpoint::{Setup, VerbsEndpoint},
+    ib::{CompletionQueue, Device, Domain, Local, obstacle},
+    session::{Losses, Session},
+};
 use crate::{
     clock::Clock,
     error::Error,
-    fabric::{Endpoint, Fabric, Liveness, OwnerClaim},
+    fabric::{Endpoint, Fabric, Liveness, OwnerClaim, ringer::Ringer},
     lock::OwnerId,
     ptr::ServerId,
     sync::{Arc, AtomicU64, Mutex, Ordering, lock},
@@ -285,7 +282,7 @@ impl Fabric for VerbsFabric {
             depth: self.queue_depth,
             inline_bytes: info.inline_bytes.min(INLINE_BYTES),
             gather_max: info.gather_max.clamp(1, GATHER_MAX),
-            bell: info.is_software.then(|| Arc::new(Bell::new())),
+            ringer: info.is_software.then(|| Arc::new(Ringer::new())),
         };
         Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.losses)?))
     }

@@ -5,7 +5,13 @@ use std::{fmt, mem};
 use rdma_sys as rdma;
 
 use super::{QueuePair, check};
-use crate::{error::Error, fabric::LocalKey};
+use crate::{
+    error::Error,
+    fabric::{
+        LocalKey,
+        ringer::{Doorbell, RequestList},
+    },
+};
 
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,29 +59,8 @@ impl fmt::Debug for PostList {
 }
 
 impl PostList {
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
-        let request = || {
-            // SAFETY: integers, raw pointers and unions of integers: zero is a value of each.
-            unsafe { mem::zeroed::<rdma::ibv_send_wr>() }
-        };
-        Self {
-            requests: (0..capacity).map(|_| request()).collect(),
-            pieces: vec![rdma::ibv_sge { addr: 0, length: 0, lkey: 0 }; capacity].into(),
-            length: 0,
-        }
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
-    }
-
-    /// How many requests it can hold.
-    pub(crate) fn capacity(&self) -> usize {
-        self.requests.len()
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.length = 0;
     }
 
     /// Adds a request that has one local piece. It is signalled: see [`PostList::unsignal_last`].
@@ -124,8 +109,36 @@ impl PostList {
         self.length += 1;
     }
 
-    /// Takes the requests of another list behind its own, or answers false if they do not fit.
-    pub(crate) fn append(&mut self, other: &mut Self) -> bool {
+    /// Has the last request complete with a later one of the same queue pair, which must be signalled.
+    #[inline]
+    pub(crate) fn unsignal_last(&mut self) {
+        let last = self.length - 1;
+        self.requests[last].send_flags &= !rdma::ibv_send_flags::IBV_SEND_SIGNALED.0;
+    }
+}
+
+impl RequestList for PostList {
+    fn with_capacity(capacity: usize) -> Self {
+        let request = || {
+            // SAFETY: integers, raw pointers and unions of integers: zero is a value of each.
+            unsafe { mem::zeroed::<rdma::ibv_send_wr>() }
+        };
+        Self {
+            requests: (0..capacity).map(|_| request()).collect(),
+            pieces: vec![rdma::ibv_sge { addr: 0, length: 0, lkey: 0 }; capacity].into(),
+            length: 0,
+        }
+    }
+
+    fn capacity(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn clear(&mut self) {
+        self.length = 0;
+    }
+
+    fn append(&mut self, other: &mut Self) -> bool {
         let (from, to) = (self.length, self.length + other.length);
         if to > self.requests.len() {
             return false;
@@ -136,28 +149,24 @@ impl PostList {
         other.length = 0;
         true
     }
+}
 
-    /// Has the last request complete with a later one of the same queue pair, which must be signalled.
-    #[inline]
-    pub(crate) fn unsignal_last(&mut self) {
-        let last = self.length - 1;
-        self.requests[last].send_flags &= !rdma::ibv_send_flags::IBV_SEND_SIGNALED.0;
-    }
+impl Doorbell for QueuePair {
+    type List = PostList;
 
-    /// Hands all requests to the queue pair with one doorbell and empties the list. After an error some may be on their
-    /// way: only destroying the queue pair makes sure that none is.
+    /// After an error only destroying the queue pair makes sure that none is on its way.
     ///
     /// # Safety
     /// The local pieces are registered memory (or inline, and readable now). Until a request has completed, or the queue
     /// pair is destroyed, its piece stays allocated and registered, nobody else writes to it, and nobody reads one that
     /// the request fills.
     #[inline]
-    pub(crate) unsafe fn post(&mut self, to: &QueuePair) -> Result<(), Error> {
-        let length = mem::take(&mut self.length);
+    unsafe fn ring(&self, list: &mut PostList) -> Result<(), Error> {
+        let length = mem::take(&mut list.length);
         if length == 0 {
             return Ok(());
         }
-        let (requests, pieces) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
+        let (requests, pieces) = (list.requests.as_mut_ptr(), list.pieces.as_mut_ptr());
         for index in 0..length {
             // SAFETY: `index` is below the length of both boxes, so the pointers stay inside them; one past the last
             // request is in the box or one past its end, and is not followed.
@@ -169,10 +178,10 @@ impl PostList {
         }
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue pair is alive, the chain is complete and copied by the call; the caller keeps the pieces.
-        let code = unsafe { rdma::ibv_post_send(to.raw(), requests, &raw mut bad) };
+        let code = unsafe { rdma::ibv_post_send(self.raw(), requests, &raw mut bad) };
         check(code, || "posting requests".into())
     }
 }
 
-// SAFETY: the raw pointers inside are followed by `post` alone, which sets them anew, into the list's own boxes.
+// SAFETY: the raw pointers inside are followed by `QueuePair::ring` alone, which sets them anew, into the list's own boxes.
 unsafe impl Send for PostList {}
