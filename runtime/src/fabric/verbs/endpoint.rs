@@ -38,7 +38,7 @@ pub(super) struct Setup {
     pub(super) depth: u32,
     pub(super) inline_bytes: u32,
     pub(super) gather_max: u32,
-    /// Rings for the worker, where the device works in the doorringer.
+    /// Rings for the worker, where the device works in the doorbell.
     pub(super) ringer: Option<Arc<Ringer<QueuePair>>>,
 }
 

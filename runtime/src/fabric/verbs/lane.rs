@@ -202,7 +202,7 @@ impl Lane {
         self.next = sequence.wrapping_add(1);
     }
 
-    /// Sends what was pushed, with one doorringer. After an error the lane is to be cut.
+    /// Sends what was pushed, with one doorbell. After an error the lane is to be cut.
     #[inline]
     pub(super) fn ring(&mut self) -> Result<(), Error> {
         if self.batch.is_empty() {
