@@ -28,7 +28,8 @@ const AHEAD_MAX: usize = 16;
 
 pub(super) async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Tree>) -> Result<ScanPart, Interrupt> {
     let Scan { low, high, descending, .. } = *scan;
-    let mut walk = Walk { low, high, cursor: Some(if descending { high } else { low }) };
+    let begin = Some(if descending { high } else { low });
+    let mut walk = Walk { low, high, cursor: begin };
     let limit = usize::try_from(scan.limit).unwrap_or(usize::MAX);
     let mut entries = Vec::new();
     let mut collect = |words: &[(u64, u64)]| {
@@ -41,8 +42,9 @@ pub(super) async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Tree>) 
         walk.ascend(access, from, limit, &mut collect).await
     };
     match outcome {
-        // What was collected stands; only the rest has to begin anew.
-        Err(Interrupt::Restart(_)) if !entries.is_empty() => {}
+        // What was covered stands, even if nothing was found there: only the rest has to begin anew. Otherwise a scan that
+        // meets one old cached page after another would never get past the second.
+        Err(Interrupt::Restart(_)) if walk.cursor != begin => {}
         other => other?,
     }
     let rest = match entries.last() {

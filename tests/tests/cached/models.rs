@@ -239,3 +239,31 @@ fn a_cache_that_is_old_in_every_way<S: Subject>() {
     drop((tree, me, other));
     assert_left_clean(&fabric, &model, "old in every way");
 }
+
+/// There is nothing to return of what has been passed when an old page shows: all the same it must not be passed again.
+#[test]
+fn ranges_without_entries_get_past_old_pages() {
+    for descending in [false, true] {
+        let mut model = sparse(3000);
+        let fabric = fabric_of::<Tree>(Manners::Fast, 256, &model, 0.9);
+        let (me, other) = (MemberOf::<Tree>::join(&fabric, 1), MemberOf::<Tree>::join(&fabric, 2));
+        let tree = me.share(&cache_of::<Tree>(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
+        let range = |from, to| {
+            let range = tree.range(from..to);
+            let range = if descending { range.descending() } else { range };
+            me.worker.block_on(range.take(usize::MAX)).unwrap()
+        };
+        assert_eq!(range(0, 30_000).len(), model.len());
+        let removed = Step::RemoveRun(2000, 26_000);
+        other.worker.block_on(take(&other.tree, &mut model, &removed, NEVER)).unwrap();
+        settle([&me, &other]);
+        assert_eq!(model.range(2000..28_000).count(), 0);
+        assert_eq!(range(5000, 25_000), []);
+        assert_eq!(range(0, 30_000).len(), model.len());
+        let counters = me.worker.counters();
+        assert!(counters.stale_pages + counters.restarts > 0, "nothing was old: the test has not tested it");
+        settle([&me, &other]);
+        drop((tree, me, other));
+        assert_left_clean(&fabric, &model, "ranges");
+    }
+}
