@@ -1,7 +1,7 @@
 //! Our endpoint beside perftest's programs, in the same guest, in rounds in which both measure one right after the other: once
 //! in a guest whose clock counts instructions, once in one on real time.
 //!
-//! What the first prints is the same in each run to one hundredth, and all but the ping-pong can be had so: it has one processor,
+//! What the first prints is the same in each run to two hundredths, and all but the ping-pong can be had so: it has one processor,
 //! and two sides that spin need two. It knows nothing of caches, and of what two processors do together.
 //!
 //! The verdict is on the medians of the rounds. On a machine that others use, too, all takes twice as long at times, for a
@@ -32,7 +32,7 @@ const LATENCIES: [(&str, &str); 4] = [
 /// Sizes of the READs whose rate is measured with one and with 16 in flight.
 const RATE_BYTES: [u32; 2] = [8, 1024];
 
-/// Rounds where the clock counts instructions: they differ by a hundredth.
+/// Rounds where the clock counts instructions: they differ by two hundredths at most.
 const COUNTED_ROUNDS: u32 = 5;
 const COUNTED_ITERATIONS: u32 = 1000;
 
