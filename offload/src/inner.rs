@@ -241,11 +241,16 @@ impl<T: Layout> Access for CachedInner<T> {
         if matches!(result, Err(Interrupt::Failed(_))) {
             return result;
         }
-        // Changed by us, or changed by others so that our copies were old: either way the cache is behind. What cannot be
-        // read now shows as old when it is used; the change itself is done.
+        // Changed by us, or changed by others so that our copies were old: either way the cache is behind.
         for at in inner.into_iter().chain(grows.then_some(root)) {
-            if let Err(Interrupt::Failed(error)) = self.renewed(at).await {
-                tracing::debug!(page = %at, %error, "a cached page was not brought up to date");
+            match self.renewed(at).await {
+                // The change is done, whatever became of the page.
+                Err(Interrupt::Failed(error)) if result.is_ok() => {
+                    tracing::debug!(page = %at, %error, "a cached page was not brought up to date");
+                }
+                // The next attempt would find the same copy in the cache, and not get its lock either.
+                Err(Interrupt::Failed(error)) => return Err(Interrupt::Failed(error)),
+                _ => {}
             }
         }
         result

@@ -4,19 +4,23 @@ use farlink_offload::{Admission, CacheOptions, ComputeCache};
 use farlink_runtime::{
     error::Error,
     one_sided::{OneSided, Proof},
-    page::{CHECKSUM, IDENTITY, SELF},
+    page::{CHECKSUM, IDENTITY, LOCK, SELF},
 };
 use farlink_structures::{
     btree::{BTree, Tree},
     map::{KeyRange, Map},
     skiplist::List,
 };
-use farlink_tests::{bounded::Watchdog, raw, subject::Subject};
+use farlink_tests::{
+    bounded::{self, Watchdog},
+    raw,
+    subject::Subject,
+};
 use proptest::prelude::*;
 
 use crate::{
     cases,
-    damage::{Damage, KEYS, LIMIT, Scene, SceneOf, TREE, to_pages},
+    damage::{Damage, ENDLESS, KEYS, LIMIT, Scene, SceneOf, TREE, to_pages},
 };
 
 fn cache_of<S: Subject>(admission: Admission) -> ComputeCache<S::Layout> {
@@ -99,6 +103,44 @@ proptest! {
         every_operation_ends_in_a_cache::<Tree>(&harm, &later, &keys, &way)?;
         every_operation_ends_in_a_cache::<List>(&harm, &later, &keys, &way)?;
     }
+}
+
+/// A page that is damaged after it was cached is met where its lock is wanted: that ends, too, and names it.
+#[test]
+fn damage_below_a_cached_copy_is_named() {
+    let _watchdog = Watchdog::start("damage below a cached copy", LIMIT);
+    // What a tree merges behind a removal it leaves, if that fails. A list changes cached nodes with each.
+    harm_cached_copies::<Tree>();
+    assert!(harm_cached_copies::<List>() > 0, "no change has met a page that was damaged");
+}
+
+/// Damages each tenth inner page of a structure that is cached, and removes all keys; how often that was named.
+fn harm_cached_copies<S: Subject>() -> usize {
+    let mut named = 0;
+    let count = SceneOf::<S>::new(1).inner.len();
+    for index in (0..count).step_by(10) {
+        let scene = SceneOf::<S>::new(1);
+        let map = scene.worker.block_on(Map::<S, OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+        let cache = cache_of::<S>(Admission::Always);
+        let structure = map.structure().clone();
+        let cached = Map::<S, _>::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
+        for key in 0..KEYS {
+            scene.worker.block_on(cached.get(key)).unwrap();
+        }
+        let at = scene.inner[index];
+        let mut image = scene.direct.read(at, S::page_bytes(256) / 8).unwrap();
+        (image[LOCK], image[CHECKSUM]) = (image[LOCK] + (1 << 24), !image[CHECKSUM]);
+        scene.direct.write(at, &image).unwrap();
+        for key in 0..KEYS {
+            let cached = cached.clone();
+            match bounded::run(&scene.worker, ENDLESS, async move { cached.remove(key).await }) {
+                Ok(Err(Error::PageCorrupt { .. })) => named += 1,
+                Ok(_) => {}
+                Err(endless) => panic!("page {index} of {count}, key {key}: {endless}"),
+            }
+        }
+    }
+    named
 }
 
 /// Each kind of damage to a leaf and to a page above it has its error.

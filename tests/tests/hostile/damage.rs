@@ -152,7 +152,7 @@ pub(crate) struct SceneOf<S: Subject> {
     class: SizeClass,
     root: RemotePtr,
     pages: Vec<RemotePtr>,
-    inner: Vec<RemotePtr>,
+    pub(crate) inner: Vec<RemotePtr>,
     of: PhantomData<S>,
 }
 
