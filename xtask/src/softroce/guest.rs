@@ -21,13 +21,12 @@ use anyhow::{Context, Result};
 
 use super::{kernel::Kernel, programs::Programs};
 
-/// All that the emulator has but fast string instructions, which it carries out byte by byte: without them the kernel
-/// copies by words.
+/// All that the emulator has but fast string instructions: it carries them out byte by byte.
 const CPU: &str = "max,erms=off";
 
 /// What Debian's kernel would do to be safe, or because it is fast on a real processor: an emulator pays more for it. It does not
 /// clear what it allocates, nor has the emulator look whether it touches a program's memory, and copies by loops: string
-/// instructions of words are slow here, too. A READ of 1 KiB takes a twentieth less.
+/// instructions of words are slow, too. A READ of 1 KiB takes a twentieth less.
 const LEFT_OUT: &str = "mitigations=off init_on_alloc=0 clearcpuid=rep_good,smap,smep";
 
 /// What a guest is connected to.
