@@ -6,7 +6,6 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use farlink_runtime::fabric::link::Transport;
 
 use crate::figure::FigureArgs;
 use crate::keys::Distribution;
@@ -262,10 +261,6 @@ pub(crate) struct ServeArgs {
     /// Threads that carry out operations which compute servers send; without them it only gives memory.
     #[arg(long, default_value_t = 0)]
     pub(crate) threads: u32,
-    /// How messages get to those threads and back: through rings in memory of each link, or by SEND to buffers that the links
-    /// of a thread share. SEND takes verbs, and less memory with many workers.
-    #[arg(long, value_name = "ring|send", default_value_t)]
-    pub(crate) transport: Transport,
     /// With verbs, --threads and several servers: where all of them are, this one too. Its threads use them.
     #[arg(long, value_name = "HOST:PORT[,HOST:PORT...]", value_delimiter = ',')]
     pub(crate) cluster: Vec<String>,
@@ -292,10 +287,6 @@ impl ServeArgs {
         within("--servers", self.servers, 1, SERVERS_MAX)?;
         within("--threads", self.threads, 0, THREADS_MAX)?;
         ensure!(
-            self.threads > 0 || self.transport == Transport::Ring,
-            "--transport is for messages; it takes --threads"
-        );
-        ensure!(
             self.server < self.servers,
             "--server {} is not one of the {} servers; they are numbered from 0",
             self.server,
@@ -305,7 +296,7 @@ impl ServeArgs {
             FabricChoice::Mem => {
                 ensure!(
                     self.listen.is_none() && !self.verbs.is_given() && self.cluster.is_empty(),
-                    "--listen, --device, --gid-index, --setup, --secret-file and --cluster are for --fabric verbs"
+                    "--listen, --device, --gid-index, --secret-file and --cluster are for --fabric verbs"
                 );
                 ensure!(self.dir.is_some(), "--dir is missing: the cluster's folder, the same for all its servers");
             }
@@ -563,7 +554,6 @@ mod tests {
         assert!(parse("--dir d --server 1 --servers 2 --bytes 1GiB --ephemeral").is_ok());
         assert!(parse("--fabric verbs --listen 127.0.0.1:0 --device rxe0").is_ok());
         assert!(parse("--fabric verbs --threads 2").is_ok());
-        assert!(parse("--fabric verbs --threads 2 --transport send").is_ok());
         assert!(parse("--fabric verbs --threads 2 --servers 2 --cluster a:1,b:1").is_ok());
         for (args, says) in [
             ("--server 0", "--dir is missing"),
@@ -571,7 +561,6 @@ mod tests {
             ("--fabric verbs --dir d", "for --fabric mem"),
             ("--dir d --cluster a:1", "for --fabric verbs"),
             ("--fabric verbs --servers 2 --threads 1", "--cluster is missing"),
-            ("--fabric verbs --transport send", "--threads"),
         ] {
             assert!(parse(args).unwrap_err().to_string().contains(says), "{args}");
         }

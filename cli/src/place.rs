@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use serde::{Deserialize, Serialize};
@@ -56,26 +56,9 @@ pub(crate) struct VerbsArgs {
     /// The device's address, by its index; the best for RoCE v2.
     #[arg(long, value_name = "INDEX")]
     pub(crate) gid_index: Option<u8>,
-    /// How RDMA connections to memory are made: by the connection manager (rdma_cm), by hand over the TCP control
-    /// connection, or by the manager where both sides have one. Those for messages are always made by hand.
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) setup: Setup,
     /// A file with the cluster's secret, which all its servers must know. Without it, the variable FARLINK_SECRET.
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
-}
-
-/// How RDMA connections are made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Setup {
-    /// By the connection manager if both sides have one.
-    #[default]
-    Auto,
-    /// By the connection manager.
-    Cm,
-    /// By hand.
-    Tcp,
 }
 
 impl VerbsArgs {
@@ -113,7 +96,7 @@ impl fmt::Debug for SharedSecret {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Place {
     Folder(PathBuf),
-    Verbs { servers: Vec<String>, device: Option<String>, gid_index: Option<u8>, setup: Setup, secret: SharedSecret },
+    Verbs { servers: Vec<String>, device: Option<String>, gid_index: Option<u8>, secret: SharedSecret },
 }
 
 impl Place {
@@ -123,7 +106,7 @@ impl Place {
             Address::Folder(dir) => {
                 ensure!(
                     !verbs.is_given(),
-                    "--device, --gid-index, --setup and --secret-file are for a cluster that is reached over RDMA: \
+                    "--device, --gid-index and --secret-file are for a cluster that is reached over RDMA: \
                      --connect {SCHEME}HOST:PORT"
                 );
                 Ok(Self::Folder(dir.clone()))
@@ -135,8 +118,8 @@ impl Place {
                          `farlink serve` was given or has printed"
                     )
                 })?;
-                let (device, gid_index, setup) = (verbs.device.clone(), verbs.gid_index, verbs.setup);
-                Ok(Self::Verbs { servers: servers.clone(), device, gid_index, setup, secret })
+                let (device, gid_index) = (verbs.device.clone(), verbs.gid_index);
+                Ok(Self::Verbs { servers: servers.clone(), device, gid_index, secret })
             }
         }
     }
@@ -145,8 +128,8 @@ impl Place {
     pub(crate) fn fabric(&self, options: MemOptions) -> anyhow::Result<Arc<dyn Fabric>> {
         match self {
             Self::Folder(dir) => Ok(Arc::new(MemFabric::open(dir, options)?)),
-            Self::Verbs { servers, device, gid_index, setup, secret } => {
-                crate::verbs::fabric(servers, device.as_deref(), *gid_index, *setup, secret)
+            Self::Verbs { servers, device, gid_index, secret } => {
+                crate::verbs::fabric(servers, device.as_deref(), *gid_index, secret)
             }
         }
     }

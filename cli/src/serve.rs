@@ -41,7 +41,7 @@ impl StopSignals {
 
 /// How a server listens whose threads carry out operations.
 pub(crate) fn listen_options(args: &ServeArgs) -> ListenOptions {
-    ListenOptions { ports: args.threads as usize, transport: args.transport, ..ListenOptions::default() }
+    ListenOptions { ports: args.threads as usize, ..ListenOptions::default() }
 }
 
 /// Starts threads that carry out operations on every structure there is.

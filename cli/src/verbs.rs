@@ -13,7 +13,7 @@ mod without {
     use farlink_runtime::fabric::Fabric;
 
     use crate::args::{DevicesArgs, ServeArgs};
-    use crate::place::{Setup, SharedSecret};
+    use crate::place::SharedSecret;
 
     const BUILD: &str = "this farlink was built without RDMA; build it with `cargo build --release -p farlink --features \
                          verbs` (on Debian that needs libibverbs-dev, librdmacm-dev, pkg-config and libclang-14-dev, and \
@@ -23,7 +23,6 @@ mod without {
         _servers: &[String],
         _device: Option<&str>,
         _gid_index: Option<u8>,
-        _setup: Setup,
         _secret: &SharedSecret,
     ) -> anyhow::Result<Arc<dyn Fabric>> {
         bail!(BUILD)
@@ -48,12 +47,12 @@ mod with {
     use farlink_runtime::error::Error;
     use farlink_runtime::fabric::Fabric;
     use farlink_runtime::fabric::verbs::{
-        self, ConnectBy, DeviceChoice, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions,
-        VerbsServeOptions, VerbsServer,
+        self, DeviceChoice, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions,
+        VerbsServer,
     };
 
     use crate::args::{DevicesArgs, ServeArgs};
-    use crate::place::{SECRET_VARIABLE, Setup, SharedSecret};
+    use crate::place::{SECRET_VARIABLE, SharedSecret};
     use crate::serve::{self, StopSignals, announce_ready};
     use crate::units::show_bytes;
 
@@ -61,28 +60,16 @@ mod with {
         DeviceChoice { name: device.map(str::to_owned), port: None, gid_index }
     }
 
-    fn connect_by(setup: Setup) -> ConnectBy {
-        match setup {
-            Setup::Auto => ConnectBy::Auto,
-            Setup::Cm => ConnectBy::Manager,
-            Setup::Tcp => ConnectBy::Hand,
-        }
-    }
-
     /// The way to memory servers over RDMA.
     pub(crate) fn fabric(
         servers: &[String],
         device: Option<&str>,
         gid_index: Option<u8>,
-        setup: Setup,
         secret: &SharedSecret,
     ) -> anyhow::Result<Arc<dyn Fabric>> {
         let secret = Secret::new(secret.0.as_bytes())?;
-        let options = VerbsOptions {
-            device: choice(device, gid_index),
-            connect_by: connect_by(setup),
-            ..VerbsOptions::new(servers.iter().cloned(), secret)
-        };
+        let options =
+            VerbsOptions { device: choice(device, gid_index), ..VerbsOptions::new(servers.iter().cloned(), secret) };
         Ok(Arc::new(VerbsFabric::connect(&options)?))
     }
 
@@ -107,7 +94,6 @@ mod with {
             bytes: args.bytes.unwrap_or(defaults.bytes),
             listen: args.listen.unwrap_or(defaults.listen),
             device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
-            connect_by: connect_by(args.verbs.setup),
             ..defaults
         })?;
         let shipping = match args.threads {
@@ -116,10 +102,6 @@ mod with {
         };
         if given.is_none() {
             writeln!(out, "{SECRET_VARIABLE}={}", String::from_utf8_lossy(secret.reveal()))?;
-        }
-        match server.manager() {
-            Some(manager) => writeln!(out, "RDMA connections by rdma_cm at {manager}, or by hand")?,
-            None => writeln!(out, "RDMA connections by hand")?,
         }
         writeln!(out, "farlink server {} listens on verbs://{}", args.server, server.address())?;
         announce_ready(out, args.server)?;
@@ -136,7 +118,6 @@ mod with {
         let servers = if args.cluster.is_empty() { vec![server.address().to_string()] } else { args.cluster.clone() };
         let options = VerbsOptions {
             device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
-            connect_by: connect_by(args.verbs.setup),
             ..VerbsOptions::new(servers, secret.clone())
         };
         let listener = server.listen(&serve::listen_options(args))?;

@@ -22,6 +22,6 @@ mod plain;
 pub use self::{
     explore::{Running, Seen, explore, refuse, run},
     pages::{CLASS, Handle, Pages, Tree, block_on, id, refuse_without},
-    peer::{Peer, SharedMemory, share},
+    peer::{Breaks, BrokenRemote, Peer, SharedMemory, Sound, now, share},
     plain::Plain,
 };

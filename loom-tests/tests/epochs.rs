@@ -6,8 +6,7 @@
 //! moves on when all have announced it. Here the page is a cell; an operation that found the link reads it, and reuse
 //! writes it. Loom refuses both at once, and also a write that does not happen after the last read.
 //!
-//! [`Maintenance::round`] follows `compute::round` step by step, over real endpoints; pins and announcements are the
-//! runtime's own.
+//! Maintenance, pins and announcements are the runtime's own, over real endpoints.
 //!
 //! Broken variants: a pin, or an announcement, without its fence; a pin that ends, or a later one that begins, without
 //! *release*, so that the last reads may come after the reuse; an epoch seen without *acquire*, which misleads the second of
@@ -17,9 +16,9 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use farlink_loom_tests::{Peer, Plain, Seen, SharedMemory, explore, refuse, run, share};
+use farlink_loom_tests::{Breaks, Peer, Plain, Seen, SharedMemory, Sound, explore, now, refuse, run, share};
 use farlink_runtime::{
-    epoch::{Epochs, LocalEpoch, Pin},
+    epoch::{Epochs, LocalEpoch, Pin, model},
     sync::{AtomicU64, Ordering, fence},
 };
 
@@ -27,9 +26,9 @@ use farlink_runtime::{
 const EPOCH: usize = 0;
 /// The link to the page: not zero until it is unlinked.
 const LINK: usize = 1;
-/// What the two compute servers announce.
-const ANNOUNCED: [usize; 2] = [2, 3];
-const WORDS: usize = 4;
+/// The slots of the two compute servers: each its incarnation, and what it announces.
+const SLOTS: usize = 2;
+const WORDS: usize = 6;
 
 /// The epochs of one compute server.
 trait Domain: 'static {
@@ -79,14 +78,14 @@ impl Cluster {
     /// Epoch 1, announced by compute servers 0 and 1; the page is linked.
     fn new() -> Self {
         let memory = share(WORDS);
-        for word in memory.words() {
-            word.store(1, Ordering::Relaxed);
+        for (word, value) in memory.words().iter().zip([1, 1, 1, 1, 2, 1]) {
+            word.store(value, Ordering::Relaxed);
         }
         Self { memory, page: Arc::new(Plain::new(0)) }
     }
 
     /// Follows the link and reads the page, if it is still linked. True if it was.
-    fn operate(&self, peer: &mut Peer, before_reading: impl FnOnce()) -> bool {
+    fn operate(&self, peer: &Peer, before_reading: impl FnOnce()) -> bool {
         let linked = peer.read(self.memory.at(LINK), 1)[0] != 0;
         before_reading();
         if linked {
@@ -107,57 +106,61 @@ enum Stamp {
     TooEarly,
 }
 
+/// Atomics that change nothing are READs.
+#[derive(Clone, Copy)]
+struct LoadsByRead(bool);
+
+impl Breaks for LoadsByRead {
+    fn load(&self, peer: &Peer, at: farlink_runtime::ptr::RemotePtr) -> u64 {
+        if self.0 { peer.read(at, 1)[0] } else { Sound.load(peer, at) }
+    }
+}
+
 /// The maintenance of compute server `server`, which retires the page or not.
 struct Maintenance<D> {
     cluster: Cluster,
     epochs: Arc<D>,
-    server: usize,
     peer: Peer,
-    stamp: Option<u64>,
+    inner: model::Maintenance,
+    breaks: LoadsByRead,
 }
 
 impl<D: Domain> Maintenance<D> {
     fn new(cluster: &Cluster, epochs: &Arc<D>, server: usize) -> Self {
-        let peer = Peer::new(&cluster.memory);
-        Self { cluster: cluster.clone(), epochs: Arc::clone(epochs), server, peer, stamp: None }
-    }
-
-    fn at(&self, word: usize) -> farlink_runtime::ptr::RemotePtr {
-        self.cluster.memory.at(word)
-    }
-
-    /// Unlinks and stamps the page, then does rounds until it may be reused or `rounds` are over; true if it was reused.
-    fn retire(mut self, stamp: Stamp, rounds: usize) -> bool {
-        let early = (stamp == Stamp::TooEarly).then(|| self.peer.fetch_add(self.at(EPOCH), 0));
-        self.peer.write_word(self.at(LINK), 0);
-        let epoch = match stamp {
-            Stamp::Atomic => self.peer.fetch_add(self.at(EPOCH), 0),
-            Stamp::Read => self.peer.read(self.at(EPOCH), 1)[0],
-            Stamp::TooEarly => early.expect("just read"),
-        };
-        self.stamp = Some(epoch);
-        self.round_in(epoch) || (1..rounds).any(|_| self.round())
-    }
-
-    /// One round; true if the page was reused.
-    fn round(&mut self) -> bool {
-        let epoch = self.peer.read(self.at(EPOCH), 1)[0];
-        self.round_in(epoch)
-    }
-
-    fn round_in(&mut self, epoch: u64) -> bool {
-        let announced = self.epochs.advance(epoch);
-        self.peer.write_word(self.at(ANNOUNCED[self.server]), announced);
-        let all = self.peer.read(self.at(ANNOUNCED[0]), ANNOUNCED.len());
-        let oldest = all.into_iter().fold(epoch, u64::min);
-        if oldest >= epoch {
-            self.peer.compare_swap(self.at(EPOCH), epoch, epoch + 1);
+        let memory = &cluster.memory;
+        Self {
+            cluster: cluster.clone(),
+            epochs: Arc::clone(epochs),
+            peer: Peer::of(memory, server as u32 + 1),
+            inner: model::Maintenance::new(memory.at(EPOCH), memory.at(SLOTS), 2, server),
+            breaks: LoadsByRead(false),
         }
-        let reuse = self.stamp.is_some_and(|stamp| stamp < oldest);
-        if reuse {
+    }
+
+    /// Unlinks and retires the page, then does rounds until it may be reused or `rounds` are over; true if it was reused.
+    fn retire(mut self, stamp: Stamp, rounds: usize) -> bool {
+        let link = self.cluster.memory.at(LINK);
+        self.breaks = LoadsByRead(stamp == Stamp::Read);
+        if stamp == Stamp::TooEarly {
+            self.inner.retire(link);
+            self.round();
+        }
+        self.peer.write(link, &[0]);
+        if stamp != Stamp::TooEarly {
+            self.inner.retire(link);
+        }
+        let is_free = (0..rounds).any(|_| self.round());
+        if is_free {
             self.cluster.page.write(1);
         }
-        reuse
+        is_free
+    }
+
+    /// One round; true if what was retired may be used again.
+    fn round(&self) -> bool {
+        let advance = |epoch| self.epochs.advance(epoch);
+        now(self.inner.round(&self.peer.remote(self.breaks), advance)).expect("mem refuses nothing");
+        self.inner.has_free_page()
     }
 }
 
@@ -188,11 +191,11 @@ fn at_once<D: Domain>(cluster: &Cluster, epochs: &Arc<D>) -> bool {
 
 fn in_a_row<D: Domain>(cluster: &Cluster, epochs: &Arc<D>, rests_between: bool) -> bool {
     let worker = epochs.worker();
-    let mut peer = Peer::new(&cluster.memory);
+    let peer = Peer::new(&cluster.memory);
     let found = [rests_between, true].map(|rests| {
         let found = {
             let _pin = epochs.pin(&worker);
-            cluster.operate(&mut peer, || ())
+            cluster.operate(&peer, || ())
         };
         if rests {
             epochs.rest(&worker);
@@ -207,7 +210,7 @@ fn overlapping<D: Domain>(cluster: &Cluster, epochs: &Arc<D>) -> bool {
     let worker = epochs.worker();
     let first = epochs.pin(&worker);
     let second = epochs.pin(&worker);
-    let found = cluster.operate(&mut Peer::new(&cluster.memory), || drop(first));
+    let found = cluster.operate(&Peer::new(&cluster.memory), || drop(first));
     drop(second);
     epochs.rest(&worker);
     found
@@ -216,7 +219,8 @@ fn overlapping<D: Domain>(cluster: &Cluster, epochs: &Arc<D>) -> bool {
 /// One compute server: operations of a worker against maintenance that retires the page.
 fn one_server<D: Domain>(operations: fn(&Cluster, &Arc<D>) -> bool) -> Outcome {
     let cluster = Cluster::new();
-    cluster.memory.words()[ANNOUNCED[1]].store(u64::MAX, Ordering::Relaxed);
+    // Nobody is in the other slot.
+    cluster.memory.words()[SLOTS + 2].store(0, Ordering::Relaxed);
     let epochs = domain::<D>();
     let maintenance = {
         let (cluster, epochs) = (cluster.clone(), Arc::clone(&epochs));
@@ -235,12 +239,14 @@ fn two_servers(stamp: Stamp) -> Outcome {
     };
     let operating = run(move || {
         let epochs = domain::<Epochs>();
-        let mut maintenance = Maintenance::new(&cluster, &epochs, 1);
+        let maintenance = Maintenance::new(&cluster, &epochs, 1);
+        // What it waits for keeps it moving the epoch on.
+        maintenance.inner.retire(cluster.memory.at(EPOCH));
         maintenance.round();
         maintenance.round();
         let worker = epochs.worker();
         let _pin = epochs.pin(&worker);
-        cluster.operate(&mut maintenance.peer, || ())
+        cluster.operate(&maintenance.peer, || ())
     });
     Outcome { found: operating.join(), reused: retiring.join() }
 }

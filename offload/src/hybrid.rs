@@ -148,8 +148,4 @@ impl Access for Leaves {
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.one_sided.allocate(class, placement).await
     }
-
-    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
-        self.one_sided.retire(page, class).await
-    }
 }

@@ -216,13 +216,8 @@ impl<T: Layout> Access for CachedInner<T> {
             }
             return pages;
         }
-        let targets: Result<Vec<RemotePtr>, Interrupt> = links.iter().map(|&link| target(link)).collect();
-        let targets = match targets {
-            Ok(targets) => targets,
-            Err(refused) => return vec![Err(refused)],
-        };
         let above = from.is_cached.then(|| from.at());
-        let copies = self.one_sided().read_pages(&targets, self.class()).await;
+        let copies = self.one_sided().read_links(links).await;
         let page = |copy| SharedPage { copy, is_cached: false, above: Cell::new(above) };
         copies.into_iter().map(|copy| copy.map(page)).collect()
     }
@@ -266,10 +261,5 @@ impl<T: Layout> Access for CachedInner<T> {
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.one_sided().allocate(class, placement).await
-    }
-
-    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
-        self.renew(page, None).await?;
-        self.one_sided().retire(page, class).await
     }
 }

@@ -215,13 +215,6 @@ impl<T: Layout + Default> Access for OnServer<T> {
         self.one_sided.allocate(class, Placement::Server(self.here)).await
     }
 
-    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
-        if !self.is_whole() {
-            return Err(self.decline(Decline::Restructures));
-        }
-        self.one_sided.retire(page, class).await
-    }
-
     fn restructures(&self) -> Result<(), Interrupt> {
         if self.is_whole() { Ok(()) } else { Err(self.decline(Decline::Restructures)) }
     }

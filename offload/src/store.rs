@@ -211,7 +211,7 @@ impl<T: Layout> Store for RemoteStore<T> {
             let at = remote(page)?;
             // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
             image[CHECKSUM] = page::checksum(&image, LockWord::from_word(image[LOCK]).version());
-            Ok(worker.write(at, image))
+            Ok(worker.write_private(at, image))
         };
         let posted: Vec<Result<_, Interrupt>> = pages.into_iter().map(post).collect();
         let mut results = Vec::with_capacity(posted.len());

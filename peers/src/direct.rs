@@ -310,10 +310,6 @@ impl Access for Direct {
     async fn allocate(&self, _class: SizeClass, _placement: Placement) -> Result<NewPage, Error> {
         Err(only_reads())
     }
-
-    async fn retire(&self, _page: RemotePtr, _class: SizeClass) -> Result<(), Interrupt> {
-        Err(only_reads().into())
-    }
 }
 
 #[cfg(test)]
@@ -358,7 +354,7 @@ mod tests {
         let root = tree.structure.root;
         for link in [
             Link::NULL,
-            Link::swizzled(64).unwrap(),
+            Link::from_word(1 << 63 | 64),
             Link::remote(root.add(8).unwrap()),
             Link::remote(RemotePtr::new(far, root.offset()).unwrap()),
             Link::remote(RemotePtr::new(root.server(), 1 << 40).unwrap()),

@@ -307,10 +307,13 @@ pub trait Access: Sized {
     /// # Errors
     /// If no memory server has room, or the fabric fails.
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error>;
+}
 
-    /// Frees a page that is already unlinked: for latch-free structures, and for pages that never were linked.
-    ///
-    /// # Errors
-    /// [`Interrupt::Restart`] if the page is locked or changed meanwhile.
-    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt>;
+/// Frees a page that is unlinked already: of a structure whose pages are unlinked one by one, or one that never was linked.
+///
+/// # Errors
+/// [`Interrupt::Restart`] if the page is changed or freed meanwhile.
+pub async fn free<A: Access>(access: &A, page: RemotePtr) -> Result<(), Interrupt> {
+    let page = access.enter(Start::Page(page)).await?;
+    access.change(vec![page], vec![], |views| views.free(0)).await
 }

@@ -101,8 +101,9 @@ impl fmt::Debug for Buffers {
 }
 
 impl Buffers {
-    /// A buffer of `words` (1 to [`BUFFER_WORDS_MAX`]) with arbitrary contents. Registers a new slab with `register` when the free list of
-    /// its size class is empty.
+    /// A buffer of `words` (1 to [`BUFFER_WORDS_MAX`]) with arbitrary contents. Registers a new slab with `register` when
+    /// the free list of its size class is empty: memory that lives as long as these buffers, or any of them, do. Whoever has
+    /// them drops the endpoint first, with which it is registered.
     ///
     /// # Errors
     /// If the fabric refuses to register more memory.

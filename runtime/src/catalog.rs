@@ -13,7 +13,7 @@
 //! ```
 
 use crate::{
-    access::{Access, Interrupt, PageRef, Start, Views},
+    access::{Access, Interrupt, PageRef, Start, Views, free},
     error::Error,
     layout::{CATALOG_CLASS, CATALOG_PAGES, catalog_page_at},
     one_sided::{OneSided, OneSidedViews, PageCopy, Proof},
@@ -149,7 +149,7 @@ pub async fn create(
         })?;
         let (worker, structure) = (access.worker(), access.structure());
         if let Err(error) = register(worker, structure).await {
-            retry(worker, async || access.retire(structure.root, class).await).await?;
+            retry(worker, async || free(&access, structure.root).await).await?;
             return Err(error);
         }
         Ok(access)

@@ -3,7 +3,7 @@
 //! Joining validates every superblock, takes an incarnation that is never given out again, proves it alive with a
 //! [claim](crate::fabric::OwnerClaim), and publishes a slot in which it announces epochs. *Maintenance* keeps the cluster's
 //! epoch moving and brings retired pages back; a thread of its own does that, or whoever drives the compute server calls
-//! [`ComputeServer::maintain`]. Leaving waits for the grace of what is still in limbo, returns all pages, frees the slot
+//! [`ComputeServer::maintain`]. Leaving waits for the grace of what is still deferred, returns all pages, frees the slot
 //! and drops the claim, in that order.
 
 use std::{
@@ -14,18 +14,23 @@ use std::{
 
 use crate::{
     clock::Clock,
-    epoch::Epochs,
+    epoch::{
+        Epochs,
+        round::{Board, Member, read_slots},
+    },
     error::Error,
     fabric::{Fabric, Liveness, OwnerClaim},
-    layout::{self, Dynamic, Geometry, SLOT_WORDS, SLOTS, SUPERBLOCK_WORDS},
+    layout::{self, Dynamic, Geometry, SLOTS, SUPERBLOCK_WORDS},
     local_locks::LocalLocks,
     lock::OwnerId,
-    messaging::Measured,
-    page::PAGE_WORDS_MAX,
     pages::{self, SharedPages},
     ptr::ServerId,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
-    worker::{Handle, Worker, counters::Counters},
+    worker::{
+        Handle, Worker,
+        counters::Counters,
+        remote::{claim_word, give_up_word, write_words},
+    },
 };
 
 /// How long maintenance rests between two rounds while pages wait for reuse or the epoch moves, and at most otherwise.
@@ -33,6 +38,8 @@ const BUSY_REST: Duration = Duration::from_millis(1);
 const IDLE_REST: Duration = Duration::from_millis(32);
 /// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages.
 const LEAVE_ROUNDS_MAX: u32 = 2000;
+/// Tries of a step of leaving for which there is no memory.
+const LEAVE_ATTEMPTS_MAX: u32 = 20;
 
 /// Who does a compute server's maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,10 +70,7 @@ pub(crate) struct Shared {
     pub(crate) epoch: Epochs,
     pub(crate) pages: SharedPages,
     pub(crate) locks: LocalLocks,
-    slot: usize,
-    announced: AtomicU64,
-    /// From how many words on messages are fetched.
-    pub(crate) switch_words: Measured,
+    member: Member,
     seed: u64,
     workers_made: AtomicU64,
     workers_alive: AtomicU64,
@@ -87,9 +91,7 @@ impl Shared {
             epoch,
             pages: SharedPages::default(),
             locks: LocalLocks::new(),
-            slot: joined.slot,
-            announced: AtomicU64::new(joined.epoch),
-            switch_words: Measured::default(),
+            member: Member::new(joined.slot, joined.epoch),
             seed: options.seed,
             workers_made: AtomicU64::new(0),
             workers_alive: AtomicU64::new(0),
@@ -298,101 +300,85 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
 /// Takes a new incarnation, claims it, and publishes it in a slot. The slot announces nothing until the epoch has been
 /// read, which holds the cluster's epoch still.
 async fn take_place(worker: &Handle, fabric: &dyn Fabric, first: &Geometry) -> Result<Joined, Error> {
-    let incarnation = worker.fetch_add(first.dynamic_at(Dynamic::NextIncarnation), 1).await?;
+    let mut attempt = 0;
+    // An incarnation that is not given to anybody does no harm.
+    let incarnation = loop {
+        match worker.fetch_add(first.dynamic_at(Dynamic::NextIncarnation), 1).await {
+            Ok(incarnation) => break incarnation,
+            Err(error) => worker.before_trying_again(error, &mut attempt).await?,
+        }
+    };
     let owner = OwnerId::new(incarnation).ok_or(Error::IncarnationsExhausted)?;
     let claim = fabric.claim(owner)?;
-    for (slot, [found, _]) in read_slots(worker).await?.into_iter().enumerate() {
+    for (slot, [found, _]) in read_slots(worker, &board(first)).await?.into_iter().enumerate() {
         let vacant = match OwnerId::new(found) {
             Some(previous) => fabric.liveness(previous) == Liveness::Dead,
             None => true,
         };
-        if vacant && worker.compare_swap(layout::slot_at(slot), found, incarnation).await? == found {
-            let epoch = worker.read(first.dynamic_at(Dynamic::Epoch), 1).await?[0];
-            worker.write_word(layout::slot_at(slot).word(1), epoch).await?;
+        if vacant && claim_word(worker, layout::slot_at(slot), found, incarnation).await? {
+            let epoch = worker.load(first.dynamic_at(Dynamic::Epoch)).await?;
+            write_words(worker, vec![(layout::slot_at(slot).word(1), epoch)]).await?;
             return Ok(Joined { owner, claim: Some(claim), slot, epoch });
         }
     }
     Err(Error::TooManyComputeServers { limit: SLOTS })
 }
 
-async fn read_slots(worker: &Handle) -> Result<Vec<[u64; SLOT_WORDS]>, Error> {
-    const PER_READ: usize = PAGE_WORDS_MAX / SLOT_WORDS;
-    let mut slots = Vec::with_capacity(SLOTS);
-    for first in (0..SLOTS).step_by(PER_READ) {
-        let words = worker.read(layout::slot_at(first), PER_READ.min(SLOTS - first) * SLOT_WORDS).await?;
-        slots.extend(words.chunks_exact(SLOT_WORDS).map(|slot| [slot[0], slot[1]]));
-    }
-    Ok(slots)
+fn board(first: &Geometry) -> Board {
+    Board { epoch: first.dynamic_at(Dynamic::Epoch), slots: layout::slot_at(0), count: SLOTS }
 }
 
-/// One round of maintenance; true if there is reason to come again soon. See [`crate::epoch`] for why it is right.
+/// One round of maintenance; true if there is reason to come again soon.
 async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
-    let retired = shared.pages.take_retired();
-    let epoch_at = shared.geometry[0].dynamic_at(Dynamic::Epoch);
-    // A stamp is read by an atomic: the next epoch is made from the word that this leaves, so who sees that one sees the
-    // unlinking too. What a READ returns may be older than the unlinking.
-    let epoch = match retired.is_empty() {
-        true => worker.read(epoch_at, 1).await?[0],
-        false => worker.fetch_add(epoch_at, 0).await?,
-    };
-    let moved = epoch != shared.announced.load(Ordering::Relaxed);
-    retired.stamp(epoch);
-    let announced = shared.epoch.advance(epoch);
-    if announced != shared.announced.load(Ordering::Relaxed) {
-        worker.write_word(layout::slot_at(shared.slot).word(1), announced).await?;
-        shared.announced.store(announced, Ordering::Relaxed);
-    }
-    let waiting = shared.pages.in_limbo() != 0;
-    if waiting {
-        let oldest = oldest_announced(worker, shared, epoch).await?;
-        if oldest >= epoch {
-            worker.compare_swap(epoch_at, epoch, epoch.saturating_add(1)).await?;
-        }
-        shared.pages.release(oldest);
-    }
+    let is_busy = shared
+        .member
+        .round(worker, &board(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)
+        .await?;
     let surplus = shared.pages.take_surplus();
     if !surplus.is_empty() {
         let worker_of_task = worker.clone();
         worker.spawn_to_end(async move { pages::give_back(&worker_of_task, surplus).await }).await?;
     }
-    Ok(waiting || moved)
-}
-
-/// The least epoch that a live compute server has announced.
-async fn oldest_announced(worker: &Handle, shared: &Shared, epoch: u64) -> Result<u64, Error> {
-    let mut oldest = epoch;
-    for [incarnation, announced] in read_slots(worker).await? {
-        let Some(owner) = OwnerId::new(incarnation) else { continue };
-        // Only one that is behind is worth asking about.
-        if announced < epoch && shared.fabric.liveness(owner) == Liveness::Alive {
-            oldest = oldest.min(announced);
-        }
-    }
-    Ok(oldest)
+    Ok(is_busy)
 }
 
 /// Leaves the cluster: no worker is left. What cannot be returned stays allocated until recovery, and is reported.
 fn leave(worker: &Worker, shared: &Shared) {
     let farewell = worker.block_on(async {
         for attempt in 0..LEAVE_ROUNDS_MAX {
-            if shared.pages.in_limbo() == 0 {
+            if shared.pages.deferred() == 0 {
                 break;
             }
-            round(worker, shared).await?;
+            repeat(worker, async || round(worker, shared).await).await?;
             if attempt > 8 {
                 std::thread::sleep(BUSY_REST);
             }
         }
-        pages::give_back(worker, shared.pages.take_all()).await?;
+        repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
         let incarnation = u64::from(shared.owner.incarnation());
-        worker.compare_swap(layout::slot_at(shared.slot), incarnation, 0).await
+        give_up_word(&**worker, layout::slot_at(shared.member.slot()), incarnation, 0).await
     });
     if let Err(error) = farewell {
         tracing::warn!(%error, "left the cluster without a farewell");
     }
-    let lost = shared.pages.in_limbo();
+    let lost = shared.pages.deferred();
     if lost != 0 {
         tracing::warn!(pages = lost, "retired pages were not reclaimed: another compute server holds the epoch back");
     }
     lock(&shared.claim).take();
+}
+
+/// Gives what fails for want of memory a few more tries.
+async fn repeat<T>(worker: &Handle, step: impl AsyncFn() -> Result<T, Error>) -> Result<T, Error> {
+    let mut attempt = 0;
+    loop {
+        match step().await {
+            Err(error @ Error::RegistrationRefused { .. }) if attempt < LEAVE_ATTEMPTS_MAX => {
+                tracing::debug!(%error, "tried again");
+                worker.back_off(attempt).await;
+                attempt += 1;
+            }
+            outcome => return outcome,
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    lock::OwnerId,
+    lock::{LockWord, OwnerId},
     messaging::Refusal,
     page::SizeClass,
     ptr::{PtrError, RemotePtr, ServerId},
@@ -122,6 +122,17 @@ pub enum Error {
         page: RemotePtr,
         /// The dead compute server.
         owner: OwnerId,
+    },
+
+    /// A lock that this compute server held was taken from it.
+    #[error(
+        "page {page} was locked by this compute server and is {found:?} now: somebody took it for dead; end this process, and join anew"
+    )]
+    LockLost {
+        /// The page.
+        page: RemotePtr,
+        /// Its lock word.
+        found: LockWord,
     },
 
     /// An unlocked page does not fit its checksum, and did not change meanwhile.
@@ -319,26 +330,20 @@ pub enum Error {
         why: String,
     },
 
-    /// The fabric cannot do what was asked for.
-    #[error("{what} is not supported here: {why}")]
-    Unsupported {
-        /// What was asked for.
+    /// A request is for memory that no memory server has opened.
+    #[error("{what} at {at} makes no sense: {why}")]
+    BadAddress {
+        /// The operation.
         what: &'static str,
-        /// Where it is supported, and what to do.
+        /// The remote address.
+        at: RemotePtr,
+        /// What is wrong with it.
         why: String,
     },
 
-    /// A connection for messages cannot be used.
-    #[error(
-        "this connection for messages is of no use: {why}; what was under way may have arrived or not; connect a new one"
-    )]
-    LineBroken {
-        /// What happened.
-        why: String,
-    },
-
-    /// A fabric operation failed.
-    #[error("{what} at {at} failed: {why}")]
+    /// A request failed, and with it the connection that it went over. It may have taken effect. The next request goes over
+    /// a new connection.
+    #[error("{what} at {at} failed: {why}; it may have taken effect")]
     Fabric {
         /// The operation.
         what: &'static str,
@@ -350,6 +355,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether a request that failed so may succeed if it is posted again, after it is known whether it took effect or
+    /// if that does not matter.
+    pub fn may_be_tried_again(&self) -> bool {
+        matches!(self, Self::Fabric { .. })
+    }
+
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }

@@ -6,7 +6,7 @@
 //! 128..4096  superblock, words that change, each in a cache line of its own
 //! 4 KiB      catalog: 64 pages of 128 B (used on server 0)
 //! 12 KiB     compute-server slots: 256 x [incarnation, announced epoch] (used on server 0)
-//! 16 KiB     chunk directory: a chunk x [state, free pages]
+//! 16 KiB     chunk directory: a chunk x [state, pages free in its bitmap]
 //! ...        free-page bitmaps: a chunk x 128 B, one bit a page, set = free and held by nobody
 //! ...        chunks of 64 KiB, aligned to their size
 //! ```
@@ -23,7 +23,7 @@ use crate::{
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FARLINK\0");
 /// The version of everything in this module and in [`crate::page`].
-pub const FORMAT_VERSION: u64 = 1;
+pub const FORMAT_VERSION: u64 = 2;
 const BANNER: &[u8; 64] = b"farlink: the memory of a memory server. Do not edit.           \n";
 
 /// Bytes of a chunk, the unit that a compute server leases; all its pages have one size class for ever.
@@ -62,8 +62,8 @@ pub(crate) enum Dynamic {
     NextIncarnation,
     /// The next chunk never leased.
     NextChunk,
-    /// How many pages of a class are free in bitmaps.
-    FreePages(SizeClass),
+    /// How often pages of a class were returned to bitmaps.
+    Returns(SizeClass),
 }
 
 impl Dynamic {
@@ -72,7 +72,7 @@ impl Dynamic {
             Self::Epoch => 2,
             Self::NextIncarnation => 3,
             Self::NextChunk => 4,
-            Self::FreePages(class) => 5 + class.index() as u64,
+            Self::Returns(class) => 5 + class.index() as u64,
         };
         line * 64
     }

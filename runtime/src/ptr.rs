@@ -14,8 +14,6 @@
 
 use std::{fmt, num::NonZeroU64};
 
-use crate::sync::{AtomicU64, Ordering};
-
 const OFFSET_BITS: u32 = 48;
 const SERVER_BITS: u32 = 15;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
@@ -182,11 +180,6 @@ impl Link {
         Self(page.raw())
     }
 
-    /// The swizzled link to the frame at `address`; `None` if the address is null or needs more than 48 bits.
-    pub const fn swizzled(address: u64) -> Option<Self> {
-        if address == 0 || address > OFFSET_MASK { None } else { Some(Self(SWIZZLED | address)) }
-    }
-
     /// The link that a word of a page stands for. Any word is a link; where it leads is for [`Link::target`] to say.
     pub const fn from_word(word: u64) -> Self {
         Self(word)
@@ -195,11 +188,6 @@ impl Link {
     /// The word that stands for this link in a page.
     pub const fn word(self) -> u64 {
         self.0
-    }
-
-    /// Whether the link is a local address.
-    pub const fn is_swizzled(self) -> bool {
-        self.0 & SWIZZLED != 0
     }
 
     /// Where the link leads.
@@ -228,49 +216,6 @@ impl fmt::Debug for Link {
     }
 }
 
-/// A link word that several threads share: a word of a cached page. Swizzling and unswizzling are single
-/// compare-and-swaps, so that a follower sees one state or the other.
-#[derive(Debug)]
-#[repr(transparent)]
-pub struct AtomicLink(AtomicU64);
-
-impl AtomicLink {
-    /// A new word that holds `link`.
-    pub fn new(link: Link) -> Self {
-        Self(AtomicU64::new(link.word()))
-    }
-
-    /// The link, with everything written to the frame before it was swizzled.
-    pub fn load(&self) -> Link {
-        Link(self.0.load(Ordering::Acquire))
-    }
-
-    /// Points the word at the frame `address` if it still links to `page`.
-    ///
-    /// # Errors
-    /// The link found instead.
-    pub fn swizzle(&self, page: RemotePtr, address: u64) -> Result<(), Link> {
-        let Some(local) = Link::swizzled(address) else { return Err(self.load()) };
-        self.exchange(Link::remote(page), local)
-    }
-
-    /// Points the word back at `page` if it still links to the frame `address`.
-    ///
-    /// # Errors
-    /// The link found instead.
-    pub fn unswizzle(&self, address: u64, page: RemotePtr) -> Result<(), Link> {
-        let Some(local) = Link::swizzled(address) else { return Err(self.load()) };
-        self.exchange(local, Link::remote(page))
-    }
-
-    fn exchange(&self, old: Link, new: Link) -> Result<(), Link> {
-        match self.0.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Ok(()),
-            Err(found) => Err(Link(found)),
-        }
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -289,17 +234,11 @@ mod tests {
     }
 
     #[test]
-    fn a_link_swizzles_and_unswizzles_only_from_the_expected_state() {
+    fn any_word_is_a_link_and_says_where_it_leads() {
         let page = RemotePtr::new(ServerId::new(3).unwrap(), 4096).unwrap();
-        let word = AtomicLink::new(Link::remote(page));
-        assert_eq!(word.load().target(), Target::Remote(page));
-        word.swizzle(page, 0x7f00_0000).unwrap();
-        assert_eq!(word.load().target(), Target::Local(0x7f00_0000));
-        assert!(word.swizzle(page, 0x7f00_0040).is_err());
-        assert!(word.unswizzle(0x7f00_0040, page).is_err());
-        word.unswizzle(0x7f00_0000, page).unwrap();
-        assert_eq!(word.load(), Link::remote(page));
-        assert_eq!(Link::from_word(0).target(), Target::Null);
-        assert!(Link::swizzled(1 << 48).is_none());
+        assert_eq!(Link::from_word(Link::remote(page).word()).target(), Target::Remote(page));
+        assert_eq!(Link::from_word(0), Link::NULL);
+        assert_eq!(Link::NULL.target(), Target::Null);
+        assert_eq!(Link::from_word(SWIZZLED | 0x7f00_0000).target(), Target::Local(0x7f00_0000));
     }
 }

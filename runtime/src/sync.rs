@@ -3,46 +3,17 @@
 //! Everything that two threads share takes its atomics from here, so that the models in `loom-tests` explore the very
 //! code that runs.
 
-use std::io;
-
 #[cfg(not(loom))]
-pub use std::{
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
-    },
-    thread::JoinHandle,
+pub use std::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 #[cfg(loom)]
-pub use loom::{
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
-    },
-    thread::JoinHandle,
+pub use loom::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
-
-/// Starts a thread with this name.
-///
-/// # Errors
-/// If the system refuses.
-pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
-    #[cfg(loom)]
-    use loom::thread;
-    #[cfg(not(loom))]
-    use std::thread;
-    thread::Builder::new().name(name.into()).spawn(work)
-}
-
-/// Passes a moment of a loop that waits for another thread.
-#[inline]
-pub fn spin() {
-    #[cfg(not(loom))]
-    std::hint::spin_loop();
-    #[cfg(loom)]
-    loom::hint::spin_loop();
-}
 
 /// Lets other threads run.
 pub fn yield_thread() {

@@ -55,12 +55,51 @@ pub fn scratch() -> std::io::Result<TempDir> {
     builder.tempdir_in("/dev/shm").or_else(|_| builder.tempdir())
 }
 
-/// Joins a cluster as a compute server whose maintenance is a thread of its own.
+/// Joins a cluster as a compute server whose maintenance is a thread of its own. A fabric that now and then refuses memory
+/// is asked again.
 ///
 /// # Errors
 /// As [`ComputeServer::join`].
 pub fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
-    ComputeServer::join(Arc::clone(fabric), ComputeOptions { seed, ..ComputeOptions::default() })
+    again(|| ComputeServer::join(Arc::clone(fabric), ComputeOptions { seed, ..ComputeOptions::default() }))
+}
+
+/// Does what may be done twice again, some times, while a fabric fails.
+///
+/// # Errors
+/// As what is done.
+pub fn again<T>(step: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    let mut outcome = step();
+    for _ in 0..AGAIN_MAX {
+        if !outcome.as_ref().is_err_and(is_passing) {
+            break;
+        }
+        outcome = step();
+    }
+    outcome
+}
+
+/// [`again`], for what suspends.
+///
+/// # Errors
+/// As what is done.
+pub async fn again_async<T>(step: impl AsyncFn() -> Result<T, Error>) -> Result<T, Error> {
+    let mut outcome = step().await;
+    for _ in 0..AGAIN_MAX {
+        if !outcome.as_ref().is_err_and(is_passing) {
+            break;
+        }
+        outcome = step().await;
+    }
+    outcome
+}
+
+const AGAIN_MAX: usize = 50;
+
+/// Whether a fabric that fails now and then is to blame.
+fn is_passing(error: &Error) -> bool {
+    let is_message = matches!(error, Error::OutcomeUnknown { .. } | Error::ServerMissing { .. });
+    is_message || matches!(error, Error::RegistrationRefused { .. } | Error::Fabric { what: "CONNECT", .. })
 }
 
 /// Joins a cluster as a compute server whose maintenance is up to the test.

@@ -45,8 +45,9 @@ impl Direct {
     /// # Errors
     /// If the fabric refuses to register memory.
     pub fn buffer(&self, words: &[u64]) -> Result<Buffer, Error> {
-        let mut buffer =
-            self.buffers.take(words.len(), |base, words| self.endpoint.borrow_mut().register(base, words))?;
+        // SAFETY: what is registered lives as long as `buffers`, which are dropped after the endpoint.
+        let register = |base, words| unsafe { self.endpoint.borrow_mut().register(base, words) };
+        let mut buffer = self.buffers.take(words.len(), register)?;
         buffer.copy_from_slice(words);
         Ok(buffer)
     }

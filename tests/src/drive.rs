@@ -36,6 +36,8 @@ pub struct Plan {
     pub drop_one_in: u32,
     /// Whether [`Error::PageDamaged`] is to be expected: somebody may be killed.
     pub damage_expected: bool,
+    /// Whether the fabric fails now and then: what an operation cannot do about, it says.
+    pub failures_expected: bool,
     /// How long keys come before they go again; 0 for a steady mix. At ebb inserts and upserts become removals, at flood
     /// removals become gets, for all workers of the machine at once: so the tree grows and shrinks as a whole, and its
     /// pages split and merge all the time.
@@ -60,6 +62,18 @@ fn with_the_tide(op: Op, tide_ns: u64, time_ns: u64) -> Op {
     }
 }
 
+/// Whether an operation cannot help but fail with this on a fabric that fails: for want of memory or of a connection, or
+/// because nobody can say what became of it.
+fn is_the_fabrics(error: &Error) -> bool {
+    match error {
+        Error::RegistrationRefused { .. } | Error::OutcomeUnknown { .. } | Error::Fabric { what: "CONNECT", .. } => {
+            true
+        }
+        Error::OnServer { why, .. } => why.contains("refuses to register"),
+        _ => false,
+    }
+}
+
 /// Polls after which an operation that is to be dropped is dropped, at most. A point operation takes about a dozen.
 const POLLS_MAX: u32 = 24;
 
@@ -72,6 +86,8 @@ pub struct Tally {
     pub dropped: u64,
     /// Those that met a damaged page.
     pub damaged: u64,
+    /// Those that failed with the fabric.
+    pub failed: u64,
     /// Those refused because they would have changed a page that is shared with others.
     pub refused: u64,
     /// Those refused because their keys are others'.
@@ -83,6 +99,7 @@ impl std::ops::AddAssign for Tally {
         self.operations += other.operations;
         self.dropped += other.dropped;
         self.damaged += other.damaged;
+        self.failed += other.failed;
         self.refused += other.refused;
         self.strays += other.strays;
     }
@@ -193,6 +210,10 @@ impl<S: OrderedMap, A: Run, W: Write> Lane<S, A, W> {
             Some(Ok(outcome)) => outcome,
             Some(Err(Error::PageDamaged { .. })) if self.plan.damage_expected => {
                 self.count(|tally| tally.damaged += 1);
+                Outcome::Unknown
+            }
+            Some(Err(error)) if self.plan.failures_expected && is_the_fabrics(&error) => {
+                self.count(|tally| tally.failed += 1);
                 Outcome::Unknown
             }
             Some(Err(Error::SharedPage { .. })) if self.plan.part != Part::ALL => {

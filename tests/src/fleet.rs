@@ -7,11 +7,11 @@ use farlink_offload::{
     ship::{Registry, ShipCounts, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
-    compute::{ComputeOptions, ComputeServer},
+    compute::ComputeServer,
     error::Error,
     fabric::{
         Fabric,
-        link::{DEFAULT_LINK_BYTES, Listener},
+        link::{ListenOptions, Listener},
         mem::{MemFabric, MemOptions},
     },
     messaging::{ServeMessages, Wait},
@@ -29,7 +29,8 @@ use farlink_structures::{
 };
 
 use crate::{
-    backend::{self, Backend, ServerSpec},
+    backend::{Backend, Manners, ServerSpec},
+    cluster,
     here::{self, Here},
     subject::Subject,
 };
@@ -59,6 +60,16 @@ impl Fleet {
     pub fn start(servers: usize, bytes: u64, threads: usize, options: MemOptions) -> Result<Self, Error> {
         let cluster = here::start(servers, bytes, options)?;
         let servers = start_all(&cluster, threads, &options_here())?;
+        Ok(Self { servers, cluster })
+    }
+
+    /// [`Fleet::start`], with memory servers that behave like this; with no threads, they carry out no operations.
+    ///
+    /// # Errors
+    /// As [`Fleet::start`].
+    pub fn start_with(servers: usize, bytes: u64, threads: usize, manners: Manners) -> Result<Self, Error> {
+        let cluster = here::start_with(servers, bytes, manners)?;
+        let servers = if threads == 0 { Vec::new() } else { start_all(&cluster, threads, &options_here())? };
         Ok(Self { servers, cluster })
     }
 
@@ -99,7 +110,7 @@ fn options_here() -> ShipOptions {
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn start_all(cluster: &Arc<dyn Here>, threads: usize, options: &ShipOptions) -> Result<Vec<ShipServer>, Error> {
-    let listen = backend::listen_options(threads, DEFAULT_LINK_BYTES);
+    let listen = ListenOptions { ports: threads, ..ListenOptions::default() };
     let member = Arc::new(Mutex::new(Weak::new()));
     let start = |server: usize| {
         let server = u16::try_from(server).ok().and_then(ServerId::new).expect("a fleet is small");
@@ -109,7 +120,7 @@ pub fn start_all(cluster: &Arc<dyn Here>, threads: usize, options: &ShipOptions)
             if let Some(member) = member.upgrade() {
                 return Ok(member);
             }
-            let joined = Arc::new(ComputeServer::join(Arc::clone(&fabric), ComputeOptions::default())?);
+            let joined = Arc::new(cluster::join(&fabric, 0)?);
             *member = Arc::downgrade(&joined);
             Ok(joined)
         };
@@ -135,12 +146,12 @@ pub fn ship_at(
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn ship(server: &MemoryServer, spec: &ServerSpec) -> Result<ShipServer, Error> {
-    let listen = backend::listen_options(spec.threads, DEFAULT_LINK_BYTES);
-    let listener = server.listen(&listen, spec.manners.options())?;
-    let (dir, options) = (spec.dir.clone(), spec.manners.options());
+    let listen = ListenOptions { ports: spec.threads, ..ListenOptions::default() };
+    let listener = spec.manners.wrap_listener(server.listen(&listen, spec.manners.options())?);
+    let (dir, manners) = (spec.dir.clone(), spec.manners);
     let join = move || {
-        let fabric = Arc::new(MemFabric::open(&dir, options)?);
-        Ok(Arc::new(ComputeServer::join(fabric, ComputeOptions::default())?))
+        let fabric = manners.wrap(Arc::new(MemFabric::open(&dir, manners.options())?));
+        Ok(Arc::new(cluster::join(&fabric, 0)?))
     };
     ship_at(listener, server.memory(), join)
 }

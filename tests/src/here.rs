@@ -13,12 +13,17 @@ use farlink_runtime::{
     server::LocalMemory,
 };
 
-use crate::backend::{Backend, Place, verbs};
+use crate::backend::{Backend, Manners, Place, verbs};
 
 /// A cluster's memory servers in this process. They are gone with the value.
 pub trait Here: fmt::Debug + Send + Sync {
     /// The way to them.
     fn fabric(&self) -> Arc<dyn Fabric>;
+
+    /// A way to them on which nothing fails.
+    fn sound_fabric(&self) -> Arc<dyn Fabric> {
+        self.fabric()
+    }
 
     /// Where other processes find them, if they can.
     fn place(&self) -> Option<Place>;
@@ -36,6 +41,15 @@ pub trait Here: fmt::Debug + Send + Sync {
     fn memory(&self, server: ServerId) -> Result<LocalMemory, Error>;
 }
 
+/// Starts `servers` memory servers of `bytes` each, which behave like this.
+///
+/// # Errors
+/// If they cannot be had.
+pub fn start_with(servers: usize, bytes: u64, manners: Manners) -> Result<Arc<dyn Here>, Error> {
+    let inner = start(servers, bytes, manners.options())?;
+    Ok(if manners.faults().is_some() { Arc::new(Faulty { inner, manners }) } else { inner })
+}
+
 /// Starts `servers` memory servers of `bytes` each. `options` say how memory behaves; verbs behave as they do.
 ///
 /// # Errors
@@ -46,6 +60,35 @@ pub fn start(servers: usize, bytes: u64, options: MemOptions) -> Result<Arc<dyn 
             Ok(Arc::new(OnMemory(Arc::new(MemFabric::in_process(servers, bytes, options)?))))
         }
         Backend::Verbs => verbs::start_here(servers, bytes),
+    }
+}
+
+/// Memory servers that are reached by requests that fail.
+#[derive(Debug)]
+struct Faulty {
+    inner: Arc<dyn Here>,
+    manners: Manners,
+}
+
+impl Here for Faulty {
+    fn fabric(&self) -> Arc<dyn Fabric> {
+        self.manners.wrap(self.inner.fabric())
+    }
+
+    fn sound_fabric(&self) -> Arc<dyn Fabric> {
+        self.inner.fabric()
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.inner.place()
+    }
+
+    fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        Ok(self.manners.wrap_listener(self.inner.listen(server, options)?))
+    }
+
+    fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
+        self.inner.memory(server)
     }
 }
 

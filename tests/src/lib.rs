@@ -37,6 +37,7 @@ pub mod fleet;
 pub mod fuzz;
 pub mod here;
 pub mod history;
+pub mod in_process;
 pub mod linear;
 pub mod model;
 pub mod patience;

@@ -105,6 +105,8 @@ pub struct Work {
     pub awaits: Awaited,
     /// Whether somebody may be killed: the history must survive, and damaged pages are expected.
     pub deadly: bool,
+    /// Whether the fabric fails now and then.
+    pub failures_expected: bool,
     /// How often each operation occurs.
     pub mix: Mix,
     /// How the compute server reaches the tree.
@@ -130,6 +132,7 @@ impl Work {
             in_flight: self.in_flight,
             drop_one_in: self.drop_one_in,
             damage_expected: self.deadly,
+            failures_expected: self.failures_expected,
             tide_ns: self.tide_ns,
             part: match self.reach {
                 Reach::Cached { part, .. } => part,
@@ -157,6 +160,8 @@ pub struct Tale {
     pub dropped: u64,
     /// Operations that met a damaged page.
     pub damaged: u64,
+    /// Operations that failed with the fabric.
+    pub failed: u64,
     /// Operations refused because of a page that is shared.
     pub refused: u64,
     /// Operations refused because their keys are others'.
@@ -171,8 +176,8 @@ impl Tale {
     /// What some workers did.
     pub fn new(tally: Tally, counters: Counters) -> Self {
         let counters = counters.iter().map(|(name, count)| (name.to_owned(), count)).collect();
-        let Tally { operations, dropped, damaged, refused, strays } = tally;
-        Self { operations, dropped, damaged, refused, strays, counters, seen: Vec::new() }
+        let Tally { operations, dropped, damaged, failed, refused, strays } = tally;
+        Self { operations, dropped, damaged, failed, refused, strays, counters, seen: Vec::new() }
     }
 
     /// Adds what the compute server's cache did, and what it saw in the end.
@@ -193,6 +198,7 @@ impl Tale {
         self.operations += other.operations;
         self.dropped += other.dropped;
         self.damaged += other.damaged;
+        self.failed += other.failed;
         self.refused += other.refused;
         self.strays += other.strays;
         self.seen.extend(&other.seen);
@@ -313,12 +319,29 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
 fn work_on<S: Subject>(spec: &Spec, work: &Work, compute: ComputeServer, orders: &Orders) -> anyhow::Result<()> {
     let limit = Duration::from_secs_f64(work.seconds) + PATIENCE + GRACE;
     let _watchdog = Watchdog::start(format!("peer of clients from {}", work.first_client), limit);
-    let station = open_station::<S>(spec, work, &compute)?;
-    let tally = run_work(spec, work, &station, &compute, orders)?;
-    let seen = close_station(&station, &compute)?;
+    let station = open_station::<S>(&compute, &spec.tree, proof(spec), work.reach)?;
+    let wait_for_go = || {
+        say(&Ready { owner: compute.owner().incarnation(), page: None })?;
+        if !orders.wait_for_go() {
+            orders.stopped.store(true, Ordering::Release);
+        }
+        Ok(())
+    };
+    let tally = run_work(work, spec.seed, &station, &compute, &orders.stopped, wait_for_go)?;
+    say(&close(tally, &station, compute)?)
+}
+
+/// What a compute server has to tell when its workers have ended; it leaves.
+///
+/// # Errors
+/// If it cannot write what it has changed.
+pub fn close<S: Subject>(tally: Tally, station: &Station<S>, compute: ComputeServer) -> anyhow::Result<Tale> {
+    let worker = cluster::again(|| compute.worker())?;
+    let seen = worker.block_on(station.close(&worker))?;
+    drop(worker);
     let mut tale = Tale::new(tally, compute_counters(compute));
-    tale.add_station(&station, seen);
-    say(&tale)
+    tale.add_station(station, seen);
+    Ok(tale)
 }
 
 /// Leaves the cluster, and returns what its workers counted.
@@ -364,51 +387,57 @@ impl Orders {
     }
 }
 
-fn open_station<S: Subject>(spec: &Spec, work: &Work, compute: &ComputeServer) -> anyhow::Result<Station<S>> {
-    let worker = compute.worker()?;
-    let tree = worker.block_on(Map::<S, _>::open(&worker, &spec.tree, proof(spec)))?;
-    Ok(Station::new(tree.structure().clone(), proof(spec), work.reach)?)
+/// A compute server's way to the tree of this name.
+///
+/// # Errors
+/// If there is none, or its cache cannot be made.
+pub fn open_station<S: Subject>(
+    compute: &ComputeServer,
+    tree: &str,
+    proof: Proof,
+    reach: Reach,
+) -> anyhow::Result<Station<S>> {
+    let worker = cluster::again(|| compute.worker())?;
+    let tree = cluster::again(|| worker.block_on(Map::<S, _>::open(&worker, tree, proof)))?;
+    Ok(Station::new(tree.structure().clone(), proof, reach)?)
 }
 
-fn close_station(station: &Station<impl Subject>, compute: &ComputeServer) -> anyhow::Result<Option<Seen>> {
-    let worker = compute.worker()?;
-    worker.block_on(station.close(&worker))
-}
-
-fn run_work(
-    spec: &Spec,
+/// Runs the workers of a compute server to their end. `wait` is called when they are ready, whether or not they are able.
+///
+/// # Errors
+/// If one of them cannot be had, or an operation fails.
+pub fn run_work(
     work: &Work,
+    seed: u64,
     station: &Station<impl Subject>,
     compute: &ComputeServer,
-    orders: &Orders,
+    stopped: &Arc<AtomicBool>,
+    wait: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
     let steps = Barrier::new(work.workers as usize + 1);
     let patience = Arc::new(Patience::new(work.awaits));
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..work.workers)
             .map(|index| {
-                let (steps, until) = (&steps, (&orders.stopped, &patience));
+                let (steps, until) = (&steps, (stopped, &patience));
                 let client = work.first_client + index;
-                scope.spawn(move || run_worker(spec, work, station, compute, until, client, steps))
+                scope.spawn(move || run_worker(work, seed, station, compute, until, client, steps))
             })
             .collect();
         steps.wait();
-        say(&Ready { owner: compute.owner().incarnation(), page: None })?;
-        if !orders.wait_for_go() {
-            orders.stopped.store(true, Ordering::Release);
-        }
+        let waited = wait();
         steps.wait();
         let mut total = Tally::default();
         for thread in threads {
             total += thread.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
         }
-        Ok(total)
+        waited.map(|()| total)
     })
 }
 
 fn run_worker(
-    spec: &Spec,
     work: &Work,
+    seed: u64,
     station: &Station<impl Subject>,
     compute: &ComputeServer,
     (stopped, patience): (&Arc<AtomicBool>, &Arc<Patience>),
@@ -416,12 +445,12 @@ fn run_worker(
     steps: &Barrier,
 ) -> anyhow::Result<Tally> {
     let prepare = || {
-        let worker = compute.worker()?;
-        let tree = station.tree(&worker)?;
-        worker.block_on(tree.connect())?;
+        let worker = cluster::again(|| compute.worker())?;
+        let tree = cluster::again(|| station.tree(&worker))?;
+        cluster::again(|| worker.block_on(tree.connect()))?;
         let flush = if work.deadly { Flush::Invocations } else { Flush::WhenFull };
         let recorder = Recorder::in_dir(&work.histories, client, flush)?;
-        anyhow::Ok((worker, tree, recorder, Workload::new(&work.workload(spec.seed), client)?))
+        anyhow::Ok((worker, tree, recorder, Workload::new(&work.workload(seed), client)?))
     };
     let prepared = prepare();
     steps.wait();

@@ -23,6 +23,7 @@ use farlink_structures::map::{KeyRange, Map, OrderedMap};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    cluster::again_async,
     drive::{Plan, Tally, drive},
     history::{Recorder, mix},
     workload::Workload,
@@ -294,9 +295,10 @@ impl<S: OrderedMap> Station<S> {
             Tree::Shipping(tree) => Map::over(tree.access().cached().clone()),
             _ => return Ok(None),
         };
-        let seen = Seen::of(part, &tree.range(part.low..=part.high).take(usize::MAX).await?);
-        tree.access().flush().await.context("the last flush")?;
-        let again = Seen::of(part, &tree.range(part.low..=part.high).take(usize::MAX).await?);
+        let entries = || again_async(async || tree.range(part.low..=part.high).take(usize::MAX).await);
+        let seen = Seen::of(part, &entries().await?);
+        again_async(async || tree.access().flush().await).await.context("the last flush")?;
+        let again = Seen::of(part, &entries().await?);
         ensure!(seen == again, "a flush has changed what is seen: {seen:?} before, {again:?} after");
         if let Some(cache) = &self.cache {
             let memory = cache.memory();

@@ -20,7 +20,7 @@ use farlink_structures::map::Map;
 
 pub use crate::summary::Summary;
 use crate::{
-    backend::{Backend, Cluster, Manners, Place},
+    backend::{Backend, Cluster, Fate, Faults, Manners, Place},
     cluster,
     drive::TIDE_NS,
     history::History,
@@ -51,6 +51,8 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --connect A,B     with verbs, these running memory servers, HOST:PORT each; FARLINK_SECRET is their secret
   --manners nasty   how mem behaves: nasty, or weak: without ordered WRITEs, too; or fast
   --proof checksum  checksum, or three-waits
+  --faulty 0        one request in so many fails, and breaks its connection; 0 for none
+  --fate any        what becomes of requests that fail: refused, done, lost (so are earlier ones), or any
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
   --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; shared-inner: each
                     caches inner pages of the whole tree; coarse: the tree is on one memory server, which carries out all
@@ -67,7 +69,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
 pub const TREE: &str = "stress";
 
 /// Bytes of each memory server.
-const SERVER_BYTES: u64 = 32 << 20;
+pub const SERVER_BYTES: u64 = 32 << 20;
 
 /// Keys enough for a cache of one percent.
 pub const KEYS_CACHED: usize = 400_000;
@@ -171,6 +173,8 @@ pub struct Options {
     pub admit: Admit,
     /// Who decides what is shipped, with [`Access::Cached`].
     pub ship: Option<ShipChoice>,
+    /// Whether the run goes on until all has happened that it is about.
+    pub awaits: bool,
     /// Decides what is random.
     pub seed: u64,
 }
@@ -198,6 +202,7 @@ impl Default for Options {
             cache_bytes: None,
             admit: Admit::Frequency,
             ship: None,
+            awaits: true,
             seed: rand::random(),
         }
     }
@@ -259,12 +264,18 @@ impl Options {
         arguments.take("proof", &mut proof)?;
         arguments.take("drop-one-in", &mut options.drop_one_in)?;
         arguments.take("seed", &mut options.seed)?;
+        let (mut one_in, mut fate) = (0, Fate::Any);
+        arguments.take("faulty", &mut one_in)?;
+        arguments.take("fate", &mut fate)?;
+        let faults = (one_in != 0).then_some(Faults { seed: options.seed, one_in, fate, is_weak: false });
         arguments.finish()?;
-        options.manners = match manners.as_str() {
-            "nasty" => Manners::Nasty,
-            "weak" => Manners::Weak,
-            "fast" => Manners::Fast,
-            other => anyhow::bail!("--manners {other}: it is nasty, weak or fast"),
+        options.manners = match (manners.as_str(), faults) {
+            ("nasty", None) => Manners::Nasty,
+            ("weak", None) => Manners::Weak,
+            ("fast", None) => Manners::Fast,
+            ("nasty", Some(faults)) => Manners::Faulty(faults),
+            ("weak", Some(faults)) => Manners::Faulty(Faults { is_weak: true, ..faults }),
+            (other, _) => anyhow::bail!("--manners {other}: it is nasty or weak, or, without --faulty, fast"),
         };
         options.three_waits = match proof.as_str() {
             "checksum" => false,
@@ -274,13 +285,18 @@ impl Options {
         Ok(options)
     }
 
+    /// Threads of each memory server.
+    pub fn server_threads(&self) -> usize {
+        if self.access.ships() || self.ship.is_some() { self.server_threads } else { 0 }
+    }
+
     /// How readers prove their copies whole.
     pub fn proof(&self) -> Proof {
         if self.three_waits { Proof::LockBodyLock } else { Proof::Checksum }
     }
 
     /// What the tree holds before the run: nothing, or every other key.
-    fn initial(&self) -> BTreeMap<u64, u64> {
+    pub fn initial(&self) -> BTreeMap<u64, u64> {
         if !self.is_loaded() {
             return BTreeMap::new();
         }
@@ -297,6 +313,9 @@ impl Options {
 
     /// What has to happen, as far as compute servers know of it: see [`Summary::failures`].
     pub fn awaited(&self) -> Awaited {
+        if !self.awaits {
+            return Awaited::default();
+        }
         let conflicts = matches!(self.access, Access::OneSided | Access::SharedInner | Access::Hybrid);
         let torn_reads = conflicts && self.tears();
         Awaited { changes: self.access != Access::Coarse, conflicts, torn_reads }
@@ -331,6 +350,7 @@ impl Options {
             seconds: self.seconds,
             awaits: self.awaited(),
             deadly: false,
+            failures_expected: self.manners.faults().is_some(),
             mix: if self.access == Access::Cached { Mix::WRITES } else { Mix::ALL },
             reach: Reach::OneSided,
         }
@@ -380,6 +400,20 @@ fn cut<S: Subject>(fabric: &Arc<dyn Fabric>, parts: usize, initial: &BTreeMap<u6
     })
 }
 
+/// Makes the tree, and says what each compute server is to do.
+///
+/// # Errors
+/// If the tree cannot be made.
+pub fn prepare<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options, histories: &Path) -> anyhow::Result<Vec<Work>> {
+    cluster::create_at::<S>(fabric, TREE, options.page_bytes, options.proof(), options.access.placed())?;
+    let initial = options.initial();
+    if !initial.is_empty() {
+        cluster::load::<S>(fabric, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
+    }
+    let reaches = (0..).zip(reaches::<S>(fabric, options, &initial)?);
+    Ok(reaches.map(|(process, reach)| Work { reach, ..options.work(process, histories) }).collect())
+}
+
 /// Runs the whole thing; `program` is `farlink-stress`.
 ///
 /// # Errors
@@ -389,20 +423,17 @@ pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
 }
 
 fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summary> {
-    let ships = options.access.ships() || options.ship.is_some();
-    let threads = if ships { options.server_threads } else { 0 };
     let mut cluster = match &options.place {
         Some(place) => Cluster::at(place.clone(), options.manners)?,
-        None => Cluster::start_with(options.backend, options.servers, SERVER_BYTES, options.manners, threads)?,
+        None => {
+            let threads = options.server_threads();
+            Cluster::start_with(options.backend, options.servers, SERVER_BYTES, options.manners, threads)?
+        }
     };
     let histories = tempfile::tempdir()?;
-    cluster::create_at::<S>(&cluster, TREE, options.page_bytes, options.proof(), options.access.placed())?;
-    let (fast, initial) = (cluster.place()?.open(Manners::Fast)?, options.initial());
-    if !initial.is_empty() {
-        cluster::load::<S>(&fast, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
-    }
+    let fast = cluster.place()?.open(Manners::Fast)?;
     let mut peers = Vec::new();
-    for (process, reach) in (0..options.processes).zip(reaches::<S>(&fast, options, &initial)?) {
+    for work in prepare::<S>(&fast, options, histories.path())? {
         let spec = Spec {
             place: cluster.place()?.clone(),
             tree: TREE.into(),
@@ -410,7 +441,7 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
             manners: options.manners,
             three_waits: options.three_waits,
             seed: options.seed,
-            role: Role::Work(Work { reach, ..options.work(process, histories.path()) }),
+            role: Role::Work(work),
         };
         peers.push(Peer::start(program, &spec)?);
     }
@@ -423,6 +454,6 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
     let seconds = begun.elapsed().as_secs_f64();
     cluster.stop_shipping()?;
     let mut history = History::read_dir(histories.path())?;
-    history.set_initial(initial);
+    history.set_initial(options.initial());
     Summary::judge(&fast, options, history, tale, seconds)
 }

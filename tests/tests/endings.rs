@@ -16,7 +16,7 @@ use std::{
 };
 
 use farlink_runtime::{
-    access::Access,
+    access::{self, Access},
     audit, catalog,
     clock::Clock,
     compute::ComputeServer,
@@ -280,8 +280,7 @@ fn retirements_end_anywhere() {
             worker.block_on(catalog::unregister(&worker, &structure)).unwrap();
             let retire = |tree: Tree| async move {
                 retry(tree.access().worker(), async || {
-                    let root = tree.access().structure();
-                    tree.access().retire(root.root, root.class).await
+                    access::free(tree.access(), tree.access().structure().root).await
                 })
                 .await
             };

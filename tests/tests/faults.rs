@@ -247,6 +247,7 @@ fn kill_one(seed: u64) -> (Tale, Report) {
         seconds: 60.0,
         awaits: Awaited::default(),
         deadly: true,
+        failures_expected: false,
         mix: Mix::ALL,
         reach: Reach::OneSided,
     };

@@ -1,110 +1,16 @@
 //! Several compute servers in one process, their workers on threads, over memory that behaves badly: every kind of fabric,
-//! proof and page size, with operations that are dropped in mid-flight. `FARLINK_THREADS_SECONDS` says how long for each;
+//! proof and page size, with operations that are dropped in mid-flight, or carried out by memory servers. `FARLINK_THREADS_SECONDS` says how long for each;
 //! on a slow machine it takes as long as it takes to see splits, merges and conflicts.
 
-use std::{
-    path::Path,
-    rc::Rc,
-    sync::{Arc, Barrier, Mutex, PoisonError},
-    time::{Duration, Instant},
-};
-
-use farlink_runtime::{fabric::Fabric, worker::Handle};
-use farlink_structures::map::Map;
 use farlink_tests::{
-    backend::{Cluster, Manners},
-    bounded::Watchdog,
-    cluster,
-    drive::{Tally, drive},
-    history::{Flush, History, Recorder},
-    patience::Patience,
-    peer::Tale,
-    settings,
-    stress::{Options, Summary, TREE},
+    backend::Manners,
+    in_process, settings,
+    stress::{Access, Options},
     subject::Subject,
     test_every_structure,
-    workload::Workload,
 };
 
-/// Runs the workload that the processes of the acceptance test run, as threads.
-fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
-    let fabric = Cluster::of_this_run(options.servers, 16 << 20, options.manners)?;
-    cluster::create::<S>(&fabric, TREE, options.page_bytes, options.proof())?;
-    let (mut history, mut tale) = (History::new(), Tale::default());
-    let begun = Instant::now();
-    for (part, did) in run_computes::<S>(&fabric, options)? {
-        history.merge(part);
-        tale.add(&did);
-    }
-    Summary::judge(&fabric, options, history, tale, begun.elapsed().as_secs_f64())
-}
-
-fn run_computes<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options) -> anyhow::Result<Vec<(History, Tale)>> {
-    let start = Barrier::new((options.processes * options.workers) as usize);
-    let patience = Arc::new(Patience::new(options.awaited()));
-    std::thread::scope(|scope| {
-        let computes: Vec<_> = (0..options.processes)
-            .map(|process| {
-                let (start, patience) = (&start, &patience);
-                scope.spawn(move || run_compute::<S>(fabric, options, process, start, patience))
-            })
-            .collect();
-        computes.into_iter().map(|thread| thread.join().expect("no compute server panics")).collect()
-    })
-}
-
-fn run_compute<S: Subject>(
-    fabric: &Arc<dyn Fabric>,
-    options: &Options,
-    process: u32,
-    start: &Barrier,
-    patience: &Arc<Patience>,
-) -> anyhow::Result<(History, Tale)> {
-    let compute = cluster::join(fabric, options.seed ^ u64::from(process))?;
-    let work = options.work(process, Path::new(""));
-    let run_worker = |client: u32| {
-        let worker = compute.worker()?;
-        let tree = worker.block_on(Map::<S, _>::open(&worker, TREE, options.proof()))?;
-        let recorder = Rc::new(Recorder::new(Vec::new(), client, Flush::WhenFull)?);
-        let workload = Workload::new(&work.workload(options.seed), client)?;
-        start.wait();
-        let deadline = Instant::now() + Duration::from_secs_f64(options.seconds);
-        let (counting, patience) = (Handle::clone(&worker), Arc::clone(patience));
-        let is_over = move || patience.is_over(deadline, || counting.counters());
-        let tally = drive(&worker, &tree, workload, &recorder, work.plan(), is_over)?;
-        drop((tree, worker));
-        let recorder = Rc::into_inner(recorder).expect("no operation outlives its worker");
-        anyhow::Ok((History::decode(&recorder.finish()?)?, tally))
-    };
-    let (history, tally) = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..options.workers)
-            .map(|index| {
-                let run_worker = &run_worker;
-                scope.spawn(move || run_worker(work_client(options, process, index)))
-            })
-            .collect();
-        let (mut history, mut total) = (History::new(), Tally::default());
-        for worker in workers {
-            let (part, tally) = worker.join().expect("no worker panics")?;
-            history.merge(part);
-            total += tally;
-        }
-        anyhow::Ok((history, total))
-    })?;
-    let counters = compute.counters();
-    drop(compute);
-    Ok((history, Tale::new(tally, counters)))
-}
-
-fn work_client(options: &Options, process: u32, index: u32) -> u32 {
-    process * options.workers + index
-}
-
-/// One run at a time: each has more threads than small machines have cores, and in its time has to get to splits and merges.
-static TURN: Mutex<()> = Mutex::new(());
-
 fn holds<S: Subject>(name: &str, options: Options) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let options = Options {
         structure: S::WHICH,
         seconds: settings::from_env("FARLINK_THREADS_SECONDS", 2.0),
@@ -113,8 +19,7 @@ fn holds<S: Subject>(name: &str, options: Options) {
         seed: settings::seed(name),
         ..options
     };
-    let _watchdog = Watchdog::start(name, Duration::from_secs_f64(options.seconds + 120.0));
-    let summary = run::<S>(&options).unwrap();
+    let summary = in_process::run::<S>(&options).unwrap();
     println!("{name}: {summary}");
     assert!(summary.failures().is_empty(), "{name}: {summary}\n{}", summary.failures().join("\n"));
     assert_eq!(summary.tale.dropped > 0, options.drop_one_in > 0, "{summary}");
@@ -146,7 +51,21 @@ fn operations_dropped_in_mid_flight<S: Subject>() {
     holds::<S>("nasty, dropping, three waits", Options { three_waits: true, ..dropping });
 }
 
+fn all_is_sent<S: Subject>() {
+    let coarse = Options { access: Access::Coarse, servers: 2, keys: 300, ..Options::default() };
+    holds::<S>("coarse, nasty", coarse.clone());
+    holds::<S>("coarse, fast, dropping", Options { manners: Manners::Fast, drop_one_in: 20, ..coarse });
+}
+
+fn inner_levels_are_searched_where_they_are<S: Subject>() {
+    let hybrid = Options { access: Access::Hybrid, servers: 2, keys: 300, ..Options::default() };
+    holds::<S>("hybrid, weak", Options { manners: Manners::Weak, ..hybrid.clone() });
+    holds::<S>("hybrid, nasty, dropping", Options { drop_one_in: 20, ..hybrid });
+}
+
 test_every_structure!(
+    all_is_sent,
+    inner_levels_are_searched_where_they_are,
     a_nasty_fabric,
     a_nasty_fabric_and_larger_pages,
     a_weak_fabric,

@@ -19,7 +19,7 @@ mod softroce;
 ///
 ///     cargo xtask softroce run target/debug/deps/verbs-0123456789abcdef --nocapture
 ///     cargo xtask softroce run --with target/debug/farlink target/debug/deps/program-0123456789abcdef
-///     cargo xtask softroce run sh -c 'ib_read_lat -d rxe0 >/dev/null & sleep 1; ib_read_lat -d rxe0 10.0.0.1'
+///     cargo xtask softroce run sh -c 'ibv_rc_pingpong -g 1 >/dev/null & sleep 1; ibv_rc_pingpong -g 1 10.0.0.1'
 ///
 /// The exit code is the program's own; 77 where this machine cannot run it, 124 if it did not end in time, 125 if the
 /// virtual machine crashed. Variables whose name begins with FARLINK_, RUST_ or PROPTEST_ are handed over.

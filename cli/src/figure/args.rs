@@ -29,10 +29,6 @@ pub(crate) enum Figure {
     ///
     /// Threads cool, evict and rescue pages as a full cache does, on both in turn. With few cores there is little to gain.
     Cooling(CoolingArgs),
-    /// What a message costs by its size and by the way it takes: throughput of rings, of fetching, and of both.
-    ///
-    /// Rows, and a plot, messaging.svg. A worker and a memory server in this process, each a thread.
-    Messaging(MessagingArgs),
     /// What shipping operations to a memory server brings: never, always and cost-aware, over its threads and cache sizes.
     ///
     /// Rows, and a plot, offload.svg. Workers and a memory server in this process, one thread each; latencies and the memory
@@ -138,37 +134,6 @@ pub(crate) struct CoolingArgs {
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct MessagingArgs {
-    /// Bytes that each run sends, more or less.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8M")]
-    pub(crate) bytes: u64,
-    /// The largest message.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4M")]
-    pub(crate) max_size: u64,
-    /// Nanoseconds added to every operation of the fabric.
-    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "0")]
-    pub(crate) latency: u64,
-    /// What a remote operation takes with the modelled card with which coalescing is measured once more.
-    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "2us")]
-    pub(crate) card_latency: u64,
-    /// How long that card is busy with each remote operation of a connection, whatever its size.
-    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "300")]
-    pub(crate) card_request: u64,
-    /// Runs of each size and mode, by turns, at least; the median counts. Up to eight times as many while it is not known well.
-    #[arg(long, default_value_t = 25)]
-    pub(crate) repeats: u32,
-    /// Seed of everything random.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// The folder to which `messaging.svg` is written.
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub(crate) out: PathBuf,
     /// Print one JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -315,23 +280,6 @@ impl OffloadArgs {
             ensure!(percent.is_finite() && *percent > 0.0, "--cache-percents {percent} is not a number above 0");
         }
         Ok(())
-    }
-}
-
-impl MessagingArgs {
-    /// What clap cannot see by itself.
-    pub(crate) fn validate(&self) -> anyhow::Result<()> {
-        ensure!(self.repeats > 0, "--repeats must be at least 1");
-        ensure!(self.bytes > 0, "--bytes must be at least 1");
-        ensure!((16..=16 << 20).contains(&self.max_size), "--max-size must be 16 bytes to 16 MiB");
-        Ok(())
-    }
-
-    /// From 16 bytes on, each twice the one before.
-    pub(crate) fn sizes(&self) -> Vec<usize> {
-        std::iter::successors(Some(16), |size| Some(size * 2))
-            .take_while(|size| *size as u64 <= self.max_size)
-            .collect()
     }
 }
 

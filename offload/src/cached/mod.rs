@@ -23,9 +23,8 @@ use farlink_cache::{Anchor, Bookmark, CacheHandle, Counters, Page};
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
     error::Error,
-    lock::LockWord,
     one_sided::OneSided,
-    page::{IDENTITY, Identity, LOCK, SizeClass},
+    page::{IDENTITY, Identity, SizeClass},
     pages::{self, NewPage, Placement},
     ptr::{Link, RemotePtr, ServerId},
     structure::{Layout, Overlap, Structure},
@@ -456,15 +455,5 @@ impl<T: Layout> Access for Cached<T> {
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.one_sided().allocate(class, placement).await
-    }
-
-    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
-        let id = page_id(page);
-        let cached = self.cache.load(id, to_cache(class)).await.map_err(|error| self.cache.store().interrupt(error))?;
-        let lock = cached.read(|words| words[LOCK].load(Ordering::Relaxed)).map_err(|_| Interrupt::conflict())?;
-        drop(cached);
-        self.cache.invalidate(id, to_cache(class)).await.map_err(|error| self.cache.store().interrupt(error))?;
-        let free = pages::free_owned(self.worker().clone(), page, class, LockWord::from_word(lock));
-        Ok(self.worker().spawn_to_end(free).await?)
     }
 }

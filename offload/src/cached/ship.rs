@@ -242,8 +242,4 @@ impl<T: Layout> Access for Attempt<T> {
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.cached().allocate(class, placement).await
     }
-
-    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
-        self.cached().retire(page, class).await
-    }
 }

@@ -28,23 +28,10 @@
 //!   yet: its WRITEs land in memory that nobody reads any more, or fail.
 //! - The other side of a link is not to be trusted: it may write anything anywhere in what was opened to it, at any time.
 //!
-//! # Links that carry SENDs
-//!
-//! With [`Transport::SendReceive`] messages do not go through opened memory. [`Verb::Send`](super::Verb::Send) puts up to
-//! [`RECEIVE_WORDS`] words into the next receive buffer of the other side, and [`Endpoint::receive`] hands them out there, in
-//! order, and wakes a port. A buffer goes back to its queue when its [`Arrived`] is dropped. A worker has buffers of its own
-//! for each link; a memory server's port has one queue for all its links, with [`RECEIVES_PER_LINK`] for each. So whoever
-//! keeps to that number never finds the queue empty; a fabric need not enforce it, but whoever receives must drop a peer
-//! that does not. The memory server sends first: what a worker sends before that is lost if the port does not know of the link
-//! yet.
-//!
-//! What a worker opens is as above. What a memory server opens is one memory for all links of a port, and workers may only
-//! READ it: [`Change::Joined`] hands out the same words each time.
-//!
 //! On verbs a link is a reliable connection; what was opened is a memory region with a key of its own, exchanged when the
 //! connection is made; the threads of a memory server share nothing: each [`Port`] has its completion queue and channel.
 
-use std::{fmt, ops::Deref, ops::Range, str::FromStr, time::Duration};
+use std::{fmt, ops::Deref, ops::Range, time::Duration};
 
 use super::{Endpoint, mem::region::Region};
 use crate::{
@@ -67,95 +54,6 @@ pub struct PeerId {
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "worker {} of {}", self.worker, self.owner)
-    }
-}
-
-/// How messages get across a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Transport {
-    /// Through rings in memory that each side opens to the other, written one-sided. Every fabric has it.
-    #[default]
-    Ring,
-    /// By SEND, into buffers that all links of a port share. Only where
-    /// [`send_receive`](super::Capabilities::send_receive).
-    SendReceive,
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ring => "ring",
-            Self::SendReceive => "send",
-        })
-    }
-}
-
-impl FromStr for Transport {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text {
-            "ring" => Ok(Self::Ring),
-            "send" => Ok(Self::SendReceive),
-            _ => Err(Error::BadOption { option: "transport", why: format!("{text}; there are ring and send") }),
-        }
-    }
-}
-
-/// Words of a receive buffer: the most that one SEND carries.
-pub const RECEIVE_WORDS: usize = 512;
-/// Receive buffers that each side of a link has for what the other side SENDs.
-pub const RECEIVES_PER_LINK: usize = 16;
-
-/// Receive buffers of a fabric.
-pub trait ReceiveBuffers: Send + Sync + fmt::Debug {
-    /// The words of one, all [`RECEIVE_WORDS`]. Only while it is handed out do they keep still.
-    fn words(&self, buffer: usize) -> &[AtomicU64];
-
-    /// Takes it back for the next message.
-    fn give_back(&self, buffer: usize);
-}
-
-/// What one SEND has brought, in a receive buffer that goes back to its queue when this is dropped. Derefs to the whole
-/// buffer, of which [`Arrived::received`] words were sent.
-#[derive(Debug)]
-pub struct Arrived {
-    from: ServerId,
-    buffers: std::sync::Arc<dyn ReceiveBuffers>,
-    buffer: usize,
-    received: usize,
-}
-
-impl Arrived {
-    /// What stands in a buffer, which is handed out with this. Bytes that are no whole words count as none.
-    pub fn new(from: ServerId, buffers: std::sync::Arc<dyn ReceiveBuffers>, buffer: usize, bytes: usize) -> Self {
-        let received = if bytes.is_multiple_of(8) { (bytes / 8).min(RECEIVE_WORDS) } else { 0 };
-        Self { from, buffers, buffer, received }
-    }
-
-    /// The other side of the link that it came by.
-    pub fn from(&self) -> ServerId {
-        self.from
-    }
-
-    /// How many words were sent.
-    pub fn received(&self) -> usize {
-        self.received
-    }
-}
-
-impl Deref for Arrived {
-    type Target = [AtomicU64];
-
-    #[inline]
-    fn deref(&self) -> &[AtomicU64] {
-        self.buffers.words(self.buffer)
-    }
-}
-
-impl Drop for Arrived {
-    fn drop(&mut self) {
-        self.buffers.give_back(self.buffer);
     }
 }
 
@@ -281,11 +179,8 @@ pub trait Listener: Send + Sync + fmt::Debug {
 pub struct ListenOptions {
     /// Ports, one for each thread that serves messages.
     pub ports: usize,
-    /// Bytes that each side of a link opens, a multiple of 4096. With [`Transport::SendReceive`] all links of a port share
-    /// what the memory server opens.
+    /// Bytes that each side of a link opens, a multiple of 4096.
     pub link_bytes: usize,
-    /// How messages get across.
-    pub transport: Transport,
 }
 
 /// Bytes that each side of a link opens where none are named: two rings of 64 KiB and a MiB for what is fetched.
@@ -293,20 +188,16 @@ pub const DEFAULT_LINK_BYTES: usize = (1 << 20) + (128 << 10) + 4096;
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { ports: 1, link_bytes: DEFAULT_LINK_BYTES, transport: Transport::Ring }
+        Self { ports: 1, link_bytes: DEFAULT_LINK_BYTES }
     }
 }
 
 impl ListenOptions {
-    /// Whether a fabric that has SENDs, or not, can listen so.
+    /// Whether a memory server can listen so.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it lacks the transport; if a number cannot work.
-    pub fn validate(&self, send_receive: bool) -> Result<(), Error> {
-        if self.transport == Transport::SendReceive && !send_receive {
-            let why = "only verbs have it, on a device with shared receive queues; use the transport ring".into();
-            return Err(Error::Unsupported { what: "the transport send", why });
-        }
+    /// If a number cannot work.
+    pub fn validate(&self) -> Result<(), Error> {
         if self.ports == 0 || self.ports > 1024 {
             return Err(Error::BadOption { option: "ports", why: format!("{}; there must be 1 to 1024", self.ports) });
         }

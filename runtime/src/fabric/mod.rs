@@ -13,20 +13,25 @@
 //! - Atomics are atomic against atomics of all endpoints. Against 8-byte WRITEs: if
 //!   [`Capabilities::atomic_against_writes`]. Against the CPUs of the memory server: if
 //!   [`Capabilities::atomic_against_cpu`].
-//! - A request whose completion came without an error has taken effect. One that failed may have.
+//! - A request whose completion came without an error has taken effect.
+//! - A request that fails breaks the way to its memory server: with it fail all requests of the endpoint to that server that
+//!   were rung behind it before its failure is polled. Each of them has taken effect or never will: nothing of them arrives
+//!   later than what is rung to that server after that poll, which goes through again. With
+//!   [`Capabilities::ordered_writes`] those that took effect come before those that did not.
+//! - The error says what to do: [`Error::may_be_tried_again`], or the memory server is lost for good. A request whose
+//!   address makes no sense ([`Error::BadAddress`]) fails alone and has no effect.
 //!
 //! For messages a worker's endpoint and a memory server open memory to each other: see [`link`].
 
+pub mod faulty;
 pub mod link;
 pub mod mem;
-#[cfg(any(feature = "verbs", loom))]
-pub mod ringer;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
 use std::{fmt, ptr::NonNull};
 
-use self::link::{Arrived, LinkState, OpenMemory, PeerId, Transport};
+use self::link::{LinkState, OpenMemory, PeerId};
 use crate::{
     buffer::Buffer,
     clock::Clock,
@@ -49,11 +54,9 @@ pub struct Capabilities {
     pub inline_bytes: usize,
     /// How many local buffers one request may gather from.
     pub gather_max: usize,
-    /// The device does its work in the call that rings the doorbell, as SoftRoCE does: nothing is gained by ringing early,
-    /// and much by ringing for many requests at once.
-    pub works_in_doorbell: bool,
-    /// Messages can be SENT to buffers that many links share ([`link::Transport::SendReceive`]).
-    pub send_receive: bool,
+    /// The eager limit of messages: those of more words are announced and fetched rather than written into a ring, unless a
+    /// channel's [options](crate::messaging::ChannelOptions::eager_words) say otherwise.
+    pub eager_words: usize,
 }
 
 /// Names a request in its completion; the poster's to choose.
@@ -72,9 +75,6 @@ pub enum Verb {
     WriteWord(u64),
     /// Writes one word of a [link]'s memory, and wakes the memory server's thread that sleeps there, if it does.
     Notify(u64),
-    /// Sends the buffer, of at most [`link::RECEIVE_WORDS`], to the next receive buffer of a [link]'s other side; `at` is
-    /// [`link::far`] at 0. Only with [`link::Transport::SendReceive`].
-    Send(Buffer),
     /// Replaces one word if it has the expected value; completes with the previous value.
     CompareSwap {
         /// The value it must have.
@@ -92,7 +92,6 @@ impl Verb {
         match self {
             Self::Read(_) => "READ",
             Self::Write(_) | Self::WriteWord(_) | Self::Notify(_) => "WRITE",
-            Self::Send(_) => "SEND",
             Self::CompareSwap { .. } => "CAS",
             Self::FetchAdd(_) => "FETCH_ADD",
         }
@@ -101,7 +100,7 @@ impl Verb {
     /// How many bytes of remote memory it covers.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Read(buffer) | Self::Write(buffer) | Self::Send(buffer) => buffer.len() * 8,
+            Self::Read(buffer) | Self::Write(buffer) => buffer.len() * 8,
             _ => 8,
         }
     }
@@ -124,7 +123,7 @@ pub struct Request {
 pub enum Done {
     /// A READ: the buffer, filled.
     Read(Buffer),
-    /// A WRITE or a SEND: placed.
+    /// A WRITE: placed.
     Written,
     /// An atomic: the word's value before.
     Previous(u64),
@@ -148,12 +147,15 @@ pub trait Endpoint: fmt::Debug {
     /// What the fabric guarantees.
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes local memory (`words` 8-byte words from `base`) usable in requests. It stays registered, and must stay
-    /// allocated, until the endpoint is dropped.
+    /// Makes local memory (`words` 8-byte words from `base`) usable in requests. It stays registered until the endpoint is
+    /// dropped.
+    ///
+    /// # Safety
+    /// The memory is allocated, and stays so until the endpoint is dropped. Only [`Buffer`]s refer to it.
     ///
     /// # Errors
     /// If the fabric refuses, for example for a limit on locked memory.
-    fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error>;
+    unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error>;
 
     /// Posts the requests in order, rings the doorbell once, and leaves the vector empty. Does not block. Every request
     /// gets exactly one completion, also if it fails.
@@ -168,8 +170,8 @@ pub trait Endpoint: fmt::Debug {
     }
 
     /// Opens a [link] to a memory server and returns this side's memory of it, zeroed. The other side's is at
-    /// [`link::far`] from then on. Closes the link to this server that there was. Blocks for as long as making a connection
-    /// takes.
+    /// [`link::far`] from then on. The link to this server that there was ends as one that broke: the memory server keeps what
+    /// it knows of this worker. Blocks for as long as making a connection takes.
     ///
     /// # Errors
     /// [`Error::ServerMissing`] if the memory server takes no messages; if the memory cannot be had.
@@ -181,17 +183,6 @@ pub trait Endpoint: fmt::Debug {
     /// Closes the link to this memory server, if there is one, in good order. Dropping the endpoint closes all.
     fn disconnect(&mut self, server: ServerId) {
         let _ = server;
-    }
-
-    /// How messages get across the open link to `other`.
-    fn transport(&self, other: ServerId) -> Transport {
-        let _ = other;
-        Transport::Ring
-    }
-
-    /// Appends what was SENT to this side of open links, in the order of sending on each. Does not block.
-    fn receive(&mut self, arrived: &mut Vec<Arrived>) {
-        let _ = arrived;
     }
 
     /// What has become of the link to this memory server. May make a system call, or post something of its own to find out.

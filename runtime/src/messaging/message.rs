@@ -19,8 +19,6 @@ const COMPLAINT: u64 = 4;
 /// Items of one message at most.
 pub(crate) const ITEMS_MAX: usize = 1024;
 pub(crate) const REPLY_HEADER: usize = 2;
-/// Words of a reply of one item with nothing in it.
-pub(crate) const EMPTY_REPLY_WORDS: usize = REPLY_HEADER + 1;
 
 /// Why a message cannot be made sense of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -85,14 +85,9 @@
 //! - [`fabric::link`](crate::fabric::link): a worker and a memory server open memory to each other.
 //! - `shape.rs`: in it stand two rings, one for each [`Priority`], a few words that the other side writes, and a pool.
 //! - `ring.rs`, `frame.rs`: what keeps a ring right though its words land in any order and the other side is not trusted.
-//! - `pool.rs`, `connection`: long messages are announced in the ring and fetched from the pool in pieces, by READ; the rest goes
-//!   inline, many messages in one write (FBX, sections 4.3 and 4.4). The size where one takes over from the other is
-//!   measured when the first channel is opened (`probe.rs`), and tried on what channels carry from then on (`channel/trial.rs`,
-//!   `gains.rs`). Catfish (section III) has one ring for each
-//!   connection and no priorities, FBX two queues for each path (section 4.6).
-//! - `connection/run.rs`: where the memory server listens with
-//!   [`Transport::SendReceive`](crate::fabric::link::Transport::SendReceive), the same frames go by SEND into receive buffers
-//!   that all its links share, and the pool is one for all of them, too.
+//! - `pool.rs`, `connection`: messages up to the eager limit ([`ChannelOptions::eager_words`]) go through the ring, many in one
+//!   write; longer ones are announced there and fetched from the pool in pieces, by READ (FBX, sections 4.3 and 4.4). Catfish
+//!   (section III) has one ring for each connection and no priorities, FBX two queues for each path (section 4.6).
 //! - `message.rs`: requests, replies, batches.
 //! - `session.rs`, `channel`: exactly once. A worker numbers its requests. The memory server keeps each reply until the
 //!   worker has acknowledged it, so a repeat, which comes when a link was lost and made anew, is answered from there.
@@ -102,7 +97,7 @@
 //! [`Error::OutcomeUnknown`](crate::error::Error::OutcomeUnknown) was carried out once or not at all. Requests of
 //! one channel and one priority arrive in order, and may be carried out in any.
 //!
-//! A full ring, or a lack of credit for SENDs, pushes back: the sender's message waits in its queue, and a request waits before it is even numbered while
+//! A full ring pushes back: the sender's message waits in its queue, and a request waits before it is even numbered while
 //! [`WINDOW`] others are unanswered. Nothing is dropped or overwritten.
 //!
 //! For statistics a request is one two-sided message, whatever carried it; its bytes and those of the reply count.
@@ -110,11 +105,9 @@
 mod channel;
 mod connection;
 mod frame;
-mod gains;
 mod load;
 mod message;
 mod pool;
-mod probe;
 pub mod ring;
 mod serve;
 mod server;
@@ -122,9 +115,9 @@ mod session;
 mod shape;
 mod spare;
 
-pub(crate) use self::{channel::Channels, connection::CONNECTION_TICKET, probe::Measured};
+pub(crate) use self::{channel::Channels, connection::CONNECTION_TICKET};
 pub use self::{
-    channel::{Batch, Channel, ChannelOptions, Reply, SwitchOver, multicast},
+    channel::{Batch, Channel, ChannelOptions, Reply},
     load::Load,
     message::{FromServer, Garbled, ReplyItem, ReplyView, RequestView, read_from_server, read_request},
     serve::{Request, Responder, Service, Turn},
@@ -167,15 +160,13 @@ impl Priority {
     }
 }
 
-/// What a request asks for: a number that client and service agree on. Those from [`Kind::RESERVED`] on are farlink's.
+/// What a request asks for: a number that client and service agree on. Those from [`Kind::RESERVED`] on are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Kind(pub u32);
 
 impl Kind {
-    /// The first of farlink's own kinds.
+    /// The first of the kinds that are kept for farlink itself.
     pub const RESERVED: u32 = 0xffff_0000;
-    /// Answered by the memory server itself, with nothing.
-    pub const PROBE: Self = Self(Self::RESERVED);
 }
 
 /// Why a memory server did not carry out a request. It has had no effect, except after

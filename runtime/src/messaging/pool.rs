@@ -1,8 +1,6 @@
 //! The pool: memory that a side opened, from which the other side fetches. Blocks are cut into pieces of one size class
 //! each, and are whole again when their last piece comes back.
 
-use std::{cell::RefCell, rc::Rc};
-
 use super::{BLOCK_WORDS, PIECE_WORDS, Priority};
 
 /// Words of the smallest piece: a block has as many as a word has bits.
@@ -27,16 +25,11 @@ struct Block {
 pub(crate) struct Pool {
     blocks: Vec<Block>,
     whole: usize,
-    /// Counts pieces that came back: links that share the pool see by it that another try is worth it.
-    pub(crate) returned: u64,
 }
-
-/// The pool of one link, or of all links of a thread.
-pub(crate) type SharedPool = Rc<RefCell<Pool>>;
 
 impl Pool {
     pub(crate) fn new(blocks: usize) -> Self {
-        Self { blocks: vec![Block::default(); blocks], whole: blocks, returned: 0 }
+        Self { blocks: vec![Block::default(); blocks], whole: blocks }
     }
 
     /// A piece of at least `words`, at most [`PIECE_WORDS`]; none while others have it all. The last quarter of the blocks is
@@ -65,7 +58,6 @@ impl Pool {
     pub(crate) fn give_back(&mut self, piece: Piece) {
         let block = &mut self.blocks[piece.first / BLOCK_WORDS];
         debug_assert_eq!(block.piece_words, piece.words);
-        self.returned += 1;
         block.used &= !(1 << (piece.first % BLOCK_WORDS / piece.words));
         if block.used == 0 {
             block.piece_words = 0;

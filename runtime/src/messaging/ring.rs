@@ -39,12 +39,6 @@ pub enum Flaw {
     /// A message of more words than a message has.
     #[error("a message is too long")]
     TooLong,
-    /// What was sent is no run, or not the next one.
-    #[error("what was sent is no run of frames, or not the next one")]
-    Run,
-    /// More was sent than the receiver had buffers for.
-    #[error("more was sent than there was credit for")]
-    Credits,
 }
 
 /// The writer's side of a ring.
@@ -98,14 +92,6 @@ impl Producer {
         first..(first + words).min(self.capacity)
     }
 
-    /// Passes over the words up to the next multiple of `grain`.
-    ///
-    /// # Panics
-    /// If there was no room.
-    pub fn pad(&mut self, grain: usize) {
-        self.put((self.head.next_multiple_of(grain as u64) - self.head) as usize);
-    }
-
     /// Notes that so many words were put.
     ///
     /// # Panics
@@ -127,20 +113,13 @@ pub struct Consumer {
     finished: u64,
     /// What it has published of that.
     tail: u64,
-    /// It publishes multiples of this.
-    grain: u64,
 }
 
 impl Consumer {
     /// An empty ring of `capacity` words, a power of two.
     pub fn new(capacity: usize) -> Self {
-        Self::by_grain(capacity, 1)
-    }
-
-    /// [`Consumer::new`], of which tails are multiples of `grain`.
-    pub fn by_grain(capacity: usize, grain: usize) -> Self {
-        debug_assert!(capacity.is_power_of_two() && capacity.is_multiple_of(grain));
-        Self { capacity, head: 0, next: 0, finished: 0, tail: 0, grain: grain as u64 }
+        debug_assert!(capacity.is_power_of_two());
+        Self { capacity, head: 0, next: 0, finished: 0, tail: 0 }
     }
 
     /// Takes notice of the head that the writer has published.
@@ -197,22 +176,6 @@ impl Consumer {
         self.next += (skip + words) as u64;
     }
 
-    /// Takes words without a look at them.
-    ///
-    /// # Panics
-    /// If there are not so many.
-    pub fn skip(&mut self, words: usize) {
-        assert!(words <= self.available(), "only what lies below the head is passed over");
-        self.next += words as u64;
-    }
-
-    /// Passes over what is left of a grain whose words have all been taken.
-    pub fn skip_grain(&mut self) {
-        debug_assert_eq!(self.available(), 0);
-        self.next = self.next.next_multiple_of(self.grain);
-        self.head = self.next;
-    }
-
     /// Notes that everything below `position` is done with. Positions come in order.
     #[inline]
     pub fn finish(&mut self, position: u64) {
@@ -223,22 +186,18 @@ impl Consumer {
     /// Words that are done with and not published.
     #[inline]
     pub fn unpublished(&self) -> usize {
-        (self.whole() - self.tail) as usize
+        (self.finished - self.tail) as usize
     }
 
     /// The tail to be published now.
     pub fn release(&mut self) -> u64 {
-        self.tail = self.whole();
+        self.tail = self.finished;
         self.tail
     }
 
     /// What was published last.
     pub fn tail(&self) -> u64 {
         self.tail
-    }
-
-    fn whole(&self) -> u64 {
-        self.finished / self.grain * self.grain
     }
 }
 

@@ -1,5 +1,4 @@
-//! What stands where in the memory that a side of a link opens; the same on both sides. Where messages come by SEND, there are
-//! no rings in it.
+//! What stands where in the memory that a side of a link opens; the same on both sides.
 //!
 //! ```text
 //! lines 0..5      words that the other side writes, each in a cache line of its own (see Control)
@@ -8,8 +7,7 @@
 //! ...             pool: blocks from which the other side fetches
 //! ```
 
-use super::{BLOCK_WORDS, Priority, connection::run};
-use crate::fabric::link::{RECEIVE_WORDS, Transport};
+use super::{BLOCK_WORDS, Priority};
 
 const LINE: usize = 8;
 const CONTROL_WORDS: usize = 64;
@@ -41,23 +39,18 @@ impl Control {
 /// Sizes that follow from how much was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    pub(crate) transport: Transport,
-    /// Words that can be on their way, of each priority and in each direction.
+    /// Words of each ring.
     pub(crate) ring_words: usize,
     pub(crate) blocks: usize,
 }
 
 impl Shape {
     /// None if so few words are no use.
-    pub(crate) fn of(words: usize, transport: Transport) -> Option<Self> {
-        if transport == Transport::SendReceive {
-            let blocks = words.checked_sub(CONTROL_WORDS)? / BLOCK_WORDS;
-            return (blocks > 0).then_some(Self { transport, ring_words: run::RUNS * RECEIVE_WORDS, blocks });
-        }
+    pub(crate) fn of(words: usize) -> Option<Self> {
         let sixteenth = words / 16;
         let ring_words = (1usize << sixteenth.checked_ilog2()?).min(RING_WORDS_MAX);
         let blocks = words.checked_sub(CONTROL_WORDS + 2 * ring_words)? / BLOCK_WORDS;
-        (ring_words >= 64 && blocks > 0).then_some(Self { transport, ring_words, blocks })
+        (ring_words >= 64 && blocks > 0).then_some(Self { ring_words, blocks })
     }
 
     pub(crate) fn ring(&self, priority: Priority) -> usize {
@@ -65,10 +58,7 @@ impl Shape {
     }
 
     pub(crate) fn pool(&self) -> usize {
-        match self.transport {
-            Transport::Ring => CONTROL_WORDS + 2 * self.ring_words,
-            Transport::SendReceive => CONTROL_WORDS,
-        }
+        CONTROL_WORDS + 2 * self.ring_words
     }
 
     pub(crate) fn pool_words(&self) -> usize {
@@ -78,10 +68,7 @@ impl Shape {
     /// Words of the longest frame's body. Frames are short beside the ring, so that a reader which releases a quarter at a
     /// time never keeps a writer waiting for ever.
     pub(crate) fn body_max(&self) -> usize {
-        match self.transport {
-            Transport::Ring => self.ring_words / 4 - 1,
-            Transport::SendReceive => RECEIVE_WORDS - run::HEADER - 1,
-        }
+        self.ring_words / 4 - 1
     }
 }
 
@@ -92,18 +79,16 @@ mod tests {
 
     #[test]
     fn nothing_overlaps_and_everything_fits() {
-        let default = Shape::of(DEFAULT_LINK_BYTES / 8, Transport::Ring).unwrap();
+        let default = Shape::of(DEFAULT_LINK_BYTES / 8).unwrap();
         assert_eq!((default.ring_words * 8, default.blocks), (64 << 10, 16));
         for bytes in [LINK_BYTES_MIN, 200 << 10, DEFAULT_LINK_BYTES, 1 << 26, 1 << 30] {
-            let sends = Shape::of(bytes / 8, Transport::SendReceive).unwrap();
-            assert!(sends.pool() + sends.pool_words() <= bytes / 8 && sends.body_max() < RECEIVE_WORDS);
-            let shape = Shape::of(bytes / 8, Transport::Ring).unwrap();
+            let shape = Shape::of(bytes / 8).unwrap();
             assert!(shape.ring_words.is_power_of_two() && shape.body_max() < 1 << 16);
             assert_eq!(shape.ring(Priority::Latency) + shape.ring_words, shape.ring(Priority::BestEffort));
             assert_eq!(shape.ring(Priority::BestEffort) + shape.ring_words, shape.pool());
             assert!(shape.pool() + shape.pool_words() <= bytes / 8);
         }
         assert!(Control::Word.index() < CONTROL_WORDS);
-        assert!((0..8000).all(|words| Shape::of(words, Transport::Ring).is_none()));
+        assert!((0..8000).all(|words| Shape::of(words).is_none()));
     }
 }

@@ -6,19 +6,32 @@
 //! readers and writers it shares the pages with: locks, new pages, changed words, unlocks. Nothing is waited for in between, so
 //! a lock is held for as long as some words take to write.
 
-use super::change::Staged;
+use super::{
+    change::{self, Staged},
+    views::Added,
+};
 use crate::{
     access::Interrupt,
     lock::OwnerId,
-    page::{self, Identity, LOCK, SizeClass},
+    page::LOCK,
     pages::FreePage,
     ptr::RemotePtr,
     server::LocalMemory,
     sync::{AtomicU64, Ordering, fence},
+    worker::Handle,
 };
 
-/// Carries a change out; the pages that it has freed.
-pub(super) fn carry_out(memory: &LocalMemory, owner: OwnerId, staged: Staged) -> Result<Vec<FreePage>, Interrupt> {
+/// Carries a change out. Suspends only while another task of this compute server changes one of its pages.
+pub(super) async fn carry_out(worker: &Handle, memory: &LocalMemory, staged: Staged) -> Result<(), Interrupt> {
+    let _taken = worker.take_slots(staged.changed.iter().map(|page| page.at)).await;
+    let freed = carry_out_now(memory, worker.owner(), staged)?;
+    worker.compute().pages.retire(freed.into_iter());
+    Ok(())
+}
+
+/// The pages that the change has freed.
+fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: Staged) -> Result<Vec<FreePage>, Interrupt> {
+    staged.seal();
     let Staged { changed, added } = staged;
     let words = |at: RemotePtr, count: usize| memory.words(at, count).expect("all pages of the change are here");
     for (index, page) in changed.iter().enumerate() {
@@ -33,14 +46,11 @@ pub(super) fn carry_out(memory: &LocalMemory, owner: OwnerId, staged: Staged) ->
     }
     // Who sees one of the words below sees the locks too.
     fence(Ordering::Release);
-    for mut added in added {
-        let (at, image) = (added.page.at(), &mut added.image);
-        let identity = Identity::from_word(image[page::IDENTITY]).expect("views describe pages as identities");
-        page::seal(image, at, identity, added.page.first_lock().version());
-        let page = words(at, image.len());
-        store(&page[1..], &image[1..]);
-        page[LOCK].store(image[LOCK], Ordering::Release);
-        added.page.publish();
+    for Added { page, image } in added {
+        let words = words(page.at(), image.len());
+        store(&words[LOCK + 1..], &image[LOCK + 1..]);
+        words[LOCK].store(image[LOCK], Ordering::Release);
+        page.publish();
     }
     // Links to the new pages come after them.
     fence(Ordering::Release);
@@ -48,8 +58,7 @@ pub(super) fn carry_out(memory: &LocalMemory, owner: OwnerId, staged: Staged) ->
     for page in &changed {
         let here = words(page.at, page.image.len());
         if page.free {
-            let class = SizeClass::of_bytes(page.image.len() * 8).expect("a page has the size of its class");
-            freed.push(FreePage { at: page.at, class, version: page.lock.next_version() });
+            freed.push(change::freed(page));
             continue;
         }
         for run in page.dirty.runs() {

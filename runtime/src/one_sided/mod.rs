@@ -7,37 +7,36 @@
 //! from the lock words of those copies, so a lock that is had proves the copies current, and the changed words follow from
 //! them without another READ; see [`change`](self) for the order of the writes.
 //!
-//! A reader that finds a page locked reads again; it asks whether the owner lives first after a few tries, and a dead
-//! owner ends the operation with [`Error::PageDamaged`]. A copy that is not whole is read again too; if three READs in a row
-//! saw the same unlocked lock word, nobody was writing, and the page is corrupt.
+//! A reader that finds a page locked, or a copy that is not whole, reads again until it has one that is, or a reason to
+//! stop: see [`proof`](self).
 
 mod change;
 mod here;
+#[cfg(loom)]
+pub mod model;
+mod proof;
+mod protocol;
 mod views;
 
 use std::future::Future;
 
-use self::change::Staged;
 pub use self::views::OneSidedViews;
+use self::{
+    change::{Staged, require_unchanged},
+    proof::{Reader, Seen},
+};
 use crate::{
     access::{Access, Interrupt, PageRef, Start},
     buffer::Buffer,
     error::Error,
-    fabric::Liveness,
-    lock::{LockState, LockWord, OwnerId},
-    page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass},
-    pages::{self, FreePage, NewPage, Placement},
+    lock::{LockState, LockWord},
+    page::{IDENTITY, Identity, LOCK, SELF, SizeClass},
+    pages::{self, NewPage, Placement},
     ptr::{Link, RemotePtr, Target},
     server::LocalMemory,
     structure::Structure,
-    sync::{Ordering, fence},
-    worker::{Handle, counters::bump},
+    worker::Handle,
 };
-
-/// READs of a locked page before its owner's liveness is asked for, and between two such questions.
-const LOCKED_READS_MAX: u32 = 16;
-/// Refused copies in a row, under one unlocked lock word, that prove corruption.
-const MISFITS_MAX: u32 = 3;
 
 /// How a reader proves that its copy of a page is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -126,16 +125,17 @@ impl OneSided {
     /// As [`Access::follow`].
     pub async fn read_page(&self, at: RemotePtr, class: SizeClass) -> Result<PageCopy, Interrupt> {
         self.require_page(at, class)?;
+        let reader = self.reader();
         if self.proof == Proof::LockBodyLock || self.memory.is_some() {
-            let seen = self.fetch(at, class).await?;
-            return self.prove(at, class, seen).await;
+            let seen = reader.fetch(at, class).await?;
+            return reader.prove(at, class, seen).await.map(PageCopy);
         }
         self.worker.count_round_trip();
         let seen = Seen::in_one_read(self.worker.read(at, class.words()).await?);
-        match seen.whole {
-            true => self.accept(at, class, seen),
+        match seen.is_whole() {
+            true => reader.accept(at, class, seen).map(PageCopy),
             // Rare: boxed, so that the future of the common case stays small.
-            false => Box::pin(self.prove(at, class, seen)).await,
+            false => Box::pin(reader.prove(at, class, seen)).await.map(PageCopy),
         }
     }
 
@@ -144,40 +144,69 @@ impl OneSided {
     /// # Errors
     /// [`Interrupt::Restart`] if it is not a page of this structure.
     pub fn copy_of(&self, at: RemotePtr, class: SizeClass, words: Buffer) -> Result<PageCopy, Interrupt> {
-        let lock = LockWord::from_word(words[LOCK]);
-        match lock.state() {
+        let reader = self.reader();
+        match LockWord::from_word(words[LOCK]).state() {
             LockState::Unlocked if words.len() == class.words() => {
-                self.accept(at, class, Seen { lock, whole: true, copy: words })
+                reader.accept(at, class, Seen::known(words)).map(PageCopy)
             }
-            _ => Err(self.stale(at, "it is no copy of a page in use")),
+            _ => Err(reader.stale(at, "it is no copy of a page in use")),
         }
     }
 
-    /// Reads pages with overlapping READs, where the proof allows it.
+    /// Reads pages with overlapping READs, where the proof allows it. A result for each page.
     ///
     /// # Errors
     /// For each page, as [`Access::follow`].
     pub async fn read_pages(&self, pages: &[RemotePtr], class: SizeClass) -> Vec<Result<PageCopy, Interrupt>> {
-        let mut copies = Vec::with_capacity(pages.len());
+        self.read_all(pages.iter().map(|&at| Ok(at)), class).await
+    }
+
+    /// [`OneSided::read_pages`] for links to pages of the structure's size.
+    ///
+    /// # Errors
+    /// As [`OneSided::read_pages`].
+    pub async fn read_links(&self, links: &[Link]) -> Vec<Result<PageCopy, Interrupt>> {
+        self.read_all(links.iter().map(|&link| remote(link)), self.structure.class).await
+    }
+
+    async fn read_all(
+        &self,
+        pages: impl Iterator<Item = Result<RemotePtr, Interrupt>>,
+        class: SizeClass,
+    ) -> Vec<Result<PageCopy, Interrupt>> {
+        let mut copies = Vec::with_capacity(pages.size_hint().0);
         if self.proof != Proof::Checksum || self.memory.is_some() {
-            for &at in pages {
-                copies.push(self.read_page(at, class).await);
+            for at in pages {
+                copies.push(match at {
+                    Ok(at) => self.read_page(at, class).await,
+                    Err(refused) => Err(refused),
+                });
             }
             return copies;
         }
         self.worker.count_round_trip();
-        let post = |&at: &RemotePtr| (at, self.require_page(at, class).map(|()| self.worker.read(at, class.words())));
-        let posted: Vec<_> = pages.iter().map(post).collect();
-        for (at, posted) in posted {
+        let reader = self.reader();
+        let post = |at: Result<RemotePtr, Interrupt>| {
+            let at = at?;
+            self.require_page(at, class)?;
+            Ok((at, self.worker.read(at, class.words())))
+        };
+        let posted: Vec<Result<_, Interrupt>> = pages.map(post).collect();
+        for posted in posted {
             copies.push(match posted {
-                Ok(posted) => match posted.await {
-                    Ok(copy) => self.prove(at, class, Seen::in_one_read(copy)).await,
+                Ok((at, posted)) => match posted.await {
+                    Ok(copy) => reader.prove(at, class, Seen::in_one_read(copy)).await.map(PageCopy),
                     Err(error) => Err(error.into()),
                 },
                 Err(refused) => Err(refused),
             });
         }
         copies
+    }
+
+    fn reader(&self) -> Reader<'_, Handle> {
+        let Self { worker, structure, proof, memory } = self;
+        Reader { remote: worker, structure: structure.id, proof: *proof, memory: memory.as_ref() }
     }
 
     /// [`Access::change`], and then `after`, if the change was made. Both are run to their end even if the returned future is
@@ -194,54 +223,32 @@ impl OneSided {
     ) -> Result<R, Interrupt> {
         let mut views = OneSidedViews::open(&self.worker, self.structure.id, pages, new)?;
         let result = f(&mut views);
-        let Some(staged) = Staged::of(views) else { return Ok(result) };
-        let by_hand = self.worker.capabilities().atomic_against_cpu && after.is_none();
-        if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
-            let freed = here::carry_out(memory, self.worker.owner(), staged)?;
-            self.worker.compute().pages.retire(freed.into_iter());
+        let staged = Staged::of(views);
+        if staged.is_idle() {
+            // A single copy was true of one moment anyway.
+            if staged.changed.len() > 1 {
+                require_unchanged(&self.worker, &staged.changed).await?;
+            }
             return Ok(result);
         }
+        let by_hand = self.worker.capabilities().atomic_against_cpu && after.is_none();
+        if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
+            here::carry_out(&self.worker, memory, staged).await?;
+            return Ok(result);
+        }
+        // Pages whose lock words it may still write are not reused, whatever becomes of the caller.
+        let pin = self.worker.pin();
         let change = change::carry_out(self.worker.clone(), staged);
-        match after {
-            None => self.worker.spawn_to_end(change).await?,
-            Some(after) => {
-                let both = async move {
-                    change.await?;
-                    after.await;
-                    Ok::<_, Interrupt>(())
-                };
-                self.worker.spawn_to_end(both).await?;
+        let whole = async move {
+            change.await?;
+            drop(pin);
+            if let Some(after) = after {
+                after.await;
             }
-        }
+            Ok::<_, Interrupt>(())
+        };
+        self.worker.spawn_to_end(whole).await?;
         Ok(result)
-    }
-
-    async fn fetch(&self, at: RemotePtr, class: SizeClass) -> Result<Seen, Error> {
-        if let Some(words) = self.memory.as_ref().and_then(|memory| memory.words(at, class.words())) {
-            let mut copy = self.worker.buffer(words.len())?;
-            for (to, from) in copy.iter_mut().zip(words) {
-                *to = from.load(Ordering::Relaxed);
-            }
-            // What is read next is no older.
-            fence(Ordering::Acquire);
-            return Ok(Seen::in_one_read(copy));
-        }
-        self.worker.count_round_trip();
-        match self.proof {
-            Proof::Checksum => Ok(Seen::in_one_read(self.worker.read(at, class.words()).await?)),
-            Proof::LockBodyLock => {
-                let before = self.worker.read(at, 1).await?;
-                let lock = LockWord::from_word(before[LOCK]);
-                if lock.state() != LockState::Unlocked {
-                    return Ok(Seen { lock, whole: false, copy: before });
-                }
-                self.worker.count_round_trip();
-                let copy = self.worker.read(at, class.words()).await?;
-                self.worker.count_round_trip();
-                let after = self.worker.read(at, 1).await?[0];
-                Ok(Seen { lock, whole: after == lock.word(), copy })
-            }
-        }
     }
 
     fn require_page(&self, at: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
@@ -270,78 +277,6 @@ impl OneSided {
         let why = "no word of a page stands there".into();
         Err(Error::BadPointer { word: word.raw(), why }.into())
     }
-
-    /// Accepts what was seen, or reads again until there is something to accept or a reason to stop.
-    async fn prove(&self, at: RemotePtr, class: SizeClass, mut seen: Seen) -> Result<PageCopy, Interrupt> {
-        let (mut locked_reads, mut misfits) = (0, 0);
-        let mut misfit_under = None;
-        loop {
-            match seen.lock.state() {
-                LockState::Free => return Err(self.stale(at, "the page is free")),
-                LockState::LockedBy(owner) => {
-                    bump(&self.worker.count().locked_reads);
-                    locked_reads += 1;
-                    if locked_reads % LOCKED_READS_MAX == 0 {
-                        self.require_alive(at, seen.lock, owner).await?;
-                    }
-                    self.worker.back_off(locked_reads).await;
-                }
-                LockState::Unlocked if seen.whole => return self.accept(at, class, seen),
-                LockState::Unlocked => {
-                    bump(&self.worker.count().torn_reads);
-                    misfits = if misfit_under == Some(seen.lock) { misfits + 1 } else { 1 };
-                    misfit_under = Some(seen.lock);
-                    if misfits >= MISFITS_MAX && self.proof == Proof::Checksum {
-                        return Err(Error::PageCorrupt { page: at }.into());
-                    }
-                }
-            }
-            seen = self.fetch(at, class).await?;
-        }
-    }
-
-    async fn require_alive(&self, at: RemotePtr, lock: LockWord, owner: OwnerId) -> Result<(), Interrupt> {
-        if self.worker.compute().fabric.liveness(owner) == Liveness::Alive {
-            return Ok(());
-        }
-        // It may have unlocked between our READ and its end.
-        match self.worker.read(at, 1).await?[0] == lock.word() {
-            true => Err(Error::PageDamaged { page: at, owner }.into()),
-            false => Ok(()),
-        }
-    }
-
-    fn accept(&self, at: RemotePtr, class: SizeClass, seen: Seen) -> Result<PageCopy, Interrupt> {
-        let mut words = seen.copy;
-        // The three waits read it apart from the body.
-        words[LOCK] = seen.lock.word();
-        if words[SELF] != at.raw() {
-            return Err(self.stale(at, "the page has another address"));
-        }
-        match Identity::from_word(words[IDENTITY]) {
-            Some(identity) if identity.structure == self.structure.id && identity.class == class => Ok(PageCopy(words)),
-            _ => Err(self.stale(at, "the page belongs to another structure, or has another size")),
-        }
-    }
-
-    fn stale(&self, at: RemotePtr, why: &'static str) -> Interrupt {
-        bump(&self.worker.count().stale_pages);
-        Interrupt::stale(at, why)
-    }
-}
-
-/// A copy of a page, and whether it is proven whole.
-struct Seen {
-    lock: LockWord,
-    whole: bool,
-    copy: Buffer,
-}
-
-impl Seen {
-    fn in_one_read(copy: Buffer) -> Self {
-        let lock = LockWord::from_word(copy[LOCK]);
-        Self { lock, whole: lock.state() == LockState::Unlocked && page::is_whole(&copy), copy }
-    }
 }
 
 impl Access for OneSided {
@@ -369,11 +304,7 @@ impl Access for OneSided {
     }
 
     async fn follow_many(&self, _from: &PageCopy, links: &[Link]) -> Vec<Result<PageCopy, Interrupt>> {
-        let pages: Result<Vec<RemotePtr>, Interrupt> = links.iter().map(|&link| remote(link)).collect();
-        match pages {
-            Ok(pages) => self.read_pages(&pages, self.structure.class).await,
-            Err(refused) => vec![Err(refused)],
-        }
+        self.read_links(links).await
     }
 
     async fn change<'a, R>(
@@ -399,37 +330,6 @@ impl Access for OneSided {
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         pages::allocate(&self.worker, class, placement).await
-    }
-
-    async fn retire(&self, page: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
-        self.require_page(page, class)?;
-        let in_chunk = self.worker.compute().geometry[page.server().index()].locate(page, class).is_some();
-        if !in_chunk {
-            return Err(Error::BadPointer { word: page.raw(), why: "the catalog keeps its pages".into() }.into());
-        }
-        self.worker.count_round_trip();
-        let lock = LockWord::from_word(self.worker.read(page, 1).await?[0]);
-        match lock.state() {
-            LockState::Unlocked if lock.word() != 0 => {}
-            LockState::LockedBy(owner) => {
-                self.require_alive(page, lock, owner).await?;
-                return Err(Interrupt::conflict());
-            }
-            LockState::Unlocked | LockState::Free => return Err(self.stale(page, "the page is free")),
-        }
-        // A task, so that the page is not lost between the two steps.
-        let worker = self.worker.clone();
-        let free = async move {
-            let free = LockWord::free(lock.next_version());
-            worker.count_round_trip();
-            if worker.compare_swap(page, lock.word(), free.word()).await? != lock.word() {
-                return Err(Interrupt::conflict());
-            }
-            let page = FreePage { at: page, class, version: free.version() };
-            worker.compute().pages.retire(std::iter::once(page));
-            Ok(())
-        };
-        self.worker.spawn_to_end(free).await
     }
 }
 

@@ -4,11 +4,11 @@ use super::PageCopy;
 use crate::{
     access::{Interrupt, PageRef, Views},
     buffer::Buffer,
-    lock::LockWord,
+    lock::{LockWord, OwnerId},
     page::{self, CHECKSUM, HEADER_WORDS, IDENTITY, Identity, PAGE_WORDS_MAX, StructureId, mix},
     pages::NewPage,
     ptr::RemotePtr,
-    worker::Handle,
+    worker::remote::Remote,
 };
 
 /// Words of a page that a change has set.
@@ -27,7 +27,7 @@ impl Dirty {
         self.0.iter().all(|&bits| bits == 0)
     }
 
-    fn indices(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn indices(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().flat_map(|(group, &bits)| {
             std::iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)))
                 .take_while(|&bits| bits != 0)
@@ -75,6 +75,17 @@ impl Changed {
         }
     }
 
+    /// The lock word while `owner` changes the page.
+    pub(super) fn ours(&self, owner: OwnerId) -> LockWord {
+        self.lock.locked_by(owner)
+    }
+
+    /// Where which words are to be written; none of a page that is freed.
+    pub(super) fn words_to_write(&self) -> Vec<(RemotePtr, u64)> {
+        let indices = self.dirty.indices().filter(|_| !self.free);
+        indices.map(|index| (self.at.word(index), self.image[index])).collect()
+    }
+
     /// The lock word that ends the change.
     pub(super) fn after(&self) -> LockWord {
         let version = self.lock.next_version();
@@ -95,6 +106,14 @@ pub(super) struct Added {
     pub(super) image: Buffer,
 }
 
+impl Added {
+    /// Sets header and checksum.
+    pub(super) fn seal(&mut self) {
+        let identity = Identity::from_word(self.image[IDENTITY]).expect("views describe pages as identities");
+        page::seal(&mut self.image, self.page.at(), identity, self.page.first_lock().version());
+    }
+}
+
 /// The pages of one change over one-sided access.
 #[derive(Debug)]
 pub struct OneSidedViews {
@@ -105,13 +124,13 @@ pub struct OneSidedViews {
 
 impl OneSidedViews {
     pub(super) fn open(
-        worker: &Handle,
+        remote: &impl Remote,
         structure: StructureId,
         pages: Vec<PageCopy>,
         new: Vec<NewPage>,
     ) -> Result<Self, Interrupt> {
         let add = |page: NewPage| {
-            let mut image = worker.buffer(page.class().words())?;
+            let mut image = remote.buffer(page.class().words())?;
             image.fill(0);
             let identity = Identity { structure, level: 0, class: page.class(), kind: 0 };
             image[IDENTITY] = identity.word();

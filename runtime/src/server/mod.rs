@@ -131,7 +131,7 @@ impl MemoryServer {
     /// # Errors
     /// If an option cannot work, or a file cannot be made.
     pub fn listen(&self, options: &ListenOptions, fabric: MemOptions) -> Result<Box<dyn Listener>, Error> {
-        options.validate(false)?;
+        options.validate()?;
         let door = Door::create(&self.dir, self.geometry.server, options)?;
         Ok(Box::new(MemListener::new(door, fabric, None)))
     }

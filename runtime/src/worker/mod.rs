@@ -11,6 +11,7 @@
 pub(crate) mod counters;
 pub(crate) mod executor;
 pub(crate) mod ops;
+pub mod remote;
 
 use std::{
     cell::{Cell, RefCell},
@@ -35,7 +36,8 @@ pub use self::{
 use self::{
     counters::{CounterCells, add, bump},
     executor::Executor,
-    ops::InFlight,
+    ops::{InFlight, ReadAgain},
+    remote::write_words,
 };
 use crate::{
     buffer::{Buffer, Buffers},
@@ -43,7 +45,8 @@ use crate::{
     compute::Shared,
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
-    fabric::{Capabilities, Completion, Endpoint, Request, Verb, link::Arrived},
+    fabric::{Capabilities, Completion, Endpoint, Request, Verb},
+    local_locks::Taken,
     messaging::{CONNECTION_TICKET, Channels},
     pages::{FreePage, LocalPages},
     ptr::RemotePtr,
@@ -51,8 +54,7 @@ use crate::{
 };
 
 /// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
-/// doorbell for each would cost more than it brings. Where the device works in the doorbell, it is rung once every ready
-/// task has run.
+/// doorbell for each would cost more than it brings.
 const TASKS_PER_EXCHANGE: usize = 6;
 
 /// Idle turns before a worker offers its core to other threads at each further one.
@@ -64,7 +66,6 @@ pub(crate) struct Inner {
     pub(crate) endpoint: RefCell<Box<dyn Endpoint>>,
     pub(crate) outbox: RefCell<Vec<Request>>,
     arrived: RefCell<Vec<Completion>>,
-    pub(crate) runs: RefCell<Vec<Arrived>>,
     in_flight: InFlight,
     pub(crate) executor: Executor,
     buffers: Buffers,
@@ -90,7 +91,6 @@ impl Inner {
     fn exchange(&self, last: bool) -> bool {
         let mut news = false;
         if !self.channels.is_empty() {
-            self.channels.arrive(self);
             news = self.channels.turn(self, last);
         }
         let mut endpoint = self.endpoint.borrow_mut();
@@ -115,7 +115,8 @@ impl Inner {
     }
 
     pub(crate) fn registered_buffer(&self, words: usize) -> Result<Buffer, Error> {
-        self.buffers.take(words, |base, words| self.endpoint.borrow_mut().register(base, words))
+        // SAFETY: the memory lives as long as `buffers`, which are dropped after the endpoint; only buffers refer to it.
+        self.buffers.take(words, |base, words| unsafe { self.endpoint.borrow_mut().register(base, words) })
     }
 }
 
@@ -156,7 +157,6 @@ impl Worker {
             endpoint: RefCell::new(endpoint),
             outbox: RefCell::default(),
             arrived: RefCell::default(),
-            runs: RefCell::default(),
             in_flight: InFlight::default(),
             executor: Executor::default(),
             buffers: Buffers::default(),
@@ -217,8 +217,7 @@ impl Worker {
     /// if there was nothing to do. For executors that drive several workers, such as a simulator's.
     pub fn turn(&self) -> bool {
         let inner = &*self.handle.0;
-        let tasks_per_exchange = if inner.capabilities.works_in_doorbell { usize::MAX } else { TASKS_PER_EXCHANGE };
-        let mut progress = inner.executor.turn(tasks_per_exchange, || {
+        let mut progress = inner.executor.turn(TASKS_PER_EXCHANGE, || {
             inner.exchange(false);
         });
         progress |= inner.exchange(true);
@@ -295,18 +294,24 @@ impl Handle {
     }
 
     #[inline(always)]
-    fn post<T>(&self, at: RemotePtr, verb: Verb) -> Posted<T> {
-        add(&self.0.counters.bytes, verb.bytes() as u64);
-        let slot = self.0.in_flight.open();
-        self.0.outbox.borrow_mut().push(Request { ticket: Posted::<T>::ticket(slot), at, verb });
-        Posted::pending(self.clone(), slot)
+    fn post<T: ops::FromDone>(&self, at: RemotePtr, verb: Verb, again: T::Again) -> Posted<T> {
+        Posted::pending(self.clone(), self.post_request(at, verb), again)
     }
 
-    /// Posts a READ of `words` (1 to [`BUFFER_WORDS_MAX`](crate::buffer::BUFFER_WORDS_MAX)) 8-byte words.
+    #[inline(always)]
+    fn post_request(&self, at: RemotePtr, verb: Verb) -> usize {
+        add(&self.0.counters.bytes, verb.bytes() as u64);
+        let slot = self.0.in_flight.open();
+        self.0.outbox.borrow_mut().push(Request { ticket: ops::ticket(slot), at, verb });
+        slot
+    }
+
+    /// Posts a READ of `words` (1 to [`BUFFER_WORDS_MAX`](crate::buffer::BUFFER_WORDS_MAX)) 8-byte words. If its connection
+    /// breaks it is posted again: it fails only if the memory server is lost, or no buffer can be had.
     pub fn read(&self, at: RemotePtr, words: usize) -> Posted<Buffer> {
         bump(&self.0.counters.reads);
         match self.buffer(words) {
-            Ok(buffer) => self.post(at, Verb::Read(buffer)),
+            Ok(buffer) => self.post(at, Verb::Read(buffer), ReadAgain { at, words }),
             Err(error) => Posted::refused(error),
         }
     }
@@ -314,7 +319,28 @@ impl Handle {
     /// Posts a WRITE of a whole buffer.
     pub fn write(&self, at: RemotePtr, buffer: Buffer) -> Posted<()> {
         bump(&self.0.counters.writes);
-        self.post(at, Verb::Write(buffer))
+        self.post(at, Verb::Write(buffer), ())
+    }
+
+    /// Posts a WRITE of a whole buffer to where nobody else writes. If its connection breaks, the words are written again: it
+    /// fails only if the memory server is lost, or no buffer can be had.
+    pub fn write_private(&self, at: RemotePtr, words: Buffer) -> impl Future<Output = Result<(), Box<Error>>> + use<> {
+        let kept = self.buffer(words.len()).map(|mut kept| {
+            kept.copy_from_slice(&words);
+            kept
+        });
+        let posted = kept.map(|kept| (kept, self.write(at, words)));
+        let handle = self.clone();
+        async move {
+            let (kept, posted) = posted?;
+            match posted.await {
+                Err(error) if error.may_be_tried_again() => {
+                    let words = kept.iter().enumerate().map(|(index, &word)| (at.word(index), word));
+                    write_words(&handle, words.collect()).await
+                }
+                outcome => outcome,
+            }
+        }
     }
 
     /// Posts a WRITE of these words (1 to [`BUFFER_WORDS_MAX`](crate::buffer::BUFFER_WORDS_MAX)).
@@ -334,19 +360,49 @@ impl Handle {
     /// Posts a WRITE of one word, sent inline.
     pub fn write_word(&self, at: RemotePtr, word: u64) -> Posted<()> {
         bump(&self.0.counters.writes);
-        self.post(at, Verb::WriteWord(word))
+        self.post(at, Verb::WriteWord(word), ())
     }
 
     /// Posts a compare-and-swap; resolves to the previous value.
     pub fn compare_swap(&self, at: RemotePtr, expected: u64, new: u64) -> Posted<u64> {
         bump(&self.0.counters.atomics);
-        self.post(at, Verb::CompareSwap { expected, new })
+        self.post(at, Verb::CompareSwap { expected, new }, ())
     }
 
     /// Posts a wrapping fetch-and-add; resolves to the previous value.
     pub fn fetch_add(&self, at: RemotePtr, amount: u64) -> Posted<u64> {
         bump(&self.0.counters.atomics);
-        self.post(at, Verb::FetchAdd(amount))
+        self.post(at, Verb::FetchAdd(amount), ())
+    }
+
+    /// Reads one word by an atomic: it needs no buffer, so it is not refused for want of memory, and what it returns is no
+    /// older than this call. If its connection breaks it is posted again. Not for a word that others may WRITE meanwhile,
+    /// unless [`Capabilities::atomic_against_writes`].
+    ///
+    /// # Errors
+    /// If the memory server is lost.
+    pub async fn load(&self, at: RemotePtr) -> Result<u64, Box<Error>> {
+        let mut attempt = 0;
+        loop {
+            match self.fetch_add(at, 0).await {
+                Err(error) => self.before_trying_again(error, &mut attempt).await?,
+                loaded => return loaded,
+            }
+        }
+    }
+
+    /// Waits before a request is posted again that has failed; `attempt` counts such waits.
+    ///
+    /// # Errors
+    /// The error, if it is of no use to try again.
+    pub async fn before_trying_again(&self, error: Box<Error>, attempt: &mut u32) -> Result<(), Box<Error>> {
+        if !error.may_be_tried_again() {
+            return Err(error);
+        }
+        tracing::debug!(%error, attempt, "a request is posted again");
+        self.back_off(*attempt).await;
+        *attempt = attempt.saturating_add(1);
+        Ok(())
     }
 
     /// A registered buffer of `words` (1 to [`BUFFER_WORDS_MAX`](crate::buffer::BUFFER_WORDS_MAX)), with arbitrary contents.
@@ -419,6 +475,21 @@ impl Handle {
         }
         if attempt > 3 {
             yield_thread();
+        }
+    }
+
+    /// Waits until no other task of this compute server changes what stands at these addresses; none does until what is
+    /// returned is dropped.
+    pub(crate) async fn take_slots(&self, at: impl Iterator<Item = RemotePtr> + Clone) -> Taken {
+        let mut attempt = 0;
+        loop {
+            match self.0.compute.locks.try_take(at.clone()) {
+                Some(taken) => return taken,
+                None if attempt == 0 => bump(&self.0.counters.local_waits),
+                None => {}
+            }
+            self.back_off(attempt).await;
+            attempt += 1;
         }
     }
 

@@ -3,16 +3,16 @@
 use std::{
     cell::RefCell,
     future::Future,
-    marker::PhantomData,
     pin::Pin,
     task::{Context, Poll, Waker},
 };
 
-use super::{Handle, executor::Executor};
+use super::{Handle, counters::bump, executor::Executor};
 use crate::{
     buffer::Buffer,
     error::Error,
-    fabric::{Completion, Done, Ticket},
+    fabric::{Completion, Done, Ticket, Verb},
+    ptr::RemotePtr,
 };
 
 #[derive(Debug)]
@@ -113,26 +113,72 @@ impl InFlight {
     }
 }
 
+/// A request's name in its completion.
+pub(super) fn ticket(slot: usize) -> Ticket {
+    Ticket(slot as u64)
+}
+
 /// What a completion turns into.
-pub(super) trait FromDone {
+pub trait FromDone {
+    /// What it takes to post the request again, if that does no harm.
+    type Again: Copy + std::fmt::Debug;
+
+    /// The request's result.
     fn from_done(done: Done) -> Self;
+
+    /// Posts a request again that failed with `error`; the slot that it then has.
+    ///
+    /// # Errors
+    /// The error, if it must not be posted again, or that is of no use.
+    fn post_again(handle: &Handle, again: Self::Again, error: Box<Error>) -> Result<usize, Box<Error>>;
+}
+
+/// A READ.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadAgain {
+    pub(super) at: RemotePtr,
+    pub(super) words: usize,
 }
 
 impl FromDone for Buffer {
+    type Again = ReadAgain;
+
     fn from_done(done: Done) -> Self {
         let Done::Read(buffer) = done else { unreachable!("a READ completes with its buffer") };
         buffer
     }
+
+    #[cold]
+    fn post_again(handle: &Handle, ReadAgain { at, words }: ReadAgain, error: Box<Error>) -> Result<usize, Box<Error>> {
+        if !error.may_be_tried_again() {
+            return Err(error);
+        }
+        tracing::debug!(%error, "a READ is posted again");
+        bump(&handle.count().reads);
+        Ok(handle.post_request(at, Verb::Read(handle.buffer(words)?)))
+    }
 }
 
 impl FromDone for () {
+    type Again = ();
+
     fn from_done(_: Done) {}
+
+    fn post_again(_: &Handle, (): (), error: Box<Error>) -> Result<usize, Box<Error>> {
+        Err(error)
+    }
 }
 
 impl FromDone for u64 {
+    type Again = ();
+
     fn from_done(done: Done) -> Self {
         let Done::Previous(word) = done else { unreachable!("an atomic completes with the previous word") };
         word
+    }
+
+    fn post_again(_: &Handle, (): (), error: Box<Error>) -> Result<usize, Box<Error>> {
+        Err(error)
     }
 }
 
@@ -140,40 +186,44 @@ impl FromDone for u64 {
 /// or not this is awaited. Dropping it forgets the result; the buffer stays with the endpoint until the completion.
 #[derive(Debug)]
 #[must_use = "await it to know that the request has completed"]
-pub struct Posted<T> {
-    state: PostedState,
-    result: PhantomData<fn() -> T>,
+pub struct Posted<T: FromDone> {
+    state: PostedState<T::Again>,
 }
 
 #[derive(Debug)]
-enum PostedState {
-    Pending { handle: Handle, slot: usize },
+enum PostedState<A> {
+    Pending { handle: Handle, slot: usize, again: A },
     Refused(Option<Box<Error>>),
     Taken,
 }
 
-impl<T> Posted<T> {
-    pub(super) fn pending(handle: Handle, slot: usize) -> Self {
-        Self { state: PostedState::Pending { handle, slot }, result: PhantomData }
+impl<T: FromDone> Posted<T> {
+    pub(super) fn pending(handle: Handle, slot: usize, again: T::Again) -> Self {
+        Self { state: PostedState::Pending { handle, slot, again } }
     }
 
     pub(super) fn refused(error: Error) -> Self {
-        Self { state: PostedState::Refused(Some(Box::new(error))), result: PhantomData }
-    }
-
-    pub(super) fn ticket(slot: usize) -> Ticket {
-        Ticket(slot as u64)
+        Self { state: PostedState::Refused(Some(Box::new(error))) }
     }
 }
+
+// Nothing in it is pinned.
+impl<T: FromDone> Unpin for Posted<T> {}
 
 impl<T: FromDone> Future for Posted<T> {
     type Output = Result<T, Box<Error>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &mut self.state {
-            PostedState::Pending { handle, slot } => match handle.in_flight().poll(*slot, cx, handle.executor()) {
-                Poll::Ready(outcome) => outcome.map(T::from_done),
-                Poll::Pending => return Poll::Pending,
+            PostedState::Pending { handle, slot, again } => loop {
+                match handle.in_flight().poll(*slot, cx, handle.executor()) {
+                    Poll::Ready(Ok(done)) => break Ok(T::from_done(done)),
+                    Poll::Ready(Err(error)) => match T::post_again(handle, *again, error) {
+                        Ok(posted) => *slot = posted,
+                        Err(error) => break Err(error),
+                    },
+                    Poll::Pending => return Poll::Pending,
+                }
             },
             PostedState::Refused(error) => Err(error.take().expect("polled again after it was ready")),
             PostedState::Taken => panic!("polled again after it was ready"),
@@ -183,9 +233,9 @@ impl<T: FromDone> Future for Posted<T> {
     }
 }
 
-impl<T> Drop for Posted<T> {
+impl<T: FromDone> Drop for Posted<T> {
     fn drop(&mut self) {
-        if let PostedState::Pending { handle, slot } = &self.state {
+        if let PostedState::Pending { handle, slot, .. } = &self.state {
             handle.in_flight().abandon(*slot);
         }
     }

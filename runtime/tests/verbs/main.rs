@@ -4,7 +4,6 @@
 
 mod control;
 mod links;
-mod messages;
 mod processes;
 mod requests;
 mod scene;

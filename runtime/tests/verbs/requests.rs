@@ -156,7 +156,7 @@ fn an_address_outside_the_region_never_reaches_the_card() {
         (at(1, FREE), Verb::WriteWord(1)),
     ] {
         let error = wire.one(at, verb).unwrap_err();
-        assert!(matches!(*error, Error::Fabric { .. }) && error.to_string().contains("not inside"), "{error}");
+        assert!(matches!(*error, Error::BadAddress { .. }) && error.to_string().contains("not inside"), "{error}");
     }
     wire.write(at(0, REGION_BYTES - 8), &[5]).unwrap();
     assert_eq!(server.queue_pairs(), 1);

@@ -86,7 +86,8 @@ impl Wire {
     }
 
     pub(crate) fn buffer(&mut self, words: usize) -> Buffer {
-        self.buffers.take(words, |base, words| self.endpoint.register(base, words)).unwrap()
+        // SAFETY: what is registered lives as long as `buffers`, which are dropped after the endpoint.
+        self.buffers.take(words, |base, words| unsafe { self.endpoint.register(base, words) }).unwrap()
     }
 
     pub(crate) fn filled(&mut self, words: &[u64]) -> Buffer {

@@ -5,7 +5,7 @@
 use std::{cell::RefCell, rc::Rc};
 
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start},
+    access::{self, Access, Interrupt, PageRef, Start},
     error::Error,
     operation::retry,
     pages::{NewPage, Placement},
@@ -94,9 +94,8 @@ async fn empty_root<A: Access>(access: &A) -> Result<A::Page<'_>, Interrupt> {
 }
 
 async fn take_back<A: Access>(access: &A, written: &Written) {
-    let class = access.structure().class;
     for page in written.take() {
-        if let Err(error) = retry(access.worker(), async || access.retire(page, class).await).await {
+        if let Err(error) = retry(access.worker(), async || access::free(access, page).await).await {
             tracing::warn!(%page, %error, "a page of a failed bulk load was not freed");
         }
     }

@@ -21,7 +21,8 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
-        link::{ListenOptions, Transport},
+        faulty::{FaultKinds, FaultOptions, FaultyFabric, FaultyListener},
+        link::Listener,
         mem::{MemFabric, MemOptions},
     },
     server::MemoryServer,
@@ -38,11 +39,6 @@ use crate::{
 const STOP_SHIPPING: &str = "stop-shipping";
 /// Tells a memory server where all of them are.
 const MEMBERS: &str = "members ";
-
-/// How memory servers of this run listen: messages get across as `FARLINK_TRANSPORT` says, `ring` (the default) or `send`.
-pub fn listen_options(ports: usize, link_bytes: usize) -> ListenOptions {
-    ListenOptions { ports, link_bytes, transport: settings::from_env("FARLINK_TRANSPORT", Transport::Ring) }
-}
 
 /// Where all memory servers of a cluster are, once that is known.
 type Members = Arc<OnceLock<Vec<String>>>;
@@ -127,7 +123,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// How the `mem` fabric behaves. Verbs behave as they do.
+/// How the fabric behaves: `mem` as is said here, verbs as they do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Manners {
     /// [`FAST`].
@@ -136,6 +132,66 @@ pub enum Manners {
     Nasty,
     /// [`WEAK`].
     Weak,
+    /// [`NASTY`] or [`WEAK`], and requests fail; on verbs, requests fail.
+    Faulty(Faults),
+}
+
+/// How often what fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Faults {
+    /// Decides what fails.
+    pub seed: u64,
+    /// One request in so many breaks its connection, one registration and one connection in so many is refused.
+    pub one_in: u32,
+    /// What becomes of requests that fail.
+    pub fate: Fate,
+    /// [`WEAK`] instead of [`NASTY`].
+    pub is_weak: bool,
+}
+
+/// What becomes of requests that fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fate {
+    /// They have no effect.
+    Refused,
+    /// They have their effect, and some of those behind them.
+    Done,
+    /// Earlier ones fail with them, after they have had their effect.
+    Lost,
+    /// Now this, now that.
+    Any,
+}
+
+impl Fate {
+    /// All.
+    pub const ALL: [Self; 4] = [Self::Refused, Self::Done, Self::Lost, Self::Any];
+}
+
+impl FromStr for Fate {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        match text {
+            "refused" => Ok(Self::Refused),
+            "done" => Ok(Self::Done),
+            "lost" => Ok(Self::Lost),
+            "any" => Ok(Self::Any),
+            _ => anyhow::bail!("it is refused, done, lost or any"),
+        }
+    }
+}
+
+impl Faults {
+    /// What they are to a fabric.
+    pub fn options(self) -> FaultOptions {
+        let (refused, done, lost) = match self.fate {
+            Fate::Refused => (true, false, false),
+            Fate::Done => (false, true, false),
+            Fate::Lost => (false, false, true),
+            Fate::Any => (true, true, true),
+        };
+        FaultOptions { kinds: FaultKinds { refused, done, lost }, ..FaultOptions::one_in(self.one_in, self.seed) }
+    }
 }
 
 impl Manners {
@@ -144,7 +200,29 @@ impl Manners {
         match self {
             Self::Fast => FAST,
             Self::Nasty => NASTY,
-            Self::Weak => WEAK,
+            Self::Faulty(Faults { is_weak: false, .. }) => NASTY,
+            Self::Weak | Self::Faulty(_) => WEAK,
+        }
+    }
+
+    /// What fails, if anything does.
+    pub fn faults(self) -> Option<Faults> {
+        if let Self::Faulty(faults) = self { Some(faults) } else { None }
+    }
+
+    /// The fabric, whose requests fail if that is these manners.
+    pub fn wrap(self, fabric: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
+        match self.faults() {
+            Some(faults) => Arc::new(FaultyFabric::new(fabric, faults.options())),
+            None => fabric,
+        }
+    }
+
+    /// The listener, whose ports' requests fail if that is these manners.
+    pub fn wrap_listener(self, listener: Box<dyn Listener>) -> Box<dyn Listener> {
+        match self.faults() {
+            Some(faults) => Box::new(FaultyListener::new(listener, faults.options())),
+            None => listener,
         }
     }
 }
@@ -169,10 +247,10 @@ impl Place {
     /// # Errors
     /// If it cannot be opened.
     pub fn open(&self, manners: Manners) -> Result<Arc<dyn Fabric>, Error> {
-        Ok(match self {
+        Ok(manners.wrap(match self {
             Self::Files(dir) => Arc::new(MemFabric::open(dir, manners.options())?),
             Self::Verbs { servers, secret } => verbs::connect(servers, secret)?,
-        })
+        }))
     }
 }
 
@@ -216,7 +294,7 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         anyhow::ensure!(threads == 0 || backend != Backend::Mem, "{backend} does not ship operations here");
         if backend == Backend::Mem {
-            let fabric = Arc::new(MemFabric::in_process(servers, bytes, manners.options())?);
+            let fabric = manners.wrap(Arc::new(MemFabric::in_process(servers, bytes, manners.options())?));
             return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
         }
         let dir = cluster::scratch()?;

@@ -6,11 +6,10 @@ mod built_in {
 
     use farlink_offload::ship::ShipServer;
     use farlink_runtime::{
-        compute::{ComputeOptions, ComputeServer},
         error::Error,
         fabric::{
             Fabric,
-            link::{DEFAULT_LINK_BYTES, ListenOptions, Listener},
+            link::{ListenOptions, Listener},
             verbs::{PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions, VerbsServer, devices},
         },
         ptr::ServerId,
@@ -18,8 +17,8 @@ mod built_in {
     };
 
     use crate::{
-        backend::{self, Members, Place, ServerSpec},
-        fleet,
+        backend::{Members, Place, ServerSpec},
+        cluster, fleet,
         here::Here,
     };
 
@@ -55,11 +54,12 @@ mod built_in {
         spec: &ServerSpec,
         members: &Members,
     ) -> Result<ShipServer, Error> {
-        let listener = server.listen(&backend::listen_options(spec.threads, DEFAULT_LINK_BYTES))?;
-        let (members, secret) = (Arc::clone(members), spec.secret.clone());
+        let options = ListenOptions { ports: spec.threads, ..ListenOptions::default() };
+        let listener = spec.manners.wrap_listener(server.listen(&options)?);
+        let (members, secret, manners) = (Arc::clone(members), spec.secret.clone(), spec.manners);
         let join = move || {
             let servers = members.get().cloned().unwrap_or_default();
-            Ok(Arc::new(ComputeServer::join(connect(&servers, &secret)?, ComputeOptions::default())?))
+            Ok(Arc::new(cluster::join(&manners.wrap(connect(&servers, &secret)?), 0)?))
         };
         fleet::ship_at(listener, server.memory(), join)
     }

@@ -7,7 +7,7 @@ use farlink_offload::ship::SHIP;
 use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
-    messaging::{Channel, ChannelOptions, Priority, SwitchOver},
+    messaging::{Channel, ChannelOptions, Priority},
     one_sided::OneSided,
     ptr::ServerId,
     worker::Worker,
@@ -46,7 +46,7 @@ impl Scene {
             let options = BTreeOptions { page_bytes: 256, spread: Spread::OneServer, ..BTreeOptions::default() };
             let tree = BTree::create(&worker, "fuzzed", options).await?;
             tree.bulk_load((0..100).map(|key| (key, key)), 0.7).await?;
-            let options = ChannelOptions { switch_over: SwitchOver::Above(1024), coalesce: true };
+            let options = ChannelOptions { eager_words: Some(1024), coalesce: true };
             Ok::<_, Error>((worker.channel_with(server, options).await?, tree))
         })?;
         Ok(Self { channel, tree, worker, sent: Default::default(), _compute: compute, _fleet: fleet })

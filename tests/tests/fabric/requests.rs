@@ -131,7 +131,7 @@ fn a_bad_request_is_an_error_and_harms_nothing() {
         for (place, verb) in bad_requests(cluster, &direct) {
             let name = verb.name();
             match direct.one(place, verb).map_err(|error| *error) {
-                Err(Error::Fabric { what, at, why }) => {
+                Err(Error::BadAddress { what, at, why }) => {
                     assert_eq!((what, at), (name, place), "{why}");
                     assert!(!why.is_empty());
                 }

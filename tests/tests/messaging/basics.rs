@@ -1,14 +1,9 @@
 //! What a request and its reply promise.
 
 use farlink_runtime::{
-    clock::Clock,
     error::Error,
-    fabric::{
-        Fabric,
-        link::{DEFAULT_LINK_BYTES, ListenOptions, Transport},
-        mem::{MemFabric, MemOptions},
-    },
-    messaging::{Batch, ChannelOptions, Kind, Priority, Refusal, ServeMessages, SwitchOver, Wait, multicast},
+    fabric::{link::DEFAULT_LINK_BYTES, mem::MemOptions},
+    messaging::{Batch, ChannelOptions, Kind, Priority, Refusal, ServeMessages, Wait},
 };
 use farlink_tests::{
     cluster::{FAST, NASTY, WEAK},
@@ -104,18 +99,24 @@ fn everything_arrives_whole_though_writes_have_no_order() {
 }
 
 #[test]
-fn large_messages_both_ways_by_both_paths() {
+fn large_messages_go_eagerly_or_by_rendezvous_as_the_options_say() {
     let scene = Scene::fast();
     let compute = scene.join(3);
+    for eager_words in [0, 1000, usize::MAX] {
+        let worker = compute.worker().unwrap();
+        worker.block_on(async {
+            let options = ChannelOptions { eager_words: Some(eager_words), ..ChannelOptions::default() };
+            let channel = worker.channel_with(server(0), options).await.unwrap();
+            assert_eq!(channel.eager_words(), eager_words);
+            let sent: Vec<u64> = (0..2 << 20).collect();
+            let reply = channel.request_words(ECHO, &sent, Priority::BestEffort).await.unwrap();
+            assert!(reply.words() == sent, "16 MiB with {eager_words}");
+        });
+    }
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let channel = worker.channel(server(0)).await.unwrap();
-        for switch_words in [0, 1000, usize::MAX] {
-            channel.set_switch_over(SwitchOver::Above(switch_words));
-            let sent: Vec<u64> = (0..2 << 20).collect();
-            let reply = channel.request_words(ECHO, &sent, Priority::BestEffort).await.unwrap();
-            assert!(reply.words() == sent, "16 MiB with {switch_words}");
-        }
+        assert_eq!(channel.eager_words(), worker.capabilities().eager_words);
         let too_long = vec![0; farlink_runtime::messaging::MESSAGE_WORDS_MAX];
         let refused = channel.request_words(ECHO, &too_long, Priority::BestEffort).await;
         assert!(matches!(refused, Err(Error::Malformed(_))));
@@ -148,35 +149,27 @@ fn refusals_have_their_reasons() {
 }
 
 #[test]
-fn a_batch_is_one_message_and_a_multicast_is_one_to_each() {
-    let scene = scene(3, FAST, SMALL, &ServeMessages::default());
+fn a_batch_is_one_message() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
     let compute = scene.join(5);
     let worker = compute.worker().unwrap();
     worker.block_on(async {
-        let mut channels = Vec::new();
-        for number in 0..3 {
-            channels.push(worker.channel_with(server(number), ABOVE_100).await.unwrap());
-        }
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
         let before = worker.counters();
         let mut batch = Batch::default();
         for number in 0..9u64 {
             batch.push(if number % 2 == 0 { ECHO } else { LATER }, &(number, number * number));
         }
         batch.push(Kind(99), &0);
-        let replies = channels[0].batch(&batch, Priority::Latency).await.unwrap();
+        let replies = channel.batch(&batch, Priority::Latency).await.unwrap();
         assert_eq!((worker.counters() - before).two_sided, 1);
         for (number, reply) in (0..9u64).zip(&replies) {
             assert_eq!(reply.as_ref().unwrap().decode::<(u64, u64)>().unwrap(), (number, number * number));
         }
         assert!(matches!(replies[9], Err(Error::Refused { why: Refusal::UnknownKind, .. })));
-        assert!(channels[0].batch(&Batch::default(), Priority::Latency).await.is_err());
-
-        let before = worker.counters();
-        let replies = multicast(&channels, ECHO, &vec![1u64, 2, 3], Priority::BestEffort).await;
-        assert_eq!((worker.counters() - before).two_sided, 3);
-        assert!(replies.iter().all(|reply| reply.as_ref().unwrap().words() == [3, 1, 2, 3]));
+        assert!(channel.batch(&Batch::default(), Priority::Latency).await.is_err());
     });
-    assert!(scene.messages.iter().all(|messages| messages.counts().requests >= 1));
+    assert_eq!(scene.messages[0].counts().requests, 10);
 }
 
 #[test]
@@ -199,7 +192,7 @@ fn messages_that_are_not_coalesced_arrive_as_well() {
     let compute = scene.join(7);
     let worker = compute.worker().unwrap();
     worker.block_on(async {
-        let options = ChannelOptions { switch_over: SwitchOver::Above(50), coalesce: false };
+        let options = ChannelOptions { eager_words: Some(50), coalesce: false };
         let channel = worker.channel_with(server(0), options).await.unwrap();
         for words in (0..200u64).chain([1000, 5000]) {
             let reply = channel.request_words(COUNT, &[words], Priority::Latency).await.unwrap();
@@ -218,13 +211,4 @@ fn a_server_that_does_not_listen_is_missing() {
     let missing = worker.block_on(worker.channel(server(0)));
     assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
     drop(cluster);
-}
-
-#[test]
-fn memory_has_no_sends() {
-    let fabric = MemFabric::in_process(1, 2 << 20, FAST).unwrap();
-    let options = ListenOptions { transport: Transport::SendReceive, ..ListenOptions::default() };
-    let refused = fabric.listen(server(0), &options);
-    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
-    assert!(!fabric.endpoint(1, Clock::monotonic()).unwrap().capabilities().send_receive);
 }

@@ -4,11 +4,11 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use farlink_runtime::{
     error::Error,
-    fabric::{Verb, link::Transport},
+    fabric::Verb,
     messaging::{MessageServer, Priority, ServeMessages},
     worker::{Handle, Worker},
 };
-use farlink_tests::{backend::listen_options, cluster::FAST};
+use farlink_tests::cluster::FAST;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
@@ -56,12 +56,27 @@ fn malformed_messages_are_answered_and_counted_and_others_are_served() {
 }
 
 #[test]
+fn replies_are_eager_up_to_the_limit_that_the_peer_has_told() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let mut rogue = Rogue::new(&scene, 0);
+    // The welcome.
+    until(|| rogue.forms() == [1]);
+    rogue.limit(50);
+    // Three words of a reply are headers.
+    for (sequence, words) in [(1, 47), (2, 48), (3, 0)] {
+        rogue.send(&[1 << 8 | 1, sequence, 1, 1 << 32 | u64::from(COUNT.0), words]);
+        until(|| rogue.forms().len() as u64 == 1 + sequence);
+    }
+    assert_eq!(rogue.forms(), [1, 1, 2, 1]);
+}
+
+#[test]
 fn a_peer_that_breaks_the_rules_is_dropped_alone() {
     let scene = scene(1, FAST, SMALL, &ServeMessages::default());
     let compute = scene.join(2);
     let worker = compute.worker().unwrap();
     assert_eq!(worker.block_on(tally(&worker)), 1);
-    let by_ring: [&dyn Fn(&mut Rogue); 6] = [
+    let breaks: [&dyn Fn(&mut Rogue); 6] = [
         &|rogue| rogue.post(0, Verb::Notify(1 << 40)), // a head beyond the ring
         &|rogue| rogue.post(0, Verb::Notify(5)),       // a head over zeros
         &|rogue| {
@@ -81,24 +96,6 @@ fn a_peer_that_breaks_the_rules_is_dropped_alone() {
             rogue.post(0, Verb::Notify(1)); // a head that goes back
         },
     ];
-    let by_send: [&dyn Fn(&mut Rogue); 7] = [
-        &|rogue| {
-            // More than it has credit for, though each is correct.
-            while !rogue.is_dismissed() {
-                rogue.flood();
-            }
-        },
-        &|rogue| rogue.run(&[1 << 32 | 1, 0, 0, 0, 7]), // not the next one
-        &|rogue| rogue.run(&[3, 1 << 20, 0, 0]),        // a tail of what was never sent
-        &|rogue| rogue.run(&[3, 0, 0, 0]),              // nothing that is worth a buffer
-        &|rogue| rogue.run(&[1, 0, 0, 0, 4 << 32 | 1 << 24 | 1 << 16 | 60_000]), // a frame beyond the run
-        &|rogue| {
-            // Announces what is not there.
-            rogue.run(&[1, 0, 0, 0, 4 << 32 | 0b11 << 24 | 2 << 16 | 1, 4096 << 32 | 0xffff_ffff]);
-        },
-        &|rogue| rogue.write(100, &[7]), // writes to memory that is only to be read
-    ];
-    let breaks = if Rogue::new(&scene, 99).transport == Transport::Ring { &by_ring[..] } else { &by_send };
     until(|| scene.messages[0].peers() == 1);
     for (count, broken) in breaks.iter().enumerate() {
         let mut rogue = Rogue::new(&scene, count as u32 + 1);
@@ -123,20 +120,14 @@ fn random_words_never_hurt_the_others() {
         let mut rogue = Rogue::new(&scene, round);
         for _ in 0..rng.random_range(1..60) {
             if rng.random_ratio(1, 2) {
-                if rogue.transport == Transport::SendReceive && rng.random_ratio(1, 20) {
-                    let words = [1 << 32, 600, 600, 0].map(|max| rng.random_range(0..=max));
-                    rogue.run(&[&words[..], &[rng.random(); 3]].concat());
-                } else if !rogue.has_room(13) {
+                if !rogue.has_room(13) {
                     continue;
                 }
                 let body: Vec<u64> =
                     (0..rng.random_range(1..12)).map(|_| rng.random::<u64>() >> rng.random_range(0..64)).collect();
                 rogue.send(&body);
             } else {
-                // Anywhere in what is open, also outside. What is only to be read costs the link, so seldom there.
-                if rogue.transport == Transport::SendReceive && rng.random_ratio(19, 20) {
-                    continue;
-                }
+                // Anywhere in what is open, also outside.
                 let word = rng.random::<u64>() >> rng.random_range(0..64);
                 let at = if rng.random_ratio(1, 2) { rng.random_range(0..40) } else { rng.random_range(0..20_000) };
                 rogue.write(at, &[word]);
@@ -165,16 +156,14 @@ fn a_flood_of_malformed_messages_leaves_room_for_others() {
             while !stop.load(Ordering::Relaxed) {
                 // Takes no replies: after a while it is not read any more, then dropped, and comes again.
                 if rogue.has_room(9) {
-                    rogue.send_often(&[9; 8], 30);
+                    rogue.send(&[9; 8]);
                 } else if rogue.is_dismissed() {
                     rogue = rogue.connect_again();
                 }
             }
         });
         let (malformed, mut expected) = (|| scene.messages[0].counts().malformed, 0);
-        // By SEND it has to wait for credit oftener.
-        let enough = if listen_options(1, SMALL).transport == Transport::Ring { 1000 } else { 200 };
-        while expected < 5000 || malformed() <= enough {
+        while expected < 5000 || malformed() <= 1000 {
             expected += 1;
             assert_eq!(worker.block_on(tally(&worker)), expected);
         }

@@ -13,12 +13,12 @@ use std::{
 
 use farlink_runtime::{
     error::Error,
-    fabric::link::Listener,
+    fabric::link::{ListenOptions, Listener},
     messaging::{MessageServer, Priority, ServeMessages, Wait},
     server::MemoryServer,
 };
 use farlink_tests::{
-    backend::{Backend, Manners, Place, listen_options},
+    backend::{Backend, Manners, Place},
     bounded::Watchdog,
     cluster, here,
 };
@@ -56,7 +56,7 @@ fn hear() -> Option<String> {
 
 /// A memory server that listens, and where others find it.
 fn listen(dir: &Path, manners: Manners) -> (Box<dyn Listener>, Place, Box<dyn Any>) {
-    let options = listen_options(2, SMALL);
+    let options = ListenOptions { ports: 2, link_bytes: SMALL };
     if Backend::chosen() == Backend::Verbs {
         let cluster = here::start(1, 2 << 20, manners.options()).unwrap();
         return (cluster.listen(server(0), &options).unwrap(), cluster.place().unwrap(), Box::new(cluster));

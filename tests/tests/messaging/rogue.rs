@@ -1,4 +1,4 @@
-//! Someone who has a link and writes into it, or sends, what he likes.
+//! Someone who has a link and writes into it what he likes.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use farlink_runtime::{
     clock::Clock,
     fabric::{
         Endpoint, Request, Ticket, Verb,
-        link::{LinkState, OpenMemory, PeerId, RECEIVE_WORDS, Transport, far},
+        link::{LinkState, OpenMemory, PeerId, far},
     },
     lock::OwnerId,
 };
@@ -17,18 +17,14 @@ use crate::scene::{Scene, server};
 /// Where the ring of latency-sensitive messages begins, in bytes, and its words, in a link of [`SMALL`](crate::scene::SMALL).
 pub(crate) const RING: u64 = 64 * 8;
 const RING_WORDS: u64 = 1024;
-/// Words of runs on their way.
-const RUN_WORDS: u64 = 4 * RECEIVE_WORDS as u64;
 
 pub(crate) struct Rogue {
     endpoint: Box<dyn Endpoint>,
     buffers: Buffers,
     who: PeerId,
     memory: OpenMemory,
-    pub(crate) transport: Transport,
-    /// What it has put, in words, and what was finished with.
+    /// What it has put, in words.
     pub(crate) head: u64,
-    tail: u64,
 }
 
 /// The first word of a frame that is a whole message.
@@ -41,29 +37,20 @@ impl Rogue {
         let mut endpoint = scene.fabric.endpoint(1, Clock::monotonic()).unwrap();
         let who = PeerId { owner: OwnerId::new(70_000).unwrap(), worker: number };
         let memory = endpoint.connect(server(0), who).unwrap();
-        let transport = endpoint.transport(server(0));
-        Self { endpoint, buffers: Buffers::default(), who, memory, transport, head: 0, tail: 0 }.welcomed()
+        Self { endpoint, buffers: Buffers::default(), who, memory, head: 0 }
     }
 
     pub(crate) fn connect_again(self) -> Self {
         let Self { mut endpoint, buffers, who, .. } = self;
         let memory = endpoint.connect(server(0), who).unwrap();
-        let transport = endpoint.transport(server(0));
-        Self { memory, transport, endpoint, buffers, who, head: 0, tail: 0 }.welcomed()
-    }
-
-    /// Waits for the memory server's first word: what is SENT before is lost.
-    fn welcomed(mut self) -> Self {
-        let mut arrived = Vec::new();
-        while self.transport == Transport::SendReceive && arrived.is_empty() && !self.is_dismissed() {
-            self.endpoint.receive(&mut arrived);
-        }
-        self
+        Self { memory, endpoint, buffers, who, head: 0 }
     }
 
     fn copied(&mut self, words: &[u64]) -> farlink_runtime::buffer::Buffer {
         let endpoint = &mut self.endpoint;
-        let mut buffer = self.buffers.take(words.len(), |base, words| endpoint.register(base, words)).unwrap();
+        // SAFETY: what is registered lives as long as `buffers`, which are dropped after the endpoint.
+        let register = |base, words| unsafe { endpoint.register(base, words) };
+        let mut buffer = self.buffers.take(words.len(), register).unwrap();
         buffer.copy_from_slice(words);
         buffer
     }
@@ -79,41 +66,8 @@ impl Rogue {
         self.endpoint.poll(&mut Vec::new());
     }
 
-    /// These words by SEND, whatever they are.
-    pub(crate) fn run(&mut self, words: &[u64]) {
-        let buffer = self.copied(words);
-        self.post(0, Verb::Send(buffer));
-    }
-
-    /// Many messages that make no sense, each in a correct run, at once.
-    pub(crate) fn flood(&mut self) {
-        let runs = (0..32).map(|_| {
-            let words = self.next_run(&[9; 8], 1);
-            Request { ticket: Ticket(0), at: far(server(0), 0), verb: Verb::Send(self.copied(&words)) }
-        });
-        let mut runs = runs.collect();
-        self.endpoint.ring(&mut runs);
-        self.endpoint.poll(&mut Vec::new());
-    }
-
-    /// A run of so many frames with this body.
-    fn next_run(&mut self, body: &[u64], frames: u64) -> Vec<u64> {
-        let number = self.head / RECEIVE_WORDS as u64;
-        let mut words = vec![number << 32 | 1, 0, 0, 0];
-        for _ in 0..frames {
-            words.push(frame(self.head + words.len() as u64, body));
-            words.extend_from_slice(body);
-        }
-        self.head += RECEIVE_WORDS as u64;
-        words
-    }
-
     /// A frame with this body, correct, where the next one belongs.
     pub(crate) fn send(&mut self, body: &[u64]) {
-        if self.transport == Transport::SendReceive {
-            let words = self.next_run(body, 1);
-            return self.run(&words);
-        }
         for (index, word) in std::iter::once(&frame(self.head, body)).chain(body).enumerate() {
             let place = (self.head + index as u64) % RING_WORDS;
             self.write(RING / 8 + place, &[*word]);
@@ -122,25 +76,30 @@ impl Rogue {
         self.post(0, Verb::Notify(self.head));
     }
 
-    /// [`Rogue::send`], many times in one run where there are runs.
-    pub(crate) fn send_often(&mut self, body: &[u64], times: u64) {
-        if self.transport == Transport::Ring {
-            return self.send(body);
+    /// Tells the memory server to send what is longer than so many words by rendezvous.
+    pub(crate) fn limit(&mut self, eager_words: u64) {
+        const WORD: u64 = 4 * 64;
+        self.post(WORD, Verb::Notify(eager_words + 1));
+    }
+
+    /// The forms of all frames that have come in the ring of latency-sensitive messages, before it wraps: 1 for a part of a
+    /// message, 2 for an announcement.
+    pub(crate) fn forms(&self) -> Vec<u64> {
+        let head = self.memory[0].load(Ordering::Acquire);
+        assert!(head < RING_WORDS);
+        let (mut forms, mut at) = (Vec::new(), 0);
+        while at < head {
+            let first = self.memory[(RING / 8 + at) as usize].load(Ordering::Relaxed);
+            forms.push(first >> 16 & 0xff);
+            at += 1 + (first & 0xffff);
         }
-        let words = self.next_run(body, times);
-        self.run(&words);
+        forms
     }
 
     /// Whether there is room for so many words.
-    pub(crate) fn has_room(&mut self, words: u64) -> bool {
+    pub(crate) fn has_room(&self, words: u64) -> bool {
         const TAIL: usize = 2 * 8;
-        if self.transport == Transport::Ring {
-            return self.head + words - self.memory[TAIL].load(Ordering::Acquire) <= RING_WORDS;
-        }
-        let mut arrived = Vec::new();
-        self.endpoint.receive(&mut arrived);
-        self.tail = arrived.iter().map(|run| run[1].load(Ordering::Relaxed)).fold(self.tail, u64::max);
-        self.head + RECEIVE_WORDS as u64 - self.tail <= RUN_WORDS
+        self.head + words - self.memory[TAIL].load(Ordering::Acquire) <= RING_WORDS
     }
 
     pub(crate) fn is_dismissed(&mut self) -> bool {

@@ -15,16 +15,13 @@ use farlink_runtime::{
     compute::ComputeServer,
     fabric::{
         Fabric,
-        link::{DEFAULT_LINK_BYTES, PeerId},
+        link::{DEFAULT_LINK_BYTES, ListenOptions, PeerId},
         mem::MemOptions,
     },
-    messaging::{
-        ChannelOptions, Kind, MessageServer, Refusal, Request, Responder, ServeMessages, Service, SwitchOver, Turn,
-    },
+    messaging::{ChannelOptions, Kind, MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
     ptr::ServerId,
 };
 use farlink_tests::{
-    backend::listen_options,
     bounded::Watchdog,
     cluster,
     here::{self, Here},
@@ -103,7 +100,7 @@ pub(crate) fn server(number: u16) -> ServerId {
 pub(crate) const SMALL: usize = 128 << 10;
 
 /// As little as possible depends on the machine.
-pub(crate) const ABOVE_100: ChannelOptions = ChannelOptions { switch_over: SwitchOver::Above(100), coalesce: true };
+pub(crate) const ABOVE_100: ChannelOptions = ChannelOptions { eager_words: Some(100), coalesce: true };
 
 pub(crate) struct Scene {
     // In this order: the way, the threads, the servers.
@@ -137,7 +134,7 @@ pub(crate) fn start(
     serve: &ServeMessages,
     seen: &Arc<Seen>,
 ) -> MessageServer {
-    let listener = cluster.listen(server(number), &listen_options(ports, link_bytes)).unwrap();
+    let listener = cluster.listen(server(number), &ListenOptions { ports, link_bytes }).unwrap();
     let seen = Arc::clone(seen);
     MessageServer::start(listener, serve, move |_| Ok(Box::new(Parrot::new(&seen)))).unwrap()
 }

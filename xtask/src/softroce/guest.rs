@@ -26,7 +26,7 @@ const CPU: &str = "max,erms=off";
 
 /// What Debian's kernel would do to be safe, or because it is fast on a real processor: an emulator pays more for it. It does not
 /// clear what it allocates, nor has the emulator look whether it touches a program's memory, and copies by loops: string
-/// instructions of words are slow, too. A READ of 1 KiB takes a twentieth less.
+/// instructions of words are slow, too.
 const LEFT_OUT: &str = "mitigations=off init_on_alloc=0 clearcpuid=rep_good,smap,smep";
 
 /// What a guest is connected to.
@@ -47,15 +47,6 @@ pub(super) enum Network {
     },
 }
 
-/// What a guest's time is, and how many processors it has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Clock {
-    /// The host's, with two processors.
-    Real,
-    /// One processor, which takes two nanoseconds for each instruction: what runs beside the guest changes nothing.
-    Counted,
-}
-
 /// What a guest is started with.
 #[derive(Debug)]
 pub(super) struct Spec<'a> {
@@ -69,7 +60,6 @@ pub(super) struct Spec<'a> {
     /// A shell script.
     pub(super) script: &'a str,
     pub(super) network: Network,
-    pub(super) clock: Clock,
     pub(super) limit: Duration,
 }
 
@@ -107,11 +97,7 @@ impl Guest {
         fs::write(share.join("run.sh"), spec.script)?;
         spec.programs.copy_to(&share)?;
         let mut qemu = Command::new("qemu-system-x86_64");
-        match spec.clock {
-            Clock::Real => qemu.args(["-accel", "tcg,thread=multi", "-smp", "2"]),
-            Clock::Counted => qemu.args(["-accel", "tcg", "-icount", "shift=1", "-smp", "1"]),
-        };
-        qemu.args(["-m", "2048", "-cpu", CPU])
+        qemu.args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", "2048", "-cpu", CPU])
             .args(["-nodefaults", "-no-reboot", "-vga", "none", "-display", "none", "-serial", "stdio"])
             .arg("-kernel")
             .arg(spec.kernel.image())

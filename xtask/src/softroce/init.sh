@@ -47,7 +47,7 @@ rdma link add rxe0 type rxe netdev "$netdev" || fail "no RDMA device on $netdev"
 
 gid=$(printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' $(echo "$address" | tr . ' '))
 until_true grep -qrs "$gid" /sys/class/infiniband/rxe0/ports/1/gids || fail "rxe0 does not get the address $gid"
-until_true test -c /dev/infiniband/rdma_cm || mkdir -p /dev/infiniband
+until_true test -c /dev/infiniband/uverbs0 || fail "rxe0 cannot be opened"
 
 # Test programs know the programs they start by where the host has built them.
 if [ -d /share/bin ]; then

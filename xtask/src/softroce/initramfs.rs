@@ -16,31 +16,21 @@ use super::{kernel::Kernel, process::output_of};
 const INIT: &str = include_str!("init.sh");
 
 /// Programs of the host that the guest has, too.
-const TOOLS: [&str; 15] = [
+const TOOLS: [&str; 6] = [
     "/sbin/ip",
     "/sbin/tc",
     "/usr/bin/rdma",
     "/usr/bin/ibv_devices",
     "/usr/bin/ibv_devinfo",
     "/usr/bin/ibv_rc_pingpong",
-    "/usr/bin/rping",
-    "/usr/bin/ib_read_lat",
-    "/usr/bin/ib_read_bw",
-    "/usr/bin/ib_write_lat",
-    "/usr/bin/ib_write_bw",
-    "/usr/bin/ib_send_lat",
-    "/usr/bin/ib_send_bw",
-    "/usr/bin/ib_atomic_lat",
-    "/usr/bin/ib_atomic_bw",
 ];
 
 /// Libraries that Rust programs use and the tools may not, and the driver, which libibverbs loads by its name.
-const LIBRARIES: [&str; 6] = [
+const LIBRARIES: [&str; 5] = [
     "/lib/x86_64-linux-gnu/libc.so.6",
     "/lib/x86_64-linux-gnu/libm.so.6",
     "/lib/x86_64-linux-gnu/libgcc_s.so.1",
     "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
-    "/usr/lib/x86_64-linux-gnu/librdmacm.so.1",
     "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so",
 ];
 

@@ -21,7 +21,7 @@ const META_PACKAGE: &str = "linux-image-amd64";
 
 /// What the guest loads, each after what it depends on.
 const MODULES: [&str; 9] =
-    ["virtio_pci", "9pnet_virtio", "9p", "dummy", "virtio_net", "sch_netem", "crc32_generic", "rdma_rxe", "rdma_ucm"];
+    ["virtio_pci", "9pnet_virtio", "9p", "dummy", "virtio_net", "sch_netem", "crc32_generic", "rdma_rxe", "ib_uverbs"];
 
 /// A kernel's image and modules on this machine.
 #[derive(Debug)]

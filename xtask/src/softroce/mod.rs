@@ -4,12 +4,10 @@
 //! neither hardware nor virtualisation. Nothing is changed on this machine except that missing Debian packages are
 //! installed.
 
-mod bench;
 mod guest;
 mod host;
 mod initramfs;
 mod kernel;
-mod perftest;
 mod plan;
 mod process;
 mod programs;
@@ -26,11 +24,11 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 
 use self::{
-    guest::{Clock, Guest, Network, Outcome, Spec, quoted},
+    guest::{Guest, Network, Outcome, Spec, quoted},
     host::Unable,
     kernel::Kernel,
     plan::Wanted,
-    programs::{Built, Measured, Programs},
+    programs::{Built, Programs},
 };
 
 /// Exit code where this machine cannot run a guest.
@@ -63,33 +61,11 @@ enum Action {
     },
     /// Runs clippy and the unit tests on what is built with verbs. Needs no guest.
     Lint,
-    /// Measures our endpoint beside perftest's programs, by counting instructions and on real time, and prints the ratios.
-    Perftest {
-        /// Rounds on real time, in each of which both are measured.
-        #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
-        rounds: u32,
-        /// Requests of each measurement.
-        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
-        iterations: u32,
-    },
-    /// Runs `farlink bench`: 1M keys, one worker, a cache of 8% of the data, zipf .99, one and 16 operations in flight; and
-    /// says how many operations are done in the time of a READ.
-    Bench {
-        /// Rounds, each with a look at what a READ takes by perftest.
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-        rounds: u32,
-        /// Operations of each row.
-        #[arg(long, default_value_t = 100_000)]
-        ops: u64,
-    },
     /// Runs one program in a guest.
     Run {
         /// Seconds after which the guest is stopped.
         #[arg(long, default_value_t = 300)]
         limit: u64,
-        /// Give the guest one processor, whose clock advances by 2 ns with each instruction, whatever else runs here.
-        #[arg(long)]
-        counted: bool,
         /// A program that PROGRAM starts; it has the same path in the guest as here. May be given several times.
         #[arg(long, value_name = "FILE")]
         with: Vec<PathBuf>,
@@ -131,27 +107,7 @@ fn execute(args: &Args) -> Result<Outcome> {
             host::prepare()?;
             Built::lint().map(|()| Outcome::Exit(0))
         }
-        Some(Action::Perftest { rounds, iterations }) => {
-            let (bench, programs) = (Bench::prepare()?, Built::measured(Measured::Endpoint)?);
-            let mut good = true;
-            for series in perftest::series(*rounds, *iterations) {
-                let outcome = bench.run(&programs, &series.script(), series.clock, LIMIT)?;
-                if outcome != Outcome::Exit(0) {
-                    return Ok(outcome);
-                }
-                good &= series.report(&bench.share("guest").join("results"))?;
-            }
-            Ok(Outcome::Exit(if good { 0 } else { 1 }))
-        }
-        Some(Action::Bench { rounds, ops }) => {
-            let (bench, programs) = (Bench::prepare()?, Built::measured(Measured::Program)?);
-            let outcome = bench.run(&programs, &plan::measured_bench(*rounds, *ops), Clock::Real, LIMIT)?;
-            if outcome == Outcome::Exit(0) {
-                bench::report(&bench.share("guest").join("results"), *rounds)?;
-            }
-            Ok(outcome)
-        }
-        Some(Action::Run { limit, counted, with, program, arguments }) => {
+        Some(Action::Run { limit, with, program, arguments }) => {
             let bench = Bench::prepare()?;
             let mut programs = Programs::default();
             for path in with {
@@ -160,8 +116,7 @@ fn execute(args: &Args) -> Result<Outcome> {
             let program = if program.contains('/') { programs.add(Path::new(program))? } else { program.clone() };
             let words = [program.as_str()].into_iter().chain(arguments.iter().map(String::as_str));
             let script = format!("{}{}\n", environment(), quoted(words));
-            let clock = if *counted { Clock::Counted } else { Clock::Real };
-            bench.run(&programs, &script, clock, Duration::from_secs(*limit))
+            bench.run(&programs, &script, Duration::from_secs(*limit))
         }
     }
 }
@@ -169,7 +124,7 @@ fn execute(args: &Args) -> Result<Outcome> {
 fn run_alone(wanted: &Wanted) -> Result<Outcome> {
     let bench = Bench::prepare()?;
     let built = Built::tests(wanted)?;
-    bench.run(&built.programs, &plan::alone(&built, wanted)?, Clock::Real, LIMIT)
+    bench.run(&built.programs, &plan::alone(&built, wanted)?, LIMIT)
 }
 
 /// What all guests of a run need.
@@ -193,12 +148,7 @@ impl Bench {
         Ok(Self { kernel, initramfs, dir, _lock: lock })
     }
 
-    /// What this guest shares with the host.
-    fn share(&self, guest: &str) -> PathBuf {
-        self.dir.join(guest).join("share")
-    }
-
-    /// A guest on real time.
+    /// A guest with the usual limit.
     fn spec<'a>(&'a self, name: &'a str, programs: &'a Programs, script: &'a str, network: Network) -> Spec<'a> {
         Spec {
             name,
@@ -208,7 +158,6 @@ impl Bench {
             programs,
             script,
             network,
-            clock: Clock::Real,
             limit: LIMIT,
         }
     }
@@ -230,8 +179,8 @@ impl Bench {
     }
 
     /// A guest without others.
-    fn run(&self, programs: &Programs, script: &str, clock: Clock, limit: Duration) -> Result<Outcome> {
-        Guest::start(&Spec { clock, limit, ..self.spec("", programs, script, Network::Alone) })?.wait()
+    fn run(&self, programs: &Programs, script: &str, limit: Duration) -> Result<Outcome> {
+        Guest::start(&Spec { limit, ..self.spec("", programs, script, Network::Alone) })?.wait()
     }
 }
 

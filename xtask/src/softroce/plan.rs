@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{bench, environment, guest::quoted, programs::Built};
+use super::{environment, guest::quoted, programs::Built};
 
 /// The functions `step` and `verdict`.
 const STEPS: &str = include_str!("steps.sh");
@@ -142,14 +142,6 @@ impl Script {
 
     fn messages(&mut self, built: &Built, all: bool) -> Result<()> {
         self.test(built, "messaging", 240, &[], &[])?;
-        // The other transport. Of the tests of messages, those that are about it; all of them if asked for by name.
-        if self.wants("messaging") {
-            let mut command = vec!["env", "FARLINK_TRANSPORT=send", built.test("messaging")?, "--test-threads", "2"];
-            if !all {
-                command.extend(["on_a_good_fabric", "large_messages", "breaks_the_rules", "takes_no_replies"]);
-            }
-            self.step(Lane::Tests, "messaging by send", 240, &command);
-        }
         let settings = ["FARLINK_THREADS_SECONDS=3", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
         // The same code over another structure, and costs that do not depend on the fabric.
         let skipped = ["skiplist::", "a_get_is_one", "leaves_are_everywhere"];
@@ -182,11 +174,6 @@ pub(super) fn pair() -> [String; 2] {
     let mut compute = Script::new(None);
     compute.step(Lane::Programs, "another machine", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "over_the_net"]);
     [memory, compute].map(|script| script.end().replacen("\nstep '", "\nexport AT=10.0.0.1\nstep '", 1))
-}
-
-/// A bench whose rows may be quoted.
-pub(super) fn measured_bench(rounds: u32, ops: u64) -> String {
-    Script::new(None).text + &bench::script(rounds, ops)
 }
 
 /// How long the programs of two guests may take.

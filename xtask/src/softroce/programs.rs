@@ -66,15 +66,6 @@ const MESSAGES: [&str; 2] = ["messaging", "shipping"];
 /// Those that take minutes.
 const MORE: [&str; 5] = ["cached", "faults", "hostile", "model", "reclaim"];
 
-/// What is measured: optimising across all crates takes minutes, so only what is asked for is built.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Measured {
-    /// `farlink`.
-    Program,
-    /// The example that measures an endpoint alone.
-    Endpoint,
-}
-
 /// What was built for the guest.
 #[derive(Debug)]
 pub(super) struct Built {
@@ -113,17 +104,6 @@ impl Built {
         Ok(built)
     }
 
-    /// Builds what is measured, as it is released.
-    pub(super) fn measured(what: Measured) -> Result<Programs> {
-        let mut built = Self { programs: Programs::default(), tests: BTreeMap::new() };
-        let target = match what {
-            Measured::Program => ["--bin", "farlink"],
-            Measured::Endpoint => ["--example", "verbs_latency"],
-        };
-        built.take(cargo("build").arg("--release").args(target))?;
-        Ok(built.programs)
-    }
-
     /// Checks what is built with verbs as the workspace is checked without: with clippy, and unit tests, which need no device.
     pub(super) fn lint() -> Result<()> {
         for (command, arguments) in
@@ -154,7 +134,7 @@ impl Built {
             let target = message["target"]["name"].as_str().unwrap_or_default().to_owned();
             match kind {
                 "test" => drop(self.tests.insert(target, self.programs.add(Path::new(path))?)),
-                "bin" | "example" if message["profile"]["test"] == false => drop(self.programs.add(Path::new(path))?),
+                "bin" if message["profile"]["test"] == false => drop(self.programs.add(Path::new(path))?),
                 _ => {}
             }
         }

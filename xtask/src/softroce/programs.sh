@@ -57,21 +57,18 @@ now_ms() {
 serve_and_bench() {
     two_servers
     bench --keys 20000 --ops 4000 --workers 2 --in-flight 1,16 --mix a,b,c,d,e,f
-    bench --keys 20000 --ops 4000 --workers 1 --processes 2 --mix a --tree shared --setup tcp
-    bench --keys 20000 --ops 4000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached --setup cm
+    bench --keys 20000 --ops 4000 --workers 1 --processes 2 --mix a --tree shared
+    bench --keys 20000 --ops 4000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached
     farlink check --connect "verbs://$at:7471,$at:7472" $device
     stop
 }
 
-# Memory servers as users run them, whose threads carry out what other processes ship, by either transport.
+# A memory server as users run it, whose threads carry out what other processes ship.
 serve_and_ship() {
-    for transport in ring send; do
-        serve 0 1 "$at" 7471 --threads 1 --transport "$transport"
-        farlink-stress --fabric verbs --connect "$at:7471" --seconds 4 --processes 2 --workers 1 --access coarse \
-            --keys 200
-        farlink check --connect "verbs://$at:7471" $device
-        stop
-    done
+    serve 0 1 "$at" 7471 --threads 1
+    farlink-stress --fabric verbs --connect "$at:7471" --seconds 4 --processes 2 --workers 1 --access coarse --keys 200
+    farlink check --connect "verbs://$at:7471" $device
+    stop
 }
 
 # Who does not know the secret gets nothing, and who knows it is served all the same.
@@ -215,14 +212,6 @@ killed_bench() {
     echo "the memory servers have destroyed their queue pairs: $(echo $held)"
     bench --keys 5000 --ops 2000 --mix a --workers 2 --tree others
     farlink check --connect "verbs://$at:7471,$at:7472" $device --tree others
-    stop
-}
-
-# million_keys OPS: a bench as it is quoted, one JSON object a line.
-million_keys() {
-    serve 0 1 "$at" 7471
-    farlink bench --connect "verbs://$at:7471" $device --keys 1000000 --ops "$1" --workers 1 --in-flight 1,16 --mix c \
-        --access cached --cache 8% --json
     stop
 }
 

@@ -16,7 +16,7 @@ use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
 use farlink_runtime::fabric::link::ListenOptions;
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
-use farlink_runtime::messaging::{ChannelOptions, ServeMessages, SwitchOver, Wait};
+use farlink_runtime::messaging::{ChannelOptions, ServeMessages, Wait};
 use farlink_runtime::one_sided::Proof;
 use farlink_runtime::ptr::ServerId;
 use farlink_runtime::worker::{Counters, Worker};
@@ -37,7 +37,7 @@ const SPARE_BYTES: u64 = 32 << 20;
 const OPS_MIN: u64 = 8;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// More than any message here has.
-const SWITCH_WORDS: usize = 1024;
+const EAGER_WORDS: usize = 1024;
 /// Operations that each worker draws; it begins again at the first.
 const DRAWN: u64 = 100_000;
 
@@ -246,7 +246,7 @@ impl Station {
         let worker = compute.worker()?;
         let structure = worker.block_on(BTree::open(&worker, NAME, Proof::Checksum))?.structure().clone();
         // All messages are short: which are better fetched need not be measured.
-        let options = ChannelOptions { switch_over: SwitchOver::Above(SWITCH_WORDS), ..ChannelOptions::default() };
+        let options = ChannelOptions { eager_words: Some(EAGER_WORDS), ..ChannelOptions::default() };
         drop(worker.block_on(worker.channel_with(SERVER, options))?);
         // What a search takes, measured by `farlink bench`: little, beside what is remote.
         let policies = plan.choice.policies(100);

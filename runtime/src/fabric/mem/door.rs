@@ -40,6 +40,9 @@ const LINK_HEADER: usize = 512;
 const OF_OWNER: usize = 1;
 const OF_WORKER: usize = 2;
 const CLOSED: usize = LINE;
+/// What [`CLOSED`] says once the worker has closed the link.
+const IN_ORDER: u64 = 1;
+const BROKEN: u64 = 2;
 const DISMISSED: usize = 2 * LINE;
 
 /// Where the links to a door are left.
@@ -135,8 +138,8 @@ impl Door {
         let region = Region::of_file(&door, &path)?;
         let word = |index: usize| region.words()[index].load(Ordering::Acquire);
         let (ports, link_bytes) = (word(LINE) as usize, word(2 * LINE) as usize);
-        let options = ListenOptions { ports, link_bytes, ..ListenOptions::default() };
-        if word(0) != MAGIC || options.validate(false).is_err() || Self::bytes(ports) as u64 != bytes {
+        let options = ListenOptions { ports, link_bytes };
+        if word(0) != MAGIC || options.validate().is_err() || Self::bytes(ports) as u64 != bytes {
             return Err(bad());
         }
         let place = Place::Files { dir: dir.to_path_buf(), door };
@@ -209,7 +212,7 @@ impl Door {
                 why: "it has just stopped to take messages".into(),
             });
         }
-        Ok(WorkerEnd { door: Arc::clone(door), port, memory })
+        Ok(WorkerEnd { door: Arc::clone(door), port, memory, end: IN_ORDER })
     }
 
     /// The links that were left at a port and that `known` does not know.
@@ -350,6 +353,8 @@ pub(super) struct WorkerEnd {
     door: Arc<Door>,
     port: usize,
     memory: LinkMemory,
+    /// What the memory server is told when it is closed.
+    end: u64,
 }
 
 impl WorkerEnd {
@@ -359,6 +364,11 @@ impl WorkerEnd {
 
     pub(super) fn far(&self) -> Far {
         Far { memory: self.memory.servers_memory(), bell: Some((Arc::clone(&self.door), self.port)) }
+    }
+
+    /// Closes the link as one that broke: its worker comes again for what it has asked for.
+    pub(super) fn abandon(mut self) {
+        self.end = BROKEN;
     }
 
     pub(super) fn state(&self) -> LinkState {
@@ -374,7 +384,7 @@ impl WorkerEnd {
 
 impl Drop for WorkerEnd {
     fn drop(&mut self) {
-        self.memory.flag(CLOSED).store(1, Ordering::Release);
+        self.memory.flag(CLOSED).store(self.end, Ordering::Release);
         self.memory.remove_file();
         self.door.tell(self.port);
     }
@@ -401,8 +411,12 @@ impl ServerEnd {
         self.0.path()
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.0.flag(CLOSED).load(Ordering::Acquire) != 0
+    /// Whether the worker has closed it, and then whether it has no use for it any more.
+    pub(super) fn closed_in_order(&self) -> Option<bool> {
+        match self.0.flag(CLOSED).load(Ordering::Acquire) {
+            0 => None,
+            end => Some(end == IN_ORDER),
+        }
     }
 
     /// Whether the worker's process is gone. A system call.

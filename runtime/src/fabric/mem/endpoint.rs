@@ -16,7 +16,7 @@ use crate::{
         link::{LinkState, OpenMemory, PeerId, far_offset},
     },
     ptr::{RemotePtr, ServerId},
-    sync::{Arc, AtomicU64, Ordering, fence},
+    sync::{Arc, AtomicU64, Mutex, Ordering, fence},
 };
 
 /// All that an endpoint reaches: the memory servers' regions, and what the other sides of its links have opened.
@@ -39,6 +39,11 @@ impl Space {
             Some(words) => Some(words),
             None => self.link_words_at(at, bytes),
         }
+    }
+
+    /// What orders atomics there, where that is not the processor.
+    pub(super) fn atomics(&self, at: RemotePtr) -> Option<&Mutex<()>> {
+        self.regions.get(at.server().index())?.atomics()
     }
 
     fn link_words_at(&self, at: RemotePtr, bytes: usize) -> Option<&[AtomicU64]> {
@@ -143,9 +148,7 @@ impl MemEndpoint {
             executed: Vec::new(),
         };
         let mode = match options {
-            MemOptions { nasty: true, .. } => {
-                Mode::Nasty { nasty: Box::new(Nasty::new(seed, options.ordered_writes)), timed }
-            }
+            MemOptions { nasty: true, .. } => Mode::Nasty { nasty: Box::new(Nasty::new(seed, &options)), timed },
             _ if options.is_timed() => Mode::Timed(timed),
             _ => Mode::Direct { done: Vec::new() },
         };
@@ -178,7 +181,7 @@ impl MemEndpoint {
                 let cut: VecDeque<_>;
                 (cut, *waiting) = std::mem::take(waiting).into_iter().partition(|(_, request)| is_cut(request));
                 executed.extend(cut.into_iter().map(|(due_ns, Request { ticket, at, verb })| {
-                    (due_ns, Completion { ticket, outcome: Err(outside(at, &verb)) })
+                    (due_ns, Completion { ticket, outcome: Err(closed(at, &verb)) })
                 }));
             }
             Mode::Nasty { nasty, .. } => nasty.cut(is_cut),
@@ -191,7 +194,7 @@ impl Endpoint for MemEndpoint {
         self.options.capabilities()
     }
 
-    fn register(&mut self, _base: NonNull<u64>, _words: usize) -> Result<LocalKey, Error> {
+    unsafe fn register(&mut self, _base: NonNull<u64>, _words: usize) -> Result<LocalKey, Error> {
         Ok(LocalKey::default())
     }
 
@@ -250,7 +253,11 @@ impl Endpoint for MemEndpoint {
     }
 
     fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
-        self.disconnect(server);
+        // Before the new one: the memory server tells by the order which one counts.
+        if let Some(older) = self.links.get_mut(server.index()).and_then(Option::take) {
+            older.abandon();
+            self.forget(server);
+        }
         let Some(doors) = &self.doors else {
             return Err(Error::ServerMissing { server, why: "a port of a memory server connects to nobody".into() });
         };
@@ -312,14 +319,14 @@ fn copy_out(from: &[AtomicU64], to: &mut [u64]) {
     }
 }
 
-pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
-    let why = "the address is in no region and no open link, or not aligned to 8 bytes".into();
-    Box::new(Error::Fabric { what: verb.name(), at, why })
+/// The link that a request was on its way over is closed.
+pub(super) fn closed(at: RemotePtr, verb: &Verb) -> Box<Error> {
+    Box::new(Error::Fabric { what: verb.name(), at, why: "the link was closed".into() })
 }
 
-#[cold]
-pub(super) fn no_sends(at: RemotePtr) -> Box<Error> {
-    Box::new(Error::Fabric { what: "SEND", at, why: "this fabric has none; use links with rings".into() })
+pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
+    let why = "the address is in no region and no open link, or not aligned to 8 bytes".into();
+    Box::new(Error::BadAddress { what: verb.name(), at, why })
 }
 
 /// Executes a request at once. The fences give what a reliable connection gives: a WRITE is placed after all before it,
@@ -350,7 +357,6 @@ fn execute(space: &Space, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>>
             space.ring_bell(at);
             Done::Written
         }
-        Verb::Send(_) => return Err(no_sends(at)),
         Verb::CompareSwap { expected, new } => Done::Previous(compare_swap(&words[0], expected, new)),
         Verb::FetchAdd(add) => Done::Previous(words[0].fetch_add(add, Ordering::AcqRel)),
     })

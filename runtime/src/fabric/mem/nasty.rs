@@ -5,15 +5,21 @@
 //! random number of polls. What is kept, because a reliable connection keeps it (unless
 //! [`ordered_writes`](super::MemOptions::ordered_writes) is off): a request to a server does not begin before all earlier
 //! WRITEs and atomics of this endpoint to that server are placed.
+//!
+//! Without [`atomic_against_writes`](super::MemOptions::atomic_against_writes) an atomic reads its word and writes it back,
+//! changed or not; a WRITE that comes in between is lost. Only in memory of one process: in files it is the processor's.
 
 use std::time::{Duration, Instant};
 
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-use super::endpoint::{Space, compare_swap, no_sends, outside};
+use super::{
+    MemOptions,
+    endpoint::{Space, closed, compare_swap, outside},
+};
 use crate::{
     fabric::{Completion, Done, Request, Verb},
-    sync::{AtomicU64, Ordering, fence, yield_thread},
+    sync::{AtomicU64, Mutex, Ordering, fence, lock, yield_thread},
 };
 
 const WORDS_PER_LINE: usize = 8;
@@ -69,16 +75,19 @@ pub(super) struct Nasty {
     rng: StdRng,
     rest: Rest,
     ordered: bool,
+    /// Whether an atomic undoes WRITEs that come in its midst, where that can be had.
+    overwrites: bool,
     pending: Vec<Pending>,
     refused: Vec<(u64, Completion)>,
 }
 
 impl Nasty {
-    pub(super) fn new(seed: u64, ordered: bool) -> Self {
+    pub(super) fn new(seed: u64, options: &MemOptions) -> Self {
         Self {
             rng: StdRng::seed_from_u64(seed),
             rest: Rest::default(),
-            ordered,
+            ordered: options.ordered_writes,
+            overwrites: !options.atomic_against_writes,
             pending: Vec::new(),
             refused: Vec::new(),
         }
@@ -87,11 +96,6 @@ impl Nasty {
     pub(super) fn accept(&mut self, space: &Space, request: Request, due_ns: u64) {
         if space.words_at(request.at, request.verb.bytes()).is_none() {
             let outcome = Err(outside(request.at, &request.verb));
-            self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
-            return;
-        }
-        if let Verb::Send(_) = request.verb {
-            let outcome = Err(no_sends(request.at));
             self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
             return;
         }
@@ -110,7 +114,7 @@ impl Nasty {
     /// Ends what is under way to a link that is closed.
     pub(super) fn cut(&mut self, is_cut: impl Fn(&Request) -> bool) {
         for Pending { request, due_ns, .. } in self.pending.extract_if(.., |pending| is_cut(&pending.request)) {
-            let outcome = Err(outside(request.at, &request.verb));
+            let outcome = Err(closed(request.at, &request.verb));
             self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
         }
     }
@@ -178,7 +182,11 @@ impl Nasty {
                 }
             }
             verb => {
-                pending.done = Some(execute_word(&words[0], verb));
+                let order = if self.overwrites { space.atomics(at) } else { None };
+                pending.done = Some(match order {
+                    Some(order) => execute_in_two_steps(&words[0], verb, order, (&mut self.rng, &mut self.rest)),
+                    None => execute_word(&words[0], verb),
+                });
                 if matches!(verb, Verb::Notify(_)) {
                     space.ring_bell(at);
                 }
@@ -195,8 +203,29 @@ fn execute_word(word: &AtomicU64, verb: &Verb) -> Done {
             word.store(value, Ordering::Release);
             Done::Written
         }
-        Verb::Read(_) | Verb::Write(_) | Verb::Send(_) => Done::Written,
+        Verb::Read(_) | Verb::Write(_) => Done::Written,
     }
+}
+
+/// [`execute_word`], by which atomics are atomic against each other only: what the word was, or became, is written back.
+fn execute_in_two_steps(
+    word: &AtomicU64,
+    verb: &Verb,
+    order: &Mutex<()>,
+    (rng, rest): (&mut StdRng, &mut Rest),
+) -> Done {
+    let change: &dyn Fn(u64) -> u64 = match *verb {
+        Verb::CompareSwap { expected, new } => &move |found| if found == expected { new } else { found },
+        Verb::FetchAdd(add) => &move |found| found.wrapping_add(add),
+        _ => return execute_word(word, verb),
+    };
+    let _alone = lock(order);
+    let found = word.load(Ordering::Acquire);
+    if rng.random_ratio(1, 8) {
+        rest.rest();
+    }
+    word.store(change(found), Ordering::Release);
+    Done::Previous(found)
 }
 
 /// The position of a request's first word in its cache line.

@@ -101,8 +101,9 @@ impl Endpoint for MemPort {
         self.endpoint.capabilities()
     }
 
-    fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
-        self.endpoint.register(base, words)
+    unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
+        // SAFETY: the caller keeps the memory until this port is dropped, and its endpoint with it.
+        unsafe { self.endpoint.register(base, words) }
     }
 
     fn ring(&mut self, requests: &mut Vec<Request>) {
@@ -127,8 +128,8 @@ impl Port for MemPort {
         self.news = news;
         for index in 0..self.peers.len() {
             let Some(peer) = &self.peers[index] else { continue };
-            let in_order = peer.is_closed();
-            if in_order || (thorough && peer.is_abandoned()) {
+            let gone = peer.closed_in_order().or_else(|| (thorough && peer.is_abandoned()).then_some(false));
+            if let Some(in_order) = gone {
                 self.leave(index);
                 changes.push(Change::Left { peer: peer_id(index), in_order });
             }
@@ -140,7 +141,7 @@ impl Port for MemPort {
             let free = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
             let (Some(who), true) = (memory.who(), free < SERVERS_MAX) else { continue };
             let end = ServerEnd::new(memory);
-            if end.is_closed() {
+            if end.closed_in_order().is_some() {
                 continue;
             }
             let (peer, memory) = (peer_id(free), end.own());

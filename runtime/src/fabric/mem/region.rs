@@ -4,7 +4,10 @@ use std::{fs::File, path::Path};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use crate::{error::Error, sync::AtomicU64};
+use crate::{
+    error::Error,
+    sync::{AtomicU64, Mutex},
+};
 
 enum Memory {
     Mapped(MmapRaw),
@@ -14,6 +17,8 @@ enum Memory {
 /// Shared words: a mapped file, anonymous memory, or (under Miri and loom, which cannot map) the heap.
 pub(crate) struct Region {
     memory: Memory,
+    /// In memory of this process alone: orders atomics among each other that are not those of the processor.
+    atomics: Option<Mutex<()>>,
 }
 
 impl std::fmt::Debug for Region {
@@ -27,10 +32,10 @@ impl Region {
     pub(crate) fn anonymous(bytes: usize) -> Result<Self, Error> {
         if cfg!(any(miri, loom)) {
             let words = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
-            return Ok(Self { memory: Memory::Heap(words) });
+            return Ok(Self { memory: Memory::Heap(words), atomics: Some(Mutex::new(())) });
         }
         let map = MmapOptions::new().len(bytes).map_anon().map_err(Error::io(format!("mapping {bytes} bytes")))?;
-        Ok(Self { memory: Memory::Mapped(MmapRaw::from(map)) })
+        Ok(Self { memory: Memory::Mapped(MmapRaw::from(map)), atomics: Some(Mutex::new(())) })
     }
 
     /// Asks the system to use large pages, of which a network card needs to know fewer. It may not have any.
@@ -47,7 +52,11 @@ impl Region {
     /// The whole of `file`, shared with every process that maps it. Its length is a multiple of 8.
     pub(crate) fn of_file(file: &File, path: &Path) -> Result<Self, Error> {
         let map = MmapOptions::new().map_raw(file).map_err(Error::io(format!("mapping {}", path.display())))?;
-        Ok(Self { memory: Memory::Mapped(map) })
+        Ok(Self { memory: Memory::Mapped(map), atomics: None })
+    }
+
+    pub(crate) fn atomics(&self) -> Option<&Mutex<()>> {
+        self.atomics.as_ref()
     }
 
     pub(crate) fn bytes(&self) -> u64 {

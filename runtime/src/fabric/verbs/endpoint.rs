@@ -3,8 +3,6 @@
 use std::ptr::NonNull;
 
 use super::{
-    connecting::ConnectBy,
-    control::Secret,
     ib::{
         Access, Atomics, CompletionQueue, DeviceInfo, Domain, Local, QueuePair, QueuePairOptions, Registered,
         Reliability,
@@ -12,51 +10,46 @@ use super::{
     lane::lane_of,
     link::Link,
     session::{Losses, Session},
-    talk::{Inbox, Talk},
+    talk::Talk,
 };
 use crate::{
     error::Error,
     fabric::{
         Capabilities, Completion, Endpoint, LocalKey, Request, Verb,
-        link::{Arrived, LinkState, OpenMemory, PeerId, Transport},
-        ringer::Ringer,
+        link::{LinkState, OpenMemory, PeerId},
     },
     ptr::{RemotePtr, ServerId},
     sync::{Arc, Ordering},
 };
 
+/// The eager limit, 8 KiB. Measured on SoftRoCE: one message at a time is faster by the ring up to 32 KiB, because rendezvous
+/// adds a round trip; of 16 at a time, those of more than 4 KiB are faster by rendezvous. At 8 KiB either way loses about as much
+/// where the other one is better. Not measured on a card.
+const EAGER_WORDS: usize = 1024;
+
 /// What all links of an endpoint share.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Setup {
     pub(super) domain: Arc<Domain>,
     pub(super) local: Local,
     pub(super) completions: Arc<CompletionQueue>,
     pub(super) reliability: Reliability,
-    pub(super) connect_by: ConnectBy,
-    pub(super) secret: Secret,
     /// Requests in a queue pair.
     pub(super) depth: u32,
     pub(super) inline_bytes: u32,
     pub(super) gather_max: u32,
-    /// Rings for the worker, where the device works in the doorbell.
-    pub(super) ringer: Option<Arc<Ringer<QueuePair>>>,
 }
 
 impl Setup {
-    pub(super) fn queue_pair(&self) -> Result<QueuePair, Error> {
-        self.queue_pair_of(self.depth, None)
-    }
-
-    /// A queue pair for so many requests, that takes in what is sent to it or not.
-    pub(super) fn queue_pair_of(&self, depth: u32, inbox: Option<&Inbox>) -> Result<QueuePair, Error> {
-        let received = inbox.map_or(&self.completions, |inbox| &inbox.completions);
+    /// A queue pair for so many requests.
+    pub(super) fn queue_pair(&self, depth: u32) -> Result<QueuePair, Error> {
         let options = QueuePairOptions {
             send_depth: depth,
             inline_bytes: self.inline_bytes,
             gather_max: self.gather_max,
-            receive: inbox.map(|inbox| Arc::clone(&inbox.queue)),
+            receive: None,
         };
-        QueuePair::new(&self.domain, &self.completions, received, options)
+        QueuePair::new(&self.domain, &self.completions, &self.completions, options)
     }
 }
 
@@ -70,8 +63,7 @@ pub(super) fn capabilities(device: &DeviceInfo, inline_bytes: u32, gather_max: u
         atomic_against_cpu: global,
         inline_bytes: inline_bytes as usize,
         gather_max: gather_max as usize,
-        works_in_doorbell: device.is_software,
-        send_receive: device.shared_receive,
+        eager_words: EAGER_WORDS,
     }
 }
 
@@ -146,11 +138,26 @@ impl VerbsEndpoint {
             }
         }
     }
+
+    /// Closes the message link to a memory server, if there is one.
+    fn unlink(&mut self, server: ServerId, in_order: bool) {
+        if !matches!(self.talks.get(server.index()), Some(Some(_))) {
+            return;
+        }
+        // Completions that have come are of requests that were carried out.
+        let mut completions = Vec::new();
+        self.poll(&mut completions);
+        self.early.append(&mut completions);
+        if let Some(talk) = self.talks[server.index()].take() {
+            // The memory server hears of it in its own time.
+            drop(talk.close(in_order, &mut self.early));
+        }
+    }
 }
 
 pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
     let why = "the address is not inside the memory server's region or an open link, or not aligned to 8 bytes".into();
-    Box::new(Error::Fabric { what: verb.name(), at, why })
+    Box::new(Error::BadAddress { what: verb.name(), at, why })
 }
 
 impl Endpoint for VerbsEndpoint {
@@ -158,7 +165,7 @@ impl Endpoint for VerbsEndpoint {
         capabilities(self.setup.domain.device().info(), self.setup.inline_bytes, self.setup.gather_max)
     }
 
-    fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
+    unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
         // SAFETY: the caller keeps the memory until the endpoint is dropped, as the trait demands.
         let registered = unsafe { self.setup.domain.register(base, words, Access::Local) }?;
         let key = registered.local_key();
@@ -195,7 +202,6 @@ impl Endpoint for VerbsEndpoint {
         if !self.early.is_empty() {
             completions.append(&mut self.early);
         }
-        let before = completions.len();
         let (links, talks, setup, unsettled) = (&mut self.links, &mut self.talks, &self.setup, &mut self.unsettled);
         setup.completions.poll(|finished| {
             let lane = lane_of(finished.id);
@@ -206,21 +212,13 @@ impl Endpoint for VerbsEndpoint {
                 talk.finished(finished, completions);
             }
         });
-        if let Some(ringer) = self.setup.ringer.as_ref().filter(|_| completions.len() == before) {
-            ringer.looked();
-        }
-        if let Some(ringer) = &self.setup.ringer
-            && ringer.is_troubled()
-        {
-            self.links.iter_mut().for_each(|link| link.check_posts(&self.setup, completions));
-        }
         if self.unsettled || self.losses.load(Ordering::Relaxed) != self.losses_seen {
             self.tend(completions);
         }
     }
 
     fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
-        self.disconnect(server);
+        self.unlink(server, false);
         let Some(session) = self.sessions.get(server.index()) else {
             return Err(Error::ServerMissing { server, why: "there is no such memory server".into() });
         };
@@ -236,25 +234,7 @@ impl Endpoint for VerbsEndpoint {
     }
 
     fn disconnect(&mut self, server: ServerId) {
-        if !matches!(self.talks.get(server.index()), Some(Some(_))) {
-            return;
-        }
-        // Completions that have come are of requests that were carried out.
-        let mut completions = Vec::new();
-        self.poll(&mut completions);
-        self.early.append(&mut completions);
-        if let Some(talk) = self.talks[server.index()].take() {
-            // The memory server hears of it in its own time.
-            drop(talk.close(&mut self.early));
-        }
-    }
-
-    fn transport(&self, other: ServerId) -> Transport {
-        self.talks.get(other.index()).and_then(Option::as_ref).map_or(Transport::Ring, Talk::transport)
-    }
-
-    fn receive(&mut self, arrived: &mut Vec<Arrived>) {
-        self.talks.iter().flatten().for_each(|talk| talk.receive(arrived));
+        self.unlink(server, true);
     }
 
     fn link_state(&mut self, server: ServerId) -> LinkState {
@@ -266,7 +246,7 @@ impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
         let setup = &self.setup;
         let links = self.links.iter_mut().filter_map(|link| link.close(setup));
-        let talks = self.talks.drain(..).flatten().filter_map(|talk| talk.close(&mut Vec::new()));
+        let talks = self.talks.drain(..).flatten().filter_map(|talk| talk.close(true, &mut Vec::new()));
         let closing: Vec<_> = links.chain(talks).collect();
         for answer in closing {
             // A memory server that is lost has destroyed its queue pairs.

@@ -11,14 +11,11 @@ use std::collections::VecDeque;
 
 use super::{
     connecting::Connection,
-    ib::{Access, Domain, Finished, Memory, Piece, PostList, Posting, QueuePair, Remote, Status},
+    ib::{Domain, Finished, Memory, Piece, PostList, Posting, Remote, Status},
 };
 use crate::{
     error::Error,
-    fabric::{
-        Completion, Done, LocalKey, Request, Verb,
-        ringer::{Doorbell as _, RequestList as _, Ringer, Trouble},
-    },
+    fabric::{Completion, Done, LocalKey, Request, Verb},
     ptr::RemotePtr,
     sync::Arc,
 };
@@ -47,11 +44,8 @@ pub(super) struct Lane {
     next: u32,
     posted: VecDeque<Request>,
     waiting: VecDeque<Request>,
+    /// The last of `posted`, which have not been rung for.
     batch: PostList,
-    /// Who rings for several requests, if there is somebody.
-    ringer: Option<(Arc<Ringer<QueuePair>>, Arc<Trouble>)>,
-    /// How many of `posted` are in `batch`.
-    batched: usize,
     depth: usize,
     /// Of a sequence number, what says which slot of `words` it has.
     slot_mask: u32,
@@ -93,23 +87,15 @@ impl Lane {
             posted: VecDeque::with_capacity(depth),
             waiting: VecDeque::new(),
             batch: PostList::with_capacity(depth),
-            ringer: None,
-            batched: 0,
             depth,
             slot_mask: slots as u32 - 1,
-            words: Memory::new(domain, slots, Access::Local)?,
+            words: Memory::new(domain, slots)?,
         })
     }
 
     /// The other side has a thread that sleeps until it is notified.
     pub(super) fn waking(mut self) -> Self {
         self.wakes = true;
-        self
-    }
-
-    /// Somebody else may ring.
-    pub(super) fn with_ringer(mut self, ringer: Option<&Arc<Ringer<QueuePair>>>) -> Self {
-        self.ringer = ringer.map(|ringer| (Arc::clone(ringer), Arc::default()));
         self
     }
 
@@ -176,29 +162,27 @@ impl Lane {
         let (posting, piece, may_inline) = match &mut request.verb {
             Verb::Read(buffer) => (Posting::Read(remote), piece(buffer.key(), buffer), false),
             Verb::Write(buffer) => (Posting::Write(remote), piece(buffer.key(), buffer), true),
-            Verb::Send(buffer) => (Posting::Send, piece(buffer.key(), buffer), true),
             &mut Verb::WriteWord(word) => {
                 self.words.store(slot, word);
                 (Posting::Write(remote), own, true)
             }
             &mut Verb::Notify(word) => {
                 self.words.store(slot, word);
-                (if self.wakes { Posting::WriteNotify(remote, 0) } else { Posting::Write(remote) }, own, true)
+                (if self.wakes { Posting::WriteNotify(remote) } else { Posting::Write(remote) }, own, true)
             }
             &mut Verb::CompareSwap { expected, new } => (Posting::CompareSwap(remote, expected, new), own, false),
             &mut Verb::FetchAdd(amount) => (Posting::FetchAdd(remote, amount), own, false),
         };
-        // A WRITE or SEND with others behind it in the batch completes with them.
-        if self.batched > 0
+        // A WRITE with others behind it in the batch completes with them.
+        if !self.batch.is_empty()
             && let Some(last) = self.posted.back()
-            && matches!(last.verb, Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) | Verb::Send(_))
+            && matches!(last.verb, Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_))
         {
             self.batch.unsignal_last();
         }
         let inline = may_inline && piece.bytes <= inline_max;
         self.batch.push(id(self.number, self.generation, sequence), posting, piece, inline);
         self.posted.push_back(request);
-        self.batched += 1;
         self.next = sequence.wrapping_add(1);
     }
 
@@ -209,25 +193,10 @@ impl Lane {
             return Ok(());
         }
         let Some(connection) = &self.connection else { return Ok(()) };
-        let batched = std::mem::take(&mut self.batched);
         // SAFETY: every piece is a buffer of a request in `posted`, registered by the endpoint that owns this lane, or a slot
         // of `words` that no other posted request has, because at most `depth` are posted. Requests leave `posted` only
         // when they have completed, or in `cut`, after the queue pair was destroyed; till then nobody else has their buffers.
-        // The same holds for what is handed over: `cut` waits until it is posted.
-        unsafe {
-            match &self.ringer {
-                Some((ringer, trouble)) if ringer.takes(trouble, self.posted.len(), batched) => {
-                    ringer.hand_over(&mut self.batch, &connection.queue_pair, trouble);
-                    Ok(())
-                }
-                _ => connection.queue_pair.ring(&mut self.batch),
-            }
-        }
-    }
-
-    /// What went wrong when somebody else rang.
-    pub(super) fn trouble(&self) -> Option<Error> {
-        self.ringer.as_ref().and_then(|(_, trouble)| trouble.take())
+        unsafe { connection.queue_pair.ring(&mut self.batch) }
     }
 
     /// Posts waiting requests, as many as there is room for. After an error the lane is to be cut.
@@ -260,7 +229,7 @@ impl Lane {
             let Some(request) = self.posted.pop_front() else { break };
             let done = match request.verb {
                 Verb::Read(buffer) => Done::Read(buffer),
-                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) | Verb::Send(_) => Done::Written,
+                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) => Done::Written,
                 Verb::CompareSwap { .. } | Verb::FetchAdd(_) => Done::Previous(self.words.load(slot)),
             };
             completions.push(Completion { ticket: request.ticket, outcome: Ok(done) });
@@ -272,19 +241,11 @@ impl Lane {
     #[cold]
     fn failed(&mut self, before: usize, status: Status, completions: &mut Vec<Completion>) -> Failed {
         for request in self.posted.drain(..before) {
-            // Only WRITEs and SENDs are not signalled.
+            // Only WRITEs are not signalled.
             completions.push(Completion { ticket: request.ticket, outcome: Ok(Done::Written) });
         }
         let of = |request: &Request| Error::Fabric { what: request.verb.name(), at: request.at, why: status.why() };
         Failed { status, first: self.posted.front().filter(|_| !status.is_flushed()).map(of) }
-    }
-
-    /// Waits until nobody else posts requests of this lane.
-    fn settle(&mut self) {
-        if let Some((ringer, trouble)) = &mut self.ringer {
-            ringer.settle();
-            *trouble = Arc::default();
-        }
     }
 
     /// Destroys the queue pair and fails all requests, the first one with an error of its own if there is one. The number of
@@ -296,11 +257,9 @@ impl Lane {
         error: impl Fn(&Request) -> Error,
         completions: &mut Vec<Completion>,
     ) -> Option<u32> {
-        self.settle();
         // From here on the card touches no buffer.
         let theirs = self.connection.take().map(Connection::destroy);
         self.batch.clear();
-        self.batched = 0;
         self.generation = self.generation.wrapping_add(1);
         if let Some(error) = first
             && let Some(request) = self.posted.pop_front()
@@ -312,12 +271,6 @@ impl Lane {
             completions.push(Completion { ticket: request.ticket, outcome });
         }
         theirs
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.settle();
     }
 }
 

@@ -4,7 +4,7 @@
 //!   that goes to a new connection, which the memory server makes only after it has destroyed its end of the old one, so
 //!   that nothing late arrives.
 //! - A lost control connection is for good: the memory server has destroyed the queue pairs and counts the compute server
-//!   as dead.
+//!   as dead. So it is cut where a queue pair cannot be made anew: a request that is tried again comes to an end.
 
 use super::{
     connecting::Connecting,
@@ -67,7 +67,7 @@ impl Link {
         let remote = Remote { address: welcome.address, key: welcome.key };
         let target = Target { first: 0, bytes: welcome.bytes, remote };
         let mut link = Self {
-            lane: Lane::new(&setup.domain, number, setup.depth, target)?.with_ringer(setup.ringer.as_ref()),
+            lane: Lane::new(&setup.domain, number, setup.depth, target)?,
             session,
             state: State::Down(Cause::Broken("it was never connected".into())),
         };
@@ -152,7 +152,10 @@ impl Link {
                     self.lane.connect(connection);
                     self.state = State::Up;
                 }
-                Ok(Err(error)) => return self.give_up(Cause::of(error), completions),
+                Ok(Err(error)) => {
+                    let cause = self.cut_off(error);
+                    return self.give_up(cause, completions);
+                }
                 Err(connecting) => self.state = State::Connecting(connecting),
             },
             other => self.state = other,
@@ -164,13 +167,6 @@ impl Link {
         if self.lane.is_waiting()
             && let Err(error) = self.lane.post_waiting()
         {
-            self.break_off(setup, None, Cause::Broken(error.to_string()), completions);
-        }
-    }
-
-    /// Ends the connection if requests could not be posted.
-    pub(super) fn check_posts(&mut self, setup: &Setup, completions: &mut Vec<Completion>) {
-        if let Some(error) = self.lane.trouble() {
             self.break_off(setup, None, Cause::Broken(error.to_string()), completions);
         }
     }
@@ -194,7 +190,18 @@ impl Link {
             return;
         }
         if let Err(error) = self.ask_to_connect(setup, theirs) {
-            self.state = State::Down(Cause::of(error));
+            self.state = State::Down(self.cut_off(error));
+        }
+    }
+
+    /// There is no way to the memory server any more, for this reason.
+    fn cut_off(&self, error: Error) -> Cause {
+        match Cause::of(error) {
+            Cause::Broken(why) => {
+                self.session.cut();
+                Cause::Lost { address: self.session.address().into(), why }
+            }
+            lost => lost,
         }
     }
 

@@ -3,14 +3,13 @@
 //! A memory server ([`VerbsServer`]) registers its region once and then only answers control connections; all else is done
 //! by its card. A compute server ([`VerbsFabric`]) has one control connection to each memory server. Each of its workers
 //! has, to each memory server, a reliable connection of its own: a queue pair that no other thread touches. So nothing
-//! on the way of a request is shared, locked or allocated. Only where the device works in the doorbell, as SoftRoCE does, may
-//! a second thread post for a worker ([`ringer`](crate::fabric::ringer)).
+//! on the way of a request is shared, locked or allocated.
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
-//! connection, by the system's connection manager or by hand; `lane` is such a connection with its requests; `link` is a
+//! connection; `lane` is such a connection with its requests; `link` is a
 //! worker's way to a region, `talk` its [message link](crate::fabric::link); `endpoint` is all links of a worker; `server` is
-//! the memory server. [`messages`] is two-sided traffic by itself.
+//! the memory server.
 //!
 //! What the fabric promises ([`Capabilities`](crate::fabric::Capabilities)): WRITEs and atomics are placed in order. Atomics
 //! are atomic against WRITEs and CPUs only if the device says so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.
@@ -27,7 +26,6 @@ mod endpoint;
 mod ib;
 mod lane;
 mod link;
-pub mod messages;
 mod opened;
 mod server;
 mod session;
@@ -38,7 +36,6 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 pub use self::{
-    connecting::{ConnectBy, knock},
     control::Secret,
     ib::{Atomics, DeviceInfo, GidInfo, PortInfo, PortState, Reliability, devices},
     server::{DEFAULT_PORT, VerbsServeOptions, VerbsServer},
@@ -46,13 +43,13 @@ pub use self::{
 use self::{
     control::{Answer, Question},
     endpoint::{Setup, VerbsEndpoint},
-    ib::{CompletionQueue, Device, Domain, Local, obstacle},
+    ib::{CompletionQueue, Device, Domain, Local},
     session::{Losses, Session},
 };
 use crate::{
     clock::Clock,
     error::Error,
-    fabric::{Endpoint, Fabric, Liveness, OwnerClaim, ringer::Ringer},
+    fabric::{Endpoint, Fabric, Liveness, OwnerClaim},
     lock::OwnerId,
     ptr::ServerId,
     sync::{Arc, AtomicU64, Mutex, Ordering, lock},
@@ -94,8 +91,6 @@ pub struct VerbsOptions {
     pub secret: Secret,
     /// This machine's device.
     pub device: DeviceChoice,
-    /// How connections are made.
-    pub connect_by: ConnectBy,
     /// When a connection that does not answer is given up.
     pub reliability: Reliability,
     /// Requests that a worker has in the card for each memory server; more wait their turn.
@@ -109,7 +104,6 @@ impl VerbsOptions {
             servers: servers.into_iter().map(Into::into).collect(),
             secret,
             device: DeviceChoice::default(),
-            connect_by: ConnectBy::default(),
             reliability: Reliability::default(),
             queue_depth: 128,
         }
@@ -123,8 +117,6 @@ pub struct VerbsFabric {
     losses: Losses,
     domain: Arc<Domain>,
     local: Local,
-    secret: Secret,
-    connect_by: ConnectBy,
     reliability: Reliability,
     queue_depth: u32,
     known: Mutex<HashMap<OwnerId, Known>>,
@@ -159,14 +151,11 @@ impl VerbsFabric {
         let mut sessions = options.servers.iter().map(connect).collect::<Result<Vec<_>, Error>>()?;
         sessions.sort_by_key(|session| session.server());
         require_whole(&sessions)?;
-        let connect_by = settle(options.connect_by, &local, &sessions)?;
         Ok(Self {
             sessions,
             losses,
             domain,
             local,
-            secret: options.secret.clone(),
-            connect_by,
             reliability: options.reliability,
             queue_depth: options.queue_depth,
             known: Mutex::default(),
@@ -177,15 +166,6 @@ impl VerbsFabric {
     #[doc(hidden)]
     pub fn cut(&self) {
         self.sessions.iter().for_each(|session| session.cut());
-    }
-
-    /// What somebody who has listened in could say to the connection manager of the first memory server. For tests.
-    ///
-    /// # Errors
-    /// If the server has no connection manager.
-    #[doc(hidden)]
-    pub fn overhear(&self) -> Result<Vec<u8>, Error> {
-        connecting::overhear(&self.sessions[0], &self.secret)
     }
 
     /// Asks all memory servers, each before any answer is waited for.
@@ -203,27 +183,6 @@ impl VerbsFabric {
 fn ask_all(sessions: &[Arc<Session>], question: &Question) -> Result<Vec<Answer>, Error> {
     let asked = sessions.iter().map(|session| session.ask(question)).collect::<Result<Vec<_>, Error>>()?;
     asked.into_iter().map(session::Awaited::wait).collect()
-}
-
-/// How connections are made, given what this machine and the memory servers have.
-fn settle(by: ConnectBy, local: &Local, sessions: &[Arc<Session>]) -> Result<ConnectBy, Error> {
-    let wanted = "connection manager".to_owned();
-    match (by, obstacle(local)) {
-        (ConnectBy::Auto, Some(_)) => Ok(ConnectBy::Hand),
-        (ConnectBy::Manager, Some(why)) => Err(Error::NoDevice { wanted, why }),
-        (ConnectBy::Manager, None) => match sessions.iter().find(|session| session.welcome().manager.is_none()) {
-            Some(session) => {
-                let why = format!(
-                    "{} ({}) has none; `farlink serve --setup cm` tells why",
-                    session.server(),
-                    session.address()
-                );
-                Err(Error::NoDevice { wanted, why })
-            }
-            None => Ok(by),
-        },
-        (by, _) => Ok(by),
-    }
 }
 
 /// Whether these, sorted, are all memory servers of one cluster.
@@ -277,12 +236,9 @@ impl Fabric for VerbsFabric {
             local: self.local.clone(),
             completions: CompletionQueue::new(device, completions, None)?,
             reliability: self.reliability,
-            connect_by: self.connect_by,
-            secret: self.secret.clone(),
             depth: self.queue_depth,
             inline_bytes: info.inline_bytes.min(INLINE_BYTES),
             gather_max: info.gather_max.clamp(1, GATHER_MAX),
-            ringer: info.is_software.then(|| Arc::new(Ringer::new())),
         };
         Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.losses)?))
     }

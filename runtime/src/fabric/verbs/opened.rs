@@ -23,13 +23,12 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// `access` is what the other side may do.
-    pub(super) fn new(domain: &Arc<Domain>, bytes: usize, access: Access) -> Result<Self, Error> {
+    pub(super) fn new(domain: &Arc<Domain>, bytes: usize) -> Result<Self, Error> {
         let region = Arc::new(Region::anonymous(bytes)?);
         let base = NonNull::from(region.words()).cast::<u64>();
         // SAFETY: the region lives as long as the registration (in this order they are dropped), and this process reaches
         // it only as atomic words.
-        let registered = unsafe { domain.register(base, region.words().len(), access) }?;
+        let registered = unsafe { domain.register(base, region.words().len(), Access::Link) }?;
         Ok(Self { registered, region })
     }
 

@@ -12,7 +12,7 @@ use super::control::{self, Answer, Question, Receiver, Secret, Sender, Welcome, 
 use crate::{
     error::Error,
     ptr::ServerId,
-    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
+    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
 };
 
 /// How long a memory server may take to prove itself.
@@ -37,8 +37,6 @@ struct Shared {
     welcome: Welcome,
     losses: Losses,
     line: Mutex<Line>,
-    /// Its connection manager was tried and does not connect.
-    without_manager: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -81,7 +79,6 @@ impl Session {
             welcome,
             losses: Arc::clone(losses),
             line: Mutex::new(line),
-            without_manager: AtomicBool::new(false),
         });
         let of_reader = Arc::clone(&shared);
         let reader = std::thread::Builder::new()
@@ -101,16 +98,6 @@ impl Session {
 
     pub(super) fn address(&self) -> &str {
         &self.shared.address
-    }
-
-    /// Whether the memory server's connection manager is of no use from here.
-    pub(super) fn is_without_manager(&self) -> bool {
-        self.shared.without_manager.load(Ordering::Relaxed)
-    }
-
-    /// Its connection manager was tried and does not connect: the next one need not wait for it.
-    pub(super) fn give_up_manager(&self) {
-        self.shared.without_manager.store(true, Ordering::Relaxed);
     }
 
     /// Ends the connection from this side.

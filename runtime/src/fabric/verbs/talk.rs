@@ -8,7 +8,7 @@ use super::{
     connecting::Connection,
     control::{Answer, Question},
     endpoint::Setup,
-    ib::{Access, CompletionQueue, Domain, Finished, ReceiveQueue},
+    ib::{Access, Finished},
     lane::{Failed, Lane},
     link::Cause,
     opened::Opening,
@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     fabric::{
         Completion, Request,
-        link::{Arrived, LINK_BYTES_MIN, LinkState, OpenMemory, PeerId, RECEIVE_WORDS, RECEIVES_PER_LINK, Transport},
+        link::{LINK_BYTES_MIN, LinkState, OpenMemory, PeerId},
     },
     ptr::RemotePtr,
     sync::Arc,
@@ -29,27 +29,10 @@ pub(super) const TALK_DEPTH: u32 = 64;
 /// More than any memory server opens.
 const LINK_BYTES_MAX: u64 = 1 << 30;
 
-/// Where what the memory server SENDs arrives.
-#[derive(Debug)]
-pub(super) struct Inbox {
-    pub(super) queue: Arc<ReceiveQueue>,
-    pub(super) completions: Arc<CompletionQueue>,
-}
-
-impl Inbox {
-    fn new(domain: &Arc<Domain>) -> Result<Self, Error> {
-        // The queue pair is destroyed with them, so no completion of another one needs room.
-        let completions = CompletionQueue::new(domain.device(), RECEIVES_PER_LINK as u32, None)?;
-        Ok(Self { queue: ReceiveQueue::new(domain, RECEIVES_PER_LINK, RECEIVE_WORDS * 8)?, completions })
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Talk {
     // Before the memory that the other side may write to.
     lane: Lane,
-    /// With [`Transport::SendReceive`].
-    inbox: Option<Inbox>,
     _opening: Opening,
     session: Arc<Session>,
     /// The number of the other end.
@@ -68,23 +51,13 @@ impl Talk {
         who: PeerId,
     ) -> Result<(Self, OpenMemory), Error> {
         let missing = |why: String| Error::ServerMissing { server: session.server(), why };
-        let (bytes, transport) = match session.ask(&Question::Listens)?.wait()? {
-            Answer::Listens { bytes, transport } if (LINK_BYTES_MIN as u64..=LINK_BYTES_MAX).contains(&bytes) => {
-                (bytes, transport)
-            }
+        let bytes = match session.ask(&Question::Listens)?.wait()? {
+            Answer::Listens { bytes } if (LINK_BYTES_MIN as u64..=LINK_BYTES_MAX).contains(&bytes) => bytes,
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(Error::Malformed("a memory server answered something else than was asked")),
         };
-        let inbox = match transport {
-            Transport::Ring => None,
-            Transport::SendReceive if setup.domain.device().info().shared_receive => Some(Inbox::new(&setup.domain)?),
-            Transport::SendReceive => {
-                let why = "this machine's device has no shared receive queues; serve with the transport ring".into();
-                return Err(Error::Unsupported { what: "the transport send", why });
-            }
-        };
-        let opening = Opening::new(&setup.domain, bytes as usize, Access::Link)?;
-        let queue_pair = setup.queue_pair_of(TALK_DEPTH, inbox.as_ref())?;
+        let opening = Opening::new(&setup.domain, bytes as usize)?;
+        let queue_pair = setup.queue_pair(TALK_DEPTH)?;
         let question = Question::Link { ours: queue_pair.describe(&setup.local), who, opened: opening.describe() };
         let (theirs, opened) = match session.ask(&question)?.wait()? {
             Answer::Linked { theirs, opened } => (theirs, opened),
@@ -95,24 +68,12 @@ impl Talk {
         queue_pair.connect(&setup.local, &theirs, Access::Peers, setup.reliability)?;
         let theirs = theirs.queue_pair;
         lane = lane.of_generation(generation);
-        lane.connect(Connection::by_hand(queue_pair, theirs));
+        lane.connect(Connection::new(queue_pair, theirs));
         // Nobody waits for the answer.
         session.ask(&Question::LinkReady(u64::from(theirs)))?;
         let memory = opening.memory();
         let session = Arc::clone(session);
-        Ok((Self { lane, inbox, _opening: opening, session, theirs, asked: None, state: LinkState::Up }, memory))
-    }
-
-    pub(super) fn transport(&self) -> Transport {
-        if self.inbox.is_some() { Transport::SendReceive } else { Transport::Ring }
-    }
-
-    /// What the memory server has SENT.
-    #[inline]
-    pub(super) fn receive(&self, arrived: &mut Vec<Arrived>) {
-        if let Some(Inbox { queue, completions }) = &self.inbox {
-            completions.poll(|finished| arrived.extend(queue.arrived(finished, self.session.server())));
-        }
+        Ok((Self { lane, _opening: opening, session, theirs, asked: None, state: LinkState::Up }, memory))
     }
 
     /// Whether a request can be taken: the other side has opened these bytes, and the link is not broken.
@@ -173,9 +134,10 @@ impl Talk {
         self.state
     }
 
-    /// Closes it in good order: nothing of this side's is under way any more. The memory server's answer is yet to come.
-    pub(super) fn close(mut self, completions: &mut Vec<Completion>) -> Option<Awaited> {
+    /// Closes it: nothing of this side's is under way any more. The memory server forgets its user if that is `in_order`. Its
+    /// answer is yet to come.
+    pub(super) fn close(mut self, in_order: bool, completions: &mut Vec<Completion>) -> Option<Awaited> {
         self.cut(None, &Cause::Broken("the link was closed".into()), completions);
-        self.session.ask(&Question::Unlink(u64::from(self.theirs))).ok()
+        self.session.ask(&Question::Unlink(u64::from(self.theirs), in_order)).ok()
     }
 }

@@ -2,18 +2,14 @@
 
 use std::{collections::VecDeque, rc::Rc};
 
-use super::{
-    ChannelOptions, SwitchOver,
-    trial::{Next, Trial},
-};
+use super::ChannelOptions;
 use crate::{
     buffer::Buffer,
     error::Error,
-    fabric::Request,
+    fabric::{Capabilities, Request},
     messaging::{
         CHUNK_WORDS, Priority, WINDOW,
         connection::{Broken, Carrier, Connection, HowToSend, Source},
-        gains::size_of,
         message::{FromServer, read_from_server},
         spare::Spare,
     },
@@ -29,8 +25,6 @@ const COALESCE_WORDS: usize = 512;
 const COALESCE_MESSAGES: usize = 32;
 /// A slot keeps the memory of a message of at most so many words.
 const SLOT_WORDS_MAX: usize = 16 << 10;
-/// Words that a channel carries before it first tries which messages are better fetched, and where nothing is to be tried.
-const TRIAL_AFTER: usize = 1 << 19;
 
 /// Why there is no reply.
 #[derive(Debug, Clone)]
@@ -96,15 +90,9 @@ pub(super) struct Core {
     pub(super) connecting: Vec<Waiter>,
     pub(super) spare: Spare,
     pub(super) options: ChannelOptions,
-    pub(super) switch_words: usize,
+    /// Messages of more words are announced and fetched.
+    pub(super) eager_words: usize,
     pub(super) dirty: bool,
-    /// Words of probes, which are in nobody's statistics, that are to come and go yet.
-    pub(super) uncounted: u64,
-    /// Words to carry before it tries again which messages are better fetched, and the trial that it is at.
-    pub(super) before_trial: usize,
-    pub(super) trial: Option<Trial>,
-    /// Trials in a row that found out nothing.
-    pub(super) trials_in_vain: u32,
     pub(super) looks: u32,
     pub(super) fruitless: u32,
     pub(super) complaints: u64,
@@ -150,11 +138,7 @@ impl Carrier for WorkerCarrier<'_> {
 
 impl Core {
     /// Without a link; nothing was asked yet.
-    pub(super) fn new(options: ChannelOptions) -> Self {
-        let switch_words = match options.switch_over {
-            SwitchOver::Above(words) => words,
-            SwitchOver::Measured => usize::MAX,
-        };
+    pub(super) fn new(options: ChannelOptions, capabilities: &Capabilities) -> Self {
         Self {
             phase: Phase::Down,
             link: None,
@@ -167,12 +151,8 @@ impl Core {
             connecting: Vec::new(),
             spare: Spare::new(WINDOW),
             options,
-            switch_words,
+            eager_words: options.eager_words.unwrap_or(capabilities.eager_words),
             dirty: false,
-            uncounted: 0,
-            before_trial: TRIAL_AFTER,
-            trial: None,
-            trials_in_vain: 0,
             looks: 0,
             fruitless: 0,
             complaints: 0,
@@ -204,61 +184,10 @@ impl Core {
             self.dirty |= link.send_out(&self.slots, carrier)?.owes;
             link.sent.clear();
         }
-        link.release(carrier)?;
+        link.release(carrier);
         let moved = std::mem::take(&mut link.words_moved);
-        let uncounted = moved.min(self.uncounted);
-        self.uncounted -= uncounted;
-        add(&inner.counters.bytes, (moved - uncounted) * 8);
-        if self.options.switch_over == SwitchOver::Measured {
-            self.before_trial = self.before_trial.saturating_sub(moved as usize);
-            self.go_on_trying(inner);
-            self.follow(inner);
-        }
+        add(&inner.counters.bytes, moved * 8);
         Ok(())
-    }
-
-    /// Takes over what was measured, by whichever channel.
-    pub(super) fn follow(&mut self, inner: &Inner) {
-        let Some(words) = inner.compute.switch_words.known() else { return };
-        if words != self.switch_words && self.trial.is_none() {
-            self.send_above(words, inner);
-        }
-    }
-
-    /// Messages of these sizes were carried. May begin a trial with one of them.
-    fn carried(&mut self, inner: &Inner, words: [usize; 2]) {
-        if let Some(trial) = &mut self.trial {
-            words.into_iter().for_each(|words| trial.carry(words));
-        } else if self.before_trial == 0 && self.options.switch_over == SwitchOver::Measured {
-            let Some(words) = words.into_iter().find(|&words| size_of(words).is_some()) else { return };
-            self.before_trial = TRIAL_AFTER;
-            let Some(what) = inner.compute.switch_words.choose_trial(words) else { return };
-            let trial = Trial::new(what, self.switch_words, self.next, inner.clock.now_ns());
-            self.send_above(trial.send_above(), inner);
-            self.trial = Some(trial);
-        }
-    }
-
-    fn go_on_trying(&mut self, inner: &Inner) {
-        let Some(trial) = &mut self.trial else { return };
-        match trial.next(inner.clock.now_ns(), self.lowest..self.next) {
-            Next::Stay => {}
-            Next::SendAbove(words) => self.send_above(words, inner),
-            Next::Over(gain) => {
-                self.trials_in_vain = if gain.is_some() { 0 } else { self.trials_in_vain.saturating_add(1) };
-                self.before_trial = trial.spacing(gain, self.trials_in_vain);
-                if let Some(gain) = gain {
-                    inner.compute.switch_words.learn(trial.size(), gain);
-                }
-                self.trial = None;
-            }
-        }
-    }
-
-    /// Fetches messages of more words from now on, in both directions.
-    pub(super) fn send_above(&mut self, words: usize, inner: &Inner) {
-        self.switch_words = words;
-        self.tell_how_to_send(inner);
     }
 
     fn take_message(&mut self, inner: &Inner, message: Vec<u64>) {
@@ -268,8 +197,6 @@ impl Core {
                 let in_window = self.lowest <= sequence && sequence < self.next;
                 if in_window && matches!(self.slots.of(sequence).progress, Progress::Sent) {
                     self.fruitless = 0;
-                    let request = self.slots.of(sequence).message.len();
-                    self.carried(inner, [request, message.len()]);
                     self.settle(inner, sequence, Progress::Answered(message));
                     return;
                 }
@@ -295,8 +222,10 @@ impl Core {
         if let Some(link) = &mut self.link {
             // The welcome is nobody's message.
             link.words_moved = 0;
+            // The memory server sends its replies in the same way.
+            let how = HowToSend { eager_words: self.eager_words, coalesce: self.options.coalesce };
+            link.post_control_word(how.word(), &mut WorkerCarrier { inner, spare: &mut self.spare });
         }
-        self.tell_how_to_send(inner);
         for sequence in self.lowest..self.next {
             match self.slots.of(sequence).progress {
                 Progress::Sent if !same => {
@@ -310,14 +239,6 @@ impl Core {
             }
         }
         self.wake_connecting(inner);
-    }
-
-    /// Sends as the channel is set to, and has the memory server do the same.
-    pub(super) fn tell_how_to_send(&mut self, inner: &Inner) {
-        let Some(link) = &mut self.link else { return };
-        let how = HowToSend { switch_words: self.switch_words, coalesce: self.options.coalesce };
-        how.apply(link.sending());
-        link.tell(how, &mut WorkerCarrier { inner, spare: &mut self.spare });
     }
 
     /// Puts a request in the link's queue; true if it should not wait there for others.

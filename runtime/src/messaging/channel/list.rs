@@ -20,7 +20,7 @@ use crate::{
 /// Exchanges without news after which a channel that waits asks what has become of its link.
 const LOOKS_MAX: u32 = 4096;
 /// Links that may be lost one after another without a single reply.
-const FRUITLESS_MAX: u32 = 3;
+const FRUITLESS_MAX: u32 = 4;
 
 /// What a worker keeps of a channel.
 #[derive(Debug)]
@@ -67,21 +67,6 @@ impl Channels {
         core.dirty = true;
         if let Some(link) = &mut core.link {
             link.complete(completion);
-        }
-    }
-
-    /// Takes what was SENT to this worker.
-    pub(crate) fn arrive(&self, inner: &Inner) {
-        let mut arrived = inner.runs.borrow_mut();
-        inner.endpoint.borrow_mut().receive(&mut arrived);
-        for run in arrived.drain(..) {
-            let list = self.list.borrow();
-            let Some(state) = list.iter().find(|state| state.server == run.from()) else { continue };
-            let core = &mut *state.core.borrow_mut();
-            core.dirty = true;
-            if let Some(link) = &mut core.link {
-                link.arrive(run);
-            }
         }
     }
 
@@ -144,18 +129,24 @@ impl State {
     /// Opens a link. What is unanswered stays in its slots.
     pub(super) fn connect(&self, core: &mut Core, inner: &Inner) -> Result<(), Error> {
         let who = PeerId { owner: inner.compute.owner, worker: inner.number };
-        let memory = inner.endpoint.borrow_mut().connect(self.server, who)?;
+        let memory = loop {
+            core.fruitless += 1;
+            if core.fruitless > FRUITLESS_MAX {
+                let why = format!("{FRUITLESS_MAX} links were lost without a single reply");
+                return Err(Error::ServerMissing { server: self.server, why });
+            }
+            match inner.endpoint.borrow_mut().connect(self.server, who) {
+                Err(error) if error.may_be_tried_again() => {}
+                connected => break connected?,
+            }
+        };
         core.generation = core.generation.wrapping_add(1);
-        // What is lost until it is there has nothing to do with the way.
-        core.trial = None;
-        let transport = inner.endpoint.borrow().transport(self.server);
         let sending = Sending {
-            transport,
             ordered: inner.capabilities.ordered_writes,
             coalesce: core.options.coalesce,
-            switch_words: core.switch_words,
+            eager_words: core.eager_words,
         };
-        let link = Connection::new(memory, self.server, core.generation, sending, None);
+        let link = Connection::new(memory, self.server, core.generation, sending);
         let too_small = || Error::ServerMissing { server: self.server, why: "it opens too little memory".into() };
         core.link = Some(link.ok_or_else(too_small)?);
         core.phase = Phase::Connecting;
@@ -164,14 +155,9 @@ impl State {
     }
 
     fn connect_again(&self, core: &mut Core, inner: &Inner, why: &str) {
-        core.fruitless += 1;
         tracing::debug!(server = %self.server, why, "lost a link");
-        let connected =
-            if core.fruitless > FRUITLESS_MAX { Err(None) } else { self.connect(core, inner).map_err(Some) };
-        match connected {
-            Ok(()) => {}
-            Err(None) => core.fail(inner, why),
-            Err(Some(error)) => core.fail(inner, &format!("{why}, and: {error}")),
+        if let Err(error) = self.connect(core, inner) {
+            core.fail(inner, &format!("{why}, and: {error}"));
         }
     }
 }

@@ -12,15 +12,11 @@ mod batch;
 mod core;
 mod list;
 mod reply;
-mod trial;
 
 use std::{cell::RefCell, fmt, future::poll_fn, rc::Rc, task::Poll};
 
 pub(crate) use self::list::Channels;
-pub use self::{
-    batch::{Batch, multicast},
-    reply::Reply,
-};
+pub use self::{batch::Batch, reply::Reply};
 use self::{
     core::{Core, Phase, Progress, window},
     list::State,
@@ -28,9 +24,10 @@ use self::{
 };
 use super::{
     Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal,
-    message::{EMPTY_REPLY_WORDS, ITEMS_MAX, ReplyItem, begin_request, push_item},
-    probe,
+    message::{ITEMS_MAX, ReplyItem, begin_request, push_item},
 };
+#[cfg(doc)]
+use crate::fabric::Capabilities;
 use crate::{
     error::Error,
     ptr::ServerId,
@@ -38,28 +35,19 @@ use crate::{
     worker::{Handle, counters::add, ops::Waiter},
 };
 
-/// From which size on a message is announced and fetched instead of written into the ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum SwitchOver {
-    /// As measured: by the first channel of the compute server when it is opened, and again by all of them now and then.
-    #[default]
-    Measured,
-    /// Messages of more than so many words; `usize::MAX` for none.
-    Above(usize),
-}
-
-/// How a channel sends.
+/// How a channel sends, in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChannelOptions {
-    /// When to announce.
-    pub switch_over: SwitchOver,
+    /// The eager limit: messages of at most so many words are written into the ring (eager), longer ones are announced there
+    /// and fetched by the receiver (rendezvous). `None` for the fabric's own, [`Capabilities::eager_words`].
+    pub eager_words: Option<usize>,
     /// Sends several requests in one write, and gets several replies in one.
     pub coalesce: bool,
 }
 
 impl Default for ChannelOptions {
     fn default() -> Self {
-        Self { switch_over: SwitchOver::Measured, coalesce: true }
+        Self { eager_words: None, coalesce: true }
     }
 }
 
@@ -77,8 +65,7 @@ impl fmt::Debug for Channel {
 }
 
 impl Handle {
-    /// The channel to a memory server, opened if it is not. The first one of a compute server measures which messages are
-    /// better announced than written, which takes about a tenth of a second.
+    /// The channel to a memory server, opened if it is not.
     ///
     /// # Errors
     /// [`Error::ServerMissing`] if the memory server takes no messages.
@@ -96,7 +83,7 @@ impl Handle {
         let state = match found {
             Some(state) => state,
             None => {
-                let core = Core::new(options);
+                let core = Core::new(options, &self.inner().capabilities);
                 let state = Rc::new(State { server, core: RefCell::new(core) });
                 let mut core = state.core.borrow_mut();
                 state.connect(&mut core, self.inner())?;
@@ -108,10 +95,6 @@ impl Handle {
         };
         let channel = Channel { handle: self.clone(), state };
         channel.connected().await?;
-        if channel.state.core.borrow().options.switch_over == SwitchOver::Measured {
-            probe::measured(&channel).await?;
-            channel.state.core.borrow_mut().follow(self.inner());
-        }
         Ok(channel)
     }
 }
@@ -127,53 +110,14 @@ impl Channel {
         self.state.core.borrow().link.as_ref().and_then(|link| Load::read(link.control_word()))
     }
 
-    /// Messages of more words are announced and fetched. While both ways are tried, that is now one and now the other.
-    pub fn switch_words(&self) -> usize {
-        self.state.core.borrow().switch_words
+    /// Its eager limit: see [`ChannelOptions::eager_words`].
+    pub fn eager_words(&self) -> usize {
+        self.state.core.borrow().eager_words
     }
 
     /// Messages that made no sense to the memory server, or that it sent and that made no sense here.
     pub fn complaints(&self) -> u64 {
         self.state.core.borrow().complaints
-    }
-
-    /// From now on messages are sent like that, in both directions. Where nothing was measured yet, nothing changes with
-    /// [`SwitchOver::Measured`] until a channel is opened with it.
-    pub fn set_switch_over(&self, switch_over: SwitchOver) {
-        let core = &mut *self.state.core.borrow_mut();
-        core.options.switch_over = switch_over;
-        core.trial = None;
-        match switch_over {
-            SwitchOver::Measured => core.follow(self.handle.inner()),
-            SwitchOver::Above(words) => core.send_above(words, self.handle.inner()),
-        }
-    }
-
-    /// Tries a switch-over; false if the channel is not to be measured any more.
-    pub(super) fn try_switch_over(&self, words: usize) -> bool {
-        let core = &mut *self.state.core.borrow_mut();
-        let may_try = core.options.switch_over == SwitchOver::Measured;
-        if may_try && core.switch_words != words {
-            core.send_above(words, self.handle.inner());
-        }
-        may_try
-    }
-
-    /// From now on several messages go in one write, or each in its own, in both directions.
-    pub fn set_coalesce(&self, coalesce: bool) {
-        let core = &mut *self.state.core.borrow_mut();
-        core.options.coalesce = coalesce;
-        core.tell_how_to_send(self.handle.inner());
-    }
-
-    pub(super) fn handle(&self) -> &Handle {
-        &self.handle
-    }
-
-    /// Sends a probe, which is in nobody's statistics.
-    pub(super) async fn probe(&self, words: &[u64]) -> Result<(), Error> {
-        let fill = |to: &mut Vec<u64>| push_item(to, Kind::PROBE, |to| to.extend_from_slice(words));
-        self.send_counted(Priority::BestEffort, 1, false, fill).await.map(drop)
     }
 
     /// Sends a request and waits for the reply. Waits first while [`WINDOW`](crate::messaging::WINDOW) others are unanswered (of a
@@ -278,16 +222,6 @@ impl Channel {
         items: usize,
         encode: impl FnOnce(&mut Vec<u64>),
     ) -> Result<Vec<u64>, Error> {
-        self.send_counted(priority, items, true, encode).await
-    }
-
-    async fn send_counted(
-        &self,
-        priority: Priority,
-        items: usize,
-        counts: bool,
-        encode: impl FnOnce(&mut Vec<u64>),
-    ) -> Result<Vec<u64>, Error> {
         let server = self.state.server;
         if !self.has_room(priority) {
             self.room(priority).await?;
@@ -313,13 +247,9 @@ impl Channel {
             if core.phase == Phase::Up && core.send(sequence) {
                 self.handle.inner().channels.pressing.set(true);
             }
-            if counts {
-                let counters = &self.handle.inner().counters;
-                add(&counters.two_sided, 1);
-                add(&counters.round_trips, 1);
-            } else {
-                core.uncounted += (core.slots.of(sequence).message.len() + EMPTY_REPLY_WORDS) as u64;
-            }
+            let counters = &self.handle.inner().counters;
+            add(&counters.two_sided, 1);
+            add(&counters.round_trips, 1);
             sequence
         };
         let outcome = Pending { state: &self.state, handle: &self.handle, sequence, over: false }.await;

@@ -5,10 +5,7 @@ use std::collections::VecDeque;
 use super::{Broken, Carrier, Connection, Op};
 use crate::{
     buffer::Buffer,
-    fabric::{
-        Verb,
-        link::{Arrived, RECEIVE_WORDS, Transport, far},
-    },
+    fabric::{Verb, link::far},
     messaging::{
         CHUNK_WORDS, MESSAGE_WORDS_MAX, PIECE_WORDS, Priority,
         frame::{Announced, Form, Frame},
@@ -30,10 +27,6 @@ pub(super) struct Fetch {
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) consumer: Consumer,
-    /// Runs that have arrived and were not looked at, the one that is being read, and where the next one begins.
-    pub(super) runs: VecDeque<Arrived>,
-    pub(super) run: Option<Arrived>,
-    pub(super) arrived: u64,
     pub(super) fetches: VecDeque<Fetch>,
     /// The number of the first of them, counted from the link's start.
     pub(super) first_fetch: u64,
@@ -48,12 +41,8 @@ pub(super) struct Incoming {
 
 impl Incoming {
     pub(super) fn new(shape: Shape) -> Self {
-        let grain = if shape.transport == Transport::Ring { 1 } else { RECEIVE_WORDS };
         Self {
-            consumer: Consumer::by_grain(shape.ring_words, grain),
-            runs: VecDeque::new(),
-            run: None,
-            arrived: 0,
+            consumer: Consumer::new(shape.ring_words),
             fetches: VecDeque::new(),
             first_fetch: 0,
             fetching: 0,
@@ -66,14 +55,6 @@ impl Incoming {
     /// Whether a piece has been fetched and the other side does not know.
     fn owes_pieces(&self) -> bool {
         self.fetched > self.consumer.tail()
-    }
-
-    /// The end of the frame that was taken last; of its run, if that was all.
-    fn frame_end(&mut self) -> u64 {
-        if self.consumer.available() == 0 && self.run.take().is_some() {
-            self.consumer.skip_grain();
-        }
-        self.consumer.position()
     }
 }
 
@@ -91,23 +72,13 @@ impl Connection {
             }
             let incoming = &mut self.incoming[priority.index()];
             if incoming.consumer.available() == 0 {
-                let more = match self.shape.transport {
-                    Transport::Ring => {
-                        let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
-                        incoming.consumer.see_head(head)?;
-                        incoming.consumer.available() != 0
-                    }
-                    Transport::SendReceive => self.begin_run(priority)?,
-                };
-                if !more {
+                let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
+                incoming.consumer.see_head(head)?;
+                if incoming.consumer.available() == 0 {
                     return Ok(None);
                 }
             }
-            let incoming = &mut self.incoming[priority.index()];
-            let ring = match &incoming.run {
-                Some(run) => &run[..],
-                None => &self.own[self.shape.ring(priority)..][..self.shape.ring_words],
-            };
+            let ring = &self.own[self.shape.ring(priority)..][..self.shape.ring_words];
             let consumer = &mut incoming.consumer;
             let frame = Frame::read(consumer.peek(ring, 0), consumer.position())?;
             if 1 + frame.body_words > consumer.available() || frame.body_words > self.shape.body_max() {
@@ -119,8 +90,7 @@ impl Connection {
                 Form::Inline => {
                     let message = begin_part(&mut incoming.message, frame, frame.body_words, carrier)?;
                     consumer.take(ring, 1, frame.body_words, message);
-                    let end = incoming.frame_end();
-                    incoming.consumer.finish(end);
+                    consumer.finish(consumer.position());
                     if frame.last {
                         let message = incoming.message.take();
                         self.words_moved += message.as_ref().map_or(0, Vec::len) as u64;
@@ -134,7 +104,7 @@ impl Connection {
                     }
                     let buffer = carrier.buffer(announced.words).map_err(|error| Broken::Failed(Box::new(error)))?;
                     consumer.take(ring, 2, 0, &mut Vec::new());
-                    let fetch = Fetch { end: incoming.frame_end(), words: announced.words, frame, arrived: None };
+                    let fetch = Fetch { end: consumer.position(), words: announced.words, frame, arrived: None };
                     let number = incoming.first_fetch + incoming.fetches.len() as u64;
                     incoming.fetches.push_back(fetch);
                     incoming.fetching += announced.words;
@@ -165,15 +135,7 @@ impl Connection {
     }
 
     /// Tells the other side what it may overwrite, if it is worth a message: a quarter of a ring, or a piece of its pool.
-    pub(crate) fn release(&mut self, carrier: &mut impl Carrier) -> Result<(), Broken> {
-        if self.shape.transport == Transport::SendReceive {
-            // What is sent the other way takes the tails along, so half of the runs are left to that.
-            let worth_it = self.incoming.iter().any(|incoming| {
-                let words = incoming.consumer.unpublished();
-                words >= self.shape.ring_words / 2 || (incoming.owes_pieces() && words > 0)
-            });
-            return if worth_it { self.send_tails(carrier) } else { Ok(()) };
-        }
+    pub(crate) fn release(&mut self, carrier: &mut impl Carrier) {
         for priority in Priority::ALL {
             let incoming = &mut self.incoming[priority.index()];
             let words = incoming.consumer.unpublished();
@@ -184,7 +146,6 @@ impl Connection {
                 self.post_word(Control::Tail(priority), tail, Op::Tail(priority), carrier);
             }
         }
-        Ok(())
     }
 }
 

@@ -4,12 +4,9 @@
 //! they ask for, and brings back completions. A message that is to be sent stays with its owner ([`Source`]) until the link
 //! has copied it, so a full ring costs no memory.
 //!
-//! A message goes inline, in frames of at most a quarter of the ring, or, if it is longer than the switch-over size, in pieces
+//! A message goes inline, in frames of at most a quarter of the ring, or, if it is longer than the eager limit, in pieces
 //! that are copied to the pool and announced; the receiver fetches them. A ring's tail passes an announcing frame only
 //! when its piece has been fetched, so the tail alone says which pieces of the pool are free again.
-//!
-//! Where messages come by SEND, `run.rs` says what takes the place of the rings; the pool of a memory server's side is then one
-//! for all links of a thread.
 //!
 //! Priorities have rings of their own. The latency-sensitive one is always served first; of best-effort messages at most
 //! [`CHUNK_WORDS`](super::CHUNK_WORDS) are on their way at a time, in either direction, and no more are copied to the pool between
@@ -17,16 +14,13 @@
 
 mod incoming;
 mod outgoing;
-pub(super) mod run;
 #[cfg(all(test, not(loom)))]
 mod tests;
-
-use std::{cell::RefCell, rc::Rc};
 
 use self::{incoming::Incoming, outgoing::Outgoing};
 use super::{
     MESSAGE_WORDS_MAX, Priority,
-    pool::{Pool, SharedPool},
+    pool::Pool,
     ring::Flaw,
     shape::{Control, Shape},
 };
@@ -35,7 +29,7 @@ use crate::{
     error::Error,
     fabric::{
         Completion, Done, Request, Ticket, Verb,
-        link::{OpenMemory, Transport, far},
+        link::{OpenMemory, far},
     },
     ptr::{RemotePtr, ServerId},
     sync::Ordering,
@@ -115,19 +109,18 @@ enum Op {
 /// How a link sends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sending {
-    pub(crate) transport: Transport,
     /// WRITEs are placed in the order of posting.
     pub(crate) ordered: bool,
     /// Several messages go in one write.
     pub(crate) coalesce: bool,
     /// Messages of more words are announced and fetched.
-    pub(crate) switch_words: usize,
+    pub(crate) eager_words: usize,
 }
 
 /// What a worker tells the memory server to do with its replies: one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HowToSend {
-    pub(crate) switch_words: usize,
+    pub(crate) eager_words: usize,
     pub(crate) coalesce: bool,
 }
 
@@ -135,18 +128,18 @@ impl HowToSend {
     const SINGLY: u64 = 1 << 63;
 
     pub(crate) fn word(self) -> u64 {
-        let words = (self.switch_words as u64).min(MESSAGE_WORDS_MAX as u64) + 1;
+        let words = (self.eager_words as u64).min(MESSAGE_WORDS_MAX as u64) + 1;
         if self.coalesce { words } else { words | Self::SINGLY }
     }
 
     /// None while nothing was said.
     pub(crate) fn read(word: u64) -> Option<Self> {
-        let switch_words = (word & !Self::SINGLY).checked_sub(1)?.min(MESSAGE_WORDS_MAX as u64) as usize;
-        Some(Self { switch_words, coalesce: word & Self::SINGLY == 0 })
+        let eager_words = (word & !Self::SINGLY).checked_sub(1)?.min(MESSAGE_WORDS_MAX as u64) as usize;
+        Some(Self { eager_words, coalesce: word & Self::SINGLY == 0 })
     }
 
     pub(crate) fn apply(self, sending: &mut Sending) {
-        (sending.switch_words, sending.coalesce) = (self.switch_words, self.coalesce);
+        (sending.eager_words, sending.coalesce) = (self.eager_words, self.coalesce);
     }
 }
 
@@ -159,14 +152,7 @@ pub(crate) struct Connection {
     sending: Sending,
     outgoing: [Outgoing; 2],
     incoming: [Incoming; 2],
-    pool: SharedPool,
-    /// How many pieces had come back to the pool when there was none for this link.
-    starved_at: Option<u64>,
-    /// What is wrong with a run that has arrived.
-    flaw: Option<Flaw>,
-    /// What each run tells the other side to do, and what the last one from there has told.
-    says: Option<HowToSend>,
-    heard: u64,
+    pool: Pool,
     ops: Vec<Op>,
     free_ops: Vec<u32>,
     failed: Option<Box<Error>>,
@@ -181,16 +167,9 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// The end of a link to `other`, whose memory of this side is `own`. Its tickets carry `generation`, so that completions of
-    /// an earlier link to the same one are told apart. It uses `pool`, if there is one already for that memory. None if the
-    /// memory is too small.
-    pub(crate) fn new(
-        own: OpenMemory,
-        other: ServerId,
-        generation: u32,
-        sending: Sending,
-        pool: Option<SharedPool>,
-    ) -> Option<Self> {
-        let shape = Shape::of(own.len(), sending.transport)?;
+    /// an earlier link to the same one are told apart. None if the memory is too small.
+    pub(crate) fn new(own: OpenMemory, other: ServerId, generation: u32, sending: Sending) -> Option<Self> {
+        let shape = Shape::of(own.len())?;
         Some(Self {
             shape,
             own,
@@ -199,11 +178,7 @@ impl Connection {
             sending,
             outgoing: [(); 2].map(|()| Outgoing::new(shape)),
             incoming: [(); 2].map(|()| Incoming::new(shape)),
-            pool: pool.unwrap_or_else(|| Rc::new(RefCell::new(Pool::new(shape.blocks)))),
-            starved_at: None,
-            flaw: None,
-            says: None,
-            heard: 0,
+            pool: Pool::new(shape.blocks),
             ops: Vec::new(),
             free_ops: Vec::new(),
             failed: None,
@@ -223,25 +198,9 @@ impl Connection {
         &mut self.sending
     }
 
-    /// The pool, for another link that has the same memory.
-    pub(crate) fn pool(&self) -> SharedPool {
-        Rc::clone(&self.pool)
-    }
-
-    /// Tells the memory server how it is to send, with what is sent next or before it.
-    pub(crate) fn tell(&mut self, how: HowToSend, carrier: &mut impl Carrier) {
-        self.says = Some(how);
-        if self.shape.transport == Transport::Ring {
-            self.post_control_word(how.word(), carrier);
-        }
-    }
-
     /// How the worker wants its replies; none while it has not said.
     pub(crate) fn told(&self) -> Option<HowToSend> {
-        HowToSend::read(match self.shape.transport {
-            Transport::Ring => self.control_word(),
-            Transport::SendReceive => self.heard,
-        })
+        HowToSend::read(self.control_word())
     }
 
     /// A word that the other side has written.
@@ -284,19 +243,13 @@ impl Connection {
     /// Something that changes whenever the other side has done anything: a sum of its heads and tails.
     pub(crate) fn trace(&self) -> u64 {
         let word = |control: Control| self.own[control.index()].load(Ordering::Relaxed);
-        let sum = |priority: Priority| match self.shape.transport {
-            Transport::Ring => word(Control::Head(priority)).wrapping_add(word(Control::Tail(priority))),
-            Transport::SendReceive => self.incoming[priority.index()].arrived + self.outgoing[priority.index()].told,
-        };
+        let sum = |priority| word(Control::Head(priority)).wrapping_add(word(Control::Tail(priority)));
         sum(Priority::Latency).wrapping_add(sum(Priority::BestEffort).rotate_left(32))
     }
 
     /// Whether the other side has written something that this one has not looked at.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
-        if self.shape.transport == Transport::SendReceive {
-            return self.has_runs();
-        }
         Priority::ALL.into_iter().any(|priority| {
             let incoming = &self.incoming[priority.index()];
             let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
@@ -355,30 +308,7 @@ impl Connection {
         self.post(at, Verb::Notify(word), op, carrier);
     }
 
-    fn has_runs(&self) -> bool {
-        let unread = |incoming: &Incoming| incoming.consumer.available() != 0 || !incoming.runs.is_empty();
-        let moves =
-            |out: &Outgoing| out.told != out.producer.tail() && (!out.queue.is_empty() || !out.announced.is_empty());
-        self.flaw.is_some()
-            || self.incoming.iter().any(unread)
-            || self.outgoing.iter().any(moves)
-            || self.starved_at.is_some_and(|then| self.pool.borrow().returned != then)
-    }
-
     fn check(&mut self) -> Result<(), Broken> {
-        if let Some(flaw) = self.flaw.take() {
-            return Err(flaw.into());
-        }
         self.failed.take().map_or(Ok(()), |error| Err(Broken::Failed(error)))
-    }
-}
-
-impl Drop for Connection {
-    /// Nobody fetches any more what it has announced: others may have the pieces.
-    fn drop(&mut self) {
-        let mut pool = self.pool.borrow_mut();
-        for (_, piece) in self.outgoing.iter_mut().flat_map(|outgoing| outgoing.announced.drain(..)) {
-            pool.give_back(piece);
-        }
     }
 }

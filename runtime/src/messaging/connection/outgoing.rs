@@ -2,13 +2,10 @@
 
 use std::collections::VecDeque;
 
-use super::{Broken, Carrier, Connection, Item, Op, Sent, Source, run::HEADER};
+use super::{Broken, Carrier, Connection, Item, Op, Sent, Source};
 use crate::{
     buffer::{BUFFER_WORDS_MAX, Buffer},
-    fabric::{
-        Verb,
-        link::{RECEIVE_WORDS, Transport, far},
-    },
+    fabric::{Verb, link::far},
     messaging::{
         CHUNK_WORDS, PIECE_WORDS, Priority,
         frame::{Announced, Form, Frame},
@@ -18,9 +15,6 @@ use crate::{
     },
     sync::Ordering,
 };
-
-/// Pieces that a link may have of a pool that many use: a peer that fetches nothing leaves the others most of it.
-const SHARE_PIECES: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -35,8 +29,6 @@ pub(super) struct Outgoing {
     /// Where the open buffer's first word goes.
     pub(super) open_place: usize,
     pub(super) published: u64,
-    /// The last tail that came with a run.
-    pub(super) told: u64,
     /// A published head is under way.
     pub(super) publishing: bool,
     /// Words of WRITEs under way.
@@ -55,7 +47,6 @@ impl Outgoing {
             open: None,
             open_place: 0,
             published: 0,
-            told: 0,
             publishing: false,
             writing: 0,
             announced: VecDeque::new(),
@@ -74,7 +65,7 @@ impl Connection {
     pub(crate) fn send_out(&mut self, source: &impl Source, carrier: &mut impl Carrier) -> Result<Sent, Broken> {
         self.check()?;
         let mut moved = false;
-        (self.copied, self.owes, self.starved_at) = (0, false, None);
+        (self.copied, self.owes) = (0, false);
         // Both before either sends: they share the pool.
         for priority in Priority::ALL {
             self.look_at_tail(priority)?;
@@ -123,17 +114,14 @@ impl Connection {
         if outgoing.queue.is_empty() && outgoing.announced.is_empty() {
             return Ok(());
         }
-        let tail = match self.shape.transport {
-            Transport::Ring => self.own[Control::Tail(priority).index()].load(Ordering::Acquire),
-            Transport::SendReceive => outgoing.told,
-        };
+        let tail = self.own[Control::Tail(priority).index()].load(Ordering::Acquire);
         // A tail beyond what was published is a lie even if it is not beyond what was framed.
         if tail > outgoing.published {
             return Err(Flaw::Tail);
         }
         outgoing.producer.see_tail(tail)?;
         while let Some((_, piece)) = outgoing.announced.pop_front_if(|(end, _)| *end <= tail) {
-            self.pool.borrow_mut().give_back(piece);
+            self.pool.give_back(piece);
         }
         Ok(())
     }
@@ -141,12 +129,13 @@ impl Connection {
     /// Frames what fits of the rest of a message; true if that is all of it.
     fn send_some(&mut self, priority: Priority, message: &[u64], carrier: &mut impl Carrier) -> Result<bool, Broken> {
         debug_assert!(!message.is_empty());
-        let announce = message.len() > self.sending.switch_words;
+        let announce = message.len() > self.sending.eager_words;
         if !announce && self.append(priority, message) {
             return Ok(true);
         }
         loop {
-            let (outgoing, room) = (&self.outgoing[priority.index()], self.room(priority));
+            let outgoing = &self.outgoing[priority.index()];
+            let room = outgoing.producer.room();
             let sent = outgoing.sent;
             let rest = &message[sent..];
             if rest.is_empty() {
@@ -169,16 +158,11 @@ impl Connection {
                 return Ok(false);
             }
             let piece = if announce {
-                let Some(piece) = self.piece(words, priority) else { return Ok(false) };
+                let Some(piece) = self.pool.take(words, priority) else { return Ok(false) };
                 Some(piece)
             } else {
                 None
             };
-            if let Err(broken) = self.make_room(priority, needed, carrier) {
-                piece.into_iter().for_each(|piece| self.pool.borrow_mut().give_back(piece));
-                return Err(broken);
-            }
-            let outgoing = &self.outgoing[priority.index()];
             let form = if announce { Form::Announced } else { Form::Inline };
             let body_words = if announce { 1 } else { words };
             let frame = Frame { form, body_words, first: sent == 0, last: words == rest.len() };
@@ -200,20 +184,6 @@ impl Connection {
             self.words_moved += words as u64;
             self.outgoing[priority.index()].sent += words;
         }
-    }
-
-    /// A piece of the pool; none while others have it, or this link has its share of a pool that many use.
-    fn piece(&mut self, words: usize, priority: Priority) -> Option<Piece> {
-        let announced: usize = self.outgoing.iter().map(|outgoing| outgoing.announced.len()).sum();
-        if self.shape.transport == Transport::SendReceive && announced >= SHARE_PIECES {
-            return None;
-        }
-        let mut pool = self.pool.borrow_mut();
-        let piece = pool.take(words, priority);
-        if piece.is_none() {
-            self.starved_at = Some(pool.returned);
-        }
-        piece
     }
 
     /// The shortest way, which most small messages take: puts a whole message behind those in an open buffer; false if
@@ -267,19 +237,11 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn post_open(&mut self, priority: Priority, carrier: &mut impl Carrier) {
+    fn post_open(&mut self, priority: Priority, carrier: &mut impl Carrier) {
         let outgoing = &mut self.outgoing[priority.index()];
         let Some((mut buffer, used)) = outgoing.open.take() else { return };
         buffer.truncate(used);
         outgoing.writing += used;
-        if self.shape.transport == Transport::SendReceive {
-            let number = ((outgoing.producer.head() - 1) / RECEIVE_WORDS as u64) as u32;
-            outgoing.producer.pad(RECEIVE_WORDS);
-            outgoing.published = outgoing.producer.head();
-            let header = self.header(Some((priority, number)));
-            buffer[..HEADER].copy_from_slice(&header.words());
-            return self.post(far(self.other, 0), Verb::Send(buffer), Op::Frames(priority, used), carrier);
-        }
         let at = far(self.other, (self.shape.ring(priority) + outgoing.open_place) as u64 * 8);
         self.post(at, Verb::Write(buffer), Op::Frames(priority, used), carrier);
     }
@@ -287,9 +249,6 @@ impl Connection {
     /// Posts what is open, and the head behind it: at once where WRITEs are placed in order, else when they have completed.
     fn flush(&mut self, priority: Priority, carrier: &mut impl Carrier) {
         self.post_open(priority, carrier);
-        if self.shape.transport == Transport::SendReceive {
-            return;
-        }
         let outgoing = &mut self.outgoing[priority.index()];
         let head = outgoing.producer.head();
         if outgoing.published != head && (self.sending.ordered || (outgoing.writing == 0 && !outgoing.publishing)) {

@@ -1,10 +1,7 @@
 //! Two ends of a link and a wire between them that a test moves forward, one request at a time: what is counted here does
 //! not depend on anybody's speed.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex},
-};
+use std::collections::VecDeque;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -12,17 +9,15 @@ use super::*;
 use crate::{
     buffer::Buffers,
     clock::Clock,
+    compute::{ComputeOptions, ComputeServer},
     fabric::{
         Endpoint, Fabric,
-        link::{
-            Arrived, Change, DEFAULT_LINK_BYTES, LINK_BYTES_MIN, ListenOptions, Listener, PeerId, Port, RECEIVE_WORDS,
-            RECEIVES_PER_LINK, ReceiveBuffers, Transport,
-        },
+        link::{Change, DEFAULT_LINK_BYTES, LINK_BYTES_MIN, ListenOptions, Listener, PeerId, Port},
         mem::{MemFabric, MemOptions},
     },
     lock::OwnerId,
-    messaging::CHUNK_WORDS,
-    sync::AtomicU64,
+    messaging::{CHUNK_WORDS, ChannelOptions, message::welcome},
+    worker::Handle,
 };
 
 /// What one side has posted and the wire has not carried yet.
@@ -61,42 +56,10 @@ impl Source for Messages {
     }
 }
 
-/// The receive buffers of one side, as many as it has to have.
-#[derive(Debug)]
-struct Receives {
-    words: Vec<AtomicU64>,
-    free: Mutex<Vec<usize>>,
-}
-
-impl Receives {
-    fn new() -> Arc<Self> {
-        let words = (0..RECEIVES_PER_LINK * RECEIVE_WORDS).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Self { words, free: Mutex::new((0..RECEIVES_PER_LINK).collect()) })
-    }
-
-    fn take_in(self: &Arc<Self>, from: ServerId, sent: &[u64]) -> Arrived {
-        let free = self.free.lock().unwrap().pop();
-        let buffer = free.expect("whoever keeps to the credits finds a receive buffer");
-        self.words[buffer * RECEIVE_WORDS..].iter().zip(sent).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
-        Arrived::new(from, self.clone(), buffer, sent.len() * 8)
-    }
-}
-
-impl ReceiveBuffers for Receives {
-    fn words(&self, buffer: usize) -> &[AtomicU64] {
-        &self.words[buffer * RECEIVE_WORDS..][..RECEIVE_WORDS]
-    }
-
-    fn give_back(&self, buffer: usize) {
-        self.free.lock().unwrap().push(buffer);
-    }
-}
-
 /// A server's and a worker's end. All requests of both go over one wire, in the order of posting.
 struct Pair {
     server: Connection,
     worker: Connection,
-    receives: [Arc<Receives>; 2],
     wire: VecDeque<(Side, Request)>,
     // Before the buffers, which requests under way hold.
     port: Box<dyn Port>,
@@ -106,7 +69,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(transport: Transport, switch_words: usize, link_bytes: usize) -> Self {
+    fn new(eager_words: usize, link_bytes: usize) -> Self {
         let fabric = MemFabric::in_process(1, 2 << 20, MemOptions::default()).unwrap();
         let id = ServerId::new(0).unwrap();
         let listener = fabric.listen(id, &ListenOptions { link_bytes, ..ListenOptions::default() }).unwrap();
@@ -117,11 +80,10 @@ impl Pair {
         let mut changes = Vec::new();
         port.changes(true, &mut changes);
         let Some(Change::Joined { peer, memory, .. }) = changes.pop() else { panic!("nobody joined") };
-        let sending = Sending { transport, ordered: true, coalesce: true, switch_words };
+        let sending = Sending { ordered: true, coalesce: true, eager_words };
         Self {
-            server: Connection::new(memory, peer, 1, sending, None).unwrap(),
-            worker: Connection::new(own, id, 1, sending, None).unwrap(),
-            receives: [Receives::new(), Receives::new()],
+            server: Connection::new(memory, peer, 1, sending).unwrap(),
+            worker: Connection::new(own, id, 1, sending).unwrap(),
             wire: VecDeque::new(),
             port,
             endpoint,
@@ -137,7 +99,7 @@ impl Pair {
         let copied = (self.server.words_moved - before) as usize;
         // Beside an urgent message.
         assert!(copied <= CHUNK_WORDS + 8, "{copied} words were copied at once");
-        self.server.release(carrier).unwrap();
+        self.server.release(carrier);
         self.server.sent.clear();
     }
 
@@ -154,7 +116,7 @@ impl Pair {
         let carrier = &mut Posts { buffers: &self.buffers, wire: &mut self.wire, side };
         let end = if side == Side::Server { &mut self.server } else { &mut self.worker };
         let taken = end.receive(priority, carrier)?;
-        end.release(carrier)?;
+        end.release(carrier);
         Ok(taken)
     }
 
@@ -164,15 +126,12 @@ impl Pair {
         let taken = Priority::ALL
             .into_iter()
             .find_map(|priority| self.worker.receive(priority, carrier).unwrap().map(|message| (priority, message)));
-        self.worker.release(carrier).unwrap();
+        self.worker.release(carrier);
         taken
     }
 
     /// Whether an urgent message stands whole in the worker's ring.
     fn urgent_is_there(&self) -> bool {
-        if self.worker.shape.transport == Transport::SendReceive {
-            return !self.worker.incoming[Priority::Latency.index()].runs.is_empty();
-        }
         let head = self.worker.own[Control::Head(Priority::Latency).index()].load(Ordering::Acquire);
         self.worker.incoming[Priority::Latency.index()].consumer.position() != head
     }
@@ -181,20 +140,9 @@ impl Pair {
     fn carry(&mut self) -> Option<usize> {
         let (side, request) = self.wire.pop_front()?;
         let words = match &request.verb {
-            Verb::Read(buffer) | Verb::Write(buffer) | Verb::Send(buffer) => buffer.len(),
+            Verb::Read(buffer) | Verb::Write(buffer) => buffer.len(),
             _ => 0,
         };
-        if let Verb::Send(sent) = &request.verb {
-            // Links name the peer 0, and the server 0, too.
-            let from = ServerId::new(0).unwrap();
-            let (sender, receiver) = match side {
-                Side::Server => (&mut self.server, &mut self.worker),
-                Side::Worker => (&mut self.worker, &mut self.server),
-            };
-            receiver.arrive(self.receives[side as usize].take_in(from, sent));
-            sender.complete(Completion { ticket: request.ticket, outcome: Ok(Done::Written) });
-            return Some(words);
-        }
         let (endpoint, end): (&mut dyn Endpoint, _) = match side {
             Side::Server => (&mut *self.port, &mut self.server),
             Side::Worker => (&mut *self.endpoint, &mut self.worker),
@@ -207,14 +155,14 @@ impl Pair {
     }
 }
 
-/// A reply of 16 MiB is under way; urgent ones of 64 bytes are sent at random moments, and each waits for a chunk at most. Counts the words that the wire carries
-/// from the moment when an urgent one is sent until the worker has it.
-fn an_urgent_message_waits_for_little(transport: Transport, switch_words: usize, link_bytes: usize) {
+/// A reply of 16 MiB is under way; urgent ones of 64 bytes are sent at random moments, and each waits for a chunk at most. Counts
+/// the words that the wire carries from the moment when an urgent one is sent until the worker has it.
+fn an_urgent_message_waits_for_little(eager_words: usize, link_bytes: usize) {
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let messages = Messages(vec![(0..2 << 20).collect(), (0..8).collect()]);
-    let mut pair = Pair::new(transport, switch_words, link_bytes);
+    let mut pair = Pair::new(eager_words, link_bytes);
     pair.server.enqueue(Priority::BestEffort, 0);
     let (mut urgent, mut most, mut done) = (0, 0, false);
     while !done {
@@ -258,34 +206,106 @@ fn an_urgent_message_waits_for_little(transport: Transport, switch_words: usize,
 #[test]
 fn an_urgent_message_waits_for_little_by_the_ring() {
     // A ring that would hold more than may be on its way.
-    an_urgent_message_waits_for_little(Transport::Ring, usize::MAX, 4 << 20);
+    an_urgent_message_waits_for_little(usize::MAX, 4 << 20);
 }
 
 #[test]
 fn an_urgent_message_waits_for_little_by_rendezvous() {
-    an_urgent_message_waits_for_little(Transport::Ring, 100, DEFAULT_LINK_BYTES);
+    an_urgent_message_waits_for_little(100, DEFAULT_LINK_BYTES);
 }
 
+/// The limit holds in both directions, to the word, and what is fetched is what was announced.
 #[test]
-fn an_urgent_message_waits_for_little_by_sends() {
-    an_urgent_message_waits_for_little(Transport::SendReceive, usize::MAX, DEFAULT_LINK_BYTES);
-    an_urgent_message_waits_for_little(Transport::SendReceive, 100, DEFAULT_LINK_BYTES);
-}
-
-/// Both sides send both ways, of all lengths, and look when chance lets them. `Receives` panics if a side ever sends more
-/// than the other one has buffers for.
-#[test]
-fn all_that_is_sent_arrives_and_always_finds_a_buffer() {
-    for round in 0..20 {
-        all_arrives(if round % 2 == 0 { DEFAULT_LINK_BYTES } else { LINK_BYTES_MIN });
+fn messages_up_to_the_eager_limit_go_by_the_ring_and_longer_ones_are_fetched() {
+    for eager_words in [0, 1, 100] {
+        for words in [1, 99, 100, 101, 5000] {
+            for side in [Side::Server, Side::Worker] {
+                let messages = Messages(vec![(0..words).collect()]);
+                let mut pair = Pair::new(eager_words, DEFAULT_LINK_BYTES);
+                let end = if side == Side::Server { &mut pair.server } else { &mut pair.worker };
+                end.enqueue(Priority::Latency, 0);
+                pair.sends(side, &messages);
+                let receiver = if side == Side::Server { Side::Worker } else { Side::Server };
+                let mut fetched = false;
+                let taken = (0..10_000).find_map(|_| {
+                    fetched |= pair.wire.iter().any(|(_, request)| matches!(request.verb, Verb::Read(_)));
+                    pair.carry();
+                    pair.takes(receiver, Priority::Latency).unwrap()
+                });
+                assert_eq!(taken.as_ref(), Some(&messages.0[0]));
+                assert_eq!(fetched, words > eager_words as u64, "{words} words, the limit is {eager_words}");
+            }
+        }
     }
 }
 
-fn all_arrives(link_bytes: usize) {
+#[test]
+fn the_memory_server_is_told_how_to_send() {
+    assert_eq!(HowToSend::read(0), None, "nothing was said yet");
+    for eager_words in [0, 1, 100, MESSAGE_WORDS_MAX, usize::MAX] {
+        for coalesce in [false, true] {
+            let how = HowToSend { eager_words, coalesce };
+            let heard = HowToSend { eager_words: eager_words.min(MESSAGE_WORDS_MAX), coalesce };
+            assert_eq!(HowToSend::read(how.word()), Some(heard));
+        }
+    }
+}
+
+/// What a channel's options say reaches the memory server once the link is up.
+#[test]
+fn a_channel_tells_the_memory_server_how_to_send() {
+    let fabric = MemFabric::in_process(1, 2 << 20, MemOptions::default()).unwrap();
+    let id = ServerId::new(0).unwrap();
+    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
+    let mut port = listener.port(0, 1, Clock::monotonic()).unwrap();
+    let compute = ComputeServer::join(crate::sync::Arc::new(fabric), ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    let handle = Handle::clone(&worker);
+    let opened = worker.spawn(async move {
+        let options = ChannelOptions { eager_words: Some(77), coalesce: false };
+        handle.channel_with(id, options).await.map(drop)
+    });
+    let (buffers, mut server, mut changes) = (Buffers::default(), None, Vec::new());
+    let told = (0..1000).find_map(|_| {
+        worker.turn();
+        port.changes(true, &mut changes);
+        for change in changes.drain(..) {
+            let Change::Joined { peer, memory, .. } = change else { panic!("nobody left: {change:?}") };
+            let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX };
+            let mut link = Connection::new(memory, peer, 1, sending).unwrap();
+            link.enqueue_notice(&welcome(1, false));
+            server = Some(link);
+        }
+        let server = server.as_mut()?;
+        let mut wire = VecDeque::new();
+        let carrier = &mut Posts { buffers: &buffers, wire: &mut wire, side: Side::Server };
+        server.send_out(&Messages(Vec::new()), carrier).unwrap();
+        port.ring(&mut wire.into_iter().map(|(_, request)| request).collect());
+        let mut completions = Vec::new();
+        port.poll(&mut completions);
+        completions.into_iter().for_each(|completion| server.complete(completion));
+        server.told()
+    });
+    assert_eq!(told, Some(HowToSend { eager_words: 77, coalesce: false }));
+    worker.block_on(opened).unwrap();
+    // The port goes before the buffers that it may still use.
+    drop(port);
+}
+
+/// Both sides send both ways, of all lengths, and look when chance lets them.
+#[test]
+fn all_that_is_sent_arrives() {
+    for round in 0..20 {
+        let link_bytes = if round % 2 == 0 { DEFAULT_LINK_BYTES } else { LINK_BYTES_MIN };
+        all_arrives([400, usize::MAX][round / 2 % 2], link_bytes);
+    }
+}
+
+fn all_arrives(eager_words: usize, link_bytes: usize) {
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut pair = Pair::new(Transport::SendReceive, 400, link_bytes);
+    let mut pair = Pair::new(eager_words, link_bytes);
     const COUNT: u64 = 400;
     let lengths = [1, 3, 100, 506, 507, 508, 700, 701, 5000, 20_000];
     let messages =
@@ -319,43 +339,5 @@ fn all_arrives(link_bytes: usize) {
             (number % 2 == 0) == (place / 2 == Side::Worker as usize) && (number / 2 % 2) as usize == place % 2
         });
         assert!(taken.iter().copied().eq(expected), "{place}: {taken:?}");
-    }
-}
-
-/// What a peer must not send, and what becomes of it.
-#[test]
-fn a_run_that_cannot_be_is_a_flaw() {
-    let frames = |priority, number, tails| run::Header { frames: Some((priority, number)), tails, word: 0 };
-    let tails_only = |tails| run::Header { frames: None, tails, word: 0 };
-    let with_frame = |header: run::Header| {
-        let frame = crate::messaging::frame::Frame {
-            form: crate::messaging::frame::Form::Inline,
-            body_words: 1,
-            first: true,
-            last: true,
-        };
-        let begin = header.frames.map_or(0, |(_, number)| u64::from(number) * RECEIVE_WORDS as u64);
-        let mut words = header.words().to_vec();
-        words.extend([frame.word(begin + run::HEADER as u64), 7]);
-        words
-    };
-    let latency = |number| with_frame(frames(Priority::Latency, number, [0, 0]));
-    let cases: [(&str, Vec<Vec<u64>>, Flaw); 7] = [
-        ("more than there is credit for", (0..=run::RUNS as u32).map(latency).collect(), Flaw::Credits),
-        ("not the next one", vec![latency(0), latency(2)], Flaw::Run),
-        ("nothing in it", vec![frames(Priority::Latency, 0, [0, 0]).words().to_vec()], Flaw::Run),
-        ("tails that do not move", vec![tails_only([0, 0]).words().to_vec()], Flaw::Credits),
-        ("a tail of what was not sent", vec![tails_only([RECEIVE_WORDS as u64, 0]).words().to_vec()], Flaw::Tail),
-        ("no words", vec![vec![]], Flaw::Run),
-        ("a frame longer than the run", vec![[&latency(0)[..5], &[]].concat()], Flaw::Frame),
-    ];
-    for (what, runs, flaw) in cases {
-        let mut pair = Pair::new(Transport::SendReceive, 100, DEFAULT_LINK_BYTES);
-        for run in runs {
-            let run = pair.receives[Side::Worker as usize].take_in(ServerId::new(0).unwrap(), &run);
-            pair.server.arrive(run);
-        }
-        let outcome = pair.takes(Side::Server, Priority::Latency);
-        assert!(matches!(outcome, Err(Broken::Flaw(found)) if found == flaw), "{what}: {outcome:?}");
     }
 }

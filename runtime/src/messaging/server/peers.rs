@@ -5,7 +5,7 @@ use super::{
     thread::{Thread, carrier},
 };
 use crate::{
-    fabric::link::{Change, OpenMemory, PeerId, Transport},
+    fabric::link::{Change, OpenMemory, PeerId},
     messaging::{
         Refusal,
         connection::{Broken, Connection, Sending},
@@ -55,15 +55,11 @@ impl Thread {
 
     pub(super) fn open(&mut self, peer: ServerId, who: PeerId, memory: OpenMemory) {
         self.generation = self.generation.wrapping_add(1);
-        let transport = self.port.transport(peer);
         let ordered = self.port.capabilities().ordered_writes;
-        let sending = Sending { transport, ordered, coalesce: true, switch_words: usize::MAX };
-        let Some(mut link) = Connection::new(memory, peer, self.generation, sending, self.pool.clone()) else {
+        let sending = Sending { ordered, coalesce: true, eager_words: usize::MAX };
+        let Some(mut link) = Connection::new(memory, peer, self.generation, sending) else {
             return self.port.dismiss(peer);
         };
-        if transport == Transport::SendReceive {
-            self.pool.get_or_insert_with(|| link.pool());
-        }
         let known = self.by_worker.get(&who).copied();
         let session = known.unwrap_or_else(|| {
             self.next_unique += 1;

@@ -94,7 +94,6 @@ impl Thread {
                     let to = Address { session: session_index, unique, sequence: view.sequence, index: place as u16 };
                     let reply = Responder::new(Rc::clone(&self.replies), to);
                     match kind {
-                        Kind::PROBE => reply.send_words(&[]),
                         Kind(Kind::RESERVED..) => reply.refuse(Refusal::UnknownKind),
                         kind => {
                             bump(&self.shared.threads[self.number].requests, 1);
@@ -184,13 +183,13 @@ impl Thread {
                 how.apply(peer.link.sending());
             }
             let outcome = peer.link.send_out(session, &mut carrier!(self));
-            let outcome = outcome.and_then(|sent| peer.link.release(&mut carrier!(self)).map(|()| sent));
             peer.dirty = false;
             for sequence in peer.link.sent.drain(..) {
                 session.sent(sequence, &self.replies);
             }
             match outcome {
                 Ok(sent) => {
+                    peer.link.release(&mut carrier!(self));
                     progress |= sent.moved;
                     peer.dirty = sent.owes;
                 }

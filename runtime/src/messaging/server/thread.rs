@@ -13,12 +13,11 @@ use crate::{
     error::Error,
     fabric::{
         Completion, Request as Post,
-        link::{Arrived, Change, PeerId, Port},
+        link::{Change, PeerId, Port},
     },
     messaging::{
         Load, Priority,
         connection::{Carrier, Connection},
-        pool::SharedPool,
         serve::{Finished, Replies, Service, Turn},
         session::Session,
     },
@@ -45,7 +44,8 @@ pub(super) struct PortCarrier<'a> {
 
 impl Carrier for PortCarrier<'_> {
     fn buffer(&mut self, words: usize) -> Result<Buffer, Error> {
-        self.buffers.take(words, |base, words| self.port.register(base, words))
+        // SAFETY: the memory lives as long as the thread's `buffers`, which are dropped after its port; only buffers refer to it.
+        self.buffers.take(words, |base, words| unsafe { self.port.register(base, words) })
     }
 
     fn post(&mut self, request: Post) {
@@ -65,9 +65,6 @@ pub(super) struct Thread {
     pub(super) outbox: Vec<Post>,
     pub(super) completions: Vec<Completion>,
     pub(super) changes: Vec<Change>,
-    pub(super) arrived: Vec<Arrived>,
-    /// What all links share, where messages come by SEND.
-    pub(super) pool: Option<SharedPool>,
     pub(super) replies: Rc<Replies>,
     pub(super) finished: Vec<Finished>,
     pub(super) peers: Vec<Option<Peer>>,
@@ -118,8 +115,6 @@ impl Thread {
             outbox: Vec::new(),
             completions: Vec::new(),
             changes: Vec::new(),
-            arrived: Vec::new(),
-            pool: None,
             replies: Rc::default(),
             finished: Vec::new(),
             peers: Vec::new(),
@@ -185,7 +180,6 @@ impl Thread {
     /// One turn; false if there was nothing to do.
     pub(super) fn turn(&mut self) -> bool {
         let mut progress = self.take_changes(false);
-        self.take_arrived();
         progress |= self.take_requests(Priority::Latency);
         progress |= self.take_requests(Priority::BestEffort);
         let busy = self.service.turn() == Turn::Busy;
@@ -195,17 +189,6 @@ impl Thread {
         progress |= !self.outbox.is_empty();
         self.exchange();
         progress
-    }
-
-    /// Hands what was SENT to its links.
-    fn take_arrived(&mut self) {
-        self.port.receive(&mut self.arrived);
-        for run in self.arrived.drain(..) {
-            if let Some(Some(peer)) = self.peers.get_mut(run.from().index()) {
-                peer.dirty = true;
-                peer.link.arrive(run);
-            }
-        }
     }
 
     pub(super) fn exchange(&mut self) {

@@ -11,7 +11,7 @@ use super::{
     stream::{self, Receiver, Sender, read_until},
 };
 
-const MAGIC: [u8; 8] = *b"farlink\x03";
+const MAGIC: [u8; 8] = *b"farlink\x04";
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + NONCE_BYTES;
 const COMPUTE: &str = "farlink compute server";
@@ -95,7 +95,7 @@ pub(in super::super) fn connect(
 mod tests {
     use std::{
         io::Read,
-        net::{Ipv4Addr, TcpListener},
+        net::{Ipv4Addr, Shutdown, TcpListener},
         thread,
         time::Duration,
     };
@@ -200,6 +200,134 @@ mod tests {
         });
         assert_eq!(refused, Some(ErrorKind::PermissionDenied));
         assert!(answer <= HELLO_BYTES);
+    }
+
+    #[test]
+    fn a_proof_that_is_zero_or_cut_short_is_refused() {
+        let ours = secret("ours");
+        let proofs: [fn([u8; TAG_BYTES]) -> Vec<u8>; 4] = [
+            |_| vec![0; TAG_BYTES],
+            |right| [&right[..TAG_BYTES - 1], &[right[TAG_BYTES - 1] ^ 1]].concat(),
+            |right| [&right[..16], &[0; TAG_BYTES - 16]].concat(),
+            |right| right[..TAG_BYTES - 1].to_vec(),
+        ];
+        for proof in proofs {
+            let (refused, answer) = with_server(&ours, LONG, refusal, |mut stream| {
+                let nonce = [1; NONCE_BYTES];
+                stream.write_all(&hello(&nonce)).unwrap();
+                let theirs = read_hello(&mut stream, Instant::now() + LONG).unwrap();
+                stream.write_all(&proof(ours.tag(COMPUTE, &[&nonce, &theirs]))).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+                all_of(&mut stream)
+            });
+            assert!(refused.is_some(), "let in");
+            assert!(answer.is_empty(), "whoever has no proof was given one");
+        }
+    }
+
+    /// Every byte of them is another one from time to time: nobody waits for one that he has seen before.
+    #[test]
+    fn nonces_are_fresh_on_both_sides() {
+        let ours = secret("ours");
+        let mut seen: [Vec<Nonce>; 2] = Default::default();
+        for _ in 0..16 {
+            let (_, nonce) = with_server(&ours, LONG, refusal, |mut stream| {
+                stream.write_all(&hello(&[1; NONCE_BYTES])).unwrap();
+                read_hello(&mut stream, Instant::now() + LONG).unwrap()
+            });
+            seen[0].push(nonce);
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let ours = &ours;
+            seen[1].push(thread::scope(|scope| {
+                scope.spawn(move || connect(stream, ours, Instant::now() + LONG).map(drop).unwrap_err());
+                read_hello(&mut listener.accept().unwrap().0, Instant::now() + LONG).unwrap()
+            }));
+        }
+        for (side, nonces) in ["memory server", "compute server"].into_iter().zip(seen) {
+            for byte in 0..NONCE_BYTES {
+                let first = nonces[0][byte];
+                assert!(
+                    nonces.iter().any(|nonce| nonce[byte] != first),
+                    "byte {byte} of the {side}'s nonces is constant"
+                );
+            }
+        }
+    }
+
+    /// All that a compute server says in a session of its own: the handshake, and one message.
+    fn recorded(ours: &Secret) -> Vec<u8> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (accepted, said) = with_server(
+            ours,
+            LONG,
+            |accepted| accepted.unwrap().1.receive::<u64>(),
+            |to_server| {
+                thread::scope(|scope| {
+                    scope.spawn(move || {
+                        let stream = TcpStream::connect(address).unwrap();
+                        let (mut sender, _receiver) = connect(stream, ours, Instant::now() + LONG).unwrap();
+                        sender.send(&5u64).unwrap();
+                        sender.shut_down();
+                    });
+                    let from_client = listener.accept().unwrap().0;
+                    relay(from_client, to_server)
+                })
+            },
+        );
+        assert_eq!(accepted.unwrap(), Some(5));
+        said
+    }
+
+    /// Carries what both say until the client is silent; what the client has said.
+    fn relay(mut client: TcpStream, mut server: TcpStream) -> Vec<u8> {
+        thread::scope(|scope| {
+            let (mut from_server, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            scope.spawn(move || std::io::copy(&mut from_server, &mut to_client));
+            let mut said = Vec::new();
+            let mut piece = [0; 256];
+            while let Ok(count @ 1..) = client.read(&mut piece) {
+                said.extend(&piece[..count]);
+                server.write_all(&piece[..count]).unwrap();
+            }
+            let _ = server.shutdown(Shutdown::Both);
+            said
+        })
+    }
+
+    fn all_of(stream: &mut TcpStream) -> Vec<u8> {
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        answer
+    }
+
+    #[test]
+    fn what_was_said_in_another_session_is_worth_nothing() {
+        let ours = secret("ours");
+        let said = recorded(&ours);
+        let (handshake, frame) = said.split_at(HELLO_BYTES + TAG_BYTES);
+        assert_eq!(frame.len(), 2 + 8 + TAG_BYTES);
+        // From its beginning: the server shows its nonce and no proof.
+        let (refused, answer) = with_server(&ours, LONG, refusal, |mut stream| {
+            stream.write_all(handshake).unwrap();
+            let _ = stream.write_all(frame);
+            all_of(&mut stream)
+        });
+        assert_eq!(refused, Some(ErrorKind::PermissionDenied));
+        assert!(answer.len() <= HELLO_BYTES);
+        // A message of it in a session that is right.
+        let (received, _) = with_server(
+            &ours,
+            LONG,
+            |accepted| accepted.unwrap().1.receive::<u64>(),
+            |stream| {
+                let mut raw = stream.try_clone().unwrap();
+                let _halves = connect(stream, &ours, Instant::now() + LONG).unwrap();
+                raw.write_all(frame).unwrap();
+            },
+        );
+        assert!(received.is_err(), "{received:?}");
     }
 
     #[test]

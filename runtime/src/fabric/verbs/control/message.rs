@@ -1,11 +1,9 @@
 //! What a compute server asks of a memory server, and the answers.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-
-use super::{super::ib::Peer, Invitation};
+use super::super::ib::Peer;
 use crate::{
     error::Error,
-    fabric::link::{LinkState, PeerId, Transport},
+    fabric::link::{LinkState, PeerId},
     lock::OwnerId,
     wire::Wire,
 };
@@ -28,14 +26,11 @@ pub(in super::super) struct Welcome {
     pub(in super::super) bytes: u64,
     /// The key to the region.
     pub(in super::super) key: u32,
-    /// Where its connection manager listens, if it has one.
-    pub(in super::super) manager: Option<SocketAddr>,
 }
 
 impl Wire for Welcome {
     fn encode(&self, to: &mut Vec<u64>) {
         to.extend([self.server, self.servers, self.cluster, self.address, self.bytes, u64::from(self.key)]);
-        self.manager.encode(to);
     }
 
     fn decode(from: &mut &[u64]) -> Result<Self, Error> {
@@ -47,25 +42,7 @@ impl Wire for Welcome {
             address: next()?,
             bytes: next()?,
             key: narrow(next()?)?,
-            manager: Option::decode(from)?,
         })
-    }
-}
-
-impl Wire for SocketAddr {
-    fn encode(&self, to: &mut Vec<u64>) {
-        let ip = match self.ip() {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
-        let ip = ip.to_bits();
-        to.extend([(ip >> 64) as u64, ip as u64, u64::from(self.port())]);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let (high, low, port) = (u64::decode(from)?, u64::decode(from)?, u64::decode(from)?);
-        let ip = Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low));
-        Ok((ip.to_canonical(), narrow(port)?).into())
     }
 }
 
@@ -172,16 +149,14 @@ pub(in super::super) enum Question {
     Release(OwnerId),
     /// Does it live, as far as this memory server knows?
     Lives(OwnerId),
-    /// An invitation to connect through the connection manager; an earlier queue pair is destroyed first.
-    Invite { instead_of: Option<u64> },
     /// Does it take messages?
     Listens,
     /// A message link for this queue pair and this worker of the asker's, who opens this memory.
     Link { ours: Peer, who: PeerId, opened: Opened },
     /// The asker's queue pair of the link with this one of the memory server's is ready.
     LinkReady(u64),
-    /// Close the message link of this queue pair of the memory server's.
-    Unlink(u64),
+    /// Close the message link of this queue pair of the memory server's; whether the asker has no use for it any more.
+    Unlink(u64, bool),
     /// What has become of it?
     LinkState(u64),
 }
@@ -197,10 +172,8 @@ pub(in super::super) enum Answer {
     Lives(bool),
     /// It was not done, and why.
     Refused(String),
-    /// An invitation.
-    Invited(Invitation),
     /// It takes messages; each side of a link opens so many bytes.
-    Listens { bytes: u64, transport: Transport },
+    Listens { bytes: u64 },
     /// A message link: its queue pair, connected, and the memory that it opens.
     Linked { theirs: Peer, opened: Opened },
     /// What has become of a link.
@@ -238,20 +211,16 @@ impl Wire for Question {
                 to.push(4);
                 owner.encode(to);
             }
-            Self::Invite { instead_of } => {
-                to.push(5);
-                instead_of.encode(to);
-            }
-            Self::Listens => to.push(6),
+            Self::Listens => to.push(5),
             Self::Link { ours, who, opened } => {
-                to.push(7);
+                to.push(6);
                 ours.encode(to);
                 who.encode(to);
                 opened.encode(to);
             }
-            Self::Unlink(queue_pair) => to.extend([8, *queue_pair]),
+            Self::Unlink(queue_pair, in_order) => to.extend([8, *queue_pair, u64::from(*in_order)]),
             Self::LinkState(queue_pair) => to.extend([9, *queue_pair]),
-            Self::LinkReady(queue_pair) => to.extend([10, *queue_pair]),
+            Self::LinkReady(queue_pair) => to.extend([7, *queue_pair]),
         }
     }
 
@@ -262,12 +231,11 @@ impl Wire for Question {
             2 => Self::Claim(OwnerId::decode(from)?),
             3 => Self::Release(OwnerId::decode(from)?),
             4 => Self::Lives(OwnerId::decode(from)?),
-            5 => Self::Invite { instead_of: Option::decode(from)? },
-            6 => Self::Listens,
-            7 => Self::Link { ours: Peer::decode(from)?, who: PeerId::decode(from)?, opened: Opened::decode(from)? },
-            8 => Self::Unlink(u64::decode(from)?),
+            5 => Self::Listens,
+            6 => Self::Link { ours: Peer::decode(from)?, who: PeerId::decode(from)?, opened: Opened::decode(from)? },
+            8 => Self::Unlink(u64::decode(from)?, bool::decode(from)?),
             9 => Self::LinkState(u64::decode(from)?),
-            10 => Self::LinkReady(u64::decode(from)?),
+            7 => Self::LinkReady(u64::decode(from)?),
             _ => return Err(Error::Malformed("there is no such question")),
         })
     }
@@ -295,20 +263,14 @@ impl Wire for Answer {
                     to.push(u64::from_le_bytes(word));
                 }
             }
-            Self::Invited(invitation) => {
-                to.push(4);
-                invitation.encode(to);
-            }
-            Self::Listens { bytes, transport } => {
-                to.extend([5, *bytes, u64::from(*transport == Transport::SendReceive)])
-            }
+            Self::Listens { bytes } => to.extend([4, *bytes]),
             Self::Linked { theirs, opened } => {
-                to.push(6);
+                to.push(5);
                 theirs.encode(to);
                 opened.encode(to);
             }
             Self::Link(state) => {
-                to.push(7);
+                to.push(6);
                 state.encode(to);
             }
         }
@@ -320,13 +282,9 @@ impl Wire for Answer {
             1 => Self::Done,
             2 => Self::Lives(bool::decode(from)?),
             3 => Self::Refused(decode_text(from)?),
-            4 => Self::Invited(Invitation::decode(from)?),
-            5 => {
-                let (bytes, sends) = (u64::decode(from)?, bool::decode(from)?);
-                Self::Listens { bytes, transport: if sends { Transport::SendReceive } else { Transport::Ring } }
-            }
-            6 => Self::Linked { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
-            7 => Self::Link(LinkState::decode(from)?),
+            4 => Self::Listens { bytes: u64::decode(from)? },
+            5 => Self::Linked { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
+            6 => Self::Link(LinkState::decode(from)?),
             _ => return Err(Error::Malformed("there is no such answer")),
         })
     }
@@ -381,21 +339,21 @@ mod tests {
         comes_back(Answer::Connected(peer()));
         [Answer::Done, Answer::Lives(true), Answer::Lives(false)].into_iter().for_each(comes_back);
         comes_back(Answer::Refused("no queue pair left: ü".into()));
-        comes_back(Question::Invite { instead_of: Some(4) });
-        comes_back(Answer::Invited(Invitation::random()));
         let opened = Opened { address: 4096, key: 7 };
         comes_back(Question::Link { ours: peer(), who: PeerId { owner, worker: 3 }, opened });
-        [Question::Listens, Question::LinkReady(9), Question::Unlink(9), Question::LinkState(9)]
-            .into_iter()
-            .for_each(comes_back);
+        [
+            Question::Listens,
+            Question::LinkReady(9),
+            Question::Unlink(9, true),
+            Question::Unlink(9, false),
+            Question::LinkState(9),
+        ]
+        .into_iter()
+        .for_each(comes_back);
         comes_back(Answer::Linked { theirs: peer(), opened });
-        for transport in [Transport::Ring, Transport::SendReceive] {
-            comes_back(Answer::Listens { bytes: 1 << 20, transport });
-        }
+        comes_back(Answer::Listens { bytes: 1 << 20 });
         [LinkState::Up, LinkState::Dismissed, LinkState::Dead].map(Answer::Link).into_iter().for_each(comes_back);
-        for manager in [None, Some("10.0.0.1:4791".parse().unwrap()), Some("[2001:db8::7]:1".parse().unwrap())] {
-            comes_back(Welcome { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6, manager });
-        }
+        comes_back(Welcome { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6 });
     }
 
     proptest! {

@@ -16,7 +16,6 @@
 //! encrypted: neither is RDMA itself.
 
 mod handshake;
-mod invitation;
 mod message;
 mod secret;
 mod stream;
@@ -24,7 +23,6 @@ mod stream;
 pub use self::secret::Secret;
 pub(super) use self::{
     handshake::{accept, connect},
-    invitation::Invitation,
     message::{Answer, Opened, Question, Welcome},
     stream::{Receiver, Sender, keep_alive},
 };

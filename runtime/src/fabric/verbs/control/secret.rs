@@ -119,4 +119,24 @@ mod tests {
         assert!(!secret.verify("a", &[b"one", b"twx"], &tag));
         assert!(!Secret::new("0123456789abcdeF").unwrap().verify("a", &[b"one", b"two"], &tag));
     }
+
+    #[test]
+    fn every_bit_of_a_tag_counts() {
+        let secret = Secret::random();
+        let verify = |tag: &[u8; TAG_BYTES]| secret.verify("a", &[b"one"], tag);
+        let tag = secret.tag("a", &[b"one"]);
+        assert!(verify(&tag));
+        for bit in 0..8 * TAG_BYTES {
+            let mut changed = tag;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(!verify(&changed), "bit {bit} does not count");
+        }
+        // A tag of which only the first bytes are right, filled up with zeros: with none of them right, zeros alone.
+        for right in 0..TAG_BYTES {
+            let mut cut = [0; TAG_BYTES];
+            cut[..right].copy_from_slice(&tag[..right]);
+            assert!(cut == tag || !verify(&cut), "{right} bytes are enough");
+        }
+        assert!(!verify(&[0xff; TAG_BYTES]));
+    }
 }

@@ -11,8 +11,6 @@ use crate::error::Error;
 const GIDS_MAX: i32 = 256;
 /// What is asked of a device to learn how much it takes inline.
 const INLINE_PROBES: [u32; 6] = [512, 256, 128, 64, 32, 0];
-/// The vendor that the kernel's `rdma_rxe` names.
-const SOFTROCE_VENDOR: u32 = 0xff_ffff;
 
 /// What a device's atomics are atomic against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,8 +123,6 @@ pub struct DeviceInfo {
     pub registration_bytes_max: u64,
     /// Whether receivers can share a queue.
     pub shared_receive: bool,
-    /// Whether it is SoftRoCE, whose work this machine's processors do.
-    pub is_software: bool,
 }
 
 /// The RDMA devices of this machine.
@@ -387,7 +383,6 @@ fn info_of(name: String, attributes: &rdma::ibv_device_attr) -> DeviceInfo {
         queue_pairs_max: at_least_zero(attributes.max_qp),
         registration_bytes_max: attributes.max_mr_size,
         shared_receive: attributes.max_srq > 0 && attributes.max_srq_wr > 0,
-        is_software: attributes.vendor_id == SOFTROCE_VENDOR,
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, io, ptr::NonNull, sync::Arc};
 use rdma_sys as rdma;
 
 use super::{Device, device::refused};
-use crate::{error::Error, fabric::LocalKey, sync::AtomicU64};
+use crate::{error::Error, fabric::LocalKey};
 
 /// Who is let at registered memory, besides the owner's own requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,8 +16,6 @@ pub(crate) enum Access {
     Peers,
     /// The other side of a message link, to read and write.
     Link,
-    /// The other sides of message links, to read.
-    Readers,
 }
 
 /// What belongs together: a queue pair reaches only memory of its own domain.
@@ -77,7 +75,6 @@ impl Domain {
             Access::Link => {
                 flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE
             }
-            Access::Readers => flags::IBV_ACCESS_REMOTE_READ,
         };
         // SAFETY: the domain is alive; the caller keeps the memory.
         let raw = unsafe { rdma::ibv_reg_mr(self.raw(), base.as_ptr().cast(), words * 8, allowed.0 as i32) };
@@ -168,7 +165,7 @@ impl Drop for Registered {
     }
 }
 
-/// Zeroed words of its own that are registered: what the device writes results to, and messages.
+/// Zeroed words of its own that are registered: what the device writes results to, and reads single words from.
 #[derive(Debug)]
 pub(crate) struct Memory {
     // Before the words: deregistered first.
@@ -204,20 +201,16 @@ impl Drop for Words {
 }
 
 impl Memory {
-    pub(crate) fn new(domain: &Arc<Domain>, words: usize, access: Access) -> Result<Self, Error> {
+    pub(crate) fn new(domain: &Arc<Domain>, words: usize) -> Result<Self, Error> {
         let memory = Words::new(words);
         // SAFETY: the words are freed after the registration, by the order of the fields; they are read and written only
         // with the volatile accesses below.
-        let registered = unsafe { domain.register(memory.base, words.max(1), access) }?;
+        let registered = unsafe { domain.register(memory.base, words.max(1), Access::Local) }?;
         Ok(Self { registered, words: memory })
     }
 
     pub(crate) fn key(&self) -> LocalKey {
         self.registered.local_key()
-    }
-
-    pub(crate) fn registered(&self) -> &Registered {
-        &self.registered
     }
 
     /// The address of the word at `index`.
@@ -238,34 +231,10 @@ impl Memory {
         unsafe { self.at(index).read_volatile() }
     }
 
-    /// The words at `range`, while the device leaves them alone and nobody has the memory to himself.
-    pub(crate) fn words(&self, range: std::ops::Range<usize>) -> &[AtomicU64] {
-        assert!(range.start <= range.end && range.end <= self.registered.bytes() / 8, "words {range:?}");
-        // SAFETY: in bounds, by the assertion; aligned, initialised (zeroed) and alive as long as `self`. An atomic has the
-        // layout of its word, and while `self` is shared nothing writes here but the device.
-        unsafe { std::slice::from_raw_parts(self.words.base.add(range.start).cast().as_ptr(), range.len()) }
-    }
-
     /// Sets the word at `index`.
     #[inline]
     pub(crate) fn store(&mut self, index: usize, word: u64) {
         // SAFETY: in bounds and aligned; volatile as above, and `&mut self` excludes other threads.
         unsafe { self.at(index).write_volatile(word) }
-    }
-
-    /// Copies bytes in, from the word at `index` on.
-    pub(crate) fn copy_in(&mut self, index: usize, bytes: &[u8]) {
-        for (offset, piece) in bytes.chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..piece.len()].copy_from_slice(piece);
-            self.store(index + offset, u64::from_le_bytes(word));
-        }
-    }
-
-    /// Copies bytes out, from the word at `index` on.
-    pub(crate) fn copy_out(&self, index: usize, bytes: &mut [u8]) {
-        for (offset, piece) in bytes.chunks_mut(8).enumerate() {
-            piece.copy_from_slice(&self.load(index + offset).to_le_bytes()[..piece.len()]);
-        }
     }
 }

@@ -6,7 +6,6 @@
 //! registering memory and posting requests.
 
 mod device;
-mod manager;
 mod memory;
 mod queue_pair;
 mod queues;
@@ -18,7 +17,6 @@ pub use self::{
 };
 pub(crate) use self::{
     device::{Device, Local},
-    manager::{Asked, Call, Failure, Id, Listener, obstacle},
     memory::{Access, Domain, Memory, Registered},
     queue_pair::{Peer, QueuePair, QueuePairOptions},
     queues::{Channel, CompletionQueue, Finished, ReceiveQueue, Status},

@@ -22,7 +22,7 @@ pub(crate) struct QueuePairOptions {
     pub(crate) inline_bytes: u32,
     /// Local pieces that a request can gather from.
     pub(crate) gather_max: u32,
-    /// Where messages arrive; without it none can.
+    /// What notifications use up; without it none can come.
     pub(crate) receive: Option<Arc<ReceiveQueue>>,
 }
 
@@ -165,43 +165,6 @@ impl QueuePair {
         }
     }
 
-    /// What its device can do.
-    pub(super) fn device(&self) -> &super::DeviceInfo {
-        self.domain.device().info()
-    }
-
-    /// Connects it as the connection manager says. Returns the number of the other end.
-    pub(super) fn connect_through(
-        &self,
-        id: &super::Id,
-        access: super::Access,
-        reliability: Reliability,
-    ) -> Result<u32, Error> {
-        let mut other_end = 0;
-        for (state, to) in [
-            (rdma::ibv_qp_state::IBV_QPS_INIT, "ready"),
-            (rdma::ibv_qp_state::IBV_QPS_RTR, "ready to receive"),
-            (rdma::ibv_qp_state::IBV_QPS_RTS, "ready to send"),
-        ] {
-            let mut attributes = attributes();
-            attributes.qp_state = state;
-            let set = id.attributes(&mut attributes)?;
-            if state == rdma::ibv_qp_state::IBV_QPS_RTR {
-                other_end = attributes.dest_qp_num;
-            }
-            // Of its own accord the manager lets a sender wait too long, and grants all or nothing.
-            attributes.qp_access_flags = access_flags(access);
-            attributes.min_rnr_timer = MIN_RNR_TIMER;
-            attributes.timeout = reliability.timeout_exponent();
-            attributes.retry_cnt = reliability.retries.min(6);
-            attributes.rnr_retry = 7;
-            attributes.max_dest_rd_atomic = attributes.max_dest_rd_atomic.min(self.device().reads_in_max);
-            attributes.max_rd_atomic = attributes.max_rd_atomic.min(self.device().reads_out_max);
-            self.modify(&mut attributes, rdma::ibv_qp_attr_mask(set as u32), to)?;
-        }
-        Ok(other_end)
-    }
-
     /// Connects it. `access` is what the peer may do to memory of this side.
     pub(crate) fn connect(
         &self,
@@ -299,7 +262,6 @@ fn access_flags(access: super::Access) -> u32 {
     use rdma::ibv_access_flags as flags;
     match access {
         super::Access::Local => 0,
-        super::Access::Readers => flags::IBV_ACCESS_REMOTE_READ.0,
         super::Access::Link => (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE).0,
         super::Access::Peers => {
             (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE | flags::IBV_ACCESS_REMOTE_ATOMIC).0

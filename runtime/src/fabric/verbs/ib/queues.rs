@@ -1,4 +1,4 @@
-//! Completion queues, the channel that wakes a sleeper, and shared receive queues.
+//! Completion queues, the channel that wakes a sleeper, and the receives that notifications use up.
 
 use std::{
     fmt,
@@ -14,13 +14,8 @@ use std::{
 
 use rdma_sys as rdma;
 
-use super::{Device, Domain, Memory, check, device::refused};
-use crate::{
-    error::Error,
-    fabric::link::{Arrived, ReceiveBuffers},
-    ptr::ServerId,
-    sync::AtomicU64,
-};
+use super::{Device, Domain, check, device::refused};
+use crate::error::Error;
 
 /// Completions taken from a queue at a time.
 const POLL_MAX: usize = 32;
@@ -72,21 +67,6 @@ pub(crate) struct Finished {
     /// The request's name.
     pub(crate) id: u64,
     pub(crate) status: Status,
-    /// The queue pair it belongs to.
-    pub(crate) queue_pair: u32,
-    /// Whether something arrived, rather than something sent has ended; and what came with it.
-    pub(crate) received: Option<Received>,
-}
-
-/// What a receive completion tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Received {
-    /// Bytes of a message that was sent, or written by a WRITE that notifies.
-    pub(crate) bytes: u32,
-    /// The number that came with it.
-    pub(crate) immediate: Option<u32>,
-    /// Whether it announces a WRITE, which used no bytes of the receive buffer.
-    pub(crate) is_write: bool,
 }
 
 /// What a sleeping thread waits on.
@@ -207,7 +187,8 @@ impl CompletionQueue {
             let count = usize::try_from(count).unwrap_or(0);
             for entry in &entries[..count] {
                 // SAFETY: the call has filled the first `count` entries with integers.
-                take(finished(unsafe { entry.assume_init_ref() }));
+                let entry = unsafe { entry.assume_init_ref() };
+                take(Finished { id: entry.wr_id, status: Status(entry.status) });
             }
             if count < POLL_MAX {
                 return;
@@ -222,24 +203,6 @@ impl CompletionQueue {
     }
 }
 
-#[inline]
-fn finished(entry: &rdma::ibv_wc) -> Finished {
-    use rdma::ibv_wc_opcode as opcode;
-    let status = Status(entry.status);
-    // Of a failed one, only name, status and queue pair are valid.
-    let received = (status.is_success() && entry.opcode >= opcode::IBV_WC_RECV).then(|| {
-        let has_immediate = entry.wc_flags & rdma::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-        // SAFETY: both sides of the union are 32-bit integers.
-        let immediate = unsafe { entry.imm_data_invalidated_rkey_union.imm_data };
-        Received {
-            bytes: entry.byte_len,
-            immediate: has_immediate.then(|| u32::from_be(immediate)),
-            is_write: entry.opcode == opcode::IBV_WC_RECV_RDMA_WITH_IMM,
-        }
-    });
-    Finished { id: entry.wr_id, status, queue_pair: entry.qp_num, received }
-}
-
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: made in `new`; its queue pairs hold it, so none is left.
@@ -247,41 +210,34 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// Buffers that the messages of many connections arrive in.
+/// Receives that many connections share. They have no memory: a WRITE that notifies uses one up, and none of its bytes.
 pub(crate) struct ReceiveQueue {
-    // Declared after nothing that it needs: `drop` destroys the queue before the memory goes.
     raw: NonNull<rdma::ibv_srq>,
-    memory: Memory,
-    slots: usize,
-    slot_words: usize,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
-// SAFETY: libibverbs locks a receive queue that several threads post to; the memory is reached by slot, and a slot
-// belongs to the device from its post to its completion.
+// SAFETY: libibverbs locks a receive queue that several threads post to.
 unsafe impl Send for ReceiveQueue {}
-// SAFETY: as above; `load`s of a slot that the device owns are of no use and no harm.
+// SAFETY: as above.
 unsafe impl Sync for ReceiveQueue {}
 
 impl fmt::Debug for ReceiveQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ReceiveQueue({} slots of {} bytes)", self.slots, self.slot_words * 8)
+        write!(f, "ReceiveQueue({:?})", self.domain)
     }
 }
 
 impl ReceiveQueue {
-    /// A queue of `slots` buffers of `slot_bytes`, all of them posted.
-    pub(crate) fn new(domain: &Arc<Domain>, slots: usize, slot_bytes: usize) -> Result<Arc<Self>, Error> {
-        let slot_words = slot_bytes.div_ceil(8).max(1);
-        let memory = Memory::new(domain, slots * slot_words, super::Access::Local)?;
-        let attributes = rdma::ibv_srq_attr { max_wr: slots as u32, max_sge: 1, srq_limit: 0 };
+    /// A queue with so many receives posted.
+    pub(crate) fn new(domain: &Arc<Domain>, count: u32) -> Result<Arc<Self>, Error> {
+        let attributes = rdma::ibv_srq_attr { max_wr: count, max_sge: 1, srq_limit: 0 };
         let mut options = rdma::ibv_srq_init_attr { srq_context: std::ptr::null_mut(), attr: attributes };
         // SAFETY: the domain is alive and held by the queue; the options outlive the call.
         let raw = unsafe { rdma::ibv_create_srq(domain.raw(), &raw mut options) };
         let name = &domain.device().info().name;
-        let raw = refused(raw, || format!("making a shared receive queue of {slots} buffers on {name}"))?;
-        let queue = Self { raw, memory, slots, slot_words, _domain: Arc::clone(domain) };
-        (0..slots).try_for_each(|slot| queue.post(slot))?;
+        let raw = refused(raw, || format!("making a shared receive queue of {count} on {name}"))?;
+        let queue = Self { raw, domain: Arc::clone(domain) };
+        (0..count).try_for_each(|_| queue.post())?;
         Ok(Arc::new(queue))
     }
 
@@ -289,59 +245,14 @@ impl ReceiveQueue {
         self.raw.as_ptr()
     }
 
-    /// Gives a slot to the device, which writes the next message to it. Its name in the completion is its number.
-    pub(crate) fn post(&self, slot: usize) -> Result<(), Error> {
-        assert!(slot < self.slots, "slot {slot} of {}", self.slots);
-        let mut piece = rdma::ibv_sge {
-            addr: self.memory.address(slot * self.slot_words),
-            length: (self.slot_words * 8) as u32,
-            lkey: self.memory.key().0,
-        };
+    /// Posts one more.
+    pub(crate) fn post(&self) -> Result<(), Error> {
         let mut request =
-            rdma::ibv_recv_wr { wr_id: slot as u64, next: std::ptr::null_mut(), sg_list: &raw mut piece, num_sge: 1 };
+            rdma::ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue is alive; the request and its piece are copied by the call; the slot's memory is this queue's,
-        // registered, and freed after the queue is destroyed.
+        // SAFETY: the queue is alive; the request is copied by the call, and names no memory.
         let code = unsafe { rdma::ibv_post_srq_recv(self.raw.as_ptr(), &raw mut request, &raw mut bad) };
-        check(code, || "posting a receive buffer".into())
-    }
-
-    /// Copies the first bytes of a slot, as many as fit into both.
-    pub(crate) fn copy_out(&self, slot: usize, bytes: &mut [u8]) {
-        assert!(slot < self.slots && bytes.len() <= self.slot_words * 8);
-        self.memory.copy_out(slot * self.slot_words, bytes);
-    }
-
-    /// Has what a completion tells of a SEND to one of its slots handed out; none if there was none, and then the slot goes
-    /// back.
-    #[inline]
-    pub(crate) fn arrived(self: &Arc<Self>, finished: Finished, from: ServerId) -> Option<Arrived> {
-        let slot = finished.id as usize;
-        match finished.received {
-            Some(Received { bytes, is_write: false, .. }) => {
-                Some(Arrived::new(from, Arc::clone(self) as Arc<dyn ReceiveBuffers>, slot, bytes as usize))
-            }
-            _ => {
-                self.give_back(slot);
-                None
-            }
-        }
-    }
-
-    pub(crate) fn slot_bytes(&self) -> usize {
-        self.slot_words * 8
-    }
-}
-
-impl ReceiveBuffers for ReceiveQueue {
-    fn words(&self, buffer: usize) -> &[AtomicU64] {
-        self.memory.words(buffer * self.slot_words..(buffer + 1) * self.slot_words)
-    }
-
-    fn give_back(&self, buffer: usize) {
-        if let Err(error) = self.post(buffer) {
-            tracing::warn!(%error, "a receive buffer is lost");
-        }
+        check(code, || "posting a receive".into())
     }
 }
 

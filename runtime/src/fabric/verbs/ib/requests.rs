@@ -5,13 +5,7 @@ use std::{fmt, mem};
 use rdma_sys as rdma;
 
 use super::{QueuePair, check};
-use crate::{
-    error::Error,
-    fabric::{
-        LocalKey,
-        ringer::{Doorbell, RequestList},
-    },
-};
+use crate::{error::Error, fabric::LocalKey};
 
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,10 +14,8 @@ pub(crate) enum Posting {
     Read(Remote),
     /// Copies the local piece.
     Write(Remote),
-    /// Copies the local piece and wakes the receiver with this number.
-    WriteNotify(Remote, u32),
-    /// Sends the local piece to the receiver's next buffer.
-    Send,
+    /// Copies the local piece and wakes the receiver.
+    WriteNotify(Remote),
     /// Replaces a word if it has the first value by the second; the previous one comes to the local piece.
     CompareSwap(Remote, u64, u64),
     /// Adds to a word; the previous value comes to the local piece.
@@ -59,6 +51,22 @@ impl fmt::Debug for PostList {
 }
 
 impl PostList {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        let request = || {
+            // SAFETY: integers, raw pointers and unions of integers: zero is a value of each.
+            unsafe { mem::zeroed::<rdma::ibv_send_wr>() }
+        };
+        Self {
+            requests: (0..capacity).map(|_| request()).collect(),
+            pieces: vec![rdma::ibv_sge { addr: 0, length: 0, lkey: 0 }; capacity].into(),
+            length: 0,
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.length = 0;
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -91,12 +99,11 @@ impl PostList {
                 request.opcode = opcode::IBV_WR_RDMA_WRITE;
                 request.wr.rdma = rdma(remote);
             }
-            Posting::WriteNotify(remote, number) => {
+            Posting::WriteNotify(remote) => {
                 request.opcode = opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
                 request.wr.rdma = rdma(remote);
-                request.imm_data_invalidated_rkey_union.imm_data = number.to_be();
+                request.imm_data_invalidated_rkey_union.imm_data = 0;
             }
-            Posting::Send => request.opcode = opcode::IBV_WR_SEND,
             Posting::CompareSwap(remote, expected, new) => {
                 request.opcode = opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
                 request.wr.atomic = atomic(remote, expected, new);
@@ -117,51 +124,16 @@ impl PostList {
     }
 }
 
-impl RequestList for PostList {
-    fn with_capacity(capacity: usize) -> Self {
-        let request = || {
-            // SAFETY: integers, raw pointers and unions of integers: zero is a value of each.
-            unsafe { mem::zeroed::<rdma::ibv_send_wr>() }
-        };
-        Self {
-            requests: (0..capacity).map(|_| request()).collect(),
-            pieces: vec![rdma::ibv_sge { addr: 0, length: 0, lkey: 0 }; capacity].into(),
-            length: 0,
-        }
-    }
-
-    fn capacity(&self) -> usize {
-        self.requests.len()
-    }
-
-    fn clear(&mut self) {
-        self.length = 0;
-    }
-
-    fn append(&mut self, other: &mut Self) -> bool {
-        let (from, to) = (self.length, self.length + other.length);
-        if to > self.requests.len() {
-            return false;
-        }
-        self.requests[from..to].swap_with_slice(&mut other.requests[..other.length]);
-        self.pieces[from..to].swap_with_slice(&mut other.pieces[..other.length]);
-        self.length = to;
-        other.length = 0;
-        true
-    }
-}
-
-impl Doorbell for QueuePair {
-    type List = PostList;
-
-    /// After an error only destroying the queue pair makes sure that none is on its way.
+impl QueuePair {
+    /// Posts all requests with one doorbell, and empties the list. After an error some may be on their way; only destroying the
+    /// queue pair makes sure that none is.
     ///
     /// # Safety
     /// The local pieces are registered memory (or inline, and readable now). Until a request has completed, or the queue
     /// pair is destroyed, its piece stays allocated and registered, nobody else writes to it, and nobody reads one that
     /// the request fills.
     #[inline]
-    unsafe fn ring(&self, list: &mut PostList) -> Result<(), Error> {
+    pub(crate) unsafe fn ring(&self, list: &mut PostList) -> Result<(), Error> {
         let length = mem::take(&mut list.length);
         if length == 0 {
             return Ok(());
@@ -182,6 +154,3 @@ impl Doorbell for QueuePair {
         check(code, || "posting requests".into())
     }
 }
-
-// SAFETY: the raw pointers inside are followed by `QueuePair::ring` alone, which sets them anew, into the list's own boxes.
-unsafe impl Send for PostList {}

@@ -1,8 +1,7 @@
 //! Where workers ask for message links: what the control connections of a memory server share with its ports.
 //!
 //! Each port has an [`Entrance`]: a protection domain of its own, so that a link reaches neither the region nor another port's
-//! links; completion queues; and the shared receive queue, whose buffers the notifications of its links use up, or hold what
-//! they SEND. A control
+//! links; completion queues; and a queue of receives, of which each notification of its links uses up one. A control
 //! connection makes a link's queue pair and memory and, once its worker says that it is ready, leaves them at the entrance.
 //! What becomes of a link is kept in its [`Record`], which both sides have.
 
@@ -14,7 +13,7 @@ use std::{
 use crate::{
     error::Error,
     fabric::{
-        link::{LinkState, ListenOptions, PeerId, PortWaker, RECEIVE_WORDS, RECEIVES_PER_LINK, Transport},
+        link::{LinkState, ListenOptions, PeerId, PortWaker},
         verbs::{
             INLINE_BYTES, Reliability,
             connecting::Connection,
@@ -33,18 +32,13 @@ use crate::{
 pub(super) const PORT_DEPTH: u32 = 32;
 /// Links of one port at a time.
 const LINKS_MAX: u32 = 256;
-/// Notifications, where messages do not come by SEND, that a port has not seen yet. When there are more, senders wait.
-const NOTIFICATIONS_MAX: usize = 1024;
-/// Receive buffers beyond those that links have a right to.
-const SPARE_BUFFERS: usize = 64;
-/// Room for completions besides those of what arrives: buffers that come back from links that broke.
-const SPARE_COMPLETIONS: u32 = 64;
+/// Notifications that a port has not seen yet. When there are more, senders wait.
+const NOTIFICATIONS_MAX: u32 = 1024;
 
 /// A memory server's side of all its message links.
 #[derive(Debug)]
 pub(super) struct Door {
     pub(super) link_bytes: usize,
-    pub(super) transport: Transport,
     pub(super) entrances: Vec<Entrance>,
     open: AtomicBool,
 }
@@ -54,9 +48,7 @@ pub(super) struct Door {
 pub(super) struct Entrance {
     pub(super) sent: Arc<CompletionQueue>,
     pub(super) received: Arc<CompletionQueue>,
-    pub(super) queue: Arc<ReceiveQueue>,
-    /// What all links open, where messages come by SEND.
-    shared: Option<Arc<Opening>>,
+    pub(super) receives: Arc<ReceiveQueue>,
     pub(super) channel: Arc<Channel>,
     pub(super) domain: Arc<Domain>,
     pub(super) wake: Arc<Wake>,
@@ -73,7 +65,7 @@ pub(super) struct Entrance {
 pub(super) struct Arrival {
     // Before the memory that the worker may write to.
     pub(super) connection: Connection,
-    pub(super) opening: Arc<Opening>,
+    pub(super) opening: Opening,
     pub(super) who: PeerId,
     /// What the worker has opened.
     pub(super) opened: Opened,
@@ -109,7 +101,7 @@ const DISMISSED: u64 = 3;
 pub(super) enum End {
     /// It closed it itself.
     Closed,
-    /// Its control connection has ended.
+    /// It makes a new one instead, or its control connection has ended.
     Lost,
 }
 
@@ -179,9 +171,8 @@ impl Made {
 impl Door {
     /// A door of so many ports, on the memory server's device.
     pub(super) fn new(device: &Arc<Device>, options: &ListenOptions) -> Result<Arc<Self>, Error> {
-        let entrances = (0..options.ports).map(|_| Entrance::new(device, options)).collect::<Result<_, Error>>()?;
-        let (link_bytes, transport) = (options.link_bytes, options.transport);
-        Ok(Arc::new(Self { link_bytes, transport, entrances, open: AtomicBool::new(true) }))
+        let entrances = (0..options.ports).map(|_| Entrance::new(device)).collect::<Result<_, Error>>()?;
+        Ok(Arc::new(Self { link_bytes: options.link_bytes, entrances, open: AtomicBool::new(true) }))
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -206,46 +197,33 @@ impl Door {
         let entrance = &self.entrances[port];
         let place = entrance.place()?;
         let make = || {
-            let opening = match &entrance.shared {
-                Some(shared) => Arc::clone(shared),
-                None => Arc::new(Opening::new(&entrance.domain, self.link_bytes, Access::Link)?),
-            };
+            let opening = Opening::new(&entrance.domain, self.link_bytes)?;
             let queue_pair = entrance.queue_pair()?;
-            // What may be done is up to the memory: all that this domain has open takes READs, and WRITEs if it is a link's own.
+            // What may be done is up to the memory: all that this domain has open are links, which take READs and WRITEs.
             queue_pair.connect(local, theirs, Access::Peers, reliability)?;
             Ok::<_, Error>((opening, queue_pair))
         };
         let (opening, queue_pair) = make().map_err(|error| error.to_string())?;
         let (ours, told) = (queue_pair.describe(local), opening.describe());
         let record = Arc::new(Record { door: Arc::clone(self), port, fate: AtomicU64::new(OPEN) });
-        let connection = Connection::by_hand(queue_pair, theirs.queue_pair);
+        let connection = Connection::new(queue_pair, theirs.queue_pair);
         let arrival = Arrival { connection, opening, who, opened, record: Arc::clone(&record), place };
         Ok((Made { record, arrival: Some(arrival) }, ours, told))
     }
 }
 
 impl Entrance {
-    fn new(device: &Arc<Device>, options: &ListenOptions) -> Result<Self, Error> {
+    fn new(device: &Arc<Device>) -> Result<Self, Error> {
         let domain = Domain::new(device)?;
         let channel = Channel::new(device)?;
         // Twice, because completions of a link that is gone may still be there when the next one has made its own.
         let per_link = 2 * PORT_DEPTH;
         let completions = (LINKS_MAX * per_link).min(device.info().completions_max.max(per_link));
         let links_max = (completions / per_link) as usize;
-        let (buffers, words, shared) = match options.transport {
-            // A notification is a WRITE: it uses up a buffer, and none of its bytes.
-            Transport::Ring => (NOTIFICATIONS_MAX, 1, None),
-            Transport::SendReceive => {
-                let shared = Opening::new(&domain, options.link_bytes, Access::Readers)?;
-                // A few more: a link that breaks in the middle of a SEND may keep a buffer for ever.
-                (links_max * RECEIVES_PER_LINK + SPARE_BUFFERS, RECEIVE_WORDS, Some(Arc::new(shared)))
-            }
-        };
         Ok(Self {
             sent: CompletionQueue::new(device, completions, None)?,
-            received: CompletionQueue::new(device, buffers as u32 + SPARE_COMPLETIONS, Some(&channel))?,
-            queue: ReceiveQueue::new(&domain, buffers, words * 8)?,
-            shared,
+            received: CompletionQueue::new(device, NOTIFICATIONS_MAX, Some(&channel))?,
+            receives: ReceiveQueue::new(&domain, NOTIFICATIONS_MAX)?,
             channel,
             domain,
             wake: Arc::new(Wake::new()?),
@@ -271,7 +249,7 @@ impl Entrance {
             send_depth: PORT_DEPTH,
             inline_bytes: self.inline_bytes(),
             gather_max: 1,
-            receive: Some(Arc::clone(&self.queue)),
+            receive: Some(Arc::clone(&self.receives)),
         };
         QueuePair::new(&self.domain, &self.sent, &self.received, options)
     }

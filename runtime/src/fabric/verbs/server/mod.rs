@@ -2,14 +2,11 @@
 //!
 //! A thread accepts connections. Each gets a thread of its own, which has it prove that it knows the secret, and then
 //! answers it until it ends. Before that proof a connection is cheap and short: there are few at a time, and each has
-//! little time. What a connection holds (queue pairs, claims) is dropped with it. One more thread looks at those who ask the
-//! connection manager for a queue pair, and lets in who has an invitation from a control connection.
+//! little time. What a connection holds (queue pairs, claims) is dropped with it.
 //!
 //! If it takes messages, control connections make the links (`door`), and the threads that serve them have them (`port`).
 
 mod door;
-mod invitations;
-mod managed;
 mod owners;
 mod port;
 mod serving;
@@ -20,10 +17,10 @@ use std::{
     thread::JoinHandle,
 };
 
-use self::{door::Door, managed::Doorkeeper, port::VerbsListener, serving::Serving};
+use self::{door::Door, port::VerbsListener, serving::Serving};
 use super::{
-    ConnectBy, DeviceChoice, Reliability, Secret,
-    ib::{Access, Domain, Listener, Registered},
+    DeviceChoice, Reliability, Secret,
+    ib::{Access, Domain, Registered},
 };
 use crate::{
     error::Error,
@@ -54,8 +51,6 @@ pub struct VerbsServeOptions {
     pub listen: SocketAddr,
     /// This machine's device.
     pub device: DeviceChoice,
-    /// How compute servers may connect: [`ConnectBy::Hand`] leaves out the connection manager.
-    pub connect_by: ConnectBy,
     /// When a connection that does not answer is given up.
     pub reliability: Reliability,
 }
@@ -70,7 +65,6 @@ impl VerbsServeOptions {
             secret,
             listen: (Ipv4Addr::LOCALHOST, DEFAULT_PORT).into(),
             device: DeviceChoice::default(),
-            connect_by: ConnectBy::default(),
             reliability: Reliability::default(),
         }
     }
@@ -83,7 +77,6 @@ pub struct VerbsServer {
     address: SocketAddr,
     listener: TcpListener,
     acceptor: Option<JoinHandle<()>>,
-    doorkeeper: Option<Doorkeeper>,
 }
 
 /// A region, and what lets the card at it.
@@ -117,19 +110,16 @@ impl VerbsServer {
         let listening = || format!("listening on {}", options.listen);
         let listener = TcpListener::bind(options.listen).map_err(Error::io(listening()))?;
         let address = listener.local_addr().map_err(Error::io(listening()))?;
-        let manager = managed::listen(options.connect_by, &device, &local)?;
         let domain = Domain::new(&device)?;
         let memory = Memory::new(&domain, &geometry)?;
-        let serving =
-            Arc::new(Serving::new(options, geometry, domain, local, memory, manager.as_ref().map(Listener::address))?);
-        let doorkeeper = manager.map(|listener| Doorkeeper::start(&serving, listener)).transpose()?;
+        let serving = Arc::new(Serving::new(options, geometry, domain, local, memory)?);
         let (accepting, of_acceptor) = (listener.try_clone().map_err(Error::io(listening()))?, Arc::clone(&serving));
         let acceptor = std::thread::Builder::new()
             .name("farlink-accept".into())
             .spawn(move || serving::accept_all(&of_acceptor, &accepting))
             .map_err(Error::io("starting the thread that accepts connections"))?;
         tracing::info!(server = %geometry.server, %address, bytes = geometry.region_bytes, "memory server started");
-        Ok(Self { serving, address, listener, acceptor: Some(acceptor), doorkeeper })
+        Ok(Self { serving, address, listener, acceptor: Some(acceptor) })
     }
 
     /// Where it accepts control connections.
@@ -147,11 +137,6 @@ impl VerbsServer {
         &self.serving.device().name
     }
 
-    /// Where its connection manager listens, if it has one.
-    pub fn manager(&self) -> Option<SocketAddr> {
-        self.serving.manager
-    }
-
     /// How many compute servers are connected.
     pub fn connected(&self) -> usize {
         self.serving.connected()
@@ -167,7 +152,7 @@ impl VerbsServer {
     /// # Errors
     /// If it listens already, an option cannot work, or the device refuses.
     pub fn listen(&self, options: &ListenOptions) -> Result<Box<dyn link::Listener>, Error> {
-        options.validate(self.serving.open_device().info().shared_receive)?;
+        options.validate()?;
         let mut hangs = lock(&self.serving.door);
         if hangs.is_some() {
             let why = format!("memory server {} listens already", self.serving.geometry.server);
@@ -203,12 +188,6 @@ impl VerbsServer {
         self.serving.withdraw_memory();
     }
 
-    /// Tells compute servers from now on that its connection manager is somewhere else. For tests.
-    #[doc(hidden)]
-    pub fn announce_manager(&self, manager: SocketAddr) {
-        *lock(&self.serving.announced) = Some(manager);
-    }
-
     /// Destroys all queue pairs and keeps the control connections, as if cables had been pulled. For tests.
     #[doc(hidden)]
     pub fn break_connections(&self) {
@@ -219,7 +198,6 @@ impl VerbsServer {
 impl Drop for VerbsServer {
     fn drop(&mut self) {
         self.serving.stop();
-        self.doorkeeper = None;
         // SAFETY: the descriptor is open. This ends the `accept` that the acceptor waits in.
         unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
         if let Some(acceptor) = self.acceptor.take() {

@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     fabric::{
         Capabilities, Completion, Endpoint, LocalKey, Request,
-        link::{Arrived, Change, Listener, Port, PortWaker, ReceiveBuffers, Transport},
+        link::{Change, Listener, Port, PortWaker},
         verbs::{
             endpoint::{capabilities, outside},
             ib::{Access, Finished, Registered},
@@ -52,8 +52,6 @@ impl Listener for VerbsListener {
         }
         Ok(Box::new(VerbsPort {
             peers: Vec::new(),
-            by_queue_pair: Vec::new(),
-            arrived: Vec::new(),
             registered: Vec::new(),
             door: Arc::clone(&self.door),
             number,
@@ -85,7 +83,7 @@ impl Drop for VerbsListener {
 struct LinkedPeer {
     // Before the memory that the worker may write to.
     lane: Lane,
-    _opening: Arc<Opening>,
+    _opening: Opening,
     record: Arc<Record>,
     _place: Place,
 }
@@ -94,10 +92,6 @@ struct LinkedPeer {
 struct VerbsPort {
     // Before the registrations: no queue pair uses memory that is not registered any more.
     peers: Vec<Option<LinkedPeer>>,
-    /// The peers' places by the numbers of their queue pairs, in order of these.
-    by_queue_pair: Vec<(u32, u16)>,
-    /// What was SENT and nobody has asked for yet.
-    arrived: Vec<Arrived>,
     registered: Vec<Registered>,
     door: Arc<Door>,
     number: usize,
@@ -145,10 +139,7 @@ impl VerbsPort {
         let lane = Lane::new(&self.entrance().domain, free as u16, PORT_DEPTH, target)?;
         let mut lane = lane.of_generation(self.generation);
         let Arrival { connection, opening, who, record, place, .. } = arrival;
-        let queue_pair = connection.queue_pair.number();
         lane.connect(connection);
-        let at = self.by_queue_pair.partition_point(|&(number, _)| number < queue_pair);
-        self.by_queue_pair.insert(at, (queue_pair, free as u16));
         let memory = opening.memory();
         if free == self.peers.len() {
             self.peers.push(None);
@@ -160,26 +151,21 @@ impl VerbsPort {
     /// Closes a link; true if there was one.
     fn leave(&mut self, index: usize) -> bool {
         let Some(mut peer) = self.peers.get_mut(index).and_then(Option::take) else { return false };
-        // First what has arrived: the device forgets it with the queue pair, and the buffers with it.
+        // First what has arrived: the device forgets it with the queue pair, and the receives that it has used up.
         peer.lane.fail();
-        self.by_queue_pair.retain(|&(_, place)| usize::from(place) != index);
         self.collect();
-        self.arrived.retain(|arrived| arrived.from().index() != index);
         peer.cut(None, "the link was closed", &mut self.early);
         true
     }
 
-    /// Looks for what was SENT, or has notified; whether there was anything.
+    /// Takes the notifications that have come; whether there were any. Each gives back the receive that it has used up.
     fn collect(&mut self) -> bool {
-        let (entrance, arrived) = (&self.door.entrances[self.number], &mut self.arrived);
+        let entrance = self.entrance();
         let mut any = false;
-        entrance.received.poll(|finished| {
+        entrance.received.poll(|_| {
             any = true;
-            let found = self.by_queue_pair.binary_search_by_key(&finished.queue_pair, |&(number, _)| number);
-            // A notification, of a link that broke, or of one that nobody has heard of yet: only its buffer counts.
-            match found.map(|at| peer_id(usize::from(self.by_queue_pair[at].1))) {
-                Ok(from) => arrived.extend(entrance.queue.arrived(finished, from)),
-                Err(_) => entrance.queue.give_back(finished.id as usize),
+            if let Err(error) = entrance.receives.post() {
+                tracing::warn!(%error, "a receive is lost");
             }
         });
         any
@@ -202,7 +188,7 @@ impl Endpoint for VerbsPort {
         capabilities(entrance.domain.device().info(), entrance.inline_bytes(), 1)
     }
 
-    fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
+    unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
         // SAFETY: the caller keeps the memory until the endpoint is dropped, as the trait demands.
         let registered = unsafe { self.entrance().domain.register(base, words, Access::Local) }?;
         let key = registered.local_key();
@@ -243,15 +229,6 @@ impl Endpoint for VerbsPort {
         if self.unsettled {
             self.post_waiting(completions);
         }
-    }
-
-    fn transport(&self, _other: ServerId) -> Transport {
-        self.door.transport
-    }
-
-    fn receive(&mut self, arrived: &mut Vec<Arrived>) {
-        self.collect();
-        arrived.append(&mut self.arrived);
     }
 }
 
@@ -298,7 +275,7 @@ impl Port for VerbsPort {
         if let Err(error) = entrance.received.arm() {
             return tracing::warn!(%error, "a port cannot sleep");
         }
-        if self.collect() || !self.arrived.is_empty() || self.entrance().news() != self.news || has_news() {
+        if self.collect() || self.entrance().news() != self.news || has_news() {
             return;
         }
         let entrance = self.entrance();

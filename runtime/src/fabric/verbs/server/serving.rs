@@ -1,7 +1,7 @@
 //! Control connections, as the memory server has them.
 
 use std::{
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{Shutdown, TcpListener, TcpStream},
     sync::MutexGuard,
     time::{Duration, Instant},
 };
@@ -11,8 +11,6 @@ use hashbrown::HashMap;
 use super::{
     Memory, VerbsServeOptions,
     door::{Door, End, Made},
-    invitations::Invitations,
-    managed::too_many,
     owners::{Owners, SessionId},
 };
 use crate::{
@@ -22,7 +20,7 @@ use crate::{
         verbs::{
             DeviceInfo, Reliability, Secret,
             control::{self, Answer, Opened, Question, Receiver, Sender, Welcome, keep_alive},
-            ib::{Access, CompletionQueue, Device, Domain, Id, Local, Peer, QueuePair, QueuePairOptions},
+            ib::{Access, CompletionQueue, Device, Domain, Local, Peer, QueuePair, QueuePairOptions},
         },
     },
     layout::Geometry,
@@ -37,18 +35,14 @@ const UNPROVEN_MAX: usize = 64;
 /// Compute servers, or what else connects, at a time: as many as a cluster has slots for, and visitors.
 const SESSIONS_MAX: usize = 512;
 /// Queue pairs of one control connection: one for each worker.
-pub(super) const QUEUE_PAIRS_MAX: usize = 4096;
+const QUEUE_PAIRS_MAX: usize = 4096;
 
 /// What the threads of a memory server share.
 #[derive(Debug)]
 pub(super) struct Serving {
     pub(super) geometry: Geometry,
-    pub(super) secret: Secret,
-    pub(super) reliability: Reliability,
-    /// Where the connection manager listens, if there is one.
-    pub(super) manager: Option<SocketAddr>,
-    /// Where compute servers are told that it listens.
-    pub(super) announced: Mutex<Option<SocketAddr>>,
+    secret: Secret,
+    reliability: Reliability,
     local: Local,
     state: Mutex<State>,
     /// Where workers ask for message links, if it takes messages.
@@ -60,32 +54,22 @@ pub(super) struct Serving {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+struct State {
     stopped: bool,
     next: SessionId,
     /// Connections that have not proven anything yet, and those that have.
     unproven: HashMap<SessionId, TcpStream>,
-    pub(super) sessions: HashMap<SessionId, Held>,
-    pub(super) invitations: Invitations,
+    sessions: HashMap<SessionId, Held>,
     owners: Owners,
 }
 
 /// What a control connection holds.
 #[derive(Debug)]
-pub(super) struct Held {
+struct Held {
     stream: TcpStream,
-    pub(super) queue_pairs: HashMap<u32, Served>,
+    queue_pairs: HashMap<u32, QueuePair>,
     /// Message links, by the memory server's queue pair.
     links: HashMap<u32, Made>,
-}
-
-/// The memory server's end of a connection.
-#[derive(Debug)]
-pub(super) struct Served {
-    // Before its handle: without it nothing is under way any more.
-    pub(super) _queue_pair: QueuePair,
-    /// The connection manager's handle, if that has made it.
-    pub(super) _id: Option<Id>,
 }
 
 impl Serving {
@@ -95,7 +79,6 @@ impl Serving {
         domain: Arc<Domain>,
         local: Local,
         memory: Memory,
-        manager: Option<SocketAddr>,
     ) -> Result<Self, Error> {
         // Its queue pairs only answer, so nothing ever completes here.
         let completions = CompletionQueue::new(domain.device(), 1, None)?;
@@ -103,8 +86,6 @@ impl Serving {
             geometry,
             secret: options.secret.clone(),
             reliability: options.reliability,
-            manager,
-            announced: Mutex::new(manager),
             local,
             state: Mutex::default(),
             door: Mutex::default(),
@@ -114,7 +95,7 @@ impl Serving {
         })
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
@@ -169,7 +150,6 @@ impl Serving {
             address: self.memory.address,
             bytes: self.geometry.region_bytes,
             key: self.memory.key,
-            manager: *lock(&self.announced),
         }
     }
 
@@ -200,7 +180,6 @@ impl Serving {
     fn end(&self, id: SessionId) {
         let mut state = self.state();
         state.unproven.remove(&id);
-        state.invitations.end(id);
         let Some(held) = state.sessions.remove(&id) else { return };
         drop(state);
         let queue_pairs = held.queue_pairs.len();
@@ -234,14 +213,8 @@ impl Serving {
                 Answer::Done
             }
             Question::Lives(owner) => Answer::Lives(self.state().owners.lives(owner)),
-            Question::Invite { instead_of } => {
-                if let Some(old) = instead_of {
-                    self.disconnect(id, old);
-                }
-                self.invite(id)
-            }
             Question::Listens => match &*lock(&self.door) {
-                Some(door) => Answer::Listens { bytes: door.link_bytes as u64, transport: door.transport },
+                Some(door) => Answer::Listens { bytes: door.link_bytes as u64 },
                 None => Answer::Refused("it takes no messages; start it with --threads".into()),
             },
             Question::Link { ours, who, opened } => {
@@ -252,9 +225,9 @@ impl Serving {
                 self.link_of(id, queue_pair, |links, number| links.get_mut(&number).map(Made::ready));
                 Answer::Done
             }
-            Question::Unlink(queue_pair) => {
+            Question::Unlink(queue_pair, in_order) => {
                 if let Some(link) = self.link_of(id, queue_pair, |links, number| links.remove(&number)) {
-                    link.record.end(End::Closed);
+                    link.record.end(if in_order { End::Closed } else { End::Lost });
                 }
                 Answer::Done
             }
@@ -292,26 +265,22 @@ impl Serving {
         self.state().sessions.get_mut(&id).and_then(|held| f(&mut held.links, number))
     }
 
-    /// A queue pair that answers.
-    pub(super) fn queue_pair(&self) -> Result<QueuePair, Error> {
-        let options = QueuePairOptions { send_depth: 1, inline_bytes: 0, gather_max: 1, receive: None };
-        QueuePair::new(&self.domain, &self.completions, &self.completions, options)
-    }
-
     fn connect(&self, id: SessionId, theirs: &Peer) -> Result<Peer, String> {
         let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len());
         if held >= QUEUE_PAIRS_MAX {
             return Err(too_many());
         }
         let make = || {
-            let ours = self.queue_pair()?;
+            // It only answers.
+            let options = QueuePairOptions { send_depth: 1, inline_bytes: 0, gather_max: 1, receive: None };
+            let ours = QueuePair::new(&self.domain, &self.completions, &self.completions, options)?;
             ours.connect(&self.local, theirs, Access::Peers, self.reliability)?;
             Ok::<_, Error>(ours)
         };
         let ours = make().map_err(|error| error.to_string())?;
         let described = ours.describe(&self.local);
         match self.state().sessions.get_mut(&id) {
-            Some(held) => held.queue_pairs.insert(ours.number(), Served { _queue_pair: ours, _id: None }),
+            Some(held) => held.queue_pairs.insert(ours.number(), ours),
             None => return Err("the memory server stops".into()),
         };
         Ok(described)
@@ -340,6 +309,10 @@ impl Serving {
         }
         Ok(())
     }
+}
+
+fn too_many() -> String {
+    format!("one compute server has at most {QUEUE_PAIRS_MAX} connections; use fewer workers")
 }
 
 /// Ends a connection however its thread ends.

@@ -4,17 +4,22 @@
 //!  chunk (leased once, one size class for ever)       bitmap on the memory server: free, held by nobody
 //!      \                                               ^        |
 //!       v                                              |        v
-//!  pool of the compute server  <------ grace over --- limbo    pool of any compute server
+//!  pool of the compute server  <---- grace over --- deferred   pool of any compute server
 //!       | batches of 32                                ^
 //!       v                                              | retired: unlinked and marked free
 //!  list of the worker  ------ allocate ------>  a structure's page
 //! ```
 //!
 //! A page is in exactly one place: its bit is set in its chunk's bitmap, or one compute server holds it (list, pool,
-//! limbo), or it is live in a structure. The version in its lock word outlives all that ([`crate::lock`]); lists keep it
+//! deferred list), or it is live in a structure. The version in its lock word outlives all that ([`crate::lock`]); lists keep it
 //! beside the pointer, so allocation needs no remote access but for the refill of the pool: a chunk of pages at a time,
-//! from bitmaps if they have some, else by leasing a chunk. A pool with a large surplus returns it. A compute
-//! server that ends returns everything; pages held by one that dies are missing until recovery.
+//! from bitmaps if they have some ([`chunk`]), else by leasing a chunk. A pool with a large surplus returns it. A compute
+//! server that ends returns everything; pages held by one that dies are missing until recovery, and so is a chunk that it
+//! was about to lease, or whose lease failed at the wrong moment.
+
+pub(crate) mod chunk;
+#[cfg(loom)]
+pub mod model;
 
 use std::cell::{Cell, RefCell};
 
@@ -23,13 +28,16 @@ use hashbrown::HashMap;
 use crate::{
     compute::Shared,
     error::Error,
-    layout::{BITMAP_WORDS, CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
-    lock::{LockState, LockWord, OwnerId},
+    layout::{CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
+    lock::LockWord,
     page::{PAGE_WORDS_MAX, SizeClass},
     ptr::{RemotePtr, ServerId},
     sync::{Mutex, lock},
-    worker::Handle,
+    worker::{Handle, remote::claim_word},
 };
+
+use self::chunk::Chunk;
+pub(crate) use self::chunk::{ChunkState, bitmap_words};
 
 const BATCH: usize = 32;
 const LOCAL_MAX: usize = 4 * BATCH;
@@ -76,13 +84,19 @@ impl NewPage {
         self.page.class
     }
 
-    pub(crate) fn version(&self) -> u64 {
-        self.page.version
-    }
-
     /// The lock word that the page gets with its first contents. In remote memory it says *free* until then.
     pub fn first_lock(&self) -> LockWord {
         LockWord::unlocked(LockWord::free(self.page.version).next_version())
+    }
+
+    /// The page has been written, or has begun to be, and nothing leads to it. It is marked free again; with a memory server
+    /// that is lost it is lost, too.
+    pub(crate) async fn take_back(mut self) {
+        let Some(worker) = self.worker.take() else { return };
+        let FreePage { at, class, .. } = self.page;
+        if let Err(error) = free_owned(worker, at, class, self.first_lock()).await {
+            tracing::debug!(page = %at, %error, "a new page was not taken back");
+        }
     }
 
     /// The page has been written, or is going to be, and belongs to a structure now.
@@ -103,10 +117,13 @@ impl Drop for NewPage {
 /// To be run to its end, once nothing leads to the page and no write of it is under way: see [`Handle::spawn_to_end`].
 ///
 /// # Errors
-/// If the fabric fails.
+/// If the memory server is lost.
 pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: LockWord) -> Result<(), Error> {
     let free = LockWord::free(lock.next_version());
-    worker.write_word(at, free.word()).await?;
+    let mut attempt = 0;
+    while let Err(error) = worker.write_word(at, free.word()).await {
+        worker.before_trying_again(error, &mut attempt).await?;
+    }
     worker.compute().pages.retire(std::iter::once(FreePage { at, class, version: free.version() }));
     Ok(())
 }
@@ -148,27 +165,35 @@ impl LocalPages {
 }
 
 #[derive(Debug, Default)]
-struct Limbo {
+struct Deferred {
     retired: Vec<FreePage>,
     stamped: Vec<(u64, Vec<FreePage>)>,
 }
 
-/// The pool and the limbo of one compute server. Workers come here once for many pages.
+/// The pool and the deferred list of one compute server. Workers come here once for many pages.
 #[derive(Debug, Default)]
 pub(crate) struct SharedPages {
     free: Mutex<HashMap<(ServerId, SizeClass), Vec<FreePage>>>,
-    limbo: Mutex<Limbo>,
-    /// The chunk where the next search of the bitmaps begins.
-    search_from: Mutex<HashMap<(ServerId, SizeClass), u64>>,
+    deferred: Mutex<Deferred>,
+    searches: Mutex<HashMap<(ServerId, SizeClass), Search>>,
+}
+
+/// What is known of free pages in the bitmaps of one server.
+#[derive(Debug, Clone, Copy, Default)]
+struct Search {
+    /// The chunk where the next search begins.
+    from: u64,
+    /// How often pages had been returned when one last found none.
+    in_vain_at: u64,
 }
 
 impl SharedPages {
-    fn search_from(&self, key: (ServerId, SizeClass)) -> u64 {
-        lock(&self.search_from).get(&key).copied().unwrap_or(0)
+    fn search(&self, key: (ServerId, SizeClass)) -> Search {
+        lock(&self.searches).get(&key).copied().unwrap_or_default()
     }
 
-    fn set_search_from(&self, key: (ServerId, SizeClass), chunk: u64) {
-        lock(&self.search_from).insert(key, chunk);
+    fn alter_search(&self, key: (ServerId, SizeClass), f: impl FnOnce(&mut Search)) {
+        f(lock(&self.searches).entry(key).or_default());
     }
 
     fn take(&self, key: (ServerId, SizeClass), count: usize, into: &mut Vec<FreePage>) {
@@ -186,23 +211,23 @@ impl SharedPages {
 
     /// The page was unlinked and marked free just now; its grace period begins.
     pub(crate) fn retire(&self, pages: impl Iterator<Item = FreePage>) {
-        lock(&self.limbo).retired.extend(pages);
+        lock(&self.deferred).retired.extend(pages);
     }
 
     /// What was retired up to now, to be stamped with an epoch that is read after this call.
     pub(crate) fn take_retired(&self) -> Retired<'_> {
-        Retired { shared: self, pages: std::mem::take(&mut lock(&self.limbo).retired) }
+        Retired { shared: self, pages: std::mem::take(&mut lock(&self.deferred).retired) }
     }
 
     /// Frees what was stamped with an epoch below `announced`, which every live compute server has announced.
     pub(crate) fn release(&self, announced: u64) {
-        let over: Vec<_> = lock(&self.limbo).stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
+        let over: Vec<_> = lock(&self.deferred).stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
         self.put(over.into_iter().flat_map(|(_, pages)| pages));
     }
 
-    pub(crate) fn in_limbo(&self) -> usize {
-        let limbo = lock(&self.limbo);
-        limbo.retired.len() + limbo.stamped.iter().map(|(_, pages)| pages.len()).sum::<usize>()
+    pub(crate) fn deferred(&self) -> usize {
+        let deferred = lock(&self.deferred);
+        deferred.retired.len() + deferred.stamped.iter().map(|(_, pages)| pages.len()).sum::<usize>()
     }
 
     /// Takes what is too much of every list.
@@ -224,14 +249,10 @@ pub(crate) struct Retired<'a> {
 }
 
 impl Retired<'_> {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pages.is_empty()
-    }
-
     pub(crate) fn stamp(mut self, epoch: u64) {
         let pages = std::mem::take(&mut self.pages);
         if !pages.is_empty() {
-            lock(&self.shared.limbo).stamped.push((epoch, pages));
+            lock(&self.shared.deferred).stamped.push((epoch, pages));
         }
     }
 }
@@ -278,29 +299,42 @@ pub async fn allocate(worker: &Handle, class: SizeClass, placement: Placement) -
 
 /// Brings pages of one server and class into the pool; false if that server has none.
 async fn refill(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
+    let pages = &worker.compute().pages;
+    let key = (geometry.server, class);
     worker.count_round_trip();
-    let free = worker.read(geometry.dynamic_at(Dynamic::FreePages(class)), 1).await?[0];
-    if free != 0 && collect(worker, geometry, class).await? {
-        return Ok(true);
+    let returns = worker.load(geometry.dynamic_at(Dynamic::Returns(class))).await?;
+    if pages.search(key).in_vain_at != returns {
+        match collect(worker, geometry, class).await? {
+            Collected::Some => return Ok(true),
+            Collected::NoneFree => pages.alter_search(key, |search| search.in_vain_at = returns),
+            Collected::NoneForNow => {}
+        }
     }
     lease_chunk(worker, geometry, class).await
 }
 
 async fn lease_chunk(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
     let compute = worker.compute();
-    worker.count_round_trip();
-    let chunk = worker.fetch_add(geometry.dynamic_at(Dynamic::NextChunk), 1).await?;
+    let mut attempt = 0;
+    let chunk = loop {
+        worker.count_round_trip();
+        match worker.fetch_add(geometry.dynamic_at(Dynamic::NextChunk), 1).await {
+            Ok(chunk) => break chunk,
+            Err(error) => worker.before_trying_again(error, &mut attempt).await?,
+        }
+    };
     if chunk >= geometry.chunks {
-        // Put it back, so that the word does not run away; in between others fail the same way.
-        worker.fetch_add(geometry.dynamic_at(Dynamic::NextChunk), 1u64.wrapping_neg()).await?;
         return Ok(false);
     }
-    let state = ChunkState { class, lessee: compute.owner }.word();
+    let entry = geometry.directory_at(chunk);
+    let state = ChunkState::leased_by(compute.owner, class).word();
     worker.count_round_trip();
-    let previous = worker.compare_swap(geometry.directory_at(chunk), 0, state).await?;
-    if previous != 0 {
-        let why = format!("chunk {chunk} was never leased, but its directory entry is {previous:#x}");
-        return Err(Error::BadSuperblock { server: geometry.server, why });
+    while !claim_word(worker, entry, 0, state).await? {
+        let found = worker.load(entry).await?;
+        if found != 0 {
+            let why = format!("chunk {chunk} was never leased, but its directory entry is {found:#x}");
+            return Err(Error::BadSuperblock { server: geometry.server, why });
+        }
     }
     let base = geometry.chunk_at(chunk);
     let pages = CHUNK_BYTES / class.bytes() as u64;
@@ -308,25 +342,6 @@ async fn lease_chunk(worker: &Handle, geometry: &Geometry, class: SizeClass) -> 
     let pages = (0..pages).rev().map(page).collect::<Result<Vec<_>, _>>()?;
     compute.pages.put(pages.into_iter());
     Ok(true)
-}
-
-/// A directory entry: the size class of a chunk's pages, and who leased it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ChunkState {
-    pub(crate) class: SizeClass,
-    pub(crate) lessee: OwnerId,
-}
-
-impl ChunkState {
-    fn word(self) -> u64 {
-        u64::from(self.lessee.incarnation()) << 8 | (self.class.index() as u64 + 1)
-    }
-
-    /// `None` for a chunk never leased, and for a damaged entry.
-    pub(crate) fn from_word(word: u64) -> Option<Self> {
-        let class = SizeClass::from_index((word as u8).checked_sub(1)?)?;
-        Some(Self { class, lessee: OwnerId::new(word >> 8)? })
-    }
 }
 
 /// The chunk directory of a server up to the last chunk leased: for each chunk its state word and its free pages.
@@ -341,7 +356,7 @@ pub(crate) async fn directory(worker: &Handle, geometry: &Geometry) -> Result<Ve
 }
 
 async fn leased_chunks(worker: &Handle, geometry: &Geometry) -> Result<u64, Error> {
-    let next = worker.read(geometry.dynamic_at(Dynamic::NextChunk), 1).await?[0];
+    let next = worker.load(geometry.dynamic_at(Dynamic::NextChunk)).await?;
     Ok(next.min(geometry.chunks))
 }
 
@@ -357,132 +372,98 @@ async fn directory_block(
     Ok(words.chunks_exact(DIRECTORY_WORDS).map(|entry| [entry[0], entry[1]]).collect())
 }
 
-/// Takes free pages of one class out of bitmaps, going on where the last search ended; false if there were none.
-async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
+/// What a search of the bitmaps came to.
+enum Collected {
+    /// The pool has got pages.
+    Some,
+    /// There are none.
+    NoneFree,
+    /// There are some, but somebody else is about to change their bitmap.
+    NoneForNow,
+}
+
+/// Takes free pages of one class out of bitmaps, going on where the last search ended.
+async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<Collected, Error> {
     let pages = &worker.compute().pages;
     let key = (geometry.server, class);
     let leased = leased_chunks(worker, geometry).await?;
-    let start = pages.search_from(key).min(leased);
-    let mut found = Vec::new();
+    let start = pages.search(key).from.min(leased);
+    let (mut found, mut is_complete) = (0, true);
     for range in [start..leased, 0..start] {
         let mut chunk = range.start;
         while chunk < range.end {
             for entry in directory_block(worker, geometry, chunk, range.end).await? {
                 let of_class = ChunkState::from_word(entry[0]).is_some_and(|state| state.class == class);
                 if of_class && entry[1] != 0 {
-                    collect_chunk(worker, geometry, class, chunk, &mut found).await?;
+                    let at = Chunk::new(geometry, chunk, class);
+                    let _taken = worker.take_slots([at.entry].into_iter()).await;
+                    let taken = at.take_all(worker).await?;
+                    is_complete &= taken.is_some();
+                    let taken = taken.unwrap_or_default();
+                    found += taken.len();
+                    pages.put(taken.into_iter());
                 }
-                if found.len() >= COLLECT_MIN {
-                    pages.set_search_from(key, chunk);
-                    pages.put(found.into_iter());
-                    return Ok(true);
+                if found >= COLLECT_MIN {
+                    pages.alter_search(key, |search| search.from = chunk);
+                    return Ok(Collected::Some);
                 }
                 chunk += 1;
             }
         }
     }
-    let any = !found.is_empty();
-    pages.put(found.into_iter());
-    Ok(any)
-}
-
-async fn collect_chunk(
-    worker: &Handle,
-    geometry: &Geometry,
-    class: SizeClass,
-    chunk: u64,
-    found: &mut Vec<FreePage>,
-) -> Result<(), Error> {
-    let bitmap_at = geometry.bitmap_at(chunk);
-    let bitmap = worker.read(bitmap_at, bitmap_words(class)).await?;
-    let mut taken = 0;
-    let count = CHUNK_BYTES as usize / class.bytes();
-    for (index, &found_bits) in bitmap.iter().enumerate() {
-        // Only as many bits as there are pages, whatever the bitmap holds.
-        let bits = if count < 64 { found_bits & ((1 << count) - 1) } else { found_bits };
-        if bits == 0 || worker.compare_swap(bitmap_at.word(index), found_bits, 0).await? != found_bits {
-            continue; // nothing free, or somebody else takes or returns pages here
-        }
-        taken += u64::from(bits.count_ones());
-        let pages = (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| index as u64 * 64 + bit);
-        let mut reads = Vec::with_capacity(64);
-        for page in pages {
-            let at = geometry.chunk_at(chunk).add(page * class.bytes() as u64)?;
-            reads.push((at, worker.read(at, 1)));
-        }
-        for (at, read) in reads {
-            let word = LockWord::from_word(read.await?[0]);
-            // A word of zero was never written. Any other page that is not marked free is in use: the bitmap is wrong.
-            if word.word() == 0 || word.state() == LockState::Free {
-                found.push(FreePage { at, class, version: word.version() });
-            } else {
-                tracing::warn!(page = %at, ?word, "a bitmap says free, the page says otherwise; left alone");
-            }
-        }
+    match (found, is_complete) {
+        (0, true) => Ok(Collected::NoneFree),
+        (0, false) => Ok(Collected::NoneForNow),
+        _ => Ok(Collected::Some),
     }
-    subtract_free(worker, geometry, class, chunk, taken).await
 }
 
-async fn subtract_free(
-    worker: &Handle,
-    geometry: &Geometry,
-    class: SizeClass,
-    chunk: u64,
-    count: u64,
-) -> Result<(), Error> {
-    if count != 0 {
-        add_free(worker, geometry, class, chunk, count.wrapping_neg()).await?;
-    }
-    Ok(())
-}
-
-async fn add_free(worker: &Handle, geometry: &Geometry, class: SizeClass, chunk: u64, count: u64) -> Result<(), Error> {
-    let in_chunk = worker.fetch_add(geometry.directory_at(chunk).word(1), count);
-    let in_class = worker.fetch_add(geometry.dynamic_at(Dynamic::FreePages(class)), count);
-    in_chunk.await?;
-    in_class.await?;
-    Ok(())
-}
-
-/// Returns pages to the bitmaps of their chunks.
+/// Returns pages to the bitmaps of their chunks. Those of which that fails go back to the pool.
+///
+/// # Errors
+/// If a memory server is lost, or no buffers can be had. The others are returned even then.
 pub(crate) async fn give_back(worker: &Handle, mut pages: Vec<FreePage>) -> Result<(), Error> {
     pages.sort_unstable_by_key(|page| page.at);
-    let geometry = &worker.compute().geometry;
+    let compute = worker.compute();
     let place = |page: &FreePage| {
-        let geometry = &geometry[page.at.server().index()];
+        let geometry = &compute.geometry[page.at.server().index()];
         let (chunk, index) = geometry.locate(page.at, page.class).expect("only pages of chunks are ever held");
-        (geometry.server, chunk, index / 64, 1u64 << (index % 64))
+        (geometry, chunk, index)
     };
-    for run in pages.chunk_by(|a, b| place(a).0 == place(b).0 && place(a).1 == place(b).1) {
-        let (server, chunk, ..) = place(&run[0]);
-        let geometry = &geometry[server.index()];
-        for word in run.chunk_by(|a, b| place(a).2 == place(b).2) {
-            let (_, _, index, _) = place(&word[0]);
-            let bits = word.iter().fold(0, |bits, page| bits | place(page).3);
-            worker.fetch_add(geometry.bitmap_at(chunk).word(index), bits).await?;
+    let mut failure = Ok(());
+    for run in pages.chunk_by(|a, b| a.at.server() == b.at.server() && place(a).1 == place(b).1) {
+        let (geometry, chunk, _) = place(&run[0]);
+        let indices: Vec<usize> = run.iter().map(|page| place(page).2).collect();
+        if let Err(error) = give_back_to(worker, geometry, chunk, run[0].class, &indices).await {
+            compute.pages.put(run.iter().copied());
+            failure = Err(*error);
         }
-        add_free(worker, geometry, run[0].class, chunk, run.len() as u64).await?;
+    }
+    failure
+}
+
+async fn give_back_to(
+    worker: &Handle,
+    geometry: &Geometry,
+    chunk: u64,
+    class: SizeClass,
+    indices: &[usize],
+) -> Result<(), Box<Error>> {
+    let at = Chunk::new(geometry, chunk, class);
+    let taken = worker.take_slots([at.entry].into_iter()).await;
+    let mut attempt = 0;
+    while !at.give_back(worker, indices).await? {
+        worker.back_off(attempt).await;
+        attempt += 1;
+    }
+    drop(taken);
+    // After the bits: who has seen this count has searched for them. Counting a return twice costs a search in vain.
+    let mut attempt = 0;
+    while let Err(error) = worker.fetch_add(geometry.dynamic_at(Dynamic::Returns(class)), 1).await {
+        if let Err(error) = worker.before_trying_again(error, &mut attempt).await {
+            tracing::debug!(%error, "pages were returned to a memory server that is lost now");
+            break;
+        }
     }
     Ok(())
-}
-
-/// Words of a chunk's bitmap that pages of this class use.
-pub(crate) fn bitmap_words(class: SizeClass) -> usize {
-    ((CHUNK_BYTES as usize / class.bytes()).div_ceil(64)).min(BITMAP_WORDS)
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn directory_entries_round_trip() {
-        for class in SizeClass::all() {
-            let state = ChunkState { class, lessee: OwnerId::new(77).unwrap() };
-            assert_eq!(ChunkState::from_word(state.word()), Some(state));
-        }
-        assert_eq!(ChunkState::from_word(0), None);
-        assert_eq!(ChunkState::from_word(77 << 8 | 8), None);
-        assert_eq!(ChunkState::from_word(3), None);
-    }
 }

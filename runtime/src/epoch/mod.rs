@@ -12,9 +12,8 @@
 //! A compute server that joins publishes its slot before it begins its first operation. A scan of the slots that missed
 //! it ran before that, and what the scan allows to be reused was unlinked earlier still.
 //!
-//! This module is the part inside one compute server, between its workers and its maintenance: [`Epochs`] holds the last
-//! epoch seen, and for each worker the epoch in which its oldest running operation began. The remote part is in
-//! `compute`. Inside one process this is the scheme of crossbeam-epoch, whose pinning has the same store-then-fence shape;
+//! [`Epochs`] is the part inside one compute server, between its workers and its maintenance: the last epoch seen, and for
+//! each worker the epoch in which its oldest running operation began. A round of maintenance is in [`round`]. Inside one process this is the scheme of crossbeam-epoch, whose pinning has the same store-then-fence shape;
 //! that crate cannot be used here, because what is protected lies in remote memory and the readers in other machines.
 
 use std::{
@@ -26,6 +25,10 @@ use std::{
 use crossbeam_utils::CachePadded;
 
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, fence, lock};
+
+#[cfg(loom)]
+pub mod model;
+pub(crate) mod round;
 
 /// No operation runs.
 const IDLE: u64 = u64::MAX;
@@ -51,11 +54,11 @@ impl Epochs {
         Self { seen: CachePadded::new(AtomicU64::new(0)), workers: Mutex::new(Vec::new()) }
     }
 
-    /// Makes `epoch` (never less than before) the one in which operations begin from now on, and returns what may be
-    /// announced: the oldest epoch in which a running operation began, at most `epoch`.
+    /// Makes `epoch` the one in which operations begin from now on, unless that is a later one already, and returns what may
+    /// be announced: the oldest epoch in which a running operation began, at most `epoch`.
     pub fn advance(&self, epoch: u64) -> u64 {
         // Release: whatever was unlinked before is seen so by operations that begin in this epoch.
-        self.seen.store(epoch, Ordering::Release);
+        self.seen.fetch_max(epoch, Ordering::Release);
         // Pairs with the fence in `pin`: either that worker sees this epoch, or its pin is seen here.
         fence(Ordering::SeqCst);
         lock(&self.workers).iter().map(|slot| slot.load(Ordering::Acquire)).fold(epoch, u64::min)
@@ -211,5 +214,16 @@ mod tests {
         worker.retire(&epochs);
         assert_eq!(epochs.advance(9), 9);
         drop(last);
+    }
+
+    #[test]
+    fn an_epoch_that_comes_late_changes_nothing() {
+        let epochs = Epochs::new();
+        let worker = LocalEpoch::new(&epochs);
+        assert_eq!(epochs.advance(6), 6);
+        assert_eq!(epochs.advance(5), 5);
+        let pin = worker.pin(&epochs);
+        assert_eq!(epochs.advance(7), 6, "epoch 6 was announced, and an operation has begun before it since");
+        drop(pin);
     }
 }

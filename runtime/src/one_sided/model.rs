@@ -1,0 +1,48 @@
+//! What loom models reach beyond the public interface: reading and changing pages by whatever posts requests.
+
+use super::{
+    OneSidedViews, PageCopy, Proof,
+    change::{Staged, make},
+    proof::Reader,
+    protocol::Prepared,
+};
+use crate::{
+    access::Interrupt,
+    page::{SizeClass, StructureId},
+    ptr::RemotePtr,
+    worker::remote::Remote,
+};
+
+/// Reads a page.
+///
+/// # Errors
+/// As [`Access::follow`](crate::access::Access::follow).
+pub async fn read<R: Remote>(
+    remote: &R,
+    structure: StructureId,
+    proof: Proof,
+    at: RemotePtr,
+    class: SizeClass,
+) -> Result<PageCopy, Interrupt> {
+    let reader = Reader { remote, structure, proof, memory: None };
+    let seen = reader.fetch(at, class).await?;
+    reader.prove(at, class, seen).await.map(PageCopy)
+}
+
+/// Changes pages; false if one has changed since it was read.
+///
+/// # Errors
+/// If a buffer cannot be had, or a memory server is lost.
+pub async fn change<R: Remote>(
+    remote: &R,
+    structure: StructureId,
+    pages: Vec<PageCopy>,
+    f: impl FnOnce(&mut OneSidedViews),
+) -> Result<bool, Interrupt> {
+    let mut views = OneSidedViews::open(remote, structure, pages, Vec::new())?;
+    f(&mut views);
+    let mut staged = Staged::of(views);
+    staged.seal();
+    let prepared = Prepared::new(remote, &staged.changed, &staged.added)?;
+    Ok(make(remote, &staged, prepared, &mut false).await?)
+}

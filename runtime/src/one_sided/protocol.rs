@@ -1,0 +1,293 @@
+//! The remote steps of a change, each of which copes with requests that fail.
+//!
+//! The owner of a change takes all buffers that it needs before its first compare-and-swap. From then on a request that
+//! failed is *settled*: once the failure is known, nothing of the request arrives any more (the [fabric](crate::fabric)'s
+//! contract), so the page's lock word says what came of it.
+//!
+//! - A compare-and-swap that failed has the lock if the word is ours. Nobody else writes our word: local slots keep other
+//!   changes of this compute server away.
+//! - An unlock that failed took effect if the word is not ours any more. Then so did the WRITEs before it.
+//! - While the word is ours, the WRITEs of the change may be repeated; they are, one word at a time, which takes no buffers.
+//!
+//! That goes on until all is done or a memory server is lost. What is on the others is finished even then: no page stays
+//! locked by a compute server that lives.
+
+use super::views::{Added, Changed};
+use crate::{
+    buffer::Buffer,
+    error::Error,
+    lock::LockWord,
+    page::LOCK,
+    ptr::RemotePtr,
+    worker::remote::{Count, Payload, Remote, settle_claim, write_words},
+};
+
+type Failure = Box<Error>;
+
+/// What a change is going to write, in memory that it has already.
+pub(super) struct Prepared {
+    /// By the index of the changed page.
+    writes: Vec<(usize, RemotePtr, Payload)>,
+    /// The bodies of the new pages: all words but the lock word.
+    bodies: Vec<Buffer>,
+}
+
+impl Prepared {
+    /// # Errors
+    /// If a buffer cannot be had.
+    pub(super) fn new(remote: &impl Remote, changed: &[Changed], added: &[Added]) -> Result<Self, Error> {
+        let copied = |words: &[u64]| {
+            let mut buffer = remote.buffer(words.len())?;
+            buffer.copy_from_slice(words);
+            Ok::<_, Error>(buffer)
+        };
+        let mut writes = Vec::new();
+        for (index, page) in changed.iter().enumerate().filter(|(_, page)| !page.free) {
+            for run in page.dirty.runs() {
+                let at = page.at.word(run.start);
+                let payload = match &page.image[run] {
+                    &[word] => Payload::Word(word),
+                    words => Payload::Words(copied(words)?),
+                };
+                writes.push((index, at, payload));
+            }
+        }
+        let bodies = added.iter().map(|added| copied(&added.image[LOCK + 1..])).collect::<Result<_, _>>()?;
+        Ok(Self { writes, bodies })
+    }
+}
+
+/// Locks all pages, from the words that their copies were read under, or none of them; whether it did.
+///
+/// # Errors
+/// If a memory server is lost. No other one's page is locked then.
+pub(super) async fn lock_all<R: Remote>(remote: &R, pages: &[Changed]) -> Result<bool, Failure> {
+    if pages.is_empty() {
+        return Ok(true);
+    }
+    remote.count(Count::RoundTrip);
+    let swap = |page: &Changed| remote.compare_swap(page.at, page.lock.word(), page.ours(remote.owner()).word());
+    let posted: Vec<_> = pages.iter().map(swap).collect();
+    let (mut had, mut lost) = (Vec::with_capacity(pages.len()), None);
+    for (page, posted) in pages.iter().zip(posted) {
+        let (before, ours) = (page.lock.word(), page.ours(remote.owner()).word());
+        match settle_claim(remote, page.at, posted.await, before, ours).await {
+            Ok(is_had) => had.push(is_had),
+            Err(error) => {
+                had.push(false);
+                lost = Some(error);
+            }
+        }
+    }
+    if had.iter().all(|&had| had) {
+        return Ok(true);
+    }
+    let held: Vec<&Changed> = pages.iter().zip(had).filter_map(|(page, had)| had.then_some(page)).collect();
+    let unlocked = unlock_unchanged(remote, &held).await;
+    lost.map_or(unlocked, Err).map(|()| false)
+}
+
+/// Gives locks back under which nothing was written.
+///
+/// # Errors
+/// If a memory server is lost. The other pages are unlocked then.
+pub(super) async fn unlock_unchanged<R: Remote>(remote: &R, pages: &[&Changed]) -> Result<(), Failure> {
+    if pages.is_empty() {
+        return Ok(());
+    }
+    remote.count(Count::RoundTrip);
+    let posted: Vec<_> = pages.iter().map(|page| unlock(remote, page, page.lock)).collect();
+    let mut lost = Ok(());
+    for (page, posted) in pages.iter().zip(posted) {
+        let mut outcome = posted.await;
+        let mut attempt = 0;
+        while let Err(error) = outcome {
+            outcome = match unlock_again(remote, page, error, &mut attempt).await {
+                Ok(outcome) => outcome,
+                Err(error) => {
+                    lost = Err(error);
+                    Ok(())
+                }
+            };
+        }
+    }
+    lost
+}
+
+async fn unlock_again<R: Remote>(
+    remote: &R,
+    page: &Changed,
+    error: Failure,
+    attempt: &mut u32,
+) -> Result<Result<(), Failure>, Failure> {
+    remote.before_trying_again(error, attempt).await?;
+    if remote.load(page.at).await? != page.ours(remote.owner()).word() {
+        return Ok(Ok(()));
+    }
+    Ok(unlock(remote, page, page.lock).await)
+}
+
+/// Posts the request that replaces our lock by another word.
+fn unlock<R: Remote>(remote: &R, page: &Changed, word: LockWord) -> impl Future<Output = Result<(), Failure>> {
+    let (at, ours) = (page.at, page.ours(remote.owner()));
+    let is_write = remote.capabilities().atomic_against_writes;
+    let write = is_write.then(|| remote.write(at, Payload::Word(word.word())));
+    let swap = (!is_write).then(|| remote.compare_swap(at, ours.word(), word.word()));
+    async move {
+        if let Some(write) = write {
+            write.await?;
+        }
+        if let Some(swap) = swap {
+            let found = LockWord::from_word(swap.await?);
+            if found != ours {
+                return Err(Box::new(Error::LockLost { page: at, found }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes new pages. Their lock words say *free* until the bodies are there.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(super) async fn publish<R: Remote>(remote: &R, added: &[Added], prepared: &mut Prepared) -> Result<(), Failure> {
+    if added.is_empty() {
+        return Ok(());
+    }
+    remote.count(Count::RoundTrip);
+    let ordered = remote.capabilities().ordered_writes;
+    let unlocked = |added: &Added| (added.page.at(), added.image[LOCK]);
+    let mut posted = Vec::with_capacity(2 * added.len());
+    for (index, (added, body)) in added.iter().zip(prepared.bodies.drain(..)).enumerate() {
+        posted.push((index, remote.write(added.page.at().word(LOCK + 1), Payload::Words(body))));
+        if ordered {
+            let (at, word) = unlocked(added);
+            posted.push((index, remote.write(at, Payload::Word(word))));
+        }
+    }
+    let mut failed = Failed::new(added.len());
+    for (index, posted) in posted {
+        failed.note(index, posted.await)?;
+    }
+    for (_, added) in failed.of(added) {
+        let body = (LOCK + 1..added.image.len()).map(|index| (added.page.at().word(index), added.image[index]));
+        write_words(remote, body.collect()).await?;
+    }
+    if !ordered {
+        remote.count(Count::RoundTrip);
+        return write_words(remote, added.iter().map(unlocked).collect()).await;
+    }
+    write_words(remote, failed.of(added).map(|(_, added)| unlocked(added)).collect()).await
+}
+
+/// Writes the changed words of locked pages, and unlocks them.
+///
+/// # Errors
+/// If a memory server is lost. The pages of others are changed and unlocked then.
+pub(super) async fn write_and_unlock<R: Remote>(
+    remote: &R,
+    changed: &[Changed],
+    prepared: Prepared,
+) -> Result<(), Failure> {
+    if changed.is_empty() {
+        return Ok(());
+    }
+    remote.count(Count::RoundTrip);
+    let ordered = remote.capabilities().ordered_writes;
+    let mut posted = Vec::with_capacity(prepared.writes.len());
+    let mut unlocks = Vec::with_capacity(changed.len());
+    let mut writes = prepared.writes.into_iter().peekable();
+    for (index, page) in changed.iter().enumerate() {
+        while let Some((_, at, payload)) = writes.next_if(|&(of, ..)| of == index) {
+            posted.push((index, remote.write(at, payload)));
+        }
+        if ordered {
+            unlocks.push((index, unlock(remote, page, page.after())));
+        }
+    }
+    let (mut failed, mut lost) = (Failed::new(changed.len()), None);
+    for (index, posted) in posted {
+        lost = failed.note(index, posted.await).err().or(lost);
+    }
+    if !ordered {
+        for (index, page) in failed.take(changed) {
+            lost = failed.note(index, write_words(remote, page.words_to_write()).await).err().or(lost);
+        }
+        remote.count(Count::RoundTrip);
+        let intact = changed.iter().enumerate().filter(|&(index, _)| !failed.is_lost(index));
+        unlocks.extend(intact.map(|(index, page)| (index, unlock(remote, page, page.after()))));
+    }
+    for (index, unlock) in unlocks {
+        lost = failed.note(index, unlock.await).err().or(lost);
+    }
+    for (index, page) in failed.take(changed) {
+        lost = failed.note(index, finish(remote, page).await).err().or(lost);
+    }
+    lost.map_or(Ok(()), Err)
+}
+
+/// Ends the change of a page of which requests have failed.
+async fn finish<R: Remote>(remote: &R, page: &Changed) -> Result<(), Failure> {
+    let mut attempt = 0;
+    loop {
+        if remote.load(page.at).await? != page.ours(remote.owner()).word() {
+            return Ok(());
+        }
+        write_words(remote, page.words_to_write()).await?;
+        match unlock(remote, page, page.after()).await {
+            Ok(()) => return Ok(()),
+            Err(error) => remote.before_trying_again(error, &mut attempt).await?,
+        }
+    }
+}
+
+/// Pages of which a request has failed.
+struct Failed(Vec<State>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Intact,
+    ToSettle,
+    /// With its memory server, or because its lock was taken away.
+    Lost,
+}
+
+impl Failed {
+    fn new(pages: usize) -> Self {
+        Self(vec![State::Intact; pages])
+    }
+
+    /// Takes notice of how a request of a page ended; an error that cannot be settled comes back.
+    fn note(&mut self, index: usize, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        match outcome {
+            Ok(()) => Ok(()),
+            Err(error) if error.may_be_tried_again() => {
+                if self.0[index] == State::Intact {
+                    self.0[index] = State::ToSettle;
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.0[index] = State::Lost;
+                Err(error)
+            }
+        }
+    }
+
+    fn is_lost(&self, index: usize) -> bool {
+        self.0[index] == State::Lost
+    }
+
+    /// Those that are to be settled.
+    fn of<'a, T>(&self, pages: &'a [T]) -> impl Iterator<Item = (usize, &'a T)> + use<'a, '_, T> {
+        pages.iter().enumerate().filter(|&(index, _)| self.0[index] == State::ToSettle)
+    }
+
+    /// Those that are to be settled, which then count as intact.
+    fn take<'a, T>(&mut self, pages: &'a [T]) -> Vec<(usize, &'a T)> {
+        let taken: Vec<_> = self.of(pages).collect();
+        taken.iter().for_each(|&(index, _)| self.0[index] = State::Intact);
+        taken
+    }
+}

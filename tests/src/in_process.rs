@@ -1,0 +1,76 @@
+//! The acceptance test without processes: compute servers and memory servers are threads of this one. It costs less, so that
+//! many short runs can be made.
+
+use std::{
+    sync::{Arc, Barrier, Mutex, PoisonError, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+use farlink_runtime::fabric::Fabric;
+
+use crate::{
+    bounded::Watchdog,
+    cluster,
+    fleet::Fleet,
+    history::History,
+    patience::PATIENCE,
+    peer::{self, Tale, Work},
+    stress::{self, Options, SERVER_BYTES, Summary},
+    subject::Subject,
+};
+
+/// One run at a time: each has more threads than small machines have cores, and in its time has to get to splits and merges.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Runs the workload that the processes of the acceptance test run, as threads.
+///
+/// # Errors
+/// If it cannot be run. What did not hold is in the summary.
+pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let limit = Duration::from_secs_f64(options.seconds + 120.0) + PATIENCE;
+    let _watchdog = Watchdog::start(format!("{:?} with seed {}", options.access, options.seed), limit);
+    let Fleet { servers, cluster } =
+        Fleet::start_with(options.servers, SERVER_BYTES, options.server_threads(), options.manners)?;
+    let (fabric, sound) = (cluster.fabric(), cluster.sound_fabric());
+    let histories = tempfile::tempdir()?;
+    let works = stress::prepare::<S>(&sound, options, histories.path())?;
+    let begin = Barrier::new(works.len());
+    let begun = Instant::now();
+    let tales = std::thread::scope(|scope| {
+        let computes: Vec<_> =
+            works.iter().map(|work| scope.spawn(|| run_compute::<S>(&fabric, options, work, &begin))).collect();
+        computes.into_iter().map(|thread| thread.join().expect("no compute server panics")).collect::<Vec<_>>()
+    });
+    let seconds = begun.elapsed().as_secs_f64();
+    let mut tale = Tale::default();
+    for did in tales {
+        tale.add(&did?);
+    }
+    // They leave the cluster, and give back what they hold.
+    drop(servers);
+    let mut history = History::read_dir(histories.path())?;
+    history.set_initial(options.initial());
+    Summary::judge(&sound, options, history, tale, seconds)
+}
+
+fn run_compute<S: Subject>(
+    fabric: &Arc<dyn Fabric>,
+    options: &Options,
+    work: &Work,
+    begin: &Barrier,
+) -> anyhow::Result<Tale> {
+    // Everybody comes to the barrier once, whatever fails.
+    let prepare = || {
+        let compute = cluster::join(fabric, options.seed)?;
+        let station = peer::open_station::<S>(&compute, stress::TREE, options.proof(), work.reach)?;
+        anyhow::Ok((compute, station))
+    };
+    let (compute, station) = prepare().inspect_err(|_| drop(begin.wait()))?;
+    let wait = || {
+        begin.wait();
+        Ok(())
+    };
+    let tally = peer::run_work(work, options.seed, &station, &compute, &Arc::new(AtomicBool::new(false)), wait)?;
+    peer::close(tally, &station, compute)
+}

@@ -1,0 +1,94 @@
+//! Requests that fail, connections that break, memory that is refused: over the `faulty` fabric every structure, however it is
+//! reached, does what it promises. Runs end, histories are linearizable, no page is left locked, and none is lost.
+//!
+//! `FARLINK_FAILING_RUNS` says how many runs of each kind, each with another seed; `FARLINK_FAILING_SECONDS` how long each.
+
+use farlink_tests::{
+    backend::{Fate, Faults, Manners},
+    in_process,
+    reach::ShipChoice,
+    settings,
+    stress::{Access, Options},
+    subject::{StructureName, Subject},
+    test_every_structure,
+};
+
+/// One request in so many fails.
+const ONE_IN: u32 = 200;
+
+fn holds<S: Subject>(name: &str, options: &Options) {
+    let seed = settings::seed(name);
+    for run in 0..settings::from_env("FARLINK_FAILING_RUNS", 2) {
+        for fate in Fate::ALL {
+            let seed = seed.wrapping_add(run);
+            let faults = Faults { seed, one_in: ONE_IN, fate, is_weak: run % 2 == 1 };
+            let options = Options {
+                structure: S::WHICH,
+                seconds: settings::from_env("FARLINK_FAILING_SECONDS", 0.1),
+                workers: 2,
+                in_flight: 4,
+                servers: 2,
+                manners: Manners::Faulty(faults),
+                seed,
+                awaits: false,
+                ..options.clone()
+            };
+            let summary =
+                in_process::run::<S>(&options).unwrap_or_else(|error| panic!("{name}, {faults:?}: {error:#}"));
+            println!("{name}, {fate:?}: {summary}");
+            assert!(summary.wrongs().is_empty(), "{name}, {faults:?}: {summary}\n{}", summary.wrongs().join("\n"));
+        }
+    }
+}
+
+fn shared<S: Subject>(access: Access) -> Options {
+    // Few keys: they meet.
+    Options { access, processes: 2, keys: 300, structure: S::WHICH, ..Options::default() }
+}
+
+fn owned<S: Subject>() -> Options {
+    // A skip list has one owner.
+    let processes = if S::WHICH == StructureName::SkipList { 1 } else { 2 };
+    let cache_bytes = Some(64 << 10);
+    Options { access: Access::Cached, processes, keys: 8_000, cache_bytes, ..Options::default() }
+}
+
+fn one_sided<S: Subject>() {
+    holds::<S>("one-sided", &shared::<S>(Access::OneSided));
+    holds::<S>("one-sided, three waits", &Options { three_waits: true, ..shared::<S>(Access::OneSided) });
+}
+
+fn dropped_in_mid_flight<S: Subject>() {
+    holds::<S>("one-sided, dropping", &Options { drop_one_in: 20, ..shared::<S>(Access::OneSided) });
+    holds::<S>("cached, dropping", &Options { drop_one_in: 20, ..owned::<S>() });
+}
+
+fn cached<S: Subject>() {
+    holds::<S>("cached", &owned::<S>());
+}
+
+fn cached_inner_pages<S: Subject>() {
+    holds::<S>("shared inner", &shared::<S>(Access::SharedInner));
+}
+
+fn shipped<S: Subject>() {
+    holds::<S>("coarse", &shared::<S>(Access::Coarse));
+}
+
+fn searched_by_memory_servers<S: Subject>() {
+    holds::<S>("hybrid", &shared::<S>(Access::Hybrid));
+}
+
+fn cached_and_shipped<S: Subject>() {
+    holds::<S>("shipping", &Options { ship: Some(ShipChoice::Always), ..owned::<S>() });
+}
+
+test_every_structure!(
+    one_sided,
+    dropped_in_mid_flight,
+    cached,
+    cached_inner_pages,
+    shipped,
+    searched_by_memory_servers,
+    cached_and_shipped,
+);
