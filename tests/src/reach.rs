@@ -23,7 +23,7 @@ use farlink_structures::map::{KeyRange, Map, OrderedMap};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cluster::again_async,
+    cluster::{again, again_async},
     drive::{Plan, Tally, drive},
     history::{Recorder, mix},
     workload::Workload,
@@ -290,15 +290,15 @@ impl<S: OrderedMap> Station<S> {
     /// If it cannot be read or written, differs after it was written, or the cache has used more memory than it was given.
     pub async fn close(&self, worker: &Handle) -> anyhow::Result<Option<Seen>> {
         let part = self.part();
-        let tree = match self.tree(worker)? {
+        let tree = match again(|| self.tree(worker))? {
             Tree::Cached(tree) => tree,
             Tree::Shipping(tree) => Map::over(tree.access().cached().clone()),
             _ => return Ok(None),
         };
         let entries = || again_async(async || tree.range(part.low..=part.high).take(usize::MAX).await);
-        let seen = Seen::of(part, &entries().await?);
+        let seen = Seen::of(part, &entries().await.context("what the owner sees")?);
         again_async(async || tree.access().flush().await).await.context("the last flush")?;
-        let again = Seen::of(part, &entries().await?);
+        let again = Seen::of(part, &entries().await.context("what the owner sees after the last flush")?);
         ensure!(seen == again, "a flush has changed what is seen: {seen:?} before, {again:?} after");
         if let Some(cache) = &self.cache {
             let memory = cache.memory();

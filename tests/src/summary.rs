@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
+use anyhow::Context as _;
 use farlink_runtime::{
     fabric::Fabric,
     one_sided::{OneSided, Proof},
@@ -69,9 +70,9 @@ impl Summary {
         seconds: f64,
     ) -> anyhow::Result<Self> {
         let in_flight_max = history.in_flight_max();
-        let (last, misseen) = of_structure!(options.structure, look(fabric, options, &tale.seen))?;
+        let (last, misseen) = of_structure!(options.structure, look(fabric, options, &tale.seen)).context("reading what is left")?;
         history.merge(last);
-        let check = cluster::check_tree(fabric, TREE)?;
+        let check = cluster::check_tree(fabric, TREE).context("checking what is left")?;
         let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;
         let (linear, scans) = (linear::check(&history), check_scans(&history, &tale.seen));
         let (seed, access) = (options.seed, options.access);
