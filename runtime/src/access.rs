@@ -87,7 +87,9 @@ pub enum Start {
     /// At the root, and no cached copy is trusted: pages on the way are read anew, if others can have changed them. For the
     /// attempt after one that met a stale page.
     Anew,
-    /// At this page, below which the compute side had to stop.
+    /// At this page, below which the compute side had to stop. No link is followed, so nothing says that the page is still in
+    /// use if it may have been freed: an owner's cache frees a page at once and marks it free in remote memory later. Within
+    /// an operation go on from a page that is held, not from its address.
     Page(RemotePtr),
     /// Where [`Operation::at_once`] had to stop, as the same access has said ([`Access::stop_at`]).
     Stopped([u64; 3]),

@@ -70,7 +70,8 @@ impl Summary {
         seconds: f64,
     ) -> anyhow::Result<Self> {
         let in_flight_max = history.in_flight_max();
-        let (last, misseen) = of_structure!(options.structure, look(fabric, options, &tale.seen)).context("reading what is left")?;
+        let (last, misseen) =
+            of_structure!(options.structure, look(fabric, options, &tale.seen)).context("reading what is left")?;
         history.merge(last);
         let check = cluster::check_tree(fabric, TREE).context("checking what is left")?;
         let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;

@@ -26,7 +26,7 @@ mod check;
 mod node;
 
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start, Views},
+    access::{Access, Interrupt, Start, Views},
     error::Error,
     one_sided::{OneSided, Proof},
     worker::Handle,
@@ -34,7 +34,7 @@ use farlink_runtime::{
 use rand::RngExt;
 
 pub use self::node::SkipListLayout;
-use self::node::{CLASS, LEVEL_MAX, Node, search};
+use self::node::{CLASS, LEVEL_MAX, Node, Place, search, search_from};
 use crate::map::{
     KeyRange, Map, OrderedMap, PutMode, Report,
     ops::{Put, Scan, ScanPart},
@@ -131,12 +131,14 @@ impl OrderedMap for List {
     async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt> {
         let Scan { low, high, limit, .. } = *scan;
         if !scan.descending {
-            return ascend(access, from, scan, true).await;
+            let first = search(access, from, low, 0, |_| false).await?.last;
+            return ascend(access, first, scan, true).await;
         }
         let run = search(access, from, high, RUN_LEVEL, |_| false).await?.last;
         let low_of_run = run.node.low.max(low);
         let all = Scan { low: low_of_run, limit: u64::MAX, ..*scan };
-        let (mut entries, _) = ascend(access, Start::Page(run.page.at()), &all, false).await?;
+        let first = search_from(access, run, low_of_run, 0, |_| false, u32::MAX).await?.last;
+        let (mut entries, _) = ascend(access, first, &all, false).await?;
         entries.reverse();
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         let end = if entries.len() as u64 == limit { entries[entries.len() - 1].0 } else { low_of_run };
@@ -158,11 +160,15 @@ impl SkipList<OneSided> {
     }
 }
 
-/// Entries of a range, and the key from which the rest continues. What comes before a page that others have changed is a
-/// `part` that stands by itself, if that is asked for.
-async fn ascend<A: Access>(access: &A, from: Start, scan: &Scan<List>, part: bool) -> Result<ScanPart, Interrupt> {
+/// Entries of a range, the first of which belongs to the node at `place`, and the key from which the rest continues. What
+/// comes before a page that others have changed is a `part` that stands by itself, if that is asked for.
+async fn ascend<'a, A: Access>(
+    access: &'a A,
+    mut place: Place<'a, A>,
+    scan: &Scan<List>,
+    part: bool,
+) -> Result<ScanPart, Interrupt> {
     let Scan { low, high, limit, .. } = *scan;
-    let mut place = search(access, from, low, 0, |_| false).await?.last;
     let mut entries = Vec::new();
     loop {
         entries.extend(place.node.value().map(|value| (place.node.low, value)).filter(|&(key, _)| key >= low));
