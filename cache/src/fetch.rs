@@ -103,8 +103,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return true;
         }
         let Some(version) = from.frame.lock.read() else { return false };
-        let is_there = from.frame.page() == Some(from.id)
-            && self.find_link(from.words, |word| Link::of(word) == Link::Page(page)).is_some();
+        // A guest that was freed keeps its words until its last user has gone.
+        let is_in_use = from.frame.page() == Some(from.id) && from.frame.state() != State::Ghost;
+        let is_there = is_in_use && self.find_link(from.words, |word| Link::of(word) == Link::Page(page)).is_some();
         is_there && from.frame.lock.validate(version)
     }
 

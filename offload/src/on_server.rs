@@ -120,10 +120,16 @@ impl<T: Layout + Default> OnServer<T> {
         matches!(self.scope, Scope::Whole)
     }
 
-    async fn read(&self, at: RemotePtr) -> Result<PageCopy, Interrupt> {
-        if !self.is_whole() && at.server() != self.here {
-            return Err(self.decline(Decline::Leaves));
+    /// Whether the operation may look at what is there.
+    fn require_in_scope(&self, at: RemotePtr) -> Result<(), Interrupt> {
+        match self.is_whole() || at.server() == self.here {
+            true => Ok(()),
+            false => Err(self.decline(Decline::Leaves)),
         }
+    }
+
+    async fn read(&self, at: RemotePtr) -> Result<PageCopy, Interrupt> {
+        self.require_in_scope(at)?;
         self.reads.set(self.reads.get().saturating_add(1));
         self.one_sided.read_page(at, self.structure().class).await
     }
@@ -200,10 +206,12 @@ impl<T: Layout + Default> Access for OnServer<T> {
     }
 
     async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
+        self.require_in_scope(word)?;
         self.one_sided.load(word).await
     }
 
     async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
+        self.require_in_scope(word)?;
         self.one_sided.compare_swap(word, old, new).await
     }
 

@@ -1,16 +1,21 @@
 //! What every way to reach pages promises to a structure's code, beyond what the structures at hand make use of.
 
-use std::sync::Arc;
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Waker},
+};
 
 use farlink_offload::{CacheOptions, ComputeCache};
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start, Views},
+    access::{Access, Cause, Interrupt, PageRef, Start, Views},
     compute::ComputeServer,
     error::Error,
     fabric::{
         Fabric,
         mem::{MemFabric, MemOptions},
     },
+    lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::HEADER_WORDS,
     ptr::{Link, RemotePtr, ServerId},
@@ -28,6 +33,8 @@ use farlink_tests::cluster::{self, FAST, WEAK};
 const TREE: &str = "access";
 const PAGE_BYTES: usize = 1024;
 const KEYS: u64 = 200;
+/// More than anything here takes.
+const TURNS_MAX: u32 = 100_000;
 
 /// A tree of two levels, and a worker beside it.
 struct Scene {
@@ -54,6 +61,21 @@ impl Scene {
 
     fn one_sided(&self, proof: Proof) -> OneSided {
         OneSided::new(&self.worker, self.structure.clone(), proof)
+    }
+
+    fn lock(&self, page: RemotePtr) -> LockWord {
+        LockWord::from_word(self.memory.words(page, 1).unwrap()[0].load(Ordering::Relaxed))
+    }
+
+    /// A leaf, by its number from the left.
+    fn leaf<A: Access>(&self, access: &A, index: usize) -> RemotePtr {
+        let leaf: Result<RemotePtr, Interrupt> = self.worker.block_on(async {
+            let _pin = self.worker.pin();
+            let root = access.enter(Start::Root).await?;
+            let links = children(access, &root).await?;
+            Ok(OneSided::target(links[index])?)
+        });
+        leaf.unwrap()
     }
 
     fn cache(&self) -> ComputeCache<BTreeLayout> {
@@ -164,6 +186,85 @@ fn a_page_that_was_freed_is_freed_once() {
         assert!(matches!(read, Err(Interrupt::Restart(_))), "{read:?}");
     }
     with_each_access!(test);
+}
+
+/// Or a reader that holds an old copy could not tell it from the page that comes next.
+#[test]
+fn a_page_that_was_freed_has_a_later_version() {
+    fn test<A: Access>(scene: &Scene, access: &A) {
+        let leaf = scene.leaf(access, 0);
+        let before = scene.lock(leaf);
+        scene.worker.block_on(farlink_runtime::access::free(access, leaf)).unwrap();
+        // An owner marks it free behind the change.
+        for _ in 0..TURNS_MAX {
+            if scene.lock(leaf).state() == LockState::Free {
+                break;
+            }
+            scene.worker.turn();
+        }
+        let after = scene.lock(leaf);
+        assert_eq!(after.state(), LockState::Free);
+        assert!(after.version() > before.version(), "{before:?}, then {after:?}");
+    }
+    with_each_access!(test);
+}
+
+#[test]
+fn a_page_of_another_structure_is_refused() {
+    fn test<A: Access>(scene: &Scene, access: &A) {
+        let options = BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() };
+        let other = scene.worker.block_on(BTree::create(&scene.worker, "other", options)).unwrap();
+        let (ours, theirs) = (scene.leaf(access, 1), other.structure().root);
+        let outcome = scene.worker.block_on(async {
+            let _pin = scene.worker.pin();
+            access.enter(Start::Page(ours)).await?;
+            access.enter(Start::Page(theirs)).await.map(|page| page.at())
+        });
+        assert!(matches!(outcome, Err(Interrupt::Restart(Cause::Stale { page, .. })) if page == theirs), "{outcome:?}");
+    }
+    with_each_access!(test);
+}
+
+/// A page that somebody writes, however slowly, is not a corrupt one; what stays as it is and does not fit is.
+#[test]
+fn a_page_that_is_being_written_is_waited_for() {
+    const CHANGES: u64 = 2000;
+    fn test<A: Access>(scene: &Scene, access: &A) {
+        let leaf = scene.leaf(access, 2);
+        let last = &scene.memory.words(leaf, PAGE_BYTES / 8).unwrap()[PAGE_BYTES / 8 - 1];
+        let whole = last.load(Ordering::Relaxed);
+        let enter = async || {
+            let _pin = scene.worker.pin();
+            access.enter(Start::Page(leaf)).await.map(|page| page.at())
+        };
+        let mut reading = pin!(enter());
+        let mut context = Context::from_waker(Waker::noop());
+        for change in 1..=CHANGES {
+            last.store(whole.wrapping_add(change), Ordering::Relaxed);
+            for _ in 0..8 {
+                scene.worker.turn();
+                assert!(reading.as_mut().poll(&mut context).is_pending(), "it ended with change {change}");
+            }
+        }
+        last.store(whole, Ordering::Relaxed);
+        assert_eq!(scene.worker.block_on(reading).unwrap(), leaf);
+        // A cache would not look at it again.
+        let one_sided = scene.one_sided(Proof::Checksum);
+        last.store(!whole, Ordering::Relaxed);
+        let corrupt = scene.worker.block_on(one_sided.read_page(leaf, scene.structure.class));
+        assert!(
+            matches!(&corrupt, Err(Interrupt::Failed(error)) if matches!(**error, Error::PageCorrupt { page } if page == leaf))
+        );
+    }
+    for options in [FAST, WEAK] {
+        let scene = Scene::new(options);
+        test(&scene, &scene.one_sided(Proof::Checksum));
+        let scene = Scene::new(options);
+        test(&scene, &OneSided::within(&scene.worker, scene.structure.clone(), scene.memory.clone()));
+        let scene = Scene::new(options);
+        let owned = scene.cache().own(&scene.worker, scene.structure.clone(), KeyRange::ALL).unwrap();
+        test(&scene, &owned);
+    }
 }
 
 #[test]

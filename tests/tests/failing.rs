@@ -34,7 +34,7 @@ fn holds<S: Subject>(name: &str, options: &Options) {
                 ..options.clone()
             };
             let summary =
-                in_process::run::<S>(&options).unwrap_or_else(|error| panic!("{name}, {faults:?}: {error:#}"));
+                in_process::run::<S>(&options).unwrap_or_else(|error| panic!("{name}, {faults:?}: {error:?}"));
             println!("{name}, {fate:?}: {summary}");
             assert!(summary.wrongs().is_empty(), "{name}, {faults:?}: {summary}\n{}", summary.wrongs().join("\n"));
         }

@@ -216,6 +216,27 @@ mod tests {
         drop(last);
     }
 
+    /// Operations of three epochs end in every order: the oldest that runs is what is announced.
+    #[test]
+    fn operations_of_three_epochs_end_in_any_order() {
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let epochs = Epochs::new();
+            let worker = LocalEpoch::new(&epochs);
+            let mut pins: Vec<Option<Pin>> = Vec::new();
+            for epoch in 5..8 {
+                epochs.advance(epoch);
+                pins.push(Some(worker.pin(&epochs)));
+            }
+            for ended in order {
+                let oldest = 5 + pins.iter().position(Option::is_some).unwrap() as u64;
+                assert_eq!(epochs.advance(9), oldest, "{order:?}, before {ended}");
+                pins[ended] = None;
+            }
+            worker.rest();
+            assert_eq!(epochs.advance(9), 9, "{order:?}");
+        }
+    }
+
     #[test]
     fn an_epoch_that_comes_late_changes_nothing() {
         let epochs = Epochs::new();

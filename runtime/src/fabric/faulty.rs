@@ -42,7 +42,7 @@ use crate::{
     error::Error,
     lock::OwnerId,
     ptr::{RemotePtr, ServerId},
-    sync::Arc,
+    sync::{Arc, AtomicU64, Ordering},
 };
 
 /// What becomes of requests that fail. At least one is true, or nothing fails.
@@ -256,12 +256,14 @@ fn refused_memory(words: usize) -> Error {
 pub struct FaultyFabric {
     inner: Arc<dyn Fabric>,
     options: FaultOptions,
+    /// How many endpoints were made. One that is made again, with the same seed, fails otherwise.
+    endpoints: AtomicU64,
 }
 
 impl FaultyFabric {
     /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Fabric>, options: FaultOptions) -> Self {
-        Self { inner, options }
+        Self { inner, options, endpoints: AtomicU64::new(0) }
     }
 }
 
@@ -276,7 +278,8 @@ impl Fabric for FaultyFabric {
 
     fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
         let inner = self.inner.endpoint(seed, clock)?;
-        let injector = Injector::new(self.options, seed, inner.capabilities().ordered_writes);
+        let number = self.endpoints.fetch_add(1, Ordering::Relaxed);
+        let injector = Injector::new(self.options, seed ^ number << 48, inner.capabilities().ordered_writes);
         Ok(Box::new(FaultyEndpoint { inner, injector, early: Vec::new() }))
     }
 
