@@ -1,21 +1,12 @@
-//! Compute servers that are killed with SIGKILL, in processes of their own, while others go on.
-//!
-//! First on purpose: a process dies with a leaf locked and half-written. Then at random, in the middle of a mixed workload:
-//! `FARLINK_FAULT_ROUNDS` says how often.
+//! Compute servers that are killed with SIGKILL with a leaf locked and half-written, in processes of their own, while others
+//! go on. `killed.rs` kills them in the middle of anything.
 
-use std::{
-    collections::HashSet,
-    fs,
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, path::Path, time::Duration};
 
 use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
-    fabric::Fabric,
-    one_sided::{OneSided, Proof},
+    one_sided::OneSided,
     ptr::RemotePtr,
     worker::Worker,
 };
@@ -24,17 +15,11 @@ use farlink_tests::{
     backend::{Backend, Cluster, Manners},
     bounded::{self, Bound, Watchdog},
     cluster,
-    history::{FILE_EXTENSION, Flush, History, Op, Outcome, Recorder},
-    linear,
-    patience::Awaited,
-    peer::{Peer, Role, Spec, Tale, Work},
+    peer::{Peer, Role, Spec},
     raw::leaf_of,
-    reach::Reach,
-    scans, settings,
+    settings,
     subject::StructureName,
-    workload::{Mix, spread_keys},
 };
-use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 const TREE: &str = "faults";
 const KEYS: u64 = 200;
@@ -222,136 +207,4 @@ fn who_waits_for_an_owner_that_dies_is_told() {
 fn unreadable(report: &Report) -> HashSet<RemotePtr> {
     let problems = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read"));
     problems.map(|problem| problem.page).collect()
-}
-
-/// One round: some processes work on a tree, one is killed somewhere in the middle, the others go on and leave. Returns
-/// what the survivors did, and what is left.
-fn kill_one(seed: u64) -> (Tale, Report) {
-    const PROCESSES: u32 = 3;
-    const WORKERS: u32 = 2;
-    let mut rng = StdRng::seed_from_u64(seed);
-    let histories = tempfile::tempdir().unwrap();
-    let fabric = Cluster::start(Backend::chosen_across_processes(), 2, 8 << 20, Manners::Nasty).unwrap();
-    cluster::create_tree(&fabric, TREE, BTreeOptions { page_bytes: 256, ..BTreeOptions::default() }).unwrap();
-    // Few, so that locks are held and waited for all the time.
-    let keys = 60;
-    let work = |process: u32| Work {
-        histories: histories.path().to_owned(),
-        first_client: process * WORKERS,
-        workers: WORKERS,
-        in_flight: 24,
-        keys,
-        scan_limit_max: 20,
-        drop_one_in: 0,
-        tide_ns: 0,
-        seconds: 60.0,
-        awaits: Awaited::default(),
-        deadly: true,
-        failures_expected: false,
-        mix: Mix::ALL,
-        reach: Reach::OneSided,
-    };
-    let start = |process: u32| {
-        let spec = Spec {
-            place: fabric.place().unwrap().clone(),
-            tree: TREE.into(),
-            structure: StructureName::BTree,
-            manners: Manners::Nasty,
-            three_waits: false,
-            seed,
-            role: Role::Work(work(process)),
-        };
-        Peer::start(program(), &spec).unwrap()
-    };
-    let mut peers: Vec<Peer> = (0..PROCESSES).map(start).collect();
-    peers.iter_mut().for_each(|peer| peer.go().unwrap());
-    // Progress is measured in what has been recorded: 64 bytes for each invocation and for each end.
-    let victim = rng.random_range(0..PROCESSES);
-    wait_for_records(histories.path(), 64 * rng.random_range(2_000..20_000), &mut peers);
-    peers.remove(victim as usize).kill().unwrap();
-    let survivors = recorded_bytes(histories.path());
-    wait_for_records(histories.path(), survivors + 64 * 4000, &mut peers);
-    let mut tale = Tale::default();
-    peers.iter_mut().for_each(Peer::stop);
-    peers.into_iter().for_each(|peer| tale.add(&peer.finish().unwrap()));
-
-    let mut history = History::read_dir(histories.path()).unwrap();
-    history.merge(read_all(&fabric, keys, PROCESSES * WORKERS));
-    let linear = linear::check(&history).unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={seed}: {error}"));
-    let scanned = scans::check(&history).unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={seed}: {error}"));
-    let report = cluster::check_tree(&fabric, TREE);
-    let report = report.unwrap_or_else(|error| match error {
-        // It may have been the root.
-        Error::PageDamaged { .. } => Report::default(),
-        error => panic!("FARLINK_TEST_SEED={seed}: {error}"),
-    });
-    println!(
-        "killed process {victim}: {linear:?}, {scanned:?}; survivors met damaged pages {} times in {} operations; {} pages \
-         left damaged, {} leaked, {} held",
-        tale.damaged,
-        tale.operations,
-        unreadable(&report).len(),
-        report.audit.leaked.len(),
-        report.audit.held,
-    );
-    (tale, report)
-}
-
-fn recorded_bytes(histories: &Path) -> u64 {
-    let files = fs::read_dir(histories).unwrap().map(|entry| entry.unwrap());
-    let files = files.filter(|entry| entry.path().extension().is_some_and(|extension| extension == FILE_EXTENSION));
-    files.map(|entry| entry.metadata().unwrap().len()).sum()
-}
-
-fn wait_for_records(histories: &Path, bytes: u64, peers: &mut [Peer]) {
-    let begun = Instant::now();
-    while recorded_bytes(histories) < bytes {
-        assert!(peers.iter_mut().all(|peer| peer.is_running().unwrap()), "a process ended by itself");
-        assert!(begun.elapsed() < LIMIT, "the processes make no progress");
-        std::thread::yield_now();
-    }
-}
-
-/// A history in which one more client gets every key that can still be read.
-fn read_all(fabric: &Arc<dyn Fabric>, keys: usize, client: u32) -> History {
-    let recorder = Recorder::new(Vec::new(), client, Flush::WhenFull).unwrap();
-    cluster::with_worker(fabric, |worker| {
-        worker.block_on(async {
-            let tree = BTree::<OneSided>::open(worker, TREE, Proof::Checksum).await?;
-            for key in spread_keys(keys) {
-                let ticket = recorder.begin(Op::Get { key }).unwrap();
-                let outcome = match tree.get(key).await {
-                    Ok(value) => Outcome::Value(value),
-                    Err(Error::PageDamaged { .. }) => Outcome::Unknown,
-                    Err(error) => return Err(error),
-                };
-                recorder.end(ticket, outcome).unwrap();
-            }
-            Ok::<_, Error>(())
-        })
-    })
-    .unwrap();
-    History::decode(&recorder.finish().unwrap()).unwrap()
-}
-
-#[test]
-fn killed_in_the_middle_of_anything() {
-    let seed = settings::seed("killed_in_the_middle_of_anything");
-    let rounds: u64 = settings::from_env("FARLINK_FAULT_ROUNDS", 16);
-    for round in 0..rounds {
-        let _watchdog = Watchdog::start("killed in the middle of anything", LIMIT);
-        let (tale, report) = kill_one(seed.wrapping_add(round));
-        assert!(tale.operations > 0);
-        let damaged = unreadable(&report);
-        if damaged.is_empty() && report.height() > 0 {
-            assert_eq!(report.problem_count, 0, "nothing is damaged, and yet: {report:?}");
-        }
-        if tale.damaged > 0 {
-            assert!(report.height() == 0 || !damaged.is_empty(), "damage was met and is not there: {report:?}");
-        }
-        let others = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read"));
-        let others: Vec<_> = others.filter(|problem| !problem.what.contains("died")).collect();
-        assert!(others.is_empty(), "pages are unreadable for another reason than their owner's death: {others:?}");
-        assert!(report.audit.reached_but_free.is_empty(), "{report:?}");
-    }
 }

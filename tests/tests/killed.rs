@@ -1,0 +1,313 @@
+//! Compute servers that are killed with SIGKILL in the middle of anything, in processes of their own, while others go on.
+//!
+//! However the tree is reached, the others' history is linearizable, and what is left says so if it is not whole. What that can
+//! be depends on who writes remote memory. `FARLINK_FAULT_ROUNDS` says how often somebody is killed.
+
+use std::{
+    collections::HashSet,
+    fs,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use farlink_runtime::{
+    error::Error,
+    fabric::Fabric,
+    one_sided::{OneSided, Proof},
+    ptr::RemotePtr,
+};
+use farlink_structures::{
+    btree::{BTree, Tree},
+    map::Report,
+};
+use farlink_tests::{
+    backend::{Backend, Cluster, Manners},
+    bounded::{self, Bound, Watchdog},
+    cluster,
+    history::{FILE_EXTENSION, Flush, History, Op, Outcome, Recorder},
+    linear,
+    peer::{Peer, Role, Spec, Tale, Work},
+    reach::{Part, Reach, ShipChoice},
+    scans, settings,
+    stress::{self, Access, Options, SERVER_BYTES, TREE},
+    subject::StructureName,
+    workload::{clustered_keys, spread_keys},
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// More than an operation takes that looks at a stale page until it gives up.
+const ENDS: Bound = Bound { reads_max: 1_500_000, turns_max: 20_000_000 };
+/// Keys of a killed owner that are looked at.
+const LOOKED_AT: usize = 200;
+
+/// What is left when one of three has been killed and the others have gone on and left.
+struct Left {
+    seed: u64,
+    histories: tempfile::TempDir,
+    cluster: Cluster,
+    fabric: Arc<dyn Fabric>,
+    options: Options,
+    works: Vec<Work>,
+    victim: usize,
+    tale: Tale,
+}
+
+/// Without a cache keys are few, so that locks are held and waited for all the time.
+fn options(access: Access, seed: u64) -> Options {
+    let options = Options {
+        backend: Backend::chosen_across_processes(),
+        seconds: 60.0,
+        processes: 3,
+        workers: 2,
+        in_flight: 24,
+        keys: 60,
+        scan_limit_max: 20,
+        servers: 2,
+        manners: Manners::Nasty,
+        access,
+        awaits: false,
+        seed,
+        ..Options::default()
+    };
+    match access {
+        Access::Cached => Options { in_flight: 4, keys: 20_000, cache_bytes: Some(64 << 10), ..options },
+        _ => options,
+    }
+}
+
+impl Left {
+    fn by(options: Options) -> Self {
+        let seed = options.seed;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let histories = tempfile::tempdir().unwrap();
+        let (servers, threads) = (options.servers, options.server_threads());
+        let cluster = Cluster::start_with(options.backend, servers, SERVER_BYTES, options.manners, threads).unwrap();
+        let fabric = cluster.place().unwrap().open(Manners::Fast).unwrap();
+        let mut works = stress::prepare::<Tree>(&fabric, &options, histories.path()).unwrap();
+        for work in &mut works {
+            work.deadly = true;
+            // Trees of owners are large: they shrink and grow, so that pages merge and split.
+            work.tide_ns *= u64::from(options.access == Access::Cached);
+        }
+        let start = |work: &Work| {
+            let spec = Spec {
+                place: cluster.place().unwrap().clone(),
+                tree: TREE.into(),
+                structure: StructureName::BTree,
+                manners: options.manners,
+                three_waits: false,
+                seed,
+                role: Role::Work(work.clone()),
+            };
+            Peer::start(Path::new(env!("CARGO_BIN_EXE_farlink-stress")), &spec).unwrap()
+        };
+        let mut peers: Vec<Peer> = works.iter().map(start).collect();
+        peers.iter_mut().for_each(|peer| peer.go().unwrap());
+        // Progress is measured in what has been recorded: 64 bytes for each invocation and for each end.
+        let victim = rng.random_range(0..peers.len());
+        wait_for_records(histories.path(), 64 * rng.random_range(2_000..20_000), &mut peers);
+        peers.remove(victim).kill().unwrap();
+        let survivors = recorded_bytes(histories.path());
+        wait_for_records(histories.path(), survivors + 64 * 4000, &mut peers);
+        let mut tale = Tale::default();
+        peers.iter_mut().for_each(Peer::stop);
+        for peer in peers {
+            let finished = peer.finish().unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={seed}: {error:#}"));
+            tale.add(&finished);
+        }
+        assert!(tale.operations > 0);
+        let mut left = Self { seed, histories, cluster, fabric, options, works, victim, tale };
+        left.cluster.stop_shipping().unwrap();
+        left
+    }
+
+    /// That what happened to the keys of a part, and what is there now, can have happened in some order.
+    fn expect_linearizable(&self, part: Part, keys: &[u64]) {
+        let mut history = History::read_dir(self.histories.path()).unwrap();
+        history.merge(self.read(keys));
+        history.set_initial(self.options.initial());
+        let history = if part == Part::ALL { history } else { history.part(part.low, part.high) };
+        let (seed, victim) = (self.seed, self.victim);
+        let linear = linear::check(&history).unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={seed}: {error}"));
+        let scanned = scans::check(&history).unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={seed}: {error}"));
+        println!("killed process {victim} with seed {seed}: {linear:?}, {scanned:?}");
+    }
+
+    /// A history in which one more client gets keys; of what cannot be read it knows nothing.
+    fn read(&self, keys: &[u64]) -> History {
+        let recorder =
+            Recorder::new(Vec::new(), self.options.processes * self.options.workers, Flush::WhenFull).unwrap();
+        let get_all = async |tree: BTree<OneSided>| {
+            for &key in keys {
+                let ticket = recorder.begin(Op::Get { key }).unwrap();
+                let outcome = match tree.get(key).await {
+                    Ok(value) => Outcome::Value(value),
+                    Err(Error::PageDamaged { .. }) => Outcome::Unknown,
+                    Err(error) => return Err(error),
+                };
+                recorder.end(ticket, outcome).unwrap();
+            }
+            Ok::<_, Error>(())
+        };
+        cluster::with_worker(&self.fabric, |worker| {
+            worker.block_on(async { get_all(BTree::open(worker, TREE, Proof::Checksum).await?).await })
+        })
+        .unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={}: {error}", self.seed));
+        History::decode(&recorder.finish().unwrap()).unwrap()
+    }
+
+    fn check(&self) -> Result<Report, Error> {
+        cluster::check_tree(&self.fabric, TREE)
+    }
+}
+
+fn recorded_bytes(histories: &Path) -> u64 {
+    let files = fs::read_dir(histories).unwrap().map(|entry| entry.unwrap());
+    let files = files.filter(|entry| entry.path().extension().is_some_and(|extension| extension == FILE_EXTENSION));
+    files.map(|entry| entry.metadata().unwrap().len()).sum()
+}
+
+fn wait_for_records(histories: &Path, bytes: u64, peers: &mut [Peer]) {
+    let begun = Instant::now();
+    while recorded_bytes(histories) < bytes {
+        assert!(peers.iter_mut().all(|peer| peer.is_running().unwrap()), "a process ended by itself");
+        assert!(begun.elapsed() < LIMIT, "the processes make no progress");
+        std::thread::yield_now();
+    }
+}
+
+/// The pages of a tree that its checker could not read.
+fn unreadable(report: &Report) -> HashSet<RemotePtr> {
+    let problems = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read"));
+    problems.map(|problem| problem.page).collect()
+}
+
+/// Somebody is killed again and again; `expect` looks at what is left.
+fn kill(name: &str, options: impl Fn(u64) -> Options, expect: impl Fn(&Left)) {
+    let seed = settings::seed(name);
+    let rounds: u64 = settings::from_env("FARLINK_FAULT_ROUNDS", 4);
+    for round in 0..rounds {
+        let _watchdog = Watchdog::start(name, LIMIT);
+        expect(&Left::by(options(seed.wrapping_add(round))));
+    }
+}
+
+/// Pages that it held locked name it, and there is nothing else wrong with the tree.
+fn expect_named_damage(left: &Left) {
+    left.expect_linearizable(Part::ALL, &spread_keys(left.options.keys));
+    let report = match left.check() {
+        // It may have been the root.
+        Err(Error::PageDamaged { .. }) => return,
+        report => report.unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={}: {error}", left.seed)),
+    };
+    let (damaged, tale, seed) = (unreadable(&report), &left.tale, left.seed);
+    println!(
+        "survivors met damaged pages {} times in {} operations; {} pages left damaged, {} leaked, {} held",
+        tale.damaged,
+        tale.operations,
+        damaged.len(),
+        report.audit.leaked.len(),
+        report.audit.held,
+    );
+    if damaged.is_empty() {
+        assert_eq!(report.problem_count, 0, "FARLINK_TEST_SEED={seed}: nothing is damaged, and yet: {report:?}");
+    }
+    if tale.damaged > 0 {
+        assert!(!damaged.is_empty(), "FARLINK_TEST_SEED={seed}: damage was met and is not there: {report:?}");
+    }
+    let others = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read"));
+    let others: Vec<_> = others.filter(|problem| !problem.what.contains("died")).collect();
+    assert!(others.is_empty(), "FARLINK_TEST_SEED={seed}: unreadable without a death: {others:?}");
+    assert!(report.audit.reached_but_free.is_empty(), "FARLINK_TEST_SEED={seed}: {report:?}");
+}
+
+/// Others' parts are whole. What it has not written is lost, and what it has may not fit together: its keys have a value of
+/// some time, or none, or an error that says what is wrong; and everything comes to an end.
+fn expect_one_part_old(left: &Left) {
+    let keys = clustered_keys(left.options.keys);
+    let part_of = |work: &Work| match work.reach {
+        Reach::Cached { part, .. } => part,
+        other => panic!("{other:?}"),
+    };
+    for (process, work) in left.works.iter().enumerate() {
+        let part = part_of(work);
+        if process != left.victim {
+            let own: Vec<u64> = keys.iter().copied().filter(|&key| part.contains(key)).collect();
+            left.expect_linearizable(part, &own);
+        }
+    }
+    assert_eq!(left.tale.damaged, 0, "an owner locks nothing");
+    let part = part_of(&left.works[left.victim]);
+    let history = History::read_dir(left.histories.path()).unwrap();
+    let mut put: HashSet<(u64, u64)> = left.options.initial().into_iter().collect();
+    put.extend(history.records().iter().filter_map(|record| match record.op {
+        Op::Insert { key, value } | Op::Upsert { key, value } | Op::Update { key, value } => Some((key, value)),
+        _ => None,
+    }));
+    let own: Vec<u64> = keys.into_iter().filter(|&key| part.contains(key)).collect();
+    let (mut found, mut absent, mut wrong) = (0, 0, Vec::new());
+    cluster::with_worker(&left.fabric, |worker| {
+        let tree = worker.block_on(BTree::<OneSided>::open(worker, TREE, Proof::Checksum))?;
+        for &key in own.iter().step_by((own.len() / LOOKED_AT).max(1)) {
+            let tree = tree.clone();
+            match bounded::run(worker, ENDS, async move { tree.get(key).await }).expect("a get comes to an end") {
+                Ok(Some(value)) => {
+                    assert!(put.contains(&(key, value)), "FARLINK_TEST_SEED={}: {value} under {key}", left.seed);
+                    found += 1;
+                }
+                Ok(None) => absent += 1,
+                Err(error @ (Error::Inconsistent { .. } | Error::PageCorrupt { .. })) => wrong.push(error),
+                Err(error) => panic!("FARLINK_TEST_SEED={}: {error}", left.seed),
+            }
+        }
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    let problems = left.check().map(|report| report.problem_count);
+    println!(
+        "of the killed owner's keys {found} have a value and {absent} none, {} are out of reach ({:?}); problems: {problems:?}",
+        wrong.len(),
+        wrong.first().map(ToString::to_string),
+    );
+}
+
+/// What is carried out on memory servers has nothing to do with the life of who asked for it.
+fn expect_nothing_wrong(left: &Left) {
+    left.expect_linearizable(Part::ALL, &spread_keys(left.options.keys));
+    let report = left.check().unwrap();
+    assert!(report.is_clean(), "FARLINK_TEST_SEED={}: {report:?}", left.seed);
+    assert_eq!(left.tale.damaged, 0);
+}
+
+#[test]
+fn killed_without_a_cache() {
+    kill("killed one-sided", |seed| options(Access::OneSided, seed), expect_named_damage);
+}
+
+#[test]
+fn killed_with_inner_pages_cached() {
+    kill("killed with inner pages cached", |seed| options(Access::SharedInner, seed), expect_named_damage);
+}
+
+#[test]
+fn killed_while_memory_servers_search() {
+    kill("killed hybrid", |seed| options(Access::Hybrid, seed), expect_named_damage);
+}
+
+#[test]
+fn killed_while_memory_servers_do_everything() {
+    kill("killed coarse", |seed| options(Access::Coarse, seed), expect_nothing_wrong);
+}
+
+#[test]
+fn an_owner_is_killed() {
+    kill("killed owner", |seed| options(Access::Cached, seed), expect_one_part_old);
+}
+
+#[test]
+fn an_owner_that_ships_is_killed() {
+    let shipping = |seed| Options { ship: Some(ShipChoice::Cost), ..options(Access::Cached, seed) };
+    kill("killed shipping owner", shipping, expect_one_part_old);
+}
