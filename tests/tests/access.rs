@@ -267,6 +267,34 @@ fn a_page_that_is_being_written_is_waited_for() {
     }
 }
 
+/// Where the fabric's atomics are not atomic against WRITEs, the unlock is a compare-and-swap, and tells.
+#[test]
+fn a_lock_that_was_taken_away_is_reported() {
+    let scene = Scene::new(MemOptions { atomic_against_writes: false, ..FAST });
+    let access = scene.one_sided(Proof::Checksum);
+    let leaf = scene.leaf(&access, 0);
+    let word = &scene.memory.words(leaf, 1).unwrap()[0];
+    let change = async {
+        let _pin = scene.worker.pin();
+        let page = access.enter(Start::Page(leaf)).await?;
+        access.change(vec![page], vec![], |views| views.set(0, PAGE_BYTES / 8 - 1, 7)).await
+    };
+    let mut changing = pin!(change);
+    for _ in 0..TURNS_MAX {
+        assert!(changing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        if matches!(scene.lock(leaf).state(), LockState::LockedBy(_)) {
+            break;
+        }
+        scene.worker.turn();
+    }
+    let taken = LockWord::unlocked(scene.lock(leaf).version() + 40);
+    word.store(taken.word(), Ordering::Relaxed);
+    let outcome = scene.worker.block_on(changing);
+    let is_told = |error: &Error| matches!(*error, Error::LockLost { page, found } if (page, found) == (leaf, taken));
+    assert!(matches!(&outcome, Err(Interrupt::Failed(error)) if is_told(error)), "{outcome:?}");
+    assert_eq!(scene.lock(leaf), taken);
+}
+
 #[test]
 fn a_bad_request_is_never_tried_again() {
     let scene = Scene::new(FAST);
