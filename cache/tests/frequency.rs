@@ -7,8 +7,8 @@ use farlink_cache::Admission;
 use support::*;
 
 const KEYS: u64 = 20_000;
-/// Keys that are used often: on a third of the pages that there is room for.
-const HOT: u64 = 540;
+/// Keys that are used often: on two thirds of the pages that there is room for.
+const HOT: u64 = 1100;
 const OPS: u64 = 40_000;
 
 /// Looks keys up, nine in ten from the hot ones, which begin at `from`; returns the share of the leaves that were cached.
@@ -34,6 +34,6 @@ fn a_hot_set_that_moves_is_followed() {
         let settled = use_hot(&tree, &mut random, 11_000, OPS).await;
         let shares = format!("{first:.3} before, {moved:.3} right after, {settled:.3} then");
         println!("{shares}");
-        assert!(first > 0.85 && moved > 0.7 && settled > 0.85, "{shares}");
+        assert!(first > 0.85 && moved > 0.75 && settled > 0.82, "{shares}");
     });
 }
