@@ -15,10 +15,10 @@ use std::{
     time::Duration,
 };
 
-/// Polls of one executor that no test needs by far: beyond, something goes round in circles.
-const POLLS_MAX: u64 = 20_000_000;
+/// Polls of one executor that no test needs: twenty times what the longest one does. Beyond, something goes round in circles.
+const POLLS_MAX: u64 = 2_000_000;
 /// A poll takes microseconds. Without one for so long, something spins.
-const POLL_TIME_MAX: Duration = Duration::from_secs(60);
+const POLL_TIME_MAX: Duration = Duration::from_secs(30);
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
