@@ -81,8 +81,9 @@ pub struct PageCache<L> {
     /// Fetches and write-backs under way, all of which will make somebody's frame available.
     transfers: AtomicU32,
     room_waiters: AtomicU32,
-    /// Changes that may have moved entries from page to page.
-    pub(crate) moves: AtomicU64,
+    /// Flushes that have begun, and those of them that have not ended.
+    flushes: AtomicU32,
+    flushing: AtomicU32,
     /// Frames held by guests, which nobody can evict.
     pub(crate) guests: AtomicU32,
     for_room: Mutex<Vec<Waker>>,
@@ -130,7 +131,8 @@ impl<L: Layout> PageCache<L> {
             is_full: AtomicU32::new(0),
             transfers: AtomicU32::new(0),
             room_waiters: AtomicU32::new(0),
-            moves: AtomicU64::new(0),
+            flushes: AtomicU32::new(0),
+            flushing: AtomicU32::new(0),
             guests: AtomicU32::new(0),
             for_room: Mutex::default(),
             last_write_error: Mutex::default(),
@@ -320,6 +322,23 @@ impl<L: Layout> PageCache<L> {
         self.transfers.load(Ordering::Acquire)
     }
 
+    /// How many flushes have begun. Who asks under locks, after a fence, and is not told of a flush, is waited for by it.
+    pub(crate) fn flushes(&self) -> u32 {
+        self.flushes.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.flushing.load(Ordering::Relaxed) != 0
+    }
+
+    /// And how many have begun with this one.
+    pub(crate) fn begin_flush(&self) -> (Flushing<'_>, u32) {
+        self.flushing.fetch_add(1, Ordering::Relaxed);
+        let before = self.flushes.fetch_add(1, Ordering::Release);
+        fence(Ordering::SeqCst);
+        (Flushing(&self.flushing), before.wrapping_add(1))
+    }
+
     pub(crate) fn note_write_error(&self, error: &dyn std::error::Error) {
         tracing::warn!(%error, "the store refused a page; it stays cached and dirty");
         *lock(&self.last_write_error) = Some(error.to_string());
@@ -345,6 +364,15 @@ impl<L: Layout> PageCache<L> {
     /// A number that no handle has had, for those who do not care about seeds.
     pub fn any_seed(&self) -> u64 {
         self.seed.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// A flush under way.
+pub(crate) struct Flushing<'a>(&'a AtomicU32);
+
+impl Drop for Flushing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

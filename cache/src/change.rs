@@ -3,6 +3,13 @@
 //! A change takes effect on all its pages at once, under their locks, without suspending in between. Links in a page may be
 //! swizzled, and may be moved from page to page as they are: after the change, the pages below are told who their parent is
 //! now; one that no link leads to any more is found through the table alone until somebody follows a link to it.
+//!
+//! Nobody waits for a lock while holding one, but for a change that frees a page to which another page still has a swizzled link:
+//! it waits for that page's lock. By then it holds only the locks of pages that it frees, and none of those is anybody's parent,
+//! so no such change waits for another one.
+//!
+//! What moves from page to page may move past a flush, which looks at one after the other. So a change of several pages has
+//! those written first that a flush under way is about to write.
 
 use crate::{
     error::{CacheError, Conflict},
@@ -10,7 +17,7 @@ use crate::{
     frame::{NONE, State},
     handle::{CacheHandle, Page},
     id::{Link, PageId, SizeClass, is_swizzled},
-    sync::{AtomicU64, Ordering, Spin},
+    sync::{AtomicU64, Ordering, Spin, Step, fence, is_left_out},
     traits::{Layout, Store},
 };
 
@@ -81,7 +88,7 @@ impl<S: Store, L: Layout> Drop for Locked<'_, '_, S, L> {
     fn drop(&mut self) {
         // A panic in the middle may have changed words: a new version for each, and to be written.
         for page in &self.pages[..self.count] {
-            page.frame.set_dirty();
+            page.frame.set_dirty(page.handle.cache().flushes());
             page.frame.lock.unlock();
         }
     }
@@ -116,8 +123,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// other looks at them are over.
     ///
     /// # Errors
-    /// If one of them has changed, is being changed, or is on its way to the store, or if a new page has come to be cached:
-    /// begin anew. `f` was not called, and the new pages are free again.
+    /// If one of them has changed, is being changed, is on its way to the store or now sent there for a flush, or if a new page
+    /// has come to be cached: begin anew. `f` was not called, and the new pages are free again.
     ///
     /// # Panics
     /// If `f` does, or names a page or a word that is not there. What it had set until then stays, half a change: discard the
@@ -142,6 +149,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 return Err(Conflict);
             }
         }
+        let Some(flushes) = self.flushes_for(pages, pages.len() + new.len() > 1) else {
+            self.write_due(locked);
+            return Err(Conflict);
+        };
         let Some(mut entered) = self.enter_new(&new) else {
             self.unlock_unchanged(locked);
             return Err(Conflict);
@@ -153,10 +164,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let result = f(&mut change);
         entered.pages.clear();
         let fates = change.fates;
-        if fates.len() > 1 {
-            self.cache().moves.fetch_add(1, Ordering::AcqRel);
-        }
-        self.settle(pages, &new, &fates, kids_before);
+        self.settle(pages, &new, &fates, kids_before, flushes);
         for (NewPage { taken, id }, &fate) in new.into_iter().zip(&fates[pages.len()..]) {
             if fate == Fate::Freed {
                 self.cache().table.remove(id, taken.index);
@@ -166,10 +174,36 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         locked.count = 0;
-        for (page, &fate) in pages.iter().zip(&fates) {
-            self.close(page, fate, true);
+        let is_last = |fate| fate == Fate::Freed && !is_left_out(Step::FreedLast);
+        for last in [false, true] {
+            for (page, &fate) in pages.iter().zip(&fates).filter(|&(_, &fate)| is_last(fate) == last) {
+                self.close(page, fate, Some(flushes));
+            }
         }
         Ok(result)
+    }
+
+    /// How many flushes have begun, for a change of pages whose locks the caller holds; `None` if one is about to write a page
+    /// from which something may move.
+    fn flushes_for(&self, pages: &[&Page<'_, S, L>], may_move: bool) -> Option<u32> {
+        if !may_move {
+            return Some(self.cache().flushes());
+        }
+        fence(Ordering::SeqCst);
+        let flushes = self.cache().flushes();
+        let is_due = self.cache().is_flushing() && pages.iter().any(|page| page.frame.is_due(flushes));
+        (!is_due || is_left_out(Step::FlushedFirst)).then_some(flushes)
+    }
+
+    /// Sends pages that a flush is about to write to the store, in place of changing them.
+    fn write_due(&self, locked: Locked<'_, '_, S, L>) {
+        let flushes = self.cache().flushes();
+        let due = locked.pages.iter().filter(|page| page.frame.is_due(flushes));
+        let snapshots: Vec<_> = due.filter_map(|page| self.snapshot(page.index(), page.id).ok()).collect();
+        self.unlock_unchanged(locked);
+        if !snapshots.is_empty() {
+            drop(self.begin_writes(snapshots, false));
+        }
     }
 
     /// Changes one page as it is now, whether or not it has changed since it was looked up: `f` looks again at what it
@@ -212,21 +246,22 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let result = f(&mut change);
         let fate = change.fates[0];
         assert!(fate != Fate::Freed, "a page is freed by a change, not altered away");
+        let flushes = self.cache().flushes();
         if fate == Fate::Changed {
-            self.settle(&pages, &[], &[fate], kids_before);
+            self.settle(&pages, &[], &[fate], kids_before, flushes);
         }
         locked.count = 0;
-        self.close(page, fate, is_news);
+        self.close(page, fate, is_news.then_some(flushes));
         Ok(result)
     }
 
-    /// Ends a change for one of its pages. The store does not have it yet if it `is_news`.
-    fn close(&self, page: &Page<'_, S, L>, fate: Fate, is_news: bool) {
+    /// Ends a change for one of its pages. The store does not have it yet if it is news since so many flushes.
+    fn close(&self, page: &Page<'_, S, L>, fate: Fate, news: Option<u32>) {
         match fate {
             Fate::Kept => page.set_version(page.frame.lock.unlock_unchanged()),
             Fate::Changed => {
-                if is_news {
-                    page.frame.set_dirty();
+                if let Some(flushes) = news {
+                    page.frame.set_dirty(flushes);
                 }
                 page.set_version(page.frame.lock.unlock());
             }
@@ -290,7 +325,14 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// After a change, before the unlocks: new pages become pages, and the pages below learn who their parent is.
-    fn settle(&self, pages: &[&Page<'_, S, L>], new: &[NewPage<'_, S, L>], fates: &[Fate], mut kids_before: Vec<u32>) {
+    fn settle(
+        &self,
+        pages: &[&Page<'_, S, L>],
+        new: &[NewPage<'_, S, L>],
+        fates: &[Fate],
+        mut kids_before: Vec<u32>,
+        flushes: u32,
+    ) {
         let cache = self.cache();
         let indices = pages.iter().map(|page| page.index()).chain(new.iter().map(|new| new.taken.index));
         let (live, freed): (Vec<_>, Vec<_>) = indices.zip(fates).partition(|&(_, &fate)| fate != Fate::Freed);
@@ -300,7 +342,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             frame.set_users(0);
             frame.set_kids(0);
             frame.set_parent(NONE, 0);
-            frame.set_dirty();
+            frame.set_dirty(flushes);
             cache.heat.set(frame, 1);
             frame.set_state(State::Resident);
         }
@@ -361,7 +403,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             frame.lock.unlock();
             return;
         }
-        // A link that the change left behind. Whoever holds the parent's lock waits for nobody below it.
+        // A link that the change left behind.
         let mut spin = Spin::default();
         while !self.unswizzle(frame, page.index()) {
             spin.turn();

@@ -56,6 +56,10 @@ impl State {
 const DIRTY: u32 = 1;
 /// A snapshot of the page is on its way to the store.
 const WRITING: u32 = 2;
+/// Above the flags: how many flushes had begun when the oldest change was made that is not written, modulo 2^30; older if a
+/// write has failed.
+const SINCE_SHIFT: u32 = 2;
+const OLD: u32 = 1 << 30;
 
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
@@ -103,9 +107,10 @@ impl Frame {
         self.page.store(page.map_or(0, PageId::get), Ordering::Relaxed);
     }
 
+    /// Relaxed: whoever acts on it holds the lock, validates a version that was read before, or looks again.
     #[inline]
     pub(crate) fn state(&self) -> State {
-        State::of(self.state.load(Ordering::Acquire))
+        State::of(self.state.load(Ordering::Relaxed))
     }
 
     pub(crate) fn set_state(&self, state: State) {
@@ -177,16 +182,16 @@ impl Frame {
     }
 
     pub(crate) fn pins(&self) -> u32 {
-        self.pins.load(Ordering::Acquire)
+        self.pins.load(Ordering::Relaxed)
     }
 
     pub(crate) fn pin(&self) {
         self.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The number left.
-    pub(crate) fn unpin(&self) -> u32 {
-        self.pins.fetch_sub(1, Ordering::Release) - 1
+    /// Relaxed: what was done under the pin was done under locks, which whoever finds no pins takes after that.
+    pub(crate) fn unpin(&self) {
+        self.pins.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(crate) fn users(&self) -> u32 {
@@ -197,12 +202,19 @@ impl Frame {
         self.users.store(users, Ordering::Relaxed);
     }
 
+    /// Relaxed: set and cleared under the lock, or, when a write ends, before `WRITING` is, and whoever would act on a page that
+    /// is not dirty looks at that first.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.flags.load(Ordering::Acquire) & DIRTY != 0
+        self.flags.load(Ordering::Relaxed) & DIRTY != 0
     }
 
     pub(crate) fn is_writing(&self) -> bool {
-        self.flags.load(Ordering::Acquire) & WRITING != 0
+        self.flags.load(Self::after_write()) & WRITING != 0
+    }
+
+    /// Who finds a write ended reads from the store what it wrote.
+    fn after_write() -> Ordering {
+        if is_left_out(Step::WriteSeen) { Ordering::Relaxed } else { Ordering::Acquire }
     }
 
     /// Whether the store has the page as it is: neither dirty nor being written. (A write that fails goes from one to the
@@ -211,12 +223,24 @@ impl Frame {
         if is_left_out(Step::FlagsAtOnce) {
             return !self.is_dirty() && !self.is_writing();
         }
-        self.flags.load(Ordering::Acquire) & (DIRTY | WRITING) == 0
+        self.flags.load(Self::after_write()) & (DIRTY | WRITING) == 0
     }
 
-    /// Only under the frame's lock.
-    pub(crate) fn set_dirty(&self) {
-        self.flags.fetch_or(DIRTY, Ordering::AcqRel);
+    /// Whether a flush, the latest of so many, has to wait for the page: it is being written, or dirty since before.
+    pub(crate) fn is_due(&self, flushes: u32) -> bool {
+        let flags = self.flags.load(Self::after_write());
+        let age = (flushes << SINCE_SHIFT).wrapping_sub(flags & !(DIRTY | WRITING)).cast_signed();
+        flags & WRITING != 0 || (flags & DIRTY != 0 && age > 0)
+    }
+
+    /// Only under the frame's lock; so many flushes have begun.
+    pub(crate) fn set_dirty(&self, flushes: u32) {
+        if self.is_stored() {
+            // Nobody else sets flags then.
+            self.flags.store(flushes << SINCE_SHIFT | DIRTY, Ordering::Release);
+        } else {
+            self.flags.fetch_or(DIRTY, Ordering::AcqRel);
+        }
     }
 
     pub(crate) fn set_clean(&self) {
@@ -224,17 +248,23 @@ impl Frame {
     }
 
     /// Dirty to writing, when a snapshot is taken; only under the frame's lock.
-    pub(crate) fn begin_write(&self) {
-        self.flags.store(if is_left_out(Step::CleanAtSnapshot) { DIRTY | WRITING } else { WRITING }, Ordering::Release);
+    pub(crate) fn begin_write(&self, flushes: u32) {
+        let flags = if is_left_out(Step::CleanAtSnapshot) { DIRTY | WRITING } else { WRITING };
+        self.flags.store(flushes << SINCE_SHIFT | flags, Ordering::Release);
     }
 
-    /// A write that failed leaves the page dirty.
+    /// A write that failed leaves the page dirty, and due for any flush.
     pub(crate) fn end_write(&self, is_written: bool) {
-        if !is_written {
-            self.flags.fetch_or(DIRTY, Ordering::AcqRel);
-        } else if is_left_out(Step::CleanAtSnapshot) {
+        if is_written && is_left_out(Step::CleanAtSnapshot) {
             self.set_clean();
         }
-        self.flags.fetch_and(!WRITING, Ordering::AcqRel);
+        let ended = |flags: u32| match is_written {
+            true => flags & !WRITING,
+            false => flags.wrapping_sub(OLD) & !WRITING | DIRTY,
+        };
+        let mut flags = self.flags.load(Ordering::Relaxed);
+        while let Err(now) = self.flags.compare_exchange(flags, ended(flags), Ordering::AcqRel, Ordering::Relaxed) {
+            flags = now;
+        }
     }
 }

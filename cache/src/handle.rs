@@ -216,8 +216,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         words: &[u64],
         class: SizeClass,
     ) -> Vec<Result<Page<'a, S, L>, CacheError<S::Error>>> {
-        let follow = |&word: &u64| Box::pin(self.follow(from, word, class));
-        crate::fetch::join_all(words.iter().map(follow).collect()).await
+        futures_util::future::join_all(words.iter().map(|&word| self.follow(from, word, class))).await
     }
 
     /// Whether a page is cached, or being read from the store.

@@ -29,12 +29,14 @@
 //! the child's version first and then checks the parent's: as long as the parent says so, the frame is the child's.
 //!
 //! *It is changed.* [`CacheHandle::change`] locks all its pages at the versions that were read, or none; runs a closure;
-//! and gives each a new version. It never suspends. Swizzled links may move from page to page in a change: the pages below
-//! learn who their parent is. [`CacheHandle::alter`] takes one page as it is, behind other writers.
+//! and gives each a new version. It never suspends, and no two changes wait for each other. Swizzled links may move from page
+//! to page in a change: the pages below learn who their parent is. [`CacheHandle::alter`] takes one page as it is, behind
+//! other writers.
 //!
 //! *It is written.* A snapshot is taken under the page's lock, with ids in place of swizzled links, and goes to the store
 //! as a task of its own. The page keeps its frame and its table entry until the store has answered, and no second write of
-//! it begins. A write that failed leaves it dirty. [`CacheHandle::flush`] writes all that is dirty, from the leaves up.
+//! it begins. A write that failed leaves it dirty. [`CacheHandle::flush`] writes all that is dirty when it begins, from the leaves
+//! up; nothing moves out of a page that it has yet to write.
 //!
 //! *It cools.* When room is needed, frames are drawn at random. One whose page has swizzled links hands the draw down one
 //! of them, so a page stays while a page below it is cached; of those found, the least used cools. It must be clean: a

@@ -14,7 +14,7 @@ use crate::{
     heat::sketch_counters,
     id::{PageId, SizeClass},
     options::{Admission, CacheOptions},
-    sync::{self, AtomicU64, Ordering},
+    sync::{self, Arc, AtomicU64, Ordering},
     table::Table,
     traits::{Layout, Store},
 };
@@ -129,6 +129,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A user of a guest leaves.
     pub fn end_use(&self, (index, page): (u32, PageId)) {
         self.leave(index, page);
+    }
+
+    /// The cache, for looking at the end.
+    pub fn shared(&self) -> Arc<PageCache<L>> {
+        Arc::clone(&self.0.cache)
     }
 
     /// Waits until a transfer has ended.

@@ -320,7 +320,10 @@ impl<S: Store, L: Layout> KeptOut<S, L> {
         for index in cache.frame_numbers() {
             let frame = cache.frame(index);
             let Some(page) = frame.page() else { continue };
+            let is_locked = frame.lock.read().is_none() && !is_left_out(Step::CoolingDropped);
             let is_meant = match frame.state() {
+                // Its link is gone, perhaps, and it is about to cool.
+                State::Resident => is_locked,
                 State::Loading => !cache.shipping.lists().kept.iter().any(|kept| kept.index == index),
                 State::Cooling => {
                     let (body, lists) = (cache.arena.body(frame), cache.shipping.lists());

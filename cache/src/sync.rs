@@ -102,6 +102,20 @@ pub enum Step {
     StrayCheck,
     /// Of dropping a page that was changed in the store: waiting for a fetch of it.
     LoadingDropped,
+    /// Of dropping all pages that may have changed in the store: waiting for one that is about to cool.
+    CoolingDropped,
+    /// Of a change that frees pages: unlocking the others first.
+    FreedLast,
+    /// Of swizzling a link: that nothing else has changed since the page was read.
+    SameVersion,
+    /// Of a fetch: that the link is still there once the page has its entry.
+    LinkCheck,
+    /// Of a change of several pages: having those written first that a flush is about to write.
+    FlushedFirst,
+    /// Of a flush: waiting for changes that do not know of it.
+    ChangesEnd,
+    /// Of looking whether a write has ended: acquiring what it did.
+    WriteSeen,
 }
 
 #[cfg(loom)]

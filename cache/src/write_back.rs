@@ -27,9 +27,6 @@ use crate::{
 /// Pages that a flush writes at once.
 const FLUSHED_AT_ONCE: usize = 32;
 
-/// Look-arounds of one flush, while pages split and merge.
-const PASSES_MAX: u32 = 16;
-
 /// A page to be written. Whoever has one writes it: its frame waits.
 pub(crate) struct Snapshot<B> {
     index: u32,
@@ -39,6 +36,7 @@ pub(crate) struct Snapshot<B> {
 
 /// A snapshot, or why there is none.
 type Snapped<S> = Result<Snapshot<<S as Store>::Buffer>, CacheError<<S as Store>::Error>>;
+
 /// Frames that the store has been asked to write, in order, and has not answered for. Dropped, they are dirty again: the
 /// task was cut off, or the store gave too few answers.
 struct Unanswered<S: Store, L: Layout> {
@@ -75,7 +73,7 @@ impl<S: Store, L: Layout> Drop for Unanswered<S, L> {
     }
 }
 
-type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>, Option<Waker>)>>;
+pub(crate) type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>, Option<Waker>)>>;
 
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A snapshot of a dirty page, whose lock the caller holds. An error if the store has no buffer for it, or a link in it
@@ -109,7 +107,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         if !is_whole || self.has_swizzled(body, &image) {
             return Err(CacheError::BadLink);
         }
-        frame.begin_write();
+        frame.begin_write(cache.flushes());
         Ok(Snapshot { index, page, image })
     }
 
@@ -125,7 +123,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
     }
 
-    fn begin_writes(&self, snapshots: Vec<Snapshot<S::Buffer>>, cools: bool) -> Outcomes<S::Error> {
+    pub(crate) fn begin_writes(&self, snapshots: Vec<Snapshot<S::Buffer>>, cools: bool) -> Outcomes<S::Error> {
         let outcomes: Outcomes<S::Error> = Rc::default();
         let (handle, done) = (self.clone(), Rc::clone(&outcomes));
         self.cache().begin_transfer();
@@ -208,7 +206,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             spin.turn();
         }
-        if let Some(Ok(snapshot)) = self.snapshot_if_due(index) {
+        if let Some(Ok(snapshot)) = self.snapshot_if(index, frame.is_dirty()) {
             drop(self.begin_writes(vec![snapshot], false));
         }
     }
@@ -217,13 +215,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     pub(crate) fn guest_left_dirty(&self, index: u32) -> Option<Snapshot<S::Buffer>> {
         let frame = self.cache().frame(index);
         let is_left = frame.state() == State::Guest && frame.users() == 0 && frame.is_dirty() && !frame.is_writing();
-        if is_left && frame.lock.try_lock().is_some() { self.snapshot_if_due(index)?.ok() } else { None }
+        if is_left && frame.lock.try_lock().is_some() { self.snapshot_if(index, frame.is_dirty())?.ok() } else { None }
     }
 
-    /// A snapshot of a page that is dirty and not being written; gives the lock back, which the caller holds.
-    fn snapshot_if_due(&self, index: u32) -> Option<Snapped<S>> {
+    /// A snapshot of a page if it is due, and not being written; gives the lock back, which the caller holds.
+    fn snapshot_if(&self, index: u32, is_due: bool) -> Option<Snapped<S>> {
         let frame = self.cache().frame(index);
-        let is_due = matches!(frame.state(), State::Resident | State::Guest) && frame.is_dirty() && !frame.is_writing();
+        let is_due = is_due && matches!(frame.state(), State::Resident | State::Guest) && !frame.is_writing();
         let snapshot = match (is_due, frame.page()) {
             (true, Some(page)) => Some(self.snapshot(index, page)),
             _ => None,
@@ -232,8 +230,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         snapshot
     }
 
-    /// Writes every page that is dirty now, those below before those above, and waits until all are written. If pages split
-    /// and merge meanwhile it looks around again, a few times: what the store then has is whole if that ends.
+    /// Writes every page that is dirty now, those below before those above, and waits until all are written. Changes of several
+    /// pages that come meanwhile wait for those that they would take something from, so none of what was changed before is left
+    /// out. What the store then has is whole, unless such changes come and some of their pages are evicted.
     ///
     /// # Errors
     /// The first that the store refused. The others were tried; those refused stay cached and dirty.
@@ -258,27 +257,21 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         &self,
         mut is_meant: impl FnMut(PageId, &[AtomicU64]) -> bool,
     ) -> Result<(), CacheError<S::Error>> {
-        // What a change moves from one page to another may move past the look-around: then look around again.
-        for _ in 0..PASSES_MAX {
-            let moves = self.cache().moves.load(Ordering::Acquire);
-            self.flush_once(&mut is_meant).await?;
-            if self.cache().moves.load(Ordering::Acquire) == moves {
-                break;
+        let cache = self.cache();
+        let (_flushing, flushes) = cache.begin_flush();
+        // From here on, changes have what they move written first; those that have begun are waited for.
+        for index in cache.frame_numbers().filter(|_| !is_left_out(Step::ChangesEnd)) {
+            let lock = &cache.frame(index).lock;
+            let is_here = || matches!(cache.frame(index).state(), State::Resident | State::Cooling | State::Guest);
+            if lock.read().is_none() && lock.lock_if(&cache.waiters, self.0.number, is_here) {
+                lock.unlock_unchanged();
             }
         }
-        Ok(())
-    }
-
-    async fn flush_once(
-        &self,
-        is_meant: &mut impl FnMut(PageId, &[AtomicU64]) -> bool,
-    ) -> Result<(), CacheError<S::Error>> {
-        let cache = self.cache();
         let mut dirty: Vec<(u8, u32, PageId)> = Vec::new();
         for index in cache.frame_numbers() {
             let frame = cache.frame(index);
             if let Some(page) = frame.page()
-                && !frame.is_stored()
+                && frame.is_due(flushes)
                 && is_meant(page, cache.arena.body(frame))
             {
                 dirty.push((frame.level(), index, page));
@@ -288,7 +281,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut refused = None;
         for level in dirty.chunk_by(|a, b| a.0 == b.0) {
             for pages in level.chunks(FLUSHED_AT_ONCE) {
-                if let Err(error) = self.flush_pages(pages).await {
+                if let Err(error) = self.flush_pages(pages, flushes).await {
                     refused.get_or_insert(error);
                 }
             }
@@ -296,8 +289,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Writes pages that are dirty, and waits for those that are being written.
-    async fn flush_pages(&self, pages: &[(u8, u32, PageId)]) -> Result<(), CacheError<S::Error>> {
+    /// Writes pages for the latest of so many flushes, and waits for those that are being written.
+    async fn flush_pages(&self, pages: &[(u8, u32, PageId)], flushes: u32) -> Result<(), CacheError<S::Error>> {
         let cache = self.cache();
         let mut left = pages.to_vec();
         let mut refused = None;
@@ -305,10 +298,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             let mut snapshots = Vec::new();
             left.retain(|&(_, index, page)| {
                 let frame = cache.frame(index);
-                if frame.page() != Some(page) || frame.is_stored() {
+                if frame.page() != Some(page) || !frame.is_due(flushes) {
                     return false;
                 }
-                match frame.lock.try_lock().and_then(|_| self.snapshot_if_due(index)) {
+                match frame.lock.try_lock().and_then(|_| self.snapshot_if(index, frame.is_due(flushes))) {
                     Some(Ok(snapshot)) => {
                         snapshots.push(snapshot);
                         false

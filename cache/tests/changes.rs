@@ -5,10 +5,10 @@ mod support;
 
 use std::sync::atomic::Ordering;
 
-use farlink_cache::{Admission, CacheError, PageId};
+use farlink_cache::{Admission, CacheError, Conflict, PageId};
 use support::*;
 
-const KEYS: u64 = 20_000;
+const KEYS: u64 = under_miri(20_000, 3000);
 
 fn bed(admission: Admission) -> Bed {
     Bed::new((0..KEYS).map(|key| (key * 2, key)), class(256), small(256, admission), seed(6))
@@ -38,7 +38,10 @@ fn splits_and_merges_survive_eviction() {
         let model: std::collections::BTreeMap<u64, u64> = odd.chain(even).collect();
         assert_eq!(bed.flushed(), model);
         let after = bed.tree.handle.counters();
-        assert!(bed.store.world().pages.len() > before + 100 && after.total().evictions + after.total().refusals > 0);
+        assert!(
+            bed.store.world().pages.len() > before + KEYS as usize / 200
+                && after.total().evictions + after.total().refusals > 0
+        );
         bed.run(move |tree| async move {
             for (key, value) in model {
                 assert_eq!(tree.get(key).await.unwrap(), Some(value));
@@ -66,6 +69,31 @@ fn a_failed_change_changes_nothing() {
         assert_eq!(leaf.read(|words| words[5].load(Ordering::Relaxed)), Ok(1235));
     });
     assert!(!bed.flushed().is_empty());
+}
+
+/// A page has gone, and another one is in its frame, which is not changed in its place.
+#[test]
+fn a_page_that_has_gone_is_not_altered() {
+    let bed = bed(Admission::Always);
+    bed.run(|tree| async move {
+        let leaf = tree.path(100).await.unwrap().pop().unwrap();
+        let frame_of = |page: &farlink_cache::Page<'_, MapStore, TreeLayout>| page.bookmark().unwrap().0[0];
+        let words = |words: &[std::sync::atomic::AtomicU64]| -> Vec<u64> {
+            words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+        };
+        let image = leaf.read(words).unwrap();
+        let mut random = Random(1);
+        let other = loop {
+            let page = tree.path(random.below(KEYS) * 2).await.unwrap().pop().unwrap();
+            if page.id() != leaf.id() && frame_of(&page) == frame_of(&leaf) {
+                break page;
+            }
+        };
+        let before = other.read(words).unwrap();
+        let altered = tree.handle.alter(&leaf, |_| unreachable!("another page is there"));
+        assert_eq!((altered, tree.handle.refresh(&leaf, &image)), (Err(Conflict), Err(Conflict)));
+        assert_eq!(other.read(words), Ok(before));
+    });
 }
 
 #[test]

@@ -13,7 +13,7 @@ const THREADS: usize = 4;
 const TASKS: usize = 4;
 /// Keys that everybody counts up.
 const SHARED: u64 = 64;
-const KEYS: u64 = 30_000;
+const KEYS: u64 = under_miri(30_000, 4000);
 
 /// What a task knows of its own keys; those that it has not touched are 0.
 type Known = BTreeMap<u64, Option<u64>>;
@@ -123,7 +123,7 @@ fn run(plan: Plan) {
         (world.pending_max, world.fail_percent) = (3, plan.fail_percent);
     }
     let options = small(plan.page_bytes, plan.admission);
-    assert!(options.bytes * 10 < tree_bytes, "a cache of a few percent of {tree_bytes}");
+    assert!(options.bytes < tree_bytes / under_miri(10, 1) as usize, "a cache of a few percent of {tree_bytes}");
     let cache = PageCache::new(TreeLayout, options).unwrap();
     let fleet = Fleet::new(THREADS);
     let results: Vec<(u64, Vec<Known>)> = std::thread::scope(|scope| {
@@ -181,7 +181,7 @@ fn run(plan: Plan) {
 
 fn plan(admission: Admission) -> Plan {
     let seed = seed(1) + ADMISSIONS.iter().position(|&other| other == admission).unwrap() as u64;
-    Plan { admission, page_bytes: 256, rounds: 800, fail_percent: 0, reshapes: false, seed }
+    Plan { admission, page_bytes: 256, rounds: under_miri(800, 20), fail_percent: 0, reshapes: false, seed }
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn acknowledged_updates_stay_with_few_large_pages() {
 
 #[test]
 fn acknowledged_updates_stay_on_a_failing_store() {
-    ADMISSIONS
-        .into_iter()
-        .for_each(|admission| run(Plan { rounds: 200, fail_percent: 5, reshapes: true, ..plan(admission) }));
+    ADMISSIONS.into_iter().for_each(|admission| {
+        run(Plan { rounds: under_miri(200, 10), fail_percent: 5, reshapes: true, ..plan(admission) })
+    });
 }

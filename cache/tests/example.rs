@@ -1,5 +1,5 @@
 //! The example does what it says.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, miri)))]
 #![allow(missing_docs, reason = "an example is a program of its own")]
 
 #[path = "../examples/file_store.rs"]

@@ -1,5 +1,5 @@
 //! What a full cache takes of the machine's memory: alone in its process, so that the process says it.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, miri)))]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -9,7 +9,7 @@ use farlink_cache::{CacheError, PageId};
 use proptest::prelude::*;
 use support::*;
 
-const KEYS: u64 = 20_000;
+const KEYS: u64 = under_miri(20_000, 3000);
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -81,7 +81,7 @@ async fn apply(tree: &Tree, model: &mut BTreeMap<u64, u64>, op: &Op) -> Result<(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: under_miri(60, 2) as u32, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_tree_in_a_small_cache_is_a_map(

@@ -17,9 +17,9 @@ use support::*;
 
 const THREADS: usize = 3;
 const TASKS: usize = 4;
-const KEYS: u64 = 20_000;
+const KEYS: u64 = under_miri(20_000, 3000);
 /// Keys that are worked on: all over the tree, and few.
-const HOT: u64 = 300;
+const HOT: u64 = under_miri(300, 40);
 
 #[derive(Debug, Clone, Copy)]
 struct Plan {
@@ -247,7 +247,7 @@ fn run(plan: Plan) {
 
 fn plan(admission: Admission) -> Plan {
     let seed = seed(1) + ADMISSIONS.iter().position(|&other| other == admission).unwrap() as u64;
-    Plan { admission, page_bytes: 256, rounds: 600, reshapes: false, seed }
+    Plan { admission, page_bytes: 256, rounds: under_miri(600, 20), reshapes: false, seed }
 }
 
 #[test]
@@ -372,7 +372,7 @@ async fn keep_out_above_cooling(tree: &Tree, key: u64) -> Option<(KeptOut<MapSto
 /// whether its name is known or not.
 #[test]
 fn what_cools_below_a_page_goes_when_the_store_has_changed_it() {
-    const CASES: u64 = 40;
+    const CASES: u64 = under_miri(40, 2);
     let mut options = small(256, Admission::Always);
     // Pages cool for long.
     (options.keeps_out, options.cooling_share) = (true, 0.5);

@@ -2,10 +2,13 @@
 //!
 //! A root, kept by an anchor, has one link to page 2. One thread follows the link; another cools and evicts page 2 and loads
 //! page 3 into its frame. Asserted: whoever follows a swizzled link and reads validly has read page 2. For the inner pages:
-//! a page that is pinned does not cool, and one that cools has no swizzled link in it.
+//! a page that is pinned does not cool, and one that cools has no swizzled link in it. While a page below the root is
+//! fetched, another thread changes the root: it counts as current afterwards only if nothing but the link has changed, and what
+//! has lost its link is not cached.
 //!
 //! Broken variants: a follower that does not look at the parent again takes page 3 for page 2; a pin without its fence, and
-//! cooling that does not look at the pins, cool a pinned page.
+//! cooling that does not look at the pins, cool a pinned page; a swizzle that does not compare versions makes a page current that has
+//! changed; a fetch that does not look for the link again caches a freed page.
 #![cfg(loom)]
 
 use std::sync::Arc;
@@ -133,6 +136,64 @@ fn swizzle_and_cool() -> [bool; 2] {
     [is_swizzled, is_evicted]
 }
 
+/// One who fetches page 2 below the root, and one who changes the root meanwhile. Returns whether the root is current for the
+/// first one then, and whether page 2 has its link.
+fn swizzle_and_change() -> [bool; 2] {
+    let store = store();
+    let cache = store.cache(2);
+    let [follower, changer] = [1, 2].map(|seed| handle(&cache, &store, seed));
+    let anchor = Arc::new(block_on(follower.anchor(id(1), CLASS)).expect("the root is there"));
+    let of_changer = Arc::clone(&anchor);
+    let follower = run(move || {
+        let mut is_current = false;
+        if let Ok(root) = follower.enter(&anchor)
+            && let Ok([link, before]) = root.read(|words| [1, 2].map(|at| words[at].load(Relaxed)))
+            && block_on(follower.follow(&root, link, CLASS)).is_ok()
+            && let Ok(after) = root.read(|words| words[2].load(Relaxed))
+        {
+            assert_eq!(before, after, "a page that has changed counts as current");
+            is_current = true;
+        }
+        (is_current, follower, anchor)
+    });
+    let changer = run(move || {
+        if let Ok(root) = changer.enter(&of_changer) {
+            let _ = changer.alter(&root, |change| change.set(0, 2, 7));
+        }
+        (changer, of_changer)
+    });
+    let (is_current, _follower, _anchor) = follower.join();
+    let _changer = changer.join();
+    [is_current, cache.places(id(2)).first().is_some_and(|place| place.parent.is_some())]
+}
+
+/// One who fetches page 2, and one who frees it. Returns whether the first has had it, and whether it was freed.
+fn fetch_and_free() -> [bool; 2] {
+    let store = store();
+    let cache = store.cache(4);
+    let [follower, freer] = [1, 2].map(|seed| handle(&cache, &store, seed));
+    // Each has a free frame at hand.
+    for handle in [&follower, &freer] {
+        drop(block_on(handle.reserve(id(9), CLASS)).expect("there is room"));
+    }
+    let anchor = Arc::new(block_on(follower.anchor(id(1), CLASS)).expect("the root is there"));
+    let of_freer = Arc::clone(&anchor);
+    let follower = run(move || {
+        let mut has_had_it = false;
+        if let Ok(root) = follower.enter(&anchor)
+            && let Ok(link) = root.read(|words| words[1].load(Relaxed))
+        {
+            has_had_it = block_on(follower.follow(&root, link, CLASS)).is_ok();
+        }
+        (has_had_it, follower, anchor)
+    });
+    let freer = run(move || (free(&freer, &of_freer, 0), freer, of_freer));
+    let (has_had_it, _follower, _anchor) = follower.join();
+    let (is_freed, _freer, _of_freer) = freer.join();
+    assert!(!is_freed || cache.places(id(2)).is_empty(), "a freed page is cached");
+    [has_had_it, is_freed]
+}
+
 fn explore_reuse(name: &str, remove: fn(&Handle, &Anchor<Tree>, u32) -> bool) {
     let (read, reused) = (Seen::new(), Seen::new());
     let seen = (read.clone(), reused.clone());
@@ -187,6 +248,41 @@ fn an_inner_page_stays_while_a_page_below_it_is_linked() {
     });
     swizzled.require("the link is swizzled");
     evicted.require("the inner page is evicted");
+}
+
+/// Explores a model until each of these outcomes was seen.
+fn explore_outcomes(name: &str, outcomes: [[bool; 2]; 2], model: fn() -> [bool; 2]) {
+    let seen = outcomes.map(|outcome| (outcome, Seen::new()));
+    let marks = seen.clone();
+    explore(name, move || {
+        let outcome = model();
+        marks.iter().filter(|(mark, _)| *mark == outcome).for_each(|(_, seen)| seen.mark());
+    });
+    seen.iter().for_each(|(outcome, seen)| seen.require(&format!("it comes to {outcome:?}")));
+}
+
+#[test]
+fn a_page_is_current_if_only_its_link_was_swizzled() {
+    explore_outcomes("cache links, swizzle and change", [[true, true], [false, true]], swizzle_and_change);
+}
+
+#[test]
+fn a_page_whose_link_has_gone_is_not_fetched() {
+    explore_outcomes("cache links, fetch and free", [[true, true], [false, true]], fetch_and_free);
+}
+
+#[test]
+fn broken_swizzles_make_a_changed_page_current() {
+    refuse_without(Step::SameVersion, "cache links, versions not compared", "counts as current", || {
+        swizzle_and_change();
+    });
+}
+
+#[test]
+fn broken_fetches_cache_a_freed_page() {
+    refuse_without(Step::LinkCheck, "cache links, link not looked at again", "a freed page is cached", || {
+        fetch_and_free();
+    });
 }
 
 #[test]

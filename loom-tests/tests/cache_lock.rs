@@ -2,7 +2,8 @@
 //!
 //! Two words stand for a page: every writer changes both, so that they differ in its middle. Asserted: a reader whose
 //! version is still valid has seen two equal words, also between two writers of the queue; of two that upgrade from the same
-//! version one fails; of queued writers none is lost, and no two hold the lock at once.
+//! version one fails; of queued writers none is lost, and no two hold the lock at once. None is left waiting either if
+//! the page has gone by the time that they have the lock.
 //!
 //! Broken variants: a lock taken without its release fence, and a validation without its acquire fence, let torn words
 //! pass; an upgrade without a look at the version loses an update; a queued writer that tells nobody leaves the next waiting.
@@ -20,12 +21,14 @@ struct Locked {
     waiters: Waiters,
     words: [AtomicU64; 2],
     held: Plain,
+    is_gone: AtomicU64,
 }
 
 impl Locked {
     fn new() -> Arc<Self> {
         let words = [AtomicU64::new(0), AtomicU64::new(0)];
-        Arc::new(Self { lock: FrameLock::new(), waiters: Waiters::new(3), words, held: Plain::new(0) })
+        let (held, is_gone) = (Plain::new(0), AtomicU64::new(0));
+        Arc::new(Self { lock: FrameLock::new(), waiters: Waiters::new(3), words, held, is_gone })
     }
 
     /// Adds one to both words, by the holder of the lock.
@@ -50,6 +53,36 @@ impl Locked {
         self.add();
         self.lock.unlock();
     }
+}
+
+/// Two who queue for the lock of a page, and one who has the page go. Returns how many came before that.
+fn queue_and_retire() -> u64 {
+    let locked = Locked::new();
+    let retirer = start(&locked, |locked| {
+        locked.lock.lock(&locked.waiters, 3);
+        locked.is_gone.store(1, Relaxed);
+        locked.lock.retire();
+    });
+    let writers = [1, 2].map(|number| {
+        start(&locked, move |locked| {
+            let is_gone = || locked.is_gone.load(Relaxed) != 0;
+            let is_ours = locked.lock.lock_if(&locked.waiters, number, || !is_gone());
+            let is_here = is_ours && !is_gone();
+            if is_here {
+                locked.add();
+            }
+            if is_ours {
+                locked.lock.unlock();
+            }
+            u64::from(is_here)
+        })
+    });
+    retirer.join();
+    let made = writers.map(Running::join).into_iter().sum();
+    assert!(locked.lock.is_locked(), "a retired page is locked");
+    locked.lock.unlock();
+    assert_eq!(locked.read(), Some(made), "a writer was lost");
+    made
 }
 
 /// Runs `step` on a thread of its own.
@@ -140,6 +173,19 @@ fn queued_writers_all_get_through() {
 }
 
 #[test]
+fn queued_writers_get_through_when_the_page_goes() {
+    let (none, both) = (Seen::new(), Seen::new());
+    let seen = (none.clone(), both.clone());
+    explore("frame lock, two queued writers and a retirement", move || match queue_and_retire() {
+        0 => seen.0.mark(),
+        2 => seen.1.mark(),
+        _ => {}
+    });
+    none.require("both come too late");
+    both.require("both come before");
+}
+
+#[test]
 fn readers_get_in_between_queued_writers() {
     let between = Seen::new();
     let seen = between.clone();
@@ -172,5 +218,8 @@ fn broken_upgrades_lose_an_update() {
 fn broken_queues_leave_a_writer_waiting() {
     refuse_without(Step::PassOn, "frame lock, not passed on", "exceeded maximum number of branches", || {
         queue::<3>(false);
+    });
+    refuse_without(Step::PassOn, "frame lock, retired, not passed on", "maximum number of branches", || {
+        queue_and_retire();
     });
 }

@@ -1,11 +1,11 @@
 //! Pages of the cache that are kept out while the store's copies are changed, as a memory server does.
 //!
 //! One thread keeps a page out, changes the store's copy of it, or of a page below it, and drops what the cache has of that.
-//! The other one wants the same page: through the link to it, or without one. Asserted: afterwards the cache has the version
+//! The other one wants the same page, through the link to it or without one, or cools a page below it. Asserted: afterwards the cache has the version
 //! that the store has, and nothing that either of them has added is lost.
 //!
 //! Broken variants: a page that is kept out without an entry in the table; strays below it that are not looked for; strays that
-//! are let in meanwhile; a fetch of a changed page that is not waited for.
+//! are let in meanwhile; a fetch of a changed page that is not waited for; a page that is overlooked while it is about to cool.
 #![cfg(loom)]
 
 use std::sync::Arc;
@@ -108,6 +108,57 @@ fn keep_out_and_change_below(is_cooling: bool) -> [bool; 2] {
     [is_served, is_added]
 }
 
+/// One who evicts page 2, keeps it out and changes page 3 below it, and one who cools page 3. Returns whether the first did.
+fn keep_out_and_cool_below() -> bool {
+    let Scene { store, cache, handles: [server, cooler], anchor } = scene(&[(1, 2, 2), (2, 1, 3), (3, 0, 30)]);
+    let frames = {
+        let root = server.enter(&anchor).expect("nobody changes it");
+        let inner = block_on(server.follow(&root, 2, CLASS)).expect("it is there");
+        [inner.frame(), block_on(server.follow(&inner, 3, CLASS)).expect("it is there").frame()]
+    };
+    let (of_server, in_store) = (Arc::clone(&anchor), store.clone());
+    let server = run(move || {
+        let is_served = server.cool_frame(frames[0]) && {
+            while server.pop_any() {}
+            let root = server.enter(&of_server).ok();
+            let link = root.as_ref().and_then(|root| root.read(|words| words[1].load(Relaxed)).ok());
+            let is_below = |words: &[AtomicU64]| words[0].load(Relaxed) < 1;
+            match root.zip(link).map(|(root, link)| block_on(server.keep_out(&root, link, CLASS, is_below))) {
+                Some(Ok(Some(kept_out))) => {
+                    in_store.add(id(3), 1);
+                    block_on(kept_out.drop_all());
+                    true
+                }
+                _ => false,
+            }
+        };
+        (is_served, server, of_server)
+    });
+    let cooler = run(move || {
+        cooler.cool_frame(frames[1]);
+        cooler
+    });
+    let (is_served, _server, _of_server) = server.join();
+    let cooler = cooler.join();
+    let page = block_on(cooler.load(id(3), CLASS)).expect("it is let in again");
+    assert_eq!(page.read(|words| words[1].load(Relaxed)), Ok(store.value(3)), "an old version is cached");
+    assert_eq!(cache.places(id(3)).len(), 1);
+    drop(page);
+    is_served
+}
+
+#[test]
+fn a_page_that_is_about_to_cool_is_not_overlooked() {
+    let served = Seen::new();
+    let seen = served.clone();
+    explore("cache shipping, keep out and cool below", move || {
+        if keep_out_and_cool_below() {
+            seen.mark();
+        }
+    });
+    served.require("the page is kept out");
+}
+
 #[test]
 fn who_follows_the_link_waits_for_the_new_version() {
     let (served, refused) = (Seen::new(), Seen::new());
@@ -149,6 +200,9 @@ fn broken_ones_are_noticed() {
     });
     refuse_without(Step::StrayCheck, "cache shipping, strays let in", "something is lost", || {
         keep_out_and_change_below(true);
+    });
+    refuse_without(Step::CoolingDropped, "cache shipping, cooling not waited for", "an old version is cached", || {
+        keep_out_and_cool_below();
     });
     refuse_without(Step::LoadingDropped, "cache shipping, a fetch not waited for", "something is lost", || {
         keep_out_and_change_below(false);

@@ -2,7 +2,7 @@
 //! holds its part as a structure of its own, and every operation is sent there. The hybrid design divides the key space in the
 //! same way.
 
-use std::{future::Future, pin::Pin, task::Poll};
+use std::future::Future;
 
 use farlink_runtime::{
     error::Error,
@@ -87,24 +87,8 @@ impl<R: Run> Parts for Parted<R> {
     }
 
     async fn on_all<O: Routed>(&self, operation: &O) -> Result<Vec<O::Output>, Error> {
-        type Waiting<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
-        let mut waiting: Vec<Waiting<'_, O::Output>> = Vec::with_capacity(self.parts.len());
-        for part in &self.parts {
-            waiting.push(Box::pin(part.perform(operation)));
-        }
-        let mut answers: Vec<_> = self.parts.iter().map(|_| None).collect();
-        std::future::poll_fn(|cx| {
-            for (answer, waits) in answers.iter_mut().zip(&mut waiting) {
-                if answer.is_none()
-                    && let Poll::Ready(outcome) = waits.as_mut().poll(cx)
-                {
-                    *answer = Some(outcome);
-                }
-            }
-            if answers.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-        answers.into_iter().flatten().collect()
+        let answers = futures_util::future::join_all(self.parts.iter().map(|part| part.perform(operation))).await;
+        answers.into_iter().collect()
     }
 }
 

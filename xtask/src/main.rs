@@ -53,7 +53,7 @@ enum Step {
         #[arg(requires = "seed")]
         filter: Option<String>,
     },
-    /// Runs the unit tests under Miri, where the nightly toolchain has it.
+    /// Runs the unit tests, and all tests of the cache, under Miri, where the nightly toolchain has it.
     Miri {
         /// Only tests whose name contains this.
         filter: Option<String>,
@@ -96,6 +96,8 @@ fn fuzz(seconds: u64, seed: Option<u64>, filter: Option<&str>) -> Result<()> {
 
 /// What Miri runs: code without files, sockets and large memory, which is where the unsafe code of these crates is.
 const MIRI_PACKAGES: [&str; 2] = ["farlink-runtime", "farlink-structures"];
+/// Its tests leave out by themselves what is about files and the system's memory, and are small under Miri.
+const MIRI_CACHE: [&str; 4] = ["--package", "farlink-cache", "--lib", "--tests"];
 /// What it leaves out: files, for which there is no unsafe code and which Miri knows only in part.
 const MIRI_SKIPPED: &str = "fabric::mem::files::";
 
@@ -105,17 +107,21 @@ fn miri(filter: Option<&str>) -> Result<()> {
         println!("miri: to install it: rustup toolchain install nightly --component miri rust-src");
         return Ok(());
     }
-    let mut cargo = Command::new("cargo");
-    cargo.args(["+nightly", "miri", "test", "--lib"]);
-    cargo.args(MIRI_PACKAGES.iter().flat_map(|package| ["--package", package]));
-    cargo
-        .args(["--", "--skip", MIRI_SKIPPED])
-        .args(filter)
-        .env("MIRIFLAGS", appended("MIRIFLAGS", "-Zmiri-disable-isolation"))
-        .env("PROPTEST_CASES", "4");
-    // Set by the cargo that runs this program, for its own toolchain.
-    cargo.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
-    run(&mut cargo, "miri")
+    let packages: Vec<_> = MIRI_PACKAGES.iter().flat_map(|package| ["--package", package]).chain(["--lib"]).collect();
+    for tested in [&MIRI_CACHE[..], &packages] {
+        let mut cargo = Command::new("cargo");
+        cargo
+            .args(["+nightly", "miri", "test"])
+            .args(tested)
+            .args(["--", "--skip", MIRI_SKIPPED])
+            .args(filter)
+            .env("MIRIFLAGS", appended("MIRIFLAGS", "-Zmiri-disable-isolation"))
+            .env("PROPTEST_CASES", "4");
+        // Set by the cargo that runs this program, for its own toolchain.
+        cargo.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+        run(&mut cargo, "miri")?;
+    }
+    Ok(())
 }
 
 fn has_miri() -> bool {

@@ -1,4 +1,5 @@
-//! A single-thread executor for tests: tasks run in an order drawn from a seed, and a hang is found, not waited for.
+//! A single-thread executor for tests: tasks run in an order drawn from a seed. A hang is found, not waited for: tasks that all
+//! wait, tasks that go round in circles, and a task that does not come back from a poll.
 
 use std::{
     cell::{Cell, RefCell},
@@ -7,13 +8,17 @@ use std::{
     rc::Rc,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{self, RecvTimeoutError, Sender},
     },
     task::{Context, Poll, Wake, Waker},
+    time::Duration,
 };
 
-/// Polls of one executor that no test needs: beyond, something goes round in circles.
-const POLLS_MAX: u64 = 200_000_000;
+/// Polls of one executor that no test needs: twenty times what the longest one does. Beyond, something goes round in circles.
+const POLLS_MAX: u64 = 2_000_000;
+/// A poll takes microseconds. Without one for so long, something spins.
+const POLL_TIME_MAX: Duration = Duration::from_secs(30);
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,6 +48,36 @@ impl Random {
 pub struct Fleet {
     state: Mutex<FleetState>,
     bell: Condvar,
+    progress: Arc<Progress>,
+    /// Ends the watch when it goes.
+    _watched: Sender<()>,
+}
+
+/// What is known of a test that has stopped: how far it came, and how to repeat it.
+#[derive(Debug, Default)]
+struct Progress {
+    polls: AtomicU64,
+    seed: AtomicU64,
+}
+
+/// Ends the process if there is no progress. (The thread that spins cannot be made to panic.)
+fn watch(progress: Arc<Progress>) -> Sender<()> {
+    let (watched, watch) = mpsc::channel();
+    let look = move || {
+        let mut before = None;
+        while watch.recv_timeout(POLL_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
+            let polls = progress.polls.load(Ordering::Relaxed);
+            if before.replace(polls) == Some(polls) {
+                let seed = progress.seed.load(Ordering::Relaxed);
+                eprintln!("seed {seed}: poll {polls} of this test does not end; some task spins for ever");
+                std::process::abort();
+            }
+        }
+    };
+    if !cfg!(miri) {
+        std::thread::spawn(look);
+    }
+    watched
 }
 
 #[derive(Debug)]
@@ -56,7 +91,9 @@ struct FleetState {
 impl Fleet {
     pub fn new(threads: usize) -> Arc<Self> {
         let state = FleetState { live: threads, waiting: 0, rung: vec![false; threads], is_stuck: false };
-        Arc::new(Self { state: Mutex::new(state), bell: Condvar::new() })
+        let progress = Arc::<Progress>::default();
+        let watched = watch(Arc::clone(&progress));
+        Arc::new(Self { state: Mutex::new(state), bell: Condvar::new(), progress, _watched: watched })
     }
 
     fn ring(&self, thread: usize) {
@@ -72,7 +109,8 @@ impl Fleet {
             if state.is_stuck {
                 self.bell.notify_all();
                 drop(state);
-                panic!("every task waits, and nobody will wake one");
+                let seed = self.progress.seed.load(Ordering::Relaxed);
+                panic!("seed {seed}: every task waits, and nobody will wake one");
             }
             state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -137,6 +175,7 @@ impl Executor {
     }
 
     pub fn new(fleet: Arc<Fleet>, thread: usize, seed: u64) -> Self {
+        fleet.progress.seed.store(seed, Ordering::Relaxed);
         let random = RefCell::new(Random(seed ^ (thread as u64) << 32));
         Self(Rc::new(Inner { tasks: RefCell::default(), random, fleet, thread, polls: Cell::new(0) }))
     }
@@ -161,7 +200,10 @@ impl Executor {
         };
         let Some(mut task) = task else { return false };
         self.0.polls.set(self.0.polls.get() + 1);
-        assert!(self.0.polls.get() < POLLS_MAX, "the tasks go round in circles");
+        let progress = &self.0.fleet.progress;
+        progress.polls.fetch_add(1, Ordering::Relaxed);
+        let (polls, seed) = (self.0.polls.get(), &progress.seed);
+        assert!(polls < POLLS_MAX, "seed {seed:?}: the tasks go round in circles");
         let waker = Waker::from(Arc::clone(&task.alarm));
         if task.future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
             self.0.tasks.borrow_mut().push(task);

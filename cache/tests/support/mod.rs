@@ -25,6 +25,14 @@ pub use page::{Image, TreeLayout};
 pub use store::{MapStore, Refused, World};
 pub use tree::{Error, Handle, ROOT, Tree};
 
+/// The size of a test; Miri takes a thousand times as long for everything.
+pub const fn under_miri(usual: u64, miri: u64) -> u64 {
+    if cfg!(miri) { miri } else { usual }
+}
+
+#[cfg(miri)]
+pub const ADMISSIONS: [Admission; 2] = [Admission::Always, Admission::Probability { leaf: 0.1, inner: 1.0 }];
+#[cfg(not(miri))]
 pub const ADMISSIONS: [Admission; 5] = [
     Admission::Always,
     Admission::Probability { leaf: 0.1, inner: 1.0 },

@@ -2,9 +2,16 @@
 //! change a page that both use is refused and changes nothing, and what is the other's is refused.
 
 use farlink_offload::{Admission, ComputeCache};
-use farlink_runtime::error::Error;
+use farlink_runtime::{
+    error::Error,
+    lock::{LockState, LockWord},
+    page::LOCK,
+};
 use farlink_structures::btree::{BTreeLayout, KeyRange};
-use farlink_tests::backend::{Cluster, Manners};
+use farlink_tests::{
+    backend::{Cluster, Manners},
+    raw,
+};
 use proptest::prelude::*;
 
 use crate::{
@@ -195,6 +202,43 @@ fn a_split_that_reaches_a_shared_page_is_refused_and_changes_nothing() {
         assert_eq!(scene.model.get(&there), Some(&10));
     }
     scene.close("refused splits");
+}
+
+/// A page that is freed gets a version that nothing in it had, also if it was not changed since it was written: who has read
+/// it by an old link notices.
+#[test]
+fn a_freed_page_has_a_new_version() {
+    let mut scene = Scene::new(600, 0.5, 3000, Admission::Always, false);
+    let keys: Vec<u64> = scene.model.keys().copied().filter(|&key| key < scene.cut).collect();
+    let bare = &scene.owners[0].member;
+    let mut leaves = bare.worker.block_on(async {
+        let mut leaves = Vec::new();
+        for &key in &keys {
+            leaves.push(raw::leaf_of(bare.tree.access(), key).await.unwrap());
+        }
+        leaves
+    });
+    leaves.dedup();
+    let locks = |scene: &Scene| -> Vec<LockWord> {
+        let worker = &scene.owners[0].member.worker;
+        let words = leaves.iter().map(|&leaf| worker.block_on(worker.read(leaf, 8)).unwrap()[LOCK]);
+        words.map(LockWord::from_word).collect()
+    };
+    let mut freed = 0;
+    for &key in &keys {
+        let before = locks(&scene);
+        scene.take(key, &Step::Remove(key)).unwrap();
+        // What frees pages runs as a task, and so does the write-back.
+        scene.flush();
+        scene.owners[0].member.maintain();
+        for (before, after) in before.into_iter().zip(locks(&scene)) {
+            let (was_free, is_free) = (before.state() == LockState::Free, after.state() == LockState::Free);
+            assert!(after == before || after.version() > before.version(), "{before:?}, then {after:?}");
+            freed += u32::from(is_free && !was_free);
+        }
+    }
+    assert!(freed > 10, "{freed} pages were freed");
+    scene.close("freed pages");
 }
 
 #[test]

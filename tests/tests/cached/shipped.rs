@@ -408,6 +408,78 @@ fn what_a_shipped_operation_has_changed_is_not_found_as_it_was() {
     assert_left_clean(&served.leave(), &model, "changed below");
 }
 
+/// As above, but the memory server is lost before it answers: nobody says what it has changed.
+#[test]
+fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
+    const ENTRIES: u64 = 20_000;
+    let _watch = Watchdog::start("changed and lost", Duration::from_secs(120));
+    let seed = settings::seed("changed and lost");
+    for round in 0..4 {
+        let model = sparse(ENTRIES);
+        let options =
+            ShipOptions { model: Some(ServiceModel { processors: 1, page_ns: 1 << 48 }), ..Default::default() };
+        let served = Served::start_with(1, 1, Manners::Fast, &model, 0.8, Spread::default(), &options);
+        let member = Member::join(&served.fabric, 1);
+        let mut options = CacheOptions::new(CACHE_BYTES_MIN);
+        // Pages cool for long.
+        (options.page_bytes, options.keeps_out, options.cooling_share) = (256, true, 0.5);
+        options.admission = Admission::Always;
+        let ships = Rc::new(Cell::new(false));
+        let policies = Policies::new(Told(Rc::clone(&ships)));
+        let tree = engine(&member, &ComputeCache::new(BTreeLayout, options).unwrap(), policies, Some(1));
+        let mut rng = StdRng::seed_from_u64(seed + round);
+        let mut met = Vec::new();
+        member.worker.block_on(async {
+            for _ in 0..2000 {
+                let key = rng.random_range(0..ENTRIES) * 10;
+                assert_eq!(tree.get(key).await.unwrap(), Some(model[&key]));
+                met.push(key);
+            }
+        });
+        // None waits for another one: each is below another page of the level above the leaves.
+        let mut keys: Vec<u64> = Vec::new();
+        for &key in met.iter().rev().take(150) {
+            if keys.iter().all(|other| other.abs_diff(key) > 2500) {
+                keys.push(key);
+            }
+        }
+        ships.set(true);
+        let ended = Rc::new(Cell::new(0));
+        let upsert = |&key: &u64| {
+            let (tree, ended) = (tree.clone(), Rc::clone(&ended));
+            member.worker.spawn(async move {
+                let outcome = tree.upsert(key, ENTRIES).await;
+                ended.set(ended.get() + 1);
+                outcome
+            })
+        };
+        let upserts: Vec<_> = keys.iter().map(upsert).collect();
+        while ended.get() + served.done() + served.declined() < keys.len() as u64 {
+            member.worker.turn();
+        }
+        let lost = served.done();
+        assert!(lost > 10 && served.declined() == 0, "{lost} of {} were shipped", keys.len());
+        let fabric = served.leave();
+        member.worker.block_on(async {
+            let mut unknown = 0;
+            for upsert in upserts {
+                match upsert.await {
+                    Err(Error::OutcomeUnknown { .. }) => unknown += 1,
+                    outcome => assert!(outcome.unwrap().is_some()),
+                }
+            }
+            assert_eq!(unknown, lost);
+            for &key in &keys {
+                assert_eq!(tree.get(key).await.unwrap(), Some(ENTRIES), "key {key}, round {round}");
+            }
+            tree.access().cached().flush().await.unwrap();
+        });
+        let changed = model.into_iter().map(|(key, value)| (key, if keys.contains(&key) { ENTRIES } else { value }));
+        drop((tree, member));
+        assert_left_clean(&fabric, &changed.collect(), "changed and lost");
+    }
+}
+
 /// A memory server is lost after it has carried out what was sent to it, and before it answers.
 #[test]
 fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_done_here() {

@@ -1,0 +1,39 @@
+//! Admission by frequency: what was used often long ago gives way to what is used now.
+#![cfg(not(loom))]
+
+mod support;
+
+use farlink_cache::Admission;
+use support::*;
+
+const KEYS: u64 = 20_000;
+/// Keys that are used often: on two thirds of the pages that there is room for.
+const HOT: u64 = 1100;
+const OPS: u64 = 40_000;
+
+/// Looks keys up, nine in ten from the hot ones, which begin at `from`; returns the share of the leaves that were cached.
+async fn use_hot(tree: &Tree, random: &mut Random, from: u64, ops: u64) -> f64 {
+    let before = tree.handle.counters().levels[0];
+    for _ in 0..ops {
+        let key = if random.below(10) == 0 { random.below(KEYS) } else { from + random.below(HOT) };
+        assert_eq!(tree.get(key).await.unwrap(), Some(key));
+    }
+    let after = tree.handle.counters().levels[0];
+    (after.hits - before.hits) as f64 / ops as f64
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "no other code than elsewhere, many operations")]
+fn a_hot_set_that_moves_is_followed() {
+    let seed = seed(5);
+    let bed = Bed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, Admission::Frequency), seed);
+    bed.run(move |tree| async move {
+        let mut random = Random(seed);
+        let first = use_hot(&tree, &mut random, 1000, 5 * OPS).await;
+        let moved = use_hot(&tree, &mut random, 11_000, OPS).await;
+        let settled = use_hot(&tree, &mut random, 11_000, OPS).await;
+        let shares = format!("{first:.3} before, {moved:.3} right after, {settled:.3} then");
+        println!("{shares}");
+        assert!(first > 0.85 && moved > 0.75 && settled > 0.82, "{shares}");
+    });
+}
