@@ -25,10 +25,6 @@ pub(crate) enum Figure {
     ///
     /// Rows, and a plot with a panel for each skew, replacement.svg. Lookups of a tree in this process's memory.
     Replacement(ReplacementArgs),
-    /// What the cooling map's small queues gain over one FIFO queue behind one lock: throughput over threads.
-    ///
-    /// Threads cool, evict and rescue pages as a full cache does, on both in turn. With few cores there is little to gain.
-    Cooling(CoolingArgs),
     /// What shipping operations to a memory server brings: never, always and cost-aware, over its threads and cache sizes.
     ///
     /// Rows, and a plot, offload.svg. Workers and a memory server in this process, one thread each; latencies and the memory
@@ -109,31 +105,6 @@ pub(crate) struct ReplacementArgs {
     /// The folder to which `replacement.svg` is written.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) out: PathBuf,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CoolingArgs {
-    /// Run with 1, 2, 4, ... up to this many threads; as many as the machine runs at a time unless given.
-    #[arg(long)]
-    pub(crate) threads: Option<u32>,
-    /// Pages that can cool at a time, a tenth of a cache.
-    #[arg(long, default_value_t = 12_000)]
-    pub(crate) pages: usize,
-    /// Of a hundred turns, how many try to rescue a page that cooled lately instead of evicting one.
-    #[arg(long, value_name = "PERCENT", default_value_t = 20)]
-    pub(crate) rescue_percent: u32,
-    /// Seconds of each run.
-    #[arg(long, default_value_t = 0.5)]
-    pub(crate) seconds: f64,
-    /// Runs of each design and number of threads; the median counts.
-    #[arg(long, default_value_t = 5)]
-    pub(crate) repeats: u32,
-    /// Seed of everything random.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
     /// Print one JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -326,19 +297,6 @@ impl ReplacementArgs {
     /// The same keys for each exponent.
     pub(crate) fn populations(&self) -> anyhow::Result<Vec<Population>> {
         self.theta.iter().map(|theta| Population::new(self.keys, *theta, 1, self.seed)).collect()
-    }
-}
-
-impl CoolingArgs {
-    /// What clap cannot see by itself.
-    pub(crate) fn validate(&self) -> anyhow::Result<()> {
-        ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds {} is not above 0", self.seconds);
-        ensure!(self.seconds <= 3600.0, "--seconds {} is more than an hour", self.seconds);
-        ensure!(self.threads != Some(0), "--threads must be at least 1");
-        ensure!((6..=10_000_000).contains(&self.pages), "--pages must be 6 to 10000000");
-        ensure!(self.repeats > 0, "--repeats must be at least 1");
-        ensure!(self.rescue_percent <= 100, "--rescue-percent {} is more than 100", self.rescue_percent);
-        Ok(())
     }
 }
 

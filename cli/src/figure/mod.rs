@@ -3,13 +3,11 @@
 //! `population.rs` says which keys there are, how popular each is (`zipf.rs`) and which compute server owns it. `bed.rs`
 //! loads them into a tree, `runner.rs` runs a contender (`contender.rs`) on it and counts remote operations, and
 //! `optimum.rs` computes the best that any cache contents could do. `paper.rs` holds what papers report; `rows.rs` and
-//! `plot.rs` print. A figure is a module that puts these together: `table2.rs`, `replacement.rs`. `cooling.rs`,
-//! `offload/` and `designs/` have beds of their own.
+//! `plot.rs` print. A figure is a module that puts these together: `table2.rs`, `replacement.rs`. `offload/` and `designs/` have beds of their own.
 
 mod args;
 mod bed;
 mod contender;
-mod cooling;
 mod designs;
 mod offload;
 mod optimum;
@@ -33,7 +31,6 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
     match &args.figure {
         Figure::DexTable2(args) => table2::run(args, out),
         Figure::Replacement(args) => replacement::run(args, out),
-        Figure::Cooling(args) => cooling::run(args, out),
         Figure::Offload(args) => offload::run(args, out),
         Figure::FgCgHybrid(args) => designs::run(args, out),
     }
