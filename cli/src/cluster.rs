@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use farlink_children::Child;
 
-use crate::child::Child;
 use crate::scratch::Scratch;
 use crate::serve::ready_line;
 

@@ -18,7 +18,6 @@ use farlink_runtime::{audit, catalog};
 use farlink_structures::BTree;
 use farlink_structures::btree::{self, BTreeOptions, Report};
 
-use crate::bench::Inspect;
 use crate::keys::KeySpace;
 use crate::place::Place;
 use crate::report::{CheckRow, Footprint};
@@ -161,8 +160,9 @@ pub(crate) struct Inspector<'a> {
     pub(crate) alone: bool,
 }
 
-impl Inspect for Inspector<'_> {
-    fn footprint(&mut self) -> anyhow::Result<Footprint> {
+impl Inspector<'_> {
+    /// Its size, and the remote memory it takes.
+    pub(crate) fn footprint(&self) -> anyhow::Result<Footprint> {
         let (row, report) = self.cluster.check(self.tree)?;
         if let Some(problem) = row.problem {
             anyhow::bail!("the tree is broken: {problem}");
@@ -176,7 +176,8 @@ impl Inspect for Inspector<'_> {
         })
     }
 
-    fn check(&mut self) -> anyhow::Result<(CheckRow, u64)> {
+    /// The structure's own check of itself, and how many entries it counted. No compute process is attached any more.
+    pub(crate) fn check(&self) -> anyhow::Result<(CheckRow, u64)> {
         let (mut row, report) = self.cluster.check(self.tree).context("the final check")?;
         if self.alone && row.problem.is_none() && report.audit.held > 0 {
             row.problem = Some(format!("{} pages are lost: not in the tree, and not free", report.audit.held));

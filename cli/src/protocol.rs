@@ -19,13 +19,13 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use farlink_children::Child;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::child::Child;
 use crate::place::Place;
 use crate::plan::{Phase, Plan};
-use crate::tally::{SentTally, Tally};
+use crate::tally::Tally;
 
 /// From the bench to a compute process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub(crate) enum Answer {
     /// `nanoseconds` is from the start of the process's first worker to the end of its last.
     Done {
         nanoseconds: u64,
-        tally: Box<SentTally>,
+        tally: Box<Tally>,
     },
     Failed {
         error: String,
@@ -101,13 +101,13 @@ pub(crate) fn await_ready(children: &mut [Child], limit: Option<Duration>) -> an
 
 /// Waits until every process has finished the phase, and adds up what they did.
 pub(crate) fn await_done(children: &mut [Child]) -> anyhow::Result<PhaseResult> {
-    let mut tally = Tally::new()?;
+    let mut tally = Tally::default();
     let mut longest = 0;
     for child in children {
         match answer(child, None)? {
             Answer::Done { nanoseconds, tally: sent } => {
                 longest = longest.max(nanoseconds);
-                tally.merge_sent(&sent).with_context(|| format!("from {}", child.name()))?;
+                tally += &sent;
             }
             other => bail!("{} answered {other:?} where it should be done", child.name()),
         }
@@ -142,10 +142,10 @@ mod tests {
     }
 
     fn done(nanoseconds: u64, latencies: &[u64]) -> Answer {
-        let mut tally = Tally::new().unwrap();
+        let mut tally = Tally::default();
         tally.outcomes.ops = latencies.len() as u64;
         latencies.iter().for_each(|ns| tally.latency.record(*ns));
-        Answer::Done { nanoseconds, tally: Box::new(tally.to_sent()) }
+        Answer::Done { nanoseconds, tally: Box::new(tally) }
     }
 
     #[test]

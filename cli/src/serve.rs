@@ -51,17 +51,22 @@ pub(crate) fn ship(server: &MemoryServer, dir: &Path, args: &ServeArgs) -> Resul
     ship_at(listener, server.memory(), move || Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?)))
 }
 
+/// The operations of every structure there is.
+pub(crate) fn registry() -> Registry {
+    let mut registry = Registry::new();
+    map::register::<Tree>(&mut registry);
+    map::register::<List>(&mut registry);
+    registry
+}
+
 /// [`ship`], on whatever fabric. The threads join the cluster, which `open` leads to, with the first operation.
 pub(crate) fn ship_at(
     listener: Box<dyn Listener>,
     memory: LocalMemory,
     open: impl Fn() -> Result<Arc<dyn Fabric>, Error> + Send + Sync + 'static,
 ) -> Result<ShipServer, Error> {
-    let mut registry = Registry::new();
-    map::register::<Tree>(&mut registry);
-    map::register::<List>(&mut registry);
     let join = move || Ok(Arc::new(ComputeServer::join(open()?, ComputeOptions::default())?));
-    ShipServer::start(listener, memory, registry, &ShipOptions::default(), join)
+    ShipServer::start(listener, memory, registry(), &ShipOptions::default(), join)
 }
 
 /// The line that announces a server.

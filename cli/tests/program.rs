@@ -212,7 +212,7 @@ fn a_trace_answers_line_by_line() {
 fn a_malformed_trace_applies_nothing() {
     let said = bench_with_input(&["--trace", "-"], "put 1 1\nput 2\n");
     assert_eq!(said.out, "");
-    said.must_fail_with(&["standard input, line 2: `put` is written `put K V`", "nothing was applied"]);
+    said.must_fail_with(&["nothing was applied: standard input, line 2: `put` is written `put K V`"]);
 }
 
 #[test]

@@ -13,6 +13,13 @@ use std::thread;
 
 use super::population::Population;
 
+/// Bytes of a page, as in DEX.
+pub(crate) const PAGE_BYTES: u64 = 1024;
+/// How full the load makes each page: 54 of 60 entries.
+pub(crate) const FILL: f64 = 0.9;
+/// What a page of [`PAGE_BYTES`] holds after such a load.
+pub(crate) const ENTRIES_PER_PAGE: u64 = 54;
+
 /// The pages of a bulk-loaded tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -65,12 +72,6 @@ impl Shape {
     /// How many pages a lookup passes.
     pub(crate) fn levels(&self) -> usize {
         self.level_pages.len()
-    }
-
-    /// How many pages each level has, leaves first.
-    #[cfg(test)]
-    pub(crate) fn level_pages(&self) -> &[u64] {
-        &self.level_pages
     }
 
     /// All pages.
@@ -170,7 +171,11 @@ fn rank_pages(shape: &Shape, mut first: u64, leaves: Vec<f64>, total: f64) -> Ve
 
 #[cfg(test)]
 mod tests {
+    use farlink_runtime::fabric::mem::MemOptions;
+    use farlink_structures::btree::BTreeOptions;
+
     use super::*;
+    use crate::figure::bed::Bed;
 
     /// The least expected reads over all sets of at most `frames` pages that hold each page's parent.
     fn brute_force(population: &Population, shape: &Shape, server: usize, frames: u64) -> f64 {
@@ -219,6 +224,18 @@ mod tests {
                     assert!(gap < 1e-9, "{keys} keys, {frames} frames: {} for {best}", misses.reads_per_op);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_tree_has_the_shape_that_is_computed() {
+        for keys in [1, 54, 55, 2917, 157_465] {
+            let population = Population::new(keys, 0.99, 1, 1).unwrap();
+            let bed = Bed::start(2, 16 << 20, MemOptions::default()).unwrap();
+            bed.load("t", BTreeOptions::default(), population.entries(), FILL).unwrap();
+            let report = bed.report("t").unwrap();
+            assert!(report.is_clean() && report.entries == keys);
+            assert_eq!(Shape::bulk_loaded(keys, ENTRIES_PER_PAGE).level_pages, report.pages_by_level, "{report:?}");
         }
     }
 
