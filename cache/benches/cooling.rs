@@ -44,20 +44,16 @@ impl Cooler for CoolingMap {
     }
 }
 
-/// The queue, and the frames in it that nobody has rescued.
+/// The queue, and the frames in it that nobody has rescued. It has room for all.
 #[derive(Default)]
 struct Fifo(Mutex<(VecDeque<u32>, HashSet<u32>)>);
 
 impl Cooler for Fifo {
     fn cool(&self, frame: u32) -> Option<u32> {
-        let (queue, cooling) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.push_back(frame);
-        cooling.insert(frame);
-        if cooling.len() > PAGES {
-            std::iter::from_fn(|| queue.pop_front()).find(|frame| cooling.remove(frame))
-        } else {
-            None
-        }
+        let mut fifo = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        fifo.0.push_back(frame);
+        fifo.1.insert(frame);
+        None
     }
 
     fn evict(&self, _random: u64) -> Option<u32> {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
@@ -413,9 +414,8 @@ impl BenchArgs {
         }
         let seconds = self.seconds.unwrap_or(SECONDS_DEFAULT);
         ensure!(seconds > 0.0, "--seconds {seconds} is not above 0");
-        let duration =
-            std::time::Duration::try_from_secs_f64(seconds).with_context(|| format!("--seconds {seconds}"))?;
-        Ok(Limit::Nanoseconds(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+        let duration = Duration::try_from_secs_f64(seconds).with_context(|| format!("--seconds {seconds}"))?;
+        Ok(Limit::For(duration))
     }
 }
 
@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(names, ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"]);
         assert_eq!((plan.servers, plan.processes, plan.workers, plan.in_flight), (2, 1, 2, vec![1]));
         assert_eq!((plan.keys, plan.load), (KeySource::Scrambled(1_000_000), Load::Bulk { fill: 0.9 }));
-        assert_eq!((plan.distribution, plan.limit), (Distribution::Zipf(0.99), Limit::Nanoseconds(3_000_000_000)));
+        assert_eq!((plan.distribution, plan.limit), (Distribution::Zipf(0.99), Limit::For(Duration::from_secs(3))));
         assert_eq!((plan.page_bytes, plan.validation, plan.nasty), (1024, Validation::Checksum, false));
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farlink_children::Child;
 
-use crate::inspect::Inspector;
+use crate::inspect::Cluster;
 use crate::ledger::Ledger;
 use crate::place::Place;
 use crate::plan::{Load, Phase, Plan};
@@ -18,21 +18,21 @@ use crate::tally::Outcomes;
 /// Reading keys and drawing streams takes a while for many keys; a process silent for longer than this is stuck.
 const READY_LIMIT: Duration = Duration::from_secs(600);
 
-/// Runs all phases, ends the processes, then makes the checks. Whether they held is for [`Reporter::all_held`] to
+/// Runs all phases on a tree of a cluster, which may be the bench's alone, ends the processes, then makes the checks. Whether they held is for [`Reporter::all_held`] to
 /// say.
 pub(crate) fn run(
     plan: &Plan,
     loaded: u64,
     place: &Place,
     mut processes: Vec<Child>,
-    tree: &Inspector<'_>,
+    (cluster, alone): (&Cluster, bool),
     reporter: &mut Reporter<impl Write>,
 ) -> anyhow::Result<()> {
     let phases = plan.phases();
     let mut ledger = Ledger::new(plan.mixes_remove());
     reporter.note(&plan.summary(loaded))?;
     if plan.load == Load::Found {
-        let footprint = tree.footprint()?;
+        let footprint = cluster.footprint(&plan.tree)?;
         ledger.enter(&Outcomes { inserted: footprint.entries, ..Outcomes::default() });
         reporter.note(&format!("the tree `{}` was loaded by an earlier run; this one loads nothing", plan.tree))?;
         reporter.memory(&MemoryRow::new("earlier runs", footprint))?;
@@ -60,14 +60,14 @@ pub(crate) fn run(
             Phase::Mix { .. } | Phase::RemoveAll { .. } => None,
         };
         if let Some(after) = after {
-            let footprint = tree.footprint()?;
+            let footprint = cluster.footprint(&plan.tree)?;
             progress.suspend(|| reporter.memory(&MemoryRow::new(&after, footprint)))?;
         }
         progress.finish_step();
     }
     progress.begin("check");
     processes.drain(..).try_for_each(Child::finish)?;
-    let (own_check, entries) = tree.check()?;
+    let (own_check, entries) = cluster.final_check(&plan.tree, alone)?;
     drop(progress);
     reporter.table("", table::measured)?;
     reporter.check(&own_check)?;

@@ -11,7 +11,7 @@ use crate::args::{BenchArgs, CheckArgs, FabricChoice, ServeArgs};
 use crate::bench;
 use crate::cluster::{self, Cluster as OwnCluster};
 use crate::host;
-use crate::inspect::{self, Cluster, Inspector};
+use crate::inspect::{self, Cluster};
 use crate::keys::KeySpace;
 use crate::place::Place;
 use crate::plan::{Load, Plan};
@@ -124,22 +124,21 @@ fn bench_on(
         cluster.require_loaded(&plan.tree, keys)?;
         plan.load = Load::Found;
     }
-    let inspector = Inspector { cluster: &cluster, tree: &plan.tree, alone };
     let Some(steps) = steps else {
         let loaded = keys.map_or(0, KeySpace::loaded);
         let mut reporter = Reporter::new(io::stdout(), json);
         let processes = cluster::start_compute(plan.processes)?;
-        bench::run(&plan, loaded, place, processes, &inspector, &mut reporter)?;
+        bench::run(&plan, loaded, place, processes, (&cluster, alone), &mut reporter)?;
         return reporter.all_held();
     };
     // Standard output is for the answers alone.
     let mut reporter = Reporter::new(io::stderr(), false);
     if let Some(keys) = keys {
         let processes = cluster::start_compute(plan.processes)?;
-        bench::run(&plan, keys.loaded(), place, processes, &inspector, &mut reporter)?;
+        bench::run(&plan, keys.loaded(), place, processes, (&cluster, alone), &mut reporter)?;
     }
     replay(&plan, place, steps)?;
-    reporter.check(&inspector.check()?.0)?;
+    reporter.check(&cluster.final_check(&plan.tree, alone)?.0)?;
     reporter.all_held()
 }
 

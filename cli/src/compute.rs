@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use crate::host::Workers;
 use crate::keys::{KeySpace, mix};
 use crate::keysfile;
-use crate::plan::{KeySource, Limit, Load, Phase, Plan, WorkerLimit};
+use crate::plan::{KeySource, Limit, Load, Phase, Plan};
 use crate::protocol::{Answer, Order, read_message, write_message};
 use crate::stream::{self, Draw, GoOn, Source, WorkerId};
 
@@ -26,7 +26,7 @@ pub(crate) enum Work {
     /// Nothing, while another worker loads.
     Idle,
     /// Run this stream.
-    Run { stream: Vec<Draw>, limit: WorkerLimit, in_flight: u32 },
+    Run { stream: Vec<Draw>, limit: Limit, in_flight: u32 },
 }
 
 /// Reads or computes the keys of a plan; also answers how many duplicates a file held.
@@ -51,7 +51,7 @@ pub(crate) fn work(
     let every_key = |salt: u64, round: u32, what| {
         let seed = plan.seed ^ mix(salt) ^ mix(u64::from(round) << 8);
         let stream = stream::every_key(keys, seed, worker, what, go_on)?;
-        let limit = WorkerLimit::Operations(stream.len() as u64);
+        let limit = Limit::Operations(stream.len() as u64);
         anyhow::Ok(Work::Run { stream, limit, in_flight: plan.in_flight_max() })
     };
     Ok(match phase {
@@ -65,10 +65,7 @@ pub(crate) fn work(
         Phase::Mix { mix, in_flight } => {
             let mix = plan.mixes.get(*mix).with_context(|| format!("the plan has no mix number {mix}"))?;
             let limit = plan.limit.share(worker);
-            let operations = match (plan.limit, limit) {
-                (Limit::Operations(_), WorkerLimit::Operations(share)) => Some(share),
-                _ => None,
-            };
+            let operations = if let Limit::Operations(share) = limit { Some(share) } else { None };
             let source =
                 Source { keys, distribution: plan.distribution, seed: plan.seed, scan_length: plan.scan_length };
             let length = stream::length_for(operations, keys, worker);
@@ -147,13 +144,13 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let (load, limit, in_flight) = run(&Phase::Load);
-        assert_eq!((load.len(), limit, in_flight), (167, WorkerLimit::Operations(167), 16));
+        assert_eq!((load.len(), limit, in_flight), (167, Limit::Operations(167), 16));
         let (again, ..) = run(&Phase::InsertAll { round: 1 });
         let (later, ..) = run(&Phase::InsertAll { round: 2 });
         assert_ne!(load, again);
         assert_ne!(again, later);
         let (mix, limit, in_flight) = run(&Phase::Mix { mix: 0, in_flight: 4 });
-        assert_eq!((mix.len(), limit, in_flight), (2, WorkerLimit::Operations(2), 4));
+        assert_eq!((mix.len(), limit, in_flight), (2, Limit::Operations(2), 4));
         assert!(work(&plan, &keys, &Phase::Mix { mix: 9, in_flight: 1 }, worker, GO_ON).is_err());
     }
 

@@ -23,7 +23,7 @@ use crate::driver::{self, Client};
 use crate::feed::{End, Feed, Issue};
 use crate::keys::{KeySpace, value_for};
 use crate::place::Place;
-use crate::plan::{Phase, Plan, WorkerLimit};
+use crate::plan::{Limit, Phase, Plan};
 use crate::reach::Reach;
 use crate::stream::WorkerId;
 use crate::tally::{Outcomes, Tally};
@@ -305,8 +305,8 @@ impl Busy {
             Work::BulkLoad { sorted, fill } => self.bulk_load(&sorted, fill)?,
             Work::Run { stream, limit, in_flight } => {
                 let end = match limit {
-                    WorkerLimit::Operations(operations) => End::Operations(operations),
-                    WorkerLimit::For(duration) => End::At(start + duration),
+                    Limit::Operations(operations) => End::Operations(operations),
+                    Limit::For(duration) => End::At(start + duration),
                 };
                 let issue = Issue::new(stream, lane.keys.clone(), lane.id, self.insert_turns);
                 let feed = Feed::new(issue, end).interrupted_by(&lane.stop);

@@ -87,33 +87,22 @@ pub(crate) enum Structure {
 }
 
 /// How long a mix runs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Limit {
-    /// So many operations over all workers.
+    /// So many operations: of all workers, or of the one whose [share](Limit::share) it is.
     Operations(u64),
-    /// So many nanoseconds.
-    Nanoseconds(u64),
+    /// So long.
+    For(Duration),
 }
 
 impl Limit {
     /// What the worker with this number must do of it: shares differ by one at most and add to the whole.
-    pub(crate) fn share(self, worker: WorkerId) -> WorkerLimit {
-        match self {
-            Self::Nanoseconds(nanoseconds) => WorkerLimit::For(Duration::from_nanos(nanoseconds)),
-            Self::Operations(operations) => {
-                let total = worker.total.max(1);
-                WorkerLimit::Operations(operations / total + u64::from(worker.index < operations % total))
-            }
-        }
+    pub(crate) fn share(self, worker: WorkerId) -> Self {
+        let Self::Operations(operations) = self else { return self };
+        let total = worker.total.max(1);
+        Self::Operations(operations / total + u64::from(worker.index < operations % total))
     }
-}
-
-/// One worker's part of a [`Limit`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WorkerLimit {
-    Operations(u64),
-    For(Duration),
 }
 
 /// A checked plan.
@@ -300,7 +289,7 @@ pub(crate) mod tests {
     #[test]
     fn plans_survive_the_wire() {
         let mut plan = plan();
-        plan.limit = Limit::Nanoseconds(5);
+        plan.limit = Limit::For(Duration::from_nanos(5));
         plan.keys = KeySource::File("keys.bin".into());
         let line = serde_json::to_string(&plan).unwrap();
         assert!(!line.contains('\n'));
@@ -313,7 +302,7 @@ pub(crate) mod tests {
         let mut sum = 0;
         for process in 0..2 {
             for worker in 0..3 {
-                let WorkerLimit::Operations(share) = plan.limit.share(plan.worker_id(process, worker)) else {
+                let Limit::Operations(share) = plan.limit.share(plan.worker_id(process, worker)) else {
                     panic!("operations were asked for");
                 };
                 assert!((1..=2).contains(&share));

@@ -141,13 +141,6 @@ mod tests {
         Child::start("a compute process", command).unwrap()
     }
 
-    fn done(nanoseconds: u64, latencies: &[u64]) -> Answer {
-        let mut tally = Tally::default();
-        tally.outcomes.ops = latencies.len() as u64;
-        latencies.iter().for_each(|ns| tally.latency.record(*ns));
-        Answer::Done { nanoseconds, tally: Box::new(tally) }
-    }
-
     #[test]
     fn messages_survive_the_wire() {
         let orders = [Order::Prepare { phase: Phase::Mix { mix: 1, in_flight: 16 } }, Order::Go];
@@ -159,20 +152,6 @@ mod tests {
         }
         assert_eq!(read_message::<Order>(&mut input).unwrap(), None);
         assert!(read_message::<Order>(&mut &b"{\"stop\"}\n"[..]).is_err());
-    }
-
-    #[test]
-    fn a_phase_over_two_processes() {
-        let mut children = vec![
-            answering(&[Answer::Ready, done(2_000_000_000, &[10, 20])]),
-            answering(&[Answer::Ready, done(1_000_000_000, &[30])]),
-        ];
-        tell(&mut children, |_| Order::Prepare { phase: Phase::Load }).unwrap();
-        await_ready(&mut children, LIMIT).unwrap();
-        tell(&mut children, |_| Order::Go).unwrap();
-        let result = await_done(&mut children).unwrap();
-        assert_eq!((result.seconds, result.tally.outcomes.ops, result.tally.latency.len()), (2.0, 3, 3));
-        children.into_iter().try_for_each(Child::finish).unwrap();
     }
 
     #[test]

@@ -79,15 +79,3 @@ pub(crate) fn announce_ready(out: &mut impl Write, server: u32) -> io::Result<()
     writeln!(out, "{}", ready_line(server))?;
     out.flush()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_line_and_flushed() {
-        let mut out = Vec::new();
-        announce_ready(&mut out, 3).unwrap();
-        assert_eq!(out, b"farlink server 3 ready\n");
-    }
-}

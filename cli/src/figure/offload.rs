@@ -155,7 +155,7 @@ pub(crate) fn tree_bytes_max(keys: u64, page_bytes: u32, fill: f64) -> u64 {
 pub(crate) fn run(args: &OffloadArgs, out: impl Write) -> anyhow::Result<()> {
     let path = plot::path(&args.out, FILE)?;
     let places = places(args);
-    let mut progress = Progress::new(places.len() as u64 + 1, args.common.json);
+    let mut progress = Progress::new(places.len() as u64 + 2, args.common.json);
     let loaded = progress.step(&format!("a tree of {} keys", show_count(args.keys as f64)), || Loaded::load(args))?;
     let mut reporter = Reporter::new(out, args.common.json);
     let mut points = Vec::new();

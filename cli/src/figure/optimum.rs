@@ -52,10 +52,6 @@ pub(crate) struct Misses {
     pub(crate) reads_per_op: f64,
     /// The same for each level, leaves first.
     pub(crate) by_level: Vec<f64>,
-    /// Inner pages that are cached, by all compute servers together.
-    pub(crate) inner_frames: u64,
-    /// Cached pages, inner ones and leaves.
-    pub(crate) frames: u64,
 }
 
 impl Shape {
@@ -100,17 +96,15 @@ impl Optimum {
 
     /// The best that `frames` page frames in each compute server can do.
     pub(crate) fn with_frames(&self, frames: u64) -> Misses {
-        let (mut by_level, mut cached, mut leaves) = (vec![1.0; self.levels], 0, 0);
+        let mut by_level = vec![1.0; self.levels];
         for pages in &self.servers {
             for page in pages.iter().take(usize::try_from(frames).unwrap_or(usize::MAX)) {
                 by_level[usize::from(page.level)] -= page.mass;
-                cached += 1;
-                leaves += u64::from(page.level == 0);
             }
         }
         // Rounding leaves a trace around zero, where every page of a level is cached.
         by_level.iter_mut().filter(|misses| **misses < 1e-9).for_each(|misses| *misses = 0.0);
-        Misses { reads_per_op: by_level.iter().sum(), by_level, inner_frames: cached - leaves, frames: cached }
+        Misses { reads_per_op: by_level.iter().sum(), by_level }
     }
 }
 
@@ -255,7 +249,6 @@ mod tests {
         for (frames, reads) in [(45_498, 0.259), (11_373, 0.427), (1_419, 1.024)] {
             let misses = optimum.with_frames(frames);
             assert!((misses.reads_per_op - reads).abs() < 0.004, "{frames} frames: {misses:?}");
-            assert_eq!(misses.frames, frames);
         }
         assert!((optimum.with_frames(1_419).by_level[0] - 0.646).abs() < 0.004);
         assert_eq!(optimum.with_frames(0).reads_per_op, 5.0);
