@@ -1,15 +1,14 @@
 //! Compares lookups in farlink's B+-tree, all of it in local memory, with local in-memory indexes.
 //!
 //! What it is for: the tree is written once, async and generic over how pages are reached; this says what that costs when
-//! nothing is remote, and what several operations in flight win back. `direct` is that async code, `direct-at-once` what it
-//! does without suspending where all pages are at hand, as `cached` does. `hand` is the same lookup written by hand over the
-//! same pages, the others are the peers. Rates belong to one machine and one run; the ratios are what to quote.
+//! nothing is remote, and what several operations in flight win back. `cached` is that code through farlink's cache, which
+//! holds all pages; `hand` is the same lookup written by hand over the same pages, the others are the peers. Rates belong to
+//! one machine and one run; the ratios are what to quote.
 //!
-//! `tree.rs` builds the tree in local memory, `direct.rs` and `hand.rs` read it, `peers.rs` holds the others;
-//! `contender.rs` puts them behind one trait, `race.rs` measures in rounds, `keys.rs` draws keys, `report.rs` prints.
+//! `tree.rs` builds the tree in local memory, `hand.rs` reads it, `peers.rs` holds the others; `contender.rs` puts them
+//! behind one trait, `race.rs` measures in rounds, `keys.rs` draws keys, `report.rs` prints.
 
 mod contender;
-mod direct;
 mod hand;
 mod keys;
 mod peers;
