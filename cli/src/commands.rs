@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::server::{MemoryServer, ServeOptions};
 use farlink_structures::BTree;
@@ -90,18 +90,14 @@ pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         plan.mixes.clear();
         plan.rounds = 0;
     }
-    let own = match &there {
-        Some(_) => None,
+    let (place, own) = match there {
+        Some(place) => (place, None),
         None => {
             let count = keys.as_ref().map_or(0, KeySpace::loaded);
             let bytes = args.server_bytes.unwrap_or_else(|| cluster::default_server_bytes(count, plan.servers));
-            Some(OwnCluster::start(plan.servers, bytes)?)
+            let own = OwnCluster::start(plan.servers, bytes)?;
+            (Place::Folder(own.dir().to_owned()), Some(own))
         }
-    };
-    let place = match (there, &own) {
-        (Some(there), _) => there,
-        (None, Some(own)) => Place::Folder(own.dir().to_owned()),
-        (None, None) => bail!("there is no cluster"),
     };
     let result = bench_on(plan, keys.as_ref(), steps.as_deref(), &place, own.is_some(), args.json);
     let stopped = own.map_or(Ok(()), OwnCluster::stop);

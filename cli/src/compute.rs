@@ -153,14 +153,4 @@ mod tests {
         assert_eq!((mix.len(), limit, in_flight), (2, Limit::Operations(2), 4));
         assert!(work(&plan, &keys, &Phase::Mix { mix: 9, in_flight: 1 }, worker, GO_ON).is_err());
     }
-
-    #[test]
-    fn keys_come_from_their_source() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("keys");
-        std::fs::write(&path, "3\n1\n3\n").unwrap();
-        let (keys, duplicates) = key_space(&KeySource::File(path)).unwrap();
-        assert_eq!((keys.loaded(), duplicates), (2, 1));
-        assert!(key_space(&KeySource::File(folder.path().join("absent"))).is_err());
-    }
 }

@@ -33,21 +33,22 @@ pub(crate) struct Client {
     pub(crate) worker: Worker,
 }
 
-impl Client {
-    fn counts(&self) -> (Counters, CacheCounts) {
-        let counters = Counters::from(self.worker.counters());
-        (counters, self.tree.cache_counts(counters.reads))
-    }
-
-    /// What `f` comes to, with what this client has counted meanwhile.
-    pub(crate) fn counted(&self, f: impl FnOnce() -> anyhow::Result<Tally>) -> anyhow::Result<Tally> {
-        let before = self.counts();
-        let mut tally = f()?;
-        let after = self.counts();
-        tally.counters += after.0 - before.0;
-        tally.cache += after.1 - before.1;
-        Ok(tally)
-    }
+/// What `f` comes to, with what these clients have counted meanwhile.
+pub(crate) fn counted(clients: &[Client], f: impl FnOnce() -> anyhow::Result<Tally>) -> anyhow::Result<Tally> {
+    let counts = || {
+        clients.iter().fold((Counters::default(), CacheCounts::default()), |mut sum, Client { tree, worker }| {
+            let counters = Counters::from(worker.counters());
+            sum.0 += counters;
+            sum.1 += tree.cache_counts(counters.reads);
+            sum
+        })
+    };
+    let before = counts();
+    let mut tally = f()?;
+    let after = counts();
+    tally.counters += after.0 - before.0;
+    tally.cache += after.1 - before.1;
+    Ok(tally)
 }
 
 /// Runs a future of the first client's, and whatever tasks all of them have, until it is ready.
@@ -72,14 +73,13 @@ pub(crate) fn run<I: Iterator<Item = Request> + 'static>(
     feeds: Vec<Feed<I>>,
     in_flight: u32,
 ) -> anyhow::Result<(Tally, Vec<I>)> {
-    let before: Vec<_> = clients.iter().map(Client::counts).collect();
     let (tally, feeds) = (Rc::default(), feeds.into_iter().map(Rc::new).collect::<Vec<_>>());
     let mut tasks: Vec<_> = clients
         .iter()
         .zip(&feeds)
         .flat_map(|(client, feed)| (0..in_flight).map(|_| client.tree.spawn(&client.worker, feed, &tally)))
         .collect();
-    let mut result = Ok(());
+    let mut result: Result<(), Error> = Ok(());
     let all_end = poll_fn(|cx| {
         tasks.retain_mut(|task| match Pin::new(task).poll(cx) {
             Poll::Pending => true,
@@ -91,16 +91,13 @@ pub(crate) fn run<I: Iterator<Item = Request> + 'static>(
                 false
             }
         });
-        if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        if tasks.is_empty() { Poll::Ready(std::mem::replace(&mut result, Ok(()))) } else { Poll::Pending }
     });
-    block_on(clients, all_end)?;
-    result?;
-    let mut tally: Tally = Rc::into_inner(tally).context("an operation outlived its phase")?.into_inner();
-    for (client, (counters, cache)) in clients.iter().zip(before) {
-        let after = client.counts();
-        tally.counters += after.0 - counters;
-        tally.cache += after.1 - cache;
-    }
+    let tally = counted(clients, || {
+        block_on(clients, all_end)??;
+        let tally: RefCell<Tally> = Rc::into_inner(tally).context("an operation outlived its phase")?;
+        Ok(tally.into_inner())
+    })?;
     let sources = feeds.into_iter().filter_map(Rc::into_inner).map(Feed::into_source);
     Ok((tally, sources.collect()))
 }

@@ -244,29 +244,25 @@ struct Lane {
 impl Lane {
     /// The life of a worker's thread.
     fn obey(self, orders: &Receiver<Order>, answers: &Sender<anyhow::Result<Answer>>) {
-        let mut busy = match self.enter() {
-            Ok(busy) => busy,
-            Err(error) => {
-                // Nobody listens only when the process is on its way out; so for every answer.
-                let _ = answers.send(Err(error));
-                return;
-            }
-        };
-        let _ = answers.send(Ok(Answer::Ready));
-        for order in orders {
-            let answer = match order {
-                Order::Prepare(phase) => busy.prepare(&self, &phase).map(|()| Answer::Ready),
-                Order::Go => busy.go(&self).map(|ran| Answer::Done(Box::new(ran))),
-                Order::Flush => busy.flush().map(Answer::Flushed),
-            };
-            let _ = answers.send(answer);
+        // Nobody listens to an answer only when the process is on its way out.
+        if let Err(error) = self.serve(orders, answers) {
+            let _ = answers.send(Err(error));
         }
     }
 
-    fn enter(&self) -> anyhow::Result<Busy> {
+    fn serve(&self, orders: &Receiver<Order>, answers: &Sender<anyhow::Result<Answer>>) -> anyhow::Result<()> {
         let worker = self.compute.worker()?;
         let tree = self.reach.open(&worker)?;
-        Ok(Busy { client: [Client { tree, worker }], insert_turns: 0, prepared: None })
+        let mut busy = Busy { client: [Client { tree, worker }], insert_turns: 0, prepared: None };
+        let _ = answers.send(Ok(Answer::Ready));
+        for order in orders {
+            let _ = answers.send(match order {
+                Order::Prepare(phase) => busy.prepare(self, &phase).map(|()| Answer::Ready),
+                Order::Go => busy.go(self).map(|ran| Answer::Done(Box::new(ran))),
+                Order::Flush => busy.flush().map(Answer::Flushed),
+            });
+        }
+        Ok(())
     }
 }
 
@@ -281,7 +277,7 @@ struct Busy {
 impl Busy {
     fn flush(&self) -> anyhow::Result<u64> {
         let [client] = &self.client;
-        let flushed = client.counted(|| {
+        let flushed = driver::counted(&self.client, || {
             client.worker.block_on(client.tree.flush())?;
             Ok(Tally::default())
         })?;
@@ -322,7 +318,7 @@ impl Busy {
 
     fn bulk_load(&self, sorted: &[u64], fill: f64) -> anyhow::Result<Tally> {
         let [client] = &self.client;
-        client.counted(|| {
+        driver::counted(&self.client, || {
             let entries = sorted.iter().map(|key| (*key, value_for(*key, 0)));
             let loaded = client.worker.block_on(client.tree.bulk_load(entries, fill))?;
             let outcomes = Outcomes { ops: loaded, inserted: loaded, ..Outcomes::default() };

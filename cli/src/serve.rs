@@ -21,8 +21,6 @@ use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
 
-const READY: &str = "farlink server";
-
 /// Signals that end a server. Made before the server is announced, so that a stop that comes at once is not lost.
 #[derive(Debug)]
 pub(crate) struct StopSignals(Signals);
@@ -71,7 +69,7 @@ pub(crate) fn ship_at(
 
 /// The line that announces a server.
 pub(crate) fn ready_line(server: u32) -> String {
-    format!("{READY} {server} ready")
+    format!("farlink server {server} ready")
 }
 
 /// Announces that clients may connect.

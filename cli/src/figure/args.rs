@@ -227,14 +227,6 @@ pub(crate) enum AdmissionChoice {
 }
 
 impl AdmissionChoice {
-    /// The name that people read.
-    pub(crate) fn policy(self) -> &'static str {
-        match self {
-            Self::Probability => "probability (DEX)",
-            other => other.name(),
-        }
-    }
-
     /// The name that a row carries.
     pub(crate) fn name(self) -> &'static str {
         match self {

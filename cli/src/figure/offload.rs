@@ -32,7 +32,8 @@ const NAME: &str = "figure";
 /// What a search takes, measured by `farlink bench`: little, beside what is remote.
 const SEARCH_NS: u64 = 100;
 /// Who decides.
-const POLICIES: [(&str, fn() -> Policies); 3] = [
+type Policy = (&'static str, fn() -> Policies);
+const POLICIES: [Policy; 3] = [
     ("never", || Policies::new(Never)),
     ("always", || Policies::new(Always)),
     ("cost-aware", || Policies::new(CostAware::new(CostOptions { search_ns: SEARCH_NS, ..CostOptions::default() }))),
@@ -82,7 +83,7 @@ impl<'a> Loaded<'a> {
         Ok(Self { args, population, bed, tree, tree_bytes })
     }
 
-    fn run(&self, place: Place, (policy, policies): (&str, fn() -> Policies), round: u64) -> anyhow::Result<Row> {
+    fn run(&self, place: Place, (policy, policies): Policy, round: u64) -> anyhow::Result<Row> {
         let (args, seed) = (self.args, self.args.common.seed + round);
         let cache_bytes = (self.tree_bytes as f64 * place.cache_percent / 100.0).max(CACHE_BYTES_MIN as f64) as usize;
         let _serving = self.bed.serve(place.server_threads as usize, Duration::from_nanos(args.page_time), seed)?;
@@ -256,15 +257,13 @@ fn plots(points: &[Point]) -> Vec<Plot> {
     let throughput: fn(&Row) -> Option<f64> = |row| Some(row.ops_per_second? / 1e3);
     let remote: fn(&Row) -> Option<f64> =
         |row| Some(row.reads_per_op? + row.writes_per_op? + row.atomics_per_op? + row.two_sided_per_op?);
-    let xs: [(&str, fn(&Place) -> f64, &str); 2] = [
-        ("threads", |place| f64::from(place.server_threads), "threads of the memory server"),
-        ("cache", |place| place.cache_percent, "cache, percent of the tree"),
-    ];
+    let xs = [("threads", "threads of the memory server"), ("cache", "cache, percent of the tree")];
+    let x = |place: &Place| if place.name == "threads" { f64::from(place.server_threads) } else { place.cache_percent };
     let mut plots = Vec::new();
     for (y, y_label, what) in
         [(throughput, "thousand operations a second", "Throughput"), (remote, "per operation", "Remote operations")]
     {
-        for (name, x, x_label) in xs {
+        for (name, x_label) in xs {
             let points = points.iter().filter(|point| point.place.name == name);
             let points = points.filter_map(|point| Some((point.policy.to_owned(), x(&point.place), y(&point.row)?)));
             plots.push(Plot {

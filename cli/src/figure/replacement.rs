@@ -18,8 +18,11 @@ use crate::progress::Progress;
 use crate::report::{Reporter, Row};
 use crate::units::show_count;
 
-const POLICIES: [AdmissionChoice; 3] =
-    [AdmissionChoice::Always, AdmissionChoice::Probability, AdmissionChoice::Frequency];
+const POLICIES: [(&str, AdmissionChoice); 3] = [
+    ("always", AdmissionChoice::Always),
+    ("probability (DEX)", AdmissionChoice::Probability),
+    ("frequency", AdmissionChoice::Frequency),
+];
 const FILE: &str = "replacement.svg";
 
 /// Makes the rows and the plot, then checks the tree.
@@ -49,20 +52,20 @@ pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()>
         let mut rows = Vec::new();
         for &cache in &caches {
             let least = optimum.with_frames(cache.cache_bytes / PAGE_BYTES);
-            let trial = |admission: AdmissionChoice| {
+            let trial = |(name, admission)| {
                 let mix = READ_ONLY;
                 let (mode, in_flight, run) = (AccessMode::Cached, 1, 0);
                 let trial = Trial { population, mode, cache, admission, mix, warm_up_ops, ops, seed, in_flight, run };
-                Ok(against(loaded.run(admission.policy(), &trial)?, &least))
+                Ok(against(loaded.run(name, &trial)?, &least))
             };
-            progress.begin(&format!("zipf {}, cache of {}%", population.theta(), cache.cache_percent));
+            progress.begin(&format!("zipf {}, cache of {}%", population.theta, cache.cache_percent));
             rows.extend(side_by_side(POLICIES, trial)?);
             rows.push(loaded.optimum(&least, READ_ONLY, population, cache));
             progress.finish_step();
         }
         panels.push(panel(population, &rows));
         rows.into_iter().try_for_each(|row| reporter.row(row))?;
-        progress.suspend(|| reporter.table(&format!("\nzipf {}\n", population.theta()), show))?;
+        progress.suspend(|| reporter.table(&format!("\nzipf {}\n", population.theta), show))?;
     }
     progress.begin("check");
     drop(progress);
@@ -89,7 +92,7 @@ fn side_by_side<T: Send, R: Send, const N: usize>(
 fn panel(population: &Population, rows: &[Row]) -> Plot {
     let point = |row: &Row| Some((row.name.clone(), row.number("cache_percent")?, row.hit_ratio?));
     Plot {
-        title: format!("{} keys, zipf {}", show_count(population.keys() as f64), population.theta()),
+        title: format!("{} keys, zipf {}", show_count(population.keys as f64), population.theta),
         x_label: "cache, percent of the raw data".to_owned(),
         y_label: "hit ratio".to_owned(),
         lines: Line::by_name(rows.iter().filter_map(point)),

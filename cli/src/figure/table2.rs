@@ -96,11 +96,11 @@ pub(crate) fn shape(keys: u64) -> Shape {
 
 impl Loaded {
     pub(crate) fn load(population: &Population, memory_servers: u64) -> anyhow::Result<Self> {
-        let tree_bytes = shape(population.keys()).pages() * PAGE_BYTES / memory_servers * 11 / 10;
+        let tree_bytes = shape(population.keys).pages() * PAGE_BYTES / memory_servers * 11 / 10;
         let bed = Bed::start(usize::try_from(memory_servers)?, tree_bytes, MemOptions::default())?;
         let options = BTreeOptions { page_bytes: PAGE_BYTES as usize, ..BTreeOptions::default() };
         let tree = bed.load(NAME, options, population.entries(), FILL)?;
-        Ok(Self { bed, tree, keys: population.keys(), memory_servers })
+        Ok(Self { bed, tree, keys: population.keys, memory_servers })
     }
 
     pub(crate) fn check<W: Write>(&self, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
@@ -117,7 +117,7 @@ impl Loaded {
                 return Ok(reach);
             }
             let (low, owned) = (population.owned(server).start, population.owned(server).end);
-            let high = (owned < population.keys()).then(|| Population::key(owned));
+            let high = (owned < population.keys).then(|| Population::key(owned));
             let options = admission.options(usize::try_from(cache.cache_bytes)?);
             Ok(reach.through(options, KeyRange { low: Population::key(low), high })?)
         };
@@ -160,10 +160,10 @@ impl Loaded {
     }
 
     fn setting(&self, row: Row, population: &Population, seed: Option<u64>) -> Row {
-        row.with("keys", population.keys())
+        row.with("keys", population.keys)
             .with("compute_servers", population.servers())
             .with("memory_servers", self.memory_servers)
-            .with("theta", population.theta())
+            .with("theta", population.theta)
             .with("page_bytes", PAGE_BYTES)
             .with("seed", seed)
     }
@@ -225,12 +225,12 @@ pub(crate) fn show(rows: &[Row]) -> Table {
 /// Makes the table, then checks the tree.
 pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     let population = Arc::new(Population::new(args.keys, args.theta, args.compute_servers, args.common.seed)?);
-    let keys = population.keys();
+    let keys = population.keys;
     let cache = CacheSize::percent_of(keys, args.cache_percent);
     let mut reporter = Reporter::new(out, args.common.json);
     reporter.note(&format!(
         "{keys} keys, zipf {}, {} compute servers with {} bytes of cache each, admission {}",
-        population.theta(),
+        population.theta,
         population.servers(),
         cache.cache_bytes,
         args.admission.name(),
