@@ -3,25 +3,20 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+use farlink_offload::AccessMode;
 
 use crate::figure::FigureArgs;
 use crate::keys::Distribution;
 use crate::place::{Address, VerbsArgs};
-use crate::plan::{AccessKind, CACHE_BYTES_MIN, KeySource, Limit, Load, Plan, Structure, Validation};
-use crate::units::{parse_bytes, parse_bytes_per_second, parse_nanoseconds};
+use crate::plan::{CACHE_BYTES_MIN, KeySource, Limit, Load, Plan, Structure, Validation};
+use crate::units::{number, parse_bytes, parse_bytes_per_second, parse_nanoseconds};
 use crate::workload::{Mix, Shares};
 
-/// Limits that turn a slip of the finger into an error instead of an hour of waiting.
-const SERVERS_MAX: u32 = 256;
-const THREADS_MAX: u32 = 256;
-const PROCESSES_MAX: u32 = 256;
-const WORKERS_MAX: u32 = 1024;
-const IN_FLIGHT_MAX: u32 = 4096;
-const PAGE_BYTES_MIN: u32 = 256;
-const PAGE_BYTES_MAX: u32 = 4096;
 /// How long a mix runs unless told otherwise.
 const SECONDS_DEFAULT: f64 = 3.0;
 const KEYS_DEFAULT: u64 = 1_000_000;
@@ -100,31 +95,32 @@ pub(crate) struct BenchArgs {
     /// The structure to measure.
     #[arg(long, value_enum, default_value = "btree")]
     pub(crate) structure: Structure,
-    /// How workers reach the tree. With cached, nobody else may use the tree meanwhile; changed pages are written when they
-    /// leave the cache, and at the end of each phase, untimed.
-    #[arg(long, value_enum, default_value = "one-sided", conflicts_with = "trace")]
-    pub(crate) access: AccessKind,
+    /// How workers reach the tree: every page is read from remote memory; or the one process owns the tree and caches all
+    /// levels; or any number of processes change it, and each caches inner pages. With cached, nobody else may use the tree
+    /// meanwhile; changed pages are written when they leave the cache, and at the end of each phase, untimed.
+    #[arg(long, value_parser = access_modes(), default_value = "one-sided", conflicts_with = "trace")]
+    pub(crate) access: AccessMode,
     /// The cache of each compute process, shared by its workers: 64MiB, or a share of the raw data (16 bytes a key), as 8%.
     /// Without it 8%, or more if what is in flight needs it.
     #[arg(long, value_name = "SIZE|SHARE%")]
     pub(crate) cache: Option<CacheSize>,
     /// Memory servers to start, each a process.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) servers: u32,
     /// Memory that each server gives; the default leaves ample room for the keys.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) server_bytes: Option<u64>,
     /// Compute processes.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) processes: u32,
     /// Workers of each compute process; a worker is one thread.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=1024))]
     pub(crate) workers: u32,
     /// Operations that each worker keeps in flight; with a list, each mix runs once with each.
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1", value_parser = value_parser!(u32).range(1..=4096))]
     pub(crate) in_flight: Vec<u32>,
     /// How many keys to load (a million; with --trace and neither this nor --keys-file, none).
-    #[arg(long, conflicts_with = "keys_file")]
+    #[arg(long, conflicts_with = "keys_file", value_parser = value_parser!(u64).range(1..))]
     pub(crate) keys: Option<u64>,
     /// Load the keys of this file: SOSD binary, or one integer a line.
     #[arg(long, value_name = "FILE")]
@@ -133,13 +129,13 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, default_value = "bulk")]
     pub(crate) load: LoadChoice,
     /// How full a bulk load makes each page, from 0.1 to 1.
-    #[arg(long, default_value_t = 0.9)]
+    #[arg(long, default_value_t = 0.9, value_parser = parse_fill)]
     pub(crate) fill: f64,
     /// How operations choose among the loaded keys.
     #[arg(long, value_enum, default_value = "zipf")]
     pub(crate) distribution: DistributionChoice,
     /// The exponent of zipf: 0 is uniform, larger is more skewed.
-    #[arg(long, default_value_t = 0.99)]
+    #[arg(long, default_value_t = 0.99, value_parser = parse_theta)]
     pub(crate) theta: f64,
     /// Mixes to run: a to f (YCSB), read-only, read-intensive, write-intensive, insert-intensive, scan-intensive.
     #[arg(long, value_name = "NAME[,NAME...]", default_value = "a,b,c,d,e,f")]
@@ -147,10 +143,10 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) shares: ShareArgs,
     /// Entries that a scan asks for; YCSB E draws from 1 to this.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 100, value_parser = value_parser!(u32).range(1..))]
     pub(crate) scan_length: u32,
     /// Bytes of a page: a power of two from 256 to 4096.
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = 1024, value_parser = parse_page_bytes)]
     pub(crate) page_bytes: u32,
     /// Latency of every remote operation: 2us, 500ns; a bare number is nanoseconds.
     #[arg(long, visible_alias = "latency-ns", value_name = "TIME", default_value = "0", value_parser = parse_nanoseconds)]
@@ -168,7 +164,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, conflicts_with = "ops")]
     pub(crate) seconds: Option<f64>,
     /// Operations of each mix, over all workers, instead of a time.
-    #[arg(long)]
+    #[arg(long, value_parser = value_parser!(u64).range(1..))]
     pub(crate) ops: Option<u64>,
     /// After the mixes, so often: remove all loaded keys and insert them again, in random order.
     #[arg(long, default_value_t = 0)]
@@ -188,7 +184,7 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) verbs: VerbsArgs,
     /// The tree's name in the catalog.
-    #[arg(long, value_name = "NAME", default_value = "bench")]
+    #[arg(long, value_name = "NAME", default_value = "bench", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) tree: String,
 }
 
@@ -250,7 +246,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 0)]
     pub(crate) server: u32,
     /// How many servers the cluster has.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) servers: u32,
     /// Memory to give: 64MiB, 1GiB. Without it, what an earlier run of this server left, else 1 GiB.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -259,7 +255,7 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) ephemeral: bool,
     /// Threads that carry out operations which compute servers send; without them it only gives memory.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(..=256))]
     pub(crate) threads: u32,
     /// With verbs, --threads and several servers: where all of them are, this one too. Its threads use them.
     #[arg(long, value_name = "HOST:PORT[,HOST:PORT...]", value_delimiter = ',')]
@@ -284,8 +280,6 @@ pub(crate) struct CheckArgs {
 impl ServeArgs {
     /// What clap cannot see by itself.
     pub(crate) fn validate(&self) -> anyhow::Result<()> {
-        within("--servers", self.servers, 1, SERVERS_MAX)?;
-        within("--threads", self.threads, 0, THREADS_MAX)?;
         ensure!(
             self.server < self.servers,
             "--server {} is not one of the {} servers; they are numbered from 0",
@@ -331,25 +325,9 @@ impl BenchArgs {
 
     /// The plan that these arguments mean.
     pub(crate) fn plan(&self) -> anyhow::Result<Plan> {
-        within("--servers", self.servers, 1, SERVERS_MAX)?;
-        within("--processes", self.processes, 1, PROCESSES_MAX)?;
-        within("--workers", self.workers, 1, WORKERS_MAX)?;
-        within("--page-bytes", self.page_bytes, PAGE_BYTES_MIN, PAGE_BYTES_MAX)?;
-        ensure!(self.page_bytes.is_power_of_two(), "--page-bytes {} is not a power of two", self.page_bytes);
-        within("--scan-length", self.scan_length, 1, u32::MAX)?;
-        for in_flight in &self.in_flight {
-            within("--in-flight", *in_flight, 1, IN_FLIGHT_MAX)?;
-        }
-        ensure!((0.1..=1.0).contains(&self.fill), "--fill {} is not between 0.1 and 1", self.fill);
-        ensure!(self.theta.is_finite() && self.theta >= 0.0, "--theta {} is not a number of at least 0", self.theta);
-        ensure!(!self.tree.is_empty(), "--tree needs a name");
         let keys = match &self.keys_file {
             Some(file) => KeySource::File(file.clone()),
-            None => {
-                let keys = self.keys.unwrap_or(KEYS_DEFAULT);
-                ensure!(keys > 0, "--keys must be at least 1");
-                KeySource::Scrambled(keys)
-            }
+            None => KeySource::Scrambled(self.keys.unwrap_or(KEYS_DEFAULT)),
         };
         self.validate_cache()?;
         ensure!(
@@ -405,7 +383,7 @@ impl BenchArgs {
     }
 
     fn validate_cache(&self) -> anyhow::Result<()> {
-        if self.access == AccessKind::OneSided {
+        if self.access == AccessMode::OneSided {
             ensure!(self.cache.is_none(), "--cache is for --access cached or --access cached-inner");
             return Ok(());
         }
@@ -415,7 +393,7 @@ impl BenchArgs {
                 "--cache {bytes} is less than the {CACHE_BYTES_MIN} bytes that a cache needs"
             );
         }
-        if self.access == AccessKind::Cached {
+        if self.access == AccessMode::Cached {
             ensure!(
                 self.processes == 1,
                 "--access cached needs --processes 1: one process owns the tree. For {} processes use --access cached-inner, \
@@ -432,20 +410,32 @@ impl BenchArgs {
 
     fn limit(&self) -> anyhow::Result<Limit> {
         if let Some(operations) = self.ops {
-            ensure!(operations > 0, "--ops must be at least 1");
             return Ok(Limit::Operations(operations));
         }
         let seconds = self.seconds.unwrap_or(SECONDS_DEFAULT);
         ensure!(seconds > 0.0, "--seconds {seconds} is not above 0");
-        let duration =
-            std::time::Duration::try_from_secs_f64(seconds).with_context(|| format!("--seconds {seconds}"))?;
-        Ok(Limit::Nanoseconds(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+        let duration = Duration::try_from_secs_f64(seconds).with_context(|| format!("--seconds {seconds}"))?;
+        Ok(Limit::For(duration))
     }
 }
 
-fn within(option: &str, value: u32, min: u32, max: u32) -> anyhow::Result<()> {
-    ensure!((min..=max).contains(&value), "{option} {value} is not between {min} and {max}");
-    Ok(())
+/// The modes in which a bench runs.
+fn access_modes() -> impl TypedValueParser<Value = AccessMode> {
+    let modes = [AccessMode::OneSided, AccessMode::Cached, AccessMode::CachedInner];
+    PossibleValuesParser::new(modes.map(AccessMode::name)).try_map(|name| name.parse::<AccessMode>())
+}
+
+pub(crate) fn parse_page_bytes(text: &str) -> Result<u32, String> {
+    let bytes = text.parse().ok().filter(|bytes: &u32| bytes.is_power_of_two() && (256..=4096).contains(bytes));
+    bytes.ok_or_else(|| "it is to be a power of two from 256 to 4096".to_owned())
+}
+
+fn parse_theta(text: &str) -> Result<f64, String> {
+    number(text, |theta| theta.is_finite() && theta >= 0.0, "a number of at least 0")
+}
+
+pub(crate) fn parse_fill(text: &str) -> Result<f64, String> {
+    number(text, |fill| (0.1..=1.0).contains(&fill), "from 0.1 to 1")
 }
 
 #[cfg(test)]
@@ -477,7 +467,7 @@ mod tests {
         assert_eq!(names, ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"]);
         assert_eq!((plan.servers, plan.processes, plan.workers, plan.in_flight), (2, 1, 2, vec![1]));
         assert_eq!((plan.keys, plan.load), (KeySource::Scrambled(1_000_000), Load::Bulk { fill: 0.9 }));
-        assert_eq!((plan.distribution, plan.limit), (Distribution::Zipf(0.99), Limit::Nanoseconds(3_000_000_000)));
+        assert_eq!((plan.distribution, plan.limit), (Distribution::Zipf(0.99), Limit::For(Duration::from_secs(3))));
         assert_eq!((plan.page_bytes, plan.validation, plan.nasty), (1024, Validation::Checksum, false));
     }
 
@@ -495,7 +485,7 @@ mod tests {
         assert_eq!((plan.mixes.len(), plan.rounds, plan.seed, plan.nasty), (2, 3, 9, true));
         assert_eq!(bench("--latency-ns 700").unwrap().latency_ns, 700);
         let inner = bench("--access cached-inner --processes 2 --cache 2MiB --validation lock-body-lock").unwrap();
-        assert_eq!((inner.access, inner.cache_bytes), (AccessKind::CachedInner, Some(2 << 20)));
+        assert_eq!((inner.access, inner.cache_bytes), (AccessMode::CachedInner, Some(2 << 20)));
         let shares = bench("--read 50 --update 30 --insert 10 --remove 5 --scan 5 --rmw 0").unwrap();
         assert_eq!(shares.mixes.len(), 1);
         assert!(shares.mixes_remove());
@@ -504,15 +494,15 @@ mod tests {
     #[test]
     fn mistakes_are_explained() {
         for (args, says) in [
-            ("--servers 0", "--servers 0 is not between 1 and"),
-            ("--in-flight 1,0", "--in-flight 0 is not between"),
+            ("--servers 0", "0 is not in 1..=256"),
+            ("--in-flight 1,0", "0 is not in 1..=4096"),
             ("--in-flight 1,x", "invalid value 'x'"),
-            ("--page-bytes 1000", "not a power of two"),
-            ("--page-bytes 128", "not between 256 and 4096"),
-            ("--fill 0.05", "--fill 0.05 is not between 0.1 and 1"),
-            ("--fill NaN", "--fill NaN"),
-            ("--theta=-1", "--theta -1 is not"),
-            ("--keys 0", "--keys must be"),
+            ("--page-bytes 1000", "a power of two from 256 to 4096"),
+            ("--page-bytes 128", "a power of two from 256 to 4096"),
+            ("--fill 0.05", "from 0.1 to 1"),
+            ("--fill NaN", "from 0.1 to 1"),
+            ("--theta=-1", "a number of at least 0"),
+            ("--keys 0", "0 is not in 1.."),
             ("--mix a,z", "there is no mix `z`"),
             ("--read 50", "they add to 50"),
             ("--read 300", "300 is not in 0..=255"),

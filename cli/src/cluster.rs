@@ -1,14 +1,13 @@
 //! The memory servers of a run: real child processes of this same program, ready before the run begins and waited for
 //! after it.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use farlink_children::Child;
 
-use crate::child::Child;
 use crate::scratch::Scratch;
 use crate::serve::ready_line;
 
@@ -40,16 +39,17 @@ impl Cluster {
     /// that started them.
     pub(crate) fn start(servers: u32, server_bytes: u64) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let scratch = Scratch::new()?;
-        scratch.remove_on_signal()?;
-        Self::start_with(scratch, servers, |server, dir| serve_command(&program, dir, server, servers, server_bytes))
-    }
-
-    fn start_with(scratch: Scratch, servers: u32, command: impl Fn(u32, &Path) -> Command) -> anyhow::Result<Self> {
-        let mut cluster = Self { servers: Vec::new(), scratch };
+        let mut cluster = Self { servers: Vec::new(), scratch: Scratch::new()? };
+        cluster.scratch.remove_on_signal()?;
         // All are started before any is waited for: they get ready side by side.
         for server in 0..servers {
-            let command = command(server, cluster.scratch.path());
+            let mut command = Command::new(&program);
+            command.args(["serve", "--ephemeral", "--dir"]).arg(cluster.dir());
+            command.args([
+                format!("--server={server}"),
+                format!("--servers={servers}"),
+                format!("--bytes={server_bytes}"),
+            ]);
             cluster.servers.push(Child::start(&format!("memory server {server}"), command)?);
         }
         for (server, child) in (0u32..).zip(&mut cluster.servers) {
@@ -74,16 +74,6 @@ impl Cluster {
     }
 }
 
-fn serve_command(program: &Path, dir: &Path, server: u32, servers: u32, bytes: u64) -> Command {
-    let mut command = Command::new(program);
-    command.arg("serve").arg("--dir").arg(dir).arg("--ephemeral").args([
-        OsString::from(format!("--server={server}")),
-        OsString::from(format!("--servers={servers}")),
-        OsString::from(format!("--bytes={bytes}")),
-    ]);
-    command
-}
-
 /// Starts the compute processes of a run; they wait for their orders (`protocol.rs`). From the main thread only.
 pub(crate) fn start_compute(processes: u32) -> anyhow::Result<Vec<Child>> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
@@ -99,47 +89,6 @@ pub(crate) fn start_compute(processes: u32) -> anyhow::Result<Vec<Child>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command as Parsed};
-    use clap::Parser as _;
-
-    fn shell(script: String) -> Command {
-        let mut command = Command::new("/bin/sh");
-        command.arg("-c").arg(script);
-        command
-    }
-
-    #[test]
-    fn servers_start_together_and_leave_nothing() {
-        let cluster = Cluster::start_with(Scratch::new().unwrap(), 3, |server, dir| {
-            let dir = dir.display();
-            shell(format!("echo x > {dir}/memory-{server}; echo farlink server {server} ready; exec sleep 1000"))
-        })
-        .unwrap();
-        let dir = cluster.dir().to_owned();
-        assert!(dir.join("memory-2").exists());
-        cluster.stop().unwrap();
-        assert!(!dir.exists());
-    }
-
-    #[test]
-    fn a_server_that_does_not_come_up_is_named() {
-        let start = |script: &str| {
-            let scratch = Scratch::new().unwrap();
-            Cluster::start_with(scratch, 1, |_, _| shell(script.to_owned())).unwrap_err().to_string()
-        };
-        assert!(start("exit 1").contains("memory server 0 ended early"));
-        assert!(start("echo hello; exec sleep 1000").contains("said `hello` instead of"));
-    }
-
-    #[test]
-    fn the_command_is_one_that_this_program_understands() {
-        let command = serve_command(Path::new("farlink"), Path::new("/tmp/a b"), 1, 2, 4096);
-        let line = [command.get_program()].into_iter().chain(command.get_args());
-        let Parsed::Serve(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not a serve") };
-        args.validate().unwrap();
-        assert_eq!((args.dir, args.bytes, args.ephemeral), (Some("/tmp/a b".into()), Some(4096), true));
-    }
-
     #[test]
     fn memory_grows_with_the_keys() {
         assert_eq!(default_server_bytes(1, 2), SERVER_BYTES_MIN);

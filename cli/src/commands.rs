@@ -2,23 +2,23 @@
 
 use std::io::{self, Write as _};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::server::{MemoryServer, ServeOptions};
 use farlink_structures::BTree;
 
 use crate::args::{BenchArgs, CheckArgs, FabricChoice, ServeArgs};
-use crate::bench::{self, Inspect as _};
+use crate::bench;
 use crate::cluster::{self, Cluster as OwnCluster};
-use crate::host::{self, Workers};
-use crate::inspect::{self, Cluster, Inspector};
+use crate::host;
+use crate::inspect::{self, Cluster};
 use crate::keys::KeySpace;
 use crate::place::Place;
-use crate::plan::{AccessKind, Load, Plan};
+use crate::plan::{Load, Plan};
 use crate::report::Reporter;
 use crate::serve::{self, StopSignals, announce_ready};
 use crate::trace::{self, Step, answer_line};
-use crate::{attach, compute, driver, verbs};
+use crate::{compute, driver, verbs};
 
 /// `farlink serve`.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
@@ -50,7 +50,7 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let mut reporter = Reporter::new(io::stdout().lock(), args.json);
     if let Some(tree) = &args.tree {
         reporter.check(&cluster.check(tree)?.0)?;
-        return all_held(&reporter);
+        return reporter.all_held();
     }
     let structures = cluster.structures()?;
     if structures.is_empty() {
@@ -63,14 +63,13 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
             eprintln!("farlink: `{}` is of kind {}, which this program cannot check", structure.name, structure.kind);
         }
     }
-    all_held(&reporter)
+    reporter.all_held()
 }
 
 /// `farlink compute`: the bench is told what went wrong, and reports it. Answers whether all went well.
 pub(crate) fn compute() -> anyhow::Result<bool> {
     let stop = host::watch_for_stop()?;
-    let start = |plan, process, place: Place| Workers::start(plan, process, &place, &stop);
-    compute::obey(&mut io::stdin().lock(), &mut io::stdout(), start)
+    compute::obey(&mut io::stdin().lock(), &mut io::stdout(), &stop)
 }
 
 /// `farlink bench`. Everything that a user can get wrong comes to light before anything is started.
@@ -83,7 +82,7 @@ pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         eprintln!("farlink: {duplicates_dropped} duplicate keys dropped, {} left", keys.loaded());
     }
     let keys = args.loads_keys().then_some(keys);
-    if plan.access != AccessKind::OneSided {
+    if plan.access.caches() {
         let loaded = keys.as_ref().map_or(0, KeySpace::loaded);
         plan.cache_bytes = args.cache_bytes(loaded).or_else(|| Some(plan.default_cache_bytes(loaded)));
     }
@@ -91,18 +90,14 @@ pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         plan.mixes.clear();
         plan.rounds = 0;
     }
-    let own = match &there {
-        Some(_) => None,
+    let (place, own) = match there {
+        Some(place) => (place, None),
         None => {
             let count = keys.as_ref().map_or(0, KeySpace::loaded);
             let bytes = args.server_bytes.unwrap_or_else(|| cluster::default_server_bytes(count, plan.servers));
-            Some(OwnCluster::start(plan.servers, bytes)?)
+            let own = OwnCluster::start(plan.servers, bytes)?;
+            (Place::Folder(own.dir().to_owned()), Some(own))
         }
-    };
-    let place = match (there, &own) {
-        (Some(there), _) => there,
-        (None, Some(own)) => Place::Folder(own.dir().to_owned()),
-        (None, None) => bail!("there is no cluster"),
     };
     let result = bench_on(plan, keys.as_ref(), steps.as_deref(), &place, own.is_some(), args.json);
     let stopped = own.map_or(Ok(()), OwnCluster::stop);
@@ -125,32 +120,31 @@ fn bench_on(
         cluster.require_loaded(&plan.tree, keys)?;
         plan.load = Load::Found;
     }
-    let mut inspector = Inspector { cluster: &cluster, tree: &plan.tree, alone };
     let Some(steps) = steps else {
         let loaded = keys.map_or(0, KeySpace::loaded);
         let mut reporter = Reporter::new(io::stdout(), json);
         let processes = cluster::start_compute(plan.processes)?;
-        bench::run(&plan, loaded, place, processes, &mut inspector, &mut reporter)?;
-        return all_held(&reporter);
+        bench::run(&plan, loaded, place, processes, (&cluster, alone), &mut reporter)?;
+        return reporter.all_held();
     };
     // Standard output is for the answers alone.
     let mut reporter = Reporter::new(io::stderr(), false);
     if let Some(keys) = keys {
         let processes = cluster::start_compute(plan.processes)?;
-        bench::run(&plan, keys.loaded(), place, processes, &mut inspector, &mut reporter)?;
+        bench::run(&plan, keys.loaded(), place, processes, (&cluster, alone), &mut reporter)?;
     }
     replay(&plan, place, steps)?;
-    reporter.check(&inspector.check()?.0)?;
-    all_held(&reporter)
+    reporter.check(&cluster.final_check(&plan.tree, alone)?.0)?;
+    reporter.all_held()
 }
 
 /// Replays a trace, one operation after the other, and prints what each answers.
 fn replay(plan: &Plan, place: &Place, steps: &[Step]) -> anyhow::Result<()> {
-    let compute = ComputeServer::join(attach::measured_fabric(place, plan)?, ComputeOptions::default())?;
+    let compute = ComputeServer::join(plan.fabric(place)?, ComputeOptions::default())?;
     let worker = compute.worker()?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     worker.block_on(async {
-        let tree = BTree::open(&worker, &plan.tree, attach::proof(plan.validation)).await?;
+        let tree = BTree::open(&worker, &plan.tree, plan.validation.proof()).await?;
         for (number, step) in (1u64..).zip(steps) {
             let answer = driver::replay(&tree, *step).await.with_context(|| format!("operation {number}, `{step}`"))?;
             writeln!(out, "{}", answer_line(*step, &answer))?;
@@ -158,12 +152,4 @@ fn replay(plan: &Plan, place: &Place, steps: &[Step]) -> anyhow::Result<()> {
         anyhow::Ok(())
     })?;
     Ok(out.flush()?)
-}
-
-/// An error that names the checks that did not hold, if there are any.
-pub(crate) fn all_held<W: io::Write>(reporter: &Reporter<W>) -> anyhow::Result<()> {
-    match reporter.failed_checks() {
-        [] => Ok(()),
-        failed => bail!("failed: {}", failed.join(", ")),
-    }
 }

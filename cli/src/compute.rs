@@ -1,41 +1,32 @@
 //! A compute process: obeys orders from standard input (`protocol.rs`) and works out what each worker does in a phase.
-//!
-//! The loop knows nothing of trees: whoever holds the workers is a [`Host`].
 
 use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, bail};
 
+use crate::host::Workers;
 use crate::keys::{KeySpace, mix};
 use crate::keysfile;
-use crate::place::Place;
-use crate::plan::{KeySource, Limit, Load, Phase, Plan, WorkerLimit};
+use crate::plan::{KeySource, Limit, Load, Phase, Plan};
 use crate::protocol::{Answer, Order, read_message, write_message};
 use crate::stream::{self, Draw, GoOn, Source, WorkerId};
-use crate::tally::Tally;
 
 /// Salts, so that the load and the halves of a round each have an order of their own.
 const LOAD_SALT: u64 = 1;
 const REMOVE_SALT: u64 = 2;
 const INSERT_SALT: u64 = 3;
 
-/// What runs the phases: the workers of one process.
-pub(crate) trait Host {
-    /// Gets everything ready that should not be timed.
-    fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()>;
-    /// Runs the prepared phase; answers how many nanoseconds it took and what the workers counted.
-    fn go(&mut self) -> anyhow::Result<(u64, Tally)>;
-}
-
 /// What one worker does in a phase.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Work {
     /// Load all keys in key order; one worker of the run does this.
-    BulkLoad { fill: f64 },
+    BulkLoad { sorted: Arc<[u64]>, fill: f64 },
     /// Nothing, while another worker loads.
     Idle,
     /// Run this stream.
-    Run { stream: Vec<Draw>, limit: WorkerLimit, in_flight: u32 },
+    Run { stream: Vec<Draw>, limit: Limit, in_flight: u32 },
 }
 
 /// Reads or computes the keys of a plan; also answers how many duplicates a file held.
@@ -60,12 +51,12 @@ pub(crate) fn work(
     let every_key = |salt: u64, round: u32, what| {
         let seed = plan.seed ^ mix(salt) ^ mix(u64::from(round) << 8);
         let stream = stream::every_key(keys, seed, worker, what, go_on)?;
-        let limit = WorkerLimit::Operations(stream.len() as u64);
+        let limit = Limit::Operations(stream.len() as u64);
         anyhow::Ok(Work::Run { stream, limit, in_flight: plan.in_flight_max() })
     };
     Ok(match phase {
         Phase::Load => match plan.load {
-            Load::Bulk { fill } if worker.index == 0 => Work::BulkLoad { fill },
+            Load::Bulk { fill } if worker.index == 0 => Work::BulkLoad { sorted: keys.sorted(), fill },
             Load::Bulk { .. } | Load::Found => Work::Idle,
             Load::Insert => every_key(LOAD_SALT, 0, Draw::Insert)?,
         },
@@ -74,10 +65,7 @@ pub(crate) fn work(
         Phase::Mix { mix, in_flight } => {
             let mix = plan.mixes.get(*mix).with_context(|| format!("the plan has no mix number {mix}"))?;
             let limit = plan.limit.share(worker);
-            let operations = match (plan.limit, limit) {
-                (Limit::Operations(_), WorkerLimit::Operations(share)) => Some(share),
-                _ => None,
-            };
+            let operations = if let Limit::Operations(share) = limit { Some(share) } else { None };
             let source =
                 Source { keys, distribution: plan.distribution, seed: plan.seed, scan_length: plan.scan_length };
             let length = stream::length_for(operations, keys, worker);
@@ -89,39 +77,29 @@ pub(crate) fn work(
 
 /// Obeys orders until the input ends. An error is told to the bench, which reports it; the answer says whether all went
 /// well, for the exit status.
-pub(crate) fn obey<H: Host>(
-    input: &mut impl BufRead,
-    output: &mut impl Write,
-    start: impl FnOnce(Plan, u32, Place) -> anyhow::Result<H>,
-) -> anyhow::Result<bool> {
-    match obey_until_error(input, output, start) {
-        Ok(()) => Ok(true),
-        Err(error) => {
-            write_message(output, &Answer::Failed { error: format!("{error:#}") })?;
-            Ok(false)
-        }
+pub(crate) fn obey(input: &mut impl BufRead, output: &mut impl Write, stop: &Arc<AtomicBool>) -> anyhow::Result<bool> {
+    let result = obey_until_error(input, output, stop);
+    if let Err(error) = &result {
+        write_message(output, &Answer::Failed { error: format!("{error:#}") })?;
     }
+    Ok(result.is_ok())
 }
 
-fn obey_until_error<H: Host>(
-    input: &mut impl BufRead,
-    output: &mut impl Write,
-    start: impl FnOnce(Plan, u32, Place) -> anyhow::Result<H>,
-) -> anyhow::Result<()> {
+fn obey_until_error(input: &mut impl BufRead, output: &mut impl Write, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
     let Some(order) = read_message(input)? else { return Ok(()) };
     let Order::Start { plan, process, place } = order else { bail!("the first order must be to start") };
-    let mut host = start(*plan, process, place)?;
+    let mut workers = Workers::start(*plan, process, &place, stop)?;
     write_message(output, &Answer::Ready)?;
     while let Some(order) = read_message(input)? {
         let answer = match order {
             Order::Start { .. } => bail!("started twice"),
             Order::Prepare { phase } => {
-                host.prepare(&phase)?;
+                workers.prepare(&phase)?;
                 Answer::Ready
             }
             Order::Go => {
-                let (nanoseconds, tally) = host.go()?;
-                Answer::Done { nanoseconds, tally: Box::new(tally.to_sent()) }
+                let (nanoseconds, tally) = workers.go()?;
+                Answer::Done { nanoseconds, tally: Box::new(tally) }
             }
         };
         write_message(output, &answer)?;
@@ -136,62 +114,15 @@ mod tests {
 
     const GO_ON: GoOn<'static> = &|| Ok(());
 
-    struct Fake {
-        prepared: Option<Phase>,
-    }
-
-    impl Host for Fake {
-        fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()> {
-            self.prepared = Some(phase.clone());
-            Ok(())
-        }
-        fn go(&mut self) -> anyhow::Result<(u64, Tally)> {
-            self.prepared.take().context("nothing was prepared")?;
-            let mut tally = Tally::new()?;
-            tally.outcomes.ops = 5;
-            Ok((7, tally))
-        }
-    }
-
-    fn converse(orders: &[Order]) -> (bool, Vec<Answer>) {
+    #[test]
+    fn the_first_order_is_to_start() {
         let mut input = Vec::new();
-        orders.iter().for_each(|order| write_message(&mut input, order).unwrap());
+        write_message(&mut input, &Order::Go).unwrap();
         let mut output = Vec::new();
-        let well = obey(&mut input.as_slice(), &mut output, |_, process, _| {
-            anyhow::ensure!(process < 2, "there is no process {process}");
-            Ok(Fake { prepared: None })
-        })
-        .unwrap();
-        let mut rest = output.as_slice();
-        (well, std::iter::from_fn(|| read_message(&mut rest).unwrap()).collect())
-    }
-
-    fn start(process: u32) -> Order {
-        Order::Start { plan: Box::new(plan()), process, place: Place::Folder("d".into()) }
-    }
-
-    #[test]
-    fn orders_are_obeyed_in_turn() {
-        let (well, answers) = converse(&[start(0), Order::Prepare { phase: Phase::Load }, Order::Go]);
-        assert!(well);
-        assert_eq!(answers[..2], [Answer::Ready, Answer::Ready]);
-        let Answer::Done { nanoseconds: 7, tally } = &answers[2] else { panic!("{answers:?}") };
-        assert_eq!(tally.outcomes.ops, 5);
-        assert_eq!(converse(&[]), (true, vec![]));
-    }
-
-    #[test]
-    fn errors_are_told() {
-        for (orders, says) in [
-            (vec![start(2)], "there is no process 2"),
-            (vec![Order::Go], "must be to start"),
-            (vec![start(0), start(0)], "started twice"),
-            (vec![start(0), Order::Go], "nothing was prepared"),
-        ] {
-            let (well, answers) = converse(&orders);
-            let Some(Answer::Failed { error }) = answers.last() else { panic!("{answers:?}") };
-            assert!(!well && error.contains(says), "{error}");
-        }
+        assert!(!obey(&mut input.as_slice(), &mut output, &Arc::default()).unwrap());
+        let answer: Option<Answer> = read_message(&mut output.as_slice()).unwrap();
+        assert!(matches!(&answer, Some(Answer::Failed { error }) if error.contains("must be to start")), "{answer:?}");
+        assert!(obey(&mut &[][..], &mut output, &Arc::default()).unwrap());
     }
 
     #[test]
@@ -200,7 +131,7 @@ mod tests {
         let loaders = (0..2)
             .flat_map(|process| (0..3).map(move |worker| (process, worker)))
             .map(|(process, worker)| work(&plan, &keys, &Phase::Load, plan.worker_id(process, worker), GO_ON).unwrap());
-        assert_eq!(loaders.filter(|work| *work == Work::BulkLoad { fill: 0.9 }).count(), 1);
+        assert_eq!(loaders.filter(|work| matches!(work, Work::BulkLoad { fill: 0.9, .. })).count(), 1);
     }
 
     #[test]
@@ -213,23 +144,13 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let (load, limit, in_flight) = run(&Phase::Load);
-        assert_eq!((load.len(), limit, in_flight), (167, WorkerLimit::Operations(167), 16));
+        assert_eq!((load.len(), limit, in_flight), (167, Limit::Operations(167), 16));
         let (again, ..) = run(&Phase::InsertAll { round: 1 });
         let (later, ..) = run(&Phase::InsertAll { round: 2 });
         assert_ne!(load, again);
         assert_ne!(again, later);
         let (mix, limit, in_flight) = run(&Phase::Mix { mix: 0, in_flight: 4 });
-        assert_eq!((mix.len(), limit, in_flight), (2, WorkerLimit::Operations(2), 4));
+        assert_eq!((mix.len(), limit, in_flight), (2, Limit::Operations(2), 4));
         assert!(work(&plan, &keys, &Phase::Mix { mix: 9, in_flight: 1 }, worker, GO_ON).is_err());
-    }
-
-    #[test]
-    fn keys_come_from_their_source() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("keys");
-        std::fs::write(&path, "3\n1\n3\n").unwrap();
-        let (keys, duplicates) = key_space(&KeySource::File(path)).unwrap();
-        assert_eq!((keys.loaded(), duplicates), (2, 1));
-        assert!(key_space(&KeySource::File(folder.path().join("absent"))).is_err());
     }
 }

@@ -4,8 +4,6 @@
 //! until its feed ends. Its list of free pages and its count of inserts last from phase to phase, and so does the cache that
 //! the workers share, if they have one. A phase ends with a flush of it, so that others see what the phase has done.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, OnceLock};
@@ -13,25 +11,22 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use farlink_offload::CacheOptions;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
-use farlink_runtime::error::Error;
-use farlink_runtime::one_sided::OneSided;
-use farlink_runtime::worker::Worker;
 use farlink_structures::BTree;
 use farlink_structures::btree::KeyRange;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::attach;
-use crate::compute::{self, Host, Work};
-use crate::driver::run_task;
-use crate::feed::{End, Feed};
+use crate::compute::{self, Work};
+use crate::driver::{self, Client};
+use crate::feed::{End, Feed, Issue};
 use crate::keys::{KeySpace, value_for};
 use crate::place::Place;
-use crate::plan::{Phase, Plan, WorkerLimit};
-use crate::reach::{Reach, Way};
-use crate::stream::{Draw, WorkerId};
-use crate::tally::{CacheCounts, Counters, Tally};
+use crate::plan::{Limit, Phase, Plan};
+use crate::reach::Reach;
+use crate::stream::WorkerId;
+use crate::tally::{Outcomes, Tally};
 
 /// How long a process that was told to stop may take to finish its operations.
 const STOP_LIMIT: Duration = Duration::from_secs(8);
@@ -103,10 +98,10 @@ impl Workers {
     /// Joins the cluster and starts the workers of process number `process`. They stop soon after `stop` is set.
     pub(crate) fn start(plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Self> {
         let keys = compute::key_space(&plan.keys)?.0.for_run(plan.run);
-        let fabric = attach::measured_fabric(place, &plan)?;
+        let fabric = plan.fabric(place)?;
         let options = ComputeOptions { seed: plan.seed.wrapping_add(u64::from(process)), ..ComputeOptions::default() };
         let compute = Arc::new(ComputeServer::join(fabric, options)?);
-        let way = Way::new(&plan)?;
+        let reach = reach(&plan, &compute)?;
         let plan = Arc::new(plan);
         let start = |worker| {
             let lane = Lane {
@@ -114,7 +109,7 @@ impl Workers {
                 plan: Arc::clone(&plan),
                 keys: keys.clone(),
                 compute: Arc::clone(&compute),
-                way: way.clone(),
+                reach: reach.clone(),
                 stop: Arc::clone(stop),
             };
             WorkerThread::start(worker, lane)
@@ -126,23 +121,38 @@ impl Workers {
     }
 }
 
-impl Host for Workers {
-    fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()> {
+/// How the workers of a process reach the tree, with a cache that is empty.
+fn reach(plan: &Plan, compute: &ComputeServer) -> anyhow::Result<Reach> {
+    let worker = compute.worker()?;
+    let tree = worker.block_on(BTree::open(&worker, &plan.tree, plan.validation.proof()))?;
+    let reach = Reach::new(plan.access, tree.structure().clone(), plan.validation.proof());
+    if !plan.access.caches() {
+        return Ok(reach);
+    }
+    let mut options = CacheOptions::new(usize::try_from(plan.cache_bytes.unwrap_or_default())?);
+    (options.page_bytes, options.handles_max) = (plan.page_bytes as usize, plan.workers as usize);
+    Ok(reach.through(options, KeyRange::ALL)?)
+}
+
+impl Workers {
+    /// Gets everything ready that should not be timed.
+    pub(crate) fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()> {
         self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Prepare(phase.clone())))?;
         self.await_ready()
     }
 
-    fn go(&mut self) -> anyhow::Result<(u64, Tally)> {
+    /// Runs the prepared phase; answers how many nanoseconds it took and what the workers counted.
+    pub(crate) fn go(&mut self) -> anyhow::Result<(u64, Tally)> {
         self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Go))?;
         let answers = self.answers();
         // Also after an error: what was changed in the cache alone would leave the tree in pieces.
         let flushed = self.flush();
         self.compute.check_servers()?;
-        let mut tally = Tally::new()?;
+        let mut tally = Tally::default();
         let mut times: Option<(Instant, Instant)> = None;
         for answer in answers {
             let Answer::Done(ran) = answer? else { anyhow::bail!("a worker is out of step") };
-            tally.merge(&ran.tally)?;
+            tally += &ran.tally;
             times = Some(match times {
                 None => (ran.start, ran.end),
                 Some((start, end)) => (start.min(ran.start), end.max(ran.end)),
@@ -152,9 +162,7 @@ impl Host for Workers {
         let nanoseconds = times.map_or(0, |(start, end)| (end - start).as_nanos());
         Ok((u64::try_from(nanoseconds).unwrap_or(u64::MAX), tally))
     }
-}
 
-impl Workers {
     /// All workers' answers. Once a memory server is lost, all are told to stop: one that draws, or finds all that it needs
     /// in its cache, would not notice.
     fn answers(&self) -> Vec<anyhow::Result<Answer>> {
@@ -229,88 +237,51 @@ struct Lane {
     plan: Arc<Plan>,
     keys: KeySpace,
     compute: Arc<ComputeServer>,
-    way: Way,
+    reach: Reach,
     stop: Arc<AtomicBool>,
 }
 
 impl Lane {
     /// The life of a worker's thread.
     fn obey(self, orders: &Receiver<Order>, answers: &Sender<anyhow::Result<Answer>>) {
-        let proof = attach::proof(self.plan.validation);
-        match &self.way {
-            Way::OneSided => self.serve(orders, answers, |_, tree| Ok(tree)),
-            Way::Cached(cache) => self.serve(orders, answers, |worker, tree| {
-                Ok(BTree::over(cache.own(worker, tree.structure().clone(), KeyRange::ALL)?))
-            }),
-            Way::CachedInner(cache) => self.serve(orders, answers, |worker, tree| {
-                Ok(BTree::over(cache.share(worker, tree.structure().clone(), proof)?))
-            }),
+        // Nobody listens to an answer only when the process is on its way out.
+        if let Err(error) = self.serve(orders, answers) {
+            let _ = answers.send(Err(error));
         }
     }
 
-    fn serve<A: Reach>(
-        &self,
-        orders: &Receiver<Order>,
-        answers: &Sender<anyhow::Result<Answer>>,
-        over: impl FnOnce(&Worker, BTree<OneSided>) -> Result<BTree<A>, Error>,
-    ) {
-        let mut busy = match self.enter(over) {
-            Ok(busy) => busy,
-            Err(error) => {
-                // Nobody listens only when the process is on its way out; so for every answer.
-                let _ = answers.send(Err(error));
-                return;
-            }
-        };
+    fn serve(&self, orders: &Receiver<Order>, answers: &Sender<anyhow::Result<Answer>>) -> anyhow::Result<()> {
+        let worker = self.compute.worker()?;
+        let tree = self.reach.open(&worker)?;
+        let mut busy = Busy { client: [Client { tree, worker }], insert_turns: 0, prepared: None };
         let _ = answers.send(Ok(Answer::Ready));
         for order in orders {
-            let answer = match order {
+            let _ = answers.send(match order {
                 Order::Prepare(phase) => busy.prepare(self, &phase).map(|()| Answer::Ready),
                 Order::Go => busy.go(self).map(|ran| Answer::Done(Box::new(ran))),
                 Order::Flush => busy.flush().map(Answer::Flushed),
-            };
-            let _ = answers.send(answer);
+            });
         }
-    }
-
-    fn enter<A: Reach>(
-        &self,
-        over: impl FnOnce(&Worker, BTree<OneSided>) -> Result<BTree<A>, Error>,
-    ) -> anyhow::Result<Busy<A>> {
-        let worker = self.compute.worker()?;
-        let tree = worker.block_on(BTree::open(&worker, &self.plan.tree, attach::proof(self.plan.validation)))?;
-        Ok(Busy { tree: over(&worker, tree)?, worker, insert_turns: 0, prepared: None })
+        Ok(())
     }
 }
 
 /// A worker with its tree.
 #[derive(Debug)]
-struct Busy<A> {
-    tree: BTree<A>,
-    worker: Worker,
+struct Busy {
+    client: [Client; 1],
     insert_turns: u64,
-    prepared: Option<Prepared>,
+    prepared: Option<Work>,
 }
 
-/// A phase with all that can be worked out before the clock starts.
-#[derive(Debug)]
-enum Prepared {
-    BulkLoad { sorted: Arc<[u64]>, fill: f64 },
-    Idle,
-    Run { stream: Vec<Draw>, limit: WorkerLimit, in_flight: u32 },
-}
-
-impl<A: Reach> Busy<A> {
-    fn counts(&self) -> (Counters, CacheCounts) {
-        let counters = Counters::from(self.worker.counters());
-        (counters, self.tree.access().cache_counts(counters.reads))
-    }
-
+impl Busy {
     fn flush(&self) -> anyhow::Result<u64> {
-        let written = |(_, cache): (Counters, CacheCounts)| cache.write_backs;
-        let before = written(self.counts());
-        self.worker.block_on(self.tree.access().flush())?;
-        Ok(written(self.counts()) - before)
+        let [client] = &self.client;
+        let flushed = driver::counted(&self.client, || {
+            client.worker.block_on(client.tree.flush())?;
+            Ok(Tally::default())
+        })?;
+        Ok(flushed.cache.write_backs)
     }
 
     fn prepare(&mut self, lane: &Lane, phase: &Phase) -> anyhow::Result<()> {
@@ -318,63 +289,40 @@ impl<A: Reach> Busy<A> {
             ensure!(!lane.stop.load(Ordering::Relaxed), "stopped by a signal");
             Ok(())
         };
-        self.prepared = Some(match compute::work(&lane.plan, &lane.keys, phase, lane.id, &go_on)? {
-            Work::BulkLoad { fill } => Prepared::BulkLoad { sorted: lane.keys.sorted(), fill },
-            Work::Idle => Prepared::Idle,
-            Work::Run { stream, limit, in_flight } => Prepared::Run { stream, limit, in_flight },
-        });
+        self.prepared = Some(compute::work(&lane.plan, &lane.keys, phase, lane.id, &go_on)?);
         Ok(())
     }
 
     fn go(&mut self, lane: &Lane) -> anyhow::Result<Ran> {
         let prepared = self.prepared.take().context("nothing was prepared")?;
-        let before = self.counts();
         let start = Instant::now();
-        let mut tally = match prepared {
-            Prepared::Idle => Tally::new()?,
-            Prepared::BulkLoad { sorted, fill } => self.bulk_load(&sorted, fill)?,
-            Prepared::Run { stream, limit, in_flight } => {
+        let tally = match prepared {
+            Work::Idle => Tally::default(),
+            Work::BulkLoad { sorted, fill } => self.bulk_load(&sorted, fill)?,
+            Work::Run { stream, limit, in_flight } => {
                 let end = match limit {
-                    WorkerLimit::Operations(operations) => End::Operations(operations),
-                    WorkerLimit::For(duration) => End::At(start + duration),
+                    Limit::Operations(operations) => End::Operations(operations),
+                    Limit::For(duration) => End::At(start + duration),
                 };
-                let feed = Feed::new(stream, lane.keys.clone(), lane.id, end, self.insert_turns);
-                self.run(feed.interrupted_by(&lane.stop), in_flight)?
+                let issue = Issue::new(stream, lane.keys.clone(), lane.id, self.insert_turns);
+                let feed = Feed::new(issue, end).interrupted_by(&lane.stop);
+                let (tally, issued) = driver::run(&self.client, vec![feed], in_flight)?;
+                self.insert_turns = issued.first().map_or(self.insert_turns, Issue::insert_turns);
+                tally
             }
         };
         let end = Instant::now();
         ensure!(!lane.stop.load(Ordering::Relaxed), "stopped by a signal");
-        let after = self.counts();
-        (tally.counters, tally.cache) = (after.0.since(&before.0), after.1.since(&before.1));
         Ok(Ran { start, end, tally })
     }
 
     fn bulk_load(&self, sorted: &[u64], fill: f64) -> anyhow::Result<Tally> {
-        let entries = sorted.iter().map(|key| (*key, value_for(*key, 0)));
-        let loaded = self.worker.block_on(self.tree.bulk_load(entries, fill))?;
-        let mut tally = Tally::new()?;
-        (tally.outcomes.ops, tally.outcomes.inserted) = (loaded, loaded);
-        Ok(tally)
-    }
-
-    /// Keeps `in_flight` tasks on the feed until it ends.
-    fn run(&mut self, feed: Feed, in_flight: u32) -> anyhow::Result<Tally> {
-        let (feed, tally) = (Rc::new(feed), Rc::new(RefCell::new(Tally::new()?)));
-        let spawn = |_| {
-            let (tree, feed, tally) = (self.tree.clone(), Rc::clone(&feed), Rc::clone(&tally));
-            self.worker.spawn(async move { run_task(&tree, &feed, &tally).await })
-        };
-        let tasks: Vec<_> = (0..in_flight).map(spawn).collect();
-        let result = self.worker.block_on(async {
-            let mut result = Ok(());
-            for task in tasks {
-                result = result.and(task.await);
-            }
-            result
-        });
-        self.insert_turns = feed.insert_turns();
-        result?;
-        let tally = tally.borrow().clone();
-        Ok(tally)
+        let [client] = &self.client;
+        driver::counted(&self.client, || {
+            let entries = sorted.iter().map(|key| (*key, value_for(*key, 0)));
+            let loaded = client.worker.block_on(client.tree.bulk_load(entries, fill))?;
+            let outcomes = Outcomes { ops: loaded, inserted: loaded, ..Outcomes::default() };
+            Ok(Tally { outcomes, ..Tally::default() })
+        })
     }
 }

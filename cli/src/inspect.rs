@@ -18,7 +18,6 @@ use farlink_runtime::{audit, catalog};
 use farlink_structures::BTree;
 use farlink_structures::btree::{self, BTreeOptions, Report};
 
-use crate::bench::Inspect;
 use crate::keys::KeySpace;
 use crate::place::Place;
 use crate::report::{CheckRow, Footprint};
@@ -101,6 +100,29 @@ impl Cluster {
         })
     }
 
+    /// The size of a sound tree, and the remote memory that it takes.
+    pub(crate) fn footprint(&self, name: &str) -> anyhow::Result<Footprint> {
+        let (row, report) = self.check(name)?;
+        ensure!(row.ok, "the tree is broken: {}", row.problem.unwrap_or_default());
+        let memory = self.visit(async |worker| Ok(audit::memory(worker).await?))?;
+        Ok(Footprint {
+            entries: report.entries,
+            levels: report.height() as u64,
+            leased_bytes: memory.leased_bytes,
+            tree_bytes: report.bytes(),
+        })
+    }
+
+    /// The last check of a bench's tree, and its entries. In a cluster of the bench's own nobody else can hold pages then.
+    pub(crate) fn final_check(&self, name: &str, alone: bool) -> anyhow::Result<(CheckRow, u64)> {
+        let (mut row, report) = self.check(name).context("the final check")?;
+        if alone && row.ok && report.audit.held > 0 {
+            (row.ok, row.problem) =
+                (false, Some(format!("{} pages are lost: not in the tree, and not free", report.audit.held)));
+        }
+        Ok((row, report.entries))
+    }
+
     /// The check of a tree, and its report.
     pub(crate) fn check(&self, name: &str) -> anyhow::Result<(CheckRow, Report)> {
         let report = self.visit(async |worker| Ok(open(worker, name).await?.check().await?))?;
@@ -150,38 +172,4 @@ fn problem(report: &Report) -> Option<String> {
         }
     }
     Some(told.join("; "))
-}
-
-/// The tree of a bench.
-#[derive(Debug)]
-pub(crate) struct Inspector<'a> {
-    pub(crate) cluster: &'a Cluster,
-    pub(crate) tree: &'a str,
-    /// Whether the cluster is the bench's own: then nobody else can hold pages at the end.
-    pub(crate) alone: bool,
-}
-
-impl Inspect for Inspector<'_> {
-    fn footprint(&mut self) -> anyhow::Result<Footprint> {
-        let (row, report) = self.cluster.check(self.tree)?;
-        if let Some(problem) = row.problem {
-            anyhow::bail!("the tree is broken: {problem}");
-        }
-        let memory = self.cluster.visit(async |worker| Ok(audit::memory(worker).await?))?;
-        Ok(Footprint {
-            entries: report.entries,
-            levels: report.height() as u64,
-            leased_bytes: memory.leased_bytes,
-            tree_bytes: report.bytes(),
-        })
-    }
-
-    fn check(&mut self) -> anyhow::Result<(CheckRow, u64)> {
-        let (mut row, report) = self.cluster.check(self.tree).context("the final check")?;
-        if self.alone && row.problem.is_none() && report.audit.held > 0 {
-            row.problem = Some(format!("{} pages are lost: not in the tree, and not free", report.audit.held));
-            row.ok = false;
-        }
-        Ok((row, report.entries))
-    }
 }

@@ -193,6 +193,11 @@ impl Chooser {
         Ok(Self { loaded, zipf, ranks: Permutation::new(loaded, seed) })
     }
 
+    /// The number of the loaded key with this rank of popularity.
+    pub(crate) fn ranked(&self, rank: u64) -> u64 {
+        self.ranks.apply(rank)
+    }
+
     /// The number of one loaded key.
     pub(crate) fn draw(&self, random: &mut impl Rng) -> u64 {
         match &self.zipf {

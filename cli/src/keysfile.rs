@@ -8,12 +8,13 @@
 //! for that many keys. A file that is neither is reported as what it most resembles: with a zero byte or invalid UTF-8
 //! in it, as a damaged SOSD file, and otherwise as text with a bad line.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::units::{NumberError, parse_u64, shorten};
+use anyhow::{Context as _, bail, ensure};
+
+use crate::units::parse_u64;
 
 /// Bytes that are read at a time, so that a large SOSD file is not held twice.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -34,163 +35,97 @@ pub(crate) struct Keys {
     pub(crate) format: Format,
 }
 
-/// Why a file gives no keys. `Display` names the file, where in it, and the reason.
-#[derive(Debug)]
-pub(crate) struct KeysFileError {
-    path: PathBuf,
-    reason: Reason,
-}
-
-/// The reason alone.
-#[derive(Debug)]
-pub(crate) enum Reason {
-    /// The file cannot be opened or read.
-    Io(io::Error),
-    /// No keys at all.
-    Empty,
-    /// Binary, and shorter than its own count says.
-    Truncated { count: u64, file_bytes: u64 },
-    /// Binary, and longer than its own count says.
-    TrailingBytes { count: u64, offset: u64, extra_bytes: u64 },
-    /// Binary, and too short even for a count.
-    NoCount { file_bytes: u64 },
-    /// The file shrank while it was read.
-    Shrank { offset: u64 },
-    /// Text with a line that is no key.
-    BadLine { line: u64, error: NumberError },
-    /// More keys than memory can hold.
-    TooMany { count: u64 },
-}
-
-impl fmt::Display for KeysFileError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path.display();
-        match &self.reason {
-            Reason::Io(error) => write!(out, "cannot read the keys file {path}: {error}"),
-            Reason::Empty => write!(out, "{path} holds no keys; give one integer a line, or a SOSD file"),
-            Reason::Truncated { count, file_bytes } => write!(
-                out,
-                "{path} is truncated: its first word, at offset 0, counts {count} keys, which take {} bytes, and the \
-                 file has {file_bytes}",
-                8 + 8 * u128::from(*count)
-            ),
-            Reason::TrailingBytes { count, offset, extra_bytes } => write!(
-                out,
-                "{path} has {extra_bytes} trailing bytes at offset {offset}, after the {count} keys that its first \
-                 word counts"
-            ),
-            Reason::NoCount { file_bytes } => write!(
-                out,
-                "{path} is neither text nor SOSD: it is binary, and its {file_bytes} bytes are fewer than the 8 of a \
-                 count"
-            ),
-            Reason::Shrank { offset } => write!(out, "{path} ended at offset {offset} while it was being read"),
-            Reason::BadLine { line, error } => write!(out, "{path}, line {line}: {error}"),
-            Reason::TooMany { count } => write!(out, "{path} counts {count} keys, more than memory can hold"),
-        }
-    }
-}
-
-impl std::error::Error for KeysFileError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.reason {
-            Reason::Io(error) => Some(error),
-            _ => None,
-        }
-    }
-}
-
-/// Reads a keys file.
-pub(crate) fn read(path: &Path) -> Result<Keys, KeysFileError> {
-    let open = || -> Result<Keys, Reason> {
-        let mut file = File::open(path).map_err(Reason::Io)?;
-        let metadata = file.metadata().map_err(Reason::Io)?;
+/// Reads a keys file. Errors name the file, where in it, and the reason.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Keys> {
+    let read = || {
+        let mut file = File::open(path)?;
+        let metadata = file.metadata()?;
         // Only a regular file knows its size before it is read; a pipe is read whole first.
         if metadata.is_file() {
-            decode(&mut file, metadata.len())
-        } else {
-            let mut content = Vec::new();
-            file.read_to_end(&mut content).map_err(Reason::Io)?;
-            decode(&mut content.as_slice(), content.len() as u64)
+            return Ok(decode(&mut file, metadata.len()));
         }
+        let mut content = Vec::new();
+        file.read_to_end(&mut content)?;
+        io::Result::Ok(decode(&mut content.as_slice(), content.len() as u64))
     };
-    open().map_err(|reason| KeysFileError { path: path.to_owned(), reason })
+    let decoded = read().with_context(|| format!("cannot read the keys file {}", path.display()))?;
+    decoded.with_context(|| format!("the keys file {}", path.display()))
 }
 
 /// Decodes content of a known size.
-fn decode(content: &mut impl Read, size: u64) -> Result<Keys, Reason> {
-    if size == 0 {
-        return Err(Reason::Empty);
-    }
+fn decode(content: &mut impl Read, size: u64) -> anyhow::Result<Keys> {
     let mut head = Vec::with_capacity(WORD_BYTES as usize);
-    content.take(WORD_BYTES).read_to_end(&mut head).map_err(Reason::Io)?;
+    content.take(WORD_BYTES).read_to_end(&mut head)?;
     if let Ok(word) = <[u8; 8]>::try_from(head.as_slice()) {
         let count = u64::from_le_bytes(word);
-        if count.checked_mul(WORD_BYTES).and_then(|bytes| bytes.checked_add(WORD_BYTES)) == Some(size) {
+        if sosd_bytes(count) == Some(size) {
             return decode_sosd(content, count);
         }
     }
-    content.read_to_end(&mut head).map_err(Reason::Io)?;
+    content.read_to_end(&mut head)?;
     decode_text(&head)
 }
 
-fn decode_sosd(content: &mut impl Read, count: u64) -> Result<Keys, Reason> {
+/// The size of a SOSD file of so many keys.
+fn sosd_bytes(count: u64) -> Option<u64> {
+    count.checked_mul(WORD_BYTES)?.checked_add(WORD_BYTES)
+}
+
+fn decode_sosd(content: &mut impl Read, count: u64) -> anyhow::Result<Keys> {
     let mut keys: Vec<u64> = Vec::new();
-    let room = usize::try_from(count).map_err(|_| Reason::TooMany { count })?;
-    keys.try_reserve_exact(room).map_err(|_| Reason::TooMany { count })?;
+    let too_many = || format!("it counts {count} keys, more than memory can hold");
+    let room = usize::try_from(count).with_context(too_many)?;
+    keys.try_reserve_exact(room).with_context(too_many)?;
     let mut chunk = Vec::with_capacity(CHUNK_BYTES.min(room.saturating_mul(8)));
     while (keys.len() as u64) < count {
         let left_bytes = (count - keys.len() as u64) * WORD_BYTES;
         let wanted = left_bytes.min(CHUNK_BYTES as u64);
         chunk.clear();
-        let got = content.take(wanted).read_to_end(&mut chunk).map_err(Reason::Io)? as u64;
-        if got < wanted {
-            return Err(Reason::Shrank { offset: (keys.len() as u64 + 1) * WORD_BYTES + got });
-        }
+        let got = content.take(wanted).read_to_end(&mut chunk)? as u64;
+        let offset = (keys.len() as u64 + 1) * WORD_BYTES + got;
+        ensure!(got == wanted, "it ended at offset {offset} while it was being read");
         let (words, _) = chunk.as_chunks::<8>();
         keys.extend(words.iter().map(|word| u64::from_le_bytes(*word)));
     }
     finish(keys, Format::Sosd)
 }
 
-fn decode_text(content: &[u8]) -> Result<Keys, Reason> {
+fn decode_text(content: &[u8]) -> anyhow::Result<Keys> {
     let text = match str::from_utf8(content) {
         Ok(text) if !content.contains(&0) => text,
-        _ => return Err(damaged_sosd(content)),
+        _ => bail!(damaged_sosd(content)),
     };
     let mut keys = Vec::new();
     for (number, line) in (1u64..).zip(text.lines()) {
         let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
+        if !line.is_empty() && !line.starts_with('#') {
+            keys.push(parse_u64(line).with_context(|| format!("line {number}"))?);
         }
-        keys.push(parse_u64(line).map_err(|error| Reason::BadLine { line: number, error: sharpen(line, error) })?);
     }
     finish(keys, Format::Text)
 }
 
-/// The first token says more than a whole line when the line holds several.
-fn sharpen(line: &str, error: NumberError) -> NumberError {
-    if line.split_whitespace().count() > 1 { NumberError::NotAnInteger(shorten(line)) } else { error }
-}
-
 /// What is wrong with binary content whose size does not match its count.
-fn damaged_sosd(content: &[u8]) -> Reason {
+fn damaged_sosd(content: &[u8]) -> String {
     let file_bytes = content.len() as u64;
-    let Some(word) = content.first_chunk::<8>() else { return Reason::NoCount { file_bytes } };
+    let Some(word) = content.first_chunk::<8>() else {
+        return format!("neither text nor SOSD: its {file_bytes} bytes are fewer than the 8 of a count");
+    };
     let count = u64::from_le_bytes(*word);
-    match count.checked_mul(WORD_BYTES).and_then(|bytes| bytes.checked_add(WORD_BYTES)) {
-        Some(needed) if needed < file_bytes => {
-            Reason::TrailingBytes { count, offset: needed, extra_bytes: file_bytes - needed }
-        }
-        _ => Reason::Truncated { count, file_bytes },
+    match sosd_bytes(count) {
+        Some(needed) if needed < file_bytes => format!(
+            "it has {} trailing bytes at offset {needed}, after the {count} keys that its first word counts",
+            file_bytes - needed
+        ),
+        _ => format!(
+            "it is truncated: its first word counts {count} keys, which take {} bytes, and the file has {file_bytes}",
+            8 + 8 * u128::from(count)
+        ),
     }
 }
 
-fn finish(mut keys: Vec<u64>, format: Format) -> Result<Keys, Reason> {
-    if keys.is_empty() {
-        return Err(Reason::Empty);
-    }
+fn finish(mut keys: Vec<u64>, format: Format) -> anyhow::Result<Keys> {
+    ensure!(!keys.is_empty(), "it holds no keys; give one integer a line, or a SOSD file");
     let all = keys.len();
     keys.sort_unstable();
     keys.dedup();
@@ -209,12 +144,12 @@ mod tests {
         bytes
     }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Keys, KeysFileError> {
-        decode(&mut &bytes[..], bytes.len() as u64).map_err(|reason| KeysFileError { path: "keys".into(), reason })
+    fn from_bytes(bytes: &[u8]) -> anyhow::Result<Keys> {
+        decode(&mut &bytes[..], bytes.len() as u64)
     }
 
     fn error(bytes: &[u8]) -> String {
-        from_bytes(bytes).unwrap_err().to_string()
+        format!("{:#}", from_bytes(bytes).unwrap_err())
     }
 
     #[test]
@@ -236,8 +171,8 @@ mod tests {
         assert!(error(b"").contains("holds no keys"));
         assert!(error(b"# nothing\n\n").contains("holds no keys"));
         assert!(error(&sosd(&[])).contains("holds no keys"));
-        assert_eq!(error(b"1\n2\nthree\n"), "keys, line 3: `three` is not an unsigned integer");
-        assert_eq!(error(b"1 2\n"), "keys, line 1: `1 2` is not an unsigned integer");
+        assert_eq!(error(b"1\n2\nthree\n"), "line 3: `three` is not an unsigned integer");
+        assert_eq!(error(b"1 2\n"), "line 1: `1 2` is not an unsigned integer");
         assert!(error(b"\n18446744073709551616").contains("line 2: `18446744073709551616` is larger"));
         assert!(error(b"-4").contains("line 1: `-4`"));
         assert!(error(&[0xFF; 64]).contains("truncated"));
@@ -247,7 +182,7 @@ mod tests {
     fn files_are_named_in_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("absent");
-        assert!(read(&path).unwrap_err().to_string().contains("absent"));
+        assert!(read(&path).unwrap_err().to_string().contains("cannot read"));
         assert!(read(folder.path()).is_err());
         std::fs::write(&path, sosd(&(0..300_000).rev().collect::<Vec<u64>>())).unwrap();
         assert_eq!(read(&path).unwrap().sorted, (0..300_000).collect::<Vec<u64>>());
@@ -256,8 +191,8 @@ mod tests {
     #[test]
     fn a_file_that_shrinks_is_an_error() {
         let whole = sosd(&[1, 2, 3]);
-        let reason = decode(&mut &whole[..20], whole.len() as u64).unwrap_err();
-        assert!(matches!(reason, Reason::Shrank { offset: 20 }), "{reason:?}");
+        let error = decode(&mut &whole[..20], whole.len() as u64).unwrap_err();
+        assert!(error.to_string().contains("ended at offset 20"), "{error}");
     }
 
     proptest! {

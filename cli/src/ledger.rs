@@ -23,7 +23,7 @@ impl Ledger {
 
     /// Enters what all workers did in one phase. A bulk load counts as that many inserts.
     pub(crate) fn enter(&mut self, phase: &Outcomes) {
-        self.total.add(phase);
+        self.total += *phase;
     }
 
     /// How many entries the tree must hold now; `None` if more were removed than ever inserted.

@@ -2,17 +2,15 @@
 //!
 //! `args.rs` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through
 //! the plan's phases over the line protocol of `protocol.rs`; in each of them `compute.rs` obeys and `host.rs` runs the
-//! workers, which reach the tree as `reach.rs` says. `cluster.rs` runs the memory servers, `inspect.rs` looks at the tree, `report.rs` prints. Keys and streams
-//! are drawn before the clock starts (`keys.rs`, `stream.rs`), and `driver.rs` runs them.
+//! workers, which reach the tree as `reach.rs` says. `cluster.rs` runs the memory servers, `inspect.rs` looks at the tree,
+//! `report.rs` prints. Keys and streams are drawn before the clock starts (`keys.rs`, `stream.rs`), and `driver.rs` runs them;
+//! figures (`figure/`) run theirs with the same driver and report the same rows.
 
 mod args;
-mod attach;
 mod bench;
-mod child;
 mod cluster;
 mod commands;
 mod compute;
-mod cores;
 mod driver;
 mod feed;
 mod figure;

@@ -3,11 +3,18 @@
 //! The command line is turned into a plan before anything is started, so that a mistake in it costs nothing.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use farlink_offload::AccessMode;
+use farlink_runtime::fabric::Fabric;
+use farlink_runtime::fabric::mem::MemOptions;
+use farlink_runtime::one_sided::Proof;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::keys::Distribution;
+use crate::place::Place;
 use crate::stream::WorkerId;
 use crate::units::{show_bytes, show_count, show_nanoseconds};
 use crate::workload::Mix;
@@ -49,26 +56,25 @@ pub(crate) enum Validation {
     LockBodyLock,
 }
 
-/// How workers reach the tree's pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum AccessKind {
-    /// Every page is read from remote memory.
-    OneSided,
-    /// The one compute process owns the tree, and caches all levels; changed pages are written when they leave the cache.
-    Cached,
-    /// Any number of processes change the tree; each caches inner pages.
-    CachedInner,
+impl Validation {
+    pub(crate) fn proof(self) -> Proof {
+        match self {
+            Self::Checksum => Proof::Checksum,
+            Self::LockBodyLock => Proof::LockBodyLock,
+        }
+    }
 }
 
-impl AccessKind {
-    /// The name that users and rows give it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::OneSided => "one-sided",
-            Self::Cached => "cached",
-            Self::CachedInner => "cached-inner",
-        }
+/// An access mode travels by its name.
+mod by_name {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(mode: &AccessMode, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(mode)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<AccessMode, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 
@@ -81,40 +87,30 @@ pub(crate) enum Structure {
 }
 
 /// How long a mix runs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Limit {
-    /// So many operations over all workers.
+    /// So many operations: of all workers, or of the one whose [share](Limit::share) it is.
     Operations(u64),
-    /// So many nanoseconds.
-    Nanoseconds(u64),
+    /// So long.
+    For(Duration),
 }
 
 impl Limit {
     /// What the worker with this number must do of it: shares differ by one at most and add to the whole.
-    pub(crate) fn share(self, worker: WorkerId) -> WorkerLimit {
-        match self {
-            Self::Nanoseconds(nanoseconds) => WorkerLimit::For(Duration::from_nanos(nanoseconds)),
-            Self::Operations(operations) => {
-                let total = worker.total.max(1);
-                WorkerLimit::Operations(operations / total + u64::from(worker.index < operations % total))
-            }
-        }
+    pub(crate) fn share(self, worker: WorkerId) -> Self {
+        let Self::Operations(operations) = self else { return self };
+        let total = worker.total.max(1);
+        Self::Operations(operations / total + u64::from(worker.index < operations % total))
     }
-}
-
-/// One worker's part of a [`Limit`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WorkerLimit {
-    Operations(u64),
-    For(Duration),
 }
 
 /// A checked plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) structure: Structure,
-    pub(crate) access: AccessKind,
+    #[serde(with = "by_name")]
+    pub(crate) access: AccessMode,
     /// The cache of each process. `None` without one, and until the number of keys is known that decides the default.
     pub(crate) cache_bytes: Option<u64>,
     /// The name that the tree has in the catalog.
@@ -149,6 +145,16 @@ impl Plan {
             index: u64::from(process) * u64::from(self.workers) + u64::from(worker),
             total: u64::from(self.processes) * u64::from(self.workers),
         }
+    }
+
+    /// The way to the cluster, as slow and as nasty as the plan wants it.
+    pub(crate) fn fabric(&self, place: &Place) -> anyhow::Result<Arc<dyn Fabric>> {
+        place.fabric(MemOptions {
+            latency_ns: self.latency_ns,
+            bandwidth_bytes_per_s: self.bandwidth_bytes_per_second.unwrap_or(0),
+            nasty: self.nasty,
+            ..MemOptions::default()
+        })
     }
 
     /// Whether some mix removes keys: then a key that is not found is no loss.
@@ -256,7 +262,7 @@ pub(crate) mod tests {
     pub(crate) fn plan() -> Plan {
         Plan {
             structure: Structure::Btree,
-            access: AccessKind::OneSided,
+            access: AccessMode::OneSided,
             cache_bytes: None,
             tree: "bench".into(),
             servers: 2,
@@ -283,7 +289,7 @@ pub(crate) mod tests {
     #[test]
     fn plans_survive_the_wire() {
         let mut plan = plan();
-        plan.limit = Limit::Nanoseconds(5);
+        plan.limit = Limit::For(Duration::from_nanos(5));
         plan.keys = KeySource::File("keys.bin".into());
         let line = serde_json::to_string(&plan).unwrap();
         assert!(!line.contains('\n'));
@@ -296,7 +302,7 @@ pub(crate) mod tests {
         let mut sum = 0;
         for process in 0..2 {
             for worker in 0..3 {
-                let WorkerLimit::Operations(share) = plan.limit.share(plan.worker_id(process, worker)) else {
+                let Limit::Operations(share) = plan.limit.share(plan.worker_id(process, worker)) else {
                     panic!("operations were asked for");
                 };
                 assert!((1..=2).contains(&share));
@@ -312,7 +318,7 @@ pub(crate) mod tests {
         let plan = plan();
         assert_eq!(plan.default_cache_bytes(100_000_000), 128_000_000);
         assert_eq!(plan.default_cache_bytes(1), (64 << 10) + 3 * 16 * 8 * 1024);
-        let cached = Plan { access: AccessKind::Cached, cache_bytes: Some(1 << 20), ..plan };
+        let cached = Plan { access: AccessMode::Cached, cache_bytes: Some(1 << 20), ..plan };
         let summary = cached.summary(5);
         assert!(summary.starts_with("btree, cached: ") && summary.contains("cache of 1.00 MiB"), "{summary}");
     }

@@ -43,6 +43,14 @@ impl Progress {
         }
     }
 
+    /// A step from its beginning to its end.
+    pub(crate) fn step<R>(&mut self, step: &str, run: impl FnOnce() -> R) -> R {
+        self.begin(step);
+        let result = run();
+        self.finish_step();
+        result
+    }
+
     /// The step that began last is done.
     pub(crate) fn finish_step(&mut self) {
         match self {

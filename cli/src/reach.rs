@@ -1,87 +1,195 @@
-//! How the workers of a bench reach the tree: one-sided, or through a cache that the workers of a process share.
+//! How workers reach the tree, in each of the access modes.
 
-use farlink_offload::{CacheOptions, Cached, CachedInner, ComputeCache, Counters};
-use farlink_runtime::access::Access;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use farlink_offload::{
+    AccessMode, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid, Parted,
+    PartedRemote, Policies, Remote,
+};
 use farlink_runtime::error::Error;
-use farlink_runtime::one_sided::OneSided;
-use farlink_structures::btree::BTreeLayout;
+use farlink_runtime::messaging::ChannelOptions;
+use farlink_runtime::one_sided::{OneSided, Proof};
+use farlink_runtime::operation::Cut;
+use farlink_runtime::structure::Structure;
+use farlink_runtime::worker::{Task, Worker};
+use farlink_structures::BTree;
+use farlink_structures::btree::{BTreeLayout, KeyRange};
 
-use crate::plan::{AccessKind, Plan};
-use crate::tally::CacheCounts;
+use crate::driver::run_task;
+use crate::feed::{Feed, Request};
+use crate::tally::{CacheCounts, Levels, Tally};
 
-/// What the workers of a process share.
+/// More than any shipped operation here has: which messages are better fetched need not be measured.
+const EAGER_WORDS: usize = 1024;
+
+/// What the workers of a compute server share.
 #[derive(Debug, Clone)]
-pub(crate) enum Way {
-    OneSided,
-    Cached(ComputeCache<BTreeLayout>),
-    CachedInner(ComputeCache<BTreeLayout>),
+pub(crate) struct Reach {
+    mode: AccessMode,
+    proof: Proof,
+    parts: Vec<Structure>,
+    cut: Cut,
+    cache: Option<ComputeCache<BTreeLayout>>,
+    owned: KeyRange,
+    policies: Option<fn() -> Policies>,
 }
 
-impl Way {
-    /// The plan's, with a cache that is empty.
-    pub(crate) fn new(plan: &Plan) -> anyhow::Result<Self> {
-        let cache = || -> anyhow::Result<_> {
-            let bytes = usize::try_from(plan.cache_bytes.unwrap_or_default())?;
-            let mut options = CacheOptions::new(bytes);
-            options.page_bytes = plan.page_bytes as usize;
-            options.handles_max = plan.workers as usize;
-            Ok(ComputeCache::new(BTreeLayout, options)?)
-        };
-        Ok(match plan.access {
-            AccessKind::OneSided => Self::OneSided,
-            AccessKind::Cached => Self::Cached(cache()?),
-            AccessKind::CachedInner => Self::CachedInner(cache()?),
+impl Reach {
+    /// A tree without a cache.
+    pub(crate) fn new(mode: AccessMode, tree: Structure, proof: Proof) -> Self {
+        let (parts, cut, owned) = (vec![tree], Cut::Hash, KeyRange::ALL);
+        Self { mode, proof, parts, cut, cache: None, owned, policies: None }
+    }
+
+    /// A tree in parts, each on another memory server.
+    pub(crate) fn of_parts(mode: AccessMode, parts: Vec<Structure>, cut: Cut) -> anyhow::Result<Self> {
+        let first = parts.first().ok_or_else(|| anyhow::anyhow!("a tree has parts"))?.clone();
+        Ok(Self { parts, cut, ..Self::new(mode, first, Proof::Checksum) })
+    }
+
+    /// The same through a cache, empty now, which holds all pages of these keys or inner ones only.
+    pub(crate) fn through(self, cache: CacheOptions, owned: KeyRange) -> Result<Self, Error> {
+        Ok(Self { cache: Some(ComputeCache::new(BTreeLayout, cache)?), owned, ..self })
+    }
+
+    /// The same, where a policy says for each miss whether the operation is shipped.
+    pub(crate) fn shipping(self, policies: fn() -> Policies) -> Self {
+        Self { policies: Some(policies), ..self }
+    }
+
+    /// The tree, as one worker reaches it.
+    pub(crate) fn open(&self, worker: &Worker) -> anyhow::Result<Tree> {
+        let tree = || self.parts[0].clone();
+        let cache = || self.cache.as_ref().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode));
+        Ok(match (self.mode, self.policies) {
+            (AccessMode::OneSided, _) => Tree::OneSided(BTree::over(OneSided::new(worker, tree(), self.proof))),
+            (AccessMode::Cached, None) => Tree::Cached(BTree::over(cache()?.own(worker, tree(), self.owned)?)),
+            (AccessMode::Cached, Some(policies)) => {
+                let options = ChannelOptions { eager_words: Some(EAGER_WORDS), ..ChannelOptions::default() };
+                drop(worker.block_on(worker.channel_with(tree().root.server(), options))?);
+                let cached = cache()?.own(worker, tree(), self.owned)?;
+                Tree::Engine(BTree::over(Engine::new(cached, policies(), EngineOptions::default())?))
+            }
+            (AccessMode::CachedInner, _) => {
+                Tree::CachedInner(BTree::over(cache()?.share(worker, tree(), self.proof)?))
+            }
+            (AccessMode::Coarse, _) => {
+                let parts: Vec<_> = self.parts.iter().map(|part| Remote::new(worker, part.clone())).collect();
+                for part in &parts {
+                    worker.block_on(part.shipper().connect(part.structure().root.server()))?;
+                }
+                Tree::Coarse(BTree::over(Parted::new(parts, self.cut.clone())?))
+            }
+            (AccessMode::Hybrid, _) => {
+                let parts: Vec<_> =
+                    self.parts.iter().map(|part| Hybrid::new(worker, part.clone(), self.proof)).collect();
+                for part in &parts {
+                    worker.block_on(part.shipper().connect(part.structure().root.server()))?;
+                }
+                Tree::Hybrid(BTree::over(Parted::new(parts, self.cut.clone())?))
+            }
         })
     }
 }
 
-/// An access as a bench sees it.
-pub(crate) trait Reach: Access + Clone + 'static {
+/// A tree, as one worker reaches it.
+#[derive(Debug)]
+pub(crate) enum Tree {
+    OneSided(BTree<OneSided>),
+    Cached(BTree<Cached<BTreeLayout>>),
+    CachedInner(BTree<CachedInner<BTreeLayout>>),
+    Engine(BTree<Engine<BTreeLayout>>),
+    Coarse(BTree<PartedRemote>),
+    Hybrid(BTree<Parted<Hybrid>>),
+}
+
+impl Tree {
+    /// Starts a task that runs operations from `feed` until it ends.
+    pub(crate) fn spawn<I: Iterator<Item = Request> + 'static>(
+        &self,
+        worker: &Worker,
+        feed: &Rc<Feed<I>>,
+        tally: &Rc<RefCell<Tally>>,
+    ) -> Task<Result<(), Error>> {
+        let (feed, tally) = (Rc::clone(feed), Rc::clone(tally));
+        macro_rules! spawn {
+            ($tree:expr) => {{
+                let tree = $tree.clone();
+                worker.spawn(async move { run_task(&tree, &feed, &tally).await })
+            }};
+        }
+        match self {
+            Self::OneSided(tree) => spawn!(tree),
+            Self::Cached(tree) => spawn!(tree),
+            Self::CachedInner(tree) => spawn!(tree),
+            Self::Engine(tree) => spawn!(tree),
+            Self::Coarse(tree) => spawn!(tree),
+            Self::Hybrid(tree) => spawn!(tree),
+        }
+    }
+
+    /// Loads entries in the order of their keys into the empty tree.
+    pub(crate) async fn bulk_load(
+        &self,
+        entries: impl IntoIterator<Item = (u64, u64)>,
+        fill: f64,
+    ) -> anyhow::Result<u64> {
+        Ok(match self {
+            Self::OneSided(tree) => tree.bulk_load(entries, fill).await?,
+            Self::Cached(tree) => tree.bulk_load(entries, fill).await?,
+            Self::CachedInner(tree) => tree.bulk_load(entries, fill).await?,
+            Self::Engine(_) | Self::Coarse(_) | Self::Hybrid(_) => {
+                anyhow::bail!("a tree is loaded by who reaches its pages")
+            }
+        })
+    }
+
     /// What the cache did so far for this worker, which has read remotely so often.
-    fn cache_counts(&self, _reads: u64) -> CacheCounts {
-        CacheCounts::default()
+    pub(crate) fn cache_counts(&self, reads: u64) -> CacheCounts {
+        match self {
+            Self::OneSided(_) | Self::Coarse(_) | Self::Hybrid(_) => CacheCounts::default(),
+            Self::Cached(tree) => counts(&tree.access().counters()),
+            Self::CachedInner(tree) => above_leaves(counts(&tree.access().counters()), reads),
+            Self::Engine(tree) => {
+                let engine = tree.access().counts();
+                CacheCounts {
+                    shipped: engine.shipped,
+                    came_back: engine.came_back,
+                    contrary: engine.contrary,
+                    ..counts(&tree.access().cached().counters())
+                }
+            }
+        }
     }
 
-    /// Makes all that this process has changed visible to others.
-    async fn flush(&self) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-impl Reach for OneSided {}
-
-impl Reach for Cached<BTreeLayout> {
-    fn cache_counts(&self, _reads: u64) -> CacheCounts {
-        counts(&self.counters())
-    }
-
-    async fn flush(&self) -> Result<(), Error> {
-        Self::flush(self).await
-    }
-}
-
-impl Reach for CachedInner<BTreeLayout> {
-    fn cache_counts(&self, reads: u64) -> CacheCounts {
-        let mut counts = counts(&self.counters());
-        // Leaves are read past the cache: each such read is a miss.
-        let past = reads.saturating_sub(counts.leaf_misses + counts.inner_misses);
-        counts.lookups += past;
-        counts.leaf_misses += past;
-        counts
+    /// Makes all that the compute server has changed visible to others.
+    pub(crate) async fn flush(&self) -> Result<(), Error> {
+        match self {
+            Self::Cached(tree) => tree.access().flush().await,
+            Self::Engine(tree) => tree.access().cached().flush().await,
+            _ => Ok(()),
+        }
     }
 }
 
 fn counts(counters: &Counters) -> CacheCounts {
     let total = counters.total();
-    let leaf_misses = counters.levels[0].misses;
     CacheCounts {
         // Who waits for a read that another operation has begun costs no read of its own.
         lookups: total.hits + total.misses + total.shared_fetches,
-        leaf_misses,
-        inner_misses: total.misses - leaf_misses,
+        misses: Levels(counters.levels.map(|level| level.misses)),
         write_backs: total.write_backs,
-        flushed: 0,
+        ..CacheCounts::default()
     }
+}
+
+/// Counts where leaves are read past the cache: each such read is a leaf's miss.
+fn above_leaves(mut counts: CacheCounts, reads: u64) -> CacheCounts {
+    let past = reads.saturating_sub(counts.misses.total());
+    counts.lookups += past;
+    counts.misses.0[0] += past;
+    counts
 }
 
 #[cfg(test)]
@@ -89,11 +197,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shared_fetch_is_no_miss() {
+    fn a_shared_fetch_is_no_miss_and_a_read_past_the_cache_is_one() {
         let mut counters = Counters::default();
-        (counters.levels[0].hits, counters.levels[0].misses, counters.levels[0].shared_fetches) = (5, 3, 2);
-        (counters.levels[1].hits, counters.levels[1].misses, counters.levels[2].write_backs) = (9, 1, 4);
-        let expected = CacheCounts { lookups: 20, leaf_misses: 3, inner_misses: 1, write_backs: 4, flushed: 0 };
-        assert_eq!(counts(&counters), expected);
+        (counters.levels[1].hits, counters.levels[1].misses, counters.levels[1].shared_fetches) = (85, 10, 5);
+        (counters.levels[2].hits, counters.levels[2].write_backs) = (100, 4);
+        let counted = counts(&counters);
+        assert_eq!((counted.lookups, counted.misses.0[..3].to_vec(), counted.write_backs), (200, vec![0, 10, 0], 4));
+        let counted = above_leaves(counted, 110);
+        assert_eq!((counted.lookups, counted.misses.0[..3].to_vec()), (300, vec![100, 10, 0]));
     }
 }

@@ -4,99 +4,111 @@
 //! collected into one table, and memory rows and checks are plain lines. Field names are stable: scripts read them.
 
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 
+use anyhow::ensure;
+use comfy_table::Table;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::tally::{Counters, Tally};
 use crate::units::{show_bytes, show_count};
 
-/// What was varied, and what was held: part of every measured row.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Varied {
-    pub(crate) structure: String,
-    pub(crate) access: String,
-    /// Of each process; null without a cache.
-    pub(crate) cache_bytes: Option<u64>,
-    pub(crate) in_flight: u32,
-    pub(crate) workers: u32,
-    pub(crate) processes: u32,
-    pub(crate) servers: u32,
-    pub(crate) keys: u64,
-    pub(crate) page_bytes: u32,
-    pub(crate) latency_ns: u64,
-    pub(crate) bandwidth_bytes_per_second: Option<u64>,
-    pub(crate) nasty: bool,
-    pub(crate) validation: String,
-    pub(crate) load: String,
-    pub(crate) distribution: String,
-    pub(crate) theta: Option<f64>,
-    pub(crate) scan_length: u32,
-    pub(crate) seed: u64,
-}
+/// Named values, in the order in which they were added.
+pub(crate) type Fields = Vec<(&'static str, Value)>;
 
-/// One measured phase.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct MeasuredRow {
+/// One measured row, of a bench or of a figure. What was not measured is null.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub(crate) struct Row {
     pub(crate) name: String,
-    pub(crate) ops: u64,
-    pub(crate) seconds: f64,
-    pub(crate) ops_per_second: f64,
+    pub(crate) ops: Option<u64>,
+    pub(crate) seconds: Option<f64>,
+    pub(crate) ops_per_second: Option<f64>,
     /// Null where operations are not timed one by one: in a bulk load.
     pub(crate) p50_ns: Option<u64>,
     pub(crate) p99_ns: Option<u64>,
     pub(crate) p999_ns: Option<u64>,
-    pub(crate) reads_per_op: f64,
-    pub(crate) writes_per_op: f64,
-    pub(crate) atomics_per_op: f64,
-    pub(crate) two_sided_per_op: f64,
-    pub(crate) bytes_per_op: f64,
-    pub(crate) round_trips_per_op: f64,
-    /// The share of page accesses that needed no remote read; like the four below, null without a cache.
+    pub(crate) reads_per_op: Option<f64>,
+    pub(crate) writes_per_op: Option<f64>,
+    pub(crate) atomics_per_op: Option<f64>,
+    pub(crate) two_sided_per_op: Option<f64>,
+    pub(crate) bytes_per_op: Option<f64>,
+    pub(crate) round_trips_per_op: Option<f64>,
+    pub(crate) restarts_per_op: Option<f64>,
+    /// The share of page accesses that needed no remote read; like those below, null without a cache.
     pub(crate) hit_ratio: Option<f64>,
     pub(crate) leaf_misses_per_op: Option<f64>,
     pub(crate) inner_misses_per_op: Option<f64>,
+    /// Leaves first.
+    pub(crate) misses_by_level: Option<Vec<f64>>,
     /// Pages written because they left the cache; part of the writes.
     pub(crate) write_backs_per_op: Option<f64>,
     /// Pages written at the end of the phase; part of nothing else here.
     pub(crate) flushed_pages: Option<u64>,
-    pub(crate) restarts_per_op: f64,
-    #[serde(flatten)]
-    pub(crate) varied: Varied,
+    /// What was varied, and what was held.
+    #[serde(flatten, serialize_with = "fields")]
+    pub(crate) more: Fields,
 }
 
-impl MeasuredRow {
+impl Row {
     /// A row from what all workers counted together in `seconds`.
-    pub(crate) fn new(name: &str, seconds: f64, tally: &Tally, varied: Varied) -> Self {
+    pub(crate) fn measured(name: &str, seconds: f64, tally: &Tally, has_cache: bool) -> Self {
         let ops = tally.outcomes.ops;
-        let per_op = |count: u64| if ops == 0 { 0.0 } else { count as f64 / ops as f64 };
-        let quantiles = tally.latency.quantiles();
-        let timed = |quantile_ns| (tally.latency.len() > 0).then_some(quantile_ns);
-        let has_cache = varied.cache_bytes.is_some();
+        let per_op = |count: u64| Some(if ops == 0 { 0.0 } else { count as f64 / ops as f64 });
+        let cached = |count: u64| per_op(count).filter(|_| has_cache);
         let Counters { reads, writes, atomics, two_sided, bytes, round_trips, restarts } = tally.counters;
+        let (cache, misses) = (&tally.cache, &tally.cache.misses);
+        let levels = misses.0.iter().rposition(|misses| *misses > 0).map_or(1, |level| level + 1);
         Self {
             name: name.to_owned(),
-            ops,
-            seconds,
-            ops_per_second: if seconds > 0.0 { ops as f64 / seconds } else { 0.0 },
-            p50_ns: timed(quantiles.p50_ns),
-            p99_ns: timed(quantiles.p99_ns),
-            p999_ns: timed(quantiles.p999_ns),
+            ops: Some(ops),
+            seconds: Some(seconds),
+            ops_per_second: Some(if seconds > 0.0 { ops as f64 / seconds } else { 0.0 }),
+            p50_ns: tally.latency.quantile(0.5),
+            p99_ns: tally.latency.quantile(0.99),
+            p999_ns: tally.latency.quantile(0.999),
             reads_per_op: per_op(reads),
             writes_per_op: per_op(writes),
             atomics_per_op: per_op(atomics),
             two_sided_per_op: per_op(two_sided),
             bytes_per_op: per_op(bytes),
             round_trips_per_op: per_op(round_trips),
-            // A bulk load looks up a few pages before it begins: that is no ratio to speak of.
-            hit_ratio: tally.cache.hit_ratio().filter(|_| has_cache && tally.cache.lookups >= ops),
-            leaf_misses_per_op: has_cache.then(|| per_op(tally.cache.leaf_misses)),
-            inner_misses_per_op: has_cache.then(|| per_op(tally.cache.inner_misses)),
-            write_backs_per_op: has_cache.then(|| per_op(tally.cache.write_backs)),
-            flushed_pages: has_cache.then_some(tally.cache.flushed),
             restarts_per_op: per_op(restarts),
-            varied,
+            // A bulk load looks up a few pages before it begins: that is no ratio to speak of.
+            hit_ratio: cache.hit_ratio().filter(|_| has_cache && cache.lookups >= ops),
+            leaf_misses_per_op: cached(misses.leaf()),
+            inner_misses_per_op: cached(misses.total() - misses.leaf()),
+            misses_by_level: has_cache
+                .then(|| misses.0[..levels].iter().filter_map(|misses| per_op(*misses)).collect()),
+            write_backs_per_op: cached(cache.write_backs),
+            flushed_pages: has_cache.then_some(cache.flushed),
+            more: Vec::new(),
         }
+    }
+
+    /// Adds something that was varied or held.
+    pub(crate) fn with(mut self, field: &'static str, value: impl Into<Value>) -> Self {
+        self.more.push((field, value.into()));
+        self
+    }
+
+    /// What was added, as a person reads it; nothing is `-`.
+    pub(crate) fn shown(&self, field: &str) -> String {
+        match self.more.iter().find(|(name, _)| *name == field) {
+            None | Some((_, Value::Null)) => "-".to_owned(),
+            Some((_, Value::String(text))) => text.clone(),
+            Some((_, value)) => value.to_string(),
+        }
+    }
+
+    /// What was added, if it is a number.
+    pub(crate) fn number(&self, field: &str) -> Option<f64> {
+        self.more.iter().find(|(name, _)| *name == field).and_then(|(_, value)| value.as_f64())
+    }
+
+    /// How many times as many operations a second as another row; not a number where one has none.
+    pub(crate) fn times(&self, other: &Self) -> f64 {
+        self.ops_per_second.unwrap_or(f64::NAN) / other.ops_per_second.unwrap_or(f64::NAN)
     }
 }
 
@@ -149,7 +161,7 @@ pub(crate) struct CheckRow {
     pub(crate) problem: Option<String>,
     /// What was counted, in the order it was counted.
     #[serde(flatten, serialize_with = "fields")]
-    pub(crate) counts: Vec<(String, Value)>,
+    pub(crate) counts: Fields,
 }
 
 impl CheckRow {
@@ -164,9 +176,19 @@ impl CheckRow {
         Self::new(name, problem).count("expected", expected).count("found", found)
     }
 
+    /// A check that a ratio lies within bounds.
+    pub(crate) fn within(name: &str, ratio: f64, bounds: RangeInclusive<f64>) -> Self {
+        let problem =
+            (!bounds.contains(&ratio)).then(|| match (ratio < *bounds.start(), *bounds.start(), *bounds.end()) {
+                (true, least, _) => format!("{ratio:.3}, not {least} at least"),
+                (false, _, most) => format!("{ratio:.3}, not {most} at most"),
+            });
+        Self::new(name, problem).count("ratio", (ratio * 1000.0).round() / 1000.0)
+    }
+
     /// Adds something that was counted.
-    pub(crate) fn count(mut self, name: &str, count: impl Into<Value>) -> Self {
-        self.counts.push((name.to_owned(), count.into()));
+    pub(crate) fn count(mut self, name: &'static str, count: impl Into<Value>) -> Self {
+        self.counts.push((name, count.into()));
         self
     }
 }
@@ -176,7 +198,7 @@ impl CheckRow {
 pub(crate) struct Reporter<W> {
     out: W,
     json: bool,
-    rows: Vec<MeasuredRow>,
+    rows: Vec<Row>,
     failed_checks: Vec<String>,
 }
 
@@ -192,7 +214,7 @@ impl<W: Write> Reporter<W> {
     }
 
     /// Takes a measured row: a JSON line at once, or a line of the table later.
-    pub(crate) fn measured(&mut self, row: MeasuredRow) -> io::Result<()> {
+    pub(crate) fn row(&mut self, row: Row) -> io::Result<()> {
         if self.json {
             return self.json_line(&row);
         }
@@ -223,13 +245,10 @@ impl<W: Write> Reporter<W> {
         )
     }
 
-    /// Prints the table of all measured rows so far, and forgets them.
-    pub(crate) fn table(&mut self) -> io::Result<()> {
-        if self.rows.is_empty() {
-            return Ok(());
-        }
-        let table = crate::table::measured(&std::mem::take(&mut self.rows));
-        writeln!(self.out, "{table}")
+    /// Prints a table of all rows so far under a title, if there are any, and forgets them.
+    pub(crate) fn table(&mut self, title: &str, make: impl FnOnce(&[Row]) -> Table) -> io::Result<()> {
+        let rows = std::mem::take(&mut self.rows);
+        if rows.is_empty() { Ok(()) } else { writeln!(self.out, "{title}{}", make(&rows)) }
     }
 
     /// Prints a check.
@@ -249,9 +268,10 @@ impl<W: Write> Reporter<W> {
         if counts.is_empty() { writeln!(self.out) } else { writeln!(self.out, " ({})", counts.join(", ")) }
     }
 
-    /// The names of the checks that did not hold.
-    pub(crate) fn failed_checks(&self) -> &[String] {
-        &self.failed_checks
+    /// An error that names the checks that did not hold, if there are any.
+    pub(crate) fn all_held(&self) -> anyhow::Result<()> {
+        ensure!(self.failed_checks.is_empty(), "failed: {}", self.failed_checks.join(", "));
+        Ok(())
     }
 
     fn json_line(&mut self, record: &impl Serialize) -> io::Result<()> {
@@ -262,8 +282,8 @@ impl<W: Write> Reporter<W> {
     }
 }
 
-fn fields<S: Serializer>(counts: &[(String, Value)], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(counts.iter().map(|(name, count)| (name, count)))
+fn fields<S: Serializer>(fields: &Fields, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(fields.iter().map(|(name, value)| (name, value)))
 }
 
 fn plain(value: &Value) -> String {
@@ -277,38 +297,15 @@ fn plain(value: &Value) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::table;
     use crate::tally::Outcomes;
     use serde_json::Map;
 
-    pub(crate) fn varied(in_flight: u32) -> Varied {
-        Varied {
-            structure: "btree".into(),
-            access: "one-sided".into(),
-            cache_bytes: None,
-            in_flight,
-            workers: 2,
-            processes: 1,
-            servers: 2,
-            keys: 1_000_000,
-            page_bytes: 1024,
-            latency_ns: 0,
-            bandwidth_bytes_per_second: None,
-            nasty: false,
-            validation: "checksum".into(),
-            load: "bulk".into(),
-            distribution: "zipf".into(),
-            theta: Some(0.99),
-            scan_length: 100,
-            seed: 1,
-        }
-    }
-
-    pub(crate) fn row(name: &str, in_flight: u32, seconds: f64) -> MeasuredRow {
-        let mut tally = Tally::new().unwrap();
-        tally.outcomes = Outcomes { ops: 4, ..Outcomes::default() };
+    pub(crate) fn row(name: &str, in_flight: u32, seconds: f64) -> Row {
+        let mut tally = Tally { outcomes: Outcomes { ops: 4, ..Outcomes::default() }, ..Tally::default() };
         tally.counters = Counters { reads: 8, bytes: 4096, round_trips: 9, ..Counters::default() };
         (1..=4).for_each(|ns| tally.latency.record(ns * 1000));
-        MeasuredRow::new(name, seconds, &tally, varied(in_flight))
+        Row::measured(name, seconds, &tally, false).with("in_flight", in_flight)
     }
 
     pub(crate) fn footprint(entries: u64) -> Footprint {
@@ -323,64 +320,34 @@ pub(crate) mod tests {
 
     #[test]
     fn json_rows_have_the_stable_fields() {
-        let text = printed(true, |reporter| reporter.measured(row("ycsb-a", 16, 2.0)).unwrap());
+        let text = printed(true, |reporter| reporter.row(row("ycsb-a", 16, 2.0)).unwrap());
         assert!(text.ends_with('\n') && text.lines().count() == 1);
         let object: Map<String, Value> = serde_json::from_str(&text).unwrap();
-        for field in [
-            "name",
-            "ops",
-            "seconds",
-            "ops_per_second",
-            "p50_ns",
-            "p99_ns",
-            "p999_ns",
-            "reads_per_op",
-            "writes_per_op",
-            "atomics_per_op",
-            "two_sided_per_op",
-            "bytes_per_op",
-            "round_trips_per_op",
-            "hit_ratio",
-            "restarts_per_op",
-            "access",
-            "cache_bytes",
-            "in_flight",
-            "workers",
-            "processes",
-            "servers",
-            "keys",
-            "page_bytes",
-            "latency_ns",
-            "distribution",
-            "theta",
-        ] {
+        let fields = "name ops seconds ops_per_second p50_ns p99_ns p999_ns reads_per_op writes_per_op atomics_per_op \
+                      two_sided_per_op bytes_per_op round_trips_per_op hit_ratio restarts_per_op in_flight";
+        for field in fields.split(' ') {
             assert!(object.contains_key(field), "{field}");
         }
-        assert_eq!(object["hit_ratio"], Value::Null);
-        assert_eq!(object["reads_per_op"], 2.0);
+        assert_eq!((&object["hit_ratio"], &object["reads_per_op"]), (&Value::Null, &2.0.into()));
         assert_eq!(object["ops_per_second"], 2.0);
     }
 
     #[test]
     fn rows_with_a_cache() {
-        let mut tally = Tally::new().unwrap();
-        (tally.outcomes.ops, tally.cache.lookups, tally.cache.leaf_misses) = (4, 12, 3);
-        let cached = |tally: &Tally| {
-            let varied = Varied { cache_bytes: Some(1 << 20), ..varied(1) };
-            MeasuredRow::new("ycsb-c", 1.0, tally, varied)
-        };
-        let row = cached(&tally);
+        let mut tally = Tally { outcomes: Outcomes { ops: 4, ..Outcomes::default() }, ..Tally::default() };
+        (tally.cache.lookups, tally.cache.misses.0[0]) = (12, 3);
+        let row = Row::measured("ycsb-c", 1.0, &tally, true);
         assert_eq!((row.hit_ratio, row.leaf_misses_per_op, row.flushed_pages), (Some(0.75), Some(0.75), Some(0)));
         tally.cache.lookups = 3;
-        assert_eq!(cached(&tally).hit_ratio, None);
-        let row = MeasuredRow::new("ycsb-c", 1.0, &tally, varied(1));
+        assert_eq!(Row::measured("ycsb-c", 1.0, &tally, true).hit_ratio, None);
+        let row = Row::measured("ycsb-c", 1.0, &tally, false);
         assert_eq!((row.hit_ratio, row.write_backs_per_op), (None, None));
     }
 
     #[test]
     fn nothing_measured_is_zero_and_not_nan() {
-        let row = MeasuredRow::new("load", 0.0, &Tally::new().unwrap(), varied(1));
-        assert_eq!((row.ops_per_second, row.reads_per_op), (0.0, 0.0));
+        let row = Row::measured("load", 0.0, &Tally::default(), false);
+        assert_eq!((row.ops_per_second, row.reads_per_op), (Some(0.0), Some(0.0)));
         assert!(MemoryRow::new("load", footprint(0)).leased_bytes_per_entry.is_none());
     }
 
@@ -392,7 +359,7 @@ pub(crate) mod tests {
             printed(json, |reporter| {
                 reporter.check(&held).unwrap();
                 reporter.check(&failed).unwrap();
-                assert_eq!(reporter.failed_checks(), ["entries"]);
+                assert_eq!(reporter.all_held().unwrap_err().to_string(), "failed: entries");
             })
         };
         assert_eq!(
@@ -410,10 +377,10 @@ pub(crate) mod tests {
     fn people_get_one_table_and_memory_lines() {
         let text = printed(false, |reporter| {
             reporter.memory(&MemoryRow::new("load", footprint(1000))).unwrap();
-            reporter.measured(row("ycsb-a", 1, 2.0)).unwrap();
-            reporter.measured(row("ycsb-b", 1, 2.0)).unwrap();
-            reporter.table().unwrap();
-            reporter.table().unwrap();
+            reporter.row(row("ycsb-a", 1, 2.0)).unwrap();
+            reporter.row(row("ycsb-b", 1, 2.0)).unwrap();
+            reporter.table("", table::measured).unwrap();
+            reporter.table("", table::measured).unwrap();
         });
         let expected = "after load: 1000 entries, 2 levels; memory leased 19.53 KiB (20.00 B/entry), \
                         in the tree 17.58 KiB (18.00 B/entry)\n";

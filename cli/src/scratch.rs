@@ -7,7 +7,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -41,7 +40,7 @@ impl Scratch {
             // Locked first and named after, so that no other run ever sees the name without the lock.
             let unnamed = folder.path().join("new.lock");
             let lock = OpenOptions::new().create_new(true).write(true).open(&unnamed)?;
-            try_lock(&lock)?;
+            lock.try_lock()?;
             fs::rename(&unnamed, folder.path().join(LOCK_NAME))?;
             Ok(Self { folder, _lock: lock })
         };
@@ -71,16 +70,6 @@ impl Scratch {
     }
 }
 
-/// Takes the exclusive lock of a file or fails at once.
-fn try_lock(file: &File) -> io::Result<()> {
-    // SAFETY: flock takes a descriptor, which `file` keeps open over the call, and touches no memory of ours.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
 /// Removes folders whose run is gone. Errors do not matter: what cannot be removed now may be removed next time.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
@@ -88,7 +77,7 @@ fn remove_abandoned(parent: &Path) {
         |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX));
     for path in entries.flatten().map(|entry| entry.path()).filter(ours) {
         let Ok(lock) = OpenOptions::new().write(true).open(path.join(LOCK_NAME)) else { continue };
-        if try_lock(&lock).is_ok() {
+        if lock.try_lock().is_ok() {
             let _ = fs::remove_dir_all(&path);
         }
     }

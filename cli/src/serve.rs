@@ -21,8 +21,6 @@ use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
 
-const READY: &str = "farlink server";
-
 /// Signals that end a server. Made before the server is announced, so that a stop that comes at once is not lost.
 #[derive(Debug)]
 pub(crate) struct StopSignals(Signals);
@@ -51,38 +49,31 @@ pub(crate) fn ship(server: &MemoryServer, dir: &Path, args: &ServeArgs) -> Resul
     ship_at(listener, server.memory(), move || Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?)))
 }
 
+/// The operations of every structure there is.
+pub(crate) fn registry() -> Registry {
+    let mut registry = Registry::new();
+    map::register::<Tree>(&mut registry);
+    map::register::<List>(&mut registry);
+    registry
+}
+
 /// [`ship`], on whatever fabric. The threads join the cluster, which `open` leads to, with the first operation.
 pub(crate) fn ship_at(
     listener: Box<dyn Listener>,
     memory: LocalMemory,
     open: impl Fn() -> Result<Arc<dyn Fabric>, Error> + Send + Sync + 'static,
 ) -> Result<ShipServer, Error> {
-    let mut registry = Registry::new();
-    map::register::<Tree>(&mut registry);
-    map::register::<List>(&mut registry);
     let join = move || Ok(Arc::new(ComputeServer::join(open()?, ComputeOptions::default())?));
-    ShipServer::start(listener, memory, registry, &ShipOptions::default(), join)
+    ShipServer::start(listener, memory, registry(), &ShipOptions::default(), join)
 }
 
 /// The line that announces a server.
 pub(crate) fn ready_line(server: u32) -> String {
-    format!("{READY} {server} ready")
+    format!("farlink server {server} ready")
 }
 
 /// Announces that clients may connect.
 pub(crate) fn announce_ready(out: &mut impl Write, server: u32) -> io::Result<()> {
     writeln!(out, "{}", ready_line(server))?;
     out.flush()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_line_and_flushed() {
-        let mut out = Vec::new();
-        announce_ready(&mut out, 3).unwrap();
-        assert_eq!(out, b"farlink server 3 ready\n");
-    }
 }

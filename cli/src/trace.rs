@@ -6,12 +6,11 @@
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::units::{NumberError, parse_u64, shorten};
+use anyhow::{Context as _, bail, ensure};
 
-/// The most entries that one `scan` line may ask for.
-const SCAN_LIMIT_MAX: u64 = u32::MAX as u64;
+use crate::units::{parse_u64, shorten};
 
 /// One line of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,127 +58,52 @@ pub(crate) fn answer_line(step: Step, answer: &Answer) -> String {
     line
 }
 
-/// Why a trace cannot be replayed.
-#[derive(Debug)]
-pub(crate) enum TraceError {
-    /// The file cannot be read.
-    Io { path: PathBuf, error: io::Error },
-    /// A line is malformed.
-    Line { path: PathBuf, line: u64, reason: LineError },
-}
-
-/// What is wrong with a line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum LineError {
-    NotText,
-    UnknownOperation(String),
-    WrongCount { operation: &'static str, usage: &'static str, found: usize },
-    Number { name: &'static str, error: NumberError },
-    ScanTooLong(u64),
-}
-
-impl fmt::Display for LineError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotText => write!(out, "not UTF-8 text"),
-            Self::UnknownOperation(word) => {
-                write!(out, "unknown operation `{word}`; use `get K`, `put K V`, `del K` or `scan K N`")
-            }
-            Self::WrongCount { operation, usage, found } => {
-                write!(out, "`{operation}` is written `{usage}`, and this one has {found} numbers")
-            }
-            Self::Number { name, error } => write!(out, "the {name}: {error}"),
-            Self::ScanTooLong(limit) => write!(out, "a scan of {limit} entries is more than {SCAN_LIMIT_MAX}"),
-        }
-    }
-}
-
-impl fmt::Display for TraceError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io { path, error } => write!(out, "cannot read the trace {}: {error}", path.display()),
-            Self::Line { path, line, reason } => {
-                write!(out, "{}, line {line}: {reason}; nothing was applied", path.display())
-            }
-        }
-    }
-}
-
-impl std::error::Error for TraceError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io { error, .. } => Some(error),
-            Self::Line { .. } => None,
-        }
-    }
-}
-
 /// Reads and parses a trace; `-` is standard input.
-pub(crate) fn read(path: &Path) -> Result<Vec<Step>, TraceError> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Step>> {
     let (name, content) = if path == Path::new("-") {
         let mut content = Vec::new();
-        (PathBuf::from("standard input"), io::stdin().lock().read_to_end(&mut content).map(|_| content))
+        ("standard input".to_owned(), io::stdin().lock().read_to_end(&mut content).map(|_| content))
     } else {
-        (path.to_owned(), std::fs::read(path))
+        (path.display().to_string(), std::fs::read(path))
     };
-    match content {
-        Err(error) => Err(TraceError::Io { path: name, error }),
-        Ok(content) => parse(&content).map_err(|(line, reason)| TraceError::Line { path: name, line, reason }),
-    }
+    let content = content.with_context(|| format!("cannot read the trace {name}"))?;
+    parse(&name, &content).context("nothing was applied")
 }
 
-/// Parses a whole trace; an error carries the number of its line, counted from 1.
-pub(crate) fn parse(content: &[u8]) -> Result<Vec<Step>, (u64, LineError)> {
+/// Parses a whole trace; an error names its line, counted from 1.
+fn parse(name: &str, content: &[u8]) -> anyhow::Result<Vec<Step>> {
     let mut steps = Vec::new();
     for (number, line) in (1u64..).zip(content.split(|byte| *byte == b'\n')) {
-        if let Some(step) = parse_line(line).map_err(|reason| (number, reason))? {
-            steps.push(step);
-        }
+        steps.extend(parse_line(line).with_context(|| format!("{name}, line {number}"))?);
     }
     Ok(steps)
 }
 
-fn parse_line(line: &[u8]) -> Result<Option<Step>, LineError> {
-    let line = str::from_utf8(line).map_err(|_| LineError::NotText)?.trim();
-    if line.starts_with('#') {
-        return Ok(None);
-    }
+fn parse_line(line: &[u8]) -> anyhow::Result<Option<Step>> {
+    let line = str::from_utf8(line).context("not UTF-8 text")?.trim();
     let mut words = line.split_whitespace();
-    let Some(operation) = words.next() else { return Ok(None) };
-    let numbers: Vec<&str> = words.collect();
-    let step = match operation {
-        "get" => {
-            let [key] = exactly("get", "get K", &numbers)?;
-            Step::Get(number("key", key)?)
-        }
-        "put" => {
-            let [key, value] = exactly("put", "put K V", &numbers)?;
-            Step::Put(number("key", key)?, number("value", value)?)
-        }
-        "del" => {
-            let [key] = exactly("del", "del K", &numbers)?;
-            Step::Del(number("key", key)?)
-        }
-        "scan" => {
-            let [from, limit] = exactly("scan", "scan K N", &numbers)?;
-            let (from, limit) = (number("key", from)?, number("count", limit)?);
-            Step::Scan(from, u32::try_from(limit).map_err(|_| LineError::ScanTooLong(limit))?)
-        }
-        other => return Err(LineError::UnknownOperation(shorten(other))),
+    let Some(operation) = words.next().filter(|_| !line.starts_with('#')) else { return Ok(None) };
+    let usage = match operation {
+        "get" => "get K",
+        "put" => "put K V",
+        "del" => "del K",
+        "scan" => "scan K N",
+        _ => bail!("unknown operation `{}`; use `get K`, `put K V`, `del K` or `scan K N`", shorten(operation)),
     };
-    Ok(Some(step))
-}
-
-fn exactly<'a, const N: usize>(
-    operation: &'static str,
-    usage: &'static str,
-    numbers: &[&'a str],
-) -> Result<[&'a str; N], LineError> {
-    numbers.try_into().map_err(|_| LineError::WrongCount { operation, usage, found: numbers.len() })
-}
-
-fn number(name: &'static str, token: &str) -> Result<u64, LineError> {
-    parse_u64(token).map_err(|error| LineError::Number { name, error })
+    let words: Vec<&str> = words.collect();
+    let wanted = usage.split(' ').count() - 1;
+    ensure!(words.len() == wanted, "`{operation}` is written `{usage}`, and this one has {} numbers", words.len());
+    let numbers = words.iter().map(|word| parse_u64(word)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Some(match (operation, numbers.as_slice()) {
+        ("get", [key]) => Step::Get(*key),
+        ("put", [key, value]) => Step::Put(*key, *value),
+        ("del", [key]) => Step::Del(*key),
+        ("scan", [from, limit]) => {
+            let limit = u32::try_from(*limit);
+            Step::Scan(*from, limit.with_context(|| format!("a scan asks for {} entries at most", u32::MAX))?)
+        }
+        _ => bail!("`{operation}` is written `{usage}`"),
+    }))
 }
 
 #[cfg(test)]
@@ -187,9 +111,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn error(text: &str) -> (u64, String) {
-        let (line, reason) = parse(text.as_bytes()).unwrap_err();
-        (line, reason.to_string())
+    fn parse(content: &[u8]) -> Result<Vec<Step>, String> {
+        super::parse("t", content).map_err(|error| format!("{error:#}"))
     }
 
     #[test]
@@ -201,15 +124,20 @@ mod tests {
 
     #[test]
     fn errors_say_which_line_and_why() {
-        assert_eq!(error("get 1\npush 2"), (2, LineError::UnknownOperation("push".into()).to_string()));
-        assert!(error("get").1.contains("`get` is written `get K`, and this one has 0 numbers"));
-        assert!(error("put 1").1.contains("`put K V`"));
-        assert!(error("del 1 2").1.contains("2 numbers"));
-        assert_eq!(error("\n\nget 5x").0, 3);
-        assert!(error("put 1 -2").1.contains("the value: `-2` is not an unsigned integer"));
-        assert!(error("get 18446744073709551616").1.contains("larger"));
-        assert!(error("scan 1 4294967296").1.contains("4294967296 entries"));
-        assert_eq!(parse(b"get 1\nget \xff"), Err((2, LineError::NotText)));
+        for (text, says) in [
+            (&b"get 1\npush 2"[..], "t, line 2: unknown operation `push`"),
+            (b"get", "`get` is written `get K`, and this one has 0 numbers"),
+            (b"put 1", "`put K V`"),
+            (b"del 1 2", "2 numbers"),
+            (b"\n\nget 5x", "line 3"),
+            (b"put 1 -2", "`-2` is not an unsigned integer"),
+            (b"get 18446744073709551616", "larger"),
+            (b"scan 1 4294967296", "4294967295 entries at most"),
+            (b"get 1\nget \xff", "line 2: not UTF-8"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
     }
 
     #[test]
@@ -218,8 +146,8 @@ mod tests {
         let path = folder.path().join("t.trace");
         assert!(read(&path).unwrap_err().to_string().contains("t.trace"));
         std::fs::write(&path, "get 1\nget one\n").unwrap();
-        let error = read(&path).unwrap_err().to_string();
-        assert!(error.contains("t.trace, line 2: the key: `one`") && error.ends_with("nothing was applied"), "{error}");
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("nothing was applied") && error.contains("t.trace, line 2: `one`"), "{error}");
     }
 
     #[test]
@@ -247,8 +175,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_give_steps_or_a_line(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Err((line, reason)) = parse(&bytes) {
-                prop_assert!(line >= 1 && !reason.to_string().is_empty());
+            if let Err(error) = parse(&bytes) {
+                prop_assert!(error.contains("line"));
             }
         }
 

@@ -2,32 +2,19 @@
 //!
 //! A number with an unknown unit is an error that lists the known ones; nothing is guessed.
 
-use std::fmt;
-
-/// Why a token is not an unsigned 64-bit integer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NumberError {
-    /// The token holds something that is not a decimal digit.
-    NotAnInteger(String),
-    /// Only digits, but more than `u64::MAX`.
-    TooLarge(String),
-}
-
-impl fmt::Display for NumberError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotAnInteger(token) => write!(out, "`{token}` is not an unsigned integer"),
-            Self::TooLarge(token) => write!(out, "`{token}` is larger than the largest 64-bit integer, {}", u64::MAX),
-        }
-    }
-}
+use anyhow::{Context as _, ensure};
 
 /// Parses decimal digits only: no sign, no underscores, no surrounding blanks.
-pub(crate) fn parse_u64(token: &str) -> Result<u64, NumberError> {
-    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(NumberError::NotAnInteger(shorten(token)));
-    }
-    token.parse().map_err(|_| NumberError::TooLarge(shorten(token)))
+pub(crate) fn parse_u64(token: &str) -> anyhow::Result<u64> {
+    let is_integer = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_digit());
+    ensure!(is_integer, "`{}` is not an unsigned integer", shorten(token));
+    let largest = || format!("`{}` is larger than the largest 64-bit integer, {}", shorten(token), u64::MAX);
+    token.parse().with_context(largest)
+}
+
+/// A number that fits, or an error that says what would.
+pub(crate) fn number(text: &str, fits: impl Fn(f64) -> bool, wanted: &str) -> Result<f64, String> {
+    text.trim().parse().ok().filter(|number| fits(*number)).ok_or_else(|| format!("it is to be {wanted}"))
 }
 
 /// Keeps an error message on one line even when the token is a megabyte of garbage.
@@ -40,80 +27,46 @@ pub(crate) fn shorten(token: &str) -> String {
     shown
 }
 
-/// Splits `1.5GiB` into the number and the unit, and multiplies by what `factor` says of the unit.
-fn parse_scaled(text: &str, factor: impl Fn(&str) -> Option<f64>, units: &str) -> Result<u64, String> {
+/// Splits `1.5GiB` into the number and the unit, and multiplies by what the unit stands for.
+fn parse_scaled(text: &str, units: &[(&str, f64)]) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let scale =
-        factor(unit.trim()).ok_or_else(|| format!("unknown unit `{}`; use one of {units}", shorten(unit.trim())))?;
-    let plain = number.replace('_', "");
+    let (number, unit) = (text[..digits].replace('_', ""), text[digits..].trim());
+    let known = units.iter().find(|(name, _)| *name == unit);
+    let &(_, scale) = known.ok_or_else(|| {
+        let names: Vec<&str> = units.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
+        format!("unknown unit `{}`; use one of {}", shorten(unit), names.join(", "))
+    })?;
+    let too_large = || format!("`{}` is too large", shorten(text));
     // Integers take the exact path: an f64 holds only 53 bits.
-    if let Ok(whole) = plain.parse::<u64>() {
-        let scaled = u128::from(whole) as f64 * scale;
-        return if scale.fract() == 0.0 {
-            whole.checked_mul(scale as u64).ok_or_else(|| format!("`{}` is too large", shorten(text)))
-        } else {
-            Ok(scaled.round() as u64)
-        };
+    if let (Ok(whole), true) = (number.parse::<u64>(), scale.fract() == 0.0) {
+        return whole.checked_mul(scale as u64).ok_or_else(too_large);
     }
-    let value: f64 = plain.parse().map_err(|_| format!("`{}` does not start with a number", shorten(text)))?;
+    let value: f64 = number.parse().map_err(|_| format!("`{}` does not start with a number", shorten(text)))?;
     let scaled = (value * scale).round();
-    if !scaled.is_finite() || scaled >= u64::MAX as f64 {
-        return Err(format!("`{}` is too large", shorten(text)));
-    }
-    Ok(scaled as u64)
+    if scaled < u64::MAX as f64 { Ok(scaled as u64) } else { Err(too_large()) }
 }
+
+const KIB: f64 = 1024.0;
 
 /// A size in bytes: `4096`, `64KiB`, `1GiB`, `10GB`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let factor = |unit: &str| {
-        Some(match unit {
-            "" | "B" => 1.0,
-            "kB" | "KB" => 1e3,
-            "MB" => 1e6,
-            "GB" => 1e9,
-            "TB" => 1e12,
-            "K" | "KiB" => 1024.0,
-            "M" | "MiB" => (1u64 << 20) as f64,
-            "G" | "GiB" => (1u64 << 30) as f64,
-            "T" | "TiB" => (1u64 << 40) as f64,
-            _ => return None,
-        })
-    };
-    parse_scaled(text, factor, "B, KiB, MiB, GiB, TiB, kB, MB, GB, TB")
+    let binary = [("KiB", KIB), ("MiB", KIB * KIB), ("GiB", KIB * KIB * KIB), ("TiB", KIB * KIB * KIB * KIB)];
+    let short = [("K", binary[0].1), ("M", binary[1].1), ("G", binary[2].1), ("T", binary[3].1)];
+    let decimal = [("", 1.0), ("B", 1.0), ("kB", 1e3), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)];
+    parse_scaled(text, &[&binary[..], &short, &decimal].concat())
 }
 
 /// A time in nanoseconds: `500ns`, `2us`, `1.5ms`; a bare number is nanoseconds.
 pub(crate) fn parse_nanoseconds(text: &str) -> Result<u64, String> {
-    let factor = |unit: &str| {
-        Some(match unit {
-            "" | "ns" => 1.0,
-            "us" | "µs" => 1e3,
-            "ms" => 1e6,
-            "s" => 1e9,
-            _ => return None,
-        })
-    };
-    parse_scaled(text, factor, "ns, us, ms, s")
+    parse_scaled(text, &[("", 1.0), ("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)])
 }
 
 /// A rate in bytes a second: `12500000000`, `10GB/s`, `100Gbit/s`.
 pub(crate) fn parse_bytes_per_second(text: &str) -> Result<u64, String> {
-    const UNITS: &str = "B/s, MB/s, GB/s, MiB/s, GiB/s, Mbit/s, Gbit/s";
-    let factor = |unit: &str| {
-        Some(match unit {
-            "" | "B/s" => 1.0,
-            "MB/s" => 1e6,
-            "GB/s" => 1e9,
-            "MiB/s" => (1u64 << 20) as f64,
-            "GiB/s" => (1u64 << 30) as f64,
-            "Mbit/s" => 125e3,
-            "Gbit/s" => 125e6,
-            _ => return None,
-        })
-    };
-    match parse_scaled(text, factor, UNITS)? {
+    let bytes =
+        [("", 1.0), ("B/s", 1.0), ("MB/s", 1e6), ("GB/s", 1e9), ("MiB/s", KIB * KIB), ("GiB/s", KIB * KIB * KIB)];
+    match parse_scaled(text, &[&bytes[..], &[("Mbit/s", 125e3), ("Gbit/s", 125e6)]].concat())? {
         0 => Err("a rate must be more than zero; leave the option out for no limit".to_owned()),
         rate => Ok(rate),
     }
@@ -166,10 +119,10 @@ mod tests {
 
     #[test]
     fn integers_are_digits_only() {
-        assert_eq!(parse_u64("18446744073709551615"), Ok(u64::MAX));
-        assert_eq!(parse_u64("18446744073709551616"), Err(NumberError::TooLarge("18446744073709551616".into())));
+        assert_eq!(parse_u64("18446744073709551615").unwrap(), u64::MAX);
+        assert!(parse_u64("18446744073709551616").unwrap_err().to_string().contains("larger"));
         for bad in ["", "+1", "-1", "1_000", "0x10", "1.5", "١"] {
-            assert!(matches!(parse_u64(bad), Err(NumberError::NotAnInteger(_))), "{bad}");
+            assert!(parse_u64(bad).unwrap_err().to_string().contains("not an unsigned integer"), "{bad}");
         }
     }
 

@@ -101,6 +101,17 @@ fn a_lookup_costs_one_read_a_level() {
 }
 
 #[test]
+fn phases_memory_and_checks_come_in_order() {
+    let said = bench("--json --keys 1000 --mix a,c --ops 100 --in-flight 1,4 --processes 2 --rounds 1").must_hold();
+    let rows = said.json();
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    let phases = "bulk-load memory ycsb-a ycsb-a ycsb-c ycsb-c remove-all-1 insert-all-1 memory";
+    let checks = "btree entries keys-present inserts-new values scans";
+    assert_eq!(names, format!("{phases} {checks}").split(' ').collect::<Vec<_>>());
+    assert_eq!((&rows[3]["in_flight"], &rows[3]["ops"], &rows[3]["processes"]), (&4.into(), &100.into(), &2.into()));
+}
+
+#[test]
 fn an_update_costs_one_atomic_and_three_words_more() {
     let said = bench("--json --keys 20000 --update 100 --workers 1 --ops 5000").must_hold();
     let rows = said.json();
@@ -212,7 +223,7 @@ fn a_trace_answers_line_by_line() {
 fn a_malformed_trace_applies_nothing() {
     let said = bench_with_input(&["--trace", "-"], "put 1 1\nput 2\n");
     assert_eq!(said.out, "");
-    said.must_fail_with(&["standard input, line 2: `put` is written `put K V`", "nothing was applied"]);
+    said.must_fail_with(&["nothing was applied: standard input, line 2: `put` is written `put K V`"]);
 }
 
 #[test]

@@ -33,6 +33,7 @@
 //! # Ok::<_, farlink_runtime::error::Error>(())
 //! ```
 
+mod access_mode;
 mod cached;
 mod engine;
 mod hybrid;
@@ -46,6 +47,7 @@ mod store;
 pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters, Memory};
 
 pub use crate::{
+    access_mode::{AccessMode, UnknownAccessMode},
     cached::{Cached, CachedPage, CachedViews},
     engine::{Engine, EngineCounts, EngineOptions, Policies},
     hybrid::Hybrid,

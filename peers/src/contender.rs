@@ -13,7 +13,6 @@ use farlink_runtime::{access::Access, error::Error, worker::Worker};
 use farlink_structures::btree::{BTree, BTreeLayout, KeyRange};
 
 use crate::{
-    direct::{Ahead, Direct},
     hand::Hand,
     keys::value_of,
     peers::{Bf, Concurrent, Congee, Peer, Reader, Scc, Std},
@@ -104,11 +103,7 @@ pub(crate) type Build = fn(&mut World) -> anyhow::Result<Box<dyn Contender>>;
 
 /// All contenders, by name.
 pub(crate) const ALL: &[(&str, Build)] = &[
-    ("hand", |world| Ok(Box::new(ByHand { tree: world.tree()?, prefetches: true }))),
-    ("hand-plain", |world| Ok(Box::new(ByHand { tree: world.tree()?, prefetches: false }))),
-    ("direct", |world| Ok(Box::new(ByDirect { tree: world.tree()?, at_once: false }))),
-    ("direct-at-once", |world| Ok(Box::new(ByDirect { tree: world.tree()?, at_once: true }))),
-    ("direct-plain", |world| Ok(Box::new(ByDirectPlain(world.tree()?)))),
+    ("hand", |world| Ok(Box::new(ByHand(world.tree()?)))),
     ("cached", |world| Ok(Box::new(ByCache::warmed_up(world.tree()?, &world.keys)?))),
     (Congee::NAME, peer::<Congee>),
     (Scc::NAME, peer::<Scc>),
@@ -167,18 +162,15 @@ async fn look_up_part<A: Access>(tree: &BTree<A>, job: &Job, first: usize, len: 
 }
 
 /// The hand-written lookup over the tree's pages.
-struct ByHand {
-    tree: Arc<LocalTree>,
-    prefetches: bool,
-}
+struct ByHand(Arc<LocalTree>);
 
 impl Contender for ByHand {
     fn name(&self) -> &'static str {
-        if self.prefetches { "hand" } else { "hand-plain" }
+        "hand"
     }
 
     fn run(&self, job: &Job) -> anyhow::Result<u64> {
-        let hand = Hand::new(&self.tree.structure, &self.tree.pages, self.prefetches);
+        let hand = Hand::new(&self.0.structure, &self.0.pages);
         job.in_batches(|keys| {
             for &key in keys {
                 let value = hand.get(key);
@@ -189,47 +181,6 @@ impl Contender for ByHand {
             Ok(())
         })
     }
-}
-
-/// The tree's own async code over the same pages; if several lookups are in flight, each lets the others run while it waits.
-/// At once: with one in flight the answer is had without the async code, as a cache does for pages that it has.
-struct ByDirect {
-    tree: Arc<LocalTree>,
-    at_once: bool,
-}
-
-impl Contender for ByDirect {
-    fn name(&self) -> &'static str {
-        if self.at_once { "direct-at-once" } else { "direct" }
-    }
-
-    fn interleaves(&self) -> bool {
-        !self.at_once
-    }
-
-    fn run(&self, job: &Job) -> anyhow::Result<u64> {
-        let ahead = if job.in_flight > 1 { Ahead::PrefetchAndYield } else { Ahead::Prefetch };
-        run_direct(&self.tree, ahead, self.at_once, job)
-    }
-}
-
-/// The tree's own code over the same pages, without any prefetch.
-struct ByDirectPlain(Arc<LocalTree>);
-
-impl Contender for ByDirectPlain {
-    fn name(&self) -> &'static str {
-        "direct-plain"
-    }
-
-    fn run(&self, job: &Job) -> anyhow::Result<u64> {
-        run_direct(&self.0, Ahead::Nothing, false, job)
-    }
-}
-
-fn run_direct(tree: &LocalTree, ahead: Ahead, at_once: bool, job: &Job) -> anyhow::Result<u64> {
-    let worker = tree.compute.worker()?;
-    let access = Direct::new(&worker, tree.structure.clone(), Arc::clone(&tree.pages), ahead);
-    look_up(&worker, &BTree::over(if at_once { access.at_once() } else { access }), job)
 }
 
 /// Bytes of a cache for each page of the tree: frame, table and sketch, and some slack, so that nothing is ever evicted.

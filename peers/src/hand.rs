@@ -10,10 +10,7 @@ use farlink_runtime::{
     sync::{AtomicU64, Ordering, fence},
 };
 
-use crate::{
-    direct::{PREFETCH_WORDS, prefetch},
-    tree::{LocalPages, PAGE_BYTES},
-};
+use crate::tree::{LocalPages, PAGE_BYTES};
 
 const WORDS: usize = PAGE_BYTES / 8;
 const LOW: usize = 4;
@@ -25,6 +22,12 @@ const CAPACITY: usize = (WORDS - KEYS) / 2;
 const HIGH_IS_INFINITE: u64 = 1 << 16;
 const LOCKED: u64 = 1 << 63;
 
+/// Words asked for: the header and, of pages of 1 KiB, all keys that nine tenths of a page hold.
+#[cfg(target_arch = "x86_64")]
+const PREFETCH_WORDS: usize = 64;
+#[cfg(target_arch = "x86_64")]
+const LINE_WORDS: usize = 8;
+
 /// Attempts, each of which found a page other than promised, before the tree counts as damaged.
 const ATTEMPTS_MAX: u32 = 1000;
 
@@ -35,7 +38,6 @@ pub(crate) struct Hand<'a> {
     root: RemotePtr,
     class: SizeClass,
     structure: u64,
-    prefetches: bool,
 }
 
 /// What a page says of a key.
@@ -46,13 +48,13 @@ enum Found {
 }
 
 impl<'a> Hand<'a> {
-    /// The tree in `pages`; whether lookups ask for a page's cache lines before they touch it.
+    /// The tree in `pages`.
     ///
     /// # Panics
     /// If its pages have another size than [`PAGE_BYTES`].
-    pub(crate) fn new(structure: &Structure, pages: &'a LocalPages, prefetches: bool) -> Self {
+    pub(crate) fn new(structure: &Structure, pages: &'a LocalPages) -> Self {
         assert_eq!(structure.class.bytes(), PAGE_BYTES, "the page size is part of the code");
-        Self { pages, root: structure.root, class: structure.class, structure: u64::from(structure.id.0), prefetches }
+        Self { pages, root: structure.root, class: structure.class, structure: u64::from(structure.id.0) }
     }
 
     /// The value of a key.
@@ -76,9 +78,7 @@ impl<'a> Hand<'a> {
         let mut at = self.root;
         loop {
             let page: &[AtomicU64; WORDS] = self.pages.page(at, self.class)?.try_into().ok()?;
-            if self.prefetches {
-                prefetch(page, 0..PREFETCH_WORDS);
-            }
+            prefetch(page);
             let version = page[LOCK].load(Ordering::Acquire);
             let is_promised =
                 word(page, SELF) == at.raw() && word(page, IDENTITY) >> 32 == self.structure && version & LOCKED == 0;
@@ -124,5 +124,39 @@ fn look(page: &[AtomicU64; WORDS], key: u64) -> Option<Found> {
         Some(index) if word(page, KEYS + index) == key => Some(Found::Value(word(page, KEYS + CAPACITY + index))),
         _ if is_leaf => Some(Found::Absent),
         _ => None,
+    }
+}
+
+/// Asks the processor for the cache lines of a page's header and keys.
+#[inline]
+fn prefetch(page: &[AtomicU64]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch of any address is harmless; these lie in a live mapping.
+        let prefetch = |word: &AtomicU64| unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(word).cast()) };
+        page.iter().take(PREFETCH_WORDS).step_by(LINE_WORDS).for_each(prefetch);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = page;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::tree::LocalTree;
+
+    #[test]
+    fn agrees_with_a_map_also_on_absent_keys() {
+        for count in [0u64, 1, 2, 53, 54, 55, 1000, 30_000] {
+            let map: BTreeMap<u64, u64> = (0..count).map(|index| (index * 3 + 1, index ^ 0x55)).collect();
+            let tree = LocalTree::build(map.clone(), map.len()).unwrap();
+            let hand = Hand::new(&tree.structure, &tree.pages);
+            for key in (0..count * 3 + 6).chain([u64::MAX - 1, u64::MAX]) {
+                assert_eq!(hand.get(key), map.get(&key).copied(), "{count}: {key}");
+            }
+        }
     }
 }

@@ -21,6 +21,15 @@ pub(crate) enum Distribution {
     Zipf,
 }
 
+impl Distribution {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Zipf => "zipf",
+        }
+    }
+}
+
 /// The key with this number.
 #[inline]
 pub(crate) fn key_of(number: u64) -> u64 {

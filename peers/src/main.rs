@@ -1,15 +1,14 @@
 //! Compares lookups in farlink's B+-tree, all of it in local memory, with local in-memory indexes.
 //!
 //! What it is for: the tree is written once, async and generic over how pages are reached; this says what that costs when
-//! nothing is remote, and what several operations in flight win back. `direct` is that async code, `direct-at-once` what it
-//! does without suspending where all pages are at hand, as `cached` does. `hand` is the same lookup written by hand over the
-//! same pages, the others are the peers. Rates belong to one machine and one run; the ratios are what to quote.
+//! nothing is remote, and what several operations in flight win back. `cached` is that code through farlink's cache, which
+//! holds all pages; `hand` is the same lookup written by hand over the same pages, the others are the peers. Rates belong to
+//! one machine and one run; the ratios are what to quote.
 //!
-//! `tree.rs` builds the tree in local memory, `direct.rs` and `hand.rs` read it, `peers.rs` holds the others;
-//! `contender.rs` puts them behind one trait, `race.rs` measures in rounds, `keys.rs` draws keys, `report.rs` prints.
+//! `tree.rs` builds the tree in local memory, `hand.rs` reads it, `peers.rs` holds the others; `contender.rs` puts them
+//! behind one trait, `race.rs` measures in rounds, `keys.rs` draws keys, `report.rs` prints.
 
 mod contender;
-mod direct;
 mod hand;
 mod keys;
 mod peers;
@@ -17,7 +16,7 @@ mod race;
 mod report;
 mod tree;
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -35,17 +34,17 @@ struct Args {
     #[arg(long, default_value_t = 10_000_000)]
     keys: u64,
     /// Numbers of threads to measure with.
-    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = at_least_one)]
-    threads: Vec<usize>,
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    threads: Vec<NonZeroUsize>,
     /// Lookups that each thread keeps in flight, for those who can.
-    #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = at_least_one)]
-    in_flight: Vec<usize>,
+    #[arg(long, value_delimiter = ',', default_value = "1,8")]
+    in_flight: Vec<NonZeroUsize>,
     /// Seconds of each measurement.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
     /// Rounds: in each, every contender is measured once. The median round is reported.
-    #[arg(long, default_value = "3", value_parser = at_least_one)]
-    rounds: usize,
+    #[arg(long, default_value = "3")]
+    rounds: NonZeroUsize,
     /// Only these contenders.
     #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(ALL.iter().map(|(name, _)| *name)))]
     only: Vec<String>,
@@ -55,14 +54,6 @@ struct Args {
     /// Prints one JSON object a line.
     #[arg(long)]
     json: bool,
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(number) => Ok(number),
-        Err(error) => Err(format!("{error}")),
-    }
 }
 
 fn main() -> ExitCode {
@@ -77,14 +68,16 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     let time = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
-    let threads_max = args.threads.iter().copied().max().unwrap_or(1);
+    let [threads, in_flight] =
+        [&args.threads, &args.in_flight].map(|all| all.iter().map(|n| n.get()).collect::<Vec<_>>());
+    let threads_max = threads.iter().copied().max().unwrap_or(1);
     let drawn = (0..threads_max as u64)
         .map(|seed| keys::draw(args.distribution, args.keys, DRAWN, seed))
         .collect::<anyhow::Result<Vec<Arc<[u64]>>>>()?;
     let contenders = build(args)?;
     let mut report = report::Report::new(args.json, args.keys, args.distribution);
-    for &threads in &args.threads {
-        let entries = race::race(&contenders, &drawn[..threads], &args.in_flight, args.rounds, time)?;
+    for threads in threads {
+        let entries = race::race(&contenders, &drawn[..threads], &in_flight, args.rounds.get(), time)?;
         report.add(threads, &entries);
     }
     report.print();

@@ -93,6 +93,16 @@ pub enum Cut {
     Hash,
 }
 
+impl Cut {
+    /// To which of so many parts a key belongs.
+    pub fn part_of(&self, key: u64, parts: usize) -> usize {
+        match self {
+            Self::Range(lows) => lows.partition_point(|&low| low <= key).min(parts - 1),
+            Self::Hash => (avalanche(key) % parts as u64) as usize,
+        }
+    }
+}
+
 /// A structure in several parts.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
 pub trait Parts {
@@ -116,10 +126,7 @@ pub trait Parts {
 
     /// Where a key belongs.
     fn part_of(&self, key: u64) -> usize {
-        match self.cut() {
-            Cut::Range(lows) => lows.partition_point(|&low| low <= key).min(self.count() - 1),
-            Cut::Hash => (avalanche(key) % self.count() as u64) as usize,
-        }
+        self.cut().part_of(key, self.count())
     }
 }
 

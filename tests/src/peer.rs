@@ -3,13 +3,13 @@
 //! The program `farlink-stress` is both sides. A parent starts it as `farlink-stress peer SPEC` with a [`Spec`] in JSON and
 //! gets a [`Peer`]. They talk in lines: the peer says [`Ready`] once it has joined; the parent says `go`, and closes its
 //! end to stop the peer; the peer answers with a [`Tale`] and exits with status 0. A peer whose parent is gone stops by
-//! itself, and a `Peer` that is dropped kills its process.
+//! itself, and a `Peer` that is dropped ends its process.
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Write},
+    io::Write,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::Command,
     rc::Rc,
     sync::{
         Arc, Barrier,
@@ -18,7 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
+use farlink_children::Child;
 use farlink_runtime::{
     compute::ComputeServer,
     one_sided::{OneSided, Proof},
@@ -119,7 +120,7 @@ impl Work {
         let keys = match self.reach {
             // So many that single ones are hardly ever met again.
             Reach::Cached { .. } => clustered_keys(self.keys),
-            Reach::SharedInner { .. } if self.keys >= KEYS_LOADED => clustered_keys(self.keys),
+            Reach::CachedInner { .. } if self.keys >= KEYS_LOADED => clustered_keys(self.keys),
             _ => spread_keys(self.keys),
         };
         let scan_limit_max = self.scan_limit_max;
@@ -212,8 +213,6 @@ impl Tale {
 #[derive(Debug)]
 pub struct Peer {
     child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
     ready: Ready,
 }
 
@@ -224,11 +223,9 @@ impl Peer {
     /// If it cannot be started, or ends before it is ready. What it has to say about that is on stderr.
     pub fn start(program: &Path, spec: &Spec) -> anyhow::Result<Self> {
         let mut command = Command::new(program);
-        command.arg(PEER).arg(serde_json::to_string(spec)?).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
-        let orders = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().context("the peer has no stdout")?);
-        let mut peer = Self { child, orders, answers, ready: Ready { owner: 0, page: None } };
+        command.arg(PEER).arg(serde_json::to_string(spec)?);
+        let child = Child::start("a peer", command)?;
+        let mut peer = Self { child, ready: Ready { owner: 0, page: None } };
         peer.ready = peer.answer().context("a peer was not ready")?;
         Ok(peer)
     }
@@ -239,11 +236,8 @@ impl Peer {
     }
 
     /// Whether it still runs.
-    ///
-    /// # Errors
-    /// If the system does not say.
-    pub fn is_running(&mut self) -> std::io::Result<bool> {
-        Ok(self.child.try_wait()?.is_none())
+    pub fn is_running(&mut self) -> bool {
+        self.child.is_running()
     }
 
     /// Lets it begin.
@@ -251,14 +245,12 @@ impl Peer {
     /// # Errors
     /// If it is gone.
     pub fn go(&mut self) -> anyhow::Result<()> {
-        let orders = self.orders.as_mut().context("the peer was told to stop")?;
-        writeln!(orders, "go").context("a peer is gone")?;
-        orders.flush().context("a peer is gone")
+        self.child.send("go")
     }
 
     /// Tells it to stop.
     pub fn stop(&mut self) {
-        self.orders = None;
+        self.child.close_input();
     }
 
     /// Waits until it has left the cluster, and returns what it did.
@@ -267,9 +259,7 @@ impl Peer {
     /// If it failed.
     pub fn finish(mut self) -> anyhow::Result<Tale> {
         let tale = self.answer()?;
-        self.orders = None;
-        let status = self.child.wait()?;
-        ensure!(status.success(), "a peer ended with {status}");
+        self.child.finish()?;
         Ok(tale)
     }
 
@@ -277,24 +267,13 @@ impl Peer {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn kill(mut self) -> std::io::Result<()> {
-        self.child.kill()?;
-        self.child.wait().map(drop)
+    pub fn kill(self) -> anyhow::Result<()> {
+        self.child.kill()
     }
 
     fn answer<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
-        let mut line = String::new();
-        if self.answers.read_line(&mut line)? == 0 {
-            bail!("a peer ended without an answer: {}", self.child.wait()?);
-        }
+        let line = self.child.receive(None)?;
         serde_json::from_str(&line).with_context(|| format!("a peer answered {line:?}"))
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

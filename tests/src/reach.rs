@@ -44,7 +44,7 @@ pub enum Reach {
         ship: Option<ShipChoice>,
     },
     /// It caches inner pages of a tree that others change, too.
-    SharedInner {
+    CachedInner {
         /// Its cache.
         cache: CacheSpec,
     },
@@ -187,7 +187,7 @@ pub enum Tree<S: OrderedMap> {
     /// Through such a cache, and what is not cached is shipped if that is cheaper.
     Shipping(Map<S, Engine<S::Layout>>),
     /// Through a cache of inner pages.
-    SharedInner(Map<S, CachedInner<S::Layout>>),
+    CachedInner(Map<S, CachedInner<S::Layout>>),
     /// By operations that are sent.
     Coarse(Map<S, Remote>),
     /// By searches that are sent.
@@ -224,7 +224,7 @@ impl<S: OrderedMap> Tree<S> {
             Self::OneSided(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Cached(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Shipping(tree) => drive(worker, tree, workload, recorder, plan, stop),
-            Self::SharedInner(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::CachedInner(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Coarse(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Hybrid(tree) => drive(worker, tree, workload, recorder, plan, stop),
         }
@@ -240,7 +240,7 @@ impl<S: OrderedMap> Station<S> {
         let cache = match reach {
             Reach::OneSided | Reach::Coarse | Reach::Hybrid => None,
             Reach::Cached { cache, ship, .. } => Some(cache.build::<S>(ship.is_some())?),
-            Reach::SharedInner { cache } => Some(cache.build::<S>(false)?),
+            Reach::CachedInner { cache } => Some(cache.build::<S>(false)?),
         };
         Ok(Self { structure, proof, reach, cache, engines: Arc::default() })
     }
@@ -275,8 +275,8 @@ impl<S: OrderedMap> Station<S> {
                     }
                 }
             }
-            (Reach::SharedInner { .. }, Some(cache)) => {
-                Tree::SharedInner(Map::over(cache.share(worker, structure, self.proof)?))
+            (Reach::CachedInner { .. }, Some(cache)) => {
+                Tree::CachedInner(Map::over(cache.share(worker, structure, self.proof)?))
             }
             (Reach::Coarse, _) => Tree::Coarse(Map::over(Remote::new(worker, structure))),
             (Reach::Hybrid, _) => Tree::Hybrid(Map::over(Hybrid::new(worker, structure, self.proof))),

@@ -7,9 +7,10 @@
 //! are cut; the tree is then larger, and filled beforehand. What the owners saw in the end, before and after they wrote it,
 //! is what is read one-sided afterwards.
 
-use std::{collections::BTreeMap, ffi::OsString, path::Path, str::FromStr, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, ffi::OsString, path::Path, sync::Arc, time::Instant};
 
 use anyhow::Context;
+pub use farlink_offload::AccessMode;
 use farlink_runtime::{
     fabric::Fabric,
     one_sided::Proof,
@@ -54,7 +55,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --faulty 0        one request in so many fails, and breaks its connection; 0 for none
   --fate any        what becomes of requests that fail: refused, done, lost (so are earlier ones), or any
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
-  --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; shared-inner: each
+  --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; cached-inner: each
                     caches inner pages of the whole tree; coarse: the tree is on one memory server, which carries out all
                     operations; hybrid: its inner levels are
   --ship never      with --access cached, who decides on misses: never, always, cost; else always means --access coarse
@@ -83,50 +84,13 @@ const CACHE_BYTES_MIN: usize = 64 << 10;
 /// then they are refused.
 const FILL: f64 = 0.85;
 
-/// How the workers reach the tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// [`Reach::OneSided`].
-    OneSided,
-    /// [`Reach::Cached`].
-    Cached,
-    /// [`Reach::SharedInner`].
-    SharedInner,
-    /// [`Reach::Coarse`].
-    Coarse,
-    /// [`Reach::Hybrid`].
-    Hybrid,
-}
-
-impl Access {
-    /// Whether memory servers carry out operations.
-    pub fn ships(self) -> bool {
-        matches!(self, Self::Coarse | Self::Hybrid)
-    }
-
-    /// Where the tree's pages are.
-    pub fn placed(self) -> Placed {
-        let root = ServerId::new(0);
-        match self {
-            Self::Coarse => Placed { spread: Spread::OneServer, root },
-            Self::Hybrid => Placed { spread: Spread::Leaves, root },
-            _ => Placed::default(),
-        }
-    }
-}
-
-impl FromStr for Access {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "one-sided" => Ok(Self::OneSided),
-            "cached" => Ok(Self::Cached),
-            "shared-inner" => Ok(Self::SharedInner),
-            "coarse" => Ok(Self::Coarse),
-            "hybrid" => Ok(Self::Hybrid),
-            _ => anyhow::bail!("it is one-sided, cached, shared-inner, coarse or hybrid"),
-        }
+/// Where the tree's pages are.
+pub fn placed(access: AccessMode) -> Placed {
+    let root = ServerId::new(0);
+    match access {
+        AccessMode::Coarse => Placed { spread: Spread::OneServer, root },
+        AccessMode::Hybrid => Placed { spread: Spread::Leaves, root },
+        _ => Placed::default(),
     }
 }
 
@@ -162,7 +126,7 @@ pub struct Options {
     /// One operation in so many is dropped in mid-flight; 0 for none.
     pub drop_one_in: u32,
     /// How they reach the tree.
-    pub access: Access,
+    pub access: AccessMode,
     /// Threads of each memory server, if operations are sent there.
     pub server_threads: usize,
     /// The cache of each process, in percent of the tree's bytes, unless `cache_bytes` says otherwise.
@@ -171,7 +135,7 @@ pub struct Options {
     pub cache_bytes: Option<usize>,
     /// What gets into a full cache.
     pub admit: Admit,
-    /// Who decides what is shipped, with [`Access::Cached`].
+    /// Who decides what is shipped, with [`AccessMode::Cached`].
     pub ship: Option<ShipChoice>,
     /// Whether the run goes on until all has happened that it is about.
     pub awaits: bool,
@@ -196,7 +160,7 @@ impl Default for Options {
             manners: Manners::Nasty,
             three_waits: false,
             drop_one_in: 0,
-            access: Access::OneSided,
+            access: AccessMode::OneSided,
             server_threads: 2,
             cache_percent: 1.0,
             cache_bytes: None,
@@ -227,13 +191,13 @@ impl Options {
         arguments.take("ship", &mut ship)?;
         match (ship.as_str(), options.access) {
             ("", _) => {}
-            (policy, Access::Cached) => options.ship = Some(policy.parse().context("--ship")?),
+            (policy, AccessMode::Cached) => options.ship = Some(policy.parse().context("--ship")?),
             ("never", _) => {}
-            ("always", Access::OneSided | Access::Coarse) => options.access = Access::Coarse,
+            ("always", AccessMode::OneSided | AccessMode::Coarse) => options.access = AccessMode::Coarse,
             (policy, other) => anyhow::bail!("--ship {policy} is not for --access {other:?}"),
         }
         arguments.take("server-threads", &mut options.server_threads)?;
-        if options.access == Access::Cached {
+        if options.access == AccessMode::Cached {
             options.keys = KEYS_CACHED;
         }
         arguments.take("keys", &mut options.keys)?;
@@ -316,9 +280,9 @@ impl Options {
         if !self.awaits {
             return Awaited::default();
         }
-        let conflicts = matches!(self.access, Access::OneSided | Access::SharedInner | Access::Hybrid);
+        let conflicts = matches!(self.access, AccessMode::OneSided | AccessMode::CachedInner | AccessMode::Hybrid);
         let torn_reads = conflicts && self.tears();
-        Awaited { changes: self.access != Access::Coarse, conflicts, torn_reads }
+        Awaited { changes: self.access != AccessMode::Coarse, conflicts, torn_reads }
     }
 
     /// Whether READs are torn now and then: verbs tear what they please, and SoftRoCE hardly anything that fits into one
@@ -330,8 +294,8 @@ impl Options {
     /// Whether the tree holds keys before the run: it would not become as large in the time of a short one.
     fn is_loaded(&self) -> bool {
         match self.access {
-            Access::Cached => true,
-            Access::SharedInner => self.keys >= KEYS_LOADED,
+            AccessMode::Cached => true,
+            AccessMode::CachedInner => self.keys >= KEYS_LOADED,
             _ => false,
         }
     }
@@ -351,7 +315,7 @@ impl Options {
             awaits: self.awaited(),
             deadly: false,
             failures_expected: self.manners.faults().is_some(),
-            mix: if self.access == Access::Cached { Mix::WRITES } else { Mix::ALL },
+            mix: if self.access == AccessMode::Cached { Mix::WRITES } else { Mix::ALL },
             reach: Reach::OneSided,
         }
     }
@@ -372,11 +336,11 @@ fn reaches<S: Subject>(
         admit: options.admit,
     };
     match options.access {
-        Access::OneSided => Ok(vec![Reach::OneSided; processes]),
-        Access::SharedInner => Ok(vec![Reach::SharedInner { cache }; processes]),
-        Access::Coarse => Ok(vec![Reach::Coarse; processes]),
-        Access::Hybrid => Ok(vec![Reach::Hybrid; processes]),
-        Access::Cached => {
+        AccessMode::OneSided => Ok(vec![Reach::OneSided; processes]),
+        AccessMode::CachedInner => Ok(vec![Reach::CachedInner { cache }; processes]),
+        AccessMode::Coarse => Ok(vec![Reach::Coarse; processes]),
+        AccessMode::Hybrid => Ok(vec![Reach::Hybrid; processes]),
+        AccessMode::Cached => {
             let parts = cut::<S>(fabric, processes, initial)?;
             Ok(parts.into_iter().map(|part| Reach::Cached { part, cache, ship: options.ship }).collect())
         }
@@ -405,7 +369,7 @@ fn cut<S: Subject>(fabric: &Arc<dyn Fabric>, parts: usize, initial: &BTreeMap<u6
 /// # Errors
 /// If the tree cannot be made.
 pub fn prepare<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options, histories: &Path) -> anyhow::Result<Vec<Work>> {
-    cluster::create_at::<S>(fabric, TREE, options.page_bytes, options.proof(), options.access.placed())?;
+    cluster::create_at::<S>(fabric, TREE, options.page_bytes, options.proof(), placed(options.access))?;
     let initial = options.initial();
     if !initial.is_empty() {
         cluster::load::<S>(fabric, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;

@@ -17,7 +17,7 @@ use crate::{
     peer::Tale,
     reach::Seen,
     scans,
-    stress::{Access, Options, TREE},
+    stress::{AccessMode, Options, TREE},
     subject::Subject,
     workload::spread_keys,
 };
@@ -47,7 +47,7 @@ pub struct Summary {
     /// Memory servers that go on carry out operations: they keep pages for the next ones.
     pub servers_keep: bool,
     /// How the workers reached the tree.
-    pub access: Access,
+    pub access: AccessMode,
     /// Whether READs are torn now and then, and must have been.
     pub tears: bool,
     /// Whether the fabric fails now and then.
@@ -144,12 +144,12 @@ impl Summary {
         let cached = ["cache_hits", "cache_misses"].map(|name| (name, self.tale.counter(name)));
         let replaced = ["cache_evictions", "cache_write_backs"].map(|name| (name, self.tale.counter(name)));
         let counted = match self.access {
-            Access::OneSided => [&shared[..], &changes].concat(),
-            Access::Cached => [&changes[..], &cached, &replaced].concat(),
-            Access::SharedInner => [&shared[..], &changes, &cached].concat(),
+            AccessMode::OneSided => [&shared[..], &changes].concat(),
+            AccessMode::Cached => [&changes[..], &cached, &replaced].concat(),
+            AccessMode::CachedInner => [&shared[..], &changes, &cached].concat(),
             // What the memory servers count is not known here.
-            Access::Coarse => vec![("messages", self.tale.counter("two_sided"))],
-            Access::Hybrid => [&shared[..], &changes, &[("messages", self.tale.counter("two_sided"))]].concat(),
+            AccessMode::Coarse => vec![("messages", self.tale.counter("two_sided"))],
+            AccessMode::Hybrid => [&shared[..], &changes, &[("messages", self.tale.counter("two_sided"))]].concat(),
         };
         let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
         let mut omissions: Vec<String> =
@@ -194,8 +194,8 @@ impl fmt::Display for Summary {
             self.tale.counter("restarts"),
         )?;
         match self.access {
-            Access::OneSided => return Ok(()),
-            Access::Coarse | Access::Hybrid => {
+            AccessMode::OneSided => return Ok(()),
+            AccessMode::Coarse | AccessMode::Hybrid => {
                 return write!(
                     f,
                     "; {:.3} messages and {:.3} READs an operation",
@@ -203,7 +203,7 @@ impl fmt::Display for Summary {
                     self.tale.counter("reads") as f64 / self.tale.operations as f64,
                 );
             }
-            Access::Cached | Access::SharedInner => {}
+            AccessMode::Cached | AccessMode::CachedInner => {}
         }
         write!(
             f,

@@ -8,7 +8,7 @@ use farlink_tests::{
     in_process,
     reach::ShipChoice,
     settings,
-    stress::{Access, Options},
+    stress::{AccessMode, Options},
     subject::{StructureName, Subject},
     test_every_structure,
 };
@@ -41,7 +41,7 @@ fn holds<S: Subject>(name: &str, options: &Options) {
     }
 }
 
-fn shared<S: Subject>(access: Access) -> Options {
+fn shared<S: Subject>(access: AccessMode) -> Options {
     // Few keys: they meet.
     Options { access, processes: 2, keys: 300, structure: S::WHICH, ..Options::default() }
 }
@@ -50,16 +50,16 @@ fn owned<S: Subject>() -> Options {
     // A skip list has one owner.
     let processes = if S::WHICH == StructureName::SkipList { 1 } else { 2 };
     let cache_bytes = Some(64 << 10);
-    Options { access: Access::Cached, processes, keys: 8_000, cache_bytes, ..Options::default() }
+    Options { access: AccessMode::Cached, processes, keys: 8_000, cache_bytes, ..Options::default() }
 }
 
 fn one_sided<S: Subject>() {
-    holds::<S>("one-sided", &shared::<S>(Access::OneSided));
-    holds::<S>("one-sided, three waits", &Options { three_waits: true, ..shared::<S>(Access::OneSided) });
+    holds::<S>("one-sided", &shared::<S>(AccessMode::OneSided));
+    holds::<S>("one-sided, three waits", &Options { three_waits: true, ..shared::<S>(AccessMode::OneSided) });
 }
 
 fn dropped_in_mid_flight<S: Subject>() {
-    holds::<S>("one-sided, dropping", &Options { drop_one_in: 20, ..shared::<S>(Access::OneSided) });
+    holds::<S>("one-sided, dropping", &Options { drop_one_in: 20, ..shared::<S>(AccessMode::OneSided) });
     holds::<S>("cached, dropping", &Options { drop_one_in: 20, ..owned::<S>() });
 }
 
@@ -68,15 +68,15 @@ fn cached<S: Subject>() {
 }
 
 fn cached_inner_pages<S: Subject>() {
-    holds::<S>("shared inner", &shared::<S>(Access::SharedInner));
+    holds::<S>("shared inner", &shared::<S>(AccessMode::CachedInner));
 }
 
 fn shipped<S: Subject>() {
-    holds::<S>("coarse", &shared::<S>(Access::Coarse));
+    holds::<S>("coarse", &shared::<S>(AccessMode::Coarse));
 }
 
 fn searched_by_memory_servers<S: Subject>() {
-    holds::<S>("hybrid", &shared::<S>(Access::Hybrid));
+    holds::<S>("hybrid", &shared::<S>(AccessMode::Hybrid));
 }
 
 fn cached_and_shipped<S: Subject>() {

@@ -3,13 +3,7 @@
 
 use std::{collections::HashSet, path::Path, time::Duration};
 
-use farlink_runtime::{
-    compute::ComputeServer,
-    error::Error,
-    one_sided::OneSided,
-    ptr::RemotePtr,
-    worker::Worker,
-};
+use farlink_runtime::{compute::ComputeServer, error::Error, one_sided::OneSided, ptr::RemotePtr, worker::Worker};
 use farlink_structures::btree::{BTree, BTreeOptions, Report};
 use farlink_tests::{
     backend::{Backend, Cluster, Manners},
@@ -175,7 +169,7 @@ fn a_live_owner_is_waited_for() {
     let scan = scene.worker.spawn(async move { tree.scan(0, usize::MAX).await });
     // Both wait, and ask again and again whether the owner lives.
     wait_for_locked_reads(&scene.worker, 2000);
-    assert!(peer.is_running().unwrap());
+    assert!(peer.is_running());
     peer.go().unwrap();
     peer.finish().unwrap();
     let (read, replaced) = scene.worker.block_on(waiting).unwrap();

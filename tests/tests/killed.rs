@@ -30,7 +30,7 @@ use farlink_tests::{
     peer::{Peer, Role, Spec, Tale, Work},
     reach::{Part, Reach, ShipChoice},
     scans, settings,
-    stress::{self, Access, Options, SERVER_BYTES, TREE},
+    stress::{self, AccessMode, Options, SERVER_BYTES, TREE},
     subject::StructureName,
     workload::{clustered_keys, spread_keys},
 };
@@ -55,7 +55,7 @@ struct Left {
 }
 
 /// Without a cache keys are few, so that locks are held and waited for all the time.
-fn options(access: Access, seed: u64) -> Options {
+fn options(access: AccessMode, seed: u64) -> Options {
     let options = Options {
         backend: Backend::chosen_across_processes(),
         seconds: 60.0,
@@ -72,7 +72,7 @@ fn options(access: Access, seed: u64) -> Options {
         ..Options::default()
     };
     match access {
-        Access::Cached => Options { in_flight: 4, keys: 20_000, cache_bytes: Some(64 << 10), ..options },
+        AccessMode::Cached => Options { in_flight: 4, keys: 20_000, cache_bytes: Some(64 << 10), ..options },
         _ => options,
     }
 }
@@ -89,7 +89,7 @@ impl Left {
         for work in &mut works {
             work.deadly = true;
             // Trees of owners are large: they shrink and grow, so that pages merge and split.
-            work.tide_ns *= u64::from(options.access == Access::Cached);
+            work.tide_ns *= u64::from(options.access == AccessMode::Cached);
         }
         let start = |work: &Work| {
             let spec = Spec {
@@ -172,7 +172,7 @@ fn recorded_bytes(histories: &Path) -> u64 {
 fn wait_for_records(histories: &Path, bytes: u64, peers: &mut [Peer]) {
     let begun = Instant::now();
     while recorded_bytes(histories) < bytes {
-        assert!(peers.iter_mut().all(|peer| peer.is_running().unwrap()), "a process ended by itself");
+        assert!(peers.iter_mut().all(|peer| peer.is_running()), "a process ended by itself");
         assert!(begun.elapsed() < LIMIT, "the processes make no progress");
         std::thread::yield_now();
     }
@@ -283,31 +283,31 @@ fn expect_nothing_wrong(left: &Left) {
 
 #[test]
 fn killed_without_a_cache() {
-    kill("killed one-sided", |seed| options(Access::OneSided, seed), expect_named_damage);
+    kill("killed one-sided", |seed| options(AccessMode::OneSided, seed), expect_named_damage);
 }
 
 #[test]
 fn killed_with_inner_pages_cached() {
-    kill("killed with inner pages cached", |seed| options(Access::SharedInner, seed), expect_named_damage);
+    kill("killed with inner pages cached", |seed| options(AccessMode::CachedInner, seed), expect_named_damage);
 }
 
 #[test]
 fn killed_while_memory_servers_search() {
-    kill("killed hybrid", |seed| options(Access::Hybrid, seed), expect_named_damage);
+    kill("killed hybrid", |seed| options(AccessMode::Hybrid, seed), expect_named_damage);
 }
 
 #[test]
 fn killed_while_memory_servers_do_everything() {
-    kill("killed coarse", |seed| options(Access::Coarse, seed), expect_nothing_wrong);
+    kill("killed coarse", |seed| options(AccessMode::Coarse, seed), expect_nothing_wrong);
 }
 
 #[test]
 fn an_owner_is_killed() {
-    kill("killed owner", |seed| options(Access::Cached, seed), expect_one_part_old);
+    kill("killed owner", |seed| options(AccessMode::Cached, seed), expect_one_part_old);
 }
 
 #[test]
 fn an_owner_that_ships_is_killed() {
-    let shipping = |seed| Options { ship: Some(ShipChoice::Cost), ..options(Access::Cached, seed) };
+    let shipping = |seed| Options { ship: Some(ShipChoice::Cost), ..options(AccessMode::Cached, seed) };
     kill("killed shipping owner", shipping, expect_one_part_old);
 }

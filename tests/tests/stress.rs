@@ -7,7 +7,7 @@ use farlink_tests::{
     backend::{Backend, Manners},
     reach::{Admit, ShipChoice},
     settings,
-    stress::{self, Access, KEYS_CACHED, Options, Summary},
+    stress::{self, AccessMode, KEYS_CACHED, Options, Summary},
     subject::StructureName,
 };
 
@@ -22,11 +22,11 @@ fn holds(name: &str, options: Options) -> Summary {
 /// A cache of one percent for each process.
 fn cached() -> Options {
     let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 2.5);
-    Options { seconds, access: Access::Cached, keys: KEYS_CACHED, in_flight: 4, ..Options::default() }
+    Options { seconds, access: AccessMode::Cached, keys: KEYS_CACHED, in_flight: 4, ..Options::default() }
 }
 
 fn shared() -> Options {
-    Options { access: Access::SharedInner, keys: 1000, processes: 2, in_flight: 8, ..cached() }
+    Options { access: AccessMode::CachedInner, keys: 1000, processes: 2, in_flight: 8, ..cached() }
 }
 
 #[test]
@@ -81,14 +81,14 @@ fn two_processes_share_everything_but_inner_pages() {
 }
 
 /// Memory servers carry out all operations, or search the inner levels. Only over files: others do not ship here.
-fn shipping(access: Access) -> Option<Options> {
+fn shipping(access: AccessMode) -> Option<Options> {
     let options = Options { access, seconds: cached().seconds, processes: 2, in_flight: 4, ..Options::default() };
     (options.backend == Backend::MemProcesses).then_some(options)
 }
 
 #[test]
 fn memory_servers_in_processes_carry_out_all_operations() {
-    let Some(coarse) = shipping(Access::Coarse) else { return };
+    let Some(coarse) = shipping(AccessMode::Coarse) else { return };
     holds("coarse", coarse.clone());
     holds("coarse, weak, dropping", Options { manners: Manners::Weak, drop_one_in: 20, ..coarse.clone() });
     holds("coarse, skip list", Options { structure: StructureName::SkipList, ..coarse });
@@ -96,7 +96,7 @@ fn memory_servers_in_processes_carry_out_all_operations() {
 
 #[test]
 fn memory_servers_in_processes_search_the_inner_levels() {
-    let Some(hybrid) = shipping(Access::Hybrid) else { return };
+    let Some(hybrid) = shipping(AccessMode::Hybrid) else { return };
     holds("hybrid", hybrid.clone());
     holds("hybrid, weak, dropping", Options { manners: Manners::Weak, drop_one_in: 20, keys: 300, ..hybrid });
 }
@@ -115,7 +115,8 @@ fn a_skip_list_in_four_processes() {
 #[test]
 fn a_skip_list_of_one_owner() {
     let cache_bytes = Some(256 << 10);
-    let owned = Options { access: Access::Cached, processes: 1, workers: 4, keys: 40_000, in_flight: 4, ..skiplist() };
+    let owned =
+        Options { access: AccessMode::Cached, processes: 1, workers: 4, keys: 40_000, in_flight: 4, ..skiplist() };
     let owned = Options { cache_bytes, ..owned };
     holds("skip list, owned", Options { drop_one_in: 20, ..owned.clone() });
     holds("skip list, owned, as DEX admits", Options { admit: Admit::Dex, ..owned });

@@ -5,7 +5,7 @@
 use farlink_tests::{
     backend::Manners,
     in_process, settings,
-    stress::{Access, Options},
+    stress::{AccessMode, Options},
     subject::Subject,
     test_every_structure,
 };
@@ -52,13 +52,13 @@ fn operations_dropped_in_mid_flight<S: Subject>() {
 }
 
 fn all_is_sent<S: Subject>() {
-    let coarse = Options { access: Access::Coarse, servers: 2, keys: 300, ..Options::default() };
+    let coarse = Options { access: AccessMode::Coarse, servers: 2, keys: 300, ..Options::default() };
     holds::<S>("coarse, nasty", coarse.clone());
     holds::<S>("coarse, fast, dropping", Options { manners: Manners::Fast, drop_one_in: 20, ..coarse });
 }
 
 fn inner_levels_are_searched_where_they_are<S: Subject>() {
-    let hybrid = Options { access: Access::Hybrid, servers: 2, keys: 300, ..Options::default() };
+    let hybrid = Options { access: AccessMode::Hybrid, servers: 2, keys: 300, ..Options::default() };
     holds::<S>("hybrid, weak", Options { manners: Manners::Weak, ..hybrid.clone() });
     holds::<S>("hybrid, nasty, dropping", Options { drop_one_in: 20, ..hybrid });
 }

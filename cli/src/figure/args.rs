@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::ensure;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum, value_parser};
+use farlink_offload::{Admission, CacheOptions};
 
-use super::population::Population;
-use crate::units::{parse_bytes, parse_nanoseconds};
+use crate::args::{parse_fill, parse_page_bytes};
+use crate::units::{number, parse_bytes, parse_nanoseconds};
 
 /// Which figure.
 #[derive(Debug, Args)]
@@ -25,10 +25,6 @@ pub(crate) enum Figure {
     ///
     /// Rows, and a plot with a panel for each skew, replacement.svg. Lookups of a tree in this process's memory.
     Replacement(ReplacementArgs),
-    /// What the cooling map's small queues gain over one FIFO queue behind one lock: throughput over threads.
-    ///
-    /// Threads cool, evict and rescue pages as a full cache does, on both in turn. With few cores there is little to gain.
-    Cooling(CoolingArgs),
     /// What shipping operations to a memory server brings: never, always and cost-aware, over its threads and cache sizes.
     ///
     /// Rows, and a plot, offload.svg. Workers and a memory server in this process, one thread each; latencies and the memory
@@ -41,49 +37,49 @@ pub(crate) enum Figure {
     FgCgHybrid(DesignsArgs),
 }
 
-/// The keys and who draws them.
+/// What every figure takes.
 #[derive(Debug, Args)]
-pub(crate) struct PopulationArgs {
+pub(crate) struct CommonArgs {
+    /// Seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Table2Args {
     /// Keys in the tree; the paper has 200 million.
     #[arg(long, default_value_t = 10_000_000)]
     pub(crate) keys: u64,
     /// The exponent of zipf: 0 is uniform, larger is more skewed.
     #[arg(long, default_value_t = 0.99)]
     pub(crate) theta: f64,
-    /// Seed of everything random.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Table2Args {
-    #[command(flatten)]
-    pub(crate) population: PopulationArgs,
     /// Compute servers; each owns an equal range of the keys.
     #[arg(long, default_value_t = 4)]
     pub(crate) compute_servers: u64,
     /// Memory servers.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = value_parser!(u64).range(1..=256))]
     pub(crate) memory_servers: u64,
     /// The cache of each compute server, in percent of the raw data (16 bytes a key) of all keys.
-    #[arg(long, default_value_t = 8.0)]
+    #[arg(long, default_value_t = 8.0, value_parser = parse_percent)]
     pub(crate) cache_percent: f64,
     /// Measured operations of each mix, over all compute servers. As many as there are keys unless given, but ten million at
     /// most, and without a cache two.
-    #[arg(long)]
+    #[arg(long, value_parser = value_parser!(u64).range(1..))]
     pub(crate) ops: Option<u64>,
     /// Operations before those, to fill caches; twice as many as there are keys unless given.
     #[arg(long)]
     pub(crate) warm_up_ops: Option<u64>,
     /// Operations that each compute server keeps in flight.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=4096))]
     pub(crate) in_flight: u32,
     /// How a cache decides which missed leaves to take in.
     #[arg(long, value_enum, default_value = "frequency")]
     pub(crate) admission: AdmissionChoice,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
 }
 
 #[derive(Debug, Args)]
@@ -95,48 +91,19 @@ pub(crate) struct ReplacementArgs {
     #[arg(long, value_name = "EXPONENT[,...]", value_delimiter = ',', default_value = "0.6,0.8,0.99,1.2")]
     pub(crate) theta: Vec<f64>,
     /// Cache sizes in percent of the raw data, 16 bytes a key.
-    #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16,32,64")]
+    #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16,32,64", value_parser = parse_percent)]
     pub(crate) cache_percents: Vec<f64>,
     /// Measured lookups of each run; as many as there are keys unless given.
-    #[arg(long)]
+    #[arg(long, value_parser = value_parser!(u64).range(1..))]
     pub(crate) ops: Option<u64>,
     /// Lookups before those, to fill the cache; twice as many as there are keys unless given.
     #[arg(long)]
     pub(crate) warm_up_ops: Option<u64>,
-    /// Seed of everything random.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
     /// The folder to which `replacement.svg` is written.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) out: PathBuf,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CoolingArgs {
-    /// Run with 1, 2, 4, ... up to this many threads; as many as the machine runs at a time unless given.
-    #[arg(long)]
-    pub(crate) threads: Option<u32>,
-    /// Pages that can cool at a time, a tenth of a cache.
-    #[arg(long, default_value_t = 12_000)]
-    pub(crate) pages: usize,
-    /// Of a hundred turns, how many try to rescue a page that cooled lately instead of evicting one.
-    #[arg(long, value_name = "PERCENT", default_value_t = 20)]
-    pub(crate) rescue_percent: u32,
-    /// Seconds of each run.
-    #[arg(long, default_value_t = 0.5)]
-    pub(crate) seconds: f64,
-    /// Runs of each design and number of threads; the median counts.
-    #[arg(long, default_value_t = 5)]
-    pub(crate) repeats: u32,
-    /// Seed of everything random.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
 }
 
 #[derive(Debug, Args)]
@@ -148,13 +115,13 @@ pub(crate) struct OffloadArgs {
     #[arg(long, default_value_t = 0.0)]
     pub(crate) theta: f64,
     /// Bytes of a page: a power of two from 256 to 4096. With small ones, much of a path is missing from a small cache.
-    #[arg(long, default_value_t = 256)]
-    pub(crate) page_bytes: usize,
+    #[arg(long, default_value_t = 256, value_parser = parse_page_bytes)]
+    pub(crate) page_bytes: u32,
     /// How full the load makes each page, 0.1 to 1.
-    #[arg(long, default_value_t = 0.2)]
+    #[arg(long, default_value_t = 0.2, value_parser = parse_fill)]
     pub(crate) fill: f64,
     /// Of a hundred operations, so many overwrite a value; the others look one up.
-    #[arg(long, value_name = "PERCENT", default_value_t = 50)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = value_parser!(u32).range(..=100))]
     pub(crate) update_percent: u32,
     /// Nanoseconds added to every operation of the fabric.
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "10us")]
@@ -163,57 +130,53 @@ pub(crate) struct OffloadArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "3500")]
     pub(crate) page_time: u64,
     /// Threads of the memory server, modelled.
-    #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "1,2,4,8")]
-    pub(crate) server_threads: Vec<usize>,
+    #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "1,2,4,8", value_parser = value_parser!(u32).range(1..=4096))]
+    pub(crate) server_threads: Vec<u32>,
     /// Cache sizes, in percent of the tree's pages. The smallest one is used over the threads.
-    #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16")]
+    #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = parse_percent)]
     pub(crate) cache_percents: Vec<f64>,
     /// Workers of the compute server, each with one operation in flight.
-    #[arg(long, default_value_t = 7)]
-    pub(crate) workers: usize,
+    #[arg(long, default_value_t = 7, value_parser = value_parser!(u32).range(1..=63))]
+    pub(crate) workers: u32,
     /// Seconds of each run.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.3, value_parser = parse_seconds)]
     pub(crate) seconds: f64,
     /// Seconds before those, to fill the cache and to learn what things take.
-    #[arg(long, default_value_t = 0.2)]
+    #[arg(long, default_value_t = 0.2, value_parser = parse_warm_up)]
     pub(crate) warm_up_seconds: f64,
     /// Runs of each policy, by turns; the median counts.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..))]
     pub(crate) repeats: u32,
-    /// Seed of everything random.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
     /// The folder to which `offload.svg` is written.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) out: PathBuf,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DesignsArgs {
     /// Keys in the tree.
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 100_000, value_parser = value_parser!(u64).range(1000..=10_000_000))]
     pub(crate) keys: u64,
     /// Bytes of a page: a power of two from 256 to 4096.
-    #[arg(long, default_value_t = 1024)]
-    pub(crate) page_bytes: usize,
+    #[arg(long, default_value_t = 1024, value_parser = parse_page_bytes)]
+    pub(crate) page_bytes: u32,
     /// How full the load makes each page, 0.1 to 1.
-    #[arg(long, default_value_t = 0.7)]
+    #[arg(long, default_value_t = 0.7, value_parser = parse_fill)]
     pub(crate) fill: f64,
     /// Memory servers. With four, the skewed data are 80, 12, 5 and 3 percent of all; with more or fewer there is no skew.
-    #[arg(long, default_value_t = 4)]
-    pub(crate) memory_servers: usize,
-    /// Clients, each with one query at a time.
-    #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "2,8,32,128")]
-    pub(crate) clients: Vec<usize>,
+    #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=16))]
+    pub(crate) memory_servers: u32,
+    /// Clients, each with one query at a time; 200 at most, as many as a channel keeps in flight.
+    #[arg(long, value_name = "COUNT[,...]", value_delimiter = ',', default_value = "2,8,32,128", value_parser = value_parser!(u32).range(1..=200))]
+    pub(crate) clients: Vec<u32>,
     /// Shares of all keys that range queries ask for.
-    #[arg(long, value_name = "SHARE[,...]", value_delimiter = ',', default_value = "0.001,0.01")]
+    #[arg(long, value_name = "SHARE[,...]", value_delimiter = ',', default_value = "0.001,0.01", value_parser = parse_selectivity)]
     pub(crate) selectivities: Vec<f64>,
     /// Processors of each memory server, modelled.
-    #[arg(long, default_value_t = 2)]
-    pub(crate) server_threads: usize,
+    #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=4096))]
+    pub(crate) server_threads: u32,
     /// What a page takes that an operation looks at on a memory server.
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "40us")]
     pub(crate) page_time: u64,
@@ -224,63 +187,32 @@ pub(crate) struct DesignsArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16M")]
     pub(crate) bandwidth: u64,
     /// Seconds of each run.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.3, value_parser = parse_seconds)]
     pub(crate) seconds: f64,
     /// Seconds before those.
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.1, value_parser = parse_warm_up)]
     pub(crate) warm_up_seconds: f64,
-    /// Seed of everything random.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
     /// The folder to which `fg-cg-hybrid.svg` is written.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) out: PathBuf,
-    /// Print one JSON object a line.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
 }
 
-impl DesignsArgs {
-    /// What clap cannot see by itself.
-    pub(crate) fn validate(&self) -> anyhow::Result<()> {
-        ensure!((1000..=10_000_000).contains(&self.keys), "--keys must be 1000 to 10000000");
-        let is_page = self.page_bytes.is_power_of_two() && (256..=4096).contains(&self.page_bytes);
-        ensure!(is_page, "--page-bytes {}: a power of two from 256 to 4096", self.page_bytes);
-        ensure!((0.1..=1.0).contains(&self.fill), "--fill {} is not 0.1 to 1", self.fill);
-        ensure!((1..=16).contains(&self.memory_servers), "--memory-servers must be 1 to 16");
-        // As many as a channel keeps in flight.
-        let are_few = !self.clients.is_empty() && self.clients.iter().all(|clients| (1..=200).contains(clients));
-        ensure!(are_few, "--clients are 1 to 200 each");
-        for share in &self.selectivities {
-            ensure!(*share > 0.0 && *share <= 0.5, "--selectivities {share} is not above 0 and at most 0.5");
-        }
-        ensure!(self.server_threads > 0, "--server-threads must be at least 1");
-        ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds {} is not above 0", self.seconds);
-        ensure!((0.0..=3600.0).contains(&self.warm_up_seconds), "--warm-up-seconds must be 0 to 3600");
-        Ok(())
-    }
+fn parse_percent(text: &str) -> Result<f64, String> {
+    number(text, |percent| percent.is_finite() && percent > 0.0, "a number above 0")
 }
 
-impl OffloadArgs {
-    /// What clap cannot see by itself.
-    pub(crate) fn validate(&self) -> anyhow::Result<()> {
-        ensure!(self.repeats > 0, "--repeats must be at least 1");
-        ensure!((1..=63).contains(&self.workers), "--workers must be 1 to 63");
-        ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds {} is not above 0", self.seconds);
-        ensure!((0.0..=3600.0).contains(&self.warm_up_seconds), "--warm-up-seconds must be 0 to 3600");
-        ensure!(self.update_percent <= 100, "--update-percent {} is more than 100", self.update_percent);
-        let is_page = self.page_bytes.is_power_of_two() && (256..=4096).contains(&self.page_bytes);
-        ensure!(is_page, "--page-bytes {}: a power of two from 256 to 4096", self.page_bytes);
-        ensure!((0.1..=1.0).contains(&self.fill), "--fill {} is not 0.1 to 1", self.fill);
-        ensure!(
-            !self.server_threads.is_empty() && self.server_threads.iter().all(|threads| (1..=4096).contains(threads)),
-            "--server-threads are 1 to 4096 each"
-        );
-        for percent in &self.cache_percents {
-            ensure!(percent.is_finite() && *percent > 0.0, "--cache-percents {percent} is not a number above 0");
-        }
-        Ok(())
-    }
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    number(text, |seconds| seconds > 0.0 && seconds <= 3600.0, "above 0 and at most 3600")
+}
+
+fn parse_warm_up(text: &str) -> Result<f64, String> {
+    number(text, |seconds| (0.0..=3600.0).contains(&seconds), "0 to 3600")
+}
+
+fn parse_selectivity(text: &str) -> Result<f64, String> {
+    number(text, |share| share > 0.0 && share <= 0.5, "above 0 and at most 0.5")
 }
 
 /// Which missed leaves a cache takes in.
@@ -294,63 +226,7 @@ pub(crate) enum AdmissionChoice {
     Frequency,
 }
 
-impl PopulationArgs {
-    /// The keys that these arguments mean.
-    pub(crate) fn population(&self, compute_servers: u64) -> anyhow::Result<Population> {
-        Population::new(self.keys, self.theta, compute_servers, self.seed)
-    }
-}
-
-impl Table2Args {
-    /// What clap cannot see by itself.
-    pub(crate) fn validate(&self) -> anyhow::Result<()> {
-        let percent = self.cache_percent;
-        ensure!(percent.is_finite() && percent >= 0.0, "--cache-percent {percent} is not a number of at least 0");
-        ensure!((1..=256).contains(&self.memory_servers), "--memory-servers must be 1 to 256");
-        ensure!((1..=4096).contains(&self.in_flight), "--in-flight must be 1 to 4096");
-        ensure!(self.ops != Some(0), "--ops must be at least 1");
-        Ok(())
-    }
-}
-
-impl ReplacementArgs {
-    /// What clap cannot see by itself.
-    pub(crate) fn validate(&self) -> anyhow::Result<()> {
-        for percent in &self.cache_percents {
-            ensure!(percent.is_finite() && *percent > 0.0, "--cache-percents {percent} is not a number above 0");
-        }
-        ensure!(self.ops != Some(0), "--ops must be at least 1");
-        Ok(())
-    }
-
-    /// The same keys for each exponent.
-    pub(crate) fn populations(&self) -> anyhow::Result<Vec<Population>> {
-        self.theta.iter().map(|theta| Population::new(self.keys, *theta, 1, self.seed)).collect()
-    }
-}
-
-impl CoolingArgs {
-    /// What clap cannot see by itself.
-    pub(crate) fn validate(&self) -> anyhow::Result<()> {
-        ensure!(self.seconds.is_finite() && self.seconds > 0.0, "--seconds {} is not above 0", self.seconds);
-        ensure!(self.seconds <= 3600.0, "--seconds {} is more than an hour", self.seconds);
-        ensure!(self.threads != Some(0), "--threads must be at least 1");
-        ensure!((6..=10_000_000).contains(&self.pages), "--pages must be 6 to 10000000");
-        ensure!(self.repeats > 0, "--repeats must be at least 1");
-        ensure!(self.rescue_percent <= 100, "--rescue-percent {} is more than 100", self.rescue_percent);
-        Ok(())
-    }
-}
-
 impl AdmissionChoice {
-    /// The name that people read.
-    pub(crate) fn policy(self) -> &'static str {
-        match self {
-            Self::Probability => "probability (DEX)",
-            other => other.name(),
-        }
-    }
-
     /// The name that a row carries.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -358,5 +234,19 @@ impl AdmissionChoice {
             Self::Probability => "probability",
             Self::Frequency => "frequency",
         }
+    }
+
+    /// A cache of so many bytes.
+    pub(crate) fn options(self, bytes: usize) -> CacheOptions {
+        let mut options = match self {
+            // With all that belongs to it: a random victim.
+            Self::Probability => CacheOptions::dex(bytes),
+            Self::Always | Self::Frequency => CacheOptions::new(bytes),
+        };
+        if self == Self::Always {
+            (options.admission, options.sample_size) = (Admission::Always, 1);
+        }
+        options.handles_max = 4;
+        options
     }
 }

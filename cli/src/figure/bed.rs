@@ -1,65 +1,48 @@
-//! The tree that a figure measures: bulk-loaded into memory servers inside this process.
+//! The test bed of all figures: memory servers inside this process, which may carry out operations on modelled processors.
 
-use std::sync::Arc;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::Poll;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use core_affinity::CoreId;
+use farlink_offload::ship::{HoldReply, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::fabric::Fabric as _;
+use farlink_runtime::fabric::link::ListenOptions;
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
+use farlink_runtime::messaging::{ServeMessages, Wait};
 use farlink_runtime::one_sided::Proof;
+use farlink_runtime::ptr::ServerId;
 use farlink_runtime::structure::Structure;
-use farlink_structures::btree::{BTree, BTreeOptions};
+use farlink_structures::btree::{BTree, BTreeOptions, Report};
 
-use super::optimum::Shape;
-use super::population::Population;
 use crate::inspect;
-use crate::keys::value_for;
 use crate::report::CheckRow;
+use crate::serve;
 
-/// Bytes of a page, as in DEX.
-pub(crate) const PAGE_BYTES: u64 = 1024;
-/// How full the load makes each page: 54 of 60 entries.
-const FILL: f64 = 0.9;
-/// What a page of [`PAGE_BYTES`] holds after such a load.
-pub(crate) const ENTRIES_PER_PAGE: u64 = 54;
-/// Room on each memory server beyond the tree: its tables, and what compute servers lease and do not use.
+/// Room on each memory server beyond the trees: its tables, and what compute servers lease and do not use.
 const SPARE_BYTES: u64 = 64 << 20;
 
-/// Memory servers that hold the tree.
+/// Memory servers.
 #[derive(Debug)]
 pub(crate) struct Bed {
     fabric: Arc<MemFabric>,
-    structure: Structure,
-    keys: u64,
 }
 
-const NAME: &str = "figure";
-
-/// The shape of the tree of this many keys.
-pub(crate) fn shape(keys: u64) -> Shape {
-    Shape::bulk_loaded(keys, ENTRIES_PER_PAGE)
-}
+/// Threads of memory servers that carry out operations.
+#[derive(Debug)]
+pub(crate) struct Processors(#[expect(dead_code, reason = "they serve until this is dropped")] Vec<ShipServer>);
 
 impl Bed {
-    /// Loads all keys. Nothing but the tree's pages takes memory that grows with the keys.
-    pub(crate) fn load(population: &Population, memory_servers: u64) -> anyhow::Result<Self> {
-        let tree_bytes = shape(population.keys()).pages() * PAGE_BYTES;
-        let bytes = (tree_bytes / memory_servers * 11 / 10 + SPARE_BYTES).next_multiple_of(1 << 20);
-        let fabric = MemFabric::in_process(usize::try_from(memory_servers)?, bytes, MemOptions::default())
+    /// So many memory servers, each with room for so many bytes of trees.
+    pub(crate) fn start(memory_servers: usize, tree_bytes: u64, options: MemOptions) -> anyhow::Result<Self> {
+        let bytes = (tree_bytes + SPARE_BYTES).next_multiple_of(1 << 20);
+        let fabric = MemFabric::in_process(memory_servers, bytes, options)
             .with_context(|| format!("{memory_servers} memory servers of {bytes} bytes; try fewer --keys"))?;
-        let fabric = Arc::new(fabric);
-        let compute = ComputeServer::join(fabric.clone(), ComputeOptions::default())?;
-        let worker = compute.worker()?;
-        let structure = worker.block_on(async {
-            let options = BTreeOptions { page_bytes: PAGE_BYTES as usize, ..BTreeOptions::default() };
-            let tree = BTree::create(&worker, NAME, options).await?;
-            let entries = (0..population.keys()).map(|number| {
-                let key = Population::key(number);
-                (key, value_for(key, 0))
-            });
-            tree.bulk_load(entries, FILL).await?;
-            anyhow::Ok(farlink_runtime::access::Access::structure(tree.access()).clone())
-        })?;
-        Ok(Self { fabric, structure, keys: population.keys() })
+        Ok(Self { fabric: Arc::new(fabric) })
     }
 
     /// A compute server of its own.
@@ -67,43 +50,98 @@ impl Bed {
         Ok(ComputeServer::join(self.fabric.clone(), ComputeOptions { seed, ..ComputeOptions::default() })?)
     }
 
-    /// The tree's check of itself, past all caches: run it when they are flushed. Figures insert and remove nothing.
-    pub(crate) fn check(&self) -> anyhow::Result<CheckRow> {
+    /// Loads a tree. Nothing but its pages takes memory that grows with the entries.
+    pub(crate) fn load(
+        &self,
+        name: &str,
+        options: BTreeOptions,
+        entries: impl IntoIterator<Item = (u64, u64)>,
+        fill: f64,
+    ) -> anyhow::Result<Structure> {
         let compute = self.join(0)?;
         let worker = compute.worker()?;
-        let report = worker.block_on(async { BTree::open(&worker, NAME, Proof::Checksum).await?.check().await })?;
-        let mut row = inspect::check_row(NAME, &report);
-        if row.ok && report.entries != self.keys {
-            row.ok = false;
-            row.problem = Some(format!("{} keys were loaded", self.keys));
+        worker.block_on(async {
+            let tree = BTree::create(&worker, name, options).await?;
+            tree.bulk_load(entries, fill).await?;
+            Ok(tree.structure().clone())
+        })
+    }
+
+    /// Has every memory server carry out operations: each on so many modelled processors, which take so long for a page. What
+    /// is modelled is waited for, not worked, and all threads that serve share one core: two cores suffice.
+    pub(crate) fn serve(&self, processors: usize, page: Duration, seed: u64) -> anyhow::Result<Processors> {
+        let start = |member: &Arc<ComputeServer>, server: usize| {
+            let server = u16::try_from(server).ok().and_then(ServerId::new).context("too many memory servers")?;
+            let options = ShipOptions {
+                messages: ServeMessages { wait: Wait::Poll, seed, ..ServeMessages::default() },
+                hold: Some(modelled(processors, page)),
+            };
+            let (listener, member) = (self.fabric.listen(server, &ListenOptions::default())?, Arc::clone(member));
+            let memory = self.fabric.memory(server)?;
+            Ok(ShipServer::start(listener, memory, serve::registry(), &options, move || Ok(Arc::clone(&member)))?)
+        };
+        let start_all = || -> anyhow::Result<Processors> {
+            // Threads stay on the core of the one that starts them.
+            stay_on_core(1);
+            let member = Arc::new(self.join(seed)?);
+            let servers = (0..self.fabric.servers()).map(|server| start(&member, server));
+            servers.collect::<anyhow::Result<_>>().map(Processors)
+        };
+        thread::scope(|scope| scope.spawn(start_all).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+
+    /// A tree's look at itself, past all caches: take it when they are flushed.
+    pub(crate) fn report(&self, name: &str) -> anyhow::Result<Report> {
+        let compute = self.join(0)?;
+        let worker = compute.worker()?;
+        Ok(worker.block_on(async { BTree::open(&worker, name, Proof::Checksum).await?.check().await })?)
+    }
+
+    /// The check of a tree in parts, which together hold so many keys: figures insert and remove nothing.
+    pub(crate) fn check(&self, parts: &[String], keys: u64) -> anyhow::Result<CheckRow> {
+        let (mut entries, mut row) = (0, None);
+        for part in parts {
+            let report = self.report(part)?;
+            entries += report.entries;
+            // The first that is not sound, else the last.
+            row = row.filter(|row: &CheckRow| !row.ok).or_else(|| Some(inspect::check_row(part, &report)));
+        }
+        let mut row = row.context("a tree has parts")?;
+        if row.ok && entries != keys {
+            (row.ok, row.problem) = (false, Some(format!("{entries} keys were found, {keys} were loaded")));
         }
         Ok(row)
     }
-
-    /// The tree.
-    pub(crate) fn structure(&self) -> &Structure {
-        &self.structure
-    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Holds the reply to an operation until one of so many processors has had time for the pages that it has read.
+fn modelled(processors: usize, page: Duration) -> HoldReply {
+    let free_at = Mutex::new(vec![Instant::now(); processors.max(1)]);
+    Arc::new(move |pages| {
+        let mut free_at = free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let first = free_at.iter_mut().min();
+        let due = first.map_or(now, |free_at| {
+            *free_at = (*free_at).max(now) + page * pages;
+            *free_at
+        });
+        Box::pin(poll_fn(move |cx| {
+            if Instant::now() >= due {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }))
+    })
+}
 
-    #[test]
-    fn the_tree_has_the_shape_that_is_computed() {
-        for keys in [1, 54, 55, 2917, 157_465] {
-            let population = Population::new(keys, 0.99, 1, 1).unwrap();
-            let bed = Bed::load(&population, 2).unwrap();
-            let compute = bed.join(1).unwrap();
-            let worker = compute.worker().unwrap();
-            let report = worker.block_on(async {
-                let tree = BTree::open(&worker, "figure", Proof::Checksum).await.unwrap();
-                tree.check().await.unwrap()
-            });
-            assert!(report.is_clean());
-            assert_eq!(report.entries, keys);
-            assert!(shape(keys).level_pages().iter().eq(&report.pages_by_level), "{report:?}");
-        }
+/// Keeps the calling thread on one of the cores that the program may use, if it has several: two threads on one core would
+/// measure the scheduler.
+pub(crate) fn stay_on_core(number: usize) {
+    // Of the first thread that comes: those that it starts later may use no more than it does by then.
+    static CORES: OnceLock<Vec<CoreId>> = OnceLock::new();
+    let cores = CORES.get_or_init(|| core_affinity::get_core_ids().unwrap_or_default());
+    if let (Some(&core), true) = (cores.get(number), cores.len() > 1) {
+        core_affinity::set_for_current(core);
     }
 }

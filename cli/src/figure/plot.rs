@@ -1,10 +1,10 @@
 //! Line plots as SVG: they need no font and no image library to build, and a browser draws them sharp at any size.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use plotters::coord::Shift;
-use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
 
 /// Of one plot; several are drawn side by side, two in a row.
@@ -38,6 +38,26 @@ pub(crate) struct Line {
     pub(crate) name: String,
     /// By rising x, all above zero.
     pub(crate) points: Vec<(f64, f64)>,
+}
+
+impl Line {
+    /// Points by the name of their line; lines in the order of their first points.
+    pub(crate) fn by_name(points: impl IntoIterator<Item = (String, f64, f64)>) -> Vec<Self> {
+        let mut lines: Vec<Self> = Vec::new();
+        for (name, x, y) in points {
+            match lines.iter_mut().find(|line| line.name == name) {
+                Some(line) => line.points.push((x, y)),
+                None => lines.push(Self { name, points: vec![(x, y)] }),
+            }
+        }
+        lines
+    }
+}
+
+/// Where a plot goes: a file in a folder, which is made if it is not there.
+pub(crate) fn path(folder: &Path, file: &str) -> anyhow::Result<PathBuf> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    Ok(folder.join(file))
 }
 
 /// Writes plots to one SVG file.
@@ -77,12 +97,8 @@ impl Plot {
                 (least - room, y_max + room)
             }
         };
-        let mut xs: Vec<f64> = points().map(|point| point.0).collect();
-        xs.sort_by(f64::total_cmp);
-        xs.dedup();
-
-        // A little room at both ends, so that the marks are not cut.
-        let x_axis = LogAxis { range: (x_min / 1.1).ln()..(x_max * 1.1).ln(), ticks: xs };
+        // A little room at both ends, so that the marks are not cut. Ticks at powers of two: that is how x is varied.
+        let x_axis = (x_min / 1.1..x_max * 1.1).log_scale().base(2.0);
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, ("sans-serif", 20))
             .margin(16)
@@ -119,33 +135,6 @@ impl Plot {
             .label_font(("sans-serif", 14))
             .draw()?;
         Ok(())
-    }
-}
-
-/// A logarithmic axis with a tick at each x that was measured, rather than at powers of ten that were not.
-struct LogAxis {
-    /// Of the logarithms.
-    range: std::ops::Range<f64>,
-    ticks: Vec<f64>,
-}
-
-impl Ranged for LogAxis {
-    type FormatOption = DefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, (low, high): (i32, i32)) -> i32 {
-        let share = (value.ln() - self.range.start) / (self.range.end - self.range.start);
-        low + (share * f64::from(high - low)).round() as i32
-    }
-
-    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        // Labels that would touch are left out from the left, evenly.
-        let every = self.ticks.len().div_ceil(hint.max_num_points().max(1)).max(1);
-        self.ticks.iter().copied().rev().step_by(every).rev().collect()
-    }
-
-    fn range(&self) -> std::ops::Range<f64> {
-        self.range.start.exp()..self.range.end.exp()
     }
 }
 

@@ -6,14 +6,15 @@
 //! those on its own keys: together they are exactly that many draws of the global distribution.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use anyhow::ensure;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::bed::ENTRIES_PER_PAGE;
-use super::zipf::Zipf;
-use crate::keys::{Permutation, mix};
+use super::optimum::ENTRIES_PER_PAGE;
+use crate::feed::Request;
+use crate::keys::{Chooser, Distribution, mix, value_for};
 
 /// The distance between two neighbouring keys: room for keys that are not there.
 pub(crate) const STRIDE: u64 = 1024;
@@ -22,20 +23,13 @@ const KEYS_MAX: u64 = 1 << 40;
 const SERVERS_MAX: u64 = 128;
 
 /// The keys, their popularity, and their owners.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Population {
-    zipf: Zipf,
-    ranks: Permutation,
+    pub(crate) keys: u64,
+    /// The exponent of their popularity.
+    pub(crate) theta: f64,
+    chooser: Chooser,
     servers: u64,
-}
-
-/// What an operation does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// Look the key up.
-    Get,
-    /// Overwrite its value.
-    Update,
 }
 
 impl Population {
@@ -47,22 +41,12 @@ impl Population {
             "--compute-servers {servers} is not between 1 and {}, or there are fewer keys",
             SERVERS_MAX
         );
-        Ok(Self { zipf: Zipf::new(keys, theta)?, ranks: Permutation::new(keys, seed), servers })
-    }
-
-    /// How many keys there are.
-    pub(crate) fn keys(&self) -> u64 {
-        self.zipf.size()
+        Ok(Self { keys, theta, chooser: Chooser::new(keys, Distribution::Zipf(theta), seed)?, servers })
     }
 
     /// How many compute servers share them.
     pub(crate) fn servers(&self) -> usize {
         self.servers as usize
-    }
-
-    /// The exponent of their popularity.
-    pub(crate) fn theta(&self) -> f64 {
-        self.zipf.theta()
     }
 
     /// The key with this number.
@@ -72,12 +56,17 @@ impl Population {
 
     /// The number of the key with this rank of popularity.
     pub(crate) fn number(&self, rank: u64) -> u64 {
-        self.ranks.apply(rank)
+        self.chooser.ranked(rank)
     }
 
-    /// What the key with this rank weighs; see [`Zipf::weight`].
+    /// What the key with this rank weighs; its probability is that over the sum of all.
     pub(crate) fn weight(&self, rank: u64) -> f64 {
-        self.zipf.weight(rank)
+        ((rank + 1) as f64).powf(-self.theta)
+    }
+
+    /// All keys with their first values, in the order of the keys.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
+        (0..self.keys).map(entry)
     }
 
     /// The numbers of the keys that a compute server owns.
@@ -87,51 +76,50 @@ impl Population {
 
     /// The first key of a compute server: where a leaf of the tree begins, if servers own several leaves each.
     fn first(&self, server: u64) -> u64 {
-        let even = server * self.keys() / self.servers;
-        let is_end = server == self.servers || self.keys() / self.servers < 4 * ENTRIES_PER_PAGE;
+        let even = server * self.keys / self.servers;
+        let is_end = server == self.servers || self.keys / self.servers < 4 * ENTRIES_PER_PAGE;
         if is_end { even } else { even - even % ENTRIES_PER_PAGE }
     }
 
     /// The compute server that owns the key with this number.
     pub(crate) fn owner(&self, number: u64) -> usize {
-        let even = ((number + 1) * self.servers - 1) / self.keys();
+        let even = ((number + 1) * self.servers - 1) / self.keys;
         // The next one's first leaf begins a little before its even share.
         let is_next = even + 1 < self.servers && number >= self.first(even + 1);
         (even + u64::from(is_next)) as usize
     }
 
-    /// The operations of `server` among `draws` operations of all servers, with so many percent updates.
+    /// The operations of `server` among `draws` operations of all servers, with so many percent updates. Each has a value of
+    /// its own, numbered from `version` on: an update to the same value would change nothing.
     pub(crate) fn operations(
-        &self,
+        self: &Arc<Self>,
         server: usize,
         draws: u64,
         update_percent: u32,
         seed: u64,
-    ) -> impl Iterator<Item = (u64, Action)> {
-        let mut random = SmallRng::seed_from_u64(mix(seed));
-        (0..draws).filter_map(move |_| {
-            let number = self.number(self.zipf.draw(&mut random));
+        version: u32,
+    ) -> impl Iterator<Item = Request> + use<> {
+        let (population, mut random) = (Arc::clone(self), SmallRng::seed_from_u64(mix(seed)));
+        (0..draws).filter_map(move |draw| {
+            let number = population.chooser.draw(&mut random);
             let update = update_percent > 0 && random.random_range(0..100) < update_percent;
-            let action = if update { Action::Update } else { Action::Get };
-            (self.owner(number) == server).then_some((number, action))
+            let key = Self::key(number);
+            let value = value_for(key, version.wrapping_add(draw as u32));
+            let request = if update { Request::Update { key, value } } else { Request::Get { key, latest: false } };
+            (population.owner(number) == server).then_some(request)
         })
     }
+}
+
+/// The key with this number and its first value.
+pub(crate) fn entry(number: u64) -> (u64, u64) {
+    let key = Population::key(number);
+    (key, value_for(key, 0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
-
-    #[test]
-    fn ranks_and_keys_are_one_to_one() {
-        for keys in [1, 2, 54, 1000, 4097, 100_003] {
-            let population = Population::new(keys, 0.99, 1, 9).unwrap();
-            let numbers: HashSet<u64> = (0..keys).map(|rank| population.number(rank)).collect();
-            assert_eq!(numbers.len() as u64, keys);
-            assert!(numbers.iter().all(|&number| number < keys));
-        }
-    }
 
     #[test]
     fn owners_agree_with_their_ranges() {
@@ -151,26 +139,19 @@ mod tests {
 
     #[test]
     fn servers_share_one_stream() {
-        let population = Population::new(1000, 0.99, 4, 1).unwrap();
+        let population = Arc::new(Population::new(1000, 0.99, 4, 1).unwrap());
         let mut updates = 0;
         let mut total = 0;
         for server in 0..4 {
-            for (number, action) in population.operations(server, 100_000, 50, 3) {
-                assert!(population.owned(server).contains(&number));
-                updates += u64::from(action == Action::Update);
+            for request in population.operations(server, 100_000, 50, 3, 0) {
+                let (Request::Get { key, .. } | Request::Update { key, .. }) = request else { panic!("{request:?}") };
+                assert!(population.owned(server).contains(&(key / STRIDE)));
+                updates += u64::from(matches!(request, Request::Update { .. }));
                 total += 1;
             }
         }
         assert_eq!(total, 100_000);
         assert!((49_000..51_000).contains(&updates), "{updates}");
-        assert!(population.operations(0, 1000, 0, 3).all(|(_, action)| action == Action::Get));
-    }
-
-    #[test]
-    fn impossible_populations_are_errors() {
-        assert!(Population::new(0, 0.99, 1, 1).is_err());
-        assert!(Population::new(3, 0.99, 4, 1).is_err());
-        assert!(Population::new(3, 0.99, 0, 1).is_err());
-        assert!(Population::new(KEYS_MAX + 1, 0.99, 1, 1).is_err());
+        assert!(population.operations(0, 1000, 0, 3, 0).all(|request| matches!(request, Request::Get { .. })));
     }
 }

@@ -24,6 +24,6 @@ pub use self::{
     client::{Answer, From, Shipped, Shipper},
     layout::{CallHeader, SHIP, read_reply},
     registry::Registry,
-    serve::{ServiceModel, ShipCounts, ShipOptions, ShipServer},
+    serve::{HoldReply, ShipCounts, ShipOptions, ShipServer},
 };
 pub use crate::on_server::Decline;

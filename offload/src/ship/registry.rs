@@ -110,8 +110,8 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Ok(Some(one_sided)) => one_sided,
         Ok(None) => return reply.refuse(Refusal::UnknownKind),
         Err(error) => {
-            let failed = ReplyHeader::Failed(Failure::of(&error));
-            return thread.reply(reply, Outcome::Failed, 0, |to| failed.encode(0, to));
+            thread.carried_out(Outcome::Failed, 0).await;
+            return reply.send_with(|to| ReplyHeader::of(error).encode(0, to));
         }
     };
     let access = OnServer::<O::Layout>::new(one_sided, thread.server(), scope.clone(), operation.begins());
@@ -120,18 +120,21 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Scope::Below(below) => from_page(&access, &operation, below).await,
     };
     let pages = access.reads();
+    let kind = match &outcome {
+        Ok(_) => Outcome::Done,
+        Err(ReplyHeader::Declined(_)) => Outcome::Declined,
+        Err(_) => Outcome::Failed,
+    };
+    thread.carried_out(kind, pages).await;
     match outcome {
         Ok(output) => {
             let done = ReplyHeader::Done { changed: access.into_changed() };
-            thread.reply(reply, Outcome::Done, pages, |to| {
+            reply.send_with(|to| {
                 done.encode(pages, to);
                 output.encode(to);
             });
         }
-        Err(header) => {
-            let outcome = if let ReplyHeader::Declined(_) = header { Outcome::Declined } else { Outcome::Failed };
-            thread.reply(reply, outcome, pages, |to| header.encode(pages, to));
-        }
+        Err(header) => reply.send_with(|to| header.encode(pages, to)),
     }
 }
 

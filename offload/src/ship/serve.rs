@@ -8,9 +8,10 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     fmt,
+    pin::Pin,
     rc::Rc,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Waker},
@@ -18,13 +19,9 @@ use std::{
 
 use farlink_runtime::{
     catalog,
-    compute::{ComputeOptions, ComputeServer},
+    compute::ComputeServer,
     error::Error,
-    fabric::{
-        Fabric,
-        link::{ListenOptions, Listener},
-        mem::MemFabric,
-    },
+    fabric::link::Listener,
     messaging::{MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
     one_sided::OneSided,
     page::StructureId,
@@ -38,23 +35,22 @@ use super::{
     layout::{CallHeader, SHIP},
 };
 
+/// What the reply to an operation waits for; given the number of pages that the operation has read.
+pub type HoldReply = Arc<dyn Fn(u32) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync>;
+
 /// How shipped operations are served. The number of threads is the listener's number of ports.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub struct ShipOptions {
     /// How messages are.
     pub messages: ServeMessages,
-    /// A model of slower processors, to show what they do on few cores.
-    pub model: Option<ServiceModel>,
+    /// Holds replies back, for tests and models of slow servers. Replies go at once by default.
+    pub hold: Option<HoldReply>,
 }
 
-/// A model of a memory server's processors: an operation takes a set time for each page that it reads, on one of so many
-/// modelled processors of each thread; its reply is held back until then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ServiceModel {
-    /// Modelled processors of each thread.
-    pub processors: usize,
-    /// Nanoseconds for each page read.
-    pub page_ns: u64,
+impl fmt::Debug for ShipOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShipOptions").field("messages", &self.messages).finish_non_exhaustive()
+    }
 }
 
 /// What a memory server has done with shipped operations.
@@ -100,7 +96,7 @@ struct Host {
     registry: Registry,
     memory: LocalMemory,
     counts: Counts,
-    model: Option<ServiceModel>,
+    hold: Option<HoldReply>,
     join: Join,
     /// Held by the thread that joins.
     joining: Mutex<()>,
@@ -150,7 +146,7 @@ impl ShipServer {
             registry,
             memory,
             counts: Counts::default(),
-            model: options.model,
+            hold: options.hold.clone(),
             join: Box::new(join),
             joining: Mutex::new(()),
             compute: OnceLock::new(),
@@ -160,33 +156,6 @@ impl ShipServer {
             Ok(Box::new(ShipService { host: Arc::clone(&shared), running: None, owes_turn: false }))
         })?;
         Ok(Self { messages, host })
-    }
-
-    /// Starts one for each memory server of a cluster in this process, as one member of the cluster.
-    ///
-    /// # Errors
-    /// As [`ShipServer::start`].
-    pub fn start_all(
-        fabric: &Arc<MemFabric>,
-        listen: &ListenOptions,
-        registry: &Registry,
-        options: &ShipOptions,
-    ) -> Result<Vec<Self>, Error> {
-        let shared = Arc::new(Mutex::new(Weak::new()));
-        let start = |server: ServerId| {
-            let (fabric_to_join, shared) = (Arc::clone(fabric), Arc::clone(&shared));
-            let join = move || {
-                let mut member = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(member) = member.upgrade() {
-                    return Ok(member);
-                }
-                let joined = Arc::new(ComputeServer::join(fabric_to_join.clone(), ComputeOptions::default())?);
-                *member = Arc::downgrade(&joined);
-                Ok(joined)
-            };
-            Self::start(fabric.listen(server, listen)?, fabric.memory(server)?, registry.clone(), options, join)
-        };
-        (0..fabric.servers()).map(|index| start(server_id(index)?)).collect()
     }
 
     /// What it has done so far.
@@ -200,11 +169,6 @@ impl ShipServer {
     pub fn messages(&self) -> &MessageServer {
         &self.messages
     }
-}
-
-fn server_id(index: usize) -> Result<ServerId, Error> {
-    let id = u16::try_from(index).ok().and_then(ServerId::new);
-    id.ok_or_else(|| Error::BadOption { option: "servers", why: format!("{index} is no memory server's number") })
 }
 
 /// One thread's service.
@@ -223,10 +187,6 @@ impl ShipService {
                 host: Arc::clone(&self.host),
                 worker: (*worker).clone(),
                 structures: RefCell::default(),
-                held: RefCell::new(Held {
-                    free_ns: vec![0; self.host.model.map_or(0, |model| model.processors.max(1))],
-                    replies: Vec::new(),
-                }),
             });
             self.running = Some((worker, thread));
         }
@@ -255,14 +215,13 @@ impl Service for ShipService {
     }
 
     fn turn(&mut self) -> Turn {
-        let Some((worker, thread)) = &self.running else { return Turn::Idle };
+        let Some((worker, _)) = &self.running else { return Turn::Idle };
         let is_running = worker.has_other_tasks();
         // An operation that was done at once counts as running until the worker's turn ends.
         if is_running || std::mem::take(&mut self.owes_turn) {
             worker.turn();
         }
-        let is_holding = thread.release();
-        if is_running || is_holding { Turn::Busy } else { Turn::Idle }
+        if is_running { Turn::Busy } else { Turn::Idle }
     }
 }
 
@@ -271,14 +230,6 @@ pub(super) struct Thread {
     host: Arc<Host>,
     worker: Handle,
     structures: RefCell<HashMap<StructureId, Rc<OneSided>>>,
-    held: RefCell<Held>,
-}
-
-/// Replies that the model holds back.
-struct Held {
-    /// When each modelled processor is free.
-    free_ns: Vec<u64>,
-    replies: Vec<(u64, Responder, Vec<u64>)>,
 }
 
 impl Thread {
@@ -304,35 +255,13 @@ impl Thread {
         Ok(Some(found).filter(of_kind))
     }
 
-    /// Replies, now or when the model says so.
-    pub(super) fn reply(
-        &self,
-        reply: Responder,
-        outcome: Outcome,
-        pages_read: u32,
-        encode: impl FnOnce(&mut Vec<u64>),
-    ) {
+    /// Counts an operation, and waits until its reply may go.
+    pub(super) async fn carried_out(&self, outcome: Outcome, pages_read: u32) {
         let counts = &self.host.counts;
         counts.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
         counts.pages_read.fetch_add(pages_read.into(), Ordering::Relaxed);
-        let Some(model) = self.host.model else { return reply.send_with(encode) };
-        let Held { free_ns, replies } = &mut *self.held.borrow_mut();
-        let Some(free_ns) = free_ns.iter_mut().min() else { return reply.send_with(encode) };
-        *free_ns = self.worker.clock().now_ns().max(*free_ns) + model.page_ns * u64::from(pages_read);
-        let mut words = Vec::new();
-        encode(&mut words);
-        replies.push((*free_ns, reply, words));
-    }
-
-    /// Lets go the replies whose time has come; whether any are left.
-    fn release(&self) -> bool {
-        let replies = &mut self.held.borrow_mut().replies;
-        if replies.is_empty() {
-            return false;
+        if let Some(hold) = &self.host.hold {
+            hold(pages_read).await;
         }
-        let now_ns = self.worker.clock().now_ns();
-        let due = replies.extract_if(.., |&mut (due_ns, ..)| due_ns <= now_ns);
-        due.for_each(|(_, reply, words)| reply.send_words(&words));
-        !replies.is_empty()
     }
 }

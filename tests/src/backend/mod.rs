@@ -8,15 +8,16 @@ pub(crate) mod verbs;
 
 use std::{
     fmt,
-    io::{BufRead, BufReader, Write},
+    io::Write,
     ops::Deref,
     path::{Path, PathBuf},
-    process::{Child, ChildStdout, Command, Stdio},
+    process::Command,
     str::FromStr,
     sync::{Arc, OnceLock},
 };
 
 use anyhow::Context;
+use farlink_children::Child;
 use farlink_runtime::{
     error::Error,
     fabric::{
@@ -309,7 +310,7 @@ impl Cluster {
                 let servers: Vec<String> = processes.iter().map(|process| process.address.clone()).collect();
                 processes
                     .iter_mut()
-                    .try_for_each(|process| process.tell(&format!("{MEMBERS}{}", servers.join(","))))?;
+                    .try_for_each(|process| process.child.send(&format!("{MEMBERS}{}", servers.join(","))))?;
                 Place::Verbs { servers, secret }
             }
             _ => Place::Files(dir.path().to_owned()),
@@ -384,7 +385,6 @@ struct Serving {
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
-    answers: Option<BufReader<ChildStdout>>,
     address: String,
 }
 
@@ -394,42 +394,19 @@ impl ServerProcess {
     /// # Errors
     /// If it cannot be started, or ends before. What it has to say about that is on stderr.
     pub fn start(spec: &ServerSpec) -> anyhow::Result<Self> {
-        let program = stress_program()?;
-        let mut command = Command::new(&program);
-        command.arg(SERVER).arg(serde_json::to_string(spec)?).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
-        let mut process = Self { child, answers: None, address: String::new() };
-        let stdout = process.child.stdout.take().context("the memory server has no stdout")?;
-        process.answers = Some(BufReader::new(stdout));
-        let Serving { address } = serde_json::from_str(&process.answer()?).context("a memory server did not start")?;
-        process.address = address;
-        Ok(process)
-    }
-
-    fn answer(&mut self) -> anyhow::Result<String> {
-        let mut line = String::new();
-        self.answers.as_mut().context("the memory server has no stdout")?.read_line(&mut line)?;
-        Ok(line)
-    }
-
-    fn tell(&mut self, order: &str) -> anyhow::Result<()> {
-        let orders = self.child.stdin.as_mut().context("the memory server has no stdin")?;
-        writeln!(orders, "{order}")?;
-        Ok(orders.flush()?)
+        let mut command = Command::new(stress_program()?);
+        command.arg(SERVER).arg(serde_json::to_string(spec)?);
+        let mut child = Child::start("a memory server", command)?;
+        let Serving { address } =
+            serde_json::from_str(&child.receive(None)?).context("a memory server did not start")?;
+        Ok(Self { child, address })
     }
 
     fn stop_shipping(&mut self) -> anyhow::Result<()> {
-        self.tell(STOP_SHIPPING)?;
-        let answer = self.answer()?;
-        anyhow::ensure!(answer.trim() == STOP_SHIPPING, "a memory server answers {answer:?}");
+        self.child.send(STOP_SHIPPING)?;
+        let answer = self.child.receive(None)?;
+        anyhow::ensure!(answer == STOP_SHIPPING, "a memory server answers {answer:?}");
         Ok(())
-    }
-}
-
-impl Drop for ServerProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

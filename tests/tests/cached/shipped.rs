@@ -5,7 +5,7 @@ use std::{cell::Cell, fmt, future::Future, pin::Pin, rc::Rc, sync::Arc, time::Du
 use farlink_offload::{
     Admission, CacheOptions, ComputeCache, Engine, EngineCounts, EngineOptions, Policies,
     policy::{Always, BackOff, Choice, CostAware, CostOptions, Miss, Never, Policy},
-    ship::{Registry, ServiceModel, ShipOptions, ShipServer},
+    ship::{Registry, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
@@ -416,8 +416,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
     let seed = settings::seed("changed and lost");
     for round in 0..4 {
         let model = sparse(ENTRIES);
-        let options =
-            ShipOptions { model: Some(ServiceModel { processors: 1, page_ns: 1 << 48 }), ..Default::default() };
+        let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..Default::default() };
         let served = Served::start_with(1, 1, Manners::Fast, &model, 0.8, Spread::default(), &options);
         let member = Member::join(&served.fabric, 1);
         let mut options = CacheOptions::new(CACHE_BYTES_MIN);
@@ -485,8 +484,8 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
 fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_done_here() {
     let _watch = Watchdog::start("lost in mid-request", Duration::from_secs(120));
     let mut model = sparse(20_000);
-    // Its answers are held back for days.
-    let options = ShipOptions { model: Some(ServiceModel { processors: 1, page_ns: 1 << 48 }), ..Default::default() };
+    // Its answers never go.
+    let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..Default::default() };
     let served = Served::start_with(1, 1, Manners::Fast, &model, 0.8, Spread::default(), &options);
     let member = Member::join(&served.fabric, 1);
     // From the level above the leaves: scans read leaves by the parent's links and are never shipped from the leaves.

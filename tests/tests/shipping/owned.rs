@@ -2,7 +2,7 @@
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
-use farlink_offload::ship::{Answer, Decline, From, SHIP, ServiceModel, ShipOptions, ShipServer, Shipped, Shipper};
+use farlink_offload::ship::{Answer, Decline, From, SHIP, ShipOptions, ShipServer, Shipped, Shipper};
 use farlink_runtime::{
     access::PageRef,
     compute::ComputeServer,
@@ -311,17 +311,16 @@ fn a_skip_list_is_shipped_as_well() {
     });
 }
 
-/// A memory server whose pages take an hour each, and who ships to it.
+/// A memory server that never answers, and who ships to it.
 fn stalled() -> (Arc<dyn Here>, Vec<ShipServer>, ComputeServer) {
     let cluster = here::start(1, 8 << 20, FAST).unwrap();
-    let model = ServiceModel { processors: 1, page_ns: 3_600_000_000_000 };
-    let options = ShipOptions { model: Some(model), ..ShipOptions::default() };
+    let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..ShipOptions::default() };
     let servers = fleet::start_all(&cluster, 1, &options).unwrap();
     let compute = cluster::join(&cluster.fabric(), 1).unwrap();
     (cluster, servers, compute)
 }
 
-/// Held back by the model of a slow server, which is then lost.
+/// Held back by a server, which is then lost.
 #[test]
 fn a_server_that_is_lost_leaves_the_outcome_unknown() {
     let _watch = Watchdog::start("lost", Duration::from_secs(100));

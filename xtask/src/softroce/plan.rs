@@ -136,7 +136,7 @@ impl Script {
         }
         self.stress(Lane::Tests, "stress one-sided", &[]);
         self.stress(Lane::Programs, "stress cached", &[&SMALL_CACHE]);
-        self.stress(Lane::Tests, "stress shared-inner", &[&["--access", "shared-inner"]]);
+        self.stress(Lane::Tests, "stress cached-inner", &[&["--access", "cached-inner"]]);
         Ok(())
     }
 

@@ -1,12 +1,13 @@
 //! Child processes: started so that none outlives this program, talked to line by line, ended and waited for.
 //!
 //! The kernel sends a child SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Start children from the
-//! main thread only.
+//! main thread, or from one that outlives them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{self, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,20 +18,23 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// A child process with its standard input and output as lines; its standard error is ours.
 #[derive(Debug)]
-pub(crate) struct Child {
+pub struct Child {
     name: String,
     process: process::Child,
     /// `None` once it is closed.
     input: Option<process::ChildStdin>,
-    /// Lines of its standard output; the sender is gone when the output has ended.
-    lines: Receiver<String>,
+    /// Lines of its standard output; the sender is gone when the output has ended. Locked only to be shared at all.
+    lines: Mutex<Receiver<String>>,
     /// Known once it was waited for.
     status: Option<ExitStatus>,
 }
 
 impl Child {
     /// Starts `command`; `name` is what errors call it.
-    pub(crate) fn start(name: &str, mut command: Command) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(name: &str, mut command: Command) -> anyhow::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         die_with_parent(&mut command);
         let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
@@ -48,16 +52,19 @@ impl Child {
                 }
             })
             .with_context(|| format!("cannot start a thread that reads from {name}"))?;
-        Ok(Self { name: name.to_owned(), process, input, lines, status: None })
+        Ok(Self { name: name.to_owned(), process, input, lines: Mutex::new(lines), status: None })
     }
 
     /// What errors call it.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Sends one line.
-    pub(crate) fn send(&mut self, line: &str) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// If it is no line, or the child has ended.
+    pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
         ensure!(!line.contains('\n'), "a message to {} must be one line", self.name);
         let input = self.input.as_mut().with_context(|| format!("the input of {} is closed", self.name))?;
         let sent = input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush());
@@ -68,10 +75,13 @@ impl Child {
     }
 
     /// Waits for one line; `None` waits for as long as the child lives.
-    pub(crate) fn receive(&mut self, limit: Option<Duration>) -> anyhow::Result<String> {
+    ///
+    /// # Errors
+    /// If the child says nothing in time, or has ended.
+    pub fn receive(&mut self, limit: Option<Duration>) -> anyhow::Result<String> {
         let received = match limit {
-            Some(limit) => self.lines.recv_timeout(limit),
-            None => self.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(limit) => self.lines().recv_timeout(limit),
+            None => self.lines().recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match received {
             Ok(line) => Ok(line),
@@ -83,12 +93,15 @@ impl Child {
     }
 
     /// Closes the child's standard input: no more messages will come.
-    pub(crate) fn close_input(&mut self) {
+    pub fn close_input(&mut self) {
         self.input = None;
     }
 
-    /// Asks the child to end (SIGTERM) and waits until it has. An error if it ended any other way.
-    pub(crate) fn stop(mut self) -> anyhow::Result<()> {
+    /// Asks the child to end (SIGTERM) and waits until it has.
+    ///
+    /// # Errors
+    /// If it ended any other way.
+    pub fn stop(mut self) -> anyhow::Result<()> {
         let stopped = self.end();
         let status = self.wait()?;
         ensure!(stopped, "{} did not stop in {} seconds and was killed", self.name, STOP_LIMIT.as_secs());
@@ -96,12 +109,29 @@ impl Child {
         Ok(())
     }
 
-    /// Closes the child's input and waits until it has ended by itself, successfully.
-    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
+    /// Closes the child's input and waits until it has ended by itself.
+    ///
+    /// # Errors
+    /// If it ended without success.
+    pub fn finish(mut self) -> anyhow::Result<()> {
         self.close_input();
         let status = self.wait()?;
         ensure!(status.success(), "{} ended with {status}", self.name);
         Ok(())
+    }
+
+    /// Kills the child (SIGKILL) and waits until it is gone.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn kill(mut self) -> anyhow::Result<()> {
+        self.signal(libc::SIGKILL);
+        self.wait().map(drop)
+    }
+
+    /// Whether the child still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.status.is_none() && matches!(self.process.try_wait(), Ok(None))
     }
 
     /// Asks the child to end, and kills it (and answers `false`) if it does not.
@@ -111,7 +141,7 @@ impl Child {
         // The output ends when the process does: waiting for that has a time limit, waiting for a process has none.
         let deadline = Instant::now() + STOP_LIMIT;
         loop {
-            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match self.lines().recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => return true,
                 Err(RecvTimeoutError::Timeout) => break,
@@ -119,6 +149,10 @@ impl Child {
         }
         self.signal(libc::SIGKILL);
         false
+    }
+
+    fn lines(&mut self) -> &Receiver<String> {
+        self.lines.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait(&mut self) -> anyhow::Result<ExitStatus> {
@@ -129,7 +163,7 @@ impl Child {
 
     fn signal(&mut self, signal: libc::c_int) {
         // Once waited for, the number may belong to another process.
-        if self.status.is_none() && matches!(self.process.try_wait(), Ok(None)) {
+        if self.is_running() {
             // SAFETY: kill touches no memory. The child was not waited for, so its number is still its own.
             unsafe { libc::kill(self.process.id() as libc::pid_t, signal) };
         }
@@ -148,7 +182,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if self.status.is_none() {
-            // An error is on its way out. Still politely: a compute process that is killed leaves locked pages behind.
+            // An error is on its way out. Still politely: a compute server that is killed leaves locked pages behind.
             self.end();
             let _ = self.process.wait();
         }
@@ -173,75 +207,4 @@ fn die_with_parent(command: &mut Command) {
     // SAFETY: between fork and exec only async-signal-safe calls are allowed; `arrange` makes two system calls and
     // allocates nothing (an error from a number does not allocate).
     unsafe { command.pre_exec(arrange) };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMIT: Option<Duration> = Some(Duration::from_secs(20));
-
-    fn shell(script: &str) -> Child {
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", script]);
-        Child::start("the shell", command).unwrap()
-    }
-
-    fn alive(pid: &str) -> bool {
-        // A zombie that nobody waits for is not alive.
-        std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'))
-    }
-
-    #[test]
-    fn lines_both_ways_and_a_quiet_end() {
-        let mut child = shell("while read line; do echo got $line; done");
-        child.send("one").unwrap();
-        assert_eq!(child.receive(LIMIT).unwrap(), "got one");
-        assert!(child.send("two\nthree").is_err());
-        child.finish().unwrap();
-    }
-
-    #[test]
-    fn stopping() {
-        let mut child = shell("echo ready; exec sleep 1000");
-        assert_eq!(child.receive(LIMIT).unwrap(), "ready");
-        child.stop().unwrap();
-        let mut child = shell("trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done");
-        child.receive(LIMIT).unwrap();
-        assert!(child.stop().unwrap_err().to_string().contains("exit status: 3"));
-    }
-
-    #[test]
-    fn an_early_end_is_an_error_with_its_status() {
-        let mut child = shell("exit 7");
-        let error = child.receive(LIMIT).unwrap_err().to_string();
-        assert!(error.contains("the shell ended early") && error.contains('7'), "{error}");
-        assert!(child.send("x").is_err());
-        assert!(Child::start("nothing", Command::new("/nowhere/nothing")).is_err());
-    }
-
-    #[test]
-    fn silence_has_a_limit() {
-        let mut child = shell("exec sleep 1000");
-        let error = child.receive(Some(Duration::from_millis(20))).unwrap_err().to_string();
-        assert!(error.contains("the shell said nothing"), "{error}");
-    }
-
-    #[test]
-    fn a_dropped_child_is_gone() {
-        let mut child = shell("echo $$; exec sleep 1000");
-        let pid = child.receive(LIMIT).unwrap();
-        assert!(alive(&pid));
-        drop(child);
-        assert!(!alive(&pid));
-    }
-
-    #[test]
-    fn no_child_outlives_the_thread_that_started_it() {
-        let mut child = thread::spawn(|| shell("echo $$; exec sleep 1000")).join().unwrap();
-        // The end of the output is the end of the child: its line may or may not have come out before.
-        while child.lines.recv().is_ok() {}
-        assert_eq!(child.process.wait().unwrap().signal(), Some(libc::SIGTERM));
-    }
 }

@@ -1,0 +1,162 @@
+//! Figures at small sizes: their rows, and what must hold of them. Speed is not asked: in runs so short it means nothing.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// Whether a figure held, what it printed, and its plot.
+fn figure(name: &str, options: &str) -> (bool, Vec<Value>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let (ok, text) = run(&format!("{name} --json {options}"), folder.path().to_str());
+    let plot = std::fs::read_to_string(folder.path().join(format!("{name}.svg"))).unwrap_or_default();
+    (ok, text.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), plot)
+}
+
+fn run(line: &str, out: Option<&str>) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farlink"));
+    command.arg("figure").args(line.split_whitespace()).args(out.iter().flat_map(|out| ["--out", out]));
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!errors.contains("panicked"), "{errors}");
+    let said = if output.stdout.is_empty() { errors } else { String::from_utf8(output.stdout).unwrap() };
+    (output.status.success(), said)
+}
+
+fn number(row: &Value, field: &str) -> f64 {
+    row[field].as_f64().unwrap_or_else(|| panic!("{field}: {row}"))
+}
+
+fn names(rows: &[Value]) -> Vec<&str> {
+    rows.iter().map(|row| row["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn table_2_has_its_rows_in_order_and_they_make_sense() {
+    let options = "--keys 50000 --compute-servers 1 --memory-servers 2 --cache-percent 32 --in-flight 2";
+    let output = Command::new(env!("CARGO_BIN_EXE_farlink"))
+        .args(["figure", "dex-table2", "--json"])
+        .args(options.split(' '))
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mix = [
+        "DEX",
+        "Sherman",
+        "SMART",
+        "P-Sherman",
+        "P-SMART",
+        "DEX's public code",
+        "DEX's public code, no offload",
+        "farlink FG",
+        "farlink, shared-everything",
+        "farlink, owned ranges",
+        "static optimum",
+    ];
+    assert_eq!(names(&lines), [&mix[..], &mix[..], &["btree"]].concat());
+    assert_eq!((&lines[22]["ok"], &lines[22]["entries"]), (&Value::Bool(true), &50_000.into()));
+    for mix in [&lines[7..11], &lines[18..22]] {
+        let [fine, shared, owned, best] = mix else { panic!("four rows") };
+        // Two in flight may meet on a page, and one of them begins anew.
+        assert!((3.0..3.05).contains(&number(fine, "reads_per_op")), "{fine}");
+        assert_eq!(fine["hit_ratio"], Value::Null);
+        // One leaf is read each time; the inner pages are all cached.
+        assert!((1.0..1.05).contains(&number(shared, "reads_per_op")), "{shared}");
+        assert!((0.65..0.67).contains(&number(shared, "hit_ratio")), "{shared}");
+        assert!(number(owned, "reads_per_op") >= number(best, "reads_per_op"), "{owned}\n{best}");
+        assert!((1.0..1.6).contains(&number(owned, "leaf_misses_over_optimum")), "{owned}");
+        assert!(number(shared, "leaf_misses_over_optimum") > number(owned, "leaf_misses_over_optimum"));
+        assert_eq!(number(best, "leaf_misses_over_optimum"), 1.0);
+        assert_eq!((number(owned, "atomics_per_op"), &owned["in_flight"]), (0.0, &2.into()));
+        assert_eq!(number(owned, "writes_per_op"), number(owned, "write_backs_per_op"));
+        for field in ["source", "access", "mix", "cache_bytes", "cache_percent", "keys", "theta", "warm_up_ops", "seed"]
+        {
+            assert!(owned.get(field).is_some_and(|value| !value.is_null()), "{field}: {owned}");
+        }
+    }
+    assert_eq!(number(&lines[9], "writes_per_op"), 0.0);
+    assert!(number(&lines[20], "write_backs_per_op") > 0.0);
+    let (ok, text) = run(&format!("dex-table2 {options} --ops 1000 --warm-up-ops 1000"), None);
+    assert!(ok && text.contains("\nread-only\n") && text.contains("public code"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+}
+
+#[test]
+fn admission_policies_lie_below_the_optimum() {
+    let small = "--keys 20000 --theta 0.6,1.2 --cache-percents 40,64";
+    let (ok, lines, plot) = figure("replacement", small);
+    assert!(ok && lines.len() == 2 * 2 * 4 + 1, "{lines:?}");
+    for rows in lines[..16].chunks(4) {
+        assert_eq!(names(rows), ["always", "probability (DEX)", "frequency", "static optimum"]);
+        let ratio = |row: &Value| number(row, "hit_ratio");
+        // Counts of a random run: a little luck is possible.
+        assert!(rows[..3].iter().all(|row| ratio(row) < ratio(&rows[3]) + 0.01), "{rows:?}");
+        assert!(rows.iter().all(|row| row["theta"] == rows[0]["theta"]));
+    }
+    assert_eq!((&lines[0]["theta"], &lines[15]["theta"], &lines[16]["ok"]), (&0.6.into(), &1.2.into(), &true.into()));
+    assert!(plot.contains("zipf 0.6") && plot.contains("zipf 1.2") && plot.contains("frequency"));
+    let folder = tempfile::tempdir().unwrap();
+    let (ok, text) = run(&format!("replacement {small} --ops 1000 --warm-up-ops 1000"), folder.path().to_str());
+    assert!(ok && text.contains("\nzipf 1.2\n") && text.contains("check btree: ok"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+}
+
+#[test]
+fn every_shipping_policy_does_what_it_says() {
+    let small = "--keys 30000 --server-threads 1,2 --cache-percents 4,50 --workers 2 --seconds 0.05 \
+                 --warm-up-seconds 0.05 --repeats 1";
+    let (_, lines, plot) = figure("offload", small);
+    assert_eq!(lines.len(), 4 * 3 + 4, "{lines:?}");
+    for rows in lines[..12].chunks(3) {
+        assert_eq!(number(&rows[0], "shipped_per_op"), 0.0);
+        assert!(number(&rows[1], "shipped_per_op") > 0.0, "{rows:?}");
+        assert!(rows.iter().all(|row| number(row, "ops") > 0.0), "{rows:?}");
+    }
+    assert_eq!(lines[12]["ok"], true, "{lines:?}");
+    assert!(plot.contains("cost-aware"));
+}
+
+#[test]
+fn every_design_costs_what_it_should() {
+    let small = "--keys 20000 --clients 2,8 --selectivities 0.01 --seconds 0.03 --warm-up-seconds 0.01";
+    let (_, lines, plot) = figure("fg-cg-hybrid", small);
+    assert_eq!(lines.len(), 2 * 4 * 2 * 2 + 8 + 2 + 6, "{lines:?}");
+    let (rows, checks) = lines.split_at(32);
+    assert!(rows.iter().all(|row| number(row, "ops") > 0.0), "{rows:?}");
+    for (design, messages, reads) in
+        [("coarse, range", 1.0, 0.0), ("coarse, hash", 1.0, 0.0), ("hybrid", 1.0, 1.0), ("fine-grained", 0.0, 3.0)]
+    {
+        let points = rows.iter().filter(|row| row["design"] == design && row["name"] == "point");
+        assert_eq!(points.clone().count(), 4);
+        for row in points {
+            let cost = |field| number(row, field).round();
+            assert_eq!((cost("two_sided_per_op"), cost("reads_per_op")), (messages, reads), "{row}");
+        }
+    }
+    // The trees are sound.
+    assert!(checks[..8].iter().all(|check| check["ok"] == true), "{checks:?}");
+    assert!(plot.contains("hybrid"));
+}
+
+#[test]
+fn impossible_numbers_are_errors() {
+    for (line, says) in [
+        ("replacement --keys 1000", "give more --keys"),
+        ("replacement --cache-percents 0", "a number above 0"),
+        ("replacement --theta 0.5,-1", "--theta must be a number of at least 0"),
+        ("dex-table2 --keys 0", "--keys 0"),
+        ("dex-table2 --compute-servers 200", "--compute-servers 200"),
+        ("offload --repeats 0", "0 is not in 1.."),
+        ("offload --workers 0", "0 is not in 1..=63"),
+        ("offload --seconds 0", "above 0"),
+        ("offload --page-bytes 100", "a power of two"),
+        ("offload --fill 2", "0.1 to 1"),
+        ("fg-cg-hybrid --clients 300", "300 is not in 1..=200"),
+        ("fg-cg-hybrid --selectivities 2", "at most 0.5"),
+        ("fg-cg-hybrid --memory-servers 0", "0 is not in 1..=16"),
+    ] {
+        let (ok, text) = run(line, None);
+        assert!(!ok && text.contains(says), "{line}: {text}");
+    }
+}

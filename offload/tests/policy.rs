@@ -1,0 +1,149 @@
+//! The policies that come with the crate, on misses made up.
+
+use std::cell::Cell;
+
+use farlink_offload::policy::{
+    Always, BackOff, BackOffOptions, Choice, CostAware, CostOptions, Miss, MovingAverage, Never, Policy, SAMPLES,
+};
+use farlink_runtime::{messaging::Load, ptr::ServerId};
+
+const SERVER: ServerId = ServerId::new(0).unwrap();
+
+/// A miss at a level, with random numbers that count up.
+fn ask(policy: &mut impl Policy, level: u8, load: Option<Load>, random: &Cell<u64>) -> Choice {
+    let random = || random.replace(random.get() + 1);
+    policy.choose(&Miss { server: SERVER, level, load, random: &random })
+}
+
+fn load(report: u16, busy_permille: u16) -> Option<Load> {
+    Some(Load { report, busy_permille, threads: 1, peers: 1 })
+}
+
+/// A policy that knows what both ways take.
+fn informed(options: CostOptions, fetch_ns: u64, rpc_ns: u64) -> CostAware {
+    let mut policy = CostAware::new(options);
+    for _ in 0..SAMPLES {
+        policy.fetched(SERVER, fetch_ns);
+        policy.shipped(SERVER, rpc_ns);
+    }
+    policy
+}
+
+#[test]
+fn the_constant_ones_are_constant() {
+    let random = Cell::new(0);
+    for level in 0..4 {
+        assert_eq!(ask(&mut Never, level, load(1, 0), &random), Choice::FETCH);
+        assert_eq!(ask(&mut Always, level, load(1, 1000), &random), Choice::SHIP);
+    }
+}
+
+#[test]
+fn an_average_forgets_what_is_old_and_bounds_what_is_odd() {
+    let mut average = MovingAverage::default();
+    assert_eq!(average.get(), None);
+    (0..SAMPLES).for_each(|_| average.add(100));
+    assert_eq!(average.get(), Some(100));
+    // An outlier counts as ten averages.
+    average.add(1_000_000_000);
+    assert_eq!(average.get(), Some((100 * 49 + 1000) / 50));
+    (0..SAMPLES).for_each(|_| average.add(300));
+    assert_eq!(average.get(), Some(300));
+    let mut huge = MovingAverage::default();
+    (0..200).for_each(|_| huge.add(u64::MAX));
+    assert!(huge.get().is_some());
+}
+
+#[test]
+fn the_cost_aware_one_compares_with_the_rest_of_the_path() {
+    let options = CostOptions { search_ns: 100, factor: 1.0, contrary_one_in: 0 };
+    let mut policy = informed(options, 900, 2500);
+    let random = Cell::new(0);
+    let choices: Vec<bool> = (0..4).map(|level| ask(&mut policy, level, None, &random).ships).collect();
+    // 2500 against 1000, 2000, 3000, 4000.
+    assert_eq!(choices, [false, false, true, true]);
+    let mut dear = informed(CostOptions { factor: 1.3, ..options }, 900, 2500);
+    assert!(ask(&mut dear, 1, None, &random).ships, "2500 against 2600");
+    assert_eq!(dear.averages(SERVER), (Some(900), Some(2500)));
+}
+
+#[test]
+fn the_cost_aware_one_first_learns_what_it_does_not_know() {
+    let (mut policy, random) = (CostAware::default(), Cell::new(1));
+    assert_eq!(ask(&mut policy, 2, None, &random), Choice { ships: false, is_contrary: true });
+    policy.fetched(SERVER, 1000);
+    assert_eq!(ask(&mut policy, 2, None, &random), Choice { ships: true, is_contrary: true });
+    policy.shipped(SERVER, 10_000);
+    assert_eq!(ask(&mut policy, 2, None, &random), Choice::FETCH);
+    // Another server is another matter.
+    let draw = || 1;
+    let other = Miss { server: ServerId::new(3).unwrap(), level: 2, load: None, random: &draw };
+    assert!(policy.choose(&other).is_contrary);
+}
+
+#[test]
+fn one_choice_in_a_hundred_is_contrary_and_follows_a_change() {
+    let mut policy = informed(CostOptions::default(), 10_000, 5000);
+    let random = Cell::new(0);
+    let choices: Vec<Choice> = (0..10_000).map(|_| ask(&mut policy, 1, None, &random)).collect();
+    let contrary = choices.iter().filter(|choice| choice.is_contrary).count();
+    assert_eq!(contrary, 100);
+    assert!(choices.iter().all(|choice| choice.ships != choice.is_contrary));
+    // The server is overloaded, then idle again: only contrary choices can tell.
+    for (rpc_ns, ships) in [(200_000, false), (5000, true)] {
+        for _ in 0..2 * 100 * SAMPLES {
+            if ask(&mut policy, 1, None, &random).ships {
+                policy.shipped(SERVER, rpc_ns);
+            }
+        }
+        let shipped = (0..1000).filter(|_| ask(&mut policy, 1, None, &random).ships).count();
+        assert_eq!(shipped, if ships { 990 } else { 10 }, "{rpc_ns}");
+    }
+}
+
+/// Whether each of `count` operations is shipped.
+fn trace(policy: &mut BackOff, count: usize, load: Option<Load>, random: &Cell<u64>) -> String {
+    (0..count).map(|_| if ask(policy, 1, load, random).ships { 'S' } else { '.' }).collect()
+}
+
+const FOUR: BackOffOptions = BackOffOptions { rounds: 4, threshold: 0.9 };
+
+#[test]
+fn back_off_ships_until_the_server_is_busy() {
+    let (mut policy, random) = (BackOff::new(FOUR), Cell::new(3));
+    assert_eq!(trace(&mut policy, 5, None, &random), "SSSSS");
+    assert_eq!(trace(&mut policy, 5, load(1, 900), &random), "SSSSS");
+    // 3 of [0, 4); then, the last report being all that is known, 4 % 4 = 0 of [4, 8), 5 % 4 = 1 of [8, 12), 2 of [12, 16).
+    assert_eq!(trace(&mut policy, 3, load(2, 901), &random), "...");
+    assert_eq!(trace(&mut policy, 4, load(2, 901), &random), "....");
+    assert_eq!(random.get(), 5);
+    assert_eq!(trace(&mut policy, 9 + 14, load(2, 901), &random), ".".repeat(9 + 14));
+    assert_eq!(random.get(), 7);
+    // Not busy any more: all are shipped, and it begins at [0, 4) again. What was drawn is kept to.
+    assert_eq!(trace(&mut policy, 3, load(3, 0), &random), "SSS");
+    random.set(2);
+    assert_eq!(trace(&mut policy, 1, load(4, 1000), &random), ".");
+    assert_eq!(trace(&mut policy, 4, load(5, 100), &random), ".SSS");
+}
+
+#[test]
+fn back_off_may_draw_nothing_and_goes_on_to_the_next_interval() {
+    let (mut policy, random) = (BackOff::new(FOUR), Cell::new(0));
+    // 0 of [0, 4): shipped all the same. Then 1 of [4, 8).
+    assert_eq!(trace(&mut policy, 6, load(1, 1000), &random), "S.....");
+}
+
+#[test]
+fn reports_extend_a_back_off_that_is_nearly_over() {
+    let (mut policy, random) = (BackOff::new(FOUR), Cell::new(3));
+    assert_eq!(trace(&mut policy, 1, load(1, 1000), &random), ".");
+    // Two are left, up to 4 may be: [4, 8).
+    assert_eq!(trace(&mut policy, 4, load(2, 1000), &random), "....");
+    assert_eq!(random.get(), 5);
+    // None is left: [8, 12), and further with each report.
+    for report in 3..8 {
+        assert_eq!(trace(&mut policy, 1, load(report, 1000), &random), ".");
+    }
+    assert_eq!(random.get(), 10);
+    assert_eq!(trace(&mut policy, 100, load(8, 0), &random).matches('.').count(), 24);
+}
