@@ -35,8 +35,8 @@
 //!
 //! *It is written.* A snapshot is taken under the page's lock, with ids in place of swizzled links, and goes to the store
 //! as a task of its own. The page keeps its frame and its table entry until the store has answered, and no second write of
-//! it begins. A write that failed leaves it dirty. [`CacheHandle::flush`] writes all that is dirty when it begins, from the leaves
-//! up; nothing moves out of a page that it has yet to write.
+//! it begins. A write that failed leaves it dirty. [`CacheHandle::flush`] writes all that is dirty when it begins, from the
+//! leaves up; nothing moves out of a page that it has yet to write.
 //!
 //! *It cools.* When room is needed, frames are drawn at random. One whose page has swizzled links hands the draw down one
 //! of them, so a page stays while a page below it is cached; of those found, the least used cools. It must be clean: a

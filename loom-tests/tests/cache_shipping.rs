@@ -1,8 +1,8 @@
 //! Pages of the cache that are kept out while the store's copies are changed, as a memory server does.
 //!
 //! One thread keeps a page out, changes the store's copy of it, or of a page below it, and drops what the cache has of that.
-//! The other one wants the same page, through the link to it or without one, or cools a page below it. Asserted: afterwards the cache has the version
-//! that the store has, and nothing that either of them has added is lost.
+//! The other one wants the same page, through the link to it or without one, or cools a page below it. Asserted: afterwards
+//! the cache has the version that the store has, and nothing that either of them has added is lost.
 //!
 //! Broken variants: a page that is kept out without an entry in the table; strays below it that are not looked for; strays that
 //! are let in meanwhile; a fetch of a changed page that is not waited for; a page that is overlooked while it is about to cool.

@@ -414,7 +414,8 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
     const ENTRIES: u64 = 20_000;
     let _watch = Watchdog::start("changed and lost", Duration::from_secs(120));
     let seed = settings::seed("changed and lost");
-    for round in 0..4 {
+    let mut lost_ever = 0;
+    for round in 0..60 {
         let model = sparse(ENTRIES);
         let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..Default::default() };
         let served = Served::start_with(1, 1, Manners::Fast, &model, 0.8, Spread::default(), &options);
@@ -437,7 +438,8 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
         });
         // None waits for another one: each is below another page of the level above the leaves.
         let mut keys: Vec<u64> = Vec::new();
-        for &key in met.iter().rev().take(150) {
+        for _ in 0..8 {
+            let key = met[met.len() - 1 - rng.random_range(0..150)];
             if keys.iter().all(|other| other.abs_diff(key) > 2500) {
                 keys.push(key);
             }
@@ -457,7 +459,8 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
             member.worker.turn();
         }
         let lost = served.done();
-        assert!(lost > 10 && served.declined() == 0, "{lost} of {} were shipped", keys.len());
+        assert_eq!(served.declined(), 0);
+        lost_ever += lost;
         let fabric = served.leave();
         member.worker.block_on(async {
             let mut unknown = 0;
@@ -477,6 +480,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
         drop((tree, member));
         assert_left_clean(&fabric, &changed.collect(), "changed and lost");
     }
+    assert!(lost_ever > 100, "{lost_ever} operations were lost");
 }
 
 /// A memory server is lost after it has carried out what was sent to it, and before it answers.
