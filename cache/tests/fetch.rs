@@ -3,9 +3,15 @@
 
 mod support;
 
-use std::{cell::Cell, rc::Rc, task::Poll};
+use std::{
+    cell::Cell,
+    pin::Pin,
+    rc::Rc,
+    sync::atomic::Ordering,
+    task::{Context, Poll, Waker},
+};
 
-use farlink_cache::{Admission, CacheError, PageId};
+use farlink_cache::{Admission, CacheError, Change, PageId};
 use support::*;
 
 const KEYS: u64 = under_miri(20_000, 3000);
@@ -164,5 +170,46 @@ fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
         });
         let store = bed.flushed();
         assert_eq!(store.values().filter(|&&value| value >= KEYS).count() as u64, written / 10);
+    }
+}
+
+/// A guest that was freed keeps its words for as long as it has users: what a link in it led to may have been freed, too.
+#[test]
+fn a_link_of_a_freed_guest_is_not_followed() {
+    let bed = bed(Admission::Probability { leaf: 0.0, inner: 0.0 });
+    bed.run(|tree| async move {
+        // The cache is full then, and keeps nothing new.
+        for key in 0..KEYS {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key));
+        }
+        let mut random = Random(seed(5));
+        let inner = loop {
+            let mut path = tree.path(random.below(KEYS)).await.unwrap();
+            let above_leaf = path.swap_remove(path.len() - 2);
+            if above_leaf.is_guest() {
+                break above_leaf;
+            }
+        };
+        let link = inner.read(|words| words[page::value_at(0)].load(Ordering::Relaxed)).unwrap();
+        tree.handle.store().world().holds_reads = true;
+        let mut first = Box::pin(tree.handle.follow(&inner, link, tree.class));
+        let mut second = Box::pin(tree.handle.follow(&inner, link, tree.class));
+        assert!(poll_now(&mut first).is_none());
+        assert!(poll_now(&mut second).is_none());
+        tree.handle.store().release();
+        let leaf = first.await.unwrap();
+        assert!(leaf.is_guest());
+        let free_both = |change: &mut Change<'_>| (0..2).for_each(|page| change.free(page));
+        tree.handle.change(&[&inner, &leaf], Vec::new(), free_both).unwrap();
+        drop(leaf);
+        let found = second.await.map(|page| page.id());
+        assert!(matches!(found, Err(CacheError::Conflict(_))), "{found:?}");
+    });
+}
+
+fn poll_now<F: Future>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
     }
 }

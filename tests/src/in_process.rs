@@ -66,7 +66,9 @@ fn run_compute<S: Subject>(
         let station = peer::open_station::<S>(&compute, stress::TREE, options.proof(), work.reach)?;
         anyhow::Ok((compute, station))
     };
-    let (compute, station) = prepare().inspect_err(|_| drop(begin.wait()))?;
+    let (compute, station) = prepare().inspect_err(|_| {
+        begin.wait();
+    })?;
     let wait = || {
         begin.wait();
         Ok(())

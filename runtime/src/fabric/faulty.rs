@@ -305,6 +305,14 @@ struct FaultyEndpoint<E: ?Sized> {
     inner: Box<E>,
 }
 
+impl<E: Endpoint + ?Sized> FaultyEndpoint<E> {
+    /// Whether the next poll has failures to tell of.
+    fn has_failures(&self) -> bool {
+        let is_told = |broken: &Break| broken.doomed == 0 && !broken.failed.is_empty();
+        !self.early.is_empty() || self.injector.breaks.values().any(is_told)
+    }
+}
+
 impl<E: Endpoint + ?Sized> Endpoint for FaultyEndpoint<E> {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
@@ -333,7 +341,7 @@ impl<E: Endpoint + ?Sized> Endpoint for FaultyEndpoint<E> {
     }
 
     fn next_due_ns(&self) -> Option<u64> {
-        self.inner.next_due_ns()
+        if self.has_failures() { Some(0) } else { self.inner.next_due_ns() }
     }
 
     fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
@@ -374,8 +382,7 @@ impl Port for FaultyEndpoint<dyn Port> {
     }
 
     fn sleep(&mut self, limit: Duration, has_news: &mut dyn FnMut() -> bool) {
-        let has_failures =
-            !self.early.is_empty() || self.injector.breaks.values().any(|broken| !broken.failed.is_empty());
+        let has_failures = self.has_failures();
         self.inner.sleep(limit, &mut || has_failures || has_news());
     }
 
