@@ -186,7 +186,7 @@ fn a_link_of_a_freed_guest_is_not_followed() {
         let inner = loop {
             let mut path = tree.path(random.below(KEYS)).await.unwrap();
             let above_leaf = path.swap_remove(path.len() - 2);
-            if above_leaf.is_guest() {
+            if above_leaf.bookmark().is_none() {
                 break above_leaf;
             }
         };
@@ -198,7 +198,7 @@ fn a_link_of_a_freed_guest_is_not_followed() {
         assert!(poll_now(&mut second).is_none());
         tree.handle.store().release();
         let leaf = first.await.unwrap();
-        assert!(leaf.is_guest());
+        assert!(leaf.bookmark().is_none(), "only guests have no bookmark");
         let free_both = |change: &mut Change<'_>| (0..2).for_each(|page| change.free(page));
         tree.handle.change(&[&inner, &leaf], Vec::new(), free_both).unwrap();
         drop(leaf);
