@@ -8,7 +8,6 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     future::poll_fn,
-    ops::RangeInclusive,
     rc::Rc,
     task::{Poll, Waker},
 };
@@ -238,14 +237,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// The first that the store refused. The others were tried; those refused stay cached and dirty.
     pub async fn flush(&self) -> Result<(), CacheError<S::Error>> {
         self.flush_matching(|_, _| true).await
-    }
-
-    /// [`CacheHandle::flush`] for pages whose ids are in a range.
-    ///
-    /// # Errors
-    /// As [`CacheHandle::flush`].
-    pub async fn flush_range(&self, pages: RangeInclusive<PageId>) -> Result<(), CacheError<S::Error>> {
-        self.flush_matching(|page, _| pages.contains(&page)).await
     }
 
     /// [`CacheHandle::flush`] for pages that a function chooses by their id and words. The words may be of different

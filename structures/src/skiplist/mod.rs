@@ -34,7 +34,7 @@ use farlink_runtime::{
 use rand::RngExt;
 
 pub use self::node::SkipListLayout;
-use self::node::{CLASS, LEVEL_MAX, Node, Place, search, search_from};
+use self::node::{CLASS, LEVEL_MAX, Node, Place, search};
 use crate::map::{
     KeyRange, Map, OrderedMap, PutMode, Report,
     ops::{Put, Scan, ScanPart},
@@ -134,10 +134,12 @@ impl OrderedMap for List {
             let first = search(access, from, low, 0, |_| false).await?.last;
             return ascend(access, first, scan, true).await;
         }
-        let run = search(access, from, high, RUN_LEVEL, |_| false).await?.last;
-        let low_of_run = run.node.low.max(low);
+        let mut first = search(access, from, high, RUN_LEVEL, |_| false).await?.last;
+        let low_of_run = first.node.low.max(low);
+        while first.node.level > 0 {
+            first = first.below(access).await?;
+        }
         let all = Scan { low: low_of_run, limit: u64::MAX, ..*scan };
-        let first = search_from(access, run, low_of_run, 0, |_| false, u32::MAX).await?.last;
         let (mut entries, _) = ascend(access, first, &all, false).await?;
         entries.reverse();
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));

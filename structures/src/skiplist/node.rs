@@ -154,21 +154,7 @@ pub(super) async fn search<'a, A: Access>(
     level: u8,
     keep: impl Fn(&Node) -> bool,
 ) -> Result<Found<'a, A>, Interrupt> {
-    let first = Place::enter(access, start).await?;
-    let steps_max = if start == Start::Root { STEPS_MAX } else { u32::MAX };
-    search_from(access, first, key, level, keep, steps_max).await
-}
-
-/// [`search`] from a node that has been reached; on no level more than `steps_max` nodes to the right.
-pub(super) async fn search_from<'a, A: Access>(
-    access: &'a A,
-    first: Place<'a, A>,
-    key: u64,
-    level: u8,
-    keep: impl Fn(&Node) -> bool,
-    steps_max: u32,
-) -> Result<Found<'a, A>, Interrupt> {
-    let mut last = first;
+    let mut last = Place::enter(access, start).await?;
     let (first, mut kept, mut steps) = (last.node, Vec::new(), 0);
     if key < first.low {
         return Err(Interrupt::stale(last.page.at(), "it lies to the right of the key it was to hold"));
@@ -176,7 +162,7 @@ pub(super) async fn search_from<'a, A: Access>(
     loop {
         if last.node.high.is_some_and(|high| high <= key) {
             steps += 1;
-            if steps > steps_max {
+            if steps > STEPS_MAX && start == Start::Root {
                 return Err(Interrupt::stale(last.page.at(), "the way to it is too long"));
             }
             last = last.right(access).await?;
