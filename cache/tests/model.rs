@@ -65,7 +65,6 @@ async fn apply(tree: &Tree, model: &mut BTreeMap<u64, u64>, op: &Op) -> Result<(
         }
         Op::Flush => tree.handle.flush().await?,
         Op::FlushRange(first, count) => {
-            let id = |number| PageId::new(number).unwrap();
             tree.handle.flush_matching(|page, _| (first..=first + count).contains(&page.get())).await?;
         }
         Op::Invalidate(page) => {

@@ -73,7 +73,7 @@ impl Scene {
             let _pin = self.worker.pin();
             let root = access.enter(Start::Root).await?;
             let links = children(access, &root).await?;
-            Ok(OneSided::target(links[index])?)
+            OneSided::target(links[index])
         });
         leaf.unwrap()
     }

@@ -13,8 +13,9 @@
 //! it ran before that, and what the scan allows to be reused was unlinked earlier still.
 //!
 //! [`Epochs`] is the part inside one compute server, between its workers and its maintenance: the last epoch seen, and for
-//! each worker the epoch in which its oldest running operation began. A round of maintenance is in [`round`]. Inside one process this is the scheme of crossbeam-epoch, whose pinning has the same store-then-fence shape;
-//! that crate cannot be used here, because what is protected lies in remote memory and the readers in other machines.
+//! each worker the epoch in which its oldest running operation began. A round of maintenance is in `round.rs`. Inside one
+//! process this is the scheme of crossbeam-epoch, whose pinning has the same store-then-fence shape; that crate cannot be
+//! used here, because what is protected lies in remote memory and the readers in other machines.
 
 use std::{
     cell::{Cell, RefCell},
