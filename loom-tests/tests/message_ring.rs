@@ -30,7 +30,7 @@ enum Break {
 
 /// Sends all words, as many with one head as there is room for, up to `batch`.
 fn write(memory: &SharedMemory, batch: usize, broken: Break) {
-    let (mut peer, mut producer) = (Peer::new(memory), Producer::new(CAPACITY));
+    let (peer, mut producer) = (Peer::new(memory), Producer::new(CAPACITY));
     while producer.head() < WORDS {
         // What the reader has written into the writer's memory is read there.
         let tail = match broken {
@@ -44,20 +44,20 @@ fn write(memory: &SharedMemory, batch: usize, broken: Break) {
             continue;
         }
         if broken == Break::HeadFirst {
-            peer.write_word(memory.at(HEAD), producer.head() + count as u64);
+            peer.write(memory.at(HEAD), &[producer.head() + count as u64]);
         }
         for _ in 0..count {
             let place = producer.place(1);
-            peer.write_word(memory.at(RING + place.start), producer.head() + 1);
+            peer.write(memory.at(RING + place.start), &[producer.head() + 1]);
             producer.put(1);
         }
-        peer.write_word(memory.at(HEAD), producer.head());
+        peer.write(memory.at(HEAD), &[producer.head()]);
     }
 }
 
 /// Receives all words; true if some came together.
 fn read(memory: &SharedMemory, broken: Break) -> bool {
-    let (mut peer, mut consumer) = (Peer::new(memory), Consumer::new(CAPACITY));
+    let (peer, mut consumer) = (Peer::new(memory), Consumer::new(CAPACITY));
     let ring = &memory.words()[RING..RING + CAPACITY];
     let mut together = false;
     while consumer.position() < WORDS {
@@ -70,7 +70,7 @@ fn read(memory: &SharedMemory, broken: Break) -> bool {
         together |= count > 1;
         let first = consumer.position();
         if broken == Break::TailFirst {
-            peer.write_word(memory.at(TAIL), first + count as u64);
+            peer.write(memory.at(TAIL), &[first + count as u64]);
         }
         let mut words = Vec::new();
         consumer.take(ring, 0, count, &mut words);
@@ -78,7 +78,7 @@ fn read(memory: &SharedMemory, broken: Break) -> bool {
         consumer.finish(consumer.position());
         if consumer.position() < WORDS {
             let tail = consumer.release();
-            peer.write_word(memory.at(TAIL), tail);
+            peer.write(memory.at(TAIL), &[tail]);
         }
     }
     together

@@ -43,25 +43,25 @@ fn setup() -> SharedMemory {
     memory
 }
 
-fn write_page(memory: &SharedMemory, writer: &mut Peer) {
+fn write_page(memory: &SharedMemory, writer: &Peer) {
     let image = image(memory, 10, NEW);
     writer.write(memory.at(CHECKSUM), &image[CHECKSUM..]);
-    writer.write_word(memory.at(LOCK), image[LOCK]);
+    writer.write(memory.at(LOCK), &[image[LOCK]]);
 }
 
-fn write_link(memory: &SharedMemory, writer: &mut Peer) {
+fn write_link(memory: &SharedMemory, writer: &Peer) {
     writer.write(memory.at(LINK), &[memory.at(0).raw(), 1]);
 }
 
 fn publish(memory: &SharedMemory) {
-    let mut writer = Peer::new(memory);
-    write_page(memory, &mut writer);
-    write_link(memory, &mut writer);
+    let writer = Peer::new(memory);
+    write_page(memory, &writer);
+    write_link(memory, &writer);
 }
 
 /// Reads the link, then the page if there is one; the link, and the page's words.
 fn follow(memory: &SharedMemory) -> (u64, Vec<u64>) {
-    let mut reader = Peer::new(memory);
+    let reader = Peer::new(memory);
     let link = reader.read(memory.at(LINK), 1)[0];
     let page = if link == 0 { Vec::new() } else { reader.read(memory.at(0), PAGE_WORDS) };
     (link, page)
@@ -112,9 +112,9 @@ fn refuse_variant(
 #[test]
 fn broken_order_of_link_and_page_is_caught() {
     let link_first = |memory: &SharedMemory| {
-        let mut writer = Peer::new(memory);
-        write_link(memory, &mut writer);
-        write_page(memory, &mut writer);
+        let writer = Peer::new(memory);
+        write_link(memory, &writer);
+        write_page(memory, &writer);
     };
     refuse_variant("publication, link first", link_first, follow);
 }
@@ -122,9 +122,9 @@ fn broken_order_of_link_and_page_is_caught() {
 #[test]
 fn broken_publication_without_the_lock_word_is_caught() {
     let still_free = |memory: &SharedMemory| {
-        let mut writer = Peer::new(memory);
+        let writer = Peer::new(memory);
         writer.write(memory.at(CHECKSUM), &image(memory, 10, NEW)[CHECKSUM..]);
-        write_link(memory, &mut writer);
+        write_link(memory, &writer);
     };
     refuse_variant("publication, lock word left free", still_free, follow);
 }
@@ -132,7 +132,7 @@ fn broken_publication_without_the_lock_word_is_caught() {
 #[test]
 fn broken_link_without_a_fence_is_caught() {
     let unfenced = |memory: &SharedMemory| {
-        write_page(memory, &mut Peer::new(memory));
+        write_page(memory, &Peer::new(memory));
         memory.words()[LINK].store(memory.at(0).raw(), Ordering::Relaxed);
     };
     refuse_variant("publication, link without a fence", unfenced, follow);
@@ -141,7 +141,7 @@ fn broken_link_without_a_fence_is_caught() {
 #[test]
 fn broken_reader_that_does_not_wait_for_the_link_is_caught() {
     let at_once = |memory: &SharedMemory| {
-        let mut reader = Peer::new(memory);
+        let reader = Peer::new(memory);
         let page = reader.read(memory.at(0), PAGE_WORDS);
         (reader.read(memory.at(LINK), 1)[0], page)
     };

@@ -39,6 +39,9 @@ pub trait Here: fmt::Debug + Send + Sync {
     /// # Errors
     /// If there is no such memory server.
     fn memory(&self, server: ServerId) -> Result<LocalMemory, Error>;
+
+    /// Breaks all connections, as if cables had been pulled and put back; nothing on memory, which has none.
+    fn break_connections(&self) {}
 }
 
 /// Starts `servers` memory servers of `bytes` each, which behave like this.
@@ -89,6 +92,10 @@ impl Here for Faulty {
 
     fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
         self.inner.memory(server)
+    }
+
+    fn break_connections(&self) {
+        self.inner.break_connections();
     }
 }
 

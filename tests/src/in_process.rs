@@ -2,13 +2,17 @@
 //! many short runs can be made.
 
 use std::{
-    sync::{Arc, Barrier, Mutex, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Barrier, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use farlink_runtime::fabric::Fabric;
 
 use crate::{
+    backend::Backend,
     bounded::Watchdog,
     cluster,
     fleet::Fleet,
@@ -21,6 +25,9 @@ use crate::{
 
 /// One run at a time: each has more threads than small machines have cores, and in its time has to get to splits and merges.
 static TURN: Mutex<()> = Mutex::new(());
+
+/// Where requests fail and there are real connections, they all break so often.
+const BREAKS_EVERY: Duration = Duration::from_millis(500);
 
 /// Runs the workload that the processes of the acceptance test run, as threads.
 ///
@@ -37,10 +44,23 @@ pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     let works = stress::prepare::<S>(&sound, options, histories.path())?;
     let begin = Barrier::new(works.len());
     let begun = Instant::now();
+    let is_over = AtomicBool::new(false);
+    let pull_cables = || {
+        while !is_over.load(Ordering::Acquire) {
+            std::thread::park_timeout(BREAKS_EVERY);
+            cluster.break_connections();
+        }
+    };
     let tales = std::thread::scope(|scope| {
+        let has_cables = options.manners.faults().is_some() && Backend::chosen() == Backend::Verbs;
+        let cables = has_cables.then(|| scope.spawn(pull_cables));
         let computes: Vec<_> =
             works.iter().map(|work| scope.spawn(|| run_compute::<S>(&fabric, options, work, &begin))).collect();
-        computes.into_iter().map(|thread| thread.join().expect("no compute server panics")).collect::<Vec<_>>()
+        let tales = computes.into_iter().map(|thread| thread.join().expect("no compute server panics"));
+        let tales: Vec<_> = tales.collect();
+        is_over.store(true, Ordering::Release);
+        cables.iter().for_each(|cables| cables.thread().unpark());
+        tales
     });
     let seconds = begun.elapsed().as_secs_f64();
     let mut tale = Tale::default();

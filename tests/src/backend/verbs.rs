@@ -96,6 +96,10 @@ mod built_in {
         fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
             Ok(self.server(server)?.memory())
         }
+
+        fn break_connections(&self) {
+            self.servers.iter().for_each(VerbsServer::break_connections);
+        }
     }
 
     pub(crate) fn start_here(servers: usize, bytes: u64) -> Result<Arc<dyn Here>, Error> {

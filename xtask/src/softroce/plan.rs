@@ -131,11 +131,16 @@ impl Script {
         self.test(built, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
         let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
         self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=1"], &skipped)?;
+        // Connections break, and requests fail on top of that.
+        let settings = ["FARLINK_FAILING_RUNS=1", "FARLINK_FAILING_SECONDS=1"];
+        let skipped = ["skiplist::", "shipped", "searched", "inner_pages", "dropped"];
+        self.test(built, "failing", 300, &settings, &skipped)?;
         for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_bench"] {
             self.program(Lane::Programs, case);
         }
         self.stress(Lane::Tests, "stress one-sided", &[]);
         self.stress(Lane::Programs, "stress cached", &[&SMALL_CACHE]);
+        self.stress(Lane::Programs, "stress faulty", &[&["--faulty", "200"]]);
         self.stress(Lane::Tests, "stress cached-inner", &[&["--access", "cached-inner"]]);
         Ok(())
     }
@@ -157,7 +162,8 @@ impl Script {
         self.stress(Lane::Programs, "stress large pages", &[&["--page-bytes", "2048", "--keys", "1000"]]);
         self.stress(Lane::Programs, "stress coarse", &[&WITH_THREADS, &["--access", "coarse", "--keys", "300"]]);
         self.stress(Lane::Programs, "stress hybrid", &[&WITH_THREADS, &["--access", "hybrid", "--keys", "300"]]);
-        self.test(built, "faults", 300, &["FARLINK_FAULT_ROUNDS=2"], &[])?;
+        self.test(built, "faults", 300, &[], &[])?;
+        self.test(built, "killed", 400, &["FARLINK_FAULT_ROUNDS=1"], &["memory_servers", "ships"])?;
         // One fills the memory of three servers with small pages and frees them again: minutes, one by one.
         let skipped = ["failed_bulk_loads"];
         self.test(built, "model", 400, &["FARLINK_MODEL_CASES=3", "FARLINK_MODEL_KEYS=1000"], &skipped)?;

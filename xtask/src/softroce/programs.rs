@@ -61,10 +61,10 @@ const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
 /// Tests with which the programs come: a small one of each package that has some.
 const WITH_PROGRAMS: [&str; 2] = ["fabric", "program"];
 /// The tests of memory, and of messages.
-const MEMORY: [&str; 4] = ["verbs", "fabric", "program", "threads"];
+const MEMORY: [&str; 5] = ["verbs", "fabric", "failing", "program", "threads"];
 const MESSAGES: [&str; 2] = ["messaging", "shipping"];
 /// Those that take minutes.
-const MORE: [&str; 5] = ["cached", "faults", "hostile", "model", "reclaim"];
+const MORE: [&str; 6] = ["cached", "faults", "hostile", "killed", "model", "reclaim"];
 
 /// What was built for the guest.
 #[derive(Debug)]
