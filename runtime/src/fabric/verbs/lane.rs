@@ -16,6 +16,7 @@ use super::{
 use crate::{
     error::Error,
     fabric::{Completion, Done, LocalKey, Request, Verb},
+    page::avalanche,
     ptr::RemotePtr,
     sync::Arc,
 };
@@ -49,7 +50,7 @@ pub(super) struct Lane {
     depth: usize,
     /// Of a sequence number, what says which slot of `words` it has.
     slot_mask: u32,
-    /// A word for each posted request: what an atomic brings back, or what a WRITE of one word sends.
+    /// A word for each posted request: what an atomic brings back, another word before; or what a WRITE of one word sends.
     words: Memory,
 }
 
@@ -159,6 +160,10 @@ impl Lane {
         let slot = (sequence & self.slot_mask) as usize;
         let own = Piece { address: self.words.address(slot), bytes: 8, key: self.words.key() };
         let inline_max = connection.queue_pair.inline_bytes();
+        let id = id(self.number, self.generation, sequence);
+        if let Verb::CompareSwap { .. } | Verb::FetchAdd(_) = request.verb {
+            self.words.store(slot, avalanche(id));
+        }
         let (posting, piece, may_inline) = match &mut request.verb {
             Verb::Read(buffer) => (Posting::Read(remote), piece(buffer.key(), buffer), false),
             Verb::Write(buffer) => (Posting::Write(remote), piece(buffer.key(), buffer), true),
@@ -181,7 +186,7 @@ impl Lane {
             self.batch.unsignal_last();
         }
         let inline = may_inline && piece.bytes <= inline_max;
-        self.batch.push(id(self.number, self.generation, sequence), posting, piece, inline);
+        self.batch.push(id, posting, piece, inline);
         self.posted.push_back(request);
         self.next = sequence.wrapping_add(1);
     }
@@ -225,14 +230,20 @@ impl Lane {
             return Err(self.failed(before, finished.status, completions));
         }
         for offset in 0..=before {
-            let slot = (first.wrapping_add(offset as u32) & self.slot_mask) as usize;
+            let sequence = first.wrapping_add(offset as u32);
             let Some(request) = self.posted.pop_front() else { break };
-            let done = match request.verb {
-                Verb::Read(buffer) => Done::Read(buffer),
-                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) => Done::Written,
-                Verb::CompareSwap { .. } | Verb::FetchAdd(_) => Done::Previous(self.words.load(slot)),
+            let outcome = match request.verb {
+                Verb::Read(buffer) => Ok(Done::Read(buffer)),
+                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) => Ok(Done::Written),
+                Verb::CompareSwap { .. } | Verb::FetchAdd(_) => {
+                    let word = self.words.load((sequence & self.slot_mask) as usize);
+                    // SoftRoCE takes the acknowledgement of a WRITE that was sent again for that of the atomic behind it.
+                    let has_come = word != avalanche(id(self.number, generation, sequence));
+                    let (what, at, why) = (request.verb.name(), request.at, "it brought no value".into());
+                    if has_come { Ok(Done::Previous(word)) } else { Err(Box::new(Error::Fabric { what, at, why })) }
+                }
             };
-            completions.push(Completion { ticket: request.ticket, outcome: Ok(done) });
+            completions.push(Completion { ticket: request.ticket, outcome });
         }
         Ok(())
     }
