@@ -1,6 +1,7 @@
 //! Several compute servers in one process, their workers on threads, over memory that behaves badly: every kind of fabric,
-//! proof and page size, with operations that are dropped in mid-flight, or carried out by memory servers. `FARLINK_THREADS_SECONDS` says how long for each;
-//! on a slow machine it takes as long as it takes to see splits, merges and conflicts.
+//! proof and page size, with operations that are dropped in mid-flight, or carried out by memory servers.
+//! `FARLINK_THREADS_SECONDS` says how long for each; on a slow machine it takes as long as it takes to see splits, merges and
+//! conflicts.
 
 use farlink_tests::{
     backend::Manners,
@@ -9,6 +10,9 @@ use farlink_tests::{
     subject::Subject,
     test_every_structure,
 };
+
+/// Of so many operations, one in twenty of which may be dropped, some are.
+const MANY: u64 = 10_000;
 
 fn holds<S: Subject>(name: &str, options: Options) {
     let options = Options {
@@ -22,7 +26,11 @@ fn holds<S: Subject>(name: &str, options: Options) {
     let summary = in_process::run::<S>(&options).unwrap();
     println!("{name}: {summary}");
     assert!(summary.failures().is_empty(), "{name}: {summary}\n{}", summary.failures().join("\n"));
-    assert_eq!(summary.tale.dropped > 0, options.drop_one_in > 0, "{summary}");
+    match options.drop_one_in {
+        0 => assert_eq!(summary.tale.dropped, 0, "{summary}"),
+        // One that is sent and waits once is dropped only if that is to happen after its first poll.
+        _ => assert!(summary.tale.dropped > 0 || summary.tale.operations < MANY, "{summary}"),
+    }
 }
 
 fn a_nasty_fabric<S: Subject>() {
