@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use farlink_offload::{
     AccessMode, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid, Parted,
-    PartedRemote, Policies, Remote,
+    PartedRemote, Policies, Remote, ship::Shipper,
 };
 use farlink_runtime::error::Error;
 use farlink_runtime::messaging::ChannelOptions;
@@ -62,6 +62,7 @@ impl Reach {
     pub(crate) fn open(&self, worker: &Worker) -> anyhow::Result<Tree> {
         let tree = || self.parts[0].clone();
         let cache = || self.cache.as_ref().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode));
+        let connect = |way: &Shipper| worker.block_on(way.connect(way.structure().root.server()));
         Ok(match (self.mode, self.policies) {
             (AccessMode::OneSided, _) => Tree::OneSided(BTree::over(OneSided::new(worker, tree(), self.proof))),
             (AccessMode::Cached, None) => Tree::Cached(BTree::over(cache()?.own(worker, tree(), self.owned)?)),
@@ -76,17 +77,13 @@ impl Reach {
             }
             (AccessMode::Coarse, _) => {
                 let parts: Vec<_> = self.parts.iter().map(|part| Remote::new(worker, part.clone())).collect();
-                for part in &parts {
-                    worker.block_on(part.shipper().connect(part.structure().root.server()))?;
-                }
+                parts.iter().try_for_each(|part| connect(part.shipper()))?;
                 Tree::Coarse(BTree::over(Parted::new(parts, self.cut.clone())?))
             }
             (AccessMode::Hybrid, _) => {
                 let parts: Vec<_> =
                     self.parts.iter().map(|part| Hybrid::new(worker, part.clone(), self.proof)).collect();
-                for part in &parts {
-                    worker.block_on(part.shipper().connect(part.structure().root.server()))?;
-                }
+                parts.iter().try_for_each(|part| connect(part.shipper()))?;
                 Tree::Hybrid(BTree::over(Parted::new(parts, self.cut.clone())?))
             }
         })

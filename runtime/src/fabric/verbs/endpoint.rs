@@ -206,8 +206,8 @@ impl Endpoint for VerbsEndpoint {
         setup.completions.poll(|finished| {
             let lane = lane_of(finished.id);
             if let Some(link) = links.get_mut(lane) {
-                *unsettled |= !finished.status.is_success();
                 link.finished(setup, finished, completions);
+                *unsettled |= !link.is_settled();
             } else if let Some(Some(talk)) = talks.get_mut(lane - links.len()) {
                 talk.finished(finished, completions);
             }

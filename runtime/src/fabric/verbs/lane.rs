@@ -50,7 +50,7 @@ pub(super) struct Lane {
     depth: usize,
     /// Of a sequence number, what says which slot of `words` it has.
     slot_mask: u32,
-    /// A word for each posted request: what an atomic brings back, another word before; or what a WRITE of one word sends.
+    /// A word for each posted request: what a WRITE of one word sends; or a hash of its id, then what an atomic brings back.
     words: Memory,
 }
 
@@ -226,24 +226,24 @@ impl Lane {
         if generation != self.generation || before >= self.posted.len() {
             return Ok(());
         }
-        if !finished.status.is_success() {
-            return Err(self.failed(before, finished.status, completions));
+        let is_atomic = matches!(self.posted[before].verb, Verb::CompareSwap { .. } | Verb::FetchAdd(_));
+        let mut status = finished.status;
+        // SoftRoCE takes the acknowledgement of a WRITE that was sent again for that of the atomic behind it.
+        if is_atomic && self.words.load((sequence & self.slot_mask) as usize) == avalanche(finished.id) {
+            status = Status::BAD_RESPONSE;
+        }
+        if !status.is_success() {
+            return Err(self.failed(before, status, completions));
         }
         for offset in 0..=before {
-            let sequence = first.wrapping_add(offset as u32);
+            let slot = (first.wrapping_add(offset as u32) & self.slot_mask) as usize;
             let Some(request) = self.posted.pop_front() else { break };
-            let outcome = match request.verb {
-                Verb::Read(buffer) => Ok(Done::Read(buffer)),
-                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) => Ok(Done::Written),
-                Verb::CompareSwap { .. } | Verb::FetchAdd(_) => {
-                    let word = self.words.load((sequence & self.slot_mask) as usize);
-                    // SoftRoCE takes the acknowledgement of a WRITE that was sent again for that of the atomic behind it.
-                    let has_come = word != avalanche(id(self.number, generation, sequence));
-                    let (what, at, why) = (request.verb.name(), request.at, "it brought no value".into());
-                    if has_come { Ok(Done::Previous(word)) } else { Err(Box::new(Error::Fabric { what, at, why })) }
-                }
+            let done = match request.verb {
+                Verb::Read(buffer) => Done::Read(buffer),
+                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) => Done::Written,
+                Verb::CompareSwap { .. } | Verb::FetchAdd(_) => Done::Previous(self.words.load(slot)),
             };
-            completions.push(Completion { ticket: request.ticket, outcome });
+            completions.push(Completion { ticket: request.ticket, outcome: Ok(done) });
         }
         Ok(())
     }

@@ -25,6 +25,9 @@ const POLL_MAX: usize = 32;
 pub(crate) struct Status(rdma::ibv_wc_status::Type);
 
 impl Status {
+    /// It was answered, and not as it should be.
+    pub(crate) const BAD_RESPONSE: Self = Self(rdma::ibv_wc_status::IBV_WC_BAD_RESP_ERR);
+
     /// It was carried out.
     pub(crate) fn is_success(self) -> bool {
         self.0 == rdma::ibv_wc_status::IBV_WC_SUCCESS
