@@ -17,7 +17,7 @@ use farlink_runtime::error::Error;
 use farlink_runtime::one_sided::OneSided;
 use farlink_runtime::operation::Run;
 use farlink_runtime::worker::Worker;
-use farlink_structures::BTree;
+use farlink_structures::{BTree, btree};
 
 use crate::feed::{Feed, Request};
 use crate::keys::value_belongs;
@@ -104,7 +104,7 @@ pub(crate) fn run<I: Iterator<Item = Request> + 'static>(
 
 /// Runs operations from `feed` until it ends. The first error stops the feed for every task of the worker; operations
 /// that are under way in other tasks still finish and are recorded.
-pub(crate) async fn run_task<A: Run, I: Iterator<Item = Request>>(
+pub(crate) async fn run_task<A: Run<Plugin = btree::Tree>, I: Iterator<Item = Request>>(
     tree: &BTree<A>,
     feed: &Feed<I>,
     tally: &RefCell<Tally>,
@@ -123,7 +123,7 @@ pub(crate) async fn run_task<A: Run, I: Iterator<Item = Request>>(
 }
 
 /// Runs one operation and says what it came to.
-async fn execute<A: Run>(tree: &BTree<A>, request: Request) -> Result<Outcomes, Error> {
+async fn execute<A: Run<Plugin = btree::Tree>>(tree: &BTree<A>, request: Request) -> Result<Outcomes, Error> {
     let mut outcomes = Outcomes { ops: 1, ..Outcomes::default() };
     match request {
         Request::Get { key, latest } => {
@@ -192,7 +192,7 @@ fn scan_is_sound(entries: &[(u64, u64)], from: u64, limit: u32) -> bool {
 }
 
 /// Replays one step of a trace.
-pub(crate) async fn replay(tree: &BTree<OneSided>, step: Step) -> Result<Answer, Error> {
+pub(crate) async fn replay(tree: &BTree<OneSided<btree::Tree>>, step: Step) -> Result<Answer, Error> {
     Ok(match step {
         Step::Get(key) => Answer::Value(tree.get(key).await?),
         Step::Put(key, value) => Answer::Value(tree.upsert(key, value).await?),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
-use farlink_runtime::access::Access as _;
+use farlink_runtime::access::Plugin as _;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
 use farlink_runtime::fabric::Fabric;
@@ -109,7 +109,7 @@ impl Cluster {
             entries: report.entries,
             levels: report.height() as u64,
             leased_bytes: memory.leased_bytes,
-            tree_bytes: report.bytes(),
+            tree_bytes: report.bytes,
         })
     }
 
@@ -142,17 +142,17 @@ pub(crate) fn check_row(name: &str, report: &Report) -> CheckRow {
         .count("held", report.audit.held)
 }
 
-async fn open(worker: &Handle, name: &str) -> Result<BTree<OneSided>, Error> {
+async fn open(worker: &Handle, name: &str) -> Result<BTree<OneSided<btree::Tree>>, Error> {
     BTree::open(worker, name, Proof::Checksum).await
 }
 
-fn page_bytes_of(tree: &BTree<OneSided>) -> u32 {
-    tree.access().structure().class.bytes() as u32
+fn page_bytes_of(tree: &BTree<OneSided<btree::Tree>>) -> u32 {
+    tree.structure().class.bytes() as u32
 }
 
 /// Whether `check` knows structures of this kind.
 pub(crate) fn is_tree(structure: &Structure) -> bool {
-    structure.kind == btree::KIND
+    structure.kind == btree::Tree::NAME
 }
 
 /// Why a report is not clean.
@@ -168,7 +168,7 @@ fn problem(report: &Report) -> Option<String> {
     for (pages, what) in [(&report.audit.leaked, "leaked"), (&report.audit.reached_but_free, "in use, yet marked free")]
     {
         if let Some(first) = pages.first() {
-            told.push(format!("pages {what}: {}, the first is {first}", pages.len()));
+            told.push(format!("pages {what}: {}, the first is {first:?}", pages.len()));
         }
     }
     Some(told.join("; "))

@@ -4,17 +4,16 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farlink_offload::{
-    AccessMode, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid, Parted,
+    AccessMode, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Cut, Engine, EngineOptions, Hybrid, Parted,
     PartedRemote, Policies, Remote, ship::Shipper,
 };
 use farlink_runtime::error::Error;
 use farlink_runtime::messaging::ChannelOptions;
 use farlink_runtime::one_sided::{OneSided, Proof};
-use farlink_runtime::operation::Cut;
 use farlink_runtime::structure::Structure;
 use farlink_runtime::worker::{Task, Worker};
 use farlink_structures::BTree;
-use farlink_structures::btree::{BTreeLayout, KeyRange};
+use farlink_structures::btree::{self, KeyRange};
 
 use crate::driver::run_task;
 use crate::feed::{Feed, Request};
@@ -29,8 +28,8 @@ pub(crate) struct Reach {
     mode: AccessMode,
     proof: Proof,
     parts: Vec<Structure>,
-    cut: Cut,
-    cache: Option<ComputeCache<BTreeLayout>>,
+    cut: Cut<KeyRange>,
+    cache: Option<ComputeCache<btree::Tree>>,
     owned: KeyRange,
     policies: Option<fn() -> Policies>,
 }
@@ -43,14 +42,14 @@ impl Reach {
     }
 
     /// A tree in parts, each on another memory server.
-    pub(crate) fn of_parts(mode: AccessMode, parts: Vec<Structure>, cut: Cut) -> anyhow::Result<Self> {
+    pub(crate) fn of_parts(mode: AccessMode, parts: Vec<Structure>, cut: Cut<KeyRange>) -> anyhow::Result<Self> {
         let first = parts.first().ok_or_else(|| anyhow::anyhow!("a tree has parts"))?.clone();
         Ok(Self { parts, cut, ..Self::new(mode, first, Proof::Checksum) })
     }
 
     /// The same through a cache, empty now, which holds all pages of these keys or inner ones only.
     pub(crate) fn through(self, cache: CacheOptions, owned: KeyRange) -> Result<Self, Error> {
-        Ok(Self { cache: Some(ComputeCache::new(BTreeLayout, cache)?), owned, ..self })
+        Ok(Self { cache: Some(ComputeCache::<btree::Tree>::new(cache)?), owned, ..self })
     }
 
     /// The same, where a policy says for each miss whether the operation is shipped.
@@ -62,7 +61,7 @@ impl Reach {
     pub(crate) fn open(&self, worker: &Worker) -> anyhow::Result<Tree> {
         let tree = || self.parts[0].clone();
         let cache = || self.cache.as_ref().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode));
-        let connect = |way: &Shipper| worker.block_on(way.connect(way.structure().root.server()));
+        let connect = |way: &Shipper<btree::Tree>| worker.block_on(way.connect(way.structure().root.server()));
         Ok(match (self.mode, self.policies) {
             (AccessMode::OneSided, _) => Tree::OneSided(BTree::over(OneSided::new(worker, tree(), self.proof))),
             (AccessMode::Cached, None) => Tree::Cached(BTree::over(cache()?.own(worker, tree(), self.owned)?)),
@@ -93,12 +92,12 @@ impl Reach {
 /// A tree, as one worker reaches it.
 #[derive(Debug)]
 pub(crate) enum Tree {
-    OneSided(BTree<OneSided>),
-    Cached(BTree<Cached<BTreeLayout>>),
-    CachedInner(BTree<CachedInner<BTreeLayout>>),
-    Engine(BTree<Engine<BTreeLayout>>),
-    Coarse(BTree<PartedRemote>),
-    Hybrid(BTree<Parted<Hybrid>>),
+    OneSided(BTree<OneSided<btree::Tree>>),
+    Cached(BTree<Cached<btree::Tree>>),
+    CachedInner(BTree<CachedInner<btree::Tree>>),
+    Engine(BTree<Engine<btree::Tree>>),
+    Coarse(BTree<PartedRemote<btree::Tree>>),
+    Hybrid(BTree<Parted<Hybrid<btree::Tree>>>),
 }
 
 impl Tree {

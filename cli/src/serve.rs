@@ -15,7 +15,7 @@ use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::link::{ListenOptions, Listener};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use farlink_runtime::server::{LocalMemory, MemoryServer};
-use farlink_structures::{btree::Tree, map, skiplist::List};
+use farlink_structures::{btree::Tree, skiplist::List};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -51,10 +51,7 @@ pub(crate) fn ship(server: &MemoryServer, dir: &Path, args: &ServeArgs) -> Resul
 
 /// The operations of every structure there is.
 pub(crate) fn registry() -> Registry {
-    let mut registry = Registry::new();
-    map::register::<Tree>(&mut registry);
-    map::register::<List>(&mut registry);
-    registry
+    Registry::new().with::<Tree>().with::<List>()
 }
 
 /// [`ship`], on whatever fabric. The threads join the cluster, which `open` leads to, with the first operation.

@@ -28,7 +28,8 @@ const NEW: u64 = 4;
 
 fn image(memory: &SharedMemory, version: u64, content: u64) -> [u64; PAGE_WORDS] {
     let mut image = [0, 0, 0, 0, content];
-    let identity = Identity { structure: StructureId(1), level: 0, class: SizeClass::SMALLEST, kind: 0 };
+    let identity =
+        Identity { structure: StructureId(1), level: 0, class: SizeClass::SMALLEST, kind: 0, is_words: false };
     page::seal(&mut image, memory.at(0), identity, version);
     image
 }

@@ -19,8 +19,9 @@ use std::{cell::RefCell, sync::Arc};
 
 use farlink_loom_tests::{Breaks, Peer, Running, Seen, SharedMemory, Sound, explore, now, refuse, run, share};
 use farlink_runtime::{
-    access::{Interrupt, Views},
+    access::{Interrupt, PageRef, Pages, PagesMut, Words},
     buffer::Buffer,
+    change::Role,
     lock::{LockState, LockWord},
     one_sided::{PageCopy, Proof, model},
     page::{self, CHECKSUM, HEADER_WORDS, Identity, LOCK, SizeClass, StructureId},
@@ -46,7 +47,7 @@ fn pages(pages: usize) -> SharedMemory {
     for (index, words) in memory.words().chunks_exact(WORDS).enumerate() {
         let mut image = [0; WORDS];
         image[CONTENT] = content_at(FIRST);
-        let identity = Identity { structure: STRUCTURE, level: 0, class: CLASS, kind: 0 };
+        let identity = Identity { structure: STRUCTURE, level: 0, class: CLASS, kind: 0, is_words: false };
         page::seal(&mut image, memory.at(index * WORDS), identity, FIRST);
         for (word, value) in words.iter().zip(image) {
             word.store(value, Ordering::Relaxed);
@@ -63,10 +64,17 @@ fn read<B: Breaks>(peer: &Peer, breaks: B, proof: Proof, index: usize) -> Buffer
 
 /// Adds to the content of pages as they were read; false if one has changed since.
 fn change<B: Breaks>(peer: &Peer, breaks: B, copies: Vec<PageCopy>) -> bool {
-    let pages = copies.len();
-    let add = |views: &mut farlink_runtime::one_sided::OneSidedViews| {
-        for page in 0..pages {
-            views.set(page, CONTENT, views.word(page, CONTENT) + 10);
+    change_as(peer, breaks, copies.into_iter().map(|copy| (copy, Role::AsRead)).collect())
+}
+
+/// [`change`], but of pages that are only relied on.
+fn change_as<B: Breaks>(peer: &Peer, breaks: B, copies: Vec<(PageCopy, Role)>) -> bool {
+    let mut slots = Pages::new();
+    let slots: Vec<_> = copies.iter().map(|&(_, role)| (slots.add(()), role)).collect();
+    let add = |pages: &mut farlink_runtime::one_sided::OneSidedPages| {
+        for (slot, _) in slots.into_iter().filter(|&(_, role)| role != Role::ReliedOn) {
+            let content = pages.page(slot).word(CONTENT);
+            pages.set(slot, CONTENT, content + 10);
         }
     };
     now(model::change(&peer.remote(breaks), STRUCTURE, copies, add)).expect("mem refuses nothing")
@@ -193,6 +201,37 @@ fn two_pages_are_locked_all_or_none() {
     });
     both.require("both writers get through");
     none.require("each holds one page, and both give up");
+}
+
+/// Two changes, each of which alters the page that the other relies on: no order of them allows both.
+#[test]
+fn of_two_changes_that_rely_on_each_other_one_is_refused() {
+    let (one, none) = (Seen::new(), Seen::new());
+    let seen = (one.clone(), none.clone());
+    explore("remote lock, relied on", move || {
+        let memory = pages(2);
+        let writers = [(1, [0, 1]), (2, [1, 0])].map(|(owner, order)| {
+            let memory = Arc::clone(&memory);
+            run(move || {
+                let peer = Peer::of(&memory, owner);
+                let copies = order.map(|index| copy(&peer, Sound, Proof::Checksum, index));
+                // Locked by the other one already: it lost.
+                let [Ok(altered), Ok(relied_on)] = copies else { return None };
+                let is_first = [&altered, &relied_on]
+                    .iter()
+                    .all(|copy| copy.read(|words| words[CONTENT]).unwrap() == content_at(FIRST));
+                let had = change_as(&peer, Sound, vec![(altered, Role::AsRead), (relied_on, Role::ReliedOn)]);
+                Some(had && is_first)
+            })
+        });
+        match writers.map(Running::join) {
+            [Some(true), Some(true)] => panic!("both changed a page that the other had relied on"),
+            [Some(true), _] | [_, Some(true)] => seen.0.mark(),
+            _ => seen.1.mark(),
+        }
+    });
+    one.require("one of them gets through");
+    none.require("each sees the other's lock");
 }
 
 /// Counts the copies that a reader refuses.

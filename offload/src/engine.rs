@@ -16,19 +16,17 @@
 //! runs as a task of the worker: who drops it abandons only its result.
 
 use std::{
-    any::Any,
     cell::{Cell, RefCell},
     future::Future,
     rc::Rc,
 };
 
 use farlink_runtime::{
-    access::{Access, Cause, Interrupt, Start},
+    access::{Access, Interrupt, Operation, Plugin, Structure},
     error::Error,
     messaging::Refusal,
-    operation::{Code, Operation, Routed, Run, retry},
+    operation::{Code, Restarts, Run},
     ptr::ServerId,
-    structure::{Layout, Structure},
 };
 
 use crate::{
@@ -46,7 +44,7 @@ use crate::{
 pub struct EngineOptions {
     /// The highest level from which operations are shipped. If not said, the highest whose subtrees are each on one memory
     /// server, by what the catalog says of the structure
-    /// ([`Structure::whole_up_to`](farlink_runtime::structure::Structure::whole_up_to)). A subtree that is on several all the
+    /// ([`Structure::colocated_level_max`](farlink_runtime::structure::Structure::colocated_level_max)). A subtree that is on several all the
     /// same costs a message, nothing else.
     pub level_max: Option<u8>,
 }
@@ -64,7 +62,7 @@ impl Policies {
         Self { usual: Box::new(policy), others: Vec::new() }
     }
 
-    /// This one for operations of one kind: [`Operation::CODE`].
+    /// This one for operations of one kind: [`Code::of`].
     #[must_use]
     pub fn with(mut self, operation: Code, policy: impl Policy + 'static) -> Self {
         self.others.retain(|(code, _)| *code != operation);
@@ -117,17 +115,17 @@ impl std::ops::AddAssign for EngineCounts {
 
 /// What the clones of an engine share.
 #[derive(Debug)]
-pub(crate) struct Shared<T: Layout> {
-    pub(crate) cached: Cached<T>,
+pub(crate) struct Shared<P: Plugin> {
+    pub(crate) cached: Cached<P>,
     pub(crate) level_max: u8,
-    shipper: Shipper,
+    shipper: Shipper<P>,
     policies: Rc<RefCell<Policies>>,
     counts: Cell<EngineCounts>,
     /// Memory servers that have said that they carry out no operations.
     without: RefCell<Vec<ServerId>>,
 }
 
-impl<T: Layout> Shared<T> {
+impl<P: Plugin> Shared<P> {
     pub(crate) fn count(&self, count: impl FnOnce(&mut EngineCounts)) {
         let mut counts = self.counts.get();
         count(&mut counts);
@@ -180,7 +178,7 @@ impl<T: Layout> Shared<T> {
 /// let compute = ComputeServer::join(fabric, ComputeOptions::default())?;
 /// let mut options = CacheOptions::new(64 << 10);
 /// options.keeps_out = true;
-/// let cache = ComputeCache::new(BTreeLayout, options)?;
+/// let cache = ComputeCache::<Tree>::new(options)?;
 /// let worker = compute.worker()?;
 /// worker.block_on(async {
 ///     let tree = BTree::create(&worker, "ages", BTreeOptions::default()).await?;
@@ -199,33 +197,32 @@ impl<T: Layout> Shared<T> {
 /// # Ok::<_, farlink_runtime::error::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Engine<T: Layout>(Rc<Shared<T>>);
+pub struct Engine<P: Plugin>(Rc<Shared<P>>);
 
-impl<T: Layout> Clone for Engine<T> {
+impl<P: Plugin> Clone for Engine<P> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
     }
 }
 
-impl<T: Layout> Engine<T> {
+impl<P: Plugin> Engine<P> {
     /// An engine over this access.
     ///
     /// # Errors
     /// [`Error::BadOption`] if the cache was not made with
     /// [`CacheOptions::keeps_out`](farlink_cache::CacheOptions::keeps_out).
-    pub fn new(cached: Cached<T>, policies: Policies, options: EngineOptions) -> Result<Self, Error> {
+    pub fn new(cached: Cached<P>, policies: Policies, options: EngineOptions) -> Result<Self, Error> {
         if !cached.keeps_out() {
             let why = "it is not set; an engine needs it".into();
             return Err(Error::BadOption { option: "keeps_out", why });
         }
-        let shipper = Shipper::new(cached.worker(), cached.structure().clone());
+        let shipper = Shipper::new(cached.worker(), cached.context().structure.clone());
         let policies = Rc::new(RefCell::new(policies));
         let told = Rc::clone(&policies);
         cached.tell_reads(move |server, took_ns| told.borrow_mut().fetched(server, took_ns));
-        let usual = cached.structure().whole_up_to(cached.worker().servers());
-        let level_max = if T::WALKS_SIBLINGS { None } else { Some(options.level_max.unwrap_or(usual)) };
+        let usual = cached.context().structure.colocated_level_max(cached.worker().servers());
         Ok(Self(Rc::new(Shared {
-            level_max: level_max.unwrap_or(0),
+            level_max: options.level_max.unwrap_or(usual),
             shipper,
             policies,
             counts: Cell::default(),
@@ -235,13 +232,13 @@ impl<T: Layout> Engine<T> {
     }
 
     /// The access through the cache.
-    pub fn cached(&self) -> &Cached<T> {
+    pub fn cached(&self) -> &Cached<P> {
         &self.0.cached
     }
 
     /// The structure.
     pub fn structure(&self) -> &Structure {
-        self.0.cached.structure()
+        &self.0.cached.context().structure
     }
 
     /// What it has counted.
@@ -249,53 +246,62 @@ impl<T: Layout> Engine<T> {
         self.0.counts.get()
     }
 
-    async fn run<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
+    async fn run<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
         let worker = self.0.cached.worker();
         let _pin = worker.pin();
-        let from = match operation.at_once(&self.0.cached) {
+        let mut from = match operation.try_sync(&self.0.cached) {
             Ok(output) => return Ok(output),
-            Err(from) => Cell::new(from),
+            Err(from) => from,
         };
-        let attempt = Attempt::new(&self.0, O::CODE);
-        retry(worker, async || {
-            loop {
-                let outcome = operation.run(&attempt, from.get()).await;
-                let met_stale = matches!(outcome, Err(Interrupt::Restart(Cause::Stale { .. })));
-                from.set(if met_stale { Start::Anew } else { Start::Root });
-                match (outcome, attempt.take_missing()) {
-                    (Err(Interrupt::Ship(_)), Some(missing)) => {
-                        if let Some(output) = self.ship(operation, missing).await? {
-                            return Ok(output);
-                        }
-                        // The normal path, this time.
-                        attempt.ship_no_more();
+        let attempt = Attempt::new(&self.0, Code::of::<O>());
+        let mut restarts = Restarts::default();
+        loop {
+            let interrupt = match operation.run(&attempt, from).await {
+                Ok(output) => return Ok(output),
+                Err(interrupt) => interrupt,
+            };
+            from = restarts.start_after(&interrupt);
+            match (interrupt, attempt.take_missing()) {
+                (Interrupt::Ship(_), Some(missing)) => {
+                    if let Some(output) = Shared::ship(&self.0, operation, missing).await? {
+                        return Ok(output);
                     }
-                    (outcome, _) => return outcome,
+                    // The normal path, this time.
+                    attempt.ship_no_more();
                 }
+                (interrupt, _) => restarts.before_next(worker, interrupt).await?,
             }
-        })
-        .await
-    }
-
-    /// Ships an operation to the memory server of a missing page; `None` if it comes back undone.
-    async fn ship<O: Operation>(&self, operation: &O, missing: Missing<T>) -> Result<Option<O::Output>, Error> {
-        let (engine, operation) = (self.clone(), operation.clone());
-        let worker = self.0.cached.worker();
-        worker.spawn_to_end(async move { engine.0.shipped(&operation, missing).await }).await
+        }
     }
 }
 
-impl<T: Layout> Shared<T> {
-    async fn shipped<O: Operation>(&self, operation: &O, missing: Missing<T>) -> Result<Option<O::Output>, Error> {
-        let Missing { kept_out, at, level } = missing;
-        let Some(owned) = (self.cached.region() as &dyn Any).downcast_ref() else { return Ok(None) };
+impl<P: Plugin> Shared<P> {
+    /// Ships an operation to the memory server of a missing page; `None` if it comes back undone.
+    pub(crate) async fn ship<O: Operation<Plugin = P>>(
+        engine: &Rc<Self>,
+        operation: &O,
+        missing: Missing<P>,
+    ) -> Result<Option<O::Output>, Error> {
+        let (engine, operation) = (Rc::clone(engine), operation.clone());
+        let worker = engine.cached.worker().clone();
+        worker.spawn_to_end(async move { engine.shipped(&operation, missing).await }).await
+    }
+
+    async fn shipped<O: Operation<Plugin = P>>(
+        &self,
+        operation: &O,
+        missing: Missing<P>,
+    ) -> Result<Option<O::Output>, Error> {
+        let Missing { kept_out, page, level } = missing;
+        let Some((at, _)) = page.remote() else { return Ok(None) };
+        let owned = self.cached.region();
         let clock = self.cached.worker().clock();
         let start_ns = clock.now_ns();
-        let answer = self.shipper.ship(operation, From::Page { page: at, level, owned }).await;
+        let answer = self.shipper.ship(operation, From::Page { page, level, owned }).await;
         match answer {
             Ok(Answer::Done(Shipped { output, changed, .. })) => {
                 let took_ns = clock.now_ns() - start_ns;
-                self.policies.borrow_mut().of(O::CODE).shipped(at.server(), took_ns);
+                self.policies.borrow_mut().of(Code::of::<O>()).shipped(at.server(), took_ns);
                 for page in changed {
                     kept_out.drop_changed(page_id(page)).await;
                 }
@@ -307,6 +313,7 @@ impl<T: Layout> Shared<T> {
                 self.count(|counts| counts.came_back += 1);
                 Ok(None)
             }
+            Ok(Answer::GoOn(_)) => Ok(None),
             Err(error @ (Error::ServerMissing { .. } | Error::Refused { why: Refusal::UnknownKind, .. })) => {
                 tracing::warn!(server = %at.server(), %error, "no operations are shipped there any more");
                 self.without.borrow_mut().push(at.server());
@@ -325,8 +332,10 @@ impl<T: Layout> Shared<T> {
     }
 }
 
-impl<T: Layout> Run for Engine<T> {
-    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+impl<P: Plugin> Run for Engine<P> {
+    type Plugin = P;
+
+    fn perform<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         self.run(operation)
     }
 }

@@ -2,150 +2,107 @@
 //! them; the leaves are everywhere, and are read and changed one-sided. With the key space divided among several servers it is a
 //! [`Parted`](crate::Parted) of these.
 //!
-//! An operation begins with a message that asks for the page where it begins; from there on it is the same code over one-sided
-//! access. A leaf is split one-sided, and its separator put into the inner levels by a second message; in between, and if that
-//! never comes, the new leaf is found through the right link of the old one. Whoever finds it so sends that message, too.
-//!
-//! Merges are rare, and are done one-sided, inner pages included: these have remote locks like all others.
+//! An operation begins on that server, which searches the inner levels and answers with the page from which the rest is to be
+//! done; from there on it is the same code over one-sided access. What needs the pages above (a split, a merge) begins anew
+//! one-sided at the root: inner pages have remote locks like all others. Theirs has the server put separators into them.
 
-use std::{cell::Cell, future::Future};
+use std::future::Future;
 
 use farlink_runtime::{
-    access::{Access, Interrupt, Start},
+    access::{Cause, Interrupt, Link, Operation, Plugin, Start, Structure},
     error::Error,
-    one_sided::{OneSided, OneSidedViews, PageCopy, Proof},
-    operation::{Operation, Routed, Run, retry},
-    page::SizeClass,
-    pages::{NewPage, Placement},
-    ptr::{Link, RemotePtr},
-    structure::Structure,
+    one_sided::{OneSided, Proof},
+    operation::{Restarts, Run},
     worker::Handle,
 };
 
-use crate::ship::Shipper;
+use crate::ship::{Answer, From, Shipper};
 
 /// A structure whose inner levels a memory server searches, and whose leaves are accessed one-sided.
 #[derive(Debug, Clone)]
-pub struct Hybrid(Leaves);
+pub struct Hybrid<P: Plugin> {
+    leaves: OneSided<P>,
+    shipper: Shipper<P>,
+}
 
-impl Hybrid {
+/// From where an attempt goes on.
+enum Found<T> {
+    From(Start),
+    Done(T),
+}
+
+impl<P: Plugin> Hybrid<P> {
     /// Sends searches of the inner levels to the memory server of the root.
     pub fn new(worker: &Handle, structure: Structure, proof: Proof) -> Self {
         let shipper = Shipper::new(worker, structure.clone());
-        Self(Leaves { one_sided: OneSided::new(worker, structure, proof), shipper })
+        Self { leaves: OneSided::new(worker, structure, proof), shipper }
     }
 
     /// The structure.
     pub fn structure(&self) -> &Structure {
-        self.0.one_sided.structure()
+        self.shipper.structure()
     }
 
     /// Its way to the memory servers.
-    pub fn shipper(&self) -> &Shipper {
-        &self.0.shipper
+    pub fn shipper(&self) -> &Shipper<P> {
+        &self.shipper
     }
 
-    /// Runs an operation from a page that is known, to which the key where it begins belongs, or belonged: no message asks for it.
+    /// Runs an operation from a page that is known, to which what it is about belongs, or belonged: no message asks for it.
     ///
     /// # Errors
     /// As [`Run::perform`].
-    pub async fn perform_from<O: Routed>(&self, operation: &O, page: RemotePtr) -> Result<O::Output, Error> {
-        self.perform_at(operation, Some(page)).await
+    pub async fn perform_from<O: Operation<Plugin = P>>(&self, operation: &O, page: Link) -> Result<O::Output, Error> {
+        self.perform_at(operation, Some(Start::Page(page))).await
     }
 
-    async fn perform_at<O: Routed>(&self, operation: &O, known: Option<RemotePtr>) -> Result<O::Output, Error> {
+    async fn perform_at<O: Operation<Plugin = P>>(
+        &self,
+        operation: &O,
+        mut known: Option<Start>,
+    ) -> Result<O::Output, Error> {
+        let worker = self.shipper.worker();
         // From before the server names a page until it is read.
-        let _pin = self.0.worker().pin();
-        let known = Cell::new(known);
-        retry(self.0.worker(), async || {
-            let page = match known.take() {
-                Some(page) => page,
-                None => self.0.shipper.ship_whole(&operation.locate()).await?,
+        let _pin = worker.pin();
+        let mut restarts = Restarts::default();
+        loop {
+            let start = match known.take() {
+                Some(start) => start,
+                None => match self.search(operation).await? {
+                    Found::From(start) => start,
+                    Found::Done(output) => return Ok(output),
+                },
             };
-            operation.run(&self.0, Start::Page(page)).await
-        })
-        .await
+            match operation.run(&self.leaves, start).await {
+                Ok(output) => return Ok(output),
+                Err(interrupt) => {
+                    // Having made room above, it goes on there.
+                    let is_above = matches!(interrupt, Interrupt::Restart(Cause::Above | Cause::Again));
+                    known = is_above.then_some(Start::Root);
+                    restarts.before_next(worker, interrupt).await?;
+                }
+            }
+        }
+    }
+
+    /// Has the server search. What only reads is sent once more if it is lost with a server; nothing else is lost with it.
+    async fn search<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<Found<O::Output>, Error> {
+        let answer = match self.shipper.ship(operation, From::Above).await {
+            Err(Error::OutcomeUnknown { .. }) => self.shipper.ship(operation, From::Above).await?,
+            answer => answer?,
+        };
+        match answer {
+            Answer::Done(shipped) => Ok(Found::Done(shipped.output)),
+            Answer::GoOn(page) => Ok(Found::From(Start::Page(page))),
+            Answer::Declined(_) => Ok(Found::From(Start::Root)),
+        }
     }
 }
 
-impl Run for Hybrid {
-    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+impl<P: Plugin> Run for Hybrid<P> {
+    type Plugin = P;
+
+    fn perform<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         self.perform_at(operation, None)
-    }
-}
-
-/// Has the server of the inner levels do something, whose outcome nothing depends on.
-async fn tell<O: Operation>(shipper: Shipper, operation: O) {
-    if let Err(error) = shipper.ship_whole(&operation).await {
-        tracing::debug!(%error, "the inner levels were not told of a leaf; it is found through its left neighbour");
-    }
-}
-
-/// One-sided access, for operations that begin at a page that a memory server has named.
-#[derive(Debug, Clone)]
-struct Leaves {
-    one_sided: OneSided,
-    shipper: Shipper,
-}
-
-impl Access for Leaves {
-    type Page<'a> = PageCopy;
-    type Views<'a> = OneSidedViews;
-    const IS_BELOW: bool = true;
-
-    fn worker(&self) -> &Handle {
-        self.one_sided.worker()
-    }
-
-    fn structure(&self) -> &Structure {
-        self.one_sided.structure()
-    }
-
-    async fn enter(&self, start: Start) -> Result<PageCopy, Interrupt> {
-        self.one_sided.enter(start).await
-    }
-
-    async fn follow(&self, from: &PageCopy, link: Link) -> Result<PageCopy, Interrupt> {
-        self.one_sided.follow(from, link).await
-    }
-
-    async fn follow_many(&self, from: &PageCopy, links: &[Link]) -> Vec<Result<PageCopy, Interrupt>> {
-        self.one_sided.follow_many(from, links).await
-    }
-
-    async fn change<'a, R>(
-        &'a self,
-        pages: Vec<Self::Page<'a>>,
-        new: Vec<NewPage>,
-        f: impl FnOnce(&mut Self::Views<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        self.one_sided.change(pages, new, f).await
-    }
-
-    async fn change_below<'a, R, O: Operation + 'static>(
-        &'a self,
-        pages: Vec<Self::Page<'a>>,
-        new: Vec<NewPage>,
-        f: impl FnOnce(&mut Self::Views<'a>) -> R,
-        above: O,
-    ) -> Result<R, Interrupt> {
-        let after = tell(self.shipper.clone(), above);
-        self.one_sided.change_then(pages, new, f, Some(after)).await
-    }
-
-    fn send_above<O: Operation + 'static>(&self, operation: O) {
-        drop(self.worker().spawn_to_end(tell(self.shipper.clone(), operation)));
-    }
-
-    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
-        self.one_sided.load(word).await
-    }
-
-    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
-        self.one_sided.compare_swap(word, old, new).await
-    }
-
-    async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
-        self.one_sided.allocate(class, placement).await
     }
 }

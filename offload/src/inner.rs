@@ -13,25 +13,24 @@ use std::{cell::Cell, sync::atomic::Ordering};
 
 use farlink_cache::{CacheHandle, Counters};
 use farlink_runtime::{
-    access::{Access, Cause, Interrupt, PageRef, Start},
+    access::{
+        Access, Cause, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start,
+        Way, WordPtr,
+    },
     error::Error,
-    one_sided::{OneSided, OneSidedViews, PageCopy},
-    page::SizeClass,
-    pages::{NewPage, Placement},
-    ptr::{Link, RemotePtr, Target},
-    structure::{Layout, Structure},
-    worker::Handle,
+    one_sided::{OneSided, OneSidedPages, PageCopy},
+    page::{SizeClass, has_words},
 };
 
 use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
 
 /// One-sided access that caches inner pages; see [`ComputeCache::share`](crate::ComputeCache::share).
 #[derive(Debug)]
-pub struct CachedInner<T: Layout> {
-    cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>,
+pub struct CachedInner<P: Plugin> {
+    cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>,
 }
 
-impl<T: Layout> Clone for CachedInner<T> {
+impl<P: Plugin> Clone for CachedInner<P> {
     fn clone(&self) -> Self {
         Self { cache: self.cache.clone() }
     }
@@ -44,14 +43,14 @@ pub struct SharedPage {
     /// Whether it may be older than the operation.
     is_cached: bool,
     /// The cached page above that led here.
-    above: Cell<Option<RemotePtr>>,
+    above: Cell<Option<Link>>,
 }
 
 impl PageRef for SharedPage {
     type Words = [u64];
 
-    fn at(&self) -> RemotePtr {
-        self.copy.at()
+    fn link(&self) -> Link {
+        self.copy.link()
     }
 
     fn level(&self) -> u8 {
@@ -68,17 +67,13 @@ impl PageRef for SharedPage {
     }
 }
 
-impl<T: Layout> CachedInner<T> {
-    pub(crate) fn new(cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>) -> Self {
+impl<P: Plugin> CachedInner<P> {
+    pub(crate) fn new(cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>) -> Self {
         Self { cache }
     }
 
-    fn one_sided(&self) -> &OneSided {
+    fn one_sided(&self) -> &OneSided<P> {
         self.cache.store().one_sided()
-    }
-
-    fn class(&self) -> SizeClass {
-        self.structure().class
     }
 
     /// What this access's cache did so far.
@@ -87,20 +82,20 @@ impl<T: Layout> CachedInner<T> {
     }
 
     /// A page as it is now.
-    async fn current(&self, at: RemotePtr, above: Option<RemotePtr>) -> Result<SharedPage, Interrupt> {
-        let copy = self.one_sided().read_page(at, self.class()).await?;
+    async fn current(&self, page: Link, above: Option<Link>) -> Result<SharedPage, Interrupt> {
+        let copy = self.one_sided().read_page(page).await?;
         Ok(SharedPage { copy, is_cached: false, above: Cell::new(above) })
     }
 
     /// A page as it is now; the cached one, if there is one, becomes the same.
-    async fn renewed(&self, at: RemotePtr) -> Result<SharedPage, Interrupt> {
-        match self.current(at, None).await {
-            Ok(page) => {
-                self.renew(at, Some(&page)).await?;
-                Ok(page)
+    async fn renewed(&self, page: Link) -> Result<SharedPage, Interrupt> {
+        match self.current(page, None).await {
+            Ok(current) => {
+                self.renew(page, Some(&current)).await?;
+                Ok(current)
             }
             Err(gone @ Interrupt::Restart(Cause::Stale { .. })) => {
-                self.renew(at, None).await?;
+                self.renew(page, None).await?;
                 Err(gone)
             }
             Err(error) => Err(error),
@@ -108,8 +103,9 @@ impl<T: Layout> CachedInner<T> {
     }
 
     /// Brings a cached page up to date, or drops it.
-    async fn renew(&self, at: RemotePtr, current: Option<&SharedPage>) -> Result<(), Interrupt> {
-        let (id, class) = (page_id(at), to_cache(self.class()));
+    async fn renew(&self, page: Link, current: Option<&SharedPage>) -> Result<(), Interrupt> {
+        let Some((_, class)) = page.remote() else { return Ok(()) };
+        let (id, class) = (page_id(page), to_cache(class));
         if !self.cache.contains(id) {
             return Ok(());
         }
@@ -124,10 +120,13 @@ impl<T: Layout> CachedInner<T> {
     }
 
     /// An inner page as the cache has it.
-    async fn cached(&self, at: RemotePtr) -> Result<SharedPage, Interrupt> {
-        let (id, class) = (page_id(at), to_cache(self.class()));
+    async fn cached(&self, link: Link) -> Result<SharedPage, Interrupt> {
+        let Some((_, of_link)) = link.remote() else {
+            return Err(Error::BadPointer { word: link.word(), why: "it leads to no page".into() }.into());
+        };
+        let (id, class) = (page_id(link), to_cache(of_link));
         let page = self.cache.load(id, class).await.map_err(|error| self.cache.store().interrupt(error))?;
-        let mut words = self.worker().buffer(self.class().words())?;
+        let mut words = self.context().worker.buffer(of_link.words())?;
         let copied = page.read(|shared| {
             for (copy, word) in words.iter_mut().zip(shared) {
                 *copy = word.load(Ordering::Relaxed);
@@ -136,12 +135,12 @@ impl<T: Layout> CachedInner<T> {
         copied.map_err(|_| Interrupt::conflict())?;
         let level = page.level();
         drop(page);
-        if level == 0 {
+        if level == 0 || has_words(&words) {
             // A root that is a leaf: leaves are not cached.
             self.cache.invalidate(id, class).await.map_err(|error| self.cache.store().interrupt(error))?;
-            return self.current(at, None).await;
+            return self.current(link, None).await;
         }
-        let copy = self.one_sided().copy_of(at, self.class(), words)?;
+        let copy = self.one_sided().copy_of(link, words)?;
         Ok(SharedPage { copy, is_cached: true, above: Cell::new(None) })
     }
 
@@ -157,109 +156,111 @@ impl<T: Layout> CachedInner<T> {
     }
 }
 
-fn target(link: Link) -> Result<RemotePtr, Interrupt> {
-    match link.target() {
-        Target::Remote(page) => Ok(page),
-        _ => Err(Error::BadPointer { word: link.word(), why: "it leads to no page".into() }.into()),
-    }
+impl<P: Plugin> FastPath for CachedInner<P> {
+    type Page<'a> = SharedPage;
 }
 
-impl<T: Layout> Access for CachedInner<T> {
-    type Page<'a> = SharedPage;
-    type Views<'a> = OneSidedViews;
+impl<P: Plugin> Access for CachedInner<P> {
+    type Plugin = P;
+    type PagesMut<'a> = OneSidedPages;
 
-    fn worker(&self) -> &Handle {
-        self.one_sided().worker()
+    fn context(&self) -> &Context<P> {
+        self.cache.store().context()
     }
 
-    fn structure(&self) -> &Structure {
-        self.one_sided().structure()
-    }
-
-    async fn enter(&self, start: Start) -> Result<SharedPage, Interrupt> {
+    async fn open(&self, start: Start) -> Result<SharedPage, Interrupt> {
         match start {
-            Start::Root | Start::Stopped(_) => self.cached(self.structure().root).await,
-            Start::Anew => self.renewed(self.structure().root).await,
+            Start::Root | Start::Resume(_) => self.cached(self.context().structure.root_link()).await,
+            Start::Anew => self.renewed(self.context().structure.root_link()).await,
             Start::Page(page) => self.current(page, None).await,
         }
     }
 
-    async fn follow(&self, from: &SharedPage, link: Link) -> Result<SharedPage, Interrupt> {
-        let at = target(link)?;
-        let page = match from.level() {
-            0 | 1 => self.current(at, None).await?,
-            _ if from.is_cached => self.cached(at).await?,
-            _ => self.renewed(at).await?,
+    async fn follow(&self, from: &SharedPage, link: Link, hint: Hint) -> Result<SharedPage, Interrupt> {
+        // Level 0 is not cached.
+        let is_leaf = from.level() == 0 || from.level() == 1 && hint.way == Way::Down;
+        let page = match (is_leaf, from.is_cached) {
+            (true, _) => self.current(link, None).await?,
+            (false, true) => self.cached(link).await?,
+            (false, false) => self.renewed(link).await?,
         };
-        page.above.set(from.is_cached.then(|| from.at()));
-        Ok(page)
-    }
-
-    async fn sibling(&self, from: &SharedPage, link: Link) -> Result<SharedPage, Interrupt> {
-        let at = target(link)?;
-        let page = match from.level() {
-            0 => self.current(at, None).await?,
-            _ if from.is_cached => self.cached(at).await?,
-            _ => self.renewed(at).await?,
-        };
-        if !T::WALKS_SIBLINGS {
-            self.renew_above(from).await?;
+        match hint.way {
+            Way::Down => page.above.set(from.is_cached.then(|| from.link())),
+            Way::Beside => {}
+            Way::Moved => self.renew_above(from).await?,
         }
         Ok(page)
     }
 
-    async fn follow_many(&self, from: &SharedPage, links: &[Link]) -> Vec<Result<SharedPage, Interrupt>> {
-        if from.level() > 1 {
-            let mut pages = Vec::with_capacity(links.len());
-            for &link in links {
-                pages.push(self.follow(from, link).await);
+    async fn validate<'a>(&'a self, pages: &[&SharedPage]) -> Result<(), Interrupt> {
+        let cached: Vec<&SharedPage> = pages.iter().filter(|page| page.is_cached).copied().collect();
+        let current = self.one_sided().are_current(cached.iter().map(|page| &page.copy)).await?;
+        let mut outcome = Ok(());
+        for (page, _) in cached.into_iter().zip(current).filter(|(_, is_current)| !is_current) {
+            if let Err(Interrupt::Failed(error)) = self.renewed(page.link()).await {
+                return Err(error.into());
             }
-            return pages;
+            outcome = Err(Interrupt::stale(page.at(), "the cached copy of it was old"));
         }
-        let above = from.is_cached.then(|| from.at());
-        let copies = self.one_sided().read_links(links).await;
-        let page = |copy| SharedPage { copy, is_cached: false, above: Cell::new(above) };
-        copies.into_iter().map(|copy| copy.map(page)).collect()
+        outcome
     }
 
     async fn change<'a, R>(
         &'a self,
-        pages: Vec<Self::Page<'a>>,
-        new: Vec<NewPage>,
-        f: impl FnOnce(&mut Self::Views<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        let inner: Vec<RemotePtr> = pages.iter().filter(|page| page.level() > 0).map(PageRef::at).collect();
-        let root = self.structure().root;
-        let grows = pages.iter().any(|page| page.at() == root);
-        let copies = pages.into_iter().map(|page| page.copy).collect();
-        let result = self.one_sided().change(copies, new, f).await;
-        if matches!(result, Err(Interrupt::Failed(_))) {
-            return result;
+        pages: Pages<Self::Page<'a>>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
+    ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
+        let (old, new) = pages.into_parts();
+        let (mut copies, mut inner) = (Pages::new(), Vec::new());
+        for (page, role) in old {
+            if page.level() > 0 || page.link() == self.context().structure.root_link() {
+                inner.push(page.link());
+            }
+            copies.add_as(page.copy, role);
         }
-        // Changed by us, or changed by others so that our copies were old: either way the cache is behind.
-        for at in inner.into_iter().chain(grows.then_some(root)) {
-            match self.renewed(at).await {
-                // The change is done, whatever became of the page.
-                Err(Interrupt::Failed(error)) if result.is_ok() => {
-                    tracing::debug!(page = %at, %error, "a cached page was not brought up to date");
+        for page in new {
+            copies.add_new(page);
+        }
+        let result = self.one_sided().change(copies, f).await;
+        if !matches!(result, Err(Interrupt::Failed(_))) {
+            // Changed by us, or changed by others so that our copies were old: either way the cache is behind.
+            for page in inner {
+                match self.renewed(page).await {
+                    // The change is done, whatever became of the page.
+                    Err(Interrupt::Failed(error)) if result.is_ok() => {
+                        tracing::debug!(?page, %error, "a cached page was not brought up to date");
+                    }
+                    // The next attempt would find the same copy in the cache, and not get its lock either.
+                    Err(Interrupt::Failed(error)) => return Err(Interrupt::Failed(error)),
+                    _ => {}
                 }
-                // The next attempt would find the same copy in the cache, and not get its lock either.
-                Err(Interrupt::Failed(error)) => return Err(Interrupt::Failed(error)),
-                _ => {}
             }
         }
-        result
+        let (result, after) = result?;
+        let page = |copy| SharedPage { copy, is_cached: false, above: Cell::new(None) };
+        Ok((result, Pages::after(after.into_each().map(|copy| copy.map(page)))))
     }
 
-    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
-        self.one_sided().load(word).await
+    async fn install<'a>(
+        &'a self,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>),
+        word: WordPtr,
+        old: u64,
+        to: u64,
+    ) -> Result<Result<(), u64>, Interrupt> {
+        self.one_sided().install(new, f, word, old, to).await
     }
 
-    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
-        self.one_sided().compare_swap(word, old, new).await
+    async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
+        self.one_sided().load(words).await
     }
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.one_sided().allocate(class, placement).await
+    }
+
+    async fn retire<'a>(&'a self, pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
+        self.one_sided().retire(pages.into_iter().map(|page| page.copy).collect()).await
     }
 }

@@ -12,12 +12,12 @@
 //! use std::sync::Arc;
 //! use farlink_offload::{CacheOptions, ComputeCache};
 //! use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, fabric::mem::{MemFabric, MemOptions}};
-//! use farlink_structures::btree::{BTree, BTreeLayout, BTreeOptions, KeyRange};
+//! use farlink_structures::btree::{BTree, BTreeOptions, KeyRange, Tree};
 //!
 //! let cluster = MemFabric::in_process(2, 16 << 20, MemOptions::default())?;
 //! let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default())?;
 //! // One for the compute server, and a handle for each of its workers.
-//! let cache = ComputeCache::new(BTreeLayout, CacheOptions::new(1 << 20))?;
+//! let cache = ComputeCache::<Tree>::new(CacheOptions::new(1 << 20))?;
 //! let worker = compute.worker()?;
 //! worker.block_on(async {
 //!     let tree = BTree::create(&worker, "ages", BTreeOptions::default()).await?;
@@ -48,10 +48,10 @@ pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters
 
 pub use crate::{
     access_mode::{AccessMode, UnknownAccessMode},
-    cached::{Cached, CachedPage, CachedViews},
+    cached::{Cached, CachedPage, CachedPages},
     engine::{Engine, EngineCounts, EngineOptions, Policies},
     hybrid::Hybrid,
     inner::CachedInner,
-    remote::{Parted, PartedRemote, Remote},
+    remote::{Cut, Parted, PartedRemote, Remote},
     store::ComputeCache,
 };

@@ -13,14 +13,15 @@ use std::{
 };
 
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start},
+    access::{
+        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, Way,
+        WordPtr,
+    },
     error::Error,
-    one_sided::{OneSided, OneSidedViews, PageCopy},
+    one_sided::{OneSided, OneSidedPages, PageCopy},
     page::SizeClass,
-    pages::{NewPage, Placement},
-    ptr::{Link, RemotePtr},
-    structure::{Layout, Overlap, Structure},
-    worker::Handle,
+    ptr::ServerId,
+    structure::Overlap,
 };
 
 /// How far an operation on a memory server may go.
@@ -29,6 +30,9 @@ pub(crate) enum Scope<R> {
     /// From the root on, and wherever it has to: the compute servers leave the structure to the memory server. New pages are on
     /// this server; a page that is not is reached through the fabric.
     Whole,
+    /// From the root down to the pages above level 0, as far as they are here, and without a change: it is to be found from
+    /// which page on the operation is for the compute server.
+    Above,
     /// From one page downwards, and no farther: the compute server that owns the page caches what is around it. Only single
     /// pages are changed.
     Below(Below<R>),
@@ -37,7 +41,7 @@ pub(crate) enum Scope<R> {
 /// The page where a compute server had to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Below<R> {
-    pub(crate) page: RemotePtr,
+    pub(crate) page: Link,
     pub(crate) level: u8,
     /// What the compute server owns.
     pub(crate) owned: R,
@@ -64,40 +68,48 @@ impl Decline {
 
 /// Access to a structure inside a memory server, for one operation.
 #[derive(Debug)]
-pub(crate) struct OnServer<T: Layout> {
-    one_sided: Rc<OneSided>,
-    here: farlink_runtime::ptr::ServerId,
-    layout: T,
-    scope: Scope<T::Region>,
-    /// Where the operation begins.
-    begins: Option<T::Region>,
+pub(crate) struct OnServer<P: Plugin> {
+    one_sided: Rc<OneSided<P>>,
+    here: ServerId,
+    scope: Scope<P::Region>,
+    /// What the operation is about.
+    about: P::Region,
     declined: Cell<Option<Decline>>,
-    changed: RefCell<Vec<RemotePtr>>,
+    /// The page below which all that is left of a search lies.
+    reached: Cell<Link>,
+    has_stopped: Cell<bool>,
+    changed: RefCell<Vec<Link>>,
     reads: Cell<u32>,
 }
 
-impl<T: Layout + Default> OnServer<T> {
-    pub(crate) fn new(
-        one_sided: Rc<OneSided>,
-        here: farlink_runtime::ptr::ServerId,
-        scope: Scope<T::Region>,
-        begins: Option<T::Region>,
-    ) -> Self {
+impl<P: Plugin> OnServer<P> {
+    pub(crate) fn new(one_sided: Rc<OneSided<P>>, here: ServerId, scope: Scope<P::Region>, about: P::Region) -> Self {
+        let reached = Cell::new(one_sided.context().structure.root_link());
         Self {
             one_sided,
             here,
-            layout: T::default(),
             scope,
-            begins,
+            about,
             declined: Cell::new(None),
+            reached,
+            has_stopped: Cell::new(false),
             changed: RefCell::default(),
             reads: Cell::new(0),
         }
     }
 
+    pub(crate) fn scope(&self) -> &Scope<P::Region> {
+        &self.scope
+    }
+
     /// Why it cannot be done here, if that has shown.
     pub(crate) fn declined(&self) -> Option<Decline> {
         self.declined.get()
+    }
+
+    /// From which page on a search is for the compute server, if that has shown.
+    pub(crate) fn stopped(&self) -> Option<Link> {
+        self.has_stopped.get().then(|| self.reached.get())
     }
 
     /// Pages that it has read.
@@ -106,13 +118,16 @@ impl<T: Layout + Default> OnServer<T> {
     }
 
     /// Pages that it has changed.
-    pub(crate) fn into_changed(self) -> Vec<RemotePtr> {
+    pub(crate) fn into_changed(self) -> Vec<Link> {
         self.changed.into_inner()
     }
 
     /// The compute server is to do it; what is returned ends the attempt.
     fn decline(&self, why: Decline) -> Interrupt {
-        self.declined.set(Some(why));
+        match self.scope {
+            Scope::Above => self.has_stopped.set(true),
+            Scope::Whole | Scope::Below(_) => self.declined.set(Some(why)),
+        }
         Interrupt::conflict()
     }
 
@@ -121,109 +136,127 @@ impl<T: Layout + Default> OnServer<T> {
     }
 
     /// Whether the operation may look at what is there.
-    fn require_in_scope(&self, at: RemotePtr) -> Result<(), Interrupt> {
-        match self.is_whole() || at.server() == self.here {
+    fn require_in_scope(&self, page: Link) -> Result<(), Interrupt> {
+        let is_here = || page.remote().is_none_or(|(at, _)| at.server() == self.here);
+        match self.is_whole() || is_here() {
             true => Ok(()),
             false => Err(self.decline(Decline::Leaves)),
         }
     }
 
-    async fn read(&self, at: RemotePtr) -> Result<PageCopy, Interrupt> {
-        self.require_in_scope(at)?;
+    async fn read(&self, page: Link) -> Result<PageCopy, Interrupt> {
+        self.require_in_scope(page)?;
         self.reads.set(self.reads.get().saturating_add(1));
-        self.one_sided.read_page(at, self.structure().class).await
+        let page = self.one_sided.read_page(page).await?;
+        // Those are the compute server's.
+        if matches!(self.scope, Scope::Above) && page.level() == 0 {
+            return Err(self.decline(Decline::Leaves));
+        }
+        Ok(page)
     }
 
     /// The page where an operation was to begin, if it is one where it may.
-    async fn begin(&self, below: &Below<T::Region>) -> Result<PageCopy, Interrupt> {
+    async fn begin(&self, below: &Below<P::Region>) -> Result<PageCopy, Interrupt> {
         let page = match self.read(below.page).await {
             Err(Interrupt::Restart(_)) => return Err(self.decline(Decline::NotThere)),
             read => read?,
         };
         let fits = page.level() == below.level
             && page.read(|words| {
-                let has = |part: &T::Region| self.layout.overlap(words, part) != Overlap::Outside;
-                self.layout.overlap(words, &below.owned) == Overlap::Inside && self.begins.as_ref().is_none_or(has)
+                P::overlap(words, &below.owned) == Overlap::Inside && P::overlap(words, &self.about) != Overlap::Outside
             })?;
         if fits { Ok(page) } else { Err(self.decline(Decline::NotThere)) }
     }
 }
 
-impl<T: Layout + Default> Access for OnServer<T> {
+impl<P: Plugin> FastPath for OnServer<P> {
     type Page<'a> = PageCopy;
-    type Views<'a> = OneSidedViews;
+}
 
-    fn worker(&self) -> &Handle {
-        self.one_sided.worker()
+impl<P: Plugin> Access for OnServer<P> {
+    type Plugin = P;
+    type PagesMut<'a> = OneSidedPages;
+
+    fn context(&self) -> &Context<P> {
+        self.one_sided.context()
     }
 
-    fn structure(&self) -> &Structure {
-        self.one_sided.structure()
-    }
-
-    async fn enter(&self, start: Start) -> Result<PageCopy, Interrupt> {
+    async fn open(&self, start: Start) -> Result<PageCopy, Interrupt> {
         match (start, &self.scope) {
             (Start::Page(page), Scope::Below(below)) if page == below.page => self.begin(below).await,
             (_, Scope::Below(_)) => Err(self.decline(Decline::Leaves)),
             (Start::Page(page), Scope::Whole) => self.read(page).await,
-            (Start::Root | Start::Anew | Start::Stopped(_), Scope::Whole) => self.read(self.structure().root).await,
+            (Start::Page(_), Scope::Above) => Err(self.decline(Decline::Leaves)),
+            (Start::Root | Start::Anew | Start::Resume(_), Scope::Whole | Scope::Above) => {
+                self.reached.set(self.context().structure.root_link());
+                self.read(self.context().structure.root_link()).await
+            }
         }
     }
 
-    async fn follow(&self, _from: &PageCopy, link: Link) -> Result<PageCopy, Interrupt> {
-        self.read(OneSided::target(link)?).await
+    async fn follow(&self, from: &PageCopy, link: Link, hint: Hint) -> Result<PageCopy, Interrupt> {
+        match (&self.scope, hint.way) {
+            // What is beside the page where it began may be newer in the sender's cache.
+            (Scope::Below(_), Way::Beside | Way::Moved) => Err(self.decline(Decline::Leaves)),
+            (Scope::Above, Way::Down) if from.level() <= 1 => Err(self.decline(Decline::Leaves)),
+            _ => self.read(link).await,
+        }
     }
 
-    async fn sibling(&self, from: &PageCopy, link: Link) -> Result<PageCopy, Interrupt> {
-        // What is beside the page where it began may be newer in the sender's cache.
-        if !T::WALKS_SIBLINGS && !self.is_whole() {
-            return Err(self.decline(Decline::Leaves));
+    async fn descend(&self, from: &PageCopy, link: Link, hint: Hint) -> Result<PageCopy, Interrupt> {
+        if link.remote().is_some() {
+            self.reached.set(link);
         }
-        self.follow(from, link).await
-    }
-
-    async fn follow_many(&self, from: &PageCopy, links: &[Link]) -> Vec<Result<PageCopy, Interrupt>> {
-        let mut pages = Vec::with_capacity(links.len());
-        for &link in links {
-            pages.push(self.follow(from, link).await);
-        }
-        pages
+        self.follow(from, link, hint).await
     }
 
     async fn change<'a, R>(
         &'a self,
-        pages: Vec<Self::Page<'a>>,
-        new: Vec<NewPage>,
-        f: impl FnOnce(&mut Self::Views<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        if !self.is_whole() && (pages.len() > 1 || !new.is_empty()) {
-            return Err(self.decline(Decline::Restructures));
+        pages: Pages<Self::Page<'a>>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
+    ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
+        let links: Vec<Link> = pages.iter().map(PageRef::link).collect();
+        match self.scope {
+            Scope::Whole => {}
+            Scope::Below(_) if links.len() <= 1 && pages.new_count() == 0 => {}
+            Scope::Above | Scope::Below(_) => return Err(self.decline(Decline::Restructures)),
         }
-        let at: Vec<RemotePtr> = pages.iter().map(PageRef::at).chain(new.iter().map(NewPage::at)).collect();
-        let result = self.one_sided.change(pages, new, f).await?;
-        self.changed.borrow_mut().extend(at);
+        let result = self.one_sided.change(pages, f).await?;
+        self.changed.borrow_mut().extend(links);
         Ok(result)
     }
 
-    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
-        self.require_in_scope(word)?;
-        self.one_sided.load(word).await
+    async fn install<'a>(
+        &'a self,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>),
+        word: WordPtr,
+        old: u64,
+        to: u64,
+    ) -> Result<Result<(), u64>, Interrupt> {
+        if !self.is_whole() {
+            return Err(self.decline(Decline::Restructures));
+        }
+        self.one_sided.install(new, f, word, old, to).await
     }
 
-    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
-        self.require_in_scope(word)?;
-        self.one_sided.compare_swap(word, old, new).await
+    async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
+        words.iter().try_for_each(|word| self.require_in_scope(word.page))?;
+        self.one_sided.load(words).await
     }
 
     async fn allocate(&self, class: SizeClass, _placement: Placement) -> Result<NewPage, Error> {
         if !self.is_whole() {
-            self.declined.set(Some(Decline::Restructures));
+            self.decline(Decline::Restructures);
             return Err(Error::Malformed("an operation below a page allocates"));
         }
         self.one_sided.allocate(class, Placement::Server(self.here)).await
     }
 
-    fn restructures(&self) -> Result<(), Interrupt> {
-        if self.is_whole() { Ok(()) } else { Err(self.decline(Decline::Restructures)) }
+    async fn retire<'a>(&'a self, pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
+        if !self.is_whole() {
+            return Err(self.decline(Decline::Restructures));
+        }
+        self.one_sided.retire(pages).await
     }
 }

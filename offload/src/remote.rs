@@ -5,9 +5,10 @@
 use std::future::Future;
 
 use farlink_runtime::{
+    access::{Divided, Operation, Overlap, Plugin, Region, Structure},
     error::Error,
-    operation::{Cut, Parts, Routed, Run},
-    structure::Structure,
+    operation::Run,
+    page::avalanche,
     worker::Handle,
 };
 
@@ -15,9 +16,9 @@ use crate::ship::Shipper;
 
 /// A structure on one memory server, which carries out all its operations: one two-sided exchange each.
 #[derive(Debug, Clone)]
-pub struct Remote(Shipper);
+pub struct Remote<P: Plugin>(Shipper<P>);
 
-impl Remote {
+impl<P: Plugin> Remote<P> {
     /// Sends operations on this structure to the memory server of its root, where all its pages are, and stay.
     pub fn new(worker: &Handle, structure: Structure) -> Self {
         Self(Shipper::new(worker, structure))
@@ -29,71 +30,101 @@ impl Remote {
     }
 
     /// Its way to the memory servers.
-    pub fn shipper(&self) -> &Shipper {
+    pub fn shipper(&self) -> &Shipper<P> {
         &self.0
     }
 }
 
-impl Run for Remote {
-    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+impl<P: Plugin> Run for Remote<P> {
+    type Plugin = P;
+
+    fn perform<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         self.0.ship_whole(operation)
+    }
+}
+
+/// How a structure is divided among its parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cut<R> {
+    /// Each part has a region; together they are everything.
+    Regions(Vec<R>),
+    /// Each part has the points ([`Region::point`]) of some hash values.
+    Hash,
+}
+
+impl<R: Region> Cut<R> {
+    /// The numbers of those of so many parts that have something of a region.
+    pub fn about(&self, region: &R, parts: usize) -> Vec<usize> {
+        match (self, region.point()) {
+            (Self::Regions(regions), _) => {
+                let has_some = |part: &usize| region.overlap(&regions[*part]) != Overlap::Outside;
+                (0..regions.len()).filter(has_some).collect()
+            }
+            (Self::Hash, Some(point)) => vec![(avalanche(point) % parts as u64) as usize],
+            (Self::Hash, None) => (0..parts).collect(),
+        }
     }
 }
 
 /// A structure in parts, each a structure of its own: of the coarse-grained design, or of the [hybrid](crate::Hybrid) one.
 #[derive(Debug, Clone)]
-pub struct Parted<R> {
-    parts: Vec<R>,
-    cut: Cut,
+pub struct Parted<A: Run> {
+    parts: Vec<A>,
+    cut: Cut<<A::Plugin as Plugin>::Region>,
 }
 
 /// A structure of the coarse-grained design: each part on one memory server, which carries out its operations.
-pub type PartedRemote = Parted<Remote>;
+pub type PartedRemote<P> = Parted<Remote<P>>;
 
-impl<R: Run> Parted<R> {
+impl<A: Run> Parted<A> {
     /// The structure that consists of these parts. All who use it must name the same parts, in the same order, and the same cut.
     ///
     /// # Errors
     /// [`Error::BadOption`] if there is no part, or the cut is not one of so many parts.
-    pub fn new(parts: Vec<R>, cut: Cut) -> Result<Self, Error> {
-        let fits = match &cut {
-            Cut::Range(lows) => lows.len() + 1 == parts.len() && lows.is_sorted_by(|a, b| a < b),
-            Cut::Hash => !parts.is_empty(),
+    pub fn new(parts: Vec<A>, cut: Cut<<A::Plugin as Plugin>::Region>) -> Result<Self, Error> {
+        let regions = match &cut {
+            Cut::Regions(regions) => regions.len(),
+            Cut::Hash => parts.len(),
         };
-        if fits {
+        if regions == parts.len() && regions > 0 {
             return Ok(Self { parts, cut });
         }
-        let why = format!("{} parts; there is one more than least keys, which ascend", parts.len());
+        let why = format!("{} parts for {regions} regions; there is one for each, and one at least", parts.len());
         Err(Error::BadOption { option: "parts", why })
     }
 
     /// The parts.
-    pub fn parts(&self) -> &[R] {
+    pub fn parts(&self) -> &[A] {
         &self.parts
     }
 }
 
-impl<R: Run> Parts for Parted<R> {
-    fn cut(&self) -> &Cut {
-        &self.cut
+impl<A: Run> Divided for Parted<A> {
+    type Plugin = A::Plugin;
+
+    fn about(&self, region: &<A::Plugin as Plugin>::Region) -> Vec<usize> {
+        self.cut.about(region, self.parts.len())
     }
 
-    fn count(&self) -> usize {
-        self.parts.len()
+    fn region(&self, part: usize) -> Option<&<A::Plugin as Plugin>::Region> {
+        match &self.cut {
+            Cut::Regions(regions) => regions.get(part),
+            Cut::Hash => None,
+        }
     }
 
-    async fn on<O: Routed>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
+    async fn on<O: Operation<Plugin = A::Plugin>>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
         self.parts[part].perform(operation).await
-    }
-
-    async fn on_all<O: Routed>(&self, operation: &O) -> Result<Vec<O::Output>, Error> {
-        let answers = futures_util::future::join_all(self.parts.iter().map(|part| part.perform(operation))).await;
-        answers.into_iter().collect()
     }
 }
 
-impl<R: Run> Run for Parted<R> {
-    fn perform<O: Routed>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+impl<A: Run> Run for Parted<A> {
+    type Plugin = A::Plugin;
+
+    fn perform<O: Operation<Plugin = A::Plugin>>(
+        &self,
+        operation: &O,
+    ) -> impl Future<Output = Result<O::Output, Error>> {
         operation.over(self)
     }
 }

@@ -3,30 +3,31 @@
 use std::{
     cell::{Cell, OnceCell},
     future::Future,
+    marker::PhantomData,
     rc::Rc,
     sync::atomic::AtomicU64,
 };
 
 use farlink_cache::{CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageId, Store};
 use farlink_runtime::{
-    access::{Access, Interrupt},
+    access::{Access, Context, Interrupt, Link, PageRef, Plugin},
     buffer::Buffer,
     error::Error,
     lock::LockWord,
     one_sided::{OneSided, PageCopy, Proof},
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
-    ptr::{RemotePtr, ServerId},
-    structure::{Layout, Overlap, Structure},
+    ptr::ServerId,
+    structure::{Overlap, Structure},
     worker::Handle,
 };
 
 use crate::{Cached, CachedInner};
 
-/// A structure's layout, as the cache wants it.
+/// A structure's pages, as the cache wants to know them.
 #[derive(Debug, Clone)]
-pub(crate) struct CacheLayout<T>(pub(crate) T);
+pub(crate) struct CacheLayout<P>(PhantomData<P>);
 
-impl<T: Layout> farlink_cache::Layout for CacheLayout<T> {
+impl<P: Plugin> farlink_cache::Layout for CacheLayout<P> {
     fn level(&self, page: &[AtomicU64]) -> u8 {
         identity(page).map_or(0, |identity| identity.level)
     }
@@ -34,7 +35,7 @@ impl<T: Layout> farlink_cache::Layout for CacheLayout<T> {
     #[inline]
     fn links(&self, page: &[AtomicU64]) -> impl Iterator<Item = usize> {
         let is_inner = identity(page).is_some_and(|identity| identity.level > 0);
-        is_inner.then(|| self.0.links(page)).into_iter().flatten()
+        is_inner.then(|| P::links(page)).into_iter().flatten()
     }
 }
 
@@ -44,71 +45,71 @@ pub(crate) fn identity(page: &[AtomicU64]) -> Option<Identity> {
 
 /// The cache of a compute server for the pages of one structure, shared by its workers.
 #[derive(Debug)]
-pub struct ComputeCache<T: Layout> {
-    cache: std::sync::Arc<PageCache<CacheLayout<T>>>,
-    layout: T,
-}
+pub struct ComputeCache<P: Plugin>(std::sync::Arc<PageCache<CacheLayout<P>>>);
 
-impl<T: Layout> Clone for ComputeCache<T> {
+impl<P: Plugin> Clone for ComputeCache<P> {
     fn clone(&self) -> Self {
-        Self { cache: std::sync::Arc::clone(&self.cache), layout: self.layout.clone() }
+        Self(std::sync::Arc::clone(&self.0))
     }
 }
 
-impl<T: Layout> ComputeCache<T> {
+impl<P: Plugin> ComputeCache<P> {
     /// A cache with these options.
     ///
     /// # Errors
     /// [`Error::BadOption`] if an option cannot work, [`Error::Cache`] if the system refuses the memory.
-    pub fn new(layout: T, options: CacheOptions) -> Result<Self, Error> {
-        let cache = PageCache::new(CacheLayout(layout.clone()), options).map_err(|error| match error {
+    pub fn new(options: CacheOptions) -> Result<Self, Error> {
+        let cache = PageCache::new(CacheLayout(PhantomData), options).map_err(|error| match error {
             OptionsError::Unusable { option, why } => Error::BadOption { option, why },
             error => Error::Cache(error.to_string()),
         })?;
-        Ok(Self { cache, layout })
+        Ok(Self(cache))
     }
 
     /// Access to the part of `structure` that this compute server owns, and nobody else reads or writes: all its pages are
     /// cached. Every worker of the compute server must name the same region, cut where pages are cut.
     ///
     /// # Errors
-    /// If the cache has no handle left.
-    pub fn own(&self, worker: &Handle, structure: Structure, region: T::Region) -> Result<Cached<T>, Error> {
+    /// [`Error::BadOption`] if the structure cannot be owned in such parts; [`Error::Cache`] if the cache has no handle left.
+    pub fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
+        if !P::can_own(&region) {
+            let why = format!("a {} has one owner, of all of it", P::NAME);
+            return Err(Error::BadOption { option: "region", why });
+        }
         let one_sided = OneSided::new(worker, structure, Proof::Checksum);
-        let store = RemoteStore::new(one_sided, Some((self.layout.clone(), region)));
-        Ok(Cached::new(self.handle(store)?, self.layout.clone()))
+        Ok(Cached::new(self.handle(RemoteStore::new(one_sided, Some(region)))?))
     }
 
     /// Access to a structure that any number of compute servers change: only its inner pages are cached.
     ///
     /// # Errors
     /// If the cache has no handle left.
-    pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<T>, Error> {
+    pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<P>, Error> {
         let one_sided = OneSided::new(worker, structure, proof);
         Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None))?))
     }
 
-    fn handle(&self, store: RemoteStore<T>) -> Result<CacheHandle<RemoteStore<T>, CacheLayout<T>>, Error> {
-        let seed = store.one_sided().worker().random(rand::RngExt::random);
-        self.cache.handle(store, seed).map_err(|error| Error::Cache(error.to_string()))
+    fn handle(&self, store: RemoteStore<P>) -> Result<CacheHandle<RemoteStore<P>, CacheLayout<P>>, Error> {
+        let seed = store.context().worker.random(rand::RngExt::random);
+        self.0.handle(store, seed).map_err(|error| Error::Cache(error.to_string()))
     }
 
     /// What the memory is used for.
     pub fn memory(&self) -> Memory {
-        self.cache.memory()
+        self.0.memory()
     }
 
     /// The counts of accesses that have ended; each knows its own.
     pub fn counters(&self) -> Counters {
-        self.cache.counters()
+        self.0.counters()
     }
 }
 
 #[derive(Debug)]
-struct Inner<T: Layout> {
-    one_sided: OneSided,
+struct Inner<P: Plugin> {
+    one_sided: OneSided<P>,
     /// What this compute server owns, if it owns anything.
-    owned: Option<(T, T::Region)>,
+    owned: Option<P::Region>,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
     told: OnceCell<Told>,
@@ -128,21 +129,26 @@ const NO_ROOM_MAX: u32 = 10_000;
 
 /// Remote memory, for one worker's handle of a cache.
 #[derive(Debug)]
-pub(crate) struct RemoteStore<T: Layout>(Rc<Inner<T>>);
+pub(crate) struct RemoteStore<P: Plugin>(Rc<Inner<P>>);
 
-impl<T: Layout> Clone for RemoteStore<T> {
+impl<P: Plugin> Clone for RemoteStore<P> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
     }
 }
 
-impl<T: Layout> RemoteStore<T> {
-    fn new(one_sided: OneSided, owned: Option<(T, T::Region)>) -> Self {
+impl<P: Plugin> RemoteStore<P> {
+    fn new(one_sided: OneSided<P>, owned: Option<P::Region>) -> Self {
         Self(Rc::new(Inner { one_sided, owned, no_room: Cell::new(0), told: OnceCell::new() }))
     }
 
-    pub(crate) fn one_sided(&self) -> &OneSided {
+    pub(crate) fn one_sided(&self) -> &OneSided<P> {
         &self.0.one_sided
+    }
+
+    #[inline(always)]
+    pub(crate) fn context(&self) -> &Context<P> {
+        self.0.one_sided.context()
     }
 
     /// What a failed access to the cache means for an operation. Without room it begins anew, which gives up its pages, so
@@ -159,8 +165,8 @@ impl<T: Layout> RemoteStore<T> {
     }
 
     /// What this compute server owns, if it owns anything.
-    pub(crate) fn region(&self) -> Option<&T::Region> {
-        self.0.owned.as_ref().map(|(_, region)| region)
+    pub(crate) fn region(&self) -> Option<&P::Region> {
+        self.0.owned.as_ref()
     }
 
     /// Has `told` be told what each read takes.
@@ -168,34 +174,34 @@ impl<T: Layout> RemoteStore<T> {
         let _ = self.0.told.set(Told(Box::new(told)));
     }
 
-    async fn read_page(&self, at: RemotePtr, class: SizeClass) -> Result<PageCopy, Interrupt> {
+    async fn read_page(&self, link: Link) -> Result<PageCopy, Interrupt> {
         let one_sided = &self.0.one_sided;
-        let Some(told) = self.0.told.get() else { return one_sided.read_page(at, class).await };
-        let clock = one_sided.worker().clock();
+        let Some(told) = self.0.told.get() else { return one_sided.read_page(link).await };
+        let clock = self.context().worker.clock();
         let start_ns = clock.now_ns();
-        let copy = one_sided.read_page(at, class).await?;
-        (told.0)(at.server(), clock.now_ns() - start_ns);
+        let copy = one_sided.read_page(link).await?;
+        (told.0)(copy.at().server(), clock.now_ns() - start_ns);
         Ok(copy)
     }
 
     /// Where a page lies in what is owned here.
     pub(crate) fn overlap(&self, words: &(impl farlink_runtime::words::Words + ?Sized)) -> Overlap {
-        self.0.owned.as_ref().map_or(Overlap::Inside, |(layout, region)| layout.overlap(words, region))
+        self.0.owned.as_ref().map_or(Overlap::Inside, |region| P::overlap(words, region))
     }
 }
 
-impl<T: Layout> Store for RemoteStore<T> {
+impl<P: Plugin> Store for RemoteStore<P> {
     type Buffer = Buffer;
     type Error = Interrupt;
 
     fn buffer(&self, words: usize) -> Result<Buffer, Interrupt> {
-        Ok(self.0.one_sided.worker().buffer(words)?)
+        Ok(self.context().worker.buffer(words)?)
     }
 
-    async fn read(&self, page: PageId, class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
-        let at = remote(page)?;
+    async fn read(&self, page: PageId, _class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
         self.0.no_room.set(0);
-        let copy = self.read_page(at, to_runtime(class)).await?;
+        let copy = self.read_page(link_of(page)).await?;
+        let at = copy.at();
         let words = copy.into_words();
         let is_leaf = Identity::from_word(words[IDENTITY]).is_some_and(|identity| identity.level == 0);
         match self.overlap(&*words) {
@@ -206,9 +212,11 @@ impl<T: Layout> Store for RemoteStore<T> {
     }
 
     async fn write(&self, pages: Vec<(PageId, Buffer)>) -> Vec<Result<(), Interrupt>> {
-        let worker = self.0.one_sided.worker();
+        let worker = &self.context().worker;
         let post = |(page, mut image): (PageId, Buffer)| {
-            let at = remote(page)?;
+            let Some((at, _)) = link_of(page).remote() else {
+                return Err(Error::BadPointer { word: page.get(), why: "it is no page".into() }.into());
+            };
             // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
             image[CHECKSUM] = page::checksum(&image, LockWord::from_word(image[LOCK]).version());
             Ok(worker.write_private(at, image))
@@ -225,25 +233,22 @@ impl<T: Layout> Store for RemoteStore<T> {
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        drop(self.0.one_sided.worker().spawn_to_end(task));
+        drop(self.context().worker.spawn_to_end(task));
     }
 }
 
-pub(crate) fn remote(page: PageId) -> Result<RemotePtr, Interrupt> {
-    let bad = |_| Error::BadPointer { word: page.get(), why: "it is no address".into() };
-    Ok(RemotePtr::from_raw(page.get()).map_err(bad)?)
+/// A page is cached under its link.
+pub(crate) fn link_of(page: PageId) -> Link {
+    Link::from_word(page.get())
 }
 
-pub(crate) fn page_id(at: RemotePtr) -> PageId {
-    PageId::new(at.raw()).expect("a remote pointer is neither null nor swizzled")
+/// The page that an unswizzled link leads to.
+pub(crate) fn page_id(link: Link) -> PageId {
+    PageId::new(link.word()).expect("an unswizzled link to a page")
 }
 
 pub(crate) fn to_cache(class: SizeClass) -> farlink_cache::SizeClass {
     farlink_cache::SizeClass::of_bytes(class.bytes()).expect("both crates have the same classes")
-}
-
-fn to_runtime(class: farlink_cache::SizeClass) -> SizeClass {
-    SizeClass::of_bytes(class.bytes()).expect("both crates have the same classes")
 }
 
 /// What a failed access to the cache means for an operation.

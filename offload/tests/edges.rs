@@ -2,14 +2,12 @@
 
 use farlink_offload::{Admission, CacheOptions, ComputeCache};
 use farlink_runtime::{
+    access::{Link, Plugin},
     compute::{ComputeOptions, ComputeServer},
     fabric::mem::{MemFabric, MemOptions},
     one_sided::{OneSided, Proof},
-    page::SizeClass,
-    ptr::RemotePtr,
-    structure::Layout,
 };
-use farlink_structures::btree::{BTree, BTreeLayout, BTreeOptions, KeyRange};
+use farlink_structures::btree::{BTree, BTreeOptions, KeyRange, Tree};
 use std::sync::Arc;
 
 fn options(page: usize) -> BTreeOptions {
@@ -20,7 +18,7 @@ fn options(page: usize) -> BTreeOptions {
 fn no_swizzled_word_reaches_remote_memory() {
     let cluster = MemFabric::in_process(2, 64 << 20, MemOptions::default()).unwrap();
     let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default()).unwrap();
-    let cache = ComputeCache::new(BTreeLayout, CacheOptions::new(16 << 20)).unwrap();
+    let cache = ComputeCache::<Tree>::new(CacheOptions::new(16 << 20)).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let tree = BTree::create(&worker, "t", options(256)).await.unwrap();
@@ -29,11 +27,10 @@ fn no_swizzled_word_reaches_remote_memory() {
             cached.insert(k.wrapping_mul(2654435761) % 1_000_000, k).await.unwrap();
         }
         cached.access().flush().await.unwrap();
-        let one = OneSided::new(&worker, tree.structure().clone(), Proof::Checksum);
-        let class = SizeClass::of_bytes(256).unwrap();
-        let (mut todo, mut inner, mut bad) = (vec![tree.structure().root], 0, 0);
-        while let Some(at) = todo.pop() {
-            let copy = one.read_page(at, class).await.unwrap();
+        let one = OneSided::<Tree>::new(&worker, tree.structure().clone(), Proof::Checksum);
+        let (mut todo, mut inner, mut bad) = (vec![tree.structure().root_link()], 0, 0);
+        while let Some(page) = todo.pop() {
+            let copy = one.read_page(page).await.unwrap();
             let level = farlink_runtime::access::PageRef::level(&copy);
             let words = copy.into_words();
             if level == 0 {
@@ -41,7 +38,7 @@ fn no_swizzled_word_reaches_remote_memory() {
             }
             inner += 1;
             bad += words[8..].iter().filter(|&&w| w >> 63 != 0).count();
-            todo.extend(BTreeLayout.links(&*words).map(|slot| RemotePtr::from_raw(words[slot]).unwrap()));
+            todo.extend(Tree::links(&*words).map(|slot| Link::from_word(words[slot])));
         }
         println!("{inner} inner pages, {bad} swizzled words in remote memory");
         assert_eq!(bad, 0);
@@ -56,7 +53,7 @@ fn scans_in_a_small_cache_do_not_fail() {
     for admission in [Admission::Always, Admission::Frequency, Admission::Probability { leaf: 0.1, inner: 1.0 }] {
         let mut o = CacheOptions::new(64 << 10);
         o.admission = admission;
-        let cache = ComputeCache::new(BTreeLayout, o).unwrap();
+        let cache = ComputeCache::<Tree>::new(o).unwrap();
         let worker = compute.worker().unwrap();
         worker.block_on(async {
             let tree =

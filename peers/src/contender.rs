@@ -10,7 +10,7 @@ use std::sync::{
 use anyhow::Context as _;
 use farlink_offload::{CacheOptions, Cached, ComputeCache};
 use farlink_runtime::{access::Access, error::Error, worker::Worker};
-use farlink_structures::btree::{BTree, BTreeLayout, KeyRange};
+use farlink_structures::btree::{BTree, KeyRange, Tree};
 
 use crate::{
     hand::Hand,
@@ -122,7 +122,11 @@ fn wrong(key: u64, value: Option<u64>) -> anyhow::Error {
 ///
 /// # Errors
 /// If an answer is wrong, or a lookup fails.
-pub(crate) fn look_up<A: Access + Clone + 'static>(worker: &Worker, tree: &BTree<A>, job: &Job) -> anyhow::Result<u64> {
+pub(crate) fn look_up<A: Access<Plugin = Tree> + Clone + 'static>(
+    worker: &Worker,
+    tree: &BTree<A>,
+    job: &Job,
+) -> anyhow::Result<u64> {
     let parts = job.in_flight.clamp(1, job.keys.len());
     let part_len = job.keys.len() / parts;
     if parts == 1 {
@@ -143,7 +147,12 @@ pub(crate) fn look_up<A: Access + Clone + 'static>(worker: &Worker, tree: &BTree
     })
 }
 
-async fn look_up_part<A: Access>(tree: &BTree<A>, job: &Job, first: usize, len: usize) -> anyhow::Result<u64> {
+async fn look_up_part<A: Access<Plugin = Tree>>(
+    tree: &BTree<A>,
+    job: &Job,
+    first: usize,
+    len: usize,
+) -> anyhow::Result<u64> {
     let mut ops = 0;
     loop {
         for keys in job.keys[first..first + len].chunks(BATCH) {
@@ -191,13 +200,13 @@ const ENTRIES_MIN: usize = 27;
 /// The tree's own code through farlink's cache, which holds all pages.
 struct ByCache {
     tree: Arc<LocalTree>,
-    cache: ComputeCache<BTreeLayout>,
+    cache: ComputeCache<Tree>,
 }
 
 impl ByCache {
     fn warmed_up(tree: Arc<LocalTree>, keys: &[u64]) -> anyhow::Result<Self> {
         let bytes = (keys.len() / ENTRIES_MIN / 2 * CACHE_BYTES_PER_PAGE * 11 / 10).max(1 << 20);
-        let cache = ComputeCache::new(BTreeLayout, CacheOptions::new(bytes))?;
+        let cache = ComputeCache::<Tree>::new(CacheOptions::new(bytes))?;
         let by_cache = Self { tree, cache };
         let worker = by_cache.tree.compute.worker()?;
         let tree = by_cache.open(&worker)?;
@@ -214,7 +223,7 @@ impl ByCache {
         Ok(by_cache)
     }
 
-    fn open(&self, worker: &Worker) -> anyhow::Result<BTree<Cached<BTreeLayout>>> {
+    fn open(&self, worker: &Worker) -> anyhow::Result<BTree<Cached<Tree>>> {
         Ok(BTree::over(self.cache.own(worker, self.tree.structure.clone(), KeyRange::ALL)?))
     }
 }

@@ -110,7 +110,7 @@ impl LocalTree {
             let options = BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() };
             let tree = BTree::create(&worker, "peers", options).await?;
             tree.bulk_load(entries, FILL).await?;
-            Ok::<_, farlink_runtime::error::Error>(farlink_runtime::access::Access::structure(tree.access()).clone())
+            Ok::<_, farlink_runtime::error::Error>(tree.structure().clone())
         })?;
         drop(worker);
         let server = ServerId::new(0).expect("0 is a server number");

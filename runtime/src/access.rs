@@ -1,83 +1,33 @@
-//! How an operation reaches pages, whatever lies between it and them.
+//! How a structure's code reaches pages, whatever lies between it and them: all that an author of a structure must know.
 //!
-//! A structure is written once, generic over [`Access`]; the implementation decides whether pages are read one-sided, come
-//! from a cache, or are local memory of a memory server. The duties of a structure's code:
+//! A structure is a [`Plugin`]: what the framework must know of its pages. Its [`Operation`]s are values that can be sent.
+//! They are written once, generic over [`Access`]; the implementation decides whether pages are read one-sided, come from a
+//! cache, or are local memory of a memory server. The duties of a structure's code:
 //!
 //! - It uses what it read from a page only after [`PageRef::read`] has returned it: then it was true of one moment.
 //! - It follows a link and then checks that the page is what the link promised (level, fences, bounding box) before it
-//!   goes on; if not, it moves right or returns [`Cause::Stale`].
-//! - It never panics on what a page holds: counts are clamped, sums wrap, links are checked by `follow`.
+//!   goes on; if not, it moves right or returns [`Interrupt::stale`]. Where an old page above does not show, because what
+//!   it leads to fits all the same (bounding boxes, filters), it calls [`Access::validate`] before it answers.
+//! - It never panics on what a page holds: counts are clamped, sums wrap, links are checked by [`Access::follow`].
 //! - All of one change goes through one [`Access::change`]: the pages it alters, those it adds, those it frees.
 //! - It returns [`Interrupt::Restart`] only before its first visible effect.
 
-use std::{cell::Cell, ops::Range};
+use std::{collections::VecDeque, fmt, future::Future, pin::Pin, rc::Rc};
 
-use crate::{
-    error::Error,
-    operation::Operation,
-    page::SizeClass,
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+pub use crate::{
+    change::{Pages, PagesMut, Slot},
+    interrupt::{Cause, Interrupt},
     pages::{NewPage, Placement},
     ptr::{Link, RemotePtr},
-    structure::Structure,
+    structure::{Overlap, Region, Structure},
     words::Words,
-    worker::Handle,
 };
+use crate::{error::Error, page::SizeClass, report::Report, wire::Wire, worker::Handle};
 
-/// Why an attempt begins anew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Cause {
-    /// Somebody else changed a page first.
-    #[error("somebody else changed a page first")]
-    Conflict,
-    /// A page is not what the link to it promised.
-    #[error("page {page} is not what its link promised: {why}")]
-    Stale {
-        /// The page.
-        page: RemotePtr,
-        /// What does not fit.
-        why: &'static str,
-    },
-}
-
-/// Why an attempt ends early.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Interrupt {
-    /// Begin anew from the root. Possible only before the attempt's first visible effect.
-    #[error("{0}")]
-    Restart(Cause),
-    /// Run the rest on the memory server that holds this page. Possible only before the attempt's first visible effect.
-    #[error("to be run on the memory server of page {0}")]
-    Ship(RemotePtr),
-    /// Give up.
-    #[error("{0}")]
-    Failed(Box<Error>),
-}
-
-impl From<Error> for Interrupt {
-    fn from(error: Error) -> Self {
-        Self::Failed(Box::new(error))
-    }
-}
-
-impl From<Box<Error>> for Interrupt {
-    fn from(error: Box<Error>) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl Interrupt {
-    /// The page is not what the link to it promised.
-    pub const fn stale(page: RemotePtr, why: &'static str) -> Self {
-        Self::Restart(Cause::Stale { page, why })
-    }
-
-    /// Somebody else was first.
-    pub const fn conflict() -> Self {
-        Self::Restart(Cause::Conflict)
-    }
-}
+/// Pages that [`Access::follow_each`] has on their way at a time, at most.
+const WINDOW: usize = 16;
 
 /// Where an operation begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,9 +40,45 @@ pub enum Start {
     /// At this page, below which the compute side had to stop. No link is followed, so nothing says that the page is still in
     /// use if it may have been freed: an owner's cache frees a page at once and marks it free in remote memory later. Within
     /// an operation go on from a page that is held, not from its address.
-    Page(RemotePtr),
-    /// Where [`Operation::at_once`] had to stop, as the same access has said ([`Access::stop_at`]).
-    Stopped([u64; 3]),
+    Page(Link),
+    /// Where [`Operation::try_sync`] had to stop, as the same access has said ([`FastPath::resume_at`]).
+    Resume([u64; 3]),
+}
+
+/// How a link is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hint {
+    /// Where it leads.
+    pub way: Way,
+    /// The words of the page that are read first, as pairs of first and end. An access whose pages are in local memory may
+    /// have the processor fetch just them. Nothing: the first half.
+    pub first: [(u16, u16); 3],
+}
+
+/// Where a link leads, seen from its page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// One level down.
+    Down,
+    /// To a page of the same level, as a matter of course.
+    Beside,
+    /// To a page of the same level, because the page above did not know better: a cached copy of it is old.
+    Moved,
+}
+
+impl Hint {
+    /// One level down.
+    pub const DOWN: Self = Self { way: Way::Down, first: [(0, 0); 3] };
+    /// To a page of the same level.
+    pub const BESIDE: Self = Self { way: Way::Beside, ..Self::DOWN };
+    /// To a page of the same level of which the page above does not know yet.
+    pub const MOVED: Self = Self { way: Way::Moved, ..Self::DOWN };
+
+    /// The same way; these words are read first.
+    #[inline]
+    pub const fn reading(self, first: [(u16, u16); 3]) -> Self {
+        Self { first, ..self }
+    }
 }
 
 /// A page that an operation may read.
@@ -100,8 +86,8 @@ pub trait PageRef {
     /// Its words: private, or shared with those who change them.
     type Words: Words + ?Sized;
 
-    /// Its address in remote memory.
-    fn at(&self) -> RemotePtr;
+    /// Its address and size in remote memory, as an unswizzled link.
+    fn link(&self) -> Link;
 
     /// Its level, as its identity states it.
     fn level(&self) -> u8;
@@ -115,207 +101,448 @@ pub trait PageRef {
     /// # Errors
     /// [`Interrupt::Restart`] if the page changed meanwhile.
     fn read<R>(&self, f: impl FnOnce(&Self::Words) -> R) -> Result<R, Interrupt>;
+
+    /// Its address in remote memory.
+    fn at(&self) -> RemotePtr {
+        self.link().remote().expect("a page has an address").0
+    }
 }
 
-/// The pages of one change, open for writing: first those given to [`Access::change`], then the new ones, numbered in
-/// that order. Words below [`HEADER_WORDS`](crate::page::HEADER_WORDS) belong to the framework.
-pub trait Views {
-    /// How many words `page` has.
-    fn count(&self, page: usize) -> usize;
-
-    /// A word of `page`, as changed so far. Words of a new page are zero at first.
-    fn word(&self, page: usize, index: usize) -> u64;
-
-    /// Sets a word of `page`.
-    fn set(&mut self, page: usize, index: usize, word: u64);
-
-    /// Says what `page` is from now on: needed for each new page, and when a page changes its level in place.
-    fn describe(&mut self, page: usize, level: u8, kind: u8);
-
-    /// Frees `page`, which this change unlinks: it becomes unreadable with the change, and is reused after a grace period.
-    fn free(&mut self, page: usize);
+/// A word that [`Access::install`] changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WordPtr {
+    /// The page that holds it, made with [`PagesMut::describe_words`].
+    pub page: Link,
+    /// Its position there.
+    pub index: usize,
 }
 
-/// A way to reach the pages of one structure; see the [module](self).
+/// What an access has of its worker and its structure.
+#[derive(Debug)]
+pub struct Context<P: Plugin> {
+    /// The worker that it runs on.
+    pub worker: Handle,
+    /// The structure whose pages these are.
+    pub structure: Structure,
+    /// What the structure's code keeps between operations.
+    pub local: P::Local,
+}
+
+impl<P: Plugin> Context<P> {
+    /// Of a worker and a structure, with nothing kept yet.
+    pub fn new(worker: &Handle, structure: Structure) -> Self {
+        Self { worker: worker.clone(), structure, local: P::Local::default() }
+    }
+}
+
+/// For each handle what it keeps begins anew.
+impl<P: Plugin> Clone for Context<P> {
+    fn clone(&self) -> Self {
+        Self::new(&self.worker, self.structure.clone())
+    }
+}
+
+/// What an access can do without suspending, because pages are in local memory. All of it can be left out.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
-pub trait Access: Sized {
+pub trait FastPath: Sized {
     /// A page, held for reading.
     type Page<'a>: PageRef
     where
         Self: 'a;
+
+    /// Whether it makes use of what structures learn of their pages, to have the processor fetch the right words.
+    const PREFETCHES: bool = false;
+
+    /// The root, if it is cached and no other task is ready. Never suspends.
+    fn try_open(&self) -> Option<Self::Page<'_>> {
+        None
+    }
+
+    /// [`Access::follow`], if the page is cached and no other task is ready. `None` says nothing about the link. Never
+    /// suspends.
+    fn try_follow<'a>(&'a self, _from: &Self::Page<'a>, _link: Link, _hint: Hint) -> Option<Self::Page<'a>> {
+        None
+    }
+
+    /// Where an operation goes on that has come to this page without suspending, and now has to wait.
+    fn resume_at(&self, _page: &Self::Page<'_>) -> Start {
+        Start::Root
+    }
+
+    /// The next read of `page` needs these words. May have the processor fetch them, and let other operations run meanwhile.
+    async fn prefetch<'a>(&'a self, _page: &Self::Page<'a>, _words: [(u16, u16); 2]) {}
+}
+
+/// A way to reach the pages of one structure; see the [module](self).
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Access: FastPath {
+    /// The structure's plug-in.
+    type Plugin: Plugin;
     /// Pages open for writing.
-    type Views<'a>: Views
+    type PagesMut<'a>: PagesMut
     where
         Self: 'a;
 
-    /// Whether this access is to level 0 alone, and the levels above are changed elsewhere: a structure then changes level 0
-    /// without the pages above, and sends after it what is to be done there ([`Access::change_below`]).
-    const IS_BELOW: bool = false;
-
-    /// The worker that this access runs on.
-    fn worker(&self) -> &Handle;
-
-    /// The structure whose pages these are.
-    fn structure(&self) -> &Structure;
+    /// The worker, the structure, and what the handle keeps.
+    fn context(&self) -> &Context<Self::Plugin>;
 
     /// The page where an operation begins. Suspends for a remote access.
     ///
     /// # Errors
     /// As [`Access::follow`].
-    async fn enter(&self, start: Start) -> Result<Self::Page<'_>, Interrupt>;
+    async fn open(&self, start: Start) -> Result<Self::Page<'_>, Interrupt>;
 
-    /// The page where an operation begins, if it is at hand and nothing is gained by letting other operations run before one
-    /// goes on. Never suspends.
-    fn root_at_hand(&self) -> Option<Self::Page<'_>> {
-        None
-    }
-
-    /// The page that `link`, read from `from`, leads to. Suspends for a remote access, if the page is not at hand.
+    /// The page that `link`, read from `from`, leads to. Never ends the attempt in favour of another machine. Suspends for a
+    /// remote access, if the page is not cached.
     ///
     /// # Errors
     /// [`Interrupt::Restart`] if the page was freed or belongs to another structure by now; [`Interrupt::Failed`] if the
     /// link leads nowhere, the page is damaged or corrupt, or the fabric fails.
-    async fn follow<'a>(&'a self, from: &Self::Page<'a>, link: Link) -> Result<Self::Page<'a>, Interrupt>;
+    async fn follow<'a>(&'a self, from: &Self::Page<'a>, link: Link, hint: Hint) -> Result<Self::Page<'a>, Interrupt>;
 
-    /// [`Access::follow`] for a link to a page of the same level. An access that treats levels differently has to know.
+    /// [`Access::follow`] where *all that is left of the operation* lies below `link`: it may be run by the memory server of that
+    /// page, from that page on, in place of the rest of this attempt.
     ///
     /// # Errors
-    /// As [`Access::follow`].
-    async fn sibling<'a>(&'a self, from: &Self::Page<'a>, link: Link) -> Result<Self::Page<'a>, Interrupt> {
-        self.follow(from, link).await
+    /// As [`Access::follow`]; what else it returns is handed on by `?`.
+    async fn descend<'a>(&'a self, from: &Self::Page<'a>, link: Link, hint: Hint) -> Result<Self::Page<'a>, Interrupt> {
+        self.follow(from, link, hint).await
     }
 
-    /// [`Access::follow`], with a hint: these words of the page are read first. An access whose pages are in local memory may
-    /// have the processor fetch just them.
-    ///
-    /// # Errors
-    /// As [`Access::follow`].
-    async fn follow_for<'a>(
+    /// Follows any number of links of any pages, several at a time; results come as pages arrive, one for each link. More
+    /// links can be added meanwhile.
+    fn follow_each<'a>(&'a self, links: impl IntoIterator<Item = (Rc<Self::Page<'a>>, Link)>) -> Each<'a, Self> {
+        let mut each = Each { access: self, waiting: VecDeque::new(), running: FuturesUnordered::new(), count: 0 };
+        for (from, link) in links {
+            each.push(from, link);
+        }
+        each
+    }
+
+    /// Runs an operation below each of several links of a page: on the memory servers of those that are not here, all at the
+    /// same time; of the others it returns the pages, for the caller to go on from. A result for each link.
+    async fn fork<'a, O: Operation<Plugin = Self::Plugin>>(
         &'a self,
-        from: &Self::Page<'a>,
-        link: Link,
-        _words: [Range<usize>; 3],
-    ) -> Result<Self::Page<'a>, Interrupt> {
-        self.follow(from, link).await
+        from: &Rc<Self::Page<'a>>,
+        links: &[Link],
+        _part: &O,
+    ) -> Vec<Result<Forked<Self::Page<'a>, O::Output>, Interrupt>> {
+        let pages = self.follow_each(links.iter().map(|&link| (Rc::clone(from), link))).all().await;
+        pages.into_iter().map(|page| page.map(Forked::Page)).collect()
     }
 
-    /// [`Access::follow_for`] for those who do not want to wait: the page, if it is at hand and nothing is gained by letting
-    /// other operations run before it is read. `None` says nothing about the link. Never suspends.
-    fn at_hand<'a>(&'a self, _from: &Self::Page<'a>, _link: Link, _words: [Range<usize>; 3]) -> Option<Self::Page<'a>> {
-        None
-    }
-
-    /// Where an operation goes on that has come to this page without waiting, and now has to wait. At the root, unless the
-    /// access can tell a better place.
-    fn stop_at(&self, _page: &Self::Page<'_>) -> Start {
-        Start::Root
-    }
-
-    /// A hint: the next read of `page` needs these words. An access whose pages are in local memory may have the processor
-    /// fetch them and let other operations run meanwhile.
-    async fn expect<'a>(&'a self, _page: &Self::Page<'a>, _words: [Range<usize>; 2]) {}
-
-    /// Where the structure's code keeps what it learns of its pages for [`Access::follow_for`]; zero at first, and never
-    /// looked at by others. `None` if this access has no use for such hints.
-    fn notes(&self) -> Option<&Cell<[u64; 2]>> {
-        None
-    }
-
-    /// Said before the first visible effect of an operation that tidies up behind it, changing more than one page. An access
-    /// that only changes single pages has the operation run elsewhere.
+    /// That each of these pages was, at some moment since the attempt began, as it was read. Takes one round trip where pages
+    /// may be older than the attempt, none elsewhere.
     ///
     /// # Errors
-    /// [`Interrupt::Restart`] if it cannot be done here.
-    fn restructures(&self) -> Result<(), Interrupt> {
+    /// [`Interrupt::Restart`] if one was not: cached copies are renewed, the next attempt meets newer ones.
+    async fn validate<'a>(&'a self, _pages: &[&Self::Page<'a>]) -> Result<(), Interrupt> {
         Ok(())
     }
 
-    /// [`Access::follow`] for several links of one page at once; remote accesses overlap. A result for each link.
-    async fn follow_many<'a>(&'a self, from: &Self::Page<'a>, links: &[Link])
-    -> Vec<Result<Self::Page<'a>, Interrupt>>;
-
-    /// Changes all these pages and writes the new ones, or does nothing: `f` sets words of their views, the change takes
-    /// effect if none of `pages` has changed since it was read, and readers see all of each page or nothing. New pages
-    /// are complete before a page that links to them is.
+    /// Changes all these pages, writes the new ones and frees some, or does nothing. `f` sets words; the change takes effect if
+    /// no page has changed since it was read (but for those [as they are](Pages::add_current)); readers see all of each page or
+    /// nothing. New pages are complete before a page that links to them is. Returns the pages as they are after it.
     ///
     /// Suspends for remote accesses. If the returned future is dropped, the change is carried out or not, but never left
-    /// half-done.
+    /// half-done. If `f` panics, nothing is changed.
     ///
     /// # Errors
     /// [`Interrupt::Restart`] if somebody else was first: nothing was changed, and `f`'s result and the new pages are
-    /// dropped. `f` may then have been called or not.
+    /// dropped. `f` may then have been called or not. [`Error::PageTwice`] if a page is named twice.
     async fn change<'a, R>(
         &'a self,
-        pages: Vec<Self::Page<'a>>,
-        new: Vec<NewPage>,
-        f: impl FnOnce(&mut Self::Views<'a>) -> R,
-    ) -> Result<R, Interrupt>;
+        pages: Pages<Self::Page<'a>>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
+    ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt>;
 
-    /// [`Access::change`] for one page, as it is when the change is made: it may have changed since it was read, and `f`
-    /// looks again at what it relies on, the page's level included. Spares writers of one page the retries where the access
-    /// can queue them. `f` frees no page.
+    /// Writes new pages, whose words `f` sets, and then replaces one word if it is `old`, without a lock: for latch-free
+    /// structures. Neither is ever changed by [`Access::change`]. One round trip if the fabric keeps order and all are on one
+    /// memory server, else two. If the word is not `old`, the pages are free again, and the word comes back.
     ///
     /// # Errors
-    /// As [`Access::change`].
-    async fn alter<'a, R>(
+    /// [`Error::NotCoherent`] over an access that could not tell others; or if the fabric fails.
+    async fn install<'a>(
         &'a self,
-        page: Self::Page<'a>,
-        f: impl FnOnce(&mut Self::Views<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        self.change(vec![page], vec![], f).await
-    }
-
-    /// [`Access::change`] of pages of level 0, and after it an operation on the levels above, which is run even if the returned
-    /// future is dropped. Whether that succeeds has no influence on the result: pages of level 0 are found without it.
-    ///
-    /// # Errors
-    /// As [`Access::change`].
-    async fn change_below<'a, R, O: Operation + 'static>(
-        &'a self,
-        pages: Vec<Self::Page<'a>>,
         new: Vec<NewPage>,
-        f: impl FnOnce(&mut Self::Views<'a>) -> R,
-        above: O,
-    ) -> Result<R, Interrupt> {
-        let result = self.change(pages, new, f).await?;
-        self.send_above(above);
-        Ok(result)
-    }
+        f: impl FnOnce(&mut Self::PagesMut<'a>),
+        word: WordPtr,
+        old: u64,
+        to: u64,
+    ) -> Result<Result<(), u64>, Interrupt>;
 
-    /// Has an operation run on the levels above, some time. For what a page of level 0 shows to be missing there.
-    fn send_above<O: Operation + 'static>(&self, _operation: O) {}
-
-    /// Whether `link`, read from a page, leads to `page`. Links are not to be compared: one that leads to a cached page has
-    /// another form.
-    fn leads_to(&self, link: Link, page: &Self::Page<'_>) -> bool {
-        link == page.at().into()
-    }
-
-    /// Reads one word of a page, unvalidated: for latch-free structures.
+    /// Reads words that [`Access::install`] changes, in one round trip.
     ///
     /// # Errors
-    /// If the pointer is not one to a word of a page, or the fabric fails.
-    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt>;
+    /// As [`Access::install`]; and if a pointer is not one to a word of a page.
+    async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt>;
 
-    /// Replaces one word of a page if it is `old`; returns the word before. No lock and no checksum: for latch-free
-    /// structures, on pages of their own.
-    ///
-    /// # Errors
-    /// As [`Access::load`].
-    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt>;
-
-    /// A new page. Suspends only when this compute server has none left.
+    /// A new page. Dropped unlinked, it is free again. Suspends only when this compute server has none left.
     ///
     /// # Errors
     /// If no memory server has room, or the fabric fails.
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error>;
+
+    /// Frees pages that an [`Access::install`] has unlinked, and that never change: all in one round trip.
+    ///
+    /// # Errors
+    /// As [`Access::install`].
+    async fn retire<'a>(&'a self, pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt>;
+
+    /// Whether `link`, read from a page, leads to `page`. Links are not to be compared: one that leads to a cached page has
+    /// another form.
+    fn leads_to(&self, link: Link, page: &Self::Page<'_>) -> bool {
+        link == page.link()
+    }
+}
+
+/// What became of an operation that was to be run below a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Forked<P, T> {
+    /// It is for the caller to do, from this page on.
+    Page(P),
+    /// It was done elsewhere.
+    Done(T),
+}
+
+type Following<'a, P> = Pin<Box<dyn Future<Output = (usize, Result<P, Interrupt>)> + 'a>>;
+
+/// Pages on their way: see [`Access::follow_each`].
+pub struct Each<'a, A: Access> {
+    access: &'a A,
+    waiting: VecDeque<(usize, Rc<A::Page<'a>>, Link)>,
+    running: FuturesUnordered<Following<'a, A::Page<'a>>>,
+    count: usize,
+}
+
+impl<A: Access> fmt::Debug for Each<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { waiting, running, .. } = self;
+        write!(f, "Each({} on their way, {} waiting)", running.len(), waiting.len())
+    }
+}
+
+impl<'a, A: Access> Each<'a, A> {
+    /// Adds a link to be followed; returns its number, counted from 0.
+    pub fn push(&mut self, from: Rc<A::Page<'a>>, link: Link) -> usize {
+        self.waiting.push_back((self.count, from, link));
+        self.count += 1;
+        self.count - 1
+    }
+
+    /// The next page to arrive, with the number of its link; `None` once all have.
+    pub async fn next(&mut self) -> Option<(usize, Result<A::Page<'a>, Interrupt>)> {
+        while self.running.len() < WINDOW {
+            let Some((number, from, link)) = self.waiting.pop_front() else { break };
+            let access = self.access;
+            self.running.push(Box::pin(async move { (number, access.follow(&from, link, Hint::DOWN).await) }));
+        }
+        self.running.next().await
+    }
+
+    /// All pages, in the order of their links.
+    pub async fn all(mut self) -> Vec<Result<A::Page<'a>, Interrupt>> {
+        let mut pages: Vec<_> = (0..self.count).map(|_| None).collect();
+        while let Some((number, page)) = self.next().await {
+            pages[number] = Some(page);
+        }
+        pages.into_iter().flatten().collect()
+    }
+}
+
+/// Makes one answer of those of several parts of a structure.
+pub trait Merge: Sized {
+    /// Adds what another part has answered.
+    fn merge(&mut self, other: Self);
+}
+
+impl Merge for () {
+    fn merge(&mut self, (): Self) {}
+}
+
+/// A sum.
+impl Merge for u64 {
+    fn merge(&mut self, other: Self) {
+        *self = self.wrapping_add(other);
+    }
+}
+
+/// Whether any part says so.
+impl Merge for bool {
+    fn merge(&mut self, other: Self) {
+        *self |= other;
+    }
+}
+
+/// What the first part has that has something.
+impl<T> Merge for Option<T> {
+    fn merge(&mut self, other: Self) {
+        if self.is_none() {
+            *self = other;
+        }
+    }
+}
+
+/// One after the other.
+impl<T> Merge for Vec<T> {
+    fn merge(&mut self, other: Self) {
+        self.extend(other);
+    }
+}
+
+impl<A: Merge, B: Merge> Merge for (A, B) {
+    fn merge(&mut self, other: Self) {
+        self.0.merge(other.0);
+        self.1.merge(other.1);
+    }
+}
+
+/// The part of a structure that an operation is about.
+pub type RegionOf<O> = <<O as Operation>::Plugin as Plugin>::Region;
+
+/// A request to a structure, as a value: it runs here, or is sent and runs there.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Operation: Wire + Clone + 'static {
+    /// What it answers.
+    type Output: Wire + Merge + 'static;
+    /// The structure's plug-in: over the access of another one it does not compile.
+    type Plugin: Plugin;
+    /// Its name among the plug-in's operations. It is sent as a number made of both names.
+    const NAME: &'static str;
+    /// Whether it changes nothing. Then it can be done again if a memory server is lost with it, and nobody need know.
+    const READS_ONLY: bool = false;
+
+    /// What of the structure it is about, where it begins: whoever routes it asks this, and nothing else.
+    fn scope(&self) -> RegionOf<Self>;
+
+    /// Takes back what it asks for beyond the size of one message. Called where it comes from afar.
+    fn limit(&mut self) {}
+
+    /// The answer, if all pages that it takes are cached and nothing is to be changed. Tried before [`Operation::run`], for it
+    /// spares what suspending takes: a future's variables are places in memory.
+    ///
+    /// # Errors
+    /// If something has to be waited for: where [`Operation::run`] begins, which may be where this has stopped.
+    fn try_sync<A: Access<Plugin = Self::Plugin>>(&self, _access: &A) -> Result<Self::Output, Start> {
+        Err(Start::Root)
+    }
+
+    /// One attempt. The first visible effect is also the last thing that can be interrupted.
+    ///
+    /// # Errors
+    /// [`Interrupt`] says whether to begin anew, to ship, or to give up.
+    async fn run<A: Access<Plugin = Self::Plugin>>(&self, access: &A, from: Start) -> Result<Self::Output, Interrupt>;
+
+    /// Runs it over a structure in parts. If not said otherwise, all parts that it is about are asked at the same time, and
+    /// their answers merged.
+    ///
+    /// # Errors
+    /// What it failed with.
+    async fn over<D: Divided<Plugin = Self::Plugin>>(&self, parts: &D) -> Result<Self::Output, Error> {
+        over_all(self, parts).await
+    }
+}
+
+/// Asks all parts that an operation is about, at the same time, and merges their answers: what [`Operation::over`] does if not
+/// said otherwise.
+///
+/// # Errors
+/// What the first of those that failed failed with.
+pub async fn over_all<O: Operation, D: Divided<Plugin = O::Plugin>>(
+    operation: &O,
+    parts: &D,
+) -> Result<O::Output, Error> {
+    let about = parts.about(&operation.scope());
+    if let &[part] = &*about {
+        return parts.on(part, operation).await;
+    }
+    let answers = futures_util::future::join_all(about.iter().map(|&part| parts.on(part, operation))).await;
+    let mut answers = answers.into_iter();
+    let mut first = answers.next().ok_or(Error::Malformed("an operation is about no part of its structure"))??;
+    for answer in answers {
+        first.merge(answer?);
+    }
+    Ok(first)
+}
+
+/// A structure in several parts, each a structure of its own.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Divided {
+    /// Their plug-in.
+    type Plugin: Plugin;
+
+    /// The numbers of the parts that have something of a region.
+    fn about(&self, region: &<Self::Plugin as Plugin>::Region) -> Vec<usize>;
+
+    /// The region of a part; `None` if parts are cut by hash.
+    fn region(&self, part: usize) -> Option<&<Self::Plugin as Plugin>::Region>;
+
+    /// Runs an operation on one of them.
+    ///
+    /// # Errors
+    /// What it failed with.
+    async fn on<O: Operation<Plugin = Self::Plugin>>(&self, part: usize, operation: &O) -> Result<O::Output, Error>;
+}
+
+/// What a [`Plugin`] names its operations to: memory servers can carry out those.
+pub trait Operations<P: Plugin> {
+    /// Adds one.
+    ///
+    /// # Panics
+    /// If the plug-in has another one of the same name.
+    fn add<O: Operation<Plugin = P>>(&mut self) -> &mut Self;
+}
+
+/// A structure: all that the rest of farlink wants of it. Its functions cope with any words: a page may be looked at while it
+/// changes.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Plugin: Copy + Default + fmt::Debug + Send + Sync + 'static {
+    /// What it is called, in the catalog too: no two plug-ins of a cluster have the same name. 1 to 64 bytes.
+    const NAME: &'static str;
+    /// The sizes that its root can have, in bytes: powers of two.
+    const ROOT_BYTES: std::ops::RangeInclusive<usize>;
+    /// A part of it that somebody can own: a key range, a box, a set of hashes, all.
+    type Region: Region;
+    /// What a handle keeps between operations: hints, a cached directory.
+    type Local: Default + fmt::Debug;
+
+    /// The position of each link of a page above level 0 to a page one level below, the only link to it that is named. Links
+    /// to siblings are not among them, nor words that are no links.
+    fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize>;
+
+    /// The part of the structure that is below one of those links. `None` if the page does not tell: operations are never
+    /// shipped from there.
+    fn below(_page: &(impl Words + ?Sized), _link: usize) -> Option<Self::Region> {
+        None
+    }
+
+    /// Whether what belongs to the page (its fences, its bounding box) lies in a region.
+    fn overlap(page: &(impl Words + ?Sized), region: &Self::Region) -> Overlap;
+
+    /// Whether one compute server can own such a region: others may be there only together with all the rest.
+    fn can_own(_region: &Self::Region) -> bool {
+        true
+    }
+
+    /// Sets the words of an empty structure's root.
+    fn create(pages: &mut impl PagesMut, root: Slot, structure: &Structure);
+
+    /// Names its operations.
+    fn operations(to: &mut impl Operations<Self>);
+
+    /// Looks at every page. Nobody may change the structure meanwhile.
+    ///
+    /// # Errors
+    /// If the root cannot be read, or the fabric fails. What is wrong with the structure is in the report.
+    async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error>;
 }
 
 /// Frees a page that is unlinked already: of a structure whose pages are unlinked one by one, or one that never was linked.
 ///
 /// # Errors
 /// [`Interrupt::Restart`] if the page is changed or freed meanwhile.
-pub async fn free<A: Access>(access: &A, page: RemotePtr) -> Result<(), Interrupt> {
-    let page = access.enter(Start::Page(page)).await?;
-    access.change(vec![page], vec![], |views| views.free(0)).await
+pub async fn free<A: Access>(access: &A, page: Link) -> Result<(), Interrupt> {
+    let mut pages = Pages::new();
+    let page = pages.add(access.open(Start::Page(page)).await?);
+    access.change(pages, |pages| pages.free(page)).await.map(drop)
 }

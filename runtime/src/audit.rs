@@ -7,14 +7,13 @@
 use std::{collections::HashSet, hash::BuildHasher};
 
 use crate::{
-    access::Access,
     error::Error,
     layout::CHUNK_BYTES,
     lock::{LockState, LockWord},
-    one_sided::OneSided,
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF},
     pages::{self, ChunkState},
-    ptr::RemotePtr,
+    ptr::{Link, RemotePtr},
+    structure::Structure,
     worker::Handle,
 };
 
@@ -58,20 +57,24 @@ pub async fn memory(worker: &Handle) -> Result<Memory, Error> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Audit {
     /// Live pages of the structure that were not reached.
-    pub leaked: Vec<RemotePtr>,
+    pub leaked: Vec<Link>,
     /// Reached pages whose bits say that they are free.
-    pub reached_but_free: Vec<RemotePtr>,
+    pub reached_but_free: Vec<Link>,
     /// Pages, of any structure, that are neither live nor in a bitmap: held by compute servers, or lost with one.
     pub held: u64,
 }
 
-/// Audits the structure behind `access`, whose pages are `reachable`, and which must not be changed meanwhile.
+/// Audits a structure, whose pages are its descriptor and those that are `reachable`, and which must not be changed meanwhile.
 ///
 /// # Errors
 /// If the fabric fails.
-pub async fn audit(access: &OneSided, reachable: &HashSet<RemotePtr, impl BuildHasher>) -> Result<Audit, Error> {
+pub async fn audit(
+    worker: &Handle,
+    structure: &Structure,
+    reachable: &HashSet<RemotePtr, impl BuildHasher>,
+) -> Result<Audit, Error> {
     let mut audit = Audit::default();
-    let worker = access.worker();
+    let descriptor = structure.descriptor.and_then(Link::remote).map(|(at, _)| at);
     for geometry in &worker.compute().geometry {
         for (chunk, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
             let Some(ChunkState { class, .. }) = ChunkState::from_word(entry[0]) else { continue };
@@ -87,7 +90,8 @@ pub async fn audit(access: &OneSided, reachable: &HashSet<RemotePtr, impl BuildH
                 for (index, at, read) in reads {
                     let header = read.await?;
                     let is_free = bitmap[index / 64] >> (index % 64) & 1 == 1;
-                    classify(&mut audit, access, at, &header, is_free, reachable.contains(&at));
+                    let is_reached = reachable.contains(&at) || descriptor == Some(at);
+                    classify(&mut audit, structure, Link::to(at, class), &header, is_free, is_reached);
                 }
             }
         }
@@ -95,13 +99,14 @@ pub async fn audit(access: &OneSided, reachable: &HashSet<RemotePtr, impl BuildH
     Ok(audit)
 }
 
-fn classify(audit: &mut Audit, access: &OneSided, at: RemotePtr, header: &[u64], is_free: bool, reached: bool) {
+fn classify(audit: &mut Audit, structure: &Structure, link: Link, header: &[u64], is_free: bool, reached: bool) {
+    let Some((at, _)) = link.remote() else { return };
     let live = header[SELF] == at.raw() && LockWord::from_word(header[LOCK]).state() != LockState::Free;
-    let ours = Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == access.structure().id);
+    let ours = Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == structure.id);
     match (reached, is_free) {
-        (true, true) => audit.reached_but_free.push(at),
+        (true, true) => audit.reached_but_free.push(link),
         (true, false) => {}
-        (false, _) if live && ours => audit.leaked.push(at),
+        (false, _) if live && ours => audit.leaked.push(link),
         (false, true) => {}
         (false, false) => audit.held += u64::from(!live),
     }

@@ -5,95 +5,208 @@
 //! one name. The others are entries:
 //!
 //! ```text
-//! word 4      kind of the structure, 0 = no entry       (head: the next structure id)
-//! word 5      structure id:32 | 0:16 | spread:8 | size class:8
+//! word 4      number of the plug-in's name, 0 = no entry       (head: the next structure id)
+//! word 5      structure id:32 | length of the name:16 | spread:8 | size class of the root:8
 //! word 6      root page
-//! word 7      length of the name
+//! word 7      link to the descriptor page
 //! word 8..16  name, zero-padded UTF-8
 //! ```
+//!
+//! Each structure has a descriptor, a page of its own of 4 KiB:
+//!
+//! ```text
+//! word 4      length of the plug-in's name
+//! word 5..13  name of the plug-in, zero-padded UTF-8
+//! word 13..21 options, as the plug-in understands them
+//! word 32     epoch of the partition map; the words from there on are its own
+//! ```
+
+use std::collections::HashSet;
 
 use crate::{
-    access::{Access, Interrupt, PageRef, Start, Views, free},
+    access::{Access, Each, Interrupt, NewPage, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
+    audit,
     error::Error,
     layout::{CATALOG_CLASS, CATALOG_PAGES, catalog_page_at},
-    one_sided::{OneSided, OneSidedViews, PageCopy, Proof},
+    one_sided::{OneSided, PageCopy, Proof},
     operation::retry,
-    page::{Identity, SizeClass, StructureId, seal},
+    page::{HEADER_WORDS, Identity, SizeClass, StructureId, seal},
     pages::{self, Placement},
-    ptr::RemotePtr,
-    structure::{Placed, Spread, Structure},
+    ptr::Link,
+    report::Report,
+    structure::{OPTIONS, Overlap, Placed, Spread, Structure},
+    words::Words,
     worker::Handle,
 };
 
 const CATALOG_ID: StructureId = StructureId(0);
 const CATALOG_KIND: u8 = 0xca;
 const WORDS: usize = CATALOG_CLASS.words();
-const KIND: usize = 4;
+const KIND: usize = HEADER_WORDS;
 const NUMBER: usize = 5;
 const ROOT: usize = 6;
-const NAME_LENGTH: usize = 7;
+const DESCRIPTOR: usize = 7;
 const NAME: usize = 8;
-/// The longest name, in bytes.
+/// The longest name, in bytes: of a structure, and of a plug-in.
 pub const NAME_BYTES_MAX: usize = (WORDS - NAME) * 8;
+const NAME_WORDS: usize = NAME_BYTES_MAX / 8;
+
+/// The size of a descriptor page.
+pub const DESCRIPTOR_CLASS: SizeClass = match SizeClass::of_bytes(4096) {
+    Some(class) => class,
+    None => panic!("4 KiB is a size class"),
+};
+const DESCRIPTOR_KIND: u8 = 0xde;
+const KIND_LENGTH: usize = HEADER_WORDS;
+const KIND_NAME: usize = KIND_LENGTH + 1;
+const OPTION: usize = KIND_NAME + NAME_WORDS;
+
+/// The catalog's own pages, as those of a structure.
+#[derive(Debug, Clone, Copy, Default)]
+struct Catalog;
+
+impl Plugin for Catalog {
+    const NAME: &'static str = "catalog";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = CATALOG_CLASS.bytes()..=CATALOG_CLASS.bytes();
+    type Region = ();
+    type Local = ();
+
+    fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        std::iter::empty()
+    }
+
+    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
+        Overlap::Inside
+    }
+
+    fn create(_pages: &mut impl PagesMut, _root: Slot, _structure: &Structure) {}
+
+    fn operations(_to: &mut impl Operations<Self>) {}
+
+    async fn check<A: Access<Plugin = Self>>(_access: &A) -> Result<Report, Error> {
+        Ok(Report::default())
+    }
+}
 
 pub(crate) fn empty_page(index: usize) -> [u64; WORDS] {
     let mut page = [0; WORDS];
     if index == 0 {
         page[KIND] = 1;
     }
-    let identity = Identity { structure: CATALOG_ID, level: 0, class: CATALOG_CLASS, kind: CATALOG_KIND };
+    let identity =
+        Identity { structure: CATALOG_ID, level: 0, class: CATALOG_CLASS, kind: CATALOG_KIND, is_words: false };
     seal(&mut page, catalog_page_at(index), identity, 0);
     page
 }
 
-fn access(worker: &Handle) -> OneSided {
+fn access(worker: &Handle) -> OneSided<Catalog> {
     let structure = Structure {
         id: CATALOG_ID,
         name: "catalog".into(),
-        kind: 0,
+        kind: Catalog::NAME.into(),
         class: CATALOG_CLASS,
         root: catalog_page_at(0),
         spread: Spread::default(),
+        descriptor: None,
+        options: [0; OPTIONS],
     };
     OneSided::new(worker, structure, Proof::Checksum)
 }
 
-async fn read_all(access: &OneSided) -> Result<Vec<PageCopy>, Interrupt> {
+async fn read_each<A: Access>(
+    access: &A,
+    links: impl IntoIterator<Item = Link>,
+) -> Result<Vec<A::Page<'_>>, Interrupt> {
+    // One-sided access looks at the link alone.
+    let root = std::rc::Rc::new(access.open(Start::Root).await?);
+    let pages: Each<'_, A> = access.follow_each(links.into_iter().map(|link| (std::rc::Rc::clone(&root), link)));
+    pages.all().await.into_iter().collect()
+}
+
+/// An entry of the catalog, which names a descriptor.
+#[derive(Debug, Clone)]
+struct Entry {
+    structure: Structure,
+    kind: u64,
+    descriptor: Link,
+}
+
+/// The head and all entries.
+async fn read_all(access: &OneSided<Catalog>) -> Result<Vec<PageCopy>, Interrupt> {
     // The head first: a change that is locked from this copy of it has seen every entry as it is.
-    let mut pages = vec![access.enter(Start::Root).await?];
-    let entries: Vec<RemotePtr> = (1..CATALOG_PAGES).map(catalog_page_at).collect();
-    for entry in access.read_pages(&entries, CATALOG_CLASS).await {
-        pages.push(entry?);
-    }
+    let mut pages = vec![access.open(Start::Root).await?];
+    let entries = (1..CATALOG_PAGES).map(|index| Link::to(catalog_page_at(index), CATALOG_CLASS));
+    pages.extend(read_each(access, entries).await?);
     Ok(pages)
 }
 
-/// The structure that an entry describes; `None` for an empty one.
-fn decode(words: &[u64], at: RemotePtr) -> Result<Option<Structure>, Error> {
+fn read_name(words: &(impl Words + ?Sized), first: usize, length: u64) -> Option<String> {
+    let bytes: Vec<u8> = (first..first + NAME_WORDS).flat_map(|index| words.word(index).to_le_bytes()).collect();
+    let bytes = bytes.get(..usize::try_from(length).ok()?)?;
+    String::from_utf8(bytes.to_vec()).ok()
+}
+
+fn write_name(pages: &mut impl PagesMut, slot: Slot, first: usize, name: &str) {
+    let mut bytes = [0; NAME_BYTES_MAX];
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    for (index, bytes) in bytes.chunks_exact(8).enumerate() {
+        pages.set(slot, first + index, u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
+    }
+}
+
+/// What an entry says; `None` for an empty one.
+fn decode(words: &[u64], at: crate::ptr::RemotePtr) -> Result<Option<Entry>, Error> {
     let wrong = |why| Err(Error::Inconsistent { page: at, why });
     if words[KIND] == 0 {
         return Ok(None);
     }
-    let Ok(kind) = u32::try_from(words[KIND]) else { return wrong("a catalog entry has no valid kind") };
-    let Some(class) = SizeClass::from_index(words[NUMBER] as u8) else {
+    let number = words[NUMBER];
+    let Some(class) = SizeClass::from_index(number as u8) else {
         return wrong("a catalog entry has no valid page size");
     };
-    let Some(spread) = Spread::from_index((words[NUMBER] >> 8) as u8) else {
+    let Some(spread) = Spread::from_index((number >> 8) as u8) else {
         return wrong("a catalog entry does not say where its pages are");
     };
-    let Ok(root) = RemotePtr::from_raw(words[ROOT]) else { return wrong("a catalog entry has no valid root") };
-    let bytes: Vec<u8> = words[NAME..].iter().flat_map(|word| word.to_le_bytes()).collect();
-    let name = usize::try_from(words[NAME_LENGTH]).ok().and_then(|length| bytes.get(..length));
-    let Some(name) = name.and_then(|name| std::str::from_utf8(name).ok()) else {
+    let Some((root, _)) = Link::from_word(words[ROOT]).remote().filter(|&(_, of)| of == class) else {
+        return wrong("a catalog entry has no valid root");
+    };
+    let descriptor = Link::from_word(words[DESCRIPTOR]);
+    if descriptor.remote().is_none_or(|(_, class)| class != DESCRIPTOR_CLASS) {
+        return wrong("a catalog entry has no valid descriptor");
+    }
+    let Some(name) = read_name(words, NAME, number >> 16 & 0xffff) else {
         return wrong("a catalog entry has no valid name");
     };
-    let id = StructureId((words[NUMBER] >> 32) as u32);
-    Ok(Some(Structure { id, name: name.to_owned(), kind, class, root, spread }))
+    let id = StructureId((number >> 32) as u32);
+    let kind = String::new();
+    let structure =
+        Structure { id, name, kind, class, root, spread, descriptor: Some(descriptor), options: [0; OPTIONS] };
+    Ok(Some(Entry { structure, kind: words[KIND], descriptor }))
 }
 
-fn structures(pages: &[PageCopy]) -> Result<Vec<(usize, Option<Structure>)>, Interrupt> {
+fn entries(pages: &[PageCopy]) -> Result<Vec<(usize, Option<Entry>)>, Interrupt> {
     let entry = |(index, page): (usize, &PageCopy)| Ok((index, page.read(|words| decode(words, page.at()))??));
     pages.iter().enumerate().skip(1).map(entry).collect()
+}
+
+/// Adds what the descriptor says.
+async fn described(worker: &Handle, entry: Entry) -> Result<Structure, Interrupt> {
+    let Entry { mut structure, kind, descriptor } = entry;
+    let of_structure = OneSided::<Catalog>::new(worker, structure.clone(), Proof::Checksum);
+    let page = of_structure.read_page(descriptor).await?;
+    let wrong = |why| Err(Error::Inconsistent { page: page.at(), why }.into());
+    if page.kind() != DESCRIPTOR_KIND {
+        return wrong("it is no descriptor of a structure");
+    }
+    let (name, options) = page.read(|words| {
+        let options = std::array::from_fn(|index| words[OPTION + index]);
+        (read_name(words, KIND_NAME, words[KIND_LENGTH]), options)
+    })?;
+    let Some(name) = name.filter(|name| crate::operation::hash_name(name, 0) == kind) else {
+        return wrong("the name of the plug-in in the descriptor is not that of the catalog");
+    };
+    (structure.kind, structure.options) = (name, options);
+    Ok(structure)
 }
 
 /// All structures of the cluster.
@@ -102,54 +215,123 @@ fn structures(pages: &[PageCopy]) -> Result<Vec<(usize, Option<Structure>)>, Int
 /// If the catalog is damaged, or the fabric fails.
 pub async fn list(worker: &Handle) -> Result<Vec<Structure>, Error> {
     let access = access(worker);
-    let all = retry(worker, async || structures(&read_all(&access).await?)).await?;
-    Ok(all.into_iter().filter_map(|(_, structure)| structure).collect())
+    retry(worker, async || {
+        let mut all = Vec::new();
+        for (_, entry) in entries(&read_all(&access).await?)? {
+            if let Some(entry) = entry {
+                all.push(described(worker, entry).await?);
+            }
+        }
+        Ok(all)
+    })
+    .await
 }
 
-/// The structure named `name`, if it is of this kind.
+/// The structure named `name`, whatever it is.
 ///
 /// # Errors
-/// If there is none, it is of another kind, the catalog is damaged, or the fabric fails.
-pub async fn open(worker: &Handle, name: &str, kind: u32) -> Result<Structure, Error> {
-    let all = list(worker).await?;
-    match all.iter().find(|structure| structure.name == name) {
-        Some(found) if found.kind == kind => Ok(found.clone()),
-        Some(found) => Err(Error::WrongKind { name: name.into(), found: found.kind, expected: kind }),
-        None => {
-            let known: Vec<&str> = all.iter().map(|structure| structure.name.as_str()).collect();
-            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            Err(Error::NoSuchName { name: name.into(), known })
+/// If there is none, the catalog is damaged, or the fabric fails.
+pub async fn find(worker: &Handle, name: &str) -> Result<Structure, Error> {
+    let access = access(worker);
+    retry(worker, async || {
+        let all = entries(&read_all(&access).await?)?;
+        let mut all: Vec<Entry> = all.into_iter().filter_map(|(_, entry)| entry).collect();
+        match all.iter().position(|entry| entry.structure.name == name) {
+            Some(index) => described(worker, all.swap_remove(index)).await,
+            None => {
+                let known: Vec<&str> = all.iter().map(|entry| entry.structure.name.as_str()).collect();
+                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                Err(Error::NoSuchName { name: name.into(), known }.into())
+            }
         }
+    })
+    .await
+}
+
+/// The structure named `name`, if it is one of this plug-in.
+///
+/// # Errors
+/// If there is none, it is another plug-in's, the catalog is damaged, or the fabric fails.
+pub async fn open<P: Plugin>(worker: &Handle, name: &str) -> Result<Structure, Error> {
+    let found = find(worker, name).await?;
+    if found.kind != P::NAME {
+        return Err(Error::WrongKind { name: name.into(), found: found.kind, expected: P::NAME.into() });
+    }
+    match P::ROOT_BYTES.contains(&found.class.bytes()) {
+        true => Ok(found),
+        false => Err(Error::Inconsistent { page: found.root, why: "no structure of its kind has a root of that size" }),
     }
 }
 
-/// Makes a structure with one page, its root, whose contents `empty` sets, and enters it into the catalog.
+/// How a structure is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// The size of its root.
+    pub class: SizeClass,
+    /// Where its pages are.
+    pub placed: Placed,
+    /// What its plug-in wants to know whenever it is opened.
+    pub options: [u64; OPTIONS],
+}
+
+/// Makes a structure with one page, its root, as [`Plugin::create`] says, and enters it into the catalog.
 ///
 /// # Errors
-/// As [`register`]; and if memory is full. Nothing is left behind then.
-pub async fn create(
+/// If the name is taken, empty or too long, the size is none for its root, the catalog is full or damaged, memory is full, or
+/// the fabric fails. Nothing is left behind then.
+pub async fn create<P: Plugin>(
     worker: &Handle,
     name: &str,
-    kind: u32,
-    class: SizeClass,
+    options: &CreateOptions,
     proof: Proof,
-    placed: Placed,
-    empty: impl FnOnce(&mut OneSidedViews) + 'static,
-) -> Result<OneSided, Error> {
+) -> Result<OneSided<P>, Error> {
+    create_with(worker, name, options, proof, async |_| Ok(())).await
+}
+
+/// [`create`], and then `build`, which adds pages to the structure before anybody else can open it. If that fails, all that it
+/// has made is freed.
+///
+/// # Errors
+/// As [`create`]; and what `build` fails with.
+pub async fn create_with<P: Plugin>(
+    worker: &Handle,
+    name: &str,
+    options: &CreateOptions,
+    proof: Proof,
+    build: impl AsyncFnOnce(&OneSided<P>) -> Result<(), Error> + 'static,
+) -> Result<OneSided<P>, Error> {
+    require_name(name, "name")?;
+    require_name(P::NAME, "name of the plug-in")?;
+    let &CreateOptions { class, placed, options } = options;
+    if !P::ROOT_BYTES.contains(&class.bytes()) {
+        let (least, most) = (P::ROOT_BYTES.start(), P::ROOT_BYTES.end());
+        let why = format!("{}; a page of a {} has a power of two from {least} to {most} bytes", class.bytes(), P::NAME);
+        return Err(Error::BadOption { option: "page-bytes", why });
+    }
     let id = next_id(worker).await?;
     let at = placed.root.map_or(Placement::RoundRobin, Placement::Server);
     let root = pages::allocate(worker, class, at).await?;
-    let structure = Structure { id, name: name.into(), kind, class, root: root.at(), spread: placed.spread };
+    let descriptor = pages::allocate(worker, DESCRIPTOR_CLASS, Placement::With(root.at())).await?;
+    let structure = Structure {
+        id,
+        name: name.into(),
+        kind: P::NAME.into(),
+        class,
+        root: root.at(),
+        spread: placed.spread,
+        descriptor: Some(descriptor.link()),
+        options,
+    };
     let access = OneSided::new(worker, structure, proof);
-    // A task, so that the root is not left behind between the two steps.
+    // A task, so that nothing is left behind between the steps.
     let make = async move {
-        access.change(vec![], vec![root], empty).await.map_err(|interrupt| match interrupt {
-            Interrupt::Failed(error) => *error,
-            _ => Error::Malformed("an unconditional change was refused"),
-        })?;
-        let (worker, structure) = (access.worker(), access.structure());
-        if let Err(error) = register(worker, structure).await {
-            retry(worker, async || free(&access, structure.root).await).await?;
+        write_first_pages(&access, root, descriptor).await?;
+        let built = match build(&access).await {
+            Ok(()) => register(&access.context().worker, &access.context().structure).await,
+            failed => failed,
+        };
+        if let Err(error) = built {
+            free_all(&access.context().worker, &access.context().structure).await?;
             return Err(error);
         }
         Ok(access)
@@ -157,93 +339,123 @@ pub async fn create(
     worker.spawn_to_end(make).await
 }
 
+async fn write_first_pages<P: Plugin>(access: &OneSided<P>, root: NewPage, descriptor: NewPage) -> Result<(), Error> {
+    let mut pages = Pages::new();
+    let (root, descriptor) = (pages.add_new(root), pages.add_new(descriptor));
+    let structure = &access.context().structure;
+    let written = access
+        .change(pages, |pages| {
+            P::create(pages, root, structure);
+            pages.describe(descriptor, 0, DESCRIPTOR_KIND);
+            pages.set(descriptor, KIND_LENGTH, P::NAME.len() as u64);
+            write_name(pages, descriptor, KIND_NAME, P::NAME);
+            pages.fill(descriptor, OPTION, &structure.options);
+        })
+        .await;
+    written.map(drop).map_err(|interrupt| match interrupt {
+        Interrupt::Failed(error) => *error,
+        _ => Error::Malformed("an unconditional change was refused"),
+    })
+}
+
 /// Reserves the next structure id. An id that is never registered is lost, which does no harm.
-///
-/// # Errors
-/// If the catalog is damaged, or the fabric fails.
-pub async fn next_id(worker: &Handle) -> Result<StructureId, Error> {
+async fn next_id(worker: &Handle) -> Result<StructureId, Error> {
     let access = access(worker);
     retry(worker, async || {
-        let head = access.enter(Start::Root).await?;
+        let head = access.open(Start::Root).await?;
         let next = head.read(|words| words[KIND])?;
         let Ok(id) = u32::try_from(next) else {
             return Err(Error::Inconsistent { page: head.at(), why: "structure ids are used up" }.into());
         };
-        access.change(vec![head], vec![], |views| views.set(0, KIND, next + 1)).await?;
+        access.change(Pages::current(head), |pages| pages.set(Pages::<()>::ONLY, KIND, next + 1)).await?;
         Ok(StructureId(id))
     })
     .await
 }
 
-/// Enters a structure, whose root is complete, into the catalog.
-///
-/// # Errors
-/// If the name is taken, empty or too long, the catalog is full or damaged, or the fabric fails.
-pub async fn register(worker: &Handle, structure: &Structure) -> Result<(), Error> {
-    require_name(&structure.name)?;
-    if structure.kind == 0 {
-        return Err(Error::BadOption { option: "kind", why: "0 stands for no structure".into() });
-    }
+/// Enters a structure, which is complete, into the catalog.
+async fn register(worker: &Handle, structure: &Structure) -> Result<(), Error> {
     let access = access(worker);
     retry(worker, async || {
         let mut pages = read_all(&access).await?;
-        let entries = structures(&pages)?;
-        if entries.iter().any(|(_, entry)| entry.as_ref().is_some_and(|entry| entry.name == structure.name)) {
+        let entries = entries(&pages)?;
+        let is_taken = |entry: &Entry| entry.structure.name == structure.name;
+        if entries.iter().any(|(_, entry)| entry.as_ref().is_some_and(is_taken)) {
             return Err(Error::NameTaken { name: structure.name.clone() }.into());
         }
         let Some(&(index, _)) = entries.iter().find(|(_, entry)| entry.is_none()) else {
             return Err(Error::CatalogFull { limit: CATALOG_PAGES - 1 }.into());
         };
-        let entry = pages.swap_remove(index);
-        let head = pages.swap_remove(0);
-        access.change(vec![head, entry], vec![], |views| write_entry(views, 1, structure)).await
+        let mut changed = Pages::new();
+        let entry = changed.add(pages.swap_remove(index));
+        changed.add(pages.swap_remove(0));
+        access.change(changed, |pages| write_entry(pages, entry, structure)).await.map(drop)
     })
     .await
 }
 
-/// Takes a structure out of the catalog. Its pages are the caller's to free.
-///
-/// # Errors
-/// If it is not there, the catalog is damaged, or the fabric fails.
-pub async fn unregister(worker: &Handle, structure: &Structure) -> Result<(), Error> {
+/// Takes a structure out of the catalog. Its pages stay.
+async fn unregister(worker: &Handle, structure: &Structure) -> Result<(), Error> {
     let access = access(worker);
     retry(worker, async || {
         let mut pages = read_all(&access).await?;
-        let entries = structures(&pages)?;
-        let is_it = |entry: &Structure| entry.id == structure.id;
+        let entries = entries(&pages)?;
+        let is_it = |entry: &Entry| entry.structure.id == structure.id;
         let Some(&(index, _)) = entries.iter().find(|(_, entry)| entry.as_ref().is_some_and(is_it)) else {
             let (name, known) = (structure.name.clone(), String::from("it was removed"));
             return Err(Error::NoSuchName { name, known }.into());
         };
-        let entry = pages.swap_remove(index);
-        let head = pages.swap_remove(0);
-        access.change(vec![head, entry], vec![], |views| views.set(1, KIND, 0)).await
+        let mut changed = Pages::new();
+        let entry = changed.add(pages.swap_remove(index));
+        changed.add(pages.swap_remove(0));
+        access.change(changed, |pages| pages.set(entry, KIND, 0)).await.map(drop)
     })
     .await
 }
 
-fn require_name(name: &str) -> Result<(), Error> {
+/// Takes a structure out of the catalog and frees all its pages; how many. Nobody may use it any more: what others do to it
+/// meanwhile fails, and pages that they add may stay behind.
+///
+/// # Errors
+/// If there is no structure of that name, the catalog is damaged, or the fabric fails: then pages may be left.
+pub async fn destroy(worker: &Handle, name: &str) -> Result<u64, Error> {
+    let structure = find(worker, name).await?;
+    let handle = worker.clone();
+    let end = async move {
+        unregister(&handle, &structure).await?;
+        free_all(&handle, &structure).await
+    };
+    worker.spawn_to_end(end).await
+}
+
+/// Frees every live page of a structure.
+async fn free_all(worker: &Handle, structure: &Structure) -> Result<u64, Error> {
+    let audit = audit::audit(worker, structure, &HashSet::new()).await?;
+    let mut count = 0;
+    for page in audit.leaked.into_iter().chain(structure.descriptor) {
+        count += u64::from(pages::free_unlinked(worker, structure.id, page).await?);
+    }
+    Ok(count)
+}
+
+fn require_name(name: &str, option: &'static str) -> Result<(), Error> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        let why = format!("{name:?} has {} bytes; a structure's name has 1 to {NAME_BYTES_MAX}", name.len());
-        return Err(Error::BadOption { option: "name", why });
+        let why = format!("{name:?} has {} bytes; it has 1 to {NAME_BYTES_MAX}", name.len());
+        return Err(Error::BadOption { option, why });
     }
     Ok(())
 }
 
-fn write_entry(views: &mut impl Views, page: usize, structure: &Structure) {
-    views.set(page, KIND, u64::from(structure.kind));
-    views.set(
-        page,
-        NUMBER,
-        u64::from(structure.id.0) << 32 | u64::from(structure.spread.index()) << 8 | structure.class.index() as u64,
-    );
-    views.set(page, ROOT, structure.root.raw());
-    views.set(page, NAME_LENGTH, structure.name.len() as u64);
-    let mut name = [0; NAME_BYTES_MAX];
-    name[..structure.name.len()].copy_from_slice(structure.name.as_bytes());
-    for (index, bytes) in name.chunks_exact(8).enumerate() {
-        views.set(page, NAME + index, u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
-    }
+fn write_entry(pages: &mut impl PagesMut, slot: Slot, structure: &Structure) {
+    pages.set(slot, KIND, crate::operation::hash_name(&structure.kind, 0));
+    let number = u64::from(structure.id.0) << 32
+        | (structure.name.len() as u64) << 16
+        | u64::from(structure.spread.index()) << 8
+        | structure.class.index() as u64;
+    pages.set(slot, NUMBER, number);
+    pages.set(slot, ROOT, structure.root_link().word());
+    pages.set(slot, DESCRIPTOR, structure.descriptor.unwrap_or(Link::NULL).word());
+    write_name(pages, slot, NAME, &structure.name);
 }
 
 #[cfg(all(test, not(loom)))]
@@ -256,10 +468,12 @@ mod tests {
         #[test]
         fn random_entries_decode_or_are_refused(mut words: [u64; WORDS], plausible: bool) {
             if plausible {
-                words[KIND] &= 0xffff;
-                words[NUMBER] &= !0xff | 7;
-                words[ROOT] &= !(1 << 63);
-                words[NAME_LENGTH] &= 0x7f;
+                words[KIND] |= 1;
+                words[NUMBER] &= !0xffff_00ff | 7 | 0x3f << 16;
+                words[ROOT] &= !(1 << 63 | 63);
+                words[ROOT] |= words[NUMBER] & 7;
+                words[DESCRIPTOR] &= !(1 << 63 | 63);
+                words[DESCRIPTOR] |= DESCRIPTOR_CLASS.index() as u64;
             }
             let _ = decode(&words, catalog_page_at(1));
         }

@@ -193,14 +193,14 @@ pub enum Error {
     },
 
     /// The structure is of another kind.
-    #[error("{name:?} is a structure of kind {found}, not {expected}")]
+    #[error("{name:?} is a {found}, not a {expected}; open it as what it is")]
     WrongKind {
         /// The name.
         name: String,
-        /// Its kind.
-        found: u32,
-        /// The kind asked for.
-        expected: u32,
+        /// What its plug-in is called.
+        found: String,
+        /// What the one asked for is called.
+        expected: String,
     },
 
     /// An operation reached beyond what its compute server owns.
@@ -219,6 +219,47 @@ pub enum Error {
     SharedPage {
         /// The page.
         page: RemotePtr,
+    },
+
+    /// A change names a page twice.
+    #[error("page {page} is named twice in one change; nothing was changed; name each page once")]
+    PageTwice {
+        /// The page.
+        page: RemotePtr,
+    },
+
+    /// An operation goes back to more pages than can be held for it.
+    #[error(
+        "an operation goes back to more than {limit} pages that it has read, which the cache does not hold; give the cache more memory, or have the operation use each page as it comes"
+    )]
+    TooManyPages {
+        /// How many are held.
+        limit: usize,
+    },
+
+    /// An access cannot do what would have to be seen by others at once.
+    #[error("not over this access: {what}; use one-sided access")]
+    NotCoherent {
+        /// What.
+        what: &'static str,
+    },
+
+    /// A shipped operation's answer does not fit into a message.
+    #[error("an answer of {words} words is larger than a message ({limit} words); ask for less at a time")]
+    AnswerTooLarge {
+        /// Its size.
+        words: u64,
+        /// The limit.
+        limit: u64,
+    },
+
+    /// The function of a change, or an operation on a memory server, panicked.
+    #[error("{what} panicked: {why}; it has changed nothing")]
+    Panicked {
+        /// What.
+        what: &'static str,
+        /// The message of the panic.
+        why: String,
     },
 
     /// The cache cannot do what was asked for.

@@ -23,7 +23,7 @@ use crate::{
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FARLINK\0");
 /// The version of everything in this module and in [`crate::page`].
-pub const FORMAT_VERSION: u64 = 2;
+pub const FORMAT_VERSION: u64 = 3;
 const BANNER: &[u8; 64] = b"farlink: the memory of a memory server. Do not edit.           \n";
 
 /// Bytes of a chunk, the unit that a compute server leases; all its pages have one size class for ever.

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! word 0   lock word               see `lock`
-//! word 1   checksum                of everything below, bound to the version that the unlock sets
+//! word 1   checksum                of everything below, bound to the version that the unlock sets; of the header alone
+//!                                  where words change one by one
 //! word 2   self-address            the page's own remote pointer
-//! word 3   identity                structure:32 | level:8 | size class:8 | kind:8 | 0:8
+//! word 3   identity                structure:32 | level:8 | size class:8 | kind:8 | 0:7 | words change one by one:1
 //! word 4.. the structure's own
 //! ```
 //!
@@ -15,8 +16,7 @@
 //! sum has 64 bits and its mix is no proof: of 57 million copies torn between two versions of a page with dense keys it
 //! accepted none. It also catches corruption.
 
-use std::fmt;
-
+pub use crate::size_class::SizeClass;
 use crate::{lock::LockWord, ptr::RemotePtr};
 
 /// Position of the lock word.
@@ -31,59 +31,6 @@ pub const IDENTITY: usize = 3;
 pub const HEADER_WORDS: usize = 4;
 /// Words of the largest page.
 pub const PAGE_WORDS_MAX: usize = SizeClass::LARGEST.words();
-
-/// The size of a page: 64 bytes to 4 KiB, in powers of two. A page is aligned to its size.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SizeClass(u32);
-
-impl SizeClass {
-    /// How many classes there are.
-    pub const COUNT: usize = 7;
-    /// 64 bytes.
-    pub const SMALLEST: Self = Self(0);
-    /// 4 KiB.
-    pub const LARGEST: Self = Self(6);
-
-    /// The class of pages of exactly `bytes`; `None` unless that is a power of two from 64 to 4096.
-    pub const fn of_bytes(bytes: usize) -> Option<Self> {
-        if bytes.is_power_of_two() && bytes >= 64 && bytes <= 4096 {
-            Some(Self(bytes.trailing_zeros() - 6))
-        } else {
-            None
-        }
-    }
-
-    /// The class with this index, if there is one.
-    pub const fn from_index(index: u8) -> Option<Self> {
-        if (index as usize) < Self::COUNT { Some(Self(index as u32)) } else { None }
-    }
-
-    /// 0 for 64 bytes to 6 for 4 KiB.
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-
-    /// Bytes of a page.
-    pub const fn bytes(self) -> usize {
-        64 << self.0
-    }
-
-    /// 8-byte words of a page.
-    pub const fn words(self) -> usize {
-        8 << self.0
-    }
-
-    /// Every class, the smallest first.
-    pub fn all() -> impl Iterator<Item = Self> {
-        (0..Self::COUNT as u32).map(Self)
-    }
-}
-
-impl fmt::Debug for SizeClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} B", self.bytes())
-    }
-}
 
 /// The number of a structure in its cluster; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -100,6 +47,8 @@ pub struct Identity {
     pub class: SizeClass,
     /// The structure's own mark of the page's layout.
     pub kind: u8,
+    /// Whether its words change one by one, without a lock: it has no checksum.
+    pub is_words: bool,
 }
 
 impl Identity {
@@ -107,18 +56,20 @@ impl Identity {
     pub const fn word(self) -> u64 {
         (self.structure.0 as u64) << 32
             | (self.level as u64) << 24
-            | (self.class.0 as u64) << 16
+            | (self.class.index() as u64) << 16
             | (self.kind as u64) << 8
+            | self.is_words as u64
     }
 
     /// `None` if the word is no identity.
     pub const fn from_word(word: u64) -> Option<Self> {
         match SizeClass::from_index((word >> 16) as u8) {
-            Some(class) if word as u8 == 0 => Some(Self {
+            Some(class) if word as u8 <= 1 => Some(Self {
                 structure: StructureId((word >> 32) as u32),
                 level: (word >> 24) as u8,
                 class,
                 kind: Self::kind_in(word),
+                is_words: word & 1 == 1,
             }),
             _ => None,
         }
@@ -168,7 +119,7 @@ pub fn binding(version: u64) -> u64 {
 
 /// The finalizer of SplitMix64: every bit of the result depends on every bit of the argument.
 #[inline]
-pub(crate) const fn avalanche(word: u64) -> u64 {
+pub const fn avalanche(word: u64) -> u64 {
     let mut x = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -215,17 +166,29 @@ pub fn checksum(page: &[u64], version: u64) -> u64 {
     body_sum(page).wrapping_add(binding(version))
 }
 
-/// Whether a copy of a page is whole: its checksum fits its body and the version in its lock word.
+/// Whether a copy of a page is whole: its checksum fits its body and the version in its lock word, or its words change one
+/// by one.
 #[inline]
 pub fn is_whole(page: &[u64]) -> bool {
-    page[CHECKSUM] == checksum(page, LockWord::from_word(page[LOCK]).version())
+    let version = LockWord::from_word(page[LOCK]).version();
+    page[CHECKSUM] == checksum(page, version) || has_words(page) && page[CHECKSUM] == checksum(header(page), version)
+}
+
+/// Whether a page says that its words change one by one.
+#[inline]
+pub fn has_words(page: &[u64]) -> bool {
+    Identity::from_word(page[IDENTITY]).is_some_and(|identity| identity.is_words)
+}
+
+fn header(page: &[u64]) -> &[u64] {
+    &page[..HEADER_WORDS]
 }
 
 /// Makes `page` a complete page image, unlocked at `version`: self-address, identity, checksum and lock word.
 pub fn seal(page: &mut [u64], at: RemotePtr, identity: Identity, version: u64) {
     page[SELF] = at.raw();
     page[IDENTITY] = identity.word();
-    page[CHECKSUM] = checksum(page, version);
+    page[CHECKSUM] = checksum(if identity.is_words { header(page) } else { page }, version);
     page[LOCK] = LockWord::unlocked(version).word();
 }
 
@@ -238,8 +201,13 @@ mod tests {
 
     fn page(words: usize) -> Vec<u64> {
         let mut page: Vec<u64> = (0..words as u64).map(|i| i / 3).collect();
-        let identity =
-            Identity { structure: StructureId(7), level: 0, class: SizeClass::of_bytes(words * 8).unwrap(), kind: 1 };
+        let identity = Identity {
+            structure: StructureId(7),
+            level: 0,
+            class: SizeClass::of_bytes(words * 8).unwrap(),
+            kind: 1,
+            is_words: false,
+        };
         seal(&mut page, RemotePtr::new(ServerId::new(1).unwrap(), 8192).unwrap(), identity, 41);
         page
     }

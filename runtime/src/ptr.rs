@@ -3,21 +3,26 @@
 //! A link is one 64-bit word in one of two states:
 //!
 //! ```text
-//!  63       62            48 47                       0
-//! [swizzled | memory server | offset within its region ]   unswizzled: remote memory, anywhere in the cluster
-//! [    1    |        what the cache names a frame by   ]   swizzled: this compute server's cache only
+//!  63       62            48 47                    6 5           0
+//! [swizzled | memory server | offset within its region | size class ]   unswizzled: remote memory, anywhere in the cluster
+//! [    1    |            what the cache names a frame by            ]   swizzled: this compute server's cache only
 //! ```
 //!
+//! Pages lie on multiples of 64 bytes, so the low six bits of an offset are free: in a link they hold the size class of the
+//! page that it leads to.
 //! Zero is the null link: offset 0 of server 0 is a superblock, never a page. Remote memory never holds a swizzled
 //! link. The swizzle bit is LeanStore's and DEX's (VLDB 2024, section 5.1); the 15-bit server is wider than the 7 bits
 //! of Ziegler et al. (SIGMOD 2019, section 4.1).
 
 use std::{fmt, num::NonZeroU64};
 
+use crate::size_class::SizeClass;
+
 const OFFSET_BITS: u32 = 48;
 const SERVER_BITS: u32 = 15;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 const SWIZZLED: u64 = 1 << 63;
+const CLASS_MASK: u64 = SizeClass::SMALLEST.bytes() as u64 - 1;
 
 /// The highest number of memory servers in a cluster.
 pub const SERVERS_MAX: usize = 1 << SERVER_BITS;
@@ -160,14 +165,16 @@ impl fmt::Display for RemotePtr {
 pub enum Target {
     /// Nothing.
     Null,
-    /// A page in remote memory.
-    Remote(RemotePtr),
-    /// A frame in the local cache, by its address (48 bits).
+    /// A page in remote memory, and its size.
+    Remote(RemotePtr, SizeClass),
+    /// A frame in the local cache.
     Local(u64),
+    /// No page can be there: the word is damaged.
+    Malformed,
 }
 
 /// The value of a link word.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct Link(u64);
 
@@ -175,9 +182,13 @@ impl Link {
     /// The link to nothing.
     pub const NULL: Self = Self(0);
 
-    /// The unswizzled link to a page.
-    pub const fn remote(page: RemotePtr) -> Self {
-        Self(page.raw())
+    /// The unswizzled link to a page of this size.
+    ///
+    /// # Panics
+    /// If no page can be at that address: pages lie on multiples of 64 bytes.
+    pub const fn to(page: RemotePtr, class: SizeClass) -> Self {
+        assert!(page.raw() & CLASS_MASK == 0, "pages lie on multiples of 64 bytes");
+        Self(page.raw() | class.index() as u64)
     }
 
     /// The link that a word of a page stands for. Any word is a link; where it leads is for [`Link::target`] to say.
@@ -190,19 +201,29 @@ impl Link {
         self.0
     }
 
+    /// Whether it leads to nothing.
+    pub const fn is_null(self) -> bool {
+        self.0 == 0
+    }
+
     /// Where the link leads.
     pub const fn target(self) -> Target {
-        match RemotePtr::from_raw(self.0) {
-            Ok(page) => Target::Remote(page),
-            Err(PtrError::Null) => Target::Null,
-            Err(_) => Target::Local(self.0 & OFFSET_MASK),
+        if self.0 & SWIZZLED != 0 {
+            return Target::Local(self.0 & !SWIZZLED);
+        }
+        match (RemotePtr::from_raw(self.0 & !CLASS_MASK), SizeClass::from_index((self.0 & CLASS_MASK) as u8)) {
+            (Ok(page), Some(class)) => Target::Remote(page, class),
+            _ if self.0 == 0 => Target::Null,
+            _ => Target::Malformed,
         }
     }
-}
 
-impl From<RemotePtr> for Link {
-    fn from(page: RemotePtr) -> Self {
-        Self::remote(page)
+    /// The page in remote memory that it leads to, and its size; none for all other links.
+    pub const fn remote(self) -> Option<(RemotePtr, SizeClass)> {
+        match self.target() {
+            Target::Remote(page, class) => Some((page, class)),
+            _ => None,
+        }
     }
 }
 
@@ -210,8 +231,9 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.target() {
             Target::Null => f.write_str("null"),
-            Target::Remote(page) => write!(f, "{page}"),
-            Target::Local(address) => write!(f, "local {address:#x}"),
+            Target::Remote(page, class) => write!(f, "{page} ({class:?})"),
+            Target::Local(frame) => write!(f, "local {frame:#x}"),
+            Target::Malformed => write!(f, "malformed {:#x}", self.0),
         }
     }
 }
@@ -235,10 +257,17 @@ mod tests {
 
     #[test]
     fn any_word_is_a_link_and_says_where_it_leads() {
-        let page = RemotePtr::new(ServerId::new(3).unwrap(), 4096).unwrap();
-        assert_eq!(Link::from_word(Link::remote(page).word()).target(), Target::Remote(page));
+        let page = RemotePtr::new(ServerId::new(3).unwrap(), 1 << 20).unwrap();
+        for class in SizeClass::all() {
+            let link = Link::from_word(Link::to(page, class).word());
+            assert_eq!(link.target(), Target::Remote(page, class));
+            assert_eq!(link.remote(), Some((page, class)));
+        }
         assert_eq!(Link::from_word(0), Link::NULL);
         assert_eq!(Link::NULL.target(), Target::Null);
         assert_eq!(Link::from_word(SWIZZLED | 0x7f00_0000).target(), Target::Local(0x7f00_0000));
+        for malformed in [1, page.raw() | 63, page.raw() | SizeClass::COUNT as u64] {
+            assert_eq!(Link::from_word(malformed).target(), Target::Malformed, "{malformed:#x}");
+        }
     }
 }

@@ -5,9 +5,8 @@ use std::fmt;
 use crate::{
     page::{SizeClass, StructureId},
     pages::Placement,
-    ptr::{RemotePtr, ServerId},
+    ptr::{Link, RemotePtr, ServerId},
     wire::Wire,
-    words::Words,
 };
 
 /// A structure in the catalog.
@@ -17,17 +16,29 @@ pub struct Structure {
     pub id: StructureId,
     /// Its name: 1 to 64 bytes.
     pub name: String,
-    /// Which plug-in it belongs to.
-    pub kind: u32,
-    /// The size of its pages; of its root, if it uses several.
+    /// What its plug-in is called.
+    pub kind: String,
+    /// The size of its root, and of new pages unless the structure's code asks for another.
     pub class: SizeClass,
     /// Its root page. A root grows and shrinks in place, so this never changes.
     pub root: RemotePtr,
     /// Where its pages are.
     pub spread: Spread,
+    /// Its descriptor page; none for the catalog itself.
+    pub descriptor: Option<Link>,
+    /// What it was made with, as its plug-in understands it: dimensions, a hash seed.
+    pub options: [u64; OPTIONS],
 }
 
+/// Words of options that a structure can have.
+pub const OPTIONS: usize = 8;
+
 impl Structure {
+    /// The link to the root.
+    pub fn root_link(&self) -> Link {
+        Link::to(self.root, self.class)
+    }
+
     /// Where a new page of this level is to be that comes from the page `beside`, as half of it, say.
     pub fn placement(&self, level: u8, beside: RemotePtr) -> Placement {
         match self.spread {
@@ -40,7 +51,7 @@ impl Structure {
     }
 
     /// The highest level of which each page is on one memory server with all that is below it, in a cluster of so many.
-    pub fn whole_up_to(&self, servers: usize) -> u8 {
+    pub fn colocated_level_max(&self, servers: usize) -> u8 {
         match self.spread {
             _ if servers == 1 => u8::MAX,
             Spread::RoundRobin | Spread::Leaves => 0,
@@ -112,28 +123,28 @@ pub enum Overlap {
     Outside,
 }
 
-/// What the framework must know of a structure's pages. Implementations cope with any words: a page may be looked at while
-/// it changes.
-pub trait Layout: Clone + fmt::Debug + Send + 'static {
-    /// A part of the structure that one compute server can own: a range of keys, a box.
-    type Region: Wire + Clone + fmt::Debug + Send + 'static;
+/// A part of a structure that one compute server can own, and that an operation can be about: a range of keys, a box, a set
+/// of hashes.
+pub trait Region: Wire + Clone + fmt::Debug + Send + Sync + 'static {
+    /// All of a structure.
+    fn everything() -> Self;
 
-    /// Whether operations go from sibling to sibling as a matter of course. If not, they do so only where the page above is
-    /// older than a split, and a copy kept of it is renewed.
-    const WALKS_SIBLINGS: bool = false;
+    /// Where this region lies, seen from another one.
+    fn overlap(&self, other: &Self) -> Overlap;
 
-    /// The position of each link of a page above level 0 to a page one level below. Links to siblings are
-    /// not among them.
-    fn links(&self, page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize>;
-
-    /// The part of the structure that is below one of those links. `None` if the page does not tell: operations are never
-    /// shipped from there.
-    fn below(&self, _page: &(impl Words + ?Sized), _link: usize) -> Option<Self::Region> {
+    /// A number that stands for the region if it is a single point, such as a key: what is cut by hash is cut by it.
+    fn point(&self) -> Option<u64> {
         None
     }
+}
 
-    /// Whether what belongs to the page (its fences, its bounding box) lies in a region.
-    fn overlap(&self, page: &(impl Words + ?Sized), region: &Self::Region) -> Overlap;
+/// For structures that one compute server owns as a whole, or nobody.
+impl Region for () {
+    fn everything() -> Self {}
+
+    fn overlap(&self, (): &Self) -> Overlap {
+        Overlap::Inside
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -3,7 +3,12 @@
 //! A fixed layout of little-endian 64-bit words. Decoding takes exactly the words that encoding wrote, refuses anything
 //! else, and never allocates more than the message is long.
 
-use crate::{error::Error, ptr::RemotePtr};
+use std::marker::PhantomData;
+
+use crate::{
+    error::Error,
+    ptr::{Link, RemotePtr},
+};
 
 /// A value that can be sent.
 pub trait Wire: Sized {
@@ -45,6 +50,110 @@ impl Wire for () {
         Ok(())
     }
 }
+
+/// Unsigned integers that are less than a word.
+macro_rules! small {
+    ($($small:ty),+) => {$(
+        impl Wire for $small {
+            fn encode(&self, to: &mut Vec<u64>) {
+                to.push(u64::from(*self));
+            }
+
+            fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+                Self::try_from(u64::decode(from)?).map_err(|_| Error::Malformed("a number is too large for its type"))
+            }
+        }
+    )+};
+}
+
+small!(u8, u16, u32);
+
+impl Wire for i64 {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.push(self.cast_unsigned());
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        Ok(u64::decode(from)?.cast_signed())
+    }
+}
+
+/// Any bits: whoever takes numbers from afar checks them.
+impl Wire for f64 {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.push(self.to_bits());
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        Ok(Self::from_bits(u64::decode(from)?))
+    }
+}
+
+impl<T> Wire for PhantomData<T> {
+    fn encode(&self, _to: &mut Vec<u64>) {}
+
+    fn decode(_from: &mut &[u64]) -> Result<Self, Error> {
+        Ok(Self)
+    }
+}
+
+impl Wire for Link {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.push(self.word());
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        let link = Self::from_word(u64::decode(from)?);
+        match link.is_null() || link.remote().is_some() {
+            true => Ok(link),
+            false => Err(Error::Malformed("a link leads to no page")),
+        }
+    }
+}
+
+impl<T: Wire, const N: usize> Wire for [T; N] {
+    fn encode(&self, to: &mut Vec<u64>) {
+        self.iter().for_each(|value| value.encode(to));
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        let values = (0..N).map(|_| T::decode(from)).collect::<Result<Vec<T>, Error>>()?;
+        values.try_into().map_err(|_| Error::Malformed("it ends too early"))
+    }
+}
+
+/// Makes structs of named fields [`Wire`]: their fields, one after the other.
+///
+/// ```
+/// use farlink_runtime::wire::{Wire, decode_all, wire};
+///
+/// #[derive(Debug, PartialEq)]
+/// struct Window { low: [f64; 2], high: [f64; 2], limit: u32 }
+/// wire!(struct Window { low, high, limit });
+///
+/// let window = Window { low: [0.0; 2], high: [1.0, 2.0], limit: 7 };
+/// let mut words = Vec::new();
+/// window.encode(&mut words);
+/// assert_eq!(decode_all::<Window>(&words)?, window);
+/// # Ok::<(), farlink_runtime::error::Error>(())
+/// ```
+#[macro_export]
+macro_rules! wire {
+    ($(struct $name:ident $(<$($of:ident),+>)? { $($field:ident),* $(,)? })+) => {$(
+        impl $(<$($of),+>)? $crate::wire::Wire for $name $(<$($of),+>)? {
+            fn encode(&self, to: &mut Vec<u64>) {
+                $($crate::wire::Wire::encode(&self.$field, to);)*
+            }
+
+            fn decode(from: &mut &[u64]) -> Result<Self, $crate::error::Error> {
+                Ok(Self { $($field: $crate::wire::Wire::decode(from)?),* })
+            }
+        }
+    )+};
+}
+
+#[doc(inline)]
+pub use crate::wire;
 
 impl Wire for RemotePtr {
     fn encode(&self, to: &mut Vec<u64>) {
@@ -91,6 +200,18 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
 
     fn decode(from: &mut &[u64]) -> Result<Self, Error> {
         Ok((A::decode(from)?, B::decode(from)?))
+    }
+}
+
+impl<A: Wire, B: Wire, C: Wire> Wire for (A, B, C) {
+    fn encode(&self, to: &mut Vec<u64>) {
+        self.0.encode(to);
+        self.1.encode(to);
+        self.2.encode(to);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+        Ok((A::decode(from)?, B::decode(from)?, C::decode(from)?))
     }
 }
 

@@ -35,6 +35,23 @@ pub trait Words {
     }
 }
 
+impl<W: Words + ?Sized> Words for &W {
+    #[inline]
+    fn count(&self) -> usize {
+        (**self).count()
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> u64 {
+        (**self).word(index)
+    }
+
+    #[inline(always)]
+    fn partition_point(&self, within: Range<usize>, below: impl Fn(u64) -> bool) -> usize {
+        (**self).partition_point(within, below)
+    }
+}
+
 impl Words for [u64] {
     #[inline]
     fn count(&self) -> usize {

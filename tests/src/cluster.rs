@@ -6,6 +6,7 @@ use std::{
 };
 
 use farlink_runtime::{
+    access::Plugin,
     audit, catalog,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
@@ -17,7 +18,7 @@ use farlink_runtime::{
 };
 use farlink_structures::{
     btree::{BTreeOptions, Tree},
-    map::{Map, OrderedMap, Report},
+    map::{Map, Report},
     skiplist::List,
 };
 use tempfile::TempDir;
@@ -152,7 +153,7 @@ pub fn load<S: Subject>(
 ) -> Result<(), Error> {
     with_worker(fabric, |worker| {
         worker.block_on(async {
-            let map = Map::<S, OneSided>::open(worker, name, Proof::Checksum).await?;
+            let map = Map::<S, OneSided<S>>::open(worker, name, Proof::Checksum).await?;
             S::load(&map, entries, fill).await
         })
     })
@@ -172,7 +173,7 @@ pub fn create_tree(fabric: &Arc<dyn Fabric>, name: &str, options: BTreeOptions) 
 /// If the fabric fails.
 pub fn unaccounted_bytes(fabric: &Arc<dyn Fabric>, report: &Report) -> Result<u64, Error> {
     let memory = with_worker(fabric, |worker| worker.block_on(audit::memory(worker)))?;
-    Ok(memory.used_bytes().abs_diff(report.bytes()))
+    Ok(memory.used_bytes().abs_diff(report.bytes))
 }
 
 /// Checks a map of whatever structure, as a compute server that joins for that and leaves again.
@@ -210,7 +211,7 @@ fn entries_of<S: Subject>(worker: &Worker, name: &str) -> Result<Vec<(u64, u64)>
 
 async fn which(worker: &Worker, name: &str) -> Result<StructureName, Error> {
     let all = catalog::list(worker).await?;
-    let is_list = all.iter().any(|structure| structure.name == name && structure.kind == List::KIND);
+    let is_list = all.iter().any(|structure| structure.name == name && structure.kind == <List as Plugin>::NAME);
     Ok(if is_list { StructureName::SkipList } else { StructureName::BTree })
 }
 

@@ -109,7 +109,7 @@ impl std::ops::AddAssign for Tally {
 ///
 /// # Errors
 /// As the operation.
-pub async fn apply<S: OrderedMap, A: Run>(tree: &Map<S, A>, op: Op, part: Part) -> Result<Outcome, Error> {
+pub async fn apply<S: OrderedMap, A: Run<Plugin = S>>(tree: &Map<S, A>, op: Op, part: Part) -> Result<Outcome, Error> {
     Ok(match op {
         Op::Get { key } => Outcome::Value(tree.get(key).await?),
         Op::Insert { key, value } => Outcome::Inserted(tree.insert(key, value).await?),
@@ -129,7 +129,7 @@ pub async fn apply<S: OrderedMap, A: Run>(tree: &Map<S, A>, op: Op, part: Part) 
 ///
 /// # Errors
 /// If an operation fails, but for damage that is expected, or the recorder does.
-pub fn drive<S: OrderedMap, A: Run + Clone + 'static, W: Write + 'static>(
+pub fn drive<S: OrderedMap, A: Run<Plugin = S> + Clone + 'static, W: Write + 'static>(
     worker: &Worker,
     tree: &Map<S, A>,
     workload: Workload,
@@ -167,7 +167,7 @@ struct Lane<S, A, W: Write> {
     failed: Cell<bool>,
 }
 
-impl<S: OrderedMap, A: Run, W: Write> Lane<S, A, W> {
+impl<S: OrderedMap, A: Run<Plugin = S>, W: Write> Lane<S, A, W> {
     async fn run(self: Rc<Self>) -> anyhow::Result<()> {
         while !(self.stop)() && !self.failed.get() {
             let drawn = self.workload.borrow_mut().next_op();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use farlink_offload::{
-    Hybrid, Parted, PartedRemote, Remote,
+    Cut, Hybrid, Parted, PartedRemote, Remote,
     ship::{Registry, ShipCounts, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
@@ -16,7 +16,6 @@ use farlink_runtime::{
     },
     messaging::{ServeMessages, Wait},
     one_sided::{OneSided, Proof},
-    operation::Cut,
     ptr::ServerId,
     server::{LocalMemory, MemoryServer},
     structure::{Placed, Spread, Structure},
@@ -24,7 +23,7 @@ use farlink_runtime::{
 };
 use farlink_structures::{
     btree::Tree,
-    map::{self, Map},
+    map::{KeyRange, Map},
     skiplist::List,
 };
 
@@ -37,10 +36,7 @@ use crate::{
 
 /// All operations of all structures under test.
 pub fn registry() -> Registry {
-    let mut registry = Registry::new();
-    map::register::<Tree>(&mut registry);
-    map::register::<List>(&mut registry);
-    registry
+    Registry::new().with::<Tree>().with::<List>()
 }
 
 /// A cluster, and the threads of its memory servers.
@@ -169,7 +165,7 @@ pub async fn make_parts<S: Subject>(worker: &Handle, name: &str, page_bytes: usi
     for part in 0..parts {
         let placed = Placed { spread: Spread::OneServer, root: ServerId::new(part as u16) };
         let page_bytes = S::page_bytes(page_bytes);
-        Map::<S, OneSided>::make_at(worker, &part_name(name, part), page_bytes, Proof::Checksum, placed).await?;
+        Map::<S, OneSided<S>>::make_at(worker, &part_name(name, part), page_bytes, Proof::Checksum, placed).await?;
     }
     Ok(())
 }
@@ -178,7 +174,11 @@ pub async fn make_parts<S: Subject>(worker: &Handle, name: &str, page_bytes: usi
 ///
 /// # Errors
 /// As [`Map::open`].
-pub async fn open_parts<S: Subject>(worker: &Handle, name: &str, parts: usize) -> Result<Vec<Map<S, OneSided>>, Error> {
+pub async fn open_parts<S: Subject>(
+    worker: &Handle,
+    name: &str,
+    parts: usize,
+) -> Result<Vec<Map<S, OneSided<S>>>, Error> {
     let mut open = Vec::with_capacity(parts);
     for part in 0..parts {
         open.push(Map::open(worker, &part_name(name, part), Proof::Checksum).await?);
@@ -194,8 +194,8 @@ pub async fn open_coarse<S: Subject>(
     worker: &Handle,
     name: &str,
     parts: usize,
-    cut: Cut,
-) -> Result<Map<S, PartedRemote>, Error> {
+    cut: Cut<KeyRange>,
+) -> Result<Map<S, PartedRemote<S>>, Error> {
     let parts = open_parts::<S>(worker, name, parts).await?;
     let remotes = parts.iter().map(|part| Remote::new(worker, part.structure().clone())).collect();
     Ok(Map::over(PartedRemote::new(remotes, cut)?))
@@ -205,7 +205,7 @@ pub async fn open_coarse<S: Subject>(
 ///
 /// # Errors
 /// As [`PartedRemote::new`].
-pub fn in_one_part(worker: &Handle, structure: Structure) -> Result<PartedRemote, Error> {
+pub fn in_one_part<S: Subject>(worker: &Handle, structure: Structure) -> Result<PartedRemote<S>, Error> {
     PartedRemote::new(vec![Remote::new(worker, structure)], Cut::Hash)
 }
 
@@ -215,15 +215,15 @@ pub fn in_one_part(worker: &Handle, structure: Structure) -> Result<PartedRemote
 /// As [`Map::make_at`].
 pub async fn make_hybrid<S: Subject>(worker: &Handle, name: &str, page_bytes: usize) -> Result<(), Error> {
     let placed = Placed { spread: Spread::Leaves, root: ServerId::new(0) };
-    Map::<S, OneSided>::make_at(worker, name, S::page_bytes(page_bytes), Proof::Checksum, placed).await.map(drop)
+    Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(page_bytes), Proof::Checksum, placed).await.map(drop)
 }
 
 /// Opens a map of the hybrid design.
 ///
 /// # Errors
 /// As [`Map::open`].
-pub async fn open_hybrid<S: Subject>(worker: &Handle, name: &str, proof: Proof) -> Result<Map<S, Hybrid>, Error> {
-    let map = Map::<S, OneSided>::open(worker, name, proof).await?;
+pub async fn open_hybrid<S: Subject>(worker: &Handle, name: &str, proof: Proof) -> Result<Map<S, Hybrid<S>>, Error> {
+    let map = Map::<S, OneSided<S>>::open(worker, name, proof).await?;
     Ok(Map::over(Hybrid::new(worker, map.structure().clone(), proof)))
 }
 
@@ -236,13 +236,13 @@ pub async fn make_parted_hybrid<S: Subject>(
     name: &str,
     page_bytes: usize,
     parts: usize,
-    cut: Cut,
-) -> Result<Map<S, Parted<Hybrid>>, Error> {
+    cut: Cut<KeyRange>,
+) -> Result<Map<S, Parted<Hybrid<S>>>, Error> {
     let mut hybrids = Vec::with_capacity(parts);
     for part in 0..parts {
         let placed = Placed { spread: Spread::Leaves, root: ServerId::new(part as u16) };
         let (name, page_bytes) = (part_name(name, part), S::page_bytes(page_bytes));
-        let map = Map::<S, OneSided>::make_at(worker, &name, page_bytes, Proof::Checksum, placed).await?;
+        let map = Map::<S, OneSided<S>>::make_at(worker, &name, page_bytes, Proof::Checksum, placed).await?;
         hybrids.push(Hybrid::new(worker, map.structure().clone(), Proof::Checksum));
     }
     Ok(Map::over(Parted::new(hybrids, cut)?))

@@ -18,10 +18,10 @@ use farlink_runtime::{
     wire::{Wire, decode_all},
 };
 use farlink_structures::{
-    btree::{Install, Tree},
+    btree::Tree,
     map::{
         KeyRange,
-        ops::{Count, Get, Locate, Put, Remove, Scan},
+        ops::{Count, Get, Put, Remove, Scan},
     },
 };
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
@@ -46,8 +46,6 @@ pub const TARGETS: &[Target] = &[
     Target { name: "remove", samples: keys, read: same_again::<Remove<Tree>> },
     Target { name: "scan", samples: scans, read: same_again::<Scan<Tree>> },
     Target { name: "count", samples: pairs, read: same_again::<Count<Tree>> },
-    Target { name: "locate", samples: pairs, read: same_again::<Locate<Tree>> },
-    Target { name: "install", samples: pairs, read: same_again::<Install> },
     Target { name: "region", samples: regions, read: same_again::<KeyRange> },
     Target { name: "header of a call", samples: headers, read: same_again::<CallHeader> },
     Target { name: "reply to a call", samples: replies, read: reply },

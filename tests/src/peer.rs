@@ -25,7 +25,10 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     worker::{Counters, Handle},
 };
-use farlink_structures::{btree::BTree, map::Map};
+use farlink_structures::{
+    btree::{self, BTree},
+    map::Map,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -452,7 +455,7 @@ fn run_worker(
 fn hold(spec: &Spec, key: u64, compute: &ComputeServer, orders: &Orders) -> anyhow::Result<()> {
     let worker = compute.worker()?;
     worker.block_on(async {
-        let tree = BTree::<OneSided>::open(&worker, &spec.tree, proof(spec)).await?;
+        let tree = BTree::<OneSided<btree::Tree>>::open(&worker, &spec.tree, proof(spec)).await?;
         let mut held = HeldPage::lock_leaf(&worker, tree.access(), key).await?;
         held.write_half().await?;
         say(&Ready { owner: compute.owner().incarnation(), page: Some(held.at().raw()) })?;

@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use farlink_runtime::{
-    access::{Access, PageRef, Start},
+    access::{Access, Hint, PageRef, Plugin, Start, Words},
     buffer::Buffer,
     fabric::Fabric,
     lock::{LockState, LockWord},
     one_sided::OneSided,
     page::{self, HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SELF, SizeClass, StructureId},
-    ptr::{Link, RemotePtr, ServerId, Target},
+    ptr::{Link, RemotePtr, ServerId},
     worker::Handle,
 };
+
+use farlink_structures::{btree::Tree, map::KeyRange};
 
 use crate::direct::Direct;
 
@@ -40,9 +42,8 @@ pub const fn capacity(words: usize) -> usize {
 ///
 /// # Errors
 /// If a page on the way cannot be read, or leads nowhere.
-pub async fn leaf_of(access: &OneSided, key: u64) -> anyhow::Result<RemotePtr> {
-    let class = access.structure().class;
-    let mut page = access.enter(Start::Root).await?;
+pub async fn leaf_of(access: &OneSided<Tree>, key: u64) -> anyhow::Result<RemotePtr> {
+    let mut page = access.open(Start::Root).await?;
     loop {
         let (at, level) = (page.at(), page.level());
         if level == 0 {
@@ -53,12 +54,36 @@ pub async fn leaf_of(access: &OneSided, key: u64) -> anyhow::Result<RemotePtr> {
             let index = words[KEYS..KEYS + count].partition_point(|&low| low <= key).saturating_sub(1);
             Link::from_word(words[KEYS + capacity(words.len()) + index])
         })?;
-        let Target::Remote(child) = link.target() else { anyhow::bail!("{at} leads to {link:?}") };
+        let Some((child, _)) = link.remote() else { anyhow::bail!("{at} leads to {link:?}") };
         if level == 1 {
             return Ok(child);
         }
-        page = access.read_page(child, class).await?;
+        page = access.read_page(link).await?;
     }
+}
+
+/// The page of a level where `key` belongs, as the pages above say; it is not read.
+///
+/// # Errors
+/// If a page on the way cannot be read, or leads nowhere.
+pub async fn page_of<P: Plugin<Region = KeyRange>>(
+    access: &impl Access<Plugin = P>,
+    key: u64,
+    level: u8,
+) -> anyhow::Result<Link> {
+    let mut page = access.open(Start::Root).await?;
+    while page.level() > level {
+        let link = page.read(|words| {
+            let is_it = |&index: &usize| P::below(words, index).is_some_and(|keys| keys.contains(key));
+            P::links(words).find(is_it).map(|index| Link::from_word(words.word(index)))
+        })?;
+        let Some(link) = link else { anyhow::bail!("{} leads to no page for {key}", page.at()) };
+        if page.level() == level + 1 {
+            return Ok(link);
+        }
+        page = access.follow(&page, link, Hint::DOWN).await?;
+    }
+    Ok(page.link())
 }
 
 /// A page that this compute server has locked by a compare-and-swap of its own.
@@ -75,9 +100,9 @@ impl HeldPage {
     ///
     /// # Errors
     /// If it cannot be found, or somebody else has it.
-    pub async fn lock_leaf(worker: &Handle, access: &OneSided, key: u64) -> anyhow::Result<Self> {
+    pub async fn lock_leaf(worker: &Handle, access: &OneSided<Tree>, key: u64) -> anyhow::Result<Self> {
         let at = leaf_of(access, key).await?;
-        let image = worker.read(at, access.structure().class.words()).await?;
+        let image = worker.read(at, access.context().structure.class.words()).await?;
         ensure!(page::is_whole(&image), "page {at} was not whole");
         let before = LockWord::from_word(image[LOCK]);
         let ours = before.locked_by(worker.owner());

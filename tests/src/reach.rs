@@ -152,7 +152,7 @@ impl CacheSpec {
     ///
     /// # Errors
     /// As [`ComputeCache::new`].
-    pub fn build<S: OrderedMap>(self, keeps_out: bool) -> Result<ComputeCache<S::Layout>, Error> {
+    pub fn build<S: OrderedMap>(self, keeps_out: bool) -> Result<ComputeCache<S>, Error> {
         let mut options = match self.admit {
             Admit::Dex => CacheOptions::dex(self.bytes),
             _ => CacheOptions::new(self.bytes),
@@ -162,7 +162,7 @@ impl CacheSpec {
         }
         options.page_bytes = self.page_bytes;
         options.keeps_out = keeps_out;
-        ComputeCache::new(S::Layout::default(), options)
+        ComputeCache::<S>::new(options)
     }
 }
 
@@ -172,7 +172,7 @@ pub struct Station<S: OrderedMap> {
     structure: Structure,
     proof: Proof,
     reach: Reach,
-    cache: Option<ComputeCache<S::Layout>>,
+    cache: Option<ComputeCache<S>>,
     /// What the engines of workers that have ended have counted.
     engines: Arc<Mutex<EngineCounts>>,
 }
@@ -181,17 +181,17 @@ pub struct Station<S: OrderedMap> {
 #[derive(Debug)]
 pub enum Tree<S: OrderedMap> {
     /// Without a cache.
-    OneSided(Map<S, OneSided>),
+    OneSided(Map<S, OneSided<S>>),
     /// Through a cache of all pages.
-    Cached(Map<S, Cached<S::Layout>>),
+    Cached(Map<S, Cached<S>>),
     /// Through such a cache, and what is not cached is shipped if that is cheaper.
-    Shipping(Map<S, Engine<S::Layout>>),
+    Shipping(Map<S, Engine<S>>),
     /// Through a cache of inner pages.
-    CachedInner(Map<S, CachedInner<S::Layout>>),
+    CachedInner(Map<S, CachedInner<S>>),
     /// By operations that are sent.
-    Coarse(Map<S, Remote>),
+    Coarse(Map<S, Remote<S>>),
     /// By searches that are sent.
-    Hybrid(Map<S, Hybrid>),
+    Hybrid(Map<S, Hybrid<S>>),
 }
 
 impl<S: OrderedMap> Tree<S> {
@@ -261,11 +261,7 @@ impl<S: OrderedMap> Station<S> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
             (Reach::Cached { part, ship, .. }, Some(cache)) => {
-                let Some(region) = S::region(part.range()) else {
-                    let why = format!("a {} has one owner, of all its keys", S::NAME);
-                    return Err(Error::BadOption { option: "processes", why });
-                };
-                let owned = cache.own(worker, structure, region)?;
+                let owned = cache.own(worker, structure, part.range())?;
                 match ship {
                     None => Tree::Cached(Map::over(owned)),
                     Some(ship) => {

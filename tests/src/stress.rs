@@ -328,7 +328,7 @@ fn reaches<S: Subject>(
     initial: &BTreeMap<u64, u64>,
 ) -> anyhow::Result<Vec<Reach>> {
     let processes = options.processes as usize;
-    let tree_bytes = cluster::check_tree(fabric, TREE)?.bytes();
+    let tree_bytes = cluster::check_tree(fabric, TREE)?.bytes;
     let bytes = options.cache_bytes.unwrap_or((tree_bytes as f64 * options.cache_percent / 100.0) as usize);
     let cache = CacheSpec {
         bytes: bytes.max(CACHE_BYTES_MIN),

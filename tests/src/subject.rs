@@ -18,7 +18,7 @@ pub trait Subject: OrderedMap {
 
     /// The page size that it can have next to this.
     fn page_bytes(wanted: usize) -> usize {
-        wanted.clamp(Self::PAGE_BYTES.0, Self::PAGE_BYTES.1)
+        wanted.clamp(*Self::ROOT_BYTES.start(), *Self::ROOT_BYTES.end())
     }
 
     /// Fills an empty map with entries in the order of their keys; `fill` is the share of each page to use, if it has any
@@ -26,7 +26,7 @@ pub trait Subject: OrderedMap {
     ///
     /// # Errors
     /// As an insert.
-    async fn load<A: Access + Clone + 'static>(
+    async fn load<A: Access<Plugin = Self> + Clone + 'static>(
         map: &Map<Self, A>,
         entries: impl IntoIterator<Item = (u64, u64)>,
         fill: f64,
@@ -36,7 +36,7 @@ pub trait Subject: OrderedMap {
 impl Subject for Tree {
     const WHICH: StructureName = StructureName::BTree;
 
-    async fn load<A: Access + Clone + 'static>(
+    async fn load<A: Access<Plugin = Self> + Clone + 'static>(
         map: &Map<Self, A>,
         entries: impl IntoIterator<Item = (u64, u64)>,
         fill: f64,
@@ -48,7 +48,7 @@ impl Subject for Tree {
 impl Subject for List {
     const WHICH: StructureName = StructureName::SkipList;
 
-    async fn load<A: Access + Clone + 'static>(
+    async fn load<A: Access<Plugin = Self> + Clone + 'static>(
         map: &Map<Self, A>,
         entries: impl IntoIterator<Item = (u64, u64)>,
         _fill: f64,

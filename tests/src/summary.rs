@@ -237,7 +237,7 @@ fn look<S: Subject>(
 }
 
 /// A history in which one more client gets every key, one after the other; from one scan, if they are many.
-fn read_all(worker: &Worker, tree: &Map<impl Subject, OneSided>, options: &Options) -> anyhow::Result<History> {
+fn read_all<S: Subject>(worker: &Worker, tree: &Map<S, OneSided<S>>, options: &Options) -> anyhow::Result<History> {
     let recorder = Recorder::new(Vec::new(), options.processes * options.workers, Flush::WhenFull)?;
     worker.block_on(async {
         let entries: Option<BTreeMap<u64, u64>> = match options.keys > GETS_MAX {
@@ -258,7 +258,11 @@ fn read_all(worker: &Worker, tree: &Map<impl Subject, OneSided>, options: &Optio
 }
 
 /// What owners saw in the end, beside what is there, where that differs.
-fn compare(worker: &Worker, tree: &Map<impl Subject, OneSided>, seen: &[Seen]) -> anyhow::Result<Vec<(Seen, Seen)>> {
+fn compare<S: Subject>(
+    worker: &Worker,
+    tree: &Map<S, OneSided<S>>,
+    seen: &[Seen],
+) -> anyhow::Result<Vec<(Seen, Seen)>> {
     let mut differ = Vec::new();
     for seen in seen {
         let entries = worker.block_on(tree.range(seen.part.low..=seen.part.high).take(usize::MAX))?;

@@ -151,7 +151,7 @@ fn image(at: RemotePtr, class: SizeClass, version: u64) -> Vec<u64> {
     for (index, word) in words.iter_mut().enumerate().skip(HEADER_WORDS) {
         *word = pattern(index, class, version);
     }
-    let identity = Identity { structure: StructureId(1), level: 0, class, kind: 1 };
+    let identity = Identity { structure: StructureId(1), level: 0, class, kind: 1, is_words: false };
     page::seal(&mut words, at, identity, version);
     words
 }

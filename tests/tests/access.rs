@@ -2,13 +2,14 @@
 
 use std::{
     pin::pin,
+    rc::Rc,
     sync::{Arc, atomic::Ordering},
     task::{Context, Waker},
 };
 
 use farlink_offload::{CacheOptions, ComputeCache};
 use farlink_runtime::{
-    access::{Access, Cause, Interrupt, PageRef, Start, Views},
+    access::{Access, Cause, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Plugin, Slot, Start, Words},
     compute::ComputeServer,
     error::Error,
     fabric::{
@@ -18,14 +19,13 @@ use farlink_runtime::{
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::HEADER_WORDS,
-    ptr::{Link, RemotePtr, ServerId},
+    ptr::{RemotePtr, ServerId},
     server::LocalMemory,
-    structure::{Layout, Structure},
-    words::Words,
+    structure::Structure,
     worker::Worker,
 };
 use farlink_structures::{
-    btree::{BTree, BTreeLayout, BTreeOptions, Tree},
+    btree::{BTree, BTreeOptions, Tree},
     map::KeyRange,
 };
 use farlink_tests::cluster::{self, FAST, WEAK};
@@ -53,36 +53,47 @@ impl Scene {
         cluster::load::<Tree>(&fabric, TREE, (0..KEYS).map(|key| (key, key)), 0.7).unwrap();
         let compute = cluster::join(&fabric, 1).unwrap();
         let worker = compute.worker().unwrap();
-        let tree = worker.block_on(BTree::<OneSided>::open(&worker, TREE, Proof::Checksum)).unwrap();
+        let tree = worker.block_on(BTree::<OneSided<Tree>>::open(&worker, TREE, Proof::Checksum)).unwrap();
         let structure = tree.structure().clone();
         let memory = memory.memory(ServerId::new(0).unwrap()).unwrap();
         Self { worker, _compute: compute, memory, structure }
     }
 
-    fn one_sided(&self, proof: Proof) -> OneSided {
+    fn one_sided(&self, proof: Proof) -> OneSided<Tree> {
         OneSided::new(&self.worker, self.structure.clone(), proof)
     }
 
-    fn lock(&self, page: RemotePtr) -> LockWord {
-        LockWord::from_word(self.memory.words(page, 1).unwrap()[0].load(Ordering::Relaxed))
+    fn lock(&self, page: Link) -> LockWord {
+        LockWord::from_word(self.memory.words(at(page), 1).unwrap()[0].load(Ordering::Relaxed))
     }
 
     /// A leaf, by its number from the left.
-    fn leaf<A: Access>(&self, access: &A, index: usize) -> RemotePtr {
-        let leaf: Result<RemotePtr, Interrupt> = self.worker.block_on(async {
+    fn leaf<A: Access<Plugin = Tree>>(&self, access: &A, index: usize) -> Link {
+        let leaf: Result<Link, Interrupt> = self.worker.block_on(async {
             let _pin = self.worker.pin();
-            let root = access.enter(Start::Root).await?;
-            let links = children(access, &root).await?;
-            OneSided::target(links[index])
+            let root = access.open(Start::Root).await?;
+            Ok(children(access, &root).await?[index])
         });
         leaf.unwrap()
     }
 
-    fn cache(&self) -> ComputeCache<BTreeLayout> {
+    fn cache(&self) -> ComputeCache<Tree> {
         let mut options = CacheOptions::new(1 << 20);
         options.page_bytes = PAGE_BYTES;
-        ComputeCache::new(BTreeLayout, options).unwrap()
+        ComputeCache::<Tree>::new(options).unwrap()
     }
+}
+
+const ONLY: Slot = Pages::<()>::ONLY;
+
+fn as_read<P>(page: P) -> Pages<P> {
+    let mut pages = Pages::new();
+    pages.add(page);
+    pages
+}
+
+fn at(page: Link) -> RemotePtr {
+    page.remote().unwrap().0
 }
 
 /// Runs `test` with each access to the tree that can change it from here.
@@ -105,22 +116,23 @@ macro_rules! with_each_access {
     };
 }
 
-async fn children<A: Access>(access: &A, root: &A::Page<'_>) -> Result<Vec<Link>, Interrupt> {
+async fn children<A: Access<Plugin = Tree>>(access: &A, root: &A::Page<'_>) -> Result<Vec<Link>, Interrupt> {
     assert_eq!(root.level(), 1);
     let _ = access;
-    root.read(|words| BTreeLayout.links(words).map(|index| Link::from_word(words.word(index))).collect())
+    root.read(|words| Tree::links(words).map(|index| Link::from_word(words.word(index))).collect())
 }
 
 #[test]
 fn links_that_are_followed_together_have_a_result_each() {
-    fn test<A: Access>(scene: &Scene, access: &A) {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
         let outcome: Result<(), Interrupt> = scene.worker.block_on(async {
             let _pin = scene.worker.pin();
-            let root = access.enter(Start::Root).await?;
+            let root = access.open(Start::Root).await?;
             let links = children(access, &root).await?;
-            let outside = RemotePtr::new(ServerId::new(0).unwrap(), (4 << 20) - 8).unwrap();
-            let mixed = [links[0], Link::from_word(0), links[1], outside.into(), links[2]];
-            let pages = access.follow_many(&root, &mixed).await;
+            let outside = RemotePtr::new(ServerId::new(0).unwrap(), (4 << 20) - 64).unwrap();
+            let mixed = [links[0], Link::NULL, links[1], Link::to(outside, scene.structure.class), links[2]];
+            let root = Rc::new(root);
+            let pages = access.follow_each(mixed.map(|link| (Rc::clone(&root), link))).all().await;
             assert_eq!(pages.len(), mixed.len());
             for (index, page) in pages.iter().enumerate() {
                 assert_eq!(page.is_ok(), index % 2 == 0, "link {index}: {:?}", page.as_ref().map(PageRef::at));
@@ -138,24 +150,26 @@ fn links_that_are_followed_together_have_a_result_each() {
 /// A change that sets nothing still says that its pages were so at one moment.
 #[test]
 fn a_change_without_effect_is_one_of_pages_as_they_are() {
-    fn test<A: Access>(scene: &Scene, access: &A) {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
         let outcome: Result<(), Interrupt> = scene.worker.block_on(async {
             let _pin = scene.worker.pin();
             for changes_between in [false, true] {
-                let root = access.enter(Start::Root).await?;
+                let root = access.open(Start::Root).await?;
                 let links = children(access, &root).await?;
                 let [left, again, right] = [
-                    access.follow(&root, links[0]).await?,
-                    access.follow(&root, links[0]).await?,
-                    access.follow(&root, links[1]).await?,
+                    access.follow(&root, links[0], Hint::DOWN).await?,
+                    access.follow(&root, links[0], Hint::DOWN).await?,
+                    access.follow(&root, links[1], Hint::DOWN).await?,
                 ];
                 if changes_between {
                     // A value of the first leaf, which has no meaning to the framework.
                     let last = PAGE_BYTES / 8 - 1;
-                    access.change(vec![again], vec![], |views| views.set(0, last, 7)).await?;
+                    access.change(as_read(again), |pages| pages.set(ONLY, last, 7)).await?;
                 }
-                let read = |views: &mut A::Views<'_>| views.word(0, HEADER_WORDS) + views.word(1, HEADER_WORDS);
-                let seen = access.change(vec![left, right], vec![], read).await;
+                let mut both = as_read(left);
+                let right = both.add(right);
+                let first = |pages: &A::PagesMut<'_>, slot| pages.page(slot).word(HEADER_WORDS);
+                let seen = access.change(both, |pages| first(pages, ONLY) + first(pages, right)).await.map(drop);
                 assert_eq!(seen.is_ok(), !changes_between);
                 assert!(matches!(seen, Ok(_) | Err(Interrupt::Restart(_))));
             }
@@ -168,12 +182,12 @@ fn a_change_without_effect_is_one_of_pages_as_they_are() {
 
 #[test]
 fn a_page_that_was_freed_is_freed_once() {
-    fn test<A: Access>(scene: &Scene, access: &A) {
-        let leaf: Result<RemotePtr, Interrupt> = scene.worker.block_on(async {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        let leaf: Result<Link, Interrupt> = scene.worker.block_on(async {
             let _pin = scene.worker.pin();
-            let root = access.enter(Start::Root).await?;
+            let root = access.open(Start::Root).await?;
             let links = children(access, &root).await?;
-            Ok(access.follow(&root, links[0]).await?.at())
+            Ok(access.follow(&root, links[0], Hint::DOWN).await?.link())
         });
         let leaf = leaf.unwrap();
         let free = || scene.worker.block_on(farlink_runtime::access::free(access, leaf));
@@ -181,8 +195,7 @@ fn a_page_that_was_freed_is_freed_once() {
         let again = free().unwrap_err();
         assert!(matches!(again, Interrupt::Restart(_) | Interrupt::Failed(_)), "{again}");
         let one_sided = scene.one_sided(Proof::Checksum);
-        let class = scene.structure.class;
-        let read = scene.worker.block_on(one_sided.read_page(leaf, class));
+        let read = scene.worker.block_on(one_sided.read_page(leaf));
         assert!(matches!(read, Err(Interrupt::Restart(_))), "{read:?}");
     }
     with_each_access!(test);
@@ -191,7 +204,7 @@ fn a_page_that_was_freed_is_freed_once() {
 /// Or a reader that holds an old copy could not tell it from the page that comes next.
 #[test]
 fn a_page_that_was_freed_has_a_later_version() {
-    fn test<A: Access>(scene: &Scene, access: &A) {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
         let leaf = scene.leaf(access, 0);
         let before = scene.lock(leaf);
         scene.worker.block_on(farlink_runtime::access::free(access, leaf)).unwrap();
@@ -211,16 +224,19 @@ fn a_page_that_was_freed_has_a_later_version() {
 
 #[test]
 fn a_page_of_another_structure_is_refused() {
-    fn test<A: Access>(scene: &Scene, access: &A) {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
         let options = BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() };
         let other = scene.worker.block_on(BTree::create(&scene.worker, "other", options)).unwrap();
-        let (ours, theirs) = (scene.leaf(access, 1), other.structure().root);
+        let (ours, theirs) = (scene.leaf(access, 1), other.structure().root_link());
         let outcome = scene.worker.block_on(async {
             let _pin = scene.worker.pin();
-            access.enter(Start::Page(ours)).await?;
-            access.enter(Start::Page(theirs)).await.map(|page| page.at())
+            access.open(Start::Page(ours)).await?;
+            access.open(Start::Page(theirs)).await.map(|page| page.link())
         });
-        assert!(matches!(outcome, Err(Interrupt::Restart(Cause::Stale { page, .. })) if page == theirs), "{outcome:?}");
+        assert!(
+            matches!(outcome, Err(Interrupt::Restart(Cause::Stale { page, .. })) if page == at(theirs)),
+            "{outcome:?}"
+        );
     }
     with_each_access!(test);
 }
@@ -229,13 +245,13 @@ fn a_page_of_another_structure_is_refused() {
 #[test]
 fn a_page_that_is_being_written_is_waited_for() {
     const CHANGES: u64 = 2000;
-    fn test<A: Access>(scene: &Scene, access: &A) {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
         let leaf = scene.leaf(access, 2);
-        let last = &scene.memory.words(leaf, PAGE_BYTES / 8).unwrap()[PAGE_BYTES / 8 - 1];
+        let last = &scene.memory.words(at(leaf), PAGE_BYTES / 8).unwrap()[PAGE_BYTES / 8 - 1];
         let whole = last.load(Ordering::Relaxed);
         let enter = async || {
             let _pin = scene.worker.pin();
-            access.enter(Start::Page(leaf)).await.map(|page| page.at())
+            access.open(Start::Page(leaf)).await.map(|page| page.link())
         };
         let mut reading = pin!(enter());
         let mut context = Context::from_waker(Waker::noop());
@@ -251,9 +267,9 @@ fn a_page_that_is_being_written_is_waited_for() {
         // A cache would not look at it again.
         let one_sided = scene.one_sided(Proof::Checksum);
         last.store(!whole, Ordering::Relaxed);
-        let corrupt = scene.worker.block_on(one_sided.read_page(leaf, scene.structure.class));
+        let corrupt = scene.worker.block_on(one_sided.read_page(leaf));
         assert!(
-            matches!(&corrupt, Err(Interrupt::Failed(error)) if matches!(**error, Error::PageCorrupt { page } if page == leaf))
+            matches!(&corrupt, Err(Interrupt::Failed(error)) if matches!(**error, Error::PageCorrupt { page } if page == at(leaf)))
         );
     }
     for options in [FAST, WEAK] {
@@ -273,11 +289,11 @@ fn a_lock_that_was_taken_away_is_reported() {
     let scene = Scene::new(MemOptions { atomic_against_writes: false, ..FAST });
     let access = scene.one_sided(Proof::Checksum);
     let leaf = scene.leaf(&access, 0);
-    let word = &scene.memory.words(leaf, 1).unwrap()[0];
+    let word = &scene.memory.words(at(leaf), 1).unwrap()[0];
     let change = async {
         let _pin = scene.worker.pin();
-        let page = access.enter(Start::Page(leaf)).await?;
-        access.change(vec![page], vec![], |views| views.set(0, PAGE_BYTES / 8 - 1, 7)).await
+        let page = access.open(Start::Page(leaf)).await?;
+        access.change(as_read(page), |pages| pages.set(ONLY, PAGE_BYTES / 8 - 1, 7)).await.map(drop)
     };
     let mut changing = pin!(change);
     for _ in 0..TURNS_MAX {
@@ -290,7 +306,8 @@ fn a_lock_that_was_taken_away_is_reported() {
     let taken = LockWord::unlocked(scene.lock(leaf).version() + 40);
     word.store(taken.word(), Ordering::Relaxed);
     let outcome = scene.worker.block_on(changing);
-    let is_told = |error: &Error| matches!(*error, Error::LockLost { page, found } if (page, found) == (leaf, taken));
+    let is_told =
+        |error: &Error| matches!(*error, Error::LockLost { page, found } if (page, found) == (at(leaf), taken));
     assert!(matches!(&outcome, Err(Interrupt::Failed(error)) if is_told(error)), "{outcome:?}");
     assert_eq!(scene.lock(leaf), taken);
 }

@@ -30,7 +30,7 @@ fn filled<S: Subject>(entries: &[(u64, u64)], fill: f64) -> Arc<dyn Fabric> {
     fabric
 }
 
-fn with<S: Subject>(fabric: &Arc<dyn Fabric>, f: impl AsyncFnOnce(&Worker, Map<S, OneSided>)) {
+fn with<S: Subject>(fabric: &Arc<dyn Fabric>, f: impl AsyncFnOnce(&Worker, Map<S, OneSided<S>>)) {
     let run = |worker: &Worker| {
         worker.block_on(async {
             let map = Map::open(worker, NAME, Proof::Checksum).await?;
@@ -99,7 +99,7 @@ fn a_fence_at_the_last_key_is_a_fence() {
         let owned = |region: KeyRange| {
             let mut options = CacheOptions::new(1 << 20);
             options.page_bytes = PAGE_BYTES;
-            let cache = ComputeCache::new(farlink_structures::btree::BTreeLayout, options).unwrap();
+            let cache = ComputeCache::<farlink_structures::btree::Tree>::new(options).unwrap();
             BTree::over(cache.own(worker, tree.structure().clone(), region).unwrap())
         };
         // The leaf is whoever's who owns all keys but the last, and no other's.

@@ -29,7 +29,7 @@ use farlink_runtime::{
     operation::retry,
     worker::{Handle, Worker},
 };
-use farlink_structures::btree::{BTree, BTreeOptions, Spread};
+use farlink_structures::btree::{self, BTree, BTreeOptions, Spread};
 use farlink_tests::{
     bounded::{self, Bound, Watchdog},
     cluster::{self, FAST, WEAK},
@@ -44,7 +44,7 @@ const ENDS: Bound = Bound { reads_max: 10_000, turns_max: 100_000 };
 /// More polls or turns than any future here takes.
 const CUTS_MAX: u32 = 100_000;
 
-type Tree = BTree<OneSided>;
+type Tree = BTree<OneSided<btree::Tree>>;
 type Doing = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
 
 /// For what has no turns to count: the end of a worker and of a compute server.
@@ -88,7 +88,7 @@ fn assert_nothing_is_lost(fabric: &Arc<dyn Fabric>, context: &str) {
         for structure in catalog::list(worker).await? {
             let report = BTree::open(worker, &structure.name, Proof::Checksum).await?.check().await?;
             assert!(report.is_clean() && report.audit.held == 0, "{context}: {report:?}");
-            bytes += report.bytes();
+            bytes += report.bytes;
         }
         let memory = audit::memory(worker).await?;
         assert_eq!(memory.used_bytes(), bytes, "{context}: {memory:?}, of which the structures use {bytes}");
@@ -276,11 +276,9 @@ fn retirements_end_anywhere() {
     for options in [FAST, WEAK] {
         for cuts in 1..CUTS_MAX {
             let Scene { fabric, compute, worker, tree } = Scene::new(options);
-            let structure = tree.access().structure().clone();
-            worker.block_on(catalog::unregister(&worker, &structure)).unwrap();
             let retire = |tree: Tree| async move {
-                retry(tree.access().worker(), async || {
-                    access::free(tree.access(), tree.access().structure().root).await
+                retry(&tree.access().context().worker, async || {
+                    access::free(tree.access(), tree.structure().root_link()).await
                 })
                 .await
             };
@@ -369,7 +367,7 @@ fn a_worker_dropped_in_virtual_time() {
     const STEP_NS: u64 = 500;
     at_every_poll("a worker dropped in virtual time", |steps| {
         let Scene { fabric, compute, worker, tree } = Scene::new(MemOptions { latency_ns: 1000, ..FAST });
-        let structure = tree.access().structure().clone();
+        let structure = tree.structure().clone();
         drop((tree, worker));
         let now = Rc::new(Cell::new(0));
         let worker = compute.worker_with(Clock::Virtual(Rc::clone(&now))).unwrap();

@@ -4,7 +4,7 @@
 use std::{collections::HashSet, path::Path, time::Duration};
 
 use farlink_runtime::{compute::ComputeServer, error::Error, one_sided::OneSided, ptr::RemotePtr, worker::Worker};
-use farlink_structures::btree::{BTree, BTreeOptions, Report};
+use farlink_structures::btree::{self, BTree, BTreeOptions, Report};
 use farlink_tests::{
     backend::{Backend, Cluster, Manners},
     bounded::{self, Bound, Watchdog},
@@ -27,7 +27,7 @@ fn program() -> &'static Path {
 
 /// A cluster with a tree of the keys 0 to `KEYS`, each with itself as its value, and a compute server on it.
 struct Scene {
-    tree: BTree<OneSided>,
+    tree: BTree<OneSided<btree::Tree>>,
     worker: Worker,
     _compute: ComputeServer,
     fabric: Cluster,
@@ -77,7 +77,7 @@ impl Scene {
     /// Runs an operation on the tree that must end soon.
     fn soon<T: 'static>(
         &self,
-        operation: impl AsyncFnOnce(&BTree<OneSided>) -> Result<T, Error> + 'static,
+        operation: impl AsyncFnOnce(&BTree<OneSided<btree::Tree>>) -> Result<T, Error> + 'static,
     ) -> Result<T, Error> {
         let tree = self.tree.clone();
         bounded::run(&self.worker, FINDS_OUT, async move { operation(&tree).await })

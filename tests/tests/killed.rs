@@ -139,7 +139,7 @@ impl Left {
     fn read(&self, keys: &[u64]) -> History {
         let recorder =
             Recorder::new(Vec::new(), self.options.processes * self.options.workers, Flush::WhenFull).unwrap();
-        let get_all = async |tree: BTree<OneSided>| {
+        let get_all = async |tree: BTree<OneSided<Tree>>| {
             for &key in keys {
                 let ticket = recorder.begin(Op::Get { key }).unwrap();
                 let outcome = match tree.get(key).await {
@@ -249,7 +249,7 @@ fn expect_one_part_old(left: &Left) {
     let own: Vec<u64> = keys.into_iter().filter(|&key| part.contains(key)).collect();
     let (mut found, mut absent, mut wrong) = (0, 0, Vec::new());
     cluster::with_worker(&left.fabric, |worker| {
-        let tree = worker.block_on(BTree::<OneSided>::open(worker, TREE, Proof::Checksum))?;
+        let tree = worker.block_on(BTree::<OneSided<Tree>>::open(worker, TREE, Proof::Checksum))?;
         for &key in own.iter().step_by((own.len() / LOOKED_AT).max(1)) {
             let tree = tree.clone();
             match bounded::run(worker, ENDS, async move { tree.get(key).await }).expect("a get comes to an end") {

@@ -72,7 +72,7 @@ fn cluster(on: On) -> Scene {
 
 const FAST_RUN: On = On::ThisRun(Manners::Fast);
 
-async fn create<S: Subject>(worker: &Worker, proof: Proof) -> Result<Map<S, OneSided>, Error> {
+async fn create<S: Subject>(worker: &Worker, proof: Proof) -> Result<Map<S, OneSided<S>>, Error> {
     Map::make(worker, "model", S::page_bytes(256), proof).await
 }
 
@@ -104,7 +104,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-async fn apply<S: Subject>(tree: &Map<S, OneSided>, model: &mut BTreeMap<u64, u64>, op: Op) -> Result<(), Error> {
+async fn apply<S: Subject>(tree: &Map<S, OneSided<S>>, model: &mut BTreeMap<u64, u64>, op: Op) -> Result<(), Error> {
     match op {
         Op::Insert(k, v) => {
             let absent = !model.contains_key(&k);
@@ -150,7 +150,7 @@ async fn apply<S: Subject>(tree: &Map<S, OneSided>, model: &mut BTreeMap<u64, u6
     Ok(())
 }
 
-async fn same<S: Subject>(tree: &Map<S, OneSided>, model: &BTreeMap<u64, u64>) -> Result<(), Error> {
+async fn same<S: Subject>(tree: &Map<S, OneSided<S>>, model: &BTreeMap<u64, u64>) -> Result<(), Error> {
     let all: Vec<_> = model.iter().map(|(&k, &v)| (k, v)).collect();
     assert_eq!(tree.range(..).take(usize::MAX).await?, all);
     assert_eq!(tree.len().await?, model.len() as u64);

@@ -6,7 +6,6 @@
 use std::{collections::BTreeSet, rc::Rc, sync::Arc};
 
 use farlink_runtime::{
-    access::Access,
     audit::{self, Memory},
     compute::ComputeServer,
     error::Error,
@@ -34,9 +33,9 @@ const PAGE_BYTES: usize = 256;
 const SHIFT: usize = 256;
 
 /// A worker of a compute server that does its own maintenance.
-struct Member<S> {
+struct Member<S: Subject> {
     // Before the compute server, which it belongs to.
-    tree: Map<S, OneSided>,
+    tree: Map<S, OneSided<S>>,
     worker: Worker,
     compute: Rc<ComputeServer>,
 }
@@ -195,7 +194,7 @@ fn a_pinned_reader_holds_reuse_back<S: Subject>() {
     let maintain = || settle(&members);
     writer.insert(&keys);
     maintain();
-    let structure = writer.tree.access().structure().clone();
+    let structure = writer.tree.structure().clone();
     let pages = raw::pages_of(&fabric, structure.id, structure.class);
     let pin = reader.worker.pin();
     writer.remove(&keys);

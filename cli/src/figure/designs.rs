@@ -10,10 +10,11 @@ use std::io::Write;
 use std::time::Duration;
 
 use farlink_offload::AccessMode;
+use farlink_offload::Cut;
 use farlink_runtime::fabric::mem::MemOptions;
-use farlink_runtime::operation::Cut;
 use farlink_runtime::ptr::ServerId;
 use farlink_structures::btree::{BTreeOptions, Spread};
+use farlink_structures::map::KeyRange;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -143,7 +144,10 @@ impl<'a> Serving<'a> {
         let bounds = data.bounds(names.len(), args.keys);
         let cut = match design {
             Design::CoarseHash => Cut::Hash,
-            _ => Cut::Range(bounds[1..names.len()].iter().map(|number| Population::key(*number)).collect()),
+            _ => {
+                let lows: Vec<u64> = bounds[1..names.len()].iter().map(|number| Population::key(*number)).collect();
+                Cut::Regions(KeyRange::cut_at(&lows))
+            }
         };
         let (mode, spread) = design.placed();
         let mut parts = Vec::new();
@@ -151,7 +155,8 @@ impl<'a> Serving<'a> {
             let root = ServerId::new(part as u16);
             let options =
                 BTreeOptions { page_bytes: args.page_bytes as usize, spread, root, ..BTreeOptions::default() };
-            let entries = (0..args.keys).map(entry).filter(|(key, _)| cut.part_of(*key, names.len()) == part);
+            let entries =
+                (0..args.keys).map(entry).filter(|(key, _)| cut.about(&KeyRange::only(*key), names.len()) == [part]);
             parts.push(self.bed.load(name, options, entries, args.fill)?);
         }
         Reach::of_parts(mode, parts, cut)

@@ -79,7 +79,7 @@ impl<'a> Loaded<'a> {
         let bed = Bed::start(1, tree_bytes_max(args.keys, args.page_bytes, args.fill), options)?;
         let options = BTreeOptions { page_bytes: args.page_bytes as usize, ..BTreeOptions::default() };
         let tree = bed.load(NAME, options, population.entries(), args.fill)?;
-        let tree_bytes = bed.report(NAME)?.bytes();
+        let tree_bytes = bed.report(NAME)?.bytes;
         Ok(Self { args, population, bed, tree, tree_bytes })
     }
 

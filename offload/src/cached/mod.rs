@@ -8,32 +8,34 @@
 //! An operation on cached pages never suspends, except to let other tasks of the worker run while a page comes from
 //! memory: with several in flight that hides the latency of DRAM, with one it is not done.
 
+mod pages;
 pub(crate) mod ship;
-mod views;
 
 use std::{
-    cell::{Cell, OnceCell},
+    cell::OnceCell,
     future::Future,
     ops::Range,
     pin::Pin,
-    task::{Context, Poll},
+    task::{self, Poll},
 };
 
-use farlink_cache::{Anchor, Bookmark, CacheHandle, Counters, Page};
+use farlink_cache::{Anchor, Bookmark, CacheHandle, Counters, Page, is_swizzled};
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start},
+    access::{Access, Context, FastPath, Hint, Interrupt, NewPage, PageRef, Pages, Placement, Plugin, Start, WordPtr},
+    change::Role,
     error::Error,
     one_sided::OneSided,
     page::{IDENTITY, Identity, SizeClass},
-    pages::{self, NewPage, Placement},
-    ptr::{Link, RemotePtr, ServerId},
-    structure::{Layout, Overlap, Structure},
+    pages as allocation,
+    ptr::{Link, ServerId},
+    structure::Overlap,
     sync::{AtomicU64, Ordering},
     worker::{Handle, YieldNow},
 };
+use smallvec::SmallVec;
 
-pub use self::views::CachedViews;
-use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
+pub use self::pages::CachedPages;
+use crate::store::{CacheLayout, RemoteStore, link_of, page_id, to_cache};
 
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.
 const PREFETCHED_LEVEL_MAX: u8 = 1;
@@ -49,38 +51,30 @@ const AT_HAND_BYTES: usize = 4 << 20;
 /// beyond with [`Error::SharedPage`], both before any effect. Changes are in remote memory once their pages leave the cache,
 /// or after a flush.
 #[derive(Debug)]
-pub struct Cached<T: Layout> {
-    cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>,
-    layout: T,
+pub struct Cached<P: Plugin> {
+    cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>,
+    /// The size of most pages.
     class: farlink_cache::SizeClass,
-    root: std::rc::Rc<OnceCell<Anchor<CacheLayout<T>>>>,
-    notes: Cell<[u64; 2]>,
+    root: std::rc::Rc<OnceCell<Anchor<CacheLayout<P>>>>,
     /// Whether the processor may have to wait for a page.
     is_large: bool,
 }
 
-impl<T: Layout> Clone for Cached<T> {
+impl<P: Plugin> Clone for Cached<P> {
     fn clone(&self) -> Self {
-        Self {
-            cache: self.cache.clone(),
-            layout: self.layout.clone(),
-            class: self.class,
-            root: self.root.clone(),
-            notes: self.notes.clone(),
-            is_large: self.is_large,
-        }
+        Self { cache: self.cache.clone(), class: self.class, root: self.root.clone(), is_large: self.is_large }
     }
 }
 
 /// A page in the cache.
 #[derive(Debug)]
-pub struct CachedPage<'a, T: Layout>(Page<'a, RemoteStore<T>, CacheLayout<T>>);
+pub struct CachedPage<'a, P: Plugin>(Page<'a, RemoteStore<P>, CacheLayout<P>>);
 
-impl<T: Layout> PageRef for CachedPage<'_, T> {
+impl<P: Plugin> PageRef for CachedPage<'_, P> {
     type Words = [AtomicU64];
 
-    fn at(&self) -> RemotePtr {
-        RemotePtr::from_raw(self.0.id().get()).expect("a page is cached under its address")
+    fn link(&self) -> Link {
+        link_of(self.0.id())
     }
 
     #[inline]
@@ -100,19 +94,34 @@ impl<T: Layout> PageRef for CachedPage<'_, T> {
     }
 }
 
-impl<T: Layout> Cached<T> {
-    pub(crate) fn new(cache: CacheHandle<RemoteStore<T>, CacheLayout<T>>, layout: T) -> Self {
-        let class = to_cache(cache.store().one_sided().structure().class);
+impl<P: Plugin> Cached<P> {
+    pub(crate) fn new(cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>) -> Self {
+        let class = to_cache(cache.store().context().structure.class);
         let is_large = cache.cache().memory().limit > AT_HAND_BYTES;
-        Self { cache, layout, class, root: std::rc::Rc::default(), notes: Cell::default(), is_large }
+        Self { cache, class, root: std::rc::Rc::default(), is_large }
     }
 
-    fn one_sided(&self) -> &OneSided {
+    fn one_sided(&self) -> &OneSided<P> {
         self.cache.store().one_sided()
     }
 
+    #[inline(always)]
+    pub(crate) fn worker(&self) -> &Handle {
+        &self.cache.store().context().worker
+    }
+
+    /// The size of the page that a link leads to. Of a swizzled one it is a guess, which costs a little if it is wrong: the frame
+    /// knows better.
+    #[inline(always)]
+    fn class_of(&self, word: u64) -> farlink_cache::SizeClass {
+        if is_swizzled(word) {
+            return self.class;
+        }
+        Link::from_word(word).remote().map_or(self.class, |(_, class)| to_cache(class))
+    }
+
     /// What this compute server owns.
-    pub(crate) fn region(&self) -> &T::Region {
+    pub(crate) fn region(&self) -> &P::Region {
         self.cache.store().region().expect("cached access is made with a region")
     }
 
@@ -144,16 +153,16 @@ impl<T: Layout> Cached<T> {
     ///
     /// # Errors
     /// As [`Cached::flush`].
-    pub async fn flush_region(&self, region: &T::Region) -> Result<(), Error> {
-        let is_meant = |_, words: &[AtomicU64]| self.layout.overlap(words, region) != Overlap::Outside;
+    pub async fn flush_region(&self, region: &P::Region) -> Result<(), Error> {
+        let is_meant = |_, words: &[AtomicU64]| P::overlap(words, region) != Overlap::Outside;
         self.cache.flush_matching(is_meant).await.map_err(failed)
     }
 
-    async fn root(&self) -> Result<CachedPage<'_, T>, Interrupt> {
+    async fn root(&self) -> Result<CachedPage<'_, P>, Interrupt> {
         let anchor = match self.root.get() {
             Some(anchor) => anchor,
             None => {
-                let root = self.structure().root;
+                let root = self.context().structure.root_link();
                 let anchor = self
                     .cache
                     .anchor(page_id(root), self.class)
@@ -166,9 +175,12 @@ impl<T: Layout> Cached<T> {
     }
 
     /// What is read first of a page of which nothing else is known: a search begins in the first half.
-    #[inline]
-    fn first_words(&self) -> [Range<usize>; 3] {
-        [0..self.class.words() / 2, 0..0, 0..0]
+    #[inline(always)]
+    fn first_words(&self, hint: Hint) -> [Range<usize>; 3] {
+        match hint.first {
+            [(0, 0), ..] => [0..self.class.words() / 2, 0..0, 0..0],
+            first => first.map(|(start, end)| usize::from(start)..usize::from(end)),
+        }
     }
 
     /// Whether something is gained if other operations run while the processor fetches what one is about to look at.
@@ -185,7 +197,7 @@ impl<T: Layout> Cached<T> {
     }
 
     /// Whether this compute server may change a page.
-    fn require_owned(&self, page: &CachedPage<'_, T>) -> Result<(), Interrupt> {
+    fn require_owned(&self, page: &CachedPage<'_, P>) -> Result<(), Interrupt> {
         // A leaf got into the cache because it is.
         if page.level() == 0 {
             return Ok(());
@@ -199,29 +211,29 @@ impl<T: Layout> Cached<T> {
 
 /// Following a link. By hand, so that what a hit takes is part of the caller's code: an async function of its own costs a
 /// hit half again as much.
-struct Follow<'f, 'a, T: Layout> {
-    access: &'a Cached<T>,
-    from: &'f CachedPage<'a, T>,
+struct Follow<'f, 'a, P: Plugin> {
+    access: &'a Cached<P>,
+    from: &'f CachedPage<'a, P>,
     word: u64,
     /// These words of the page are wanted first.
     words: [Range<usize>; 3],
-    step: Step<'f, 'a, T>,
+    step: Step<'f, 'a, P>,
 }
 
-type Fetch<'f, 'a, T> = Pin<Box<dyn Future<Output = Result<CachedPage<'a, T>, Interrupt>> + 'f>>;
+type Fetch<'f, 'a, P> = Pin<Box<dyn Future<Output = Result<CachedPage<'a, P>, Interrupt>> + 'f>>;
 
-enum Step<'f, 'a, T: Layout> {
+enum Step<'f, 'a, P: Plugin> {
     Prefetch,
     Yield(YieldNow<'a>),
-    Fetch(Fetch<'f, 'a, T>),
+    Fetch(Fetch<'f, 'a, P>),
 }
 
-impl<'f, 'a, T: Layout> Follow<'f, 'a, T> {
+impl<'f, 'a, P: Plugin> Follow<'f, 'a, P> {
     #[cold]
     #[inline(never)]
-    fn fetch(&self) -> Fetch<'f, 'a, T> {
+    fn fetch(&self) -> Fetch<'f, 'a, P> {
         let Self { access, from, word, .. } = *self;
-        let class = access.class;
+        let class = access.class_of(word);
         Box::pin(async move {
             let page = access.cache.follow(&from.0, word, class).await;
             page.map(CachedPage).map_err(|error| access.cache.store().interrupt(error))
@@ -229,11 +241,11 @@ impl<'f, 'a, T: Layout> Follow<'f, 'a, T> {
     }
 }
 
-impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
-    type Output = Result<CachedPage<'a, T>, Interrupt>;
+impl<'a, P: Plugin> Future for Follow<'_, 'a, P> {
+    type Output = Result<CachedPage<'a, P>, Interrupt>;
 
     #[inline(always)]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Self::Output> {
         let access = self.access;
         if let Step::Prefetch = self.step
             && self.from.level() <= PREFETCHED_LEVEL_MAX + 1
@@ -280,138 +292,144 @@ fn failed(error: farlink_cache::CacheError<Interrupt>) -> Error {
     }
 }
 
-impl<T: Layout> Access for Cached<T> {
-    type Page<'a> = CachedPage<'a, T>;
-    type Views<'a> = CachedViews<'a>;
-
-    fn worker(&self) -> &Handle {
-        self.one_sided().worker()
-    }
-
-    fn structure(&self) -> &Structure {
-        self.one_sided().structure()
-    }
-
-    #[inline]
-    async fn enter(&self, start: Start) -> Result<CachedPage<'_, T>, Interrupt> {
-        match start {
-            // What is cached is current: nobody else changes it.
-            Start::Root | Start::Anew => self.root().await,
-            Start::Stopped(words) => match self.cache.back_to(Bookmark(words)) {
-                Some(page) => Ok(CachedPage(page)),
-                None => self.root().await,
-            },
-            Start::Page(page) => Ok(CachedPage(
-                self.cache
-                    .load(page_id(page), self.class)
-                    .await
-                    .map_err(|error| self.cache.store().interrupt(error))?,
-            )),
-        }
-    }
+impl<P: Plugin> FastPath for Cached<P> {
+    type Page<'a> = CachedPage<'a, P>;
+    const PREFETCHES: bool = true;
 
     #[inline(always)]
-    fn root_at_hand(&self) -> Option<CachedPage<'_, T>> {
+    fn try_open(&self) -> Option<CachedPage<'_, P>> {
         if self.gains_by_yielding() {
             return None;
         }
         self.cache.enter(self.root.get()?).ok().map(CachedPage)
     }
 
-    #[inline]
-    fn follow<'a>(
-        &'a self,
-        from: &CachedPage<'a, T>,
-        link: Link,
-    ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
-        self.follow_for(from, link, self.first_words())
-    }
-
-    #[inline]
-    fn follow_for<'a>(
-        &'a self,
-        from: &CachedPage<'a, T>,
-        link: Link,
-        words: [Range<usize>; 3],
-    ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
-        Follow { access: self, from, word: link.word(), words, step: Step::Prefetch }
-    }
-
     #[inline(always)]
-    fn at_hand<'a>(
-        &'a self,
-        from: &CachedPage<'a, T>,
-        link: Link,
-        words: [Range<usize>; 3],
-    ) -> Option<CachedPage<'a, T>> {
+    fn try_follow<'a>(&'a self, from: &CachedPage<'a, P>, link: Link, hint: Hint) -> Option<CachedPage<'a, P>> {
         let level = from.level();
         if level <= YIELDED_LEVEL_MAX + 1 && self.gains_by_yielding() {
             return None;
         }
-        let words = (level <= PREFETCHED_LEVEL_MAX + 1).then_some(words);
+        let words = (level <= PREFETCHED_LEVEL_MAX + 1).then(|| self.first_words(hint));
         self.cache.follow_cached(&from.0, link.word(), self.class, words).map(CachedPage)
     }
 
-    fn stop_at(&self, page: &CachedPage<'_, T>) -> Start {
-        page.0.bookmark().map_or(Start::Root, |bookmark| Start::Stopped(bookmark.0))
+    fn resume_at(&self, page: &CachedPage<'_, P>) -> Start {
+        page.0.bookmark().map_or(Start::Root, |bookmark| Start::Resume(bookmark.0))
     }
 
     #[inline]
-    fn notes(&self) -> Option<&Cell<[u64; 2]>> {
-        Some(&self.notes)
-    }
-
-    #[inline]
-    async fn expect<'a>(&'a self, page: &CachedPage<'a, T>, words: [Range<usize>; 2]) {
+    async fn prefetch<'a>(&'a self, page: &CachedPage<'a, P>, words: [(u16, u16); 2]) {
         if page.level() == 0 {
-            words.into_iter().for_each(|words| page.0.prefetch(words));
+            words.into_iter().for_each(|(start, end)| page.0.prefetch(start.into()..end.into()));
             self.let_others_run().await;
         }
     }
+}
 
-    async fn follow_many<'a>(
+const NOT_COHERENT: Error = Error::NotCoherent {
+    what: "an owner's cache hides what it changes, so words that others swap may lead to nothing",
+};
+
+impl<P: Plugin> Access for Cached<P> {
+    type Plugin = P;
+    type PagesMut<'a> = CachedPages<'a>;
+
+    #[inline(always)]
+    fn context(&self) -> &Context<P> {
+        self.cache.store().context()
+    }
+
+    #[inline]
+    async fn open(&self, start: Start) -> Result<CachedPage<'_, P>, Interrupt> {
+        match start {
+            // What is cached is current: nobody else changes it.
+            Start::Root | Start::Anew => self.root().await,
+            Start::Resume(words) => match self.cache.back_to(Bookmark(words)) {
+                Some(page) => Ok(CachedPage(page)),
+                None => self.root().await,
+            },
+            Start::Page(page) => {
+                let Some((_, class)) = page.remote() else {
+                    return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }.into());
+                };
+                let loaded = self.cache.load(page_id(page), to_cache(class)).await;
+                Ok(CachedPage(loaded.map_err(|error| self.cache.store().interrupt(error))?))
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn follow<'a>(
         &'a self,
-        from: &CachedPage<'a, T>,
-        links: &[Link],
-    ) -> Vec<Result<CachedPage<'a, T>, Interrupt>> {
-        let words: Vec<u64> = links.iter().map(|link| link.word()).collect();
-        let pages = self.cache.follow_many(&from.0, &words, self.class).await;
-        pages
-            .into_iter()
-            .map(|page| page.map(CachedPage).map_err(|error| self.cache.store().interrupt(error)))
-            .collect()
+        from: &CachedPage<'a, P>,
+        link: Link,
+        hint: Hint,
+    ) -> impl Future<Output = Result<CachedPage<'a, P>, Interrupt>> {
+        Follow { access: self, from, word: link.word(), words: self.first_words(hint), step: Step::Prefetch }
+    }
+
+    #[inline(always)]
+    fn descend<'a>(
+        &'a self,
+        from: &CachedPage<'a, P>,
+        link: Link,
+        hint: Hint,
+    ) -> impl Future<Output = Result<CachedPage<'a, P>, Interrupt>> {
+        self.follow(from, link, hint)
     }
 
     async fn change<'a, R>(
         &'a self,
-        pages: Vec<CachedPage<'a, T>>,
-        new: Vec<NewPage>,
-        f: impl FnOnce(&mut CachedViews<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        for page in &pages {
-            self.require_owned(page)?;
+        pages: Pages<Self::Page<'a>>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
+    ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
+        let structure = self.context().structure.id;
+        let (mut old, new) = pages.into_parts();
+        if let (1, true) = (old.len(), new.is_empty())
+            && let Some((page, Role::Current)) = old.next()
+        {
+            self.require_owned(&page)?;
+            let altered = self.cache.alter(&page.0, |change| {
+                let mut pages = CachedPages::open(change, structure, [Role::Current].into_iter(), &[]);
+                let result = f(&mut pages);
+                pages.close(change);
+                result
+            });
+            let result = altered.map_err(|_| Interrupt::conflict())?;
+            return Ok((result, Pages::after([Some(page)])));
+        }
+        let old: SmallVec<[_; 4]> = old.collect();
+        for (index, (page, role)) in old.iter().enumerate() {
+            if *role != Role::ReliedOn {
+                self.require_owned(page)?;
+            }
+            if old[..index].iter().any(|(other, _)| other.0.id() == page.0.id()) {
+                return Err(Error::PageTwice { page: page.at() }.into());
+            }
         }
         let mut reserved = Vec::with_capacity(new.len());
         for page in &new {
             reserved.push(
                 self.cache
-                    .reserve(page_id(page.at()), to_cache(page.class()))
+                    .reserve(page_id(page.link()), to_cache(page.class()))
                     .await
                     .map_err(|error| self.cache.store().interrupt(error))?,
             );
         }
-        let held: Vec<_> = pages.iter().map(|page| &page.0).collect();
-        let structure = self.structure().id;
+        let held: SmallVec<[_; 4]> = old.iter().map(|(page, _)| &page.0).collect();
         let changed = self.cache.change(&held, reserved, |change| {
-            let mut views = CachedViews::open(change, structure, pages.len(), &new);
-            let result = f(&mut views);
-            (result, views.close(change))
+            let mut pages = CachedPages::open(change, structure, old.iter().map(|&(_, role)| role), &new);
+            let result = f(&mut pages);
+            (result, pages.close(change))
         });
+        drop(held);
         let (result, freed) = changed.map_err(|_| Interrupt::conflict())?;
         new.into_iter().for_each(NewPage::publish);
+        let mut after: SmallVec<[_; 4]> = old.into_iter().map(|(page, _)| Some(page)).collect();
         for (page, lock) in freed {
-            let (at, class) = (pages[page].at(), self.structure().class);
-            let free = pages::free_owned(self.worker().clone(), at, class, lock);
+            let Some((at, class)) = after[page].take().and_then(|page| page.link().remote()) else { continue };
+            let free = allocation::free_owned(self.worker().clone(), at, class, lock);
             // Nobody waits for it: the page is out of use already.
             let task = async move {
                 if let Err(error) = free.await {
@@ -420,40 +438,33 @@ impl<T: Layout> Access for Cached<T> {
             };
             drop(self.worker().spawn_to_end(task));
         }
-        Ok(result)
+        Ok((result, Pages::after(after)))
     }
 
-    async fn alter<'a, R>(
+    async fn install<'a>(
         &'a self,
-        page: CachedPage<'a, T>,
-        f: impl FnOnce(&mut CachedViews<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        self.require_owned(&page)?;
-        let structure = self.structure().id;
-        let altered = self.cache.alter(&page.0, |change| {
-            let mut views = CachedViews::open(change, structure, 1, &[]);
-            let result = f(&mut views);
-            views.close(change);
-            result
-        });
-        altered.map_err(|_| Interrupt::conflict())
+        _new: Vec<NewPage>,
+        _f: impl FnOnce(&mut Self::PagesMut<'a>),
+        _word: WordPtr,
+        _old: u64,
+        _to: u64,
+    ) -> Result<Result<(), u64>, Interrupt> {
+        Err(NOT_COHERENT.into())
     }
 
-    fn leads_to(&self, link: Link, page: &CachedPage<'_, T>) -> bool {
-        page.0.is_target_of(link.word())
-    }
-
-    /// Past the cache: for words of pages that are never cached.
-    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
-        self.one_sided().load(word).await
-    }
-
-    /// Past the cache: for words of pages that are never cached.
-    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
-        self.one_sided().compare_swap(word, old, new).await
+    async fn load(&self, _words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
+        Err(NOT_COHERENT.into())
     }
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.one_sided().allocate(class, placement).await
+    }
+
+    async fn retire<'a>(&'a self, _pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
+        Err(NOT_COHERENT.into())
+    }
+
+    fn leads_to(&self, link: Link, page: &CachedPage<'_, P>) -> bool {
+        page.0.is_target_of(link.word())
     }
 }

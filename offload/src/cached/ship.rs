@@ -3,52 +3,52 @@
 use std::{
     cell::{Cell, RefCell},
     future::Future,
-    ops::Range,
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll, ready},
+    task::{self, Poll, ready},
 };
 
 use farlink_cache::{CacheError, KeptOut, is_swizzled};
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start},
+    access::{
+        Access, Context, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, PageRef, Pages, Placement,
+        Plugin, Start, WordPtr,
+    },
     error::Error,
     operation::Code,
     page::SizeClass,
-    pages::{NewPage, Placement},
-    ptr::{Link, RemotePtr, Target},
-    structure::{Layout, Overlap, Structure},
-    worker::Handle,
+    structure::Overlap,
 };
+use futures_util::future::join_all;
 
-use super::{Cached, CachedPage, CachedViews, Follow, Step};
+use super::{Cached, CachedPage, CachedPages, Follow, Step};
 use crate::{
     engine::Shared,
-    store::{CacheLayout, RemoteStore, identity, page_id},
+    store::{CacheLayout, RemoteStore, identity, page_id, to_cache},
 };
 
 /// A page that is not cached, and where an operation is to go on.
-pub(crate) struct Missing<T: Layout> {
-    pub(crate) kept_out: KeptOut<RemoteStore<T>, CacheLayout<T>>,
-    pub(crate) at: RemotePtr,
+pub(crate) struct Missing<P: Plugin> {
+    pub(crate) kept_out: KeptOut<RemoteStore<P>, CacheLayout<P>>,
+    pub(crate) page: Link,
     pub(crate) level: u8,
 }
 
 /// One operation's way to the cache.
-pub(crate) struct Attempt<T: Layout> {
-    engine: Rc<Shared<T>>,
+pub(crate) struct Attempt<P: Plugin> {
+    engine: Rc<Shared<P>>,
     operation: Code,
     may_ship: Cell<bool>,
-    missing: RefCell<Option<Missing<T>>>,
+    missing: RefCell<Option<Missing<P>>>,
 }
 
-impl<T: Layout> Attempt<T> {
-    pub(crate) fn new(engine: &Rc<Shared<T>>, operation: Code) -> Self {
+impl<P: Plugin> Attempt<P> {
+    pub(crate) fn new(engine: &Rc<Shared<P>>, operation: Code) -> Self {
         Self { engine: Rc::clone(engine), operation, may_ship: Cell::new(true), missing: RefCell::default() }
     }
 
     /// Where the operation is to be shipped to, if its attempt has ended with [`Interrupt::Ship`].
-    pub(crate) fn take_missing(&self) -> Option<Missing<T>> {
+    pub(crate) fn take_missing(&self) -> Option<Missing<P>> {
         self.missing.take()
     }
 
@@ -57,75 +57,104 @@ impl<T: Layout> Attempt<T> {
         self.may_ship.set(false);
     }
 
-    fn cached(&self) -> &Cached<T> {
+    fn cached(&self) -> &Cached<P> {
         &self.engine.cached
     }
 
-    /// Decides about a link that is not swizzled: ends the attempt if the operation is to be shipped.
-    async fn decide(&self, from: &CachedPage<'_, T>, link: Link) -> Result<(), Interrupt> {
+    /// Decides about a link that is not swizzled: the page, if what is to be done below it is to be shipped.
+    async fn decide(
+        &self,
+        operation: Code,
+        from: &CachedPage<'_, P>,
+        link: Link,
+    ) -> Result<Option<Missing<P>>, Interrupt> {
         let (engine, cached) = (&self.engine, self.cached());
         let Some(level) = from.level().checked_sub(1).filter(|&level| level <= engine.level_max) else {
-            return Ok(());
+            return Ok(None);
         };
-        let Target::Remote(at) = link.target() else { return Ok(()) };
+        let Some((at, class)) = link.remote() else { return Ok(None) };
         // It may cool, or be on its way.
-        if T::WALKS_SIBLINGS || cached.cache.contains(page_id(at)) || !engine.may_serve(at.server()) {
-            return Ok(());
+        if cached.cache.contains(page_id(link)) || !engine.may_serve(at.server()) {
+            return Ok(None);
         }
         let Some(region) = from.read(|words| {
-            let position = cached.layout.links(words).find(|&index| {
+            let position = P::links(words).find(|&index| {
                 let word = words.get(index).map(|word| word.load(farlink_runtime::sync::Ordering::Relaxed));
                 word == Some(link.word())
             });
             let is_inside = cached.cache.store().overlap(words) == Overlap::Inside;
-            position.filter(|_| is_inside).and_then(|position| cached.layout.below(words, position))
+            position.filter(|_| is_inside).and_then(|position| P::below(words, position))
         })?
         else {
-            return Ok(());
+            return Ok(None);
         };
-        if !engine.choose(self.operation, at.server(), level) {
-            return Ok(());
+        if !engine.choose(operation, at.server(), level) {
+            return Ok(None);
         }
-        let layout = cached.layout.clone();
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
-            identity(words).is_none_or(|page| page.level < level) && layout.overlap(words, &region) != Overlap::Outside
+            identity(words).is_none_or(|page| page.level < level) && P::overlap(words, &region) != Overlap::Outside
         };
-        match cached.cache.keep_out(&from.0, link.word(), cached.class, is_below).await {
-            Ok(Some(kept_out)) => {
-                self.missing.replace(Some(Missing { kept_out, at, level }));
-                Err(Interrupt::Ship(at))
-            }
+        match cached.cache.keep_out(&from.0, link.word(), to_cache(class), is_below).await {
+            Ok(Some(kept_out)) => Ok(Some(Missing { kept_out, page: link, level })),
             Ok(None) => {
                 engine.count(|counts| counts.cached_below += 1);
-                Ok(())
+                Ok(None)
             }
             Err(CacheError::Conflict(_)) => Err(Interrupt::conflict()),
             // Following the link says what is wrong.
-            Err(_) => Ok(()),
+            Err(_) => Ok(None),
         }
+    }
+
+    /// [`Attempt::decide`] for all that is left of the operation: ends the attempt if that is to be shipped.
+    async fn decide_rest(&self, from: &CachedPage<'_, P>, link: Link) -> Result<(), Interrupt> {
+        match self.decide(self.operation, from, link).await? {
+            Some(missing) => {
+                self.missing.replace(Some(missing));
+                Err(Interrupt::Ship(link))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What [`Access::fork`] does for one link.
+    async fn fork_one<'a, O: Operation<Plugin = P>>(
+        &'a self,
+        from: &CachedPage<'a, P>,
+        link: Link,
+        part: &O,
+    ) -> Result<Forked<CachedPage<'a, P>, O::Output>, Interrupt> {
+        if !is_swizzled(link.word())
+            && self.may_ship.get()
+            && let Some(missing) = self.decide(Code::of::<O>(), from, link).await?
+            && let Some(output) = Shared::ship(&self.engine, part, missing).await?
+        {
+            return Ok(Forked::Done(output));
+        }
+        self.cached().follow(from, link, Hint::DOWN).await.map(Forked::Page)
     }
 }
 
 type Decision<'f> = Pin<Box<dyn Future<Output = Result<(), Interrupt>> + 'f>>;
 
 /// Following a link, once it is decided that the page is to be had here. By hand, like [`Follow`].
-struct Decide<'f, 'a, T: Layout> {
-    attempt: &'a Attempt<T>,
+struct Decide<'f, 'a, P: Plugin> {
+    attempt: &'a Attempt<P>,
     decision: Option<Decision<'f>>,
     is_decided: bool,
-    follow: Follow<'f, 'a, T>,
+    follow: Follow<'f, 'a, P>,
 }
 
-impl<'a, T: Layout> Future for Decide<'_, 'a, T> {
-    type Output = Result<CachedPage<'a, T>, Interrupt>;
+impl<'a, P: Plugin> Future for Decide<'_, 'a, P> {
+    type Output = Result<CachedPage<'a, P>, Interrupt>;
 
     #[inline(always)]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Self::Output> {
         if !self.is_decided {
             let (attempt, from, word) = (self.attempt, self.follow.from, self.follow.word);
             if !is_swizzled(word) && attempt.may_ship.get() {
                 let decision =
-                    self.decision.get_or_insert_with(|| Box::pin(attempt.decide(from, Link::from_word(word))));
+                    self.decision.get_or_insert_with(|| Box::pin(attempt.decide_rest(from, Link::from_word(word))));
                 ready!(decision.as_mut().poll(cx))?;
             }
             self.is_decided = true;
@@ -134,112 +163,99 @@ impl<'a, T: Layout> Future for Decide<'_, 'a, T> {
     }
 }
 
-impl<T: Layout> Access for Attempt<T> {
-    type Page<'a> = CachedPage<'a, T>;
-    type Views<'a> = CachedViews<'a>;
+impl<P: Plugin> FastPath for Attempt<P> {
+    type Page<'a> = CachedPage<'a, P>;
+    const PREFETCHES: bool = true;
 
-    fn worker(&self) -> &Handle {
-        self.cached().worker()
-    }
-
-    fn structure(&self) -> &Structure {
-        self.cached().structure()
+    #[inline(always)]
+    fn try_follow<'a>(&'a self, from: &CachedPage<'a, P>, link: Link, hint: Hint) -> Option<CachedPage<'a, P>> {
+        self.cached().try_follow(from, link, hint)
     }
 
     #[inline]
-    async fn enter(&self, start: Start) -> Result<CachedPage<'_, T>, Interrupt> {
-        self.cached().enter(start).await
+    async fn prefetch<'a>(&'a self, page: &CachedPage<'a, P>, words: [(u16, u16); 2]) {
+        self.cached().prefetch(page, words).await;
+    }
+}
+
+impl<P: Plugin> Access for Attempt<P> {
+    type Plugin = P;
+    type PagesMut<'a> = CachedPages<'a>;
+
+    #[inline(always)]
+    fn context(&self) -> &Context<P> {
+        self.cached().context()
     }
 
     #[inline]
-    fn follow<'a>(
-        &'a self,
-        from: &CachedPage<'a, T>,
-        link: Link,
-    ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
-        self.follow_for(from, link, self.cached().first_words())
-    }
-
-    #[inline]
-    fn follow_for<'a>(
-        &'a self,
-        from: &CachedPage<'a, T>,
-        link: Link,
-        words: [Range<usize>; 3],
-    ) -> impl Future<Output = Result<CachedPage<'a, T>, Interrupt>> {
-        let follow = Follow { access: self.cached(), from, word: link.word(), words, step: Step::Prefetch };
-        Decide { attempt: self, decision: None, is_decided: false, follow }
+    async fn open(&self, start: Start) -> Result<CachedPage<'_, P>, Interrupt> {
+        self.cached().open(start).await
     }
 
     #[inline(always)]
-    fn at_hand<'a>(
+    fn follow<'a>(
         &'a self,
-        from: &CachedPage<'a, T>,
+        from: &CachedPage<'a, P>,
         link: Link,
-        words: [Range<usize>; 3],
-    ) -> Option<CachedPage<'a, T>> {
-        self.cached().at_hand(from, link, words)
+        hint: Hint,
+    ) -> impl Future<Output = Result<CachedPage<'a, P>, Interrupt>> {
+        self.cached().follow(from, link, hint)
     }
 
-    #[inline]
-    fn notes(&self) -> Option<&Cell<[u64; 2]>> {
-        self.cached().notes()
-    }
-
-    async fn sibling<'a>(&'a self, from: &CachedPage<'a, T>, link: Link) -> Result<CachedPage<'a, T>, Interrupt> {
-        self.cached().sibling(from, link).await
-    }
-
-    /// From here on the operation has an effect here: what it tidies up behind it is fetched.
-    fn restructures(&self) -> Result<(), Interrupt> {
-        self.ship_no_more();
-        self.cached().restructures()
-    }
-
-    #[inline]
-    async fn expect<'a>(&'a self, page: &CachedPage<'a, T>, words: [Range<usize>; 2]) {
-        self.cached().expect(page, words).await;
-    }
-
-    /// Fetches them all: an operation goes on at one page.
-    async fn follow_many<'a>(
+    #[inline(always)]
+    fn descend<'a>(
         &'a self,
-        from: &CachedPage<'a, T>,
+        from: &CachedPage<'a, P>,
+        link: Link,
+        hint: Hint,
+    ) -> impl Future<Output = Result<CachedPage<'a, P>, Interrupt>> {
+        let cached = self.cached();
+        let words = cached.first_words(hint);
+        let follow = Follow { access: cached, from, word: link.word(), words, step: Step::Prefetch };
+        Decide { attempt: self, decision: None, is_decided: false, follow }
+    }
+
+    async fn fork<'a, O: Operation<Plugin = P>>(
+        &'a self,
+        from: &Rc<CachedPage<'a, P>>,
         links: &[Link],
-    ) -> Vec<Result<CachedPage<'a, T>, Interrupt>> {
-        self.cached().follow_many(from, links).await
+        part: &O,
+    ) -> Vec<Result<Forked<CachedPage<'a, P>, O::Output>, Interrupt>> {
+        join_all(links.iter().map(|&link| self.fork_one(from, link, part))).await
     }
 
     async fn change<'a, R>(
         &'a self,
-        pages: Vec<CachedPage<'a, T>>,
-        new: Vec<NewPage>,
-        f: impl FnOnce(&mut CachedViews<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        self.cached().change(pages, new, f).await
+        pages: Pages<Self::Page<'a>>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
+    ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
+        self.cached().change(pages, f).await
     }
 
-    async fn alter<'a, R>(
+    async fn install<'a>(
         &'a self,
-        page: CachedPage<'a, T>,
-        f: impl FnOnce(&mut CachedViews<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        self.cached().alter(page, f).await
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>),
+        word: WordPtr,
+        old: u64,
+        to: u64,
+    ) -> Result<Result<(), u64>, Interrupt> {
+        self.cached().install(new, f, word, old, to).await
     }
 
-    fn leads_to(&self, link: Link, page: &CachedPage<'_, T>) -> bool {
-        self.cached().leads_to(link, page)
-    }
-
-    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
-        self.cached().load(word).await
-    }
-
-    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
-        self.cached().compare_swap(word, old, new).await
+    async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
+        self.cached().load(words).await
     }
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.cached().allocate(class, placement).await
+    }
+
+    async fn retire<'a>(&'a self, pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
+        self.cached().retire(pages).await
+    }
+
+    fn leads_to(&self, link: Link, page: &CachedPage<'_, P>) -> bool {
+        self.cached().leads_to(link, page)
     }
 }

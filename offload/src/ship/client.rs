@@ -1,20 +1,20 @@
 //! The worker's side: operations go out, answers come back.
 
-use std::{cell::RefCell, fmt, rc::Rc};
+use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
 
 use farlink_runtime::{
+    access::{Link, Operation, Plugin, Structure},
     error::Error,
     messaging::{Channel, Load, Priority},
-    operation::Operation,
-    ptr::{RemotePtr, ServerId},
-    structure::{Layout, Structure},
+    operation::Code,
+    ptr::ServerId,
     wire::{Wire, decode_all},
     worker::Handle,
 };
 
 use super::{
     Decline,
-    layout::{CallHeader, ReplyHeader, SHIP},
+    layout::{At, CallHeader, ReplyHeader, SHIP},
 };
 
 /// Where a shipped operation begins.
@@ -23,10 +23,12 @@ pub enum From<'a, R> {
     /// At the root, on the server where that is. For structures that compute servers leave to the memory servers: nobody has
     /// newer pages in a cache.
     Root,
+    /// At the root, to search the inner levels on the server where that is; it says from where to go on.
+    Above,
     /// At this page, on its server. Whoever sends it owns the page, and what is below it in remote memory is current.
     Page {
         /// The page.
-        page: RemotePtr,
+        page: Link,
         /// Its level.
         level: u8,
         /// What the sender owns. The page must lie inside.
@@ -41,6 +43,8 @@ pub enum Answer<T> {
     Done(Shipped<T>),
     /// It has had no effect and is for the compute server to do. Only if it began at a page.
     Declined(Decline),
+    /// The rest is to be done from this page on. Only if it was to search.
+    GoOn(Link),
 }
 
 /// An operation that a memory server has carried out.
@@ -49,16 +53,17 @@ pub struct Shipped<T> {
     /// What it answers.
     pub output: T,
     /// The pages that it has changed; copies of them are old.
-    pub changed: Vec<RemotePtr>,
+    pub changed: Vec<Link>,
     /// How many pages it has read.
     pub pages_read: u32,
 }
 
 /// Sends operations on one structure to the memory servers. Cheap to clone; belongs to one worker.
-pub struct Shipper {
+pub struct Shipper<P> {
     worker: Handle,
     structure: Structure,
     shared: Rc<Shared>,
+    of: PhantomData<P>,
 }
 
 /// What clones share.
@@ -70,22 +75,23 @@ struct Shared {
     spare: RefCell<Vec<u64>>,
 }
 
-impl Clone for Shipper {
+impl<P> Clone for Shipper<P> {
     fn clone(&self) -> Self {
-        Self { worker: self.worker.clone(), structure: self.structure.clone(), shared: Rc::clone(&self.shared) }
+        let Self { worker, structure, shared, of } = self;
+        Self { worker: worker.clone(), structure: structure.clone(), shared: Rc::clone(shared), of: *of }
     }
 }
 
-impl fmt::Debug for Shipper {
+impl<P> fmt::Debug for Shipper<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shipper").field("structure", &self.structure.name).finish_non_exhaustive()
     }
 }
 
-impl Shipper {
+impl<P: Plugin> Shipper<P> {
     /// A way to ship operations on this structure.
     pub fn new(worker: &Handle, structure: Structure) -> Self {
-        Self { worker: worker.clone(), structure, shared: Rc::default() }
+        Self { worker: worker.clone(), structure, shared: Rc::default(), of: PhantomData }
     }
 
     /// The worker that it belongs to.
@@ -109,19 +115,23 @@ impl Shipper {
     /// # Errors
     /// What the operation failed with; [`Error::Refused`] if the memory server knows no such operation or structure;
     /// [`Error::ServerMissing`] if it takes no messages; [`Error::OutcomeUnknown`] if it was lost in mid-request.
-    pub async fn ship<O: Operation>(
+    pub async fn ship<O: Operation<Plugin = P>>(
         &self,
         operation: &O,
-        from: From<'_, <O::Layout as Layout>::Region>,
+        from: From<'_, P::Region>,
     ) -> Result<Answer<O::Output>, Error> {
         let (server, start, owned) = match from {
-            From::Root => (self.structure.root.server(), None, None),
-            From::Page { page, level, owned } => (page.server(), Some((page, level)), Some(owned)),
+            From::Root => (self.structure.root.server(), At::Root, None),
+            From::Above => (self.structure.root.server(), At::Above, None),
+            From::Page { page, level, owned } => match page.remote() {
+                Some((at, _)) => (at.server(), At::Page(page, level), Some(owned)),
+                None => return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }),
+            },
         };
         let channel = self.channel(server).await?;
         let mut words = self.shared.spare.take();
         words.clear();
-        CallHeader { code: O::CODE, structure: self.structure.id, start }.encode(&mut words);
+        CallHeader { code: Code::of::<O>(), structure: self.structure.id, start }.encode(&mut words);
         if let Some(owned) = owned {
             owned.encode(&mut words);
         }
@@ -135,6 +145,7 @@ impl Shipper {
                 Ok(Answer::Done(Shipped { output: decode_all(words)?, changed, pages_read }))
             }
             (ReplyHeader::Declined(why), _) => Ok(Answer::Declined(why)),
+            (ReplyHeader::GoOn(page), _) => Ok(Answer::GoOn(page)),
             (ReplyHeader::Failed(failure), _) => Err(failure.into_error(server)),
         }
     }
@@ -144,14 +155,16 @@ impl Shipper {
     ///
     /// # Errors
     /// As [`Shipper::ship`].
-    pub async fn ship_whole<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
+    pub async fn ship_whole<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
         let answer = match self.ship(operation, From::Root).await {
             Err(Error::OutcomeUnknown { .. }) if O::READS_ONLY => self.ship(operation, From::Root).await,
             answer => answer,
         };
         match answer? {
             Answer::Done(shipped) => Ok(shipped.output),
-            Answer::Declined(_) => Err(Error::Malformed("an operation that began at the root was declined")),
+            Answer::Declined(_) | Answer::GoOn(_) => {
+                Err(Error::Malformed("an operation that began at the root was declined"))
+            }
         }
     }
 

@@ -1,25 +1,26 @@
 //! The layouts of requests and replies.
 //!
 //! ```text
-//! request  word 0    kind of structure:32 | operation:16 | 0:8 | level of the start page:8
-//!          word 1    the structure's id
-//!          word 2    the start page; 0 for the root
+//! request  word 0    the operation's number, made of its name and its plug-in's
+//!          word 1    the structure's id:32 | 0:16 | 1 to search only:8 | level of the start page:8
+//!          word 2    link to the start page; 0 for the root
 //!          ...       with a start page: the region that the sender owns
 //!          ...       the operation's parameters
 //!
 //! reply    word 0    what became of it:8 | 0:24 | pages read:32
 //!          done      the pages changed, as a list; the operation's result
 //!          declined  which reason
+//!          go on     the link to the page from which the rest is to be done
 //!          failed    which failure; its words
 //! ```
 
 use farlink_runtime::{
     error::Error,
     lock::OwnerId,
-    messaging::Kind,
+    messaging::{Kind, MESSAGE_WORDS_MAX},
     operation::Code,
     page::{SizeClass, StructureId},
-    ptr::{RemotePtr, ServerId},
+    ptr::{Link, RemotePtr, ServerId},
     wire::Wire,
 };
 
@@ -28,6 +29,9 @@ use super::Decline;
 /// The kind of message that carries a shipped operation.
 pub const SHIP: Kind = Kind(0x5348_4950);
 
+/// Words of an operation's answer, its header included.
+pub(super) const ANSWER_WORDS_MAX: u64 = MESSAGE_WORDS_MAX as u64;
+
 /// What comes before an operation's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallHeader {
@@ -35,40 +39,56 @@ pub struct CallHeader {
     pub code: Code,
     /// On which structure.
     pub structure: StructureId,
-    /// The page where it begins, and its level; none for the root.
-    pub start: Option<(RemotePtr, u8)>,
+    /// Where it begins.
+    pub start: At,
+}
+
+/// Where a request says that its operation begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// At the root.
+    Root,
+    /// At the root, to search the inner levels only.
+    Above,
+    /// At a page of this level.
+    Page(Link, u8),
 }
 
 impl Wire for CallHeader {
     fn encode(&self, to: &mut Vec<u64>) {
-        let level = self.start.map_or(0, |(_, level)| level);
-        let code = u64::from(self.code.structure) << 32 | u64::from(self.code.operation) << 16;
-        to.extend([code | u64::from(level), self.structure.0.into(), self.start.map_or(0, |(page, _)| page.raw())]);
+        let (mode, level, page) = match self.start {
+            At::Root => (0, 0, Link::NULL),
+            At::Above => (1, 0, Link::NULL),
+            At::Page(page, level) => (0, level, page),
+        };
+        let structure = u64::from(self.structure.0) << 32 | mode << 8 | u64::from(level);
+        to.extend([self.code.0, structure, page.word()]);
     }
 
     fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let ([first, structure], start) = ([u64::decode(from)?, u64::decode(from)?], u64::decode(from)?);
-        let code = Code { structure: (first >> 32) as u32, operation: (first >> 16) as u16 };
-        let structure = u32::try_from(structure).map_err(|_| Error::Malformed("there is no such structure id"))?;
-        let level = first as u8;
-        if first >> 8 & 0xff != 0 || start == 0 && level != 0 {
-            return Err(Error::Malformed("the header of a shipped operation has bits that mean nothing"));
-        }
-        let bad = |_| Error::Malformed("the start page of a shipped operation is no address");
-        let start = if start == 0 { None } else { Some((RemotePtr::from_raw(start).map_err(bad)?, level)) };
-        Ok(Self { code, structure: StructureId(structure), start })
+        let (code, structure, start) = <(u64, u64, Link)>::decode(from)?;
+        let (mode, level) = ((structure as u32) >> 8, structure as u8);
+        let start = match (mode, level, start.is_null()) {
+            (0, 0, true) => At::Root,
+            (1, 0, true) => At::Above,
+            (0, level, false) => At::Page(start, level),
+            _ => return Err(Error::Malformed("the header of a shipped operation has bits that mean nothing")),
+        };
+        Ok(Self { code: Code(code), structure: StructureId((structure >> 32) as u32), start })
     }
 }
 
 const DONE: u8 = 0;
 const DECLINED: u8 = 1;
 const FAILED: u8 = 2;
+const GO_ON: u8 = 3;
 
 /// A reply, its result as words.
 #[derive(Debug)]
 pub(super) enum ReplyHeader {
-    Done { changed: Vec<RemotePtr> },
+    Done { changed: Vec<Link> },
     Declined(Decline),
+    GoOn(Link),
     Failed(Failure),
 }
 
@@ -78,6 +98,8 @@ pub(super) enum Failure {
     Damaged(RemotePtr, OwnerId),
     Corrupt(RemotePtr),
     OutOfMemory(SizeClass),
+    Panicked(String),
+    TooLarge(u64),
     Other(String),
 }
 
@@ -87,6 +109,8 @@ impl Failure {
             Error::PageDamaged { page, owner } => Self::Damaged(page, owner),
             Error::PageCorrupt { page } => Self::Corrupt(page),
             Error::OutOfMemory { class } => Self::OutOfMemory(class),
+            Error::Panicked { ref why, .. } => Self::Panicked(why.clone()),
+            Error::AnswerTooLarge { words, .. } => Self::TooLarge(words),
             ref error => Self::Other(error.to_string()),
         }
     }
@@ -96,9 +120,28 @@ impl Failure {
             Self::Damaged(page, owner) => Error::PageDamaged { page, owner },
             Self::Corrupt(page) => Error::PageCorrupt { page },
             Self::OutOfMemory(class) => Error::OutOfMemory { class },
+            Self::Panicked(why) => Error::Panicked { what: "a shipped operation", why },
+            Self::TooLarge(words) => Error::AnswerTooLarge { words, limit: ANSWER_WORDS_MAX },
             Self::Other(why) => Error::OnServer { server, why },
         }
     }
+}
+
+fn encode_text(number: u64, text: &str, to: &mut Vec<u64>) {
+    to.extend([number, text.len() as u64]);
+    to.extend(text.as_bytes().chunks(8).map(|bytes| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    }));
+}
+
+fn decode_text(from: &mut &[u64]) -> Option<String> {
+    let bytes = usize::try_from(u64::decode(from).ok()?).ok()?;
+    let words = from.split_off(..bytes.div_ceil(8))?;
+    let mut text: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    text.truncate(bytes);
+    String::from_utf8(text).ok()
 }
 
 impl Wire for Failure {
@@ -107,14 +150,9 @@ impl Wire for Failure {
             Self::Damaged(page, owner) => to.extend([1, page.raw(), owner.incarnation().into()]),
             Self::Corrupt(page) => to.extend([2, page.raw()]),
             Self::OutOfMemory(class) => to.extend([3, class.index() as u64]),
-            Self::Other(why) => {
-                to.extend([4, why.len() as u64]);
-                to.extend(why.as_bytes().chunks(8).map(|bytes| {
-                    let mut word = [0; 8];
-                    word[..bytes.len()].copy_from_slice(bytes);
-                    u64::from_le_bytes(word)
-                }));
-            }
+            Self::Other(why) => encode_text(4, why, to),
+            Self::Panicked(why) => encode_text(5, why, to),
+            Self::TooLarge(words) => to.extend([6, *words]),
         }
     }
 
@@ -127,13 +165,9 @@ impl Wire for Failure {
                 let index = u8::try_from(u64::decode(from)?).ok();
                 Self::OutOfMemory(index.and_then(SizeClass::from_index).ok_or_else(bad)?)
             }
-            4 => {
-                let bytes = usize::try_from(u64::decode(from)?).map_err(|_| bad())?;
-                let words = from.split_off(..bytes.div_ceil(8)).ok_or_else(bad)?;
-                let mut text: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-                text.truncate(bytes);
-                Self::Other(String::from_utf8(text).map_err(|_| bad())?)
-            }
+            4 => Self::Other(decode_text(from).ok_or_else(bad)?),
+            5 => Self::Panicked(decode_text(from).ok_or_else(bad)?),
+            6 => Self::TooLarge(u64::decode(from)?),
             _ => return Err(bad()),
         })
     }
@@ -148,6 +182,7 @@ impl ReplyHeader {
                 changed.encode(to);
             }
             Self::Declined(why) => to.extend([first(DECLINED), *why as u64]),
+            Self::GoOn(page) => to.extend([first(GO_ON), page.word()]),
             Self::Failed(failure) => {
                 to.push(first(FAILED));
                 failure.encode(to);
@@ -164,6 +199,7 @@ impl ReplyHeader {
                 let why = usize::try_from(u64::decode(from)?).ok().and_then(|why| Decline::ALL.get(why).copied());
                 Self::Declined(why.ok_or(Error::Malformed("an operation was declined for no known reason"))?)
             }
+            GO_ON => Self::GoOn(Link::decode(from)?),
             FAILED => Self::Failed(Failure::decode(from)?),
             _ => return Err(Error::Malformed("nobody knows what became of a shipped operation")),
         };
@@ -186,9 +222,9 @@ mod tests {
     #[test]
     fn headers_and_failures_come_back_as_they_were() {
         let page = RemotePtr::from_raw(3 << 48 | 4096).unwrap();
-        for start in [None, Some((page, 0)), Some((page, 255))] {
-            let header =
-                CallHeader { code: Code { structure: 7, operation: 9 }, structure: StructureId(u32::MAX), start };
+        let link = Link::to(page, SizeClass::LARGEST);
+        for start in [At::Root, At::Above, At::Page(link, 0), At::Page(link, 255)] {
+            let header = CallHeader { code: Code(u64::MAX), structure: StructureId(u32::MAX), start };
             let mut words = Vec::new();
             header.encode(&mut words);
             assert_eq!(decode_all::<CallHeader>(&words).unwrap(), header);
@@ -197,6 +233,8 @@ mod tests {
             Failure::Damaged(page, OwnerId::new(5).unwrap()),
             Failure::Corrupt(page),
             Failure::OutOfMemory(SizeClass::LARGEST),
+            Failure::Panicked("index out of bounds".into()),
+            Failure::TooLarge(u64::MAX),
             Failure::Other("eleven byte".into()),
             Failure::Other(String::new()),
         ];

@@ -22,7 +22,7 @@ mod serve;
 
 pub use self::{
     client::{Answer, From, Shipped, Shipper},
-    layout::{CallHeader, SHIP, read_reply},
+    layout::{At, CallHeader, SHIP, read_reply},
     registry::Registry,
     serve::{HoldReply, ShipCounts, ShipOptions, ShipServer},
 };

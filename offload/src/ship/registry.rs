@@ -1,18 +1,26 @@
 //! The operations that a memory server knows.
 
-use std::{collections::HashMap, fmt, future::Future, pin::Pin, rc::Rc};
+use std::{
+    any::Any,
+    collections::HashMap,
+    fmt,
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    rc::Rc,
+    task::Poll,
+};
 
 use farlink_runtime::{
-    access::{Access, Cause, Interrupt, Start},
+    access::{Access, Cause, Interrupt, Operation, Operations, Plugin, Start},
     error::Error,
     messaging::{Refusal, Responder},
-    operation::{Code, Operation, execute},
-    structure::Layout,
+    operation::{Code, execute, kind_of},
     wire::{Wire, decode_all},
 };
 
 use super::{
-    layout::{CallHeader, Failure, ReplyHeader},
+    layout::{ANSWER_WORDS_MAX, At, CallHeader, Failure, ReplyHeader},
     serve::{Outcome, Thread},
 };
 use crate::on_server::{Below, Decline, OnServer, Scope};
@@ -28,20 +36,31 @@ type Begin = fn(&Rc<Thread>, CallHeader, &[u64], Responder) -> Result<Running, (
 ///
 /// ```
 /// use farlink_offload::ship::Registry;
-/// use farlink_structures::{btree::Tree, map};
+/// use farlink_structures::{btree::Tree, skiplist::List};
 ///
-/// let mut registry = Registry::new();
-/// registry.add::<map::ops::Get<Tree>>();
-/// // Or all of a structure's.
-/// map::register::<Tree>(&mut registry);
-/// assert!(registry.len() > 1);
+/// let registry = Registry::new().with::<Tree>().with::<List>();
+/// assert!(registry.len() > 2);
 /// ```
 #[derive(Clone, Default)]
-pub struct Registry(HashMap<Code, Begin>);
+pub struct Registry {
+    operations: HashMap<Code, Begin>,
+    /// By the number of the name.
+    plugins: HashMap<u64, &'static str>,
+}
+
+struct Naming<'a>(&'a mut HashMap<Code, Begin>);
+
+impl<P: Plugin> Operations<P> for Naming<'_> {
+    fn add<O: Operation<Plugin = P>>(&mut self) -> &mut Self {
+        let before = self.0.insert(Code::of::<O>(), begin::<O>);
+        assert!(before.is_none(), "{} has two operations named {}", P::NAME, O::NAME);
+        self
+    }
+}
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.keys()).finish()
+        f.debug_list().entries(self.plugins.values()).finish()
     }
 }
 
@@ -51,27 +70,33 @@ impl Registry {
         Self::default()
     }
 
-    /// Adds an operation.
-    pub fn add<O: Operation + 'static>(&mut self) -> &mut Self {
-        self.0.insert(O::CODE, begin::<O>);
+    /// Adds the operations of a plug-in.
+    ///
+    /// # Panics
+    /// If it is there already, or names two operations alike.
+    #[must_use]
+    pub fn with<P: Plugin>(mut self) -> Self {
+        let before = self.plugins.insert(kind_of::<P>(), P::NAME);
+        assert!(before.is_none(), "two plug-ins are named {}, or one was added twice", P::NAME);
+        P::operations(&mut Naming(&mut self.operations));
         self
     }
 
-    /// How many there are.
+    /// How many operations there are.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.operations.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.operations.is_empty()
     }
 
     /// Begins what a request asks for; refuses what makes no sense, or is not known.
     pub(super) fn begin(&self, thread: &Rc<Thread>, mut words: &[u64], reply: Responder) -> Option<Running> {
         let begun = match CallHeader::decode(&mut words) {
             Err(_) => Err((Refusal::Malformed, reply)),
-            Ok(header) => match self.0.get(&header.code) {
+            Ok(header) => match self.operations.get(&header.code) {
                 None => Err((Refusal::UnknownKind, reply)),
                 Some(begin) => begin(thread, header, words, reply),
             },
@@ -92,12 +117,13 @@ fn begin<O: Operation + 'static>(
     }
 }
 
-type ScopeOf<O> = Scope<<<O as Operation>::Layout as Layout>::Region>;
+type ScopeOf<O> = Scope<<<O as Operation>::Plugin as Plugin>::Region>;
 
 fn decode<O: Operation>(header: CallHeader, mut words: &[u64]) -> Result<(ScopeOf<O>, O), Error> {
     let scope = match header.start {
-        None => Scope::Whole,
-        Some((page, level)) => Scope::Below(Below { page, level, owned: Wire::decode(&mut words)? }),
+        At::Root => Scope::Whole,
+        At::Above => Scope::Above,
+        At::Page(page, level) => Scope::Below(Below { page, level, owned: Wire::decode(&mut words)? }),
     };
     let mut operation: O = decode_all(words)?;
     operation.limit();
@@ -106,7 +132,7 @@ fn decode<O: Operation>(header: CallHeader, mut words: &[u64]) -> Result<(ScopeO
 
 /// Runs an operation and replies.
 async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeOf<O>, operation: O, reply: Responder) {
-    let one_sided = match thread.structure(header).await {
+    let one_sided = match thread.structure::<O::Plugin>(header.structure).await {
         Ok(Some(one_sided)) => one_sided,
         Ok(None) => return reply.refuse(Refusal::UnknownKind),
         Err(error) => {
@@ -114,14 +140,17 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
             return reply.send_with(|to| ReplyHeader::of(error).encode(0, to));
         }
     };
-    let access = OnServer::<O::Layout>::new(one_sided, thread.server(), scope.clone(), operation.begins());
-    let outcome = match scope {
-        Scope::Whole => execute(&access, &operation).await.map_err(ReplyHeader::of),
-        Scope::Below(below) => from_page(&access, &operation, below).await,
+    let access = OnServer::<O::Plugin>::new(one_sided, thread.server(), scope, operation.scope());
+    let outcome = match unpanicked(attempt(&access, &operation)).await {
+        Ok(outcome) => outcome,
+        Err(why) => {
+            tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "a shipped operation panicked");
+            Err(ReplyHeader::of(Error::Panicked { what: "a shipped operation", why }))
+        }
     };
     let pages = access.reads();
     let kind = match &outcome {
-        Ok(_) => Outcome::Done,
+        Ok(_) | Err(ReplyHeader::GoOn(_)) => Outcome::Done,
         Err(ReplyHeader::Declined(_)) => Outcome::Declined,
         Err(_) => Outcome::Failed,
     };
@@ -130,12 +159,42 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Ok(output) => {
             let done = ReplyHeader::Done { changed: access.into_changed() };
             reply.send_with(|to| {
+                let start = to.len();
                 done.encode(pages, to);
                 output.encode(to);
+                let words = (to.len() - start) as u64;
+                if words > ANSWER_WORDS_MAX {
+                    to.truncate(start);
+                    ReplyHeader::Failed(Failure::TooLarge(words)).encode(pages, to);
+                }
             });
         }
         Err(header) => reply.send_with(|to| header.encode(pages, to)),
     }
+}
+
+async fn attempt<O: Operation>(access: &OnServer<O::Plugin>, operation: &O) -> Result<O::Output, ReplyHeader> {
+    match access.scope().clone() {
+        Scope::Whole => execute(access, operation).await.map_err(ReplyHeader::of),
+        Scope::Above => above(access, operation).await,
+        Scope::Below(below) => from_page(access, operation, below).await,
+    }
+}
+
+/// Runs a future; what it panics with, if it does, so that its thread goes on. What others see is whole even then: changes are
+/// carried out after the code of a structure has computed them.
+async fn unpanicked<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    let mut future = pin!(future);
+    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(message(&*panic))),
+    })
+    .await
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").into()
 }
 
 impl ReplyHeader {
@@ -144,19 +203,35 @@ impl ReplyHeader {
     }
 }
 
+/// Runs an operation from the root for as long as it stays on the inner levels; then it is for the compute server to go on.
+async fn above<O: Operation>(access: &OnServer<O::Plugin>, operation: &O) -> Result<O::Output, ReplyHeader> {
+    let _pin = access.context().worker.pin();
+    for attempt in 0..ATTEMPTS_MAX {
+        let outcome = operation.run(access, Start::Root).await;
+        match (access.stopped(), outcome) {
+            (Some(page), _) => return Err(ReplyHeader::GoOn(page)),
+            (None, Ok(output)) => return Ok(output),
+            (None, Err(Interrupt::Failed(error))) => return Err(ReplyHeader::of(*error)),
+            (None, Err(_)) => access.context().worker.back_off(attempt).await,
+        }
+    }
+    Err(ReplyHeader::GoOn(access.context().structure.root_link()))
+}
+
 /// Runs an operation from a page on, for as long as nothing but others' changes is in the way.
 async fn from_page<O: Operation>(
-    access: &OnServer<O::Layout>,
+    access: &OnServer<O::Plugin>,
     operation: &O,
-    below: Below<<O::Layout as Layout>::Region>,
+    below: Below<<O::Plugin as Plugin>::Region>,
 ) -> Result<O::Output, ReplyHeader> {
-    let _pin = access.worker().pin();
+    let _pin = access.context().worker.pin();
     for attempt in 0..ATTEMPTS_MAX {
         let outcome = operation.run(access, Start::Page(below.page)).await;
         match (outcome, access.declined()) {
             (Ok(output), _) => return Ok(output),
             (Err(_), Some(why)) => return Err(ReplyHeader::Declined(why)),
-            (Err(Interrupt::Restart(Cause::Conflict)), None) => access.worker().back_off(attempt).await,
+            (Err(Interrupt::Restart(Cause::Conflict)), None) => access.context().worker.back_off(attempt).await,
+            (Err(Interrupt::Restart(Cause::Above)), None) => return Err(ReplyHeader::Declined(Decline::Restructures)),
             (Err(Interrupt::Restart(_)), None) => return Err(ReplyHeader::Declined(Decline::NotThere)),
             (Err(Interrupt::Failed(error)), None) => return Err(ReplyHeader::of(*error)),
             (Err(_), None) => return Err(ReplyHeader::Declined(Decline::Leaves)),

@@ -5,6 +5,7 @@
 //! servers of the cluster run.
 
 use std::{
+    any::Any,
     cell::RefCell,
     collections::HashMap,
     fmt,
@@ -18,6 +19,7 @@ use std::{
 };
 
 use farlink_runtime::{
+    access::{Plugin, Structure},
     catalog,
     compute::ComputeServer,
     error::Error,
@@ -30,10 +32,7 @@ use farlink_runtime::{
     worker::{Handle, Worker},
 };
 
-use super::{
-    Registry,
-    layout::{CallHeader, SHIP},
-};
+use super::{Registry, layout::SHIP};
 
 /// What the reply to an operation waits for; given the number of pages that the operation has read.
 pub type HoldReply = Arc<dyn Fn(u32) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync>;
@@ -229,7 +228,8 @@ impl Service for ShipService {
 pub(super) struct Thread {
     host: Arc<Host>,
     worker: Handle,
-    structures: RefCell<HashMap<StructureId, Rc<OneSided>>>,
+    /// An `Rc<OneSided>` for each, of its plug-in.
+    structures: RefCell<HashMap<StructureId, Rc<dyn Any>>>,
 }
 
 impl Thread {
@@ -237,22 +237,17 @@ impl Thread {
         self.host.memory.server()
     }
 
-    /// The structure that a request is about, as the catalog has it, if it is one of the operation's kind.
-    pub(super) async fn structure(&self, header: CallHeader) -> Result<Option<Rc<OneSided>>, Error> {
-        let of_kind = |found: &Rc<OneSided>| {
-            use farlink_runtime::access::Access;
-            found.structure().kind == header.code.structure
-        };
-        if let Some(found) = self.structures.borrow().get(&header.structure) {
-            return Ok(Some(Rc::clone(found)).filter(of_kind));
+    /// Access to the structure that a request is about, if the catalog has it and it is one of the operation's plug-in.
+    pub(super) async fn structure<P: Plugin>(&self, id: StructureId) -> Result<Option<Rc<OneSided<P>>>, Error> {
+        if let Some(found) = self.structures.borrow().get(&id) {
+            return Ok(Rc::clone(found).downcast().ok());
         }
         let all = catalog::list(&self.worker).await?;
-        let Some(structure) = all.into_iter().find(|structure| structure.id == header.structure) else {
-            return Ok(None);
-        };
+        let is_it = |found: &Structure| found.id == id && found.kind == P::NAME;
+        let Some(structure) = all.into_iter().find(is_it) else { return Ok(None) };
         let found = Rc::new(OneSided::within(&self.worker, structure, self.host.memory.clone()));
-        self.structures.borrow_mut().insert(header.structure, Rc::clone(&found));
-        Ok(Some(found).filter(of_kind))
+        self.structures.borrow_mut().insert(id, Rc::<OneSided<P>>::clone(&found));
+        Ok(Some(found))
     }
 
     /// Counts an operation, and waits until its reply may go.

@@ -4,6 +4,7 @@
 //!    of this compute server goes remote for a page.
 //! 2. Compare-and-swap every page's lock word from the one its copy was read under, all with one doorbell. If any fails,
 //!    put the others back as they were (nothing was written, so the version stays) and begin anew.
+//!    READ the lock words of pages that are only relied on: if one is not as it was, put all back.
 //! 3. WRITE new pages: the body, then the lock word. Wait: nothing may link to them before they are complete.
 //! 4. WRITE the changed words of the locked pages, their checksums among them, and behind them the unlocks, with one
 //!    doorbell where the fabric keeps the order; else wait in between. A page that is freed gets only a lock word that
@@ -15,22 +16,32 @@
 //! what becomes of requests that fail.
 
 use super::{
-    protocol::{Prepared, lock_all, publish, unlock_unchanged, write_and_unlock},
-    views::{Added, Changed, OneSidedViews},
+    PageCopy,
+    pages::{Added, Changed, OneSidedPages},
+    protocol::{Prepared, install as install_with, lock_all, publish, unlock_unchanged, write_and_unlock},
 };
 use crate::{
     access::Interrupt,
+    change::Role,
     error::Error,
     page::SizeClass,
     pages::FreePage,
+    ptr::RemotePtr,
     server::LocalMemory,
-    worker::{Handle, counters::bump, remote::Remote},
+    worker::{
+        Handle,
+        counters::bump,
+        remote::{Count, Remote},
+    },
 };
 
 /// A change that is computed and not yet carried out.
 #[derive(Debug)]
 pub(super) struct Staged {
+    /// In the order of their slots, but for those that are relied on.
     pub(super) changed: Vec<Changed>,
+    /// With the place among all that each had.
+    pub(super) relied_on: Vec<(usize, Changed)>,
     pub(super) added: Vec<Added>,
 }
 
@@ -39,17 +50,39 @@ impl Staged {
     pub(super) fn is_in(&self, memory: &LocalMemory) -> bool {
         let is_in = |at, words| memory.words(at, words).is_some();
         self.changed.iter().all(|page| is_in(page.at, page.image.len()))
+            && self.relied_on.iter().all(|(_, page)| is_in(page.at, 1))
             && self.added.iter().all(|added| is_in(added.page.at(), added.image.len()))
     }
 
-    /// Whether the views were left as they were: then there is nothing to write.
+    /// Whether the pages were left as they were: then there is nothing to write.
     pub(super) fn is_idle(&self) -> bool {
         self.added.is_empty() && self.changed.iter().all(|page| page.dirty.is_empty() && !page.free)
     }
 
-    pub(super) fn of(views: OneSidedViews) -> Self {
-        let OneSidedViews { changed, added, .. } = views;
-        Self { changed, added }
+    pub(super) fn of(pages: OneSidedPages) -> Self {
+        let OneSidedPages { old, added, .. } = pages;
+        let (mut changed, mut relied_on) = (Vec::with_capacity(old.len()), Vec::new());
+        for (index, (page, role)) in old.into_iter().enumerate() {
+            match role {
+                Role::ReliedOn => relied_on.push((index, page)),
+                Role::AsRead | Role::Current => changed.push(page),
+            }
+        }
+        Self { changed, relied_on, added }
+    }
+
+    /// All pages that were there before.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Changed> {
+        self.changed.iter().chain(self.relied_on.iter().map(|(_, page)| page))
+    }
+
+    /// The pages as the change has left them, in the order of their slots; none for those that were freed.
+    pub(super) fn into_pages(self) -> Vec<Option<PageCopy>> {
+        let mut pages: Vec<_> = self.changed.into_iter().map(Changed::into_copy).collect();
+        for (index, page) in self.relied_on {
+            pages.insert(index, page.into_copy());
+        }
+        pages
     }
 
     /// Sets what goes with the versions after the change.
@@ -60,14 +93,14 @@ impl Staged {
 }
 
 /// Carries a change out, to its end even if the caller is dropped: run it with [`Handle::spawn_to_end`].
-pub(super) async fn carry_out(worker: Handle, mut staged: Staged) -> Result<(), Interrupt> {
+pub(super) async fn carry_out(worker: Handle, mut staged: Staged) -> Result<Vec<Option<PageCopy>>, Interrupt> {
     staged.seal();
     let prepared = Prepared::new(&worker, &staged.changed, &staged.added)?;
     let _taken = worker.take_slots(staged.changed.iter().map(|page| page.at)).await;
     // After a wait the pages have probably changed. The compare-and-swaps decide: others' pages can share a slot.
     let mut are_published = false;
     let made = make(&worker, &staged, prepared, &mut are_published).await;
-    let Staged { changed, added } = staged;
+    let added = std::mem::take(&mut staged.added);
     match made {
         Ok(false) => {
             bump(&worker.count().lock_conflicts);
@@ -82,19 +115,27 @@ pub(super) async fn carry_out(worker: Handle, mut staged: Staged) -> Result<(), 
         _ => added.into_iter().for_each(|Added { page, .. }| page.publish()),
     }
     made?;
-    worker.compute().pages.retire(changed.iter().filter(|page| page.free).map(freed));
-    Ok(())
+    worker.compute().pages.retire(staged.changed.iter().filter(|page| page.free).map(freed));
+    Ok(staged.into_pages())
 }
 
 /// Steps 2 to 4; false if a page has changed since it was read.
 pub(super) async fn make<R: Remote>(
     remote: &R,
-    Staged { changed, added }: &Staged,
+    Staged { changed, relied_on, added }: &Staged,
     mut prepared: Prepared,
     are_published: &mut bool,
 ) -> Result<bool, Box<Error>> {
     if !lock_all(remote, changed).await? {
         return Ok(false);
+    }
+    // Under the locks, so that of two changes which rely on each other's pages one sees the other's lock.
+    match are_unchanged(remote, relied_on.iter().map(|(_, page)| page)).await {
+        Ok(true) => {}
+        outcome => {
+            unlock_unchanged(remote, &changed.iter().collect::<Vec<_>>()).await?;
+            return outcome;
+        }
     }
     if let Err(error) = publish(remote, added, &mut prepared).await {
         unlock_unchanged(remote, &changed.iter().collect::<Vec<_>>()).await?;
@@ -104,27 +145,47 @@ pub(super) async fn make<R: Remote>(
     write_and_unlock(remote, changed, prepared).await.map(|()| true)
 }
 
+/// Writes new pages and replaces a word that leads to them, to its end even if the caller is dropped. The word, if it was
+/// another one than `old`: then the pages are free again.
+pub(super) async fn install(
+    worker: Handle,
+    Staged { added, .. }: Staged,
+    (word, old, to): (RemotePtr, u64, u64),
+) -> Result<Result<(), u64>, Interrupt> {
+    let mut prepared = Prepared::new(&worker, &[], &added)?;
+    let outcome = install_with(&worker, &added, &mut prepared, (word, old, to)).await;
+    let is_out = matches!(outcome, Ok(Err(_)));
+    for Added { page, .. } in added {
+        match is_out {
+            true => page.take_back().await,
+            // If it failed, something may lead to them.
+            false => page.publish(),
+        }
+    }
+    Ok(outcome?)
+}
+
 /// A page that a change has freed.
 pub(super) fn freed(page: &Changed) -> FreePage {
     let class = SizeClass::of_bytes(page.image.len() * 8).expect("a page has the size of its class");
     FreePage { at: page.at, class, version: page.lock.next_version() }
 }
 
-/// That nobody has changed pages since they were read: one READ of each lock word, in one round trip.
-pub(super) async fn require_unchanged(worker: &Handle, pages: &[Changed]) -> Result<(), Interrupt> {
-    worker.count_round_trip();
-    let posted: Vec<_> = pages.iter().map(|page| worker.read(page.at, 1)).collect();
-    let mut is_unchanged = true;
-    let mut failure: Option<Box<Error>> = None;
-    for (page, posted) in pages.iter().zip(posted) {
+/// Whether nobody has changed these pages since they were read: one READ of each lock word, in one round trip.
+pub(super) async fn are_unchanged<'a, R: Remote>(
+    remote: &R,
+    pages: impl Iterator<Item = &'a Changed>,
+) -> Result<bool, Box<Error>> {
+    let posted: Vec<_> = pages.map(|page| (page, remote.read(page.at, 1))).collect();
+    if !posted.is_empty() {
+        remote.count(Count::RoundTrip);
+    }
+    let mut outcome = Ok(true);
+    for (page, posted) in posted {
         match posted.await {
-            Ok(word) => is_unchanged &= word[0] == page.lock.word(),
-            Err(error) => failure = Some(error),
+            Ok(word) => outcome = outcome.map(|so_far| so_far && word[0] == page.lock.word()),
+            Err(error) => outcome = Err(error),
         }
     }
-    match failure {
-        Some(error) => Err(error.into()),
-        None if is_unchanged => Ok(()),
-        None => Err(Interrupt::conflict()),
-    }
+    outcome
 }

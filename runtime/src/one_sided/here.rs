@@ -7,8 +7,9 @@
 //! a lock is held for as long as some words take to write.
 
 use super::{
+    PageCopy,
     change::{self, Staged},
-    views::Added,
+    pages::{Added, Changed},
 };
 use crate::{
     access::Interrupt,
@@ -22,25 +23,41 @@ use crate::{
 };
 
 /// Carries a change out. Suspends only while another task of this compute server changes one of its pages.
-pub(super) async fn carry_out(worker: &Handle, memory: &LocalMemory, staged: Staged) -> Result<(), Interrupt> {
+pub(super) async fn carry_out(
+    worker: &Handle,
+    memory: &LocalMemory,
+    staged: Staged,
+) -> Result<Vec<Option<PageCopy>>, Interrupt> {
     let _taken = worker.take_slots(staged.changed.iter().map(|page| page.at)).await;
-    let freed = carry_out_now(memory, worker.owner(), staged)?;
+    let (pages, freed) = carry_out_now(memory, worker.owner(), staged)?;
     worker.compute().pages.retire(freed.into_iter());
-    Ok(())
+    Ok(pages)
 }
 
-/// The pages that the change has freed.
-fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: Staged) -> Result<Vec<FreePage>, Interrupt> {
+type After = (Vec<Option<PageCopy>>, Vec<FreePage>);
+
+/// The pages after the change, and those that it has freed.
+fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: Staged) -> Result<After, Interrupt> {
     staged.seal();
-    let Staged { changed, added } = staged;
+    let added = std::mem::take(&mut staged.added);
+    let Staged { changed, relied_on, .. } = &staged;
     let words = |at: RemotePtr, count: usize| memory.words(at, count).expect("all pages of the change are here");
+    let unlock = |pages: &[Changed]| {
+        pages.iter().for_each(|page| words(page.at, 1)[0].store(page.lock.word(), Ordering::Release));
+    };
     for (index, page) in changed.iter().enumerate() {
         let (before, ours) = (page.lock.word(), page.lock.locked_by(owner).word());
         let lock = &words(page.at, 1)[0];
         if lock.compare_exchange(before, ours, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            for page in &changed[..index] {
-                words(page.at, 1)[0].store(page.lock.word(), Ordering::Release);
-            }
+            unlock(&changed[..index]);
+            return Err(Interrupt::conflict());
+        }
+    }
+    if !relied_on.is_empty() {
+        // Of two changes that rely on each other's pages one sees the other's lock.
+        fence(Ordering::SeqCst);
+        if relied_on.iter().any(|(_, page)| words(page.at, 1)[0].load(Ordering::Acquire) != page.lock.word()) {
+            unlock(changed);
             return Err(Interrupt::conflict());
         }
     }
@@ -55,7 +72,7 @@ fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: Staged) -> Re
     // Links to the new pages come after them.
     fence(Ordering::Release);
     let mut freed = Vec::new();
-    for page in &changed {
+    for page in changed {
         let here = words(page.at, page.image.len());
         if page.free {
             freed.push(change::freed(page));
@@ -65,10 +82,10 @@ fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: Staged) -> Re
             store(&here[run.clone()], &page.image[run]);
         }
     }
-    for page in &changed {
+    for page in changed {
         words(page.at, 1)[0].store(page.after().word(), Ordering::Release);
     }
-    Ok(freed)
+    Ok((staged.into_pages(), freed))
 }
 
 fn store(to: &[AtomicU64], from: &[u64]) {

@@ -14,24 +14,23 @@ mod change;
 mod here;
 #[cfg(loom)]
 pub mod model;
+mod pages;
 mod proof;
 mod protocol;
-mod views;
 
-use std::future::Future;
-
-pub use self::views::OneSidedViews;
+pub use self::pages::OneSidedPages;
 use self::{
-    change::{Staged, require_unchanged},
+    change::{Staged, are_unchanged},
+    pages::Changed,
     proof::{Reader, Seen},
 };
 use crate::{
-    access::{Access, Interrupt, PageRef, Start},
+    access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, WordPtr},
     buffer::Buffer,
     error::Error,
     lock::{LockState, LockWord},
-    page::{IDENTITY, Identity, LOCK, SELF, SizeClass},
-    pages::{self, NewPage, Placement},
+    page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass},
+    pages::{NewPage, Placement, allocate, free_owned},
     ptr::{Link, RemotePtr, Target},
     server::LocalMemory,
     structure::Structure,
@@ -51,9 +50,8 @@ pub enum Proof {
 
 /// One-sided access to a structure.
 #[derive(Debug, Clone)]
-pub struct OneSided {
-    worker: Handle,
-    structure: Structure,
+pub struct OneSided<P: Plugin> {
+    context: Context<P>,
     proof: Proof,
     /// What is read and changed without the fabric.
     memory: Option<LocalMemory>,
@@ -81,8 +79,9 @@ impl PageCopy {
 impl PageRef for PageCopy {
     type Words = [u64];
 
-    fn at(&self) -> RemotePtr {
-        RemotePtr::from_raw(self.0[SELF]).expect("a copy is accepted with its self-address checked")
+    fn link(&self) -> Link {
+        let at = RemotePtr::from_raw(self.0[SELF]).expect("a copy is accepted with its self-address checked");
+        Link::to(at, self.identity().class)
     }
 
     fn level(&self) -> u8 {
@@ -99,10 +98,10 @@ impl PageRef for PageCopy {
     }
 }
 
-impl OneSided {
+impl<P: Plugin> OneSided<P> {
     /// Access to `structure` through `worker`.
     pub fn new(worker: &Handle, structure: Structure, proof: Proof) -> Self {
-        Self { worker: worker.clone(), structure, proof, memory: None }
+        Self { context: Context::new(worker, structure), proof, memory: None }
     }
 
     /// Access for a thread of a memory server: pages that stand in `memory` are read there, and changed there if the fabric's
@@ -111,27 +110,23 @@ impl OneSided {
         Self { memory: Some(memory), ..Self::new(worker, structure, Proof::Checksum) }
     }
 
-    /// The page that a link in remote memory leads to.
-    ///
-    /// # Errors
-    /// [`Error::BadPointer`] if it leads to none.
-    pub fn target(link: Link) -> Result<RemotePtr, Interrupt> {
-        remote(link)
+    fn worker(&self) -> &Handle {
+        &self.context.worker
     }
 
-    /// Reads the page at `at`, whose size is `class`.
+    /// Reads the page that a link leads to.
     ///
     /// # Errors
     /// As [`Access::follow`].
-    pub async fn read_page(&self, at: RemotePtr, class: SizeClass) -> Result<PageCopy, Interrupt> {
-        self.require_page(at, class)?;
+    pub async fn read_page(&self, link: Link) -> Result<PageCopy, Interrupt> {
+        let (at, class) = self.require_page(link)?;
         let reader = self.reader();
         if self.proof == Proof::LockBodyLock || self.memory.is_some() {
             let seen = reader.fetch(at, class).await?;
             return reader.prove(at, class, seen).await.map(PageCopy);
         }
-        self.worker.count_round_trip();
-        let seen = Seen::in_one_read(self.worker.read(at, class.words()).await?);
+        self.worker().count_round_trip();
+        let seen = Seen::in_one_read(self.worker().read(at, class.words()).await?);
         match seen.is_whole() {
             true => reader.accept(at, class, seen).map(PageCopy),
             // Rare: boxed, so that the future of the common case stays small.
@@ -139,11 +134,12 @@ impl OneSided {
         }
     }
 
-    /// Takes `words` for a copy of the page at `at`: a whole one, read at some earlier time.
+    /// Takes `words` for a copy of the page that a link leads to: a whole one, read at some earlier time.
     ///
     /// # Errors
     /// [`Interrupt::Restart`] if it is not a page of this structure.
-    pub fn copy_of(&self, at: RemotePtr, class: SizeClass, words: Buffer) -> Result<PageCopy, Interrupt> {
+    pub fn copy_of(&self, link: Link, words: Buffer) -> Result<PageCopy, Interrupt> {
+        let (at, class) = self.require_page(link)?;
         let reader = self.reader();
         match LockWord::from_word(words[LOCK]).state() {
             LockState::Unlocked if words.len() == class.words() => {
@@ -153,193 +149,164 @@ impl OneSided {
         }
     }
 
-    /// Reads pages with overlapping READs, where the proof allows it. A result for each page.
+    /// That pages are as they were read: one READ of each lock word, in one round trip. Which of them are.
     ///
     /// # Errors
-    /// For each page, as [`Access::follow`].
-    pub async fn read_pages(&self, pages: &[RemotePtr], class: SizeClass) -> Vec<Result<PageCopy, Interrupt>> {
-        self.read_all(pages.iter().map(|&at| Ok(at)), class).await
-    }
-
-    /// [`OneSided::read_pages`] for links to pages of the structure's size.
-    ///
-    /// # Errors
-    /// As [`OneSided::read_pages`].
-    pub async fn read_links(&self, links: &[Link]) -> Vec<Result<PageCopy, Interrupt>> {
-        self.read_all(links.iter().map(|&link| remote(link)), self.structure.class).await
-    }
-
-    async fn read_all(
-        &self,
-        pages: impl Iterator<Item = Result<RemotePtr, Interrupt>>,
-        class: SizeClass,
-    ) -> Vec<Result<PageCopy, Interrupt>> {
-        let mut copies = Vec::with_capacity(pages.size_hint().0);
-        if self.proof != Proof::Checksum || self.memory.is_some() {
-            for at in pages {
-                copies.push(match at {
-                    Ok(at) => self.read_page(at, class).await,
-                    Err(refused) => Err(refused),
-                });
-            }
-            return copies;
+    /// If the fabric fails.
+    pub async fn are_current(&self, pages: impl IntoIterator<Item = &PageCopy>) -> Result<Vec<bool>, Error> {
+        let worker = self.worker();
+        let posted: Vec<_> = pages.into_iter().map(|page| (page.lock(), worker.read(page.at(), 1))).collect();
+        if !posted.is_empty() {
+            worker.count_round_trip();
         }
-        self.worker.count_round_trip();
-        let reader = self.reader();
-        let post = |at: Result<RemotePtr, Interrupt>| {
-            let at = at?;
-            self.require_page(at, class)?;
-            Ok((at, self.worker.read(at, class.words())))
-        };
-        let posted: Vec<Result<_, Interrupt>> = pages.map(post).collect();
-        for posted in posted {
-            copies.push(match posted {
-                Ok((at, posted)) => match posted.await {
-                    Ok(copy) => reader.prove(at, class, Seen::in_one_read(copy)).await.map(PageCopy),
-                    Err(error) => Err(error.into()),
-                },
-                Err(refused) => Err(refused),
-            });
+        let mut current = Vec::with_capacity(posted.len());
+        for (lock, posted) in posted {
+            current.push(posted.await.map_err(|error| *error)?[0] == lock.word());
         }
-        copies
+        Ok(current)
     }
 
     fn reader(&self) -> Reader<'_, Handle> {
-        let Self { worker, structure, proof, memory } = self;
+        let Self { context: Context { worker, structure, .. }, proof, memory } = self;
         Reader { remote: worker, structure: structure.id, proof: *proof, memory: memory.as_ref() }
     }
 
-    /// [`Access::change`], and then `after`, if the change was made. Both are run to their end even if the returned future is
-    /// dropped.
-    ///
-    /// # Errors
-    /// As [`Access::change`].
-    pub async fn change_then<R>(
-        &self,
-        pages: Vec<PageCopy>,
-        new: Vec<NewPage>,
-        f: impl FnOnce(&mut OneSidedViews) -> R,
-        after: Option<impl Future<Output = ()> + 'static>,
-    ) -> Result<R, Interrupt> {
-        let mut views = OneSidedViews::open(&self.worker, self.structure.id, pages, new)?;
-        let result = f(&mut views);
-        let staged = Staged::of(views);
-        if staged.is_idle() {
-            // A single copy was true of one moment anyway.
-            if staged.changed.len() > 1 {
-                require_unchanged(&self.worker, &staged.changed).await?;
-            }
-            return Ok(result);
-        }
-        let by_hand = self.worker.capabilities().atomic_against_cpu && after.is_none();
-        if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
-            here::carry_out(&self.worker, memory, staged).await?;
-            return Ok(result);
-        }
-        // Pages whose lock words it may still write are not reused, whatever becomes of the caller.
-        let pin = self.worker.pin();
-        let change = change::carry_out(self.worker.clone(), staged);
-        let whole = async move {
-            change.await?;
-            drop(pin);
-            if let Some(after) = after {
-                after.await;
-            }
-            Ok::<_, Interrupt>(())
+    fn require_page(&self, link: Link) -> Result<(RemotePtr, SizeClass), Interrupt> {
+        let bad = |why: String| Err(Error::BadPointer { word: link.word(), why }.into());
+        let (at, class) = match link.target() {
+            Target::Remote(at, class) => (at, class),
+            Target::Null => return bad("the link is null".into()),
+            Target::Local(_) => return bad("a swizzled link reached remote memory".into()),
+            Target::Malformed => return bad("no page has such a link".into()),
         };
-        self.worker.spawn_to_end(whole).await?;
-        Ok(result)
-    }
-
-    fn require_page(&self, at: RemotePtr, class: SizeClass) -> Result<(), Interrupt> {
-        let geometry = self.worker.compute().geometry.get(at.server().index());
-        match geometry {
-            Some(geometry) if geometry.holds_page(at, class) => Ok(()),
-            Some(_) => {
-                let why = format!("no page of {class:?} can stand there");
-                Err(Error::BadPointer { word: at.raw(), why }.into())
-            }
-            None => {
-                let why = format!("there is no memory server {}", at.server());
-                Err(Error::BadPointer { word: at.raw(), why }.into())
-            }
+        match self.worker().compute().geometry.get(at.server().index()) {
+            Some(geometry) if geometry.holds_page(at, class) => Ok((at, class)),
+            Some(_) => bad(format!("no page of {class:?} can stand there")),
+            None => bad(format!("there is no memory server {}", at.server())),
         }
     }
 
-    fn require_word(&self, word: RemotePtr) -> Result<(), Interrupt> {
-        let inside = self.worker.compute().geometry.get(word.server().index()).is_some_and(|geometry| {
-            let page = RemotePtr::new(word.server(), word.offset() & !63);
-            page.is_ok_and(|page| geometry.locate(page, SizeClass::SMALLEST).is_some())
-        });
-        if inside && word.offset().is_multiple_of(8) {
-            return Ok(());
+    /// The address of a word, if a page can be there.
+    fn require_word(&self, word: WordPtr) -> Result<RemotePtr, Interrupt> {
+        let (at, class) = self.require_page(word.page)?;
+        match word.index < class.words() && word.index >= HEADER_WORDS {
+            true => Ok(at.word(word.index)),
+            false => {
+                let why = format!("a page of {class:?} has no word {} for a structure", word.index);
+                Err(Error::BadPointer { word: word.page.word(), why }.into())
+            }
         }
-        let why = "no word of a page stands there".into();
-        Err(Error::BadPointer { word: word.raw(), why }.into())
     }
 }
 
-impl Access for OneSided {
+impl<P: Plugin> FastPath for OneSided<P> {
     type Page<'a> = PageCopy;
-    type Views<'a> = OneSidedViews;
+}
 
-    fn worker(&self) -> &Handle {
-        &self.worker
+impl<P: Plugin> Access for OneSided<P> {
+    type Plugin = P;
+    type PagesMut<'a> = OneSidedPages;
+
+    fn context(&self) -> &Context<P> {
+        &self.context
     }
 
-    fn structure(&self) -> &Structure {
-        &self.structure
-    }
-
-    async fn enter(&self, start: Start) -> Result<PageCopy, Interrupt> {
-        let at = match start {
-            Start::Root | Start::Anew | Start::Stopped(_) => self.structure.root,
+    async fn open(&self, start: Start) -> Result<PageCopy, Interrupt> {
+        let link = match start {
+            Start::Root | Start::Anew | Start::Resume(_) => self.context.structure.root_link(),
             Start::Page(page) => page,
         };
-        self.read_page(at, self.structure.class).await
+        self.read_page(link).await
     }
 
-    async fn follow(&self, _from: &PageCopy, link: Link) -> Result<PageCopy, Interrupt> {
-        self.read_page(remote(link)?, self.structure.class).await
-    }
-
-    async fn follow_many(&self, _from: &PageCopy, links: &[Link]) -> Vec<Result<PageCopy, Interrupt>> {
-        self.read_links(links).await
+    async fn follow(&self, _from: &PageCopy, link: Link, _hint: Hint) -> Result<PageCopy, Interrupt> {
+        self.read_page(link).await
     }
 
     async fn change<'a, R>(
         &'a self,
-        pages: Vec<Self::Page<'a>>,
+        pages: Pages<Self::Page<'a>>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
+    ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
+        let (old, new) = pages.into_parts();
+        let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, old, new)?;
+        let result = f(&mut pages);
+        let staged = Staged::of(pages);
+        if staged.is_idle() {
+            // A single copy was true of one moment anyway.
+            let all: Vec<&Changed> = staged.all().collect();
+            if all.len() > 1 && !are_unchanged(self.worker(), all.into_iter()).await? {
+                return Err(Interrupt::conflict());
+            }
+            return Ok((result, Pages::after(staged.into_pages())));
+        }
+        let by_hand = self.worker().capabilities().atomic_against_cpu;
+        if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
+            let after = here::carry_out(self.worker(), memory, staged).await?;
+            return Ok((result, Pages::after(after)));
+        }
+        // Pages whose lock words it may still write are not reused, whatever becomes of the caller.
+        let pin = self.worker().pin();
+        let change = change::carry_out(self.worker().clone(), staged);
+        let whole = async move {
+            let after = change.await?;
+            drop(pin);
+            Ok::<_, Interrupt>(after)
+        };
+        let after = self.worker().spawn_to_end(whole).await?;
+        Ok((result, Pages::after(after)))
+    }
+
+    async fn install<'a>(
+        &'a self,
         new: Vec<NewPage>,
-        f: impl FnOnce(&mut Self::Views<'a>) -> R,
-    ) -> Result<R, Interrupt> {
-        self.change_then(pages, new, f, None::<std::future::Ready<()>>).await
+        f: impl FnOnce(&mut Self::PagesMut<'a>),
+        word: WordPtr,
+        old: u64,
+        to: u64,
+    ) -> Result<Result<(), u64>, Interrupt> {
+        let at = self.require_word(word)?;
+        let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
+        f(&mut pages);
+        let mut staged = Staged::of(pages);
+        staged.seal();
+        let pin = self.worker().pin();
+        let install = change::install(self.worker().clone(), staged, (at, old, to));
+        let whole = async move {
+            let outcome = install.await;
+            drop(pin);
+            outcome
+        };
+        self.worker().spawn_to_end(whole).await
     }
 
-    async fn load(&self, word: RemotePtr) -> Result<u64, Interrupt> {
-        self.require_word(word)?;
-        self.worker.count_round_trip();
-        Ok(self.worker.read(word, 1).await?[0])
-    }
-
-    async fn compare_swap(&self, word: RemotePtr, old: u64, new: u64) -> Result<u64, Interrupt> {
-        self.require_word(word)?;
-        self.worker.count_round_trip();
-        Ok(self.worker.compare_swap(word, old, new).await?)
+    async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
+        let at: Vec<RemotePtr> = words.iter().map(|&word| self.require_word(word)).collect::<Result<_, _>>()?;
+        let posted: Vec<_> = at.into_iter().map(|at| self.worker().read(at, 1)).collect();
+        if !posted.is_empty() {
+            self.worker().count_round_trip();
+        }
+        let mut loaded = Vec::with_capacity(posted.len());
+        for posted in posted {
+            loaded.push(posted.await?[0]);
+        }
+        Ok(loaded)
     }
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
-        pages::allocate(&self.worker, class, placement).await
+        allocate(self.worker(), class, placement).await
     }
-}
 
-fn remote(link: Link) -> Result<RemotePtr, Interrupt> {
-    match link.target() {
-        Target::Remote(page) => Ok(page),
-        Target::Null => Err(Error::BadPointer { word: 0, why: "the link is null".into() }.into()),
-        Target::Local(_) => {
-            let why = "a swizzled link reached remote memory".into();
-            Err(Error::BadPointer { word: link.word(), why }.into())
+    async fn retire<'a>(&'a self, pages: Vec<PageCopy>) -> Result<(), Interrupt> {
+        let worker = self.worker();
+        if !pages.is_empty() {
+            worker.count_round_trip();
         }
+        let free = |page: &PageCopy| free_owned(worker.clone(), page.at(), page.identity().class, page.lock());
+        let all: Vec<_> = pages.iter().map(|page| worker.spawn_to_end(free(page))).collect();
+        for freed in all {
+            freed.await?;
+        }
+        Ok(())
     }
 }

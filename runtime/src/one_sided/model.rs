@@ -1,13 +1,14 @@
 //! What loom models reach beyond the public interface: reading and changing pages by whatever posts requests.
 
 use super::{
-    OneSidedViews, PageCopy, Proof,
+    OneSidedPages, PageCopy, Proof,
     change::{Staged, make},
     proof::Reader,
     protocol::Prepared,
 };
 use crate::{
     access::Interrupt,
+    change::Role,
     page::{SizeClass, StructureId},
     ptr::RemotePtr,
     worker::remote::Remote,
@@ -36,12 +37,12 @@ pub async fn read<R: Remote>(
 pub async fn change<R: Remote>(
     remote: &R,
     structure: StructureId,
-    pages: Vec<PageCopy>,
-    f: impl FnOnce(&mut OneSidedViews),
+    pages: Vec<(PageCopy, Role)>,
+    f: impl FnOnce(&mut OneSidedPages),
 ) -> Result<bool, Interrupt> {
-    let mut views = OneSidedViews::open(remote, structure, pages, Vec::new())?;
-    f(&mut views);
-    let mut staged = Staged::of(views);
+    let mut pages = OneSidedPages::open(remote, structure, pages, Vec::new())?;
+    f(&mut pages);
+    let mut staged = Staged::of(pages);
     staged.seal();
     let prepared = Prepared::new(remote, &staged.changed, &staged.added)?;
     Ok(make(remote, &staged, prepared, &mut false).await?)

@@ -12,7 +12,7 @@
 //! That goes on until all is done or a memory server is lost. What is on the others is finished even then: no page stays
 //! locked by a compute server that lives.
 
-use super::views::{Added, Changed};
+use super::pages::{Added, Changed};
 use crate::{
     buffer::Buffer,
     error::Error,
@@ -147,6 +147,48 @@ fn unlock<R: Remote>(remote: &R, page: &Changed, word: LockWord) -> impl Future<
     }
 }
 
+/// Requests that write new pages: the index of the page, and the request.
+struct Publishing<F>(Vec<(usize, F)>);
+
+/// Posts the bodies of new pages, and their lock words if the fabric keeps the order. Until these are there, the pages are
+/// free to all who look.
+fn post_pages<'r, R: Remote>(
+    remote: &'r R,
+    added: &[Added],
+    prepared: &mut Prepared,
+) -> Publishing<impl Future<Output = Result<(), Failure>> + use<'r, R>> {
+    let mut posted = Vec::with_capacity(2 * added.len());
+    for (index, (added, body)) in added.iter().zip(prepared.bodies.drain(..)).enumerate() {
+        posted.push((index, remote.write(added.page.at().word(LOCK + 1), Payload::Words(body))));
+        if remote.capabilities().ordered_writes {
+            posted.push((index, remote.write(added.page.at(), Payload::Word(added.image[LOCK]))));
+        }
+    }
+    Publishing(posted)
+}
+
+/// Waits until posted pages are there, and writes again what failed.
+async fn end_pages<R: Remote, F: Future<Output = Result<(), Failure>>>(
+    remote: &R,
+    added: &[Added],
+    Publishing(posted): Publishing<F>,
+) -> Result<(), Failure> {
+    let unlocked = |added: &Added| (added.page.at(), added.image[LOCK]);
+    let mut failed = Failed::new(added.len());
+    for (index, posted) in posted {
+        failed.note(index, posted.await)?;
+    }
+    for (_, added) in failed.of(added) {
+        let body = (LOCK + 1..added.image.len()).map(|index| (added.page.at().word(index), added.image[index]));
+        write_words(remote, body.collect()).await?;
+    }
+    if !remote.capabilities().ordered_writes {
+        remote.count(Count::RoundTrip);
+        return write_words(remote, added.iter().map(unlocked).collect()).await;
+    }
+    write_words(remote, failed.of(added).map(|(_, added)| unlocked(added)).collect()).await
+}
+
 /// Writes new pages. Their lock words say *free* until the bodies are there.
 ///
 /// # Errors
@@ -156,29 +198,50 @@ pub(super) async fn publish<R: Remote>(remote: &R, added: &[Added], prepared: &m
         return Ok(());
     }
     remote.count(Count::RoundTrip);
-    let ordered = remote.capabilities().ordered_writes;
-    let unlocked = |added: &Added| (added.page.at(), added.image[LOCK]);
-    let mut posted = Vec::with_capacity(2 * added.len());
-    for (index, (added, body)) in added.iter().zip(prepared.bodies.drain(..)).enumerate() {
-        posted.push((index, remote.write(added.page.at().word(LOCK + 1), Payload::Words(body))));
-        if ordered {
-            let (at, word) = unlocked(added);
-            posted.push((index, remote.write(at, Payload::Word(word))));
-        }
-    }
-    let mut failed = Failed::new(added.len());
-    for (index, posted) in posted {
-        failed.note(index, posted.await)?;
-    }
-    for (_, added) in failed.of(added) {
-        let body = (LOCK + 1..added.image.len()).map(|index| (added.page.at().word(index), added.image[index]));
-        write_words(remote, body.collect()).await?;
-    }
-    if !ordered {
+    let posted = post_pages(remote, added, prepared);
+    end_pages(remote, added, posted).await
+}
+
+/// Writes new pages, and replaces a word by `to` if it is `old`, where nobody else writes `to`. The word, if it is another.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(super) async fn install<R: Remote>(
+    remote: &R,
+    added: &[Added],
+    prepared: &mut Prepared,
+    (word, old, to): (RemotePtr, u64, u64),
+) -> Result<Result<(), u64>, Failure> {
+    let in_order = remote.capabilities().ordered_writes;
+    let outcome = if in_order && added.iter().all(|added| added.page.at().server() == word.server()) {
+        // With one doorbell. If a WRITE fails and the swap does not, the word leads to a page that is still free to readers:
+        // they begin anew until it is there.
         remote.count(Count::RoundTrip);
-        return write_words(remote, added.iter().map(unlocked).collect()).await;
+        let posted = post_pages(remote, added, prepared);
+        let swapped = remote.compare_swap(word, old, to);
+        let written = end_pages(remote, added, posted).await;
+        let swapped = swapped.await;
+        written?;
+        swapped
+    } else {
+        publish(remote, added, prepared).await?;
+        remote.count(Count::RoundTrip);
+        remote.compare_swap(word, old, to).await
+    };
+    match outcome {
+        Ok(found) if found == old => Ok(Ok(())),
+        Ok(found) => Ok(Err(found)),
+        Err(error) if error.may_be_tried_again() => match remote.load(word).await? {
+            found if found == to => Ok(Ok(())),
+            found if found == old => Ok(Err(found)),
+            // Others have replaced `old`, or ours: who knows.
+            _ => {
+                let why = "the request that replaces a word failed, and others have changed the word since".into();
+                Err(Box::new(Error::OutcomeUnknown { server: word.server(), why }))
+            }
+        },
+        Err(error) => Err(error),
     }
-    write_words(remote, failed.of(added).map(|(_, added)| unlocked(added)).collect()).await
 }
 
 /// Writes the changed words of locked pages, and unlocks them.

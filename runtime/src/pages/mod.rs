@@ -29,9 +29,9 @@ use crate::{
     compute::Shared,
     error::Error,
     layout::{CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
-    lock::LockWord,
-    page::{PAGE_WORDS_MAX, SizeClass},
-    ptr::{RemotePtr, ServerId},
+    lock::{LockState, LockWord},
+    page::{HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SizeClass, StructureId},
+    ptr::{Link, RemotePtr, ServerId},
     sync::{Mutex, lock},
     worker::{Handle, remote::claim_word},
 };
@@ -39,13 +39,18 @@ use crate::{
 use self::chunk::Chunk;
 pub(crate) use self::chunk::{ChunkState, bitmap_words};
 
+/// Pages that a worker takes from the pool at a time, and bytes.
 const BATCH: usize = 32;
-const LOCAL_MAX: usize = 4 * BATCH;
+const BATCH_BYTES: usize = 128 << 10;
 /// A list of the pool that is longer than this keeps [`KEPT_PAGES`] and returns the rest to the bitmaps, for others.
 const SURPLUS_PAGES: usize = 1024;
 const KEPT_PAGES: usize = 256;
 /// Pages that one scan of the bitmaps aims to collect.
 const COLLECT_MIN: usize = 256;
+
+fn batch(class: SizeClass) -> usize {
+    (BATCH_BYTES / class.bytes()).clamp(1, BATCH)
+}
 
 /// Where a new page should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +82,11 @@ impl NewPage {
     /// Its address, to be linked to.
     pub fn at(&self) -> RemotePtr {
         self.page.at
+    }
+
+    /// The link to it.
+    pub fn link(&self) -> Link {
+        Link::to(self.page.at, self.page.class)
     }
 
     /// Its size.
@@ -128,6 +138,26 @@ pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: L
     Ok(())
 }
 
+/// Frees a live page of a structure to which nothing leads any more; false if it is none, or somebody holds its lock.
+///
+/// # Errors
+/// If the memory server is lost.
+pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link: Link) -> Result<bool, Error> {
+    let Some((at, class)) = link.remote() else { return Ok(false) };
+    let header = worker.read(at, HEADER_WORDS).await?;
+    let lock = LockWord::from_word(header[LOCK]);
+    let is_it = Identity::from_word(header[IDENTITY]).is_some_and(|found| found.structure == structure);
+    if !is_it || lock.state() != LockState::Unlocked {
+        return Ok(false);
+    }
+    let free = LockWord::free(lock.next_version());
+    if !claim_word(worker, at, lock.word(), free.word()).await? {
+        return Ok(false);
+    }
+    worker.compute().pages.retire(std::iter::once(FreePage { at, class, version: free.version() }));
+    Ok(true)
+}
+
 /// The lists of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct LocalPages {
@@ -140,7 +170,7 @@ impl LocalPages {
         let mut free = self.free.borrow_mut();
         let list = free.entry(key).or_default();
         if list.is_empty() {
-            compute.pages.take(key, BATCH, list);
+            compute.pages.take(key, batch(key.1), list);
         }
         list.pop()
     }
@@ -150,8 +180,9 @@ impl LocalPages {
         let mut free = self.free.borrow_mut();
         let list = free.entry(key).or_default();
         list.push(page);
-        if list.len() > LOCAL_MAX {
-            let surplus = list.drain(..LOCAL_MAX / 2);
+        let most = 4 * batch(page.class);
+        if list.len() > most {
+            let surplus = list.drain(..most / 2);
             compute.pages.put(surplus);
         }
     }

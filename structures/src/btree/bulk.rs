@@ -5,18 +5,20 @@
 use std::{cell::RefCell, rc::Rc};
 
 use farlink_runtime::{
-    access::{self, Access, Interrupt, PageRef, Start},
+    access::{self, Access, Interrupt, Link, NewPage, PageRef, Pages, Placement, Slot, Start},
     error::Error,
     operation::retry,
-    pages::{NewPage, Placement},
-    ptr::{RemotePtr, ServerId},
+    ptr::ServerId,
     structure::Spread,
     worker::Task,
 };
 
-use super::node::{Fences, Node, NodeMut, capacity};
+use super::{
+    Tree,
+    node::{Fences, Node, NodeMut, capacity},
+};
 
-type Written = Rc<RefCell<Vec<RemotePtr>>>;
+type Written = Rc<RefCell<Vec<Link>>>;
 
 /// Pages written at once.
 const BATCH: usize = 32;
@@ -26,7 +28,7 @@ struct Full {
     page: NewPage,
     level: u8,
     fences: Fences,
-    right: Option<RemotePtr>,
+    right: Link,
     entries: Vec<(u64, u64)>,
 }
 
@@ -42,7 +44,7 @@ struct Open {
     is_first: bool,
 }
 
-struct Load<'a, A: Access + Clone + 'static> {
+struct Load<'a, A: Access<Plugin = Tree> + Clone + 'static> {
     access: &'a A,
     fill_count: usize,
     levels: Vec<Open>,
@@ -53,7 +55,7 @@ struct Load<'a, A: Access + Clone + 'static> {
 }
 
 /// Loads entries in strictly ascending key order into the empty tree; `fill` is the share of each page to use.
-pub(super) async fn load<A: Access + Clone + 'static>(
+pub(super) async fn load<A: Access<Plugin = Tree> + Clone + 'static>(
     access: &A,
     entries: impl IntoIterator<Item = (u64, u64)>,
     fill: f64,
@@ -61,8 +63,8 @@ pub(super) async fn load<A: Access + Clone + 'static>(
     if !(0.1..=1.0).contains(&fill) {
         return Err(Error::BadOption { option: "fill", why: format!("{fill}; a page is filled from 0.1 to 1.0") });
     }
-    retry(access.worker(), async || empty_root(access).await.map(drop)).await?;
-    let room = capacity(access.structure().class.words());
+    retry(&access.context().worker, async || empty_root(access).await.map(drop)).await?;
+    let room = capacity(access.context().structure.class.words());
     let mut load = Load {
         access,
         fill_count: ((room as f64 * fill) as usize).clamp(2, room),
@@ -85,23 +87,23 @@ pub(super) async fn load<A: Access + Clone + 'static>(
 }
 
 /// The root, if it is an empty leaf.
-async fn empty_root<A: Access>(access: &A) -> Result<A::Page<'_>, Interrupt> {
-    let root = access.enter(Start::Anew).await?;
+async fn empty_root<A: Access<Plugin = Tree>>(access: &A) -> Result<A::Page<'_>, Interrupt> {
+    let root = access.open(Start::Anew).await?;
     match root.read(|words| root.level() == 0 && Node(words).count() == 0)? {
         true => Ok(root),
         false => Err(Error::NotEmpty.into()),
     }
 }
 
-async fn take_back<A: Access>(access: &A, written: &Written) {
+async fn take_back<A: Access<Plugin = Tree>>(access: &A, written: &Written) {
     for page in written.take() {
-        if let Err(error) = retry(access.worker(), async || access::free(access, page).await).await {
-            tracing::warn!(%page, %error, "a page of a failed bulk load was not freed");
+        if let Err(error) = retry(&access.context().worker, async || access::free(access, page).await).await {
+            tracing::warn!(?page, %error, "a page of a failed bulk load was not freed");
         }
     }
 }
 
-impl<'a, A: Access + Clone + 'static> Load<'a, A> {
+impl<'a, A: Access<Plugin = Tree> + Clone + 'static> Load<'a, A> {
     async fn push(&mut self, level: usize, entry: (u64, u64)) -> Result<(), Error> {
         let mut next = Some((level, entry));
         while let Some((level, entry)) = next {
@@ -124,12 +126,12 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
             Some(page) => page,
             None => self.allocate(level, number).await?,
         };
-        let right_at = right.as_ref().map(NewPage::at);
+        let right_link = right.as_ref().map_or(Link::NULL, NewPage::link);
         let next = Open { low: high.unwrap_or(0), page: right, number: number + 1, ..Open::default() };
         let open = std::mem::replace(&mut self.levels[level], next);
-        let entry = (open.low, page.at().raw());
+        let entry = (open.low, page.link().word());
         let fences = Fences { low: open.low, high };
-        self.full.push(Full { page, level: level as u8, fences, right: right_at, entries: open.entries });
+        self.full.push(Full { page, level: level as u8, fences, right: right_link, entries: open.entries });
         if self.full.len() >= BATCH {
             self.write().await?;
         }
@@ -138,12 +140,12 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
 
     /// The page of a level that has so many to its left.
     async fn allocate(&self, level: usize, number: u64) -> Result<NewPage, Error> {
-        let structure = self.access.structure();
+        let structure = &self.access.context().structure;
         let placement = match structure.spread {
             Spread::Subtrees { level: top } if level <= usize::from(top) => {
                 // All pages to the left are full, and the same number of them make each page above.
                 let pages = (self.fill_count as u64).saturating_pow(u32::from(top) - level as u32);
-                let servers = self.access.worker().servers() as u64;
+                let servers = self.access.context().worker.servers() as u64;
                 let server = (structure.root.server().index() as u64 + number / pages) % servers;
                 ServerId::new(server as u16).map_or(Placement::RoundRobin, Placement::Server)
             }
@@ -155,7 +157,7 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
     async fn write(&mut self) -> Result<(), Error> {
         let (access, written) = (self.access.clone(), Rc::clone(&self.written));
         let full = std::mem::take(&mut self.full);
-        let writing = self.writing.insert(self.access.worker().spawn_to_end(write(access, full, written)));
+        let writing = self.writing.insert(self.access.context().worker.spawn_to_end(write(access, full, written)));
         let outcome = writing.await;
         self.writing = None;
         outcome
@@ -176,12 +178,14 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
         // From here on the task decides whether the pages are the tree's or are taken back.
         let (access, written) = (self.access.clone(), std::mem::take(&mut self.written));
         let lead = async move {
-            let outcome = retry(access.worker(), async || {
+            let outcome = retry(&access.context().worker, async || {
                 let root = empty_root(&access).await?;
-                let lead = |views: &mut A::Views<'_>| {
-                    NodeMut::new(views, 0).rewrite(level as u8, Fences::ALL, None, &entries);
+                let mut pages = Pages::new();
+                let root = pages.add(root);
+                let lead = |pages: &mut A::PagesMut<'_>| {
+                    NodeMut::new(pages, root).rewrite(level as u8, Fences::ALL, Link::NULL, &entries);
                 };
-                access.change(vec![root], vec![], lead).await
+                access.change(pages, lead).await.map(drop)
             })
             .await;
             if outcome.is_err() {
@@ -189,27 +193,25 @@ impl<'a, A: Access + Clone + 'static> Load<'a, A> {
             }
             outcome
         };
-        self.access.worker().spawn_to_end(lead).await
+        self.access.context().worker.spawn_to_end(lead).await
     }
 }
 
 /// Writes finished pages, and notes them as written.
-async fn write<A: Access>(access: A, full: Vec<Full>, written: Written) -> Result<(), Error> {
-    let mut pages = Vec::with_capacity(full.len());
-    let mut contents = Vec::with_capacity(full.len());
+async fn write<A: Access<Plugin = Tree>>(access: A, full: Vec<Full>, written: Written) -> Result<(), Error> {
+    let (mut pages, mut contents) = (Pages::new(), Vec::with_capacity(full.len()));
     for Full { page, level, fences, right, entries } in full {
-        pages.push(page);
-        contents.push((level, fences, right, entries));
+        contents.push((page.link(), level, fences, right, entries));
+        pages.add_new(page);
     }
-    let at: Vec<RemotePtr> = pages.iter().map(NewPage::at).collect();
-    let fill = |views: &mut A::Views<'_>| {
-        for (index, (level, fences, right, entries)) in contents.iter().enumerate() {
-            NodeMut::new(views, index).rewrite(*level, *fences, *right, entries);
+    let fill = |pages: &mut A::PagesMut<'_>| {
+        for (index, (_, level, fences, right, entries)) in contents.iter().enumerate() {
+            NodeMut::new(pages, Slot::new_page(index)).rewrite(*level, *fences, *right, entries);
         }
     };
-    match access.change(vec![], pages, fill).await {
+    match access.change(pages, fill).await.map(drop) {
         Ok(()) => {
-            written.borrow_mut().extend(at);
+            written.borrow_mut().extend(contents.iter().map(|&(link, ..)| link));
             Ok(())
         }
         Err(Interrupt::Failed(error)) => Err(*error),
@@ -217,14 +219,14 @@ async fn write<A: Access>(access: A, full: Vec<Full>, written: Written) -> Resul
     }
 }
 
-impl<A: Access + Clone + 'static> Drop for Load<'_, A> {
+impl<A: Access<Plugin = Tree> + Clone + 'static> Drop for Load<'_, A> {
     /// Takes back what was written and is still this load's.
     fn drop(&mut self) {
         let (access, written, writing) = (self.access.clone(), Rc::clone(&self.written), self.writing.take());
         if writing.is_none() && written.borrow().is_empty() {
             return;
         }
-        self.access.worker().spawn_to_end(async move {
+        self.access.context().worker.spawn_to_end(async move {
             if let Some(writing) = writing {
                 let _ = writing.await;
             }

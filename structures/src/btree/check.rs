@@ -4,45 +4,52 @@
 //! keys, number of entries, right links from one end of a level to the other, no page reached twice. Then it audits the
 //! cluster's memory: live pages of the tree that were not reached are leaked. Nobody may change the tree meanwhile.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, rc::Rc};
 
 use farlink_runtime::{
-    access::{Access, PageRef, Start},
+    access::{Access, Context, Link, PageRef, RemotePtr, Start},
     error::Error,
-    one_sided::OneSided,
     operation::retry,
-    ptr::{Link, RemotePtr, Target},
 };
 
-use super::node::{Fences, KIND, Node};
+use super::{
+    Tree,
+    node::{Fences, KIND, Node},
+};
 use crate::map::Report;
 
 /// Pages read at once.
 const BATCH: usize = 64;
 /// A page that a parent leads to, and what it must be.
 struct Expected {
-    at: RemotePtr,
+    link: Link,
     fences: Fences,
 }
 
-pub(super) async fn check(access: &OneSided) -> Result<Report, Error> {
-    let mut report = Report { page_bytes: access.structure().class.bytes(), ..Report::default() };
-    let root = retry(access.worker(), async || access.enter(Start::Root).await).await?;
+impl Expected {
+    fn at(&self) -> RemotePtr {
+        self.link.remote().expect("only links to pages are expected").0
+    }
+}
+
+pub(super) async fn check<A: Access<Plugin = Tree>>(access: &A) -> Result<Report, Error> {
+    let Context { worker, structure, .. } = access.context();
+    let mut report = Report::default();
+    let root = Rc::new(retry(worker, async || access.open(Start::Root).await).await?);
     let mut level = root.level();
-    let mut row = vec![Expected { at: root.at(), fences: Fences::ALL }];
+    let mut row = vec![Expected { link: root.link(), fences: Fences::ALL }];
     let mut reached = HashSet::from([root.at()]);
     let mut by_level = Vec::new();
     loop {
         by_level.push(row.len() as u64);
         let mut below = Vec::new();
         for (batch_index, batch) in row.chunks(BATCH).enumerate() {
-            let pages: Vec<RemotePtr> = batch.iter().map(|expected| expected.at).collect();
-            let copies = access.read_pages(&pages, access.structure().class).await;
-            for (index, (expected, copy)) in batch.iter().zip(copies).enumerate() {
-                let right = row.get(batch_index * BATCH + index + 1).map(|right| right.at);
-                match copy {
-                    Ok(copy) => inspect(&mut report, &copy, level, expected, right, &mut below),
-                    Err(interrupt) => report.add_unreadable(expected.at, &interrupt),
+            let links = batch.iter().map(|expected| (Rc::clone(&root), expected.link));
+            for (index, (expected, page)) in batch.iter().zip(access.follow_each(links).all().await).enumerate() {
+                let right = row.get(batch_index * BATCH + index + 1).map_or(Link::NULL, |right| right.link);
+                match page {
+                    Ok(page) => inspect(&mut report, &page, level, expected, right, &mut below),
+                    Err(interrupt) => report.add_unreadable(expected.at(), &interrupt),
                 }
             }
         }
@@ -50,9 +57,9 @@ pub(super) async fn check(access: &OneSided) -> Result<Report, Error> {
             break;
         }
         below.retain(|expected: &Expected| {
-            let is_new = reached.insert(expected.at);
+            let is_new = reached.insert(expected.at());
             if !is_new {
-                report.add(expected.at, "more than one link owns it");
+                report.add(expected.at(), "more than one link owns it");
             }
             is_new
         });
@@ -61,7 +68,8 @@ pub(super) async fn check(access: &OneSided) -> Result<Report, Error> {
     }
     by_level.reverse();
     report.pages_by_level = by_level;
-    report.audit(access, &reached).await?;
+    report.bytes = report.pages() * structure.class.bytes() as u64;
+    report.audit(worker, structure, &reached).await?;
     Ok(report)
 }
 
@@ -70,7 +78,7 @@ fn inspect(
     page: &impl PageRef,
     level: u8,
     expected: &Expected,
-    right: Option<RemotePtr>,
+    right: Link,
     below: &mut Vec<Expected>,
 ) {
     let at = page.at();
@@ -87,7 +95,7 @@ fn inspect(
         if fences != expected.fences {
             report.add(at, format!("has {fences:?}; its parent says {:?}", expected.fences));
         }
-        if node.right() != right.map_or(Link::NULL, Link::remote) {
+        if node.right() != right {
             report.add(at, format!("its right link is {:?}; the next page of its level is {right:?}", node.right()));
         }
         let entries = node.entries();
@@ -107,9 +115,10 @@ fn inspect(
         }
         for (index, &(low, link)) in entries.iter().enumerate() {
             let high = entries.get(index + 1).map_or(fences.high, |&(next, _)| Some(next));
-            match Link::from_word(link).target() {
-                Target::Remote(child) => below.push(Expected { at: child, fences: Fences { low, high } }),
-                _ => report.add(at, format!("child {index} is {:?}", Link::from_word(link))),
+            let link = Link::from_word(link);
+            match link.remote() {
+                Some(_) => below.push(Expected { link, fences: Fences { low, high } }),
+                None => report.add(at, format!("child {index} is {link:?}")),
             }
         }
     });

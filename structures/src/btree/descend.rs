@@ -1,21 +1,15 @@
 //! From the root to the page where a key belongs.
 
-use std::ops::Range;
-
-use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start},
-    ptr::{Link, RemotePtr, Target},
-    words::Words,
-};
+use farlink_runtime::access::{Access, Context, Hint, Interrupt, Link, PageRef, Start, Words};
 
 use super::{
-    guess::{Guess, likely},
-    install::Install,
+    Tree,
+    guess::{Guess, Notes, likely},
     node::{HEAD, KIND, Node, Side},
 };
 
 /// A page and the one above it that led there.
-pub(super) struct Descent<'a, A: Access + 'a> {
+pub(super) struct Descent<'a, A: Access<Plugin = Tree> + 'a> {
     /// `None` if `page` is where the descent began.
     pub(super) parent: Option<A::Page<'a>>,
     pub(super) page: A::Page<'a>,
@@ -24,7 +18,7 @@ pub(super) struct Descent<'a, A: Access + 'a> {
 }
 
 /// A way down, as far as it has come.
-struct Way<'a, A: Access + 'a> {
+struct Way<'a, A: Access<Plugin = Tree> + 'a> {
     parent: Option<A::Page<'a>>,
     page: A::Page<'a>,
     /// Where in `page` the key is; of the page below, if the way has ended at a link.
@@ -57,28 +51,32 @@ enum Stop {
 
 /// Finds the page at `level` whose fences include `key`; the root, if the tree is not that high. A split that its parent
 /// does not know of yet, because the copy of the parent is older, shows as a key beyond the page's high fence: the search
-/// moves right.
-pub(super) async fn descend<'a, A: Access>(
+/// moves right. `SHIPS` says that all that is left of the operation lies below each page on the way.
+pub(super) async fn descend<'a, A: Access<Plugin = Tree>, const SHIPS: bool>(
     access: &'a A,
     start: Start,
     key: u64,
     level: u8,
 ) -> Result<Descent<'a, A>, Interrupt> {
-    let page_words = access.structure().class.bytes() / 8;
-    let mut way = Way { parent: None, page: access.enter(start).await?, guess: None };
+    let page_words = page_words(access);
+    let mut way = Way { parent: None, page: access.open(start).await?, guess: None };
     loop {
         match walk::<_, true>(access, &mut way, key, level)? {
             Stop::Arrived(upto, expects_value) => {
                 if expects_value && upto > 0 {
                     let [_, values] = likely(page_words, upto - 1);
-                    access.expect(&way.page, [0..0, values.start..values.start + 1]).await;
+                    access.prefetch(&way.page, [(0, 0), (values.0, values.0 + 1)]).await;
                 }
                 return Ok(Descent { parent: way.parent, page: way.page, upto });
             }
             Stop::Right(link) => way.page = beside(access, &way.page, link).await?,
-            Stop::Missed(near) => access.expect(&way.page, likely(page_words, near)).await,
+            Stop::Missed(near) => access.prefetch(&way.page, likely(page_words, near)).await,
             Stop::Away(link) => {
-                let child = access.follow_for(&way.page, link, wanted(way.guess, page_words)).await?;
+                let hint = wanted(way.guess, page_words);
+                let child = match SHIPS {
+                    true => access.descend(&way.page, link, hint).await?,
+                    false => access.follow(&way.page, link, hint).await?,
+                };
                 require_level(&child, way.page.level() - 1)?;
                 way.parent = Some(std::mem::replace(&mut way.page, child));
             }
@@ -88,14 +86,14 @@ pub(super) async fn descend<'a, A: Access>(
 
 /// [`descend`] from the root, if all pages on the way are at hand; else where it has to wait. Does not keep the page above.
 #[inline(always)]
-pub(super) fn descend_at_once<A: Access>(access: &A, key: u64, level: u8) -> Result<Descent<'_, A>, Start> {
-    let page: A::Page<'_> = access.root_at_hand().ok_or(Start::Root)?;
+pub(super) fn try_descend<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u8) -> Result<Descent<'_, A>, Start> {
+    let page: A::Page<'_> = access.try_open().ok_or(Start::Root)?;
     let mut way = Way { parent: None, page, guess: None };
     loop {
         match walk::<A, false>(access, &mut way, key, level) {
             Ok(Stop::Arrived(upto, _)) => return Ok(Descent { parent: None, page: way.page, upto }),
             Ok(Stop::Missed(_)) => {}
-            Ok(Stop::Away(_) | Stop::Right(_)) => return Err(access.stop_at(&way.page)),
+            Ok(Stop::Away(_) | Stop::Right(_)) => return Err(access.resume_at(&way.page)),
             Err(_) => return Err(Start::Root),
         }
     }
@@ -103,39 +101,40 @@ pub(super) fn descend_at_once<A: Access>(access: &A, key: u64, level: u8) -> Res
 
 /// What is read first of a page: a search begins in the first half, unless more is known.
 #[inline(always)]
-fn wanted(guess: Option<Guess>, page_words: usize) -> [Range<usize>; 3] {
+fn wanted(guess: Option<Guess>, page_words: usize) -> Hint {
     match guess {
         Some(Guess { is_trusted: true, near, .. }) => {
             let [keys, values] = likely(page_words, near);
-            [0..HEAD, keys, values]
+            Hint::DOWN.reading([(0, HEAD as u16), keys, values])
         }
-        _ => [0..page_words / 2, 0..0, 0..0],
+        _ => Hint::DOWN,
     }
 }
 
 /// [`wanted`] for a search that has the processor to itself: it is sooner done with all keys, whose lines are in a row, than
 /// with the likely ones alone (by a tenth and more; several searches in flight lose a fifth by it).
 #[inline(always)]
-fn wanted_alone(guess: Option<Guess>, page_words: usize) -> [Range<usize>; 3] {
+fn wanted_alone(guess: Option<Guess>, page_words: usize) -> Hint {
     match guess {
         Some(Guess { is_trusted: true, near, .. }) => {
             let [_, values] = likely(page_words, near);
-            [0..page_words / 2, values, 0..0]
+            Hint::DOWN.reading([(0, (page_words / 2) as u16), values, (0, 0)])
         }
-        _ => [0..page_words / 2, 0..0, 0..0],
+        _ => Hint::DOWN,
     }
 }
 
 /// Goes down for as long as the pages are at hand. Not async, so that on cached pages a search is an ordinary loop: as part
 /// of the future, each variable of it would be a place in memory.
 #[inline(always)]
-fn walk<'a, A: Access, const KEEPS_PARENT: bool>(
+fn walk<'a, A: Access<Plugin = Tree>, const KEEPS_PARENT: bool>(
     access: &'a A,
     way: &mut Way<'a, A>,
     key: u64,
     level: u8,
 ) -> Result<Stop, Interrupt> {
-    let page_words = access.structure().class.bytes() / 8;
+    let page_words = page_words(access);
+    let notes = notes(access);
     loop {
         let at_level = way.page.level();
         let near = way.guess.and_then(|guess| guess.is_trusted.then_some(guess.near));
@@ -145,7 +144,7 @@ fn walk<'a, A: Access, const KEEPS_PARENT: bool>(
                 Step::Arrived(upto) | Step::Down { upto, .. } => upto.wrapping_sub(1),
                 _ => usize::MAX,
             };
-            guess.learn(access.notes(), index, || way.page.read(|words| Node(words).density()).ok());
+            guess.learn(notes, index, || way.page.read(|words| Node(words).density()).ok());
         }
         match step {
             // All keys were at hand, and no values.
@@ -154,9 +153,9 @@ fn walk<'a, A: Access, const KEEPS_PARENT: bool>(
             Step::Right(link) => return Ok(Stop::Right(link)),
             Step::Lost(why) => return Err(Interrupt::stale(way.page.at(), why)),
             Step::Down { link, distance, .. } => {
-                let guess = Guess::new(access.notes(), at_level - 1, page_words, distance);
+                let guess = Guess::new(notes, at_level - 1, page_words, distance);
                 way.guess = guess;
-                let Some(child) = access.at_hand(&way.page, link, wanted_alone(guess, page_words)) else {
+                let Some(child) = access.try_follow(&way.page, link, wanted_alone(guess, page_words)) else {
                     return Ok(Stop::Away(link));
                 };
                 require_level(&child, at_level - 1)?;
@@ -192,40 +191,21 @@ fn step(node: &Node<'_, impl Words + ?Sized>, key: u64, at_level: u8, level: u8,
     }
 }
 
-/// Where the page at `level` is whose fences include `key`, as the page above says; that one alone is read. The root, if the
-/// tree is not that high.
-pub(super) async fn locate<A: Access>(access: &A, start: Start, key: u64, level: u8) -> Result<RemotePtr, Interrupt> {
-    let above = descend(access, start, key, level.saturating_add(1)).await?.page;
-    if above.level() <= level {
-        return Ok(above.at());
-    }
-    let link = above.read(|words| Node(words).child_for(key).map(|index| Node(words).child(index)))?;
-    match link.map(Link::target) {
-        Some(Target::Remote(page)) => Ok(page),
-        _ => Err(Interrupt::stale(above.at(), "an inner page has no child for a key between its fences")),
-    }
-}
-
 /// The right sibling of a page.
-pub(super) async fn beside<'a, A: Access>(
+pub(super) async fn beside<'a, A: Access<Plugin = Tree>>(
     access: &'a A,
     page: &A::Page<'a>,
     right: Link,
 ) -> Result<A::Page<'a>, Interrupt> {
-    if right == Link::NULL {
+    if right.is_null() {
         return Err(Interrupt::stale(page.at(), "it has a high fence and no right sibling"));
     }
     let (low, high) = page.read(|words| (Node(words).low(), Node(words).high()))?;
-    let sibling = access.sibling(page, right).await?;
+    let sibling = access.follow(page, right, Hint::MOVED).await?;
     require_level(&sibling, page.level())?;
     // Going right must make progress, whatever the pages say.
     match sibling.read(|words| Node(words).low())? {
-        sibling_low if sibling_low > low && Some(sibling_low) <= high => {
-            if A::IS_BELOW && page.level() == 0 {
-                access.send_above(Install { separator: sibling_low, page: sibling.at() });
-            }
-            Ok(sibling)
-        }
+        sibling_low if sibling_low > low && Some(sibling_low) <= high => Ok(sibling),
         _ => Err(Interrupt::stale(sibling.at(), "it does not lie to the right of the page that links to it")),
     }
 }
@@ -236,4 +216,16 @@ pub(super) fn require_level(page: &impl PageRef, level: u8) -> Result<(), Interr
         return Ok(());
     }
     Err(Interrupt::stale(page.at(), "it is not of the level or the kind that the link promised"))
+}
+
+#[inline(always)]
+fn page_words<A: Access<Plugin = Tree>>(access: &A) -> usize {
+    access.context().structure.class.words()
+}
+
+/// What is known of where keys are, if this access has a use for it.
+#[inline(always)]
+fn notes<A: Access<Plugin = Tree>>(access: &A) -> Option<&Notes> {
+    let Context { local, .. } = access.context();
+    A::PREFETCHES.then_some(local)
 }

@@ -6,7 +6,7 @@
 //! once, and all that is searched. Where guesses fail, as with keys in clusters, pages are fetched and searched as if there
 //! were none.
 
-use std::{cell::Cell, ops::Range};
+use std::cell::Cell;
 
 use super::node::{HEAD, NEAR, capacity};
 
@@ -18,6 +18,9 @@ const TRUST_MIN: u32 = 8;
 const TRUST_MAX: u32 = 15;
 /// What a wrong guess costs.
 const TRUST_LOST: u32 = 3;
+
+/// What a handle has learned of its pages, by level; see [`Guess`].
+pub(super) type Notes = Cell<[u64; 2]>;
 
 /// A guess: a key is among the [`NEAR`] entries from `near` on.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +70,7 @@ impl Guess {
     /// The place of a key that is `distance` above the first one of a page of `words` words at `level`; `None` if nobody is
     /// interested. `notes` are the access's.
     #[inline(always)]
-    pub(super) fn new(notes: Option<&Cell<[u64; 2]>>, level: u8, words: usize, distance: u64) -> Option<Self> {
+    pub(super) fn new(notes: Option<&Notes>, level: u8, words: usize, distance: u64) -> Option<Self> {
         if level > LEVEL_MAX {
             return None;
         }
@@ -79,7 +82,7 @@ impl Guess {
     /// Learns whether the key's place (none: a number that no place has) is where it was guessed to be; if not, what the page's
     /// density is.
     #[inline(always)]
-    pub(super) fn learn(self, notes: Option<&Cell<[u64; 2]>>, index: usize, density: impl FnOnce() -> Option<Density>) {
+    pub(super) fn learn(self, notes: Option<&Notes>, index: usize, density: impl FnOnce() -> Option<Density>) {
         let Some(notes) = notes else { return };
         let is_right = index.wrapping_sub(self.near) < NEAR;
         let note = of_level(notes, self.level);
@@ -98,16 +101,15 @@ fn revise(note: &Cell<u64>, known: Known, is_right: bool, density: Option<Densit
 }
 
 #[inline(always)]
-fn of_level(notes: &Cell<[u64; 2]>, level: u8) -> &Cell<u64> {
+fn of_level(notes: &Notes, level: u8) -> &Cell<u64> {
     let notes: &Cell<[u64]> = notes;
     &notes.as_slice_of_cells()[usize::from(level)]
 }
 
 /// Where a page of `words` words has the keys and the values of the entries from `near` on.
 #[inline]
-pub(super) fn likely(words: usize, near: usize) -> [Range<usize>; 2] {
-    let [keys, values] = [HEAD + near, HEAD + capacity(words) + near];
-    [keys..keys + NEAR, values..values + NEAR]
+pub(super) fn likely(words: usize, near: usize) -> [(u16, u16); 2] {
+    [HEAD + near, HEAD + capacity(words) + near].map(|first| (first as u16, (first + NEAR) as u16))
 }
 
 #[cfg(test)]
@@ -117,7 +119,7 @@ mod tests {
     const WORDS: usize = 128;
 
     /// What a handle makes of one key: the guess for it, and where it was.
-    fn look(notes: &Cell<[u64; 2]>, distance: u64, index: usize, density: Density) -> Guess {
+    fn look(notes: &Notes, distance: u64, index: usize, density: Density) -> Guess {
         let guess = Guess::new(Some(notes), 0, WORDS, distance).unwrap();
         guess.learn(Some(notes), index, || Some(density));
         guess
@@ -158,7 +160,10 @@ mod tests {
             let notes = Cell::new([word; 2]);
             for distance in [0, 1, u64::MAX] {
                 let guess = Guess::new(Some(&notes), 1, WORDS, distance).unwrap();
-                assert!(likely(WORDS, guess.near).iter().all(|words| words.end <= WORDS), "{word}, {distance}");
+                assert!(
+                    likely(WORDS, guess.near).iter().all(|words| usize::from(words.1) <= WORDS),
+                    "{word}, {distance}"
+                );
             }
         }
         for (count, range) in [(0, 0), (0, 1), (1, 0), (57, 1), (57, u64::MAX)] {

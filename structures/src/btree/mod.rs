@@ -12,7 +12,6 @@
 //!   only while it writes the changed words.
 //! - `split`, `shrink`: structure modification operations. Each locks the pages it changes together (parent and children),
 //!   all or none, so a tree is never seen half-split, and a crash leaves no orphan.
-//! - `install`: the second half of a split where the levels above are on a memory server (the hybrid design).
 //! - `scan`: leaves fetched ahead of need through their parents' links.
 //! - `bulk`: load from sorted input. `check`: every invariant, and leaked pages.
 //!
@@ -23,20 +22,19 @@ mod bulk;
 mod check;
 mod descend;
 mod guess;
-mod install;
-mod layout;
 mod node;
 mod ops;
 mod scan;
 mod shrink;
 mod split;
 
-use farlink_offload::ship::Registry;
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start, Views},
+    access::{
+        Access, Interrupt, Link, Operations, Overlap, PageRef, PagesMut, Plugin, Region, Slot, Start, Structure, Words,
+    },
     error::Error,
     one_sided::{OneSided, Proof},
-    ptr::{RemotePtr, ServerId},
+    ptr::ServerId,
     structure::Placed,
     worker::Handle,
 };
@@ -44,15 +42,11 @@ use farlink_runtime::{
 pub use farlink_runtime::structure::Spread;
 
 use self::node::{Fences, Node, NodeMut, PAGE_BYTES_MIN};
-pub use self::{install::Install, layout::BTreeLayout};
 pub use crate::map::{KeyRange, Problem, PutMode, Range, Report, ScanPart};
 use crate::map::{
     Map, OrderedMap,
-    ops::{Put, Scan},
+    ops::{self as map_ops, Put, Scan},
 };
-
-/// The catalog's number for B+-trees.
-pub const KIND: u32 = 1;
 
 /// How a tree is made and read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,64 +94,81 @@ pub type BTree<A> = Map<Tree, A>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tree;
 
+impl Plugin for Tree {
+    const NAME: &'static str = "btree";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = PAGE_BYTES_MIN..=4096;
+    type Region = KeyRange;
+    type Local = guess::Notes;
+
+    #[inline]
+    fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        let node = Node(page);
+        (0..node.count()).map(move |index| node.value_position(index))
+    }
+
+    fn below(page: &(impl Words + ?Sized), link: usize) -> Option<KeyRange> {
+        let node = Node(page);
+        let index = (0..node.count()).find(|&index| node.value_position(index) == link)?;
+        let low = if index == 0 { node.low() } else { node.key(index) };
+        let high = if index + 1 < node.count() { Some(node.key(index + 1)) } else { node.high() };
+        Some(KeyRange { low, high })
+    }
+
+    fn overlap(page: &(impl Words + ?Sized), region: &KeyRange) -> Overlap {
+        KeyRange { low: Node(page).low(), high: Node(page).high() }.overlap(region)
+    }
+
+    fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
+        NodeMut::new(pages, root).rewrite(0, Fences::ALL, Link::NULL, &[]);
+    }
+
+    fn operations(to: &mut impl Operations<Self>) {
+        map_ops::operations(to);
+    }
+
+    async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error> {
+        check::check(access).await
+    }
+}
+
 impl OrderedMap for Tree {
-    const NAME: &str = "B+-tree";
-    const KIND: u32 = KIND;
-    const PAGE_BYTES: (usize, usize) = (PAGE_BYTES_MIN, 4096);
-    type Layout = BTreeLayout;
-
-    fn empty(views: &mut impl Views) {
-        NodeMut::new(views, 0).rewrite(0, Fences::ALL, None, &[]);
-    }
-
-    fn region(keys: KeyRange) -> Option<KeyRange> {
-        Some(keys)
-    }
-
-    async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
+    async fn get<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
         ops::get(access, from, key).await
     }
 
     #[inline(always)]
-    fn get_at_once<A: Access>(access: &A, key: u64) -> Result<Option<u64>, Start> {
-        ops::get_at_once(access, key)
+    fn try_get<A: Access<Plugin = Self>>(access: &A, key: u64) -> Result<Option<u64>, Start> {
+        ops::try_get(access, key)
     }
 
-    async fn put<A: Access>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt> {
+    async fn put<A: Access<Plugin = Self>>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt> {
         ops::put(access, from, put).await
     }
 
-    async fn remove<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
+    async fn remove<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
         ops::remove(access, from, key).await
     }
 
-    async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt> {
+    async fn scan<A: Access<Plugin = Self>>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt> {
         scan::scan(access, from, scan).await
     }
 
-    async fn cut<A: Access>(access: &A, from: Start, key: u64) -> Result<u64, Interrupt> {
-        let leaf = descend::descend(access, from, key, 0).await?.page;
+    async fn cut<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<u64, Interrupt> {
+        let leaf = descend::descend::<_, true>(access, from, key, 0).await?.page;
         leaf.read(|words| Node(words).low())
     }
 
-    async fn locate<A: Access>(access: &A, from: Start, key: u64, level: u8) -> Result<RemotePtr, Interrupt> {
-        descend::locate(access, from, key, level).await
-    }
-
-    async fn count<A: Access>(access: &A, from: Start, low: u64, limit: u64) -> Result<(u64, Option<u64>), Interrupt> {
+    async fn count<A: Access<Plugin = Self>>(
+        access: &A,
+        from: Start,
+        low: u64,
+        limit: u64,
+    ) -> Result<(u64, Option<u64>), Interrupt> {
         scan::count(access, from, low, limit).await
-    }
-
-    async fn check(access: &OneSided) -> Result<Report, Error> {
-        check::check(access).await
-    }
-
-    fn register(registry: &mut Registry) {
-        registry.add::<Install>();
     }
 }
 
-impl BTree<OneSided> {
+impl BTree<OneSided<Tree>> {
     /// Makes an empty tree and enters it into the cluster's catalog.
     ///
     /// # Errors
@@ -168,7 +179,7 @@ impl BTree<OneSided> {
     }
 }
 
-impl<A: Access + Clone + 'static> BTree<A> {
+impl<A: Access<Plugin = Tree> + Clone + 'static> BTree<A> {
     /// Loads entries in strictly ascending key order into an empty tree, using the share `fill` (0.1 to 1.0) of each page;
     /// returns their number. Others see the tree empty until it is done; if it fails or is dropped, the tree stays empty and
     /// its pages are taken back, by a task of the worker: a future that outlives the worker leaves them behind.
@@ -177,5 +188,29 @@ impl<A: Access + Clone + 'static> BTree<A> {
     /// If the tree is not empty, the input is not in order, `fill` is out of range, or remote memory is full.
     pub async fn bulk_load(&self, entries: impl IntoIterator<Item = (u64, u64)>, fill: f64) -> Result<u64, Error> {
         bulk::load(self.access(), entries, fill).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlap_tells_inside_from_shared_and_foreign() {
+        let page = |low: u64, high: Option<u64>| {
+            let mut words = vec![0u64; 32];
+            (words[4], words[5]) = (low, high.unwrap_or(0));
+            words[7] = if high.is_none() { 1 << 16 } else { 0 };
+            words
+        };
+        let range = |low, high| KeyRange { low, high };
+        let of = |page: &[u64], range: KeyRange| Tree::overlap(page, &range);
+        assert_eq!(of(&page(10, Some(20)), range(10, Some(20))), Overlap::Inside);
+        assert_eq!(of(&page(10, Some(20)), range(0, None)), Overlap::Inside);
+        assert_eq!(of(&page(10, Some(20)), range(15, None)), Overlap::Partly);
+        assert_eq!(of(&page(10, None), range(0, Some(50))), Overlap::Partly);
+        assert_eq!(of(&page(10, Some(20)), range(20, None)), Overlap::Outside);
+        assert_eq!(of(&page(20, None), range(0, Some(20))), Overlap::Outside);
+        assert!(KeyRange::ALL.contains(u64::MAX) && !range(3, Some(5)).contains(5));
     }
 }

@@ -16,10 +16,8 @@
 use std::ops::Range;
 
 use farlink_runtime::{
-    access::Views,
+    access::{Link, PagesMut, Slot, Words},
     page::SizeClass,
-    ptr::{Link, RemotePtr},
-    words::Words,
 };
 
 use super::guess::Density;
@@ -167,70 +165,64 @@ impl<W: Words + ?Sized> Node<'_, W> {
     }
 }
 
-/// One page of a change, as words.
-pub(super) struct ViewWords<'a, V>(pub(super) &'a V, pub(super) usize);
-
-impl<V: Views> Words for ViewWords<'_, V> {
-    fn count(&self) -> usize {
-        self.0.count(self.1)
-    }
-
-    fn word(&self, index: usize) -> u64 {
-        self.0.word(self.1, index)
-    }
-}
-
 /// A page open for writing.
 pub(super) struct NodeMut<'a, V> {
-    views: &'a mut V,
-    page: usize,
+    pages: &'a mut V,
+    slot: Slot,
 }
 
-impl<'a, V: Views> NodeMut<'a, V> {
-    pub(super) fn new(views: &'a mut V, page: usize) -> Self {
-        Self { views, page }
-    }
-
-    fn view<T>(&self, f: impl FnOnce(Node<'_, ViewWords<'_, V>>) -> T) -> T {
-        f(Node(&ViewWords(&*self.views, self.page)))
+impl<'a, V: PagesMut> NodeMut<'a, V> {
+    pub(super) fn new(pages: &'a mut V, slot: Slot) -> Self {
+        Self { pages, slot }
     }
 
     fn set(&mut self, index: usize, word: u64) {
-        self.views.set(self.page, index, word);
+        self.pages.set(self.slot, index, word);
     }
 
     fn set_entry(&mut self, index: usize, (key, value): (u64, u64)) {
-        let capacity = self.view(|node| node.capacity());
+        let capacity = self.capacity();
         self.set(ENTRIES + index, key);
         self.set(ENTRIES + capacity + index, value);
     }
 
     fn set_count(&mut self, count: usize) {
-        let flags = self.views.word(self.page, META) & !0xffff;
+        let flags = self.pages.page(self.slot).word(META) & !0xffff;
         self.set(META, flags | count as u64);
     }
 
+    fn capacity(&self) -> usize {
+        capacity(self.pages.page(self.slot).count())
+    }
+
+    fn count(&self) -> usize {
+        Node(&self.pages.page(self.slot)).count()
+    }
+
+    fn entry(&self, index: usize) -> (u64, u64) {
+        let words = self.pages.page(self.slot);
+        (Node(&words).key(index), Node(&words).value(index))
+    }
+
     pub(super) fn set_value(&mut self, index: usize, value: u64) {
-        let capacity = self.view(|node| node.capacity());
+        let capacity = self.capacity();
         self.set(ENTRIES + capacity + index, value);
     }
 
     /// Puts an entry at `index` of a page that has room.
     pub(super) fn insert_at(&mut self, index: usize, entry: (u64, u64)) {
-        let count = self.view(|node| node.count());
+        let count = self.count();
         for from in (index..count).rev() {
-            let moved = self.view(|node| (node.key(from), node.value(from)));
-            self.set_entry(from + 1, moved);
+            self.set_entry(from + 1, self.entry(from));
         }
         self.set_entry(index, entry);
         self.set_count(count + 1);
     }
 
     pub(super) fn remove_at(&mut self, index: usize) {
-        let count = self.view(|node| node.count());
+        let count = self.count();
         for to in index..count - 1 {
-            let moved = self.view(|node| (node.key(to + 1), node.value(to + 1)));
-            self.set_entry(to, moved);
+            self.set_entry(to, self.entry(to + 1));
         }
         self.set_count(count - 1);
         self.forget_links(count - 1, count);
@@ -241,12 +233,13 @@ impl<'a, V: Views> NodeMut<'a, V> {
     }
 
     /// Replaces everything: level, fences, right link and entries.
-    pub(super) fn rewrite(&mut self, level: u8, fences: Fences, right: Option<RemotePtr>, entries: &[(u64, u64)]) {
-        let before = self.view(|node| node.count());
-        self.views.describe(self.page, level, KIND);
+    pub(super) fn rewrite(&mut self, level: u8, fences: Fences, right: Link, entries: &[(u64, u64)]) {
+        let before = self.count();
+        self.pages.describe(self.slot, level, KIND);
         self.set(LOW, fences.low);
         self.set(HIGH, fences.high.unwrap_or(0));
-        self.set(RIGHT, right.map_or(Link::NULL, Link::remote).word());
+        // A damaged page's link is not handed on.
+        self.set(RIGHT, right.remote().map_or(0, |_| right.word()));
         let infinite = if fences.high.is_none() { HIGH_IS_INFINITE } else { 0 };
         self.set(META, infinite | entries.len() as u64);
         for (index, &entry) in entries.iter().enumerate() {
@@ -258,8 +251,8 @@ impl<'a, V: Views> NodeMut<'a, V> {
     /// Clears what looks like a swizzled link in places that are no longer used: nobody would unswizzle it on its way out.
     fn forget_links(&mut self, from: usize, until: usize) {
         for index in from..until {
-            let position = self.view(|node| node.value_position(index));
-            if self.views.word(self.page, position) >> 63 != 0 {
+            let position = ENTRIES + self.capacity() + index;
+            if self.pages.page(self.slot).word(position) >> 63 != 0 {
                 self.set(position, 0);
             }
         }

@@ -1,28 +1,29 @@
 //! Point operations.
 
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start, Views},
+    access::{Access, Interrupt, PageRef, Pages, PagesMut, Slot, Start, Words},
     page::{IDENTITY, Identity},
-    words::Words,
 };
 
 use super::{
     Tree,
-    descend::{Descent, descend, descend_at_once},
-    node::{KIND, Node, NodeMut, Side, ViewWords},
+    descend::{Descent, descend, try_descend},
+    node::{KIND, Node, NodeMut, Side},
     shrink, split,
 };
 use crate::map::ops::{Put, PutMode};
 
-pub(super) async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
-    let Descent { page, upto, .. } = descend(access, from, key, 0).await?;
+const ONLY: Slot = Pages::<()>::ONLY;
+
+pub(super) async fn get<A: Access<Plugin = Tree>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
+    let Descent { page, upto, .. } = descend::<_, true>(access, from, key, 0).await?;
     page.read(|words| value_at(&Node(words), upto, key))
 }
 
 /// [`get`] from the root, if all pages on the way are at hand.
 #[inline(always)]
-pub(super) fn get_at_once<A: Access>(access: &A, key: u64) -> Result<Option<u64>, Start> {
-    let Descent { page, upto, .. } = descend_at_once(access, key, 0)?;
+pub(super) fn try_get<A: Access<Plugin = Tree>>(access: &A, key: u64) -> Result<Option<u64>, Start> {
+    let Descent { page, upto, .. } = try_descend(access, key, 0)?;
     page.read(|words| value_at(&Node(words), upto, key)).map_err(|_| Start::Root)
 }
 
@@ -33,8 +34,12 @@ fn value_at(leaf: &Node<'_, impl Words + ?Sized>, upto: usize, key: u64) -> Opti
     (leaf.key(index) == key).then(|| leaf.value(index))
 }
 
-pub(super) async fn put<A: Access>(access: &A, from: Start, put: &Put<Tree>) -> Result<Option<u64>, Interrupt> {
-    let descent = descend(access, from, put.key, 0).await?;
+pub(super) async fn put<A: Access<Plugin = Tree>>(
+    access: &A,
+    from: Start,
+    put: &Put<Tree>,
+) -> Result<Option<u64>, Interrupt> {
+    let descent = descend::<_, true>(access, from, put.key, 0).await?;
     let step = descent.page.read(|words| put.step(&Node(words)))?;
     match step {
         Step::Nothing(before) => Ok(before),
@@ -43,8 +48,8 @@ pub(super) async fn put<A: Access>(access: &A, from: Start, put: &Put<Tree>) -> 
             Ok(None)
         }
         Step::Replace(..) | Step::Add(_) => {
-            let altered = access.alter(descent.page, |views| put.apply(views)).await?;
-            altered.ok_or(Interrupt::conflict())
+            let (put, _) = access.change(Pages::current(descent.page), |pages| put.apply(pages)).await?;
+            put.ok_or(Interrupt::conflict())
         }
     }
 }
@@ -69,9 +74,9 @@ impl Put<Tree> {
     }
 
     /// Puts the entry into the leaf as it is now; `None` if it does not belong there any more, or finds no room.
-    fn apply(&self, views: &mut impl Views) -> Option<Option<u64>> {
-        let step = still_holds(views, self.key).then(|| self.step(&Node(&ViewWords(&*views, 0))))?;
-        let mut leaf = NodeMut::new(views, 0);
+    fn apply(&self, pages: &mut impl PagesMut) -> Option<Option<u64>> {
+        let step = self.step(&leaf_for(&pages.page(ONLY), self.key)?);
+        let mut leaf = NodeMut::new(pages, ONLY);
         match step {
             Step::Nothing(before) => Some(before),
             Step::Replace(index, before) => {
@@ -87,15 +92,19 @@ impl Put<Tree> {
     }
 }
 
-/// Whether the one page of a change is a leaf, and the one for `key`.
-fn still_holds(views: &impl Views, key: u64) -> bool {
-    let identity = Identity::from_word(views.word(0, IDENTITY));
+/// The one page of a change, if it is a leaf, and the one for `key`.
+fn leaf_for<W: Words>(words: &W, key: u64) -> Option<Node<'_, W>> {
+    let identity = Identity::from_word(words.word(IDENTITY));
     let is_leaf = identity.is_some_and(|identity| identity.level == 0 && identity.kind == KIND);
-    is_leaf && Node(&ViewWords(views, 0)).side(key) == Side::Here
+    (is_leaf && Node(words).side(key) == Side::Here).then_some(Node(words))
 }
 
-pub(super) async fn remove<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
-    let leaf = descend(access, from, key, 0).await?.page;
+pub(super) async fn remove<A: Access<Plugin = Tree>>(
+    access: &A,
+    from: Start,
+    key: u64,
+) -> Result<Option<u64>, Interrupt> {
+    let Descent { page: leaf, .. } = descend::<_, true>(access, from, key, 0).await?;
     let (found, left, capacity) = leaf.read(|words| {
         let node = Node(words);
         (node.search(key).ok(), node.count().saturating_sub(1), node.capacity())
@@ -103,23 +112,22 @@ pub(super) async fn remove<A: Access>(access: &A, from: Start, key: u64) -> Resu
     if found.is_none() {
         return Ok(None);
     }
-    if left < shrink::least_count(capacity) {
-        access.restructures()?;
+    let leaves_little = left < shrink::least_count(capacity);
+    if leaves_little && matches!(from, Start::Page(_)) && leaf.at() != access.context().structure.root {
+        return Err(Interrupt::above());
     }
-    let remove = |views: &mut A::Views<'_>| {
-        if !still_holds(views, key) {
-            return None;
-        }
-        let found = Node(&ViewWords(&*views, 0)).search(key);
+    let remove = |pages: &mut A::PagesMut<'_>| {
+        let found = leaf_for(&pages.page(ONLY), key)?.search(key);
         Some(found.ok().map(|index| {
-            let value = Node(&ViewWords(&*views, 0)).value(index);
-            NodeMut::new(views, 0).remove_at(index);
+            let value = Node(&pages.page(ONLY)).value(index);
+            NodeMut::new(pages, ONLY).remove_at(index);
             value
         }))
     };
-    let Some(value) = access.alter(leaf, remove).await?.ok_or(Interrupt::conflict())? else { return Ok(None) };
+    let (removed, _) = access.change(Pages::current(leaf), remove).await?;
+    let Some(value) = removed.ok_or(Interrupt::conflict())? else { return Ok(None) };
     // The key is gone: from here on nothing may restart the operation.
-    if left < shrink::least_count(capacity) {
+    if leaves_little {
         shrink::tidy(access, key).await;
     }
     Ok(Some(value))

@@ -9,11 +9,11 @@
 //! What a scan promises under concurrent changes: entries of each leaf are of one moment; every key that was there all the
 //! time is returned, no key twice, in order.
 
+use std::rc::Rc;
+
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start},
+    access::{Access, Interrupt, Link, PageRef, Start, Words},
     error::Error,
-    ptr::Link,
-    words::Words,
 };
 
 use super::{
@@ -26,7 +26,11 @@ use crate::map::ops::{Scan, ScanPart};
 /// Leaves fetched at once, at most.
 const AHEAD_MAX: usize = 16;
 
-pub(super) async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Tree>) -> Result<ScanPart, Interrupt> {
+pub(super) async fn scan<A: Access<Plugin = Tree>>(
+    access: &A,
+    from: Start,
+    scan: &Scan<Tree>,
+) -> Result<ScanPart, Interrupt> {
     let Scan { low, high, descending, .. } = *scan;
     let begin = Some(if descending { high } else { low });
     let mut walk = Walk { low, high, cursor: begin };
@@ -52,10 +56,10 @@ pub(super) async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Tree>) 
         Some(&(last, _)) if entries.len() == limit => last.checked_add(1),
         _ => walk.cursor,
     };
-    Ok((entries, rest.filter(|&rest| rest >= low && rest <= high)))
+    Ok(ScanPart { entries, rest: rest.filter(|&rest| rest >= low && rest <= high), descending })
 }
 
-pub(super) async fn count<A: Access>(
+pub(super) async fn count<A: Access<Plugin = Tree>>(
     access: &A,
     from: Start,
     low: u64,
@@ -84,7 +88,7 @@ struct Walk {
 }
 
 impl Walk {
-    async fn ascend<A: Access>(
+    async fn ascend<A: Access<Plugin = Tree>>(
         &mut self,
         access: &A,
         from: Start,
@@ -93,12 +97,12 @@ impl Walk {
     ) -> Result<(), Interrupt> {
         let Some(cursor) = self.cursor else { return Ok(()) };
         let mut pace = Pace::new(access, expected);
-        let mut above = match above_leaves(access, from, cursor).await? {
+        let mut above = match above_leaves::<_, true>(access, from, cursor).await? {
             Above::Leaf(leaf) => {
                 self.visit_up(&leaf, &mut pace, visit)?;
                 return self.require_progress(cursor, &leaf);
             }
-            Above::Page(page) => page,
+            Above::Page(page) => Rc::new(page),
         };
         loop {
             let Some(cursor) = self.cursor else { return Ok(()) };
@@ -108,7 +112,8 @@ impl Walk {
             while let Some(first) = next.filter(|&first| first < children.links.len()) {
                 let end = (first + pace.leaves()).min(children.end_within(self.high));
                 let batch = first..end.clamp(first + 1, children.links.len());
-                for read in access.follow_many(&above, &children.links[batch.clone()]).await {
+                let links = children.links[batch.clone()].iter().map(|&link| (Rc::clone(&above), link));
+                for read in access.follow_each(links).all().await {
                     let leaf = match read {
                         Ok(leaf) => leaf,
                         // Merged away; whatever took its entries is to the right of the leaf before.
@@ -135,7 +140,7 @@ impl Walk {
             if children.high.is_none() || reached == cursor {
                 return Err(Interrupt::stale(above.at(), "its children do not hold its keys"));
             }
-            above = self.next_above(access, above, reached).await?;
+            above = Rc::new(self.next_above(access, &above, reached).await?);
         }
     }
 
@@ -148,7 +153,7 @@ impl Walk {
     }
 
     /// Visits leaves through right links until the cursor reaches `until`; false if the walk is over.
-    async fn fill_gap<'a, A: Access>(
+    async fn fill_gap<'a, A: Access<Plugin = Tree>>(
         &mut self,
         access: &'a A,
         last: &mut Option<A::Page<'a>>,
@@ -158,7 +163,10 @@ impl Walk {
     ) -> Result<bool, Interrupt> {
         while let Some(cursor) = self.cursor.filter(|&cursor| cursor < until) {
             let Some(before) = last.take() else {
-                return Err(Interrupt::stale(access.structure().root, "the leaf where a scan begins was merged away"));
+                return Err(Interrupt::stale(
+                    access.context().structure.root,
+                    "the leaf where a scan begins was merged away",
+                ));
             };
             let right = before.read(|words| Node(words).right())?;
             let leaf = beside(access, &before, right).await?;
@@ -174,16 +182,16 @@ impl Walk {
     }
 
     /// The page above the leaves that holds the cursor, to the right of `above`.
-    async fn next_above<'a, A: Access>(
+    async fn next_above<'a, A: Access<Plugin = Tree>>(
         &self,
         access: &'a A,
-        above: A::Page<'a>,
+        above: &A::Page<'a>,
         cursor: u64,
     ) -> Result<A::Page<'a>, Interrupt> {
         let right = above.read(|words| Node(words).right())?;
-        match beside(access, &above, right).await {
+        match beside(access, above, right).await {
             Ok(next) if next.read(|words| Node(words).side(cursor) == Side::Here)? => Ok(next),
-            Ok(_) | Err(Interrupt::Restart(_)) => match above_leaves(access, Start::Root, cursor).await? {
+            Ok(_) | Err(Interrupt::Restart(_)) => match above_leaves::<_, false>(access, Start::Root, cursor).await? {
                 Above::Page(page) => Ok(page),
                 Above::Leaf(root) => Err(Interrupt::stale(root.at(), "the tree has shrunk to a leaf")),
             },
@@ -215,7 +223,7 @@ impl Walk {
         Ok(!visit(&entries) || self.cursor.is_none())
     }
 
-    async fn descend<A: Access>(
+    async fn descend<A: Access<Plugin = Tree>>(
         &mut self,
         access: &A,
         from: Start,
@@ -223,22 +231,26 @@ impl Walk {
         visit: &mut impl FnMut(&[(u64, u64)]) -> bool,
     ) -> Result<(), Interrupt> {
         let mut pace = Pace::new(access, expected);
-        let mut start = from;
+        let mut is_first = true;
         while let Some(cursor) = self.cursor {
-            let above = match above_leaves(access, start, cursor).await? {
+            let above = match is_first {
+                true => above_leaves::<_, true>(access, from, cursor).await?,
+                false => above_leaves::<_, false>(access, Start::Root, cursor).await?,
+            };
+            is_first = false;
+            let above = match above {
                 Above::Leaf(leaf) => {
                     self.visit_down(&leaf, &mut pace, visit)?;
                     return self.require_progress(cursor, &leaf);
                 }
-                Above::Page(page) => page,
+                Above::Page(page) => Rc::new(page),
             };
-            start = Start::Root;
             let (next, children) = above.read(|words| (Node(words).child_for(cursor), Children::of(&Node(words))))?;
             let mut next = next.map(|index| index + 1);
             while let Some(end) = next.filter(|&end| end > 0) {
                 let first = children.start_within(self.low).max(end.saturating_sub(pace.leaves())).min(end - 1);
-                let links: Vec<Link> = children.links[first..end].iter().rev().copied().collect();
-                for read in access.follow_many(&above, &links).await {
+                let links = children.links[first..end].iter().rev().map(|&link| (Rc::clone(&above), link));
+                for read in access.follow_each(links).all().await {
                     if self.visit_down_from(access, read?, &mut pace, visit).await? {
                         return Ok(());
                     }
@@ -253,7 +265,7 @@ impl Walk {
     }
 
     /// Visits, right to left, what the leaf and those split off from it hold up to the cursor. True if the walk is over.
-    async fn visit_down_from<'a, A: Access>(
+    async fn visit_down_from<'a, A: Access<Plugin = Tree>>(
         &mut self,
         access: &'a A,
         leaf: A::Page<'a>,
@@ -323,8 +335,12 @@ enum Above<P> {
     Leaf(P),
 }
 
-async fn above_leaves<'a, A: Access>(access: &'a A, start: Start, key: u64) -> Result<Above<A::Page<'a>>, Interrupt> {
-    let page = descend(access, start, key, 1).await?.page;
+async fn above_leaves<'a, A: Access<Plugin = Tree>, const SHIPS: bool>(
+    access: &'a A,
+    start: Start,
+    key: u64,
+) -> Result<Above<A::Page<'a>>, Interrupt> {
+    let page = descend::<_, SHIPS>(access, start, key, 1).await?.page;
     Ok(if page.level() == 0 { Above::Leaf(page) } else { Above::Page(page) })
 }
 
@@ -364,8 +380,8 @@ struct Pace {
 }
 
 impl Pace {
-    fn new<A: Access>(access: &A, wanted: usize) -> Self {
-        let capacity = super::node::capacity(access.structure().class.words());
+    fn new<A: Access<Plugin = Tree>>(access: &A, wanted: usize) -> Self {
+        let capacity = super::node::capacity(access.context().structure.class.words());
         Self { wanted, leaves_seen: 1, entries_seen: capacity * 4 / 5 }
     }
 

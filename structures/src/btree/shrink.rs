@@ -7,12 +7,12 @@
 use std::cell::Cell;
 
 use farlink_runtime::{
-    access::{Access, Interrupt, PageRef, Start, Views},
+    access::{Access, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Start},
     operation,
-    ptr::Target,
 };
 
 use super::{
+    Tree,
     descend::{Descent, descend, require_level},
     node::{Fences, Node, NodeMut, Side, capacity},
 };
@@ -33,9 +33,9 @@ const fn merged_count_max(capacity: usize) -> usize {
 
 /// Merges or evens out what a removal of `key` has left too empty, from the leaf upwards. What cannot be done because of
 /// others, or of a damaged page, is left for later: the removal itself is done.
-pub(super) async fn tidy<A: Access>(access: &A, key: u64) {
+pub(super) async fn tidy<A: Access<Plugin = Tree>>(access: &A, key: u64) {
     let level = Cell::new(0);
-    operation::tidy(access.worker(), ATTEMPTS_MAX, async || {
+    operation::tidy(&access.context().worker, ATTEMPTS_MAX, async || {
         for _ in 0..ATTEMPTS_MAX {
             match tidy_level(access, key, level.get()).await? {
                 Next::Done => break,
@@ -52,9 +52,9 @@ enum Next {
     Level(u8),
 }
 
-async fn tidy_level<A: Access>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
-    let Descent { parent, page, .. } = descend(access, Start::Anew, key, level).await?;
-    if page.at() == access.structure().root {
+async fn tidy_level<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
+    let Descent { parent, page, .. } = descend::<_, false>(access, Start::Anew, key, level).await?;
+    if page.at() == access.context().structure.root {
         return collapse_root(access, page).await;
     }
     let Some(parent) = parent else { return Err(Interrupt::stale(page.at(), "its parent is not known")) };
@@ -77,19 +77,19 @@ async fn tidy_level<A: Access>(access: &A, key: u64, level: u8) -> Result<Next, 
             false => Err(Interrupt::stale(parent.at(), "it does not lead to the page that is too empty")),
         };
     };
-    let other = access.follow(&parent, other).await?;
+    let other = access.follow(&parent, other, Hint::DOWN).await?;
     require_level(&other, level)?;
     let (left, right) = if page_is_left { (page, other) } else { (other, page) };
-    let parent_is_root = parent.at() == access.structure().root;
+    let parent_is_root = parent.at() == access.context().structure.root;
     let parent_level = parent.level();
     let merged = join(access, parent, left_index, left, right).await?;
-    let least = least_count(capacity(access.structure().class.words()));
+    let least = least_count(capacity(access.context().structure.class.words()));
     let parent_too_empty = if parent_is_root { siblings == 2 } else { siblings - 1 < least };
     Ok(if merged && parent_too_empty { Next::Level(parent_level) } else { Next::Done })
 }
 
 /// Merges two neighbours, children `left_index` and the next of `parent`, or evens them out. True if they were merged.
-async fn join<'a, A: Access>(
+async fn join<'a, A: Access<Plugin = Tree>>(
     access: &'a A,
     parent: A::Page<'a>,
     left_index: usize,
@@ -108,43 +108,41 @@ async fn join<'a, A: Access>(
     if !access.leads_to(left_right, &right) || left_fences.high != Some(right_fences.low) {
         return Err(Interrupt::stale(right.at(), "it is not the right neighbour of the page to its left"));
     }
-    let right_at = right.at();
-    let right_right = match right_right.target() {
-        Target::Remote(page) => Some(page),
-        _ => None,
-    };
+    let right_link = right.link();
     entries.extend(right_entries);
     let merge = entries.len() <= merged_count_max(capacity);
-    let change = |views: &mut A::Views<'_>| {
+    let mut pages = Pages::new();
+    let (parent, left, right) = (pages.add(parent), pages.add(left), pages.add(right));
+    let change = |pages: &mut A::PagesMut<'_>| {
         if merge {
             let fences = Fences { low: left_fences.low, high: right_fences.high };
-            NodeMut::new(views, 1).rewrite(level, fences, right_right, &entries);
-            NodeMut::new(views, 0).remove_at(left_index + 1);
-            views.free(2);
+            NodeMut::new(pages, left).rewrite(level, fences, right_right, &entries);
+            NodeMut::new(pages, parent).remove_at(left_index + 1);
+            pages.free(right);
         } else {
             let (keep, give) = entries.split_at(entries.len() / 2);
             let separator = give[0].0;
             let fences = Fences { low: left_fences.low, high: Some(separator) };
-            NodeMut::new(views, 1).rewrite(level, fences, Some(right_at), keep);
+            NodeMut::new(pages, left).rewrite(level, fences, right_link, keep);
             let fences = Fences { low: separator, high: right_fences.high };
-            NodeMut::new(views, 2).rewrite(level, fences, right_right, give);
-            NodeMut::new(views, 0).replace_key(left_index + 1, separator);
+            NodeMut::new(pages, right).rewrite(level, fences, right_right, give);
+            NodeMut::new(pages, parent).replace_key(left_index + 1, separator);
         }
     };
-    access.change(vec![parent, left, right], vec![], change).await?;
-    access.worker().count_merge();
+    access.change(pages, change).await?;
+    access.context().worker.count_merge();
     Ok(merge)
 }
 
 /// A root with one child takes the child's entries and level.
-async fn collapse_root<'a, A: Access>(access: &'a A, root: A::Page<'a>) -> Result<Next, Interrupt> {
+async fn collapse_root<'a, A: Access<Plugin = Tree>>(access: &'a A, root: A::Page<'a>) -> Result<Next, Interrupt> {
     if root.level() == 0 {
         return Ok(Next::Done);
     }
     let Some(link) = root.read(|words| (Node(words).count() == 1).then(|| Node(words).child(0)))? else {
         return Ok(Next::Done);
     };
-    let child = access.follow(&root, link).await?;
+    let child = access.follow(&root, link, Hint::DOWN).await?;
     let level = root.level() - 1;
     require_level(&child, level)?;
     let (fences, entries) = child.read(|words| {
@@ -154,11 +152,13 @@ async fn collapse_root<'a, A: Access>(access: &'a A, root: A::Page<'a>) -> Resul
     if fences != Fences::ALL {
         return Err(Interrupt::stale(child.at(), "it is an only child, yet does not hold all keys"));
     }
-    let change = |views: &mut A::Views<'_>| {
-        NodeMut::new(views, 0).rewrite(level, Fences::ALL, None, &entries);
-        views.free(1);
+    let mut pages = Pages::new();
+    let (root, child) = (pages.add(root), pages.add(child));
+    let change = |pages: &mut A::PagesMut<'_>| {
+        NodeMut::new(pages, root).rewrite(level, Fences::ALL, Link::NULL, &entries);
+        pages.free(child);
     };
-    access.change(vec![root, child], vec![], change).await?;
-    access.worker().count_merge();
+    access.change(pages, change).await?;
+    access.context().worker.count_merge();
     Ok(Next::Level(level))
 }

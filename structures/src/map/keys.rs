@@ -1,6 +1,9 @@
 //! Ranges of keys.
 
-use farlink_runtime::{error::Error, structure::Overlap, wire::Wire};
+use farlink_runtime::{
+    structure::{Overlap, Region},
+    wire::wire,
+};
 
 /// The keys from `low` up to, not including, `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,12 +14,14 @@ pub struct KeyRange {
     pub high: Option<u64>,
 }
 
+wire!(struct KeyRange { low, high });
+
 impl KeyRange {
     /// Every key.
     pub const ALL: Self = Self { low: 0, high: None };
 
     /// One key.
-    pub fn only(key: u64) -> Self {
+    pub const fn only(key: u64) -> Self {
         Self { low: key, high: key.checked_add(1) }
     }
 
@@ -25,29 +30,34 @@ impl KeyRange {
         self.low <= key && self.high.is_none_or(|high| key < high)
     }
 
-    /// Where a page lies to which the keys from `low` up to `high` belong.
-    pub(crate) fn overlap(&self, low: u64, high: Option<u64>) -> Overlap {
+    /// What cuts all keys into ranges at these least keys, in ascending order.
+    pub fn cut_at(lows: &[u64]) -> Vec<Self> {
+        let low = std::iter::once(0).chain(lows.iter().copied());
+        let high = lows.iter().copied().map(Some).chain([None]);
+        low.zip(high).map(|(low, high)| Self { low, high }).collect()
+    }
+}
+
+impl Region for KeyRange {
+    fn everything() -> Self {
+        Self::ALL
+    }
+
+    fn overlap(&self, other: &Self) -> Overlap {
         let ends_before = |end: Option<u64>, of: u64| end.is_some_and(|end| end <= of);
-        if ends_before(high, self.low) || ends_before(self.high, low) {
+        if ends_before(self.high, other.low) || ends_before(other.high, self.low) {
             return Overlap::Outside;
         }
-        let is_inside = self.low <= low
-            && match (high, self.high) {
+        let is_inside = other.low <= self.low
+            && match (self.high, other.high) {
                 (_, None) => true,
                 (None, Some(_)) => false,
                 (Some(high), Some(limit)) => high <= limit,
             };
         if is_inside { Overlap::Inside } else { Overlap::Partly }
     }
-}
 
-impl Wire for KeyRange {
-    fn encode(&self, to: &mut Vec<u64>) {
-        self.low.encode(to);
-        self.high.encode(to);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        Ok(Self { low: u64::decode(from)?, high: Option::decode(from)? })
+    fn point(&self) -> Option<u64> {
+        (*self == Self::only(self.low)).then_some(self.low)
     }
 }

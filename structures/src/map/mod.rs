@@ -1,114 +1,82 @@
 //! Ordered maps of u64 keys and values: what a structure has to do to be one, and what its users get.
 //!
-//! A structure implements [`OrderedMap`]: five operations over any [`Access`], a check, and the contents of an empty root. It
-//! then has a handle ([`Map`]), operations that can be sent ([`ops`]), and the tests that all ordered maps here have to pass.
+//! A structure is a [`Plugin`] whose regions are ranges of keys, and implements [`OrderedMap`]: five operations over any
+//! [`Access`]. It then has a handle ([`Map`]), operations that can be sent ([`ops`]), and the tests that all ordered maps here have to pass.
 
 mod keys;
 pub mod ops;
-mod report;
 
 use std::{
     collections::VecDeque,
-    fmt,
     marker::PhantomData,
     ops::{Bound, RangeBounds},
 };
 
-use farlink_offload::ship::Registry;
 use farlink_runtime::{
-    access::{Access, Interrupt, Start, Views},
-    catalog,
+    access::{Access, Interrupt, Plugin, Start, Structure},
+    catalog::{self, CreateOptions},
     error::Error,
     one_sided::{OneSided, Proof},
     operation::{Run, retry},
     page::SizeClass,
-    ptr::RemotePtr,
-    structure::{Layout, Placed, Structure},
+    structure::{OPTIONS, Placed},
     worker::Handle,
 };
 
-use self::ops::{Count, Get, Locate, Put, Remove, Scan};
+use self::ops::{Count, Get, Put, Remove, Scan};
 pub use self::{
     keys::KeyRange,
     ops::{PutMode, ScanPart},
-    report::{Problem, Report},
 };
+pub use farlink_runtime::report::{Problem, Report};
 
 /// Entries that a [`Range`] and [`Map::len`] ask for at a time.
 const PART_ENTRIES: u64 = 1024;
 
 /// A structure that is an ordered map of u64 keys and values. Its functions are attempts, as those of
-/// [`Operation`](farlink_runtime::operation::Operation): they are interrupted only before their first visible effect.
+/// [`Operation`](farlink_runtime::access::Operation): they are interrupted only before their first visible effect.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
-pub trait OrderedMap: Copy + fmt::Debug + Default + 'static {
-    /// What it is called in messages.
-    const NAME: &str;
-    /// Its number in the catalog.
-    const KIND: u32;
-    /// Bytes of a page, at least and at most: powers of two.
-    const PAGE_BYTES: (usize, usize);
-    /// What a cache has to know of its pages.
-    type Layout: Layout + Default + Send + Sync;
-
-    /// Sets the words of page 0 of a change to those of an empty map's root.
-    fn empty(views: &mut impl Views);
-
-    /// The part of it to own, to own these keys; `None` if they cannot be had without the others.
-    fn region(keys: KeyRange) -> Option<<Self::Layout as Layout>::Region>;
-
+pub trait OrderedMap: Plugin<Region = KeyRange> {
     /// The value of a key.
     ///
     /// # Errors
-    /// As [`Operation::run`](farlink_runtime::operation::Operation::run). So for all.
-    async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt>;
+    /// As [`Operation::run`](farlink_runtime::access::Operation::run). So for all.
+    async fn get<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt>;
 
     /// [`OrderedMap::get`] from the root for those who do not want to wait:
-    /// [`Operation::at_once`](farlink_runtime::operation::Operation::at_once).
+    /// [`Operation::try_sync`](farlink_runtime::access::Operation::try_sync).
     ///
     /// # Errors
     /// Where [`OrderedMap::get`] begins.
-    fn get_at_once<A: Access>(_access: &A, _key: u64) -> Result<Option<u64>, Start> {
+    fn try_get<A: Access<Plugin = Self>>(_access: &A, _key: u64) -> Result<Option<u64>, Start> {
         Err(Start::Root)
     }
 
     /// Stores a value; the value before.
-    async fn put<A: Access>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt>;
+    async fn put<A: Access<Plugin = Self>>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt>;
 
     /// Removes a key; its value.
-    async fn remove<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt>;
+    async fn remove<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt>;
 
     /// A part of a range that is not empty: at least an entry, or what is left of the range is less.
-    async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt>;
+    async fn scan<A: Access<Plugin = Self>>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt>;
 
     /// The greatest key up to `key` at which its keys can be cut into ranges to own: where a page of level 0 begins.
-    async fn cut<A: Access>(_access: &A, _from: Start, key: u64) -> Result<u64, Interrupt> {
+    async fn cut<A: Access<Plugin = Self>>(_access: &A, _from: Start, key: u64) -> Result<u64, Interrupt> {
         Ok(key)
     }
 
-    /// The page of `level` to which a key belongs, or of the least level above where that is known.
-    async fn locate<A: Access>(access: &A, _from: Start, _key: u64, _level: u8) -> Result<RemotePtr, Interrupt> {
-        Ok(access.structure().root)
-    }
-
     /// Counts about `limit` entries from `low` on; the count, and the key from which the rest continues, if there is a rest.
-    async fn count<A: Access>(access: &A, from: Start, low: u64, limit: u64) -> Result<(u64, Option<u64>), Interrupt> {
+    async fn count<A: Access<Plugin = Self>>(
+        access: &A,
+        from: Start,
+        low: u64,
+        limit: u64,
+    ) -> Result<(u64, Option<u64>), Interrupt> {
         let scan = Scan { low, high: u64::MAX, limit, descending: false, of: PhantomData };
-        let (entries, rest) = Self::scan(access, from, &scan).await?;
-        Ok((entries.len() as u64, rest))
+        let part = Self::scan(access, from, &scan).await?;
+        Ok((part.entries.len() as u64, part.rest))
     }
-
-    /// Adds operations of its own to those that memory servers carry out.
-    fn register(_registry: &mut Registry) {}
-
-    /// Looks at every page. Nobody may change the map meanwhile.
-    async fn check(access: &OneSided) -> Result<Report, Error>;
-}
-
-/// Adds all operations of an ordered map to those that memory servers carry out.
-pub fn register<S: OrderedMap>(registry: &mut Registry) {
-    registry.add::<Get<S>>().add::<Put<S>>().add::<Remove<S>>().add::<Scan<S>>().add::<Count<S>>();
-    registry.add::<Locate<S>>();
-    S::register(registry);
 }
 
 /// An ordered map. A handle belongs to one worker; any number of handles can be open on one map.
@@ -122,7 +90,7 @@ fn put<S>(key: u64, value: u64, mode: PutMode) -> Put<S> {
     Put { key, value, mode, of: PhantomData }
 }
 
-impl<S: OrderedMap> Map<S, OneSided> {
+impl<S: OrderedMap> Map<S, OneSided<S>> {
     /// Makes an empty map and enters it into the cluster's catalog.
     ///
     /// # Errors
@@ -143,12 +111,13 @@ impl<S: OrderedMap> Map<S, OneSided> {
         proof: Proof,
         placed: Placed,
     ) -> Result<Self, Error> {
-        let (least, most) = S::PAGE_BYTES;
-        let Some(class) = SizeClass::of_bytes(page_bytes).filter(|_| (least..=most).contains(&page_bytes)) else {
+        let Some(class) = SizeClass::of_bytes(page_bytes) else {
+            let (least, most) = (S::ROOT_BYTES.start(), S::ROOT_BYTES.end());
             let why = format!("{page_bytes}; a page of a {} has a power of two from {least} to {most} bytes", S::NAME);
             return Err(Error::BadOption { option: "page-bytes", why });
         };
-        Ok(Self::over(catalog::create(worker, name, S::KIND, class, proof, placed, |views| S::empty(views)).await?))
+        let options = CreateOptions { class, placed, options: [0; OPTIONS] };
+        Ok(Self::over(catalog::create(worker, name, &options, proof).await?))
     }
 
     /// Opens a map by its name.
@@ -156,14 +125,7 @@ impl<S: OrderedMap> Map<S, OneSided> {
     /// # Errors
     /// If there is none of that name, or it is another kind of structure.
     pub async fn open(worker: &Handle, name: &str, proof: Proof) -> Result<Self, Error> {
-        let structure = catalog::open(worker, name, S::KIND).await?;
-        if !(S::PAGE_BYTES.0..=S::PAGE_BYTES.1).contains(&structure.class.bytes()) {
-            return Err(Error::Inconsistent {
-                page: structure.root,
-                why: "no structure of its kind has pages of that size",
-            });
-        }
-        Ok(Self::over(OneSided::new(worker, structure, proof)))
+        Ok(Self::over(OneSided::new(worker, catalog::open::<S>(worker, name).await?, proof)))
     }
 
     /// Checks every invariant of the map, and looks for leaked pages. Reads the whole map, and the header of every page
@@ -176,10 +138,10 @@ impl<S: OrderedMap> Map<S, OneSided> {
     }
 }
 
-impl<S: OrderedMap, A: Access> Map<S, A> {
+impl<S: OrderedMap, A: Access<Plugin = S>> Map<S, A> {
     /// The map as the catalog knows it: to open it through another access.
     pub fn structure(&self) -> &Structure {
-        self.access.structure()
+        &self.access.context().structure
     }
 
     /// The least key that belongs to the page of level 0 where `key` does: a place to cut the map into ranges of keys.
@@ -187,11 +149,11 @@ impl<S: OrderedMap, A: Access> Map<S, A> {
     /// # Errors
     /// As [`Map::get`].
     pub async fn leaf_low(&self, key: u64) -> Result<u64, Error> {
-        retry(self.access.worker(), async || S::cut(&self.access, Start::Anew, key).await).await
+        retry(&self.access.context().worker, async || S::cut(&self.access, Start::Anew, key).await).await
     }
 }
 
-impl<S: OrderedMap, A: Run> Map<S, A> {
+impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     /// The map that `access` leads to.
     pub fn over(access: A) -> Self {
         Self { access, of: PhantomData }
@@ -302,7 +264,7 @@ pub struct Range<'a, S, A> {
     fetched: VecDeque<(u64, u64)>,
 }
 
-impl<S: OrderedMap, A: Run> Range<'_, S, A> {
+impl<S: OrderedMap, A: Run<Plugin = S>> Range<'_, S, A> {
     /// From the greatest key to the least. To be called before the first entry is asked for.
     pub fn descending(mut self) -> Self {
         self.descending = true;
@@ -335,9 +297,9 @@ impl<S: OrderedMap, A: Run> Range<'_, S, A> {
     async fn fetch(&mut self, limit: u64) -> Result<(), Error> {
         let Some((low, high)) = self.rest else { return Ok(()) };
         let scan = Scan::<S> { low, high, limit, descending: self.descending, of: PhantomData };
-        let (entries, next) = self.map.access.perform(&scan).await?;
+        let ScanPart { entries, rest, .. } = self.map.access.perform(&scan).await?;
         self.fetched.extend(entries);
-        self.rest = next.map(|next| if self.descending { (low, next) } else { (next, high) });
+        self.rest = rest.map(|next| if self.descending { (low, next) } else { (next, high) });
         Ok(())
     }
 }

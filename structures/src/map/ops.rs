@@ -3,12 +3,9 @@
 use std::marker::PhantomData;
 
 use farlink_runtime::{
-    access::{Access, Interrupt, Start},
+    access::{Access, Divided, Interrupt, Merge, Operation, Operations, Start, over_all},
     error::Error,
-    operation::{Code, Cut, Operation, Parts, Routed},
-    ptr::RemotePtr,
-    structure::Layout,
-    wire::Wire,
+    wire::{Wire, wire},
 };
 
 use super::{KeyRange, OrderedMap};
@@ -16,14 +13,18 @@ use super::{KeyRange, OrderedMap};
 /// Entries that one answer from afar holds at most.
 pub const ANSWER_ENTRIES_MAX: u64 = 4096;
 
-const fn code<S: OrderedMap>(operation: u16) -> Code {
-    Code { structure: S::KIND, operation }
+/// Names all operations of an ordered map.
+pub fn operations<S: OrderedMap>(to: &mut impl Operations<S>) {
+    to.add::<Get<S>>().add::<Put<S>>().add::<Remove<S>>().add::<Scan<S>>().add::<Count<S>>();
 }
 
-type Region<S> = <<S as OrderedMap>::Layout as Layout>::Region;
-
-fn begins<S: OrderedMap>(key: u64) -> Option<Region<S>> {
-    S::region(KeyRange::only(key))
+wire! {
+    struct Get<S> { key, of }
+    struct Put<S> { key, value, mode, of }
+    struct Remove<S> { key, of }
+    struct Scan<S> { low, high, limit, descending, of }
+    struct Count<S> { low, limit, of }
+    struct ScanPart { entries, rest, descending }
 }
 
 /// What a put does, depending on whether the key is there.
@@ -109,8 +110,28 @@ pub struct Scan<S> {
     pub of: PhantomData<S>,
 }
 
-/// A part of a scan's answer: entries, and the key from which the rest continues, if there is a rest.
-pub type ScanPart = (Vec<(u64, u64)>, Option<u64>);
+/// A part of a scan's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScanPart {
+    /// Entries, in the direction of the scan.
+    pub entries: Vec<(u64, u64)>,
+    /// The key from which the rest continues; `None` if there is no rest.
+    pub rest: Option<u64>,
+    /// From high keys to low ones.
+    pub descending: bool,
+}
+
+/// What is known of both: the entries up to where the first of them ends.
+impl Merge for ScanPart {
+    fn merge(&mut self, other: Self) {
+        let descending = self.descending;
+        let place = |key: u64| if descending { u64::MAX - key } else { key };
+        self.rest = [self.rest, other.rest].into_iter().flatten().min_by_key(|&rest| place(rest));
+        self.entries.extend(other.entries);
+        self.entries.retain(|&(key, _)| self.rest.is_none_or(|rest| place(key) < place(rest)));
+        self.entries.sort_unstable_by_key(|&(key, _)| place(key));
+    }
+}
 
 /// Counts entries from `low` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,20 +147,20 @@ pub struct Count<S> {
 impl<S: OrderedMap> Operation for Get<S> {
     /// Its value.
     type Output = Option<u64>;
-    type Layout = S::Layout;
-    const CODE: Code = code::<S>(1);
+    type Plugin = S;
+    const NAME: &'static str = "get";
     const READS_ONLY: bool = true;
 
-    fn begins(&self) -> Option<Region<S>> {
-        begins::<S>(self.key)
+    fn scope(&self) -> KeyRange {
+        KeyRange::only(self.key)
     }
 
     #[inline(always)]
-    fn at_once<A: Access>(&self, access: &A) -> Result<Option<u64>, Start> {
-        S::get_at_once(access, self.key)
+    fn try_sync<A: Access<Plugin = S>>(&self, access: &A) -> Result<Option<u64>, Start> {
+        S::try_get(access, self.key)
     }
 
-    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
+    async fn run<A: Access<Plugin = S>>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         S::get(access, from, self.key).await
     }
 }
@@ -147,14 +168,14 @@ impl<S: OrderedMap> Operation for Get<S> {
 impl<S: OrderedMap> Operation for Put<S> {
     /// The value before: what an update replaced, or what an insert found and left.
     type Output = Option<u64>;
-    type Layout = S::Layout;
-    const CODE: Code = code::<S>(2);
+    type Plugin = S;
+    const NAME: &'static str = "put";
 
-    fn begins(&self) -> Option<Region<S>> {
-        begins::<S>(self.key)
+    fn scope(&self) -> KeyRange {
+        KeyRange::only(self.key)
     }
 
-    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
+    async fn run<A: Access<Plugin = S>>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         S::put(access, from, self).await
     }
 }
@@ -162,240 +183,96 @@ impl<S: OrderedMap> Operation for Put<S> {
 impl<S: OrderedMap> Operation for Remove<S> {
     /// The value that was removed.
     type Output = Option<u64>;
-    type Layout = S::Layout;
-    const CODE: Code = code::<S>(3);
+    type Plugin = S;
+    const NAME: &'static str = "remove";
 
-    fn begins(&self) -> Option<Region<S>> {
-        begins::<S>(self.key)
+    fn scope(&self) -> KeyRange {
+        KeyRange::only(self.key)
     }
 
-    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
+    async fn run<A: Access<Plugin = S>>(&self, access: &A, from: Start) -> Result<Option<u64>, Interrupt> {
         S::remove(access, from, self.key).await
     }
 }
 
 impl<S: OrderedMap> Operation for Scan<S> {
     type Output = ScanPart;
-    type Layout = S::Layout;
-    const CODE: Code = code::<S>(4);
+    type Plugin = S;
+    const NAME: &'static str = "scan";
     const READS_ONLY: bool = true;
 
-    fn begins(&self) -> Option<Region<S>> {
-        begins::<S>(self.key())
+    fn scope(&self) -> KeyRange {
+        KeyRange { low: self.low, high: self.high.checked_add(1) }
     }
 
     fn limit(&mut self) {
         self.limit = self.limit.min(ANSWER_ENTRIES_MAX);
     }
 
-    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<ScanPart, Interrupt> {
+    async fn run<A: Access<Plugin = S>>(&self, access: &A, from: Start) -> Result<ScanPart, Interrupt> {
         if self.low > self.high || self.limit == 0 {
-            return Ok((Vec::new(), None));
+            return Ok(ScanPart { entries: Vec::new(), rest: None, descending: self.descending });
         }
         S::scan(access, from, self).await
+    }
+
+    /// Ranges are asked one after another, each for what the one before has not; parts by hash are asked all at once.
+    async fn over<D: Divided<Plugin = S>>(&self, parts: &D) -> Result<ScanPart, Error> {
+        let Self { low, high, descending, .. } = *self;
+        let Some((part, next)) = first_of(parts, &self.scope(), descending) else { return over_all(self, parts).await };
+        let mut answer = parts.on(part, self).await?;
+        answer.rest = answer.rest.or(next.filter(|&next| next >= low && next <= high));
+        Ok(answer)
     }
 }
 
 impl<S: OrderedMap> Operation for Count<S> {
     /// The count, and the key from which the rest continues, if there is a rest.
     type Output = (u64, Option<u64>);
-    type Layout = S::Layout;
-    const CODE: Code = code::<S>(5);
+    type Plugin = S;
+    const NAME: &'static str = "count";
     const READS_ONLY: bool = true;
 
-    fn begins(&self) -> Option<Region<S>> {
-        begins::<S>(self.low)
+    fn scope(&self) -> KeyRange {
+        KeyRange { low: self.low, high: None }
     }
 
     fn limit(&mut self) {
         self.limit = self.limit.min(ANSWER_ENTRIES_MAX);
     }
 
-    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<(u64, Option<u64>), Interrupt> {
+    async fn run<A: Access<Plugin = S>>(&self, access: &A, from: Start) -> Result<(u64, Option<u64>), Interrupt> {
         S::count(access, from, self.low, self.limit).await
     }
-}
 
-/// Finds a page of a level, or of the lowest that there is to be found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Locate<S> {
-    /// The key that belongs to the page.
-    pub key: u64,
-    /// Its level.
-    pub level: u8,
-    /// The structure.
-    pub of: PhantomData<S>,
-}
-
-impl<S: OrderedMap> Operation for Locate<S> {
-    /// Where the page is.
-    type Output = RemotePtr;
-    type Layout = S::Layout;
-    const CODE: Code = code::<S>(6);
-    const READS_ONLY: bool = true;
-
-    fn begins(&self) -> Option<Region<S>> {
-        begins::<S>(self.key)
-    }
-
-    async fn run<A: Access>(&self, access: &A, from: Start) -> Result<RemotePtr, Interrupt> {
-        S::locate(access, from, self.key, self.level).await
-    }
-}
-
-impl<S> Wire for Locate<S> {
-    fn encode(&self, to: &mut Vec<u64>) {
-        to.extend([self.key, self.level.into()]);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let (key, level) = <(u64, u64)>::decode(from)?;
-        let level = u8::try_from(level).map_err(|_| Error::Malformed("there is no such level"))?;
-        Ok(Self { key, level, of: PhantomData })
-    }
-}
-
-/// The operations that are about one key.
-macro_rules! routed_by_key {
-    ($($operation:ident),+) => {$(
-        impl<S: OrderedMap> Routed for $operation<S> {
-            type Locate = Locate<S>;
-
-            fn key(&self) -> u64 {
-                self.key
-            }
-
-            fn locate(&self) -> Locate<S> {
-                Locate { key: self.key, level: 0, of: PhantomData }
-            }
-        }
-    )+};
-}
-
-routed_by_key!(Get, Put, Remove);
-
-/// What is left of an answer about a range of keys when the last part that was asked has none: the next part.
-fn rest_in_next_part(parts: &impl Parts, key: u64, descending: bool) -> Option<u64> {
-    let Cut::Range(lows) = parts.cut() else { return None };
-    let part = parts.part_of(key);
-    if descending { lows[..part].last().and_then(|low| low.checked_sub(1)) } else { lows.get(part).copied() }
-}
-
-impl<S: OrderedMap> Routed for Scan<S> {
-    type Locate = Locate<S>;
-
-    fn key(&self) -> u64 {
-        if self.descending { self.high } else { self.low }
-    }
-
-    fn locate(&self) -> Locate<S> {
-        Locate { key: self.key(), level: 1, of: PhantomData }
-    }
-
-    /// Ranges are asked one after another, each for what the one before has not; parts by hash are asked all at once.
-    async fn over<P: Parts>(&self, parts: &P) -> Result<ScanPart, Error> {
-        let Self { low, high, descending, .. } = *self;
-        if *parts.cut() == Cut::Hash {
-            return Ok(merge(parts.on_all(self).await?, self.limit, descending));
-        }
-        let (entries, rest) = parts.on(parts.part_of(self.key()), self).await?;
-        let next = || rest_in_next_part(parts, self.key(), descending).filter(|&next| next >= low && next <= high);
-        Ok((entries, rest.or_else(next)))
-    }
-}
-
-/// The entries next in order of several answers; the answers end at different keys, and what comes after the first of those
-/// is not known.
-fn merge(answers: Vec<ScanPart>, limit: u64, descending: bool) -> ScanPart {
-    let place = |key: u64| if descending { u64::MAX - key } else { key };
-    let end = answers.iter().filter_map(|(_, rest)| *rest).min_by_key(|&rest| place(rest));
-    let mut entries: Vec<_> = answers.into_iter().flat_map(|(entries, _)| entries).collect();
-    entries.retain(|&(key, _)| end.is_none_or(|end| place(key) < place(end)));
-    entries.sort_unstable_by_key(|&(key, _)| place(key));
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let rest = entries.get(limit).map(|&(key, _)| key).or(end);
-    entries.truncate(limit);
-    (entries, rest)
-}
-
-impl<S: OrderedMap> Routed for Count<S> {
-    type Locate = Locate<S>;
-
-    fn key(&self) -> u64 {
-        self.low
-    }
-
-    fn locate(&self) -> Locate<S> {
-        Locate { key: self.low, level: 1, of: PhantomData }
-    }
-
-    async fn over<P: Parts>(&self, parts: &P) -> Result<(u64, Option<u64>), Error> {
+    async fn over<D: Divided<Plugin = S>>(&self, parts: &D) -> Result<(u64, Option<u64>), Error> {
         let Self { low, limit, of } = *self;
-        if *parts.cut() == Cut::Hash {
-            let limit = limit.min(ANSWER_ENTRIES_MAX);
-            let (entries, rest) = Scan { low, high: u64::MAX, limit, descending: false, of }.over(parts).await?;
-            return Ok((entries.len() as u64, rest));
+        if let Some((part, next)) = first_of(parts, &self.scope(), false) {
+            let (count, rest) = parts.on(part, self).await?;
+            return Ok((count, rest.or(next)));
         }
-        let (count, rest) = parts.on(parts.part_of(low), self).await?;
-        Ok((count, rest.or_else(|| rest_in_next_part(parts, low, false))))
+        let limit = limit.min(ANSWER_ENTRIES_MAX);
+        let all = Scan { low, high: u64::MAX, limit, descending: false, of }.over(parts).await?;
+        Ok((all.entries.len() as u64, all.rest))
     }
 }
 
-impl<S> Wire for Get<S> {
-    fn encode(&self, to: &mut Vec<u64>) {
-        self.key.encode(to);
+/// The part where a range of keys begins, and the key where the next one does; `None` if parts are cut by hash.
+fn first_of<D: Divided<Plugin: OrderedMap>>(
+    parts: &D,
+    range: &KeyRange,
+    descending: bool,
+) -> Option<(usize, Option<u64>)> {
+    let mut about = parts.about(range);
+    about.sort_unstable_by_key(|&part| parts.region(part).map(|region| region.low));
+    if descending {
+        about.reverse();
     }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        Ok(Self { key: u64::decode(from)?, of: PhantomData })
-    }
-}
-
-impl<S> Wire for Put<S> {
-    fn encode(&self, to: &mut Vec<u64>) {
-        to.extend([self.key, self.value, self.mode as u64]);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let (key, value) = <(u64, u64)>::decode(from)?;
-        let mode = match u64::decode(from)? {
-            0 => PutMode::Insert,
-            1 => PutMode::Update,
-            2 => PutMode::Upsert,
-            _ => return Err(Error::Malformed("a put has no such mode")),
-        };
-        Ok(Self { key, value, mode, of: PhantomData })
-    }
-}
-
-impl<S> Wire for Remove<S> {
-    fn encode(&self, to: &mut Vec<u64>) {
-        self.key.encode(to);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        Ok(Self { key: u64::decode(from)?, of: PhantomData })
-    }
-}
-
-impl<S> Wire for Scan<S> {
-    fn encode(&self, to: &mut Vec<u64>) {
-        to.extend([self.low, self.high, self.limit, u64::from(self.descending)]);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let ((low, high), (limit, descending)) = <((u64, u64), (u64, bool))>::decode(from)?;
-        Ok(Self { low, high, limit, descending, of: PhantomData })
-    }
-}
-
-impl<S> Wire for Count<S> {
-    fn encode(&self, to: &mut Vec<u64>) {
-        to.extend([self.low, self.limit]);
-    }
-
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let (low, limit) = <(u64, u64)>::decode(from)?;
-        Ok(Self { low, limit, of: PhantomData })
-    }
+    let start = |part: usize| {
+        let region = parts.region(part)?;
+        if descending { region.high?.checked_sub(1) } else { Some(region.low) }
+    };
+    let &first = about.first()?;
+    parts.region(first)?;
+    Some((first, about.get(1).and_then(|&next| start(next))))
 }

@@ -25,20 +25,10 @@ mod change;
 mod check;
 mod node;
 
-use farlink_runtime::{
-    access::{Access, Interrupt, Start, Views},
-    error::Error,
-    one_sided::{OneSided, Proof},
-    worker::Handle,
-};
-use rand::RngExt;
+use farlink_runtime::{access::*, error::Error, page::avalanche, report::Report};
 
-pub use self::node::SkipListLayout;
-use self::node::{CLASS, LEVEL_MAX, Node, Place, search};
-use crate::map::{
-    KeyRange, Map, OrderedMap, PutMode, Report,
-    ops::{Put, Scan, ScanPart},
-};
+use self::node::*;
+use crate::map::{KeyRange, Map, OrderedMap, PutMode, ScanPart, ops};
 
 /// Below a node of this level are sixteen entries on average.
 const RUN_LEVEL: u8 = 2;
@@ -54,7 +44,7 @@ const RUN_LEVEL: u8 = 2;
 /// let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default())?;
 /// let worker = compute.worker()?;
 /// worker.block_on(async {
-///     let list = SkipList::create(&worker, "ages", Proof::Checksum).await?;
+///     let list = SkipList::make(&worker, "ages", 64, Proof::Checksum).await?;
 ///     assert!(list.insert(7, 70).await?);
 ///     assert_eq!(list.get(7).await?, Some(70));
 ///     assert_eq!(list.scan(0, 10).await?, [(7, 70)]);
@@ -69,51 +59,71 @@ pub type SkipList<A> = Map<List, A>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct List;
 
+impl Plugin for List {
+    const NAME: &'static str = "skiplist";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = CLASS.bytes()..=CLASS.bytes();
+    type Region = KeyRange;
+    type Local = ();
+
+    fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        Node::of(page).into_iter().flat_map(Node::links)
+    }
+
+    fn overlap(_page: &(impl Words + ?Sized), region: &KeyRange) -> Overlap {
+        if Self::can_own(region) { Overlap::Inside } else { Overlap::Partly }
+    }
+
+    /// All of it or nothing: the way to a key leads over nodes far to its left.
+    fn can_own(region: &KeyRange) -> bool {
+        *region == KeyRange::ALL
+    }
+
+    fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
+        Node::EMPTY.write(pages, root);
+    }
+
+    fn operations(to: &mut impl Operations<Self>) {
+        ops::operations(to);
+    }
+
+    async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error> {
+        check::check(access).await
+    }
+}
+
 impl OrderedMap for List {
-    const NAME: &str = "skip list";
-    const KIND: u32 = 2;
-    const PAGE_BYTES: (usize, usize) = (CLASS.bytes(), CLASS.bytes());
-    type Layout = SkipListLayout;
-
-    fn empty(views: &mut impl Views) {
-        Node::EMPTY.write(views, 0);
-    }
-
-    /// The way to a key leads over nodes far to its left, which belong to whoever owns those keys.
-    fn region(keys: KeyRange) -> Option<()> {
-        (keys == KeyRange::ALL).then_some(())
-    }
-
-    async fn get<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
+    async fn get<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
         let node = search(access, from, key, 0, |_| false).await?.last.node;
         Ok(node.value().filter(|_| node.low == key))
     }
 
-    async fn put<A: Access>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt> {
-        let Put { key, value, mode, .. } = *put;
-        // One tower in four rises above level 0, one in four of those above level 1, and so on.
-        let mut height =
-            access.worker().random(|rng| rng.random::<u64>().trailing_ones() / 2).min(LEVEL_MAX.into()) as u8;
-        let mut start = from;
-        loop {
-            let found = search(access, start, key, 0, |node| node.level <= height).await?;
-            if found.last.node.low == key {
-                return change::set_value(access, found.last.page, key, |before| mode.apply(before, value)).await;
-            }
-            if mode == PutMode::Update {
-                return Ok(None);
-            }
-            // From a page in the middle the levels above it are out of reach.
-            if height <= found.first.level || matches!(from, Start::Page(_)) {
-                return change::add_tower(access, found, (key, value)).await.map(|()| None);
-            }
-            height = found.first.level + 1;
-            change::raise_root(access, height).await?;
-            start = Start::Anew;
+    async fn put<A: Access<Plugin = Self>>(
+        access: &A,
+        from: Start,
+        put: &ops::Put<Self>,
+    ) -> Result<Option<u64>, Interrupt> {
+        let ops::Put { key, value, mode, .. } = *put;
+        // One tower in four rises above level 0, one in four of those above level 1, and so on: as the key says, so that an
+        // attempt elsewhere builds the same one.
+        let height = (avalanche(key).trailing_ones() / 2).min(LEVEL_MAX) as u8;
+        let found = search(access, from, key, 0, |node| node.level <= height).await?;
+        if found.last.node.low == key {
+            return change::set_value(access, found.last.page, key, |before| mode.apply(before, value)).await;
         }
+        if mode == PutMode::Update {
+            return Ok(None);
+        }
+        if height <= found.first.level {
+            return change::add_tower(access, found, (key, value)).await.map(|()| None);
+        }
+        if matches!(from, Start::Page(_)) {
+            return Err(Interrupt::above());
+        }
+        change::raise_root(access).await?;
+        Err(Interrupt::again())
     }
 
-    async fn remove<A: Access>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
+    async fn remove<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
         // Of key 0 the value goes, and the node stays: it is the head of the list.
         let Some(key_before) = key.checked_sub(1) else {
             let head = search(access, from, 0, 0, |_| false).await?.last.page;
@@ -128,8 +138,12 @@ impl OrderedMap for List {
 
     /// Along level 0, a READ for each entry. Downwards, where no links lead, the part of it below one node of `RUN_LEVEL`
     /// at a time. Every key that was there all the time is returned, no key twice, in order.
-    async fn scan<A: Access>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt> {
-        let Scan { low, high, limit, .. } = *scan;
+    async fn scan<A: Access<Plugin = Self>>(
+        access: &A,
+        from: Start,
+        scan: &ops::Scan<Self>,
+    ) -> Result<ScanPart, Interrupt> {
+        let ops::Scan { low, high, limit, .. } = *scan;
         if !scan.descending {
             let first = search(access, from, low, 0, |_| false).await?.last;
             return ascend(access, first, scan, true).await;
@@ -137,51 +151,38 @@ impl OrderedMap for List {
         let mut first = search(access, from, high, RUN_LEVEL, |_| false).await?.last;
         let low_of_run = first.node.low.max(low);
         while first.node.level > 0 {
-            first = first.below(access).await?;
+            first = first.below(access, false).await?;
         }
-        let all = Scan { low: low_of_run, limit: u64::MAX, ..*scan };
-        let (mut entries, _) = ascend(access, first, &all, false).await?;
+        let all = ops::Scan { low: low_of_run, limit: u64::MAX, ..*scan };
+        let ScanPart { mut entries, .. } = ascend(access, first, &all, false).await?;
         entries.reverse();
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         let end = if entries.len() as u64 == limit { entries[entries.len() - 1].0 } else { low_of_run };
-        Ok((entries, end.checked_sub(1).filter(|&rest| rest >= low)))
-    }
-
-    async fn check(access: &OneSided) -> Result<Report, Error> {
-        check::check(access).await
-    }
-}
-
-impl SkipList<OneSided> {
-    /// Makes an empty list and enters it into the cluster's catalog.
-    ///
-    /// # Errors
-    /// As [`Map::make`].
-    pub async fn create(worker: &Handle, name: &str, proof: Proof) -> Result<Self, Error> {
-        Self::make(worker, name, CLASS.bytes(), proof).await
+        Ok(ScanPart { entries, rest: end.checked_sub(1).filter(|&rest| rest >= low), descending: true })
     }
 }
 
 /// Entries of a range, the first of which belongs to the node at `place`, and the key from which the rest continues. What
 /// comes before a page that others have changed is a `part` that stands by itself, if that is asked for.
-async fn ascend<'a, A: Access>(
+async fn ascend<'a, A: Access<Plugin = List>>(
     access: &'a A,
     mut place: Place<'a, A>,
-    scan: &Scan<List>,
+    scan: &ops::Scan<List>,
     part: bool,
 ) -> Result<ScanPart, Interrupt> {
-    let Scan { low, high, limit, .. } = *scan;
+    let ops::Scan { low, high, limit, .. } = *scan;
     let mut entries = Vec::new();
     loop {
         entries.extend(place.node.value().map(|value| (place.node.low, value)).filter(|&(key, _)| key >= low));
-        let Some(next) = place.node.high.filter(|&next| next <= high) else { return Ok((entries, None)) };
-        if entries.len() as u64 >= limit {
-            return Ok((entries, Some(next)));
+        let rest = place.node.high.filter(|&next| next <= high);
+        if rest.is_none() || entries.len() as u64 >= limit {
+            return Ok(ScanPart { entries, rest, descending: false });
         }
         place = match place.right(access).await {
-            Ok(right) => right,
-            Err(Interrupt::Restart(_)) if part && !entries.is_empty() => return Ok((entries, Some(next))),
-            Err(interrupt) => return Err(interrupt),
+            Err(Interrupt::Restart(_)) if part && !entries.is_empty() => {
+                return Ok(ScanPart { entries, rest, descending: false });
+            }
+            right => right?,
         };
     }
 }

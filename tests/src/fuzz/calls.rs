@@ -12,7 +12,7 @@ use farlink_runtime::{
     ptr::ServerId,
     worker::Worker,
 };
-use farlink_structures::btree::{BTree, BTreeOptions, Spread};
+use farlink_structures::btree::{BTree, BTreeOptions, Spread, Tree};
 
 use crate::{
     cluster::{self, FAST},
@@ -29,7 +29,7 @@ thread_local! {
 struct Scene {
     // In the order in which they go.
     channel: Channel,
-    tree: BTree<OneSided>,
+    tree: BTree<OneSided<Tree>>,
     worker: Worker,
     sent: std::cell::Cell<u64>,
     _compute: ComputeServer,
@@ -75,5 +75,5 @@ pub(super) fn send(words: &[u64]) {
 
 /// The root of its tree.
 pub(super) fn a_page() -> u64 {
-    with(|scene| scene.tree.structure().root.raw())
+    with(|scene| scene.tree.structure().root_link().word())
 }

@@ -9,7 +9,7 @@ use farlink_runtime::{
     page::{HEADER_WORDS, LOCK},
     worker::{Counters, Worker},
 };
-use farlink_structures::btree::{BTree, KeyRange};
+use farlink_structures::btree::{BTree, KeyRange, Tree};
 use farlink_tests::{backend::Manners, direct::Direct, raw};
 
 use crate::scene::{CACHE_BYTES_ALL, Member, assert_left_clean, cache, fabric, sparse};
@@ -23,7 +23,7 @@ fn count(worker: &Worker, f: impl AsyncFnOnce() -> Result<(), Error>) -> Counter
     worker.counters() - before
 }
 
-async fn get_all<A: Access>(tree: &BTree<A>) -> Result<(), Error> {
+async fn get_all<A: Access<Plugin = Tree>>(tree: &BTree<A>) -> Result<(), Error> {
     for (key, value) in sparse(KEYS) {
         assert_eq!(tree.get(key).await?, Some(value));
         assert_eq!(tree.get(key + 1).await?, None);
@@ -31,7 +31,7 @@ async fn get_all<A: Access>(tree: &BTree<A>) -> Result<(), Error> {
     Ok(())
 }
 
-async fn update_all<A: Access>(tree: &BTree<A>, add: u64) -> Result<(), Error> {
+async fn update_all<A: Access<Plugin = Tree>>(tree: &BTree<A>, add: u64) -> Result<(), Error> {
     for (key, value) in sparse(KEYS) {
         assert_eq!(tree.update(key, value + add).await?, Some(value + add - 1));
     }
@@ -126,7 +126,7 @@ fn an_old_page_is_met_once() {
         Ok(())
     };
     me.worker.block_on(look()).unwrap();
-    let change = async |tree: &BTree<farlink_runtime::one_sided::OneSided>, from: u64| {
+    let change = async |tree: &BTree<farlink_runtime::one_sided::OneSided<Tree>>, from: u64| {
         for key in from..from + 900 {
             tree.upsert(key, key).await?;
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use farlink_offload::{Admission, Counters};
 use farlink_runtime::{access::Access, one_sided::Proof, worker::Worker};
-use farlink_structures::btree::{BTree, KeyRange};
+use farlink_structures::btree::{BTree, KeyRange, Tree};
 use farlink_tests::{backend::Manners, bounded::Watchdog, drive::polled, settings};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -21,7 +21,7 @@ fn watch(what: &str) -> Watchdog {
 }
 
 /// Operations of which most are dropped; what they did shows when the key is read.
-async fn drop_many<A: Access>(tree: &BTree<A>, rng: &mut StdRng, model: &mut Map) {
+async fn drop_many<A: Access<Plugin = Tree>>(tree: &BTree<A>, rng: &mut StdRng, model: &mut Map) {
     let mut dropped = 0;
     for round in 0..ROUNDS as u64 {
         let key = rng.random_range(0..KEYS * 11);
@@ -38,7 +38,7 @@ async fn drop_many<A: Access>(tree: &BTree<A>, rng: &mut StdRng, model: &mut Map
         if done.is_none() {
             // What was begun goes on as a task, and may take effect later.
             for _ in 0..QUIET_TURNS {
-                tree.access().worker().yield_now().await;
+                tree.access().context().worker.yield_now().await;
             }
         }
         let found = tree.get(key).await.unwrap();

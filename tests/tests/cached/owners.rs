@@ -7,7 +7,7 @@ use farlink_runtime::{
     lock::{LockState, LockWord},
     page::LOCK,
 };
-use farlink_structures::btree::{BTreeLayout, KeyRange};
+use farlink_structures::btree::{KeyRange, Tree};
 use farlink_tests::{
     backend::{Cluster, Manners},
     raw,
@@ -23,7 +23,7 @@ struct Owner {
     // Before its worker, and that before its compute server.
     tree: Owned,
     member: Member,
-    cache: ComputeCache<BTreeLayout>,
+    cache: ComputeCache<Tree>,
     range: KeyRange,
 }
 

@@ -10,7 +10,7 @@ use farlink_runtime::{
     worker::Worker,
 };
 use farlink_structures::{
-    btree::{BTree, BTreeLayout, Tree},
+    btree::{BTree, Tree},
     map::{KeyRange, Map as Ordered, Report},
 };
 use farlink_tests::{
@@ -26,7 +26,7 @@ pub(crate) const CACHE_BYTES_MIN: usize = 64 << 10;
 pub(crate) const CACHE_BYTES_ALL: usize = 16 << 20;
 
 pub(crate) type Map = BTreeMap<u64, u64>;
-pub(crate) type Owned = BTree<Cached<BTreeLayout>>;
+pub(crate) type Owned = BTree<Cached<Tree>>;
 
 /// [`fabric_of`] a B+-tree.
 pub(crate) fn fabric(manners: Manners, page_bytes: usize, entries: &Map, fill: f64) -> Cluster {
@@ -49,24 +49,24 @@ pub(crate) fn sparse(count: u64) -> Map {
 }
 
 /// A cache for pages of 256 bytes.
-pub(crate) fn cache(bytes: usize, admission: Admission) -> ComputeCache<BTreeLayout> {
+pub(crate) fn cache(bytes: usize, admission: Admission) -> ComputeCache<Tree> {
     cache_of::<Tree>(bytes, admission)
 }
 
 /// A cache for pages of 256 bytes, or what the structure has.
-pub(crate) fn cache_of<S: Subject>(bytes: usize, admission: Admission) -> ComputeCache<S::Layout> {
+pub(crate) fn cache_of<S: Subject>(bytes: usize, admission: Admission) -> ComputeCache<S> {
     let mut options = CacheOptions::new(bytes);
     (options.page_bytes, options.admission) = (S::page_bytes(256), admission);
-    ComputeCache::new(S::Layout::default(), options).unwrap()
+    ComputeCache::<S>::new(options).unwrap()
 }
 
 /// Of a compute server that uses the B+-tree.
 pub(crate) type Member = MemberOf<Tree>;
 
 /// A worker of a compute server, and the structure without a cache.
-pub(crate) struct MemberOf<S> {
+pub(crate) struct MemberOf<S: Subject> {
     // Before the compute server, which it belongs to.
-    pub(crate) tree: Ordered<S, OneSided>,
+    pub(crate) tree: Ordered<S, OneSided<S>>,
     pub(crate) worker: Worker,
     pub(crate) compute: Rc<ComputeServer>,
 }
@@ -87,12 +87,11 @@ impl<S: Subject> MemberOf<S> {
         Self { tree, worker, compute }
     }
 
-    pub(crate) fn own(&self, cache: &ComputeCache<S::Layout>, range: KeyRange) -> Ordered<S, Cached<S::Layout>> {
-        let region = S::region(range).expect("it can be cut there");
-        Ordered::over(cache.own(&self.worker, self.tree.structure().clone(), region).unwrap())
+    pub(crate) fn own(&self, cache: &ComputeCache<S>, range: KeyRange) -> Ordered<S, Cached<S>> {
+        Ordered::over(cache.own(&self.worker, self.tree.structure().clone(), range).unwrap())
     }
 
-    pub(crate) fn share(&self, cache: &ComputeCache<S::Layout>, proof: Proof) -> Ordered<S, CachedInner<S::Layout>> {
+    pub(crate) fn share(&self, cache: &ComputeCache<S>, proof: Proof) -> Ordered<S, CachedInner<S>> {
         Ordered::over(cache.share(&self.worker, self.tree.structure().clone(), proof).unwrap())
     }
 

@@ -11,13 +11,13 @@ use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
     fabric::{Fabric, link::ListenOptions, mem::MemFabric},
-    operation::Operation,
+    operation::Code,
     ptr::ServerId,
     structure::{Placed, Spread},
 };
 use farlink_structures::{
-    btree::{BTree, BTreeLayout, Tree},
-    map::{self, KeyRange, ops::Scan},
+    btree::{BTree, Tree},
+    map::{KeyRange, ops::Scan},
 };
 use farlink_tests::{backend::Manners, bounded::Watchdog, cluster, settings};
 use proptest::{prelude::*, test_runner::RngSeed};
@@ -28,7 +28,7 @@ use crate::{
     steps::{NEVER, Step, step, take},
 };
 
-type Shipped = BTree<Engine<BTreeLayout>>;
+type Shipped = BTree<Engine<Tree>>;
 
 /// An operation that is under way.
 type Attempted = Pin<Box<dyn Future<Output = Result<Option<u64>, Error>>>>;
@@ -60,8 +60,7 @@ impl Served {
         if !entries.is_empty() {
             cluster::load::<Tree>(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
         }
-        let mut registry = Registry::new();
-        map::register::<Tree>(&mut registry);
+        let registry = Registry::new().with::<Tree>();
         let start = |number: usize| {
             let server = ServerId::new(number as u16).unwrap();
             let listener = mem.listen(server, &ListenOptions { ports: threads, ..ListenOptions::default() })?;
@@ -92,13 +91,13 @@ impl Served {
     }
 }
 
-fn cache(bytes: usize, admission: Admission) -> ComputeCache<BTreeLayout> {
+fn cache(bytes: usize, admission: Admission) -> ComputeCache<Tree> {
     let mut options = CacheOptions::new(bytes);
     (options.page_bytes, options.admission, options.keeps_out) = (256, admission, true);
-    ComputeCache::new(BTreeLayout, options).unwrap()
+    ComputeCache::<Tree>::new(options).unwrap()
 }
 
-fn engine(member: &Member, cache: &ComputeCache<BTreeLayout>, policies: Policies, level_max: Option<u8>) -> Shipped {
+fn engine(member: &Member, cache: &ComputeCache<Tree>, policies: Policies, level_max: Option<u8>) -> Shipped {
     let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).unwrap();
     BTree::over(Engine::new(owned, policies, EngineOptions { level_max }).unwrap())
 }
@@ -126,7 +125,7 @@ fn chosen() -> impl Strategy<Value = Chosen> {
     prop_oneof![
         Just(Chosen("always", || Policies::new(Always))),
         Just(Chosen("coin", || Policies::new(Coin))),
-        Just(Chosen("always but scans", || Policies::new(Always).with(Scan::<Tree>::CODE, Never))),
+        Just(Chosen("always but scans", || Policies::new(Always).with(Code::of::<Scan<Tree>>(), Never))),
         Just(Chosen("cost", || Policies::new(CostAware::new(CostOptions {
             contrary_one_in: 4,
             ..Default::default()
@@ -384,7 +383,7 @@ fn what_a_shipped_operation_has_changed_is_not_found_as_it_was() {
     options.admission = Admission::Always;
     let ships = Rc::new(Cell::new(false));
     let policies = Policies::new(Told(Rc::clone(&ships)));
-    let tree = engine(&member, &ComputeCache::new(BTreeLayout, options).unwrap(), policies, None);
+    let tree = engine(&member, &ComputeCache::<Tree>::new(options).unwrap(), policies, None);
     let mut rng = StdRng::seed_from_u64(settings::seed("changed below"));
     member.worker.block_on(async {
         let mut met = Vec::new();
@@ -426,7 +425,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
         options.admission = Admission::Always;
         let ships = Rc::new(Cell::new(false));
         let policies = Policies::new(Told(Rc::clone(&ships)));
-        let tree = engine(&member, &ComputeCache::new(BTreeLayout, options).unwrap(), policies, Some(1));
+        let tree = engine(&member, &ComputeCache::<Tree>::new(options).unwrap(), policies, Some(1));
         let mut rng = StdRng::seed_from_u64(seed + round);
         let mut met = Vec::new();
         member.worker.block_on(async {

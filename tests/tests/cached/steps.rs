@@ -49,7 +49,7 @@ pub(crate) type Refused<'a> = &'a dyn Fn(&Error) -> bool;
 pub(crate) const NEVER: Refused<'static> = &|_| false;
 
 /// Takes a step on both, and says where they differ.
-pub(crate) async fn take<S: OrderedMap, A: Run>(
+pub(crate) async fn take<S: OrderedMap, A: Run<Plugin = S>>(
     tree: &Ordered<S, A>,
     model: &mut Map,
     step: &Step,
@@ -116,7 +116,11 @@ pub(crate) async fn take<S: OrderedMap, A: Run>(
     Ok(())
 }
 
-async fn remove<S: OrderedMap, A: Run>(tree: &Ordered<S, A>, model: &mut Map, key: u64) -> Result<(), String> {
+async fn remove<S: OrderedMap, A: Run<Plugin = S>>(
+    tree: &Ordered<S, A>,
+    model: &mut Map,
+    key: u64,
+) -> Result<(), String> {
     let removed = tree.remove(key).await.map_err(|error| error.to_string())?;
     match removed == model.remove(&key) {
         true => Ok(()),

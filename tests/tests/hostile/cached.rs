@@ -23,10 +23,10 @@ use crate::{
     damage::{Damage, ENDLESS, KEYS, LIMIT, Scene, SceneOf, TREE, to_pages},
 };
 
-fn cache_of<S: Subject>(admission: Admission) -> ComputeCache<S::Layout> {
+fn cache_of<S: Subject>(admission: Admission) -> ComputeCache<S> {
     let mut options = CacheOptions::new(64 << 10);
     (options.page_bytes, options.admission) = (S::page_bytes(256), admission);
-    ComputeCache::new(S::Layout::default(), options).unwrap()
+    ComputeCache::<S>::new(options).unwrap()
 }
 
 fn admission() -> impl Strategy<Value = Admission> {
@@ -52,7 +52,7 @@ fn every_operation_ends_in_a_cache<S: Subject>(
 ) -> Result<(), TestCaseError> {
     let _watchdog = Watchdog::start("damaged pages in a cache", LIMIT);
     let scene = SceneOf::<S>::new(1);
-    let map = scene.worker.block_on(Map::<S, OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    let map = scene.worker.block_on(Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
     let structure = map.structure().clone();
     let cut = scene.worker.block_on(map.leaf_low(KEYS / 2)).unwrap();
     let cache = cache_of::<S>(way.admission);
@@ -60,8 +60,8 @@ fn every_operation_ends_in_a_cache<S: Subject>(
         harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys.iter().copied()).collect()
     };
     if way.owned {
-        let half = S::region(KeyRange { low: 0, high: way.half.then_some(cut) });
-        let region = half.or(S::region(KeyRange::ALL)).unwrap();
+        let half = KeyRange { low: 0, high: way.half.then_some(cut) };
+        let region = if S::can_own(&half) { half } else { KeyRange::ALL };
         let cached = Map::<S, _>::over(cache.own(&scene.worker, structure, region).unwrap());
         if way.warm {
             let _ = scene.worker.block_on(cached.range(..cut).take(usize::MAX));
@@ -120,7 +120,7 @@ fn harm_cached_copies<S: Subject>() -> usize {
     let count = SceneOf::<S>::new(1).inner.len();
     for index in (0..count).step_by(10) {
         let scene = SceneOf::<S>::new(1);
-        let map = scene.worker.block_on(Map::<S, OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+        let map = scene.worker.block_on(Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
         let cache = cache_of::<S>(Admission::Always);
         let structure = map.structure().clone();
         let cached = Map::<S, _>::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
@@ -151,7 +151,8 @@ fn damage_that_is_met_is_named() {
     for word in [CHECKSUM, SELF, IDENTITY, raw::META, raw::KEYS] {
         for owned in [true, false] {
             let scene = Scene::new(1);
-            let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+            let tree =
+                scene.worker.block_on(BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
             let leaf = scene.worker.block_on(raw::leaf_of(tree.access(), key)).unwrap();
             let mut image = scene.direct.read(leaf, 32).unwrap();
             image[word] ^= 1 << 40;

@@ -164,7 +164,7 @@ impl<S: Subject> SceneOf<S> {
         let structure = worker.block_on(async {
             let tree = Map::<S, _>::make(&worker, TREE, S::page_bytes(256), Proof::Checksum).await?;
             S::load(&tree, (0..KEYS).map(|key| (key, key)), 0.5).await?;
-            Ok::<_, Error>(tree.access().structure().clone())
+            Ok::<_, Error>(tree.structure().clone())
         });
         let structure = structure.unwrap();
         let pages = raw::pages_of(&fabric, structure.id, structure.class);
@@ -293,7 +293,7 @@ impl<S: Subject> SceneOf<S> {
         }
     }
 
-    fn on_tree<A: Access + Clone + 'static, T: 'static>(
+    fn on_tree<A: Access<Plugin = S> + Clone + 'static, T: 'static>(
         &self,
         what: &str,
         tree: &Map<S, A>,
@@ -303,7 +303,7 @@ impl<S: Subject> SceneOf<S> {
         self.ends(what, async move |_| operation(&tree).await)
     }
 
-    pub(crate) fn all_operations<A: Access + Clone + 'static>(
+    pub(crate) fn all_operations<A: Access<Plugin = S> + Clone + 'static>(
         &self,
         tree: &Map<S, A>,
         keys: &[u64],
@@ -324,15 +324,15 @@ impl<S: Subject> SceneOf<S> {
         self.on_tree("bulk load", tree, async |tree| S::load(tree, (0..50).map(|key| (key, key)), 0.9).await)
     }
 
-    pub(crate) fn check(&self, tree: &Map<S, OneSided>) -> Result<(), TestCaseError> {
+    pub(crate) fn check(&self, tree: &Map<S, OneSided<S>>) -> Result<(), TestCaseError> {
         self.on_tree("check", tree, async |tree| tree.check().await)
     }
 
     pub(crate) fn all_on_catalog(&self) -> Result<(), TestCaseError> {
         self.ends("list", async |worker| catalog::list(&worker).await)?;
-        self.ends("open", async |worker| catalog::open(&worker, TREE, S::KIND).await)?;
+        self.ends("open", async |worker| catalog::open::<S>(&worker, TREE).await)?;
         self.ends("open and get", async |worker| {
-            Map::<S, OneSided>::open(&worker, TREE, Proof::Checksum).await?.get(7).await
+            Map::<S, OneSided<S>>::open(&worker, TREE, Proof::Checksum).await?.get(7).await
         })?;
         self.ends("create and load", async move |worker| {
             let tree = Map::<S, _>::make(&worker, "another", S::page_bytes(256), Proof::Checksum).await?;
@@ -341,10 +341,10 @@ impl<S: Subject> SceneOf<S> {
             tree.check().await
         })?;
         self.ends("memory", async |worker| farlink_runtime::audit::memory(&worker).await)?;
-        self.ends("unregister", async |worker| {
+        self.ends("destroy", async |worker| {
             let all = catalog::list(&worker).await?;
-            let Some(first) = all.first() else { return Ok(()) };
-            catalog::unregister(&worker, first).await
+            let Some(first) = all.first() else { return Ok(0) };
+            catalog::destroy(&worker, &first.name).await
         })
     }
 

@@ -58,7 +58,7 @@ fn every_operation_ends_on_a_damaged<S: Subject>(
     let _watchdog = Watchdog::start("damaged pages", LIMIT);
     let scene = SceneOf::<S>::new(1);
     let proof = if three_waits { Proof::LockBodyLock } else { Proof::Checksum };
-    let map = scene.worker.block_on(Map::<S, OneSided>::open(&scene.worker, TREE, proof)).unwrap();
+    let map = scene.worker.block_on(Map::<S, OneSided<S>>::open(&scene.worker, TREE, proof)).unwrap();
     let keys: Vec<u64> = harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys.iter().copied()).collect();
     scene.all_operations(&map, &keys)?;
     scene.check(&map)?;
@@ -69,7 +69,7 @@ fn every_operation_ends_on_a_damaged<S: Subject>(
 fn every_operation_ends_on_damaged_metadata_of<S: Subject>(harm: &[Damage], keys: &[u64]) -> Result<(), TestCaseError> {
     let _watchdog = Watchdog::start("damaged metadata", LIMIT);
     let scene = SceneOf::<S>::new(1);
-    let map = scene.worker.block_on(Map::<S, OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    let map = scene.worker.block_on(Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
     for damage in harm {
         scene.do_harm(damage);
     }
@@ -139,7 +139,7 @@ proptest! {
 #[test]
 fn the_last_epoch_of_all_is_survived() {
     let scene = Scene::new(1);
-    let tree = scene.worker.block_on(BTree::<OneSided>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    let tree = scene.worker.block_on(BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
     scene.worker.block_on(async {
         for key in 0..KEYS {
             tree.remove(key).await.unwrap();

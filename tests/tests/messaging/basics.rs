@@ -160,7 +160,7 @@ fn a_batch_is_one_message() {
         for number in 0..9u64 {
             batch.push(if number % 2 == 0 { ECHO } else { LATER }, &(number, number * number));
         }
-        batch.push(Kind(99), &0);
+        batch.push(Kind(99), &0u64);
         let replies = channel.batch(&batch, Priority::Latency).await.unwrap();
         assert_eq!((worker.counters() - before).two_sided, 1);
         for (number, reply) in (0..9u64).zip(&replies) {

@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use farlink_offload::PartedRemote;
-use farlink_runtime::{error::Error, fabric::mem::MemOptions, operation::Cut, worker::Worker};
-use farlink_structures::{btree::Tree, map::Map};
+use farlink_offload::{Cut, PartedRemote};
+use farlink_runtime::{error::Error, fabric::mem::MemOptions, worker::Worker};
+use farlink_structures::{
+    btree::Tree,
+    map::{KeyRange, Map},
+};
 use farlink_tests::{
     bounded::Watchdog,
     cluster::{self, FAST, NASTY, WEAK},
@@ -19,9 +22,9 @@ use crate::models;
 const NAME: &str = "coarse";
 
 /// Runs `f` over an empty map in three parts, then checks each part.
-fn over<S: Subject, F>(options: MemOptions, cut: Cut, f: F)
+fn over<S: Subject, F>(options: MemOptions, cut: Cut<KeyRange>, f: F)
 where
-    F: AsyncFnOnce(&Worker, &Map<S, PartedRemote>) -> Result<BTreeMap<u64, u64>, Error>,
+    F: AsyncFnOnce(&Worker, &Map<S, PartedRemote<S>>) -> Result<BTreeMap<u64, u64>, Error>,
 {
     let _watch = Watchdog::start("coarse", Duration::from_secs(120));
     let fleet = Fleet::start(3, 8 << 20, 1, options).unwrap();
@@ -45,22 +48,22 @@ where
         .unwrap();
 }
 
-fn cuts() -> [Cut; 2] {
-    [Cut::Range(vec![150, 300]), Cut::Hash]
+fn cuts() -> [Cut<KeyRange>; 2] {
+    [Cut::Regions(KeyRange::cut_at(&[150, 300])), Cut::Hash]
 }
 
 fn agrees_with_a_model<S: Subject>() {
     for options in [FAST, NASTY, WEAK] {
         for cut in cuts() {
-            over::<S, _>(options, cut, async |_, map: &Map<S, PartedRemote>| models::random_operations(map).await);
+            over::<S, _>(options, cut, async |_, map: &Map<S, PartedRemote<S>>| models::random_operations(map).await);
         }
     }
 }
 
 /// Scans run on from part to part, and answers are no longer than a message should be.
 fn long_scans_come_in_parts<S: Subject>() {
-    for cut in [Cut::Range(vec![5000, 5001]), Cut::Hash] {
-        over::<S, _>(FAST, cut, async |_, map: &Map<S, PartedRemote>| {
+    for cut in [Cut::Regions(KeyRange::cut_at(&[5000, 5001])), Cut::Hash] {
+        over::<S, _>(FAST, cut, async |_, map: &Map<S, PartedRemote<S>>| {
             let keys = settings::from_env("FARLINK_COARSE_KEYS", 10_000);
             let model: BTreeMap<u64, u64> = (0..keys).map(|key| (key, !key)).collect();
             for (&key, &value) in &model {
@@ -76,7 +79,7 @@ test_every_structure!(agrees_with_a_model, long_scans_come_in_parts);
 /// A get is one exchange of messages, and nothing else.
 #[test]
 fn a_get_is_one_exchange_and_no_one_sided_read() {
-    over::<Tree, _>(FAST, Cut::Range(vec![150, 300]), async |worker, map| {
+    over::<Tree, _>(FAST, Cut::Regions(KeyRange::cut_at(&[150, 300])), async |worker, map| {
         let model: BTreeMap<u64, u64> = (0..450).map(|key| (key, key)).collect();
         for (&key, &value) in &model {
             map.insert(key, value).await?;

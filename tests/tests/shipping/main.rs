@@ -4,4 +4,3 @@ mod coarse;
 mod hybrid;
 mod models;
 mod owned;
-mod words;

@@ -13,7 +13,9 @@ pub(crate) fn steps() -> u64 {
 }
 
 /// Random operations on an empty map, one after another; what must be in it then.
-pub(crate) async fn random_operations<S: Subject, A: Run>(map: &Map<S, A>) -> Result<BTreeMap<u64, u64>, Error> {
+pub(crate) async fn random_operations<S: Subject, A: Run<Plugin = S>>(
+    map: &Map<S, A>,
+) -> Result<BTreeMap<u64, u64>, Error> {
     let mut rng = SmallRng::seed_from_u64(settings::seed("shipping"));
     let mut model = BTreeMap::new();
     for step in 0..steps() {
@@ -46,7 +48,7 @@ pub(crate) async fn random_operations<S: Subject, A: Run>(map: &Map<S, A>) -> Re
 }
 
 /// That a map has these entries, whatever way they are asked for.
-pub(crate) async fn assert_holds<S: Subject, A: Run>(map: &Map<S, A>, model: &BTreeMap<u64, u64>) {
+pub(crate) async fn assert_holds<S: Subject, A: Run<Plugin = S>>(map: &Map<S, A>, model: &BTreeMap<u64, u64>) {
     let all: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
     assert_eq!(map.range(..).take(usize::MAX).await.unwrap(), all);
     let mut descending = map.range(..).descending().take(usize::MAX).await.unwrap();

@@ -2,12 +2,12 @@
 
 use std::{collections::HashSet, fmt};
 
-use farlink_runtime::{
-    access::Interrupt,
+use crate::{
     audit::{self, Audit},
     error::Error,
-    one_sided::OneSided,
-    ptr::RemotePtr,
+    ptr::{Link, RemotePtr},
+    structure::Structure,
+    worker::Handle,
 };
 
 /// Problems listed; more are only counted.
@@ -35,8 +35,8 @@ pub struct Report {
     pub pages_by_level: Vec<u64>,
     /// Entries at level 0.
     pub entries: u64,
-    /// Bytes of a page.
-    pub page_bytes: usize,
+    /// Bytes of all pages, its descriptor included.
+    pub bytes: u64,
     /// Broken invariants: the first hundred.
     pub problems: Vec<Problem>,
     /// How many broken invariants there are.
@@ -63,15 +63,10 @@ impl Report {
         self.pages_by_level.iter().sum()
     }
 
-    /// Bytes of all pages of the structure.
-    pub fn bytes(&self) -> u64 {
-        self.pages() * self.page_bytes as u64
-    }
-
     /// Adds a page that cannot be read.
-    pub fn add_unreadable(&mut self, page: RemotePtr, interrupt: &Interrupt) {
+    pub fn add_unreadable(&mut self, page: RemotePtr, why: &impl fmt::Display) {
         self.is_partial = true;
-        self.add(page, format!("cannot be read: {interrupt}"));
+        self.add(page, format!("cannot be read: {why}"));
     }
 
     /// Looks for pages of the structure besides those that were reached. What is behind an unreadable page cannot be told from
@@ -79,8 +74,14 @@ impl Report {
     ///
     /// # Errors
     /// If the fabric fails.
-    pub async fn audit(&mut self, access: &OneSided, reached: &HashSet<RemotePtr>) -> Result<(), Error> {
-        self.audit = audit::audit(access, reached).await?;
+    pub async fn audit(
+        &mut self,
+        worker: &Handle,
+        structure: &Structure,
+        reached: &HashSet<RemotePtr>,
+    ) -> Result<(), Error> {
+        self.audit = audit::audit(worker, structure, reached).await?;
+        self.bytes += structure.descriptor.and_then(Link::remote).map_or(0, |(_, class)| class.bytes() as u64);
         if self.is_partial {
             self.audit.leaked.clear();
         }

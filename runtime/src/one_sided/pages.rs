@@ -2,23 +2,30 @@
 
 use super::PageCopy;
 use crate::{
-    access::{Interrupt, PageRef, Views},
+    access::{Interrupt, PageRef},
     buffer::Buffer,
+    change::{PagesMut, Role, Slot},
+    error::Error,
     lock::{LockWord, OwnerId},
-    page::{self, CHECKSUM, HEADER_WORDS, IDENTITY, Identity, PAGE_WORDS_MAX, StructureId, mix},
+    page::{self, CHECKSUM, HEADER_WORDS, IDENTITY, Identity, LOCK, SizeClass, StructureId, mix},
     pages::NewPage,
     ptr::RemotePtr,
     worker::remote::Remote,
 };
 
 /// Words of a page that a change has set.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Dirty([u64; PAGE_WORDS_MAX / 64]);
+#[derive(Debug, Clone)]
+pub(super) struct Dirty(Vec<u64>);
 
 /// Unchanged words between two changed ones that are cheaper to write than a WRITE of its own is to post.
 const GAP_WORDS_MAX: usize = 2;
 
 impl Dirty {
+    /// None of a page of so many words.
+    fn none(words: usize) -> Self {
+        Self(vec![0; words.div_ceil(64)])
+    }
+
     fn mark(&mut self, index: usize) {
         self.0[index / 64] |= 1 << (index % 64);
     }
@@ -63,8 +70,9 @@ impl Changed {
     fn open(copy: PageCopy) -> Self {
         let (at, lock) = (copy.at(), copy.lock());
         let image = copy.0;
+        let dirty = Dirty::none(image.len());
         let sum = image[CHECKSUM].wrapping_sub(page::binding(lock.version()));
-        Self { at, lock, image, dirty: Dirty::default(), free: false, sum }
+        Self { at, lock, image, dirty, free: false, sum }
     }
 
     fn set(&mut self, index: usize, word: u64) {
@@ -84,6 +92,14 @@ impl Changed {
     pub(super) fn words_to_write(&self) -> Vec<(RemotePtr, u64)> {
         let indices = self.dirty.indices().filter(|_| !self.free);
         indices.map(|index| (self.at.word(index), self.image[index])).collect()
+    }
+
+    /// The page as the change leaves it; none if it frees it. To be called once it is sealed, or if it changes nothing.
+    pub(super) fn into_copy(mut self) -> Option<PageCopy> {
+        if !self.dirty.is_empty() {
+            self.image[LOCK] = self.after().word();
+        }
+        (!self.free).then_some(PageCopy(self.image))
     }
 
     /// The lock word that ends the change.
@@ -116,67 +132,90 @@ impl Added {
 
 /// The pages of one change over one-sided access.
 #[derive(Debug)]
-pub struct OneSidedViews {
+pub struct OneSidedPages {
     structure: StructureId,
-    pub(super) changed: Vec<Changed>,
+    /// In the order of their slots.
+    pub(super) old: Vec<(Changed, Role)>,
     pub(super) added: Vec<Added>,
 }
 
-impl OneSidedViews {
+impl OneSidedPages {
     pub(super) fn open(
         remote: &impl Remote,
         structure: StructureId,
-        pages: Vec<PageCopy>,
+        pages: impl IntoIterator<Item = (PageCopy, Role)>,
         new: Vec<NewPage>,
     ) -> Result<Self, Interrupt> {
         let add = |page: NewPage| {
             let mut image = remote.buffer(page.class().words())?;
             image.fill(0);
-            let identity = Identity { structure, level: 0, class: page.class(), kind: 0 };
+            let identity = Identity { structure, level: 0, class: page.class(), kind: 0, is_words: false };
             image[IDENTITY] = identity.word();
             Ok(Added { page, image })
         };
-        let added = new.into_iter().map(add).collect::<Result<_, crate::error::Error>>()?;
-        Ok(Self { structure, changed: pages.into_iter().map(Changed::open).collect(), added })
+        let added = new.into_iter().map(add).collect::<Result<_, Error>>()?;
+        let old: Vec<_> = pages.into_iter().map(|(page, role)| (Changed::open(page), role)).collect();
+        for (index, (page, _)) in old.iter().enumerate() {
+            if old[..index].iter().any(|(other, _)| other.at == page.at) {
+                return Err(Error::PageTwice { page: page.at }.into());
+            }
+            if page::has_words(&page.image) {
+                return Err(Error::NotCoherent { what: "a page whose words change one by one is not changed" }.into());
+            }
+        }
+        Ok(Self { structure, old, added })
     }
 
-    fn image(&self, page: usize) -> &[u64] {
-        match page.checked_sub(self.changed.len()) {
-            None => &self.changed[page].image,
+    fn image(&self, slot: Slot) -> &[u64] {
+        let index = slot.index(self.old.len());
+        match index.checked_sub(self.old.len()) {
+            None => &self.old[index].0.image,
             Some(added) => &self.added[added].image,
         }
     }
 
-    fn put(&mut self, page: usize, index: usize, word: u64) {
-        match page.checked_sub(self.changed.len()) {
-            None => self.changed[page].set(index, word),
+    fn put(&mut self, slot: Slot, index: usize, word: u64) {
+        let page = slot.index(self.old.len());
+        match page.checked_sub(self.old.len()) {
+            None => {
+                let (page, role) = &mut self.old[page];
+                assert!(*role != Role::ReliedOn, "a page that a change relies on is not altered");
+                page.set(index, word);
+            }
             Some(added) => self.added[added].image[index] = word,
         }
     }
+
+    fn describe_as(&mut self, slot: Slot, level: u8, kind: u8, is_words: bool) {
+        let class = SizeClass::of_bytes(self.image(slot).len() * 8).expect("a page has the size of its class");
+        let identity = Identity { structure: self.structure, level, class, kind, is_words };
+        self.put(slot, IDENTITY, identity.word());
+    }
 }
 
-impl Views for OneSidedViews {
-    fn count(&self, page: usize) -> usize {
-        self.image(page).len()
+impl PagesMut for OneSidedPages {
+    fn page(&self, slot: Slot) -> impl crate::words::Words + '_ {
+        self.image(slot)
     }
 
-    fn word(&self, page: usize, index: usize) -> u64 {
-        self.image(page)[index]
-    }
-
-    fn set(&mut self, page: usize, index: usize, word: u64) {
+    fn set(&mut self, slot: Slot, index: usize, word: u64) {
         assert!(index >= HEADER_WORDS, "word {index} of a page belongs to the framework");
-        self.put(page, index, word);
+        self.put(slot, index, word);
     }
 
-    fn describe(&mut self, page: usize, level: u8, kind: u8) {
-        let class = crate::page::SizeClass::of_bytes(self.count(page) * 8).expect("a page has the size of its class");
-        let identity = Identity { structure: self.structure, level, class, kind };
-        self.put(page, IDENTITY, identity.word());
+    fn describe(&mut self, slot: Slot, level: u8, kind: u8) {
+        self.describe_as(slot, level, kind, false);
     }
 
-    fn free(&mut self, page: usize) {
-        self.changed[page].free = true;
+    fn describe_words(&mut self, slot: Slot, level: u8, kind: u8) {
+        assert!(slot.index(self.old.len()) >= self.old.len(), "only a new page becomes one of words");
+        self.describe_as(slot, level, kind, true);
+    }
+
+    fn free(&mut self, slot: Slot) {
+        let index = slot.index(self.old.len());
+        assert!(index < self.old.len(), "a new page is not freed: it is dropped before the change");
+        self.old[index].0.free = true;
     }
 }
 
@@ -186,7 +225,7 @@ mod tests {
 
     #[test]
     fn runs_cover_what_is_marked_and_bridge_small_gaps_only() {
-        let mut dirty = Dirty::default();
+        let mut dirty = Dirty::none(512);
         assert!(dirty.is_empty() && dirty.runs().is_empty());
         for index in [1, 7, 8, 11, 63, 64, 65, 127, 511] {
             dirty.mark(index);
