@@ -193,7 +193,7 @@ pub enum Error {
     },
 
     /// The structure is of another kind.
-    #[error("{name:?} is a {found}, not a {expected}; open it as what it is")]
+    #[error("{name:?} is a structure of {found}, not of {expected}; open it as what it is")]
     WrongKind {
         /// The name.
         name: String,

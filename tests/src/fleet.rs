@@ -31,12 +31,13 @@ use crate::{
     backend::{Backend, Manners, ServerSpec},
     cluster,
     here::{self, Here},
+    plugins::{chains::Chains, mixed::Mixed},
     subject::Subject,
 };
 
 /// All operations of all structures under test.
 pub fn registry() -> Registry {
-    Registry::new().with::<Tree>().with::<List>()
+    Registry::new().with::<Tree>().with::<List>().with::<Mixed>().with::<Chains>()
 }
 
 /// A cluster, and the threads of its memory servers.

@@ -42,6 +42,7 @@ pub mod linear;
 pub mod model;
 pub mod patience;
 pub mod peer;
+pub mod plugins;
 pub mod raw;
 pub mod reach;
 pub mod scans;
