@@ -208,8 +208,8 @@ mod tests {
 
     use farlink_offload::AccessMode;
     use farlink_runtime::compute::{ComputeOptions, ComputeServer};
-    use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
     use farlink_runtime::one_sided::Proof;
+    use farlink_runtime::{fabric::mem::MemOptions, server::in_process};
     use farlink_structures::btree::BTreeOptions;
 
     use super::*;
@@ -223,7 +223,7 @@ mod tests {
 
     /// A client of a tree that holds these keys; and the compute server that it belongs to.
     fn client(keys: &KeySpace) -> (Vec<Client>, ComputeServer) {
-        let fabric = Arc::new(MemFabric::in_process(1, 8 << 20, MemOptions::default()).unwrap());
+        let fabric = Arc::new(in_process(1, 8 << 20, MemOptions::default()).unwrap());
         let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
         let worker = compute.worker().unwrap();
         let tree = worker.block_on(BTree::create(&worker, "t", BTreeOptions::default())).unwrap();

@@ -88,7 +88,7 @@ mod with {
             }
         };
         let defaults = VerbsServeOptions::new(secret.clone());
-        let server = VerbsServer::start(&VerbsServeOptions {
+        let server = farlink_runtime::server::serve_verbs(&VerbsServeOptions {
             server: args.server as usize,
             servers: args.servers as usize,
             bytes: args.bytes.unwrap_or(defaults.bytes),

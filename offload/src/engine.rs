@@ -162,12 +162,12 @@ impl<T: Layout> Shared<T> {
 /// };
 /// use farlink_runtime::{
 ///     compute::{ComputeOptions, ComputeServer},
-///     fabric::{link::ListenOptions, mem::{MemFabric, MemOptions}},
-///     operation::Operation, ptr::ServerId,
+///     fabric::{link::ListenOptions, mem::MemOptions},
+///     operation::Operation, ptr::ServerId, server,
 /// };
 /// use farlink_structures::{btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Tree}, map::{self, ops::Scan}};
 ///
-/// let fabric = Arc::new(MemFabric::in_process(1, 16 << 20, MemOptions::default())?);
+/// let fabric = Arc::new(server::in_process(1, 16 << 20, MemOptions::default())?);
 /// let mut registry = Registry::new();
 /// map::register::<Tree>(&mut registry);
 /// // In a cluster of processes, each memory server does this for itself.

@@ -3,10 +3,11 @@
 use farlink_offload::{Admission, CacheOptions, ComputeCache};
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
-    fabric::mem::{MemFabric, MemOptions},
+    fabric::mem::MemOptions,
     one_sided::{OneSided, Proof},
     page::SizeClass,
     ptr::RemotePtr,
+    server::in_process,
     structure::Layout,
 };
 use farlink_structures::btree::{BTree, BTreeLayout, BTreeOptions, KeyRange};
@@ -18,7 +19,7 @@ fn options(page: usize) -> BTreeOptions {
 
 #[test]
 fn no_swizzled_word_reaches_remote_memory() {
-    let cluster = MemFabric::in_process(2, 64 << 20, MemOptions::default()).unwrap();
+    let cluster = in_process(2, 64 << 20, MemOptions::default()).unwrap();
     let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default()).unwrap();
     let cache = ComputeCache::new(BTreeLayout, CacheOptions::new(16 << 20)).unwrap();
     let worker = compute.worker().unwrap();
@@ -50,7 +51,7 @@ fn no_swizzled_word_reaches_remote_memory() {
 
 #[test]
 fn scans_in_a_small_cache_do_not_fail() {
-    let cluster = MemFabric::in_process(2, 64 << 20, MemOptions::default()).unwrap();
+    let cluster = in_process(2, 64 << 20, MemOptions::default()).unwrap();
     let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default()).unwrap();
     let mut all_failed = 0;
     for admission in [Admission::Always, Admission::Frequency, Admission::Probability { leaf: 0.1, inner: 1.0 }] {

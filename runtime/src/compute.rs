@@ -19,7 +19,7 @@ use crate::{
         round::{Board, Member, read_slots},
     },
     error::Error,
-    fabric::{Fabric, Liveness, OwnerClaim},
+    fabric::{Error as FabricError, Fabric, Liveness, OwnerClaim},
     layout::{self, Dynamic, Geometry, SLOTS, SUPERBLOCK_WORDS},
     local_locks::LocalLocks,
     lock::OwnerId,
@@ -189,9 +189,9 @@ impl ComputeServer {
     /// would not hear of a loss. Asks nobody; costs a load while none is lost.
     ///
     /// # Errors
-    /// [`Error::ServerLost`], with a fabric of verbs, for one whose process has ended or which cannot be reached any more.
+    /// [`FabricError::ServerLost`], with a fabric of verbs, for one whose process has ended or which cannot be reached any more.
     pub fn check_servers(&self) -> Result<(), Error> {
-        self.shared.fabric.check_servers()
+        Ok(self.shared.fabric.check_servers()?)
     }
 
     /// The counts of its workers that have been dropped.
@@ -283,7 +283,7 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
         let words: &[u64; SUPERBLOCK_WORDS] = (&*words).try_into().expect("the length that was asked for");
         let geometry = Geometry::read(words, server, fabric.region_bytes(server))?;
         if let Some(first) = all.first().filter(|first| first.cluster != geometry.cluster) {
-            return Err(Error::WrongCluster { server, found: geometry.cluster, expected: first.cluster });
+            return Err(FabricError::WrongCluster { server, found: geometry.cluster, expected: first.cluster }.into());
         }
         if geometry.servers != fabric.servers() {
             let why = format!("it says there are {} memory servers, not {}", geometry.servers, fabric.servers());
@@ -373,7 +373,7 @@ async fn repeat<T>(worker: &Handle, step: impl AsyncFn() -> Result<T, Error>) ->
     let mut attempt = 0;
     loop {
         match step().await {
-            Err(error @ Error::RegistrationRefused { .. }) if attempt < LEAVE_ATTEMPTS_MAX => {
+            Err(Error::Fabric(error @ FabricError::RegistrationRefused { .. })) if attempt < LEAVE_ATTEMPTS_MAX => {
                 tracing::debug!(%error, "tried again");
                 worker.back_off(attempt).await;
                 attempt += 1;

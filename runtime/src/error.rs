@@ -1,34 +1,31 @@
 //! Everything that can go wrong, and what to do about it.
 
-use std::path::PathBuf;
-
 use crate::{
     lock::{LockWord, OwnerId},
     messaging::Refusal,
     page::SizeClass,
     ptr::{PtrError, RemotePtr, ServerId},
+    wire::DecodeError,
 };
 
 /// The error of every fallible function in this crate.
+///
+/// A message states its cause, so no error here is the [source](std::error::Error::source) of another one: whoever prints a
+/// chain of errors prints each cause once.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A fabric failed.
+    #[error(transparent)]
+    Fabric(#[from] farlink_fabric::Error),
+
     /// The operating system refused something.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     Io {
         /// What was tried, with the path.
         what: String,
         /// The system's answer.
-        source: std::io::Error,
-    },
-
-    /// There is no cluster at this path.
-    #[error("no farlink cluster at {}: {why}; start its memory servers with `farlink serve --dir {}`", path.display(), path.display())]
-    NoCluster {
-        /// The directory.
-        path: PathBuf,
-        /// What is missing or wrong there.
-        why: String,
+        cause: std::io::Error,
     },
 
     /// A memory server of the cluster is not running.
@@ -38,15 +35,6 @@ pub enum Error {
         server: ServerId,
         /// What is missing, and how to start it.
         why: String,
-    },
-
-    /// Somebody already serves this region.
-    #[error("memory server {server} of {} is already running; stop it first or choose another --server", path.display())]
-    AlreadyServed {
-        /// The memory server.
-        server: ServerId,
-        /// The cluster's directory.
-        path: PathBuf,
     },
 
     /// The start of a region is not a superblock of farlink's.
@@ -81,17 +69,6 @@ pub enum Error {
         /// Bytes found.
         found: u64,
         /// Bytes stated.
-        expected: u64,
-    },
-
-    /// Two regions belong to different clusters.
-    #[error("memory server {server} belongs to cluster {found:#x}, server 0 to {expected:#x}; do not mix their files")]
-    WrongCluster {
-        /// The memory server.
-        server: ServerId,
-        /// Its cluster.
-        found: u64,
-        /// The cluster of server 0.
         expected: u64,
     },
 
@@ -274,96 +251,18 @@ pub enum Error {
     /// A bulk load found entries in the structure.
     #[error("the structure is not empty; bulk load into a new one, or insert")]
     NotEmpty,
-
-    /// There is no RDMA device that will do.
-    #[error("no {wanted}: {why}")]
-    NoDevice {
-        /// What was asked for.
-        wanted: String,
-        /// What there is instead, and what to do.
-        why: String,
-    },
-
-    /// The system or the device does not let memory be registered.
-    #[error("{device} refuses to register {bytes} bytes: {cause}; {remedy}")]
-    RegistrationRefused {
-        /// How much.
-        bytes: u64,
-        /// The device.
-        device: String,
-        /// The system's answer.
-        cause: std::io::Error,
-        /// What to do.
-        remedy: String,
-    },
-
-    /// Nobody listens at a memory server's address.
-    #[error(
-        "no memory server at {address}: {why}; is it running (`farlink serve --fabric verbs`), and does it --listen on an address that this machine reaches?"
-    )]
-    Unreachable {
-        /// The address.
-        address: String,
-        /// The system's answer.
-        why: String,
-    },
-
-    /// A memory server does not let us in, or is not what it should be.
-    #[error("not connected to the memory server at {address}: {why}; all servers of a cluster need the same secret")]
-    NotAdmitted {
-        /// The address.
-        address: String,
-        /// What happened.
-        why: String,
-    },
-
-    /// A memory server that was there is gone.
-    #[error(
-        "memory server {server} at {address} is lost: {why}; what was under way to it may have taken effect or not; once it runs again, join anew"
-    )]
-    ServerLost {
-        /// The memory server.
-        server: ServerId,
-        /// Its address.
-        address: String,
-        /// What was seen.
-        why: String,
-    },
-
-    /// A request is for memory that no memory server has opened.
-    #[error("{what} at {at} makes no sense: {why}")]
-    BadAddress {
-        /// The operation.
-        what: &'static str,
-        /// The remote address.
-        at: RemotePtr,
-        /// What is wrong with it.
-        why: String,
-    },
-
-    /// A request failed, and with it the connection that it went over. It may have taken effect. The next request goes over
-    /// a new connection.
-    #[error("{what} at {at} failed: {why}; it may have taken effect")]
-    Fabric {
-        /// The operation.
-        what: &'static str,
-        /// The remote address.
-        at: RemotePtr,
-        /// Cause and remedy.
-        why: String,
-    },
 }
 
 impl Error {
     /// Whether a request that failed so may succeed if it is posted again, after it is known whether it took effect or
     /// if that does not matter.
     pub fn may_be_tried_again(&self) -> bool {
-        matches!(self, Self::Fabric { .. })
+        matches!(self, Self::Fabric(error) if error.may_be_tried_again())
     }
 
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
-        move |source| Self::Io { what, source }
+        move |cause| Self::Io { what, cause }
     }
 }
 
@@ -373,12 +272,26 @@ impl From<Box<Self>> for Error {
     }
 }
 
+impl From<Box<farlink_fabric::Error>> for Error {
+    fn from(error: Box<farlink_fabric::Error>) -> Self {
+        Self::Fabric(*error)
+    }
+}
+
+impl From<farlink_fabric::Error> for Box<Error> {
+    fn from(error: farlink_fabric::Error) -> Self {
+        Self::new(error.into())
+    }
+}
+
+impl From<DecodeError> for Error {
+    fn from(error: DecodeError) -> Self {
+        Self::Malformed(error.0)
+    }
+}
+
 impl From<PtrError> for Error {
     fn from(error: PtrError) -> Self {
-        let word = match error {
-            PtrError::Null => 0,
-            PtrError::Swizzled(word) | PtrError::Offset(word) => word,
-        };
-        Self::BadPointer { word, why: error.to_string() }
+        Self::BadPointer { word: error.word(), why: error.to_string() }
     }
 }

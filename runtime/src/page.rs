@@ -17,6 +17,8 @@
 
 use std::fmt;
 
+pub(crate) use farlink_fabric::hash::avalanche;
+
 use crate::{lock::LockWord, ptr::RemotePtr};
 
 /// Position of the lock word.
@@ -164,15 +166,6 @@ fn mix_keyed(keyed: u64) -> u64 {
 #[inline]
 pub fn binding(version: u64) -> u64 {
     avalanche(version)
-}
-
-/// The finalizer of SplitMix64: every bit of the result depends on every bit of the argument.
-#[inline]
-pub(crate) const fn avalanche(word: u64) -> u64 {
-    let mut x = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// The sum of the mixes of the words 2.. of a page; the checksum less its [`binding`].

@@ -15,6 +15,7 @@ use std::{
 use anyhow::ensure;
 use farlink_runtime::{
     error::Error,
+    fabric::Error as FabricError,
     operation::Run,
     worker::{Handle, Worker},
 };
@@ -66,9 +67,8 @@ fn with_the_tide(op: Op, tide_ns: u64, time_ns: u64) -> Op {
 /// because nobody can say what became of it.
 fn is_the_fabrics(error: &Error) -> bool {
     match error {
-        Error::RegistrationRefused { .. } | Error::OutcomeUnknown { .. } | Error::Fabric { what: "CONNECT", .. } => {
-            true
-        }
+        Error::Fabric(FabricError::RegistrationRefused { .. } | FabricError::RequestFailed { what: "CONNECT", .. })
+        | Error::OutcomeUnknown { .. } => true,
         Error::OnServer { why, .. } => why.contains("refuses to register"),
         _ => false,
     }

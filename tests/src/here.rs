@@ -10,7 +10,7 @@ use farlink_runtime::{
         mem::{MemFabric, MemOptions},
     },
     ptr::ServerId,
-    server::LocalMemory,
+    server::{LocalMemory, in_process},
 };
 
 use crate::backend::{Backend, Manners, Place, verbs};
@@ -59,9 +59,7 @@ pub fn start_with(servers: usize, bytes: u64, manners: Manners) -> Result<Arc<dy
 /// If they cannot be had.
 pub fn start(servers: usize, bytes: u64, options: MemOptions) -> Result<Arc<dyn Here>, Error> {
     match Backend::chosen() {
-        Backend::Mem | Backend::MemProcesses => {
-            Ok(Arc::new(OnMemory(Arc::new(MemFabric::in_process(servers, bytes, options)?))))
-        }
+        Backend::Mem | Backend::MemProcesses => Ok(Arc::new(OnMemory(Arc::new(in_process(servers, bytes, options)?)))),
         Backend::Verbs => verbs::start_here(servers, bytes),
     }
 }
@@ -112,10 +110,10 @@ impl Here for OnMemory {
     }
 
     fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
-        self.0.listen(server, options)
+        Ok(self.0.listen(server, options)?)
     }
 
     fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
-        self.0.memory(server)
+        Ok(self.0.memory(server)?)
     }
 }

@@ -20,7 +20,7 @@ use farlink_runtime::{
     operation::Code,
     page::{SizeClass, StructureId},
     ptr::{RemotePtr, ServerId},
-    wire::Wire,
+    wire::{DecodeError, Wire},
 };
 
 use super::Decline;
@@ -46,15 +46,15 @@ impl Wire for CallHeader {
         to.extend([code | u64::from(level), self.structure.0.into(), self.start.map_or(0, |(page, _)| page.raw())]);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         let ([first, structure], start) = ([u64::decode(from)?, u64::decode(from)?], u64::decode(from)?);
         let code = Code { structure: (first >> 32) as u32, operation: (first >> 16) as u16 };
-        let structure = u32::try_from(structure).map_err(|_| Error::Malformed("there is no such structure id"))?;
+        let structure = u32::try_from(structure).map_err(|_| DecodeError("there is no such structure id"))?;
         let level = first as u8;
         if first >> 8 & 0xff != 0 || start == 0 && level != 0 {
-            return Err(Error::Malformed("the header of a shipped operation has bits that mean nothing"));
+            return Err(DecodeError("the header of a shipped operation has bits that mean nothing"));
         }
-        let bad = |_| Error::Malformed("the start page of a shipped operation is no address");
+        let bad = |_| DecodeError("the start page of a shipped operation is no address");
         let start = if start == 0 { None } else { Some((RemotePtr::from_raw(start).map_err(bad)?, level)) };
         Ok(Self { code, structure: StructureId(structure), start })
     }
@@ -118,8 +118,8 @@ impl Wire for Failure {
         }
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let bad = || Error::Malformed("a failure makes no sense");
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        let bad = || DecodeError("a failure makes no sense");
         Ok(match u64::decode(from)? {
             1 => Self::Damaged(RemotePtr::decode(from)?, OwnerId::new(u64::decode(from)?).ok_or_else(bad)?),
             2 => Self::Corrupt(RemotePtr::decode(from)?),
@@ -156,16 +156,16 @@ impl ReplyHeader {
     }
 
     /// Reads it, and how many pages were read.
-    pub(super) fn decode(from: &mut &[u64]) -> Result<(Self, u32), Error> {
+    pub(super) fn decode(from: &mut &[u64]) -> Result<(Self, u32), DecodeError> {
         let first = u64::decode(from)?;
         let header = match (first >> 56) as u8 {
             DONE => Self::Done { changed: Vec::decode(from)? },
             DECLINED => {
                 let why = usize::try_from(u64::decode(from)?).ok().and_then(|why| Decline::ALL.get(why).copied());
-                Self::Declined(why.ok_or(Error::Malformed("an operation was declined for no known reason"))?)
+                Self::Declined(why.ok_or(DecodeError("an operation was declined for no known reason"))?)
             }
             FAILED => Self::Failed(Failure::decode(from)?),
-            _ => return Err(Error::Malformed("nobody knows what became of a shipped operation")),
+            _ => return Err(DecodeError("nobody knows what became of a shipped operation")),
         };
         Ok((header, first as u32))
     }
@@ -173,7 +173,7 @@ impl ReplyHeader {
 
 /// Reads a reply up to the operation's result: for those who try to break it. How many words that leaves.
 #[doc(hidden)]
-pub fn read_reply(mut words: &[u64]) -> Result<usize, Error> {
+pub fn read_reply(mut words: &[u64]) -> Result<usize, DecodeError> {
     ReplyHeader::decode(&mut words).map(|_| words.len())
 }
 

@@ -7,9 +7,9 @@
 //! use std::sync::Arc;
 //! use farlink_runtime::{
 //!     compute::{ComputeOptions, ComputeServer},
-//!     fabric::{link::ListenOptions, mem::{MemFabric, MemOptions}},
+//!     fabric::{link::ListenOptions, mem::MemOptions},
 //!     messaging::{Kind, MessageServer, Priority, Refusal, Request, Responder, ServeMessages, Service},
-//!     ptr::ServerId,
+//!     ptr::ServerId, server,
 //!     wire::decode_all,
 //! };
 //!
@@ -30,7 +30,7 @@
 //! }
 //!
 //! # fn main() -> Result<(), farlink_runtime::error::Error> {
-//! let fabric = MemFabric::in_process(1, 16 << 20, MemOptions::default())?;
+//! let fabric = server::in_process(1, 16 << 20, MemOptions::default())?;
 //! let server = ServerId::new(0).unwrap();
 //! // Across processes: `MemoryServer::listen`, in the process that serves the region.
 //! let listener = fabric.listen(server, &ListenOptions::default())?;

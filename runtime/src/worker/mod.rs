@@ -45,7 +45,7 @@ use crate::{
     compute::Shared,
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
-    fabric::{Capabilities, Completion, Endpoint, Request, Verb},
+    fabric::{Capabilities, Completion, Endpoint, Error as FabricError, Request, Verb},
     local_locks::Taken,
     messaging::{CONNECTION_TICKET, Channels},
     pages::{FreePage, LocalPages},
@@ -114,7 +114,7 @@ impl Inner {
         progress
     }
 
-    pub(crate) fn registered_buffer(&self, words: usize) -> Result<Buffer, Error> {
+    pub(crate) fn registered_buffer(&self, words: usize) -> Result<Buffer, FabricError> {
         // SAFETY: the memory lives as long as `buffers`, which are dropped after the endpoint; only buffers refer to it.
         self.buffers.take(words, |base, words| unsafe { self.endpoint.borrow_mut().register(base, words) })
     }
@@ -410,7 +410,7 @@ impl Handle {
     /// # Errors
     /// If the fabric refuses to register more memory.
     pub fn buffer(&self, words: usize) -> Result<Buffer, Error> {
-        self.0.registered_buffer(words)
+        Ok(self.0.registered_buffer(words)?)
     }
 
     /// Notes that an operation waits once for the fabric, for however many requests.

@@ -11,7 +11,7 @@ use super::{Handle, counters::bump, executor::Executor};
 use crate::{
     buffer::Buffer,
     error::Error,
-    fabric::{Completion, Done, Ticket, Verb},
+    fabric::{Completion, Done, Error as FabricError, Ticket, Verb},
     ptr::RemotePtr,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 enum Slot {
     Free,
     Waiting(Waiter),
-    Done(Result<Done, Box<Error>>),
+    Done(Result<Done, Box<FabricError>>),
     /// The future is gone; the completion frees the slot.
     Abandoned,
 }
@@ -88,7 +88,7 @@ impl InFlight {
         waiter.wake(executor);
     }
 
-    fn poll(&self, index: usize, cx: &Context<'_>, executor: &Executor) -> Poll<Result<Done, Box<Error>>> {
+    fn poll(&self, index: usize, cx: &Context<'_>, executor: &Executor) -> Poll<Result<Done, Box<FabricError>>> {
         let (slots, free) = &mut *self.slots.borrow_mut();
         if let Slot::Waiting(waiter) = &mut slots[index] {
             *waiter = Waiter::of(cx, executor);
@@ -218,7 +218,7 @@ impl<T: FromDone> Future for Posted<T> {
             PostedState::Pending { handle, slot, again } => loop {
                 match handle.in_flight().poll(*slot, cx, handle.executor()) {
                     Poll::Ready(Ok(done)) => break Ok(T::from_done(done)),
-                    Poll::Ready(Err(error)) => match T::post_again(handle, *again, error) {
+                    Poll::Ready(Err(error)) => match T::post_again(handle, *again, Box::new((*error).into())) {
                         Ok(posted) => *slot = posted,
                         Err(error) => break Err(error),
                     },

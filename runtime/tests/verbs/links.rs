@@ -4,9 +4,8 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use farlink_runtime::{
     clock::Clock,
-    error::Error,
     fabric::{
-        Endpoint, Fabric, Request, Ticket, Verb,
+        Endpoint, Error, Fabric, Request, Ticket, Verb,
         link::{Change, LinkState, ListenOptions, Listener, OpenMemory, PeerId, Port, far},
         verbs::{VerbsFabric, VerbsServer},
     },
@@ -149,7 +148,7 @@ fn opened_memory_takes_writes_and_no_atomics() {
     assert!(worker.one(outside, Verb::WriteWord(1)).unwrap_err().to_string().contains("not inside"));
     worker.one(outside - 8, Verb::WriteWord(9)).unwrap();
     let refused = worker.one(0, Verb::CompareSwap { expected: 7, new: 9 }).unwrap_err();
-    assert!(matches!(*refused, Error::Fabric { .. }), "{refused}");
+    assert!(matches!(*refused, Error::RequestFailed { .. }), "{refused}");
     assert_eq!(memory[0].load(Ordering::Acquire), 7);
     // It has cost the link, and the worker knows.
     assert_eq!(worker.endpoint.link_state(server()), LinkState::Dismissed);

@@ -7,10 +7,9 @@
 
 use farlink_runtime::{
     access::{Access, Cause, Interrupt, PageRef, Start},
-    error::Error,
     operation::{Code, Operation},
     ptr::{Link, RemotePtr},
-    wire::Wire,
+    wire::{DecodeError, Wire},
 };
 
 use super::{
@@ -35,7 +34,7 @@ impl Wire for Install {
         to.extend([self.separator, self.page.raw()]);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         Ok(Self { separator: u64::decode(from)?, page: RemotePtr::decode(from)? })
     }
 }

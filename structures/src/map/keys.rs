@@ -1,6 +1,9 @@
 //! Ranges of keys.
 
-use farlink_runtime::{error::Error, structure::Overlap, wire::Wire};
+use farlink_runtime::{
+    structure::Overlap,
+    wire::{DecodeError, Wire},
+};
 
 /// The keys from `low` up to, not including, `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +50,7 @@ impl Wire for KeyRange {
         self.high.encode(to);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         Ok(Self { low: u64::decode(from)?, high: Option::decode(from)? })
     }
 }

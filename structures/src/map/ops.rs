@@ -8,7 +8,7 @@ use farlink_runtime::{
     operation::{Code, Cut, Operation, Parts, Routed},
     ptr::RemotePtr,
     structure::Layout,
-    wire::Wire,
+    wire::{DecodeError, Wire},
 };
 
 use super::{KeyRange, OrderedMap};
@@ -42,12 +42,12 @@ impl Wire for PutMode {
         to.push(*self as u64);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         match u64::decode(from)? {
             0 => Ok(Self::Insert),
             1 => Ok(Self::Update),
             2 => Ok(Self::Upsert),
-            _ => Err(Error::Malformed("a put has no such mode")),
+            _ => Err(DecodeError("a put has no such mode")),
         }
     }
 }
@@ -248,9 +248,9 @@ impl<S> Wire for Locate<S> {
         to.extend([self.key, self.level.into()]);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         let (key, level) = <(u64, u64)>::decode(from)?;
-        let level = u8::try_from(level).map_err(|_| Error::Malformed("there is no such level"))?;
+        let level = u8::try_from(level).map_err(|_| DecodeError("there is no such level"))?;
         Ok(Self { key, level, of: PhantomData })
     }
 }
@@ -346,7 +346,7 @@ impl<S> Wire for Get<S> {
         self.key.encode(to);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         Ok(Self { key: u64::decode(from)?, of: PhantomData })
     }
 }
@@ -356,13 +356,13 @@ impl<S> Wire for Put<S> {
         to.extend([self.key, self.value, self.mode as u64]);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         let (key, value) = <(u64, u64)>::decode(from)?;
         let mode = match u64::decode(from)? {
             0 => PutMode::Insert,
             1 => PutMode::Update,
             2 => PutMode::Upsert,
-            _ => return Err(Error::Malformed("a put has no such mode")),
+            _ => return Err(DecodeError("a put has no such mode")),
         };
         Ok(Self { key, value, mode, of: PhantomData })
     }
@@ -373,7 +373,7 @@ impl<S> Wire for Remove<S> {
         self.key.encode(to);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         Ok(Self { key: u64::decode(from)?, of: PhantomData })
     }
 }
@@ -383,7 +383,7 @@ impl<S> Wire for Scan<S> {
         to.extend([self.low, self.high, self.limit, u64::from(self.descending)]);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         let ((low, high), (limit, descending)) = <((u64, u64), (u64, bool))>::decode(from)?;
         Ok(Self { low, high, limit, descending, of: PhantomData })
     }
@@ -394,7 +394,7 @@ impl<S> Wire for Count<S> {
         to.extend([self.low, self.limit]);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         let (low, limit) = <(u64, u64)>::decode(from)?;
         Ok(Self { low, limit, of: PhantomData })
     }

@@ -26,7 +26,7 @@ use farlink_runtime::{
         link::Listener,
         mem::{MemFabric, MemOptions},
     },
-    server::MemoryServer,
+    server::{MemoryServer, in_process},
 };
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -295,7 +295,7 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         anyhow::ensure!(threads == 0 || backend != Backend::Mem, "{backend} does not ship operations here");
         if backend == Backend::Mem {
-            let fabric = manners.wrap(Arc::new(MemFabric::in_process(servers, bytes, manners.options())?));
+            let fabric = manners.wrap(Arc::new(in_process(servers, bytes, manners.options())?));
             return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
         }
         let dir = cluster::scratch()?;

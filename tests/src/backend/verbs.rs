@@ -39,7 +39,7 @@ mod built_in {
     }
 
     fn start(server: usize, servers: usize, bytes: u64, secret: &str) -> Result<VerbsServer, Error> {
-        VerbsServer::start(&VerbsServeOptions {
+        farlink_runtime::server::serve_verbs(&VerbsServeOptions {
             server,
             servers,
             bytes,
@@ -90,7 +90,7 @@ mod built_in {
         }
 
         fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
-            self.server(server)?.listen(options)
+            Ok(self.server(server)?.listen(options)?)
         }
 
         fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {

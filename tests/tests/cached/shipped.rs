@@ -10,9 +10,10 @@ use farlink_offload::{
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
-    fabric::{Fabric, link::ListenOptions, mem::MemFabric},
+    fabric::{Fabric, link::ListenOptions},
     operation::Operation,
     ptr::ServerId,
+    server::in_process,
     structure::{Placed, Spread},
 };
 use farlink_structures::{
@@ -53,7 +54,7 @@ impl Served {
         spread: Spread,
         options: &ShipOptions,
     ) -> Self {
-        let mem = Arc::new(MemFabric::in_process(servers, 16 << 20, manners.options()).unwrap());
+        let mem = Arc::new(in_process(servers, 16 << 20, manners.options()).unwrap());
         let fabric: Arc<dyn Fabric> = mem.clone();
         let placed = Placed { spread, root: None };
         cluster::create_at::<Tree>(&fabric, TREE, 256, farlink_runtime::one_sided::Proof::Checksum, placed).unwrap();

@@ -13,7 +13,10 @@ use std::{
 
 use farlink_runtime::{
     error::Error,
-    fabric::link::{ListenOptions, Listener},
+    fabric::{
+        Error as FabricError,
+        link::{ListenOptions, Listener},
+    },
     messaging::{MessageServer, Priority, ServeMessages, Wait},
     server::MemoryServer,
 };
@@ -294,7 +297,14 @@ fn a_server_that_is_killed_in_mid_request() {
         let outcome = lost.await;
         assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
         let missing = channel.request_words(ECHO, &[3], Priority::Latency).await.map(drop);
-        assert!(matches!(missing, Err(Error::ServerMissing { .. } | Error::ServerLost { .. })), "{missing:?}");
+        assert!(
+            matches!(
+                missing,
+                Err(Error::ServerMissing { .. }
+                    | Error::Fabric(FabricError::ServerMissing { .. } | FabricError::ServerLost { .. }))
+            ),
+            "{missing:?}"
+        );
         if Backend::chosen() == Backend::Verbs {
             // Its memory is gone with it.
             return;

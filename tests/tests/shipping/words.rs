@@ -6,12 +6,12 @@ use std::{sync::Arc, time::Duration};
 use farlink_offload::ship::{Answer, Decline, From, Registry, ShipOptions, ShipServer, Shipper};
 use farlink_runtime::{
     access::{Access, Interrupt, Start},
-    error::Error,
-    fabric::{link::ListenOptions, mem::MemFabric},
+    fabric::link::ListenOptions,
     operation::{Code, Operation},
     ptr::{RemotePtr, ServerId},
+    server::in_process,
     structure::{Layout, Spread},
-    wire::Wire,
+    wire::{DecodeError, Wire},
 };
 use farlink_structures::{
     btree::{BTree, BTreeLayout, BTreeOptions},
@@ -36,7 +36,7 @@ impl Wire for Word {
         self.swap.map(|(_, new)| new).encode(to);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         let at = RemotePtr::decode(from)?;
         let (old, new) = (Option::decode(from)?, Option::decode(from)?);
         Ok(Self { at, swap: old.zip(new) })
@@ -64,7 +64,7 @@ impl Operation for Word {
 #[test]
 fn words_of_other_servers_are_left_alone() {
     let _watch = Watchdog::start("words", Duration::from_secs(60));
-    let fabric = Arc::new(MemFabric::in_process(2, 8 << 20, FAST).unwrap());
+    let fabric = Arc::new(in_process(2, 8 << 20, FAST).unwrap());
     let mut registry = Registry::new();
     registry.add::<Word>();
     let start = |server: u16| {

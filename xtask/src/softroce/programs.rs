@@ -57,7 +57,7 @@ fn is_script(path: &Path) -> Result<bool> {
 }
 
 /// Packages with programs or tests that run on verbs.
-const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
+const PACKAGES: [&str; 4] = ["farlink-fabric", "farlink-runtime", "farlink-tests", "farlink"];
 /// Tests with which the programs come: a small one of each package that has some.
 const WITH_PROGRAMS: [&str; 2] = ["fabric", "program"];
 /// The tests of memory, and of messages.

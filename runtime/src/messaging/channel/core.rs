@@ -6,7 +6,7 @@ use super::ChannelOptions;
 use crate::{
     buffer::Buffer,
     error::Error,
-    fabric::{Capabilities, Request},
+    fabric::{Capabilities, Error as FabricError, Request},
     messaging::{
         CHUNK_WORDS, Priority, WINDOW,
         connection::{Broken, Carrier, Connection, HowToSend, Source},
@@ -123,7 +123,7 @@ pub(super) struct WorkerCarrier<'a> {
 }
 
 impl Carrier for WorkerCarrier<'_> {
-    fn buffer(&mut self, words: usize) -> Result<Buffer, Error> {
+    fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError> {
         self.inner.registered_buffer(words)
     }
 

@@ -101,7 +101,7 @@ impl Reply {
     /// # Errors
     /// [`Error::Malformed`] if it is none of this type.
     pub fn decode<T: Wire>(&self) -> Result<T, Error> {
-        decode_all(self.words())
+        Ok(decode_all(self.words())?)
     }
 }
 

@@ -26,9 +26,8 @@ use super::{
 };
 use crate::{
     buffer::Buffer,
-    error::Error,
     fabric::{
-        Completion, Done, Request, Ticket, Verb,
+        Completion, Done, Error as FabricError, Request, Ticket, Verb,
         link::{OpenMemory, far},
     },
     ptr::{RemotePtr, ServerId},
@@ -44,7 +43,7 @@ pub(crate) enum Broken {
     /// By what the other side has done.
     Flaw(Flaw),
     /// A request failed.
-    Failed(Box<Error>),
+    Failed(Box<FabricError>),
 }
 
 impl From<Flaw> for Broken {
@@ -65,7 +64,7 @@ impl std::fmt::Display for Broken {
 /// What a link needs of its owner: registered buffers, and a way to the doorbell.
 pub(crate) trait Carrier {
     /// A registered buffer of so many words.
-    fn buffer(&mut self, words: usize) -> Result<Buffer, Error>;
+    fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError>;
     /// Posts a request with the next doorbell.
     fn post(&mut self, request: Request);
     /// An empty vector for a message.
@@ -155,7 +154,7 @@ pub(crate) struct Connection {
     pool: Pool,
     ops: Vec<Op>,
     free_ops: Vec<u32>,
-    failed: Option<Box<Error>>,
+    failed: Option<Box<FabricError>>,
     /// Held messages that it has copied whole, for the owner to take.
     pub(crate) sent: Vec<u64>,
     /// Payload words that came and went: for statistics.

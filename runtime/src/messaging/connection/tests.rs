@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::*;
+use crate::fabric::region::Region;
+use crate::server::in_process;
 use crate::{
     buffer::Buffers,
     clock::Clock,
@@ -34,7 +36,7 @@ enum Side {
 }
 
 impl Carrier for Posts<'_> {
-    fn buffer(&mut self, words: usize) -> Result<Buffer, Error> {
+    fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError> {
         self.buffers.take(words, |_, _| Ok(Default::default()))
     }
 
@@ -70,7 +72,8 @@ struct Pair {
 
 impl Pair {
     fn new(eager_words: usize, link_bytes: usize) -> Self {
-        let fabric = MemFabric::in_process(1, 2 << 20, MemOptions::default()).unwrap();
+        let region = Region::anonymous(2 << 20).unwrap();
+        let fabric = MemFabric::in_process(vec![region], MemOptions::default());
         let id = ServerId::new(0).unwrap();
         let listener = fabric.listen(id, &ListenOptions { link_bytes, ..ListenOptions::default() }).unwrap();
         let mut port = listener.port(0, 1, Clock::monotonic()).unwrap();
@@ -254,7 +257,7 @@ fn the_memory_server_is_told_how_to_send() {
 /// What a channel's options say reaches the memory server once the link is up.
 #[test]
 fn a_channel_tells_the_memory_server_how_to_send() {
-    let fabric = MemFabric::in_process(1, 2 << 20, MemOptions::default()).unwrap();
+    let fabric = in_process(1, 2 << 20, MemOptions::default()).unwrap();
     let id = ServerId::new(0).unwrap();
     let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
     let mut port = listener.port(0, 1, Clock::monotonic()).unwrap();

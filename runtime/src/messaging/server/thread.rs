@@ -10,9 +10,8 @@ use super::{
 use crate::{
     buffer::{Buffer, Buffers},
     clock::Clock,
-    error::Error,
     fabric::{
-        Completion, Request as Post,
+        Completion, Error as FabricError, Request as Post,
         link::{Change, PeerId, Port},
     },
     messaging::{
@@ -43,7 +42,7 @@ pub(super) struct PortCarrier<'a> {
 }
 
 impl Carrier for PortCarrier<'_> {
-    fn buffer(&mut self, words: usize) -> Result<Buffer, Error> {
+    fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError> {
         // SAFETY: the memory lives as long as the thread's `buffers`, which are dropped after its port; only buffers refer to it.
         self.buffers.take(words, |base, words| unsafe { self.port.register(base, words) })
     }
