@@ -25,7 +25,8 @@ use std::{
 use farlink_runtime::{
     access::{Access, Cause, Interrupt, Start},
     error::Error,
-    messaging::Refusal,
+    fabric::Error as FabricError,
+    messaging::{Error as MessagingError, Refusal},
     operation::{Code, Operation, Routed, Run, retry},
     ptr::ServerId,
     structure::{Layout, Structure},
@@ -307,12 +308,15 @@ impl<T: Layout> Shared<T> {
                 self.count(|counts| counts.came_back += 1);
                 Ok(None)
             }
-            Err(error @ (Error::ServerMissing { .. } | Error::Refused { why: Refusal::UnknownKind, .. })) => {
+            Err(
+                error @ (Error::Fabric(FabricError::ServerMissing { .. })
+                | Error::Messaging(MessagingError::Refused { why: Refusal::UnknownKind, .. })),
+            ) => {
                 tracing::warn!(server = %at.server(), %error, "no operations are shipped there any more");
                 self.without.borrow_mut().push(at.server());
                 Ok(None)
             }
-            Err(error @ Error::OutcomeUnknown { .. }) if O::READS_ONLY => {
+            Err(error @ Error::Messaging(MessagingError::OutcomeUnknown { .. })) if O::READS_ONLY => {
                 tracing::debug!(page = %at, %error, "an operation that only reads is done here instead");
                 Ok(None)
             }

@@ -2,7 +2,6 @@
 
 use crate::{
     lock::{LockWord, OwnerId},
-    messaging::Refusal,
     page::SizeClass,
     ptr::{PtrError, RemotePtr, ServerId},
     wire::DecodeError,
@@ -19,6 +18,10 @@ pub enum Error {
     #[error(transparent)]
     Fabric(#[from] farlink_fabric::Error),
 
+    /// A request to a memory server failed.
+    #[error(transparent)]
+    Messaging(farlink_messaging::Error),
+
     /// The operating system refused something.
     #[error("{what}: {cause}")]
     Io {
@@ -26,15 +29,6 @@ pub enum Error {
         what: String,
         /// The system's answer.
         cause: std::io::Error,
-    },
-
-    /// A memory server of the cluster is not running.
-    #[error("memory server {server} is not running: {why}")]
-    ServerMissing {
-        /// The memory server.
-        server: ServerId,
-        /// What is missing, and how to start it.
-        why: String,
     },
 
     /// The start of a region is not a superblock of farlink's.
@@ -206,34 +200,12 @@ pub enum Error {
     #[error("malformed message: {0}")]
     Malformed(&'static str),
 
-    /// A memory server did not carry out a request.
-    #[error("memory server {server} refused a request of kind {kind}: {why}")]
-    Refused {
-        /// The memory server.
-        server: ServerId,
-        /// The request's kind.
-        kind: u32,
-        /// Why.
-        why: Refusal,
-    },
-
     /// An operation failed on the memory server that it was sent to.
     #[error("on memory server {server}: {why}")]
     OnServer {
         /// The memory server.
         server: ServerId,
         /// What the operation failed with there.
-        why: String,
-    },
-
-    /// A memory server was lost in mid-request.
-    #[error(
-        "memory server {server} was lost in mid-request: {why}; the request was carried out once or not at all: read to find out which"
-    )]
-    OutcomeUnknown {
-        /// The memory server.
-        server: ServerId,
-        /// What is known.
         why: String,
     },
 
@@ -257,7 +229,11 @@ impl Error {
     /// Whether a request that failed so may succeed if it is posted again, after it is known whether it took effect or
     /// if that does not matter.
     pub fn may_be_tried_again(&self) -> bool {
-        matches!(self, Self::Fabric(error) if error.may_be_tried_again())
+        match self {
+            Self::Fabric(error) => error.may_be_tried_again(),
+            Self::Messaging(error) => error.may_be_tried_again(),
+            _ => false,
+        }
     }
 
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
@@ -281,6 +257,21 @@ impl From<Box<farlink_fabric::Error>> for Error {
 impl From<farlink_fabric::Error> for Box<Error> {
     fn from(error: farlink_fabric::Error) -> Self {
         Self::new(error.into())
+    }
+}
+
+impl From<farlink_messaging::Error> for Error {
+    /// What a fabric failed with, and what a service failed with, is found where it is found without messages in between.
+    fn from(error: farlink_messaging::Error) -> Self {
+        match error {
+            farlink_messaging::Error::Fabric(error) => Self::Fabric(error),
+            farlink_messaging::Error::Malformed(error) => error.into(),
+            farlink_messaging::Error::Service(error) => match error.downcast() {
+                Ok(error) => *error,
+                Err(error) => Self::Messaging(farlink_messaging::Error::Service(error)),
+            },
+            error => Self::Messaging(error),
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 //! - [`layout`], [`server`]: a memory server's region, and the process that serves it.
 //! - [`compute`], [`epoch`], [`pages`]: a compute server's membership, the reuse of freed pages, allocation.
 //! - [`worker`]: one thread with many operations in flight.
-//! - [`messaging`]: requests that a memory server's threads answer.
+//! - [`messaging`], a crate of its own: requests that a memory server's threads answer.
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
@@ -31,7 +31,6 @@ pub mod epoch;
 pub mod error;
 pub mod layout;
 pub mod local_locks;
-pub mod messaging;
 pub mod one_sided;
 pub mod operation;
 pub mod page;
@@ -42,3 +41,4 @@ pub mod worker;
 
 pub use farlink_fabric as fabric;
 pub use farlink_fabric::{buffer, clock, lock, ptr, sync, wire, words};
+pub use farlink_messaging as messaging;

@@ -10,6 +10,7 @@ use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
     fabric::{Error as FabricError, Fabric, mem::MemOptions},
+    messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
     server::ServeOptions,
     structure::Placed,
@@ -98,7 +99,10 @@ const AGAIN_MAX: usize = 50;
 
 /// Whether a fabric that fails now and then is to blame.
 fn is_passing(error: &Error) -> bool {
-    let is_message = matches!(error, Error::OutcomeUnknown { .. } | Error::ServerMissing { .. });
+    let is_message = matches!(
+        error,
+        Error::Messaging(MessagingError::OutcomeUnknown { .. }) | Error::Fabric(FabricError::ServerMissing { .. })
+    );
     let Error::Fabric(error) = error else { return is_message };
     matches!(
         error,

@@ -16,6 +16,7 @@ use anyhow::ensure;
 use farlink_runtime::{
     error::Error,
     fabric::Error as FabricError,
+    messaging::Error as MessagingError,
     operation::Run,
     worker::{Handle, Worker},
 };
@@ -68,7 +69,7 @@ fn with_the_tide(op: Op, tide_ns: u64, time_ns: u64) -> Op {
 fn is_the_fabrics(error: &Error) -> bool {
     match error {
         Error::Fabric(FabricError::RegistrationRefused { .. } | FabricError::RequestFailed { what: "CONNECT", .. })
-        | Error::OutcomeUnknown { .. } => true,
+        | Error::Messaging(MessagingError::OutcomeUnknown { .. }) => true,
         Error::OnServer { why, .. } => why.contains("refuses to register"),
         _ => false,
     }

@@ -95,7 +95,7 @@ fn fuzz(seconds: u64, seed: Option<u64>, filter: Option<&str>) -> Result<()> {
 }
 
 /// What Miri runs: code without files, sockets and large memory, which is where the unsafe code of these crates is.
-const MIRI_PACKAGES: [&str; 3] = ["farlink-fabric", "farlink-runtime", "farlink-structures"];
+const MIRI_PACKAGES: [&str; 4] = ["farlink-fabric", "farlink-messaging", "farlink-runtime", "farlink-structures"];
 /// Its tests leave out by themselves what is about files and the system's memory, and are small under Miri.
 const MIRI_CACHE: [&str; 4] = ["--package", "farlink-cache", "--lib", "--tests"];
 /// What it leaves out: files, for which there is no unsafe code and which Miri knows only in part.

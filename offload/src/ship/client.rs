@@ -4,7 +4,7 @@ use std::{cell::RefCell, fmt, rc::Rc};
 
 use farlink_runtime::{
     error::Error,
-    messaging::{Channel, Load, Priority},
+    messaging::{Channel, Error as MessagingError, Load, Priority},
     operation::Operation,
     ptr::{RemotePtr, ServerId},
     structure::{Layout, Structure},
@@ -107,8 +107,8 @@ impl Shipper {
     /// its way, and nobody learns which pages it has changed.
     ///
     /// # Errors
-    /// What the operation failed with; [`Error::Refused`] if the memory server knows no such operation or structure;
-    /// [`Error::ServerMissing`] if it takes no messages; [`Error::OutcomeUnknown`] if it was lost in mid-request.
+    /// What the operation failed with; [`MessagingError::Refused`] if the memory server knows no such operation or structure;
+    /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages; [`MessagingError::OutcomeUnknown`] if it was lost in mid-request.
     pub async fn ship<O: Operation>(
         &self,
         operation: &O,
@@ -146,7 +146,9 @@ impl Shipper {
     /// As [`Shipper::ship`].
     pub async fn ship_whole<O: Operation>(&self, operation: &O) -> Result<O::Output, Error> {
         let answer = match self.ship(operation, From::Root).await {
-            Err(Error::OutcomeUnknown { .. }) if O::READS_ONLY => self.ship(operation, From::Root).await,
+            Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) if O::READS_ONLY => {
+                self.ship(operation, From::Root).await
+            }
             answer => answer,
         };
         match answer? {
@@ -159,7 +161,7 @@ impl Shipper {
     /// server takes some milliseconds.
     ///
     /// # Errors
-    /// [`Error::ServerMissing`] if it takes no messages.
+    /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages.
     pub async fn connect(&self, server: ServerId) -> Result<(), Error> {
         self.channel(server).await.map(drop)
     }

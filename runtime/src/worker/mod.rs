@@ -10,6 +10,7 @@
 
 pub(crate) mod counters;
 pub(crate) mod executor;
+mod messages;
 pub(crate) mod ops;
 pub mod remote;
 
@@ -47,7 +48,7 @@ use crate::{
     error::Error,
     fabric::{Capabilities, Completion, Endpoint, Error as FabricError, Request, Verb},
     local_locks::Taken,
-    messaging::{CONNECTION_TICKET, Channels},
+    messaging::{CONNECTION_TICKET, Channels, Tasks},
     pages::{FreePage, LocalPages},
     ptr::RemotePtr,
     sync::{Arc, yield_thread},
@@ -249,7 +250,7 @@ impl Drop for Worker {
         self.finish_critical();
         inner.executor.drop_tasks();
         inner.ended.set(true);
-        inner.channels.close(inner);
+        inner.channels.close(&**inner);
         inner.pages.give_back(&inner.compute);
         inner.epoch.retire(&inner.compute.epoch);
         if inner.counted {
@@ -511,10 +512,6 @@ impl Handle {
 
     pub(crate) fn pages(&self) -> &LocalPages {
         &self.0.pages
-    }
-
-    pub(crate) fn inner(&self) -> &Inner {
-        &self.0
     }
 
     fn executor(&self) -> &Executor {

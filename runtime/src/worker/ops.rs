@@ -4,7 +4,7 @@ use std::{
     cell::RefCell,
     future::Future,
     pin::Pin,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
 use super::{Handle, counters::bump, executor::Executor};
@@ -12,43 +12,18 @@ use crate::{
     buffer::Buffer,
     error::Error,
     fabric::{Completion, Done, Error as FabricError, Ticket, Verb},
+    messaging::Waiter,
     ptr::RemotePtr,
 };
 
 #[derive(Debug)]
 enum Slot {
     Free,
-    Waiting(Waiter),
+    /// With whom the completion makes ready.
+    Waiting(Option<Waiter>),
     Done(Result<Done, Box<FabricError>>),
     /// The future is gone; the completion frees the slot.
     Abandoned,
-}
-
-/// Whom a completion makes ready.
-#[derive(Debug)]
-pub(crate) enum Waiter {
-    Nobody,
-    /// A task of the worker, by its number: cheaper than its waker.
-    Task(usize),
-    Waker(Waker),
-}
-
-impl Waiter {
-    /// Whoever is being polled with this context.
-    pub(crate) fn of(cx: &Context<'_>, executor: &Executor) -> Self {
-        match executor.task_of(cx.waker()) {
-            Some(task) => Self::Task(task),
-            None => Self::Waker(cx.waker().clone()),
-        }
-    }
-
-    pub(crate) fn wake(self, executor: &Executor) {
-        match self {
-            Self::Nobody => {}
-            Self::Task(index) => executor.set_ready(index),
-            Self::Waker(waker) => waker.wake(),
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -61,11 +36,11 @@ impl InFlight {
         let (slots, free) = &mut *self.slots.borrow_mut();
         match free.pop() {
             Some(index) => {
-                slots[index] = Slot::Waiting(Waiter::Nobody);
+                slots[index] = Slot::Waiting(None);
                 index
             }
             None => {
-                slots.push(Slot::Waiting(Waiter::Nobody));
+                slots.push(Slot::Waiting(None));
                 slots.len() - 1
             }
         }
@@ -80,18 +55,20 @@ impl InFlight {
                 Slot::Abandoned => {
                     slots[index] = Slot::Free;
                     free.push(index);
-                    Waiter::Nobody
+                    None
                 }
                 Slot::Free | Slot::Done(_) => unreachable!("an endpoint completes each request once"),
             }
         };
-        waiter.wake(executor);
+        if let Some(waiter) = waiter {
+            waiter.wake(executor);
+        }
     }
 
     fn poll(&self, index: usize, cx: &Context<'_>, executor: &Executor) -> Poll<Result<Done, Box<FabricError>>> {
         let (slots, free) = &mut *self.slots.borrow_mut();
         if let Slot::Waiting(waiter) = &mut slots[index] {
-            *waiter = Waiter::of(cx, executor);
+            *waiter = Some(Waiter::of(cx, executor));
             return Poll::Pending;
         }
         let Slot::Done(outcome) = std::mem::replace(&mut slots[index], Slot::Free) else {

@@ -11,6 +11,7 @@ use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
     fabric::{Fabric, link::ListenOptions},
+    messaging::Error as MessagingError,
     operation::Operation,
     ptr::ServerId,
     server::in_process,
@@ -467,7 +468,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
             let mut unknown = 0;
             for upsert in upserts {
                 match upsert.await {
-                    Err(Error::OutcomeUnknown { .. }) => unknown += 1,
+                    Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) => unknown += 1,
                     outcome => assert!(outcome.unwrap().is_some()),
                 }
             }
@@ -516,7 +517,7 @@ fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_don
         assert_eq!(get.await.unwrap(), Some(500));
         assert_eq!((scan.await.unwrap(), back.await.unwrap()), (Some(3039), Some(17_961)));
         for lost in [put.await, updated.await, removed.await] {
-            assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
+            assert!(matches!(lost, Err(Error::Messaging(MessagingError::OutcomeUnknown { .. }))), "{lost:?}");
         }
         assert_eq!(behind.await.unwrap(), Some(7001));
         // It had carried them out.

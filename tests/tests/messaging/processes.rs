@@ -12,12 +12,11 @@ use std::{
 };
 
 use farlink_runtime::{
-    error::Error,
     fabric::{
         Error as FabricError,
         link::{ListenOptions, Listener},
     },
-    messaging::{MessageServer, Priority, ServeMessages, Wait},
+    messaging::{Error as MessagingError, MessageServer, Priority, ServeMessages, Wait},
     server::MemoryServer,
 };
 use farlink_tests::{
@@ -295,13 +294,12 @@ fn a_server_that_is_killed_in_mid_request() {
         }
         serving.kill();
         let outcome = lost.await;
-        assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Err(MessagingError::OutcomeUnknown { .. })), "{outcome:?}");
         let missing = channel.request_words(ECHO, &[3], Priority::Latency).await.map(drop);
         assert!(
             matches!(
                 missing,
-                Err(Error::ServerMissing { .. }
-                    | Error::Fabric(FabricError::ServerMissing { .. } | FabricError::ServerLost { .. }))
+                Err(MessagingError::Fabric(FabricError::ServerMissing { .. } | FabricError::ServerLost { .. }))
             ),
             "{missing:?}"
         );

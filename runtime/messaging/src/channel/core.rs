@@ -2,20 +2,15 @@
 
 use std::{collections::VecDeque, rc::Rc};
 
-use super::ChannelOptions;
+use super::{ChannelOptions, Host, Waiter};
 use crate::{
-    buffer::Buffer,
+    connection::{Broken, Carrier, Connection, HowToSend, Source},
     error::Error,
-    fabric::{Capabilities, Error as FabricError, Request},
-    messaging::{
-        CHUNK_WORDS, Priority, WINDOW,
-        connection::{Broken, Carrier, Connection, HowToSend, Source},
-        message::{FromServer, read_from_server},
-        spare::Spare,
-    },
-    ptr::ServerId,
-    worker::{Inner, counters::add, ops::Waiter},
+    message::{FromServer, read_from_server},
+    protocol::{CHUNK_WORDS, Priority, WINDOW},
+    spare::Spare,
 };
+use farlink_fabric::{Capabilities, Error as FabricError, Request, buffer::Buffer, ptr::ServerId};
 
 /// Best-effort replies that one exchange takes, and their words.
 const BEST_EFFORT_MAX: usize = 64;
@@ -39,7 +34,7 @@ impl Failure {
     pub(super) fn into_error(self, server: ServerId) -> Error {
         match self {
             Self::Unknown(why) => Error::OutcomeUnknown { server, why: why.to_string() },
-            Self::Missing(why) => Error::ServerMissing { server, why: why.to_string() },
+            Self::Missing(why) => FabricError::ServerMissing { server, why: why.to_string() }.into(),
         }
     }
 }
@@ -118,17 +113,17 @@ impl Source for Slots {
 
 /// What links need of their worker.
 pub(super) struct WorkerCarrier<'a> {
-    inner: &'a Inner,
+    host: &'a dyn Host,
     spare: &'a mut Spare,
 }
 
 impl Carrier for WorkerCarrier<'_> {
     fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError> {
-        self.inner.registered_buffer(words)
+        self.host.buffer(words)
     }
 
     fn post(&mut self, request: Request) {
-        self.inner.outbox.borrow_mut().push(request);
+        self.host.post(request);
     }
 
     fn vector(&mut self) -> Vec<u64> {
@@ -161,16 +156,16 @@ impl Core {
     }
 
     /// Receives and sends.
-    pub(super) fn exchange(&mut self, inner: &Inner) -> Result<(), Broken> {
+    pub(super) fn exchange(&mut self, host: &dyn Host) -> Result<(), Broken> {
         for priority in Priority::ALL {
             let (mut taken, mut words) = (0, 0);
             loop {
                 let Some(link) = &mut self.link else { return Ok(()) };
-                let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
+                let carrier = &mut WorkerCarrier { host, spare: &mut self.spare };
                 let Some(message) = link.receive(priority, carrier)? else { break };
                 taken += 1;
                 words += message.len();
-                self.take_message(inner, message);
+                self.take_message(host, message);
                 let enough = taken == BEST_EFFORT_MAX || words >= BEST_EFFORT_WORDS_MAX;
                 if priority == Priority::BestEffort && enough {
                     self.dirty = true;
@@ -179,29 +174,29 @@ impl Core {
             }
         }
         let Some(link) = &mut self.link else { return Ok(()) };
-        let carrier = &mut WorkerCarrier { inner, spare: &mut self.spare };
+        let carrier = &mut WorkerCarrier { host, spare: &mut self.spare };
         if self.phase == Phase::Up {
             self.dirty |= link.send_out(&self.slots, carrier)?.owes;
             link.sent.clear();
         }
         link.release(carrier);
         let moved = std::mem::take(&mut link.words_moved);
-        add(&inner.counters.bytes, moved * 8);
+        host.count_bytes(moved * 8);
         Ok(())
     }
 
-    fn take_message(&mut self, inner: &Inner, message: Vec<u64>) {
+    fn take_message(&mut self, host: &dyn Host, message: Vec<u64>) {
         match read_from_server(&message) {
             Ok(FromServer::Reply(reply)) => {
                 let sequence = reply.sequence;
                 let in_window = self.lowest <= sequence && sequence < self.next;
                 if in_window && matches!(self.slots.of(sequence).progress, Progress::Sent) {
                     self.fruitless = 0;
-                    self.settle(inner, sequence, Progress::Answered(message));
+                    self.settle(host, sequence, Progress::Answered(message));
                     return;
                 }
             }
-            Ok(FromServer::Welcome { server, resumed }) => self.welcome(inner, server, resumed),
+            Ok(FromServer::Welcome { server, resumed }) => self.welcome(host, server, resumed),
             Ok(FromServer::Complaint(_)) => self.complaints += 1,
             Err(why) => {
                 tracing::warn!(%why, "a malformed message of the memory server");
@@ -215,7 +210,7 @@ impl Core {
         self.spare.put(message);
     }
 
-    fn welcome(&mut self, inner: &Inner, server: u64, resumed: bool) {
+    fn welcome(&mut self, host: &dyn Host, server: u64, resumed: bool) {
         let same = self.incarnation.replace(server) == Some(server) && resumed;
         self.phase = Phase::Up;
         self.dirty = true;
@@ -224,13 +219,13 @@ impl Core {
             link.words_moved = 0;
             // The memory server sends its replies in the same way.
             let how = HowToSend { eager_words: self.eager_words, coalesce: self.options.coalesce };
-            link.post_control_word(how.word(), &mut WorkerCarrier { inner, spare: &mut self.spare });
+            link.post_control_word(how.word(), &mut WorkerCarrier { host, spare: &mut self.spare });
         }
         for sequence in self.lowest..self.next {
             match self.slots.of(sequence).progress {
                 Progress::Sent if !same => {
                     let why = "it has lost what it knew of this worker";
-                    self.settle(inner, sequence, Progress::Failed(Failure::Unknown(why.into())));
+                    self.settle(host, sequence, Progress::Failed(Failure::Unknown(why.into())));
                 }
                 Progress::Sent | Progress::Waiting => {
                     self.send(sequence);
@@ -238,7 +233,7 @@ impl Core {
                 _ => {}
             }
         }
-        self.wake_connecting(inner);
+        self.wake_connecting(host);
     }
 
     /// Puts a request in the link's queue; true if it should not wait there for others.
@@ -254,7 +249,7 @@ impl Core {
     }
 
     /// Everything unanswered fails.
-    pub(super) fn fail(&mut self, inner: &Inner, why: &str) {
+    pub(super) fn fail(&mut self, host: &dyn Host, why: &str) {
         let why: Rc<str> = why.into();
         self.phase = Phase::Down;
         self.why_down = Rc::clone(&why);
@@ -264,14 +259,14 @@ impl Core {
                 Progress::Waiting => Failure::Missing(Rc::clone(&why)),
                 _ => continue,
             };
-            self.settle(inner, sequence, Progress::Failed(failure));
+            self.settle(host, sequence, Progress::Failed(failure));
         }
-        self.wake_connecting(inner);
-        self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).for_each(|waiter| waiter.wake(&inner.executor));
+        self.wake_connecting(host);
+        self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).for_each(|waiter| waiter.wake(host.tasks()));
     }
 
     /// A request has come to its end.
-    fn settle(&mut self, inner: &Inner, sequence: u64, end: Progress) {
+    fn settle(&mut self, host: &dyn Host, sequence: u64, end: Progress) {
         let slot = self.slots.of(sequence);
         slot.progress = end;
         if slot.abandoned {
@@ -279,13 +274,13 @@ impl Core {
                 self.recycle(message);
             }
         } else if let Some(waiter) = slot.waiter.take() {
-            waiter.wake(&inner.executor);
+            waiter.wake(host.tasks());
         }
-        self.advance(inner);
+        self.advance(host);
     }
 
     /// Frees the slots that are over, in order, and lets those go on that wait for one.
-    pub(super) fn advance(&mut self, inner: &Inner) {
+    pub(super) fn advance(&mut self, host: &dyn Host) {
         let before = self.lowest;
         while self.lowest < self.next {
             let slot = self.slots.of(self.lowest);
@@ -305,12 +300,12 @@ impl Core {
         for priority in Priority::ALL {
             let room = window(priority).saturating_sub(self.next - self.lowest) as usize;
             let waiting = &mut self.waiting[priority.index()];
-            waiting.drain(..room.min(waiting.len())).for_each(|waiter| waiter.wake(&inner.executor));
+            waiting.drain(..room.min(waiting.len())).for_each(|waiter| waiter.wake(host.tasks()));
         }
     }
 
-    fn wake_connecting(&mut self, inner: &Inner) {
-        self.connecting.drain(..).for_each(|waiter| waiter.wake(&inner.executor));
+    fn wake_connecting(&mut self, host: &dyn Host) {
+        self.connecting.drain(..).for_each(|waiter| waiter.wake(host.tasks()));
     }
 }
 

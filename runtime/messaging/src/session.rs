@@ -7,13 +7,13 @@
 
 use std::collections::VecDeque;
 
-use super::{
-    Priority, Refusal, WINDOW,
+use crate::{
     connection::Source,
     message::{REPLY_HEADER, reply_header, reply_item},
+    protocol::{Priority, Refusal, WINDOW},
     serve::Replies,
 };
-use crate::{fabric::link::PeerId, ptr::ServerId};
+use farlink_fabric::{link::PeerId, ptr::ServerId};
 
 /// Words of kept replies of one session, of those that were sent already.
 const KEPT_WORDS_MAX: usize = 1 << 20;
@@ -194,7 +194,7 @@ impl Source for Session {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::lock::OwnerId;
+    use farlink_fabric::lock::OwnerId;
 
     const FAST: Priority = Priority::Latency;
 

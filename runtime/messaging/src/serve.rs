@@ -2,12 +2,12 @@
 
 use std::{cell::RefCell, fmt, rc::Rc};
 
-use super::{
-    Kind, Priority, Refusal, WINDOW,
+use crate::{
     message::{REPLY_HEADER, reply_item},
+    protocol::{Kind, Priority, Refusal, WINDOW},
     spare::Spare,
 };
-use crate::{fabric::link::PeerId, wire::Wire};
+use farlink_fabric::{link::PeerId, wire::Wire};
 
 /// Carries out requests on one thread of a [`MessageServer`](super::MessageServer).
 pub trait Service {

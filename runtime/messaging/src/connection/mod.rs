@@ -18,24 +18,22 @@ mod outgoing;
 mod tests;
 
 use self::{incoming::Incoming, outgoing::Outgoing};
-use super::{
-    MESSAGE_WORDS_MAX, Priority,
+use crate::{
     pool::Pool,
+    protocol::{MESSAGE_WORDS_MAX, Priority},
     ring::Flaw,
     shape::{Control, Shape},
 };
-use crate::{
+use farlink_fabric::{
+    Completion, Done, Error as FabricError, Request, Ticket, Verb,
     buffer::Buffer,
-    fabric::{
-        Completion, Done, Error as FabricError, Request, Ticket, Verb,
-        link::{OpenMemory, far},
-    },
+    link::{OpenMemory, far},
     ptr::{RemotePtr, ServerId},
     sync::Ordering,
 };
 
 /// Set in the tickets of links' requests, and in no others.
-pub(crate) const CONNECTION_TICKET: u64 = 1 << 63;
+pub const CONNECTION_TICKET: u64 = 1 << 63;
 
 /// Why a link is of no use any more.
 #[derive(Debug)]

@@ -7,7 +7,7 @@
 //! ...             pool: blocks from which the other side fetches
 //! ```
 
-use super::{BLOCK_WORDS, Priority};
+use crate::protocol::{BLOCK_WORDS, Priority};
 
 const LINE: usize = 8;
 const CONTROL_WORDS: usize = 64;
@@ -75,7 +75,7 @@ impl Shape {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::fabric::link::{DEFAULT_LINK_BYTES, LINK_BYTES_MIN};
+    use farlink_fabric::link::{DEFAULT_LINK_BYTES, LINK_BYTES_MIN};
 
     #[test]
     fn nothing_overlaps_and_everything_fits() {

@@ -1,7 +1,7 @@
 //! The pool: memory that a side opened, from which the other side fetches. Blocks are cut into pieces of one size class
 //! each, and are whole again when their last piece comes back.
 
-use super::{BLOCK_WORDS, PIECE_WORDS, Priority};
+use crate::protocol::{BLOCK_WORDS, PIECE_WORDS, Priority};
 
 /// Words of the smallest piece: a block has as many as a word has bits.
 const SMALLEST: usize = BLOCK_WORDS / 64;

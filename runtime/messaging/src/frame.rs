@@ -11,7 +11,7 @@
 //! The position is where in the ring's history the frame begins. A frame that an earlier lap has left, which a reader
 //! would see if a head came before its words, does not fit it.
 
-use super::ring::Flaw;
+use crate::ring::Flaw;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {

@@ -4,16 +4,12 @@ use std::collections::VecDeque;
 
 use super::{Broken, Carrier, Connection, Op};
 use crate::{
-    buffer::Buffer,
-    fabric::{Verb, link::far},
-    messaging::{
-        CHUNK_WORDS, MESSAGE_WORDS_MAX, PIECE_WORDS, Priority,
-        frame::{Announced, Form, Frame},
-        ring::{Consumer, Flaw},
-        shape::{Control, Shape},
-    },
-    sync::Ordering,
+    frame::{Announced, Form, Frame},
+    protocol::{CHUNK_WORDS, MESSAGE_WORDS_MAX, PIECE_WORDS, Priority},
+    ring::{Consumer, Flaw},
+    shape::{Control, Shape},
 };
+use farlink_fabric::{Verb, buffer::Buffer, link::far, sync::Ordering};
 
 #[derive(Debug)]
 pub(super) struct Fetch {

@@ -6,20 +6,15 @@ use std::collections::VecDeque;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::*;
-use crate::fabric::region::Region;
-use crate::server::in_process;
-use crate::{
+use crate::protocol::CHUNK_WORDS;
+use farlink_fabric::{
+    Endpoint, Fabric,
     buffer::Buffers,
     clock::Clock,
-    compute::{ComputeOptions, ComputeServer},
-    fabric::{
-        Endpoint, Fabric,
-        link::{Change, DEFAULT_LINK_BYTES, LINK_BYTES_MIN, ListenOptions, Listener, PeerId, Port},
-        mem::{MemFabric, MemOptions},
-    },
+    link::{Change, DEFAULT_LINK_BYTES, LINK_BYTES_MIN, ListenOptions, Listener, PeerId, Port},
     lock::OwnerId,
-    messaging::{CHUNK_WORDS, ChannelOptions, message::welcome},
-    worker::Handle,
+    mem::{MemFabric, MemOptions},
+    region::Region,
 };
 
 /// What one side has posted and the wire has not carried yet.
@@ -252,47 +247,6 @@ fn the_memory_server_is_told_how_to_send() {
             assert_eq!(HowToSend::read(how.word()), Some(heard));
         }
     }
-}
-
-/// What a channel's options say reaches the memory server once the link is up.
-#[test]
-fn a_channel_tells_the_memory_server_how_to_send() {
-    let fabric = in_process(1, 2 << 20, MemOptions::default()).unwrap();
-    let id = ServerId::new(0).unwrap();
-    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
-    let mut port = listener.port(0, 1, Clock::monotonic()).unwrap();
-    let compute = ComputeServer::join(crate::sync::Arc::new(fabric), ComputeOptions::default()).unwrap();
-    let worker = compute.worker().unwrap();
-    let handle = Handle::clone(&worker);
-    let opened = worker.spawn(async move {
-        let options = ChannelOptions { eager_words: Some(77), coalesce: false };
-        handle.channel_with(id, options).await.map(drop)
-    });
-    let (buffers, mut server, mut changes) = (Buffers::default(), None, Vec::new());
-    let told = (0..1000).find_map(|_| {
-        worker.turn();
-        port.changes(true, &mut changes);
-        for change in changes.drain(..) {
-            let Change::Joined { peer, memory, .. } = change else { panic!("nobody left: {change:?}") };
-            let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX };
-            let mut link = Connection::new(memory, peer, 1, sending).unwrap();
-            link.enqueue_notice(&welcome(1, false));
-            server = Some(link);
-        }
-        let server = server.as_mut()?;
-        let mut wire = VecDeque::new();
-        let carrier = &mut Posts { buffers: &buffers, wire: &mut wire, side: Side::Server };
-        server.send_out(&Messages(Vec::new()), carrier).unwrap();
-        port.ring(&mut wire.into_iter().map(|(_, request)| request).collect());
-        let mut completions = Vec::new();
-        port.poll(&mut completions);
-        completions.into_iter().for_each(|completion| server.complete(completion));
-        server.told()
-    });
-    assert_eq!(told, Some(HowToSend { eager_words: 77, coalesce: false }));
-    worker.block_on(opened).unwrap();
-    // The port goes before the buffers that it may still use.
-    drop(port);
 }
 
 /// Both sides send both ways, of all lengths, and look when chance lets them.

@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use crate::sync::{AtomicU64, Ordering};
+use farlink_fabric::sync::{AtomicU64, Ordering};
 
 /// What the other side of a link has done that it must not do. The link is closed for it: nothing behind it makes sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

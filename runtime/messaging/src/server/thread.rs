@@ -8,18 +8,17 @@ use super::{
     peers::Peer,
 };
 use crate::{
+    connection::{Carrier, Connection},
+    load::Load,
+    protocol::Priority,
+    serve::{Finished, Replies, Service, Turn},
+    session::Session,
+};
+use farlink_fabric::{
+    Completion, Error as FabricError, Request as Post,
     buffer::{Buffer, Buffers},
     clock::Clock,
-    fabric::{
-        Completion, Error as FabricError, Request as Post,
-        link::{Change, PeerId, Port},
-    },
-    messaging::{
-        Load, Priority,
-        connection::{Carrier, Connection},
-        serve::{Finished, Replies, Service, Turn},
-        session::Session,
-    },
+    link::{Change, PeerId, Port},
     sync::yield_thread,
 };
 
@@ -88,7 +87,7 @@ pub(super) struct Thread {
 /// The links' part of a thread, borrowed apart from the rest.
 macro_rules! carrier {
     ($thread:expr) => {
-        $crate::messaging::server::thread::PortCarrier {
+        $crate::server::thread::PortCarrier {
             port: &mut *$thread.port,
             buffers: &$thread.buffers,
             outbox: &mut $thread.outbox,

@@ -5,13 +5,13 @@ use super::{
     thread::{Thread, carrier},
 };
 use crate::{
-    fabric::link::{Change, OpenMemory, PeerId},
-    messaging::{
-        Refusal,
-        connection::{Broken, Connection, Sending},
-        message::{complaint, welcome},
-        session::Session,
-    },
+    connection::{Broken, Connection, Sending},
+    message::{complaint, welcome},
+    protocol::Refusal,
+    session::Session,
+};
+use farlink_fabric::{
+    link::{Change, OpenMemory, PeerId},
     ptr::ServerId,
 };
 

@@ -5,17 +5,12 @@ use std::{
     rc::Rc,
 };
 
-use super::core::{Core, Phase};
-use crate::{
-    error::Error,
-    fabric::{
-        Completion,
-        link::{LinkState, PeerId},
-    },
-    messaging::connection::{Broken, Connection, Sending},
-    ptr::ServerId,
-    worker::Inner,
+use super::{
+    Host,
+    core::{Core, Phase},
 };
+use crate::connection::{Broken, Connection, Sending};
+use farlink_fabric::{Completion, Error as FabricError, link::LinkState, ptr::ServerId};
 
 /// Exchanges without news after which a channel that waits asks what has become of its link.
 const LOOKS_MAX: u32 = 4096;
@@ -31,7 +26,7 @@ pub(super) struct State {
 
 /// The channels of a worker.
 #[derive(Debug, Default)]
-pub(crate) struct Channels {
+pub struct Channels {
     pub(super) list: RefCell<Vec<Rc<State>>>,
     pub(super) any: Cell<bool>,
     /// A message has been queued that had better not wait for others to come with it.
@@ -39,27 +34,28 @@ pub(crate) struct Channels {
 }
 
 impl Channels {
+    /// Whether none has been opened.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         !self.any.get()
     }
 
     /// Takes what has come and posts what is to be sent; false if there was neither. Before the `last` exchange of a turn
     /// it does so only if something presses: the more comes together, the less each message costs.
-    pub(crate) fn turn(&self, inner: &Inner, last: bool) -> bool {
+    pub fn turn(&self, host: &dyn Host, last: bool) -> bool {
         if !self.pressing.replace(false) && !last {
             return false;
         }
         let mut progress = false;
         for index in 0.. {
             let Some(state) = self.list.borrow().get(index).cloned() else { break };
-            progress |= state.turn(inner);
+            progress |= state.turn(host);
         }
         progress
     }
 
     /// Takes a completion of a link's request.
-    pub(crate) fn complete(&self, completion: Completion) {
+    pub fn complete(&self, completion: Completion) {
         let server = Connection::other_of(completion.ticket);
         let list = self.list.borrow();
         let Some(state) = list.iter().find(|state| state.server == server) else { return };
@@ -71,26 +67,26 @@ impl Channels {
     }
 
     /// The worker ends: closes all links.
-    pub(crate) fn close(&self, inner: &Inner) {
+    pub fn close(&self, host: &dyn Host) {
         for state in self.list.take() {
-            state.fail(inner, "its worker has ended");
+            state.fail(host, "its worker has ended");
         }
         self.any.set(false);
     }
 }
 
 impl State {
-    fn turn(&self, inner: &Inner) -> bool {
+    fn turn(&self, host: &dyn Host) -> bool {
         let core = &mut *self.core.borrow_mut();
         let Some(link) = &mut core.link else { return false };
         let news = core.dirty || link.has_news();
         if news {
             core.looks = 0;
             core.dirty = false;
-            match core.exchange(inner) {
+            match core.exchange(host) {
                 Ok(()) => {}
-                Err(Broken::Flaw(flaw)) => core.fail(inner, &format!("the memory server broke the protocol: {flaw}")),
-                Err(Broken::Failed(error)) => self.connect_again(core, inner, &error.to_string()),
+                Err(Broken::Flaw(flaw)) => core.fail(host, &format!("the memory server broke the protocol: {flaw}")),
+                Err(Broken::Failed(error)) => self.connect_again(core, host, &error.to_string()),
             }
         } else {
             core.looks += 1;
@@ -98,66 +94,66 @@ impl State {
                 return false;
             }
             core.looks = 0;
-            self.look_after(core, inner);
+            self.look_after(core, host);
         }
         if core.phase == Phase::Down && core.link.take().is_some() {
-            inner.endpoint.borrow_mut().disconnect(self.server);
+            host.endpoint().borrow_mut().disconnect(self.server);
         }
         news
     }
 
     /// Nothing has come for a while: asks what has become of the link, if somebody waits.
-    fn look_after(&self, core: &mut Core, inner: &Inner) {
+    fn look_after(&self, core: &mut Core, host: &dyn Host) {
         let is_sending = core.link.as_ref().is_some_and(Connection::is_sending);
         if core.phase == Phase::Connecting || core.next != core.lowest || is_sending {
-            let state = inner.endpoint.borrow_mut().link_state(self.server);
+            let state = host.endpoint().borrow_mut().link_state(self.server);
             match state {
                 LinkState::Up => {}
-                LinkState::Dismissed => self.connect_again(core, inner, "the memory server has closed the link"),
-                LinkState::Dead => core.fail(inner, "the memory server is gone"),
+                LinkState::Dismissed => self.connect_again(core, host, "the memory server has closed the link"),
+                LinkState::Dead => core.fail(host, "the memory server is gone"),
             }
         }
     }
 
-    fn fail(&self, inner: &Inner, why: &str) {
+    fn fail(&self, host: &dyn Host, why: &str) {
         let core = &mut *self.core.borrow_mut();
-        core.fail(inner, why);
+        core.fail(host, why);
         core.link = None;
-        inner.endpoint.borrow_mut().disconnect(self.server);
+        host.endpoint().borrow_mut().disconnect(self.server);
     }
 
     /// Opens a link. What is unanswered stays in its slots.
-    pub(super) fn connect(&self, core: &mut Core, inner: &Inner) -> Result<(), Error> {
-        let who = PeerId { owner: inner.compute.owner, worker: inner.number };
+    pub(super) fn connect(&self, core: &mut Core, host: &dyn Host) -> Result<(), FabricError> {
+        let who = host.peer_id();
         let memory = loop {
             core.fruitless += 1;
             if core.fruitless > FRUITLESS_MAX {
                 let why = format!("{FRUITLESS_MAX} links were lost without a single reply");
-                return Err(Error::ServerMissing { server: self.server, why });
+                return Err(FabricError::ServerMissing { server: self.server, why });
             }
-            match inner.endpoint.borrow_mut().connect(self.server, who) {
+            match host.endpoint().borrow_mut().connect(self.server, who) {
                 Err(error) if error.may_be_tried_again() => {}
                 connected => break connected?,
             }
         };
         core.generation = core.generation.wrapping_add(1);
         let sending = Sending {
-            ordered: inner.capabilities.ordered_writes,
+            ordered: host.capabilities().ordered_writes,
             coalesce: core.options.coalesce,
             eager_words: core.eager_words,
         };
         let link = Connection::new(memory, self.server, core.generation, sending);
-        let too_small = || Error::ServerMissing { server: self.server, why: "it opens too little memory".into() };
+        let too_small = || FabricError::ServerMissing { server: self.server, why: "it opens too little memory".into() };
         core.link = Some(link.ok_or_else(too_small)?);
         core.phase = Phase::Connecting;
         core.dirty = true;
         Ok(())
     }
 
-    fn connect_again(&self, core: &mut Core, inner: &Inner, why: &str) {
+    fn connect_again(&self, core: &mut Core, host: &dyn Host, why: &str) {
         tracing::debug!(server = %self.server, why, "lost a link");
-        if let Err(error) = self.connect(core, inner) {
-            core.fail(inner, &format!("{why}, and: {error}"));
+        if let Err(error) = self.connect(core, host) {
+            core.fail(host, &format!("{why}, and: {error}"));
         }
     }
 }

@@ -10,30 +10,34 @@
 
 mod batch;
 mod core;
+mod host;
 mod list;
 mod reply;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::{cell::RefCell, fmt, future::poll_fn, rc::Rc, task::Poll};
 
-pub(crate) use self::list::Channels;
-pub use self::{batch::Batch, reply::Reply};
+pub use self::{
+    batch::Batch,
+    host::{Host, Tasks, Waiter},
+    list::Channels,
+    reply::Reply,
+};
 use self::{
     core::{Core, Phase, Progress, window},
     list::State,
     reply::{Pending, first_item_of, items_of},
 };
-use super::{
-    Kind, Load, MESSAGE_WORDS_MAX, Priority, Refusal,
-    message::{ITEMS_MAX, ReplyItem, begin_request, push_item},
+use crate::error::Error;
+use crate::{
+    load::Load,
+    message::{ReplyItem, begin_request, push_item},
+    protocol::{ITEMS_MAX, Kind, MESSAGE_WORDS_MAX, Priority, Refusal},
 };
 #[cfg(doc)]
-use crate::fabric::Capabilities;
-use crate::{
-    error::Error,
-    ptr::ServerId,
-    wire::Wire,
-    worker::{Handle, counters::add, ops::Waiter},
-};
+use farlink_fabric::Capabilities;
+use farlink_fabric::{Error as FabricError, ptr::ServerId, wire::Wire};
 
 /// How a channel sends, in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +58,7 @@ impl Default for ChannelOptions {
 /// A worker's way to send requests to one memory server. Cheap to clone; see the [module](super) for an example.
 #[derive(Clone)]
 pub struct Channel {
-    handle: Handle,
+    host: Rc<dyn Host>,
     state: Rc<State>,
 }
 
@@ -64,42 +68,32 @@ impl fmt::Debug for Channel {
     }
 }
 
-impl Handle {
-    /// The channel to a memory server, opened if it is not.
+impl Channel {
+    /// The channel of a worker to a memory server, opened with these options if it is not open.
     ///
     /// # Errors
-    /// [`Error::ServerMissing`] if the memory server takes no messages.
-    pub async fn channel(&self, server: ServerId) -> Result<Channel, Error> {
-        self.channel_with(server, ChannelOptions::default()).await
-    }
-
-    /// The channel to a memory server, opened with these options if it is not open.
-    ///
-    /// # Errors
-    /// As [`Handle::channel`].
-    pub async fn channel_with(&self, server: ServerId, options: ChannelOptions) -> Result<Channel, Error> {
-        let channels = &self.inner().channels;
+    /// [`ServerMissing`](farlink_fabric::Error::ServerMissing) if the memory server takes no messages.
+    pub async fn open(host: Rc<dyn Host>, server: ServerId, options: ChannelOptions) -> Result<Self, Error> {
+        let channels = host.channels();
         let found = channels.list.borrow().iter().find(|state| state.server == server).cloned();
         let state = match found {
             Some(state) => state,
             None => {
-                let core = Core::new(options, &self.inner().capabilities);
+                let core = Core::new(options, &host.capabilities());
                 let state = Rc::new(State { server, core: RefCell::new(core) });
                 let mut core = state.core.borrow_mut();
-                state.connect(&mut core, self.inner())?;
+                state.connect(&mut core, &*host)?;
                 drop(core);
                 channels.list.borrow_mut().push(Rc::clone(&state));
                 channels.any.set(true);
                 state
             }
         };
-        let channel = Channel { handle: self.clone(), state };
+        let channel = Self { host, state };
         channel.connected().await?;
         Ok(channel)
     }
-}
 
-impl Channel {
     /// The memory server.
     pub fn server(&self) -> ServerId {
         self.state.server
@@ -125,9 +119,9 @@ impl Channel {
     /// the future is dropped; only its reply is lost.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the memory server or its service refuses; [`Error::ServerMissing`] if it is not there, and the
-    /// request was not sent; [`Error::OutcomeUnknown`] if it was sent and the server lost; [`Error::Malformed`] if the
-    /// parameters are longer than a message.
+    /// [`Error::Refused`] if the memory server or its service refuses; [`ServerMissing`](farlink_fabric::Error::ServerMissing) if it is
+    /// not there, and the request was not sent; [`Error::OutcomeUnknown`] if it was sent and the server lost;
+    /// [`Error::BadSize`] if the parameters are longer than a message.
     pub async fn request<P: Wire>(&self, kind: Kind, params: &P, priority: Priority) -> Result<Reply, Error> {
         let words = self.send(priority, 1, |to| push_item(to, kind, |to| params.encode(to))).await?;
         let item = first_item_of(&words);
@@ -148,11 +142,10 @@ impl Channel {
     /// outer error is that of the message.
     ///
     /// # Errors
-    /// As [`Channel::request`]; [`Error::BadOption`] if the batch is empty.
+    /// As [`Channel::request`]; [`Error::BadSize`] if the batch is empty.
     pub async fn batch(&self, batch: &Batch, priority: Priority) -> Result<Vec<Result<Reply, Error>>, Error> {
         if batch.kinds.is_empty() || batch.kinds.len() > ITEMS_MAX {
-            let why = format!("{} requests; a batch has 1 to {ITEMS_MAX}", batch.kinds.len());
-            return Err(Error::BadOption { option: "batch", why });
+            return Err(Error::BadSize { items: batch.kinds.len(), words: batch.words.len() });
         }
         let words = self.send(priority, batch.kinds.len(), |to| to.extend_from_slice(&batch.words)).await?;
         let mut items: Vec<Option<ReplyItem>> = vec![None; batch.kinds.len()];
@@ -189,27 +182,26 @@ impl Channel {
     async fn connected(&self) -> Result<(), Error> {
         let mut tried = false;
         poll_fn(|cx| {
-            let inner = self.handle.inner();
+            let host = &*self.host;
             let core = &mut *self.state.core.borrow_mut();
             if core.phase == Phase::Down {
                 let why = &core.why_down;
                 if std::mem::replace(&mut tried, true) {
-                    return Poll::Ready(Err(Error::ServerMissing { server: self.state.server, why: why.to_string() }));
+                    return Poll::Ready(Err(missing(self.state.server, why)));
                 }
-                if inner.ended.get() {
-                    let why = "this worker has ended".into();
-                    return Poll::Ready(Err(Error::ServerMissing { server: self.state.server, why }));
+                if host.has_ended() {
+                    return Poll::Ready(Err(missing(self.state.server, "this worker has ended")));
                 }
                 core.fruitless = 0;
-                if let Err(error) = self.state.connect(core, inner) {
-                    return Poll::Ready(Err(error));
+                if let Err(error) = self.state.connect(core, host) {
+                    return Poll::Ready(Err(error.into()));
                 }
             }
             if core.phase == Phase::Up {
                 return Poll::Ready(Ok(()));
             }
             tried = true;
-            core.connecting.push(Waiter::of(cx, &inner.executor));
+            core.connecting.push(Waiter::of(cx, host.tasks()));
             Poll::Pending
         })
         .await
@@ -238,21 +230,19 @@ impl Channel {
             begin_request(&mut slot.message, items, sequence, lowest);
             encode(&mut slot.message);
             if slot.message.len() > MESSAGE_WORDS_MAX {
-                slot.message = Vec::new();
-                return Err(Error::Malformed("a request is longer than MESSAGE_WORDS_MAX"));
+                let words = std::mem::take(&mut slot.message).len();
+                return Err(Error::BadSize { items, words });
             }
             slot.priority = Some(priority);
             slot.progress = Progress::Waiting;
             core.next += 1;
             if core.phase == Phase::Up && core.send(sequence) {
-                self.handle.inner().channels.pressing.set(true);
+                self.host.channels().pressing.set(true);
             }
-            let counters = &self.handle.inner().counters;
-            add(&counters.two_sided, 1);
-            add(&counters.round_trips, 1);
+            self.host.count_message();
             sequence
         };
-        let outcome = Pending { state: &self.state, handle: &self.handle, sequence, over: false }.await;
+        let outcome = Pending { state: &self.state, host: &*self.host, sequence, over: false }.await;
         outcome.map_err(|failure| failure.into_error(server))
     }
 
@@ -276,7 +266,7 @@ impl Channel {
                 if core.next - core.lowest < window(priority) {
                     return Poll::Ready(false);
                 }
-                core.waiting[priority.index()].push_back(Waiter::of(cx, &self.handle.inner().executor));
+                core.waiting[priority.index()].push_back(Waiter::of(cx, self.host.tasks()));
                 Poll::Pending
             });
             if !is_down.await {
@@ -284,4 +274,9 @@ impl Channel {
             }
         }
     }
+}
+
+/// A memory server cannot be asked.
+fn missing(server: ServerId, why: &str) -> Error {
+    FabricError::ServerMissing { server, why: why.to_owned() }.into()
 }

@@ -21,11 +21,12 @@ use self::{
     counts::{RELAXED, ThreadCounts},
     thread::Thread,
 };
-use super::serve::Service;
-use crate::{
+use crate::error::Error;
+use crate::serve::Service;
+use farlink_fabric::{
+    Error as FabricError,
     clock::Clock,
-    error::Error,
-    fabric::link::{Listener, PortWaker},
+    link::{Listener, PortWaker},
 };
 
 /// What a thread does while there is nothing to do.
@@ -104,7 +105,7 @@ impl MessageServer {
     /// If a thread or a port cannot be had, or `make` fails.
     pub fn start<S>(listener: Box<dyn Listener>, options: &ServeMessages, make: S) -> Result<Self, Error>
     where
-        S: Fn(usize) -> Result<Box<dyn Service>, Error> + Send + Sync + 'static,
+        S: Fn(usize) -> Result<Box<dyn Service>, Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,
     {
         let listener: std::sync::Arc<dyn Listener> = listener.into();
         let make = std::sync::Arc::new(make);
@@ -124,7 +125,7 @@ impl MessageServer {
                 .spawn(move || {
                     let made = (|| {
                         let port = listener.port(number, options.seed ^ number as u64, Clock::monotonic())?;
-                        let service = make(number)?;
+                        let service = make(number).map_err(Error::Service)?;
                         Ok(Thread::new(port, service, shared, number, options))
                     })();
                     drop(make);
@@ -138,7 +139,7 @@ impl MessageServer {
                         Err(error) => drop(ready.send(Err(error))),
                     }
                 })
-                .map_err(Error::io("starting a thread for messages"))?;
+                .map_err(FabricError::io("starting a thread for messages"))?;
             match is_ready.recv() {
                 Ok(Ok(waker)) => server.threads.push((waker, thread)),
                 Ok(Err(error)) => {
@@ -147,8 +148,7 @@ impl MessageServer {
                 }
                 Err(_) => {
                     let _ = thread.join();
-                    let why = "a thread for messages panicked while it started".into();
-                    return Err(Error::BadOption { option: "service", why });
+                    return Err(Error::Service("a thread for messages panicked while it started".into()));
                 }
             }
         }

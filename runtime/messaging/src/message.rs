@@ -9,15 +9,13 @@
 //!
 //! A request has one item, or several, which are answered in one reply; the items of a reply come in any order.
 
-use super::{Kind, Refusal};
+use crate::protocol::{ITEMS_MAX, Kind, Refusal};
 
 const REQUEST: u64 = 1;
 const REPLY: u64 = 2;
 const WELCOME: u64 = 3;
 const COMPLAINT: u64 = 4;
 
-/// Items of one message at most.
-pub(crate) const ITEMS_MAX: usize = 1024;
 pub(crate) const REPLY_HEADER: usize = 2;
 
 /// Why a message cannot be made sense of.

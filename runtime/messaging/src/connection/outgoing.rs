@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 
 use super::{Broken, Carrier, Connection, Item, Op, Sent, Source};
 use crate::{
+    frame::{Announced, Form, Frame},
+    pool::Piece,
+    protocol::{CHUNK_WORDS, PIECE_WORDS, Priority},
+    ring::{Flaw, Producer},
+    shape::{Control, Shape},
+};
+use farlink_fabric::{
+    Verb,
     buffer::{BUFFER_WORDS_MAX, Buffer},
-    fabric::{Verb, link::far},
-    messaging::{
-        CHUNK_WORDS, PIECE_WORDS, Priority,
-        frame::{Announced, Form, Frame},
-        pool::Piece,
-        ring::{Flaw, Producer},
-        shape::{Control, Shape},
-    },
+    link::far,
     sync::Ordering,
 };
 

@@ -10,15 +10,15 @@ use std::{
 };
 
 use super::{
+    Host, Waiter,
     core::{Failure, Progress},
     list::State,
 };
 use crate::{
     error::Error,
-    messaging::message::{ReplyItem, ReplyView},
-    wire::{Wire, decode_all},
-    worker::{Handle, ops::Waiter},
+    message::{ReplyItem, ReplyView},
 };
+use farlink_fabric::wire::{Wire, decode_all};
 
 /// The first item of a reply that was checked when it came.
 #[inline]
@@ -34,7 +34,7 @@ pub(super) fn items_of(words: &[u64]) -> impl Iterator<Item = ReplyItem> {
 /// Waits for one reply. Dropped, it leaves the slot to the reply.
 pub(super) struct Pending<'a> {
     pub(super) state: &'a State,
-    pub(super) handle: &'a Handle,
+    pub(super) host: &'a dyn Host,
     pub(super) sequence: u64,
     pub(super) over: bool,
 }
@@ -43,7 +43,7 @@ impl Future for Pending<'_> {
     type Output = Result<Vec<u64>, Failure>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let inner = self.handle.inner();
+        let host = self.host;
         let core = &mut *self.state.core.borrow_mut();
         let slot = core.slots.of(self.sequence);
         let outcome = match std::mem::replace(&mut slot.progress, Progress::Over) {
@@ -51,12 +51,12 @@ impl Future for Pending<'_> {
             Progress::Failed(failure) => Err(failure),
             progress => {
                 slot.progress = progress;
-                slot.waiter = Some(Waiter::of(cx, &inner.executor));
+                slot.waiter = Some(Waiter::of(cx, host.tasks()));
                 return Poll::Pending;
             }
         };
         self.over = true;
-        core.advance(inner);
+        core.advance(host);
         Poll::Ready(outcome)
     }
 }
@@ -72,7 +72,7 @@ impl Drop for Pending<'_> {
         slot.abandoned = true;
         if matches!(slot.progress, Progress::Answered(_) | Progress::Failed(_)) {
             slot.progress = Progress::Over;
-            core.advance(self.handle.inner());
+            core.advance(self.host);
         }
     }
 }

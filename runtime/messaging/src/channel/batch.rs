@@ -1,9 +1,7 @@
 //! Several requests in one message.
 
-use crate::{
-    messaging::{Kind, message::push_item},
-    wire::Wire,
-};
+use crate::{message::push_item, protocol::Kind};
+use farlink_fabric::wire::Wire;
 
 /// Several requests for one message.
 #[derive(Debug, Clone, Default)]

@@ -6,9 +6,9 @@ use super::{
     counts::bump,
     thread::{Thread, carrier},
 };
-use crate::messaging::{
-    CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW,
+use crate::{
     message::{REPLY_HEADER, complaint, read_request, refusal, reply_item},
+    protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW},
     serve::{Address, Finished, Request, Responder},
     session::Admission,
 };
