@@ -19,8 +19,8 @@ use farlink_runtime::{
     },
     lock::OwnerId,
     ptr::{RemotePtr, ServerId},
+    remote::{Payload, Remote},
     sync::AtomicU64,
-    worker::remote::{Payload, Remote},
 };
 
 /// Remote memory that the threads of a model share. The reference count is the standard library's, so that loom spends

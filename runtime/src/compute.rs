@@ -14,23 +14,18 @@ use std::{
 
 use crate::{
     clock::Clock,
-    epoch::{
-        Epochs,
-        round::{Board, Member, read_slots},
-    },
+    counters::Counters,
+    epoch::round::{Board, Member, read_slots},
     error::Error,
     fabric::{Error as FabricError, Fabric, Liveness, OwnerClaim},
     layout::{self, Dynamic, Geometry, SLOTS, SUPERBLOCK_WORDS},
-    local_locks::LocalLocks,
     lock::OwnerId,
-    pages::{self, SharedPages},
+    pages,
     ptr::ServerId,
-    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
-    worker::{
-        Handle, Worker,
-        counters::Counters,
-        remote::{claim_word, give_up_word, write_words},
-    },
+    remote::{claim_word, give_up_word, write_words},
+    shared::Shared,
+    sync::{Arc, Ordering, lock},
+    worker::{Handle, Worker},
 };
 
 /// How long maintenance rests between two rounds while pages wait for reuse or the epoch moves, and at most otherwise.
@@ -61,66 +56,22 @@ pub struct ComputeOptions {
     pub maintenance: Maintenance,
 }
 
-/// What the workers of a compute server share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) fabric: Arc<dyn Fabric>,
-    pub(crate) owner: OwnerId,
-    pub(crate) geometry: Vec<Geometry>,
-    pub(crate) epoch: Epochs,
-    pub(crate) pages: SharedPages,
-    pub(crate) locks: LocalLocks,
-    member: Member,
-    seed: u64,
-    workers_made: AtomicU64,
-    workers_alive: AtomicU64,
-    /// The last worker is to leave the cluster.
-    abandoned: AtomicBool,
-    past: Mutex<Counters>,
-    claim: Mutex<Option<Box<dyn OwnerClaim>>>,
-}
-
-impl Shared {
-    fn new(fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>, joined: Joined) -> Self {
-        let epoch = Epochs::new();
-        epoch.advance(joined.epoch);
-        Self {
-            fabric: Arc::clone(fabric),
-            owner: joined.owner,
-            geometry,
-            epoch,
-            pages: SharedPages::default(),
-            locks: LocalLocks::new(),
-            member: Member::new(joined.slot, joined.epoch),
-            seed: options.seed,
-            workers_made: AtomicU64::new(0),
-            workers_alive: AtomicU64::new(0),
-            abandoned: AtomicBool::new(false),
-            past: Mutex::new(Counters::default()),
-            claim: Mutex::new(joined.claim),
-        }
-    }
-
-    /// A worker is gone; these are its counts.
-    pub(crate) fn worker_ended(this: &Arc<Self>, counters: Counters) {
-        *lock(&this.past) += counters;
-        let was_last = this.workers_alive.fetch_sub(1, Ordering::AcqRel) == 1;
-        if was_last && this.abandoned.swap(false, Ordering::AcqRel) {
-            leave_by_hand(this);
-        }
-    }
-
-    fn has_workers(&self) -> bool {
-        self.workers_alive.load(Ordering::Acquire) != 0
-    }
-}
-
 /// What joining a cluster yields.
 struct Joined {
     owner: OwnerId,
     claim: Option<Box<dyn OwnerClaim>>,
     slot: usize,
     epoch: u64,
+}
+
+impl Joined {
+    fn share(self, fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>) -> Shared {
+        let member = Member::new(self.slot, self.epoch);
+        let shared = Shared::new(fabric, self.owner, geometry, options.seed, member, leave_by_hand);
+        shared.epoch.advance(self.epoch);
+        *lock(&shared.claim) = self.claim;
+        shared
+    }
 }
 
 /// Membership in a cluster; makes workers. Drop the workers first: the membership ends when the last of all is gone.
@@ -138,7 +89,7 @@ impl ComputeServer {
     /// has no slot or no incarnation left; if the fabric fails.
     pub fn join(fabric: Arc<dyn Fabric>, options: ComputeOptions) -> Result<Self, Error> {
         let nobody = Joined { owner: OwnerId::new(1).expect("1 is an incarnation"), claim: None, slot: 0, epoch: 0 };
-        let visitor = Arc::new(Shared::new(&fabric, options, Vec::new(), nobody));
+        let visitor = Arc::new(nobody.share(&fabric, options, Vec::new()));
         let worker = Worker::housekeeping(&visitor)?;
         let (geometry, joined) = worker.block_on(async {
             let geometry = read_geometry(&worker, &*fabric).await?;
@@ -146,7 +97,7 @@ impl ComputeServer {
             Ok::<_, Error>((geometry, joined))
         })?;
         drop(worker);
-        let shared = Arc::new(Shared::new(&fabric, options, geometry, joined));
+        let shared = Arc::new(joined.share(&fabric, options, geometry));
         tracing::debug!(owner = %shared.owner, "joined");
         let thread = match options.maintenance {
             Maintenance::Manual => None,
@@ -221,8 +172,8 @@ impl Drop for ComputeServer {
             }
             None => {
                 self.shared.abandoned.store(true, Ordering::Release);
-                if !self.shared.has_workers() && self.shared.abandoned.swap(false, Ordering::AcqRel) {
-                    leave_by_hand(&self.shared);
+                if !self.shared.has_workers() {
+                    Shared::leave_if_abandoned(&self.shared);
                 }
             }
         }

@@ -27,15 +27,22 @@ pub mod access;
 pub mod audit;
 pub mod catalog;
 pub mod compute;
+mod counters;
 pub mod epoch;
 pub mod error;
+#[cfg(loom)]
+pub mod free_pages;
+#[cfg(not(loom))]
+mod free_pages;
 pub mod layout;
 pub mod local_locks;
 pub mod one_sided;
 pub mod operation;
 pub mod page;
 pub mod pages;
+pub mod remote;
 pub mod server;
+mod shared;
 pub mod structure;
 pub mod worker;
 

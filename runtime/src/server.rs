@@ -18,6 +18,7 @@ use farlink_fabric::{
 };
 
 use crate::{
+    catalog,
     error::Error,
     layout::{self, Dynamic, Geometry},
 };
@@ -35,7 +36,7 @@ pub fn in_process(servers: usize, bytes: u64, options: MemOptions) -> Result<Mem
     for index in 0..servers {
         let geometry = Geometry::plan(index, servers, bytes, cluster)?;
         let region = Region::anonymous(geometry.region_bytes as usize)?;
-        layout::format(region.words(), &geometry);
+        layout::format(region.words(), &geometry, catalog::empty_page);
         regions.push(region);
     }
     Ok(MemFabric::in_process(regions, options))
@@ -49,7 +50,7 @@ pub fn in_process(servers: usize, bytes: u64, options: MemOptions) -> Result<Mem
 #[cfg(feature = "verbs")]
 pub fn serve_verbs(options: &VerbsServeOptions) -> Result<VerbsServer, Error> {
     let geometry = Geometry::plan(options.server, options.servers, options.bytes, options.secret.cluster())?;
-    Ok(VerbsServer::start(options, |words| layout::format(words, &geometry))?)
+    Ok(VerbsServer::start(options, |words| layout::format(words, &geometry, catalog::empty_page))?)
 }
 
 /// What a memory server serves.
@@ -95,7 +96,11 @@ impl MemoryServer {
         // A server that was killed while it made its region leaves zeros.
         let resumed = region.existed() && layout::superblock_words(words).is_none_or(|words| words != [0; 8]);
         if !resumed {
-            layout::format(words, &Geometry::plan(options.server, options.servers, wanted, region.cluster())?);
+            layout::format(
+                words,
+                &Geometry::plan(options.server, options.servers, wanted, region.cluster())?,
+                catalog::empty_page,
+            );
         }
         let superblock = layout::superblock_words(words)
             .ok_or_else(|| Error::BadSuperblock { server, why: "the region is too small for a superblock".into() })?;

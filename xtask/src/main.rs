@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
+mod circles;
 mod softroce;
 
 /// Build steps of farlink.
@@ -58,6 +59,8 @@ enum Step {
         /// Only tests whose name contains this.
         filter: Option<String>,
     },
+    /// Looks for circles of modules inside each crate, and prints where each comes from.
+    Circles,
     /// Runs all that takes a fabric on real RDMA verbs: in a virtual machine with a software RDMA device.
     Softroce(softroce::Args),
 }
@@ -67,6 +70,7 @@ fn main() -> Result<ExitCode> {
         Step::Loom { preemptions, filter } => loom(preemptions, filter.as_deref())?,
         Step::Fuzz { seconds, seed, filter } => fuzz(seconds, seed, filter.as_deref())?,
         Step::Miri { filter } => miri(filter.as_deref())?,
+        Step::Circles => return circles(),
         Step::Softroce(args) => return softroce::main(&args),
     }
     Ok(ExitCode::SUCCESS)
@@ -128,6 +132,21 @@ fn has_miri() -> bool {
     let mut cargo = Command::new("cargo");
     cargo.args(["+nightly", "miri", "--version"]).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
     cargo.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+fn circles() -> Result<ExitCode> {
+    let workspace = workspace();
+    let found = circles::of_workspace(&workspace)?;
+    for (root, circle) in &found {
+        let text = circle.to_string().replace(&format!("{}/", workspace.display()), "");
+        print!("{}: {text}", root.strip_prefix(&workspace).unwrap_or(root).display());
+    }
+    if found.is_empty() {
+        println!("circles: none");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("circles: {}; the top-level modules of a crate depend on each other in one direction", found.len());
+    Ok(ExitCode::FAILURE)
 }
 
 /// An environment variable with flags, and one more.

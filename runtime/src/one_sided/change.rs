@@ -21,9 +21,9 @@ use super::{
 use crate::{
     access::Interrupt,
     error::Error,
+    fabric::memory::LocalMemory,
     page::SizeClass,
     pages::FreePage,
-    server::LocalMemory,
     worker::{Handle, counters::bump, remote::Remote},
 };
 

@@ -29,11 +29,11 @@ use crate::{
     access::{Access, Interrupt, PageRef, Start},
     buffer::Buffer,
     error::Error,
+    fabric::memory::LocalMemory,
     lock::{LockState, LockWord},
     page::{IDENTITY, Identity, LOCK, SELF, SizeClass},
     pages::{self, NewPage, Placement},
     ptr::{Link, RemotePtr, Target},
-    server::LocalMemory,
     structure::Structure,
     worker::Handle,
 };

@@ -2,12 +2,10 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use super::{
-    Handle, Inner,
-    counters::{add, bump},
-};
+use super::{Handle, Inner};
 use crate::{
     buffer::Buffer,
+    counters::{add, bump},
     error::Error,
     fabric::{Capabilities, Endpoint, Error as FabricError, Request, connection::PeerId},
     messaging::{Channel, ChannelOptions, Channels, Host, Tasks},
@@ -21,6 +19,7 @@ impl Handle {
     /// use std::sync::Arc;
     /// use farlink_runtime::{
     ///     compute::{ComputeOptions, ComputeServer},
+    ///     error::Error,
     ///     fabric::{link::ListenOptions, mem::MemOptions},
     ///     messaging::{Kind, MessageServer, Priority, Refusal, Request, Responder, ServeMessages, Service},
     ///     ptr::ServerId, server,
@@ -43,7 +42,7 @@ impl Handle {
     ///     }
     /// }
     ///
-    /// # fn main() -> Result<(), farlink_runtime::error::Error> {
+    /// # fn main() -> Result<(), Error> {
     /// let fabric = server::in_process(1, 16 << 20, MemOptions::default())?;
     /// let server = ServerId::new(0).unwrap();
     /// // Across processes: `MemoryServer::listen`, in the process that serves the region.
@@ -52,9 +51,9 @@ impl Handle {
     ///
     /// let compute = ComputeServer::join(Arc::new(fabric), ComputeOptions::default())?;
     /// let worker = compute.worker()?;
-    /// let sum: u64 = worker.block_on(async {
+    /// let sum = worker.block_on(async {
     ///     let channel = worker.channel(server).await?;
-    ///     channel.request(ADD, &(2u64, 3u64), Priority::Latency).await?.decode()
+    ///     Ok::<u64, Error>(channel.request(ADD, &(2u64, 3u64), Priority::Latency).await?.decode()?)
     /// })?;
     /// assert_eq!(sum, 5);
     /// assert_eq!(worker.counters().two_sided, 1);

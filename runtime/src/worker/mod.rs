@@ -8,11 +8,10 @@
 //! [`Worker`] owns all that; the cheap [`Handle`] is what tasks and structures keep. When the worker is dropped, tasks
 //! are dropped too, except changes that hold remote locks: those run to their end first.
 
-pub(crate) mod counters;
 pub(crate) mod executor;
 mod messages;
 pub(crate) mod ops;
-pub mod remote;
+mod protocols;
 
 use std::{
     cell::{Cell, RefCell},
@@ -29,30 +28,31 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
+use self::{
+    executor::Executor,
+    ops::{InFlight, ReadAgain},
+};
 pub use self::{
-    counters::Counters,
     executor::{ReadyBits, Task},
     ops::Posted,
 };
-use self::{
-    counters::{CounterCells, add, bump},
-    executor::Executor,
-    ops::{InFlight, ReadAgain},
-    remote::write_words,
-};
+pub(crate) use crate::counters;
 use crate::{
     buffer::{Buffer, Buffers},
     clock::Clock,
-    compute::Shared,
+    counters::{CounterCells, add, bump},
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
     fabric::{Capabilities, Completion, Endpoint, Error as FabricError, Request, Verb},
+    free_pages::{FreePage, LocalPages},
     local_locks::Taken,
     messaging::{CONNECTION_TICKET, Channels, Tasks},
-    pages::{FreePage, LocalPages},
     ptr::RemotePtr,
+    remote::write_words,
+    shared::Shared,
     sync::{Arc, yield_thread},
 };
+pub use crate::{counters::Counters, remote};
 
 /// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
 /// doorbell for each would cost more than it brings.
@@ -251,7 +251,7 @@ impl Drop for Worker {
         inner.executor.drop_tasks();
         inner.ended.set(true);
         inner.channels.close(&**inner);
-        inner.pages.give_back(&inner.compute);
+        inner.pages.give_back(&inner.compute.pages);
         inner.epoch.retire(&inner.compute.epoch);
         if inner.counted {
             Shared::worker_ended(&inner.compute, inner.counters.snapshot());
@@ -504,9 +504,9 @@ impl Handle {
 
     /// Takes back a page that was allocated and not used.
     pub(crate) fn free_page(&self, page: FreePage) {
-        self.0.pages.free(&self.0.compute, page);
+        self.0.pages.free(&self.0.compute.pages, page);
         if self.0.ended.get() {
-            self.0.pages.give_back(&self.0.compute);
+            self.0.pages.give_back(&self.0.compute.pages);
         }
     }
 

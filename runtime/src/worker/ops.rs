@@ -7,9 +7,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{Handle, counters::bump, executor::Executor};
+use super::{Handle, executor::Executor};
 use crate::{
     buffer::Buffer,
+    counters::bump,
     error::Error,
     fabric::{Completion, Done, Error as FabricError, Ticket, Verb},
     messaging::Waiter,

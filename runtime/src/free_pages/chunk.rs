@@ -13,12 +13,12 @@
 use crate::{
     error::Error,
     fabric::Liveness,
+    free_pages::FreePage,
     layout::{BITMAP_WORDS, CHUNK_BYTES, Geometry},
     lock::{LockState, LockWord, OwnerId},
     page::SizeClass,
-    pages::FreePage,
     ptr::RemotePtr,
-    worker::remote::{Remote, claim_word, give_up_word, write_words},
+    remote::{Remote, claim_word, give_up_word, write_words},
 };
 
 type Failure = Box<Error>;
@@ -37,11 +37,11 @@ pub(crate) struct ChunkState {
 }
 
 impl ChunkState {
-    pub(super) fn leased_by(lessee: OwnerId, class: SizeClass) -> Self {
+    pub(crate) fn leased_by(lessee: OwnerId, class: SizeClass) -> Self {
         Self { class, lessee, holder: None }
     }
 
-    pub(super) fn word(self) -> u64 {
+    pub(crate) fn word(self) -> u64 {
         let incarnation = |owner: OwnerId| u64::from(owner.incarnation());
         let holder = self.holder.map_or(0, incarnation);
         (holder << LESSEE_BITS | incarnation(self.lessee)) << CLASS_BITS | (self.class.index() as u64 + 1)

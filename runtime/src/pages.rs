@@ -13,37 +13,22 @@
 //! A page is in exactly one place: its bit is set in its chunk's bitmap, or one compute server holds it (list, pool,
 //! deferred list), or it is live in a structure. The version in its lock word outlives all that ([`crate::lock`]); lists keep it
 //! beside the pointer, so allocation needs no remote access but for the refill of the pool: a chunk of pages at a time,
-//! from bitmaps if they have some (`chunk.rs`), else by leasing a chunk. A pool with a large surplus returns it. A compute
+//! from bitmaps if they have some (`free_pages/chunk.rs`), else by leasing a chunk. A pool with a large surplus returns it. A compute
 //! server that ends returns everything; pages held by one that dies are missing until recovery, and so is a chunk that it
 //! was about to lease, or whose lease failed at the wrong moment.
 
-pub(crate) mod chunk;
-#[cfg(loom)]
-pub mod model;
-
-use std::cell::{Cell, RefCell};
-
-use hashbrown::HashMap;
-
+pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words};
 use crate::{
-    compute::Shared,
     error::Error,
+    free_pages::chunk::Chunk,
     layout::{CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
     lock::LockWord,
     page::{PAGE_WORDS_MAX, SizeClass},
     ptr::{RemotePtr, ServerId},
-    sync::{Mutex, lock},
-    worker::{Handle, remote::claim_word},
+    remote::claim_word,
+    worker::Handle,
 };
 
-use self::chunk::Chunk;
-pub(crate) use self::chunk::{ChunkState, bitmap_words};
-
-const BATCH: usize = 32;
-const LOCAL_MAX: usize = 4 * BATCH;
-/// A list of the pool that is longer than this keeps [`KEPT_PAGES`] and returns the rest to the bitmaps, for others.
-const SURPLUS_PAGES: usize = 1024;
-const KEPT_PAGES: usize = 256;
 /// Pages that one scan of the bitmaps aims to collect.
 const COLLECT_MIN: usize = 256;
 
@@ -56,14 +41,6 @@ pub enum Placement {
     Server(ServerId),
     /// On the memory server of this page, to keep a subtree together (DEX, VLDB 2024, section 6).
     With(RemotePtr),
-}
-
-/// A page that nobody uses, with the version in its lock word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FreePage {
-    pub(crate) at: RemotePtr,
-    pub(crate) class: SizeClass,
-    pub(crate) version: u64,
 }
 
 /// An allocated page that is not yet part of a structure. Dropped, it is free again.
@@ -128,141 +105,6 @@ pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: L
     Ok(())
 }
 
-/// The lists of one worker.
-#[derive(Debug, Default)]
-pub(crate) struct LocalPages {
-    free: RefCell<HashMap<(ServerId, SizeClass), Vec<FreePage>>>,
-    turn: Cell<usize>,
-}
-
-impl LocalPages {
-    fn pop(&self, compute: &Shared, key: (ServerId, SizeClass)) -> Option<FreePage> {
-        let mut free = self.free.borrow_mut();
-        let list = free.entry(key).or_default();
-        if list.is_empty() {
-            compute.pages.take(key, BATCH, list);
-        }
-        list.pop()
-    }
-
-    pub(crate) fn free(&self, compute: &Shared, page: FreePage) {
-        let key = (page.at.server(), page.class);
-        let mut free = self.free.borrow_mut();
-        let list = free.entry(key).or_default();
-        list.push(page);
-        if list.len() > LOCAL_MAX {
-            let surplus = list.drain(..LOCAL_MAX / 2);
-            compute.pages.put(surplus);
-        }
-    }
-
-    /// Moves everything to the compute server's pool.
-    pub(crate) fn give_back(&self, compute: &Shared) {
-        for (_, list) in self.free.borrow_mut().drain() {
-            compute.pages.put(list.into_iter());
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Deferred {
-    retired: Vec<FreePage>,
-    stamped: Vec<(u64, Vec<FreePage>)>,
-}
-
-/// The pool and the deferred list of one compute server. Workers come here once for many pages.
-#[derive(Debug, Default)]
-pub(crate) struct SharedPages {
-    free: Mutex<HashMap<(ServerId, SizeClass), Vec<FreePage>>>,
-    deferred: Mutex<Deferred>,
-    searches: Mutex<HashMap<(ServerId, SizeClass), Search>>,
-}
-
-/// What is known of free pages in the bitmaps of one server.
-#[derive(Debug, Clone, Copy, Default)]
-struct Search {
-    /// The chunk where the next search begins.
-    from: u64,
-    /// How often pages had been returned when one last found none.
-    in_vain_at: u64,
-}
-
-impl SharedPages {
-    fn search(&self, key: (ServerId, SizeClass)) -> Search {
-        lock(&self.searches).get(&key).copied().unwrap_or_default()
-    }
-
-    fn alter_search(&self, key: (ServerId, SizeClass), f: impl FnOnce(&mut Search)) {
-        f(lock(&self.searches).entry(key).or_default());
-    }
-
-    fn take(&self, key: (ServerId, SizeClass), count: usize, into: &mut Vec<FreePage>) {
-        if let Some(list) = lock(&self.free).get_mut(&key) {
-            into.extend(list.drain(list.len().saturating_sub(count)..));
-        }
-    }
-
-    pub(crate) fn put(&self, pages: impl Iterator<Item = FreePage>) {
-        let mut free = lock(&self.free);
-        for page in pages {
-            free.entry((page.at.server(), page.class)).or_default().push(page);
-        }
-    }
-
-    /// The page was unlinked and marked free just now; its grace period begins.
-    pub(crate) fn retire(&self, pages: impl Iterator<Item = FreePage>) {
-        lock(&self.deferred).retired.extend(pages);
-    }
-
-    /// What was retired up to now, to be stamped with an epoch that is read after this call.
-    pub(crate) fn take_retired(&self) -> Retired<'_> {
-        Retired { shared: self, pages: std::mem::take(&mut lock(&self.deferred).retired) }
-    }
-
-    /// Frees what was stamped with an epoch below `announced`, which every live compute server has announced.
-    pub(crate) fn release(&self, announced: u64) {
-        let over: Vec<_> = lock(&self.deferred).stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
-        self.put(over.into_iter().flat_map(|(_, pages)| pages));
-    }
-
-    pub(crate) fn deferred(&self) -> usize {
-        let deferred = lock(&self.deferred);
-        deferred.retired.len() + deferred.stamped.iter().map(|(_, pages)| pages.len()).sum::<usize>()
-    }
-
-    /// Takes what is too much of every list.
-    pub(crate) fn take_surplus(&self) -> Vec<FreePage> {
-        let mut free = lock(&self.free);
-        let long = free.values_mut().filter(|list| list.len() > SURPLUS_PAGES);
-        long.flat_map(|list| list.drain(KEPT_PAGES..)).collect()
-    }
-
-    pub(crate) fn take_all(&self) -> Vec<FreePage> {
-        lock(&self.free).drain().flat_map(|(_, list)| list).collect()
-    }
-}
-
-/// Retired pages that wait for their stamp; without one, they go back.
-pub(crate) struct Retired<'a> {
-    shared: &'a SharedPages,
-    pages: Vec<FreePage>,
-}
-
-impl Retired<'_> {
-    pub(crate) fn stamp(mut self, epoch: u64) {
-        let pages = std::mem::take(&mut self.pages);
-        if !pages.is_empty() {
-            lock(&self.shared.deferred).stamped.push((epoch, pages));
-        }
-    }
-}
-
-impl Drop for Retired<'_> {
-    fn drop(&mut self) {
-        self.shared.retire(self.pages.drain(..));
-    }
-}
-
 /// Allocates a page: from the worker's list, the pool, bitmaps, or a new chunk; on another server if the wanted one is
 /// full. Suspends only for the last two.
 ///
@@ -272,18 +114,14 @@ pub async fn allocate(worker: &Handle, class: SizeClass, placement: Placement) -
     let compute = worker.compute();
     let servers = compute.geometry.len();
     let first = match placement {
-        Placement::RoundRobin => {
-            let turn = &worker.pages().turn;
-            turn.set((turn.get() + 1) % servers);
-            turn.get()
-        }
+        Placement::RoundRobin => worker.pages().next_turn(servers),
         Placement::Server(server) => server.index() % servers,
         Placement::With(page) => page.server().index() % servers,
     };
     for geometry in compute.geometry.iter().cycle().skip(first).take(servers) {
         let key = (geometry.server, class);
         loop {
-            if let Some(page) = worker.pages().pop(compute, key) {
+            if let Some(page) = worker.pages().pop(&compute.pages, key) {
                 return Ok(NewPage { page, worker: Some(worker.clone()) });
             }
             // Run to its end, whatever becomes of the caller: what it has taken from a memory server would be lost.
@@ -303,10 +141,10 @@ async fn refill(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resul
     let key = (geometry.server, class);
     worker.count_round_trip();
     let returns = worker.load(geometry.dynamic_at(Dynamic::Returns(class))).await?;
-    if pages.search(key).in_vain_at != returns {
+    if pages.search(key).none_free_at != returns {
         match collect(worker, geometry, class).await? {
             Collected::Some => return Ok(true),
-            Collected::NoneFree => pages.alter_search(key, |search| search.in_vain_at = returns),
+            Collected::NoneFree => pages.alter_search(key, |search| search.none_free_at = returns),
             Collected::NoneForNow => {}
         }
     }

@@ -1,7 +1,7 @@
 //! What loom models reach beyond the public interface: a chunk's free pages, by whatever posts requests.
 
 use super::chunk::{Chunk, ChunkState};
-use crate::{error::Error, lock::OwnerId, page::SizeClass, ptr::RemotePtr, worker::remote::Remote};
+use crate::{error::Error, lock::OwnerId, page::SizeClass, ptr::RemotePtr, remote::Remote};
 
 /// The size of the chunk's pages.
 const CLASS: SizeClass = SizeClass::LARGEST;
