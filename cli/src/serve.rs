@@ -19,8 +19,6 @@ use farlink_structures::{btree::Tree, map, skiplist::List};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::ServeArgs;
-
 /// Signals that end a server. Made before the server is announced, so that a stop that comes at once is not lost.
 #[derive(Debug)]
 pub(crate) struct StopSignals(Signals);
@@ -37,14 +35,14 @@ impl StopSignals {
     }
 }
 
-/// How a server listens whose threads carry out operations.
-pub(crate) fn listen_options(args: &ServeArgs) -> ListenOptions {
-    ListenOptions { ports: args.threads as usize, ..ListenOptions::default() }
+/// How a server listens whose `threads` carry out operations.
+pub(crate) fn listen_options(threads: u32) -> ListenOptions {
+    ListenOptions { ports: threads as usize, ..ListenOptions::default() }
 }
 
 /// Starts threads that carry out operations on every structure there is.
-pub(crate) fn ship(server: &MemoryServer, dir: &Path, args: &ServeArgs) -> Result<ShipServer, Error> {
-    let listener = server.listen(&listen_options(args), MemOptions::default())?;
+pub(crate) fn ship(server: &MemoryServer, dir: &Path, threads: u32) -> Result<ShipServer, Error> {
+    let listener = server.listen(&listen_options(threads), MemOptions::default())?;
     let dir = dir.to_path_buf();
     ship_at(listener, server.memory(), move || Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?)))
 }
