@@ -25,8 +25,7 @@ use rand::RngExt;
 
 use crate::{
     history::{Op, Outcome, Recorder, now_ns},
-    reach::Part,
-    workload::Workload,
+    workload::{Part, Workload},
 };
 
 /// How many operations, and what becomes of them.

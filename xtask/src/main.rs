@@ -3,7 +3,6 @@
 use std::{
     env,
     ffi::OsString,
-    path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
 };
 
@@ -12,6 +11,9 @@ use clap::{Parser, Subcommand};
 
 mod circles;
 mod softroce;
+mod workspace;
+
+use workspace::workspace;
 
 /// Build steps of farlink.
 ///
@@ -170,8 +172,4 @@ fn run(command: &mut Command, step: &str) -> Result<()> {
     }
     println!("{step}: ok");
     Ok(())
-}
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package stands in the workspace").to_path_buf()
 }

@@ -4,6 +4,8 @@
 //! `mem` (the default), `mem-processes` or `verbs`. Where `verbs` cannot run, its tests are skipped and say so, unless
 //! `FARLINK_REQUIRE_VERBS=1`: then they fail.
 
+pub mod fleet;
+pub mod here;
 pub(crate) mod verbs;
 
 use std::{
@@ -33,7 +35,7 @@ use tempfile::TempDir;
 
 use crate::{
     cluster::{self, FAST, NASTY, WEAK},
-    fleet, settings,
+    settings,
 };
 
 /// Tells a memory server to carry out no more operations, and says that it has stopped.

@@ -17,9 +17,8 @@ mod built_in {
     };
 
     use crate::{
-        backend::{Members, Place, ServerSpec},
-        cluster, fleet,
-        here::Here,
+        backend::{Members, Place, ServerSpec, fleet, here::Here},
+        cluster,
     };
 
     pub(in crate::backend) fn try_here() -> Result<(), String> {
@@ -118,10 +117,7 @@ mod built_in {
     use farlink_offload::ship::ShipServer;
     use farlink_runtime::{error::Error, fabric::Fabric};
 
-    use crate::{
-        backend::{Members, ServerSpec},
-        here::Here,
-    };
+    use crate::backend::{Members, ServerSpec, here::Here};
 
     const WHY: &str = "built without the feature `verbs`";
 

@@ -145,7 +145,7 @@ impl Built {
 /// A cargo command on the packages, with verbs.
 fn cargo(command: &str) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.arg(command).current_dir(crate::workspace()).env("CARGO_TARGET_DIR", target_dir());
+    cargo.arg(command).current_dir(crate::workspace::workspace()).env("CARGO_TARGET_DIR", target_dir());
     cargo.env("LIBCLANG_PATH", host::libclang_dir());
     // Emulated programs mostly wait: what is built quickly is done first.
     for (name, value) in [

@@ -28,12 +28,11 @@ use farlink_structures::{
     skiplist::List,
 };
 
-use crate::{
-    backend::{Backend, Manners, ServerSpec},
-    cluster,
+use super::{
+    Backend, Manners, ServerSpec,
     here::{self, Here},
-    subject::Subject,
 };
+use crate::{cluster, subject::Subject};
 
 /// All operations of all structures under test.
 pub fn registry() -> Registry {

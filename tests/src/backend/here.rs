@@ -13,7 +13,7 @@ use farlink_runtime::{
     server::{LocalMemory, in_process},
 };
 
-use crate::backend::{Backend, Manners, Place, verbs};
+use super::{Backend, Manners, Place, verbs};
 
 /// A cluster's memory servers in this process. They are gone with the value.
 pub trait Here: fmt::Debug + Send + Sync {

@@ -10,6 +10,7 @@ use farlink_runtime::{
 };
 use farlink_structures::map::{Map, Report};
 
+use super::{AccessMode, Options, TREE};
 use crate::{
     cluster,
     history::{Flush, History, Op, Outcome, Recorder},
@@ -17,7 +18,6 @@ use crate::{
     peer::Tale,
     reach::Seen,
     scans,
-    stress::{AccessMode, Options, TREE},
     subject::Subject,
     workload::spread_keys,
 };
