@@ -11,7 +11,10 @@ use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
     fabric::{Error as FabricError, mem::MemFabric},
+    messaging::{Error as MessagingError, Refusal},
+    ptr::{RemotePtr, ServerId},
     server::{MemoryServer, ServeOptions, in_process},
+    wire::DecodeError,
 };
 use farlink_tests::cluster::{self, FAST};
 use tempfile::TempDir;
@@ -191,4 +194,46 @@ fn numbers_that_cannot_work() {
             .map(|fabric| { ComputeServer::join(std::sync::Arc::new(fabric), ComputeOptions::default()).map(drop) }),
         Ok(Err(Error::BadOption { .. })) | Err(Error::BadOption { .. })
     ));
+}
+
+/// A chain as the program prints it: each error's message, then what caused it.
+#[test]
+fn a_chain_of_errors_states_each_cause_once() {
+    let io = || std::io::Error::other("the disk is on fire");
+    let fabric = || FabricError::io("opening the region")(io());
+    let registration = || FabricError::RegistrationRefused {
+        bytes: 64,
+        device: "rxe0".into(),
+        cause: io(),
+        remedy: "raise the limit".into(),
+    };
+    let server = ServerId::new(0).unwrap();
+    let refused = || MessagingError::Refused { server, kind: 7, why: Refusal::UnknownKind };
+    for (error, cause) in [
+        (Error::Fabric(fabric()), "the disk is on fire"),
+        (Error::Fabric(registration()), "the disk is on fire"),
+        (Error::Io { what: "starting a thread".into(), cause: io() }, "the disk is on fire"),
+        (MessagingError::Fabric(fabric()).into(), "the disk is on fire"),
+        (MessagingError::Service(Box::new(fabric())).into(), "the disk is on fire"),
+        (refused().into(), "does not know its kind"),
+        (DecodeError("it ends too early").into(), "it ends too early"),
+        (MessagingError::Malformed(DecodeError("it ends too early")).into(), "it ends too early"),
+    ] {
+        let printed = format!("{:#}", anyhow::Error::new(error).context("building a tree"));
+        assert_eq!(printed.matches(cause).count(), 1, "{printed}");
+    }
+}
+
+#[test]
+fn an_error_is_found_where_it_is_found_without_messages_in_between() {
+    let failed = || FabricError::RequestFailed {
+        what: "READ",
+        at: RemotePtr::new(ServerId::new(0).unwrap(), 64).unwrap(),
+        why: "a cable was pulled".into(),
+    };
+    let error = Error::from(MessagingError::from(failed()));
+    assert!(matches!(error, Error::Fabric(FabricError::RequestFailed { .. })) && error.may_be_tried_again());
+    assert!(MessagingError::from(failed()).may_be_tried_again());
+    let error = Error::from(MessagingError::Service(Box::new(Error::IncarnationsExhausted)));
+    assert!(matches!(error, Error::IncarnationsExhausted) && !error.may_be_tried_again());
 }
