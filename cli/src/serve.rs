@@ -12,7 +12,7 @@ use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
 use farlink_runtime::fabric::Fabric;
-use farlink_runtime::fabric::link::{ListenOptions, Listener};
+use farlink_runtime::fabric::listener::{ListenOptions, Listener};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use farlink_runtime::server::{LocalMemory, MemoryServer};
 use farlink_structures::{btree::Tree, map, skiplist::List};

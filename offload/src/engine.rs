@@ -163,7 +163,7 @@ impl<T: Layout> Shared<T> {
 /// };
 /// use farlink_runtime::{
 ///     compute::{ComputeOptions, ComputeServer},
-///     fabric::{link::ListenOptions, mem::MemOptions},
+///     fabric::{listener::ListenOptions, mem::MemOptions},
 ///     operation::Operation, ptr::ServerId, server,
 /// };
 /// use farlink_structures::{btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Tree}, map::{self, ops::Scan}};

@@ -11,7 +11,7 @@ use core_affinity::CoreId;
 use farlink_offload::ship::{HoldReply, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::fabric::Fabric as _;
-use farlink_runtime::fabric::link::ListenOptions;
+use farlink_runtime::fabric::listener::ListenOptions;
 use farlink_runtime::messaging::{ServeMessages, Wait};
 use farlink_runtime::one_sided::Proof;
 use farlink_runtime::ptr::ServerId;

@@ -32,11 +32,6 @@ pub mod verbs;
 pub mod wire;
 pub mod words;
 
-/// What two sides of a connection open to each other, and the memory server's side of it.
-pub mod link {
-    pub use crate::{connection::*, listener::*};
-}
-
 pub use self::{
     buffer::LocalKey,
     endpoint::{Capabilities, Completion, Done, Endpoint, Fabric, Liveness, OwnerClaim, Request, Ticket, Verb},

@@ -7,7 +7,7 @@ use crate::{
     protocol::{Kind, Priority, Refusal, WINDOW},
     spare::Spare,
 };
-use farlink_fabric::{link::PeerId, wire::Wire};
+use farlink_fabric::{connection::PeerId, wire::Wire};
 
 /// Carries out requests on one thread of a [`MessageServer`](super::MessageServer).
 pub trait Service {

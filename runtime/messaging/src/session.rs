@@ -13,7 +13,7 @@ use crate::{
     protocol::{Priority, Refusal, WINDOW},
     serve::Replies,
 };
-use farlink_fabric::{link::PeerId, ptr::ServerId};
+use farlink_fabric::{connection::PeerId, ptr::ServerId};
 
 /// Words of kept replies of one session, of those that were sent already.
 const KEPT_WORDS_MAX: usize = 1 << 20;

@@ -75,7 +75,7 @@ impl Shape {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use farlink_fabric::link::{DEFAULT_LINK_BYTES, LINK_BYTES_MIN};
+    use farlink_fabric::listener::{DEFAULT_LINK_BYTES, LINK_BYTES_MIN};
 
     #[test]
     fn nothing_overlaps_and_everything_fits() {

@@ -20,7 +20,7 @@ impl Handle {
     /// use farlink_runtime::{
     ///     compute::{ComputeOptions, ComputeServer},
     ///     error::Error,
-    ///     fabric::{link::ListenOptions, mem::MemOptions},
+    ///     fabric::{listener::ListenOptions, mem::MemOptions},
     ///     messaging::{Kind, MessageServer, Priority, Refusal, Request, Responder, ServeMessages, Service},
     ///     ptr::ServerId, server,
     ///     wire::decode_all,

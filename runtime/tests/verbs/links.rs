@@ -6,7 +6,8 @@ use farlink_runtime::{
     clock::Clock,
     fabric::{
         Endpoint, Error, Fabric, Request, Ticket, Verb,
-        link::{Change, LinkState, ListenOptions, Listener, OpenMemory, PeerId, Port, far},
+        connection::{LinkState, OpenMemory, PeerId, far},
+        listener::{Change, ListenOptions, Listener, Port},
         verbs::{VerbsFabric, VerbsServer},
     },
     lock::OwnerId,

@@ -11,7 +11,7 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
-        link::{ListenOptions, Listener},
+        listener::{ListenOptions, Listener},
         mem::{MemFabric, MemOptions},
     },
     messaging::{ServeMessages, Wait},

@@ -6,7 +6,7 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
-        link::{ListenOptions, Listener},
+        listener::{ListenOptions, Listener},
         mem::{MemFabric, MemOptions},
     },
     ptr::ServerId,

@@ -25,7 +25,7 @@ use farlink_runtime::{
     fabric::{
         Fabric,
         faulty::{FaultKinds, FaultOptions, FaultyFabric, FaultyListener},
-        link::Listener,
+        listener::Listener,
         mem::{MemFabric, MemOptions},
     },
     server::{MemoryServer, in_process},

@@ -9,7 +9,7 @@ mod built_in {
         error::Error,
         fabric::{
             Fabric,
-            link::{ListenOptions, Listener},
+            listener::{ListenOptions, Listener},
             verbs::{PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions, VerbsServer, devices},
         },
         ptr::ServerId,

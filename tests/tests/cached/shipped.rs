@@ -10,7 +10,7 @@ use farlink_offload::{
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
-    fabric::{Fabric, link::ListenOptions},
+    fabric::{Fabric, listener::ListenOptions},
     messaging::Error as MessagingError,
     operation::Operation,
     ptr::ServerId,

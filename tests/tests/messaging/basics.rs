@@ -2,7 +2,7 @@
 
 use farlink_runtime::{
     error::Error,
-    fabric::{Error as FabricError, link::DEFAULT_LINK_BYTES, mem::MemOptions},
+    fabric::{Error as FabricError, listener::DEFAULT_LINK_BYTES, mem::MemOptions},
     messaging::{Batch, ChannelOptions, Error as MessagingError, Kind, Priority, Refusal, ServeMessages, Wait},
 };
 use farlink_tests::{

@@ -14,7 +14,7 @@ use std::{
 use farlink_runtime::{
     fabric::{
         Error as FabricError,
-        link::{ListenOptions, Listener},
+        listener::{ListenOptions, Listener},
     },
     messaging::{Error as MessagingError, MessageServer, Priority, ServeMessages, Wait},
     server::MemoryServer,

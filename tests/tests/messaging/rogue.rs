@@ -7,7 +7,7 @@ use farlink_runtime::{
     clock::Clock,
     fabric::{
         Endpoint, Request, Ticket, Verb,
-        link::{LinkState, OpenMemory, PeerId, far},
+        connection::{LinkState, OpenMemory, PeerId, far},
     },
     lock::OwnerId,
 };

@@ -15,7 +15,8 @@ use farlink_runtime::{
     compute::ComputeServer,
     fabric::{
         Fabric,
-        link::{DEFAULT_LINK_BYTES, ListenOptions, PeerId},
+        connection::PeerId,
+        listener::{DEFAULT_LINK_BYTES, ListenOptions},
         mem::MemOptions,
     },
     messaging::{ChannelOptions, Kind, MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},

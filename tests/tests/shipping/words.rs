@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use farlink_offload::ship::{Answer, Decline, From, Registry, ShipOptions, ShipServer, Shipper};
 use farlink_runtime::{
     access::{Access, Interrupt, Start},
-    fabric::link::ListenOptions,
+    fabric::listener::ListenOptions,
     operation::{Code, Operation},
     ptr::{RemotePtr, ServerId},
     server::in_process,

@@ -10,7 +10,7 @@ use super::{
     core::{Core, Phase},
 };
 use crate::connection::{Broken, Connection, Sending};
-use farlink_fabric::{Completion, Error as FabricError, link::LinkState, ptr::ServerId};
+use farlink_fabric::{Completion, Error as FabricError, connection::LinkState, ptr::ServerId};
 
 /// Exchanges without news after which a channel that waits asks what has become of its link.
 const LOOKS_MAX: u32 = 4096;

@@ -12,7 +12,7 @@ use farlink_fabric::{
     buffer::{Buffer, Buffers},
     clock::Clock,
     connection::PeerId,
-    link::{Change, ListenOptions},
+    listener::{Change, ListenOptions},
     lock::OwnerId,
     mem::{MemFabric, MemOptions},
     ptr::ServerId,

@@ -9,7 +9,7 @@ use crate::{
     ring::{Consumer, Flaw},
     shape::{Control, Shape},
 };
-use farlink_fabric::{Verb, buffer::Buffer, link::far, sync::Ordering};
+use farlink_fabric::{Verb, buffer::Buffer, connection::far, sync::Ordering};
 
 #[derive(Debug)]
 pub(super) struct Fetch {

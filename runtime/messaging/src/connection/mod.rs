@@ -27,7 +27,7 @@ use crate::{
 use farlink_fabric::{
     Completion, Done, Error as FabricError, Request, Ticket, Verb,
     buffer::Buffer,
-    link::{OpenMemory, far},
+    connection::{OpenMemory, far},
     ptr::{RemotePtr, ServerId},
     sync::Ordering,
 };

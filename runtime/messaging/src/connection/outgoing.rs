@@ -13,7 +13,7 @@ use crate::{
 use farlink_fabric::{
     Verb,
     buffer::{BUFFER_WORDS_MAX, Buffer},
-    link::far,
+    connection::far,
     sync::Ordering,
 };
 

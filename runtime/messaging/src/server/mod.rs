@@ -26,7 +26,7 @@ use crate::serve::Service;
 use farlink_fabric::{
     Error as FabricError,
     clock::Clock,
-    link::{Listener, PortWaker},
+    listener::{Listener, PortWaker},
 };
 
 /// What a thread does while there is nothing to do.

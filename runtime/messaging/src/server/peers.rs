@@ -11,7 +11,8 @@ use crate::{
     session::Session,
 };
 use farlink_fabric::{
-    link::{Change, OpenMemory, PeerId},
+    connection::{OpenMemory, PeerId},
+    listener::Change,
     ptr::ServerId,
 };
 

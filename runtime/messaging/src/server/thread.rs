@@ -18,7 +18,8 @@ use farlink_fabric::{
     Completion, Error as FabricError, Request as Post,
     buffer::{Buffer, Buffers},
     clock::Clock,
-    link::{Change, PeerId, Port},
+    connection::PeerId,
+    listener::{Change, Port},
     sync::yield_thread,
 };
 
