@@ -13,7 +13,7 @@
 //! | posts and completions | its [`Endpoint`] | the [`Port`], which is an endpoint too |
 //! | wakes the other | `Verb::Notify` | never: workers do not sleep |
 //! | closes in order | [`Endpoint::disconnect`], or is dropped | [`Port::dismiss`], or is dropped |
-//! | finds the other gone | [`Endpoint::link_state`], or a request fails | [`Change::Left`], or a request fails |
+//! | finds the other gone | [`Endpoint::connection_state`], or a request fails | [`Change::Left`], or a request fails |
 //!
 //! Duties of a fabric:
 //!
@@ -35,7 +35,7 @@ use std::{fmt, ops::Deref, ops::Range};
 
 use crate::{
     lock::OwnerId,
-    ptr::{LINK_BYTES_MAX, REGION_BYTES_MAX, RemotePtr, ServerId},
+    ptr::{CONNECTION_BYTES_MAX, REGION_BYTES_MAX, RemotePtr, ServerId},
     region::Region,
     sync::{Arc, AtomicU64},
 };
@@ -56,9 +56,9 @@ impl fmt::Display for PeerId {
 }
 
 /// The address of a byte in what the other side of a link has opened. `other` is the memory server for an endpoint, the
-/// peer's number for a port. Offsets are below [`LINK_BYTES_MAX`]; higher ones wrap.
+/// peer's number for a port. Offsets are below [`CONNECTION_BYTES_MAX`]; higher ones wrap.
 pub fn far(other: ServerId, offset: u64) -> RemotePtr {
-    RemotePtr::new(other, REGION_BYTES_MAX + offset % LINK_BYTES_MAX).expect("below 2^48 and not 0")
+    RemotePtr::new(other, REGION_BYTES_MAX + offset % CONNECTION_BYTES_MAX).expect("below 2^48 and not 0")
 }
 
 /// The offset of a [`far`] address; none for an address in a region.
@@ -101,7 +101,7 @@ impl fmt::Debug for OpenMemory {
 
 /// What a worker knows of its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkState {
+pub enum ConnectionState {
     /// Nothing proves that it is down.
     Up,
     /// The memory server runs, and has dismissed this link.

@@ -28,7 +28,7 @@ use std::{fmt, ptr::NonNull};
 use crate::{
     buffer::{Buffer, LocalKey},
     clock::Clock,
-    connection::{LinkState, OpenMemory, PeerId},
+    connection::{ConnectionState, OpenMemory, PeerId},
     error::Error,
     lock::OwnerId,
     ptr::{RemotePtr, ServerId},
@@ -48,7 +48,7 @@ pub struct Capabilities {
     pub inline_bytes: usize,
     /// How many local buffers one request may gather from.
     pub gather_max: usize,
-    /// The eager limit of messages: those of more words are announced and fetched rather than written into a ring, unless a
+    /// The eager limit of messages: those of more words go by rendezvous rather than through a ring, unless a
     /// channel's [options](crate::messaging::ChannelOptions::eager_words) say otherwise.
     pub eager_words: usize,
 }
@@ -176,9 +176,9 @@ pub trait Endpoint: fmt::Debug {
     }
 
     /// What has become of the link to this memory server. May make a system call, or post something of its own to find out.
-    fn link_state(&mut self, server: ServerId) -> LinkState {
+    fn connection_state(&mut self, server: ServerId) -> ConnectionState {
         let _ = server;
-        LinkState::Dead
+        ConnectionState::Dead
     }
 }
 

@@ -35,7 +35,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use crate::{
     buffer::LocalKey,
     clock::Clock,
-    connection::{LinkState, OpenMemory, PeerId, far, far_offset},
+    connection::{ConnectionState, OpenMemory, PeerId, far, far_offset},
     endpoint::{Capabilities, Completion, Endpoint, Fabric, Liveness, OwnerClaim, Request, Ticket},
     error::Error,
     listener::{Change, Listener, Port, PortWaker},
@@ -357,9 +357,9 @@ impl<E: Endpoint + ?Sized> Endpoint for FaultyEndpoint<E> {
         self.injector.forget_link(server, &mut self.early);
     }
 
-    fn link_state(&mut self, server: ServerId) -> LinkState {
-        match self.inner.link_state(server) {
-            LinkState::Up if self.injector.has_broken_link(server) => LinkState::Dismissed,
+    fn connection_state(&mut self, server: ServerId) -> ConnectionState {
+        match self.inner.connection_state(server) {
+            ConnectionState::Up if self.injector.has_broken_link(server) => ConnectionState::Dismissed,
             state => state,
         }
     }

@@ -68,7 +68,7 @@ pub trait Listener: Send + Sync + fmt::Debug {
     /// If there is no such port, or the fabric refuses.
     fn port(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn Port>, Error>;
 
-    /// Takes no more links. Workers find the memory server gone ([`LinkState::Dead`]). Dropping the listener does it too.
+    /// Takes no more links. Workers find the memory server gone ([`ConnectionState::Dead`]). Dropping the listener does it too.
     fn shut(&self);
 }
 
@@ -78,15 +78,15 @@ pub struct ListenOptions {
     /// Ports, one for each thread that serves messages.
     pub ports: usize,
     /// Bytes that each side of a link opens, a multiple of 4096.
-    pub link_bytes: usize,
+    pub connection_bytes: usize,
 }
 
 /// Bytes that each side of a link opens where none are named: two rings of 64 KiB and a MiB for what is fetched.
-pub const DEFAULT_LINK_BYTES: usize = (1 << 20) + (128 << 10) + 4096;
+pub const DEFAULT_CONNECTION_BYTES: usize = (1 << 20) + (128 << 10) + 4096;
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { ports: 1, link_bytes: DEFAULT_LINK_BYTES }
+        Self { ports: 1, connection_bytes: DEFAULT_CONNECTION_BYTES }
     }
 }
 
@@ -99,14 +99,14 @@ impl ListenOptions {
         if self.ports == 0 || self.ports > 1024 {
             return Err(Error::BadOption { option: "ports", why: format!("{}; there must be 1 to 1024", self.ports) });
         }
-        let bytes = self.link_bytes;
-        if !(LINK_BYTES_MIN..=1 << 30).contains(&bytes) || !bytes.is_multiple_of(4096) {
-            let why = format!("{bytes}; a link has {LINK_BYTES_MIN} to 2^30 bytes, in multiples of 4096");
-            return Err(Error::BadOption { option: "link_bytes", why });
+        let bytes = self.connection_bytes;
+        if !(CONNECTION_BYTES_MIN..=1 << 30).contains(&bytes) || !bytes.is_multiple_of(4096) {
+            let why = format!("{bytes}; a link has {CONNECTION_BYTES_MIN} to 2^30 bytes, in multiples of 4096");
+            return Err(Error::BadOption { option: "connection_bytes", why });
         }
         Ok(())
     }
 }
 
 /// The least that each side of a link opens.
-pub const LINK_BYTES_MIN: usize = 128 << 10;
+pub const CONNECTION_BYTES_MIN: usize = 128 << 10;

@@ -23,9 +23,9 @@ const SWIZZLED: u64 = 1 << 63;
 pub const SERVERS_MAX: usize = 1 << SERVER_BITS;
 /// The size limit of one memory server's region, in bytes. Offsets from here on are those of
 /// [links](crate::connection).
-pub const REGION_BYTES_MAX: u64 = (1 << OFFSET_BITS) - LINK_BYTES_MAX;
+pub const REGION_BYTES_MAX: u64 = (1 << OFFSET_BITS) - CONNECTION_BYTES_MAX;
 /// The size limit of the memory that one side of a link opens, in bytes.
-pub const LINK_BYTES_MAX: u64 = 1 << 32;
+pub const CONNECTION_BYTES_MAX: u64 = 1 << 32;
 
 const _: () = assert!(1 + SERVER_BITS + OFFSET_BITS == 64);
 const _: () = assert!(size_of::<RemotePtr>() == 8 && size_of::<Option<RemotePtr>>() == 8);

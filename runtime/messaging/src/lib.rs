@@ -20,12 +20,13 @@
 //! - [`farlink_fabric::connection`]: a worker and a memory server open memory to each other.
 //! - `shape.rs`: in it stand two rings, one for each [`Priority`], a few words that the other side writes, and a pool.
 //! - `ring.rs`, `frame.rs`: what keeps a ring right though its words land in any order and the other side is not trusted.
-//! - `pool.rs`, `connection`: messages up to the eager limit ([`ChannelOptions::eager_words`]) go through the ring, many in one
-//!   write; longer ones are announced there and fetched from the pool in pieces, by READ (FBX, sections 4.3 and 4.4). Catfish
+//! - `slab.rs`, `connection`: messages up to the eager limit ([`ChannelOptions::eager_words`]) go through the ring, many in one
+//!   write; longer ones by rendezvous: the sender copies them into slots of the pool and
+//!   describes those in the ring, and the receiver READs them (FBX, sections 4.3 and 4.4). Catfish
 //!   (section III) has one ring for each connection and no priorities, FBX two queues for each path (section 4.6).
 //! - `message.rs`: requests, replies, batches.
 //! - `session.rs`, `channel`: exactly once. A worker numbers its requests. The memory server keeps each reply until the
-//!   worker has acknowledged it, so a repeat, which comes when a link was lost and made anew, is answered from there.
+//!   worker has acknowledged it, so a repeat, which comes when a connection was lost and made anew, is answered from there.
 //! - `server`: threads that sleep until something comes, or poll (Catfish, section IV B), and report their load.
 //!
 //! What the sender may rely on: a request whose reply came was carried out once. One that ends in
@@ -43,13 +44,13 @@ mod error;
 mod frame;
 mod load;
 mod message;
-mod pool;
 mod protocol;
 pub mod ring;
 mod serve;
 mod server;
 mod session;
 mod shape;
+mod slab;
 mod spare;
 
 pub use self::{
@@ -57,8 +58,8 @@ pub use self::{
     connection::CONNECTION_TICKET,
     error::Error,
     load::Load,
-    message::{FromServer, Garbled, ReplyItem, ReplyView, RequestView, read_from_server, read_request},
-    protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, PIECE_WORDS, Priority, Refusal, WINDOW},
+    message::{FromServer, ReplyItem, ReplyView, RequestView, read_from_server, read_request},
+    protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, RENDEZVOUS_WORDS, Refusal, WINDOW},
     serve::{Request, Responder, Service, Turn},
     server::{MessageServer, ServeMessages, ServerCounts, Wait},
 };

@@ -3,25 +3,22 @@
 //! ```text
 //! request   [items:16 | type:8]  sequence  acknowledged   item...   item: [words:32 | kind:32]               parameters...
 //! reply     [items:16 | type:8]  sequence                 item...   item: [words:32 | index:16 | status:16]  result...
-//! welcome   [type:8]  the server's incarnation  1 if it knows the worker's session
-//! complaint [type:8]  why
+//! hello_ack   [type:8]  the server's incarnation  1 if it knows the worker's session
+//! nack [type:8]  why
 //! ```
 //!
 //! A request has one item, or several, which are answered in one reply; the items of a reply come in any order.
+
+use farlink_fabric::wire::DecodeError;
 
 use crate::protocol::{ITEMS_MAX, Kind, Refusal};
 
 const REQUEST: u64 = 1;
 const REPLY: u64 = 2;
-const WELCOME: u64 = 3;
-const COMPLAINT: u64 = 4;
+const HELLO_ACK: u64 = 3;
+const NACK: u64 = 4;
 
 pub(crate) const REPLY_HEADER: usize = 2;
-
-/// Why a message cannot be made sense of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Garbled(pub &'static str);
 
 /// A request as it came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,17 +57,17 @@ pub struct ReplyItem {
 ///
 /// # Errors
 /// If it is none. If its sequence number can be told nevertheless, that comes with the error.
-pub fn read_request(words: &[u64]) -> Result<RequestView<'_>, (Garbled, Option<u64>)> {
+pub fn read_request(words: &[u64]) -> Result<RequestView<'_>, (DecodeError, Option<u64>)> {
     let &[first, sequence, acknowledged, ref rest @ ..] = words else {
-        return Err((Garbled("a request ends too early"), None));
+        return Err((DecodeError("a request ends too early"), None));
     };
     let items = match first & 0xff {
         REQUEST => (first >> 8) as usize,
-        _ => return Err((Garbled("a message is no request"), None)),
+        _ => return Err((DecodeError("a message is no request"), None)),
     };
-    let bad = |why| Err((Garbled(why), Some(sequence)));
+    let bad = |why| Err((DecodeError(why), Some(sequence)));
     if sequence == 0 || sequence == u64::MAX || acknowledged > sequence {
-        return Err((Garbled("a request's sequence number is impossible"), None));
+        return Err((DecodeError("a request's sequence number is impossible"), None));
     }
     if !(1..=ITEMS_MAX).contains(&items) {
         return bad("a request has no items, or too many");
@@ -134,28 +131,28 @@ pub(crate) fn reply_item(words: usize, index: u16, status: Result<(), Refusal>) 
 pub enum FromServer<'a> {
     /// The answer to a request.
     Reply(ReplyView<'a>),
-    /// The link is open.
-    Welcome {
+    /// The connection is open.
+    HelloAck {
         /// The server's incarnation: another number, another server.
         server: u64,
-        /// Whether it still has what it answered this worker on an earlier link.
+        /// Whether it still has what it answered this worker on an earlier connection.
         resumed: bool,
     },
     /// A message could not be made sense of, and not even its number told.
-    Complaint(u64),
+    Nack(u64),
 }
 
 /// A message of a memory server to a worker.
 ///
 /// # Errors
 /// If it is none.
-pub fn read_from_server(words: &[u64]) -> Result<FromServer<'_>, Garbled> {
-    let Some(&first) = words.first() else { return Err(Garbled("a message is empty")) };
+pub fn read_from_server(words: &[u64]) -> Result<FromServer<'_>, DecodeError> {
+    let Some(&first) = words.first() else { return Err(DecodeError("a message is empty")) };
     match (first & 0xff, words) {
         (REPLY, &[first, sequence, ref rest @ ..]) => {
             let items = (first >> 8) as usize;
             if !(1..=ITEMS_MAX).contains(&items) {
-                return Err(Garbled("a reply has no items, or too many"));
+                return Err(DecodeError("a reply has no items, or too many"));
             }
             let view = ReplyView { sequence, items, rest };
             let mut seen = 0;
@@ -166,13 +163,15 @@ pub fn read_from_server(words: &[u64]) -> Result<FromServer<'_>, Garbled> {
                 seen += 1;
             }
             if seen != items || end != words.len() {
-                return Err(Garbled("a reply has fewer or more items than it says"));
+                return Err(DecodeError("a reply has fewer or more items than it says"));
             }
             Ok(FromServer::Reply(view))
         }
-        (WELCOME, &[WELCOME, server, resumed @ 0..=1]) => Ok(FromServer::Welcome { server, resumed: resumed == 1 }),
-        (COMPLAINT, &[COMPLAINT, why]) => Ok(FromServer::Complaint(why)),
-        _ => Err(Garbled("a message of the server is of no known type")),
+        (HELLO_ACK, &[HELLO_ACK, server, resumed @ 0..=1]) => {
+            Ok(FromServer::HelloAck { server, resumed: resumed == 1 })
+        }
+        (NACK, &[NACK, why]) => Ok(FromServer::Nack(why)),
+        _ => Err(DecodeError("a message of the server is of no known type")),
     }
 }
 
@@ -184,11 +183,11 @@ impl<'a> ReplyView<'a> {
     }
 
     /// The items; an error ends them.
-    pub fn items(&self) -> impl Iterator<Item = Result<ReplyItem, Garbled>> + use<'a> {
+    pub fn items(&self) -> impl Iterator<Item = Result<ReplyItem, DecodeError>> + use<'a> {
         self.into_items()
     }
 
-    pub(crate) fn into_items(self) -> impl Iterator<Item = Result<ReplyItem, Garbled>> + use<'a> {
+    pub(crate) fn into_items(self) -> impl Iterator<Item = Result<ReplyItem, DecodeError>> + use<'a> {
         let mut at = 0;
         std::iter::from_fn(move || {
             let &header = self.rest.get(at)?;
@@ -196,7 +195,7 @@ impl<'a> ReplyView<'a> {
             let (first, words) = (at, (header >> 32) as usize);
             if words > self.rest.len() - at {
                 at = self.rest.len();
-                return Some(Err(Garbled("an item is longer than the reply")));
+                return Some(Err(DecodeError("an item is longer than the reply")));
             }
             at += words;
             let status = match header as u16 {
@@ -209,12 +208,12 @@ impl<'a> ReplyView<'a> {
     }
 }
 
-pub(crate) fn welcome(server: u64, resumed: bool) -> [u64; 3] {
-    [WELCOME, server, u64::from(resumed)]
+pub(crate) fn hello_ack(server: u64, resumed: bool) -> [u64; 3] {
+    [HELLO_ACK, server, u64::from(resumed)]
 }
 
-pub(crate) fn complaint(refusal: Refusal) -> [u64; 2] {
-    [COMPLAINT, u64::from(refusal.code())]
+pub(crate) fn nack(refusal: Refusal) -> [u64; 2] {
+    [NACK, u64::from(refusal.code())]
 }
 
 #[cfg(all(test, not(loom)))]

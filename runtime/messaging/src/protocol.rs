@@ -6,18 +6,18 @@ use farlink_fabric::buffer::BUFFER_WORDS_MAX;
 pub const MESSAGE_WORDS_MAX: usize = 4 << 20;
 /// Unanswered requests of one channel at most.
 pub const WINDOW: usize = 256;
-/// Words of best-effort messages that are on their way on a link at a time, in one direction: an urgent message finds no more
+/// Words of best-effort messages that are on their way on a connection at a time, in one direction: an urgent message finds no more
 /// before it.
 pub const CHUNK_WORDS: usize = 4096;
 /// Words that are fetched, or written into a ring, at once: half a chunk, so that one half is under way while the other is asked
 /// for.
-pub const PIECE_WORDS: usize = CHUNK_WORDS / 2;
+pub const RENDEZVOUS_WORDS: usize = CHUNK_WORDS / 2;
 /// Items of one message at most.
 pub(crate) const ITEMS_MAX: usize = 1024;
-/// Words of a block of the pool.
-pub(crate) const BLOCK_WORDS: usize = 8192;
+/// Words of a slab of the pool.
+pub(crate) const SLAB_WORDS: usize = 8192;
 
-const _: () = assert!(CHUNK_WORDS <= BUFFER_WORDS_MAX && BLOCK_WORDS.is_multiple_of(PIECE_WORDS));
+const _: () = assert!(CHUNK_WORDS <= BUFFER_WORDS_MAX && SLAB_WORDS.is_multiple_of(RENDEZVOUS_WORDS));
 
 /// What comes first. Every channel has a ring for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -11,16 +11,16 @@
 //! - Nothing is overwritten before it was read: the writer puts no word at a position a ring's length beyond the last tail
 //!   that it has seen. A stale tail only makes it wait.
 //! - The other side's words are checked when they are read: a head beyond the ring's length, a tail beyond what was
-//!   written, or either of them going back is a [`Flaw`]. What is read is copied before it is looked at.
+//!   written, or either of them going back is a [`ProtocolError`]. What is read is copied before it is looked at.
 
 use std::ops::Range;
 
 use farlink_fabric::sync::{AtomicU64, Ordering};
 
-/// What the other side of a link has done that it must not do. The link is closed for it: nothing behind it makes sense.
+/// What the other side of a connection has done that it must not do. The connection is closed for it: nothing behind it makes sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Flaw {
+pub enum ProtocolError {
     /// The head is further than the ring is long, or went back.
     #[error("the head of a ring is impossible")]
     Head,
@@ -30,9 +30,9 @@ pub enum Flaw {
     /// A frame's first word is none, or belongs elsewhere in the ring, or the frame ends beyond the head.
     #[error("a frame in a ring is damaged")]
     Frame,
-    /// What was announced does not lie in the pool.
-    #[error("announced memory lies outside the pool")]
-    Announced,
+    /// A rendezvous names memory that does not lie in the pool.
+    #[error("a rendezvous names memory outside the pool")]
+    Rendezvous,
     /// A part of a message without its beginning, or a beginning before the last one's end.
     #[error("a part of a message is out of place")]
     Part,
@@ -61,9 +61,9 @@ impl Producer {
     /// # Errors
     /// If it cannot be.
     #[inline]
-    pub fn see_tail(&mut self, tail: u64) -> Result<(), Flaw> {
+    pub fn see_tail(&mut self, tail: u64) -> Result<(), ProtocolError> {
         if tail < self.tail || tail > self.head {
-            return Err(Flaw::Tail);
+            return Err(ProtocolError::Tail);
         }
         self.tail = tail;
         Ok(())
@@ -127,9 +127,9 @@ impl Consumer {
     /// # Errors
     /// If it cannot be.
     #[inline]
-    pub fn see_head(&mut self, head: u64) -> Result<(), Flaw> {
+    pub fn see_head(&mut self, head: u64) -> Result<(), ProtocolError> {
         if head < self.head || head - self.tail > self.capacity as u64 {
-            return Err(Flaw::Head);
+            return Err(ProtocolError::Head);
         }
         self.head = head;
         Ok(())

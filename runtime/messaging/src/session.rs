@@ -1,9 +1,9 @@
 //! Exactly once, on the memory server's side: what each worker has asked for and not yet acknowledged.
 //!
-//! A session belongs to a worker, not to a link. It holds a place for each request from the last acknowledged one on,
+//! A session belongs to a worker, not to a connection. It holds a place for each request from the last acknowledged one on,
 //! [`WINDOW`] at most. A request that is new runs. A repeat of one that runs waits for it; a repeat of one that is done gets
 //! the reply that was kept. Replies are kept until the worker acknowledges them, which every request does along the way; if
-//! they become too many words, those that were sent already are given up, the oldest first, and a repeat is told so.
+//! they become too many words, those that were sent already are dropped, the oldest first, and a repeat is told so.
 
 use std::collections::VecDeque;
 
@@ -24,9 +24,9 @@ enum Place {
     Open,
     /// Under way: what of the reply there is, and how many items are missing.
     Running { reply: Vec<u64>, missing: usize, priority: Priority },
-    /// Done; sent, or in a link's queue.
+    /// Done; sent, or in a connection's queue.
     Done { reply: Vec<u64>, priority: Priority, sent: bool },
-    /// Done, sent and given up.
+    /// Done, sent and dropped.
     Forgotten,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Session {
     pub(super) who: PeerId,
     /// Another number for each session of a thread.
     pub(super) unique: u64,
-    /// The peer whose link it has; none while the worker is away.
+    /// The peer whose connection it has; none while the worker is away.
     pub(super) peer: Option<ServerId>,
     /// The number of the first place.
     base: u64,
@@ -103,7 +103,7 @@ impl Session {
                     *(if sent { &mut self.kept_words } else { &mut self.unsent_words }) -= reply.len();
                     replies.recycle(reply);
                 }
-                // The worker gives up what it has not got; whoever carries it out finds no place for it.
+                // The worker abandons what it has not got; whoever carries it out finds no place for it.
                 Some(_) => {}
                 None => {
                     self.base = acknowledged;
@@ -150,7 +150,7 @@ impl Session {
         self.finish(sequence, words, replies)
     }
 
-    /// Takes notice that a link has taken over a whole reply.
+    /// Takes notice that a connection has taken over a whole reply.
     pub(super) fn sent(&mut self, sequence: u64, replies: &Replies) {
         if let Some(Place::Done { reply, sent: sent @ false, .. }) = self.place(sequence) {
             *sent = true;
@@ -169,8 +169,8 @@ impl Session {
         }
     }
 
-    /// The link is gone, and with it what it had in its queue.
-    pub(super) fn lose_link(&mut self) {
+    /// The connection is gone, and with it what it had in its queue.
+    pub(super) fn lose_connection(&mut self) {
         self.peer = None;
         for place in &mut self.places {
             if let Place::Done { reply, sent: sent @ false, .. } = place {

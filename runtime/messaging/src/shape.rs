@@ -1,13 +1,13 @@
-//! What stands where in the memory that a side of a link opens; the same on both sides.
+//! What stands where in the memory that a side of a connection opens; the same on both sides.
 //!
 //! ```text
 //! lines 0..5      words that the other side writes, each in a cache line of its own (see Control)
 //! word 64         ring of latency-sensitive messages, written by the other side
 //! ...             ring of best-effort messages, likewise
-//! ...             pool: blocks from which the other side fetches
+//! ...             pool: slabs from which the other side fetches
 //! ```
 
-use crate::protocol::{BLOCK_WORDS, Priority};
+use crate::protocol::{Priority, SLAB_WORDS};
 
 const LINE: usize = 8;
 const CONTROL_WORDS: usize = 64;
@@ -41,7 +41,7 @@ impl Control {
 pub(crate) struct Shape {
     /// Words of each ring.
     pub(crate) ring_words: usize,
-    pub(crate) blocks: usize,
+    pub(crate) slabs: usize,
 }
 
 impl Shape {
@@ -49,8 +49,8 @@ impl Shape {
     pub(crate) fn of(words: usize) -> Option<Self> {
         let sixteenth = words / 16;
         let ring_words = (1usize << sixteenth.checked_ilog2()?).min(RING_WORDS_MAX);
-        let blocks = words.checked_sub(CONTROL_WORDS + 2 * ring_words)? / BLOCK_WORDS;
-        (ring_words >= 64 && blocks > 0).then_some(Self { ring_words, blocks })
+        let slabs = words.checked_sub(CONTROL_WORDS + 2 * ring_words)? / SLAB_WORDS;
+        (ring_words >= 64 && slabs > 0).then_some(Self { ring_words, slabs })
     }
 
     pub(crate) fn ring(&self, priority: Priority) -> usize {
@@ -62,7 +62,7 @@ impl Shape {
     }
 
     pub(crate) fn pool_words(&self) -> usize {
-        self.blocks * BLOCK_WORDS
+        self.slabs * SLAB_WORDS
     }
 
     /// Words of the longest frame's body. Frames are short beside the ring, so that a reader which releases a quarter at a
@@ -75,13 +75,13 @@ impl Shape {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use farlink_fabric::listener::{DEFAULT_LINK_BYTES, LINK_BYTES_MIN};
+    use farlink_fabric::listener::{CONNECTION_BYTES_MIN, DEFAULT_CONNECTION_BYTES};
 
     #[test]
     fn nothing_overlaps_and_everything_fits() {
-        let default = Shape::of(DEFAULT_LINK_BYTES / 8).unwrap();
-        assert_eq!((default.ring_words * 8, default.blocks), (64 << 10, 16));
-        for bytes in [LINK_BYTES_MIN, 200 << 10, DEFAULT_LINK_BYTES, 1 << 26, 1 << 30] {
+        let default = Shape::of(DEFAULT_CONNECTION_BYTES / 8).unwrap();
+        assert_eq!((default.ring_words * 8, default.slabs), (64 << 10, 16));
+        for bytes in [CONNECTION_BYTES_MIN, 200 << 10, DEFAULT_CONNECTION_BYTES, 1 << 26, 1 << 30] {
             let shape = Shape::of(bytes / 8).unwrap();
             assert!(shape.ring_words.is_power_of_two() && shape.body_max() < 1 << 16);
             assert_eq!(shape.ring(Priority::Latency) + shape.ring_words, shape.ring(Priority::BestEffort));

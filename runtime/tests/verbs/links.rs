@@ -6,7 +6,7 @@ use farlink_runtime::{
     clock::Clock,
     fabric::{
         Endpoint, Error, Fabric, Request, Ticket, Verb,
-        connection::{LinkState, OpenMemory, PeerId, far},
+        connection::{ConnectionState, OpenMemory, PeerId, far},
         listener::{Change, ListenOptions, Listener, Port},
         verbs::{VerbsFabric, VerbsServer},
     },
@@ -152,7 +152,7 @@ fn opened_memory_takes_writes_and_no_atomics() {
     assert!(matches!(*refused, Error::RequestFailed { .. }), "{refused}");
     assert_eq!(memory[0].load(Ordering::Acquire), 7);
     // It has cost the link, and the worker knows.
-    assert_eq!(worker.endpoint.link_state(server()), LinkState::Dismissed);
+    assert_eq!(worker.endpoint.connection_state(server()), ConnectionState::Dismissed);
     assert!(worker.one(0, Verb::WriteWord(1)).is_err());
     worker.memory = worker.endpoint.connect(server(), who(0)).unwrap();
     assert!(matches!(served.next(), Change::Left { in_order: false, .. }));
@@ -186,13 +186,13 @@ fn each_side_learns_that_the_other_is_gone() {
     // Dismissed by the port, then without anybody who listens.
     let mut dismissed = Worker::new(&fabric, 3);
     let (peer, _) = served.joined();
-    assert_eq!(dismissed.endpoint.link_state(server()), LinkState::Up);
+    assert_eq!(dismissed.endpoint.connection_state(server()), ConnectionState::Up);
     served.port.dismiss(peer);
-    eventually("it is dismissed", || dismissed.endpoint.link_state(server()) == LinkState::Dismissed);
+    eventually("it is dismissed", || dismissed.endpoint.connection_state(server()) == ConnectionState::Dismissed);
     let mut left = Worker::new(&fabric, 4);
     served.joined();
     drop(served);
-    eventually("nobody listens", || left.endpoint.link_state(server()) == LinkState::Dead);
+    eventually("nobody listens", || left.endpoint.connection_state(server()) == ConnectionState::Dead);
     let missing = left.endpoint.connect(server(), who(4));
     assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
 }

@@ -2,7 +2,7 @@
 
 use farlink_runtime::{
     error::Error,
-    fabric::{Error as FabricError, listener::DEFAULT_LINK_BYTES, mem::MemOptions},
+    fabric::{Error as FabricError, listener::DEFAULT_CONNECTION_BYTES, mem::MemOptions},
     messaging::{Batch, ChannelOptions, Error as MessagingError, Kind, Priority, Refusal, ServeMessages, Wait},
 };
 use farlink_tests::{
@@ -34,8 +34,8 @@ fn a_request_is_one_two_sided_message_and_nothing_else() {
 }
 
 /// Many requests of many sizes at a time, both priorities, by both paths: each gets its own reply.
-fn everything_arrives(options: MemOptions, link_bytes: usize, wait: Wait, rounds: u64, words_max: u64) {
-    let scene = scene(1, options, link_bytes, &ServeMessages { wait, ..ServeMessages::default() });
+fn everything_arrives(options: MemOptions, connection_bytes: usize, wait: Wait, rounds: u64, words_max: u64) {
+    let scene = scene(1, options, connection_bytes, &ServeMessages { wait, ..ServeMessages::default() });
     let compute = scene.join(2);
     let worker = compute.worker().unwrap();
     worker.block_on(async {
@@ -76,7 +76,7 @@ fn everything_arrives(options: MemOptions, link_bytes: usize, wait: Wait, rounds
 
 #[test]
 fn everything_arrives_on_a_good_fabric() {
-    everything_arrives(FAST, DEFAULT_LINK_BYTES, Wait::Auto, 60, 3000);
+    everything_arrives(FAST, DEFAULT_CONNECTION_BYTES, Wait::Auto, 60, 3000);
     everything_arrives(FAST, SMALL, Wait::Event, 60, 3000);
     everything_arrives(FAST, SMALL, Wait::Poll, 30, 20_000);
 }

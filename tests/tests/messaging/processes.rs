@@ -58,7 +58,7 @@ fn hear() -> Option<String> {
 
 /// A memory server that listens, and where others find it.
 fn listen(dir: &Path, manners: Manners) -> (Box<dyn Listener>, Place, Box<dyn Any>) {
-    let options = ListenOptions { ports: 2, link_bytes: SMALL };
+    let options = ListenOptions { ports: 2, connection_bytes: SMALL };
     if Backend::chosen() == Backend::Verbs {
         let cluster = here::start(1, 2 << 20, manners.options()).unwrap();
         return (cluster.listen(server(0), &options).unwrap(), cluster.place().unwrap(), Box::new(cluster));

@@ -22,9 +22,9 @@ use std::{
 
 use super::{bell::Bell, claims::is_locked, files};
 use crate::{
-    connection::{LinkState, OpenMemory, PeerId},
+    connection::{ConnectionState, OpenMemory, PeerId},
     error::Error,
-    listener::{LINK_BYTES_MIN, ListenOptions},
+    listener::{CONNECTION_BYTES_MIN, ListenOptions},
     lock::OwnerId,
     ptr::ServerId,
     region::Region,
@@ -62,7 +62,7 @@ pub(crate) struct Door {
     server: ServerId,
     region: Region,
     ports: usize,
-    link_bytes: usize,
+    connection_bytes: usize,
     place: Place,
 }
 
@@ -73,7 +73,7 @@ impl Door {
     fn format(region: &Region, options: &ListenOptions) {
         let words = region.words();
         words[LINE].store(options.ports as u64, Ordering::Relaxed);
-        words[2 * LINE].store(options.link_bytes as u64, Ordering::Relaxed);
+        words[2 * LINE].store(options.connection_bytes as u64, Ordering::Relaxed);
         words[OPEN].store(1, Ordering::Relaxed);
         words[0].store(MAGIC, Ordering::Release);
     }
@@ -88,7 +88,7 @@ impl Door {
         Self::format(&region, options);
         let lists = (0..options.ports).map(|_| Mutex::new(Vec::new())).collect();
         let place = Place::InProcess(lists);
-        Ok(Self { server, region, ports: options.ports, link_bytes: options.link_bytes, place })
+        Ok(Self { server, region, ports: options.ports, connection_bytes: options.connection_bytes, place })
     }
 
     /// Makes the door of a memory server in the cluster's directory. Who serves its region makes it, so it is alone.
@@ -115,7 +115,7 @@ impl Door {
         let region = Region::of_file(&door, draft)?;
         Self::format(&region, options);
         let place = Place::Files { dir: dir.to_path_buf(), door };
-        Ok(Self { server, region, ports: options.ports, link_bytes: options.link_bytes, place })
+        Ok(Self { server, region, ports: options.ports, connection_bytes: options.connection_bytes, place })
     }
 
     /// The door of a memory server of the cluster in `dir`, if it listens.
@@ -139,13 +139,13 @@ impl Door {
         }
         let region = Region::of_file(&door, &path)?;
         let word = |index: usize| region.words()[index].load(Ordering::Acquire);
-        let (ports, link_bytes) = (word(LINE) as usize, word(2 * LINE) as usize);
-        let options = ListenOptions { ports, link_bytes };
+        let (ports, connection_bytes) = (word(LINE) as usize, word(2 * LINE) as usize);
+        let options = ListenOptions { ports, connection_bytes };
         if word(0) != MAGIC || options.validate().is_err() || Self::bytes(ports) as u64 != bytes {
             return Err(bad());
         }
         let place = Place::Files { dir: dir.to_path_buf(), door };
-        Ok(Self { server, region, ports, link_bytes, place })
+        Ok(Self { server, region, ports, connection_bytes, place })
     }
 
     pub(super) fn server(&self) -> ServerId {
@@ -200,11 +200,11 @@ impl Door {
         let port = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % door.ports;
         let memory = match &door.place {
             Place::InProcess(lists) => {
-                let memory = LinkMemory::anonymous(door.link_bytes, who)?;
+                let memory = LinkMemory::anonymous(door.connection_bytes, who)?;
                 lock(&lists[port]).push(memory.clone());
                 memory
             }
-            Place::Files { dir, .. } => LinkMemory::file(dir, door.server, port, door.link_bytes, who)?,
+            Place::Files { dir, .. } => LinkMemory::file(dir, door.server, port, door.connection_bytes, who)?,
         };
         door.tell(port);
         if !door.is_open() {
@@ -227,7 +227,7 @@ impl Door {
                 let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
                 ours.map(|entry| entry.path())
                     .filter(|path| !known(path))
-                    .filter_map(|path| LinkMemory::found(path, self.link_bytes))
+                    .filter_map(|path| LinkMemory::found(path, self.connection_bytes))
                     .collect()
             }
         }
@@ -257,19 +257,19 @@ pub(super) struct LinkMemory {
 }
 
 impl LinkMemory {
-    fn bytes(link_bytes: usize) -> usize {
-        LINK_HEADER * 8 + 2 * link_bytes
+    fn bytes(connection_bytes: usize) -> usize {
+        LINK_HEADER * 8 + 2 * connection_bytes
     }
 
-    fn anonymous(link_bytes: usize, who: PeerId) -> Result<Self, Error> {
-        let region = Arc::new(Region::anonymous(Self::bytes(link_bytes))?);
-        let memory = Self { region, link_words: link_bytes / 8, file: None };
+    fn anonymous(connection_bytes: usize, who: PeerId) -> Result<Self, Error> {
+        let region = Arc::new(Region::anonymous(Self::bytes(connection_bytes))?);
+        let memory = Self { region, link_words: connection_bytes / 8, file: None };
         memory.sign(who);
         Ok(memory)
     }
 
     /// A locked file with its memory reserved, given its name only when it is whole.
-    fn file(dir: &Path, server: ServerId, port: usize, link_bytes: usize, who: PeerId) -> Result<Self, Error> {
+    fn file(dir: &Path, server: ServerId, port: usize, connection_bytes: usize, who: PeerId) -> Result<Self, Error> {
         static TURN: OnceLock<std::sync::atomic::AtomicU64> = OnceLock::new();
         let turn = TURN.get_or_init(Default::default).fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("{server}.{port}.{}.{}.{turn}", who.owner.incarnation(), who.worker);
@@ -279,11 +279,11 @@ impl LinkMemory {
         let mut open = OpenOptions::new();
         let file = open.read(true).write(true).create(true).truncate(true).open(&draft).map_err(Error::io(failed()))?;
         let made = (|| {
-            files::reserve(&file, Self::bytes(link_bytes) as u64).map_err(Error::io(failed()))?;
+            files::reserve(&file, Self::bytes(connection_bytes) as u64).map_err(Error::io(failed()))?;
             file.lock().map_err(Error::io(failed()))?;
             let region = Arc::new(Region::of_file(&file, &draft)?);
             let file = Some(Arc::new((path.clone(), file)));
-            let memory = Self { region, link_words: link_bytes / 8, file };
+            let memory = Self { region, link_words: connection_bytes / 8, file };
             memory.sign(who);
             fs::rename(&draft, &path).map_err(Error::io(failed()))?;
             Ok(memory)
@@ -295,15 +295,15 @@ impl LinkMemory {
     }
 
     /// The link that a worker has left in this file; none if it is not one, or nobody holds it any more.
-    fn found(path: PathBuf, link_bytes: usize) -> Option<Self> {
+    fn found(path: PathBuf, connection_bytes: usize) -> Option<Self> {
         let file = OpenOptions::new().read(true).write(true).open(&path).ok()?;
-        let whole = file.metadata().is_ok_and(|metadata| metadata.len() == Self::bytes(link_bytes) as u64);
+        let whole = file.metadata().is_ok_and(|metadata| metadata.len() == Self::bytes(connection_bytes) as u64);
         if !is_locked(&file) || !whole {
             let _ = fs::remove_file(&path);
             return None;
         }
         let region = Arc::new(Region::of_file(&file, &path).ok()?);
-        let memory = Self { region, link_words: link_bytes / 8, file: Some(Arc::new((path, file))) };
+        let memory = Self { region, link_words: connection_bytes / 8, file: Some(Arc::new((path, file))) };
         if memory.who().is_none() {
             memory.remove_file();
             return None;
@@ -373,13 +373,13 @@ impl WorkerEnd {
         self.end = BROKEN;
     }
 
-    pub(super) fn state(&self) -> LinkState {
+    pub(super) fn state(&self) -> ConnectionState {
         if !self.door.is_open() {
-            LinkState::Dead
+            ConnectionState::Dead
         } else if self.memory.flag(DISMISSED).load(Ordering::Acquire) != 0 {
-            LinkState::Dismissed
+            ConnectionState::Dismissed
         } else {
-            LinkState::Up
+            ConnectionState::Up
         }
     }
 }
@@ -441,4 +441,4 @@ pub(super) struct Far {
     pub(super) bell: Option<(Arc<Door>, usize)>,
 }
 
-const _: () = assert!(LINK_BYTES_MIN.is_multiple_of(4096));
+const _: () = assert!(CONNECTION_BYTES_MIN.is_multiple_of(4096));

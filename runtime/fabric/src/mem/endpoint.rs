@@ -10,7 +10,7 @@ use super::{
 use crate::{
     buffer::LocalKey,
     clock::Clock,
-    connection::{LinkState, OpenMemory, PeerId, far_offset},
+    connection::{ConnectionState, OpenMemory, PeerId, far_offset},
     endpoint::{Capabilities, Completion, Done, Endpoint, Request, Verb},
     error::Error,
     ptr::{RemotePtr, ServerId},
@@ -276,8 +276,8 @@ impl Endpoint for MemEndpoint {
         }
     }
 
-    fn link_state(&mut self, server: ServerId) -> LinkState {
-        self.links.get(server.index()).and_then(Option::as_ref).map_or(LinkState::Dead, WorkerEnd::state)
+    fn connection_state(&mut self, server: ServerId) -> ConnectionState {
+        self.links.get(server.index()).and_then(Option::as_ref).map_or(ConnectionState::Dead, WorkerEnd::state)
     }
 
     fn next_due_ns(&self) -> Option<u64> {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     buffer::LocalKey,
-    connection::{LinkState, OpenMemory, PeerId},
+    connection::{ConnectionState, OpenMemory, PeerId},
     endpoint::{Capabilities, Completion, Endpoint, Request, Verb},
     error::Error,
     ptr::{RemotePtr, ServerId},
@@ -236,8 +236,8 @@ impl Endpoint for VerbsEndpoint {
         self.unlink(server, true);
     }
 
-    fn link_state(&mut self, server: ServerId) -> LinkState {
-        self.talks.get_mut(server.index()).and_then(Option::as_mut).map_or(LinkState::Dead, Talk::state)
+    fn connection_state(&mut self, server: ServerId) -> ConnectionState {
+        self.talks.get_mut(server.index()).and_then(Option::as_mut).map_or(ConnectionState::Dead, Talk::state)
     }
 }
 

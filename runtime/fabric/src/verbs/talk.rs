@@ -15,10 +15,10 @@ use super::{
     session::{Awaited, Session},
 };
 use crate::{
-    connection::{LinkState, OpenMemory, PeerId},
+    connection::{ConnectionState, OpenMemory, PeerId},
     endpoint::{Completion, Request},
     error::Error,
-    listener::LINK_BYTES_MIN,
+    listener::CONNECTION_BYTES_MIN,
     ptr::RemotePtr,
     sync::Arc,
     wire::DecodeError,
@@ -27,7 +27,7 @@ use crate::{
 /// Requests of a message link in its queue pair; more wait their turn.
 pub(super) const TALK_DEPTH: u32 = 64;
 /// More than any memory server opens.
-const LINK_BYTES_MAX: u64 = 1 << 30;
+const CONNECTION_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Debug)]
 pub(super) struct Talk {
@@ -39,7 +39,7 @@ pub(super) struct Talk {
     theirs: u32,
     /// Whether the memory server was asked what has become of the link, and what it said last.
     asked: Option<Awaited>,
-    state: LinkState,
+    state: ConnectionState,
 }
 
 impl Talk {
@@ -52,7 +52,7 @@ impl Talk {
     ) -> Result<(Self, OpenMemory), Error> {
         let missing = |why: String| Error::ServerMissing { server: session.server(), why };
         let bytes = match session.ask(&Question::Listens)?.wait()? {
-            Answer::Listens { bytes } if (LINK_BYTES_MIN as u64..=LINK_BYTES_MAX).contains(&bytes) => bytes,
+            Answer::Listens { bytes } if (CONNECTION_BYTES_MIN as u64..=CONNECTION_BYTES_MAX).contains(&bytes) => bytes,
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
         };
@@ -73,7 +73,7 @@ impl Talk {
         session.ask(&Question::LinkReady(u64::from(theirs)))?;
         let memory = opening.memory();
         let session = Arc::clone(session);
-        Ok((Self { lane, _opening: opening, session, theirs, asked: None, state: LinkState::Up }, memory))
+        Ok((Self { lane, _opening: opening, session, theirs, asked: None, state: ConnectionState::Up }, memory))
     }
 
     /// Whether a request can be taken: the other side has opened these bytes, and the link is not broken.
@@ -117,20 +117,20 @@ impl Talk {
     }
 
     /// What is known of it. Asks the memory server, and does not wait: its answer is what the next call returns.
-    pub(super) fn state(&mut self) -> LinkState {
+    pub(super) fn state(&mut self) -> ConnectionState {
         if self.session.lost().is_some() {
-            return LinkState::Dead;
+            return ConnectionState::Dead;
         }
         if !self.lane.is_connected() {
-            return LinkState::Dismissed;
+            return ConnectionState::Dismissed;
         }
         match self.asked.as_ref().map(Awaited::try_take) {
             Some(None) => return self.state,
             Some(Some(Ok(Answer::Link(state)))) => self.state = state,
-            Some(Some(Err(_))) => self.state = LinkState::Dead,
+            Some(Some(Err(_))) => self.state = ConnectionState::Dead,
             _ => {}
         }
-        self.asked = self.session.ask(&Question::LinkState(u64::from(self.theirs))).ok();
+        self.asked = self.session.ask(&Question::ConnectionState(u64::from(self.theirs))).ok();
         self.state
     }
 

@@ -1,10 +1,10 @@
-//! A channel's requests and what becomes of them: the slots, the link that carries them, and who waits for what.
+//! A channel's requests and what becomes of them: the slots, the connection that carries them, and who waits for what.
 
 use std::{collections::VecDeque, rc::Rc};
 
 use super::{ChannelOptions, Host, Waiter};
 use crate::{
-    connection::{Broken, Carrier, Connection, HowToSend, Source},
+    connection::{Broken, Carrier, Connection, SendConfig, Source},
     error::Error,
     message::{FromServer, read_from_server},
     protocol::{CHUNK_WORDS, Priority, WINDOW},
@@ -43,7 +43,7 @@ impl Failure {
 pub(super) enum Progress {
     #[default]
     Free,
-    /// Not in a link's queue.
+    /// Not in a connection's queue.
     Waiting,
     Sent,
     Answered(Vec<u64>),
@@ -72,25 +72,25 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) phase: Phase,
-    pub(super) link: Option<Connection>,
+    pub(super) connection: Option<Connection>,
     pub(super) generation: u32,
     /// The incarnation of the memory server that knows this worker's session.
     pub(super) incarnation: Option<u64>,
     pub(super) slots: Slots,
     pub(super) next: u64,
-    /// Everything below has been answered, or given up.
+    /// Everything below has been answered, or dropped.
     pub(super) lowest: u64,
     /// Who waits for room, by priority, and who for a connection.
     pub(super) waiting: [VecDeque<Waiter>; 2],
     pub(super) connecting: Vec<Waiter>,
     pub(super) spare: Spare,
     pub(super) options: ChannelOptions,
-    /// Messages of more words are announced and fetched.
+    /// Messages of more words go by rendezvous.
     pub(super) eager_words: usize,
     pub(super) dirty: bool,
-    pub(super) looks: u32,
-    pub(super) fruitless: u32,
-    pub(super) complaints: u64,
+    pub(super) idle_polls: u32,
+    pub(super) failed_attempts: u32,
+    pub(super) nacks: u64,
     pub(super) why_down: Rc<str>,
 }
 
@@ -111,7 +111,7 @@ impl Source for Slots {
     }
 }
 
-/// What links need of their worker.
+/// What connections need of their worker.
 pub(super) struct WorkerCarrier<'a> {
     host: &'a dyn Host,
     spare: &'a mut Spare,
@@ -132,11 +132,11 @@ impl Carrier for WorkerCarrier<'_> {
 }
 
 impl Core {
-    /// Without a link; nothing was asked yet.
+    /// Without a connection; nothing was asked yet.
     pub(super) fn new(options: ChannelOptions, capabilities: &Capabilities) -> Self {
         Self {
             phase: Phase::Down,
-            link: None,
+            connection: None,
             generation: 0,
             incarnation: None,
             slots: Slots((0..WINDOW).map(|_| Slot::default()).collect()),
@@ -148,9 +148,9 @@ impl Core {
             options,
             eager_words: options.eager_words.unwrap_or(capabilities.eager_words),
             dirty: false,
-            looks: 0,
-            fruitless: 0,
-            complaints: 0,
+            idle_polls: 0,
+            failed_attempts: 0,
+            nacks: 0,
             why_down: "".into(),
         }
     }
@@ -160,9 +160,9 @@ impl Core {
         for priority in Priority::ALL {
             let (mut taken, mut words) = (0, 0);
             loop {
-                let Some(link) = &mut self.link else { return Ok(()) };
+                let Some(connection) = &mut self.connection else { return Ok(()) };
                 let carrier = &mut WorkerCarrier { host, spare: &mut self.spare };
-                let Some(message) = link.receive(priority, carrier)? else { break };
+                let Some(message) = connection.receive(priority, carrier)? else { break };
                 taken += 1;
                 words += message.len();
                 self.take_message(host, message);
@@ -173,14 +173,14 @@ impl Core {
                 }
             }
         }
-        let Some(link) = &mut self.link else { return Ok(()) };
+        let Some(connection) = &mut self.connection else { return Ok(()) };
         let carrier = &mut WorkerCarrier { host, spare: &mut self.spare };
         if self.phase == Phase::Up {
-            self.dirty |= link.send_out(&self.slots, carrier)?.owes;
-            link.sent.clear();
+            self.dirty |= connection.send_out(&self.slots, carrier)?.owes;
+            connection.sent.clear();
         }
-        link.release(carrier);
-        let moved = std::mem::take(&mut link.words_moved);
+        connection.release(carrier);
+        let moved = std::mem::take(&mut connection.words_moved);
         host.count_bytes(moved * 8);
         Ok(())
     }
@@ -191,16 +191,16 @@ impl Core {
                 let sequence = reply.sequence;
                 let in_window = self.lowest <= sequence && sequence < self.next;
                 if in_window && matches!(self.slots.of(sequence).progress, Progress::Sent) {
-                    self.fruitless = 0;
+                    self.failed_attempts = 0;
                     self.settle(host, sequence, Progress::Answered(message));
                     return;
                 }
             }
-            Ok(FromServer::Welcome { server, resumed }) => self.welcome(host, server, resumed),
-            Ok(FromServer::Complaint(_)) => self.complaints += 1,
+            Ok(FromServer::HelloAck { server, resumed }) => self.hello_ack(host, server, resumed),
+            Ok(FromServer::Nack(_)) => self.nacks += 1,
             Err(why) => {
                 tracing::warn!(%why, "a malformed message of the memory server");
-                self.complaints += 1;
+                self.nacks += 1;
             }
         }
         self.recycle(message);
@@ -210,16 +210,16 @@ impl Core {
         self.spare.put(message);
     }
 
-    fn welcome(&mut self, host: &dyn Host, server: u64, resumed: bool) {
+    fn hello_ack(&mut self, host: &dyn Host, server: u64, resumed: bool) {
         let same = self.incarnation.replace(server) == Some(server) && resumed;
         self.phase = Phase::Up;
         self.dirty = true;
-        if let Some(link) = &mut self.link {
-            // The welcome is nobody's message.
-            link.words_moved = 0;
+        if let Some(connection) = &mut self.connection {
+            // The hello_ack is nobody's message.
+            connection.words_moved = 0;
             // The memory server sends its replies in the same way.
-            let how = HowToSend { eager_words: self.eager_words, coalesce: self.options.coalesce };
-            link.post_control_word(how.word(), &mut WorkerCarrier { host, spare: &mut self.spare });
+            let config = SendConfig { eager_words: self.eager_words, coalesce: self.options.coalesce };
+            connection.post_control_word(config.word(), &mut WorkerCarrier { host, spare: &mut self.spare });
         }
         for sequence in self.lowest..self.next {
             match self.slots.of(sequence).progress {
@@ -236,16 +236,18 @@ impl Core {
         self.wake_connecting(host);
     }
 
-    /// Puts a request in the link's queue; true if it should not wait there for others.
+    /// Puts a request in the connection's queue; true if it should not wait there for others.
     pub(super) fn send(&mut self, sequence: u64) -> bool {
         let slot = self.slots.of(sequence);
-        let (Some(link), Some(priority)) = (&mut self.link, slot.priority) else { return false };
-        link.enqueue(priority, sequence);
+        let (Some(connection), Some(priority)) = (&mut self.connection, slot.priority) else { return false };
+        connection.enqueue(priority, sequence);
         slot.progress = Progress::Sent;
         self.dirty = true;
         let is_small = self.options.coalesce && slot.message.len() <= COALESCE_WORDS;
         let unanswered = (self.next - self.lowest) as usize;
-        !is_small || priority == Priority::Latency || link.queued() >= (unanswered / 4).clamp(4, COALESCE_MESSAGES)
+        !is_small
+            || priority == Priority::Latency
+            || connection.queued() >= (unanswered / 4).clamp(4, COALESCE_MESSAGES)
     }
 
     /// Everything unanswered fails.

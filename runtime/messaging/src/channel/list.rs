@@ -1,4 +1,4 @@
-//! The channels of a worker, and the link of each: made, looked after, and made again when it is lost.
+//! The channels of a worker, and the connection of each: made, looked after, and made again when it is lost.
 
 use std::{
     cell::{Cell, RefCell},
@@ -10,12 +10,12 @@ use super::{
     core::{Core, Phase},
 };
 use crate::connection::{Broken, Connection, Sending};
-use farlink_fabric::{Completion, Error as FabricError, connection::LinkState, ptr::ServerId};
+use farlink_fabric::{Completion, Error as FabricError, connection::ConnectionState, ptr::ServerId};
 
-/// Exchanges without news after which a channel that waits asks what has become of its link.
-const LOOKS_MAX: u32 = 4096;
-/// Links that may be lost one after another without a single reply.
-const FRUITLESS_MAX: u32 = 4;
+/// Exchanges without news after which a channel that waits asks what has become of its connection.
+const IDLE_POLLS_MAX: u32 = 4096;
+/// Connections that may be lost one after another without a single reply.
+const FAILED_ATTEMPTS_MAX: u32 = 4;
 
 /// What a worker keeps of a channel.
 #[derive(Debug)]
@@ -54,19 +54,19 @@ impl Channels {
         progress
     }
 
-    /// Takes a completion of a link's request.
+    /// Takes a completion of a connection's request.
     pub fn complete(&self, completion: Completion) {
         let server = Connection::other_of(completion.ticket);
         let list = self.list.borrow();
         let Some(state) = list.iter().find(|state| state.server == server) else { return };
         let core = &mut *state.core.borrow_mut();
         core.dirty = true;
-        if let Some(link) = &mut core.link {
-            link.complete(completion);
+        if let Some(connection) = &mut core.connection {
+            connection.complete(completion);
         }
     }
 
-    /// The worker ends: closes all links.
+    /// The worker ends: closes all connections.
     pub fn close(&self, host: &dyn Host) {
         for state in self.list.take() {
             state.fail(host, "its worker has ended");
@@ -78,39 +78,43 @@ impl Channels {
 impl State {
     fn turn(&self, host: &dyn Host) -> bool {
         let core = &mut *self.core.borrow_mut();
-        let Some(link) = &mut core.link else { return false };
-        let news = core.dirty || link.has_news();
+        let Some(connection) = &mut core.connection else { return false };
+        let news = core.dirty || connection.has_news();
         if news {
-            core.looks = 0;
+            core.idle_polls = 0;
             core.dirty = false;
             match core.exchange(host) {
                 Ok(()) => {}
-                Err(Broken::Flaw(flaw)) => core.fail(host, &format!("the memory server broke the protocol: {flaw}")),
+                Err(Broken::Protocol(error)) => {
+                    core.fail(host, &format!("the memory server broke the protocol: {error}"))
+                }
                 Err(Broken::Failed(error)) => self.connect_again(core, host, &error.to_string()),
             }
         } else {
-            core.looks += 1;
-            if core.looks < LOOKS_MAX {
+            core.idle_polls += 1;
+            if core.idle_polls < IDLE_POLLS_MAX {
                 return false;
             }
-            core.looks = 0;
-            self.look_after(core, host);
+            core.idle_polls = 0;
+            self.check_connection(core, host);
         }
-        if core.phase == Phase::Down && core.link.take().is_some() {
+        if core.phase == Phase::Down && core.connection.take().is_some() {
             host.endpoint().borrow_mut().disconnect(self.server);
         }
         news
     }
 
-    /// Nothing has come for a while: asks what has become of the link, if somebody waits.
-    fn look_after(&self, core: &mut Core, host: &dyn Host) {
-        let is_sending = core.link.as_ref().is_some_and(Connection::is_sending);
+    /// Nothing has come for a while: asks what has become of the connection, if somebody waits.
+    fn check_connection(&self, core: &mut Core, host: &dyn Host) {
+        let is_sending = core.connection.as_ref().is_some_and(Connection::is_sending);
         if core.phase == Phase::Connecting || core.next != core.lowest || is_sending {
-            let state = host.endpoint().borrow_mut().link_state(self.server);
+            let state = host.endpoint().borrow_mut().connection_state(self.server);
             match state {
-                LinkState::Up => {}
-                LinkState::Dismissed => self.connect_again(core, host, "the memory server has closed the link"),
-                LinkState::Dead => core.fail(host, "the memory server is gone"),
+                ConnectionState::Up => {}
+                ConnectionState::Dismissed => {
+                    self.connect_again(core, host, "the memory server has closed the connection")
+                }
+                ConnectionState::Dead => core.fail(host, "the memory server is gone"),
             }
         }
     }
@@ -118,17 +122,17 @@ impl State {
     fn fail(&self, host: &dyn Host, why: &str) {
         let core = &mut *self.core.borrow_mut();
         core.fail(host, why);
-        core.link = None;
+        core.connection = None;
         host.endpoint().borrow_mut().disconnect(self.server);
     }
 
-    /// Opens a link. What is unanswered stays in its slots.
+    /// Opens a connection. What is unanswered stays in its slots.
     pub(super) fn connect(&self, core: &mut Core, host: &dyn Host) -> Result<(), FabricError> {
         let who = host.peer_id();
         let memory = loop {
-            core.fruitless += 1;
-            if core.fruitless > FRUITLESS_MAX {
-                let why = format!("{FRUITLESS_MAX} links were lost without a single reply");
+            core.failed_attempts += 1;
+            if core.failed_attempts > FAILED_ATTEMPTS_MAX {
+                let why = format!("{FAILED_ATTEMPTS_MAX} connections were lost without a single reply");
                 return Err(FabricError::ServerMissing { server: self.server, why });
             }
             match host.endpoint().borrow_mut().connect(self.server, who) {
@@ -142,16 +146,16 @@ impl State {
             coalesce: core.options.coalesce,
             eager_words: core.eager_words,
         };
-        let link = Connection::new(memory, self.server, core.generation, sending);
+        let connection = Connection::new(memory, self.server, core.generation, sending);
         let too_small = || FabricError::ServerMissing { server: self.server, why: "it opens too little memory".into() };
-        core.link = Some(link.ok_or_else(too_small)?);
+        core.connection = Some(connection.ok_or_else(too_small)?);
         core.phase = Phase::Connecting;
         core.dirty = true;
         Ok(())
     }
 
     fn connect_again(&self, core: &mut Core, host: &dyn Host, why: &str) {
-        tracing::debug!(server = %self.server, why, "lost a link");
+        tracing::debug!(server = %self.server, why, "lost a connection");
         if let Err(error) = self.connect(core, host) {
             core.fail(host, &format!("{why}, and: {error}"));
         }

@@ -1,10 +1,10 @@
-//! A worker's side: requests, their replies, and what happens when a link is lost.
+//! A worker's side: requests, their replies, and what happens when a connection is lost.
 //!
 //! A worker has one channel to each memory server, whoever asks for it. Requests are numbered and wait in slots, with
 //! their words, until their replies have come: so they can be sent again. The worker looks at its channels at every exchange
 //! ([`Channels::turn`]); all that tasks have asked for since the last one goes out together.
 //!
-//! When the memory server has dismissed the link, the worker connects again. If the same server answers and still has the
+//! When the memory server has dismissed the connection, the worker connects again. If the same server answers and still has the
 //! session, everything unanswered is sent again, and nothing is done twice. If it is another incarnation, or it is gone, what
 //! was sent and not answered ends in [`Error::OutcomeUnknown`].
 
@@ -42,8 +42,8 @@ use farlink_fabric::{Error as FabricError, ptr::ServerId, wire::Wire};
 /// How a channel sends, in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChannelOptions {
-    /// The eager limit: messages of at most so many words are written into the ring (eager), longer ones are announced there
-    /// and fetched by the receiver (rendezvous). `None` for the fabric's own, [`Capabilities::eager_words`].
+    /// The eager limit: messages of at most so many words are written into the ring (eager), longer ones are
+    /// read by the receiver (rendezvous). `None` for the fabric's own, [`Capabilities::eager_words`].
     pub eager_words: Option<usize>,
     /// Sends several requests in one write, and gets several replies in one.
     pub coalesce: bool,
@@ -101,7 +101,7 @@ impl Channel {
 
     /// What the memory server last said of its load; none before its first report.
     pub fn load(&self) -> Option<Load> {
-        self.state.core.borrow().link.as_ref().and_then(|link| Load::read(link.control_word()))
+        self.state.core.borrow().connection.as_ref().and_then(|connection| Load::read(connection.control_word()))
     }
 
     /// Its eager limit: see [`ChannelOptions::eager_words`].
@@ -110,8 +110,8 @@ impl Channel {
     }
 
     /// Messages that made no sense to the memory server, or that it sent and that made no sense here.
-    pub fn complaints(&self) -> u64 {
-        self.state.core.borrow().complaints
+    pub fn nacks(&self) -> u64 {
+        self.state.core.borrow().nacks
     }
 
     /// Sends a request and waits for the reply. Waits first while [`WINDOW`](crate::messaging::WINDOW) others are unanswered (of a
@@ -178,7 +178,7 @@ impl Channel {
         }
     }
 
-    /// Waits until the link is up. Opens it if it is down.
+    /// Waits until the connection is up. Opens it if it is down.
     async fn connected(&self) -> Result<(), Error> {
         let mut tried = false;
         poll_fn(|cx| {
@@ -192,7 +192,7 @@ impl Channel {
                 if host.has_ended() {
                     return Poll::Ready(Err(missing(self.state.server, "this worker has ended")));
                 }
-                core.fruitless = 0;
+                core.failed_attempts = 0;
                 if let Err(error) = self.state.connect(core, host) {
                     return Poll::Ready(Err(error.into()));
                 }
@@ -252,7 +252,7 @@ impl Channel {
         core.phase != Phase::Down && core.next - core.lowest < window(priority)
     }
 
-    /// Waits for a free slot, and for the link to be opened again if it is down.
+    /// Waits for a free slot, and for the connection to be opened again if it is down.
     async fn room(&self, priority: Priority) -> Result<(), Error> {
         loop {
             if self.state.core.borrow().phase == Phase::Down {

@@ -21,8 +21,8 @@ use farlink_fabric::{
 
 use super::{Channel, ChannelOptions, Channels, Host, Tasks};
 use crate::{
-    connection::{Carrier, Connection, HowToSend, Sending, Source},
-    message::welcome,
+    connection::{Carrier, Connection, SendConfig, Sending, Source},
+    message::hello_ack,
 };
 
 /// One task, which is polled after every turn.
@@ -118,7 +118,7 @@ impl Source for Nothing {
     }
 }
 
-/// What a channel's options say reaches the memory server once the link is up.
+/// What a channel's options say reaches the memory server once the connection is up.
 #[test]
 fn a_channel_tells_the_memory_server_how_to_send() {
     let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
@@ -142,9 +142,9 @@ fn a_channel_tells_the_memory_server_how_to_send() {
         for change in changes.drain(..) {
             let Change::Joined { peer, memory, .. } = change else { panic!("nobody left: {change:?}") };
             let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX };
-            let mut link = Connection::new(memory, peer, 1, sending).unwrap();
-            link.enqueue_notice(&welcome(1, false));
-            server = Some(link);
+            let mut connection = Connection::new(memory, peer, 1, sending).unwrap();
+            connection.enqueue_notice(&hello_ack(1, false));
+            server = Some(connection);
         }
         let server = server.as_mut()?;
         let mut carrier = Posts(&buffers, Vec::new());
@@ -153,9 +153,9 @@ fn a_channel_tells_the_memory_server_how_to_send() {
         let mut completions = Vec::new();
         port.poll(&mut completions);
         completions.into_iter().for_each(|completion| server.complete(completion));
-        server.told()
+        server.remote_config()
     });
-    assert_eq!(told, Some(HowToSend { eager_words: 77, coalesce: false }));
+    assert_eq!(told, Some(SendConfig { eager_words: 77, coalesce: false }));
     assert!(matches!(poll(), Poll::Ready(Ok(_))));
     worker.channels.close(&*worker);
     // The port goes before the buffers that it may still use.

@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 
 use super::{Broken, Carrier, Connection, Op};
 use crate::{
-    frame::{Announced, Form, Frame},
-    protocol::{CHUNK_WORDS, MESSAGE_WORDS_MAX, PIECE_WORDS, Priority},
-    ring::{Consumer, Flaw},
+    frame::{Form, Frame, Rendezvous},
+    protocol::{CHUNK_WORDS, MESSAGE_WORDS_MAX, Priority, RENDEZVOUS_WORDS},
+    ring::{Consumer, ProtocolError},
     shape::{Control, Shape},
 };
 use farlink_fabric::{Verb, buffer::Buffer, connection::far, sync::Ordering};
 
 #[derive(Debug)]
 pub(super) struct Fetch {
-    /// The end of the frame that announced it.
+    /// The end of the frame that rendezvous it.
     pub(super) end: u64,
     pub(super) words: usize,
     pub(super) frame: Frame,
@@ -24,10 +24,10 @@ pub(super) struct Fetch {
 pub(super) struct Incoming {
     pub(super) consumer: Consumer,
     pub(super) fetches: VecDeque<Fetch>,
-    /// The number of the first of them, counted from the link's start.
+    /// The number of the first of them, counted from the connection's start.
     pub(super) first_fetch: u64,
     pub(super) fetching: usize,
-    /// Up to here pieces were fetched: until a tail says so, the other side's pool lacks them.
+    /// Up to here slots were fetched: until a tail says so, the other side's pool lacks them.
     pub(super) fetched: u64,
     /// A published tail is under way.
     pub(super) releasing: bool,
@@ -48,8 +48,8 @@ impl Incoming {
         }
     }
 
-    /// Whether a piece has been fetched and the other side does not know.
-    fn owes_pieces(&self) -> bool {
+    /// Whether a slot has been fetched and the other side does not know.
+    fn owes_slots(&self) -> bool {
         self.fetched > self.consumer.tail()
     }
 }
@@ -78,7 +78,7 @@ impl Connection {
             let consumer = &mut incoming.consumer;
             let frame = Frame::read(consumer.peek(ring, 0), consumer.position())?;
             if 1 + frame.body_words > consumer.available() || frame.body_words > self.shape.body_max() {
-                return Err(Flaw::Frame.into());
+                return Err(ProtocolError::Frame.into());
             }
             match frame.form {
                 // Parts come in order: not before what is being fetched.
@@ -93,26 +93,31 @@ impl Connection {
                         return Ok(message);
                     }
                 }
-                Form::Announced => {
-                    let announced = Announced::read(consumer.peek(ring, 1), self.shape.pool_words(), PIECE_WORDS)?;
-                    if incoming.fetching > 0 && incoming.fetching + announced.words > CHUNK_WORDS {
+                Form::Rendezvous => {
+                    let rendezvous =
+                        Rendezvous::read(consumer.peek(ring, 1), self.shape.pool_words(), RENDEZVOUS_WORDS)?;
+                    if incoming.fetching > 0 && incoming.fetching + rendezvous.words > CHUNK_WORDS {
                         return Ok(None);
                     }
-                    let buffer = carrier.buffer(announced.words).map_err(|error| Broken::Failed(Box::new(error)))?;
+                    let buffer = carrier.buffer(rendezvous.words).map_err(|error| Broken::Failed(Box::new(error)))?;
                     consumer.take(ring, 2, 0, &mut Vec::new());
-                    let fetch = Fetch { end: consumer.position(), words: announced.words, frame, arrived: None };
+                    let fetch = Fetch { end: consumer.position(), words: rendezvous.words, frame, arrived: None };
                     let number = incoming.first_fetch + incoming.fetches.len() as u64;
                     incoming.fetches.push_back(fetch);
-                    incoming.fetching += announced.words;
-                    let at = far(self.other, (self.shape.pool() + announced.first) as u64 * 8);
+                    incoming.fetching += rendezvous.words;
+                    let at = far(self.other, (self.shape.pool() + rendezvous.first) as u64 * 8);
                     self.post(at, Verb::Read(buffer), Op::Fetch(priority, number), carrier);
                 }
             }
         }
     }
 
-    /// Appends the pieces that have arrived, in order, up to a message's end.
-    fn take_fetched(&mut self, priority: Priority, carrier: &mut impl Carrier) -> Result<Option<Vec<u64>>, Flaw> {
+    /// Appends the slots that have arrived, in order, up to a message's end.
+    fn take_fetched(
+        &mut self,
+        priority: Priority,
+        carrier: &mut impl Carrier,
+    ) -> Result<Option<Vec<u64>>, ProtocolError> {
         let incoming = &mut self.incoming[priority.index()];
         while let Some(Fetch { end, words, frame, arrived: Some(buffer) }) =
             incoming.fetches.pop_front_if(|fetch| fetch.arrived.is_some())
@@ -130,12 +135,12 @@ impl Connection {
         Ok(None)
     }
 
-    /// Tells the other side what it may overwrite, if it is worth a message: a quarter of a ring, or a piece of its pool.
+    /// Tells the other side what it may overwrite, if it is worth a message: a quarter of a ring, or a slot of its pool.
     pub(crate) fn release(&mut self, carrier: &mut impl Carrier) {
         for priority in Priority::ALL {
             let incoming = &mut self.incoming[priority.index()];
             let words = incoming.consumer.unpublished();
-            let worth_it = words >= self.shape.ring_words / 4 || (incoming.owes_pieces() && words > 0);
+            let worth_it = words >= self.shape.ring_words / 4 || (incoming.owes_slots() && words > 0);
             if worth_it && (self.sending.ordered || !incoming.releasing) {
                 incoming.releasing = true;
                 let tail = incoming.consumer.release();
@@ -151,13 +156,13 @@ fn begin_part<'a>(
     frame: Frame,
     words: usize,
     carrier: &mut impl Carrier,
-) -> Result<&'a mut Vec<u64>, Flaw> {
+) -> Result<&'a mut Vec<u64>, ProtocolError> {
     if frame.first == message.is_some() || words == 0 {
-        return Err(Flaw::Part);
+        return Err(ProtocolError::Part);
     }
     let message = message.get_or_insert_with(|| carrier.vector());
     if message.len() + words > MESSAGE_WORDS_MAX {
-        return Err(Flaw::TooLong);
+        return Err(ProtocolError::TooLong);
     }
     Ok(message)
 }

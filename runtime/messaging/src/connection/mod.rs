@@ -1,15 +1,15 @@
-//! One end of a link: messages of two priorities out and in. The same for workers and memory servers.
+//! One end of a connection: messages of two priorities out and in. The same for workers and memory servers.
 //!
-//! No waiting and no threads: whoever owns a link calls [`Connection::send_out`] and [`Connection::receive`] now and then, posts what
-//! they ask for, and brings back completions. A message that is to be sent stays with its owner ([`Source`]) until the link
+//! No waiting and no threads: whoever owns a connection calls [`Connection::send_out`] and [`Connection::receive`] now and then, posts what
+//! they ask for, and brings back completions. A message that is to be sent stays with its owner ([`Source`]) until the connection
 //! has copied it, so a full ring costs no memory.
 //!
-//! A message goes inline, in frames of at most a quarter of the ring, or, if it is longer than the eager limit, in pieces
-//! that are copied to the pool and announced; the receiver fetches them. A ring's tail passes an announcing frame only
-//! when its piece has been fetched, so the tail alone says which pieces of the pool are free again.
+//! A message goes inline, in frames of at most a quarter of the ring, or, if it is longer than the eager limit, by
+//! rendezvous: in slots of the pool, each described by a frame; the receiver READs them. A ring's tail passes such a frame
+//! only when its slot has been read, so the tail alone says which slots of the pool are free again.
 //!
 //! Priorities have rings of their own. The latency-sensitive one is always served first; of best-effort messages at most
-//! [`CHUNK_WORDS`](super::CHUNK_WORDS) are on their way at a time, in either direction, and no more are copied to the pool between
+//! [`CHUNK_WORDS`](crate::CHUNK_WORDS) are on their way at a time, in either direction, and no more are copied to the pool between
 //! two looks at what is urgent: that is the most that anything urgent can find before it.
 
 mod incoming;
@@ -19,10 +19,10 @@ mod tests;
 
 use self::{incoming::Incoming, outgoing::Outgoing};
 use crate::{
-    pool::Pool,
     protocol::{MESSAGE_WORDS_MAX, Priority},
-    ring::Flaw,
+    ring::ProtocolError,
     shape::{Control, Shape},
+    slab::SlabPool,
 };
 use farlink_fabric::{
     Completion, Done, Error as FabricError, Request, Ticket, Verb,
@@ -32,34 +32,34 @@ use farlink_fabric::{
     sync::Ordering,
 };
 
-/// Set in the tickets of links' requests, and in no others.
+/// Set in the tickets of connections' requests, and in no others.
 pub const CONNECTION_TICKET: u64 = 1 << 63;
 
-/// Why a link is of no use any more.
+/// Why a connection is of no use any more.
 #[derive(Debug)]
 pub(crate) enum Broken {
     /// By what the other side has done.
-    Flaw(Flaw),
+    Protocol(ProtocolError),
     /// A request failed.
     Failed(Box<FabricError>),
 }
 
-impl From<Flaw> for Broken {
-    fn from(flaw: Flaw) -> Self {
-        Self::Flaw(flaw)
+impl From<ProtocolError> for Broken {
+    fn from(error: ProtocolError) -> Self {
+        Self::Protocol(error)
     }
 }
 
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Flaw(flaw) => flaw.fmt(f),
+            Self::Protocol(error) => error.fmt(f),
             Self::Failed(error) => error.fmt(f),
         }
     }
 }
 
-/// What a link needs of its owner: registered buffers, and a way to the doorbell.
+/// What a connection needs of its owner: registered buffers, and a way to the doorbell.
 pub(crate) trait Carrier {
     /// A registered buffer of so many words.
     fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError>;
@@ -103,25 +103,25 @@ enum Op {
     Fetch(Priority, u64),
 }
 
-/// How a link sends.
+/// How a connection sends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sending {
     /// WRITEs are placed in the order of posting.
     pub(crate) ordered: bool,
     /// Several messages go in one write.
     pub(crate) coalesce: bool,
-    /// Messages of more words are announced and fetched.
+    /// Messages of more words go by rendezvous.
     pub(crate) eager_words: usize,
 }
 
 /// What a worker tells the memory server to do with its replies: one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HowToSend {
+pub(crate) struct SendConfig {
     pub(crate) eager_words: usize,
     pub(crate) coalesce: bool,
 }
 
-impl HowToSend {
+impl SendConfig {
     const SINGLY: u64 = 1 << 63;
 
     pub(crate) fn word(self) -> u64 {
@@ -149,7 +149,7 @@ pub(crate) struct Connection {
     sending: Sending,
     outgoing: [Outgoing; 2],
     incoming: [Incoming; 2],
-    pool: Pool,
+    pool: SlabPool,
     ops: Vec<Op>,
     free_ops: Vec<u32>,
     failed: Option<Box<FabricError>>,
@@ -163,8 +163,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The end of a link to `other`, whose memory of this side is `own`. Its tickets carry `generation`, so that completions of
-    /// an earlier link to the same one are told apart. None if the memory is too small.
+    /// The end of a connection to `other`, whose memory of this side is `own`. Its tickets carry `generation`, so that completions of
+    /// an earlier connection to the same one are told apart. None if the memory is too small.
     pub(crate) fn new(own: OpenMemory, other: ServerId, generation: u32, sending: Sending) -> Option<Self> {
         let shape = Shape::of(own.len())?;
         Some(Self {
@@ -175,7 +175,7 @@ impl Connection {
             sending,
             outgoing: [(); 2].map(|()| Outgoing::new(shape)),
             incoming: [(); 2].map(|()| Incoming::new(shape)),
-            pool: Pool::new(shape.blocks),
+            pool: SlabPool::new(shape.slabs),
             ops: Vec::new(),
             free_ops: Vec::new(),
             failed: None,
@@ -186,7 +186,7 @@ impl Connection {
         })
     }
 
-    /// To whom a ticket's link leads.
+    /// To whom a ticket's connection leads.
     pub(crate) fn other_of(ticket: Ticket) -> ServerId {
         ServerId::new((ticket.0 >> 48) as u16 & 0x7fff).expect("15 bits")
     }
@@ -196,8 +196,8 @@ impl Connection {
     }
 
     /// How the worker wants its replies; none while it has not said.
-    pub(crate) fn told(&self) -> Option<HowToSend> {
-        HowToSend::read(self.control_word())
+    pub(crate) fn remote_config(&self) -> Option<SendConfig> {
+        SendConfig::read(self.control_word())
     }
 
     /// A word that the other side has written.
@@ -229,7 +229,7 @@ impl Connection {
 
     /// Whether something waits to be sent, or to be fetched by the other side.
     pub(crate) fn is_sending(&self) -> bool {
-        self.outgoing.iter().any(|out| !out.queue.is_empty() || !out.announced.is_empty())
+        self.outgoing.iter().any(|out| !out.queue.is_empty() || !out.rendezvous.is_empty())
     }
 
     /// Whether requests are under way.
@@ -252,7 +252,7 @@ impl Connection {
             let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
             incoming.consumer.position() != head || {
                 let outgoing = &self.outgoing[priority.index()];
-                let waits = !outgoing.queue.is_empty() || !outgoing.announced.is_empty();
+                let waits = !outgoing.queue.is_empty() || !outgoing.rendezvous.is_empty();
                 waits && self.own[Control::Tail(priority).index()].load(Ordering::Acquire) != outgoing.producer.tail()
             }
         })

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use super::{Broken, Carrier, Connection, Item, Op, Sent, Source};
 use crate::{
-    frame::{Announced, Form, Frame},
-    pool::Piece,
-    protocol::{CHUNK_WORDS, PIECE_WORDS, Priority},
-    ring::{Flaw, Producer},
+    frame::{Form, Frame, Rendezvous},
+    protocol::{CHUNK_WORDS, Priority, RENDEZVOUS_WORDS},
+    ring::{Producer, ProtocolError},
     shape::{Control, Shape},
+    slab::SlabSlot,
 };
 use farlink_fabric::{
     Verb,
@@ -34,8 +34,8 @@ pub(super) struct Outgoing {
     pub(super) publishing: bool,
     /// Words of WRITEs under way.
     pub(super) writing: usize,
-    /// Pieces that the other side may still fetch, by the end of the frame that announced them.
-    pub(super) announced: VecDeque<(u64, Piece)>,
+    /// Slots that the other side may still fetch, by the end of the frame that rendezvous them.
+    pub(super) rendezvous: VecDeque<(u64, SlabSlot)>,
 }
 
 impl Outgoing {
@@ -50,7 +50,7 @@ impl Outgoing {
             published: 0,
             publishing: false,
             writing: 0,
-            announced: VecDeque::new(),
+            rendezvous: VecDeque::new(),
         }
     }
 
@@ -69,7 +69,7 @@ impl Connection {
         (self.copied, self.owes) = (0, false);
         // Both before either sends: they share the pool.
         for priority in Priority::ALL {
-            self.look_at_tail(priority)?;
+            self.read_remote_tail(priority)?;
         }
         for priority in Priority::ALL {
             while let Some(&item) = self.outgoing[priority.index()].queue.front() {
@@ -109,20 +109,20 @@ impl Connection {
         Ok(Sent { moved, owes: self.owes })
     }
 
-    /// Learns how far the other side is, and takes back the pieces that it has fetched.
-    fn look_at_tail(&mut self, priority: Priority) -> Result<(), Flaw> {
+    /// Learns how far the other side is, and takes back the slots that it has fetched.
+    fn read_remote_tail(&mut self, priority: Priority) -> Result<(), ProtocolError> {
         let outgoing = &mut self.outgoing[priority.index()];
-        if outgoing.queue.is_empty() && outgoing.announced.is_empty() {
+        if outgoing.queue.is_empty() && outgoing.rendezvous.is_empty() {
             return Ok(());
         }
         let tail = self.own[Control::Tail(priority).index()].load(Ordering::Acquire);
         // A tail beyond what was published is a lie even if it is not beyond what was framed.
         if tail > outgoing.published {
-            return Err(Flaw::Tail);
+            return Err(ProtocolError::Tail);
         }
         outgoing.producer.see_tail(tail)?;
-        while let Some((_, piece)) = outgoing.announced.pop_front_if(|(end, _)| *end <= tail) {
-            self.pool.give_back(piece);
+        while let Some((_, slot)) = outgoing.rendezvous.pop_front_if(|(end, _)| *end <= tail) {
+            self.pool.give_back(slot);
         }
         Ok(())
     }
@@ -130,8 +130,8 @@ impl Connection {
     /// Frames what fits of the rest of a message; true if that is all of it.
     fn send_some(&mut self, priority: Priority, message: &[u64], carrier: &mut impl Carrier) -> Result<bool, Broken> {
         debug_assert!(!message.is_empty());
-        let announce = message.len() > self.sending.eager_words;
-        if !announce && self.append(priority, message) {
+        let rendezvous = message.len() > self.sending.eager_words;
+        if !rendezvous && self.append(priority, message) {
             return Ok(true);
         }
         loop {
@@ -142,42 +142,42 @@ impl Connection {
             if rest.is_empty() {
                 return Ok(true);
             }
-            let (words, needed) = if announce {
-                // Pieces of equal length: a short last one would cost as much time as it is there, and room in flight.
-                (rest.len().div_ceil(rest.len().div_ceil(PIECE_WORDS)), 2)
+            let (words, needed) = if rendezvous {
+                // Slots of equal length: a short last one would cost as much time as it is there, and room in flight.
+                (rest.len().div_ceil(rest.len().div_ceil(RENDEZVOUS_WORDS)), 2)
             } else {
                 // Two frames make a chunk.
-                let words = rest.len().min(self.shape.body_max()).min(PIECE_WORDS - 1);
+                let words = rest.len().min(self.shape.body_max()).min(RENDEZVOUS_WORDS - 1);
                 (words, 1 + words)
             };
-            let is_patient = priority == Priority::BestEffort;
-            if room < needed || (is_patient && outgoing.under_way() + needed > CHUNK_WORDS) {
+            let is_best_effort = priority == Priority::BestEffort;
+            if room < needed || (is_best_effort && outgoing.under_way() + needed > CHUNK_WORDS) {
                 return Ok(false);
             }
-            if is_patient && announce && self.copied + words > CHUNK_WORDS {
+            if is_best_effort && rendezvous && self.copied + words > CHUNK_WORDS {
                 self.owes = true;
                 return Ok(false);
             }
-            let piece = if announce {
-                let Some(piece) = self.pool.take(words, priority) else { return Ok(false) };
-                Some(piece)
+            let slot = if rendezvous {
+                let Some(slot) = self.pool.take(words, priority) else { return Ok(false) };
+                Some(slot)
             } else {
                 None
             };
-            let form = if announce { Form::Announced } else { Form::Inline };
-            let body_words = if announce { 1 } else { words };
+            let form = if rendezvous { Form::Rendezvous } else { Form::Inline };
+            let body_words = if rendezvous { 1 } else { words };
             let frame = Frame { form, body_words, first: sent == 0, last: words == rest.len() };
             let word = frame.word(outgoing.producer.head());
-            if let Some(piece) = piece {
-                let first = self.shape.pool() + piece.first;
+            if let Some(slot) = slot {
+                let first = self.shape.pool() + slot.first;
                 for (to, from) in self.own[first..first + words].iter().zip(rest) {
                     to.store(*from, Ordering::Relaxed);
                 }
-                self.copied += if is_patient { words } else { 0 };
-                let announced = Announced { first: piece.first, words };
-                self.put(priority, &[word, announced.word()], 2, carrier)?;
+                self.copied += if is_best_effort { words } else { 0 };
+                let rendezvous = Rendezvous { first: slot.first, words };
+                self.put(priority, &[word, rendezvous.word()], 2, carrier)?;
                 let outgoing = &mut self.outgoing[priority.index()];
-                outgoing.announced.push_back((outgoing.producer.head(), piece));
+                outgoing.rendezvous.push_back((outgoing.producer.head(), slot));
             } else {
                 self.put(priority, &[word], rest.len() + 1, carrier)?;
                 self.put(priority, &rest[..words], rest.len(), carrier)?;

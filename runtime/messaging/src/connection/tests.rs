@@ -1,4 +1,4 @@
-//! Two ends of a link and a wire between them that a test moves forward, one request at a time: what is counted here does
+//! Two ends of a connection and a wire between them that a test moves forward, one request at a time: what is counted here does
 //! not depend on anybody's speed.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use farlink_fabric::{
     buffer::Buffers,
     clock::Clock,
     connection::PeerId,
-    listener::{Change, DEFAULT_LINK_BYTES, LINK_BYTES_MIN, ListenOptions, Listener, Port},
+    listener::{CONNECTION_BYTES_MIN, Change, DEFAULT_CONNECTION_BYTES, ListenOptions, Listener, Port},
     lock::OwnerId,
     mem::{MemFabric, MemOptions},
     region::Region,
@@ -67,11 +67,11 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(eager_words: usize, link_bytes: usize) -> Self {
+    fn new(eager_words: usize, connection_bytes: usize) -> Self {
         let region = Region::anonymous(2 << 20).unwrap();
         let fabric = MemFabric::in_process(vec![region], MemOptions::default());
         let id = ServerId::new(0).unwrap();
-        let listener = fabric.listen(id, &ListenOptions { link_bytes, ..ListenOptions::default() }).unwrap();
+        let listener = fabric.listen(id, &ListenOptions { connection_bytes, ..ListenOptions::default() }).unwrap();
         let mut port = listener.port(0, 1, Clock::monotonic()).unwrap();
         let mut endpoint = fabric.endpoint(1, Clock::monotonic()).unwrap();
         let who = PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 };
@@ -156,12 +156,12 @@ impl Pair {
 
 /// A reply of 16 MiB is under way; urgent ones of 64 bytes are sent at random moments, and each waits for a chunk at most. Counts
 /// the words that the wire carries from the moment when an urgent one is sent until the worker has it.
-fn an_urgent_message_waits_for_little(eager_words: usize, link_bytes: usize) {
+fn an_urgent_message_waits_for_little(eager_words: usize, connection_bytes: usize) {
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let messages = Messages(vec![(0..2 << 20).collect(), (0..8).collect()]);
-    let mut pair = Pair::new(eager_words, link_bytes);
+    let mut pair = Pair::new(eager_words, connection_bytes);
     pair.server.enqueue(Priority::BestEffort, 0);
     let (mut urgent, mut most, mut done) = (0, 0, false);
     while !done {
@@ -197,7 +197,7 @@ fn an_urgent_message_waits_for_little(eager_words: usize, link_bytes: usize) {
     }
     println!("{urgent} urgent messages; at most {most} words before one");
     assert!(urgent > 30, "{urgent}");
-    // Its own frame, and those that carry or announce parts of the large one: no more than the pool has pieces.
+    // Its own frame, and those that carry or describe parts of the large one: no more than the pool has slots.
     let bound = CHUNK_WORDS + 9 + 2 * 64;
     assert!(most <= bound, "{most} words were carried before an urgent message; {bound} are allowed");
 }
@@ -210,17 +210,17 @@ fn an_urgent_message_waits_for_little_by_the_ring() {
 
 #[test]
 fn an_urgent_message_waits_for_little_by_rendezvous() {
-    an_urgent_message_waits_for_little(100, DEFAULT_LINK_BYTES);
+    an_urgent_message_waits_for_little(100, DEFAULT_CONNECTION_BYTES);
 }
 
-/// The limit holds in both directions, to the word, and what is fetched is what was announced.
+/// The limit holds in both directions, to the word, and what is fetched is what was rendezvous.
 #[test]
 fn messages_up_to_the_eager_limit_go_by_the_ring_and_longer_ones_are_fetched() {
     for eager_words in [0, 1, 100] {
         for words in [1, 99, 100, 101, 5000] {
             for side in [Side::Server, Side::Worker] {
                 let messages = Messages(vec![(0..words).collect()]);
-                let mut pair = Pair::new(eager_words, DEFAULT_LINK_BYTES);
+                let mut pair = Pair::new(eager_words, DEFAULT_CONNECTION_BYTES);
                 let end = if side == Side::Server { &mut pair.server } else { &mut pair.worker };
                 end.enqueue(Priority::Latency, 0);
                 pair.sends(side, &messages);
@@ -240,12 +240,12 @@ fn messages_up_to_the_eager_limit_go_by_the_ring_and_longer_ones_are_fetched() {
 
 #[test]
 fn the_memory_server_is_told_how_to_send() {
-    assert_eq!(HowToSend::read(0), None, "nothing was said yet");
+    assert_eq!(SendConfig::read(0), None, "nothing was said yet");
     for eager_words in [0, 1, 100, MESSAGE_WORDS_MAX, usize::MAX] {
         for coalesce in [false, true] {
-            let how = HowToSend { eager_words, coalesce };
-            let heard = HowToSend { eager_words: eager_words.min(MESSAGE_WORDS_MAX), coalesce };
-            assert_eq!(HowToSend::read(how.word()), Some(heard));
+            let config = SendConfig { eager_words, coalesce };
+            let heard = SendConfig { eager_words: eager_words.min(MESSAGE_WORDS_MAX), coalesce };
+            assert_eq!(SendConfig::read(config.word()), Some(heard));
         }
     }
 }
@@ -254,16 +254,16 @@ fn the_memory_server_is_told_how_to_send() {
 #[test]
 fn all_that_is_sent_arrives() {
     for round in 0..20 {
-        let link_bytes = if round % 2 == 0 { DEFAULT_LINK_BYTES } else { LINK_BYTES_MIN };
-        all_arrives([400, usize::MAX][round / 2 % 2], link_bytes);
+        let connection_bytes = if round % 2 == 0 { DEFAULT_CONNECTION_BYTES } else { CONNECTION_BYTES_MIN };
+        all_arrives([400, usize::MAX][round / 2 % 2], connection_bytes);
     }
 }
 
-fn all_arrives(eager_words: usize, link_bytes: usize) {
+fn all_arrives(eager_words: usize, connection_bytes: usize) {
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut pair = Pair::new(eager_words, link_bytes);
+    let mut pair = Pair::new(eager_words, connection_bytes);
     const COUNT: u64 = 400;
     let lengths = [1, 3, 100, 506, 507, 508, 700, 701, 5000, 20_000];
     let messages =

@@ -36,11 +36,11 @@ counts! {
     malformed,
     /// Replies that are refusals.
     refused,
-    /// Links that were opened.
+    /// Connections that were opened.
     joined,
-    /// Links that their workers closed, or that ended with their processes.
+    /// Connections that their workers closed, or that ended with their processes.
     left,
-    /// Links that were closed because the peer broke the protocol, was silent, or could not be reached.
+    /// Connections that were closed because the peer broke the protocol, was silent, or could not be reached.
     dropped,
     /// Times that a thread slept.
     sleeps,

@@ -162,7 +162,7 @@ impl MessageServer {
         all
     }
 
-    /// How many links are open.
+    /// How many connections are open.
     pub fn peers(&self) -> usize {
         self.shared.threads.iter().map(|thread| thread.peers_now.load(RELAXED) as usize).sum()
     }

@@ -1,4 +1,4 @@
-//! The peers of a thread: they come, go, and are given up.
+//! The peers of a thread: they come, go, and are dropped.
 
 use super::{
     counts::{RELAXED, bump},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     connection::{Broken, Connection, Sending},
-    message::{complaint, welcome},
+    message::{hello_ack, nack},
     protocol::Refusal,
     session::Session,
 };
@@ -16,12 +16,12 @@ use farlink_fabric::{
     ptr::ServerId,
 };
 
-/// Sessions without a link that a thread keeps.
+/// Sessions without a connection that a thread keeps.
 const AWAY_MAX: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) link: Connection,
+    pub(super) connection: Connection,
     pub(super) session: usize,
     /// What the peer had done when that was last looked at, and when it last did something.
     pub(super) trace: u64,
@@ -58,7 +58,7 @@ impl Thread {
         self.generation = self.generation.wrapping_add(1);
         let ordered = self.port.capabilities().ordered_writes;
         let sending = Sending { ordered, coalesce: true, eager_words: usize::MAX };
-        let Some(mut link) = Connection::new(memory, peer, self.generation, sending) else {
+        let Some(mut connection) = Connection::new(memory, peer, self.generation, sending) else {
             return self.port.dismiss(peer);
         };
         let known = self.by_worker.get(&who).copied();
@@ -73,16 +73,16 @@ impl Thread {
             self.by_worker.insert(who, free);
             free
         });
-        // A worker has one link to a server; of two, the newer one counts.
+        // A worker has one connection to a server; of two, the newer one counts.
         if let Some(older) = self.sessions[session].as_mut().and_then(|session| session.peer.replace(peer)) {
             self.close(older.index());
             if let Some(session) = &mut self.sessions[session] {
                 session.peer = Some(peer);
             }
         }
-        link.enqueue_notice(&welcome(self.shared.incarnation, known.is_some()));
+        connection.enqueue_notice(&hello_ack(self.shared.incarnation, known.is_some()));
         let moved_at_ns = self.clock.now_ns();
-        let peer_state = Peer { link, session, trace: 0, moved_at_ns, dirty: true };
+        let peer_state = Peer { connection, session, trace: 0, moved_at_ns, dirty: true };
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
         }
@@ -91,7 +91,7 @@ impl Thread {
         self.counts().peers_now.store(self.present as u64, RELAXED);
     }
 
-    /// Closes a link on this side's own account. Its session waits for the worker to come again.
+    /// Closes a connection on this side's own account. Its session waits for the worker to come again.
     pub(super) fn close(&mut self, index: usize) {
         if let Some(Some(_)) = self.peers.get(index) {
             let other = peer_number(index);
@@ -100,7 +100,7 @@ impl Thread {
         }
     }
 
-    /// Frees what a link had.
+    /// Frees what a connection had.
     pub(super) fn forget(&mut self, index: usize, in_order: bool) {
         let Some(peer) = self.peers.get_mut(index).and_then(Option::take) else { return };
         self.present -= 1;
@@ -111,7 +111,7 @@ impl Thread {
             self.sessions[peer.session] = None;
             return;
         }
-        session.lose_link();
+        session.lose_connection();
         let mut away = self.sessions.iter().enumerate().filter_map(|(place, session)| {
             session.as_ref().filter(|session| session.peer.is_none()).map(|session| (session.unique, place))
         });
@@ -124,13 +124,13 @@ impl Thread {
         }
     }
 
-    /// Gives up a link that makes no sense.
+    /// Drops a connection that makes no sense.
     pub(super) fn drop_peer(&mut self, index: usize, why: &Broken) {
         tracing::warn!(peer = index, %why, "dropped a peer");
         bump(&self.counts().dropped, 1);
-        if let Broken::Flaw(_) = why {
+        if let Broken::Protocol(_) = why {
             bump(&self.counts().malformed, 1);
-            self.notify(index, &complaint(Refusal::Malformed));
+            self.notify(index, &nack(Refusal::Malformed));
             self.exchange();
         }
         self.close(index);
@@ -138,9 +138,9 @@ impl Thread {
 
     fn notify(&mut self, index: usize, words: &[u64]) {
         let Some(Some(peer)) = self.peers.get_mut(index) else { return };
-        peer.link.enqueue_notice(words);
+        peer.connection.enqueue_notice(words);
         if let Some(session) = &self.sessions[peer.session] {
-            let _ = peer.link.send_out(session, &mut carrier!(self));
+            let _ = peer.connection.send_out(session, &mut carrier!(self));
         }
     }
 }

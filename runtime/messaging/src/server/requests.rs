@@ -7,7 +7,7 @@ use super::{
     thread::{Thread, carrier},
 };
 use crate::{
-    message::{REPLY_HEADER, complaint, read_request, refusal, reply_item},
+    message::{REPLY_HEADER, nack, read_request, refusal, reply_item},
     protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW},
     serve::{Address, Finished, Request, Responder},
     session::Admission,
@@ -31,17 +31,17 @@ impl Thread {
             let index = (self.first_peer + step) % count;
             let mut requests = 0;
             while let Some(peer) = &mut self.peers[index] {
-                if !peer.dirty && !peer.link.has_news() {
+                if !peer.dirty && !peer.connection.has_news() {
                     break;
                 }
                 let unsent = self.sessions[peer.session].as_ref().map_or(0, |session| session.unsent_words);
-                let full = unsent > UNSENT_WORDS_MAX || peer.link.queued() > QUEUED_MAX;
+                let full = unsent > UNSENT_WORDS_MAX || peer.connection.queued() > QUEUED_MAX;
                 if requests == REQUESTS_PER_TURN || full {
                     progress |= requests != 0;
                     break;
                 }
                 peer.dirty = true;
-                match peer.link.receive(priority, &mut carrier!(self)) {
+                match peer.connection.receive(priority, &mut carrier!(self)) {
                     Ok(Some(message)) => {
                         progress = true;
                         requests += 1;
@@ -119,7 +119,7 @@ impl Thread {
             _ => {
                 bump(&self.counts().malformed, 1);
                 if let Some(Some(peer)) = self.peers.get_mut(index) {
-                    peer.link.enqueue_notice(&complaint(Refusal::Malformed));
+                    peer.connection.enqueue_notice(&nack(Refusal::Malformed));
                 }
             }
         }
@@ -127,7 +127,7 @@ impl Thread {
 
     fn answer(&mut self, index: usize, sequence: u64, priority: Priority) {
         if let Some(Some(peer)) = self.peers.get_mut(index) {
-            peer.link.enqueue(priority, sequence);
+            peer.connection.enqueue(priority, sequence);
             peer.dirty = true;
         }
     }
@@ -136,7 +136,7 @@ impl Thread {
     fn refuse_forgotten(&mut self, index: usize, sequence: u64) {
         let Some(Some(peer)) = self.peers.get_mut(index) else { return };
         let words = refusal(sequence, Refusal::Forgotten);
-        peer.link.enqueue_notice(&words);
+        peer.connection.enqueue_notice(&words);
     }
 
     /// Replies that services have made.
@@ -175,21 +175,21 @@ impl Thread {
         let mut progress = false;
         for index in 0..self.peers.len() {
             let Some(peer) = &mut self.peers[index] else { continue };
-            if !peer.dirty && !peer.link.has_news() {
+            if !peer.dirty && !peer.connection.has_news() {
                 continue;
             }
             let Some(session) = &mut self.sessions[peer.session] else { continue };
-            if let Some(how) = peer.link.told() {
-                how.apply(peer.link.sending());
+            if let Some(config) = peer.connection.remote_config() {
+                config.apply(peer.connection.sending());
             }
-            let outcome = peer.link.send_out(session, &mut carrier!(self));
+            let outcome = peer.connection.send_out(session, &mut carrier!(self));
             peer.dirty = false;
-            for sequence in peer.link.sent.drain(..) {
+            for sequence in peer.connection.sent.drain(..) {
                 session.sent(sequence, &self.replies);
             }
             match outcome {
                 Ok(sent) => {
-                    peer.link.release(&mut carrier!(self));
+                    peer.connection.release(&mut carrier!(self));
                     progress |= sent.moved;
                     peer.dirty = sent.owes;
                 }

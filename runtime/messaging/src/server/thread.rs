@@ -28,20 +28,20 @@ const IDLE_TURNS_MAX: u32 = 100;
 /// Idle turns before a thread that polls offers its core, at each further one: the worker may be waiting for it.
 const POLLS_MAX: u32 = 200;
 /// Turns between two looks at the clock, while busy.
-const TURNS_PER_LOOK: u32 = 64;
+const TURNS_PER_CLOCK_SAMPLE: u32 = 64;
 
 /// A sleep without peers.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What links need of their thread.
-pub(super) struct PortCarrier<'a> {
+/// What connections need of their thread.
+pub(super) struct EndpointCarrier<'a> {
     pub(super) port: &'a mut dyn Port,
     pub(super) buffers: &'a Buffers,
     pub(super) outbox: &'a mut Vec<Post>,
     pub(super) replies: &'a Replies,
 }
 
-impl Carrier for PortCarrier<'_> {
+impl Carrier for EndpointCarrier<'_> {
     fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError> {
         // SAFETY: the memory lives as long as the thread's `buffers`, which are dropped after its port; only buffers refer to it.
         self.buffers.take(words, |base, words| unsafe { self.port.register(base, words) })
@@ -85,10 +85,10 @@ pub(super) struct Thread {
     pub(super) has_latest: Cell<bool>,
 }
 
-/// The links' part of a thread, borrowed apart from the rest.
+/// The connections' part of a thread, borrowed apart from the rest.
 macro_rules! carrier {
     ($thread:expr) => {
-        $crate::server::thread::PortCarrier {
+        $crate::server::thread::EndpointCarrier {
             port: &mut *$thread.port,
             buffers: &$thread.buffers,
             outbox: &mut $thread.outbox,
@@ -154,14 +154,14 @@ impl Thread {
                 if self.busy_since_ns.is_none() {
                     self.busy_since_ns = Some(self.clock.now_ns());
                 }
-                if turns.is_multiple_of(TURNS_PER_LOOK) {
-                    self.look_at_clock();
+                if turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) {
+                    self.sample_clock();
                 }
                 continue;
             }
             idle_turns += 1;
-            if idle_turns == 1 || idle_turns.is_multiple_of(TURNS_PER_LOOK) {
-                self.look_at_clock();
+            if idle_turns == 1 || idle_turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) {
+                self.sample_clock();
             }
             if idle_turns > IDLE_TURNS_MAX && self.may_sleep() {
                 self.sleep();
@@ -199,12 +199,12 @@ impl Thread {
             let index = Connection::other_of(completion.ticket).index();
             if let Some(Some(peer)) = self.peers.get_mut(index) {
                 peer.dirty = true;
-                peer.link.complete(completion);
+                peer.connection.complete(completion);
             }
         }
     }
 
-    fn look_at_clock(&mut self) {
+    fn sample_clock(&mut self) {
         let now_ns = self.clock.now_ns();
         if let Some(since_ns) = self.busy_since_ns.take() {
             self.busy_ns += now_ns.saturating_sub(since_ns);
@@ -235,7 +235,7 @@ impl Thread {
             peers: sum(|thread| thread.peers_now.load(RELAXED)).min(u64::from(u16::MAX)) as u16,
         };
         for peer in self.peers.iter_mut().flatten() {
-            peer.link.post_control_word(load.word(), &mut carrier!(self));
+            peer.connection.post_control_word(load.word(), &mut carrier!(self));
         }
     }
 
@@ -244,8 +244,8 @@ impl Thread {
         let silence_max_ns = self.options.silence_max.as_nanos() as u64;
         for index in 0..self.peers.len() {
             let Some(peer) = &mut self.peers[index] else { continue };
-            let trace = peer.link.trace();
-            if trace != peer.trace || !peer.link.is_sending() {
+            let trace = peer.connection.trace();
+            if trace != peer.trace || !peer.connection.is_sending() {
                 (peer.trace, peer.moved_at_ns) = (trace, now_ns);
             } else if now_ns.saturating_sub(peer.moved_at_ns) > silence_max_ns {
                 tracing::warn!(peer = index, "dropped a peer that does not take its replies");
@@ -265,7 +265,9 @@ impl Thread {
             }
         };
         // Nobody rings for completions.
-        event && !self.has_latest.get() && !self.peers.iter().flatten().any(|peer| peer.dirty || peer.link.is_waiting())
+        event
+            && !self.has_latest.get()
+            && !self.peers.iter().flatten().any(|peer| peer.dirty || peer.connection.is_waiting())
     }
 
     fn sleep(&mut self) {
@@ -275,8 +277,8 @@ impl Thread {
         self.port.sleep(limit, &mut || {
             shared.stop.load(std::sync::atomic::Ordering::Acquire)
                 || !replies.finished.borrow().is_empty()
-                || peers.iter().flatten().any(|peer| peer.link.has_news())
+                || peers.iter().flatten().any(|peer| peer.connection.has_news())
         });
-        self.look_at_clock();
+        self.sample_clock();
     }
 }

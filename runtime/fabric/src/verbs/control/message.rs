@@ -2,7 +2,7 @@
 
 use super::super::ib::Peer;
 use crate::{
-    connection::{LinkState, PeerId},
+    connection::{ConnectionState, PeerId},
     lock::OwnerId,
     wire::{DecodeError, Wire},
 };
@@ -116,7 +116,7 @@ impl Wire for PeerId {
     }
 }
 
-impl Wire for LinkState {
+impl Wire for ConnectionState {
     fn encode(&self, to: &mut Vec<u64>) {
         to.push(match self {
             Self::Up => 0,
@@ -157,7 +157,7 @@ pub(in super::super) enum Question {
     /// Close the message link of this queue pair of the memory server's; whether the asker has no use for it any more.
     Unlink(u64, bool),
     /// What has become of it?
-    LinkState(u64),
+    ConnectionState(u64),
 }
 
 /// What the memory server says.
@@ -176,7 +176,7 @@ pub(in super::super) enum Answer {
     /// A message link: its queue pair, connected, and the memory that it opens.
     Linked { theirs: Peer, opened: Opened },
     /// What has become of a link.
-    Link(LinkState),
+    Link(ConnectionState),
 }
 
 impl Wire for OwnerId {
@@ -218,7 +218,7 @@ impl Wire for Question {
                 opened.encode(to);
             }
             Self::Unlink(queue_pair, in_order) => to.extend([8, *queue_pair, u64::from(*in_order)]),
-            Self::LinkState(queue_pair) => to.extend([9, *queue_pair]),
+            Self::ConnectionState(queue_pair) => to.extend([9, *queue_pair]),
             Self::LinkReady(queue_pair) => to.extend([7, *queue_pair]),
         }
     }
@@ -233,7 +233,7 @@ impl Wire for Question {
             5 => Self::Listens,
             6 => Self::Link { ours: Peer::decode(from)?, who: PeerId::decode(from)?, opened: Opened::decode(from)? },
             8 => Self::Unlink(u64::decode(from)?, bool::decode(from)?),
-            9 => Self::LinkState(u64::decode(from)?),
+            9 => Self::ConnectionState(u64::decode(from)?),
             7 => Self::LinkReady(u64::decode(from)?),
             _ => return Err(DecodeError("there is no such question")),
         })
@@ -283,7 +283,7 @@ impl Wire for Answer {
             3 => Self::Refused(decode_text(from)?),
             4 => Self::Listens { bytes: u64::decode(from)? },
             5 => Self::Linked { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
-            6 => Self::Link(LinkState::decode(from)?),
+            6 => Self::Link(ConnectionState::decode(from)?),
             _ => return Err(DecodeError("there is no such answer")),
         })
     }
@@ -345,13 +345,16 @@ mod tests {
             Question::LinkReady(9),
             Question::Unlink(9, true),
             Question::Unlink(9, false),
-            Question::LinkState(9),
+            Question::ConnectionState(9),
         ]
         .into_iter()
         .for_each(comes_back);
         comes_back(Answer::Linked { theirs: peer(), opened });
         comes_back(Answer::Listens { bytes: 1 << 20 });
-        [LinkState::Up, LinkState::Dismissed, LinkState::Dead].map(Answer::Link).into_iter().for_each(comes_back);
+        [ConnectionState::Up, ConnectionState::Dismissed, ConnectionState::Dead]
+            .map(Answer::Link)
+            .into_iter()
+            .for_each(comes_back);
         comes_back(Welcome { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6 });
     }
 

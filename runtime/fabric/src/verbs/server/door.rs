@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    connection::{LinkState, PeerId},
+    connection::{ConnectionState, PeerId},
     error::Error,
     listener::{ListenOptions, PortWaker},
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
@@ -36,7 +36,7 @@ const NOTIFICATIONS_MAX: u32 = 1024;
 /// A memory server's side of all its message links.
 #[derive(Debug)]
 pub(super) struct Door {
-    pub(super) link_bytes: usize,
+    pub(super) connection_bytes: usize,
     pub(super) entrances: Vec<Entrance>,
     open: AtomicBool,
 }
@@ -128,13 +128,13 @@ impl Record {
     }
 
     /// As its worker is to see it.
-    pub(super) fn state(&self) -> LinkState {
+    pub(super) fn state(&self) -> ConnectionState {
         if !self.door.is_open() {
-            LinkState::Dead
+            ConnectionState::Dead
         } else if self.fate.load(Ordering::Acquire) == OPEN {
-            LinkState::Up
+            ConnectionState::Up
         } else {
-            LinkState::Dismissed
+            ConnectionState::Dismissed
         }
     }
 
@@ -170,7 +170,7 @@ impl Door {
     /// A door of so many ports, on the memory server's device.
     pub(super) fn new(device: &Arc<Device>, options: &ListenOptions) -> Result<Arc<Self>, Error> {
         let entrances = (0..options.ports).map(|_| Entrance::new(device)).collect::<Result<_, Error>>()?;
-        Ok(Arc::new(Self { link_bytes: options.link_bytes, entrances, open: AtomicBool::new(true) }))
+        Ok(Arc::new(Self { connection_bytes: options.connection_bytes, entrances, open: AtomicBool::new(true) }))
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -195,7 +195,7 @@ impl Door {
         let entrance = &self.entrances[port];
         let place = entrance.place()?;
         let make = || {
-            let opening = Opening::new(&entrance.domain, self.link_bytes)?;
+            let opening = Opening::new(&entrance.domain, self.connection_bytes)?;
             let queue_pair = entrance.queue_pair()?;
             // What may be done is up to the memory: all that this domain has open are links, which take READs and WRITEs.
             queue_pair.connect(local, theirs, Access::Peers, reliability)?;

@@ -133,7 +133,7 @@ impl VerbsPort {
         if arrival.record.ended().is_some() || free >= SERVERS_MAX {
             return Ok(None);
         }
-        let target = arrival.opened.target(self.door.link_bytes as u64);
+        let target = arrival.opened.target(self.door.connection_bytes as u64);
         self.generation = self.generation.wrapping_add(1);
         let lane = Lane::new(&self.entrance().domain, free as u16, PORT_DEPTH, target)?;
         let mut lane = lane.of_generation(self.generation);

@@ -14,7 +14,7 @@ use super::{
     owners::{Owners, SessionId},
 };
 use crate::{
-    connection::{LinkState, PeerId},
+    connection::{ConnectionState, PeerId},
     error::Error,
     memory::LocalMemory,
     sync::{Arc, AtomicU64, Mutex, lock},
@@ -211,7 +211,7 @@ impl Serving {
             }
             Question::Lives(owner) => Answer::Lives(self.state().owners.lives(owner)),
             Question::Listens => match &*lock(&self.door) {
-                Some(door) => Answer::Listens { bytes: door.link_bytes as u64 },
+                Some(door) => Answer::Listens { bytes: door.connection_bytes as u64 },
                 None => Answer::Refused("it takes no messages; start it with --threads".into()),
             },
             Question::Link { ours, who, opened } => {
@@ -228,10 +228,10 @@ impl Serving {
                 }
                 Answer::Done
             }
-            Question::LinkState(queue_pair) => {
+            Question::ConnectionState(queue_pair) => {
                 let state =
                     self.link_of(id, queue_pair, |links, number| links.get(&number).map(|link| link.record.state()));
-                Answer::Link(state.unwrap_or(LinkState::Dismissed))
+                Answer::Link(state.unwrap_or(ConnectionState::Dismissed))
             }
         }
     }
@@ -247,7 +247,7 @@ impl Serving {
         let mut state = self.state();
         let held = state.sessions.get_mut(&id).ok_or("the memory server stops")?;
         // Those that the ports have closed are of no use to anybody.
-        held.links.retain(|_, link| link.record.state() == LinkState::Up);
+        held.links.retain(|_, link| link.record.state() == ConnectionState::Up);
         held.links.insert(ours.queue_pair, made);
         Ok((ours, told))
     }
