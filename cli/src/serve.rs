@@ -37,7 +37,7 @@ impl StopSignals {
 
 /// How a server listens whose `threads` carry out operations.
 pub(crate) fn listen_options(threads: u32) -> ListenOptions {
-    ListenOptions { ports: threads as usize, ..ListenOptions::default() }
+    ListenOptions { endpoints: threads as usize, ..ListenOptions::default() }
 }
 
 /// Starts threads that carry out operations on every structure there is.

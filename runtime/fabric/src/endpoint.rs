@@ -21,7 +21,7 @@
 //! - The error says what to do: [`Error::may_be_tried_again`], or the memory server is lost for good. A request whose
 //!   address makes no sense ([`Error::BadAddress`]) fails alone and has no effect.
 //!
-//! For messages a worker's endpoint and a memory server open memory to each other: see [`link`].
+//! For messages a worker's endpoint and a memory server open memory to each other: see [`connection`].
 
 use std::{fmt, ptr::NonNull};
 
@@ -67,7 +67,7 @@ pub enum Verb {
     Write(Buffer),
     /// Writes one word, which travels in the request.
     WriteWord(u64),
-    /// Writes one word of a [link]'s memory, and wakes the memory server's thread that sleeps there, if it does.
+    /// Writes one word of a [connection]'s memory, and wakes the memory server's thread that sleeps there, if it does.
     Notify(u64),
     /// Replaces one word if it has the expected value; completes with the previous value.
     CompareSwap {
@@ -159,8 +159,8 @@ pub trait Endpoint: fmt::Debug {
         None
     }
 
-    /// Opens a [link] to a memory server and returns this side's memory of it, zeroed. The other side's is at
-    /// [`link::far`] from then on. The link to this server that there was ends as one that broke: the memory server keeps what
+    /// Opens a [connection] to a memory server and returns this side's memory of it, zeroed. The other side's is at
+    /// [`connection::far`] from then on. The connection to this server that there was ends as one that broke: the memory server keeps what
     /// it knows of this worker. Blocks for as long as making a connection takes.
     ///
     /// # Errors
@@ -170,12 +170,12 @@ pub trait Endpoint: fmt::Debug {
         Err(Error::ServerMissing { server, why: "this fabric carries no messages".into() })
     }
 
-    /// Closes the link to this memory server, if there is one, in good order. Dropping the endpoint closes all.
+    /// Closes the connection to this memory server, if there is one, in good order. Dropping the endpoint closes all.
     fn disconnect(&mut self, server: ServerId) {
         let _ = server;
     }
 
-    /// What has become of the link to this memory server. May make a system call, or post something of its own to find out.
+    /// What has become of the connection to this memory server. May make a system call, or post something of its own to find out.
     fn connection_state(&mut self, server: ServerId) -> ConnectionState {
         let _ = server;
         ConnectionState::Dead

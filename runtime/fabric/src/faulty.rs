@@ -9,10 +9,10 @@
 //! - *lost*: so have requests before it, whose completions are lost, too.
 //!
 //! Where WRITEs are ordered, those that take effect come before those that do not. What is rung after the failure was polled
-//! goes through again, as over a connection that was made anew. A [message link](crate::link) that breaks stays broken until
+//! goes through again, as over a connection that was made anew. A [message connection](crate::connection) that breaks stays broken until
 //! it is connected anew.
 //!
-//! Registrations of memory and connections of message links fail, too: with an error, and without any effect.
+//! Registrations of memory and connections of message connections fail, too: with an error, and without any effect.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -38,7 +38,7 @@ use crate::{
     connection::{ConnectionState, OpenMemory, PeerId, far, far_offset},
     endpoint::{Capabilities, Completion, Endpoint, Fabric, Liveness, OwnerClaim, Request, Ticket},
     error::Error,
-    listener::{Change, Listener, Port, PortWaker},
+    listener::{Change, EndpointWaker, Listener, ServerEndpoint},
     lock::OwnerId,
     ptr::{RemotePtr, ServerId},
     sync::{Arc, AtomicU64, Ordering},
@@ -71,7 +71,7 @@ pub struct FaultOptions {
     pub kinds: FaultKinds,
     /// One registration of memory in so many is refused; 0 for none.
     pub registrations_one_in: u32,
-    /// One connection of a message link in so many is refused; 0 for none.
+    /// One connection of a message connection in so many is refused; 0 for none.
     pub connections_one_in: u32,
 }
 
@@ -104,7 +104,7 @@ impl FaultKinds {
     }
 }
 
-/// A way to one memory server: to its region, or over the message link to it.
+/// A way to one memory server: to its region, or over the message connection to it.
 type PathId = (ServerId, bool);
 
 fn path_of(at: RemotePtr) -> PathId {
@@ -121,7 +121,7 @@ struct Flight {
     is_doomed: bool,
 }
 
-/// A path from the break to the poll that tells of it; a message link's until it is connected anew.
+/// A path from the break to the poll that tells of it; a message connection's until it is connected anew.
 #[derive(Debug)]
 struct Break {
     /// Doomed requests that the wrapped endpoint has not completed.
@@ -215,15 +215,15 @@ impl Injector {
             }
             completions.append(&mut broken.failed);
             broken.carried = 0;
-            // A region is reached over a connection that is made anew; a message link is for its user to connect.
+            // A region is reached over a connection that is made anew; a message connection is for its user to connect.
             path.1
         });
     }
 
-    /// The message link to `other` is a new one.
-    fn forget_link(&mut self, other: ServerId, completions: &mut Vec<Completion>) {
+    /// The message connection to `other` is a new one.
+    fn forget_connection(&mut self, other: ServerId, completions: &mut Vec<Completion>) {
         self.flights.values_mut().filter(|flight| flight.path == (other, true)).for_each(|flight| {
-            // Completes as the wrapped endpoint says: the link is gone either way.
+            // Completes as the wrapped endpoint says: the connection is gone either way.
             flight.is_doomed = false;
         });
         if let Some(mut broken) = self.breaks.remove(&(other, true)) {
@@ -231,7 +231,7 @@ impl Injector {
         }
     }
 
-    fn has_broken_link(&self, other: ServerId) -> bool {
+    fn has_broken_connection(&self, other: ServerId) -> bool {
         self.breaks.contains_key(&(other, true))
     }
 }
@@ -295,7 +295,7 @@ impl Fabric for FaultyFabric {
     }
 }
 
-/// A worker's endpoint, or a memory server's port, with its faults.
+/// A worker's endpoint, or a memory server's endpoint, with its faults.
 #[derive(Debug)]
 struct FaultyEndpoint<E: ?Sized> {
     injector: Injector,
@@ -348,36 +348,36 @@ impl<E: Endpoint + ?Sized> Endpoint for FaultyEndpoint<E> {
             return Err(*failure(far(server, 0), "CONNECT"));
         }
         let opened = self.inner.connect(server, who)?;
-        self.injector.forget_link(server, &mut self.early);
+        self.injector.forget_connection(server, &mut self.early);
         Ok(opened)
     }
 
     fn disconnect(&mut self, server: ServerId) {
         self.inner.disconnect(server);
-        self.injector.forget_link(server, &mut self.early);
+        self.injector.forget_connection(server, &mut self.early);
     }
 
     fn connection_state(&mut self, server: ServerId) -> ConnectionState {
         match self.inner.connection_state(server) {
-            ConnectionState::Up if self.injector.has_broken_link(server) => ConnectionState::Dismissed,
+            ConnectionState::Up if self.injector.has_broken_connection(server) => ConnectionState::Dismissed,
             state => state,
         }
     }
 }
 
-impl Port for FaultyEndpoint<dyn Port> {
+impl ServerEndpoint for FaultyEndpoint<dyn ServerEndpoint> {
     fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>) {
         let before = changes.len();
         self.inner.changes(thorough, changes);
         for change in &changes[before..] {
             let (Change::Left { peer, .. } | Change::Joined { peer, .. }) = change;
-            self.injector.forget_link(*peer, &mut self.early);
+            self.injector.forget_connection(*peer, &mut self.early);
         }
     }
 
     fn dismiss(&mut self, peer: ServerId) {
         self.inner.dismiss(peer);
-        self.injector.forget_link(peer, &mut self.early);
+        self.injector.forget_connection(peer, &mut self.early);
     }
 
     fn sleep(&mut self, limit: Duration, has_news: &mut dyn FnMut() -> bool) {
@@ -385,12 +385,12 @@ impl Port for FaultyEndpoint<dyn Port> {
         self.inner.sleep(limit, &mut || has_failures || has_news());
     }
 
-    fn waker(&self) -> std::sync::Arc<dyn PortWaker> {
+    fn waker(&self) -> std::sync::Arc<dyn EndpointWaker> {
         self.inner.waker()
     }
 }
 
-/// A memory server's listener whose ports' requests fail now and then.
+/// A memory server's listener whose endpoints' requests fail now and then.
 #[derive(Debug)]
 pub struct FaultyListener {
     inner: Box<dyn Listener>,
@@ -409,12 +409,12 @@ impl Listener for FaultyListener {
         self.inner.server()
     }
 
-    fn ports(&self) -> usize {
-        self.inner.ports()
+    fn endpoints(&self) -> usize {
+        self.inner.endpoints()
     }
 
-    fn port(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn Port>, Error> {
-        let inner = self.inner.port(number, seed, clock)?;
+    fn endpoint(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn ServerEndpoint>, Error> {
+        let inner = self.inner.endpoint(number, seed, clock)?;
         let injector = Injector::new(self.options, seed, inner.capabilities().ordered_writes);
         Ok(Box::new(FaultyEndpoint { inner, injector, early: Vec::new() }))
     }

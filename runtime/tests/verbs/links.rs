@@ -7,7 +7,7 @@ use farlink_runtime::{
     fabric::{
         Endpoint, Error, Fabric, Request, Ticket, Verb,
         connection::{ConnectionState, OpenMemory, PeerId, far},
-        listener::{Change, ListenOptions, Listener, Port},
+        listener::{Change, ListenOptions, Listener, ServerEndpoint},
         verbs::{VerbsFabric, VerbsServer},
     },
     lock::OwnerId,
@@ -58,7 +58,7 @@ impl Worker {
 
 /// A port, and its news that nobody has looked at.
 struct Served {
-    port: Box<dyn Port>,
+    port: Box<dyn ServerEndpoint>,
     changes: Vec<Change>,
     // After the port.
     _listener: Box<dyn Listener>,
@@ -85,8 +85,8 @@ impl Served {
 fn listen(server: &VerbsServer) -> Served {
     let listener = server.listen(&ListenOptions::default()).unwrap();
     assert!(matches!(server.listen(&ListenOptions::default()), Err(Error::BadOption { .. })), "listens twice");
-    let port = listener.port(0, 0, Clock::monotonic()).unwrap();
-    assert!(listener.port(0, 0, Clock::monotonic()).is_err(), "a port is taken once");
+    let port = listener.endpoint(0, 0, Clock::monotonic()).unwrap();
+    assert!(listener.endpoint(0, 0, Clock::monotonic()).is_err(), "a port is taken once");
     Served { port, changes: Vec::new(), _listener: listener }
 }
 

@@ -109,7 +109,7 @@ fn options_here() -> ShipOptions {
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn start_all(cluster: &Arc<dyn Here>, threads: usize, options: &ShipOptions) -> Result<Vec<ShipServer>, Error> {
-    let listen = ListenOptions { ports: threads, ..ListenOptions::default() };
+    let listen = ListenOptions { endpoints: threads, ..ListenOptions::default() };
     let member = Arc::new(Mutex::new(Weak::new()));
     let start = |server: usize| {
         let server = u16::try_from(server).ok().and_then(ServerId::new).expect("a fleet is small");
@@ -145,7 +145,7 @@ pub fn ship_at(
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn ship(server: &MemoryServer, spec: &ServerSpec) -> Result<ShipServer, Error> {
-    let listen = ListenOptions { ports: spec.threads, ..ListenOptions::default() };
+    let listen = ListenOptions { endpoints: spec.threads, ..ListenOptions::default() };
     let listener = spec.manners.wrap_listener(server.listen(&listen, spec.manners.options())?);
     let (dir, manners) = (spec.dir.clone(), spec.manners);
     let join = move || {

@@ -53,7 +53,7 @@ mod built_in {
         spec: &ServerSpec,
         members: &Members,
     ) -> Result<ShipServer, Error> {
-        let options = ListenOptions { ports: spec.threads, ..ListenOptions::default() };
+        let options = ListenOptions { endpoints: spec.threads, ..ListenOptions::default() };
         let listener = spec.manners.wrap_listener(server.listen(&options)?);
         let (members, secret, manners) = (Arc::clone(members), spec.secret.clone(), spec.manners);
         let join = move || {

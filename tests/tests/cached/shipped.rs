@@ -66,7 +66,7 @@ impl Served {
         map::register::<Tree>(&mut registry);
         let start = |number: usize| {
             let server = ServerId::new(number as u16).unwrap();
-            let listener = mem.listen(server, &ListenOptions { ports: threads, ..ListenOptions::default() })?;
+            let listener = mem.listen(server, &ListenOptions { endpoints: threads, ..ListenOptions::default() })?;
             let joining = Arc::clone(&mem);
             let join = move || Ok(Arc::new(ComputeServer::join(joining.clone(), ComputeOptions::default())?));
             ShipServer::start(listener, mem.memory(server)?, registry.clone(), options, join)

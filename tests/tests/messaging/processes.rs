@@ -58,7 +58,7 @@ fn hear() -> Option<String> {
 
 /// A memory server that listens, and where others find it.
 fn listen(dir: &Path, manners: Manners) -> (Box<dyn Listener>, Place, Box<dyn Any>) {
-    let options = ListenOptions { ports: 2, connection_bytes: SMALL };
+    let options = ListenOptions { endpoints: 2, connection_bytes: SMALL };
     if Backend::chosen() == Backend::Verbs {
         let cluster = here::start(1, 2 << 20, manners.options()).unwrap();
         return (cluster.listen(server(0), &options).unwrap(), cluster.place().unwrap(), Box::new(cluster));
@@ -216,7 +216,7 @@ fn until(mut holds: impl FnMut() -> bool) {
 /// Links that stand in files.
 fn links(place: &Place) -> usize {
     match place {
-        Place::Files(dir) => std::fs::read_dir(dir.join("links")).unwrap().count(),
+        Place::Files(dir) => std::fs::read_dir(dir.join("connections")).unwrap().count(),
         Place::Verbs { .. } => 0,
     }
 }

@@ -135,7 +135,7 @@ pub(crate) fn start(
     serve: &ServeMessages,
     seen: &Arc<Seen>,
 ) -> MessageServer {
-    let listener = cluster.listen(server(number), &ListenOptions { ports, connection_bytes }).unwrap();
+    let listener = cluster.listen(server(number), &ListenOptions { endpoints: ports, connection_bytes }).unwrap();
     let seen = Arc::clone(seen);
     MessageServer::start(listener, serve, move |_| Ok(Box::new(Parrot::new(&seen)))).unwrap()
 }

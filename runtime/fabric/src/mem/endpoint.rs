@@ -4,7 +4,7 @@ use std::{collections::VecDeque, ptr::NonNull};
 
 use super::{
     MemOptions,
-    door::{Door, Far, WorkerEnd},
+    acceptor::{Acceptor, Far, WorkerEnd},
     nasty::Nasty,
 };
 use crate::{
@@ -18,15 +18,15 @@ use crate::{
     sync::{Arc, AtomicU64, Mutex, Ordering, fence},
 };
 
-/// All that an endpoint reaches: the memory servers' regions, and what the other sides of its links have opened.
+/// All that an endpoint reaches: the memory servers' regions, and what the other sides of its connections have opened.
 #[derive(Debug)]
 pub(super) struct Space {
     regions: Arc<Vec<Region>>,
-    links: Vec<Option<Far>>,
+    connections: Vec<Option<Far>>,
 }
 
 impl Space {
-    /// The words that a request covers, if they lie inside the region of its server or inside a link.
+    /// The words that a request covers, if they lie inside the region of its server or inside a connection.
     #[inline]
     pub(super) fn words_at(&self, at: RemotePtr, bytes: usize) -> Option<&[AtomicU64]> {
         let first = usize::try_from(at.offset() / 8).ok()?;
@@ -36,7 +36,7 @@ impl Space {
         let region = self.regions.get(at.server().index()).map_or(&[][..], Region::words);
         match region.get(first..first.checked_add(bytes / 8)?) {
             Some(words) => Some(words),
-            None => self.link_words_at(at, bytes),
+            None => self.connection_words_at(at, bytes),
         }
     }
 
@@ -45,39 +45,39 @@ impl Space {
         self.regions.get(at.server().index())?.atomics()
     }
 
-    fn link_words_at(&self, at: RemotePtr, bytes: usize) -> Option<&[AtomicU64]> {
+    fn connection_words_at(&self, at: RemotePtr, bytes: usize) -> Option<&[AtomicU64]> {
         let first = usize::try_from(far_offset(at)? / 8).ok()?;
-        let far = self.links.get(at.server().index())?.as_ref()?;
+        let far = self.connections.get(at.server().index())?.as_ref()?;
         far.memory.get(first..first.checked_add(bytes / 8)?)
     }
 
-    /// Wakes whoever sleeps at the other end of a link.
-    pub(super) fn ring_bell(&self, at: RemotePtr) {
-        let far = self.links.get(at.server().index()).and_then(Option::as_ref);
-        if let Some((door, port)) = far.and_then(|far| far.bell.as_ref()) {
-            door.bell(*port).ring();
+    /// Wakes whoever sleeps at the other end of a connection.
+    pub(super) fn notify(&self, at: RemotePtr) {
+        let far = self.connections.get(at.server().index()).and_then(Option::as_ref);
+        if let Some((acceptor, endpoint)) = far.and_then(|far| far.eventcount.as_ref()) {
+            acceptor.eventcount(*endpoint).notify();
         }
     }
 
-    fn link(&mut self, other: ServerId, far: Option<Far>) {
-        if self.links.len() <= other.index() {
-            self.links.resize(other.index() + 1, None);
+    fn connection(&mut self, other: ServerId, far: Option<Far>) {
+        if self.connections.len() <= other.index() {
+            self.connections.resize(other.index() + 1, None);
         }
-        self.links[other.index()] = far;
+        self.connections[other.index()] = far;
     }
 }
 
-/// How an endpoint finds the memory servers' doors.
-pub(super) trait FindDoor: std::fmt::Debug {
-    fn find(&self, server: ServerId) -> Result<Arc<Door>, Error>;
+/// How an endpoint finds the memory servers' acceptors.
+pub(super) trait FindAcceptor: std::fmt::Debug {
+    fn find(&self, server: ServerId) -> Result<Arc<Acceptor>, Error>;
 }
 
 #[derive(Debug)]
 pub(super) struct MemEndpoint {
     space: Space,
-    /// Its own links, by server. None for a port, whose peers have made theirs.
-    links: Vec<Option<WorkerEnd>>,
-    doors: Option<Box<dyn FindDoor>>,
+    /// Its own connections, by server. None for a endpoint, whose peers have made theirs.
+    connections: Vec<Option<WorkerEnd>>,
+    acceptors: Option<Box<dyn FindAcceptor>>,
     options: MemOptions,
     mode: Mode,
 }
@@ -102,8 +102,8 @@ struct Timed {
     clock: Clock,
     /// The time at the doorbell, until the poll that follows: one reading of the clock serves both.
     rung_at_ns: Option<u64>,
-    /// When the link to each server is free again.
-    link_free_ns: Vec<u64>,
+    /// When the connection to each server is free again.
+    path_free_ns: Vec<u64>,
     waiting: VecDeque<(u64, Request)>,
     /// What nasty mode has executed already.
     executed: Vec<(u64, Completion)>,
@@ -116,7 +116,7 @@ impl Timed {
         let transfer_ns = (bytes * 1_000_000_000).checked_div(u128::from(options.bandwidth_bytes_per_s)).unwrap_or(0);
         let occupied_ns = options.request_ns + transfer_ns as u64;
         let mut sent_ns = now_ns;
-        if let (1.., Some(free_ns)) = (occupied_ns, self.link_free_ns.get_mut(request.at.server().index())) {
+        if let (1.., Some(free_ns)) = (occupied_ns, self.path_free_ns.get_mut(request.at.server().index())) {
             *free_ns = now_ns.max(*free_ns) + occupied_ns;
             sent_ns = *free_ns;
         }
@@ -142,7 +142,7 @@ impl MemEndpoint {
         let timed = Timed {
             clock,
             rung_at_ns: None,
-            link_free_ns: vec![0; regions.len()],
+            path_free_ns: vec![0; regions.len()],
             waiting: VecDeque::new(),
             executed: Vec::new(),
         };
@@ -151,39 +151,39 @@ impl MemEndpoint {
             _ if options.is_timed() => Mode::Timed(timed),
             _ => Mode::Direct { done: Vec::new() },
         };
-        let space = Space { regions, links: Vec::new() };
-        Self { space, links: Vec::new(), doors: None, options, mode }
+        let space = Space { regions, connections: Vec::new() };
+        Self { space, connections: Vec::new(), acceptors: None, options, mode }
     }
 
-    /// Lets it connect to the memory servers behind these doors.
-    pub(super) fn with_doors(mut self, doors: Box<dyn FindDoor>) -> Self {
-        self.doors = Some(doors);
+    /// Lets it connect to the memory servers behind these acceptors.
+    pub(super) fn with_acceptors(mut self, acceptors: Box<dyn FindAcceptor>) -> Self {
+        self.acceptors = Some(acceptors);
         self
     }
 
-    /// Makes the other side of a link reachable.
+    /// Makes the other side of a connection reachable.
     pub(super) fn attach(&mut self, other: ServerId, far: Far) {
-        self.space.link(other, Some(far));
+        self.space.connection(other, Some(far));
         if let Mode::Timed(timed) | Mode::Nasty { timed, .. } = &mut self.mode {
-            let others = timed.link_free_ns.len().max(other.index() + 1);
-            timed.link_free_ns.resize(others, 0);
+            let others = timed.path_free_ns.len().max(other.index() + 1);
+            timed.path_free_ns.resize(others, 0);
         }
     }
 
-    /// Ends what is under way to the other side of a link; it cannot be reached any more.
+    /// Ends what is under way to the other side of a connection; it cannot be reached any more.
     pub(super) fn forget(&mut self, other: ServerId) {
-        self.space.link(other, None);
-        let is_cut = |request: &Request| request.at.server() == other && far_offset(request.at).is_some();
+        self.space.connection(other, None);
+        let is_aborted = |request: &Request| request.at.server() == other && far_offset(request.at).is_some();
         match &mut self.mode {
             Mode::Direct { .. } => {}
             Mode::Timed(Timed { waiting, executed, .. }) => {
                 let cut: VecDeque<_>;
-                (cut, *waiting) = std::mem::take(waiting).into_iter().partition(|(_, request)| is_cut(request));
+                (cut, *waiting) = std::mem::take(waiting).into_iter().partition(|(_, request)| is_aborted(request));
                 executed.extend(cut.into_iter().map(|(due_ns, Request { ticket, at, verb })| {
                     (due_ns, Completion { ticket, outcome: Err(closed(at, &verb)) })
                 }));
             }
-            Mode::Nasty { nasty, .. } => nasty.cut(is_cut),
+            Mode::Nasty { nasty, .. } => nasty.abort(is_aborted),
         }
     }
 }
@@ -253,31 +253,34 @@ impl Endpoint for MemEndpoint {
 
     fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
         // Before the new one: the memory server tells by the order which one counts.
-        if let Some(older) = self.links.get_mut(server.index()).and_then(Option::take) {
+        if let Some(older) = self.connections.get_mut(server.index()).and_then(Option::take) {
             older.abandon();
             self.forget(server);
         }
-        let Some(doors) = &self.doors else {
-            return Err(Error::ServerMissing { server, why: "a port of a memory server connects to nobody".into() });
+        let Some(acceptors) = &self.acceptors else {
+            return Err(Error::ServerMissing {
+                server,
+                why: "a endpoint of a memory server connects to nobody".into(),
+            });
         };
-        let end = Door::connect(&doors.find(server)?, who)?;
+        let end = Acceptor::connect(&acceptors.find(server)?, who)?;
         self.attach(server, end.far());
         let own = end.own();
-        if self.links.len() <= server.index() {
-            self.links.resize_with(server.index() + 1, || None);
+        if self.connections.len() <= server.index() {
+            self.connections.resize_with(server.index() + 1, || None);
         }
-        self.links[server.index()] = Some(end);
+        self.connections[server.index()] = Some(end);
         Ok(own)
     }
 
     fn disconnect(&mut self, server: ServerId) {
-        if self.links.get_mut(server.index()).and_then(Option::take).is_some() {
+        if self.connections.get_mut(server.index()).and_then(Option::take).is_some() {
             self.forget(server);
         }
     }
 
     fn connection_state(&mut self, server: ServerId) -> ConnectionState {
-        self.links.get(server.index()).and_then(Option::as_ref).map_or(ConnectionState::Dead, WorkerEnd::state)
+        self.connections.get(server.index()).and_then(Option::as_ref).map_or(ConnectionState::Dead, WorkerEnd::state)
     }
 
     fn next_due_ns(&self) -> Option<u64> {
@@ -318,13 +321,13 @@ fn copy_out(from: &[AtomicU64], to: &mut [u64]) {
     }
 }
 
-/// The link that a request was on its way over is closed.
+/// The connection that a request was on its way over is closed.
 pub(super) fn closed(at: RemotePtr, verb: &Verb) -> Box<Error> {
-    Box::new(Error::RequestFailed { what: verb.name(), at, why: "the link was closed".into() })
+    Box::new(Error::RequestFailed { what: verb.name(), at, why: "the connection was closed".into() })
 }
 
 pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
-    let why = "the address is in no region and no open link, or not aligned to 8 bytes".into();
+    let why = "the address is in no region and no open connection, or not aligned to 8 bytes".into();
     Box::new(Error::BadAddress { what: verb.name(), at, why })
 }
 
@@ -353,7 +356,7 @@ fn execute(space: &Space, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>>
         }
         Verb::Notify(word) => {
             words[0].store(word, Ordering::Release);
-            space.ring_bell(at);
+            space.notify(at);
             Done::Written
         }
         Verb::CompareSwap { expected, new } => Done::Previous(compare_swap(&words[0], expected, new)),

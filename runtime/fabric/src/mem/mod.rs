@@ -11,27 +11,27 @@
 //! cluster          text: the cluster's id and its number of memory servers
 //! server-N.mem     the region of memory server N; locked by the process that serves it
 //! owners/I         locked by the compute server with incarnation I while it runs
-//! door-N, links/   where memory server N takes messages, and the links to it (see `door.rs`)
+//! acceptor-N, connections/   where memory server N takes messages, and the connections to it (see `acceptor.rs`)
 //! ```
 
-pub mod bell;
+mod acceptor;
 mod claims;
-mod door;
 mod endpoint;
+pub mod eventcount;
 mod files;
 mod nasty;
-mod port;
 mod served;
+mod server_endpoint;
 
 use std::path::{Path, PathBuf};
 
 pub use self::served::{ServeRegion, ServedRegion};
 
 use self::{
+    acceptor::{Acceptor, AcceptorList},
     claims::Claims,
-    door::{Door, Doors},
-    endpoint::{FindDoor, MemEndpoint},
-    port::MemListener,
+    endpoint::{FindAcceptor, MemEndpoint},
+    server_endpoint::MemListener,
 };
 use crate::{
     clock::Clock,
@@ -106,32 +106,32 @@ impl MemOptions {
 pub struct MemFabric {
     regions: Arc<Vec<Region>>,
     claims: Claims,
-    doors: WhereDoors,
+    acceptors: AcceptorSource,
     options: MemOptions,
 }
 
-/// Where the doors of the memory servers are.
+/// Where the acceptors of the memory servers are.
 #[derive(Debug, Clone)]
-enum WhereDoors {
-    Here(Doors),
+enum AcceptorSource {
+    Here(AcceptorList),
     In(PathBuf),
 }
 
-impl WhereDoors {
+impl AcceptorSource {
     fn here(servers: usize) -> Self {
         Self::Here(Arc::new(Mutex::new((0..servers).map(|_| None).collect())))
     }
 }
 
-impl FindDoor for WhereDoors {
-    fn find(&self, server: ServerId) -> Result<Arc<Door>, Error> {
+impl FindAcceptor for AcceptorSource {
+    fn find(&self, server: ServerId) -> Result<Arc<Acceptor>, Error> {
         match self {
-            Self::Here(doors) => {
+            Self::Here(acceptors) => {
                 let missing =
                     || Error::ServerMissing { server, why: "it takes no messages; start a server that does".into() };
-                lock(doors).get(server.index()).and_then(Clone::clone).ok_or_else(missing)
+                lock(acceptors).get(server.index()).and_then(Clone::clone).ok_or_else(missing)
             }
-            Self::In(dir) => Door::open(dir, server).map(Arc::new),
+            Self::In(dir) => Acceptor::open(dir, server).map(Arc::new),
         }
     }
 }
@@ -139,8 +139,8 @@ impl FindDoor for WhereDoors {
 impl MemFabric {
     /// Memory servers inside this process, whose regions these are: formatted by the caller, and gone with the value.
     pub fn in_process(regions: Vec<Region>, options: MemOptions) -> Self {
-        let doors = WhereDoors::here(regions.len());
-        Self { regions: Arc::new(regions), claims: Claims::in_process(), doors, options }
+        let acceptors = AcceptorSource::here(regions.len());
+        Self { regions: Arc::new(regions), claims: Claims::in_process(), acceptors, options }
     }
 
     /// Maps the memory servers of the cluster in `dir`, all of which must be running.
@@ -152,8 +152,8 @@ impl MemFabric {
         let regions = (0..cluster.servers)
             .map(|index| files::open_served(dir, files::server_id(index)?, cluster.servers))
             .collect::<Result<Vec<_>, _>>()?;
-        let doors = WhereDoors::In(dir.to_path_buf());
-        Ok(Self { regions: Arc::new(regions), claims: Claims::files(dir), doors, options })
+        let acceptors = AcceptorSource::In(dir.to_path_buf());
+        Ok(Self { regions: Arc::new(regions), claims: Claims::files(dir), acceptors, options })
     }
 
     /// Opens a memory server of this process to messages, until the listener is dropped. The memory servers of a cluster
@@ -164,16 +164,16 @@ impl MemFabric {
     pub fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
         options.validate()?;
         let bad = |why: String| Error::BadOption { option: "server", why };
-        let WhereDoors::Here(doors) = &self.doors else {
+        let AcceptorSource::Here(acceptors) = &self.acceptors else {
             return Err(bad(format!("memory server {server} listens in the process that serves it")));
         };
-        match lock(doors).get(server.index()) {
+        match lock(acceptors).get(server.index()) {
             Some(None) => {}
             Some(Some(_)) => return Err(bad(format!("memory server {server} listens already"))),
             None => return Err(bad(format!("there is no memory server {server}"))),
         }
-        let door = Door::in_process(server, options)?;
-        Ok(Box::new(MemListener::new(door, self.options, Some(Arc::clone(doors)))))
+        let acceptor = Acceptor::in_process(server, options)?;
+        Ok(Box::new(MemListener::new(acceptor, self.options, Some(Arc::clone(acceptors)))))
     }
 
     /// The memory of a memory server of this process, for its threads.
@@ -205,7 +205,7 @@ impl Fabric for MemFabric {
 
     fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
         let endpoint = MemEndpoint::new(Arc::clone(&self.regions), self.options, seed, clock);
-        Ok(Box::new(endpoint.with_doors(Box::new(self.doors.clone()))))
+        Ok(Box::new(endpoint.with_acceptors(Box::new(self.acceptors.clone()))))
     }
 
     fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {

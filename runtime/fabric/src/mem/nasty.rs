@@ -111,9 +111,9 @@ impl Nasty {
         self.pending.push(Pending { request, due_ns, lines, done: None, hold });
     }
 
-    /// Ends what is under way to a link that is closed.
-    pub(super) fn cut(&mut self, is_cut: impl Fn(&Request) -> bool) {
-        for Pending { request, due_ns, .. } in self.pending.extract_if(.., |pending| is_cut(&pending.request)) {
+    /// Ends what is under way to a connection that is closed.
+    pub(super) fn abort(&mut self, is_aborted: impl Fn(&Request) -> bool) {
+        for Pending { request, due_ns, .. } in self.pending.extract_if(.., |pending| is_aborted(&pending.request)) {
             let outcome = Err(closed(request.at, &request.verb));
             self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
         }
@@ -188,7 +188,7 @@ impl Nasty {
                     None => execute_word(&words[0], verb),
                 });
                 if matches!(verb, Verb::Notify(_)) {
-                    space.ring_bell(at);
+                    space.notify(at);
                 }
             }
         }

@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     MemOptions,
-    door::Door,
+    acceptor::Acceptor,
     files::{self, ClusterFile},
-    port::MemListener,
+    server_endpoint::MemListener,
 };
 use crate::{
     error::Error,
@@ -132,8 +132,8 @@ impl ServedRegion {
     /// If an option cannot work, or a file cannot be made.
     pub fn listen(&self, options: &ListenOptions, fabric: MemOptions) -> Result<Box<dyn Listener>, Error> {
         options.validate()?;
-        let door = Door::create(&self.dir, self.server, options)?;
-        Ok(Box::new(MemListener::new(door, fabric, None)))
+        let acceptor = Acceptor::create(&self.dir, self.server, options)?;
+        Ok(Box::new(MemListener::new(acceptor, fabric, None)))
     }
 }
 
@@ -161,17 +161,17 @@ fn remove_if_last(dir: &Path) {
     if last {
         // The file last: once it is gone, somebody may begin a cluster here again.
         let _ = fs::remove_dir_all(dir.join("owners"));
-        let _ = fs::remove_dir_all(dir.join("links"));
-        remove_doors(dir);
+        let _ = fs::remove_dir_all(dir.join("connections"));
+        remove_acceptors(dir);
         let _ = fs::remove_file(path);
         let _ = fs::remove_dir(dir);
     }
 }
 
 /// Removes what killed memory servers have left.
-fn remove_doors(dir: &Path) {
+fn remove_acceptors(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("door-") {
+        if entry.file_name().to_string_lossy().starts_with("acceptor-") {
             let _ = fs::remove_file(entry.path());
         }
     }

@@ -1,16 +1,16 @@
-//! A worker's endpoint: one completion queue, a link to every memory server, and a message link to those it asks for one.
+//! A worker's endpoint: one completion queue, a path to every memory server, and a message connection to those it asks for one.
 
 use std::ptr::NonNull;
 
 use super::{
+    data_path::DataPath,
     ib::{
         Access, Atomics, CompletionQueue, DeviceInfo, Domain, Local, QueuePair, QueuePairOptions, Registered,
         Reliability,
     },
-    lane::lane_of,
-    link::Link,
+    message_connection::MessageConnection,
+    queue::queue_of,
     session::{Losses, Session},
-    talk::Talk,
 };
 use crate::{
     buffer::LocalKey,
@@ -26,7 +26,7 @@ use crate::{
 /// where the other one is better. Not measured on a card.
 const EAGER_WORDS: usize = 1024;
 
-/// What all links of an endpoint share.
+/// What all paths of an endpoint share.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) domain: Arc<Domain>,
@@ -69,11 +69,11 @@ pub(super) fn capabilities(device: &DeviceInfo, inline_bytes: u32, gather_max: u
 #[derive(Debug)]
 pub(super) struct VerbsEndpoint {
     // Before the registrations: no queue pair uses memory that is not registered any more.
-    links: Vec<Link>,
-    /// By memory server; their lanes are numbered after those of `links`.
-    talks: Vec<Option<Talk>>,
+    paths: Vec<DataPath>,
+    /// By memory server; their queues are numbered after those of `paths`.
+    connections: Vec<Option<MessageConnection>>,
     sessions: Vec<Arc<Session>>,
-    /// Counts message links.
+    /// Counts message connections.
     generation: u16,
     setup: Setup,
     registered: Vec<Registered>,
@@ -81,8 +81,8 @@ pub(super) struct VerbsEndpoint {
     losses_seen: u64,
     /// Completions that did not come from the card.
     early: Vec<Completion>,
-    /// Links that have something to tend to.
-    unsettled: bool,
+    /// Connections that have something to drive to.
+    has_pending: bool,
 }
 
 impl VerbsEndpoint {
@@ -90,13 +90,13 @@ impl VerbsEndpoint {
     pub(super) fn connect(setup: Setup, sessions: &[Arc<Session>], losses: &Losses) -> Result<Self, Error> {
         // All are asked before any is waited for.
         let begin = |(number, session): (usize, &Arc<Session>)| {
-            Link::begin(u16::try_from(number).unwrap_or(u16::MAX), Arc::clone(session), &setup)
+            DataPath::begin(u16::try_from(number).unwrap_or(u16::MAX), Arc::clone(session), &setup)
         };
-        let links = sessions.iter().enumerate().map(begin).collect::<Result<Vec<_>, Error>>()?;
+        let paths = sessions.iter().enumerate().map(begin).collect::<Result<Vec<_>, Error>>()?;
         // Whole from here on: if one cannot be connected, the others are closed again.
         let mut endpoint = Self {
-            links,
-            talks: Vec::new(),
+            paths,
+            connections: Vec::new(),
             sessions: sessions.to_vec(),
             generation: 0,
             setup,
@@ -105,31 +105,32 @@ impl VerbsEndpoint {
             // What was lost before is noticed at the first poll.
             losses_seen: 0,
             early: Vec::new(),
-            unsettled: false,
+            has_pending: false,
         };
-        let Self { links, setup, .. } = &mut endpoint;
-        links.iter_mut().try_for_each(|link| link.finish(setup))?;
+        let Self { paths, setup, .. } = &mut endpoint;
+        paths.iter_mut().try_for_each(|path| path.finish(setup))?;
         Ok(endpoint)
     }
 
     #[cold]
-    fn tend(&mut self, completions: &mut Vec<Completion>) {
+    fn drive(&mut self, completions: &mut Vec<Completion>) {
         let losses = self.losses.load(Ordering::Acquire);
         if losses != self.losses_seen {
             self.losses_seen = losses;
-            self.links.iter_mut().for_each(|link| link.check_control(&self.setup, completions));
+            self.paths.iter_mut().for_each(|path| path.check_control(&self.setup, completions));
         }
-        self.links.iter_mut().for_each(|link| link.tend(&self.setup, completions));
-        self.talks.iter_mut().flatten().for_each(|talk| talk.tend(completions));
-        self.unsettled = !self.links.iter().all(Link::is_settled) || !self.talks.iter().flatten().all(Talk::is_settled);
+        self.paths.iter_mut().for_each(|path| path.drive(&self.setup, completions));
+        self.connections.iter_mut().flatten().for_each(|connection| connection.drive(completions));
+        self.has_pending = !self.paths.iter().all(DataPath::is_idle)
+            || !self.connections.iter().flatten().all(MessageConnection::is_idle);
     }
 
-    /// Takes a request that is for no region: for what a message link has opened, or for nothing.
+    /// Takes a request that is for no region: for what a message connection has opened, or for nothing.
     #[cold]
     fn push_elsewhere(&mut self, request: Request) {
         let at = request.at;
-        match self.talks.get_mut(at.server().index()) {
-            Some(Some(talk)) if talk.takes(at, request.verb.bytes()) => talk.push(request),
+        match self.connections.get_mut(at.server().index()) {
+            Some(Some(connection)) if connection.takes(at, request.verb.bytes()) => connection.push(request),
             // The card would break the connection over it.
             _ => {
                 let outcome = Err(outside(at, &request.verb));
@@ -138,24 +139,24 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Closes the message link to a memory server, if there is one.
+    /// Closes the message connection to a memory server, if there is one.
     fn unlink(&mut self, server: ServerId, in_order: bool) {
-        if !matches!(self.talks.get(server.index()), Some(Some(_))) {
+        if !matches!(self.connections.get(server.index()), Some(Some(_))) {
             return;
         }
         // Completions that have come are of requests that were carried out.
         let mut completions = Vec::new();
         self.poll(&mut completions);
         self.early.append(&mut completions);
-        if let Some(talk) = self.talks[server.index()].take() {
+        if let Some(connection) = self.connections[server.index()].take() {
             // The memory server hears of it in its own time.
-            drop(talk.close(in_order, &mut self.early));
+            drop(connection.close(in_order, &mut self.early));
         }
     }
 }
 
 pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
-    let why = "the address is not inside the memory server's region or an open link, or not aligned to 8 bytes".into();
+    let why = "the address is not inside the memory server's region or an open path, or not aligned to 8 bytes".into();
     Box::new(Error::BadAddress { what: verb.name(), at, why })
 }
 
@@ -176,8 +177,8 @@ impl Endpoint for VerbsEndpoint {
     fn ring(&mut self, requests: &mut Vec<Request>) {
         let mut push = |request: Request| {
             let at = request.at;
-            match self.links.get_mut(at.server().index()) {
-                Some(link) if link.holds(at, request.verb.bytes()) => link.push(request),
+            match self.paths.get_mut(at.server().index()) {
+                Some(path) if path.holds(at, request.verb.bytes()) => path.push(request),
                 _ => self.push_elsewhere(request),
             }
         };
@@ -186,13 +187,13 @@ impl Endpoint for VerbsEndpoint {
             1 => requests.pop().into_iter().for_each(&mut push),
             _ => requests.drain(..).for_each(push),
         }
-        for link in &mut self.links {
-            link.ring(&self.setup, &mut self.early);
-            self.unsettled |= !link.is_settled();
+        for path in &mut self.paths {
+            path.ring(&self.setup, &mut self.early);
+            self.has_pending |= !path.is_idle();
         }
-        for talk in self.talks.iter_mut().flatten() {
-            talk.ring(&mut self.early);
-            self.unsettled |= !talk.is_settled();
+        for connection in self.connections.iter_mut().flatten() {
+            connection.ring(&mut self.early);
+            self.has_pending |= !connection.is_idle();
         }
     }
 
@@ -201,18 +202,19 @@ impl Endpoint for VerbsEndpoint {
         if !self.early.is_empty() {
             completions.append(&mut self.early);
         }
-        let (links, talks, setup, unsettled) = (&mut self.links, &mut self.talks, &self.setup, &mut self.unsettled);
+        let (paths, connections, setup, has_pending) =
+            (&mut self.paths, &mut self.connections, &self.setup, &mut self.has_pending);
         setup.completions.poll(|finished| {
-            let lane = lane_of(finished.id);
-            if let Some(link) = links.get_mut(lane) {
-                link.finished(setup, finished, completions);
-                *unsettled |= !link.is_settled();
-            } else if let Some(Some(talk)) = talks.get_mut(lane - links.len()) {
-                talk.finished(finished, completions);
+            let queue = queue_of(finished.id);
+            if let Some(path) = paths.get_mut(queue) {
+                path.finished(setup, finished, completions);
+                *has_pending |= !path.is_idle();
+            } else if let Some(Some(connection)) = connections.get_mut(queue - paths.len()) {
+                connection.finished(finished, completions);
             }
         });
-        if self.unsettled || self.losses.load(Ordering::Relaxed) != self.losses_seen {
-            self.tend(completions);
+        if self.has_pending || self.losses.load(Ordering::Relaxed) != self.losses_seen {
+            self.drive(completions);
         }
     }
 
@@ -222,13 +224,13 @@ impl Endpoint for VerbsEndpoint {
             return Err(Error::ServerMissing { server, why: "there is no such memory server".into() });
         };
         self.generation = self.generation.wrapping_add(1);
-        // A number has 15 bits, so those of all lanes fit into 16.
-        let number = self.links.len() as u16 + server.number();
-        let (talk, memory) = Talk::open(&self.setup, session, (number, self.generation), who)?;
-        if self.talks.len() <= server.index() {
-            self.talks.resize_with(server.index() + 1, || None);
+        // A number has 15 bits, so those of all queues fit into 16.
+        let number = self.paths.len() as u16 + server.number();
+        let (connection, memory) = MessageConnection::open(&self.setup, session, (number, self.generation), who)?;
+        if self.connections.len() <= server.index() {
+            self.connections.resize_with(server.index() + 1, || None);
         }
-        self.talks[server.index()] = Some(talk);
+        self.connections[server.index()] = Some(connection);
         Ok(memory)
     }
 
@@ -237,16 +239,20 @@ impl Endpoint for VerbsEndpoint {
     }
 
     fn connection_state(&mut self, server: ServerId) -> ConnectionState {
-        self.talks.get_mut(server.index()).and_then(Option::as_mut).map_or(ConnectionState::Dead, Talk::state)
+        self.connections
+            .get_mut(server.index())
+            .and_then(Option::as_mut)
+            .map_or(ConnectionState::Dead, MessageConnection::state)
     }
 }
 
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
         let setup = &self.setup;
-        let links = self.links.iter_mut().filter_map(|link| link.close(setup));
-        let talks = self.talks.drain(..).flatten().filter_map(|talk| talk.close(true, &mut Vec::new()));
-        let closing: Vec<_> = links.chain(talks).collect();
+        let paths = self.paths.iter_mut().filter_map(|path| path.close(setup));
+        let connections =
+            self.connections.drain(..).flatten().filter_map(|connection| connection.close(true, &mut Vec::new()));
+        let closing: Vec<_> = paths.chain(connections).collect();
         for answer in closing {
             // A memory server that is lost has destroyed its queue pairs.
             let _ = answer.wait();

@@ -7,8 +7,8 @@
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
-//! connection; `lane` is such a connection with its requests; `link` is a
-//! worker's way to a region, `talk` its [message link](crate::connection); `endpoint` is all links of a worker; `server` is
+//! connection; `queue` is such a connection with its requests; `connection` is a
+//! worker's way to a region, `connection` its [message connection](crate::connection); `endpoint` is all connections of a worker; `server` is
 //! the memory server.
 //!
 //! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order. Atomics
@@ -22,14 +22,14 @@
 
 mod connecting;
 mod control;
+mod data_path;
 mod endpoint;
 mod ib;
-mod lane;
-mod link;
+mod message_connection;
 mod opened;
+mod queue;
 mod server;
 mod session;
-mod talk;
 
 use std::time::{Duration, Instant};
 
@@ -92,7 +92,7 @@ pub struct VerbsOptions {
     pub secret: Secret,
     /// This machine's device.
     pub device: DeviceChoice,
-    /// When a connection that does not answer is given up.
+    /// When a connection that does not answer is taken for dead.
     pub reliability: Reliability,
     /// Requests that a worker has in the card for each memory server; more wait their turn.
     pub queue_depth: u32,
@@ -165,8 +165,8 @@ impl VerbsFabric {
 
     /// Cuts the control connections, as if this machine had gone. For tests.
     #[doc(hidden)]
-    pub fn cut(&self) {
-        self.sessions.iter().for_each(|session| session.cut());
+    pub fn abort(&self) {
+        self.sessions.iter().for_each(|session| session.abort());
     }
 
     /// Asks all memory servers, each before any answer is waited for.
@@ -188,18 +188,18 @@ fn ask_all(sessions: &[Arc<Session>], question: &Question) -> Result<Vec<Answer>
 
 /// Whether these, sorted, are all memory servers of one cluster.
 fn require_whole(sessions: &[Arc<Session>]) -> Result<(), Error> {
-    let first = sessions.first().map(|session| *session.welcome());
+    let first = sessions.first().map(|session| *session.hello_ack());
     for (index, session) in sessions.iter().enumerate() {
-        let (welcome, server) = (session.welcome(), session.server());
-        if let Some(first) = first.filter(|first| first.cluster != welcome.cluster) {
-            return Err(Error::WrongCluster { server, found: welcome.cluster, expected: first.cluster });
+        let (hello_ack, server) = (session.hello_ack(), session.server());
+        if let Some(first) = first.filter(|first| first.cluster != hello_ack.cluster) {
+            return Err(Error::WrongCluster { server, found: hello_ack.cluster, expected: first.cluster });
         }
-        if welcome.servers != sessions.len() as u64 || server.index() != index {
+        if hello_ack.servers != sessions.len() as u64 || server.index() != index {
             let addresses: Vec<String> =
                 sessions.iter().map(|session| format!("{} ({})", session.server(), session.address())).collect();
             let why = format!(
                 "the cluster has {} memory servers; the addresses lead to {}. Name each of them once",
-                welcome.servers,
+                hello_ack.servers,
                 addresses.join(", ")
             );
             return Err(Error::BadOption { option: "servers", why });
@@ -214,14 +214,15 @@ impl Fabric for VerbsFabric {
     }
 
     fn region_bytes(&self, server: ServerId) -> u64 {
-        self.sessions[server.index()].welcome().bytes
+        self.sessions[server.index()].hello_ack().bytes
     }
 
     fn endpoint(&self, _seed: u64, _clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
         let device = self.domain.device();
         let info = device.info();
         // Twice, because completions of a connection that broke may still be there when the next one has made its own.
-        let completions = (self.queue_depth + talk::TALK_DEPTH).saturating_mul(2 * self.sessions.len() as u32);
+        let completions =
+            (self.queue_depth + message_connection::MESSAGE_DEPTH).saturating_mul(2 * self.sessions.len() as u32);
         if completions > info.completions_max {
             let why = format!(
                 "{} requests and some messages for each of {} memory servers need a completion queue of {completions}; {} takes {}",

@@ -1,11 +1,11 @@
-//! Memory that one side of a message link opens to the other.
+//! Memory that one side of a message connection opens to the other.
 
 use std::ptr::NonNull;
 
 use super::{
     control::Opened,
     ib::{Access, Domain, Registered, Remote},
-    lane::Target,
+    queue::Target,
 };
 use crate::{connection::OpenMemory, error::Error, ptr::REGION_BYTES_MAX, region::Region, sync::Arc};
 
@@ -23,7 +23,7 @@ impl Opening {
         let base = NonNull::from(region.words()).cast::<u64>();
         // SAFETY: the region lives as long as the registration (in this order they are dropped), and this process reaches
         // it only as atomic words.
-        let registered = unsafe { domain.register(base, region.words().len(), Access::Link) }?;
+        let registered = unsafe { domain.register(base, region.words().len(), Access::Attach) }?;
         Ok(Self { registered, region })
     }
 
@@ -39,7 +39,7 @@ impl Opening {
 }
 
 impl Opened {
-    /// What the other side has opened, of which so many bytes, as a lane reaches it at [`far`](crate::connection::far)
+    /// What the other side has opened, of which so many bytes, as a queue reaches it at [`far`](crate::connection::far)
     /// addresses.
     pub(super) fn target(self, bytes: u64) -> Target {
         let remote = Remote { address: self.address, key: self.key };

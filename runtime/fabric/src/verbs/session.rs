@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::control::{self, Answer, Question, Receiver, Secret, Sender, Welcome, keep_alive};
+use super::control::{self, Answer, HelloAck, Question, Receiver, Secret, Sender, keep_alive};
 use crate::{
     error::Error,
     ptr::ServerId,
@@ -35,7 +35,7 @@ pub(super) struct Session {
 struct Shared {
     address: String,
     server: ServerId,
-    welcome: Welcome,
+    hello_ack: HelloAck,
     losses: Losses,
     line: Mutex<Line>,
 }
@@ -65,19 +65,19 @@ impl Session {
         let (sender, mut receiver) = control::connect(stream, secret, Instant::now() + HANDSHAKE_LIMIT)
             .map_err(|error| Error::NotAdmitted { address: address.into(), why: error.to_string() })?;
         receiver.set_limit(Some(HANDSHAKE_LIMIT)).map_err(unreachable)?;
-        let welcome: Welcome = receiver.receive()?.ok_or_else(|| Error::NotAdmitted {
+        let hello_ack: HelloAck = receiver.receive()?.ok_or_else(|| Error::NotAdmitted {
             address: address.into(),
             why: "it hung up; it serves as many compute servers as it can, or is about to end".into(),
         })?;
         receiver.set_limit(None).map_err(unreachable)?;
-        let Some(server) = u16::try_from(welcome.server).ok().and_then(ServerId::new) else {
+        let Some(server) = u16::try_from(hello_ack.server).ok().and_then(ServerId::new) else {
             return Err(DecodeError("a memory server has an impossible number").into());
         };
         let line = Line { sender, waiting: VecDeque::new(), lost: None };
         let shared = Arc::new(Shared {
             address: address.into(),
             server,
-            welcome,
+            hello_ack,
             losses: Arc::clone(losses),
             line: Mutex::new(line),
         });
@@ -89,8 +89,8 @@ impl Session {
         Ok(Self { shared, reader: Some(reader) })
     }
 
-    pub(super) fn welcome(&self) -> &Welcome {
-        &self.shared.welcome
+    pub(super) fn hello_ack(&self) -> &HelloAck {
+        &self.shared.hello_ack
     }
 
     pub(super) fn server(&self) -> ServerId {
@@ -102,7 +102,7 @@ impl Session {
     }
 
     /// Ends the connection from this side.
-    pub(super) fn cut(&self) {
+    pub(super) fn abort(&self) {
         lock(&self.shared.line).sender.shut_down();
     }
 

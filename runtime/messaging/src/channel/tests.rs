@@ -124,7 +124,7 @@ fn a_channel_tells_the_memory_server_how_to_send() {
     let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
     let id = ServerId::new(0).unwrap();
     let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
-    let mut port = listener.port(0, 1, Clock::monotonic()).unwrap();
+    let mut port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
     let worker = Rc::new(Worker {
         endpoint: RefCell::new(fabric.endpoint(1, Clock::monotonic()).unwrap()),
         outbox: RefCell::default(),

@@ -12,7 +12,7 @@ use farlink_fabric::{
     buffer::Buffers,
     clock::Clock,
     connection::PeerId,
-    listener::{CONNECTION_BYTES_MIN, Change, DEFAULT_CONNECTION_BYTES, ListenOptions, Listener, Port},
+    listener::{CONNECTION_BYTES_MIN, Change, DEFAULT_CONNECTION_BYTES, ListenOptions, Listener, ServerEndpoint},
     lock::OwnerId,
     mem::{MemFabric, MemOptions},
     region::Region,
@@ -60,7 +60,7 @@ struct Pair {
     worker: Connection,
     wire: VecDeque<(Side, Request)>,
     // Before the buffers, which requests under way hold.
-    port: Box<dyn Port>,
+    port: Box<dyn ServerEndpoint>,
     endpoint: Box<dyn Endpoint>,
     buffers: Buffers,
     _fabric: (MemFabric, Box<dyn Listener>),
@@ -72,7 +72,7 @@ impl Pair {
         let fabric = MemFabric::in_process(vec![region], MemOptions::default());
         let id = ServerId::new(0).unwrap();
         let listener = fabric.listen(id, &ListenOptions { connection_bytes, ..ListenOptions::default() }).unwrap();
-        let mut port = listener.port(0, 1, Clock::monotonic()).unwrap();
+        let mut port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
         let mut endpoint = fabric.endpoint(1, Clock::monotonic()).unwrap();
         let who = PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 };
         let own = endpoint.connect(id, who).unwrap();

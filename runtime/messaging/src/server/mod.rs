@@ -1,10 +1,10 @@
 //! A memory server's threads that serve messages.
 //!
-//! Each thread has a port of its own, the peers that come to it, their sessions, and a service: nothing is shared but
+//! Each thread has a endpoint of its own, the peers that come to it, their sessions, and a service: nothing is shared but
 //! counters. A turn takes latency-sensitive requests of all peers, then some best-effort ones, lets the service go on, sends
 //! what is ready, and collects completions. A peer that floods gets its share of each turn and no more.
 //!
-//! A thread without work polls, or sleeps at its port until a message comes: polling answers sooner and takes a core, so
+//! A thread without work polls, or sleeps at its endpoint until a message comes: polling answers sooner and takes a core, so
 //! with more peers than cores the threads sleep (Catfish, section IV B).
 
 mod counts;
@@ -26,7 +26,7 @@ use crate::serve::Service;
 use farlink_fabric::{
     Error as FabricError,
     clock::Clock,
-    listener::{Listener, PortWaker},
+    listener::{EndpointWaker, Listener},
 };
 
 /// What a thread does while there is nothing to do.
@@ -41,7 +41,7 @@ pub enum Wait {
     Poll,
 }
 
-/// How a memory server serves messages. The number of threads is the listener's number of ports.
+/// How a memory server serves messages. The number of threads is the listener's number of endpoints.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeMessages {
     /// What idle threads do.
@@ -92,17 +92,17 @@ impl Drop for ShutOnPanic {
 #[derive(Debug)]
 pub struct MessageServer {
     shared: Shared,
-    threads: Vec<(std::sync::Arc<dyn PortWaker>, JoinHandle<()>)>,
+    threads: Vec<(std::sync::Arc<dyn EndpointWaker>, JoinHandle<()>)>,
     /// After the threads: closes the door.
     _listener: std::sync::Arc<dyn Listener>,
 }
 
 impl MessageServer {
-    /// Starts a thread for each port of the listener, each with a service of its own that `make` makes there, given the
+    /// Starts a thread for each endpoint of the listener, each with a service of its own that `make` makes there, given the
     /// thread's number.
     ///
     /// # Errors
-    /// If a thread or a port cannot be had, or `make` fails.
+    /// If a thread or a endpoint cannot be had, or `make` fails.
     pub fn start<S>(listener: Box<dyn Listener>, options: &ServeMessages, make: S) -> Result<Self, Error>
     where
         S: Fn(usize) -> Result<Box<dyn Service>, Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,
@@ -111,12 +111,12 @@ impl MessageServer {
         let make = std::sync::Arc::new(make);
         let shared = std::sync::Arc::new(SharedState {
             stop: false.into(),
-            threads: (0..listener.ports()).map(|_| CachePadded::default()).collect(),
+            threads: (0..listener.endpoints()).map(|_| CachePadded::default()).collect(),
             incarnation: rand::random::<u64>() | 1,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
         });
         let mut server = Self { shared, threads: Vec::new(), _listener: std::sync::Arc::clone(&listener) };
-        for number in 0..listener.ports() {
+        for number in 0..listener.endpoints() {
             let (ready, is_ready) = mpsc::channel();
             let (listener, shared) = (std::sync::Arc::clone(&listener), std::sync::Arc::clone(&server.shared));
             let (make, options) = (std::sync::Arc::clone(&make), *options);
@@ -124,15 +124,15 @@ impl MessageServer {
                 .name(format!("farlink-serve-{number}"))
                 .spawn(move || {
                     let made = (|| {
-                        let port = listener.port(number, options.seed ^ number as u64, Clock::monotonic())?;
+                        let endpoint = listener.endpoint(number, options.seed ^ number as u64, Clock::monotonic())?;
                         let service = make(number).map_err(Error::Service)?;
-                        Ok(Thread::new(port, service, shared, number, options))
+                        Ok(Thread::new(endpoint, service, shared, number, options))
                     })();
                     drop(make);
                     let _shut = ShutOnPanic(listener);
                     match made {
                         Ok(mut thread) => {
-                            if ready.send(Ok(thread.port.waker())).is_ok() {
+                            if ready.send(Ok(thread.endpoint.waker())).is_ok() {
                                 thread.run();
                             }
                         }

@@ -33,7 +33,7 @@ pub(super) struct Peer {
 impl Thread {
     /// Peers that come and go.
     pub(super) fn take_changes(&mut self, thorough: bool) -> bool {
-        self.port.changes(thorough, &mut self.changes);
+        self.endpoint.changes(thorough, &mut self.changes);
         if self.changes.is_empty() {
             return false;
         }
@@ -56,10 +56,10 @@ impl Thread {
 
     pub(super) fn open(&mut self, peer: ServerId, who: PeerId, memory: OpenMemory) {
         self.generation = self.generation.wrapping_add(1);
-        let ordered = self.port.capabilities().ordered_writes;
+        let ordered = self.endpoint.capabilities().ordered_writes;
         let sending = Sending { ordered, coalesce: true, eager_words: usize::MAX };
         let Some(mut connection) = Connection::new(memory, peer, self.generation, sending) else {
-            return self.port.dismiss(peer);
+            return self.endpoint.dismiss(peer);
         };
         let known = self.by_worker.get(&who).copied();
         let session = known.unwrap_or_else(|| {
@@ -95,7 +95,7 @@ impl Thread {
     pub(super) fn close(&mut self, index: usize) {
         if let Some(Some(_)) = self.peers.get(index) {
             let other = peer_number(index);
-            self.port.dismiss(other);
+            self.endpoint.dismiss(other);
             self.forget(index, false);
         }
     }
@@ -146,5 +146,5 @@ impl Thread {
 }
 
 fn peer_number(index: usize) -> ServerId {
-    u16::try_from(index).ok().and_then(ServerId::new).expect("a port numbers its peers so")
+    u16::try_from(index).ok().and_then(ServerId::new).expect("a endpoint numbers its peers so")
 }

@@ -19,7 +19,7 @@ use farlink_fabric::{
     buffer::{Buffer, Buffers},
     clock::Clock,
     connection::PeerId,
-    listener::{Change, Port},
+    listener::{Change, ServerEndpoint},
     sync::yield_thread,
 };
 
@@ -35,7 +35,7 @@ const LONG: Duration = Duration::from_secs(3600);
 
 /// What connections need of their thread.
 pub(super) struct EndpointCarrier<'a> {
-    pub(super) port: &'a mut dyn Port,
+    pub(super) endpoint: &'a mut dyn ServerEndpoint,
     pub(super) buffers: &'a Buffers,
     pub(super) outbox: &'a mut Vec<Post>,
     pub(super) replies: &'a Replies,
@@ -43,8 +43,8 @@ pub(super) struct EndpointCarrier<'a> {
 
 impl Carrier for EndpointCarrier<'_> {
     fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError> {
-        // SAFETY: the memory lives as long as the thread's `buffers`, which are dropped after its port; only buffers refer to it.
-        self.buffers.take(words, |base, words| unsafe { self.port.register(base, words) })
+        // SAFETY: the memory lives as long as the thread's `buffers`, which are dropped after its endpoint; only buffers refer to it.
+        self.buffers.take(words, |base, words| unsafe { self.endpoint.register(base, words) })
     }
 
     fn post(&mut self, request: Post) {
@@ -57,9 +57,9 @@ impl Carrier for EndpointCarrier<'_> {
 }
 
 pub(super) struct Thread {
-    // The service goes first: its tasks hold responders. The port goes before the buffers that it may still use.
+    // The service goes first: its tasks hold responders. The endpoint goes before the buffers that it may still use.
     pub(super) service: Box<dyn Service>,
-    pub(super) port: Box<dyn Port>,
+    pub(super) endpoint: Box<dyn ServerEndpoint>,
     pub(super) buffers: Buffers,
     pub(super) outbox: Vec<Post>,
     pub(super) completions: Vec<Completion>,
@@ -89,7 +89,7 @@ pub(super) struct Thread {
 macro_rules! carrier {
     ($thread:expr) => {
         $crate::server::thread::EndpointCarrier {
-            port: &mut *$thread.port,
+            endpoint: &mut *$thread.endpoint,
             buffers: &$thread.buffers,
             outbox: &mut $thread.outbox,
             replies: &$thread.replies,
@@ -101,7 +101,7 @@ pub(super) use carrier;
 
 impl Thread {
     pub(super) fn new(
-        port: Box<dyn Port>,
+        endpoint: Box<dyn ServerEndpoint>,
         service: Box<dyn Service>,
         shared: Shared,
         number: usize,
@@ -109,7 +109,7 @@ impl Thread {
     ) -> Self {
         Self {
             service,
-            port,
+            endpoint,
             buffers: Buffers::default(),
             outbox: Vec::new(),
             completions: Vec::new(),
@@ -192,9 +192,9 @@ impl Thread {
 
     pub(super) fn exchange(&mut self) {
         if !self.outbox.is_empty() {
-            self.port.ring(&mut self.outbox);
+            self.endpoint.ring(&mut self.outbox);
         }
-        self.port.poll(&mut self.completions);
+        self.endpoint.poll(&mut self.completions);
         for completion in self.completions.drain(..) {
             let index = Connection::other_of(completion.ticket).index();
             if let Some(Some(peer)) = self.peers.get_mut(index) {
@@ -274,7 +274,7 @@ impl Thread {
         bump(&self.counts().sleeps, 1);
         let limit = if self.present == 0 { LONG } else { self.options.report_interval };
         let (peers, shared, replies) = (&self.peers, &self.shared, &self.replies);
-        self.port.sleep(limit, &mut || {
+        self.endpoint.sleep(limit, &mut || {
             shared.stop.load(std::sync::atomic::Ordering::Acquire)
                 || !replies.finished.borrow().is_empty()
                 || peers.iter().flatten().any(|peer| peer.connection.has_news())

@@ -12,7 +12,7 @@ const TEXT_BYTES_MAX: usize = 1024;
 
 /// What a memory server is, told first of all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Welcome {
+pub(in super::super) struct HelloAck {
     /// Which of the cluster's memory servers it is.
     pub(in super::super) server: u64,
     /// How many there are.
@@ -27,7 +27,7 @@ pub(in super::super) struct Welcome {
     pub(in super::super) key: u32,
 }
 
-impl Wire for Welcome {
+impl Wire for HelloAck {
     fn encode(&self, to: &mut Vec<u64>) {
         to.extend([self.server, self.servers, self.cluster, self.address, self.bytes, u64::from(self.key)]);
     }
@@ -87,7 +87,7 @@ impl Wire for Peer {
     }
 }
 
-/// Memory that one side of a message link opens to the other.
+/// Memory that one side of a message connection opens to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Opened {
     /// Where it begins, in its owner's addresses.
@@ -130,7 +130,7 @@ impl Wire for ConnectionState {
             0 => Self::Up,
             1 => Self::Dismissed,
             2 => Self::Dead,
-            _ => return Err(DecodeError("there is no such state of a link")),
+            _ => return Err(DecodeError("there is no such state of a connection")),
         })
     }
 }
@@ -150,12 +150,12 @@ pub(in super::super) enum Question {
     Lives(OwnerId),
     /// Does it take messages?
     Listens,
-    /// A message link for this queue pair and this worker of the asker's, who opens this memory.
-    Link { ours: Peer, who: PeerId, opened: Opened },
-    /// The asker's queue pair of the link with this one of the memory server's is ready.
-    LinkReady(u64),
-    /// Close the message link of this queue pair of the memory server's; whether the asker has no use for it any more.
-    Unlink(u64, bool),
+    /// A message connection for this queue pair and this worker of the asker's, who opens this memory.
+    Attach { ours: Peer, who: PeerId, opened: Opened },
+    /// The asker's queue pair of the connection with this one of the memory server's is ready.
+    AttachReady(u64),
+    /// Close the message connection of this queue pair of the memory server's; whether the asker has no use for it any more.
+    Detach(u64, bool),
     /// What has become of it?
     ConnectionState(u64),
 }
@@ -171,12 +171,12 @@ pub(in super::super) enum Answer {
     Lives(bool),
     /// It was not done, and why.
     Refused(String),
-    /// It takes messages; each side of a link opens so many bytes.
+    /// It takes messages; each side of a connection opens so many bytes.
     Listens { bytes: u64 },
-    /// A message link: its queue pair, connected, and the memory that it opens.
-    Linked { theirs: Peer, opened: Opened },
-    /// What has become of a link.
-    Link(ConnectionState),
+    /// A message connection: its queue pair, connected, and the memory that it opens.
+    Attached { theirs: Peer, opened: Opened },
+    /// What has become of a connection.
+    State(ConnectionState),
 }
 
 impl Wire for OwnerId {
@@ -211,15 +211,15 @@ impl Wire for Question {
                 owner.encode(to);
             }
             Self::Listens => to.push(5),
-            Self::Link { ours, who, opened } => {
+            Self::Attach { ours, who, opened } => {
                 to.push(6);
                 ours.encode(to);
                 who.encode(to);
                 opened.encode(to);
             }
-            Self::Unlink(queue_pair, in_order) => to.extend([8, *queue_pair, u64::from(*in_order)]),
+            Self::Detach(queue_pair, in_order) => to.extend([8, *queue_pair, u64::from(*in_order)]),
             Self::ConnectionState(queue_pair) => to.extend([9, *queue_pair]),
-            Self::LinkReady(queue_pair) => to.extend([7, *queue_pair]),
+            Self::AttachReady(queue_pair) => to.extend([7, *queue_pair]),
         }
     }
 
@@ -231,10 +231,10 @@ impl Wire for Question {
             3 => Self::Release(OwnerId::decode(from)?),
             4 => Self::Lives(OwnerId::decode(from)?),
             5 => Self::Listens,
-            6 => Self::Link { ours: Peer::decode(from)?, who: PeerId::decode(from)?, opened: Opened::decode(from)? },
-            8 => Self::Unlink(u64::decode(from)?, bool::decode(from)?),
+            6 => Self::Attach { ours: Peer::decode(from)?, who: PeerId::decode(from)?, opened: Opened::decode(from)? },
+            8 => Self::Detach(u64::decode(from)?, bool::decode(from)?),
             9 => Self::ConnectionState(u64::decode(from)?),
-            7 => Self::LinkReady(u64::decode(from)?),
+            7 => Self::AttachReady(u64::decode(from)?),
             _ => return Err(DecodeError("there is no such question")),
         })
     }
@@ -263,12 +263,12 @@ impl Wire for Answer {
                 }
             }
             Self::Listens { bytes } => to.extend([4, *bytes]),
-            Self::Linked { theirs, opened } => {
+            Self::Attached { theirs, opened } => {
                 to.push(5);
                 theirs.encode(to);
                 opened.encode(to);
             }
-            Self::Link(state) => {
+            Self::State(state) => {
                 to.push(6);
                 state.encode(to);
             }
@@ -282,8 +282,8 @@ impl Wire for Answer {
             2 => Self::Lives(bool::decode(from)?),
             3 => Self::Refused(decode_text(from)?),
             4 => Self::Listens { bytes: u64::decode(from)? },
-            5 => Self::Linked { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
-            6 => Self::Link(ConnectionState::decode(from)?),
+            5 => Self::Attached { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
+            6 => Self::State(ConnectionState::decode(from)?),
             _ => return Err(DecodeError("there is no such answer")),
         })
     }
@@ -339,23 +339,23 @@ mod tests {
         [Answer::Done, Answer::Lives(true), Answer::Lives(false)].into_iter().for_each(comes_back);
         comes_back(Answer::Refused("no queue pair left: ü".into()));
         let opened = Opened { address: 4096, key: 7 };
-        comes_back(Question::Link { ours: peer(), who: PeerId { owner, worker: 3 }, opened });
+        comes_back(Question::Attach { ours: peer(), who: PeerId { owner, worker: 3 }, opened });
         [
             Question::Listens,
-            Question::LinkReady(9),
-            Question::Unlink(9, true),
-            Question::Unlink(9, false),
+            Question::AttachReady(9),
+            Question::Detach(9, true),
+            Question::Detach(9, false),
             Question::ConnectionState(9),
         ]
         .into_iter()
         .for_each(comes_back);
-        comes_back(Answer::Linked { theirs: peer(), opened });
+        comes_back(Answer::Attached { theirs: peer(), opened });
         comes_back(Answer::Listens { bytes: 1 << 20 });
         [ConnectionState::Up, ConnectionState::Dismissed, ConnectionState::Dead]
-            .map(Answer::Link)
+            .map(Answer::State)
             .into_iter()
             .for_each(comes_back);
-        comes_back(Welcome { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6 });
+        comes_back(HelloAck { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6 });
     }
 
     proptest! {
@@ -363,7 +363,7 @@ mod tests {
         fn random_messages_do_not_panic(mut words: Vec<u64>, tag in 0u64..12) {
             let _ = decode_all::<Question>(&words);
             let _ = decode_all::<Answer>(&words);
-            let _ = decode_all::<Welcome>(&words);
+            let _ = decode_all::<HelloAck>(&words);
             words.insert(0, tag);
             let _ = decode_all::<Question>(&words);
             let _ = decode_all::<Answer>(&words);

@@ -23,6 +23,6 @@ mod stream;
 pub use self::secret::Secret;
 pub(super) use self::{
     handshake::{accept, connect},
-    message::{Answer, Opened, Question, Welcome},
+    message::{Answer, HelloAck, Opened, Question},
     stream::{Receiver, Sender, keep_alive},
 };

@@ -33,14 +33,14 @@ impl fmt::Display for Atomics {
     }
 }
 
-/// The state of a port's link.
+/// The state of a port's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortState {
     /// Ready for use.
     Active,
-    /// No link.
+    /// No connection.
     Down,
-    /// The link is coming up.
+    /// The connection is coming up.
     Starting,
 }
 
@@ -66,7 +66,7 @@ pub struct GidInfo {
 }
 
 impl GidInfo {
-    /// How well it serves to reach other machines; more is better. A mapped IPv4 address is routed as IP is; a link-local
+    /// How well it serves to reach other machines; more is better. A mapped IPv4 address is routed as IP is; a connection-local
     /// one reaches neighbours at best.
     fn rank(&self) -> u32 {
         let routed = match self.gid.segments() {
@@ -84,7 +84,7 @@ impl GidInfo {
 pub struct PortInfo {
     /// Its number, from 1.
     pub number: u8,
-    /// Its link.
+    /// Its connection.
     pub state: PortState,
     /// Whether it is Ethernet (RoCE) rather than InfiniBand.
     pub ethernet: bool,
@@ -150,7 +150,7 @@ impl DeviceList {
                 wanted: "any RDMA device".into(),
                 why: format!(
                     "this system offers none ({cause}); load the card's driver and `ib_uverbs`, or make a software device: \
-                     `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`"
+                     `modprobe rdma_rxe && rdma connection add rxe0 type rxe netdev eth0`"
                 ),
             });
         };
@@ -232,9 +232,11 @@ impl Device {
         }
         let why = match all.len() {
             0 => "this system has none; load the card's driver, or make a software device: `modprobe rdma_rxe && rdma \
-                  link add rxe0 type rxe netdev eth0`"
+                  connection add rxe0 type rxe netdev eth0`"
                 .into(),
-            _ => format!("of {known} none has an active port; set its network interface up (`rdma link`, `ip link`)"),
+            _ => format!(
+                "of {known} none has an active port; set its network interface up (`rdma connection`, `ip connection`)"
+            ),
         };
         Err(Error::NoDevice { wanted: "an RDMA device".into(), why })
     }

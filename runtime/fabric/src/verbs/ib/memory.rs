@@ -14,8 +14,8 @@ pub(crate) enum Access {
     Local,
     /// Peers, to read, write and change atomically.
     Peers,
-    /// The other side of a message link, to read and write.
-    Link,
+    /// The other side of a message connection, to read and write.
+    Attach,
 }
 
 /// What belongs together: a queue pair reaches only memory of its own domain.
@@ -72,7 +72,7 @@ impl Domain {
                     | flags::IBV_ACCESS_REMOTE_WRITE
                     | flags::IBV_ACCESS_REMOTE_ATOMIC
             }
-            Access::Link => {
+            Access::Attach => {
                 flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE
             }
         };

@@ -262,7 +262,7 @@ fn access_flags(access: super::Access) -> u32 {
     use rdma::ibv_access_flags as flags;
     match access {
         super::Access::Local => 0,
-        super::Access::Link => (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE).0,
+        super::Access::Attach => (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE).0,
         super::Access::Peers => {
             (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE | flags::IBV_ACCESS_REMOTE_ATOMIC).0
         }

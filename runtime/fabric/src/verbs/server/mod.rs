@@ -4,11 +4,11 @@
 //! answers it until it ends. Before that proof a connection is cheap and short: there are few at a time, and each has
 //! little time. What a connection holds (queue pairs, claims) is dropped with it.
 //!
-//! If it takes messages, control connections make the links (`door`), and the threads that serve them have them (`port`).
+//! If it takes messages, control connections make the connections (`acceptor`), and the threads that serve them have them (`endpoint`).
 
-mod door;
+mod acceptor;
+mod endpoint;
 mod owners;
-mod port;
 mod serving;
 
 use std::{
@@ -17,7 +17,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use self::{door::Door, port::VerbsListener, serving::Serving};
+use self::{acceptor::Acceptor, endpoint::VerbsListener, serving::Serving};
 use super::{
     DeviceChoice, Reliability, Secret,
     ib::{Access, Domain, Registered},
@@ -49,7 +49,7 @@ pub struct VerbsServeOptions {
     pub listen: SocketAddr,
     /// This machine's device.
     pub device: DeviceChoice,
-    /// When a connection that does not answer is given up.
+    /// When a connection that does not answer is taken for dead.
     pub reliability: Reliability,
 }
 
@@ -173,14 +173,14 @@ impl VerbsServer {
     /// If it listens already, an option cannot work, or the device refuses.
     pub fn listen(&self, options: &ListenOptions) -> Result<Box<dyn listener::Listener>, Error> {
         options.validate()?;
-        let mut hangs = lock(&self.serving.door);
+        let mut hangs = lock(&self.serving.acceptor);
         if hangs.is_some() {
             let why = format!("memory server {} listens already", self.serving.place.server);
             return Err(Error::BadOption { option: "server", why });
         }
-        let door = Door::new(self.serving.open_device(), options)?;
-        *hangs = Some(Arc::clone(&door));
-        Ok(Box::new(VerbsListener::new(&self.serving, door)))
+        let acceptor = Acceptor::new(self.serving.open_device(), options)?;
+        *hangs = Some(Arc::clone(&acceptor));
+        Ok(Box::new(VerbsListener::new(&self.serving, acceptor)))
     }
 
     /// Its memory, for threads of this process. Those change no word that compute servers change by atomics, unless the

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 
 use super::{
     Memory, Place, VerbsServeOptions,
-    door::{Door, End, Made},
+    acceptor::{Acceptor, End, Made},
     owners::{Owners, SessionId},
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     sync::{Arc, AtomicU64, Mutex, lock},
     verbs::{
         DeviceInfo, Reliability, Secret,
-        control::{self, Answer, Opened, Question, Receiver, Sender, Welcome, keep_alive},
+        control::{self, Answer, HelloAck, Opened, Question, Receiver, Sender, keep_alive},
         ib::{Access, CompletionQueue, Device, Domain, Local, Peer, QueuePair, QueuePairOptions},
     },
 };
@@ -42,8 +42,8 @@ pub(super) struct Serving {
     reliability: Reliability,
     local: Local,
     state: Mutex<State>,
-    /// Where workers ask for message links, if it takes messages.
-    pub(super) door: Mutex<Option<Arc<Door>>>,
+    /// Where workers ask for message connections, if it takes messages.
+    pub(super) acceptor: Mutex<Option<Arc<Acceptor>>>,
     // From here on in the order in which they may go: queue pairs (in `state`) before what they use.
     completions: Arc<CompletionQueue>,
     domain: Arc<Domain>,
@@ -65,8 +65,8 @@ struct State {
 struct Held {
     stream: TcpStream,
     queue_pairs: HashMap<u32, QueuePair>,
-    /// Message links, by the memory server's queue pair.
-    links: HashMap<u32, Made>,
+    /// Message connections, by the memory server's queue pair.
+    connections: HashMap<u32, Made>,
 }
 
 impl Serving {
@@ -85,7 +85,7 @@ impl Serving {
             reliability: options.reliability,
             local,
             state: Mutex::default(),
-            door: Mutex::default(),
+            acceptor: Mutex::default(),
             completions,
             domain,
             memory,
@@ -139,8 +139,8 @@ impl Serving {
         streams.for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
     }
 
-    fn welcome(&self) -> Welcome {
-        Welcome {
+    fn hello_ack(&self) -> HelloAck {
+        HelloAck {
             server: u64::from(self.place.server.number()),
             servers: self.place.servers as u64,
             cluster: self.place.cluster,
@@ -169,7 +169,7 @@ impl Serving {
         if state.stopped || state.sessions.len() >= SESSIONS_MAX {
             return false;
         }
-        state.sessions.insert(id, Held { stream, queue_pairs: HashMap::new(), links: HashMap::new() });
+        state.sessions.insert(id, Held { stream, queue_pairs: HashMap::new(), connections: HashMap::new() });
         true
     }
 
@@ -180,8 +180,8 @@ impl Serving {
         let Some(held) = state.sessions.remove(&id) else { return };
         drop(state);
         let queue_pairs = held.queue_pairs.len();
-        // Their queue pairs are the ports'; they do not reach the region.
-        held.links.values().for_each(|link| link.record.end(End::Lost));
+        // Their queue pairs are the endpoints'; they do not reach the region.
+        held.connections.values().for_each(|connection| connection.record.end(End::Lost));
         drop(held);
         let dead = self.state().owners.end(id);
         if dead.is_empty() {
@@ -210,56 +210,59 @@ impl Serving {
                 Answer::Done
             }
             Question::Lives(owner) => Answer::Lives(self.state().owners.lives(owner)),
-            Question::Listens => match &*lock(&self.door) {
-                Some(door) => Answer::Listens { bytes: door.connection_bytes as u64 },
+            Question::Listens => match &*lock(&self.acceptor) {
+                Some(acceptor) => Answer::Listens { bytes: acceptor.connection_bytes as u64 },
                 None => Answer::Refused("it takes no messages; start it with --threads".into()),
             },
-            Question::Link { ours, who, opened } => {
-                let linked = self.link(id, &ours, who, opened);
-                linked.map_or_else(Answer::Refused, |(theirs, opened)| Answer::Linked { theirs, opened })
+            Question::Attach { ours, who, opened } => {
+                let linked = self.connection(id, &ours, who, opened);
+                linked.map_or_else(Answer::Refused, |(theirs, opened)| Answer::Attached { theirs, opened })
             }
-            Question::LinkReady(queue_pair) => {
-                self.link_of(id, queue_pair, |links, number| links.get_mut(&number).map(Made::ready));
+            Question::AttachReady(queue_pair) => {
+                self.connection_of(id, queue_pair, |connections, number| connections.get_mut(&number).map(Made::ready));
                 Answer::Done
             }
-            Question::Unlink(queue_pair, in_order) => {
-                if let Some(link) = self.link_of(id, queue_pair, |links, number| links.remove(&number)) {
-                    link.record.end(if in_order { End::Closed } else { End::Lost });
+            Question::Detach(queue_pair, in_order) => {
+                if let Some(connection) =
+                    self.connection_of(id, queue_pair, |connections, number| connections.remove(&number))
+                {
+                    connection.record.end(if in_order { End::Closed } else { End::Lost });
                 }
                 Answer::Done
             }
             Question::ConnectionState(queue_pair) => {
-                let state =
-                    self.link_of(id, queue_pair, |links, number| links.get(&number).map(|link| link.record.state()));
-                Answer::Link(state.unwrap_or(ConnectionState::Dismissed))
+                let state = self.connection_of(id, queue_pair, |connections, number| {
+                    connections.get(&number).map(|connection| connection.record.state())
+                });
+                Answer::State(state.unwrap_or(ConnectionState::Dismissed))
             }
         }
     }
 
-    /// Makes this side of a message link.
-    fn link(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<(Peer, Opened), String> {
-        let door = lock(&self.door).clone().ok_or("it takes no messages; start it with --threads")?;
-        let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len() + held.links.len());
+    /// Makes this side of a message connection.
+    fn connection(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<(Peer, Opened), String> {
+        let acceptor = lock(&self.acceptor).clone().ok_or("it takes no messages; start it with --threads")?;
+        let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len() + held.connections.len());
         if held >= QUEUE_PAIRS_MAX {
             return Err(too_many());
         }
-        let (made, ours, told) = door.link((&self.local, self.reliability), theirs, who, opened)?;
+        let (made, ours, told) = acceptor.connection((&self.local, self.reliability), theirs, who, opened)?;
         let mut state = self.state();
         let held = state.sessions.get_mut(&id).ok_or("the memory server stops")?;
-        // Those that the ports have closed are of no use to anybody.
-        held.links.retain(|_, link| link.record.state() == ConnectionState::Up);
-        held.links.insert(ours.queue_pair, made);
+        // Those that the endpoints have closed are of no use to anybody.
+        held.connections.retain(|_, connection| connection.record.state() == ConnectionState::Up);
+        held.connections.insert(ours.queue_pair, made);
         Ok((ours, told))
     }
 
-    fn link_of<T>(
+    fn connection_of<T>(
         &self,
         id: SessionId,
         queue_pair: u64,
         f: impl FnOnce(&mut HashMap<u32, Made>, u32) -> Option<T>,
     ) -> Option<T> {
         let number = u32::try_from(queue_pair).ok()?;
-        self.state().sessions.get_mut(&id).and_then(|held| f(&mut held.links, number))
+        self.state().sessions.get_mut(&id).and_then(|held| f(&mut held.connections, number))
     }
 
     fn connect(&self, id: SessionId, theirs: &Peer) -> Result<Peer, String> {
@@ -300,7 +303,7 @@ impl Serving {
             tracing::warn!(limit = SESSIONS_MAX, "a compute server was turned away: there are too many");
             return Ok(());
         }
-        sender.send(&self.welcome()).map_err(Error::io("welcoming a compute server"))?;
+        sender.send(&self.hello_ack()).map_err(Error::io("welcoming a compute server"))?;
         while let Some(question) = receiver.receive::<Question>()? {
             sender.send(&self.answer(id, &question)).map_err(Error::io("answering a compute server"))?;
         }
@@ -339,14 +342,14 @@ pub(super) fn accept_all(serving: &Serving, listener: &TcpListener) {
                 }
             };
             let Some(id) = serving.enter(&stream) else { continue };
-            let talk = move || {
+            let connection = move || {
                 let _ending = Ending { serving, id };
                 let peer = stream.peer_addr().map_or_else(|_| "unknown".into(), |peer| peer.to_string());
                 if let Err(error) = serving.converse(id, stream) {
                     tracing::info!(peer, %error, "a control connection ended");
                 }
             };
-            let spawned = std::thread::Builder::new().name("farlink-control".into()).spawn_scoped(scope, talk);
+            let spawned = std::thread::Builder::new().name("farlink-control".into()).spawn_scoped(scope, connection);
             if let Err(error) = spawned {
                 tracing::warn!(%error, "no thread for a control connection");
                 serving.end(id);

@@ -1,9 +1,9 @@
-//! A port of a memory server: the links that one of its threads serves.
+//! A endpoint of a memory server: the connections that one of its threads serves.
 
 use std::{ptr::NonNull, time::Duration};
 
 use super::{
-    door::{Arrival, Door, End, Entrance, PORT_DEPTH, Place, Record},
+    acceptor::{Acceptor, Arrival, End, Entrance, PORT_DEPTH, Place, Record},
     serving::Serving,
 };
 use crate::{
@@ -11,27 +11,27 @@ use crate::{
     clock::Clock,
     endpoint::{Capabilities, Completion, Endpoint, Request},
     error::Error,
-    listener::{Change, Listener, Port, PortWaker},
+    listener::{Change, EndpointWaker, Listener, ServerEndpoint},
     ptr::{SERVERS_MAX, ServerId},
     sync::{Arc, Ordering, lock},
     verbs::{
         endpoint::{capabilities, outside},
         ib::{Access, Finished, Registered},
-        lane::{Failed, Lane, lane_of},
         opened::Opening,
+        queue::{Failed, RequestQueue, queue_of},
     },
 };
 
-/// A memory server that takes messages. Dropping it shuts the door.
+/// A memory server that takes messages. Dropping it shuts the acceptor.
 #[derive(Debug)]
 pub(super) struct VerbsListener {
     serving: Arc<Serving>,
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
 }
 
 impl VerbsListener {
-    pub(super) fn new(serving: &Arc<Serving>, door: Arc<Door>) -> Self {
-        Self { serving: Arc::clone(serving), door }
+    pub(super) fn new(serving: &Arc<Serving>, acceptor: Arc<Acceptor>) -> Self {
+        Self { serving: Arc::clone(serving), acceptor }
     }
 }
 
@@ -40,34 +40,37 @@ impl Listener for VerbsListener {
         self.serving.place.server
     }
 
-    fn ports(&self) -> usize {
-        self.door.entrances.len()
+    fn endpoints(&self) -> usize {
+        self.acceptor.entrances.len()
     }
 
-    fn port(&self, number: usize, _seed: u64, _clock: Clock) -> Result<Box<dyn Port>, Error> {
-        let entrance = self.door.entrances.get(number);
+    fn endpoint(&self, number: usize, _seed: u64, _clock: Clock) -> Result<Box<dyn ServerEndpoint>, Error> {
+        let entrance = self.acceptor.entrances.get(number);
         if entrance.is_none_or(|entrance| entrance.taken.swap(true, Ordering::AcqRel)) {
-            return Err(Error::BadOption { option: "port", why: format!("there is no port {number}, or it is taken") });
+            return Err(Error::BadOption {
+                option: "endpoint",
+                why: format!("there is no endpoint {number}, or it is taken"),
+            });
         }
-        Ok(Box::new(VerbsPort {
+        Ok(Box::new(VerbsServerEndpoint {
             peers: Vec::new(),
             registered: Vec::new(),
-            door: Arc::clone(&self.door),
+            acceptor: Arc::clone(&self.acceptor),
             number,
             generation: 0,
             early: Vec::new(),
             news: 0,
-            unsettled: false,
+            has_pending: false,
         }))
     }
 
     fn shut(&self) {
-        let mut hangs = lock(&self.serving.door);
-        if hangs.as_ref().is_some_and(|door| Arc::ptr_eq(door, &self.door)) {
+        let mut hangs = lock(&self.serving.acceptor);
+        if hangs.as_ref().is_some_and(|acceptor| Arc::ptr_eq(acceptor, &self.acceptor)) {
             *hangs = None;
         }
         drop(hangs);
-        self.door.shut();
+        self.acceptor.shut();
     }
 }
 
@@ -77,55 +80,55 @@ impl Drop for VerbsListener {
     }
 }
 
-/// A worker's link.
+/// A worker's connection.
 #[derive(Debug)]
-struct LinkedPeer {
+struct AttachedPeer {
     // Before the memory that the worker may write to.
-    lane: Lane,
+    queue: RequestQueue,
     _opening: Opening,
     record: Arc<Record>,
     _place: Place,
 }
 
 #[derive(Debug)]
-struct VerbsPort {
+struct VerbsServerEndpoint {
     // Before the registrations: no queue pair uses memory that is not registered any more.
-    peers: Vec<Option<LinkedPeer>>,
+    peers: Vec<Option<AttachedPeer>>,
     registered: Vec<Registered>,
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     number: usize,
-    /// Counts links.
+    /// Counts connections.
     generation: u16,
     /// Completions that did not come from the card.
     early: Vec<Completion>,
     /// The count of news that has been looked at.
     news: u64,
     /// Requests wait for room in a queue pair.
-    unsettled: bool,
+    has_pending: bool,
 }
 
 fn peer_id(index: usize) -> ServerId {
-    u16::try_from(index).ok().and_then(ServerId::new).expect("a port has fewer peers than there are numbers")
+    u16::try_from(index).ok().and_then(ServerId::new).expect("a endpoint has fewer peers than there are numbers")
 }
 
-impl LinkedPeer {
-    /// Ends what is under way; the link is of no use any more.
-    fn cut(&mut self, first: Option<Error>, why: &str, completions: &mut Vec<Completion>) {
+impl AttachedPeer {
+    /// Ends what is under way; the connection is of no use any more.
+    fn abort(&mut self, first: Option<Error>, why: &str, completions: &mut Vec<Completion>) {
         let error =
             |request: &Request| Error::RequestFailed { what: request.verb.name(), at: request.at, why: why.to_owned() };
-        self.lane.cut(first, error, completions);
+        self.queue.abort(first, error, completions);
     }
 
     fn finished(&mut self, finished: Finished, completions: &mut Vec<Completion>) {
-        if let Err(Failed { status, first }) = self.lane.finished(finished, completions) {
-            self.cut(first, &status.why(), completions);
+        if let Err(Failed { status, first }) = self.queue.finished(finished, completions) {
+            self.abort(first, &status.why(), completions);
         }
     }
 }
 
-impl VerbsPort {
+impl VerbsServerEndpoint {
     fn entrance(&self) -> &Entrance {
-        &self.door.entrances[self.number]
+        &self.acceptor.entrances[self.number]
     }
 
     fn join(&mut self, arrival: Arrival) -> Result<Option<Change>, Error> {
@@ -133,27 +136,27 @@ impl VerbsPort {
         if arrival.record.ended().is_some() || free >= SERVERS_MAX {
             return Ok(None);
         }
-        let target = arrival.opened.target(self.door.connection_bytes as u64);
+        let target = arrival.opened.target(self.acceptor.connection_bytes as u64);
         self.generation = self.generation.wrapping_add(1);
-        let lane = Lane::new(&self.entrance().domain, free as u16, PORT_DEPTH, target)?;
-        let mut lane = lane.of_generation(self.generation);
+        let queue = RequestQueue::new(&self.entrance().domain, free as u16, PORT_DEPTH, target)?;
+        let mut queue = queue.of_generation(self.generation);
         let Arrival { connection, opening, who, record, place, .. } = arrival;
-        lane.connect(connection);
+        queue.connect(connection);
         let memory = opening.memory();
         if free == self.peers.len() {
             self.peers.push(None);
         }
-        self.peers[free] = Some(LinkedPeer { lane, _opening: opening, record, _place: place });
+        self.peers[free] = Some(AttachedPeer { queue, _opening: opening, record, _place: place });
         Ok(Some(Change::Joined { peer: peer_id(free), who, memory }))
     }
 
-    /// Closes a link; true if there was one.
+    /// Closes a connection; true if there was one.
     fn leave(&mut self, index: usize) -> bool {
         let Some(mut peer) = self.peers.get_mut(index).and_then(Option::take) else { return false };
         // First what has arrived: the device forgets it with the queue pair, and the receives that it has used up.
-        peer.lane.fail();
+        peer.queue.fail();
         self.collect();
-        peer.cut(None, "the link was closed", &mut self.early);
+        peer.abort(None, "the connection was closed", &mut self.early);
         true
     }
 
@@ -171,17 +174,17 @@ impl VerbsPort {
     }
 
     fn post_waiting(&mut self, completions: &mut Vec<Completion>) {
-        self.unsettled = false;
+        self.has_pending = false;
         for peer in self.peers.iter_mut().flatten() {
-            if let Err(error) = peer.lane.post_waiting() {
-                peer.cut(None, &error.to_string(), completions);
+            if let Err(error) = peer.queue.post_waiting() {
+                peer.abort(None, &error.to_string(), completions);
             }
-            self.unsettled |= peer.lane.is_waiting();
+            self.has_pending |= peer.queue.is_waiting();
         }
     }
 }
 
-impl Endpoint for VerbsPort {
+impl Endpoint for VerbsServerEndpoint {
     fn capabilities(&self) -> Capabilities {
         let entrance = self.entrance();
         capabilities(entrance.domain.device().info(), entrance.inline_bytes(), 1)
@@ -199,8 +202,8 @@ impl Endpoint for VerbsPort {
         for request in requests.drain(..) {
             let at = request.at;
             match self.peers.get_mut(at.server().index()) {
-                Some(Some(peer)) if peer.lane.is_connected() && peer.lane.holds(at, request.verb.bytes()) => {
-                    peer.lane.push(request);
+                Some(Some(peer)) if peer.queue.is_connected() && peer.queue.holds(at, request.verb.bytes()) => {
+                    peer.queue.push(request);
                 }
                 _ => {
                     let outcome = Err(outside(at, &request.verb));
@@ -209,29 +212,29 @@ impl Endpoint for VerbsPort {
             }
         }
         for peer in self.peers.iter_mut().flatten() {
-            if let Err(error) = peer.lane.ring() {
-                peer.cut(None, &error.to_string(), &mut self.early);
+            if let Err(error) = peer.queue.ring() {
+                peer.abort(None, &error.to_string(), &mut self.early);
             }
-            self.unsettled |= peer.lane.is_waiting();
+            self.has_pending |= peer.queue.is_waiting();
         }
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         completions.append(&mut self.early);
-        let (entrance, peers) = (&self.door.entrances[self.number], &mut self.peers);
+        let (entrance, peers) = (&self.acceptor.entrances[self.number], &mut self.peers);
         entrance.sent.poll(|finished| {
-            if let Some(Some(peer)) = peers.get_mut(lane_of(finished.id)) {
+            if let Some(Some(peer)) = peers.get_mut(queue_of(finished.id)) {
                 peer.finished(finished, completions);
             }
         });
         self.collect();
-        if self.unsettled {
+        if self.has_pending {
             self.post_waiting(completions);
         }
     }
 }
 
-impl Port for VerbsPort {
+impl ServerEndpoint for VerbsServerEndpoint {
     fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>) {
         let news = self.entrance().news();
         if news == self.news && !thorough {
@@ -252,7 +255,7 @@ impl Port for VerbsPort {
                 Ok(Some(joined)) => changes.push(joined),
                 Ok(None) => record.dismiss(),
                 Err(error) => {
-                    tracing::warn!(%error, "a worker's link was closed at once");
+                    tracing::warn!(%error, "a worker's connection was closed at once");
                     record.dismiss();
                 }
             }
@@ -267,28 +270,28 @@ impl Port for VerbsPort {
     }
 
     fn sleep(&mut self, limit: Duration, has_news: &mut dyn FnMut() -> bool) {
-        let entrance = &self.door.entrances[self.number];
+        let entrance = &self.acceptor.entrances[self.number];
         // What comes before this is seen by the looks that follow, what comes after it wakes.
         entrance.channel.drain();
         entrance.wake.drain();
         if let Err(error) = entrance.received.arm() {
-            return tracing::warn!(%error, "a port cannot sleep");
+            return tracing::warn!(%error, "a endpoint cannot sleep");
         }
         if self.collect() || self.entrance().news() != self.news || has_news() {
             return;
         }
         let entrance = self.entrance();
         if let Err(error) = entrance.channel.wait(limit, Some(entrance.wake.end())) {
-            tracing::warn!(%error, "a port cannot sleep");
+            tracing::warn!(%error, "a endpoint cannot sleep");
         }
     }
 
-    fn waker(&self) -> std::sync::Arc<dyn PortWaker> {
-        Arc::clone(&self.entrance().wake) as std::sync::Arc<dyn PortWaker>
+    fn waker(&self) -> std::sync::Arc<dyn EndpointWaker> {
+        Arc::clone(&self.entrance().wake) as std::sync::Arc<dyn EndpointWaker>
     }
 }
 
-impl Drop for VerbsPort {
+impl Drop for VerbsServerEndpoint {
     fn drop(&mut self) {
         self.peers.iter().flatten().for_each(|peer| peer.record.dismiss());
     }

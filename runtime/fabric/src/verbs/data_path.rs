@@ -1,4 +1,4 @@
-//! A worker's way to one memory server's region: a lane, made again when it breaks.
+//! A worker's way to one memory server's region: a queue, made again when it breaks.
 //!
 //! - A failed request breaks the connection; so do the loss of the control connection and a refused post. What is rung after
 //!   that goes to a new connection, which the memory server makes only after it has destroyed its end of the old one, so
@@ -11,7 +11,7 @@ use super::{
     control::Question,
     endpoint::Setup,
     ib::{Finished, Remote},
-    lane::{Failed, Lane, Target},
+    queue::{Failed, RequestQueue, Target},
     session::{Awaited, Session},
 };
 use crate::{
@@ -22,15 +22,15 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub(super) struct Link {
-    lane: Lane,
+pub(super) struct DataPath {
+    queue: RequestQueue,
     session: Arc<Session>,
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
-    /// The lane is connected.
+    /// The queue is connected.
     Up,
     Connecting(Connecting),
     /// For good.
@@ -60,26 +60,26 @@ impl Cause {
     }
 }
 
-impl Link {
-    /// Asks the memory server for a connection; [`Link::finish`] waits for it.
+impl DataPath {
+    /// Asks the memory server for a connection; [`DataPath::finish`] waits for it.
     pub(super) fn begin(number: u16, session: Arc<Session>, setup: &Setup) -> Result<Self, Error> {
-        let welcome = session.welcome();
-        let remote = Remote { address: welcome.address, key: welcome.key };
-        let target = Target { first: 0, bytes: welcome.bytes, remote };
-        let mut link = Self {
-            lane: Lane::new(&setup.domain, number, setup.depth, target)?,
+        let hello_ack = session.hello_ack();
+        let remote = Remote { address: hello_ack.address, key: hello_ack.key };
+        let target = Target { first: 0, bytes: hello_ack.bytes, remote };
+        let mut path = Self {
+            queue: RequestQueue::new(&setup.domain, number, setup.depth, target)?,
             session,
             state: State::Down(Cause::Broken("it was never connected".into())),
         };
-        link.ask_to_connect(setup, None)?;
-        Ok(link)
+        path.ask_to_connect(setup, None)?;
+        Ok(path)
     }
 
     /// Waits for the memory server's end. Blocks.
     pub(super) fn finish(&mut self, setup: &Setup) -> Result<(), Error> {
         match std::mem::replace(&mut self.state, State::Down(Cause::Broken("it was not connected".into()))) {
             State::Connecting(connecting) => {
-                self.lane.connect(connecting.wait(setup, &self.session)?);
+                self.queue.connect(connecting.wait(setup, &self.session)?);
                 self.state = State::Up;
             }
             other => self.state = other,
@@ -95,33 +95,33 @@ impl Link {
     /// Whether the region of this memory server has these bytes.
     #[inline]
     pub(super) fn holds(&self, at: RemotePtr, bytes: usize) -> bool {
-        self.lane.holds(at, bytes)
+        self.queue.holds(at, bytes)
     }
 
     /// Whether there is nothing to do but to wait for completions.
     #[inline]
-    pub(super) fn is_settled(&self) -> bool {
-        self.lane.is_connected() && !self.lane.is_waiting()
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_connected() && !self.queue.is_waiting()
     }
 
-    /// Takes a request; [`Link::ring`] sends it.
+    /// Takes a request; [`DataPath::ring`] sends it.
     #[inline(always)]
     pub(super) fn push(&mut self, request: Request) {
-        self.lane.push(request);
+        self.queue.push(request);
     }
 
     /// Sends what was pushed, with one doorbell.
     #[inline]
     pub(super) fn ring(&mut self, setup: &Setup, completions: &mut Vec<Completion>) {
-        if let Err(error) = self.lane.ring() {
-            self.break_off(setup, None, Cause::Broken(error.to_string()), completions);
+        if let Err(error) = self.queue.ring() {
+            self.reset(setup, None, Cause::Broken(error.to_string()), completions);
         }
     }
 
-    /// Takes a completion of this link's.
+    /// Takes a completion of this path's.
     #[inline]
     pub(super) fn finished(&mut self, setup: &Setup, finished: Finished, completions: &mut Vec<Completion>) {
-        if let Err(failed) = self.lane.finished(finished, completions) {
+        if let Err(failed) = self.queue.finished(finished, completions) {
             self.failed(setup, failed, completions);
         }
     }
@@ -130,31 +130,31 @@ impl Link {
     fn failed(&mut self, setup: &Setup, failed: Failed, completions: &mut Vec<Completion>) {
         // If the server has gone, its control connection tells it better than the card does.
         if let Some(lost) = self.session.lost() {
-            return self.break_off(setup, None, Cause::of(lost), completions);
+            return self.reset(setup, None, Cause::of(lost), completions);
         }
         let why = failed.status.why();
         match failed.first {
             Some(error) => {
                 tracing::debug!(server = %self.session.server(), %error, "a connection breaks");
                 let cause = Cause::Broken(format!("an earlier request failed: {why}"));
-                self.break_off(setup, Some(error), cause, completions);
+                self.reset(setup, Some(error), cause, completions);
             }
-            None => self.break_off(setup, None, Cause::Broken(why), completions),
+            None => self.reset(setup, None, Cause::Broken(why), completions),
         }
     }
 
     /// Looks after what does not come as a completion: a connection that is being made, room for waiting requests.
-    pub(super) fn tend(&mut self, setup: &Setup, completions: &mut Vec<Completion>) {
+    pub(super) fn drive(&mut self, setup: &Setup, completions: &mut Vec<Completion>) {
         let down = State::Down(Cause::Broken("it could not be connected".into()));
         match std::mem::replace(&mut self.state, down) {
             State::Connecting(connecting) => match connecting.try_finish(setup, &self.session) {
                 Ok(Ok(connection)) => {
-                    self.lane.connect(connection);
+                    self.queue.connect(connection);
                     self.state = State::Up;
                 }
                 Ok(Err(error)) => {
                     let cause = self.cut_off(error);
-                    return self.give_up(cause, completions);
+                    return self.fail(cause, completions);
                 }
                 Err(connecting) => self.state = State::Connecting(connecting),
             },
@@ -162,12 +162,12 @@ impl Link {
         }
         if let State::Down(cause) = &self.state {
             let cause = cause.clone();
-            return self.give_up(cause, completions);
+            return self.fail(cause, completions);
         }
-        if self.lane.is_waiting()
-            && let Err(error) = self.lane.post_waiting()
+        if self.queue.is_waiting()
+            && let Err(error) = self.queue.post_waiting()
         {
-            self.break_off(setup, None, Cause::Broken(error.to_string()), completions);
+            self.reset(setup, None, Cause::Broken(error.to_string()), completions);
         }
     }
 
@@ -176,16 +176,16 @@ impl Link {
         if !matches!(self.state, State::Down(_))
             && let Some(lost) = self.session.lost()
         {
-            self.break_off(setup, None, Cause::of(lost), completions);
+            self.reset(setup, None, Cause::of(lost), completions);
         }
     }
 
     /// Destroys the queue pair and fails all requests, the first one with an error of its own; then connects anew, if
     /// there is somebody to connect to.
-    fn break_off(&mut self, setup: &Setup, first: Option<Error>, cause: Cause, completions: &mut Vec<Completion>) {
+    fn reset(&mut self, setup: &Setup, first: Option<Error>, cause: Cause, completions: &mut Vec<Completion>) {
         self.state = State::Down(cause.clone());
         let server = self.session.server();
-        let theirs = self.lane.cut(first, |request| cause.error(server, request), completions);
+        let theirs = self.queue.abort(first, |request| cause.error(server, request), completions);
         if matches!(cause, Cause::Lost { .. }) {
             return;
         }
@@ -198,28 +198,28 @@ impl Link {
     fn cut_off(&self, error: Error) -> Cause {
         match Cause::of(error) {
             Cause::Broken(why) => {
-                self.session.cut();
+                self.session.abort();
                 Cause::Lost { address: self.session.address().into(), why }
             }
             lost => lost,
         }
     }
 
-    fn give_up(&mut self, cause: Cause, completions: &mut Vec<Completion>) {
+    fn fail(&mut self, cause: Cause, completions: &mut Vec<Completion>) {
         let server = self.session.server();
-        self.lane.cut(None, |request| cause.error(server, request), completions);
+        self.queue.abort(None, |request| cause.error(server, request), completions);
         self.state = State::Down(cause);
     }
 
-    /// Destroys both ends of the connection. The memory server's answer is yet to come: after it, nothing of this link can
+    /// Destroys both ends of the connection. The memory server's answer is yet to come: after it, nothing of this path can
     /// take effect any more.
     pub(super) fn close(&mut self, setup: &Setup) -> Option<Awaited> {
         let closed = State::Down(Cause::Broken("the endpoint is gone".into()));
         if let State::Connecting(connecting) = std::mem::replace(&mut self.state, closed) {
-            self.lane.connect(connecting.wait(setup, &self.session).ok()?);
+            self.queue.connect(connecting.wait(setup, &self.session).ok()?);
         }
         let broken = Cause::Broken("the endpoint is gone".into());
-        let theirs = self.lane.cut(None, |request| broken.error(self.session.server(), request), &mut Vec::new())?;
+        let theirs = self.queue.abort(None, |request| broken.error(self.session.server(), request), &mut Vec::new())?;
         self.session.ask(&Question::Disconnect(u64::from(theirs))).ok()
     }
 }

@@ -1,10 +1,10 @@
-//! A port of a memory server on the `mem` fabric, and the listener that gives them out.
+//! A endpoint of a memory server on the `mem` fabric, and the listener that gives them out.
 
 use std::{ptr::NonNull, time::Duration};
 
 use super::{
     MemOptions,
-    door::{Door, Doors, ServerEnd},
+    acceptor::{Acceptor, AcceptorList, ServerEnd},
     endpoint::MemEndpoint,
 };
 use crate::{
@@ -12,59 +12,62 @@ use crate::{
     clock::Clock,
     endpoint::{Capabilities, Completion, Endpoint, Request},
     error::Error,
-    listener::{Change, Listener, Port, PortWaker},
+    listener::{Change, EndpointWaker, Listener, ServerEndpoint},
     ptr::{SERVERS_MAX, ServerId},
     sync::{Arc, AtomicBool, Ordering, lock},
 };
 
-/// Where the workers of a cluster knock. Dropping it, and its ports, shuts the door.
+/// Where the workers of a cluster connect. Dropping it, and its endpoints, shuts the acceptor.
 #[derive(Debug)]
 pub(crate) struct MemListener {
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     taken: Vec<AtomicBool>,
     options: MemOptions,
-    /// Where the door hangs, in one process.
-    doors: Option<Doors>,
+    /// Where the acceptor hangs, in one process.
+    acceptors: Option<AcceptorList>,
 }
 
 impl MemListener {
-    pub(crate) fn new(door: Door, options: MemOptions, doors: Option<Doors>) -> Self {
-        let taken = (0..door.ports()).map(|_| AtomicBool::new(false)).collect();
-        let door = Arc::new(door);
-        if let Some(doors) = &doors {
-            lock(doors)[door.server().index()] = Some(Arc::clone(&door));
+    pub(crate) fn new(acceptor: Acceptor, options: MemOptions, acceptors: Option<AcceptorList>) -> Self {
+        let taken = (0..acceptor.endpoints()).map(|_| AtomicBool::new(false)).collect();
+        let acceptor = Arc::new(acceptor);
+        if let Some(acceptors) = &acceptors {
+            lock(acceptors)[acceptor.server().index()] = Some(Arc::clone(&acceptor));
         }
-        Self { door, taken, options, doors }
+        Self { acceptor, taken, options, acceptors }
     }
 }
 
 impl Listener for MemListener {
     fn server(&self) -> ServerId {
-        self.door.server()
+        self.acceptor.server()
     }
 
-    fn ports(&self) -> usize {
-        self.door.ports()
+    fn endpoints(&self) -> usize {
+        self.acceptor.endpoints()
     }
 
-    fn port(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn Port>, Error> {
+    fn endpoint(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn ServerEndpoint>, Error> {
         if self.taken.get(number).is_none_or(|taken| taken.swap(true, Ordering::AcqRel)) {
-            return Err(Error::BadOption { option: "port", why: format!("there is no port {number}, or it is taken") });
+            return Err(Error::BadOption {
+                option: "endpoint",
+                why: format!("there is no endpoint {number}, or it is taken"),
+            });
         }
         let endpoint = MemEndpoint::new(Arc::default(), self.options, seed, clock);
-        let door = Arc::clone(&self.door);
-        Ok(Box::new(MemPort { door, number, endpoint, peers: Vec::new(), news: 0 }))
+        let acceptor = Arc::clone(&self.acceptor);
+        Ok(Box::new(MemServerEndpoint { acceptor, number, endpoint, peers: Vec::new(), news: 0 }))
     }
 
     fn shut(&self) {
-        if let Some(doors) = &self.doors {
-            let mut doors = lock(doors);
-            let hangs = &mut doors[self.door.server().index()];
-            if hangs.as_ref().is_some_and(|door| Arc::ptr_eq(door, &self.door)) {
+        if let Some(acceptors) = &self.acceptors {
+            let mut acceptors = lock(acceptors);
+            let hangs = &mut acceptors[self.acceptor.server().index()];
+            if hangs.as_ref().is_some_and(|acceptor| Arc::ptr_eq(acceptor, &self.acceptor)) {
                 *hangs = None;
             }
         }
-        self.door.shut();
+        self.acceptor.shut();
     }
 }
 
@@ -75,8 +78,8 @@ impl Drop for MemListener {
 }
 
 #[derive(Debug)]
-struct MemPort {
-    door: Arc<Door>,
+struct MemServerEndpoint {
+    acceptor: Arc<Acceptor>,
     number: usize,
     endpoint: MemEndpoint,
     peers: Vec<Option<ServerEnd>>,
@@ -84,7 +87,7 @@ struct MemPort {
     news: u64,
 }
 
-impl MemPort {
+impl MemServerEndpoint {
     fn leave(&mut self, index: usize) {
         self.peers[index] = None;
         self.endpoint.forget(peer_id(index));
@@ -92,16 +95,16 @@ impl MemPort {
 }
 
 fn peer_id(index: usize) -> ServerId {
-    u16::try_from(index).ok().and_then(ServerId::new).expect("a port has fewer peers than there are numbers")
+    u16::try_from(index).ok().and_then(ServerId::new).expect("a endpoint has fewer peers than there are numbers")
 }
 
-impl Endpoint for MemPort {
+impl Endpoint for MemServerEndpoint {
     fn capabilities(&self) -> Capabilities {
         self.endpoint.capabilities()
     }
 
     unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
-        // SAFETY: the caller keeps the memory until this port is dropped, and its endpoint with it.
+        // SAFETY: the caller keeps the memory until this endpoint is dropped, and its endpoint with it.
         unsafe { self.endpoint.register(base, words) }
     }
 
@@ -118,9 +121,9 @@ impl Endpoint for MemPort {
     }
 }
 
-impl Port for MemPort {
+impl ServerEndpoint for MemServerEndpoint {
     fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>) {
-        let news = self.door.news(self.number).load(Ordering::Acquire);
+        let news = self.acceptor.news(self.number).load(Ordering::Acquire);
         if news == self.news && !thorough {
             return;
         }
@@ -135,7 +138,7 @@ impl Port for MemPort {
         }
         let peers = &self.peers;
         let arrived =
-            self.door.arrived(self.number, |path| peers.iter().flatten().any(|peer| peer.path() == Some(path)));
+            self.acceptor.arrived(self.number, |path| peers.iter().flatten().any(|peer| peer.path() == Some(path)));
         for memory in arrived {
             let free = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
             let (Some(who), true) = (memory.who(), free < SERVERS_MAX) else { continue };
@@ -160,20 +163,20 @@ impl Port for MemPort {
     }
 
     fn sleep(&mut self, limit: Duration, has_news: &mut dyn FnMut() -> bool) {
-        let (news, seen) = (self.door.news(self.number), self.news);
-        self.door.bell(self.number).sleep(limit, || news.load(Ordering::Acquire) != seen || has_news());
+        let (news, seen) = (self.acceptor.news(self.number), self.news);
+        self.acceptor.eventcount(self.number).wait(limit, || news.load(Ordering::Acquire) != seen || has_news());
     }
 
-    fn waker(&self) -> std::sync::Arc<dyn PortWaker> {
-        std::sync::Arc::new(MemWaker(Arc::clone(&self.door), self.number))
+    fn waker(&self) -> std::sync::Arc<dyn EndpointWaker> {
+        std::sync::Arc::new(MemWaker(Arc::clone(&self.acceptor), self.number))
     }
 }
 
 #[derive(Debug)]
-struct MemWaker(Arc<Door>, usize);
+struct MemWaker(Arc<Acceptor>, usize);
 
-impl PortWaker for MemWaker {
+impl EndpointWaker for MemWaker {
     fn wake(&self) {
-        self.0.bell(self.1).ring();
+        self.0.eventcount(self.1).notify();
     }
 }

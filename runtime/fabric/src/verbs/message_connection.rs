@@ -1,17 +1,17 @@
-//! A worker's message link to a memory server: a queue pair of its own, whose other end is at one of the server's ports.
+//! A worker's message connection to a memory server: a queue pair of its own, whose other end is at one of the server's ports.
 //!
 //! It is set up over the control connection. Both sides register memory for each other, with no right but to read and write,
-//! and tell address and key. The memory server says nothing on the link before it is told that this side is ready: what
-//! comes before would be lost and sent again. A link that breaks is not made anew here, but by whoever uses it.
+//! and tell address and key. The memory server says nothing on the connection before it is told that this side is ready: what
+//! comes before would be lost and sent again. A connection that breaks is not made anew here, but by whoever uses it.
 
 use super::{
     connecting::Connection,
     control::{Answer, Question},
+    data_path::Cause,
     endpoint::Setup,
     ib::{Access, Finished},
-    lane::{Failed, Lane},
-    link::Cause,
     opened::Opening,
+    queue::{Failed, RequestQueue},
     session::{Awaited, Session},
 };
 use crate::{
@@ -24,26 +24,26 @@ use crate::{
     wire::DecodeError,
 };
 
-/// Requests of a message link in its queue pair; more wait their turn.
-pub(super) const TALK_DEPTH: u32 = 64;
+/// Requests of a message connection in its queue pair; more wait their turn.
+pub(super) const MESSAGE_DEPTH: u32 = 64;
 /// More than any memory server opens.
 const CONNECTION_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Debug)]
-pub(super) struct Talk {
+pub(super) struct MessageConnection {
     // Before the memory that the other side may write to.
-    lane: Lane,
+    queue: RequestQueue,
     _opening: Opening,
     session: Arc<Session>,
     /// The number of the other end.
     theirs: u32,
-    /// Whether the memory server was asked what has become of the link, and what it said last.
+    /// Whether the memory server was asked what has become of the connection, and what it said last.
     asked: Option<Awaited>,
     state: ConnectionState,
 }
 
-impl Talk {
-    /// Opens a link, and returns this side's memory of it, too. Blocks.
+impl MessageConnection {
+    /// Opens a connection, and returns this side's memory of it, too. Blocks.
     pub(super) fn open(
         setup: &Setup,
         session: &Arc<Session>,
@@ -57,63 +57,63 @@ impl Talk {
             _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
         };
         let opening = Opening::new(&setup.domain, bytes as usize)?;
-        let queue_pair = setup.queue_pair(TALK_DEPTH)?;
-        let question = Question::Link { ours: queue_pair.describe(&setup.local), who, opened: opening.describe() };
+        let queue_pair = setup.queue_pair(MESSAGE_DEPTH)?;
+        let question = Question::Attach { ours: queue_pair.describe(&setup.local), who, opened: opening.describe() };
         let (theirs, opened) = match session.ask(&question)?.wait()? {
-            Answer::Linked { theirs, opened } => (theirs, opened),
+            Answer::Attached { theirs, opened } => (theirs, opened),
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
         };
-        let mut lane = Lane::new(&setup.domain, number, TALK_DEPTH, opened.target(bytes))?.waking();
+        let mut queue = RequestQueue::new(&setup.domain, number, MESSAGE_DEPTH, opened.target(bytes))?.waking();
         queue_pair.connect(&setup.local, &theirs, Access::Peers, setup.reliability)?;
         let theirs = theirs.queue_pair;
-        lane = lane.of_generation(generation);
-        lane.connect(Connection::new(queue_pair, theirs));
+        queue = queue.of_generation(generation);
+        queue.connect(Connection::new(queue_pair, theirs));
         // Nobody waits for the answer.
-        session.ask(&Question::LinkReady(u64::from(theirs)))?;
+        session.ask(&Question::AttachReady(u64::from(theirs)))?;
         let memory = opening.memory();
         let session = Arc::clone(session);
-        Ok((Self { lane, _opening: opening, session, theirs, asked: None, state: ConnectionState::Up }, memory))
+        Ok((Self { queue, _opening: opening, session, theirs, asked: None, state: ConnectionState::Up }, memory))
     }
 
-    /// Whether a request can be taken: the other side has opened these bytes, and the link is not broken.
+    /// Whether a request can be taken: the other side has opened these bytes, and the connection is not broken.
     pub(super) fn takes(&self, at: RemotePtr, bytes: usize) -> bool {
-        self.lane.is_connected() && self.lane.holds(at, bytes)
+        self.queue.is_connected() && self.queue.holds(at, bytes)
     }
 
     pub(super) fn push(&mut self, request: Request) {
-        self.lane.push(request);
+        self.queue.push(request);
     }
 
-    pub(super) fn is_settled(&self) -> bool {
-        !self.lane.is_waiting()
+    pub(super) fn is_idle(&self) -> bool {
+        !self.queue.is_waiting()
     }
 
     pub(super) fn ring(&mut self, completions: &mut Vec<Completion>) {
-        if let Err(error) = self.lane.ring() {
-            self.cut(None, &Cause::Broken(error.to_string()), completions);
+        if let Err(error) = self.queue.ring() {
+            self.abort(None, &Cause::Broken(error.to_string()), completions);
         }
     }
 
     pub(super) fn finished(&mut self, finished: Finished, completions: &mut Vec<Completion>) {
-        if let Err(Failed { status, first }) = self.lane.finished(finished, completions) {
+        if let Err(Failed { status, first }) = self.queue.finished(finished, completions) {
             let cause = self.session.lost().map_or_else(|| Cause::Broken(status.why()), Cause::of);
-            self.cut(first, &cause, completions);
+            self.abort(first, &cause, completions);
         }
     }
 
     /// Posts what waits for room, and ends with the control connection.
-    pub(super) fn tend(&mut self, completions: &mut Vec<Completion>) {
+    pub(super) fn drive(&mut self, completions: &mut Vec<Completion>) {
         if let Some(lost) = self.session.lost() {
-            self.cut(None, &Cause::of(lost), completions);
-        } else if let Err(error) = self.lane.post_waiting() {
-            self.cut(None, &Cause::Broken(error.to_string()), completions);
+            self.abort(None, &Cause::of(lost), completions);
+        } else if let Err(error) = self.queue.post_waiting() {
+            self.abort(None, &Cause::Broken(error.to_string()), completions);
         }
     }
 
-    fn cut(&mut self, first: Option<Error>, cause: &Cause, completions: &mut Vec<Completion>) {
+    fn abort(&mut self, first: Option<Error>, cause: &Cause, completions: &mut Vec<Completion>) {
         let server = self.session.server();
-        self.lane.cut(first, |request| cause.error(server, request), completions);
+        self.queue.abort(first, |request| cause.error(server, request), completions);
     }
 
     /// What is known of it. Asks the memory server, and does not wait: its answer is what the next call returns.
@@ -121,12 +121,12 @@ impl Talk {
         if self.session.lost().is_some() {
             return ConnectionState::Dead;
         }
-        if !self.lane.is_connected() {
+        if !self.queue.is_connected() {
             return ConnectionState::Dismissed;
         }
         match self.asked.as_ref().map(Awaited::try_take) {
             Some(None) => return self.state,
-            Some(Some(Ok(Answer::Link(state)))) => self.state = state,
+            Some(Some(Ok(Answer::State(state)))) => self.state = state,
             Some(Some(Err(_))) => self.state = ConnectionState::Dead,
             _ => {}
         }
@@ -137,7 +137,7 @@ impl Talk {
     /// Closes it: nothing of this side's is under way any more. The memory server forgets its user if that is `in_order`. Its
     /// answer is yet to come.
     pub(super) fn close(mut self, in_order: bool, completions: &mut Vec<Completion>) -> Option<Awaited> {
-        self.cut(None, &Cause::Broken("the link was closed".into()), completions);
-        self.session.ask(&Question::Unlink(u64::from(self.theirs), in_order)).ok()
+        self.abort(None, &Cause::Broken("the connection was closed".into()), completions);
+        self.session.ask(&Question::Detach(u64::from(self.theirs), in_order)).ok()
     }
 }

@@ -1,4 +1,4 @@
-//! The bell of a port: no wake-up is lost, and ringing costs a load while nobody sleeps.
+//! The eventcount of a port: no wake-up is lost, and ringing costs a load while nobody sleeps.
 //!
 //! The word says whether the port's thread sleeps. The sleeper announces it, *then* looks for news once more, and sleeps
 //! while the word still says so. Who has news publishes them, *then* looks at the word. Both put a sequentially consistent
@@ -14,58 +14,58 @@ const ASLEEP: u64 = 1;
 
 /// A word that one thread sleeps at.
 #[derive(Debug, Clone, Copy)]
-pub struct Bell<'a>(&'a AtomicU64);
+pub struct Eventcount<'a>(&'a AtomicU64);
 
-impl<'a> Bell<'a> {
-    /// The bell whose word this is; 0 at first.
+impl<'a> Eventcount<'a> {
+    /// The eventcount whose word this is; 0 at first.
     pub fn new(word: &'a AtomicU64) -> Self {
         Self(word)
     }
 
     /// To be called after the news have been written. True if there is a sleeper, whom the caller must wake: see
-    /// [`Bell::ring`].
+    /// [`Eventcount::notify`].
     #[inline]
-    pub fn is_to_be_rung(self) -> bool {
+    pub fn take_sleeper(self) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) == ASLEEP && self.0.swap(AWAKE, Ordering::AcqRel) == ASLEEP
     }
 
     /// To be called after the news have been written: wakes the sleeper, if there is one.
     #[inline]
-    pub fn ring(self) {
-        if self.is_to_be_rung() {
+    pub fn notify(self) {
+        if self.take_sleeper() {
             wake(self.0);
         }
     }
 
     /// Announces the sleep. True if it may begin: `has_news` looked after the announcement and found none.
-    pub fn settle(self, mut has_news: impl FnMut() -> bool) -> bool {
+    pub fn prepare_wait(self, mut has_news: impl FnMut() -> bool) -> bool {
         self.0.store(ASLEEP, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let quiet = !has_news();
         if !quiet {
-            self.rise();
+            self.cancel_wait();
         }
         quiet
     }
 
-    /// Whether the sleep has not been ended by a bell.
+    /// Whether the sleep has not been ended by a eventcount.
     pub fn is_asleep(self) -> bool {
         self.0.load(Ordering::Acquire) == ASLEEP
     }
 
     /// Takes the announcement back.
-    pub fn rise(self) {
+    pub fn cancel_wait(self) {
         self.0.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Sleeps until somebody rings, at most for `limit`; not at all if there are news.
-    pub fn sleep(self, limit: Duration, has_news: impl FnMut() -> bool) {
-        if self.settle(has_news) {
+    /// Sleeps until somebody notifies, at most for `limit`; not at all if there are news.
+    pub fn wait(self, limit: Duration, has_news: impl FnMut() -> bool) {
+        if self.prepare_wait(has_news) {
             if self.is_asleep() {
                 wait(self.0, limit);
             }
-            self.rise();
+            self.cancel_wait();
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     sync::Arc,
 };
 
-/// Memory of the other side that requests of a lane reach.
+/// Memory of the other side that requests of a queue reach.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     /// The offset, in remote pointers, of its first byte.
@@ -32,10 +32,10 @@ pub(super) struct Target {
 }
 
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct RequestQueue {
     // Before what its requests use: without it the card touches nothing any more.
     connection: Option<Connection>,
-    /// Which of its completion queue's lanes it is.
+    /// Which of its completion queue's queues it is.
     number: u16,
     target: Target,
     /// Whether the other side sleeps, and is to be woken by [`Verb::Notify`].
@@ -63,19 +63,19 @@ pub(super) struct Failed {
     pub(super) first: Option<Error>,
 }
 
-/// Tells completions apart: the lane, its connection, and the request's sequence number.
-fn id(lane: u16, generation: u16, sequence: u32) -> u64 {
-    u64::from(lane) << 48 | u64::from(generation) << 32 | u64::from(sequence)
+/// Tells completions apart: the queue, its connection, and the request's sequence number.
+fn id(queue: u16, generation: u16, sequence: u32) -> u64 {
+    u64::from(queue) << 48 | u64::from(generation) << 32 | u64::from(sequence)
 }
 
-/// The lane that a completion belongs to.
+/// The queue that a completion belongs to.
 #[inline]
-pub(super) fn lane_of(id: u64) -> usize {
+pub(super) fn queue_of(id: u64) -> usize {
     (id >> 48) as usize
 }
 
-impl Lane {
-    /// A lane without a connection, for at most `depth` requests at a time in the queue pair.
+impl RequestQueue {
+    /// A queue without a connection, for at most `depth` requests at a time in the queue pair.
     pub(super) fn new(domain: &Arc<Domain>, number: u16, depth: u32, target: Target) -> Result<Self, Error> {
         let depth = depth as usize;
         let slots = depth.next_power_of_two();
@@ -101,7 +101,7 @@ impl Lane {
         self
     }
 
-    /// What completions of earlier lanes of this number do not have.
+    /// What completions of earlier queues of this number do not have.
     pub(super) fn of_generation(mut self, generation: u16) -> Self {
         self.generation = generation;
         self
@@ -140,7 +140,7 @@ impl Lane {
         !self.waiting.is_empty()
     }
 
-    /// Takes a request; [`Lane::ring`] sends it.
+    /// Takes a request; [`RequestQueue::ring`] sends it.
     #[inline(always)]
     pub(super) fn push(&mut self, request: Request) {
         // Behind those that wait: requests to one server keep their order.
@@ -192,20 +192,20 @@ impl Lane {
         self.next = sequence.wrapping_add(1);
     }
 
-    /// Sends what was pushed, with one doorbell. After an error the lane is to be cut.
+    /// Sends what was pushed, with one doorbell. After an error the queue is to be aborted.
     #[inline]
     pub(super) fn ring(&mut self) -> Result<(), Error> {
         if self.batch.is_empty() {
             return Ok(());
         }
         let Some(connection) = &self.connection else { return Ok(()) };
-        // SAFETY: every piece is a buffer of a request in `posted`, registered by the endpoint that owns this lane, or a slot
+        // SAFETY: every piece is a buffer of a request in `posted`, registered by the endpoint that owns this queue, or a slot
         // of `words` that no other posted request has, because at most `depth` are posted. Requests leave `posted` only
-        // when they have completed, or in `cut`, after the queue pair was destroyed; till then nobody else has their buffers.
+        // when they have completed, or in `abort`, after the queue pair was destroyed; till then nobody else has their buffers.
         unsafe { connection.queue_pair.ring(&mut self.batch) }
     }
 
-    /// Posts waiting requests, as many as there is room for. After an error the lane is to be cut.
+    /// Posts waiting requests, as many as there is room for. After an error the queue is to be aborted.
     pub(super) fn post_waiting(&mut self) -> Result<(), Error> {
         if self.connection.is_none() {
             return Ok(());
@@ -218,7 +218,7 @@ impl Lane {
         self.ring()
     }
 
-    /// Takes a completion. If it is a failure, the lane is to be cut.
+    /// Takes a completion. If it is a failure, the queue is to be aborted.
     #[inline]
     pub(super) fn finished(&mut self, finished: Finished, completions: &mut Vec<Completion>) -> Result<(), Failed> {
         let (generation, sequence) = ((finished.id >> 32) as u16, finished.id as u32);
@@ -264,7 +264,7 @@ impl Lane {
     /// Destroys the queue pair and fails all requests, the first one with an error of its own if there is one. The number of
     /// the other side's queue pair, if there was a connection.
     #[cold]
-    pub(super) fn cut(
+    pub(super) fn abort(
         &mut self,
         first: Option<Error>,
         error: impl Fn(&Request) -> Error,

@@ -1,9 +1,9 @@
-//! Where workers ask for message links: what the control connections of a memory server share with its ports.
+//! Where workers ask for message connections: what the control connections of a memory server share with its endpoints.
 //!
-//! Each port has an [`Entrance`]: a protection domain of its own, so that a link reaches neither the region nor another port's
-//! links; completion queues; and a queue of receives, of which each notification of its links uses up one. A control
-//! connection makes a link's queue pair and memory and, once its worker says that it is ready, leaves them at the entrance.
-//! What becomes of a link is kept in its [`Record`], which both sides have.
+//! Each endpoint has an [`Entrance`]: a protection domain of its own, so that a connection reaches neither the region nor another endpoint's
+//! connections; completion queues; and a queue of receives, of which each notification of its connections uses up one. A control
+//! connection makes a connection's queue pair and memory and, once its worker says that it is ready, leaves them at the entrance.
+//! What becomes of a connection is kept in its [`Record`], which both sides have.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -13,7 +13,7 @@ use std::{
 use crate::{
     connection::{ConnectionState, PeerId},
     error::Error,
-    listener::{ListenOptions, PortWaker},
+    listener::{EndpointWaker, ListenOptions},
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
     verbs::{
         INLINE_BYTES, Reliability,
@@ -26,22 +26,22 @@ use crate::{
     },
 };
 
-/// Requests of a port to one worker in the card; more wait their turn.
+/// Requests of a endpoint to one worker in the card; more wait their turn.
 pub(super) const PORT_DEPTH: u32 = 32;
-/// Links of one port at a time.
-const LINKS_MAX: u32 = 256;
-/// Notifications that a port has not seen yet. When there are more, senders wait.
+/// Connections of one endpoint at a time.
+const CONNECTIONS_MAX: u32 = 256;
+/// Notifications that a endpoint has not seen yet. When there are more, senders wait.
 const NOTIFICATIONS_MAX: u32 = 1024;
 
-/// A memory server's side of all its message links.
+/// A memory server's side of all its message connections.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Acceptor {
     pub(super) connection_bytes: usize,
     pub(super) entrances: Vec<Entrance>,
     open: AtomicBool,
 }
 
-/// Where links come to one port.
+/// Where connections come to one endpoint.
 #[derive(Debug)]
 pub(super) struct Entrance {
     pub(super) sent: Arc<CompletionQueue>,
@@ -50,15 +50,15 @@ pub(super) struct Entrance {
     pub(super) channel: Arc<Channel>,
     pub(super) domain: Arc<Domain>,
     pub(super) wake: Arc<Wake>,
-    /// Counts what has come and gone, so that the port need not look for it.
+    /// Counts what has come and gone, so that the endpoint need not look for it.
     news: AtomicU64,
     arrived: Mutex<Vec<Arrival>>,
-    links: Arc<AtomicU64>,
-    links_max: u64,
+    connections: Arc<AtomicU64>,
+    connections_max: u64,
     pub(super) taken: AtomicBool,
 }
 
-/// A link that is ready for its port.
+/// A connection that is ready for its endpoint.
 #[derive(Debug)]
 pub(super) struct Arrival {
     // Before the memory that the worker may write to.
@@ -71,7 +71,7 @@ pub(super) struct Arrival {
     pub(super) place: Place,
 }
 
-/// One of the links that a port can have.
+/// One of the connections that a endpoint can have.
 #[derive(Debug)]
 pub(super) struct Place(Arc<AtomicU64>);
 
@@ -81,11 +81,11 @@ impl Drop for Place {
     }
 }
 
-/// What has become of a link.
+/// What has become of a connection.
 #[derive(Debug)]
 pub(super) struct Record {
-    pub(super) door: Arc<Door>,
-    port: usize,
+    pub(super) acceptor: Arc<Acceptor>,
+    endpoint: usize,
     fate: AtomicU64,
 }
 
@@ -94,7 +94,7 @@ const CLOSED: u64 = 1;
 const LOST: u64 = 2;
 const DISMISSED: u64 = 3;
 
-/// The worker's end of a link.
+/// The worker's end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// It closed it itself.
@@ -122,14 +122,14 @@ impl Record {
         }
     }
 
-    /// The port has closed it.
+    /// The endpoint has closed it.
     pub(super) fn dismiss(&self) {
         self.fate.store(DISMISSED, Ordering::Release);
     }
 
     /// As its worker is to see it.
     pub(super) fn state(&self) -> ConnectionState {
-        if !self.door.is_open() {
+        if !self.acceptor.is_open() {
             ConnectionState::Dead
         } else if self.fate.load(Ordering::Acquire) == OPEN {
             ConnectionState::Up
@@ -139,11 +139,11 @@ impl Record {
     }
 
     fn entrance(&self) -> &Entrance {
-        &self.door.entrances[self.port]
+        &self.acceptor.entrances[self.endpoint]
     }
 }
 
-/// A link that a control connection has made. What its port has not heard of goes with this; what it has, it lets go itself.
+/// A connection that a control connection has made. What its endpoint has not heard of goes with this; what it has, it lets go itself.
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) record: Arc<Record>,
@@ -152,24 +152,24 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// The worker is ready: its port hears of it.
+    /// The worker is ready: its endpoint hears of it.
     pub(super) fn ready(&mut self) {
         if let Some(arrival) = self.arrival.take() {
             let record = Arc::clone(&arrival.record);
             let entrance = record.entrance();
             lock(&entrance.arrived).push(arrival);
             entrance.tell();
-            if !record.door.is_open() {
+            if !record.acceptor.is_open() {
                 lock(&entrance.arrived).clear();
             }
         }
     }
 }
 
-impl Door {
-    /// A door of so many ports, on the memory server's device.
+impl Acceptor {
+    /// A acceptor of so many endpoints, on the memory server's device.
     pub(super) fn new(device: &Arc<Device>, options: &ListenOptions) -> Result<Arc<Self>, Error> {
-        let entrances = (0..options.ports).map(|_| Entrance::new(device)).collect::<Result<_, Error>>()?;
+        let entrances = (0..options.endpoints).map(|_| Entrance::new(device)).collect::<Result<_, Error>>()?;
         Ok(Arc::new(Self { connection_bytes: options.connection_bytes, entrances, open: AtomicBool::new(true) }))
     }
 
@@ -177,33 +177,33 @@ impl Door {
         self.open.load(Ordering::Acquire)
     }
 
-    /// No more links.
+    /// No more connections.
     pub(super) fn shut(&self) {
         self.open.store(false, Ordering::Release);
         self.entrances.iter().for_each(|entrance| lock(&entrance.arrived).clear());
     }
 
-    /// Makes this side of a link to a worker's queue pair; what to tell the worker.
-    pub(super) fn link(
+    /// Makes this side of a connection to a worker's queue pair; what to tell the worker.
+    pub(super) fn connection(
         self: &Arc<Self>,
         (local, reliability): (&Local, Reliability),
         theirs: &Peer,
         who: PeerId,
         opened: Opened,
     ) -> Result<(Made, Peer, Opened), String> {
-        let port = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % self.entrances.len();
-        let entrance = &self.entrances[port];
+        let endpoint = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % self.entrances.len();
+        let entrance = &self.entrances[endpoint];
         let place = entrance.place()?;
         let make = || {
             let opening = Opening::new(&entrance.domain, self.connection_bytes)?;
             let queue_pair = entrance.queue_pair()?;
-            // What may be done is up to the memory: all that this domain has open are links, which take READs and WRITEs.
+            // What may be done is up to the memory: all that this domain has open are connections, which take READs and WRITEs.
             queue_pair.connect(local, theirs, Access::Peers, reliability)?;
             Ok::<_, Error>((opening, queue_pair))
         };
         let (opening, queue_pair) = make().map_err(|error| error.to_string())?;
         let (ours, told) = (queue_pair.describe(local), opening.describe());
-        let record = Arc::new(Record { door: Arc::clone(self), port, fate: AtomicU64::new(OPEN) });
+        let record = Arc::new(Record { acceptor: Arc::clone(self), endpoint, fate: AtomicU64::new(OPEN) });
         let connection = Connection::new(queue_pair, theirs.queue_pair);
         let arrival = Arrival { connection, opening, who, opened, record: Arc::clone(&record), place };
         Ok((Made { record, arrival: Some(arrival) }, ours, told))
@@ -214,10 +214,10 @@ impl Entrance {
     fn new(device: &Arc<Device>) -> Result<Self, Error> {
         let domain = Domain::new(device)?;
         let channel = Channel::new(device)?;
-        // Twice, because completions of a link that is gone may still be there when the next one has made its own.
-        let per_link = 2 * PORT_DEPTH;
-        let completions = (LINKS_MAX * per_link).min(device.info().completions_max.max(per_link));
-        let links_max = (completions / per_link) as usize;
+        // Twice, because completions of a connection that is gone may still be there when the next one has made its own.
+        let per_connection = 2 * PORT_DEPTH;
+        let completions = (CONNECTIONS_MAX * per_connection).min(device.info().completions_max.max(per_connection));
+        let connections_max = (completions / per_connection) as usize;
         Ok(Self {
             sent: CompletionQueue::new(device, completions, None)?,
             received: CompletionQueue::new(device, NOTIFICATIONS_MAX, Some(&channel))?,
@@ -227,19 +227,22 @@ impl Entrance {
             wake: Arc::new(Wake::new()?),
             news: AtomicU64::new(0),
             arrived: Mutex::default(),
-            links: Arc::default(),
-            links_max: links_max as u64,
+            connections: Arc::default(),
+            connections_max: connections_max as u64,
             taken: AtomicBool::new(false),
         })
     }
 
     fn place(&self) -> Result<Place, String> {
-        let before = self.links.fetch_add(1, Ordering::Relaxed);
-        let place = Place(Arc::clone(&self.links));
-        if before < self.links_max {
+        let before = self.connections.fetch_add(1, Ordering::Relaxed);
+        let place = Place(Arc::clone(&self.connections));
+        if before < self.connections_max {
             return Ok(place);
         }
-        Err(format!("each of its threads serves at most {} workers; start it with more --threads", self.links_max))
+        Err(format!(
+            "each of its threads serves at most {} workers; start it with more --threads",
+            self.connections_max
+        ))
     }
 
     fn queue_pair(&self) -> Result<QueuePair, Error> {
@@ -270,7 +273,7 @@ impl Entrance {
     }
 }
 
-/// Ends the sleep of a port's thread: a byte in a pipe.
+/// Ends the sleep of a endpoint's thread: a byte in a pipe.
 #[derive(Debug)]
 pub(super) struct Wake {
     here: UnixStream,
@@ -279,7 +282,7 @@ pub(super) struct Wake {
 
 impl Wake {
     fn new() -> Result<Self, Error> {
-        let failed = || Error::io("making what wakes a port");
+        let failed = || Error::io("making what wakes a endpoint");
         let (here, there) = UnixStream::pair().map_err(failed())?;
         here.set_nonblocking(true).map_err(failed())?;
         there.set_nonblocking(true).map_err(failed())?;
@@ -298,11 +301,11 @@ impl Wake {
     }
 }
 
-impl PortWaker for Wake {
+impl EndpointWaker for Wake {
     fn wake(&self) {
         match (&self.there).write(&[1]) {
             // Full: then there is something to read.
-            Err(error) if error.kind() != ErrorKind::WouldBlock => tracing::warn!(%error, "a port was not woken"),
+            Err(error) if error.kind() != ErrorKind::WouldBlock => tracing::warn!(%error, "a endpoint was not woken"),
             _ => {}
         }
     }
