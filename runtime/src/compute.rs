@@ -22,7 +22,7 @@ use crate::{
     lock::OwnerId,
     pages,
     ptr::ServerId,
-    remote::{claim_word, give_up_word, write_words},
+    remote::{claim_word, release_word, write_words},
     shared::Shared,
     sync::{Arc, Ordering, lock},
     worker::{Handle, Worker},
@@ -183,7 +183,7 @@ impl Drop for ComputeServer {
 /// Leaves the cluster from the calling thread.
 fn leave_by_hand(shared: &Arc<Shared>) {
     if let Err(error) = Worker::housekeeping(shared).map(|worker| leave(&worker, shared)) {
-        tracing::warn!(%error, "left the cluster without a farewell");
+        tracing::warn!(%error, "left the cluster without deregistering");
     }
 }
 
@@ -295,7 +295,7 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
 
 /// Leaves the cluster: no worker is left. What cannot be returned stays allocated until recovery, and is reported.
 fn leave(worker: &Worker, shared: &Shared) {
-    let farewell = worker.block_on(async {
+    let deregistered = worker.block_on(async {
         for attempt in 0..LEAVE_ROUNDS_MAX {
             if shared.pages.deferred() == 0 {
                 break;
@@ -307,10 +307,10 @@ fn leave(worker: &Worker, shared: &Shared) {
         }
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
         let incarnation = u64::from(shared.owner.incarnation());
-        give_up_word(&**worker, layout::slot_at(shared.member.slot()), incarnation, 0).await
+        release_word(&**worker, layout::slot_at(shared.member.slot()), incarnation, 0).await
     });
-    if let Err(error) = farewell {
-        tracing::warn!(%error, "left the cluster without a farewell");
+    if let Err(error) = deregistered {
+        tracing::warn!(%error, "left the cluster without deregistering");
     }
     let lost = shared.pages.deferred();
     if lost != 0 {

@@ -137,7 +137,7 @@ pub(crate) async fn settle_claim<R: Remote>(
 ///
 /// # Errors
 /// If the memory server is lost.
-pub(crate) async fn give_up_word<R: Remote>(
+pub(crate) async fn release_word<R: Remote>(
     remote: &R,
     at: RemotePtr,
     ours: u64,

@@ -1,9 +1,9 @@
 //! Connections: memory that a worker's endpoint and a memory server open to each other, and the duties of both.
 //!
-//! Messages need little of a fabric. A *connection* joins one endpoint and one memory server. Each side opens memory of its own
-//! to the other, zeroed and of the same size (the memory server says which); the other side reaches it with
-//! [`Verb::Read`](super::Verb::Read), [`Verb::Write`](super::Verb::Write), [`Verb::WriteWord`](super::Verb::WriteWord) and
-//! [`Verb::Notify`](super::Verb::Notify) at [`far`] addresses. What stands in that memory is no business of the fabric's.
+//! Messages need little of a fabric. A *connection* joins one endpoint and one memory server. Each side opens memory of its
+//! own to the other, zeroed and of the same size (the memory server says which); the other side reaches it with
+//! [`Verb::Read`](crate::Verb::Read), [`Verb::Write`](crate::Verb::Write), [`Verb::WriteWord`](crate::Verb::WriteWord) and
+//! [`Verb::Notify`](crate::Verb::Notify) at [`far`] addresses. What stands in that memory is no business of the fabric's.
 //!
 //! | | worker | memory server |
 //! |---|---|---|
@@ -19,7 +19,7 @@
 //!
 //! - A word of opened memory is read and written whole, by either side, also by a card.
 //! - WRITEs and notifications of one side take effect in the order of posting if
-//!   [`ordered_writes`](super::Capabilities::ordered_writes); whoever posts waits for completions if not.
+//!   [`ordered_writes`](crate::Capabilities::ordered_writes); whoever posts waits for completions if not.
 //! - *No wake-up is lost.* A notification whose word is written after [`ServerEndpoint::sleep`] has called `has_news` for the last time
 //!   ends that sleep. On verbs it is a WRITE_WITH_IMM whose completion raises an event; on `mem` the one who writes looks
 //!   whether the other sleeps, after a fence.
@@ -28,11 +28,16 @@
 //!   yet: its WRITEs land in memory that nobody reads any more, or fail.
 //! - The other side of a connection is not to be trusted: it may write anything anywhere in what was opened to it, at any time.
 //!
-//! On verbs a connection is a reliable connection; what was opened is a memory region with a key of its own, exchanged when the
+//! On verbs it is a reliable connection (RC); what was opened is a memory region with a key of its own, exchanged when the
 //! connection is made; the threads of a memory server share nothing: each [`ServerEndpoint`] has its completion queue and channel.
 
 use std::{fmt, ops::Deref, ops::Range};
 
+#[cfg(doc)]
+use crate::{
+    endpoint::Endpoint,
+    listener::{Change, ServerEndpoint},
+};
 use crate::{
     lock::OwnerId,
     ptr::{CONNECTION_BYTES_MAX, REGION_BYTES_MAX, RemotePtr, ServerId},
@@ -56,7 +61,7 @@ impl fmt::Display for PeerId {
 }
 
 /// The address of a byte in what the other side of a connection has opened. `other` is the memory server for an endpoint, the
-/// peer's number for a endpoint. Offsets are below [`CONNECTION_BYTES_MAX`]; higher ones wrap.
+/// peer's number for an endpoint. Offsets are below [`CONNECTION_BYTES_MAX`]; higher ones wrap.
 pub fn far(other: ServerId, offset: u64) -> RemotePtr {
     RemotePtr::new(other, REGION_BYTES_MAX + offset % CONNECTION_BYTES_MAX).expect("below 2^48 and not 0")
 }

@@ -21,7 +21,7 @@
 //! - The error says what to do: [`Error::may_be_tried_again`], or the memory server is lost for good. A request whose
 //!   address makes no sense ([`Error::BadAddress`]) fails alone and has no effect.
 //!
-//! For messages a worker's endpoint and a memory server open memory to each other: see [`connection`].
+//! For messages a worker's endpoint and a memory server open memory to each other: see [`connection`](crate::connection).
 
 use std::{fmt, ptr::NonNull};
 
@@ -49,7 +49,7 @@ pub struct Capabilities {
     /// How many local buffers one request may gather from.
     pub gather_max: usize,
     /// The eager limit of messages: those of more words go by rendezvous rather than through a ring, unless a
-    /// channel's [options](crate::messaging::ChannelOptions::eager_words) say otherwise.
+    /// channel's options say otherwise.
     pub eager_words: usize,
 }
 
@@ -67,7 +67,7 @@ pub enum Verb {
     Write(Buffer),
     /// Writes one word, which travels in the request.
     WriteWord(u64),
-    /// Writes one word of a [connection]'s memory, and wakes the memory server's thread that sleeps there, if it does.
+    /// Writes one word of a [connection](crate::connection)'s memory, and wakes the memory server's thread that sleeps there, if it does.
     Notify(u64),
     /// Replaces one word if it has the expected value; completes with the previous value.
     CompareSwap {
@@ -159,8 +159,8 @@ pub trait Endpoint: fmt::Debug {
         None
     }
 
-    /// Opens a [connection] to a memory server and returns this side's memory of it, zeroed. The other side's is at
-    /// [`connection::far`] from then on. The connection to this server that there was ends as one that broke: the memory server keeps what
+    /// Opens a [connection](crate::connection) to a memory server and returns this side's memory of it, zeroed. The other side's is at
+    /// [`far`](crate::connection::far) from then on. The connection to this server that there was ends as one that broke: the memory server keeps what
     /// it knows of this worker. Blocks for as long as making a connection takes.
     ///
     /// # Errors

@@ -8,8 +8,8 @@
 //!   the memory of a memory server.
 //! - [`connection`], [`endpoint`], [`listener`]: posts and completions, and the memory that a worker and a memory server
 //!   open to each other for messages.
-//! - [`mem`], [`verbs`](../verbs/index.html), [`faulty`]: memory mapped into the process or shared by several; RDMA; any
-//!   fabric with failures from a seed.
+//! - [`mem`], `verbs` (with the feature of that name), [`faulty`]: memory mapped into the process or shared by several; RDMA;
+//!   any fabric with failures from a seed.
 //!
 //! A fabric knows nothing of what stands in a region: whoever serves one says how it is formatted.
 

@@ -10,12 +10,12 @@ use crate::{
     ptr::ServerId,
 };
 
-/// News of a endpoint's peers.
+/// News of an endpoint's peers.
 #[derive(Debug)]
 pub enum Change {
     /// A worker has opened a connection. Its number is not used again before [`Change::Left`] or [`ServerEndpoint::dismiss`].
     Joined {
-        /// Its number at this endpoint; stands for a memory server in [`far`] addresses.
+        /// Its number at this endpoint; stands for a memory server in [`far`](crate::connection::far) addresses.
         peer: ServerId,
         /// Who it is. Not proven: compute servers of a cluster trust each other that far.
         who: PeerId,
@@ -31,7 +31,7 @@ pub enum Change {
     },
 }
 
-/// Wakes a endpoint that sleeps, from any thread.
+/// Wakes an endpoint that sleeps, from any thread.
 pub trait EndpointWaker: Send + Sync + fmt::Debug {
     /// Ends the sleep that the endpoint is in or about to begin.
     fn wake(&self);
@@ -68,7 +68,7 @@ pub trait Listener: Send + Sync + fmt::Debug {
     /// If there is no such endpoint, or the fabric refuses.
     fn endpoint(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn ServerEndpoint>, Error>;
 
-    /// Takes no more connections. Workers find the memory server gone ([`ConnectionState::Dead`]). Dropping the listener does it too.
+    /// Takes no more connections. Workers find the memory server gone ([`Dead`](crate::connection::ConnectionState::Dead)). Dropping the listener does it too.
     fn shut(&self);
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! request   [items:16 | type:8]  sequence  acknowledged   item...   item: [words:32 | kind:32]               parameters...
 //! reply     [items:16 | type:8]  sequence                 item...   item: [words:32 | index:16 | status:16]  result...
-//! hello_ack   [type:8]  the server's incarnation  1 if it knows the worker's session
+//! hello-ack   [type:8]  the server's incarnation  1 if it knows the worker's session
 //! nack [type:8]  why
 //! ```
 //!

@@ -55,7 +55,7 @@ impl<'a> Request<'a> {
         self.priority
     }
 
-    /// The parameters, to be checked: see [`decode_all`](crate::wire::decode_all).
+    /// The parameters, to be checked: see [`decode_all`](farlink_fabric::wire::decode_all).
     pub fn words(&self) -> &'a [u64] {
         self.words
     }

@@ -18,7 +18,7 @@ use crate::{
     lock::{LockState, LockWord, OwnerId},
     page::SizeClass,
     ptr::RemotePtr,
-    remote::{Remote, claim_word, give_up_word, write_words},
+    remote::{Remote, claim_word, release_word, write_words},
 };
 
 type Failure = Box<Error>;
@@ -141,7 +141,7 @@ impl Chunk {
             write_words(remote, bitmap.chain([(self.entry.word(1), count)]).collect()).await?;
         }
         let after = ChunkState { holder: None, ..held };
-        give_up_word(remote, self.entry, held.word(), after.word()).await?;
+        release_word(remote, self.entry, held.word(), after.word()).await?;
         outcome.map(|(_, result)| Some(result))
     }
 

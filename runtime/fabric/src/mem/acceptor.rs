@@ -1,13 +1,13 @@
-//! AcceptorList: how a worker's endpoint and a memory server of the `mem` fabric find each other and open memory.
+//! Acceptors: how a worker's endpoint and a memory server of the `mem` fabric find each other and open memory.
 //!
-//! A listening memory server has a *acceptor*, shared words with a eventcount for each endpoint. A worker that connects makes the
-//! memory of the connection, both sides' in one piece, leaves it where the endpoint looks, and rings. In one process the acceptor is
-//! kept by the fabric and connections are handed over through a list. Across processes:
+//! A listening memory server has an *acceptor*, shared words with an eventcount for each endpoint. A worker that connects
+//! makes the memory of the connection, both sides' in one piece, leaves it where the endpoint looks, and notifies it. In one
+//! process the acceptor is kept by the fabric and connections are handed over through a list. Across processes:
 //!
 //! ```text
-//! acceptor-N                    the acceptor of memory server N; locked by the process that listens
-//! connections/N.P.I.W.T           a connection to endpoint P of server N, of worker W of incarnation I; locked by the worker's process.
-//!                           T tells apart connections that this worker has opened one after another
+//! acceptor-N               the acceptor of memory server N; locked by the process that listens
+//! connections/N.P.I.W.T    a connection to endpoint P of server N, of worker W of incarnation I; locked by the worker's
+//!                          process. T tells apart connections that this worker has opened one after another
 //! ```
 //!
 //! A connection's first page says who it is and holds a word for each side that closes it; then comes the worker's memory, then
@@ -34,7 +34,7 @@ use crate::{
 const MAGIC: u64 = u64::from_le_bytes(*b"FARACPT1");
 const CONNECTION_MAGIC: u64 = u64::from_le_bytes(*b"FARCONN1");
 const LINE: usize = 8;
-/// Words of a acceptor before the endpoints' lines, each in a line of its own: what it is, endpoints, connection bytes, whether it is open.
+/// Words of an acceptor before the endpoints' lines, each in a line of its own: what it is, endpoints, connection bytes, whether it is open.
 const ACCEPTOR_LINES: usize = 4;
 const OPEN: usize = 3 * LINE;
 /// Words of a connection before both sides' memory.
@@ -47,7 +47,7 @@ const IN_ORDER: u64 = 1;
 const BROKEN: u64 = 2;
 const DISMISSED: usize = 2 * LINE;
 
-/// Where the connections to a acceptor are left.
+/// Where the connections to an acceptor are left.
 #[derive(Debug)]
 enum Place {
     /// In this process: by endpoint.
@@ -82,7 +82,7 @@ impl Acceptor {
         ((ACCEPTOR_LINES + 2 * endpoints) * LINE * 8).next_multiple_of(4096)
     }
 
-    /// A acceptor inside this process.
+    /// An acceptor inside this process.
     pub(super) fn in_process(server: ServerId, options: &ListenOptions) -> Result<Self, Error> {
         let region = Region::anonymous(Self::bytes(options.endpoints))?;
         Self::format(&region, options);
@@ -161,7 +161,7 @@ impl Acceptor {
         Eventcount::new(&self.region.words()[(ACCEPTOR_LINES + 2 * endpoint) * LINE])
     }
 
-    /// Counts what has come and gone at a endpoint, so that it need not look for it.
+    /// Counts what has come and gone at an endpoint, so that it need not look for it.
     pub(super) fn news(&self, endpoint: usize) -> &AtomicU64 {
         &self.region.words()[(ACCEPTOR_LINES + 2 * endpoint + 1) * LINE]
     }
@@ -220,7 +220,7 @@ impl Acceptor {
         Ok(WorkerEnd { acceptor: Arc::clone(acceptor), endpoint, memory, end: IN_ORDER })
     }
 
-    /// The connections that were left at a endpoint and that `known` does not know.
+    /// The connections that were left at an endpoint and that `known` does not know.
     pub(super) fn arrived(&self, endpoint: usize, known: impl Fn(&Path) -> bool) -> Vec<ConnectionMemory> {
         match &self.place {
             Place::InProcess(lists) => std::mem::take(&mut *lock(&lists[endpoint])),

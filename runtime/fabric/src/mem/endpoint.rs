@@ -75,7 +75,7 @@ pub(super) trait FindAcceptor: std::fmt::Debug {
 #[derive(Debug)]
 pub(super) struct MemEndpoint {
     space: Space,
-    /// Its own connections, by server. None for a endpoint, whose peers have made theirs.
+    /// Its own connections, by server. None for an endpoint, whose peers have made theirs.
     connections: Vec<Option<WorkerEnd>>,
     acceptors: Option<Box<dyn FindAcceptor>>,
     options: MemOptions,
@@ -260,7 +260,7 @@ impl Endpoint for MemEndpoint {
         let Some(acceptors) = &self.acceptors else {
             return Err(Error::ServerMissing {
                 server,
-                why: "a endpoint of a memory server connects to nobody".into(),
+                why: "an endpoint of a memory server connects to nobody".into(),
             });
         };
         let end = Acceptor::connect(&acceptors.find(server)?, who)?;

@@ -1,6 +1,6 @@
-//! The eventcount of a port: no wake-up is lost, and ringing costs a load while nobody sleeps.
+//! The eventcount of a memory server's endpoint: no wake-up is lost, and a notification costs a load while nobody sleeps.
 //!
-//! The word says whether the port's thread sleeps. The sleeper announces it, *then* looks for news once more, and sleeps
+//! The word says whether the endpoint's thread sleeps. The sleeper announces it, *then* looks for news once more, and sleeps
 //! while the word still says so. Who has news publishes them, *then* looks at the word. Both put a sequentially consistent
 //! fence between the two, so one of them sees the other: Dekker's pattern. The word lies in memory that processes share;
 //! the sleeping is the kernel's (a futex).
@@ -49,7 +49,7 @@ impl<'a> Eventcount<'a> {
         quiet
     }
 
-    /// Whether the sleep has not been ended by a eventcount.
+    /// Whether the sleep has not been ended by a notification.
     pub fn is_asleep(self) -> bool {
         self.0.load(Ordering::Acquire) == ASLEEP
     }

@@ -1,4 +1,4 @@
-//! A endpoint of a memory server on the `mem` fabric, and the listener that gives them out.
+//! An endpoint of a memory server on the `mem` fabric, and the listener that gives them out.
 
 use std::{ptr::NonNull, time::Duration};
 
@@ -17,13 +17,13 @@ use crate::{
     sync::{Arc, AtomicBool, Ordering, lock},
 };
 
-/// Where the workers of a cluster connect. Dropping it, and its endpoints, shuts the acceptor.
+/// Where the workers of a cluster connect. Dropping it, and its endpoints, closes the acceptor.
 #[derive(Debug)]
 pub(crate) struct MemListener {
     acceptor: Arc<Acceptor>,
     taken: Vec<AtomicBool>,
     options: MemOptions,
-    /// Where the acceptor hangs, in one process.
+    /// Where workers of the same process find the acceptor.
     acceptors: Option<AcceptorList>,
 }
 
@@ -95,7 +95,7 @@ impl MemServerEndpoint {
 }
 
 fn peer_id(index: usize) -> ServerId {
-    u16::try_from(index).ok().and_then(ServerId::new).expect("a endpoint has fewer peers than there are numbers")
+    u16::try_from(index).ok().and_then(ServerId::new).expect("an endpoint has fewer peers than there are numbers")
 }
 
 impl Endpoint for MemServerEndpoint {

@@ -215,7 +215,7 @@ impl Core {
         self.phase = Phase::Up;
         self.dirty = true;
         if let Some(connection) = &mut self.connection {
-            // The hello_ack is nobody's message.
+            // The hello-ack is nobody's message.
             connection.words_moved = 0;
             // The memory server sends its replies in the same way.
             let config = SendConfig { eager_words: self.eager_words, coalesce: self.options.coalesce };

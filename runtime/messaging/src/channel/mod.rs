@@ -114,7 +114,7 @@ impl Channel {
         self.state.core.borrow().nacks
     }
 
-    /// Sends a request and waits for the reply. Waits first while [`WINDOW`](crate::messaging::WINDOW) others are unanswered (of a
+    /// Sends a request and waits for the reply. Waits first while [`WINDOW`](crate::WINDOW) others are unanswered (of a
     /// best-effort one, seven eighths of that). Once begun it goes on if
     /// the future is dropped; only its reply is lost.
     ///

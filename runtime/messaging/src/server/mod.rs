@@ -1,6 +1,6 @@
 //! A memory server's threads that serve messages.
 //!
-//! Each thread has a endpoint of its own, the peers that come to it, their sessions, and a service: nothing is shared but
+//! Each thread has an endpoint of its own, the peers that come to it, their sessions, and a service: nothing is shared but
 //! counters. A turn takes latency-sensitive requests of all peers, then some best-effort ones, lets the service go on, sends
 //! what is ready, and collects completions. A peer that floods gets its share of each turn and no more.
 //!
@@ -102,7 +102,7 @@ impl MessageServer {
     /// thread's number.
     ///
     /// # Errors
-    /// If a thread or a endpoint cannot be had, or `make` fails.
+    /// If a thread or an endpoint cannot be had, or `make` fails.
     pub fn start<S>(listener: Box<dyn Listener>, options: &ServeMessages, make: S) -> Result<Self, Error>
     where
         S: Fn(usize) -> Result<Box<dyn Service>, Box<dyn std::error::Error + Send + Sync>> + Send + Sync + 'static,

@@ -146,5 +146,5 @@ impl Thread {
 }
 
 fn peer_number(index: usize) -> ServerId {
-    u16::try_from(index).ok().and_then(ServerId::new).expect("a endpoint numbers its peers so")
+    u16::try_from(index).ok().and_then(ServerId::new).expect("an endpoint numbers its peers so")
 }

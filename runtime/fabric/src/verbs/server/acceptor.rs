@@ -26,11 +26,11 @@ use crate::{
     },
 };
 
-/// Requests of a endpoint to one worker in the card; more wait their turn.
+/// Requests of an endpoint to one worker in the card; more wait their turn.
 pub(super) const PORT_DEPTH: u32 = 32;
 /// Connections of one endpoint at a time.
 const CONNECTIONS_MAX: u32 = 256;
-/// Notifications that a endpoint has not seen yet. When there are more, senders wait.
+/// Notifications that an endpoint has not seen yet. When there are more, senders wait.
 const NOTIFICATIONS_MAX: u32 = 1024;
 
 /// A memory server's side of all its message connections.
@@ -71,7 +71,7 @@ pub(super) struct Arrival {
     pub(super) place: Place,
 }
 
-/// One of the connections that a endpoint can have.
+/// One of the connections that an endpoint can have.
 #[derive(Debug)]
 pub(super) struct Place(Arc<AtomicU64>);
 
@@ -167,7 +167,7 @@ impl Made {
 }
 
 impl Acceptor {
-    /// A acceptor of so many endpoints, on the memory server's device.
+    /// An acceptor of so many endpoints, on the memory server's device.
     pub(super) fn new(device: &Arc<Device>, options: &ListenOptions) -> Result<Arc<Self>, Error> {
         let entrances = (0..options.endpoints).map(|_| Entrance::new(device)).collect::<Result<_, Error>>()?;
         Ok(Arc::new(Self { connection_bytes: options.connection_bytes, entrances, open: AtomicBool::new(true) }))
@@ -273,7 +273,7 @@ impl Entrance {
     }
 }
 
-/// Ends the sleep of a endpoint's thread: a byte in a pipe.
+/// Ends the sleep of an endpoint's thread: a byte in a pipe.
 #[derive(Debug)]
 pub(super) struct Wake {
     here: UnixStream,
@@ -282,7 +282,7 @@ pub(super) struct Wake {
 
 impl Wake {
     fn new() -> Result<Self, Error> {
-        let failed = || Error::io("making what wakes a endpoint");
+        let failed = || Error::io("making what wakes an endpoint");
         let (here, there) = UnixStream::pair().map_err(failed())?;
         here.set_nonblocking(true).map_err(failed())?;
         there.set_nonblocking(true).map_err(failed())?;
@@ -305,7 +305,7 @@ impl EndpointWaker for Wake {
     fn wake(&self) {
         match (&self.there).write(&[1]) {
             // Full: then there is something to read.
-            Err(error) if error.kind() != ErrorKind::WouldBlock => tracing::warn!(%error, "a endpoint was not woken"),
+            Err(error) if error.kind() != ErrorKind::WouldBlock => tracing::warn!(%error, "an endpoint was not woken"),
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! A endpoint of a memory server: the connections that one of its threads serves.
+//! An endpoint of a memory server: the connections that one of its threads serves.
 
 use std::{ptr::NonNull, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// A memory server that takes messages. Dropping it shuts the acceptor.
+/// A memory server that takes messages. Dropping it closes the acceptor.
 #[derive(Debug)]
 pub(super) struct VerbsListener {
     serving: Arc<Serving>,
@@ -108,7 +108,7 @@ struct VerbsServerEndpoint {
 }
 
 fn peer_id(index: usize) -> ServerId {
-    u16::try_from(index).ok().and_then(ServerId::new).expect("a endpoint has fewer peers than there are numbers")
+    u16::try_from(index).ok().and_then(ServerId::new).expect("an endpoint has fewer peers than there are numbers")
 }
 
 impl AttachedPeer {
@@ -275,14 +275,14 @@ impl ServerEndpoint for VerbsServerEndpoint {
         entrance.channel.drain();
         entrance.wake.drain();
         if let Err(error) = entrance.received.arm() {
-            return tracing::warn!(%error, "a endpoint cannot sleep");
+            return tracing::warn!(%error, "an endpoint cannot sleep");
         }
         if self.collect() || self.entrance().news() != self.news || has_news() {
             return;
         }
         let entrance = self.entrance();
         if let Err(error) = entrance.channel.wait(limit, Some(entrance.wake.end())) {
-            tracing::warn!(%error, "a endpoint cannot sleep");
+            tracing::warn!(%error, "an endpoint cannot sleep");
         }
     }
 

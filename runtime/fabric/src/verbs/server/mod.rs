@@ -4,7 +4,8 @@
 //! answers it until it ends. Before that proof a connection is cheap and short: there are few at a time, and each has
 //! little time. What a connection holds (queue pairs, claims) is dropped with it.
 //!
-//! If it takes messages, control connections make the connections (`acceptor`), and the threads that serve them have them (`endpoint`).
+//! If it takes messages, control connections make message connections (`acceptor`), and the threads that serve those have
+//! an endpoint each (`endpoint`).
 
 mod acceptor;
 mod endpoint;

@@ -1,4 +1,4 @@
-//! Message links: what wakes a port, what the other side may do, and who is gone.
+//! Message connections: what wakes an endpoint, what the other side may do, and who is gone.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -27,7 +27,7 @@ fn who(worker: u32) -> PeerId {
     PeerId { owner: OwnerId::new(9).unwrap(), worker }
 }
 
-/// A worker's end of a link.
+/// A worker's end of a connection.
 struct Worker {
     endpoint: Box<dyn Endpoint>,
     memory: OpenMemory,
@@ -56,19 +56,19 @@ impl Worker {
     }
 }
 
-/// A port, and its news that nobody has looked at.
+/// An endpoint, and its news that nobody has looked at.
 struct Served {
-    port: Box<dyn ServerEndpoint>,
+    endpoint: Box<dyn ServerEndpoint>,
     changes: Vec<Change>,
-    // After the port.
+    // After the endpoint.
     _listener: Box<dyn Listener>,
 }
 
 impl Served {
     fn next(&mut self) -> Change {
-        let Self { port, changes, .. } = self;
+        let Self { endpoint, changes, .. } = self;
         eventually("something changes", || {
-            port.changes(false, changes);
+            endpoint.changes(false, changes);
             !changes.is_empty()
         });
         changes.remove(0)
@@ -85,9 +85,9 @@ impl Served {
 fn listen(server: &VerbsServer) -> Served {
     let listener = server.listen(&ListenOptions::default()).unwrap();
     assert!(matches!(server.listen(&ListenOptions::default()), Err(Error::BadOption { .. })), "listens twice");
-    let port = listener.endpoint(0, 0, Clock::monotonic()).unwrap();
-    assert!(listener.endpoint(0, 0, Clock::monotonic()).is_err(), "a port is taken once");
-    Served { port, changes: Vec::new(), _listener: listener }
+    let endpoint = listener.endpoint(0, 0, Clock::monotonic()).unwrap();
+    assert!(listener.endpoint(0, 0, Clock::monotonic()).is_err(), "an endpoint is taken once");
+    Served { endpoint, changes: Vec::new(), _listener: listener }
 }
 
 /// Sleeps for an hour each time, unless it is woken.
@@ -97,7 +97,7 @@ fn notifications_and_wakers_end_a_sleep() {
         return;
     }
     let memory_server = serve();
-    let Served { mut port, _listener, .. } = listen(&memory_server);
+    let Served { mut endpoint, _listener, .. } = listen(&memory_server);
     let fabric = connect(&[&memory_server]);
     let turn = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
@@ -109,23 +109,23 @@ fn notifications_and_wakers_end_a_sleep() {
             }
             turn.wait();
         });
-        // The link itself wakes, too.
+        // The connection itself wakes, too.
         let mut changes = Vec::new();
         while changes.is_empty() {
-            port.sleep(LONG, &mut || false);
-            port.changes(false, &mut changes);
+            endpoint.sleep(LONG, &mut || false);
+            endpoint.changes(false, &mut changes);
         }
         let Some(Change::Joined { memory, .. }) = changes.pop() else { panic!("nobody joined") };
         for round in 1..=50 {
             turn.wait();
             while memory[8].load(Ordering::Acquire) != round {
-                port.sleep(LONG, &mut || memory[8].load(Ordering::Acquire) == round);
+                endpoint.sleep(LONG, &mut || memory[8].load(Ordering::Acquire) == round);
             }
         }
         turn.wait();
-        let waker = port.waker();
+        let waker = endpoint.waker();
         waker.wake();
-        port.sleep(LONG, &mut || false);
+        endpoint.sleep(LONG, &mut || false);
     });
 }
 
@@ -143,7 +143,7 @@ fn opened_memory_takes_writes_and_no_atomics() {
     worker.one(0, Verb::WriteWord(7)).unwrap();
     assert_eq!(memory[0].load(Ordering::Acquire), 7);
     // And the other way.
-    served.port.ring(&mut vec![Request { ticket: Ticket(1), at: far(peer, 16), verb: Verb::WriteWord(8) }]);
+    served.endpoint.ring(&mut vec![Request { ticket: Ticket(1), at: far(peer, 16), verb: Verb::WriteWord(8) }]);
     eventually("the worker has it", || worker.memory[2].load(Ordering::Acquire) == 8);
     let outside = memory.len() as u64 * 8;
     assert!(worker.one(outside, Verb::WriteWord(1)).unwrap_err().to_string().contains("not inside"));
@@ -151,7 +151,7 @@ fn opened_memory_takes_writes_and_no_atomics() {
     let refused = worker.one(0, Verb::CompareSwap { expected: 7, new: 9 }).unwrap_err();
     assert!(matches!(*refused, Error::RequestFailed { .. }), "{refused}");
     assert_eq!(memory[0].load(Ordering::Acquire), 7);
-    // It has cost the link, and the worker knows.
+    // It has cost the connection, and the worker knows.
     assert_eq!(worker.endpoint.connection_state(server()), ConnectionState::Dismissed);
     assert!(worker.one(0, Verb::WriteWord(1)).is_err());
     worker.memory = worker.endpoint.connect(server(), who(0)).unwrap();
@@ -180,14 +180,14 @@ fn each_side_learns_that_the_other_is_gone() {
     let other = connect(&[&memory_server]);
     let lost = Worker::new(&other, 2);
     served.joined();
-    other.cut();
+    other.abort();
     assert!(matches!(served.next(), Change::Left { in_order: false, .. }));
     drop(lost);
-    // Dismissed by the port, then without anybody who listens.
+    // Dismissed by the endpoint, then without anybody who listens.
     let mut dismissed = Worker::new(&fabric, 3);
     let (peer, _) = served.joined();
     assert_eq!(dismissed.endpoint.connection_state(server()), ConnectionState::Up);
-    served.port.dismiss(peer);
+    served.endpoint.dismiss(peer);
     eventually("it is dismissed", || dismissed.endpoint.connection_state(server()) == ConnectionState::Dismissed);
     let mut left = Worker::new(&fabric, 4);
     served.joined();
