@@ -53,7 +53,7 @@ impl Drop for Slab {
     }
 }
 
-/// The size of a piece: 8 words times a power of two.
+/// The size of a slot: 8 words times a power of two.
 #[derive(Debug, Clone, Copy)]
 struct Class(u8);
 
@@ -76,8 +76,8 @@ impl Class {
     }
 }
 
-/// A part of a slab, of a size class. Boxed once, so that a buffer is one pointer: buffers are moved often.
-struct Piece {
+/// A slot of a slab, of a size class. Boxed once, so that a buffer is one pointer: buffers are moved often.
+struct Slot {
     base: NonNull<u64>,
     key: LocalKey,
     class: Class,
@@ -89,8 +89,8 @@ struct Piece {
 
 #[derive(Default)]
 struct Pool {
-    #[expect(clippy::vec_box, reason = "a piece moves between the list and its holder without being copied")]
-    free: [Vec<Box<Piece>>; CLASSES],
+    #[expect(clippy::vec_box, reason = "a slot moves between the list and its holder without being copied")]
+    free: [Vec<Box<Slot>>; CLASSES],
     slabs: Vec<Slab>,
 }
 
@@ -118,13 +118,13 @@ impl Buffers {
     ) -> Result<Buffer, Error> {
         let class = Class::of(words);
         let free = self.0.borrow_mut().free[class.index()].pop();
-        let mut piece = match free {
-            Some(piece) => piece,
+        let mut slot = match free {
+            Some(slot) => slot,
             None => self.grow(class, register)?,
         };
-        piece.len = words;
-        piece.pool = Some(self.clone());
-        Ok(Buffer(Some(piece)))
+        slot.len = words;
+        slot.pool = Some(self.clone());
+        Ok(Buffer(Some(slot)))
     }
 
     #[cold]
@@ -132,42 +132,42 @@ impl Buffers {
         &self,
         class: Class,
         register: impl FnOnce(NonNull<u64>, usize) -> Result<LocalKey, Error>,
-    ) -> Result<Box<Piece>, Error> {
+    ) -> Result<Box<Slot>, Error> {
         let slab = Slab::new();
         let key = register(slab.base, SLAB_BYTES / 8)?;
-        let piece = |index: usize| {
+        let slot = |index: usize| {
             // SAFETY: index * class.words() is below the slab's words, so the pointer stays inside the allocation.
             let base = unsafe { slab.base.add(index * class.words()) };
-            Box::new(Piece { base, key, class, len: 0, pool: None })
+            Box::new(Slot { base, key, class, len: 0, pool: None })
         };
         let mut pool = self.0.borrow_mut();
-        pool.free[class.index()].extend((1..BUFFER_WORDS_MAX / class.words()).rev().map(piece));
-        let first = piece(0);
+        pool.free[class.index()].extend((1..BUFFER_WORDS_MAX / class.words()).rev().map(slot));
+        let first = slot(0);
         pool.slabs.push(slab);
         Ok(first)
     }
 }
 
 /// Registered local memory with one owner; derefs to its words.
-pub struct Buffer(Option<Box<Piece>>);
+pub struct Buffer(Option<Box<Slot>>);
 
 const _: () = assert!(size_of::<Buffer>() == 8);
 
 impl Buffer {
-    fn piece(&self) -> &Piece {
-        self.0.as_deref().expect("only dropping a buffer takes its piece")
+    fn slot(&self) -> &Slot {
+        self.0.as_deref().expect("only dropping a buffer takes its slot")
     }
 
     /// Keeps the first `words` only; as it is if it has no more.
     pub fn truncate(&mut self, words: usize) {
-        if let Some(piece) = &mut self.0 {
-            piece.len = piece.len.min(words);
+        if let Some(slot) = &mut self.0 {
+            slot.len = slot.len.min(words);
         }
     }
 
     /// The fabric's name for the memory.
     pub fn key(&self) -> LocalKey {
-        self.piece().key
+        self.slot().key
     }
 }
 
@@ -176,29 +176,29 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u64] {
-        let piece = self.piece();
-        // SAFETY: the piece has room for `len` words, which `take` chose its class for; they are initialised (slabs are
-        // zeroed), live as long as the pool that the piece holds, and nothing else touches them: a piece is in a free
+        let slot = self.slot();
+        // SAFETY: the slot has room for `len` words, which `take` chose its class for; they are initialised (slabs are
+        // zeroed), live as long as the pool that the slot holds, and nothing else touches them: a slot is in a free
         // list or in one buffer.
-        unsafe { std::slice::from_raw_parts(piece.base.as_ptr(), piece.len) }
+        unsafe { std::slice::from_raw_parts(slot.base.as_ptr(), slot.len) }
     }
 }
 
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u64] {
-        let piece = self.piece();
+        let slot = self.slot();
         // SAFETY: as in `deref`; `&mut self` makes the access exclusive.
-        unsafe { std::slice::from_raw_parts_mut(piece.base.as_ptr(), piece.len) }
+        unsafe { std::slice::from_raw_parts_mut(slot.base.as_ptr(), slot.len) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(mut piece) = self.0.take()
-            && let Some(pool) = piece.pool.take()
+        if let Some(mut slot) = self.0.take()
+            && let Some(pool) = slot.pool.take()
         {
-            pool.0.borrow_mut().free[piece.class.index()].push(piece);
+            pool.0.borrow_mut().free[slot.class.index()].push(slot);
         }
     }
 }

@@ -107,7 +107,7 @@ impl Built {
     /// Checks what is built with verbs as the workspace is checked without: with clippy, and unit tests, which need no device.
     pub(super) fn lint() -> Result<()> {
         for (command, arguments) in
-            [("clippy", &["--all-targets", "--", "-D", "warnings"][..]), ("test", &["--lib", "fabric::verbs"])]
+            [("clippy", &["--all-targets", "--", "-D", "warnings"][..]), ("test", &["--lib", "verbs::"])]
         {
             let status = cargo(command).args(arguments).status().context("starting cargo")?;
             ensure!(status.success(), "cargo {command} failed ({status})");

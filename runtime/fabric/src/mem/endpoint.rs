@@ -59,7 +59,7 @@ impl Space {
         }
     }
 
-    fn connection(&mut self, other: ServerId, far: Option<Far>) {
+    fn set_connection(&mut self, other: ServerId, far: Option<Far>) {
         if self.connections.len() <= other.index() {
             self.connections.resize(other.index() + 1, None);
         }
@@ -163,7 +163,7 @@ impl MemEndpoint {
 
     /// Makes the other side of a connection reachable.
     pub(super) fn attach(&mut self, other: ServerId, far: Far) {
-        self.space.connection(other, Some(far));
+        self.space.set_connection(other, Some(far));
         if let Mode::Timed(timed) | Mode::Nasty { timed, .. } = &mut self.mode {
             let others = timed.path_free_ns.len().max(other.index() + 1);
             timed.path_free_ns.resize(others, 0);
@@ -172,7 +172,7 @@ impl MemEndpoint {
 
     /// Ends what is under way to the other side of a connection; it cannot be reached any more.
     pub(super) fn forget(&mut self, other: ServerId) {
-        self.space.connection(other, None);
+        self.space.set_connection(other, None);
         let is_aborted = |request: &Request| request.at.server() == other && far_offset(request.at).is_some();
         match &mut self.mode {
             Mode::Direct { .. } => {}

@@ -1,7 +1,7 @@
-//! A worker's message connection to a memory server: a queue pair of its own, whose other end is at one of the server's ports.
+//! A worker's message connection to a memory server: a queue pair of its own, whose other end is at one of the server's endpoints.
 //!
 //! It is set up over the control connection. Both sides register memory for each other, with no right but to read and write,
-//! and tell address and key. The memory server says nothing on the connection before it is told that this side is ready: what
+//! and tell address and key. The memory server says nothing on the connection before it knows that this side is ready: what
 //! comes before would be lost and sent again. A connection that breaks is not made anew here, but by whoever uses it.
 
 use super::{

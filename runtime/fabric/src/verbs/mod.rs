@@ -58,7 +58,7 @@ use crate::{
 
 /// Bytes that requests carry themselves, where the device can.
 const INLINE_BYTES: u32 = 64;
-/// Local pieces of a request, where the device can.
+/// Local segments of a request, where the device can.
 const GATHER_MAX: u32 = 4;
 /// For so long, *alive* is not asked again. *Dead* is for ever.
 const ALIVE_FOR: Duration = Duration::from_millis(20);
@@ -123,7 +123,7 @@ pub struct VerbsFabric {
     known: Mutex<HashMap<OwnerId, Known>>,
 }
 
-/// What was last heard of a compute server.
+/// The last known state of a compute server.
 #[derive(Debug, Clone, Copy)]
 enum Known {
     AliveAt(Instant),

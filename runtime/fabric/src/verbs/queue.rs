@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use super::{
     connecting::Connection,
-    ib::{Domain, Finished, Memory, Piece, PostList, Posting, Remote, Status},
+    ib::{Domain, Finished, Memory, PostList, Posting, Remote, Segment, Status},
 };
 use crate::{
     buffer::LocalKey,
@@ -159,15 +159,15 @@ impl RequestQueue {
         let remote = Remote { address: remote.address.wrapping_add(request.at.offset() - first), ..remote };
         let sequence = self.next;
         let slot = (sequence & self.slot_mask) as usize;
-        let own = Piece { address: self.words.address(slot), bytes: 8, key: self.words.key() };
+        let own = Segment { address: self.words.address(slot), bytes: 8, key: self.words.key() };
         let inline_max = connection.queue_pair.inline_bytes();
         let id = id(self.number, self.generation, sequence);
         if let Verb::CompareSwap { .. } | Verb::FetchAdd(_) = request.verb {
             self.words.store(slot, avalanche(id));
         }
-        let (posting, piece, may_inline) = match &mut request.verb {
-            Verb::Read(buffer) => (Posting::Read(remote), piece(buffer.key(), buffer), false),
-            Verb::Write(buffer) => (Posting::Write(remote), piece(buffer.key(), buffer), true),
+        let (posting, segment, may_inline) = match &mut request.verb {
+            Verb::Read(buffer) => (Posting::Read(remote), segment(buffer.key(), buffer), false),
+            Verb::Write(buffer) => (Posting::Write(remote), segment(buffer.key(), buffer), true),
             &mut Verb::WriteWord(word) => {
                 self.words.store(slot, word);
                 (Posting::Write(remote), own, true)
@@ -186,8 +186,8 @@ impl RequestQueue {
         {
             self.batch.unsignal_last();
         }
-        let inline = may_inline && piece.bytes <= inline_max;
-        self.batch.push(id, posting, piece, inline);
+        let inline = may_inline && segment.bytes <= inline_max;
+        self.batch.push(id, posting, segment, inline);
         self.posted.push_back(request);
         self.next = sequence.wrapping_add(1);
     }
@@ -199,7 +199,7 @@ impl RequestQueue {
             return Ok(());
         }
         let Some(connection) = &self.connection else { return Ok(()) };
-        // SAFETY: every piece is a buffer of a request in `posted`, registered by the endpoint that owns this queue, or a slot
+        // SAFETY: every segment is a buffer of a request in `posted`, registered by the endpoint that owns this queue, or a slot
         // of `words` that no other posted request has, because at most `depth` are posted. Requests leave `posted` only
         // when they have completed, or in `abort`, after the queue pair was destroyed; till then nobody else has their buffers.
         unsafe { connection.queue_pair.ring(&mut self.batch) }
@@ -288,6 +288,6 @@ impl RequestQueue {
 }
 
 /// A buffer as the card sees it.
-fn piece(key: LocalKey, words: &mut [u64]) -> Piece {
-    Piece { address: words.as_mut_ptr().expose_provenance() as u64, bytes: size_of_val(words) as u32, key }
+fn segment(key: LocalKey, words: &mut [u64]) -> Segment {
+    Segment { address: words.as_mut_ptr().expose_provenance() as u64, bytes: size_of_val(words) as u32, key }
 }

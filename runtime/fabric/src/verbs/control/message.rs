@@ -10,7 +10,7 @@ use crate::{
 /// Words of the longest text in an answer.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// What a memory server is, told first of all.
+/// What a memory server is: its first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct HelloAck {
     /// Which of the cluster's memory servers it is.

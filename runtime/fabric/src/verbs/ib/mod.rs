@@ -20,7 +20,7 @@ pub(crate) use self::{
     memory::{Access, Domain, Memory, Registered},
     queue_pair::{Peer, QueuePair, QueuePairOptions},
     queues::{Channel, CompletionQueue, Finished, ReceiveQueue, Status},
-    requests::{Piece, PostList, Posting, Remote},
+    requests::{PostList, Posting, Remote, Segment},
 };
 
 use crate::error::Error;

@@ -20,7 +20,7 @@ pub(crate) struct QueuePairOptions {
     pub(crate) send_depth: u32,
     /// Bytes that a request can carry itself.
     pub(crate) inline_bytes: u32,
-    /// Local pieces that a request can gather from.
+    /// Local segments that a request can gather from.
     pub(crate) gather_max: u32,
     /// What notifications use up; without it none can come.
     pub(crate) receive: Option<Arc<ReceiveQueue>>,

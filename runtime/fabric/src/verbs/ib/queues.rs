@@ -147,7 +147,7 @@ impl Drop for Channel {
     }
 }
 
-/// Where ended requests are told.
+/// Where requests complete.
 pub(crate) struct CompletionQueue {
     raw: NonNull<rdma::ibv_cq>,
     device: Arc<Device>,

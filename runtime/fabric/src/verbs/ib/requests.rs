@@ -10,15 +10,15 @@ use crate::{buffer::LocalKey, error::Error};
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Posting {
-    /// Fills the local piece.
+    /// Fills the local segment.
     Read(Remote),
-    /// Copies the local piece.
+    /// Copies the local segment.
     Write(Remote),
-    /// Copies the local piece and wakes the receiver.
+    /// Copies the local segment and wakes the receiver.
     WriteNotify(Remote),
-    /// Replaces a word if it has the first value by the second; the previous one comes to the local piece.
+    /// Replaces a word if it has the first value by the second; the previous one comes to the local segment.
     CompareSwap(Remote, u64, u64),
-    /// Adds to a word; the previous value comes to the local piece.
+    /// Adds to a word; the previous value comes to the local segment.
     FetchAdd(Remote, u64),
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Remote {
 
 /// Local memory of a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Piece {
+pub(crate) struct Segment {
     pub(crate) address: u64,
     pub(crate) bytes: u32,
     pub(crate) key: LocalKey,
@@ -40,7 +40,7 @@ pub(crate) struct Piece {
 /// Up to a fixed number of requests, in the order of their posting.
 pub(crate) struct PostList {
     requests: Box<[rdma::ibv_send_wr]>,
-    pieces: Box<[rdma::ibv_sge]>,
+    segments: Box<[rdma::ibv_sge]>,
     length: usize,
 }
 
@@ -58,7 +58,7 @@ impl PostList {
         };
         Self {
             requests: (0..capacity).map(|_| request()).collect(),
-            pieces: vec![rdma::ibv_sge { addr: 0, length: 0, lkey: 0 }; capacity].into(),
+            segments: vec![rdma::ibv_sge { addr: 0, length: 0, lkey: 0 }; capacity].into(),
             length: 0,
         }
     }
@@ -71,15 +71,16 @@ impl PostList {
         self.length == 0
     }
 
-    /// Adds a request that has one local piece. It is signalled: see [`PostList::unsignal_last`].
+    /// Adds a request that has one local segment. It is signalled: see [`PostList::unsignal_last`].
     ///
     /// # Panics
     /// If the list is full.
     #[inline]
-    pub(crate) fn push(&mut self, id: u64, posting: Posting, piece: Piece, inline: bool) {
+    pub(crate) fn push(&mut self, id: u64, posting: Posting, segment: Segment, inline: bool) {
         use rdma::{ibv_send_flags as flags, ibv_wr_opcode as opcode};
         let request = &mut self.requests[self.length];
-        self.pieces[self.length] = rdma::ibv_sge { addr: piece.address, length: piece.bytes, lkey: piece.key.0 };
+        self.segments[self.length] =
+            rdma::ibv_sge { addr: segment.address, length: segment.bytes, lkey: segment.key.0 };
         request.wr_id = id;
         request.num_sge = 1;
         request.send_flags = flags::IBV_SEND_SIGNALED.0 | if inline { flags::IBV_SEND_INLINE.0 } else { 0 };
@@ -129,8 +130,8 @@ impl QueuePair {
     /// queue pair makes sure that none is.
     ///
     /// # Safety
-    /// The local pieces are registered memory (or inline, and readable now). Until a request has completed, or the queue
-    /// pair is destroyed, its piece stays allocated and registered, nobody else writes to it, and nobody reads one that
+    /// The local segments are registered memory (or inline, and readable now). Until a request has completed, or the queue
+    /// pair is destroyed, its segment stays allocated and registered, nobody else writes to it, and nobody reads one that
     /// the request fills.
     #[inline]
     pub(crate) unsafe fn ring(&self, list: &mut PostList) -> Result<(), Error> {
@@ -138,18 +139,18 @@ impl QueuePair {
         if length == 0 {
             return Ok(());
         }
-        let (requests, pieces) = (list.requests.as_mut_ptr(), list.pieces.as_mut_ptr());
+        let (requests, segments) = (list.requests.as_mut_ptr(), list.segments.as_mut_ptr());
         for index in 0..length {
             // SAFETY: `index` is below the length of both boxes, so the pointers stay inside them; one past the last
             // request is in the box or one past its end, and is not followed.
             unsafe {
                 let request = requests.add(index);
-                (*request).sg_list = pieces.add(index);
+                (*request).sg_list = segments.add(index);
                 (*request).next = if index + 1 < length { requests.add(index + 1) } else { std::ptr::null_mut() };
             }
         }
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair is alive, the chain is complete and copied by the call; the caller keeps the pieces.
+        // SAFETY: the queue pair is alive, the chain is complete and copied by the call; the caller keeps the segments.
         let code = unsafe { rdma::ibv_post_send(self.raw(), requests, &raw mut bad) };
         check(code, || "posting requests".into())
     }

@@ -143,7 +143,7 @@ impl Record {
     }
 }
 
-/// A connection that a control connection has made. What its endpoint has not heard of goes with this; what it has, it lets go itself.
+/// A connection that a control connection has made. What its endpoint does not know goes with this; what it has, it lets go itself.
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) record: Arc<Record>,
@@ -184,7 +184,7 @@ impl Acceptor {
     }
 
     /// Makes this side of a connection to a worker's queue pair; what to tell the worker.
-    pub(super) fn connection(
+    pub(super) fn attach(
         self: &Arc<Self>,
         (local, reliability): (&Local, Reliability),
         theirs: &Peer,
@@ -202,11 +202,11 @@ impl Acceptor {
             Ok::<_, Error>((opening, queue_pair))
         };
         let (opening, queue_pair) = make().map_err(|error| error.to_string())?;
-        let (ours, told) = (queue_pair.describe(local), opening.describe());
+        let (ours, ours_opened) = (queue_pair.describe(local), opening.describe());
         let record = Arc::new(Record { acceptor: Arc::clone(self), endpoint, fate: AtomicU64::new(OPEN) });
         let connection = Connection::new(queue_pair, theirs.queue_pair);
         let arrival = Arrival { connection, opening, who, opened, record: Arc::clone(&record), place };
-        Ok((Made { record, arrival: Some(arrival) }, ours, told))
+        Ok((Made { record, arrival: Some(arrival) }, ours, ours_opened))
     }
 }
 

@@ -263,8 +263,8 @@ impl ServerEndpoint for VerbsServerEndpoint {
     }
 
     fn dismiss(&mut self, peer: ServerId) {
-        if let Some(Some(linked)) = self.peers.get(peer.index()) {
-            linked.record.dismiss();
+        if let Some(Some(attached)) = self.peers.get(peer.index()) {
+            attached.record.dismiss();
             self.leave(peer.index());
         }
     }

@@ -215,8 +215,8 @@ impl Serving {
                 None => Answer::Refused("it takes no messages; start it with --threads".into()),
             },
             Question::Attach { ours, who, opened } => {
-                let linked = self.connection(id, &ours, who, opened);
-                linked.map_or_else(Answer::Refused, |(theirs, opened)| Answer::Attached { theirs, opened })
+                let attached = self.attach(id, &ours, who, opened);
+                attached.map_or_else(Answer::Refused, |(theirs, opened)| Answer::Attached { theirs, opened })
             }
             Question::AttachReady(queue_pair) => {
                 self.connection_of(id, queue_pair, |connections, number| connections.get_mut(&number).map(Made::ready));
@@ -240,19 +240,19 @@ impl Serving {
     }
 
     /// Makes this side of a message connection.
-    fn connection(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<(Peer, Opened), String> {
+    fn attach(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<(Peer, Opened), String> {
         let acceptor = lock(&self.acceptor).clone().ok_or("it takes no messages; start it with --threads")?;
         let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len() + held.connections.len());
         if held >= QUEUE_PAIRS_MAX {
             return Err(too_many());
         }
-        let (made, ours, told) = acceptor.connection((&self.local, self.reliability), theirs, who, opened)?;
+        let (made, ours, ours_opened) = acceptor.attach((&self.local, self.reliability), theirs, who, opened)?;
         let mut state = self.state();
         let held = state.sessions.get_mut(&id).ok_or("the memory server stops")?;
         // Those that the endpoints have closed are of no use to anybody.
         held.connections.retain(|_, connection| connection.record.state() == ConnectionState::Up);
         held.connections.insert(ours.queue_pair, made);
-        Ok((ours, told))
+        Ok((ours, ours_opened))
     }
 
     fn connection_of<T>(
