@@ -14,7 +14,7 @@ use crate::figure::FigureArgs;
 use crate::keys::Distribution;
 use crate::place::{Address, VerbsArgs};
 use crate::plan::{CACHE_BYTES_MIN, KeySource, Limit, Load, Plan, Structure, Validation};
-use crate::units::{number, parse_bytes, parse_bytes_per_second, parse_nanoseconds};
+use crate::units::{number, parse_bytes, parse_bytes_per_second, parse_fill, parse_nanoseconds, parse_page_bytes};
 use crate::workload::{Mix, Shares};
 
 /// How long a mix runs unless told otherwise.
@@ -425,17 +425,8 @@ fn access_modes() -> impl TypedValueParser<Value = AccessMode> {
     PossibleValuesParser::new(modes.map(AccessMode::name)).try_map(|name| name.parse::<AccessMode>())
 }
 
-pub(crate) fn parse_page_bytes(text: &str) -> Result<u32, String> {
-    let bytes = text.parse().ok().filter(|bytes: &u32| bytes.is_power_of_two() && (256..=4096).contains(bytes));
-    bytes.ok_or_else(|| "it is to be a power of two from 256 to 4096".to_owned())
-}
-
 fn parse_theta(text: &str) -> Result<f64, String> {
     number(text, |theta| theta.is_finite() && theta >= 0.0, "a number of at least 0")
-}
-
-pub(crate) fn parse_fill(text: &str) -> Result<f64, String> {
-    number(text, |fill| (0.1..=1.0).contains(&fill), "from 0.1 to 1")
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::plan::{Load, Plan};
 use crate::report::Reporter;
 use crate::serve::{self, StopSignals, announce_ready};
 use crate::trace::{self, Step, answer_line};
-use crate::{compute, driver, verbs};
+use crate::{compute, driver, verbs, work};
 
 /// `farlink serve`.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
@@ -34,7 +34,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     })?;
     let shipping = match args.threads {
         0 => None,
-        _ => Some(serve::ship(&server, &dir, args)?),
+        _ => Some(serve::ship(&server, &dir, args.threads)?),
     };
     announce_ready(&mut io::stdout(), args.server)?;
     signals.wait();
@@ -77,7 +77,7 @@ pub(crate) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     let mut plan = args.plan()?;
     let there = args.connect.as_ref().map(|address| Place::new(address, &args.verbs)).transpose()?;
     let steps = args.trace.as_deref().map(trace::read).transpose()?;
-    let (keys, duplicates_dropped) = compute::key_space(&plan.keys)?;
+    let (keys, duplicates_dropped) = work::key_space(&plan.keys)?;
     if duplicates_dropped > 0 {
         eprintln!("farlink: {duplicates_dropped} duplicate keys dropped, {} left", keys.loaded());
     }

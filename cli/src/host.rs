@@ -18,7 +18,6 @@ use farlink_structures::btree::KeyRange;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::compute::{self, Work};
 use crate::driver::{self, Client};
 use crate::feed::{End, Feed, Issue};
 use crate::keys::{KeySpace, value_for};
@@ -27,6 +26,7 @@ use crate::plan::{Limit, Phase, Plan};
 use crate::reach::Reach;
 use crate::stream::WorkerId;
 use crate::tally::{Outcomes, Tally};
+use crate::work::{self, Work};
 
 /// How long a process that was told to stop may take to finish its operations.
 const STOP_LIMIT: Duration = Duration::from_secs(8);
@@ -97,7 +97,7 @@ pub(crate) fn watch_for_stop() -> anyhow::Result<Arc<AtomicBool>> {
 impl Workers {
     /// Joins the cluster and starts the workers of process number `process`. They stop soon after `stop` is set.
     pub(crate) fn start(plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Self> {
-        let keys = compute::key_space(&plan.keys)?.0.for_run(plan.run);
+        let keys = work::key_space(&plan.keys)?.0.for_run(plan.run);
         let fabric = plan.fabric(place)?;
         let options = ComputeOptions { seed: plan.seed.wrapping_add(u64::from(process)), ..ComputeOptions::default() };
         let compute = Arc::new(ComputeServer::join(fabric, options)?);
@@ -289,7 +289,7 @@ impl Busy {
             ensure!(!lane.stop.load(Ordering::Relaxed), "stopped by a signal");
             Ok(())
         };
-        self.prepared = Some(compute::work(&lane.plan, &lane.keys, phase, lane.id, &go_on)?);
+        self.prepared = Some(work::work(&lane.plan, &lane.keys, phase, lane.id, &go_on)?);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //!
 //! `args.rs` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through
 //! the plan's phases over the line protocol of `protocol.rs`; in each of them `compute.rs` obeys and `host.rs` runs the
-//! workers, which reach the tree as `reach.rs` says. `cluster.rs` runs the memory servers, `inspect.rs` looks at the tree,
+//! workers as `work.rs` says, which reach the tree as `reach.rs` says. `cluster.rs` runs the memory servers, `inspect.rs` looks at the tree,
 //! `report.rs` prints. Keys and streams are drawn before the clock starts (`keys.rs`, `stream.rs`), and `driver.rs` runs them;
 //! figures (`figure/`) run theirs with the same driver and report the same rows.
 
@@ -24,6 +24,7 @@ mod place;
 mod plan;
 mod progress;
 mod protocol;
+mod rdma;
 mod reach;
 mod report;
 mod scratch;
@@ -31,9 +32,11 @@ mod serve;
 mod stream;
 mod table;
 mod tally;
+mod task;
 mod trace;
 mod units;
 mod verbs;
+mod work;
 mod workload;
 
 use std::process::ExitCode;

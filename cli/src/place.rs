@@ -11,6 +11,8 @@ use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use serde::{Deserialize, Serialize};
 
+use crate::rdma;
+
 /// Names the secret where no file does.
 pub(crate) const SECRET_VARIABLE: &str = "FARLINK_SECRET";
 const SCHEME: &str = "verbs://";
@@ -129,7 +131,7 @@ impl Place {
         match self {
             Self::Folder(dir) => Ok(Arc::new(MemFabric::open(dir, options)?)),
             Self::Verbs { servers, device, gid_index, secret } => {
-                crate::verbs::fabric(servers, device.as_deref(), *gid_index, secret)
+                rdma::fabric(servers, device.as_deref(), *gid_index, &secret.0)
             }
         }
     }

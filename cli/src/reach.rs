@@ -15,9 +15,9 @@ use farlink_runtime::worker::{Task, Worker};
 use farlink_structures::BTree;
 use farlink_structures::btree::{self, KeyRange};
 
-use crate::driver::run_task;
 use crate::feed::{Feed, Request};
 use crate::tally::{CacheCounts, Levels, Tally};
+use crate::task::run_task;
 
 /// More than any shipped operation here has: which messages are better fetched need not be measured.
 const EAGER_WORDS: usize = 1024;

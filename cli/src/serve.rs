@@ -12,14 +12,12 @@ use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
 use farlink_runtime::fabric::Fabric;
-use farlink_runtime::fabric::link::{ListenOptions, Listener};
+use farlink_runtime::fabric::listener::{ListenOptions, Listener};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use farlink_runtime::server::{LocalMemory, MemoryServer};
 use farlink_structures::{btree::Tree, skiplist::List};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-
-use crate::args::ServeArgs;
 
 /// Signals that end a server. Made before the server is announced, so that a stop that comes at once is not lost.
 #[derive(Debug)]
@@ -37,14 +35,14 @@ impl StopSignals {
     }
 }
 
-/// How a server listens whose threads carry out operations.
-pub(crate) fn listen_options(args: &ServeArgs) -> ListenOptions {
-    ListenOptions { ports: args.threads as usize, ..ListenOptions::default() }
+/// How a server listens whose `threads` carry out operations.
+pub(crate) fn listen_options(threads: u32) -> ListenOptions {
+    ListenOptions { endpoints: threads as usize, ..ListenOptions::default() }
 }
 
 /// Starts threads that carry out operations on every structure there is.
-pub(crate) fn ship(server: &MemoryServer, dir: &Path, args: &ServeArgs) -> Result<ShipServer, Error> {
-    let listener = server.listen(&listen_options(args), MemOptions::default())?;
+pub(crate) fn ship(server: &MemoryServer, dir: &Path, threads: u32) -> Result<ShipServer, Error> {
+    let listener = server.listen(&listen_options(threads), MemOptions::default())?;
     let dir = dir.to_path_buf();
     ship_at(listener, server.memory(), move || Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?)))
 }

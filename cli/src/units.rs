@@ -113,6 +113,17 @@ fn three_digits(value: f64) -> String {
     }
 }
 
+/// The size of a page.
+pub(crate) fn parse_page_bytes(text: &str) -> Result<u32, String> {
+    let bytes = text.parse().ok().filter(|bytes: &u32| bytes.is_power_of_two() && (256..=4096).contains(bytes));
+    bytes.ok_or_else(|| "it is to be a power of two from 256 to 4096".to_owned())
+}
+
+/// How full a bulk load makes each page.
+pub(crate) fn parse_fill(text: &str) -> Result<f64, String> {
+    number(text, |fill| (0.1..=1.0).contains(&fill), "from 0.1 to 1")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,32 +1,16 @@
-//! RDMA, where this program was built with it.
+//! `farlink serve` and `farlink devices` over RDMA, where this program was built with it.
 
 #[cfg(feature = "verbs")]
-pub(crate) use with::{devices, fabric, serve};
+pub(crate) use with::{devices, serve};
 #[cfg(not(feature = "verbs"))]
-pub(crate) use without::{devices, fabric, serve};
+pub(crate) use without::{devices, serve};
 
 #[cfg(not(feature = "verbs"))]
 mod without {
-    use std::sync::Arc;
-
     use anyhow::bail;
-    use farlink_runtime::fabric::Fabric;
 
     use crate::args::{DevicesArgs, ServeArgs};
-    use crate::place::SharedSecret;
-
-    const BUILD: &str = "this farlink was built without RDMA; build it with `cargo build --release -p farlink --features \
-                         verbs` (on Debian that needs libibverbs-dev, librdmacm-dev, pkg-config and libclang-14-dev, and \
-                         LIBCLANG_PATH=/usr/lib/llvm-14/lib)";
-
-    pub(crate) fn fabric(
-        _servers: &[String],
-        _device: Option<&str>,
-        _gid_index: Option<u8>,
-        _secret: &SharedSecret,
-    ) -> anyhow::Result<Arc<dyn Fabric>> {
-        bail!(BUILD)
-    }
+    use crate::rdma::BUILD;
 
     pub(crate) fn serve(_args: &ServeArgs) -> anyhow::Result<()> {
         bail!(BUILD)
@@ -45,33 +29,15 @@ mod with {
     use anyhow::ensure;
     use farlink_offload::ship::ShipServer;
     use farlink_runtime::error::Error;
-    use farlink_runtime::fabric::Fabric;
     use farlink_runtime::fabric::verbs::{
-        self, DeviceChoice, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions,
-        VerbsServer,
+        self, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions, VerbsServer,
     };
 
     use crate::args::{DevicesArgs, ServeArgs};
-    use crate::place::{SECRET_VARIABLE, SharedSecret};
+    use crate::place::SECRET_VARIABLE;
+    use crate::rdma::choice;
     use crate::serve::{self, StopSignals, announce_ready};
     use crate::units::show_bytes;
-
-    fn choice(device: Option<&str>, gid_index: Option<u8>) -> DeviceChoice {
-        DeviceChoice { name: device.map(str::to_owned), port: None, gid_index }
-    }
-
-    /// The way to memory servers over RDMA.
-    pub(crate) fn fabric(
-        servers: &[String],
-        device: Option<&str>,
-        gid_index: Option<u8>,
-        secret: &SharedSecret,
-    ) -> anyhow::Result<Arc<dyn Fabric>> {
-        let secret = Secret::new(secret.0.as_bytes())?;
-        let options =
-            VerbsOptions { device: choice(device, gid_index), ..VerbsOptions::new(servers.iter().cloned(), secret) };
-        Ok(Arc::new(VerbsFabric::connect(&options)?))
-    }
 
     /// Serves memory over RDMA until told to stop.
     pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
@@ -88,7 +54,7 @@ mod with {
             }
         };
         let defaults = VerbsServeOptions::new(secret.clone());
-        let server = VerbsServer::start(&VerbsServeOptions {
+        let server = farlink_runtime::server::serve_verbs(&VerbsServeOptions {
             server: args.server as usize,
             servers: args.servers as usize,
             bytes: args.bytes.unwrap_or(defaults.bytes),
@@ -120,7 +86,7 @@ mod with {
             device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
             ..VerbsOptions::new(servers, secret.clone())
         };
-        let listener = server.listen(&serve::listen_options(args))?;
+        let listener = server.listen(&serve::listen_options(args.threads))?;
         serve::ship_at(listener, server.memory(), move || Ok(Arc::new(VerbsFabric::connect(&options)?)))
     }
 

@@ -403,6 +403,14 @@ fn what_is_missing_or_damaged_is_named() {
 }
 
 #[test]
+fn a_cause_is_printed_once() {
+    let said = farlink(&["serve", "--dir", "/dev/null/cluster", "--server", "0"]);
+    assert!(!said.ok);
+    assert_eq!(said.errors.matches("os error").count(), 1, "{}", said.errors);
+    assert!(said.errors.contains("/dev/null/cluster"), "{}", said.errors);
+}
+
+#[test]
 fn a_stopped_bench_leaves_a_sound_tree() {
     let said = check_of_a_stopped_bench("one-sided", "a");
     assert!(said.out.contains("entries 10000,") && said.out.contains("held 0"), "{}", said.out);

@@ -12,11 +12,15 @@ use farlink_runtime::{
     buffer::{Buffer, Buffers},
     clock::Clock,
     error::Error,
-    fabric::{Capabilities, Done, Endpoint, Fabric, Liveness, Request, Ticket, Verb, mem::MemFabric},
+    fabric::{
+        Capabilities, Done, Endpoint, Fabric, Liveness, Request, Ticket, Verb,
+        mem::{MemFabric, MemOptions},
+        region::Region,
+    },
     lock::OwnerId,
     ptr::{RemotePtr, ServerId},
+    remote::{Payload, Remote},
     sync::AtomicU64,
-    worker::remote::{Payload, Remote},
 };
 
 /// Remote memory that the threads of a model share. The reference count is the standard library's, so that loom spends
@@ -32,7 +36,8 @@ const START: usize = 64;
 
 /// Zeroed remote memory of `words` words.
 pub fn share(words: usize) -> SharedMemory {
-    Arc::new(Memory(MemFabric::unformatted(START / 8 + words).expect("the heap has room")))
+    let region = Region::anonymous(START + words * 8).expect("the heap has room");
+    Arc::new(Memory(MemFabric::in_process(vec![region], MemOptions::default())))
 }
 
 impl Memory {

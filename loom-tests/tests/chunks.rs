@@ -7,7 +7,7 @@
 use std::{cell::RefCell, sync::Arc};
 
 use farlink_loom_tests::{Breaks, Peer, Running, Seen, SharedMemory, Sound, explore, now, refuse, run, share};
-use farlink_runtime::{lock::OwnerId, pages::model::OneWord, ptr::RemotePtr, sync::Ordering};
+use farlink_runtime::{free_pages::model::OneWord, lock::OwnerId, ptr::RemotePtr, sync::Ordering};
 
 const ENTRY: usize = 0;
 const COUNT: usize = 1;

@@ -24,7 +24,8 @@ use std::{
 use farlink_runtime::{
     access::{Access, Interrupt, Operation, Plugin, Structure},
     error::Error,
-    messaging::Refusal,
+    fabric::Error as FabricError,
+    messaging::{Error as MessagingError, Refusal},
     operation::{Code, Restarts, Run},
     ptr::ServerId,
 };
@@ -160,12 +161,12 @@ impl<P: Plugin> Shared<P> {
 /// };
 /// use farlink_runtime::{
 ///     compute::{ComputeOptions, ComputeServer},
-///     fabric::{link::ListenOptions, mem::{MemFabric, MemOptions}},
-///     operation::Operation, ptr::ServerId,
+///     fabric::{listener::ListenOptions, mem::MemOptions},
+///     operation::Operation, ptr::ServerId, server,
 /// };
 /// use farlink_structures::{btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Tree}, map::{self, ops::Scan}};
 ///
-/// let fabric = Arc::new(MemFabric::in_process(1, 16 << 20, MemOptions::default())?);
+/// let fabric = Arc::new(server::in_process(1, 16 << 20, MemOptions::default())?);
 /// let mut registry = Registry::new();
 /// map::register::<Tree>(&mut registry);
 /// // In a cluster of processes, each memory server does this for itself.
@@ -314,12 +315,15 @@ impl<P: Plugin> Shared<P> {
                 Ok(None)
             }
             Ok(Answer::GoOn(_)) => Ok(None),
-            Err(error @ (Error::ServerMissing { .. } | Error::Refused { why: Refusal::UnknownKind, .. })) => {
+            Err(
+                error @ (Error::Fabric(FabricError::ServerMissing { .. })
+                | Error::Messaging(MessagingError::Refused { why: Refusal::UnknownKind, .. })),
+            ) => {
                 tracing::warn!(server = %at.server(), %error, "no operations are shipped there any more");
                 self.without.borrow_mut().push(at.server());
                 Ok(None)
             }
-            Err(error @ Error::OutcomeUnknown { .. }) if O::READS_ONLY => {
+            Err(error @ Error::Messaging(MessagingError::OutcomeUnknown { .. })) if O::READS_ONLY => {
                 tracing::debug!(page = %at, %error, "an operation that only reads is done here instead");
                 Ok(None)
             }

@@ -11,6 +11,7 @@ use std::future::Future;
 use farlink_runtime::{
     access::{Cause, Interrupt, Link, Operation, Plugin, Start, Structure},
     error::Error,
+    messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
     operation::{Restarts, Run},
     worker::Handle,
@@ -88,7 +89,9 @@ impl<P: Plugin> Hybrid<P> {
     /// Has the server search. What only reads is sent once more if it is lost with a server; nothing else is lost with it.
     async fn search<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<Found<O::Output>, Error> {
         let answer = match self.shipper.ship(operation, From::Above).await {
-            Err(Error::OutcomeUnknown { .. }) => self.shipper.ship(operation, From::Above).await?,
+            Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) => {
+                self.shipper.ship(operation, From::Above).await?
+            }
             answer => answer?,
         };
         match answer {

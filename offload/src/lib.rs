@@ -11,10 +11,10 @@
 //! ```
 //! use std::sync::Arc;
 //! use farlink_offload::{CacheOptions, ComputeCache};
-//! use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, fabric::mem::{MemFabric, MemOptions}};
+//! use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, fabric::mem::MemOptions, server};
 //! use farlink_structures::btree::{BTree, BTreeOptions, KeyRange, Tree};
 //!
-//! let cluster = MemFabric::in_process(2, 16 << 20, MemOptions::default())?;
+//! let cluster = server::in_process(2, 16 << 20, MemOptions::default())?;
 //! let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default())?;
 //! // One for the compute server, and a handle for each of its workers.
 //! let cache = ComputeCache::<Tree>::new(CacheOptions::new(1 << 20))?;

@@ -4,8 +4,9 @@ use farlink_offload::{Admission, CacheOptions, ComputeCache};
 use farlink_runtime::{
     access::{Link, Plugin},
     compute::{ComputeOptions, ComputeServer},
-    fabric::mem::{MemFabric, MemOptions},
+    fabric::mem::MemOptions,
     one_sided::{OneSided, Proof},
+    server::in_process,
 };
 use farlink_structures::btree::{BTree, BTreeOptions, KeyRange, Tree};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ fn options(page: usize) -> BTreeOptions {
 
 #[test]
 fn no_swizzled_word_reaches_remote_memory() {
-    let cluster = MemFabric::in_process(2, 64 << 20, MemOptions::default()).unwrap();
+    let cluster = in_process(2, 64 << 20, MemOptions::default()).unwrap();
     let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default()).unwrap();
     let cache = ComputeCache::<Tree>::new(CacheOptions::new(16 << 20)).unwrap();
     let worker = compute.worker().unwrap();
@@ -47,7 +48,7 @@ fn no_swizzled_word_reaches_remote_memory() {
 
 #[test]
 fn scans_in_a_small_cache_do_not_fail() {
-    let cluster = MemFabric::in_process(2, 64 << 20, MemOptions::default()).unwrap();
+    let cluster = in_process(2, 64 << 20, MemOptions::default()).unwrap();
     let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default()).unwrap();
     let mut all_failed = 0;
     for admission in [Admission::Always, Admission::Frequency, Admission::Probability { leaf: 0.1, inner: 1.0 }] {

@@ -8,9 +8,10 @@ use std::sync::{Arc, atomic::Ordering};
 use anyhow::Context as _;
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer, Maintenance},
-    fabric::mem::{MemFabric, MemOptions},
+    fabric::mem::MemOptions,
     page::SizeClass,
     ptr::{RemotePtr, ServerId},
+    server::in_process,
     structure::Structure,
     sync::AtomicU64,
 };
@@ -101,7 +102,7 @@ impl LocalTree {
     pub(crate) fn build(entries: impl IntoIterator<Item = (u64, u64)>, count: usize) -> anyhow::Result<Self> {
         let leaves = count as f64 / (ENTRIES_MAX as f64 * FILL).floor();
         let bytes = (leaves * 1.05 * PAGE_BYTES as f64) as u64 + SLACK_BYTES;
-        let fabric = Arc::new(MemFabric::in_process(1, bytes.next_multiple_of(2 << 20), MemOptions::default())?);
+        let fabric = Arc::new(in_process(1, bytes.next_multiple_of(2 << 20), MemOptions::default())?);
         // Nobody frees a page here, so no maintenance is needed, nor its thread.
         let options = ComputeOptions { maintenance: Maintenance::Manual, ..ComputeOptions::default() };
         let compute = ComputeServer::join(Arc::clone(&fabric) as _, options)?;

@@ -14,23 +14,18 @@ use std::{
 
 use crate::{
     clock::Clock,
-    epoch::{
-        Epochs,
-        round::{Board, Member, read_slots},
-    },
+    counters::Counters,
+    epoch::round::{Board, Member, read_slots},
     error::Error,
-    fabric::{Fabric, Liveness, OwnerClaim},
+    fabric::{Error as FabricError, Fabric, Liveness, OwnerClaim},
     layout::{self, Dynamic, Geometry, SLOTS, SUPERBLOCK_WORDS},
-    local_locks::LocalLocks,
     lock::OwnerId,
-    pages::{self, SharedPages},
+    pages,
     ptr::ServerId,
-    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
-    worker::{
-        Handle, Worker,
-        counters::Counters,
-        remote::{claim_word, give_up_word, write_words},
-    },
+    remote::{claim_word, release_word, write_words},
+    shared::Shared,
+    sync::{Arc, Ordering, lock},
+    worker::{Handle, Worker},
 };
 
 /// How long maintenance rests between two rounds while pages wait for reuse or the epoch moves, and at most otherwise.
@@ -61,66 +56,22 @@ pub struct ComputeOptions {
     pub maintenance: Maintenance,
 }
 
-/// What the workers of a compute server share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) fabric: Arc<dyn Fabric>,
-    pub(crate) owner: OwnerId,
-    pub(crate) geometry: Vec<Geometry>,
-    pub(crate) epoch: Epochs,
-    pub(crate) pages: SharedPages,
-    pub(crate) locks: LocalLocks,
-    member: Member,
-    seed: u64,
-    workers_made: AtomicU64,
-    workers_alive: AtomicU64,
-    /// The last worker is to leave the cluster.
-    abandoned: AtomicBool,
-    past: Mutex<Counters>,
-    claim: Mutex<Option<Box<dyn OwnerClaim>>>,
-}
-
-impl Shared {
-    fn new(fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>, joined: Joined) -> Self {
-        let epoch = Epochs::new();
-        epoch.advance(joined.epoch);
-        Self {
-            fabric: Arc::clone(fabric),
-            owner: joined.owner,
-            geometry,
-            epoch,
-            pages: SharedPages::default(),
-            locks: LocalLocks::new(),
-            member: Member::new(joined.slot, joined.epoch),
-            seed: options.seed,
-            workers_made: AtomicU64::new(0),
-            workers_alive: AtomicU64::new(0),
-            abandoned: AtomicBool::new(false),
-            past: Mutex::new(Counters::default()),
-            claim: Mutex::new(joined.claim),
-        }
-    }
-
-    /// A worker is gone; these are its counts.
-    pub(crate) fn worker_ended(this: &Arc<Self>, counters: Counters) {
-        *lock(&this.past) += counters;
-        let was_last = this.workers_alive.fetch_sub(1, Ordering::AcqRel) == 1;
-        if was_last && this.abandoned.swap(false, Ordering::AcqRel) {
-            leave_by_hand(this);
-        }
-    }
-
-    fn has_workers(&self) -> bool {
-        self.workers_alive.load(Ordering::Acquire) != 0
-    }
-}
-
 /// What joining a cluster yields.
 struct Joined {
     owner: OwnerId,
     claim: Option<Box<dyn OwnerClaim>>,
     slot: usize,
     epoch: u64,
+}
+
+impl Joined {
+    fn share(self, fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>) -> Shared {
+        let member = Member::new(self.slot, self.epoch);
+        let shared = Shared::new(fabric, self.owner, geometry, options.seed, member, leave_by_hand);
+        shared.epoch.advance(self.epoch);
+        *lock(&shared.claim) = self.claim;
+        shared
+    }
 }
 
 /// Membership in a cluster; makes workers. Drop the workers first: the membership ends when the last of all is gone.
@@ -138,7 +89,7 @@ impl ComputeServer {
     /// has no slot or no incarnation left; if the fabric fails.
     pub fn join(fabric: Arc<dyn Fabric>, options: ComputeOptions) -> Result<Self, Error> {
         let nobody = Joined { owner: OwnerId::new(1).expect("1 is an incarnation"), claim: None, slot: 0, epoch: 0 };
-        let visitor = Arc::new(Shared::new(&fabric, options, Vec::new(), nobody));
+        let visitor = Arc::new(nobody.share(&fabric, options, Vec::new()));
         let worker = Worker::housekeeping(&visitor)?;
         let (geometry, joined) = worker.block_on(async {
             let geometry = read_geometry(&worker, &*fabric).await?;
@@ -146,7 +97,7 @@ impl ComputeServer {
             Ok::<_, Error>((geometry, joined))
         })?;
         drop(worker);
-        let shared = Arc::new(Shared::new(&fabric, options, geometry, joined));
+        let shared = Arc::new(joined.share(&fabric, options, geometry));
         tracing::debug!(owner = %shared.owner, "joined");
         let thread = match options.maintenance {
             Maintenance::Manual => None,
@@ -189,9 +140,9 @@ impl ComputeServer {
     /// would not hear of a loss. Asks nobody; costs a load while none is lost.
     ///
     /// # Errors
-    /// [`Error::ServerLost`], with a fabric of verbs, for one whose process has ended or which cannot be reached any more.
+    /// [`FabricError::ServerLost`], with a fabric of verbs, for one whose process has ended or which cannot be reached any more.
     pub fn check_servers(&self) -> Result<(), Error> {
-        self.shared.fabric.check_servers()
+        Ok(self.shared.fabric.check_servers()?)
     }
 
     /// The counts of its workers that have been dropped.
@@ -221,8 +172,8 @@ impl Drop for ComputeServer {
             }
             None => {
                 self.shared.abandoned.store(true, Ordering::Release);
-                if !self.shared.has_workers() && self.shared.abandoned.swap(false, Ordering::AcqRel) {
-                    leave_by_hand(&self.shared);
+                if !self.shared.has_workers() {
+                    Shared::leave_if_abandoned(&self.shared);
                 }
             }
         }
@@ -232,7 +183,7 @@ impl Drop for ComputeServer {
 /// Leaves the cluster from the calling thread.
 fn leave_by_hand(shared: &Arc<Shared>) {
     if let Err(error) = Worker::housekeeping(shared).map(|worker| leave(&worker, shared)) {
-        tracing::warn!(%error, "left the cluster without a farewell");
+        tracing::warn!(%error, "left the cluster without deregistering");
     }
 }
 
@@ -283,7 +234,7 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
         let words: &[u64; SUPERBLOCK_WORDS] = (&*words).try_into().expect("the length that was asked for");
         let geometry = Geometry::read(words, server, fabric.region_bytes(server))?;
         if let Some(first) = all.first().filter(|first| first.cluster != geometry.cluster) {
-            return Err(Error::WrongCluster { server, found: geometry.cluster, expected: first.cluster });
+            return Err(FabricError::WrongCluster { server, found: geometry.cluster, expected: first.cluster }.into());
         }
         if geometry.servers != fabric.servers() {
             let why = format!("it says there are {} memory servers, not {}", geometry.servers, fabric.servers());
@@ -344,7 +295,7 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
 
 /// Leaves the cluster: no worker is left. What cannot be returned stays allocated until recovery, and is reported.
 fn leave(worker: &Worker, shared: &Shared) {
-    let farewell = worker.block_on(async {
+    let deregistered = worker.block_on(async {
         for attempt in 0..LEAVE_ROUNDS_MAX {
             if shared.pages.deferred() == 0 {
                 break;
@@ -356,10 +307,10 @@ fn leave(worker: &Worker, shared: &Shared) {
         }
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
         let incarnation = u64::from(shared.owner.incarnation());
-        give_up_word(&**worker, layout::slot_at(shared.member.slot()), incarnation, 0).await
+        release_word(&**worker, layout::slot_at(shared.member.slot()), incarnation, 0).await
     });
-    if let Err(error) = farewell {
-        tracing::warn!(%error, "left the cluster without a farewell");
+    if let Err(error) = deregistered {
+        tracing::warn!(%error, "left the cluster without deregistering");
     }
     let lost = shared.pages.deferred();
     if lost != 0 {
@@ -373,7 +324,7 @@ async fn repeat<T>(worker: &Handle, step: impl AsyncFn() -> Result<T, Error>) ->
     let mut attempt = 0;
     loop {
         match step().await {
-            Err(error @ Error::RegistrationRefused { .. }) if attempt < LEAVE_ATTEMPTS_MAX => {
+            Err(Error::Fabric(error @ FabricError::RegistrationRefused { .. })) if attempt < LEAVE_ATTEMPTS_MAX => {
                 tracing::debug!(%error, "tried again");
                 worker.back_off(attempt).await;
                 attempt += 1;

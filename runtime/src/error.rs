@@ -1,52 +1,34 @@
 //! Everything that can go wrong, and what to do about it.
 
-use std::path::PathBuf;
-
 use crate::{
     lock::{LockWord, OwnerId},
-    messaging::Refusal,
     page::SizeClass,
     ptr::{PtrError, RemotePtr, ServerId},
+    wire::DecodeError,
 };
 
 /// The error of every fallible function in this crate.
+///
+/// A message states its cause, so no error here is the [source](std::error::Error::source) of another one: whoever prints a
+/// chain of errors prints each cause once.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A fabric failed.
+    #[error(transparent)]
+    Fabric(#[from] farlink_fabric::Error),
+
+    /// A request to a memory server failed.
+    #[error(transparent)]
+    Messaging(farlink_messaging::Error),
+
     /// The operating system refused something.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     Io {
         /// What was tried, with the path.
         what: String,
         /// The system's answer.
-        source: std::io::Error,
-    },
-
-    /// There is no cluster at this path.
-    #[error("no farlink cluster at {}: {why}; start its memory servers with `farlink serve --dir {}`", path.display(), path.display())]
-    NoCluster {
-        /// The directory.
-        path: PathBuf,
-        /// What is missing or wrong there.
-        why: String,
-    },
-
-    /// A memory server of the cluster is not running.
-    #[error("memory server {server} is not running: {why}")]
-    ServerMissing {
-        /// The memory server.
-        server: ServerId,
-        /// What is missing, and how to start it.
-        why: String,
-    },
-
-    /// Somebody already serves this region.
-    #[error("memory server {server} of {} is already running; stop it first or choose another --server", path.display())]
-    AlreadyServed {
-        /// The memory server.
-        server: ServerId,
-        /// The cluster's directory.
-        path: PathBuf,
+        cause: std::io::Error,
     },
 
     /// The start of a region is not a superblock of farlink's.
@@ -81,17 +63,6 @@ pub enum Error {
         /// Bytes found.
         found: u64,
         /// Bytes stated.
-        expected: u64,
-    },
-
-    /// Two regions belong to different clusters.
-    #[error("memory server {server} belongs to cluster {found:#x}, server 0 to {expected:#x}; do not mix their files")]
-    WrongCluster {
-        /// The memory server.
-        server: ServerId,
-        /// Its cluster.
-        found: u64,
-        /// The cluster of server 0.
         expected: u64,
     },
 
@@ -237,6 +208,15 @@ pub enum Error {
         limit: usize,
     },
 
+    /// The request that replaces a word failed.
+    #[error(
+        "the request that replaces the word at {word} failed, and others have replaced the word since; it took effect or not: read to find out which"
+    )]
+    InstallUnknown {
+        /// The word.
+        word: RemotePtr,
+    },
+
     /// An access cannot do what would have to be seen by others at once.
     #[error("not over this access: {what}; use one-sided access")]
     NotCoherent {
@@ -270,34 +250,12 @@ pub enum Error {
     #[error("malformed message: {0}")]
     Malformed(&'static str),
 
-    /// A memory server did not carry out a request.
-    #[error("memory server {server} refused a request of kind {kind}: {why}")]
-    Refused {
-        /// The memory server.
-        server: ServerId,
-        /// The request's kind.
-        kind: u32,
-        /// Why.
-        why: Refusal,
-    },
-
     /// An operation failed on the memory server that it was sent to.
     #[error("on memory server {server}: {why}")]
     OnServer {
         /// The memory server.
         server: ServerId,
         /// What the operation failed with there.
-        why: String,
-    },
-
-    /// A memory server was lost in mid-request.
-    #[error(
-        "memory server {server} was lost in mid-request: {why}; the request was carried out once or not at all: read to find out which"
-    )]
-    OutcomeUnknown {
-        /// The memory server.
-        server: ServerId,
-        /// What is known.
         why: String,
     },
 
@@ -315,96 +273,22 @@ pub enum Error {
     /// A bulk load found entries in the structure.
     #[error("the structure is not empty; bulk load into a new one, or insert")]
     NotEmpty,
-
-    /// There is no RDMA device that will do.
-    #[error("no {wanted}: {why}")]
-    NoDevice {
-        /// What was asked for.
-        wanted: String,
-        /// What there is instead, and what to do.
-        why: String,
-    },
-
-    /// The system or the device does not let memory be registered.
-    #[error("{device} refuses to register {bytes} bytes: {cause}; {remedy}")]
-    RegistrationRefused {
-        /// How much.
-        bytes: u64,
-        /// The device.
-        device: String,
-        /// The system's answer.
-        cause: std::io::Error,
-        /// What to do.
-        remedy: String,
-    },
-
-    /// Nobody listens at a memory server's address.
-    #[error(
-        "no memory server at {address}: {why}; is it running (`farlink serve --fabric verbs`), and does it --listen on an address that this machine reaches?"
-    )]
-    Unreachable {
-        /// The address.
-        address: String,
-        /// The system's answer.
-        why: String,
-    },
-
-    /// A memory server does not let us in, or is not what it should be.
-    #[error("not connected to the memory server at {address}: {why}; all servers of a cluster need the same secret")]
-    NotAdmitted {
-        /// The address.
-        address: String,
-        /// What happened.
-        why: String,
-    },
-
-    /// A memory server that was there is gone.
-    #[error(
-        "memory server {server} at {address} is lost: {why}; what was under way to it may have taken effect or not; once it runs again, join anew"
-    )]
-    ServerLost {
-        /// The memory server.
-        server: ServerId,
-        /// Its address.
-        address: String,
-        /// What was seen.
-        why: String,
-    },
-
-    /// A request is for memory that no memory server has opened.
-    #[error("{what} at {at} makes no sense: {why}")]
-    BadAddress {
-        /// The operation.
-        what: &'static str,
-        /// The remote address.
-        at: RemotePtr,
-        /// What is wrong with it.
-        why: String,
-    },
-
-    /// A request failed, and with it the connection that it went over. It may have taken effect. The next request goes over
-    /// a new connection.
-    #[error("{what} at {at} failed: {why}; it may have taken effect")]
-    Fabric {
-        /// The operation.
-        what: &'static str,
-        /// The remote address.
-        at: RemotePtr,
-        /// Cause and remedy.
-        why: String,
-    },
 }
 
 impl Error {
     /// Whether a request that failed so may succeed if it is posted again, after it is known whether it took effect or
     /// if that does not matter.
     pub fn may_be_tried_again(&self) -> bool {
-        matches!(self, Self::Fabric { .. })
+        match self {
+            Self::Fabric(error) => error.may_be_tried_again(),
+            Self::Messaging(error) => error.may_be_tried_again(),
+            _ => false,
+        }
     }
 
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
-        move |source| Self::Io { what, source }
+        move |cause| Self::Io { what, cause }
     }
 }
 
@@ -414,12 +298,41 @@ impl From<Box<Self>> for Error {
     }
 }
 
+impl From<Box<farlink_fabric::Error>> for Error {
+    fn from(error: Box<farlink_fabric::Error>) -> Self {
+        Self::Fabric(*error)
+    }
+}
+
+impl From<farlink_fabric::Error> for Box<Error> {
+    fn from(error: farlink_fabric::Error) -> Self {
+        Self::new(error.into())
+    }
+}
+
+impl From<farlink_messaging::Error> for Error {
+    /// What a fabric failed with, and what a service failed with, is found where it is found without messages in between.
+    fn from(error: farlink_messaging::Error) -> Self {
+        match error {
+            farlink_messaging::Error::Fabric(error) => Self::Fabric(error),
+            farlink_messaging::Error::Malformed(error) => error.into(),
+            farlink_messaging::Error::Service(error) => match error.downcast() {
+                Ok(error) => *error,
+                Err(error) => Self::Messaging(farlink_messaging::Error::Service(error)),
+            },
+            error => Self::Messaging(error),
+        }
+    }
+}
+
+impl From<DecodeError> for Error {
+    fn from(error: DecodeError) -> Self {
+        Self::Malformed(error.0)
+    }
+}
+
 impl From<PtrError> for Error {
     fn from(error: PtrError) -> Self {
-        let word = match error {
-            PtrError::Null => 0,
-            PtrError::Swizzled(word) | PtrError::Offset(word) => word,
-        };
-        Self::BadPointer { word, why: error.to_string() }
+        Self::BadPointer { word: error.word(), why: error.to_string() }
     }
 }

@@ -38,6 +38,9 @@ pub const CATALOG_CLASS: SizeClass = match SizeClass::of_bytes(128) {
     None => panic!("128 B is a size class"),
 };
 
+/// The words of a catalog page.
+pub(crate) type CatalogPage = [u64; CATALOG_CLASS.words()];
+
 const SUPERBLOCK_OFFSET: u64 = 64;
 pub(crate) const SUPERBLOCK_WORDS: usize = 8;
 const CATALOG_OFFSET: u64 = 4 << 10;
@@ -222,8 +225,8 @@ fn chunks_in(region_bytes: u64) -> u64 {
     chunks
 }
 
-/// Writes the superblock and the empty catalog into a zeroed region, the magic number last.
-pub(crate) fn format(words: &[AtomicU64], geometry: &Geometry) {
+/// Writes the superblock and the pages of the empty catalog into a zeroed region, the magic number last.
+pub(crate) fn format(words: &[AtomicU64], geometry: &Geometry, catalog_page: impl Fn(usize) -> CatalogPage) {
     for (word, text) in words.iter().zip(BANNER.chunks_exact(8)) {
         word.store(u64::from_le_bytes(text.try_into().expect("eight bytes")), Ordering::Relaxed);
     }
@@ -231,7 +234,7 @@ pub(crate) fn format(words: &[AtomicU64], geometry: &Geometry) {
     set(Dynamic::Epoch.offset(), 1);
     set(Dynamic::NextIncarnation.offset(), 1);
     for index in 0..CATALOG_PAGES {
-        let page = crate::catalog::empty_page(index);
+        let page = catalog_page(index);
         for (position, &word) in page.iter().enumerate() {
             set(catalog_page_at(index).offset() + position as u64 * 8, word);
         }

@@ -2,21 +2,21 @@
 //!
 //! Memory servers hold pages; compute servers run operations on them; a fabric joins the two. From the bottom up:
 //!
-//! - [`ptr`], [`lock`], [`page`], [`words`]: what stands in remote memory. Remote pointers, the lock word, the header and
-//!   the checksum of a page.
-//! - [`fabric`]: posts and completions, and the `mem` fabric (memory mapped into the process, or shared by several).
+//! - [`fabric`], a crate of its own: posts and completions, and the fabrics. Its [`buffer`], [`clock`], [`lock`], [`ptr`],
+//!   [`sync`], [`wire`] and [`words`] are found here, too.
+//! - [`page`]: the header and the checksum of a page.
 //! - [`layout`], [`server`]: a memory server's region, and the process that serves it.
 //! - [`compute`], [`epoch`], [`pages`]: a compute server's membership, the reuse of freed pages, allocation.
 //! - [`worker`]: one thread with many operations in flight.
-//! - [`messaging`]: requests that a memory server's threads answer.
+//! - [`messaging`], a crate of its own: requests that a memory server's threads answer.
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use farlink_runtime::{catalog, compute::{ComputeOptions, ComputeServer}, fabric::mem::{MemFabric, MemOptions}};
+//! use farlink_runtime::{catalog, compute::{ComputeOptions, ComputeServer}, fabric::mem::MemOptions, server};
 //!
-//! let cluster = MemFabric::in_process(2, 16 << 20, MemOptions::default())?;
+//! let cluster = server::in_process(2, 16 << 20, MemOptions::default())?;
 //! let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default())?;
 //! let worker = compute.worker()?;
 //! assert!(worker.block_on(catalog::list(&worker))?.is_empty());
@@ -25,29 +25,30 @@
 
 pub mod access;
 pub mod audit;
-pub mod buffer;
 pub mod catalog;
 pub mod change;
-pub mod clock;
 pub mod compute;
+mod counters;
 pub mod epoch;
 pub mod error;
-pub mod fabric;
+#[cfg(loom)]
+pub mod free_pages;
+#[cfg(not(loom))]
+mod free_pages;
 pub mod interrupt;
 pub mod layout;
 pub mod local_locks;
-pub mod lock;
-pub mod messaging;
 pub mod one_sided;
 pub mod operation;
 pub mod page;
 pub mod pages;
-pub mod ptr;
+pub mod remote;
 pub mod report;
 pub mod server;
-pub mod size_class;
+mod shared;
 pub mod structure;
-pub mod sync;
-pub mod wire;
-pub mod words;
 pub mod worker;
+
+pub use farlink_fabric as fabric;
+pub use farlink_fabric::{buffer, clock, lock, ptr, size_class, sync, wire, words};
+pub use farlink_messaging as messaging;

@@ -16,7 +16,8 @@
 //! sum has 64 bits and its mix is no proof: of 57 million copies torn between two versions of a page with dense keys it
 //! accepted none. It also catches corruption.
 
-pub use crate::size_class::SizeClass;
+pub use farlink_fabric::{hash::avalanche, size_class::SizeClass};
+
 use crate::{lock::LockWord, ptr::RemotePtr};
 
 /// Position of the lock word.
@@ -115,15 +116,6 @@ fn mix_keyed(keyed: u64) -> u64 {
 #[inline]
 pub fn binding(version: u64) -> u64 {
     avalanche(version)
-}
-
-/// The finalizer of SplitMix64: every bit of the result depends on every bit of the argument.
-#[inline]
-pub const fn avalanche(word: u64) -> u64 {
-    let mut x = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// The sum of the mixes of the words 2.. of a page; the checksum less its [`binding`].

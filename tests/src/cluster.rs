@@ -10,7 +10,8 @@ use farlink_runtime::{
     audit, catalog,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
-    fabric::{Fabric, mem::MemOptions},
+    fabric::{Error as FabricError, Fabric, mem::MemOptions},
+    messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
     server::ServeOptions,
     structure::Placed,
@@ -99,8 +100,17 @@ const AGAIN_MAX: usize = 50;
 
 /// Whether a fabric that fails now and then is to blame.
 fn is_passing(error: &Error) -> bool {
-    let is_message = matches!(error, Error::OutcomeUnknown { .. } | Error::ServerMissing { .. });
-    is_message || matches!(error, Error::RegistrationRefused { .. } | Error::Fabric { what: "CONNECT", .. })
+    let is_message = matches!(
+        error,
+        Error::Messaging(MessagingError::OutcomeUnknown { .. }) | Error::Fabric(FabricError::ServerMissing { .. })
+    );
+    let Error::Fabric(error) = error else { return is_message };
+    matches!(
+        error,
+        FabricError::ServerMissing { .. }
+            | FabricError::RegistrationRefused { .. }
+            | FabricError::RequestFailed { what: "CONNECT", .. }
+    )
 }
 
 /// Joins a cluster as a compute server whose maintenance is up to the test.

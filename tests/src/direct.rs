@@ -9,12 +9,12 @@ use farlink_runtime::{
     buffer::{Buffer, Buffers},
     clock::Clock,
     error::Error,
-    fabric::{Capabilities, Completion, Done, Endpoint, Fabric, Request, Ticket, Verb},
+    fabric::{Capabilities, Completion, Done, Endpoint, Error as FabricError, Fabric, Request, Ticket, Verb},
     ptr::RemotePtr,
 };
 
 /// What one request came to.
-pub type Outcome = Result<Done, Box<Error>>;
+pub type Outcome = Result<Done, Box<FabricError>>;
 
 /// An endpoint and its buffers.
 #[derive(Debug)]

@@ -15,6 +15,8 @@ use std::{
 use anyhow::ensure;
 use farlink_runtime::{
     error::Error,
+    fabric::Error as FabricError,
+    messaging::Error as MessagingError,
     operation::Run,
     worker::{Handle, Worker},
 };
@@ -23,8 +25,7 @@ use rand::RngExt;
 
 use crate::{
     history::{Op, Outcome, Recorder, now_ns},
-    reach::Part,
-    workload::Workload,
+    workload::{Part, Workload},
 };
 
 /// How many operations, and what becomes of them.
@@ -66,9 +67,8 @@ fn with_the_tide(op: Op, tide_ns: u64, time_ns: u64) -> Op {
 /// because nobody can say what became of it.
 fn is_the_fabrics(error: &Error) -> bool {
     match error {
-        Error::RegistrationRefused { .. } | Error::OutcomeUnknown { .. } | Error::Fabric { what: "CONNECT", .. } => {
-            true
-        }
+        Error::Fabric(FabricError::RegistrationRefused { .. } | FabricError::RequestFailed { what: "CONNECT", .. })
+        | Error::Messaging(MessagingError::OutcomeUnknown { .. }) => true,
         Error::OnServer { why, .. } => why.contains("refuses to register"),
         _ => false,
     }

@@ -33,9 +33,7 @@ pub mod bounded;
 pub mod cluster;
 pub mod direct;
 pub mod drive;
-pub mod fleet;
 pub mod fuzz;
-pub mod here;
 pub mod history;
 pub mod in_process;
 pub mod linear;
@@ -49,6 +47,7 @@ pub mod scans;
 pub mod settings;
 pub mod stress;
 pub mod subject;
-mod summary;
 pub mod torn;
 pub mod workload;
+
+pub use backend::{fleet, here};

@@ -41,9 +41,8 @@ use crate::{
     patience::{Awaited, PATIENCE, Patience},
     raw::HeldPage,
     reach::{Part, Reach, Seen, Station},
-    stress::KEYS_LOADED,
     subject::{StructureName, Subject},
-    workload::{Mix, Workload, WorkloadSpec, clustered_keys, spread_keys},
+    workload::{KEYS_LOADED, Mix, Workload, WorkloadSpec, clustered_keys, spread_keys},
 };
 
 /// The argument that makes `farlink-stress` a peer.

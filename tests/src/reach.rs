@@ -19,9 +19,10 @@ use farlink_runtime::{
     structure::Structure,
     worker::{Handle, Worker},
 };
-use farlink_structures::map::{KeyRange, Map, OrderedMap};
+use farlink_structures::map::{Map, OrderedMap};
 use serde::{Deserialize, Serialize};
 
+pub use crate::workload::Part;
 use crate::{
     cluster::{again, again_async},
     drive::{Plan, Tally, drive},
@@ -85,30 +86,6 @@ impl std::str::FromStr for ShipChoice {
             "cost" => Ok(Self::Cost),
             _ => anyhow::bail!("it is never, always or cost"),
         }
-    }
-}
-
-/// Keys from `low` to `high`, both included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
-    /// The least key.
-    pub low: u64,
-    /// The greatest key.
-    pub high: u64,
-}
-
-impl Part {
-    /// Every key.
-    pub const ALL: Self = Self { low: 0, high: u64::MAX };
-
-    /// Whether a key is one of them.
-    pub fn contains(self, key: u64) -> bool {
-        (self.low..=self.high).contains(&key)
-    }
-
-    /// What it is to the tree.
-    pub fn range(self) -> KeyRange {
-        KeyRange { low: self.low, high: self.high.checked_add(1) }
     }
 }
 

@@ -7,6 +7,8 @@
 //! are cut; the tree is then larger, and filled beforehand. What the owners saw in the end, before and after they wrote it,
 //! is what is read one-sided afterwards.
 
+mod summary;
+
 use std::{collections::BTreeMap, ffi::OsString, path::Path, sync::Arc, time::Instant};
 
 use anyhow::Context;
@@ -19,7 +21,7 @@ use farlink_runtime::{
 };
 use farlink_structures::map::Map;
 
-pub use crate::summary::Summary;
+pub use self::summary::Summary;
 use crate::{
     backend::{Backend, Cluster, Fate, Faults, Manners, Place},
     cluster,
@@ -31,7 +33,7 @@ use crate::{
     reach::{Admit, CacheSpec, Part, Reach, ShipChoice},
     settings::Arguments,
     subject::{StructureName, Subject},
-    workload::{CLIENT_MAX, Mix, spread_keys, value_of},
+    workload::{CLIENT_MAX, KEYS_LOADED, Mix, spread_keys, value_of},
 };
 
 /// How to use `farlink-stress`.
@@ -74,9 +76,6 @@ pub const SERVER_BYTES: u64 = 32 << 20;
 
 /// Keys enough for a cache of one percent.
 pub const KEYS_CACHED: usize = 400_000;
-
-/// A tree of so many keys, or more, whose inner pages are cached is not empty at first.
-pub const KEYS_LOADED: usize = 20_000;
 
 /// The least that a cache can have.
 const CACHE_BYTES_MIN: usize = 64 << 10;

@@ -3,11 +3,39 @@
 //! Every write has a value of its own, made of the client's number and a sequence number, so that a history tells which
 //! write a reader saw. The keys are few and their popularity is skewed, so that operations meet.
 
+use farlink_structures::btree::KeyRange;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::history::{Op, mix};
+
+/// A tree of so many keys, or more, whose inner pages are cached is not empty at first.
+pub const KEYS_LOADED: usize = 20_000;
+
+/// Keys from `low` to `high`, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The least key.
+    pub low: u64,
+    /// The greatest key.
+    pub high: u64,
+}
+
+impl Part {
+    /// Every key.
+    pub const ALL: Self = Self { low: 0, high: u64::MAX };
+
+    /// Whether a key is one of them.
+    pub fn contains(self, key: u64) -> bool {
+        (self.low..=self.high).contains(&key)
+    }
+
+    /// What it is to the tree.
+    pub fn range(self) -> KeyRange {
+        KeyRange { low: self.low, high: self.high.checked_add(1) }
+    }
+}
 
 /// Bits of a value that hold the sequence number; the client's number is above them.
 pub const SEQUENCE_BITS: u32 = 40;

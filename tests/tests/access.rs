@@ -12,15 +12,12 @@ use farlink_runtime::{
     access::{Access, Cause, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Plugin, Slot, Start, Words},
     compute::ComputeServer,
     error::Error,
-    fabric::{
-        Fabric,
-        mem::{MemFabric, MemOptions},
-    },
+    fabric::{Error as FabricError, Fabric, mem::MemOptions},
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::HEADER_WORDS,
     ptr::{RemotePtr, ServerId},
-    server::LocalMemory,
+    server::{LocalMemory, in_process},
     structure::Structure,
     worker::Worker,
 };
@@ -46,7 +43,7 @@ struct Scene {
 
 impl Scene {
     fn new(options: MemOptions) -> Self {
-        let memory = Arc::new(MemFabric::in_process(1, 4 << 20, options).unwrap());
+        let memory = Arc::new(in_process(1, 4 << 20, options).unwrap());
         let fabric: Arc<dyn Fabric> = memory.clone();
         let tree = BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() };
         cluster::create_tree(&fabric, TREE, tree).unwrap();
@@ -317,5 +314,5 @@ fn a_bad_request_is_never_tried_again() {
     let scene = Scene::new(FAST);
     let nowhere = RemotePtr::new(ServerId::new(7).unwrap(), 4096).unwrap();
     let outcome = scene.worker.block_on(scene.worker.read(nowhere, 1));
-    assert!(matches!(outcome.map_err(|error| *error), Err(Error::BadAddress { .. })));
+    assert!(matches!(outcome.map_err(|error| *error), Err(Error::Fabric(FabricError::BadAddress { .. }))));
 }

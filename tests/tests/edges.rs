@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use farlink_offload::{CacheOptions, ComputeCache};
 use farlink_runtime::{
-    fabric::{Fabric, mem::MemFabric},
+    fabric::Fabric,
     one_sided::{OneSided, Proof},
+    server::in_process,
     worker::Worker,
 };
 use farlink_structures::{
@@ -24,7 +25,7 @@ const PAGE_BYTES: usize = 256;
 const CAPACITY: u64 = 12;
 
 fn filled<S: Subject>(entries: &[(u64, u64)], fill: f64) -> Arc<dyn Fabric> {
-    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::in_process(2, 4 << 20, FAST).unwrap());
+    let fabric: Arc<dyn Fabric> = Arc::new(in_process(2, 4 << 20, FAST).unwrap());
     cluster::create::<S>(&fabric, NAME, PAGE_BYTES, Proof::Checksum).unwrap();
     cluster::load::<S>(&fabric, NAME, entries.iter().copied(), fill).unwrap();
     fabric

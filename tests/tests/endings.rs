@@ -21,12 +21,10 @@ use farlink_runtime::{
     clock::Clock,
     compute::ComputeServer,
     error::Error,
-    fabric::{
-        Fabric, Liveness,
-        mem::{MemFabric, MemOptions},
-    },
+    fabric::{Fabric, Liveness, mem::MemOptions},
     one_sided::{OneSided, Proof},
     operation::retry,
+    server::in_process,
     worker::{Handle, Worker},
 };
 use farlink_structures::btree::{self, BTree, BTreeOptions, Spread};
@@ -53,7 +51,7 @@ fn watch(what: &str) -> Watchdog {
 }
 
 fn fabric(options: MemOptions) -> Arc<dyn Fabric> {
-    Arc::new(MemFabric::in_process(2, 2 << 20, options).unwrap())
+    Arc::new(in_process(2, 2 << 20, options).unwrap())
 }
 
 /// A compute server that nobody maintains but the test, its worker, and a tree.

@@ -1,6 +1,7 @@
 //! What goes wrong when a cluster is opened or served: each has its error, and the error says what to do.
 
 use std::{
+    fmt::{Debug, Display},
     fs::{self, OpenOptions},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -9,8 +10,11 @@ use std::{
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
-    fabric::mem::MemFabric,
-    server::{MemoryServer, ServeOptions},
+    fabric::{Error as FabricError, mem::MemFabric},
+    messaging::{Error as MessagingError, Refusal},
+    ptr::{RemotePtr, ServerId},
+    server::{MemoryServer, ServeOptions, in_process},
+    wire::DecodeError,
 };
 use farlink_tests::cluster::{self, FAST};
 use tempfile::TempDir;
@@ -48,7 +52,7 @@ fn join(dir: &Path) -> Result<ComputeServer, Error> {
 }
 
 /// The error, whose message holds all of `words`.
-fn says<T: std::fmt::Debug>(result: Result<T, Error>, words: &[&str]) -> Error {
+fn says<T: Debug, E: Debug + Display>(result: Result<T, E>, words: &[&str]) -> E {
     let error = result.expect_err("it must fail");
     let message = error.to_string();
     for word in words {
@@ -63,12 +67,12 @@ fn no_such_directory_and_no_cluster_in_it() {
     let dir = cluster::scratch().unwrap();
     let missing = dir.path().join("missing");
     let error = says(MemFabric::open(&missing, FAST), &["no farlink cluster", "missing", "farlink serve --dir"]);
-    assert!(matches!(error, Error::NoCluster { path, .. } if path == missing));
+    assert!(matches!(error, FabricError::NoCluster { path, .. } if path == missing));
     let error = says(MemFabric::open(dir.path(), FAST), &["no farlink cluster", "farlink serve --dir"]);
-    assert!(matches!(error, Error::NoCluster { .. }));
+    assert!(matches!(error, FabricError::NoCluster { .. }));
     fs::write(dir.path().join("cluster"), "something else\n").unwrap();
     let error = says(MemFabric::open(dir.path(), FAST), &["not a cluster file"]);
-    assert!(matches!(error, Error::NoCluster { .. }));
+    assert!(matches!(error, FabricError::NoCluster { .. }));
 }
 
 #[test]
@@ -76,17 +80,17 @@ fn a_server_that_was_never_started() {
     let dir = cluster::scratch().unwrap();
     let _first = start(dir.path(), 0).unwrap();
     let error = says(MemFabric::open(dir.path(), FAST), &["memory server 1", "not running", "farlink serve"]);
-    assert!(matches!(error, Error::ServerMissing { server, .. } if server.index() == 1));
+    assert!(matches!(error, FabricError::ServerMissing { server, .. } if server.index() == 1));
 }
 
 #[test]
 fn a_server_that_has_stopped() {
     let dir = stopped();
     let error = says(MemFabric::open(dir.path(), FAST), &["memory server 0", "not running", "farlink serve"]);
-    assert!(matches!(error, Error::ServerMissing { server, .. } if server.index() == 0));
+    assert!(matches!(error, FabricError::ServerMissing { server, .. } if server.index() == 0));
     let _first = start(dir.path(), 0).unwrap();
     let error = says(MemFabric::open(dir.path(), FAST), &["memory server 1", "not running"]);
-    assert!(matches!(error, Error::ServerMissing { server, .. } if server.index() == 1));
+    assert!(matches!(error, FabricError::ServerMissing { server, .. } if server.index() == 1));
     let second = start(dir.path(), 1).unwrap();
     assert!(second.is_resumed());
     join(dir.path()).unwrap();
@@ -125,7 +129,7 @@ fn a_region_of_another_size() {
     let grown = ServeOptions { bytes: Some(2 * BYTES), ..options(dir.path(), 0) };
     let error =
         says(MemoryServer::start(&grown), &[&BYTES.to_string(), &(2 * BYTES).to_string(), "leave the option out"]);
-    assert!(matches!(error, Error::BadOption { option: "bytes", .. }));
+    assert!(matches!(error, Error::Fabric(FabricError::BadOption { option: "bytes", .. })));
     // Cut by hand, and served as it is.
     OpenOptions::new().write(true).open(region(dir.path(), 1)).unwrap().set_len(BYTES / 2).unwrap();
     let cut = ServeOptions { bytes: None, ..options(dir.path(), 1) };
@@ -139,7 +143,7 @@ fn a_region_that_holds_no_superblock() {
     OpenOptions::new().write(true).open(region(dir.path(), 1)).unwrap().set_len(100).unwrap();
     let cut = ServeOptions { bytes: None, ..options(dir.path(), 1) };
     let error = says(MemoryServer::start(&cut), &["memory server 1", "too few"]);
-    assert!(matches!(error, Error::BadSuperblock { .. }));
+    assert!(matches!(error, Error::Fabric(FabricError::BadRegion { .. })));
 }
 
 #[test]
@@ -147,7 +151,7 @@ fn a_region_of_another_cluster() {
     let (dir, other) = (stopped(), stopped());
     fs::copy(region(other.path(), 1), region(dir.path(), 1)).unwrap();
     let error = says(start(dir.path(), 1), &["memory server 1", "do not mix their files"]);
-    assert!(matches!(error, Error::WrongCluster { .. }));
+    assert!(matches!(error, Error::Fabric(FabricError::WrongCluster { .. })));
 }
 
 #[test]
@@ -163,7 +167,7 @@ fn a_server_that_is_served_already() {
     let dir = cluster::scratch().unwrap();
     let _first = start(dir.path(), 0).unwrap();
     let error = says(start(dir.path(), 0), &["memory server 0", "already running", "stop it first"]);
-    assert!(matches!(error, Error::AlreadyServed { .. }));
+    assert!(matches!(error, Error::Fabric(FabricError::AlreadyServed { .. })));
 }
 
 #[test]
@@ -183,11 +187,53 @@ fn numbers_that_cannot_work() {
     assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "refused, and yet something was made");
     let _first = with(0, 2, BYTES).unwrap();
     let error = says(with(1, 3, BYTES), &["has 2 memory servers, not 3"]);
-    assert!(matches!(error, Error::BadOption { option: "servers", .. }));
-    assert!(matches!(MemFabric::in_process(1, 4096, FAST), Err(Error::BadOption { option: "bytes", .. })));
+    assert!(matches!(error, Error::Fabric(FabricError::BadOption { option: "servers", .. })));
+    assert!(matches!(in_process(1, 4096, FAST), Err(Error::BadOption { option: "bytes", .. })));
     assert!(matches!(
-        MemFabric::in_process(0, BYTES, FAST)
+        in_process(0, BYTES, FAST)
             .map(|fabric| { ComputeServer::join(std::sync::Arc::new(fabric), ComputeOptions::default()).map(drop) }),
         Ok(Err(Error::BadOption { .. })) | Err(Error::BadOption { .. })
     ));
+}
+
+/// A chain as the program prints it: each error's message, then what caused it.
+#[test]
+fn a_chain_of_errors_states_each_cause_once() {
+    let io = || std::io::Error::other("the disk is on fire");
+    let fabric = || FabricError::io("opening the region")(io());
+    let registration = || FabricError::RegistrationRefused {
+        bytes: 64,
+        device: "rxe0".into(),
+        cause: io(),
+        remedy: "raise the limit".into(),
+    };
+    let server = ServerId::new(0).unwrap();
+    let refused = || MessagingError::Refused { server, kind: 7, why: Refusal::UnknownKind };
+    for (error, cause) in [
+        (Error::Fabric(fabric()), "the disk is on fire"),
+        (Error::Fabric(registration()), "the disk is on fire"),
+        (Error::Io { what: "starting a thread".into(), cause: io() }, "the disk is on fire"),
+        (MessagingError::Fabric(fabric()).into(), "the disk is on fire"),
+        (MessagingError::Service(Box::new(fabric())).into(), "the disk is on fire"),
+        (refused().into(), "does not know its kind"),
+        (DecodeError("it ends too early").into(), "it ends too early"),
+        (MessagingError::Malformed(DecodeError("it ends too early")).into(), "it ends too early"),
+    ] {
+        let printed = format!("{:#}", anyhow::Error::new(error).context("building a tree"));
+        assert_eq!(printed.matches(cause).count(), 1, "{printed}");
+    }
+}
+
+#[test]
+fn an_error_is_found_where_it_is_found_without_messages_in_between() {
+    let failed = || FabricError::RequestFailed {
+        what: "READ",
+        at: RemotePtr::new(ServerId::new(0).unwrap(), 64).unwrap(),
+        why: "a cable was pulled".into(),
+    };
+    let error = Error::from(MessagingError::from(failed()));
+    assert!(matches!(error, Error::Fabric(FabricError::RequestFailed { .. })) && error.may_be_tried_again());
+    assert!(MessagingError::from(failed()).may_be_tried_again());
+    let error = Error::from(MessagingError::Service(Box::new(Error::IncarnationsExhausted)));
+    assert!(matches!(error, Error::IncarnationsExhausted) && !error.may_be_tried_again());
 }

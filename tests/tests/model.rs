@@ -6,11 +6,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
-    fabric::{
-        Fabric,
-        mem::{MemFabric, MemOptions},
-    },
+    fabric::{Fabric, mem::MemOptions},
     one_sided::{OneSided, Proof},
+    server::in_process,
     worker::Worker,
 };
 use farlink_structures::{btree::Tree, map::Map, skiplist::List};
@@ -63,7 +61,7 @@ fn cluster(on: On) -> Scene {
         }
         On::LimitedBandwidth => {
             let options = MemOptions { bandwidth_bytes_per_s: 1 << 30, ..FAST };
-            (None, Arc::new(MemFabric::in_process(3, 8 << 20, options).unwrap()))
+            (None, Arc::new(in_process(3, 8 << 20, options).unwrap()))
         }
     };
     let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();

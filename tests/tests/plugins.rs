@@ -152,8 +152,8 @@ async fn chain(run: &impl Run<Plugin = Chains>) -> Result<(), Error> {
         }
         for set in (round..SETS).step_by(3) {
             assert_eq!(run.perform(&Take { set }).await?, model.remove(&set).unwrap());
-            assert_eq!(run.perform(&Values { set }).await?, []);
-            assert_eq!(run.perform(&Take { set }).await?, []);
+            assert!(run.perform(&Values { set }).await?.is_empty());
+            assert!(run.perform(&Take { set }).await?.is_empty());
             model.insert(set, Vec::new());
         }
     }
@@ -252,7 +252,7 @@ fn a_structure_that_is_destroyed_leaves_nothing() {
         assert!(matches!(catalog::open::<Chains>(worker, "s").await, Err(Error::NoSuchName { .. })));
         assert!(matches!(catalog::destroy(worker, "s").await, Err(Error::NoSuchName { .. })));
         let again = chains::create(worker, "s", placed).await?;
-        assert_eq!(again.perform(&Values { set: 0 }).await?, []);
+        assert!(again.perform(&Values { set: 0 }).await?.is_empty());
         Ok(())
     });
 }

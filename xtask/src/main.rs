@@ -3,14 +3,17 @@
 use std::{
     env,
     ffi::OsString,
-    path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
+mod circles;
 mod softroce;
+mod workspace;
+
+use workspace::workspace;
 
 /// Build steps of farlink.
 ///
@@ -58,6 +61,8 @@ enum Step {
         /// Only tests whose name contains this.
         filter: Option<String>,
     },
+    /// Looks for circles of modules inside each crate, and prints where each comes from.
+    Circles,
     /// Runs all that takes a fabric on real RDMA verbs: in a virtual machine with a software RDMA device.
     Softroce(softroce::Args),
 }
@@ -67,6 +72,7 @@ fn main() -> Result<ExitCode> {
         Step::Loom { preemptions, filter } => loom(preemptions, filter.as_deref())?,
         Step::Fuzz { seconds, seed, filter } => fuzz(seconds, seed, filter.as_deref())?,
         Step::Miri { filter } => miri(filter.as_deref())?,
+        Step::Circles => return circles(),
         Step::Softroce(args) => return softroce::main(&args),
     }
     Ok(ExitCode::SUCCESS)
@@ -95,11 +101,11 @@ fn fuzz(seconds: u64, seed: Option<u64>, filter: Option<&str>) -> Result<()> {
 }
 
 /// What Miri runs: code without files, sockets and large memory, which is where the unsafe code of these crates is.
-const MIRI_PACKAGES: [&str; 2] = ["farlink-runtime", "farlink-structures"];
+const MIRI_PACKAGES: [&str; 4] = ["farlink-fabric", "farlink-messaging", "farlink-runtime", "farlink-structures"];
 /// Its tests leave out by themselves what is about files and the system's memory, and are small under Miri.
 const MIRI_CACHE: [&str; 4] = ["--package", "farlink-cache", "--lib", "--tests"];
 /// What it leaves out: files, for which there is no unsafe code and which Miri knows only in part.
-const MIRI_SKIPPED: &str = "fabric::mem::files::";
+const MIRI_SKIPPED: &str = "mem::files::";
 
 fn miri(filter: Option<&str>) -> Result<()> {
     if !has_miri() {
@@ -130,6 +136,21 @@ fn has_miri() -> bool {
     cargo.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
+fn circles() -> Result<ExitCode> {
+    let workspace = workspace();
+    let found = circles::of_workspace(&workspace)?;
+    for (root, circle) in &found {
+        let text = circle.to_string().replace(&format!("{}/", workspace.display()), "");
+        print!("{}: {text}", root.strip_prefix(&workspace).unwrap_or(root).display());
+    }
+    if found.is_empty() {
+        println!("circles: none");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("circles: {}; the top-level modules of a crate depend on each other in one direction", found.len());
+    Ok(ExitCode::FAILURE)
+}
+
 /// An environment variable with flags, and one more.
 fn appended(variable: &str, flag: &str) -> OsString {
     let mut flags = env::var_os(variable).unwrap_or_default();
@@ -151,8 +172,4 @@ fn run(command: &mut Command, step: &str) -> Result<()> {
     }
     println!("{step}: ok");
     Ok(())
-}
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package stands in the workspace").to_path_buf()
 }

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use farlink_offload::{Admission, CacheOptions};
 
-use crate::args::{parse_fill, parse_page_bytes};
-use crate::units::{number, parse_bytes, parse_nanoseconds};
+use crate::units::{number, parse_bytes, parse_fill, parse_nanoseconds, parse_page_bytes};
 
 /// Which figure.
 #[derive(Debug, Args)]

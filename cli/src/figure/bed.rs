@@ -11,12 +11,15 @@ use core_affinity::CoreId;
 use farlink_offload::ship::{HoldReply, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::fabric::Fabric as _;
-use farlink_runtime::fabric::link::ListenOptions;
-use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
+use farlink_runtime::fabric::listener::ListenOptions;
 use farlink_runtime::messaging::{ServeMessages, Wait};
 use farlink_runtime::one_sided::Proof;
 use farlink_runtime::ptr::ServerId;
 use farlink_runtime::structure::Structure;
+use farlink_runtime::{
+    fabric::mem::{MemFabric, MemOptions},
+    server::in_process,
+};
 use farlink_structures::btree::{BTree, BTreeOptions, Report};
 
 use crate::inspect;
@@ -40,7 +43,7 @@ impl Bed {
     /// So many memory servers, each with room for so many bytes of trees.
     pub(crate) fn start(memory_servers: usize, tree_bytes: u64, options: MemOptions) -> anyhow::Result<Self> {
         let bytes = (tree_bytes + SPARE_BYTES).next_multiple_of(1 << 20);
-        let fabric = MemFabric::in_process(memory_servers, bytes, options)
+        let fabric = in_process(memory_servers, bytes, options)
             .with_context(|| format!("{memory_servers} memory servers of {bytes} bytes; try fewer --keys"))?;
         Ok(Self { fabric: Arc::new(fabric) })
     }

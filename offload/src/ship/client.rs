@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
 use farlink_runtime::{
     access::{Link, Operation, Plugin, Structure},
     error::Error,
-    messaging::{Channel, Load, Priority},
+    messaging::{Channel, Error as MessagingError, Load, Priority},
     operation::Code,
     ptr::ServerId,
     wire::{Wire, decode_all},
@@ -113,8 +113,9 @@ impl<P: Plugin> Shipper<P> {
     /// its way, and nobody learns which pages it has changed.
     ///
     /// # Errors
-    /// What the operation failed with; [`Error::Refused`] if the memory server knows no such operation or structure;
-    /// [`Error::ServerMissing`] if it takes no messages; [`Error::OutcomeUnknown`] if it was lost in mid-request.
+    /// What the operation failed with; [`MessagingError::Refused`] if the memory server knows no such operation or structure;
+    /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages;
+    /// [`MessagingError::OutcomeUnknown`] if it was lost in mid-request.
     pub async fn ship<O: Operation<Plugin = P>>(
         &self,
         operation: &O,
@@ -157,7 +158,9 @@ impl<P: Plugin> Shipper<P> {
     /// As [`Shipper::ship`].
     pub async fn ship_whole<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
         let answer = match self.ship(operation, From::Root).await {
-            Err(Error::OutcomeUnknown { .. }) if O::READS_ONLY => self.ship(operation, From::Root).await,
+            Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) if O::READS_ONLY => {
+                self.ship(operation, From::Root).await
+            }
             answer => answer,
         };
         match answer? {
@@ -172,7 +175,7 @@ impl<P: Plugin> Shipper<P> {
     /// server takes some milliseconds.
     ///
     /// # Errors
-    /// [`Error::ServerMissing`] if it takes no messages.
+    /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages.
     pub async fn connect(&self, server: ServerId) -> Result<(), Error> {
         self.channel(server).await.map(drop)
     }

@@ -21,7 +21,7 @@ use farlink_runtime::{
     operation::Code,
     page::{SizeClass, StructureId},
     ptr::{Link, RemotePtr, ServerId},
-    wire::Wire,
+    wire::{DecodeError, Wire},
 };
 
 use super::Decline;
@@ -65,14 +65,14 @@ impl Wire for CallHeader {
         to.extend([self.code.0, structure, page.word()]);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         let (code, structure, start) = <(u64, u64, Link)>::decode(from)?;
         let (mode, level) = ((structure as u32) >> 8, structure as u8);
         let start = match (mode, level, start.is_null()) {
             (0, 0, true) => At::Root,
             (1, 0, true) => At::Above,
             (0, level, false) => At::Page(start, level),
-            _ => return Err(Error::Malformed("the header of a shipped operation has bits that mean nothing")),
+            _ => return Err(DecodeError("the header of a shipped operation has bits that mean nothing")),
         };
         Ok(Self { code: Code(code), structure: StructureId((structure >> 32) as u32), start })
     }
@@ -156,8 +156,8 @@ impl Wire for Failure {
         }
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
-        let bad = || Error::Malformed("a failure makes no sense");
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        let bad = || DecodeError("a failure makes no sense");
         Ok(match u64::decode(from)? {
             1 => Self::Damaged(RemotePtr::decode(from)?, OwnerId::new(u64::decode(from)?).ok_or_else(bad)?),
             2 => Self::Corrupt(RemotePtr::decode(from)?),
@@ -191,17 +191,17 @@ impl ReplyHeader {
     }
 
     /// Reads it, and how many pages were read.
-    pub(super) fn decode(from: &mut &[u64]) -> Result<(Self, u32), Error> {
+    pub(super) fn decode(from: &mut &[u64]) -> Result<(Self, u32), DecodeError> {
         let first = u64::decode(from)?;
         let header = match (first >> 56) as u8 {
             DONE => Self::Done { changed: Vec::decode(from)? },
             DECLINED => {
                 let why = usize::try_from(u64::decode(from)?).ok().and_then(|why| Decline::ALL.get(why).copied());
-                Self::Declined(why.ok_or(Error::Malformed("an operation was declined for no known reason"))?)
+                Self::Declined(why.ok_or(DecodeError("an operation was declined for no known reason"))?)
             }
             GO_ON => Self::GoOn(Link::decode(from)?),
             FAILED => Self::Failed(Failure::decode(from)?),
-            _ => return Err(Error::Malformed("nobody knows what became of a shipped operation")),
+            _ => return Err(DecodeError("nobody knows what became of a shipped operation")),
         };
         Ok((header, first as u32))
     }
@@ -209,7 +209,7 @@ impl ReplyHeader {
 
 /// Reads a reply up to the operation's result: for those who try to break it. How many words that leaves.
 #[doc(hidden)]
-pub fn read_reply(mut words: &[u64]) -> Result<usize, Error> {
+pub fn read_reply(mut words: &[u64]) -> Result<usize, DecodeError> {
     ReplyHeader::decode(&mut words).map(|_| words.len())
 }
 

@@ -13,7 +13,7 @@
 //!
 //! The answer names the pages that were changed, so that the sender drops its copies of them. Messages are carried out exactly
 //! once: see [`farlink_runtime::messaging`]. A server that is lost in mid-request gives
-//! [`Error::OutcomeUnknown`](farlink_runtime::error::Error::OutcomeUnknown).
+//! [`Error::OutcomeUnknown`](farlink_runtime::messaging::Error::OutcomeUnknown).
 
 mod client;
 mod layout;

@@ -23,7 +23,7 @@ use farlink_runtime::{
     catalog,
     compute::ComputeServer,
     error::Error,
-    fabric::link::Listener,
+    fabric::listener::Listener,
     messaging::{MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
     one_sided::OneSided,
     page::StructureId,

@@ -3,11 +3,11 @@
 use super::round::{Board, Member};
 use crate::{
     error::Error,
+    free_pages::{FreePage, SharedPages},
     lock::LockWord,
     page::SizeClass,
-    pages::{FreePage, SharedPages},
     ptr::RemotePtr,
-    worker::remote::Remote,
+    remote::Remote,
 };
 
 /// The maintenance of one compute server.

@@ -6,13 +6,13 @@
 use crate::{
     error::Error,
     fabric::Liveness,
+    free_pages::SharedPages,
     layout::SLOT_WORDS,
     lock::OwnerId,
     page::PAGE_WORDS_MAX,
-    pages::SharedPages,
     ptr::RemotePtr,
+    remote::{Remote, write_words},
     sync::{AtomicBool, AtomicU64, Ordering},
-    worker::remote::{Remote, write_words},
 };
 
 /// Where the cluster's epoch and what compute servers announce stand.

@@ -24,15 +24,12 @@ use crate::{
     access::Interrupt,
     change::Role,
     error::Error,
+    fabric::memory::LocalMemory,
     page::SizeClass,
     pages::FreePage,
     ptr::RemotePtr,
-    server::LocalMemory,
-    worker::{
-        Handle,
-        counters::bump,
-        remote::{Count, Remote},
-    },
+    remote::{Count, Remote},
+    worker::{Handle, counters::bump},
 };
 
 /// A change that is computed and not yet carried out.

@@ -13,11 +13,11 @@ use super::{
 };
 use crate::{
     access::Interrupt,
+    fabric::memory::LocalMemory,
     lock::OwnerId,
     page::LOCK,
     pages::FreePage,
     ptr::RemotePtr,
-    server::LocalMemory,
     sync::{AtomicU64, Ordering, fence},
     worker::Handle,
 };

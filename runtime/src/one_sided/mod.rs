@@ -28,11 +28,11 @@ use crate::{
     access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, WordPtr},
     buffer::Buffer,
     error::Error,
+    fabric::memory::LocalMemory,
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass},
     pages::{NewPage, Placement, allocate, free_owned},
     ptr::{Link, RemotePtr, Target},
-    server::LocalMemory,
     structure::Structure,
     worker::Handle,
 };

@@ -11,10 +11,10 @@ use crate::{
     buffer::Buffer,
     error::Error,
     fabric::Liveness,
+    fabric::memory::LocalMemory,
     lock::{LockState, LockWord, OwnerId},
     page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
     ptr::RemotePtr,
-    server::LocalMemory,
     sync::{Ordering, fence},
     worker::remote::{Count, Remote},
 };

@@ -235,10 +235,7 @@ pub(super) async fn install<R: Remote>(
             found if found == to => Ok(Ok(())),
             found if found == old => Ok(Err(found)),
             // Others have replaced `old`, or ours: who knows.
-            _ => {
-                let why = "the request that replaces a word failed, and others have changed the word since".into();
-                Err(Box::new(Error::OutcomeUnknown { server: word.server(), why }))
-            }
+            _ => Err(Box::new(Error::InstallUnknown { word })),
         },
         Err(error) => Err(error),
     }

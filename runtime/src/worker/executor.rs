@@ -12,7 +12,10 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::{
+    messaging::Tasks,
+    sync::{AtomicU64, Ordering},
+};
 
 /// The ready bits of 64 tasks.
 #[derive(Debug)]
@@ -110,18 +113,6 @@ impl Executor {
         self.set_ready(index);
     }
 
-    /// Makes a task ready, from the worker's own thread.
-    pub(crate) fn set_ready(&self, index: usize) {
-        let groups = self.groups.borrow();
-        let completed = &groups[index / 64].completed;
-        completed.set(completed.get() | 1 << (index % 64));
-    }
-
-    /// The task that is being polled, if `waker` is its own: then [`Executor::set_ready`] does what waking would.
-    pub(crate) fn task_of(&self, waker: &Waker) -> Option<usize> {
-        self.running.get().filter(|running| running.waker_data == waker.data()).map(|running| running.index)
-    }
-
     fn grow(&self) -> usize {
         let mut slots = self.slots.borrow_mut();
         let mut groups = self.groups.borrow_mut();
@@ -204,6 +195,21 @@ impl Executor {
                 self.free.borrow_mut().push(index);
             }
         }
+    }
+}
+
+impl Tasks for Executor {
+    /// From the worker's own thread.
+    #[inline]
+    fn set_ready(&self, index: usize) {
+        let groups = self.groups.borrow();
+        let completed = &groups[index / 64].completed;
+        completed.set(completed.get() | 1 << (index % 64));
+    }
+
+    #[inline]
+    fn task_of(&self, waker: &Waker) -> Option<usize> {
+        self.running.get().filter(|running| running.waker_data == waker.data()).map(|running| running.index)
     }
 }
 

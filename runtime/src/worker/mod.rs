@@ -8,10 +8,10 @@
 //! [`Worker`] owns all that; the cheap [`Handle`] is what tasks and structures keep. When the worker is dropped, tasks
 //! are dropped too, except changes that hold remote locks: those run to their end first.
 
-pub(crate) mod counters;
 pub(crate) mod executor;
+mod messages;
 pub(crate) mod ops;
-pub mod remote;
+mod protocols;
 
 use std::{
     cell::{Cell, RefCell},
@@ -28,30 +28,31 @@ use std::{
 
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
+use self::{
+    executor::Executor,
+    ops::{InFlight, ReadAgain},
+};
 pub use self::{
-    counters::Counters,
     executor::{ReadyBits, Task},
     ops::Posted,
 };
-use self::{
-    counters::{CounterCells, add, bump},
-    executor::Executor,
-    ops::{InFlight, ReadAgain},
-    remote::write_words,
-};
+pub(crate) use crate::counters;
 use crate::{
     buffer::{Buffer, Buffers},
     clock::Clock,
-    compute::Shared,
+    counters::{CounterCells, add, bump},
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
-    fabric::{Capabilities, Completion, Endpoint, Request, Verb},
+    fabric::{Capabilities, Completion, Endpoint, Error as FabricError, Request, Verb},
+    free_pages::{FreePage, LocalPages},
     local_locks::Taken,
-    messaging::{CONNECTION_TICKET, Channels},
-    pages::{FreePage, LocalPages},
+    messaging::{CONNECTION_TICKET, Channels, Tasks},
     ptr::RemotePtr,
+    remote::write_words,
+    shared::Shared,
     sync::{Arc, yield_thread},
 };
+pub use crate::{counters::Counters, remote};
 
 /// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
 /// doorbell for each would cost more than it brings.
@@ -114,7 +115,7 @@ impl Inner {
         progress
     }
 
-    pub(crate) fn registered_buffer(&self, words: usize) -> Result<Buffer, Error> {
+    pub(crate) fn registered_buffer(&self, words: usize) -> Result<Buffer, FabricError> {
         // SAFETY: the memory lives as long as `buffers`, which are dropped after the endpoint; only buffers refer to it.
         self.buffers.take(words, |base, words| unsafe { self.endpoint.borrow_mut().register(base, words) })
     }
@@ -249,8 +250,8 @@ impl Drop for Worker {
         self.finish_critical();
         inner.executor.drop_tasks();
         inner.ended.set(true);
-        inner.channels.close(inner);
-        inner.pages.give_back(&inner.compute);
+        inner.channels.close(&**inner);
+        inner.pages.give_back(&inner.compute.pages);
         inner.epoch.retire(&inner.compute.epoch);
         if inner.counted {
             Shared::worker_ended(&inner.compute, inner.counters.snapshot());
@@ -410,7 +411,7 @@ impl Handle {
     /// # Errors
     /// If the fabric refuses to register more memory.
     pub fn buffer(&self, words: usize) -> Result<Buffer, Error> {
-        self.0.registered_buffer(words)
+        Ok(self.0.registered_buffer(words)?)
     }
 
     /// Notes that an operation waits once for the fabric, for however many requests.
@@ -503,18 +504,14 @@ impl Handle {
 
     /// Takes back a page that was allocated and not used.
     pub(crate) fn free_page(&self, page: FreePage) {
-        self.0.pages.free(&self.0.compute, page);
+        self.0.pages.free(&self.0.compute.pages, page);
         if self.0.ended.get() {
-            self.0.pages.give_back(&self.0.compute);
+            self.0.pages.give_back(&self.0.compute.pages);
         }
     }
 
     pub(crate) fn pages(&self) -> &LocalPages {
         &self.0.pages
-    }
-
-    pub(crate) fn inner(&self) -> &Inner {
-        &self.0
     }
 
     fn executor(&self) -> &Executor {

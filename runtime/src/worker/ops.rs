@@ -4,51 +4,27 @@ use std::{
     cell::RefCell,
     future::Future,
     pin::Pin,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
-use super::{Handle, counters::bump, executor::Executor};
+use super::{Handle, executor::Executor};
 use crate::{
     buffer::Buffer,
+    counters::bump,
     error::Error,
-    fabric::{Completion, Done, Ticket, Verb},
+    fabric::{Completion, Done, Error as FabricError, Ticket, Verb},
+    messaging::Waiter,
     ptr::RemotePtr,
 };
 
 #[derive(Debug)]
 enum Slot {
     Free,
-    Waiting(Waiter),
-    Done(Result<Done, Box<Error>>),
+    /// With whom the completion makes ready.
+    Waiting(Option<Waiter>),
+    Done(Result<Done, Box<FabricError>>),
     /// The future is gone; the completion frees the slot.
     Abandoned,
-}
-
-/// Whom a completion makes ready.
-#[derive(Debug)]
-pub(crate) enum Waiter {
-    Nobody,
-    /// A task of the worker, by its number: cheaper than its waker.
-    Task(usize),
-    Waker(Waker),
-}
-
-impl Waiter {
-    /// Whoever is being polled with this context.
-    pub(crate) fn of(cx: &Context<'_>, executor: &Executor) -> Self {
-        match executor.task_of(cx.waker()) {
-            Some(task) => Self::Task(task),
-            None => Self::Waker(cx.waker().clone()),
-        }
-    }
-
-    pub(crate) fn wake(self, executor: &Executor) {
-        match self {
-            Self::Nobody => {}
-            Self::Task(index) => executor.set_ready(index),
-            Self::Waker(waker) => waker.wake(),
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -61,11 +37,11 @@ impl InFlight {
         let (slots, free) = &mut *self.slots.borrow_mut();
         match free.pop() {
             Some(index) => {
-                slots[index] = Slot::Waiting(Waiter::Nobody);
+                slots[index] = Slot::Waiting(None);
                 index
             }
             None => {
-                slots.push(Slot::Waiting(Waiter::Nobody));
+                slots.push(Slot::Waiting(None));
                 slots.len() - 1
             }
         }
@@ -80,18 +56,20 @@ impl InFlight {
                 Slot::Abandoned => {
                     slots[index] = Slot::Free;
                     free.push(index);
-                    Waiter::Nobody
+                    None
                 }
                 Slot::Free | Slot::Done(_) => unreachable!("an endpoint completes each request once"),
             }
         };
-        waiter.wake(executor);
+        if let Some(waiter) = waiter {
+            waiter.wake(executor);
+        }
     }
 
-    fn poll(&self, index: usize, cx: &Context<'_>, executor: &Executor) -> Poll<Result<Done, Box<Error>>> {
+    fn poll(&self, index: usize, cx: &Context<'_>, executor: &Executor) -> Poll<Result<Done, Box<FabricError>>> {
         let (slots, free) = &mut *self.slots.borrow_mut();
         if let Slot::Waiting(waiter) = &mut slots[index] {
-            *waiter = Waiter::of(cx, executor);
+            *waiter = Some(Waiter::of(cx, executor));
             return Poll::Pending;
         }
         let Slot::Done(outcome) = std::mem::replace(&mut slots[index], Slot::Free) else {
@@ -218,7 +196,7 @@ impl<T: FromDone> Future for Posted<T> {
             PostedState::Pending { handle, slot, again } => loop {
                 match handle.in_flight().poll(*slot, cx, handle.executor()) {
                     Poll::Ready(Ok(done)) => break Ok(T::from_done(done)),
-                    Poll::Ready(Err(error)) => match T::post_again(handle, *again, error) {
+                    Poll::Ready(Err(error)) => match T::post_again(handle, *again, Box::new((*error).into())) {
                         Ok(posted) => *slot = posted,
                         Err(error) => break Err(error),
                     },

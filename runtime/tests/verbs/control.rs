@@ -7,12 +7,12 @@ use std::{
 
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
-    error::Error,
     fabric::{
-        Fabric, Liveness, Verb,
-        verbs::{DeviceChoice, Secret, VerbsFabric, VerbsServer},
+        Error, Fabric, Liveness, Verb,
+        verbs::{DeviceChoice, Secret, VerbsFabric},
     },
     lock::OwnerId,
+    server::serve_verbs,
 };
 
 use crate::scene::{self, FREE, Wire, at, connect, eventually, serve, serve_options};
@@ -81,10 +81,10 @@ fn nobody_there_and_no_such_device_say_so() {
     assert!(matches!(error, Error::NoDevice { .. }) && error.to_string().contains("none0"), "{error}");
     let mut options = serve_options(0, 1);
     options.device.port = Some(77);
-    assert!(matches!(VerbsServer::start(&options).unwrap_err(), Error::NoDevice { .. }));
+    assert!(matches!(serve_verbs(&options), Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))));
     options.device.port = None;
     options.device.gid_index = Some(200);
-    assert!(matches!(VerbsServer::start(&options).unwrap_err(), Error::NoDevice { .. }));
+    assert!(matches!(serve_verbs(&options), Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_loss_is_known_without_a_request() {
     if !scene::has_device() {
         return;
     }
-    let [kept, lost] = [0, 1].map(|server| VerbsServer::start(&serve_options(server, 2)).unwrap());
+    let [kept, lost] = [0, 1].map(|server| serve_verbs(&serve_options(server, 2)).unwrap());
     let fabric = connect(&[&kept, &lost]);
     fabric.check_servers().unwrap();
     drop(lost);
@@ -129,7 +129,7 @@ fn claims_live_and_die_with_their_connection_and_stay_dead() {
     if !scene::has_device() {
         return;
     }
-    let servers = [0, 1].map(|server| VerbsServer::start(&serve_options(server, 2)).unwrap());
+    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2)).unwrap());
     let all = [&servers[0], &servers[1]];
     let watcher = connect(&all);
     let fabric = connect(&all);
@@ -159,7 +159,7 @@ fn a_cluster_works_over_verbs() {
     if !scene::has_device() {
         return;
     }
-    let servers = [0, 1].map(|server| VerbsServer::start(&serve_options(server, 2)).unwrap());
+    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2)).unwrap());
     let fabric = connect(&[&servers[0], &servers[1]]);
     let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
     let worker = compute.worker().unwrap();

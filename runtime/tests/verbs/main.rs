@@ -2,8 +2,8 @@
 //! fails instead.
 #![cfg(feature = "verbs")]
 
+mod connections;
 mod control;
-mod links;
 mod processes;
 mod requests;
 mod scene;

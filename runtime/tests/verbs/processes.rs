@@ -9,9 +9,8 @@ use std::{
 
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer, Maintenance},
-    error::Error,
     fabric::{
-        Fabric, Liveness, Verb,
+        Error, Fabric, Liveness, Verb,
         verbs::{VerbsFabric, VerbsOptions, VerbsServer},
     },
     lock::OwnerId,
@@ -117,7 +116,7 @@ fn a_killed_memory_server_is_noticed_by_all_who_use_it() {
     });
     assert!(matches!(*error, Error::ServerLost { .. }), "{error}");
     let error = worker.block_on(farlink_runtime::catalog::list(&worker)).unwrap_err();
-    assert!(matches!(error, Error::ServerLost { .. }), "{error}");
+    assert!(matches!(error, farlink_runtime::error::Error::Fabric(Error::ServerLost { .. })), "{error}");
     // Leaving does not hang either.
     drop(worker);
     drop(compute);

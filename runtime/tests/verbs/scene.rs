@@ -9,12 +9,12 @@ use std::{
 use farlink_runtime::{
     buffer::{Buffer, Buffers},
     clock::Clock,
-    error::Error,
     fabric::{
-        Completion, Done, Endpoint, Fabric, Request, Ticket, Verb,
+        Completion, Done, Endpoint, Error, Fabric, Request, Ticket, Verb,
         verbs::{PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions, VerbsServer, devices},
     },
     ptr::{RemotePtr, ServerId},
+    server::serve_verbs,
 };
 
 /// Far longer than anything takes, so that a test that hangs ends.
@@ -51,7 +51,7 @@ pub(crate) fn serve_options(server: usize, servers: usize) -> VerbsServeOptions 
 }
 
 pub(crate) fn serve() -> VerbsServer {
-    VerbsServer::start(&serve_options(0, 1)).unwrap()
+    serve_verbs(&serve_options(0, 1)).unwrap()
 }
 
 pub(crate) fn options_to(servers: &[&VerbsServer]) -> VerbsOptions {

@@ -71,10 +71,10 @@ impl Default for BTreeOptions {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, fabric::mem::{MemFabric, MemOptions}};
+/// use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, fabric::mem::MemOptions, server};
 /// use farlink_structures::btree::{BTree, BTreeOptions};
 ///
-/// let cluster = MemFabric::in_process(2, 16 << 20, MemOptions::default())?;
+/// let cluster = server::in_process(2, 16 << 20, MemOptions::default())?;
 /// let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default())?;
 /// let worker = compute.worker()?;
 /// worker.block_on(async {

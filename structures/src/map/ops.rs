@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use farlink_runtime::{
     access::{Access, Divided, Interrupt, Merge, Operation, Operations, Start, over_all},
     error::Error,
-    wire::{Wire, wire},
+    wire::{DecodeError, Wire, wire},
 };
 
 use super::{KeyRange, OrderedMap};
@@ -43,12 +43,12 @@ impl Wire for PutMode {
         to.push(*self as u64);
     }
 
-    fn decode(from: &mut &[u64]) -> Result<Self, Error> {
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         match u64::decode(from)? {
             0 => Ok(Self::Insert),
             1 => Ok(Self::Update),
             2 => Ok(Self::Upsert),
-            _ => Err(Error::Malformed("a put has no such mode")),
+            _ => Err(DecodeError("a put has no such mode")),
         }
     }
 }

@@ -37,10 +37,10 @@ const RUN_LEVEL: u8 = 2;
 ///
 /// ```
 /// use std::sync::Arc;
-/// use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, fabric::mem::{MemFabric, MemOptions}, one_sided::Proof};
+/// use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, fabric::mem::MemOptions, one_sided::Proof, server};
 /// use farlink_structures::SkipList;
 ///
-/// let cluster = MemFabric::in_process(2, 16 << 20, MemOptions::default())?;
+/// let cluster = server::in_process(2, 16 << 20, MemOptions::default())?;
 /// let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default())?;
 /// let worker = compute.worker()?;
 /// worker.block_on(async {

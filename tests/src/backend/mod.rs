@@ -4,6 +4,8 @@
 //! `mem` (the default), `mem-processes` or `verbs`. Where `verbs` cannot run, its tests are skipped and say so, unless
 //! `FARLINK_REQUIRE_VERBS=1`: then they fail.
 
+pub mod fleet;
+pub mod here;
 pub(crate) mod verbs;
 
 use std::{
@@ -23,17 +25,17 @@ use farlink_runtime::{
     fabric::{
         Fabric,
         faulty::{FaultKinds, FaultOptions, FaultyFabric, FaultyListener},
-        link::Listener,
+        listener::Listener,
         mem::{MemFabric, MemOptions},
     },
-    server::MemoryServer,
+    server::{MemoryServer, in_process},
 };
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::{
     cluster::{self, FAST, NASTY, WEAK},
-    fleet, settings,
+    settings,
 };
 
 /// Tells a memory server to carry out no more operations, and says that it has stopped.
@@ -295,7 +297,7 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         anyhow::ensure!(threads == 0 || backend != Backend::Mem, "{backend} does not ship operations here");
         if backend == Backend::Mem {
-            let fabric = manners.wrap(Arc::new(MemFabric::in_process(servers, bytes, manners.options())?));
+            let fabric = manners.wrap(Arc::new(in_process(servers, bytes, manners.options())?));
             return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
         }
         let dir = cluster::scratch()?;

@@ -9,7 +9,7 @@ mod built_in {
         error::Error,
         fabric::{
             Fabric,
-            link::{ListenOptions, Listener},
+            listener::{ListenOptions, Listener},
             verbs::{PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions, VerbsServer, devices},
         },
         ptr::ServerId,
@@ -17,9 +17,8 @@ mod built_in {
     };
 
     use crate::{
-        backend::{Members, Place, ServerSpec},
-        cluster, fleet,
-        here::Here,
+        backend::{Members, Place, ServerSpec, fleet, here::Here},
+        cluster,
     };
 
     pub(in crate::backend) fn try_here() -> Result<(), String> {
@@ -39,7 +38,7 @@ mod built_in {
     }
 
     fn start(server: usize, servers: usize, bytes: u64, secret: &str) -> Result<VerbsServer, Error> {
-        VerbsServer::start(&VerbsServeOptions {
+        farlink_runtime::server::serve_verbs(&VerbsServeOptions {
             server,
             servers,
             bytes,
@@ -54,7 +53,7 @@ mod built_in {
         spec: &ServerSpec,
         members: &Members,
     ) -> Result<ShipServer, Error> {
-        let options = ListenOptions { ports: spec.threads, ..ListenOptions::default() };
+        let options = ListenOptions { endpoints: spec.threads, ..ListenOptions::default() };
         let listener = spec.manners.wrap_listener(server.listen(&options)?);
         let (members, secret, manners) = (Arc::clone(members), spec.secret.clone(), spec.manners);
         let join = move || {
@@ -90,7 +89,7 @@ mod built_in {
         }
 
         fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
-            self.server(server)?.listen(options)
+            Ok(self.server(server)?.listen(options)?)
         }
 
         fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
@@ -118,10 +117,7 @@ mod built_in {
     use farlink_offload::ship::ShipServer;
     use farlink_runtime::{error::Error, fabric::Fabric};
 
-    use crate::{
-        backend::{Members, ServerSpec},
-        here::Here,
-    };
+    use crate::backend::{Members, ServerSpec, here::Here};
 
     const WHY: &str = "built without the feature `verbs`";
 

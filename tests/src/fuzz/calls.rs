@@ -7,7 +7,7 @@ use farlink_offload::ship::SHIP;
 use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
-    messaging::{Channel, ChannelOptions, Priority},
+    messaging::{Channel, ChannelOptions, Error as MessagingError, Priority},
     one_sided::OneSided,
     ptr::ServerId,
     worker::Worker,
@@ -54,7 +54,7 @@ impl Scene {
 
     fn send(&self, words: &[u64]) {
         let outcome = self.worker.block_on(self.channel.request_words(SHIP, words, Priority::Latency));
-        let is_answered = matches!(outcome, Ok(_) | Err(Error::Refused { .. }));
+        let is_answered = matches!(outcome, Ok(_) | Err(MessagingError::Refused { .. }));
         assert!(is_answered, "the memory server did not answer: {outcome:?}");
         self.sent.set(self.sent.get() + 1);
         if self.sent.get().is_multiple_of(CHECK_EVERY) {

@@ -192,12 +192,12 @@ impl fmt::Display for Record {
 #[non_exhaustive]
 pub enum HistoryError {
     /// The file system refused.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
         /// What it said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A record could not be appended.
     #[error("a record could not be appended: {0}")]
@@ -214,12 +214,12 @@ pub enum HistoryError {
         what: &'static str,
     },
     /// A file of a directory has contents that cannot be decoded.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// What is wrong with its contents.
-        source: Box<HistoryError>,
+        cause: Box<HistoryError>,
     },
 }
 
@@ -325,13 +325,13 @@ impl History {
 
     /// Reads one history file.
     pub fn read_file(path: &Path) -> Result<Self, HistoryError> {
-        let bytes = fs::read(path).map_err(|source| HistoryError::Io { path: path.to_owned(), source })?;
-        Self::decode(&bytes).map_err(|source| HistoryError::File { path: path.to_owned(), source: Box::new(source) })
+        let bytes = fs::read(path).map_err(|cause| HistoryError::Io { path: path.to_owned(), cause })?;
+        Self::decode(&bytes).map_err(|cause| HistoryError::File { path: path.to_owned(), cause: Box::new(cause) })
     }
 
     /// Reads and merges every file of a directory whose extension is [`FILE_EXTENSION`], in the order of their names.
     pub fn read_dir(directory: &Path) -> Result<Self, HistoryError> {
-        let io_error = |source| HistoryError::Io { path: directory.to_owned(), source };
+        let io_error = |cause| HistoryError::Io { path: directory.to_owned(), cause };
         let mut paths = Vec::new();
         for entry in fs::read_dir(directory).map_err(io_error)? {
             let path = entry.map_err(io_error)?.path();

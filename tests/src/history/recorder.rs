@@ -57,7 +57,7 @@ impl Recorder<BufWriter<File>> {
     /// Creates the history file of one client, called after it, in a directory.
     pub fn in_dir(directory: &Path, client: u32, flush: Flush) -> Result<Self, HistoryError> {
         let path = directory.join(format!("client-{client:06}.{FILE_EXTENSION}"));
-        let file = File::create_new(&path).map_err(|source| HistoryError::Io { path, source })?;
+        let file = File::create_new(&path).map_err(|cause| HistoryError::Io { path, cause })?;
         Self::new(BufWriter::with_capacity(1 << 16, file), client, flush)
     }
 }

@@ -147,10 +147,8 @@ impl Operation for Take {
             Err(_) => return Err(Interrupt::conflict()),
             Ok(()) => {}
         }
-        // The values are taken: what comes now has no say in that.
-        if let Err(error) = access.retire(pages).await {
-            tracing::warn!(%error, "pages of a chain stay behind");
-        }
+        // The values are taken: what becomes of their pages has no say in that.
+        let _ = access.retire(pages).await;
         Ok(values)
     }
 }

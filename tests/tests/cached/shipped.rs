@@ -10,9 +10,11 @@ use farlink_offload::{
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
-    fabric::{Fabric, link::ListenOptions, mem::MemFabric},
+    fabric::{Fabric, listener::ListenOptions},
+    messaging::Error as MessagingError,
     operation::Code,
     ptr::ServerId,
+    server::in_process,
     structure::{Placed, Spread},
 };
 use farlink_structures::{
@@ -53,7 +55,7 @@ impl Served {
         spread: Spread,
         options: &ShipOptions,
     ) -> Self {
-        let mem = Arc::new(MemFabric::in_process(servers, 16 << 20, manners.options()).unwrap());
+        let mem = Arc::new(in_process(servers, 16 << 20, manners.options()).unwrap());
         let fabric: Arc<dyn Fabric> = mem.clone();
         let placed = Placed { spread, root: None };
         cluster::create_at::<Tree>(&fabric, TREE, 256, farlink_runtime::one_sided::Proof::Checksum, placed).unwrap();
@@ -63,7 +65,7 @@ impl Served {
         let registry = Registry::new().with::<Tree>();
         let start = |number: usize| {
             let server = ServerId::new(number as u16).unwrap();
-            let listener = mem.listen(server, &ListenOptions { ports: threads, ..ListenOptions::default() })?;
+            let listener = mem.listen(server, &ListenOptions { endpoints: threads, ..ListenOptions::default() })?;
             let joining = Arc::clone(&mem);
             let join = move || Ok(Arc::new(ComputeServer::join(joining.clone(), ComputeOptions::default())?));
             ShipServer::start(listener, mem.memory(server)?, registry.clone(), options, join)
@@ -465,7 +467,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
             let mut unknown = 0;
             for upsert in upserts {
                 match upsert.await {
-                    Err(Error::OutcomeUnknown { .. }) => unknown += 1,
+                    Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) => unknown += 1,
                     outcome => assert!(outcome.unwrap().is_some()),
                 }
             }
@@ -514,7 +516,7 @@ fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_don
         assert_eq!(get.await.unwrap(), Some(500));
         assert_eq!((scan.await.unwrap(), back.await.unwrap()), (Some(3039), Some(17_961)));
         for lost in [put.await, updated.await, removed.await] {
-            assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
+            assert!(matches!(lost, Err(Error::Messaging(MessagingError::OutcomeUnknown { .. }))), "{lost:?}");
         }
         assert_eq!(behind.await.unwrap(), Some(7001));
         // It had carried them out.

@@ -1,8 +1,7 @@
 //! Single requests: what they do, where, and that each completes once.
 
 use farlink_runtime::{
-    error::Error,
-    fabric::{Done, Verb},
+    fabric::{Done, Error as FabricError, Verb},
     page::PAGE_WORDS_MAX,
     ptr::{RemotePtr, ServerId},
 };
@@ -131,7 +130,7 @@ fn a_bad_request_is_an_error_and_harms_nothing() {
         for (place, verb) in bad_requests(cluster, &direct) {
             let name = verb.name();
             match direct.one(place, verb).map_err(|error| *error) {
-                Err(Error::BadAddress { what, at, why }) => {
+                Err(FabricError::BadAddress { what, at, why }) => {
                     assert_eq!((what, at), (name, place), "{why}");
                     assert!(!why.is_empty());
                 }

@@ -2,8 +2,8 @@
 
 use farlink_runtime::{
     error::Error,
-    fabric::{link::DEFAULT_LINK_BYTES, mem::MemOptions},
-    messaging::{Batch, ChannelOptions, Kind, Priority, Refusal, ServeMessages, Wait},
+    fabric::{Error as FabricError, listener::DEFAULT_CONNECTION_BYTES, mem::MemOptions},
+    messaging::{Batch, ChannelOptions, Error as MessagingError, Kind, Priority, Refusal, ServeMessages, Wait},
 };
 use farlink_tests::{
     cluster::{FAST, NASTY, WEAK},
@@ -24,7 +24,7 @@ fn a_request_is_one_two_sided_message_and_nothing_else() {
         let channel = worker.channel(server(0)).await.unwrap();
         let reply = channel.request(ECHO, &(7u64, 8u64), Priority::Latency).await.unwrap();
         assert_eq!(reply.decode::<(u64, u64)>().unwrap(), (7, 8));
-        assert!(matches!(reply.decode::<u64>(), Err(Error::Malformed(_))));
+        assert!(matches!(reply.decode::<u64>(), Err(MessagingError::Malformed(_))));
     });
     let did = worker.counters() - before;
     assert_eq!((did.two_sided, did.round_trips), (1, 1));
@@ -34,8 +34,8 @@ fn a_request_is_one_two_sided_message_and_nothing_else() {
 }
 
 /// Many requests of many sizes at a time, both priorities, by both paths: each gets its own reply.
-fn everything_arrives(options: MemOptions, link_bytes: usize, wait: Wait, rounds: u64, words_max: u64) {
-    let scene = scene(1, options, link_bytes, &ServeMessages { wait, ..ServeMessages::default() });
+fn everything_arrives(options: MemOptions, connection_bytes: usize, wait: Wait, rounds: u64, words_max: u64) {
+    let scene = scene(1, options, connection_bytes, &ServeMessages { wait, ..ServeMessages::default() });
     let compute = scene.join(2);
     let worker = compute.worker().unwrap();
     worker.block_on(async {
@@ -76,7 +76,7 @@ fn everything_arrives(options: MemOptions, link_bytes: usize, wait: Wait, rounds
 
 #[test]
 fn everything_arrives_on_a_good_fabric() {
-    everything_arrives(FAST, DEFAULT_LINK_BYTES, Wait::Auto, 60, 3000);
+    everything_arrives(FAST, DEFAULT_CONNECTION_BYTES, Wait::Auto, 60, 3000);
     everything_arrives(FAST, SMALL, Wait::Event, 60, 3000);
     everything_arrives(FAST, SMALL, Wait::Poll, 30, 20_000);
 }
@@ -119,10 +119,10 @@ fn large_messages_go_eagerly_or_by_rendezvous_as_the_options_say() {
         assert_eq!(channel.eager_words(), worker.capabilities().eager_words);
         let too_long = vec![0; farlink_runtime::messaging::MESSAGE_WORDS_MAX];
         let refused = channel.request_words(ECHO, &too_long, Priority::BestEffort).await;
-        assert!(matches!(refused, Err(Error::Malformed(_))));
+        assert!(matches!(refused, Err(MessagingError::BadSize { .. })));
         // A reply that is longer than a message is refused, and nobody waits for it.
         let refused = channel.request_words(COUNT, &[0x3f_ffff], Priority::Latency).await;
-        assert!(matches!(refused, Err(Error::Refused { why: Refusal::Unanswered, .. })), "{refused:?}");
+        assert!(matches!(refused, Err(MessagingError::Refused { why: Refusal::Unanswered, .. })), "{refused:?}");
     });
 }
 
@@ -142,7 +142,10 @@ fn refusals_have_their_reasons() {
         let channel = worker.channel(server(0)).await.unwrap();
         for (kind, params, expected) in cases {
             let reply = channel.request_words(kind, &params, Priority::Latency).await;
-            assert!(matches!(reply, Err(Error::Refused { why, .. }) if why == expected), "{kind:?}: {reply:?}");
+            assert!(
+                matches!(reply, Err(MessagingError::Refused { why, .. }) if why == expected),
+                "{kind:?}: {reply:?}"
+            );
         }
     });
     assert_eq!(scene.messages[0].counts().refused, 5);
@@ -166,7 +169,7 @@ fn a_batch_is_one_message() {
         for (number, reply) in (0..9u64).zip(&replies) {
             assert_eq!(reply.as_ref().unwrap().decode::<(u64, u64)>().unwrap(), (number, number * number));
         }
-        assert!(matches!(replies[9], Err(Error::Refused { why: Refusal::UnknownKind, .. })));
+        assert!(matches!(replies[9], Err(MessagingError::Refused { why: Refusal::UnknownKind, .. })));
         assert!(channel.batch(&Batch::default(), Priority::Latency).await.is_err());
     });
     assert_eq!(scene.messages[0].counts().requests, 10);
@@ -209,6 +212,6 @@ fn a_server_that_does_not_listen_is_missing() {
     let Scene { cluster, messages, .. } = scene;
     drop(messages);
     let missing = worker.block_on(worker.channel(server(0)));
-    assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+    assert!(matches!(missing, Err(Error::Fabric(FabricError::ServerMissing { .. }))), "{missing:?}");
     drop(cluster);
 }

@@ -4,8 +4,8 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use farlink_runtime::{
     error::Error,
-    fabric::Verb,
-    messaging::{MessageServer, Priority, ServeMessages},
+    fabric::{Error as FabricError, Verb},
+    messaging::{Error as MessagingError, MessageServer, Priority, ServeMessages},
     worker::{Handle, Worker},
 };
 use farlink_tests::cluster::FAST;
@@ -229,10 +229,10 @@ fn what_a_lost_server_had_been_asked_has_an_unknown_outcome() {
         worker.yield_now().await;
         drop::<Option<MessageServer>>(messages.pop());
         let outcome = lost.await;
-        assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Err(MessagingError::OutcomeUnknown { .. })), "{outcome:?}");
         // Nothing was sent: nothing is unknown.
         let channel = worker.channel_with(server(0), ABOVE_100).await;
-        assert!(matches!(channel, Err(Error::ServerMissing { .. })), "{channel:?}");
+        assert!(matches!(channel, Err(Error::Fabric(FabricError::ServerMissing { .. }))), "{channel:?}");
         messages.push(start(&*cluster, 0, 1, SMALL, &ServeMessages::default(), &seen));
         assert_eq!(tally(&worker).await, 1);
     });
@@ -288,8 +288,8 @@ fn a_service_that_panics_leaves_nobody_waiting() {
     worker.block_on(async {
         let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
         let outcome = channel.request_words(PANIC, &[], Priority::Latency).await;
-        assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Err(MessagingError::OutcomeUnknown { .. })), "{outcome:?}");
         let missing = channel.request_words(ECHO, &[], Priority::Latency).await;
-        assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+        assert!(matches!(missing, Err(MessagingError::Fabric(FabricError::ServerMissing { .. }))), "{missing:?}");
     });
 }

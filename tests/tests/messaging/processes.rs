@@ -12,9 +12,11 @@ use std::{
 };
 
 use farlink_runtime::{
-    error::Error,
-    fabric::link::{ListenOptions, Listener},
-    messaging::{MessageServer, Priority, ServeMessages, Wait},
+    fabric::{
+        Error as FabricError,
+        listener::{ListenOptions, Listener},
+    },
+    messaging::{Error as MessagingError, MessageServer, Priority, ServeMessages, Wait},
     server::MemoryServer,
 };
 use farlink_tests::{
@@ -56,7 +58,7 @@ fn hear() -> Option<String> {
 
 /// A memory server that listens, and where others find it.
 fn listen(dir: &Path, manners: Manners) -> (Box<dyn Listener>, Place, Box<dyn Any>) {
-    let options = ListenOptions { ports: 2, link_bytes: SMALL };
+    let options = ListenOptions { endpoints: 2, connection_bytes: SMALL };
     if Backend::chosen() == Backend::Verbs {
         let cluster = here::start(1, 2 << 20, manners.options()).unwrap();
         return (cluster.listen(server(0), &options).unwrap(), cluster.place().unwrap(), Box::new(cluster));
@@ -214,7 +216,7 @@ fn until(mut holds: impl FnMut() -> bool) {
 /// Links that stand in files.
 fn links(place: &Place) -> usize {
     match place {
-        Place::Files(dir) => std::fs::read_dir(dir.join("links")).unwrap().count(),
+        Place::Files(dir) => std::fs::read_dir(dir.join("connections")).unwrap().count(),
         Place::Verbs { .. } => 0,
     }
 }
@@ -292,9 +294,15 @@ fn a_server_that_is_killed_in_mid_request() {
         }
         serving.kill();
         let outcome = lost.await;
-        assert!(matches!(outcome, Err(Error::OutcomeUnknown { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Err(MessagingError::OutcomeUnknown { .. })), "{outcome:?}");
         let missing = channel.request_words(ECHO, &[3], Priority::Latency).await.map(drop);
-        assert!(matches!(missing, Err(Error::ServerMissing { .. } | Error::ServerLost { .. })), "{missing:?}");
+        assert!(
+            matches!(
+                missing,
+                Err(MessagingError::Fabric(FabricError::ServerMissing { .. } | FabricError::ServerLost { .. }))
+            ),
+            "{missing:?}"
+        );
         if Backend::chosen() == Backend::Verbs {
             // Its memory is gone with it.
             return;

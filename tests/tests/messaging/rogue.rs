@@ -7,7 +7,7 @@ use farlink_runtime::{
     clock::Clock,
     fabric::{
         Endpoint, Request, Ticket, Verb,
-        link::{LinkState, OpenMemory, PeerId, far},
+        connection::{ConnectionState, OpenMemory, PeerId, far},
     },
     lock::OwnerId,
 };
@@ -103,6 +103,6 @@ impl Rogue {
     }
 
     pub(crate) fn is_dismissed(&mut self) -> bool {
-        self.endpoint.link_state(server(0)) != LinkState::Up
+        self.endpoint.connection_state(server(0)) != ConnectionState::Up
     }
 }

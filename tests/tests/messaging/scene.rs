@@ -15,7 +15,8 @@ use farlink_runtime::{
     compute::ComputeServer,
     fabric::{
         Fabric,
-        link::{DEFAULT_LINK_BYTES, ListenOptions, PeerId},
+        connection::PeerId,
+        listener::{DEFAULT_CONNECTION_BYTES, ListenOptions},
         mem::MemOptions,
     },
     messaging::{ChannelOptions, Kind, MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
@@ -112,10 +113,10 @@ pub(crate) struct Scene {
 }
 
 /// A cluster in this process.
-pub(crate) fn scene(servers: usize, options: MemOptions, link_bytes: usize, serve: &ServeMessages) -> Scene {
+pub(crate) fn scene(servers: usize, options: MemOptions, connection_bytes: usize, serve: &ServeMessages) -> Scene {
     let cluster = here::start(servers, 2 << 20, options).unwrap();
     let seen = Arc::new(Seen::default());
-    let start_one = |number| start(&*cluster, number as u16, 1, link_bytes, serve, &seen);
+    let start_one = |number| start(&*cluster, number as u16, 1, connection_bytes, serve, &seen);
     let messages = (0..servers).map(start_one).collect();
     Scene {
         fabric: cluster.fabric(),
@@ -130,18 +131,18 @@ pub(crate) fn start(
     cluster: &dyn Here,
     number: u16,
     ports: usize,
-    link_bytes: usize,
+    connection_bytes: usize,
     serve: &ServeMessages,
     seen: &Arc<Seen>,
 ) -> MessageServer {
-    let listener = cluster.listen(server(number), &ListenOptions { ports, link_bytes }).unwrap();
+    let listener = cluster.listen(server(number), &ListenOptions { endpoints: ports, connection_bytes }).unwrap();
     let seen = Arc::clone(seen);
     MessageServer::start(listener, serve, move |_| Ok(Box::new(Parrot::new(&seen)))).unwrap()
 }
 
 impl Scene {
     pub(crate) fn fast() -> Self {
-        scene(1, cluster::FAST, DEFAULT_LINK_BYTES, &ServeMessages::default())
+        scene(1, cluster::FAST, DEFAULT_CONNECTION_BYTES, &ServeMessages::default())
     }
 
     pub(crate) fn join(&self, seed: u64) -> ComputeServer {

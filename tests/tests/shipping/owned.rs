@@ -7,8 +7,8 @@ use farlink_runtime::{
     access::{Link, Operation, PageRef, RemotePtr},
     compute::ComputeServer,
     error::Error,
-    fabric::mem::MemOptions,
-    messaging::{Kind, Priority, Refusal},
+    fabric::{Error as FabricError, mem::MemOptions},
+    messaging::{Error as MessagingError, Kind, Priority, Refusal},
     one_sided::{OneSided, Proof},
     operation::Code,
     ptr::ServerId,
@@ -279,7 +279,10 @@ fn what_makes_no_sense_is_refused_and_others_are_served() {
         ];
         for (kind, words, expected) in requests {
             let refused = channel.request_words(kind, words, Priority::Latency).await.map(drop);
-            assert!(matches!(refused, Err(Error::Refused { why, .. }) if why == expected), "{words:x?}: {refused:?}");
+            assert!(
+                matches!(refused, Err(MessagingError::Refused { why, .. }) if why == expected),
+                "{words:x?}: {refused:?}"
+            );
         }
         let reply = channel.request_words(SHIP, &[tree_get, id, 0, 7], Priority::Latency).await.unwrap();
         assert_eq!(reply.words()[1..], [0, 1, 7]);
@@ -335,11 +338,11 @@ fn a_server_that_is_lost_leaves_the_outcome_unknown() {
             worker.yield_now().await;
         }
         drop(servers);
-        assert!(matches!(lost.await, Err(Error::OutcomeUnknown { .. })));
+        assert!(matches!(lost.await, Err(Error::Messaging(MessagingError::OutcomeUnknown { .. }))));
         // It was carried out, in fact.
         assert_eq!(scene.tree.get(7).await.unwrap(), Some(70));
         let missing = scene.try_ship(&get(7), page, 0, owned).await;
-        assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+        assert!(matches!(missing, Err(Error::Fabric(FabricError::ServerMissing { .. }))), "{missing:?}");
     });
 }
 
@@ -370,7 +373,7 @@ fn what_only_reads_is_sent_again_when_another_server_takes_over() {
         drop(servers);
         let _servers = fleet::start_all(&cluster, 1, &ShipOptions::default()).unwrap();
         for lost in [put.await, removed.await] {
-            assert!(matches!(lost, Err(Error::OutcomeUnknown { .. })), "{lost:?}");
+            assert!(matches!(lost, Err(Error::Messaging(MessagingError::OutcomeUnknown { .. }))), "{lost:?}");
         }
         assert_eq!(got.await.unwrap(), Some(5));
         assert_eq!(

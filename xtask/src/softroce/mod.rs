@@ -210,5 +210,5 @@ fn environment() -> String {
 
 /// Where cargo builds.
 fn target_dir() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::workspace().join("target"), PathBuf::from)
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::workspace::workspace().join("target"), PathBuf::from)
 }

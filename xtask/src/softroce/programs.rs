@@ -57,7 +57,7 @@ fn is_script(path: &Path) -> Result<bool> {
 }
 
 /// Packages with programs or tests that run on verbs.
-const PACKAGES: [&str; 3] = ["farlink-runtime", "farlink-tests", "farlink"];
+const PACKAGES: [&str; 4] = ["farlink-fabric", "farlink-runtime", "farlink-tests", "farlink"];
 /// Tests with which the programs come: a small one of each package that has some.
 const WITH_PROGRAMS: [&str; 2] = ["fabric", "program"];
 /// The tests of memory, and of messages.
@@ -107,7 +107,7 @@ impl Built {
     /// Checks what is built with verbs as the workspace is checked without: with clippy, and unit tests, which need no device.
     pub(super) fn lint() -> Result<()> {
         for (command, arguments) in
-            [("clippy", &["--all-targets", "--", "-D", "warnings"][..]), ("test", &["--lib", "fabric::verbs"])]
+            [("clippy", &["--all-targets", "--", "-D", "warnings"][..]), ("test", &["--lib", "verbs::"])]
         {
             let status = cargo(command).args(arguments).status().context("starting cargo")?;
             ensure!(status.success(), "cargo {command} failed ({status})");
@@ -145,7 +145,7 @@ impl Built {
 /// A cargo command on the packages, with verbs.
 fn cargo(command: &str) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.arg(command).current_dir(crate::workspace()).env("CARGO_TARGET_DIR", target_dir());
+    cargo.arg(command).current_dir(crate::workspace::workspace()).env("CARGO_TARGET_DIR", target_dir());
     cargo.env("LIBCLANG_PATH", host::libclang_dir());
     // Emulated programs mostly wait: what is built quickly is done first.
     for (name, value) in [

@@ -1,0 +1,40 @@
+//! One-sided access to disaggregated memory: what a compute server may ask of the memory of memory servers, and the fabrics
+//! that carry it out.
+//!
+//! From the bottom up:
+//!
+//! - [`ptr`], [`lock`], [`words`], [`wire`]: remote pointers and connections, lock words, pages as words, values as words.
+//! - [`sync`], [`clock`], [`buffer`], [`region`], [`memory`]: atomics that loom can replace, time, registered local memory,
+//!   the memory of a memory server.
+//! - [`connection`], [`endpoint`], [`listener`]: posts and completions, and the memory that a worker and a memory server
+//!   open to each other for messages.
+//! - [`mem`], `verbs` (with the feature of that name), [`faulty`]: memory mapped into the process or shared by several; RDMA;
+//!   any fabric with failures from a seed.
+//!
+//! A fabric knows nothing of what stands in a region: whoever serves one says how it is formatted.
+
+pub mod buffer;
+pub mod clock;
+pub mod connection;
+pub mod endpoint;
+pub mod error;
+pub mod faulty;
+pub mod hash;
+pub mod listener;
+pub mod lock;
+pub mod mem;
+pub mod memory;
+pub mod ptr;
+pub mod region;
+pub mod size_class;
+pub mod sync;
+#[cfg(feature = "verbs")]
+pub mod verbs;
+pub mod wire;
+pub mod words;
+
+pub use self::{
+    buffer::LocalKey,
+    endpoint::{Capabilities, Completion, Done, Endpoint, Fabric, Liveness, OwnerClaim, Request, Ticket, Verb},
+    error::Error,
+};

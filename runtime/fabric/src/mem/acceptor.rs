@@ -1,0 +1,453 @@
+//! Acceptors: how a worker's endpoint and a memory server of the `mem` fabric find each other and open memory.
+//!
+//! A listening memory server has an *acceptor*, shared words with an eventcount for each endpoint. A worker that connects
+//! makes the memory of the connection, both sides' in one piece, leaves it where the endpoint looks, and notifies it. In one
+//! process the acceptor is kept by the fabric and connections are handed over through a list. Across processes:
+//!
+//! ```text
+//! acceptor-N               the acceptor of memory server N; locked by the process that listens
+//! connections/N.P.I.W.T    a connection to endpoint P of server N, of worker W of incarnation I; locked by the worker's
+//!                          process. T tells apart connections that this worker has opened one after another
+//! ```
+//!
+//! A connection's first page says who it is and holds a word for each side that closes it; then comes the worker's memory, then
+//! the memory server's. Whoever closes a connection removes its file. Liveness is the system's: a lock goes with its process.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use super::{claims::is_locked, eventcount::Eventcount, files};
+use crate::{
+    connection::{ConnectionState, OpenMemory, PeerId},
+    error::Error,
+    listener::{CONNECTION_BYTES_MIN, ListenOptions},
+    lock::OwnerId,
+    ptr::ServerId,
+    region::Region,
+    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"FARACPT1");
+const CONNECTION_MAGIC: u64 = u64::from_le_bytes(*b"FARCONN1");
+const LINE: usize = 8;
+/// Words of an acceptor before the endpoints' lines, each in a line of its own: what it is, endpoints, connection bytes, whether it is open.
+const ACCEPTOR_LINES: usize = 4;
+const OPEN: usize = 3 * LINE;
+/// Words of a connection before both sides' memory.
+const CONNECTION_HEADER: usize = 512;
+const OF_OWNER: usize = 1;
+const OF_WORKER: usize = 2;
+const CLOSED: usize = LINE;
+/// What [`CLOSED`] says once the worker has closed the connection.
+const IN_ORDER: u64 = 1;
+const BROKEN: u64 = 2;
+const DISMISSED: usize = 2 * LINE;
+
+/// Where the connections to an acceptor are left.
+#[derive(Debug)]
+enum Place {
+    /// In this process: by endpoint.
+    InProcess(Vec<Mutex<Vec<ConnectionMemory>>>),
+    /// In the cluster's directory.
+    Files { dir: PathBuf, acceptor: File },
+}
+
+/// A memory server's acceptor, from either side.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    server: ServerId,
+    region: Region,
+    endpoints: usize,
+    connection_bytes: usize,
+    place: Place,
+}
+
+/// The acceptors of the memory servers of one process.
+pub(super) type AcceptorList = Arc<Mutex<Vec<Option<Arc<Acceptor>>>>>;
+
+impl Acceptor {
+    fn format(region: &Region, options: &ListenOptions) {
+        let words = region.words();
+        words[LINE].store(options.endpoints as u64, Ordering::Relaxed);
+        words[2 * LINE].store(options.connection_bytes as u64, Ordering::Relaxed);
+        words[OPEN].store(1, Ordering::Relaxed);
+        words[0].store(MAGIC, Ordering::Release);
+    }
+
+    fn bytes(endpoints: usize) -> usize {
+        ((ACCEPTOR_LINES + 2 * endpoints) * LINE * 8).next_multiple_of(4096)
+    }
+
+    /// An acceptor inside this process.
+    pub(super) fn in_process(server: ServerId, options: &ListenOptions) -> Result<Self, Error> {
+        let region = Region::anonymous(Self::bytes(options.endpoints))?;
+        Self::format(&region, options);
+        let lists = (0..options.endpoints).map(|_| Mutex::new(Vec::new())).collect();
+        let place = Place::InProcess(lists);
+        Ok(Self { server, region, endpoints: options.endpoints, connection_bytes: options.connection_bytes, place })
+    }
+
+    /// Makes the acceptor of a memory server in the cluster's directory. Who serves its region makes it, so it is alone.
+    pub(crate) fn create(dir: &Path, server: ServerId, options: &ListenOptions) -> Result<Self, Error> {
+        let path = acceptor_path(dir, server);
+        let failed = || format!("making {}", path.display());
+        fs::create_dir_all(dir.join("connections")).map_err(Error::io(failed()))?;
+        remove_connections(dir, server);
+        let draft = dir.join(format!("acceptor-{server}.{:016x}", rand::random::<u64>()));
+        let made = Self::make(&draft, server, dir, options);
+        let acceptor =
+            made.and_then(|acceptor| fs::rename(&draft, &path).map_err(Error::io(failed())).map(|()| acceptor));
+        if acceptor.is_err() {
+            let _ = fs::remove_file(&draft);
+        }
+        acceptor
+    }
+
+    fn make(draft: &Path, server: ServerId, dir: &Path, options: &ListenOptions) -> Result<Self, Error> {
+        let failed = || format!("making {}", draft.display());
+        let mut open = OpenOptions::new();
+        let acceptor = open.read(true).write(true).create_new(true).open(draft).map_err(Error::io(failed()))?;
+        files::reserve(&acceptor, Self::bytes(options.endpoints) as u64).map_err(Error::io(failed()))?;
+        acceptor.lock().map_err(Error::io(failed()))?;
+        let region = Region::of_file(&acceptor, draft)?;
+        Self::format(&region, options);
+        let place = Place::Files { dir: dir.to_path_buf(), acceptor };
+        Ok(Self { server, region, endpoints: options.endpoints, connection_bytes: options.connection_bytes, place })
+    }
+
+    /// The acceptor of a memory server of the cluster in `dir`, if it listens.
+    pub(super) fn open(dir: &Path, server: ServerId) -> Result<Self, Error> {
+        let missing = |why: String| Error::ServerMissing { server, why };
+        let path = acceptor_path(dir, server);
+        let acceptor = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(acceptor) => acceptor,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(missing("it takes no messages; start one that does".into()));
+            }
+            Err(error) => return Err(Error::io(format!("opening {}", path.display()))(error)),
+        };
+        if !is_locked(&acceptor) {
+            return Err(missing("it took messages and is gone; start it again".into()));
+        }
+        let bytes = acceptor.metadata().map_err(Error::io(format!("reading the size of {}", path.display())))?.len();
+        let bad = || missing(format!("{} is not the acceptor of a memory server", path.display()));
+        if bytes < 4096 || !bytes.is_multiple_of(4096) {
+            return Err(bad());
+        }
+        let region = Region::of_file(&acceptor, &path)?;
+        let word = |index: usize| region.words()[index].load(Ordering::Acquire);
+        let (endpoints, connection_bytes) = (word(LINE) as usize, word(2 * LINE) as usize);
+        let options = ListenOptions { endpoints, connection_bytes };
+        if word(0) != MAGIC || options.validate().is_err() || Self::bytes(endpoints) as u64 != bytes {
+            return Err(bad());
+        }
+        let place = Place::Files { dir: dir.to_path_buf(), acceptor };
+        Ok(Self { server, region, endpoints, connection_bytes, place })
+    }
+
+    pub(super) fn server(&self) -> ServerId {
+        self.server
+    }
+
+    pub(super) fn endpoints(&self) -> usize {
+        self.endpoints
+    }
+
+    pub(super) fn eventcount(&self, endpoint: usize) -> Eventcount<'_> {
+        Eventcount::new(&self.region.words()[(ACCEPTOR_LINES + 2 * endpoint) * LINE])
+    }
+
+    /// Counts what has come and gone at an endpoint, so that it need not look for it.
+    pub(super) fn news(&self, endpoint: usize) -> &AtomicU64 {
+        &self.region.words()[(ACCEPTOR_LINES + 2 * endpoint + 1) * LINE]
+    }
+
+    fn tell(&self, endpoint: usize) {
+        self.news(endpoint).fetch_add(1, Ordering::Release);
+        self.eventcount(endpoint).notify();
+    }
+
+    /// Whether the memory server still listens. Makes a system call if its word says so.
+    fn is_open(&self) -> bool {
+        let says = self.region.words()[OPEN].load(Ordering::Acquire) == 1;
+        says && match &self.place {
+            Place::InProcess(_) => true,
+            Place::Files { acceptor, .. } => is_locked(acceptor),
+        }
+    }
+
+    /// No more connections: the memory server stops listening.
+    pub(super) fn shut(&self) {
+        self.region.words()[OPEN].store(0, Ordering::Release);
+        match &self.place {
+            Place::InProcess(lists) => lists.iter().for_each(|list| lock(list).clear()),
+            Place::Files { dir, acceptor } => {
+                let path = acceptor_path(dir, self.server);
+                if files::is_still_at(acceptor, &path).unwrap_or(false) {
+                    let _ = fs::remove_file(path);
+                }
+                remove_connections(dir, self.server);
+                let _ = acceptor.unlock();
+            }
+        }
+    }
+
+    /// Makes a connection and leaves it at the endpoint that is this worker's.
+    pub(super) fn connect(acceptor: &Arc<Self>, who: PeerId) -> Result<WorkerEnd, Error> {
+        let endpoint = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % acceptor.endpoints;
+        let memory = match &acceptor.place {
+            Place::InProcess(lists) => {
+                let memory = ConnectionMemory::anonymous(acceptor.connection_bytes, who)?;
+                lock(&lists[endpoint]).push(memory.clone());
+                memory
+            }
+            Place::Files { dir, .. } => {
+                ConnectionMemory::file(dir, acceptor.server, endpoint, acceptor.connection_bytes, who)?
+            }
+        };
+        acceptor.tell(endpoint);
+        if !acceptor.is_open() {
+            memory.remove_file();
+            return Err(Error::ServerMissing {
+                server: acceptor.server,
+                why: "it has just stopped to take messages".into(),
+            });
+        }
+        Ok(WorkerEnd { acceptor: Arc::clone(acceptor), endpoint, memory, end: IN_ORDER })
+    }
+
+    /// The connections that were left at an endpoint and that `known` does not know.
+    pub(super) fn arrived(&self, endpoint: usize, known: impl Fn(&Path) -> bool) -> Vec<ConnectionMemory> {
+        match &self.place {
+            Place::InProcess(lists) => std::mem::take(&mut *lock(&lists[endpoint])),
+            Place::Files { dir, .. } => {
+                let prefix = format!("{}.{endpoint}.", self.server);
+                let Ok(entries) = fs::read_dir(dir.join("connections")) else { return Vec::new() };
+                let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+                ours.map(|entry| entry.path())
+                    .filter(|path| !known(path))
+                    .filter_map(|path| ConnectionMemory::found(path, self.connection_bytes))
+                    .collect()
+            }
+        }
+    }
+}
+
+fn acceptor_path(dir: &Path, server: ServerId) -> PathBuf {
+    dir.join(format!("acceptor-{server}"))
+}
+
+/// Removes what connections there are to a memory server that does not listen.
+fn remove_connections(dir: &Path, server: ServerId) {
+    let prefix = format!("{server}.");
+    for entry in fs::read_dir(dir.join("connections")).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// A connection's memory: a header and both sides'.
+#[derive(Debug, Clone)]
+pub(super) struct ConnectionMemory {
+    region: Arc<Region>,
+    connection_words: usize,
+    file: Option<Arc<(PathBuf, File)>>,
+}
+
+impl ConnectionMemory {
+    fn bytes(connection_bytes: usize) -> usize {
+        CONNECTION_HEADER * 8 + 2 * connection_bytes
+    }
+
+    fn anonymous(connection_bytes: usize, who: PeerId) -> Result<Self, Error> {
+        let region = Arc::new(Region::anonymous(Self::bytes(connection_bytes))?);
+        let memory = Self { region, connection_words: connection_bytes / 8, file: None };
+        memory.sign(who);
+        Ok(memory)
+    }
+
+    /// A locked file with its memory reserved, given its name only when it is whole.
+    fn file(
+        dir: &Path,
+        server: ServerId,
+        endpoint: usize,
+        connection_bytes: usize,
+        who: PeerId,
+    ) -> Result<Self, Error> {
+        static TURN: OnceLock<std::sync::atomic::AtomicU64> = OnceLock::new();
+        let turn = TURN.get_or_init(Default::default).fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("{server}.{endpoint}.{}.{}.{turn}", who.owner.incarnation(), who.worker);
+        let path = dir.join("connections").join(&name);
+        let failed = || format!("making {}", path.display());
+        let draft = dir.join("connections").join(format!("draft.{name}"));
+        let mut open = OpenOptions::new();
+        let file = open.read(true).write(true).create(true).truncate(true).open(&draft).map_err(Error::io(failed()))?;
+        let made = (|| {
+            files::reserve(&file, Self::bytes(connection_bytes) as u64).map_err(Error::io(failed()))?;
+            file.lock().map_err(Error::io(failed()))?;
+            let region = Arc::new(Region::of_file(&file, &draft)?);
+            let file = Some(Arc::new((path.clone(), file)));
+            let memory = Self { region, connection_words: connection_bytes / 8, file };
+            memory.sign(who);
+            fs::rename(&draft, &path).map_err(Error::io(failed()))?;
+            Ok(memory)
+        })();
+        if made.is_err() {
+            let _ = fs::remove_file(&draft);
+        }
+        made
+    }
+
+    /// The connection that a worker has left in this file; none if it is not one, or nobody holds it any more.
+    fn found(path: PathBuf, connection_bytes: usize) -> Option<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(&path).ok()?;
+        let whole = file.metadata().is_ok_and(|metadata| metadata.len() == Self::bytes(connection_bytes) as u64);
+        if !is_locked(&file) || !whole {
+            let _ = fs::remove_file(&path);
+            return None;
+        }
+        let region = Arc::new(Region::of_file(&file, &path).ok()?);
+        let memory = Self { region, connection_words: connection_bytes / 8, file: Some(Arc::new((path, file))) };
+        if memory.who().is_none() {
+            memory.remove_file();
+            return None;
+        }
+        Some(memory)
+    }
+
+    fn sign(&self, who: PeerId) {
+        let words = self.region.words();
+        words[OF_OWNER].store(u64::from(who.owner.incarnation()), Ordering::Relaxed);
+        words[OF_WORKER].store(u64::from(who.worker), Ordering::Relaxed);
+        words[0].store(CONNECTION_MAGIC, Ordering::Release);
+    }
+
+    pub(super) fn who(&self) -> Option<PeerId> {
+        let word = |index: usize| self.region.words()[index].load(Ordering::Acquire);
+        let is_connection = word(0) == CONNECTION_MAGIC;
+        let owner = OwnerId::new(word(OF_OWNER)).filter(|_| is_connection)?;
+        Some(PeerId { owner, worker: u32::try_from(word(OF_WORKER)).ok()? })
+    }
+
+    fn remove_file(&self) {
+        if let Some(file) = &self.file {
+            let _ = fs::remove_file(&file.0);
+        }
+    }
+
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| file.0.as_path())
+    }
+
+    fn workers_memory(&self) -> OpenMemory {
+        OpenMemory::new(Arc::clone(&self.region), CONNECTION_HEADER..CONNECTION_HEADER + self.connection_words)
+    }
+
+    fn servers_memory(&self) -> OpenMemory {
+        let first = CONNECTION_HEADER + self.connection_words;
+        OpenMemory::new(Arc::clone(&self.region), first..first + self.connection_words)
+    }
+
+    fn flag(&self, word: usize) -> &AtomicU64 {
+        &self.region.words()[word]
+    }
+}
+
+/// A connection as its worker holds it. Dropping it closes the connection.
+#[derive(Debug)]
+pub(super) struct WorkerEnd {
+    acceptor: Arc<Acceptor>,
+    endpoint: usize,
+    memory: ConnectionMemory,
+    /// What the memory server is told when it is closed.
+    end: u64,
+}
+
+impl WorkerEnd {
+    pub(super) fn own(&self) -> OpenMemory {
+        self.memory.workers_memory()
+    }
+
+    pub(super) fn far(&self) -> Far {
+        Far { memory: self.memory.servers_memory(), eventcount: Some((Arc::clone(&self.acceptor), self.endpoint)) }
+    }
+
+    /// Closes the connection as one that broke: its worker comes again for what it has asked for.
+    pub(super) fn abandon(mut self) {
+        self.end = BROKEN;
+    }
+
+    pub(super) fn state(&self) -> ConnectionState {
+        if !self.acceptor.is_open() {
+            ConnectionState::Dead
+        } else if self.memory.flag(DISMISSED).load(Ordering::Acquire) != 0 {
+            ConnectionState::Dismissed
+        } else {
+            ConnectionState::Up
+        }
+    }
+}
+
+impl Drop for WorkerEnd {
+    fn drop(&mut self) {
+        self.memory.flag(CLOSED).store(self.end, Ordering::Release);
+        self.memory.remove_file();
+        self.acceptor.tell(self.endpoint);
+    }
+}
+
+/// A connection as the memory server's endpoint holds it. Dropping it dismisses the worker.
+#[derive(Debug)]
+pub(super) struct ServerEnd(ConnectionMemory);
+
+impl ServerEnd {
+    pub(super) fn new(memory: ConnectionMemory) -> Self {
+        Self(memory)
+    }
+
+    pub(super) fn own(&self) -> OpenMemory {
+        self.0.servers_memory()
+    }
+
+    pub(super) fn far(&self) -> Far {
+        Far { memory: self.0.workers_memory(), eventcount: None }
+    }
+
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.0.path()
+    }
+
+    /// Whether the worker has closed it, and then whether it has no use for it any more.
+    pub(super) fn closed_in_order(&self) -> Option<bool> {
+        match self.0.flag(CLOSED).load(Ordering::Acquire) {
+            0 => None,
+            end => Some(end == IN_ORDER),
+        }
+    }
+
+    /// Whether the worker's process is gone. A system call.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.0.file.as_ref().is_some_and(|file| !is_locked(&file.1))
+    }
+}
+
+impl Drop for ServerEnd {
+    fn drop(&mut self) {
+        self.0.flag(DISMISSED).store(1, Ordering::Release);
+        self.0.remove_file();
+    }
+}
+
+/// The other side's memory of a connection, and the eventcount that is rung there.
+#[derive(Debug, Clone)]
+pub(super) struct Far {
+    pub(super) memory: OpenMemory,
+    pub(super) eventcount: Option<(Arc<Acceptor>, usize)>,
+}
+
+const _: () = assert!(CONNECTION_BYTES_MIN.is_multiple_of(4096));

@@ -1,0 +1,121 @@
+//! Who is alive: a compute server holds the lock of a file named after its incarnation; the system releases it when the
+//! process is gone, and not before. After that nothing of that process can still write to the mapped memory, so *dead*
+//! is a fact. In one process, a set takes the files' place.
+
+use std::{
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+};
+
+use hashbrown::HashSet;
+
+use crate::{
+    endpoint::{Liveness, OwnerClaim},
+    error::Error,
+    lock::OwnerId,
+    ptr::ServerId,
+    sync::{Arc, Mutex, lock},
+};
+
+type Owners = Arc<Mutex<HashSet<OwnerId>>>;
+
+#[derive(Debug)]
+pub(super) enum Claims {
+    InProcess(Owners),
+    Files(PathBuf),
+}
+
+impl Claims {
+    pub(super) fn in_process() -> Self {
+        Self::InProcess(Arc::new(Mutex::new(HashSet::new())))
+    }
+
+    pub(super) fn files(cluster: &Path) -> Self {
+        Self::Files(cluster.join("owners"))
+    }
+
+    pub(super) fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
+        match self {
+            Self::InProcess(owners) => {
+                if !lock(owners).insert(owner) {
+                    return Err(given_out_twice(owner));
+                }
+                Ok(Box::new(InProcessClaim { owner, owners: Arc::clone(owners) }))
+            }
+            Self::Files(dir) => {
+                let path = file_of(dir, owner);
+                let failed = || format!("claiming {}", path.display());
+                let file = File::create(&path).map_err(Error::io(failed()))?;
+                match file.try_lock() {
+                    Ok(()) => {}
+                    Err(TryLockError::WouldBlock) => return Err(given_out_twice(owner)),
+                    Err(TryLockError::Error(error)) => return Err(Error::io(failed())(error)),
+                }
+                Ok(Box::new(FileClaim { path, _locked: file }))
+            }
+        }
+    }
+
+    pub(super) fn liveness(&self, owner: OwnerId) -> Liveness {
+        match self {
+            Self::InProcess(owners) if lock(owners).contains(&owner) => Liveness::Alive,
+            Self::InProcess(_) => Liveness::Dead,
+            Self::Files(dir) => match File::open(file_of(dir, owner)) {
+                Ok(file) if is_locked(&file) => Liveness::Alive,
+                Ok(_) => Liveness::Dead,
+                // A claim is made before its incarnation is first used, and its file goes only with a clean exit.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Liveness::Dead,
+                Err(_) => Liveness::Alive,
+            },
+        }
+    }
+}
+
+/// Whether somebody holds the exclusive lock of this file. Errors count as held: they prove nothing.
+pub(super) fn is_locked(file: &File) -> bool {
+    match file.try_lock_shared() {
+        Ok(()) => {
+            let _ = file.unlock();
+            false
+        }
+        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => true,
+    }
+}
+
+/// Only a superblock whose counter went back leads here. To wait would be to wait for the other one's end.
+fn given_out_twice(owner: OwnerId) -> Error {
+    let server = ServerId::new(0).expect("0 is a server id");
+    Error::BadRegion { server, why: format!("it gave out the incarnation of {owner}, which still runs") }
+}
+
+fn file_of(dir: &Path, owner: OwnerId) -> PathBuf {
+    dir.join(owner.incarnation().to_string())
+}
+
+#[derive(Debug)]
+struct InProcessClaim {
+    owner: OwnerId,
+    owners: Owners,
+}
+
+impl OwnerClaim for InProcessClaim {}
+
+impl Drop for InProcessClaim {
+    fn drop(&mut self) {
+        lock(&self.owners).remove(&self.owner);
+    }
+}
+
+#[derive(Debug)]
+struct FileClaim {
+    path: PathBuf,
+    _locked: File,
+}
+
+impl OwnerClaim for FileClaim {}
+
+impl Drop for FileClaim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,218 @@
+//! The `mem` fabric: the memory of all memory servers is mapped into the compute process.
+//!
+//! In one process ([`MemFabric::in_process`]) or across processes through the files of a cluster directory
+//! ([`MemFabric::open`]); the same code maps a CXL device. READs and WRITEs are word-wise relaxed atomic copies, atomics
+//! are the CPU's own. [`MemOptions`] make it behave like a network: added latency, a bandwidth limit, and *nasty* mode,
+//! which does on purpose all that the [fabric's contract](super) permits.
+//!
+//! Files of a cluster directory:
+//!
+//! ```text
+//! cluster          text: the cluster's id and its number of memory servers
+//! server-N.mem     the region of memory server N; locked by the process that serves it
+//! owners/I         locked by the compute server with incarnation I while it runs
+//! acceptor-N, connections/   where memory server N takes messages, and the connections to it (see `acceptor.rs`)
+//! ```
+
+mod acceptor;
+mod claims;
+mod endpoint;
+pub mod eventcount;
+mod files;
+mod nasty;
+mod served;
+mod server_endpoint;
+
+use std::path::{Path, PathBuf};
+
+pub use self::served::{ServeRegion, ServedRegion};
+
+use self::{
+    acceptor::{Acceptor, AcceptorList},
+    claims::Claims,
+    endpoint::{FindAcceptor, MemEndpoint},
+    server_endpoint::MemListener,
+};
+use crate::{
+    clock::Clock,
+    endpoint::{Capabilities, Endpoint, Fabric, Liveness, OwnerClaim},
+    error::Error,
+    listener::{ListenOptions, Listener},
+    lock::OwnerId,
+    memory::LocalMemory,
+    ptr::ServerId,
+    region::Region,
+    sync::{Arc, Mutex, lock},
+};
+
+/// The eager limit, 4 KiB. Rings and rendezvous were measured to be level at 1 to 4 KiB where copies went at 1 GB/s, and at up
+/// to 16 KiB where they went at 3 GB/s.
+const EAGER_WORDS: usize = 512;
+
+/// How the `mem` fabric behaves. The default is as fast as memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemOptions {
+    /// Nanoseconds added to every operation: it completes no sooner. Operations in flight overlap.
+    pub latency_ns: u64,
+    /// Nanoseconds that each request occupies the way from an endpoint to a memory server, whatever its size: requests
+    /// go one after another, as through a network card, which takes so many a second and no more.
+    pub request_ns: u64,
+    /// Bytes per second between one endpoint and one memory server; 0 for no limit.
+    pub bandwidth_bytes_per_s: u64,
+    /// Moves each READ and WRITE cache line by cache line in shuffled order, words within a line too, with other work let
+    /// in between, and delays completions at random.
+    pub nasty: bool,
+    /// Whether to guarantee (and keep) [`Capabilities::ordered_writes`].
+    pub ordered_writes: bool,
+    /// Whether to guarantee [`Capabilities::atomic_against_writes`].
+    pub atomic_against_writes: bool,
+    /// Whether to declare [`Capabilities::atomic_against_cpu`]. It always holds: this is for tests of those who ask.
+    pub atomic_against_cpu: bool,
+}
+
+impl Default for MemOptions {
+    fn default() -> Self {
+        Self {
+            latency_ns: 0,
+            request_ns: 0,
+            bandwidth_bytes_per_s: 0,
+            nasty: false,
+            ordered_writes: true,
+            atomic_against_writes: true,
+            atomic_against_cpu: true,
+        }
+    }
+}
+
+impl MemOptions {
+    fn is_timed(&self) -> bool {
+        self.latency_ns != 0 || self.request_ns != 0 || self.bandwidth_bytes_per_s != 0
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            ordered_writes: self.ordered_writes,
+            atomic_against_writes: self.atomic_against_writes,
+            atomic_against_cpu: self.atomic_against_cpu,
+            inline_bytes: 8,
+            gather_max: 1,
+            eager_words: EAGER_WORDS,
+        }
+    }
+}
+
+/// Mapped memory as a fabric.
+#[derive(Debug)]
+pub struct MemFabric {
+    regions: Arc<Vec<Region>>,
+    claims: Claims,
+    acceptors: AcceptorSource,
+    options: MemOptions,
+}
+
+/// Where the acceptors of the memory servers are.
+#[derive(Debug, Clone)]
+enum AcceptorSource {
+    Here(AcceptorList),
+    In(PathBuf),
+}
+
+impl AcceptorSource {
+    fn here(servers: usize) -> Self {
+        Self::Here(Arc::new(Mutex::new((0..servers).map(|_| None).collect())))
+    }
+}
+
+impl FindAcceptor for AcceptorSource {
+    fn find(&self, server: ServerId) -> Result<Arc<Acceptor>, Error> {
+        match self {
+            Self::Here(acceptors) => {
+                let missing =
+                    || Error::ServerMissing { server, why: "it takes no messages; start a server that does".into() };
+                lock(acceptors).get(server.index()).and_then(Clone::clone).ok_or_else(missing)
+            }
+            Self::In(dir) => Acceptor::open(dir, server).map(Arc::new),
+        }
+    }
+}
+
+impl MemFabric {
+    /// Memory servers inside this process, whose regions these are: formatted by the caller, and gone with the value.
+    pub fn in_process(regions: Vec<Region>, options: MemOptions) -> Self {
+        let acceptors = AcceptorSource::here(regions.len());
+        Self { regions: Arc::new(regions), claims: Claims::in_process(), acceptors, options }
+    }
+
+    /// Maps the memory servers of the cluster in `dir`, all of which must be running.
+    ///
+    /// # Errors
+    /// If there is no cluster, a server is missing or not running, or a file has the wrong size.
+    pub fn open(dir: &Path, options: MemOptions) -> Result<Self, Error> {
+        let cluster = files::ClusterFile::read(dir)?;
+        let regions = (0..cluster.servers)
+            .map(|index| files::open_served(dir, files::server_id(index)?, cluster.servers))
+            .collect::<Result<Vec<_>, _>>()?;
+        let acceptors = AcceptorSource::In(dir.to_path_buf());
+        Ok(Self { regions: Arc::new(regions), claims: Claims::files(dir), acceptors, options })
+    }
+
+    /// Opens a memory server of this process to messages, until the listener is dropped. The memory servers of a cluster
+    /// directory listen in the process that serves them ([`ServedRegion::listen`]).
+    ///
+    /// # Errors
+    /// If there is no such memory server in this process, it listens already, or an option cannot work.
+    pub fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        options.validate()?;
+        let bad = |why: String| Error::BadOption { option: "server", why };
+        let AcceptorSource::Here(acceptors) = &self.acceptors else {
+            return Err(bad(format!("memory server {server} listens in the process that serves it")));
+        };
+        match lock(acceptors).get(server.index()) {
+            Some(None) => {}
+            Some(Some(_)) => return Err(bad(format!("memory server {server} listens already"))),
+            None => return Err(bad(format!("there is no memory server {server}"))),
+        }
+        let acceptor = Acceptor::in_process(server, options)?;
+        Ok(Box::new(MemListener::new(acceptor, self.options, Some(Arc::clone(acceptors)))))
+    }
+
+    /// The memory of a memory server of this process, for its threads.
+    ///
+    /// # Errors
+    /// If there is no such memory server.
+    pub fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {
+        if server.index() >= self.regions.len() {
+            return Err(Error::BadOption { option: "server", why: format!("there is no memory server {server}") });
+        }
+        Ok(LocalMemory::new(&self.regions, server.index(), server))
+    }
+
+    /// The words of a region, for whoever plays the memory server in the same process and for tests that damage memory.
+    #[doc(hidden)]
+    pub fn raw_words(&self, server: ServerId) -> &[crate::sync::AtomicU64] {
+        self.regions[server.index()].words()
+    }
+}
+
+impl Fabric for MemFabric {
+    fn servers(&self) -> usize {
+        self.regions.len()
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.regions[server.index()].bytes()
+    }
+
+    fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
+        let endpoint = MemEndpoint::new(Arc::clone(&self.regions), self.options, seed, clock);
+        Ok(Box::new(endpoint.with_acceptors(Box::new(self.acceptors.clone()))))
+    }
+
+    fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
+        self.claims.claim(owner)
+    }
+
+    fn liveness(&self, owner: OwnerId) -> Liveness {
+        self.claims.liveness(owner)
+    }
+}

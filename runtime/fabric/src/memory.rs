@@ -1,0 +1,46 @@
+//! A memory server's own memory, for its threads.
+
+use std::fmt;
+
+use crate::{
+    ptr::{RemotePtr, ServerId},
+    region::Region,
+    sync::{Arc, AtomicU64},
+};
+
+/// The region of a memory server of this process. Others read and write it at the same time.
+#[derive(Clone)]
+pub struct LocalMemory {
+    regions: Arc<Vec<Region>>,
+    index: usize,
+    server: ServerId,
+}
+
+impl fmt::Debug for LocalMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LocalMemory(memory server {})", self.server)
+    }
+}
+
+impl LocalMemory {
+    /// The region at `index`, which is that of `server`.
+    pub(crate) fn new(regions: &Arc<Vec<Region>>, index: usize, server: ServerId) -> Self {
+        assert!(index < regions.len(), "there is no region {index}");
+        Self { regions: Arc::clone(regions), index, server }
+    }
+
+    /// The memory server.
+    pub fn server(&self) -> ServerId {
+        self.server
+    }
+
+    /// So many words from an address on, if they are this server's.
+    #[inline]
+    pub fn words(&self, at: RemotePtr, count: usize) -> Option<&[AtomicU64]> {
+        if at.server() != self.server || !at.offset().is_multiple_of(8) {
+            return None;
+        }
+        let first = usize::try_from(at.offset() / 8).ok()?;
+        self.regions[self.index].words().get(first..first.checked_add(count)?)
+    }
+}

@@ -1,0 +1,407 @@
+//! Devices: which there are, what they can do, and how to open one.
+
+use std::{ffi::CStr, fmt, fs, mem::MaybeUninit, ptr::NonNull, sync::Arc};
+
+use rdma_sys as rdma;
+
+use super::{CompletionQueue, Domain, QueuePair, QueuePairOptions, check, last_error};
+use crate::error::Error;
+
+/// GIDs looked at for each port. Tables are longer, and mostly empty behind the first few.
+const GIDS_MAX: i32 = 256;
+/// What is asked of a device to learn how much it takes inline.
+const INLINE_PROBES: [u32; 6] = [512, 256, 128, 64, 32, 0];
+
+/// What a device's atomics are atomic against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Atomics {
+    /// It has none.
+    None,
+    /// Only other atomics through the same device.
+    Device,
+    /// Every access to the memory: by the CPUs, and by WRITEs.
+    Global,
+}
+
+impl fmt::Display for Atomics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Device => "against other atomics of the device",
+            Self::Global => "against everything",
+        })
+    }
+}
+
+/// The state of a port's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortState {
+    /// Ready for use.
+    Active,
+    /// No connection.
+    Down,
+    /// The connection is coming up.
+    Starting,
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Active => "active",
+            Self::Down => "down",
+            Self::Starting => "starting",
+        })
+    }
+}
+
+/// One address of a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GidInfo {
+    /// Its place in the port's table.
+    pub index: u8,
+    /// The address.
+    pub gid: std::net::Ipv6Addr,
+    /// What it is for, as the system calls it: `RoCE v2`, `IB/RoCE v1`; empty if it does not say.
+    pub kind: String,
+}
+
+impl GidInfo {
+    /// How well it serves to reach other machines; more is better. A mapped IPv4 address is routed as IP is; a connection-local
+    /// one reaches neighbours at best.
+    fn rank(&self) -> u32 {
+        let routed = match self.gid.segments() {
+            [0, 0, 0, 0, 0, 0xffff, ..] => 2,
+            [0xfe80, ..] => 0,
+            _ => 1,
+        };
+        let version = if self.kind.contains("v1") { 0 } else { 1 };
+        version * 4 + routed
+    }
+}
+
+/// A port of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Its number, from 1.
+    pub number: u8,
+    /// Its connection.
+    pub state: PortState,
+    /// Whether it is Ethernet (RoCE) rather than InfiniBand.
+    pub ethernet: bool,
+    /// Largest payload of a packet, in bytes.
+    pub mtu_bytes: u32,
+    /// Its addresses.
+    pub gids: Vec<GidInfo>,
+    pub(super) mtu: u8,
+    pub(super) lid: u16,
+}
+
+/// What matters about a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its name, such as `rxe0` or `mlx5_0`.
+    pub name: String,
+    /// Its ports.
+    pub ports: Vec<PortInfo>,
+    /// Its atomics.
+    pub atomics: Atomics,
+    /// READs and atomics that one connection can have under way as requester.
+    pub reads_out_max: u8,
+    /// The same, as responder.
+    pub reads_in_max: u8,
+    /// Bytes that a request can carry itself.
+    pub inline_bytes: u32,
+    /// Local pieces that a request can gather from.
+    pub gather_max: u32,
+    /// Requests that one queue pair can hold.
+    pub queue_depth_max: u32,
+    /// Completions that one completion queue can hold.
+    pub completions_max: u32,
+    /// Connections it can have.
+    pub queue_pairs_max: u32,
+    /// Bytes that can be registered at once.
+    pub registration_bytes_max: u64,
+    /// Whether receivers can share a queue.
+    pub shared_receive: bool,
+}
+
+/// The RDMA devices of this machine.
+///
+/// # Errors
+/// If the system has no RDMA at all, or a device does not answer.
+pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
+    let list = DeviceList::read()?;
+    list.iter().map(|device| Ok(Device::open_raw(device)?.info().clone())).collect()
+}
+
+struct DeviceList {
+    list: NonNull<*mut rdma::ibv_device>,
+    count: usize,
+}
+
+impl DeviceList {
+    fn read() -> Result<Self, Error> {
+        let mut count = 0;
+        // SAFETY: `count` outlives the call; the list is freed when this is dropped.
+        let list = unsafe { rdma::ibv_get_device_list(&raw mut count) };
+        let Some(list) = NonNull::new(list) else {
+            let cause = std::io::Error::last_os_error();
+            return Err(Error::NoDevice {
+                wanted: "any RDMA device".into(),
+                why: format!(
+                    "this system offers none ({cause}); load the card's driver and `ib_uverbs`, or make a software device: \
+                     `modprobe rdma_rxe && rdma connection add rxe0 type rxe netdev eth0`"
+                ),
+            });
+        };
+        Ok(Self { list, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = *mut rdma::ibv_device> {
+        // SAFETY: the library returned a list of `count` devices, which lives until this is dropped.
+        unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) }.iter().copied()
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list came from `ibv_get_device_list`; opened devices stay valid without it.
+        unsafe { rdma::ibv_free_device_list(self.list.as_ptr()) };
+    }
+}
+
+fn name_of(device: *mut rdma::ibv_device) -> String {
+    // SAFETY: the device is of a list that is not yet freed; its name is a C string inside it.
+    let name = unsafe { CStr::from_ptr(rdma::ibv_get_device_name(device)) };
+    name.to_string_lossy().into_owned()
+}
+
+/// An open device.
+pub(crate) struct Device {
+    context: NonNull<rdma::ibv_context>,
+    info: DeviceInfo,
+}
+
+// SAFETY: libibverbs may be used from several threads at once (ibv_* manual pages, "thread safe"); the context is not
+// changed after it was opened.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.info.name)
+    }
+}
+
+/// The port and address that connections of this machine use.
+#[derive(Debug, Clone)]
+pub(crate) struct Local {
+    pub(crate) port: PortInfo,
+    pub(crate) gid: GidInfo,
+}
+
+impl Device {
+    /// Opens the device of this name, or, without one, the first that has an active port.
+    pub(crate) fn open(name: Option<&str>) -> Result<Arc<Self>, Error> {
+        let list = DeviceList::read()?;
+        let all: Vec<_> = list.iter().map(|device| (name_of(device), device)).collect();
+        let known = all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        let known = if known.is_empty() { "none at all".into() } else { known };
+        if let Some(name) = name {
+            return match all.iter().find(|(found, _)| found == name) {
+                Some(&(_, device)) => Self::open_raw(device).map(Arc::new),
+                None => Err(Error::NoDevice {
+                    wanted: format!("RDMA device {name}"),
+                    why: format!("this system has {known}; `farlink devices` tells what they can do"),
+                }),
+            };
+        }
+        let mut silent = None;
+        for &(_, device) in &all {
+            match Self::open_raw(device) {
+                Ok(device) if device.info.ports.iter().any(|port| port.state == PortState::Active) => {
+                    return Ok(Arc::new(device));
+                }
+                Ok(_) => {}
+                Err(error) => silent = Some(error),
+            }
+        }
+        if let Some(error) = silent {
+            return Err(error);
+        }
+        let why = match all.len() {
+            0 => "this system has none; load the card's driver, or make a software device: `modprobe rdma_rxe && rdma \
+                  connection add rxe0 type rxe netdev eth0`"
+                .into(),
+            _ => format!(
+                "of {known} none has an active port; set its network interface up (`rdma connection`, `ip connection`)"
+            ),
+        };
+        Err(Error::NoDevice { wanted: "an RDMA device".into(), why })
+    }
+
+    fn open_raw(device: *mut rdma::ibv_device) -> Result<Self, Error> {
+        let name = name_of(device);
+        // SAFETY: the device is of a list that is not yet freed.
+        let context = unsafe { rdma::ibv_open_device(device) };
+        let Some(context) = NonNull::new(context) else {
+            let cause = std::io::Error::last_os_error();
+            return Err(Error::NoDevice {
+                wanted: format!("RDMA device {name}"),
+                why: format!("it cannot be opened: {cause}; does this user have access to /dev/infiniband?"),
+            });
+        };
+        let attributes = query_device(context, &name)?;
+        let mut opened = Self { context, info: info_of(name, &attributes) };
+        for number in 1..=attributes.phys_port_cnt {
+            let port = opened.query_port(number)?;
+            opened.info.ports.push(port);
+        }
+        let opened = Arc::new(opened);
+        let inline_bytes = probe_inline(&opened);
+        let mut opened = Arc::into_inner(opened).expect("what the probe made is gone");
+        opened.info.inline_bytes = inline_bytes;
+        Ok(opened)
+    }
+
+    fn query_port(&self, number: u8) -> Result<PortInfo, Error> {
+        let mut attributes = MaybeUninit::<rdma::ibv_port_attr>::zeroed();
+        // SAFETY: the context is open, and the attributes outlive the call. They are zeroed because the library fills only
+        // those it knows.
+        let code = unsafe { rdma::___ibv_query_port(self.context.as_ptr(), number, attributes.as_mut_ptr()) };
+        check(code, || format!("asking {} about port {number}", self.info.name))?;
+        // SAFETY: zeroed, then filled; every bit pattern is valid for its integers.
+        let attributes = unsafe { attributes.assume_init() };
+        const ETHERNET: u8 = 2;
+        let ethernet = attributes.link_layer == ETHERNET;
+        let state = match attributes.state {
+            rdma::ibv_port_state::IBV_PORT_ACTIVE => PortState::Active,
+            rdma::ibv_port_state::IBV_PORT_DOWN | rdma::ibv_port_state::IBV_PORT_NOP => PortState::Down,
+            _ => PortState::Starting,
+        };
+        let mtu = (attributes.active_mtu as u8).clamp(1, 5);
+        Ok(PortInfo {
+            number,
+            state,
+            ethernet,
+            mtu_bytes: 128 << mtu,
+            gids: self.query_gids(number, attributes.gid_tbl_len.min(GIDS_MAX)),
+            mtu,
+            lid: attributes.lid,
+        })
+    }
+
+    fn query_gids(&self, port: u8, count: i32) -> Vec<GidInfo> {
+        let mut gids = Vec::new();
+        for index in 0..count {
+            let mut gid = rdma::ibv_gid { raw: [0; 16] };
+            // SAFETY: the context is open, and `gid` outlives the call.
+            let code = unsafe { rdma::ibv_query_gid(self.context.as_ptr(), port, index, &raw mut gid) };
+            // SAFETY: 16 bytes, all initialised above, whatever the library has written.
+            let raw = unsafe { gid.raw };
+            // An entry that is empty, or that cannot be read, is no address.
+            if code == 0 && raw != [0; 16] {
+                let path = format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs/types/{index}", self.info.name);
+                let kind = fs::read_to_string(path).map(|kind| kind.trim().to_owned()).unwrap_or_default();
+                gids.push(GidInfo { index: index as u8, gid: raw.into(), kind });
+            }
+        }
+        gids
+    }
+
+    pub(crate) fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    pub(super) fn context(&self) -> *mut rdma::ibv_context {
+        self.context.as_ptr()
+    }
+
+    /// The port and the address to use: those asked for, or the best there are.
+    pub(crate) fn local(&self, port: Option<u8>, gid_index: Option<u8>) -> Result<Local, Error> {
+        let name = &self.info.name;
+        let wanted = |what: String| format!("{what} of RDMA device {name}");
+        let found = match port {
+            Some(number) => self.info.ports.iter().find(|port| port.number == number),
+            None => self.info.ports.iter().find(|port| port.state == PortState::Active),
+        };
+        let Some(port) = found else {
+            let wanted = wanted(port.map_or("an active port".into(), |number| format!("port {number}")));
+            let why = format!("it has {} ports; `farlink devices` tells their state", self.info.ports.len());
+            return Err(Error::NoDevice { wanted, why });
+        };
+        if port.state != PortState::Active {
+            let why = format!("it is {}; set its network interface up, or plug in the cable", port.state);
+            return Err(Error::NoDevice { wanted: wanted(format!("port {}", port.number)), why });
+        }
+        let gid = match gid_index {
+            Some(index) => port.gids.iter().find(|gid| gid.index == index),
+            // Of equals the first.
+            None => port.gids.iter().rev().max_by_key(|gid| gid.rank()),
+        };
+        let Some(gid) = gid else {
+            let what = gid_index.map_or("an address (GID)".into(), |index| format!("the address (GID) {index}"));
+            let why = format!("port {} has {}; give its network interface an IP address", port.number, port.gids.len());
+            return Err(Error::NoDevice { wanted: wanted(what), why });
+        };
+        Ok(Local { port: port.clone(), gid: gid.clone() })
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: opened in `open_raw`; whatever was made from it holds it, so nothing is left.
+        unsafe { rdma::ibv_close_device(self.context.as_ptr()) };
+    }
+}
+
+fn query_device(context: NonNull<rdma::ibv_context>, name: &str) -> Result<rdma::ibv_device_attr, Error> {
+    let mut attributes = MaybeUninit::<rdma::ibv_device_attr>::zeroed();
+    // SAFETY: the context is open, and the attributes outlive the call.
+    let code = unsafe { rdma::ibv_query_device(context.as_ptr(), attributes.as_mut_ptr()) };
+    check(code, || format!("asking {name} what it can do"))?;
+    // SAFETY: zeroed, then filled; every bit pattern is valid for its integers.
+    Ok(unsafe { attributes.assume_init() })
+}
+
+fn info_of(name: String, attributes: &rdma::ibv_device_attr) -> DeviceInfo {
+    let at_least_zero = |value: i32| u32::try_from(value).unwrap_or(0);
+    let small = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
+    DeviceInfo {
+        name,
+        ports: Vec::new(),
+        atomics: match attributes.atomic_cap {
+            rdma::ibv_atomic_cap::IBV_ATOMIC_NONE => Atomics::None,
+            rdma::ibv_atomic_cap::IBV_ATOMIC_GLOB => Atomics::Global,
+            _ => Atomics::Device,
+        },
+        reads_out_max: small(attributes.max_qp_init_rd_atom),
+        reads_in_max: small(attributes.max_qp_rd_atom),
+        inline_bytes: 0,
+        gather_max: at_least_zero(attributes.max_sge),
+        queue_depth_max: at_least_zero(attributes.max_qp_wr),
+        completions_max: at_least_zero(attributes.max_cqe),
+        queue_pairs_max: at_least_zero(attributes.max_qp),
+        registration_bytes_max: attributes.max_mr_size,
+        shared_receive: attributes.max_srq > 0 && attributes.max_srq_wr > 0,
+    }
+}
+
+/// Learns by trying: no attribute tells it.
+fn probe_inline(device: &Arc<Device>) -> u32 {
+    let Ok(domain) = Domain::new(device) else { return 0 };
+    let Ok(completions) = CompletionQueue::new(device, 1, None) else { return 0 };
+    for inline_bytes in INLINE_PROBES {
+        let options = QueuePairOptions { send_depth: 1, inline_bytes, gather_max: 1, receive: None };
+        if let Ok(probe) = QueuePair::new(&domain, &completions, &completions, options) {
+            return probe.inline_bytes();
+        }
+    }
+    0
+}
+
+/// What `ibv_create_qp` and the like leave when they fail.
+pub(super) fn refused<T>(raw: *mut T, what: impl FnOnce() -> String) -> Result<NonNull<T>, Error> {
+    NonNull::new(raw).ok_or_else(|| last_error(what()))
+}

@@ -1,0 +1,143 @@
+//! A worker's message connection to a memory server: a queue pair of its own, whose other end is at one of the server's endpoints.
+//!
+//! It is set up over the control connection. Both sides register memory for each other, with no right but to read and write,
+//! and tell address and key. The memory server says nothing on the connection before it knows that this side is ready: what
+//! comes before would be lost and sent again. A connection that breaks is not made anew here, but by whoever uses it.
+
+use super::{
+    connecting::Connection,
+    control::{Answer, Question},
+    data_path::Cause,
+    endpoint::Setup,
+    ib::{Access, Finished},
+    opened::Opening,
+    queue::{Failed, RequestQueue},
+    session::{Awaited, Session},
+};
+use crate::{
+    connection::{ConnectionState, OpenMemory, PeerId},
+    endpoint::{Completion, Request},
+    error::Error,
+    listener::CONNECTION_BYTES_MIN,
+    ptr::RemotePtr,
+    sync::Arc,
+    wire::DecodeError,
+};
+
+/// Requests of a message connection in its queue pair; more wait their turn.
+pub(super) const MESSAGE_DEPTH: u32 = 64;
+/// More than any memory server opens.
+const CONNECTION_BYTES_MAX: u64 = 1 << 30;
+
+#[derive(Debug)]
+pub(super) struct MessageConnection {
+    // Before the memory that the other side may write to.
+    queue: RequestQueue,
+    _opening: Opening,
+    session: Arc<Session>,
+    /// The number of the other end.
+    theirs: u32,
+    /// Whether the memory server was asked what has become of the connection, and what it said last.
+    asked: Option<Awaited>,
+    state: ConnectionState,
+}
+
+impl MessageConnection {
+    /// Opens a connection, and returns this side's memory of it, too. Blocks.
+    pub(super) fn open(
+        setup: &Setup,
+        session: &Arc<Session>,
+        (number, generation): (u16, u16),
+        who: PeerId,
+    ) -> Result<(Self, OpenMemory), Error> {
+        let missing = |why: String| Error::ServerMissing { server: session.server(), why };
+        let bytes = match session.ask(&Question::Listens)?.wait()? {
+            Answer::Listens { bytes } if (CONNECTION_BYTES_MIN as u64..=CONNECTION_BYTES_MAX).contains(&bytes) => bytes,
+            Answer::Refused(why) => return Err(missing(why)),
+            _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
+        };
+        let opening = Opening::new(&setup.domain, bytes as usize)?;
+        let queue_pair = setup.queue_pair(MESSAGE_DEPTH)?;
+        let question = Question::Attach { ours: queue_pair.describe(&setup.local), who, opened: opening.describe() };
+        let (theirs, opened) = match session.ask(&question)?.wait()? {
+            Answer::Attached { theirs, opened } => (theirs, opened),
+            Answer::Refused(why) => return Err(missing(why)),
+            _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
+        };
+        let mut queue = RequestQueue::new(&setup.domain, number, MESSAGE_DEPTH, opened.target(bytes))?.waking();
+        queue_pair.connect(&setup.local, &theirs, Access::Peers, setup.reliability)?;
+        let theirs = theirs.queue_pair;
+        queue = queue.of_generation(generation);
+        queue.connect(Connection::new(queue_pair, theirs));
+        // Nobody waits for the answer.
+        session.ask(&Question::AttachReady(u64::from(theirs)))?;
+        let memory = opening.memory();
+        let session = Arc::clone(session);
+        Ok((Self { queue, _opening: opening, session, theirs, asked: None, state: ConnectionState::Up }, memory))
+    }
+
+    /// Whether a request can be taken: the other side has opened these bytes, and the connection is not broken.
+    pub(super) fn takes(&self, at: RemotePtr, bytes: usize) -> bool {
+        self.queue.is_connected() && self.queue.holds(at, bytes)
+    }
+
+    pub(super) fn push(&mut self, request: Request) {
+        self.queue.push(request);
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        !self.queue.is_waiting()
+    }
+
+    pub(super) fn ring(&mut self, completions: &mut Vec<Completion>) {
+        if let Err(error) = self.queue.ring() {
+            self.abort(None, &Cause::Broken(error.to_string()), completions);
+        }
+    }
+
+    pub(super) fn finished(&mut self, finished: Finished, completions: &mut Vec<Completion>) {
+        if let Err(Failed { status, first }) = self.queue.finished(finished, completions) {
+            let cause = self.session.lost().map_or_else(|| Cause::Broken(status.why()), Cause::of);
+            self.abort(first, &cause, completions);
+        }
+    }
+
+    /// Posts what waits for room, and ends with the control connection.
+    pub(super) fn drive(&mut self, completions: &mut Vec<Completion>) {
+        if let Some(lost) = self.session.lost() {
+            self.abort(None, &Cause::of(lost), completions);
+        } else if let Err(error) = self.queue.post_waiting() {
+            self.abort(None, &Cause::Broken(error.to_string()), completions);
+        }
+    }
+
+    fn abort(&mut self, first: Option<Error>, cause: &Cause, completions: &mut Vec<Completion>) {
+        let server = self.session.server();
+        self.queue.abort(first, |request| cause.error(server, request), completions);
+    }
+
+    /// What is known of it. Asks the memory server, and does not wait: its answer is what the next call returns.
+    pub(super) fn state(&mut self) -> ConnectionState {
+        if self.session.lost().is_some() {
+            return ConnectionState::Dead;
+        }
+        if !self.queue.is_connected() {
+            return ConnectionState::Dismissed;
+        }
+        match self.asked.as_ref().map(Awaited::try_take) {
+            Some(None) => return self.state,
+            Some(Some(Ok(Answer::State(state)))) => self.state = state,
+            Some(Some(Err(_))) => self.state = ConnectionState::Dead,
+            _ => {}
+        }
+        self.asked = self.session.ask(&Question::ConnectionState(u64::from(self.theirs))).ok();
+        self.state
+    }
+
+    /// Closes it: nothing of this side's is under way any more. The memory server forgets its user if that is `in_order`. Its
+    /// answer is yet to come.
+    pub(super) fn close(mut self, in_order: bool, completions: &mut Vec<Completion>) -> Option<Awaited> {
+        self.abort(None, &Cause::Broken("the connection was closed".into()), completions);
+        self.session.ask(&Question::Detach(u64::from(self.theirs), in_order)).ok()
+    }
+}

@@ -1,0 +1,309 @@
+//! The `verbs` fabric: RDMA through libibverbs, on cards and on SoftRoCE.
+//!
+//! A memory server ([`VerbsServer`]) registers its region once and then only answers control connections; all else is done
+//! by its card. A compute server ([`VerbsFabric`]) has one control connection to each memory server. Each of its workers
+//! has, to each memory server, a reliable connection of its own: a queue pair that no other thread touches. So nothing
+//! on the way of a request is shared, locked or allocated.
+//!
+//! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
+//! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
+//! connection; `queue` is such a connection with its requests; `connection` is a
+//! worker's way to a region, `connection` its [message connection](crate::connection); `endpoint` is all connections of a worker; `server` is
+//! the memory server.
+//!
+//! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order. Atomics
+//! are atomic against WRITEs and CPUs only if the device says so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.
+//!
+//! # Who is dead
+//! A compute server claims its incarnation at every memory server, on its control connections. When one of those ends,
+//! however it ends, that memory server first destroys all queue pairs that came with it, and then counts the incarnation as
+//! dead for ever: it cannot be claimed again there. *Dead* is what all memory servers say at once. So nothing of a dead
+//! compute server can still land (rule 11 of one-sided access), and no reconnection can raise it from the dead.
+
+mod connecting;
+mod control;
+mod data_path;
+mod endpoint;
+mod ib;
+mod message_connection;
+mod opened;
+mod queue;
+mod server;
+mod session;
+
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+
+pub use self::{
+    control::Secret,
+    ib::{Atomics, DeviceInfo, GidInfo, PortInfo, PortState, Reliability, devices},
+    server::{DEFAULT_PORT, VerbsServeOptions, VerbsServer},
+};
+use self::{
+    control::{Answer, Question},
+    endpoint::{Setup, VerbsEndpoint},
+    ib::{CompletionQueue, Device, Domain, Local},
+    session::{Losses, Session},
+};
+use crate::{
+    clock::Clock,
+    endpoint::{Endpoint, Fabric, Liveness, OwnerClaim},
+    error::Error,
+    lock::OwnerId,
+    ptr::ServerId,
+    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+    wire::DecodeError,
+};
+
+/// Bytes that requests carry themselves, where the device can.
+const INLINE_BYTES: u32 = 64;
+/// Local segments of a request, where the device can.
+const GATHER_MAX: u32 = 4;
+/// For so long, *alive* is not asked again. *Dead* is for ever.
+const ALIVE_FOR: Duration = Duration::from_millis(20);
+
+/// Which device, and which of its addresses; the default is the first that is usable.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// The device's name, such as `rxe0`; `None` for the first with an active port.
+    pub name: Option<String>,
+    /// The port, from 1; `None` for the first active one.
+    pub port: Option<u8>,
+    /// The address by its index in the port's table (see [`DeviceInfo`]); `None` for the best: an IPv4 address that RoCE v2
+    /// routes, if there is one.
+    pub gid_index: Option<u8>,
+}
+
+impl DeviceChoice {
+    fn open(&self) -> Result<(Arc<Device>, Local), Error> {
+        let device = Device::open(self.name.as_deref())?;
+        let local = device.local(self.port, self.gid_index)?;
+        Ok((device, local))
+    }
+}
+
+/// How a compute server reaches the memory servers.
+#[derive(Debug, Clone)]
+pub struct VerbsOptions {
+    /// `HOST:PORT` of every memory server, in any order.
+    pub servers: Vec<String>,
+    /// The cluster's secret.
+    pub secret: Secret,
+    /// This machine's device.
+    pub device: DeviceChoice,
+    /// When a connection that does not answer is taken for dead.
+    pub reliability: Reliability,
+    /// Requests that a worker has in the card for each memory server; more wait their turn.
+    pub queue_depth: u32,
+}
+
+impl VerbsOptions {
+    /// The memory servers at these addresses, with the defaults for all else.
+    pub fn new(servers: impl IntoIterator<Item = impl Into<String>>, secret: Secret) -> Self {
+        Self {
+            servers: servers.into_iter().map(Into::into).collect(),
+            secret,
+            device: DeviceChoice::default(),
+            reliability: Reliability::default(),
+            queue_depth: 128,
+        }
+    }
+}
+
+/// The memory servers of a cluster, over RDMA.
+#[derive(Debug)]
+pub struct VerbsFabric {
+    sessions: Vec<Arc<Session>>,
+    losses: Losses,
+    domain: Arc<Domain>,
+    local: Local,
+    reliability: Reliability,
+    queue_depth: u32,
+    known: Mutex<HashMap<OwnerId, Known>>,
+}
+
+/// The last known state of a compute server.
+#[derive(Debug, Clone, Copy)]
+enum Known {
+    AliveAt(Instant),
+    Dead,
+}
+
+impl VerbsFabric {
+    /// Opens the device and connects to all memory servers. Blocks.
+    ///
+    /// # Errors
+    /// If there is no such device, a memory server is not there, does not know the secret or is of another cluster.
+    pub fn connect(options: &VerbsOptions) -> Result<Self, Error> {
+        options.reliability.validate()?;
+        if options.servers.is_empty() {
+            return Err(Error::BadOption { option: "servers", why: "name the memory servers, HOST:PORT each".into() });
+        }
+        let (device, local) = options.device.open()?;
+        let depth_max = device.info().queue_depth_max.clamp(1, 1 << 14);
+        if !(1..=depth_max).contains(&options.queue_depth) {
+            let why = format!("{}; {} takes 1 to {depth_max}", options.queue_depth, device.info().name);
+            return Err(Error::BadOption { option: "queue_depth", why });
+        }
+        let domain = Domain::new(&device)?;
+        let losses = Losses::new(AtomicU64::new(0));
+        let connect = |address: &String| Session::connect(address, &options.secret, &losses).map(Arc::new);
+        let mut sessions = options.servers.iter().map(connect).collect::<Result<Vec<_>, Error>>()?;
+        sessions.sort_by_key(|session| session.server());
+        require_whole(&sessions)?;
+        Ok(Self {
+            sessions,
+            losses,
+            domain,
+            local,
+            reliability: options.reliability,
+            queue_depth: options.queue_depth,
+            known: Mutex::default(),
+        })
+    }
+
+    /// Cuts the control connections, as if this machine had gone. For tests.
+    #[doc(hidden)]
+    pub fn abort(&self) {
+        self.sessions.iter().for_each(|session| session.abort());
+    }
+
+    /// Asks all memory servers, each before any answer is waited for.
+    fn ask_all(&self, question: &Question) -> Result<Vec<Answer>, Error> {
+        ask_all(&self.sessions, question)
+    }
+
+    fn is_dead(&self, owner: OwnerId) -> bool {
+        let answers = self.ask_all(&Question::Lives(owner));
+        // A memory server that does not answer proves nothing.
+        answers.is_ok_and(|answers| answers.iter().all(|answer| *answer == Answer::Lives(false)))
+    }
+}
+
+fn ask_all(sessions: &[Arc<Session>], question: &Question) -> Result<Vec<Answer>, Error> {
+    let asked = sessions.iter().map(|session| session.ask(question)).collect::<Result<Vec<_>, Error>>()?;
+    asked.into_iter().map(session::Awaited::wait).collect()
+}
+
+/// Whether these, sorted, are all memory servers of one cluster.
+fn require_whole(sessions: &[Arc<Session>]) -> Result<(), Error> {
+    let first = sessions.first().map(|session| *session.hello_ack());
+    for (index, session) in sessions.iter().enumerate() {
+        let (hello_ack, server) = (session.hello_ack(), session.server());
+        if let Some(first) = first.filter(|first| first.cluster != hello_ack.cluster) {
+            return Err(Error::WrongCluster { server, found: hello_ack.cluster, expected: first.cluster });
+        }
+        if hello_ack.servers != sessions.len() as u64 || server.index() != index {
+            let addresses: Vec<String> =
+                sessions.iter().map(|session| format!("{} ({})", session.server(), session.address())).collect();
+            let why = format!(
+                "the cluster has {} memory servers; the addresses lead to {}. Name each of them once",
+                hello_ack.servers,
+                addresses.join(", ")
+            );
+            return Err(Error::BadOption { option: "servers", why });
+        }
+    }
+    Ok(())
+}
+
+impl Fabric for VerbsFabric {
+    fn servers(&self) -> usize {
+        self.sessions.len()
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.sessions[server.index()].hello_ack().bytes
+    }
+
+    fn endpoint(&self, _seed: u64, _clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
+        let device = self.domain.device();
+        let info = device.info();
+        // Twice, because completions of a connection that broke may still be there when the next one has made its own.
+        let completions =
+            (self.queue_depth + message_connection::MESSAGE_DEPTH).saturating_mul(2 * self.sessions.len() as u32);
+        if completions > info.completions_max {
+            let why = format!(
+                "{} requests and some messages for each of {} memory servers need a completion queue of {completions}; {} takes {}",
+                self.queue_depth,
+                self.sessions.len(),
+                info.name,
+                info.completions_max
+            );
+            return Err(Error::BadOption { option: "queue_depth", why });
+        }
+        let setup = Setup {
+            domain: Arc::clone(&self.domain),
+            local: self.local.clone(),
+            completions: CompletionQueue::new(device, completions, None)?,
+            reliability: self.reliability,
+            depth: self.queue_depth,
+            inline_bytes: info.inline_bytes.min(INLINE_BYTES),
+            gather_max: info.gather_max.clamp(1, GATHER_MAX),
+        };
+        Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.losses)?))
+    }
+
+    fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
+        let asked: Vec<_> = self.sessions.iter().map(|session| session.ask(&Question::Claim(owner))).collect();
+        // What was claimed is released again if another memory server refuses; and only that: where it was refused, this
+        // very compute server may hold it.
+        let mut claim = VerbsClaim { owner, sessions: Vec::new() };
+        let mut failed = None;
+        for (asked, session) in asked.into_iter().zip(&self.sessions) {
+            match asked.and_then(session::Awaited::wait) {
+                Ok(Answer::Done) => claim.sessions.push(Arc::clone(session)),
+                Ok(Answer::Refused(why)) => {
+                    failed = Some(Error::NotAdmitted { address: session.address().into(), why });
+                }
+                Ok(_) => failed = Some(DecodeError("a memory server answered something else than was asked").into()),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            None => Ok(Box::new(claim)),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Asks the memory servers, unless it has just done so; blocks for a round trip over TCP.
+    fn liveness(&self, owner: OwnerId) -> Liveness {
+        let now = Instant::now();
+        match lock(&self.known).get(&owner) {
+            Some(Known::Dead) => return Liveness::Dead,
+            Some(Known::AliveAt(then)) if now.duration_since(*then) < ALIVE_FOR => return Liveness::Alive,
+            _ => {}
+        }
+        let (known, liveness) = match self.is_dead(owner) {
+            true => (Known::Dead, Liveness::Dead),
+            false => (Known::AliveAt(now), Liveness::Alive),
+        };
+        lock(&self.known).insert(owner, known);
+        liveness
+    }
+
+    fn check_servers(&self) -> Result<(), Error> {
+        if self.losses.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        self.sessions.iter().find_map(|session| session.lost()).map_or(Ok(()), Err)
+    }
+}
+
+#[derive(Debug)]
+struct VerbsClaim {
+    owner: OwnerId,
+    sessions: Vec<Arc<Session>>,
+}
+
+impl OwnerClaim for VerbsClaim {}
+
+impl Drop for VerbsClaim {
+    fn drop(&mut self) {
+        // A memory server that is lost has counted it as dead already.
+        let released = |session: &Arc<Session>| session.ask(&Question::Release(self.owner)).ok();
+        let asked: Vec<_> = self.sessions.iter().filter_map(released).collect();
+        asked.into_iter().for_each(|answer| drop(answer.wait()));
+    }
+}

@@ -1,0 +1,312 @@
+//! Where workers ask for message connections: what the control connections of a memory server share with its endpoints.
+//!
+//! Each endpoint has an [`Entrance`]: a protection domain of its own, so that a connection reaches neither the region nor another endpoint's
+//! connections; completion queues; and a queue of receives, of which each notification of its connections uses up one. A control
+//! connection makes a connection's queue pair and memory and, once its worker says that it is ready, leaves them at the entrance.
+//! What becomes of a connection is kept in its [`Record`], which both sides have.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    os::unix::net::UnixStream,
+};
+
+use crate::{
+    connection::{ConnectionState, PeerId},
+    error::Error,
+    listener::{EndpointWaker, ListenOptions},
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
+    verbs::{
+        INLINE_BYTES, Reliability,
+        connecting::Connection,
+        control::Opened,
+        ib::{
+            Access, Channel, CompletionQueue, Device, Domain, Local, Peer, QueuePair, QueuePairOptions, ReceiveQueue,
+        },
+        opened::Opening,
+    },
+};
+
+/// Requests of an endpoint to one worker in the card; more wait their turn.
+pub(super) const PORT_DEPTH: u32 = 32;
+/// Connections of one endpoint at a time.
+const CONNECTIONS_MAX: u32 = 256;
+/// Notifications that an endpoint has not seen yet. When there are more, senders wait.
+const NOTIFICATIONS_MAX: u32 = 1024;
+
+/// A memory server's side of all its message connections.
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    pub(super) connection_bytes: usize,
+    pub(super) entrances: Vec<Entrance>,
+    open: AtomicBool,
+}
+
+/// Where connections come to one endpoint.
+#[derive(Debug)]
+pub(super) struct Entrance {
+    pub(super) sent: Arc<CompletionQueue>,
+    pub(super) received: Arc<CompletionQueue>,
+    pub(super) receives: Arc<ReceiveQueue>,
+    pub(super) channel: Arc<Channel>,
+    pub(super) domain: Arc<Domain>,
+    pub(super) wake: Arc<Wake>,
+    /// Counts what has come and gone, so that the endpoint need not look for it.
+    news: AtomicU64,
+    arrived: Mutex<Vec<Arrival>>,
+    connections: Arc<AtomicU64>,
+    connections_max: u64,
+    pub(super) taken: AtomicBool,
+}
+
+/// A connection that is ready for its endpoint.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    // Before the memory that the worker may write to.
+    pub(super) connection: Connection,
+    pub(super) opening: Opening,
+    pub(super) who: PeerId,
+    /// What the worker has opened.
+    pub(super) opened: Opened,
+    pub(super) record: Arc<Record>,
+    pub(super) place: Place,
+}
+
+/// One of the connections that an endpoint can have.
+#[derive(Debug)]
+pub(super) struct Place(Arc<AtomicU64>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What has become of a connection.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) acceptor: Arc<Acceptor>,
+    endpoint: usize,
+    fate: AtomicU64,
+}
+
+const OPEN: u64 = 0;
+const CLOSED: u64 = 1;
+const LOST: u64 = 2;
+const DISMISSED: u64 = 3;
+
+/// The worker's end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It closed it itself.
+    Closed,
+    /// It makes a new one instead, or its control connection has ended.
+    Lost,
+}
+
+impl Record {
+    /// The worker is gone.
+    pub(super) fn end(&self, how: End) {
+        let fate = if how == End::Closed { CLOSED } else { LOST };
+        // Only the first end counts.
+        if self.fate.compare_exchange(OPEN, fate, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            self.entrance().tell();
+        }
+    }
+
+    /// How the worker has ended it, if it has.
+    pub(super) fn ended(&self) -> Option<End> {
+        match self.fate.load(Ordering::Acquire) {
+            CLOSED => Some(End::Closed),
+            LOST => Some(End::Lost),
+            _ => None,
+        }
+    }
+
+    /// The endpoint has closed it.
+    pub(super) fn dismiss(&self) {
+        self.fate.store(DISMISSED, Ordering::Release);
+    }
+
+    /// As its worker is to see it.
+    pub(super) fn state(&self) -> ConnectionState {
+        if !self.acceptor.is_open() {
+            ConnectionState::Dead
+        } else if self.fate.load(Ordering::Acquire) == OPEN {
+            ConnectionState::Up
+        } else {
+            ConnectionState::Dismissed
+        }
+    }
+
+    fn entrance(&self) -> &Entrance {
+        &self.acceptor.entrances[self.endpoint]
+    }
+}
+
+/// A connection that a control connection has made. What its endpoint does not know goes with this; what it has, it lets go itself.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) record: Arc<Record>,
+    /// Until the worker is ready.
+    arrival: Option<Arrival>,
+}
+
+impl Made {
+    /// The worker is ready: its endpoint hears of it.
+    pub(super) fn ready(&mut self) {
+        if let Some(arrival) = self.arrival.take() {
+            let record = Arc::clone(&arrival.record);
+            let entrance = record.entrance();
+            lock(&entrance.arrived).push(arrival);
+            entrance.tell();
+            if !record.acceptor.is_open() {
+                lock(&entrance.arrived).clear();
+            }
+        }
+    }
+}
+
+impl Acceptor {
+    /// An acceptor of so many endpoints, on the memory server's device.
+    pub(super) fn new(device: &Arc<Device>, options: &ListenOptions) -> Result<Arc<Self>, Error> {
+        let entrances = (0..options.endpoints).map(|_| Entrance::new(device)).collect::<Result<_, Error>>()?;
+        Ok(Arc::new(Self { connection_bytes: options.connection_bytes, entrances, open: AtomicBool::new(true) }))
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// No more connections.
+    pub(super) fn shut(&self) {
+        self.open.store(false, Ordering::Release);
+        self.entrances.iter().for_each(|entrance| lock(&entrance.arrived).clear());
+    }
+
+    /// Makes this side of a connection to a worker's queue pair; what to tell the worker.
+    pub(super) fn attach(
+        self: &Arc<Self>,
+        (local, reliability): (&Local, Reliability),
+        theirs: &Peer,
+        who: PeerId,
+        opened: Opened,
+    ) -> Result<(Made, Peer, Opened), String> {
+        let endpoint = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % self.entrances.len();
+        let entrance = &self.entrances[endpoint];
+        let place = entrance.place()?;
+        let make = || {
+            let opening = Opening::new(&entrance.domain, self.connection_bytes)?;
+            let queue_pair = entrance.queue_pair()?;
+            // What may be done is up to the memory: all that this domain has open are connections, which take READs and WRITEs.
+            queue_pair.connect(local, theirs, Access::Peers, reliability)?;
+            Ok::<_, Error>((opening, queue_pair))
+        };
+        let (opening, queue_pair) = make().map_err(|error| error.to_string())?;
+        let (ours, ours_opened) = (queue_pair.describe(local), opening.describe());
+        let record = Arc::new(Record { acceptor: Arc::clone(self), endpoint, fate: AtomicU64::new(OPEN) });
+        let connection = Connection::new(queue_pair, theirs.queue_pair);
+        let arrival = Arrival { connection, opening, who, opened, record: Arc::clone(&record), place };
+        Ok((Made { record, arrival: Some(arrival) }, ours, ours_opened))
+    }
+}
+
+impl Entrance {
+    fn new(device: &Arc<Device>) -> Result<Self, Error> {
+        let domain = Domain::new(device)?;
+        let channel = Channel::new(device)?;
+        // Twice, because completions of a connection that is gone may still be there when the next one has made its own.
+        let per_connection = 2 * PORT_DEPTH;
+        let completions = (CONNECTIONS_MAX * per_connection).min(device.info().completions_max.max(per_connection));
+        let connections_max = (completions / per_connection) as usize;
+        Ok(Self {
+            sent: CompletionQueue::new(device, completions, None)?,
+            received: CompletionQueue::new(device, NOTIFICATIONS_MAX, Some(&channel))?,
+            receives: ReceiveQueue::new(&domain, NOTIFICATIONS_MAX)?,
+            channel,
+            domain,
+            wake: Arc::new(Wake::new()?),
+            news: AtomicU64::new(0),
+            arrived: Mutex::default(),
+            connections: Arc::default(),
+            connections_max: connections_max as u64,
+            taken: AtomicBool::new(false),
+        })
+    }
+
+    fn place(&self) -> Result<Place, String> {
+        let before = self.connections.fetch_add(1, Ordering::Relaxed);
+        let place = Place(Arc::clone(&self.connections));
+        if before < self.connections_max {
+            return Ok(place);
+        }
+        Err(format!(
+            "each of its threads serves at most {} workers; start it with more --threads",
+            self.connections_max
+        ))
+    }
+
+    fn queue_pair(&self) -> Result<QueuePair, Error> {
+        let options = QueuePairOptions {
+            send_depth: PORT_DEPTH,
+            inline_bytes: self.inline_bytes(),
+            gather_max: 1,
+            receive: Some(Arc::clone(&self.receives)),
+        };
+        QueuePair::new(&self.domain, &self.sent, &self.received, options)
+    }
+
+    pub(super) fn inline_bytes(&self) -> u32 {
+        self.domain.device().info().inline_bytes.min(INLINE_BYTES)
+    }
+
+    pub(super) fn news(&self) -> u64 {
+        self.news.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take_arrived(&self) -> Vec<Arrival> {
+        std::mem::take(&mut *lock(&self.arrived))
+    }
+
+    fn tell(&self) {
+        self.news.fetch_add(1, Ordering::Release);
+        self.wake.wake();
+    }
+}
+
+/// Ends the sleep of an endpoint's thread: a byte in a pipe.
+#[derive(Debug)]
+pub(super) struct Wake {
+    here: UnixStream,
+    there: UnixStream,
+}
+
+impl Wake {
+    fn new() -> Result<Self, Error> {
+        let failed = || Error::io("making what wakes an endpoint");
+        let (here, there) = UnixStream::pair().map_err(failed())?;
+        here.set_nonblocking(true).map_err(failed())?;
+        there.set_nonblocking(true).map_err(failed())?;
+        Ok(Self { here, there })
+    }
+
+    /// What has something to read once somebody wakes.
+    pub(super) fn end(&self) -> &UnixStream {
+        &self.here
+    }
+
+    /// Forgets who has woken it before.
+    pub(super) fn drain(&self) {
+        let mut bytes = [0; 64];
+        while matches!((&self.here).read(&mut bytes), Ok(1..)) {}
+    }
+}
+
+impl EndpointWaker for Wake {
+    fn wake(&self) {
+        match (&self.there).write(&[1]) {
+            // Full: then there is something to read.
+            Err(error) if error.kind() != ErrorKind::WouldBlock => tracing::warn!(%error, "an endpoint was not woken"),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! An endpoint of a memory server: the connections that one of its threads serves.
+
+use std::{ptr::NonNull, time::Duration};
+
+use super::{
+    acceptor::{Acceptor, Arrival, End, Entrance, PORT_DEPTH, Place, Record},
+    serving::Serving,
+};
+use crate::{
+    buffer::LocalKey,
+    clock::Clock,
+    endpoint::{Capabilities, Completion, Endpoint, Request},
+    error::Error,
+    listener::{Change, EndpointWaker, Listener, ServerEndpoint},
+    ptr::{SERVERS_MAX, ServerId},
+    sync::{Arc, Ordering, lock},
+    verbs::{
+        endpoint::{capabilities, outside},
+        ib::{Access, Finished, Registered},
+        opened::Opening,
+        queue::{Failed, RequestQueue, queue_of},
+    },
+};
+
+/// A memory server that takes messages. Dropping it closes the acceptor.
+#[derive(Debug)]
+pub(super) struct VerbsListener {
+    serving: Arc<Serving>,
+    acceptor: Arc<Acceptor>,
+}
+
+impl VerbsListener {
+    pub(super) fn new(serving: &Arc<Serving>, acceptor: Arc<Acceptor>) -> Self {
+        Self { serving: Arc::clone(serving), acceptor }
+    }
+}
+
+impl Listener for VerbsListener {
+    fn server(&self) -> ServerId {
+        self.serving.place.server
+    }
+
+    fn endpoints(&self) -> usize {
+        self.acceptor.entrances.len()
+    }
+
+    fn endpoint(&self, number: usize, _seed: u64, _clock: Clock) -> Result<Box<dyn ServerEndpoint>, Error> {
+        let entrance = self.acceptor.entrances.get(number);
+        if entrance.is_none_or(|entrance| entrance.taken.swap(true, Ordering::AcqRel)) {
+            return Err(Error::BadOption {
+                option: "endpoint",
+                why: format!("there is no endpoint {number}, or it is taken"),
+            });
+        }
+        Ok(Box::new(VerbsServerEndpoint {
+            peers: Vec::new(),
+            registered: Vec::new(),
+            acceptor: Arc::clone(&self.acceptor),
+            number,
+            generation: 0,
+            early: Vec::new(),
+            news: 0,
+            has_pending: false,
+        }))
+    }
+
+    fn shut(&self) {
+        let mut hangs = lock(&self.serving.acceptor);
+        if hangs.as_ref().is_some_and(|acceptor| Arc::ptr_eq(acceptor, &self.acceptor)) {
+            *hangs = None;
+        }
+        drop(hangs);
+        self.acceptor.shut();
+    }
+}
+
+impl Drop for VerbsListener {
+    fn drop(&mut self) {
+        self.shut();
+    }
+}
+
+/// A worker's connection.
+#[derive(Debug)]
+struct AttachedPeer {
+    // Before the memory that the worker may write to.
+    queue: RequestQueue,
+    _opening: Opening,
+    record: Arc<Record>,
+    _place: Place,
+}
+
+#[derive(Debug)]
+struct VerbsServerEndpoint {
+    // Before the registrations: no queue pair uses memory that is not registered any more.
+    peers: Vec<Option<AttachedPeer>>,
+    registered: Vec<Registered>,
+    acceptor: Arc<Acceptor>,
+    number: usize,
+    /// Counts connections.
+    generation: u16,
+    /// Completions that did not come from the card.
+    early: Vec<Completion>,
+    /// The count of news that has been looked at.
+    news: u64,
+    /// Requests wait for room in a queue pair.
+    has_pending: bool,
+}
+
+fn peer_id(index: usize) -> ServerId {
+    u16::try_from(index).ok().and_then(ServerId::new).expect("an endpoint has fewer peers than there are numbers")
+}
+
+impl AttachedPeer {
+    /// Ends what is under way; the connection is of no use any more.
+    fn abort(&mut self, first: Option<Error>, why: &str, completions: &mut Vec<Completion>) {
+        let error =
+            |request: &Request| Error::RequestFailed { what: request.verb.name(), at: request.at, why: why.to_owned() };
+        self.queue.abort(first, error, completions);
+    }
+
+    fn finished(&mut self, finished: Finished, completions: &mut Vec<Completion>) {
+        if let Err(Failed { status, first }) = self.queue.finished(finished, completions) {
+            self.abort(first, &status.why(), completions);
+        }
+    }
+}
+
+impl VerbsServerEndpoint {
+    fn entrance(&self) -> &Entrance {
+        &self.acceptor.entrances[self.number]
+    }
+
+    fn join(&mut self, arrival: Arrival) -> Result<Option<Change>, Error> {
+        let free = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
+        if arrival.record.ended().is_some() || free >= SERVERS_MAX {
+            return Ok(None);
+        }
+        let target = arrival.opened.target(self.acceptor.connection_bytes as u64);
+        self.generation = self.generation.wrapping_add(1);
+        let queue = RequestQueue::new(&self.entrance().domain, free as u16, PORT_DEPTH, target)?;
+        let mut queue = queue.of_generation(self.generation);
+        let Arrival { connection, opening, who, record, place, .. } = arrival;
+        queue.connect(connection);
+        let memory = opening.memory();
+        if free == self.peers.len() {
+            self.peers.push(None);
+        }
+        self.peers[free] = Some(AttachedPeer { queue, _opening: opening, record, _place: place });
+        Ok(Some(Change::Joined { peer: peer_id(free), who, memory }))
+    }
+
+    /// Closes a connection; true if there was one.
+    fn leave(&mut self, index: usize) -> bool {
+        let Some(mut peer) = self.peers.get_mut(index).and_then(Option::take) else { return false };
+        // First what has arrived: the device forgets it with the queue pair, and the receives that it has used up.
+        peer.queue.fail();
+        self.collect();
+        peer.abort(None, "the connection was closed", &mut self.early);
+        true
+    }
+
+    /// Takes the notifications that have come; whether there were any. Each gives back the receive that it has used up.
+    fn collect(&mut self) -> bool {
+        let entrance = self.entrance();
+        let mut any = false;
+        entrance.received.poll(|_| {
+            any = true;
+            if let Err(error) = entrance.receives.post() {
+                tracing::warn!(%error, "a receive is lost");
+            }
+        });
+        any
+    }
+
+    fn post_waiting(&mut self, completions: &mut Vec<Completion>) {
+        self.has_pending = false;
+        for peer in self.peers.iter_mut().flatten() {
+            if let Err(error) = peer.queue.post_waiting() {
+                peer.abort(None, &error.to_string(), completions);
+            }
+            self.has_pending |= peer.queue.is_waiting();
+        }
+    }
+}
+
+impl Endpoint for VerbsServerEndpoint {
+    fn capabilities(&self) -> Capabilities {
+        let entrance = self.entrance();
+        capabilities(entrance.domain.device().info(), entrance.inline_bytes(), 1)
+    }
+
+    unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
+        // SAFETY: the caller keeps the memory until the endpoint is dropped, as the trait demands.
+        let registered = unsafe { self.entrance().domain.register(base, words, Access::Local) }?;
+        let key = registered.local_key();
+        self.registered.push(registered);
+        Ok(key)
+    }
+
+    fn ring(&mut self, requests: &mut Vec<Request>) {
+        for request in requests.drain(..) {
+            let at = request.at;
+            match self.peers.get_mut(at.server().index()) {
+                Some(Some(peer)) if peer.queue.is_connected() && peer.queue.holds(at, request.verb.bytes()) => {
+                    peer.queue.push(request);
+                }
+                _ => {
+                    let outcome = Err(outside(at, &request.verb));
+                    self.early.push(Completion { ticket: request.ticket, outcome });
+                }
+            }
+        }
+        for peer in self.peers.iter_mut().flatten() {
+            if let Err(error) = peer.queue.ring() {
+                peer.abort(None, &error.to_string(), &mut self.early);
+            }
+            self.has_pending |= peer.queue.is_waiting();
+        }
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        completions.append(&mut self.early);
+        let (entrance, peers) = (&self.acceptor.entrances[self.number], &mut self.peers);
+        entrance.sent.poll(|finished| {
+            if let Some(Some(peer)) = peers.get_mut(queue_of(finished.id)) {
+                peer.finished(finished, completions);
+            }
+        });
+        self.collect();
+        if self.has_pending {
+            self.post_waiting(completions);
+        }
+    }
+}
+
+impl ServerEndpoint for VerbsServerEndpoint {
+    fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>) {
+        let news = self.entrance().news();
+        if news == self.news && !thorough {
+            return;
+        }
+        self.news = news;
+        for index in 0..self.peers.len() {
+            if let Some(Some(peer)) = self.peers.get(index)
+                && let Some(end) = peer.record.ended()
+            {
+                self.leave(index);
+                changes.push(Change::Left { peer: peer_id(index), in_order: end == End::Closed });
+            }
+        }
+        for arrival in self.entrance().take_arrived() {
+            let record = Arc::clone(&arrival.record);
+            match self.join(arrival) {
+                Ok(Some(joined)) => changes.push(joined),
+                Ok(None) => record.dismiss(),
+                Err(error) => {
+                    tracing::warn!(%error, "a worker's connection was closed at once");
+                    record.dismiss();
+                }
+            }
+        }
+    }
+
+    fn dismiss(&mut self, peer: ServerId) {
+        if let Some(Some(attached)) = self.peers.get(peer.index()) {
+            attached.record.dismiss();
+            self.leave(peer.index());
+        }
+    }
+
+    fn sleep(&mut self, limit: Duration, has_news: &mut dyn FnMut() -> bool) {
+        let entrance = &self.acceptor.entrances[self.number];
+        // What comes before this is seen by the looks that follow, what comes after it wakes.
+        entrance.channel.drain();
+        entrance.wake.drain();
+        if let Err(error) = entrance.received.arm() {
+            return tracing::warn!(%error, "an endpoint cannot sleep");
+        }
+        if self.collect() || self.entrance().news() != self.news || has_news() {
+            return;
+        }
+        let entrance = self.entrance();
+        if let Err(error) = entrance.channel.wait(limit, Some(entrance.wake.end())) {
+            tracing::warn!(%error, "an endpoint cannot sleep");
+        }
+    }
+
+    fn waker(&self) -> std::sync::Arc<dyn EndpointWaker> {
+        Arc::clone(&self.entrance().wake) as std::sync::Arc<dyn EndpointWaker>
+    }
+}
+
+impl Drop for VerbsServerEndpoint {
+    fn drop(&mut self) {
+        self.peers.iter().flatten().for_each(|peer| peer.record.dismiss());
+    }
+}

@@ -1,0 +1,359 @@
+//! Control connections, as the memory server has them.
+
+use std::{
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::MutexGuard,
+    time::{Duration, Instant},
+};
+
+use hashbrown::HashMap;
+
+use super::{
+    Memory, Place, VerbsServeOptions,
+    acceptor::{Acceptor, End, Made},
+    owners::{Owners, SessionId},
+};
+use crate::{
+    connection::{ConnectionState, PeerId},
+    error::Error,
+    memory::LocalMemory,
+    sync::{Arc, AtomicU64, Mutex, lock},
+    verbs::{
+        DeviceInfo, Reliability, Secret,
+        control::{self, Answer, HelloAck, Opened, Question, Receiver, Sender, keep_alive},
+        ib::{Access, CompletionQueue, Device, Domain, Local, Peer, QueuePair, QueuePairOptions},
+    },
+};
+
+/// How long a connection has to prove that it knows the secret.
+const PROOF_LIMIT: Duration = Duration::from_secs(3);
+/// Connections at a time that have not proven it.
+const UNPROVEN_MAX: usize = 64;
+/// Compute servers, or what else connects, at a time: as many as a cluster has slots for, and visitors.
+const SESSIONS_MAX: usize = 512;
+/// Queue pairs of one control connection: one for each worker.
+const QUEUE_PAIRS_MAX: usize = 4096;
+
+/// What the threads of a memory server share.
+#[derive(Debug)]
+pub(super) struct Serving {
+    pub(super) place: Place,
+    secret: Secret,
+    reliability: Reliability,
+    local: Local,
+    state: Mutex<State>,
+    /// Where workers ask for message connections, if it takes messages.
+    pub(super) acceptor: Mutex<Option<Arc<Acceptor>>>,
+    // From here on in the order in which they may go: queue pairs (in `state`) before what they use.
+    completions: Arc<CompletionQueue>,
+    domain: Arc<Domain>,
+    memory: Memory,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stopped: bool,
+    next: SessionId,
+    /// Connections that have not proven anything yet, and those that have.
+    unproven: HashMap<SessionId, TcpStream>,
+    sessions: HashMap<SessionId, Held>,
+    owners: Owners,
+}
+
+/// What a control connection holds.
+#[derive(Debug)]
+struct Held {
+    stream: TcpStream,
+    queue_pairs: HashMap<u32, QueuePair>,
+    /// Message connections, by the memory server's queue pair.
+    connections: HashMap<u32, Made>,
+}
+
+impl Serving {
+    pub(super) fn new(
+        options: &VerbsServeOptions,
+        place: Place,
+        domain: Arc<Domain>,
+        local: Local,
+        memory: Memory,
+    ) -> Result<Self, Error> {
+        // Its queue pairs only answer, so nothing ever completes here.
+        let completions = CompletionQueue::new(domain.device(), 1, None)?;
+        Ok(Self {
+            place,
+            secret: options.secret.clone(),
+            reliability: options.reliability,
+            local,
+            state: Mutex::default(),
+            acceptor: Mutex::default(),
+            completions,
+            domain,
+            memory,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub(super) fn device(&self) -> &DeviceInfo {
+        self.domain.device().info()
+    }
+
+    pub(super) fn open_device(&self) -> &Arc<Device> {
+        self.domain.device()
+    }
+
+    pub(super) fn words(&self) -> &[AtomicU64] {
+        self.memory.regions[0].words()
+    }
+
+    /// Its memory, for threads of this process.
+    pub(super) fn memory(&self) -> LocalMemory {
+        LocalMemory::new(&self.memory.regions, 0, self.place.server)
+    }
+
+    pub(super) fn connected(&self) -> usize {
+        self.state().sessions.len()
+    }
+
+    pub(super) fn queue_pairs(&self) -> usize {
+        self.state().sessions.values().map(|held| held.queue_pairs.len()).sum()
+    }
+
+    pub(super) fn withdraw_memory(&self) {
+        lock(&self.memory.registered).take();
+    }
+
+    pub(super) fn break_connections(&self) {
+        let broken: Vec<_> =
+            self.state().sessions.values_mut().map(|held| std::mem::take(&mut held.queue_pairs)).collect();
+        drop(broken);
+    }
+
+    /// Ends all connections; none is accepted any more.
+    pub(super) fn stop(&self) {
+        let mut state = self.state();
+        state.stopped = true;
+        let streams = state.unproven.values().chain(state.sessions.values().map(|held| &held.stream));
+        streams.for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+    }
+
+    fn hello_ack(&self) -> HelloAck {
+        HelloAck {
+            server: u64::from(self.place.server.number()),
+            servers: self.place.servers as u64,
+            cluster: self.place.cluster,
+            address: self.memory.address,
+            bytes: self.place.bytes,
+            key: self.memory.key,
+        }
+    }
+
+    /// Takes a new connection in, if there is room for one that has proven nothing yet.
+    fn enter(&self, stream: &TcpStream) -> Option<SessionId> {
+        let mut state = self.state();
+        if state.stopped || state.unproven.len() >= UNPROVEN_MAX {
+            return None;
+        }
+        let id = state.next;
+        state.next += 1;
+        state.unproven.insert(id, stream.try_clone().ok()?);
+        Some(id)
+    }
+
+    /// A connection has proven that it knows the secret.
+    fn admit(&self, id: SessionId) -> bool {
+        let mut state = self.state();
+        let Some(stream) = state.unproven.remove(&id) else { return false };
+        if state.stopped || state.sessions.len() >= SESSIONS_MAX {
+            return false;
+        }
+        state.sessions.insert(id, Held { stream, queue_pairs: HashMap::new(), connections: HashMap::new() });
+        true
+    }
+
+    /// A connection is over, wherever it has got to. First its queue pairs go, then what it claimed is dead.
+    fn end(&self, id: SessionId) {
+        let mut state = self.state();
+        state.unproven.remove(&id);
+        let Some(held) = state.sessions.remove(&id) else { return };
+        drop(state);
+        let queue_pairs = held.queue_pairs.len();
+        // Their queue pairs are the endpoints'; they do not reach the region.
+        held.connections.values().for_each(|connection| connection.record.end(End::Lost));
+        drop(held);
+        let dead = self.state().owners.end(id);
+        if dead.is_empty() {
+            tracing::debug!(queue_pairs, "a control connection ended");
+        } else {
+            tracing::warn!(queue_pairs, ?dead, "a compute server is gone; its queue pairs are destroyed");
+        }
+    }
+
+    fn answer(&self, id: SessionId, question: &Question) -> Answer {
+        let done = |outcome: Result<(), String>| outcome.map_or_else(Answer::Refused, |()| Answer::Done);
+        match *question {
+            Question::Connect { ours, instead_of } => {
+                if let Some(old) = instead_of {
+                    self.disconnect(id, old);
+                }
+                self.connect(id, &ours).map_or_else(Answer::Refused, Answer::Connected)
+            }
+            Question::Disconnect(queue_pair) => {
+                self.disconnect(id, queue_pair);
+                Answer::Done
+            }
+            Question::Claim(owner) => done(self.state().owners.claim(owner, id)),
+            Question::Release(owner) => {
+                self.state().owners.release(owner, id);
+                Answer::Done
+            }
+            Question::Lives(owner) => Answer::Lives(self.state().owners.lives(owner)),
+            Question::Listens => match &*lock(&self.acceptor) {
+                Some(acceptor) => Answer::Listens { bytes: acceptor.connection_bytes as u64 },
+                None => Answer::Refused("it takes no messages; start it with --threads".into()),
+            },
+            Question::Attach { ours, who, opened } => {
+                let attached = self.attach(id, &ours, who, opened);
+                attached.map_or_else(Answer::Refused, |(theirs, opened)| Answer::Attached { theirs, opened })
+            }
+            Question::AttachReady(queue_pair) => {
+                self.connection_of(id, queue_pair, |connections, number| connections.get_mut(&number).map(Made::ready));
+                Answer::Done
+            }
+            Question::Detach(queue_pair, in_order) => {
+                if let Some(connection) =
+                    self.connection_of(id, queue_pair, |connections, number| connections.remove(&number))
+                {
+                    connection.record.end(if in_order { End::Closed } else { End::Lost });
+                }
+                Answer::Done
+            }
+            Question::ConnectionState(queue_pair) => {
+                let state = self.connection_of(id, queue_pair, |connections, number| {
+                    connections.get(&number).map(|connection| connection.record.state())
+                });
+                Answer::State(state.unwrap_or(ConnectionState::Dismissed))
+            }
+        }
+    }
+
+    /// Makes this side of a message connection.
+    fn attach(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<(Peer, Opened), String> {
+        let acceptor = lock(&self.acceptor).clone().ok_or("it takes no messages; start it with --threads")?;
+        let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len() + held.connections.len());
+        if held >= QUEUE_PAIRS_MAX {
+            return Err(too_many());
+        }
+        let (made, ours, ours_opened) = acceptor.attach((&self.local, self.reliability), theirs, who, opened)?;
+        let mut state = self.state();
+        let held = state.sessions.get_mut(&id).ok_or("the memory server stops")?;
+        // Those that the endpoints have closed are of no use to anybody.
+        held.connections.retain(|_, connection| connection.record.state() == ConnectionState::Up);
+        held.connections.insert(ours.queue_pair, made);
+        Ok((ours, ours_opened))
+    }
+
+    fn connection_of<T>(
+        &self,
+        id: SessionId,
+        queue_pair: u64,
+        f: impl FnOnce(&mut HashMap<u32, Made>, u32) -> Option<T>,
+    ) -> Option<T> {
+        let number = u32::try_from(queue_pair).ok()?;
+        self.state().sessions.get_mut(&id).and_then(|held| f(&mut held.connections, number))
+    }
+
+    fn connect(&self, id: SessionId, theirs: &Peer) -> Result<Peer, String> {
+        let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len());
+        if held >= QUEUE_PAIRS_MAX {
+            return Err(too_many());
+        }
+        let make = || {
+            // It only answers.
+            let options = QueuePairOptions { send_depth: 1, inline_bytes: 0, gather_max: 1, receive: None };
+            let ours = QueuePair::new(&self.domain, &self.completions, &self.completions, options)?;
+            ours.connect(&self.local, theirs, Access::Peers, self.reliability)?;
+            Ok::<_, Error>(ours)
+        };
+        let ours = make().map_err(|error| error.to_string())?;
+        let described = ours.describe(&self.local);
+        match self.state().sessions.get_mut(&id) {
+            Some(held) => held.queue_pairs.insert(ours.number(), ours),
+            None => return Err("the memory server stops".into()),
+        };
+        Ok(described)
+    }
+
+    fn disconnect(&self, id: SessionId, queue_pair: u64) {
+        let Ok(number) = u32::try_from(queue_pair) else { return };
+        // Destroyed outside the lock.
+        let ended = self.state().sessions.get_mut(&id).and_then(|held| held.queue_pairs.remove(&number));
+        drop(ended);
+    }
+
+    /// Answers one connection until it ends.
+    fn converse(&self, id: SessionId, stream: TcpStream) -> Result<(), Error> {
+        let failed = || Error::io("the handshake of a control connection");
+        keep_alive(&stream).map_err(failed())?;
+        let (mut sender, mut receiver): (Sender, Receiver) =
+            control::accept(stream, &self.secret, Instant::now() + PROOF_LIMIT).map_err(failed())?;
+        if !self.admit(id) {
+            tracing::warn!(limit = SESSIONS_MAX, "a compute server was turned away: there are too many");
+            return Ok(());
+        }
+        sender.send(&self.hello_ack()).map_err(Error::io("welcoming a compute server"))?;
+        while let Some(question) = receiver.receive::<Question>()? {
+            sender.send(&self.answer(id, &question)).map_err(Error::io("answering a compute server"))?;
+        }
+        Ok(())
+    }
+}
+
+fn too_many() -> String {
+    format!("one compute server has at most {QUEUE_PAIRS_MAX} connections; use fewer workers")
+}
+
+/// Ends a connection however its thread ends.
+struct Ending<'a> {
+    serving: &'a Serving,
+    id: SessionId,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.serving.end(self.id);
+    }
+}
+
+/// Accepts connections until the listener is shut down, and waits for their threads.
+pub(super) fn accept_all(serving: &Serving, listener: &TcpListener) {
+    std::thread::scope(|scope| {
+        loop {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(_) if serving.state().stopped => return,
+                Err(error) => {
+                    // Out of descriptors, or a connection that was gone at once. Neither is the next one's fault.
+                    tracing::warn!(%error, "a control connection was not accepted");
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+            };
+            let Some(id) = serving.enter(&stream) else { continue };
+            let connection = move || {
+                let _ending = Ending { serving, id };
+                let peer = stream.peer_addr().map_or_else(|_| "unknown".into(), |peer| peer.to_string());
+                if let Err(error) = serving.converse(id, stream) {
+                    tracing::info!(peer, %error, "a control connection ended");
+                }
+            };
+            let spawned = std::thread::Builder::new().name("farlink-control".into()).spawn_scoped(scope, connection);
+            if let Err(error) = spawned {
+                tracing::warn!(%error, "no thread for a control connection");
+                serving.end(id);
+            }
+        }
+    });
+}

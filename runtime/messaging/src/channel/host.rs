@@ -1,0 +1,86 @@
+//! What channels need of the worker that they belong to.
+
+use std::{
+    cell::RefCell,
+    fmt,
+    task::{Context, Waker},
+};
+
+use farlink_fabric::{Capabilities, Endpoint, Error as FabricError, Request, buffer::Buffer, connection::PeerId};
+
+use super::Channels;
+
+/// A worker, as its channels see it.
+pub trait Host: fmt::Debug {
+    /// Its channels. It calls [`Channels::turn`] at every exchange, [`Channels::complete`] with the completions whose tickets
+    /// have [`CONNECTION_TICKET`](crate::CONNECTION_TICKET) set, and [`Channels::close`] at its end.
+    fn channels(&self) -> &Channels;
+
+    /// Its name at memory servers.
+    fn peer_id(&self) -> PeerId;
+
+    /// What its fabric guarantees.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Its endpoint, for making and closing connections.
+    fn endpoint(&self) -> &RefCell<Box<dyn Endpoint>>;
+
+    /// A registered buffer of so many words.
+    ///
+    /// # Errors
+    /// If the fabric refuses to register more memory.
+    fn buffer(&self, words: usize) -> Result<Buffer, FabricError>;
+
+    /// Posts a request with the next doorbell.
+    fn post(&self, request: Request);
+
+    /// Whether nobody turns it any more.
+    fn has_ended(&self) -> bool;
+
+    /// Its tasks.
+    fn tasks(&self) -> &dyn Tasks;
+
+    /// Counts a request that is sent and whose reply is awaited.
+    fn count_message(&self);
+
+    /// Counts payload that has come or gone.
+    fn count_bytes(&self, bytes: u64);
+}
+
+/// The tasks of a worker. They are made ready more cheaply by their numbers than by their wakers, which are for other threads.
+pub trait Tasks {
+    /// The task that is being polled, if the waker is its own.
+    fn task_of(&self, waker: &Waker) -> Option<usize>;
+
+    /// Makes a task ready.
+    fn set_ready(&self, task: usize);
+}
+
+/// Whom an event makes ready.
+#[derive(Debug)]
+pub enum Waiter {
+    /// A task of the worker, by its number.
+    Task(usize),
+    /// Anybody else.
+    Waker(Waker),
+}
+
+impl Waiter {
+    /// Whoever is being polled with this context.
+    #[inline]
+    pub fn of<T: Tasks + ?Sized>(cx: &Context<'_>, tasks: &T) -> Self {
+        match tasks.task_of(cx.waker()) {
+            Some(task) => Self::Task(task),
+            None => Self::Waker(cx.waker().clone()),
+        }
+    }
+
+    /// Makes it ready.
+    #[inline]
+    pub fn wake<T: Tasks + ?Sized>(self, tasks: &T) {
+        match self {
+            Self::Task(task) => tasks.set_ready(task),
+            Self::Waker(waker) => waker.wake(),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A channel of a worker that a test turns.
+
+use std::{
+    cell::RefCell,
+    pin::pin,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+};
+
+use farlink_fabric::{
+    Capabilities, Endpoint, Error as FabricError, Fabric, Request,
+    buffer::{Buffer, Buffers},
+    clock::Clock,
+    connection::PeerId,
+    listener::{Change, ListenOptions},
+    lock::OwnerId,
+    mem::{MemFabric, MemOptions},
+    ptr::ServerId,
+    region::Region,
+};
+
+use super::{Channel, ChannelOptions, Channels, Host, Tasks};
+use crate::{
+    connection::{Carrier, Connection, SendConfig, Sending, Source},
+    message::hello_ack,
+};
+
+/// One task, which is polled after every turn.
+#[derive(Debug)]
+struct Worker {
+    // Before the buffers that are registered with it.
+    endpoint: RefCell<Box<dyn Endpoint>>,
+    outbox: RefCell<Vec<Request>>,
+    buffers: Buffers,
+    channels: Channels,
+}
+
+impl Worker {
+    fn turn(&self) {
+        self.channels.turn(self, true);
+        let mut endpoint = self.endpoint.borrow_mut();
+        endpoint.ring(&mut self.outbox.borrow_mut());
+        let mut completions = Vec::new();
+        endpoint.poll(&mut completions);
+        drop(endpoint);
+        completions.into_iter().for_each(|completion| self.channels.complete(completion));
+    }
+}
+
+impl Tasks for Worker {
+    fn task_of(&self, _waker: &Waker) -> Option<usize> {
+        Some(0)
+    }
+
+    fn set_ready(&self, _task: usize) {}
+}
+
+impl Host for Worker {
+    fn channels(&self) -> &Channels {
+        &self.channels
+    }
+
+    fn peer_id(&self) -> PeerId {
+        PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.endpoint.borrow().capabilities()
+    }
+
+    fn endpoint(&self) -> &RefCell<Box<dyn Endpoint>> {
+        &self.endpoint
+    }
+
+    fn buffer(&self, words: usize) -> Result<Buffer, FabricError> {
+        self.buffers.take(words, |_, _| Ok(Default::default()))
+    }
+
+    fn post(&self, request: Request) {
+        self.outbox.borrow_mut().push(request);
+    }
+
+    fn has_ended(&self) -> bool {
+        false
+    }
+
+    fn tasks(&self) -> &dyn Tasks {
+        self
+    }
+
+    fn count_message(&self) {}
+
+    fn count_bytes(&self, _bytes: u64) {}
+}
+
+/// What the memory server posts.
+struct Posts<'a>(&'a Buffers, Vec<Request>);
+
+impl Carrier for Posts<'_> {
+    fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError> {
+        self.0.take(words, |_, _| Ok(Default::default()))
+    }
+
+    fn post(&mut self, request: Request) {
+        self.1.push(request);
+    }
+
+    fn vector(&mut self) -> Vec<u64> {
+        Vec::new()
+    }
+}
+
+struct Nothing;
+
+impl Source for Nothing {
+    fn message(&self, _number: u64) -> Option<&[u64]> {
+        None
+    }
+}
+
+/// What a channel's options say reaches the memory server once the connection is up.
+#[test]
+fn a_channel_tells_the_memory_server_how_to_send() {
+    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let id = ServerId::new(0).unwrap();
+    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
+    let mut port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
+    let worker = Rc::new(Worker {
+        endpoint: RefCell::new(fabric.endpoint(1, Clock::monotonic()).unwrap()),
+        outbox: RefCell::default(),
+        buffers: Buffers::default(),
+        channels: Channels::default(),
+    });
+    let options = ChannelOptions { eager_words: Some(77), coalesce: false };
+    let mut opening = pin!(Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, options));
+    let mut poll = || opening.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(poll().is_pending());
+    let (buffers, mut server, mut changes) = (Buffers::default(), None, Vec::new());
+    let told = (0..1000).find_map(|_| {
+        worker.turn();
+        port.changes(true, &mut changes);
+        for change in changes.drain(..) {
+            let Change::Joined { peer, memory, .. } = change else { panic!("nobody left: {change:?}") };
+            let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX };
+            let mut connection = Connection::new(memory, peer, 1, sending).unwrap();
+            connection.enqueue_notice(&hello_ack(1, false));
+            server = Some(connection);
+        }
+        let server = server.as_mut()?;
+        let mut carrier = Posts(&buffers, Vec::new());
+        server.send_out(&Nothing, &mut carrier).unwrap();
+        port.ring(&mut carrier.1);
+        let mut completions = Vec::new();
+        port.poll(&mut completions);
+        completions.into_iter().for_each(|completion| server.complete(completion));
+        server.remote_config()
+    });
+    assert_eq!(told, Some(SendConfig { eager_words: 77, coalesce: false }));
+    assert!(matches!(poll(), Poll::Ready(Ok(_))));
+    worker.channels.close(&*worker);
+    // The port goes before the buffers that it may still use.
+    drop(port);
+}

@@ -1,0 +1,65 @@
+//! Messages between workers and memory servers: requests and replies, two-sided for whoever counts, one-sided underneath.
+//!
+//! A worker asks for a [`Channel`] to a memory server and sends requests; the memory server runs a [`MessageServer`], whose
+//! threads hand each request to a [`Service`], which replies at once or later.
+//!
+//! [`Channels`] are driven by a [`Host`]: a worker, which has an endpoint and tasks. Everything else here is between two sides
+//! of a [connection](farlink_fabric::connection) and knows no more than that.
+//!
+//! # Replies that come later
+//!
+//! [`Responder`] is the reply's address, and belongs to the thread that got the request. A service that has to wait keeps
+//! it: a shipped operation, for example, becomes a task of a worker that the service owns.
+//! [`Service::turn`] is called again and again and runs those tasks; while it says [`Turn::Busy`] the thread does not
+//! sleep. A responder that is dropped unused refuses with [`Refusal::Unanswered`]: nobody waits for ever.
+//!
+//! # How it works
+//!
+//! From the bottom up; each file says more.
+//!
+//! - [`farlink_fabric::connection`]: a worker and a memory server open memory to each other.
+//! - `shape.rs`: in it stand two rings, one for each [`Priority`], a few words that the other side writes, and a pool.
+//! - `ring.rs`, `frame.rs`: what keeps a ring right though its words land in any order and the other side is not trusted.
+//! - `slab.rs`, `connection`: messages up to the eager limit ([`ChannelOptions::eager_words`]) go through the ring, many in one
+//!   write; longer ones by rendezvous: the sender copies them into slots of the pool and
+//!   describes those in the ring, and the receiver READs them (FBX, sections 4.3 and 4.4). Catfish
+//!   (section III) has one ring for each connection and no priorities, FBX two queues for each path (section 4.6).
+//! - `message.rs`: requests, replies, batches.
+//! - `session.rs`, `channel`: exactly once. A worker numbers its requests. The memory server keeps each reply until the
+//!   worker has acknowledged it, so a repeat, which comes when a connection was lost and made anew, is answered from there.
+//! - `server`: threads that sleep until something comes, or poll (Catfish, section IV B), and report their load.
+//!
+//! What the sender may rely on: a request whose reply came was carried out once. One that ends in
+//! [`Error::OutcomeUnknown`] was carried out once or not at all. Requests of
+//! one channel and one priority arrive in order, and may be carried out in any.
+//!
+//! A full ring pushes back: the sender's message waits in its queue, and a request waits before it is even numbered while
+//! [`WINDOW`] others are unanswered. Nothing is dropped or overwritten.
+//!
+//! For statistics a request is one two-sided message, whatever carried it; its bytes and those of the reply count.
+
+mod channel;
+mod connection;
+mod error;
+mod frame;
+mod load;
+mod message;
+mod protocol;
+pub mod ring;
+mod serve;
+mod server;
+mod session;
+mod shape;
+mod slab;
+mod spare;
+
+pub use self::{
+    channel::{Batch, Channel, ChannelOptions, Channels, Host, Reply, Tasks, Waiter},
+    connection::CONNECTION_TICKET,
+    error::Error,
+    load::Load,
+    message::{FromServer, ReplyItem, ReplyView, RequestView, read_from_server, read_request},
+    protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, RENDEZVOUS_WORDS, Refusal, WINDOW},
+    serve::{Request, Responder, Service, Turn},
+    server::{MessageServer, ServeMessages, ServerCounts, Wait},
+};

@@ -1,0 +1,150 @@
+//! The peers of a thread: they come, go, and are dropped.
+
+use super::{
+    counts::{RELAXED, bump},
+    thread::{Thread, carrier},
+};
+use crate::{
+    connection::{Broken, Connection, Sending},
+    message::{hello_ack, nack},
+    protocol::Refusal,
+    session::Session,
+};
+use farlink_fabric::{
+    connection::{OpenMemory, PeerId},
+    listener::Change,
+    ptr::ServerId,
+};
+
+/// Sessions without a connection that a thread keeps.
+const AWAY_MAX: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) connection: Connection,
+    pub(super) session: usize,
+    /// What the peer had done when that was last looked at, and when it last did something.
+    pub(super) trace: u64,
+    pub(super) moved_at_ns: u64,
+    /// Something of this side's has changed: a completion came, or there is something to send.
+    pub(super) dirty: bool,
+}
+
+impl Thread {
+    /// Peers that come and go.
+    pub(super) fn take_changes(&mut self, thorough: bool) -> bool {
+        self.endpoint.changes(thorough, &mut self.changes);
+        if self.changes.is_empty() {
+            return false;
+        }
+        let mut changes = std::mem::take(&mut self.changes);
+        for change in changes.drain(..) {
+            match change {
+                Change::Joined { peer, who, memory } => {
+                    bump(&self.counts().joined, 1);
+                    self.open(peer, who, memory);
+                }
+                Change::Left { peer, in_order } => {
+                    bump(&self.counts().left, 1);
+                    self.forget(peer.index(), in_order);
+                }
+            }
+        }
+        self.changes = changes;
+        true
+    }
+
+    pub(super) fn open(&mut self, peer: ServerId, who: PeerId, memory: OpenMemory) {
+        self.generation = self.generation.wrapping_add(1);
+        let ordered = self.endpoint.capabilities().ordered_writes;
+        let sending = Sending { ordered, coalesce: true, eager_words: usize::MAX };
+        let Some(mut connection) = Connection::new(memory, peer, self.generation, sending) else {
+            return self.endpoint.dismiss(peer);
+        };
+        let known = self.by_worker.get(&who).copied();
+        let session = known.unwrap_or_else(|| {
+            self.next_unique += 1;
+            let session = Session::new(who, self.next_unique);
+            let free = self.sessions.iter().position(Option::is_none).unwrap_or(self.sessions.len());
+            if free == self.sessions.len() {
+                self.sessions.push(None);
+            }
+            self.sessions[free] = Some(session);
+            self.by_worker.insert(who, free);
+            free
+        });
+        // A worker has one connection to a server; of two, the newer one counts.
+        if let Some(older) = self.sessions[session].as_mut().and_then(|session| session.peer.replace(peer)) {
+            self.close(older.index());
+            if let Some(session) = &mut self.sessions[session] {
+                session.peer = Some(peer);
+            }
+        }
+        connection.enqueue_notice(&hello_ack(self.shared.incarnation, known.is_some()));
+        let moved_at_ns = self.clock.now_ns();
+        let peer_state = Peer { connection, session, trace: 0, moved_at_ns, dirty: true };
+        if self.peers.len() <= peer.index() {
+            self.peers.resize_with(peer.index() + 1, || None);
+        }
+        self.peers[peer.index()] = Some(peer_state);
+        self.present += 1;
+        self.counts().peers_now.store(self.present as u64, RELAXED);
+    }
+
+    /// Closes a connection on this side's own account. Its session waits for the worker to come again.
+    pub(super) fn close(&mut self, index: usize) {
+        if let Some(Some(_)) = self.peers.get(index) {
+            let other = peer_number(index);
+            self.endpoint.dismiss(other);
+            self.forget(index, false);
+        }
+    }
+
+    /// Frees what a connection had.
+    pub(super) fn forget(&mut self, index: usize, in_order: bool) {
+        let Some(peer) = self.peers.get_mut(index).and_then(Option::take) else { return };
+        self.present -= 1;
+        self.counts().peers_now.store(self.present as u64, RELAXED);
+        let Some(session) = &mut self.sessions[peer.session] else { return };
+        if in_order {
+            self.by_worker.remove(&session.who);
+            self.sessions[peer.session] = None;
+            return;
+        }
+        session.lose_connection();
+        let mut away = self.sessions.iter().enumerate().filter_map(|(place, session)| {
+            session.as_ref().filter(|session| session.peer.is_none()).map(|session| (session.unique, place))
+        });
+        let oldest = away.clone().min();
+        if away.by_ref().count() > AWAY_MAX
+            && let Some((_, place)) = oldest
+            && let Some(session) = self.sessions[place].take()
+        {
+            self.by_worker.remove(&session.who);
+        }
+    }
+
+    /// Drops a connection that makes no sense.
+    pub(super) fn drop_peer(&mut self, index: usize, why: &Broken) {
+        tracing::warn!(peer = index, %why, "dropped a peer");
+        bump(&self.counts().dropped, 1);
+        if let Broken::Protocol(_) = why {
+            bump(&self.counts().malformed, 1);
+            self.notify(index, &nack(Refusal::Malformed));
+            self.exchange();
+        }
+        self.close(index);
+    }
+
+    fn notify(&mut self, index: usize, words: &[u64]) {
+        let Some(Some(peer)) = self.peers.get_mut(index) else { return };
+        peer.connection.enqueue_notice(words);
+        if let Some(session) = &self.sessions[peer.session] {
+            let _ = peer.connection.send_out(session, &mut carrier!(self));
+        }
+    }
+}
+
+fn peer_number(index: usize) -> ServerId {
+    u16::try_from(index).ok().and_then(ServerId::new).expect("an endpoint numbers its peers so")
+}

@@ -1,0 +1,284 @@
+//! One thread of a message server: its turns, its sleep, and its reports.
+
+use std::{cell::Cell, collections::HashMap, rc::Rc, time::Duration};
+
+use super::{
+    ServeMessages, Shared, Wait,
+    counts::{RELAXED, ThreadCounts, bump},
+    peers::Peer,
+};
+use crate::{
+    connection::{Carrier, Connection},
+    load::Load,
+    protocol::Priority,
+    serve::{Finished, Replies, Service, Turn},
+    session::Session,
+};
+use farlink_fabric::{
+    Completion, Error as FabricError, Request as Post,
+    buffer::{Buffer, Buffers},
+    clock::Clock,
+    connection::PeerId,
+    listener::{Change, ServerEndpoint},
+    sync::yield_thread,
+};
+
+/// Idle turns before a thread sleeps.
+const IDLE_TURNS_MAX: u32 = 100;
+/// Idle turns before a thread that polls offers its core, at each further one: the worker may be waiting for it.
+const POLLS_MAX: u32 = 200;
+/// Turns between two looks at the clock, while busy.
+const TURNS_PER_CLOCK_SAMPLE: u32 = 64;
+
+/// A sleep without peers.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// What connections need of their thread.
+pub(super) struct EndpointCarrier<'a> {
+    pub(super) endpoint: &'a mut dyn ServerEndpoint,
+    pub(super) buffers: &'a Buffers,
+    pub(super) outbox: &'a mut Vec<Post>,
+    pub(super) replies: &'a Replies,
+}
+
+impl Carrier for EndpointCarrier<'_> {
+    fn buffer(&mut self, words: usize) -> Result<Buffer, FabricError> {
+        // SAFETY: the memory lives as long as the thread's `buffers`, which are dropped after its endpoint; only buffers refer to it.
+        self.buffers.take(words, |base, words| unsafe { self.endpoint.register(base, words) })
+    }
+
+    fn post(&mut self, request: Post) {
+        self.outbox.push(request);
+    }
+
+    fn vector(&mut self) -> Vec<u64> {
+        self.replies.vector()
+    }
+}
+
+pub(super) struct Thread {
+    // The service goes first: its tasks hold responders. The endpoint goes before the buffers that it may still use.
+    pub(super) service: Box<dyn Service>,
+    pub(super) endpoint: Box<dyn ServerEndpoint>,
+    pub(super) buffers: Buffers,
+    pub(super) outbox: Vec<Post>,
+    pub(super) completions: Vec<Completion>,
+    pub(super) changes: Vec<Change>,
+    pub(super) replies: Rc<Replies>,
+    pub(super) finished: Vec<Finished>,
+    pub(super) peers: Vec<Option<Peer>>,
+    pub(super) sessions: Vec<Option<Session>>,
+    pub(super) by_worker: HashMap<PeerId, usize>,
+    pub(super) shared: Shared,
+    pub(super) number: usize,
+    pub(super) options: ServeMessages,
+    pub(super) clock: Clock,
+    pub(super) generation: u32,
+    pub(super) first_peer: usize,
+    pub(super) next_unique: u64,
+    pub(super) report: u16,
+    pub(super) reported_at_ns: u64,
+    pub(super) checked_at_ns: u64,
+    pub(super) busy_since_ns: Option<u64>,
+    pub(super) busy_ns: u64,
+    pub(super) present: usize,
+    pub(super) has_latest: Cell<bool>,
+}
+
+/// The connections' part of a thread, borrowed apart from the rest.
+macro_rules! carrier {
+    ($thread:expr) => {
+        $crate::server::thread::EndpointCarrier {
+            endpoint: &mut *$thread.endpoint,
+            buffers: &$thread.buffers,
+            outbox: &mut $thread.outbox,
+            replies: &$thread.replies,
+        }
+    };
+}
+
+pub(super) use carrier;
+
+impl Thread {
+    pub(super) fn new(
+        endpoint: Box<dyn ServerEndpoint>,
+        service: Box<dyn Service>,
+        shared: Shared,
+        number: usize,
+        options: ServeMessages,
+    ) -> Self {
+        Self {
+            service,
+            endpoint,
+            buffers: Buffers::default(),
+            outbox: Vec::new(),
+            completions: Vec::new(),
+            changes: Vec::new(),
+            replies: Rc::default(),
+            finished: Vec::new(),
+            peers: Vec::new(),
+            sessions: Vec::new(),
+            by_worker: HashMap::new(),
+            shared,
+            number,
+            options,
+            clock: Clock::monotonic(),
+            generation: 0,
+            first_peer: 0,
+            next_unique: 0,
+            report: 0,
+            reported_at_ns: 0,
+            checked_at_ns: 0,
+            busy_since_ns: None,
+            busy_ns: 0,
+            present: 0,
+            has_latest: Cell::new(false),
+        }
+    }
+
+    pub(super) fn counts(&self) -> &ThreadCounts {
+        &self.shared.threads[self.number]
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.shared.stop.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    pub(super) fn run(&mut self) {
+        let (mut idle_turns, mut turns) = (0u32, 0u32);
+        while !self.is_stopping() {
+            let progress = self.turn();
+            turns = turns.wrapping_add(1);
+            if progress {
+                idle_turns = 0;
+                if self.busy_since_ns.is_none() {
+                    self.busy_since_ns = Some(self.clock.now_ns());
+                }
+                if turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) {
+                    self.sample_clock();
+                }
+                continue;
+            }
+            idle_turns += 1;
+            if idle_turns == 1 || idle_turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) {
+                self.sample_clock();
+            }
+            if idle_turns > IDLE_TURNS_MAX && self.may_sleep() {
+                self.sleep();
+            } else if idle_turns > POLLS_MAX {
+                yield_thread();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        for index in 0..self.peers.len() {
+            self.close(index);
+        }
+    }
+
+    /// One turn; false if there was nothing to do.
+    pub(super) fn turn(&mut self) -> bool {
+        let mut progress = self.take_changes(false);
+        progress |= self.take_requests(Priority::Latency);
+        progress |= self.take_requests(Priority::BestEffort);
+        let busy = self.service.turn() == Turn::Busy;
+        self.has_latest.set(busy);
+        progress |= self.take_replies();
+        progress |= self.send();
+        progress |= !self.outbox.is_empty();
+        self.exchange();
+        progress
+    }
+
+    pub(super) fn exchange(&mut self) {
+        if !self.outbox.is_empty() {
+            self.endpoint.ring(&mut self.outbox);
+        }
+        self.endpoint.poll(&mut self.completions);
+        for completion in self.completions.drain(..) {
+            let index = Connection::other_of(completion.ticket).index();
+            if let Some(Some(peer)) = self.peers.get_mut(index) {
+                peer.dirty = true;
+                peer.connection.complete(completion);
+            }
+        }
+    }
+
+    fn sample_clock(&mut self) {
+        let now_ns = self.clock.now_ns();
+        if let Some(since_ns) = self.busy_since_ns.take() {
+            self.busy_ns += now_ns.saturating_sub(since_ns);
+        }
+        let interval_ns = self.options.report_interval.as_nanos() as u64;
+        if now_ns - self.reported_at_ns >= interval_ns {
+            self.report_load(now_ns);
+        }
+        if now_ns - self.checked_at_ns >= 10 * interval_ns {
+            self.checked_at_ns = now_ns;
+            self.take_changes(true);
+            self.drop_silent(now_ns);
+        }
+    }
+
+    fn report_load(&mut self, now_ns: u64) {
+        let passed_ns = (now_ns - self.reported_at_ns).max(1);
+        let busy = (self.busy_ns.saturating_mul(1000) / passed_ns).min(1000);
+        (self.busy_ns, self.reported_at_ns) = (0, now_ns);
+        self.counts().busy_permille.store(busy, RELAXED);
+        let threads = &self.shared.threads;
+        let sum = |of: fn(&ThreadCounts) -> u64| threads.iter().map(|thread| of(thread)).sum::<u64>();
+        self.report = self.report.wrapping_add(1).max(1);
+        let load = Load {
+            report: self.report,
+            busy_permille: (sum(|thread| thread.busy_permille.load(RELAXED)) / threads.len() as u64) as u16,
+            threads: threads.len() as u16,
+            peers: sum(|thread| thread.peers_now.load(RELAXED)).min(u64::from(u16::MAX)) as u16,
+        };
+        for peer in self.peers.iter_mut().flatten() {
+            peer.connection.post_control_word(load.word(), &mut carrier!(self));
+        }
+    }
+
+    /// Drops peers that leave what is theirs where it is.
+    fn drop_silent(&mut self, now_ns: u64) {
+        let silence_max_ns = self.options.silence_max.as_nanos() as u64;
+        for index in 0..self.peers.len() {
+            let Some(peer) = &mut self.peers[index] else { continue };
+            let trace = peer.connection.trace();
+            if trace != peer.trace || !peer.connection.is_sending() {
+                (peer.trace, peer.moved_at_ns) = (trace, now_ns);
+            } else if now_ns.saturating_sub(peer.moved_at_ns) > silence_max_ns {
+                tracing::warn!(peer = index, "dropped a peer that does not take its replies");
+                bump(&self.counts().dropped, 1);
+                self.close(index);
+            }
+        }
+    }
+
+    fn may_sleep(&self) -> bool {
+        let event = match self.options.wait {
+            Wait::Event => true,
+            Wait::Poll => self.present == 0,
+            Wait::Auto => {
+                let peers: u64 = self.shared.threads.iter().map(|thread| thread.peers_now.load(RELAXED)).sum();
+                self.present == 0 || peers as usize >= self.shared.cores
+            }
+        };
+        // Nobody rings for completions.
+        event
+            && !self.has_latest.get()
+            && !self.peers.iter().flatten().any(|peer| peer.dirty || peer.connection.is_waiting())
+    }
+
+    fn sleep(&mut self) {
+        bump(&self.counts().sleeps, 1);
+        let limit = if self.present == 0 { LONG } else { self.options.report_interval };
+        let (peers, shared, replies) = (&self.peers, &self.shared, &self.replies);
+        self.endpoint.sleep(limit, &mut || {
+            shared.stop.load(std::sync::atomic::Ordering::Acquire)
+                || !replies.finished.borrow().is_empty()
+                || peers.iter().flatten().any(|peer| peer.connection.has_news())
+        });
+        self.sample_clock();
+    }
+}

@@ -1,0 +1,264 @@
+//! Exactly once, on the memory server's side: what each worker has asked for and not yet acknowledged.
+//!
+//! A session belongs to a worker, not to a connection. It holds a place for each request from the last acknowledged one on,
+//! [`WINDOW`] at most. A request that is new runs. A repeat of one that runs waits for it; a repeat of one that is done gets
+//! the reply that was kept. Replies are kept until the worker acknowledges them, which every request does along the way; if
+//! they become too many words, those that were sent already are dropped, the oldest first, and a repeat is told so.
+
+use std::collections::VecDeque;
+
+use crate::{
+    connection::Source,
+    message::{REPLY_HEADER, reply_header, reply_item},
+    protocol::{Priority, Refusal, WINDOW},
+    serve::Replies,
+};
+use farlink_fabric::{connection::PeerId, ptr::ServerId};
+
+/// Words of kept replies of one session, of those that were sent already.
+const KEPT_WORDS_MAX: usize = 1 << 20;
+
+#[derive(Debug)]
+enum Place {
+    /// Not seen yet.
+    Open,
+    /// Under way: what of the reply there is, and how many items are missing.
+    Running { reply: Vec<u64>, missing: usize, priority: Priority },
+    /// Done; sent, or in a connection's queue.
+    Done { reply: Vec<u64>, priority: Priority, sent: bool },
+    /// Done, sent and dropped.
+    Forgotten,
+}
+
+/// What to do with a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// Carry it out.
+    New,
+    /// A repeat: nothing; its reply comes, or is on its way already.
+    Pending,
+    /// A repeat: send the reply of this number again.
+    Answered(Priority),
+    /// A repeat whose reply is gone.
+    Forgotten,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) who: PeerId,
+    /// Another number for each session of a thread.
+    pub(super) unique: u64,
+    /// The peer whose connection it has; none while the worker is away.
+    pub(super) peer: Option<ServerId>,
+    /// The number of the first place.
+    base: u64,
+    places: VecDeque<Place>,
+    /// Words of replies that wait to be sent.
+    pub(super) unsent_words: usize,
+    kept_words: usize,
+}
+
+impl Session {
+    pub(super) fn new(who: PeerId, unique: u64) -> Self {
+        Self { who, unique, peer: None, base: 1, places: VecDeque::new(), unsent_words: 0, kept_words: 0 }
+    }
+
+    fn place(&mut self, sequence: u64) -> Option<&mut Place> {
+        self.places.get_mut(usize::try_from(sequence.checked_sub(self.base)?).ok()?)
+    }
+
+    /// Takes notice of a request of so many items; none if its numbers cannot be.
+    pub(super) fn admit(
+        &mut self,
+        (sequence, acknowledged): (u64, u64),
+        items: usize,
+        priority: Priority,
+        replies: &Replies,
+    ) -> Option<Admission> {
+        self.acknowledge(acknowledged, replies);
+        let index = usize::try_from(sequence.checked_sub(self.base)?).ok().filter(|&index| index < WINDOW)?;
+        while self.places.len() <= index {
+            self.places.push_back(Place::Open);
+        }
+        Some(match &mut self.places[index] {
+            place @ Place::Open => {
+                *place = Place::Running { reply: Vec::new(), missing: items, priority };
+                Admission::New
+            }
+            Place::Running { .. } | Place::Done { sent: false, .. } => Admission::Pending,
+            Place::Done { priority, reply, sent } => {
+                *sent = false;
+                self.kept_words -= reply.len();
+                self.unsent_words += reply.len();
+                Admission::Answered(*priority)
+            }
+            Place::Forgotten => Admission::Forgotten,
+        })
+    }
+
+    fn acknowledge(&mut self, acknowledged: u64, replies: &Replies) {
+        while self.base < acknowledged {
+            match self.places.pop_front() {
+                Some(Place::Done { reply, sent, .. }) => {
+                    *(if sent { &mut self.kept_words } else { &mut self.unsent_words }) -= reply.len();
+                    replies.recycle(reply);
+                }
+                // The worker abandons what it has not got; whoever carries it out finds no place for it.
+                Some(_) => {}
+                None => {
+                    self.base = acknowledged;
+                    return;
+                }
+            }
+            self.base += 1;
+        }
+    }
+
+    /// Takes the reply to one item, headers left out; the priority if that makes the whole reply.
+    pub(super) fn finish(&mut self, sequence: u64, mut words: Vec<u64>, replies: &Replies) -> Option<Priority> {
+        let place = self.place(sequence)?;
+        let Place::Running { reply, missing, priority } = place else { return None };
+        let priority = *priority;
+        *missing = missing.saturating_sub(1);
+        if reply.is_empty() {
+            std::mem::swap(reply, &mut words);
+        } else {
+            reply.extend_from_slice(&words[REPLY_HEADER..]);
+        }
+        // Counts the items that are there.
+        reply[1] += 1;
+        let done = *missing == 0;
+        if done {
+            let mut reply = std::mem::take(reply);
+            let items = reply[1] as usize;
+            reply[..REPLY_HEADER].copy_from_slice(&reply_header(items, sequence));
+            let len = reply.len();
+            *place = Place::Done { reply, priority, sent: false };
+            self.unsent_words += len;
+        }
+        replies.recycle(words);
+        done.then_some(priority)
+    }
+
+    /// Answers a whole request with a refusal.
+    pub(super) fn refuse(&mut self, sequence: u64, why: Refusal, replies: &Replies) -> Option<Priority> {
+        if let Some(Place::Running { missing, .. }) = self.place(sequence) {
+            *missing = 1;
+        }
+        let mut words = replies.vector();
+        words.extend([0, 0, reply_item(0, 0, Err(why))]);
+        self.finish(sequence, words, replies)
+    }
+
+    /// Takes notice that a connection has taken over a whole reply.
+    pub(super) fn sent(&mut self, sequence: u64, replies: &Replies) {
+        if let Some(Place::Done { reply, sent: sent @ false, .. }) = self.place(sequence) {
+            *sent = true;
+            let len = reply.len();
+            self.unsent_words -= len;
+            self.kept_words += len;
+        }
+        let mut index = 0;
+        while self.kept_words > KEPT_WORDS_MAX && index < self.places.len() {
+            if let Place::Done { reply, sent: true, .. } = &mut self.places[index] {
+                self.kept_words -= reply.len();
+                replies.recycle(std::mem::take(reply));
+                self.places[index] = Place::Forgotten;
+            }
+            index += 1;
+        }
+    }
+
+    /// The connection is gone, and with it what it had in its queue.
+    pub(super) fn lose_connection(&mut self) {
+        self.peer = None;
+        for place in &mut self.places {
+            if let Place::Done { reply, sent: sent @ false, .. } = place {
+                *sent = true;
+                self.unsent_words -= reply.len();
+                self.kept_words += reply.len();
+            }
+        }
+    }
+}
+
+impl Source for Session {
+    fn message(&self, number: u64) -> Option<&[u64]> {
+        match self.places.get(usize::try_from(number.checked_sub(self.base)?).ok()?)? {
+            Place::Done { reply, .. } => Some(reply),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use farlink_fabric::lock::OwnerId;
+
+    const FAST: Priority = Priority::Latency;
+
+    fn session() -> (Session, Replies) {
+        (Session::new(PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 }, 1), Replies::default())
+    }
+
+    fn item(result: &[u64], index: u16) -> Vec<u64> {
+        let mut words = vec![0, 0, reply_item(result.len(), index, Ok(()))];
+        words.extend_from_slice(result);
+        words
+    }
+
+    #[test]
+    fn a_repeat_runs_once_and_is_answered_from_what_was_kept() {
+        let (mut session, replies) = session();
+        assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::New));
+        assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Pending));
+        assert_eq!(session.finish(1, item(&[42], 0), &replies), Some(FAST));
+        assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Pending));
+        session.sent(1, &replies);
+        assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Answered(FAST)));
+        assert_eq!(session.message(1).unwrap().last(), Some(&42));
+        // Acknowledged: gone, and older numbers make no sense any more.
+        assert_eq!(session.admit((3, 2), 1, FAST, &replies), Some(Admission::New));
+        assert_eq!(session.message(1), None);
+        assert_eq!(session.admit((1, 1), 1, FAST, &replies), None);
+        assert_eq!(session.admit((2 + WINDOW as u64, 2), 1, FAST, &replies), None);
+    }
+
+    #[test]
+    fn the_items_of_a_batch_make_one_reply() {
+        let (mut session, replies) = session();
+        session.admit((1, 1), 3, FAST, &replies).unwrap();
+        assert_eq!(session.finish(1, item(&[7, 8], 2), &replies), None);
+        assert_eq!(session.finish(1, item(&[], 0), &replies), None);
+        assert_eq!(session.finish(1, item(&[9], 1), &replies), Some(FAST));
+        let reply = session.message(1).unwrap().to_vec();
+        let super::super::FromServer::Reply(view) = super::super::read_from_server(&reply).unwrap() else { panic!() };
+        let found: Vec<_> =
+            view.items().map(|item| item.unwrap()).map(|item| (item.index, reply[item.words].to_vec())).collect();
+        assert_eq!(found, [(2, vec![7, 8]), (0, vec![]), (1, vec![9])]);
+    }
+
+    #[test]
+    fn large_replies_are_given_up_and_small_memory_stays() {
+        let (mut session, replies) = session();
+        for sequence in 1..=9 {
+            session.admit((sequence, 1), 1, FAST, &replies).unwrap();
+            session.finish(sequence, item(&vec![0; KEPT_WORDS_MAX / 4], 0), &replies).unwrap();
+            session.sent(sequence, &replies);
+            assert!(session.kept_words <= KEPT_WORDS_MAX && session.unsent_words == 0);
+        }
+        assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Forgotten));
+        assert_eq!(session.admit((9, 1), 1, FAST, &replies), Some(Admission::Answered(FAST)));
+        session.acknowledge(10, &replies);
+        assert_eq!((session.kept_words, session.unsent_words, session.base), (0, 0, 10));
+    }
+
+    #[test]
+    fn a_refusal_answers_a_whole_batch() {
+        let (mut session, replies) = session();
+        session.admit((1, 1), 3, FAST, &replies).unwrap();
+        assert_eq!(session.refuse(1, Refusal::Malformed, &replies), Some(FAST));
+        assert!(session.message(1).is_some());
+    }
+}

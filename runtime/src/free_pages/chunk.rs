@@ -1,0 +1,208 @@
+//! A chunk's free pages on the memory server: its bitmap, and the lock under which it is changed.
+//!
+//! ```text
+//! directory entry, word 0    0:9 | holder's incarnation:23 | lessee's incarnation:24 | size class + 1:8
+//!                  word 1    how many bits of the bitmap are set
+//! ```
+//!
+//! Whoever changes the bitmap is the *holder*: it locks the chunk by a compare-and-swap of word 0, changes words, each of
+//! which may be written twice, and unlocks. So whatever request fails, what became of it can be told, and it can be
+//! repeated: no page is taken twice, and none is lost. The lock of a dead holder is taken over; what it was taking is lost
+//! with it, until recovery. Within one compute server tasks keep each other away by local slots.
+
+use crate::{
+    error::Error,
+    fabric::Liveness,
+    free_pages::FreePage,
+    layout::{BITMAP_WORDS, CHUNK_BYTES, Geometry},
+    lock::{LockState, LockWord, OwnerId},
+    page::SizeClass,
+    ptr::RemotePtr,
+    remote::{Remote, claim_word, release_word, write_words},
+};
+
+type Failure = Box<Error>;
+
+const CLASS_BITS: u32 = 8;
+const LESSEE_BITS: u32 = 24;
+
+/// Word 0 of a directory entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ChunkState {
+    pub(crate) class: SizeClass,
+    /// Who took it from the memory server.
+    lessee: OwnerId,
+    /// Who changes its bitmap.
+    holder: Option<OwnerId>,
+}
+
+impl ChunkState {
+    pub(crate) fn leased_by(lessee: OwnerId, class: SizeClass) -> Self {
+        Self { class, lessee, holder: None }
+    }
+
+    pub(crate) fn word(self) -> u64 {
+        let incarnation = |owner: OwnerId| u64::from(owner.incarnation());
+        let holder = self.holder.map_or(0, incarnation);
+        (holder << LESSEE_BITS | incarnation(self.lessee)) << CLASS_BITS | (self.class.index() as u64 + 1)
+    }
+
+    /// `None` for a chunk never leased, and for a damaged entry.
+    pub(crate) fn from_word(word: u64) -> Option<Self> {
+        let class = SizeClass::from_index((word as u8).checked_sub(1)?)?;
+        let lessee = OwnerId::new(word >> CLASS_BITS & ((1 << LESSEE_BITS) - 1))?;
+        let holder = match word >> (CLASS_BITS + LESSEE_BITS) {
+            0 => None,
+            holder => Some(OwnerId::new(holder)?),
+        };
+        Some(Self { class, lessee, holder })
+    }
+}
+
+/// Words of a chunk's bitmap that pages of this class use.
+pub(crate) fn bitmap_words(class: SizeClass) -> usize {
+    ((CHUNK_BYTES as usize / class.bytes()).div_ceil(64)).min(BITMAP_WORDS)
+}
+
+/// The bits of a word of the bitmap that stand for pages.
+fn mask(class: SizeClass) -> u64 {
+    let pages = CHUNK_BYTES as usize / class.bytes();
+    if pages < 64 { (1 << pages) - 1 } else { u64::MAX }
+}
+
+/// Where a chunk is, and what belongs to it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chunk {
+    /// Its entry in the directory.
+    pub(crate) entry: RemotePtr,
+    pub(crate) bitmap: RemotePtr,
+    /// Its first page.
+    pub(crate) pages: RemotePtr,
+    pub(crate) class: SizeClass,
+    /// Words of the bitmap that are in use.
+    pub(crate) words: usize,
+}
+
+impl Chunk {
+    /// The chunk with this number, whose pages have this class.
+    pub(crate) fn new(geometry: &Geometry, number: u64, class: SizeClass) -> Self {
+        Self {
+            entry: geometry.directory_at(number),
+            bitmap: geometry.bitmap_at(number),
+            pages: geometry.chunk_at(number),
+            class,
+            words: bitmap_words(class),
+        }
+    }
+
+    /// Takes all pages of the bitmap; `None` if somebody else is the holder.
+    ///
+    /// # Errors
+    /// If the memory server is lost, or no buffers can be had: then nothing was taken.
+    pub(crate) async fn take_all<R: Remote>(&self, remote: &R) -> Result<Option<Vec<FreePage>>, Failure> {
+        self.change(remote, async |bitmap| {
+            let mut taken = Vec::new();
+            for (index, bits) in bitmap.iter_mut().enumerate() {
+                self.describe(remote, index, std::mem::take(bits), &mut taken).await?;
+            }
+            Ok(taken)
+        })
+        .await
+    }
+
+    /// Sets bits: `pages` are indices in the chunk. False, and nothing is done, if somebody else is the holder.
+    ///
+    /// # Errors
+    /// If the memory server is lost, or no buffers can be had: then none was set.
+    pub(crate) async fn give_back<R: Remote>(&self, remote: &R, pages: &[usize]) -> Result<bool, Failure> {
+        let changed = self.change(remote, async |bitmap| {
+            pages.iter().for_each(|page| bitmap[page / 64] |= 1 << (page % 64));
+            Ok(())
+        });
+        Ok(changed.await?.is_some())
+    }
+
+    async fn change<R: Remote, T>(
+        &self,
+        remote: &R,
+        f: impl AsyncFnOnce(&mut [u64]) -> Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        let Some(held) = self.try_hold(remote).await? else { return Ok(None) };
+        let outcome = async {
+            let mut bitmap = remote.read(self.bitmap, self.words).await?.to_vec();
+            bitmap.iter_mut().for_each(|word| *word &= mask(self.class));
+            let result = f(&mut bitmap).await?;
+            Ok((bitmap, result))
+        };
+        let outcome = outcome.await;
+        if let Ok((bitmap, _)) = &outcome {
+            let count = bitmap.iter().map(|word| u64::from(word.count_ones())).sum();
+            let bitmap = (0..).zip(bitmap).map(|(index, &word)| (self.bitmap.word(index), word));
+            write_words(remote, bitmap.chain([(self.entry.word(1), count)]).collect()).await?;
+        }
+        let after = ChunkState { holder: None, ..held };
+        release_word(remote, self.entry, held.word(), after.word()).await?;
+        outcome.map(|(_, result)| Some(result))
+    }
+
+    /// Becomes the holder.
+    async fn try_hold<R: Remote>(&self, remote: &R) -> Result<Option<ChunkState>, Failure> {
+        let found = remote.load(self.entry).await?;
+        let Some(state) = ChunkState::from_word(found).filter(|state| state.class == self.class) else {
+            let why = format!("the directory entry of a chunk of {:?} pages is {found:#x}", self.class);
+            return Err(Box::new(Error::BadSuperblock { server: self.entry.server(), why }));
+        };
+        // One that this compute server has left behind is as good as a dead one's: the slot is ours.
+        let is_held =
+            state.holder.is_some_and(|holder| holder != remote.owner() && remote.liveness(holder) == Liveness::Alive);
+        if is_held {
+            return Ok(None);
+        }
+        let ours = ChunkState { holder: Some(remote.owner()), ..state };
+        let is_ours = claim_word(remote, self.entry, found, ours.word()).await?;
+        Ok(is_ours.then_some(ours))
+    }
+
+    /// Adds the pages of one word of the bitmap to `found`, with their versions.
+    async fn describe<R: Remote>(
+        &self,
+        remote: &R,
+        index: usize,
+        bits: u64,
+        found: &mut Vec<FreePage>,
+    ) -> Result<(), Failure> {
+        let pages = (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| index * 64 + bit);
+        let reads: Vec<_> =
+            pages.map(|page| self.pages.word(page * self.class.words())).map(|at| (at, remote.read(at, 1))).collect();
+        for (at, read) in reads {
+            let word = LockWord::from_word(read.await?[0]);
+            // A word of zero was never written. Any other page that is not marked free is in use: the bitmap is wrong.
+            if word.word() == 0 || word.state() == LockState::Free {
+                found.push(FreePage { at, class: self.class, version: word.version() });
+            } else {
+                tracing::warn!(page = %at, ?word, "a bitmap says free, the page says otherwise; left alone");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_entries_round_trip() {
+        for class in SizeClass::all() {
+            for holder in [None, OwnerId::new(1), OwnerId::new(u64::from(OwnerId::MAX))] {
+                let lessee = OwnerId::new(u64::from(OwnerId::MAX)).unwrap();
+                let state = ChunkState { class, lessee, holder };
+                assert_eq!(ChunkState::from_word(state.word()), Some(state));
+            }
+        }
+        assert_eq!(ChunkState::from_word(0), None);
+        assert_eq!(ChunkState::from_word(77 << 8 | 8), None);
+        assert_eq!(ChunkState::from_word(3), None);
+        assert_eq!(ChunkState::from_word(1 << 56 | 77 << 8 | 3), None);
+    }
+}

@@ -1,0 +1,180 @@
+//! Pages that nobody uses, on their way through a compute server: see [`crate::pages`].
+//!
+//! Lists of workers ([`LocalPages`]), the pool and the deferred list of the compute server ([`SharedPages`]), and the bitmaps
+//! on memory servers (`chunk.rs`).
+
+pub(crate) mod chunk;
+#[cfg(loom)]
+pub mod model;
+
+use std::cell::{Cell, RefCell};
+
+use hashbrown::HashMap;
+
+pub(crate) use self::chunk::{ChunkState, bitmap_words};
+use crate::{
+    page::SizeClass,
+    ptr::{RemotePtr, ServerId},
+    sync::{Mutex, lock},
+};
+
+/// Pages that a worker takes from the pool at a time, and bytes.
+const BATCH: usize = 32;
+const BATCH_BYTES: usize = 128 << 10;
+/// A list of the pool that is longer than this keeps [`KEPT_PAGES`] and returns the rest to the bitmaps, for others.
+const SURPLUS_PAGES: usize = 1024;
+const KEPT_PAGES: usize = 256;
+
+fn batch(class: SizeClass) -> usize {
+    (BATCH_BYTES / class.bytes()).clamp(1, BATCH)
+}
+
+/// A page that nobody uses, with the version in its lock word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FreePage {
+    pub(crate) at: RemotePtr,
+    pub(crate) class: SizeClass,
+    pub(crate) version: u64,
+}
+
+/// The lists of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct LocalPages {
+    free: RefCell<HashMap<(ServerId, SizeClass), Vec<FreePage>>>,
+    turn: Cell<usize>,
+}
+
+impl LocalPages {
+    /// The memory server whose turn it is, of so many.
+    pub(crate) fn next_turn(&self, servers: usize) -> usize {
+        self.turn.set((self.turn.get() + 1) % servers);
+        self.turn.get()
+    }
+
+    pub(crate) fn pop(&self, shared: &SharedPages, key: (ServerId, SizeClass)) -> Option<FreePage> {
+        let mut free = self.free.borrow_mut();
+        let list = free.entry(key).or_default();
+        if list.is_empty() {
+            shared.take(key, batch(key.1), list);
+        }
+        list.pop()
+    }
+
+    pub(crate) fn free(&self, shared: &SharedPages, page: FreePage) {
+        let key = (page.at.server(), page.class);
+        let mut free = self.free.borrow_mut();
+        let list = free.entry(key).or_default();
+        list.push(page);
+        let most = 4 * batch(page.class);
+        if list.len() > most {
+            let surplus = list.drain(..most / 2);
+            shared.put(surplus);
+        }
+    }
+
+    /// Moves everything to the compute server's pool.
+    pub(crate) fn give_back(&self, shared: &SharedPages) {
+        for (_, list) in self.free.borrow_mut().drain() {
+            shared.put(list.into_iter());
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Deferred {
+    retired: Vec<FreePage>,
+    stamped: Vec<(u64, Vec<FreePage>)>,
+}
+
+/// The pool and the deferred list of one compute server. Workers come here once for many pages.
+#[derive(Debug, Default)]
+pub(crate) struct SharedPages {
+    free: Mutex<HashMap<(ServerId, SizeClass), Vec<FreePage>>>,
+    deferred: Mutex<Deferred>,
+    searches: Mutex<HashMap<(ServerId, SizeClass), Search>>,
+}
+
+/// What is known of free pages in the bitmaps of one server.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Search {
+    /// The chunk where the next search begins.
+    pub(crate) from: u64,
+    /// How often pages had been returned when one last found none.
+    pub(crate) none_free_at: u64,
+}
+
+impl SharedPages {
+    pub(crate) fn search(&self, key: (ServerId, SizeClass)) -> Search {
+        lock(&self.searches).get(&key).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn alter_search(&self, key: (ServerId, SizeClass), f: impl FnOnce(&mut Search)) {
+        f(lock(&self.searches).entry(key).or_default());
+    }
+
+    fn take(&self, key: (ServerId, SizeClass), count: usize, into: &mut Vec<FreePage>) {
+        if let Some(list) = lock(&self.free).get_mut(&key) {
+            into.extend(list.drain(list.len().saturating_sub(count)..));
+        }
+    }
+
+    pub(crate) fn put(&self, pages: impl Iterator<Item = FreePage>) {
+        let mut free = lock(&self.free);
+        for page in pages {
+            free.entry((page.at.server(), page.class)).or_default().push(page);
+        }
+    }
+
+    /// The page was unlinked and marked free just now; its grace period begins.
+    pub(crate) fn retire(&self, pages: impl Iterator<Item = FreePage>) {
+        lock(&self.deferred).retired.extend(pages);
+    }
+
+    /// What was retired up to now, to be stamped with an epoch that is read after this call.
+    pub(crate) fn take_retired(&self) -> Retired<'_> {
+        Retired { shared: self, pages: std::mem::take(&mut lock(&self.deferred).retired) }
+    }
+
+    /// Frees what was stamped with an epoch below `announced`, which every live compute server has announced.
+    pub(crate) fn release(&self, announced: u64) {
+        let over: Vec<_> = lock(&self.deferred).stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
+        self.put(over.into_iter().flat_map(|(_, pages)| pages));
+    }
+
+    pub(crate) fn deferred(&self) -> usize {
+        let deferred = lock(&self.deferred);
+        deferred.retired.len() + deferred.stamped.iter().map(|(_, pages)| pages.len()).sum::<usize>()
+    }
+
+    /// Takes what is too much of every list.
+    pub(crate) fn take_surplus(&self) -> Vec<FreePage> {
+        let mut free = lock(&self.free);
+        let long = free.values_mut().filter(|list| list.len() > SURPLUS_PAGES);
+        long.flat_map(|list| list.drain(KEPT_PAGES..)).collect()
+    }
+
+    pub(crate) fn take_all(&self) -> Vec<FreePage> {
+        lock(&self.free).drain().flat_map(|(_, list)| list).collect()
+    }
+}
+
+/// Retired pages that wait for their stamp; without one, they go back.
+pub(crate) struct Retired<'a> {
+    shared: &'a SharedPages,
+    pages: Vec<FreePage>,
+}
+
+impl Retired<'_> {
+    pub(crate) fn stamp(mut self, epoch: u64) {
+        let pages = std::mem::take(&mut self.pages);
+        if !pages.is_empty() {
+            lock(&self.shared.deferred).stamped.push((epoch, pages));
+        }
+    }
+}
+
+impl Drop for Retired<'_> {
+    fn drop(&mut self) {
+        self.shared.retire(self.pages.drain(..));
+    }
+}

@@ -1,0 +1,332 @@
+//! Pages to allocate, and pages on their way back.
+//!
+//! ```text
+//!  chunk (leased once, one size class for ever)       bitmap on the memory server: free, held by nobody
+//!      \                                               ^        |
+//!       v                                              |        v
+//!  pool of the compute server  <---- grace over --- deferred   pool of any compute server
+//!       | batches of 32                                ^
+//!       v                                              | retired: unlinked and marked free
+//!  list of the worker  ------ allocate ------>  a structure's page
+//! ```
+//!
+//! A page is in exactly one place: its bit is set in its chunk's bitmap, or one compute server holds it (list, pool,
+//! deferred list), or it is live in a structure. The version in its lock word outlives all that ([`crate::lock`]); lists keep it
+//! beside the pointer, so allocation needs no remote access but for the refill of the pool: a chunk of pages at a time,
+//! from bitmaps if they have some (`free_pages/chunk.rs`), else by leasing a chunk. A pool with a large surplus returns it. A compute
+//! server that ends returns everything; pages held by one that dies are missing until recovery, and so is a chunk that it
+//! was about to lease, or whose lease failed at the wrong moment.
+
+pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words};
+use crate::{
+    error::Error,
+    free_pages::chunk::Chunk,
+    layout::{CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
+    lock::{LockState, LockWord},
+    page::{HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SizeClass, StructureId},
+    ptr::{Link, RemotePtr, ServerId},
+    remote::claim_word,
+    worker::Handle,
+};
+
+/// Pages that one scan of the bitmaps aims to collect.
+const COLLECT_MIN: usize = 256;
+
+/// Where a new page should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// The next memory server in turn: the fine-grained design of Ziegler et al. (SIGMOD 2019, section 4).
+    RoundRobin,
+    /// On this memory server; elsewhere if it is full.
+    Server(ServerId),
+    /// On the memory server of this page, to keep a subtree together (DEX, VLDB 2024, section 6).
+    With(RemotePtr),
+}
+
+/// An allocated page that is not yet part of a structure. Dropped, it is free again.
+#[derive(Debug)]
+pub struct NewPage {
+    page: FreePage,
+    worker: Option<Handle>,
+}
+
+impl NewPage {
+    /// Its address, to be linked to.
+    pub fn at(&self) -> RemotePtr {
+        self.page.at
+    }
+
+    /// The link to it.
+    pub fn link(&self) -> Link {
+        Link::to(self.page.at, self.page.class)
+    }
+
+    /// Its size.
+    pub fn class(&self) -> SizeClass {
+        self.page.class
+    }
+
+    /// The lock word that the page gets with its first contents. In remote memory it says *free* until then.
+    pub fn first_lock(&self) -> LockWord {
+        LockWord::unlocked(LockWord::free(self.page.version).next_version())
+    }
+
+    /// The page has been written, or has begun to be, and nothing leads to it. It is marked free again; with a memory server
+    /// that is lost it is lost, too.
+    pub(crate) async fn take_back(mut self) {
+        let Some(worker) = self.worker.take() else { return };
+        let FreePage { at, class, .. } = self.page;
+        if let Err(error) = free_owned(worker, at, class, self.first_lock()).await {
+            tracing::debug!(page = %at, %error, "a new page was not taken back");
+        }
+    }
+
+    /// The page has been written, or is going to be, and belongs to a structure now.
+    pub fn publish(mut self) {
+        self.worker = None;
+    }
+}
+
+impl Drop for NewPage {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.free_page(self.page);
+        }
+    }
+}
+
+/// Frees a page that this compute server alone may write: no lock is taken. `lock` is its lock word as the owner knows it.
+/// To be run to its end, once nothing leads to the page and no write of it is under way: see [`Handle::spawn_to_end`].
+///
+/// # Errors
+/// If the memory server is lost.
+pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: LockWord) -> Result<(), Error> {
+    let free = LockWord::free(lock.next_version());
+    let mut attempt = 0;
+    while let Err(error) = worker.write_word(at, free.word()).await {
+        worker.before_trying_again(error, &mut attempt).await?;
+    }
+    worker.compute().pages.retire(std::iter::once(FreePage { at, class, version: free.version() }));
+    Ok(())
+}
+
+/// Frees a live page of a structure to which nothing leads any more; false if it is none, or somebody holds its lock.
+///
+/// # Errors
+/// If the memory server is lost.
+pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link: Link) -> Result<bool, Error> {
+    let Some((at, class)) = link.remote() else { return Ok(false) };
+    let header = worker.read(at, HEADER_WORDS).await?;
+    let lock = LockWord::from_word(header[LOCK]);
+    let is_it = Identity::from_word(header[IDENTITY]).is_some_and(|found| found.structure == structure);
+    if !is_it || lock.state() != LockState::Unlocked {
+        return Ok(false);
+    }
+    let free = LockWord::free(lock.next_version());
+    if !claim_word(worker, at, lock.word(), free.word()).await? {
+        return Ok(false);
+    }
+    worker.compute().pages.retire(std::iter::once(FreePage { at, class, version: free.version() }));
+    Ok(true)
+}
+
+/// Allocates a page: from the worker's list, the pool, bitmaps, or a new chunk; on another server if the wanted one is
+/// full. Suspends only for the last two.
+///
+/// # Errors
+/// If no memory server has room, or the fabric fails.
+pub async fn allocate(worker: &Handle, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
+    let compute = worker.compute();
+    let servers = compute.geometry.len();
+    let first = match placement {
+        Placement::RoundRobin => worker.pages().next_turn(servers),
+        Placement::Server(server) => server.index() % servers,
+        Placement::With(page) => page.server().index() % servers,
+    };
+    for geometry in compute.geometry.iter().cycle().skip(first).take(servers) {
+        let key = (geometry.server, class);
+        loop {
+            if let Some(page) = worker.pages().pop(&compute.pages, key) {
+                return Ok(NewPage { page, worker: Some(worker.clone()) });
+            }
+            // Run to its end, whatever becomes of the caller: what it has taken from a memory server would be lost.
+            let (refiller, server) = (worker.clone(), geometry.server);
+            let refill = async move { refill(&refiller, &refiller.compute().geometry[server.index()], class).await };
+            if !worker.spawn_to_end(refill).await? {
+                break;
+            }
+        }
+    }
+    Err(Error::OutOfMemory { class })
+}
+
+/// Brings pages of one server and class into the pool; false if that server has none.
+async fn refill(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
+    let pages = &worker.compute().pages;
+    let key = (geometry.server, class);
+    worker.count_round_trip();
+    let returns = worker.load(geometry.dynamic_at(Dynamic::Returns(class))).await?;
+    if pages.search(key).none_free_at != returns {
+        match collect(worker, geometry, class).await? {
+            Collected::Some => return Ok(true),
+            Collected::NoneFree => pages.alter_search(key, |search| search.none_free_at = returns),
+            Collected::NoneForNow => {}
+        }
+    }
+    lease_chunk(worker, geometry, class).await
+}
+
+async fn lease_chunk(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
+    let compute = worker.compute();
+    let mut attempt = 0;
+    let chunk = loop {
+        worker.count_round_trip();
+        match worker.fetch_add(geometry.dynamic_at(Dynamic::NextChunk), 1).await {
+            Ok(chunk) => break chunk,
+            Err(error) => worker.before_trying_again(error, &mut attempt).await?,
+        }
+    };
+    if chunk >= geometry.chunks {
+        return Ok(false);
+    }
+    let entry = geometry.directory_at(chunk);
+    let state = ChunkState::leased_by(compute.owner, class).word();
+    worker.count_round_trip();
+    while !claim_word(worker, entry, 0, state).await? {
+        let found = worker.load(entry).await?;
+        if found != 0 {
+            let why = format!("chunk {chunk} was never leased, but its directory entry is {found:#x}");
+            return Err(Error::BadSuperblock { server: geometry.server, why });
+        }
+    }
+    let base = geometry.chunk_at(chunk);
+    let pages = CHUNK_BYTES / class.bytes() as u64;
+    let page = |index: u64| base.add(index * class.bytes() as u64).map(|at| FreePage { at, class, version: 0 });
+    let pages = (0..pages).rev().map(page).collect::<Result<Vec<_>, _>>()?;
+    compute.pages.put(pages.into_iter());
+    Ok(true)
+}
+
+/// The chunk directory of a server up to the last chunk leased: for each chunk its state word and its free pages.
+pub(crate) async fn directory(worker: &Handle, geometry: &Geometry) -> Result<Vec<[u64; DIRECTORY_WORDS]>, Error> {
+    let leased = leased_chunks(worker, geometry).await?;
+    let mut entries = Vec::with_capacity(leased as usize);
+    while (entries.len() as u64) < leased {
+        let first = entries.len() as u64;
+        entries.extend(directory_block(worker, geometry, first, leased).await?);
+    }
+    Ok(entries)
+}
+
+async fn leased_chunks(worker: &Handle, geometry: &Geometry) -> Result<u64, Error> {
+    let next = worker.load(geometry.dynamic_at(Dynamic::NextChunk)).await?;
+    Ok(next.min(geometry.chunks))
+}
+
+/// As many entries of the directory from `first` on as one READ fetches.
+async fn directory_block(
+    worker: &Handle,
+    geometry: &Geometry,
+    first: u64,
+    leased: u64,
+) -> Result<Vec<[u64; DIRECTORY_WORDS]>, Error> {
+    let count = (leased - first).min((PAGE_WORDS_MAX / DIRECTORY_WORDS) as u64) as usize;
+    let words = worker.read(geometry.directory_at(first), count * DIRECTORY_WORDS).await?;
+    Ok(words.chunks_exact(DIRECTORY_WORDS).map(|entry| [entry[0], entry[1]]).collect())
+}
+
+/// What a search of the bitmaps came to.
+enum Collected {
+    /// The pool has got pages.
+    Some,
+    /// There are none.
+    NoneFree,
+    /// There are some, but somebody else is about to change their bitmap.
+    NoneForNow,
+}
+
+/// Takes free pages of one class out of bitmaps, going on where the last search ended.
+async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<Collected, Error> {
+    let pages = &worker.compute().pages;
+    let key = (geometry.server, class);
+    let leased = leased_chunks(worker, geometry).await?;
+    let start = pages.search(key).from.min(leased);
+    let (mut found, mut is_complete) = (0, true);
+    for range in [start..leased, 0..start] {
+        let mut chunk = range.start;
+        while chunk < range.end {
+            for entry in directory_block(worker, geometry, chunk, range.end).await? {
+                let of_class = ChunkState::from_word(entry[0]).is_some_and(|state| state.class == class);
+                if of_class && entry[1] != 0 {
+                    let at = Chunk::new(geometry, chunk, class);
+                    let _taken = worker.take_slots([at.entry].into_iter()).await;
+                    let taken = at.take_all(worker).await?;
+                    is_complete &= taken.is_some();
+                    let taken = taken.unwrap_or_default();
+                    found += taken.len();
+                    pages.put(taken.into_iter());
+                }
+                if found >= COLLECT_MIN {
+                    pages.alter_search(key, |search| search.from = chunk);
+                    return Ok(Collected::Some);
+                }
+                chunk += 1;
+            }
+        }
+    }
+    match (found, is_complete) {
+        (0, true) => Ok(Collected::NoneFree),
+        (0, false) => Ok(Collected::NoneForNow),
+        _ => Ok(Collected::Some),
+    }
+}
+
+/// Returns pages to the bitmaps of their chunks. Those of which that fails go back to the pool.
+///
+/// # Errors
+/// If a memory server is lost, or no buffers can be had. The others are returned even then.
+pub(crate) async fn give_back(worker: &Handle, mut pages: Vec<FreePage>) -> Result<(), Error> {
+    pages.sort_unstable_by_key(|page| page.at);
+    let compute = worker.compute();
+    let place = |page: &FreePage| {
+        let geometry = &compute.geometry[page.at.server().index()];
+        let (chunk, index) = geometry.locate(page.at, page.class).expect("only pages of chunks are ever held");
+        (geometry, chunk, index)
+    };
+    let mut failure = Ok(());
+    for run in pages.chunk_by(|a, b| a.at.server() == b.at.server() && place(a).1 == place(b).1) {
+        let (geometry, chunk, _) = place(&run[0]);
+        let indices: Vec<usize> = run.iter().map(|page| place(page).2).collect();
+        if let Err(error) = give_back_to(worker, geometry, chunk, run[0].class, &indices).await {
+            compute.pages.put(run.iter().copied());
+            failure = Err(*error);
+        }
+    }
+    failure
+}
+
+async fn give_back_to(
+    worker: &Handle,
+    geometry: &Geometry,
+    chunk: u64,
+    class: SizeClass,
+    indices: &[usize],
+) -> Result<(), Box<Error>> {
+    let at = Chunk::new(geometry, chunk, class);
+    let taken = worker.take_slots([at.entry].into_iter()).await;
+    let mut attempt = 0;
+    while !at.give_back(worker, indices).await? {
+        worker.back_off(attempt).await;
+        attempt += 1;
+    }
+    drop(taken);
+    // After the bits: who has seen this count has searched for them. Counting a return twice costs a search in vain.
+    let mut attempt = 0;
+    while let Err(error) = worker.fetch_add(geometry.dynamic_at(Dynamic::Returns(class)), 1).await {
+        if let Err(error) = worker.before_trying_again(error, &mut attempt).await {
+            tracing::debug!(%error, "pages were returned to a memory server that is lost now");
+            break;
+        }
+    }
+    Ok(())
+}

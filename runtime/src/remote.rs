@@ -1,0 +1,152 @@
+//! What protocols on remote memory need of whoever posts their requests.
+//!
+//! They are written over [`Remote`], so that the same code runs on a worker and in loom models, where each thread has an
+//! endpoint and no executor.
+
+use std::future::Future;
+
+#[cfg(doc)]
+use crate::worker::Handle;
+use crate::{
+    buffer::Buffer,
+    error::Error,
+    fabric::{Capabilities, Liveness},
+    lock::OwnerId,
+    ptr::RemotePtr,
+};
+
+/// What a WRITE carries.
+#[derive(Debug)]
+pub enum Payload {
+    /// One word, which travels in the request.
+    Word(u64),
+    /// A buffer.
+    Words(Buffer),
+}
+
+/// What protocols count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// See [`Counters::round_trips`](crate::counters::Counters::round_trips).
+    RoundTrip,
+    /// See [`Counters::locked_reads`](crate::counters::Counters::locked_reads).
+    LockedRead,
+    /// See [`Counters::torn_reads`](crate::counters::Counters::torn_reads).
+    TornRead,
+    /// See [`Counters::stale_pages`](crate::counters::Counters::stale_pages).
+    StalePage,
+}
+
+/// Posts requests; [`Handle`] is the one that runs. A request is posted when the function is called, not when its future is
+/// polled.
+pub trait Remote {
+    /// The incarnation that locks are taken for.
+    fn owner(&self) -> OwnerId;
+
+    /// What the fabric guarantees.
+    fn capabilities(&self) -> Capabilities;
+
+    /// As [`Handle::buffer`].
+    ///
+    /// # Errors
+    /// If the fabric refuses to register more memory.
+    fn buffer(&self, words: usize) -> Result<Buffer, Error>;
+
+    /// As [`Handle::read`].
+    fn read(&self, at: RemotePtr, words: usize) -> impl Future<Output = Result<Buffer, Box<Error>>>;
+
+    /// Posts a WRITE.
+    fn write(&self, at: RemotePtr, payload: Payload) -> impl Future<Output = Result<(), Box<Error>>>;
+
+    /// As [`Handle::compare_swap`].
+    fn compare_swap(&self, at: RemotePtr, expected: u64, new: u64) -> impl Future<Output = Result<u64, Box<Error>>>;
+
+    /// As [`Handle::load`].
+    fn load(&self, at: RemotePtr) -> impl Future<Output = Result<u64, Box<Error>>>;
+
+    /// As [`Handle::before_trying_again`].
+    fn before_trying_again(&self, error: Box<Error>, attempt: &mut u32)
+    -> impl Future<Output = Result<(), Box<Error>>>;
+
+    /// As [`Handle::back_off`].
+    fn back_off(&self, attempt: u32) -> impl Future<Output = ()>;
+
+    /// Whether the compute server with this incarnation still runs.
+    fn liveness(&self, owner: OwnerId) -> Liveness;
+
+    /// Counts one.
+    fn count(&self, _what: Count) {}
+}
+
+/// Writes words that nobody else writes, until all are there. Takes no buffers.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(crate) async fn write_words<R: Remote>(remote: &R, mut words: Vec<(RemotePtr, u64)>) -> Result<(), Box<Error>> {
+    let mut attempt = 0;
+    while !words.is_empty() {
+        let posted: Vec<_> = words.iter().map(|&(at, word)| remote.write(at, Payload::Word(word))).collect();
+        let (mut left, mut failure) = (Vec::new(), None);
+        for (&word, posted) in words.iter().zip(posted) {
+            if let Err(error) = posted.await {
+                left.push(word);
+                failure = Some(error);
+            }
+        }
+        words = left;
+        if let Some(error) = failure {
+            remote.before_trying_again(error, &mut attempt).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Replaces a word by one that nobody but the caller writes; false if it is not `expected`.
+///
+/// # Errors
+/// If the memory server is lost.
+pub(crate) async fn claim_word<R: Remote>(
+    remote: &R,
+    at: RemotePtr,
+    expected: u64,
+    ours: u64,
+) -> Result<bool, Box<Error>> {
+    let swapped = remote.compare_swap(at, expected, ours).await;
+    settle_claim(remote, at, swapped, expected, ours).await
+}
+
+/// What came of a compare-and-swap from `expected` to a word that nobody but the caller writes.
+///
+/// # Errors
+/// If the memory server is lost.
+pub(crate) async fn settle_claim<R: Remote>(
+    remote: &R,
+    at: RemotePtr,
+    swapped: Result<u64, Box<Error>>,
+    expected: u64,
+    ours: u64,
+) -> Result<bool, Box<Error>> {
+    match swapped {
+        Ok(previous) => Ok(previous == expected),
+        Err(error) if error.may_be_tried_again() => Ok(remote.load(at).await? == ours),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces a word that nobody but the caller has written, and that others leave alone, by one that is for everybody.
+///
+/// # Errors
+/// If the memory server is lost.
+pub(crate) async fn release_word<R: Remote>(
+    remote: &R,
+    at: RemotePtr,
+    ours: u64,
+    after: u64,
+) -> Result<(), Box<Error>> {
+    let mut attempt = 0;
+    // Done twice it does nothing: the word is not ours any more.
+    while let Err(error) = remote.compare_swap(at, ours, after).await {
+        remote.before_trying_again(error, &mut attempt).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! What the workers of a compute server share.
+
+use crate::{
+    counters::Counters,
+    epoch::{Epochs, round::Member},
+    fabric::{Fabric, OwnerClaim},
+    free_pages::SharedPages,
+    layout::Geometry,
+    local_locks::LocalLocks,
+    lock::OwnerId,
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
+};
+
+/// A compute server, but for its threads.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) fabric: Arc<dyn Fabric>,
+    pub(crate) owner: OwnerId,
+    pub(crate) geometry: Vec<Geometry>,
+    pub(crate) epoch: Epochs,
+    pub(crate) pages: SharedPages,
+    pub(crate) locks: LocalLocks,
+    pub(crate) member: Member,
+    pub(crate) seed: u64,
+    pub(crate) workers_made: AtomicU64,
+    pub(crate) workers_alive: AtomicU64,
+    /// The last worker is to leave the cluster.
+    pub(crate) abandoned: AtomicBool,
+    pub(crate) past: Mutex<Counters>,
+    pub(crate) claim: Mutex<Option<Box<dyn OwnerClaim>>>,
+    /// Leaves the cluster from the calling thread.
+    leave: fn(&Arc<Self>),
+}
+
+impl Shared {
+    pub(crate) fn new(
+        fabric: &Arc<dyn Fabric>,
+        owner: OwnerId,
+        geometry: Vec<Geometry>,
+        seed: u64,
+        member: Member,
+        leave: fn(&Arc<Self>),
+    ) -> Self {
+        Self {
+            fabric: Arc::clone(fabric),
+            owner,
+            geometry,
+            epoch: Epochs::new(),
+            pages: SharedPages::default(),
+            locks: LocalLocks::new(),
+            member,
+            seed,
+            workers_made: AtomicU64::new(0),
+            workers_alive: AtomicU64::new(0),
+            abandoned: AtomicBool::new(false),
+            past: Mutex::new(Counters::default()),
+            claim: Mutex::new(None),
+            leave,
+        }
+    }
+
+    /// A worker is gone; these are its counts.
+    pub(crate) fn worker_ended(this: &Arc<Self>, counters: Counters) {
+        *lock(&this.past) += counters;
+        let was_last = this.workers_alive.fetch_sub(1, Ordering::AcqRel) == 1;
+        if was_last {
+            Self::leave_if_abandoned(this);
+        }
+    }
+
+    /// Leaves the cluster if the last worker is to do so.
+    pub(crate) fn leave_if_abandoned(this: &Arc<Self>) {
+        if this.abandoned.swap(false, Ordering::AcqRel) {
+            (this.leave)(this);
+        }
+    }
+
+    pub(crate) fn has_workers(&self) -> bool {
+        self.workers_alive.load(Ordering::Acquire) != 0
+    }
+}

@@ -1,0 +1,123 @@
+//! A worker's channels to memory servers: see [`crate::messaging`].
+
+use std::{cell::RefCell, rc::Rc};
+
+use super::{Handle, Inner};
+use crate::{
+    buffer::Buffer,
+    counters::{add, bump},
+    error::Error,
+    fabric::{Capabilities, Endpoint, Error as FabricError, Request, connection::PeerId},
+    messaging::{Channel, ChannelOptions, Channels, Host, Tasks},
+    ptr::ServerId,
+};
+
+impl Handle {
+    /// The channel to a memory server, opened if it is not.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use farlink_runtime::{
+    ///     compute::{ComputeOptions, ComputeServer},
+    ///     error::Error,
+    ///     fabric::{listener::ListenOptions, mem::MemOptions},
+    ///     messaging::{Kind, MessageServer, Priority, Refusal, Request, Responder, ServeMessages, Service},
+    ///     ptr::ServerId, server,
+    ///     wire::decode_all,
+    /// };
+    ///
+    /// const ADD: Kind = Kind(1);
+    ///
+    /// // One for each thread of the server; it need not be Send.
+    /// struct Adder;
+    /// impl Service for Adder {
+    ///     fn handle(&mut self, request: Request<'_>, reply: Responder) {
+    ///         match request.kind() {
+    ///             ADD => match decode_all::<(u64, u64)>(request.words()) {
+    ///                 Ok((a, b)) => reply.send(&a.wrapping_add(b)),
+    ///                 Err(_) => reply.refuse(Refusal::Malformed),
+    ///             },
+    ///             _ => reply.refuse(Refusal::UnknownKind),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Error> {
+    /// let fabric = server::in_process(1, 16 << 20, MemOptions::default())?;
+    /// let server = ServerId::new(0).unwrap();
+    /// // Across processes: `MemoryServer::listen`, in the process that serves the region.
+    /// let listener = fabric.listen(server, &ListenOptions::default())?;
+    /// let messages = MessageServer::start(listener, &ServeMessages::default(), |_thread| Ok(Box::new(Adder)))?;
+    ///
+    /// let compute = ComputeServer::join(Arc::new(fabric), ComputeOptions::default())?;
+    /// let worker = compute.worker()?;
+    /// let sum = worker.block_on(async {
+    ///     let channel = worker.channel(server).await?;
+    ///     Ok::<u64, Error>(channel.request(ADD, &(2u64, 3u64), Priority::Latency).await?.decode()?)
+    /// })?;
+    /// assert_eq!(sum, 5);
+    /// assert_eq!(worker.counters().two_sided, 1);
+    /// drop(worker);
+    /// assert_eq!(messages.counts().requests, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ServerMissing`](FabricError::ServerMissing) if the memory server takes no messages.
+    pub async fn channel(&self, server: ServerId) -> Result<Channel, Error> {
+        self.channel_with(server, ChannelOptions::default()).await
+    }
+
+    /// The channel to a memory server, opened with these options if it is not open.
+    ///
+    /// # Errors
+    /// As [`Handle::channel`].
+    pub async fn channel_with(&self, server: ServerId, options: ChannelOptions) -> Result<Channel, Error> {
+        let host: Rc<dyn Host> = Rc::clone(&self.0) as _;
+        Ok(Channel::open(host, server, options).await?)
+    }
+}
+
+impl Host for Inner {
+    fn channels(&self) -> &Channels {
+        &self.channels
+    }
+
+    fn peer_id(&self) -> PeerId {
+        PeerId { owner: self.compute.owner, worker: self.number }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn endpoint(&self) -> &RefCell<Box<dyn Endpoint>> {
+        &self.endpoint
+    }
+
+    fn buffer(&self, words: usize) -> Result<Buffer, FabricError> {
+        self.registered_buffer(words)
+    }
+
+    fn post(&self, request: Request) {
+        self.outbox.borrow_mut().push(request);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.get()
+    }
+
+    fn tasks(&self) -> &dyn Tasks {
+        &self.executor
+    }
+
+    fn count_message(&self) {
+        bump(&self.counters.two_sided);
+        bump(&self.counters.round_trips);
+    }
+
+    fn count_bytes(&self, bytes: u64) {
+        add(&self.counters.bytes, bytes);
+    }
+}

@@ -1,0 +1,73 @@
+//! A worker as the poster of the requests of protocols.
+
+use std::future::Future;
+
+use super::Handle;
+use crate::{
+    buffer::Buffer,
+    counters::bump,
+    error::Error,
+    fabric::{Capabilities, Liveness},
+    lock::OwnerId,
+    ptr::RemotePtr,
+    remote::{Count, Payload, Remote},
+};
+
+impl Remote for Handle {
+    fn owner(&self) -> OwnerId {
+        self.owner()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities()
+    }
+
+    fn buffer(&self, words: usize) -> Result<Buffer, Error> {
+        self.buffer(words)
+    }
+
+    fn read(&self, at: RemotePtr, words: usize) -> impl Future<Output = Result<Buffer, Box<Error>>> {
+        self.read(at, words)
+    }
+
+    fn write(&self, at: RemotePtr, payload: Payload) -> impl Future<Output = Result<(), Box<Error>>> {
+        match payload {
+            Payload::Word(word) => self.write_word(at, word),
+            Payload::Words(buffer) => self.write(at, buffer),
+        }
+    }
+
+    fn compare_swap(&self, at: RemotePtr, expected: u64, new: u64) -> impl Future<Output = Result<u64, Box<Error>>> {
+        self.compare_swap(at, expected, new)
+    }
+
+    fn load(&self, at: RemotePtr) -> impl Future<Output = Result<u64, Box<Error>>> {
+        self.load(at)
+    }
+
+    fn before_trying_again(
+        &self,
+        error: Box<Error>,
+        attempt: &mut u32,
+    ) -> impl Future<Output = Result<(), Box<Error>>> {
+        self.before_trying_again(error, attempt)
+    }
+
+    fn back_off(&self, attempt: u32) -> impl Future<Output = ()> {
+        self.back_off(attempt)
+    }
+
+    fn liveness(&self, owner: OwnerId) -> Liveness {
+        self.compute().fabric.liveness(owner)
+    }
+
+    fn count(&self, what: Count) {
+        let counters = Handle::count(self);
+        bump(match what {
+            Count::RoundTrip => &counters.round_trips,
+            Count::LockedRead => &counters.locked_reads,
+            Count::TornRead => &counters.torn_reads,
+            Count::StalePage => &counters.stale_pages,
+        });
+    }
+}

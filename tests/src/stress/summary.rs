@@ -1,0 +1,290 @@
+//! What a run of the acceptance test came to.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use anyhow::Context as _;
+use farlink_runtime::{
+    fabric::Fabric,
+    one_sided::{OneSided, Proof},
+    worker::Worker,
+};
+use farlink_structures::map::{Map, Report};
+
+use super::{AccessMode, Options, TREE};
+use crate::{
+    cluster,
+    history::{Flush, History, Op, Outcome, Recorder},
+    linear, of_structure,
+    peer::Tale,
+    reach::Seen,
+    scans,
+    subject::Subject,
+    workload::spread_keys,
+};
+
+/// More keys than this are read by one scan.
+const GETS_MAX: usize = 20_000;
+
+/// What a run counted, and whether it was right.
+#[derive(Debug)]
+pub struct Summary {
+    /// The seed of the run.
+    pub seed: u64,
+    /// How long the workers worked.
+    pub seconds: f64,
+    /// What they did, together.
+    pub tale: Tale,
+    /// Operations in flight at once, at most, by the history.
+    pub in_flight_max: usize,
+    /// Whether the point operations were linearizable.
+    pub linear: Result<linear::Report, linear::LinearError>,
+    /// Whether the scans kept their promise.
+    pub scans: Result<scans::ScanReport, scans::ScanError>,
+    /// What is in the tree after all have left.
+    pub check: Report,
+    /// Bytes in use then that are not the tree's.
+    pub unaccounted_bytes: u64,
+    /// Memory servers that go on carry out operations: they keep pages for the next ones.
+    pub servers_keep: bool,
+    /// How the workers reached the tree.
+    pub access: AccessMode,
+    /// Whether READs are torn now and then, and must have been.
+    pub tears: bool,
+    /// Whether the fabric fails now and then.
+    pub fails: bool,
+    /// Parts of which the owner saw other entries than are read one-sided.
+    pub misseen: Vec<(Seen, Seen)>,
+}
+
+impl Summary {
+    /// Judges a run whose workers have all left, by its history and by what they left in memory. Reads every key once
+    /// more, as the history's last client, so that a write that was lost at the end shows, too.
+    ///
+    /// # Errors
+    /// If the tree cannot be read.
+    pub fn judge(
+        fabric: &Arc<dyn Fabric>,
+        options: &Options,
+        mut history: History,
+        tale: Tale,
+        seconds: f64,
+    ) -> anyhow::Result<Self> {
+        let in_flight_max = history.in_flight_max();
+        let (last, misseen) =
+            of_structure!(options.structure, look(fabric, options, &tale.seen)).context("reading what is left")?;
+        history.merge(last);
+        let check = cluster::check_tree(fabric, TREE).context("checking what is left")?;
+        let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;
+        let (linear, scans) = (linear::check(&history), check_scans(&history, &tale.seen));
+        let (seed, access) = (options.seed, options.access);
+        let servers_keep = options.place.is_some() && access.ships();
+        let tears = options.tears();
+        Ok(Self {
+            seed,
+            seconds,
+            tale,
+            in_flight_max,
+            linear,
+            scans,
+            check,
+            unaccounted_bytes,
+            servers_keep,
+            access,
+            tears,
+            fails: options.manners.faults().is_some(),
+            misseen,
+        })
+    }
+
+    /// Lock requests that lost, at other compute servers' hands or at their own.
+    pub fn conflicts(&self) -> u64 {
+        self.tale.counter("lock_conflicts") + self.tale.counter("local_waits")
+    }
+
+    /// What did not hold, and what was not tested, in words.
+    pub fn failures(&self) -> Vec<String> {
+        [self.wrongs(), self.omissions()].concat()
+    }
+
+    /// What did not hold, in words.
+    pub fn wrongs(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        if let Err(error) = &self.linear {
+            failures.push(format!("not linearizable: {error}"));
+        }
+        if let Err(error) = &self.scans {
+            failures.push(format!("a scan broke its promise: {error}"));
+        }
+        if !self.check.is_clean() {
+            failures.push(format!("the tree is not clean: {:?}", self.check));
+        }
+        if self.check.audit.held != 0 && !self.servers_keep {
+            failures.push(format!("{} pages are held after all have left", self.check.audit.held));
+        }
+        if self.unaccounted_bytes != 0 && !self.servers_keep {
+            failures.push(format!("{} bytes of remote memory are nobody's", self.unaccounted_bytes));
+        }
+        for (through_the_cache, one_sided) in &self.misseen {
+            failures.push(format!("an owner saw {through_the_cache:?}, and left {one_sided:?}"));
+        }
+        if self.tale.counter("cache_write_errors") != 0 && !self.fails {
+            failures.push(format!("{} pages could not be written", self.tale.counter("cache_write_errors")));
+        }
+        if self.tale.damaged != 0 {
+            failures.push(format!("{} operations met a damaged page, and nobody died", self.tale.damaged));
+        }
+        failures
+    }
+
+    /// What has not happened that the test is about, in words.
+    fn omissions(&self) -> Vec<String> {
+        let torn = [("torn reads", self.tale.counter("torn_reads"))];
+        let shared = [if self.tears { &torn[..] } else { &[] }, &[("lock conflicts", self.conflicts())]].concat();
+        let changes = [("splits", self.tale.counter("splits")), ("merges", self.tale.counter("merges"))];
+        let cached = ["cache_hits", "cache_misses"].map(|name| (name, self.tale.counter(name)));
+        let replaced = ["cache_evictions", "cache_write_backs"].map(|name| (name, self.tale.counter(name)));
+        let counted = match self.access {
+            AccessMode::OneSided => [&shared[..], &changes].concat(),
+            AccessMode::Cached => [&changes[..], &cached, &replaced].concat(),
+            AccessMode::CachedInner => [&shared[..], &changes, &cached].concat(),
+            // What the memory servers count is not known here.
+            AccessMode::Coarse => vec![("messages", self.tale.counter("two_sided"))],
+            AccessMode::Hybrid => [&shared[..], &changes, &[("messages", self.tale.counter("two_sided"))]].concat(),
+        };
+        let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
+        let mut omissions: Vec<String> =
+            nothing.map(|(name, _)| format!("no {name}: the test has not tested them")).collect();
+        if self.tale.seen.len() > 1 && self.tale.strays == 0 {
+            omissions.push("no operation on another owner's keys: the test has not tested them".into());
+        }
+        omissions
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let yes = |ok: bool| if ok { "yes" } else { "NO" };
+        let rate = self.tale.operations as f64 / self.seconds;
+        let scans = self.scans.as_ref().map_or(0, |report| report.scans);
+        write!(
+            f,
+            "seed {}: {} operations in {:.1} s ({rate:.0}/s, {} in flight at most, {} dropped, {} failed), {scans} scans: \
+             linearizable {}, scans kept their promise {}, tree clean {} ({} entries, {} pages, height {}), leaked {}, \
+             held {}; torn reads refused {}, lock conflicts {} ({} remote + {} local), splits {}, merges {}, restarts {}",
+            self.seed,
+            self.tale.operations,
+            self.seconds,
+            self.in_flight_max,
+            self.tale.dropped,
+            self.tale.failed,
+            yes(self.linear.is_ok()),
+            yes(self.scans.is_ok()),
+            yes(self.check.is_clean()),
+            self.check.entries,
+            self.check.pages(),
+            self.check.height(),
+            self.check.audit.leaked.len(),
+            self.check.audit.held,
+            self.tale.counter("torn_reads"),
+            self.conflicts(),
+            self.tale.counter("lock_conflicts"),
+            self.tale.counter("local_waits"),
+            self.tale.counter("splits"),
+            self.tale.counter("merges"),
+            self.tale.counter("restarts"),
+        )?;
+        match self.access {
+            AccessMode::OneSided => return Ok(()),
+            AccessMode::Coarse | AccessMode::Hybrid => {
+                return write!(
+                    f,
+                    "; {:.3} messages and {:.3} READs an operation",
+                    self.tale.counter("two_sided") as f64 / self.tale.operations as f64,
+                    self.tale.counter("reads") as f64 / self.tale.operations as f64,
+                );
+            }
+            AccessMode::Cached | AccessMode::CachedInner => {}
+        }
+        write!(
+            f,
+            "; cache: hits {}, misses {}, evictions {}, write-backs {}, rescues {}, refusals {}, shared fetches {}, \
+             failed upgrades {}; refused {} operations on shared pages and {} on others' keys; {} bytes unaccounted for",
+            self.tale.counter("cache_hits"),
+            self.tale.counter("cache_misses"),
+            self.tale.counter("cache_evictions"),
+            self.tale.counter("cache_write_backs"),
+            self.tale.counter("cache_rescues"),
+            self.tale.counter("cache_refusals"),
+            self.tale.counter("cache_shared_fetches"),
+            self.tale.counter("cache_failed_upgrades"),
+            self.tale.refused,
+            self.tale.strays,
+            self.unaccounted_bytes,
+        )
+    }
+}
+
+/// What is there when all have left: every key, and what differs from what owners saw.
+fn look<S: Subject>(
+    fabric: &Arc<dyn Fabric>,
+    options: &Options,
+    seen: &[Seen],
+) -> anyhow::Result<(History, Vec<(Seen, Seen)>)> {
+    cluster::with_worker(fabric, |worker| {
+        let tree = worker.block_on(Map::<S, _>::open(worker, TREE, Proof::Checksum))?;
+        Ok((read_all(worker, &tree, options)?, compare(worker, &tree, seen)?))
+    })
+}
+
+/// A history in which one more client gets every key, one after the other; from one scan, if they are many.
+fn read_all<S: Subject>(worker: &Worker, tree: &Map<S, OneSided<S>>, options: &Options) -> anyhow::Result<History> {
+    let recorder = Recorder::new(Vec::new(), options.processes * options.workers, Flush::WhenFull)?;
+    worker.block_on(async {
+        let entries: Option<BTreeMap<u64, u64>> = match options.keys > GETS_MAX {
+            true => Some(tree.range(..).take(usize::MAX).await?.into_iter().collect()),
+            false => None,
+        };
+        for key in spread_keys(options.keys) {
+            let ticket = recorder.begin(Op::Get { key })?;
+            let value = match &entries {
+                Some(entries) => entries.get(&key).copied(),
+                None => tree.get(key).await?,
+            };
+            recorder.end(ticket, Outcome::Value(value))?;
+        }
+        anyhow::Ok(())
+    })?;
+    Ok(History::decode(&recorder.finish()?)?)
+}
+
+/// What owners saw in the end, beside what is there, where that differs.
+fn compare<S: Subject>(
+    worker: &Worker,
+    tree: &Map<S, OneSided<S>>,
+    seen: &[Seen],
+) -> anyhow::Result<Vec<(Seen, Seen)>> {
+    let mut differ = Vec::new();
+    for seen in seen {
+        let entries = worker.block_on(tree.range(seen.part.low..=seen.part.high).take(usize::MAX))?;
+        let found = Seen::of(seen.part, &entries);
+        if found != *seen {
+            differ.push((*seen, found));
+        }
+    }
+    Ok(differ)
+}
+
+/// The scans of each owner, on its part; or all of them, on the whole tree.
+fn check_scans(history: &History, seen: &[Seen]) -> Result<scans::ScanReport, scans::ScanError> {
+    if seen.len() < 2 {
+        return scans::check(history);
+    }
+    let mut total = scans::ScanReport::default();
+    for Seen { part, .. } in seen {
+        let report = scans::check(&history.part(part.low, part.high))?;
+        total.scans += report.scans;
+        total.entries += report.entries;
+        total.certainly_present += report.certainly_present;
+    }
+    Ok(total)
+}
