@@ -385,9 +385,10 @@ impl<P: Plugin> Access for Cached<P> {
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
         let structure = self.context().structure.id;
-        let (mut old, new) = pages.into_parts();
-        if let (1, true) = (old.len(), new.is_empty())
-            && let Some((page, Role::Current)) = old.next()
+        let (old, new) = pages.into_parts();
+        let mut old: SmallVec<[_; 2]> = old.collect();
+        if let ([(_, Role::Current)], true) = (&*old, new.is_empty())
+            && let Some((page, _)) = old.pop()
         {
             self.require_owned(&page)?;
             let altered = self.cache.alter(&page.0, |change| {
@@ -399,7 +400,6 @@ impl<P: Plugin> Access for Cached<P> {
             let result = altered.map_err(|_| Interrupt::conflict())?;
             return Ok((result, Pages::after([Some(page)])));
         }
-        let old: SmallVec<[_; 4]> = old.collect();
         for (index, (page, role)) in old.iter().enumerate() {
             if *role != Role::ReliedOn {
                 self.require_owned(page)?;
