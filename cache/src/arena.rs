@@ -168,13 +168,6 @@ impl Arena {
         self.words(frame.unit(), frame.class().words())
     }
 
-    /// [`Arena::body`] where it is rarely wanted: a call, so that nothing else waits for the frame.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn body_cold(&self, frame: &Frame) -> &[AtomicU64] {
-        self.body(frame)
-    }
-
     /// Asks the processor to have a frame and these words of its body at hand soon.
     #[inline]
     pub(crate) fn prefetch<const N: usize>(&self, frame: u32, unit: u32, class: SizeClass, words: [Range<usize>; N]) {

@@ -11,7 +11,7 @@ use crate::{
     frame_lock::Waiters,
     handle::CacheHandle,
     heat::Heat,
-    id::{SizeClass, UNIT_BYTES, UNITS_MAX},
+    id::{Salt, SizeClass, UNIT_BYTES, UNITS_MAX},
     options::{Admission, CacheOptions},
     shipping::Shipping,
     sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, Step, fence, is_left_out, lock},
@@ -66,6 +66,7 @@ struct Room {
 pub struct PageCache<L> {
     pub(crate) layout: L,
     pub(crate) options: CacheOptions,
+    pub(crate) salt: Salt,
     pub(crate) arena: Arena,
     pub(crate) table: Table,
     pub(crate) cooling: CoolingMap,
@@ -118,6 +119,7 @@ impl<L: Layout> PageCache<L> {
         let arena = Arena::new(frames, units, sure).map_err(memory)?;
         Ok(Arc::new(Self {
             layout,
+            salt: Salt::new(),
             arena,
             table: Table::new(shape.frames),
             cooling: CoolingMap::new(shape.cooling),

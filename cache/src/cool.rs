@@ -197,7 +197,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             let to_skip = (u64::from(self.random_u32()) * u64::from(kids)) >> 32;
             let body = cache.arena.body(frame);
             let links = cache.layout.links(body).filter_map(|slot| body.get(slot));
-            let mut kids = links.filter_map(|word| match Link::of(word.load(Ordering::Relaxed)) {
+            let mut kids = links.filter_map(|word| match cache.salt.link(word.load(Ordering::Relaxed)) {
                 Link::Frame { frame, .. } => Some(frame),
                 _ => None,
             });
@@ -226,7 +226,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return Cooling::Refused;
         };
         if frame.is_dirty() {
-            let snapshot = self.snapshot(index, page);
+            let snapshot = self.image(index, page);
             frame.lock.unlock_unchanged();
             return snapshot.map_or(Cooling::Refused, Cooling::Dirty);
         }
@@ -236,7 +236,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         frame.set_state(State::Cooling);
         // A new version: who pins the page from now on under the old one fails.
-        let tag = frame.lock.unlock().tag();
+        let tag = frame.lock.unlock_moved().tag();
         if let Some(oldest) = cache.cooling.push(page, Cooled { frame: index, tag }) {
             self.evict_one(oldest);
         }
@@ -260,7 +260,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return false;
         }
         let words = cache.arena.body(parent);
-        let link = Link::swizzled(index, frame.unit());
+        let link = cache.salt.swizzled(index, frame.unit());
         let is_there = |slot: usize| words.get(slot).is_some_and(|word| word.load(Ordering::Relaxed) == link);
         let slot = match is_there(frame.slot()) {
             true => Some(frame.slot()),
@@ -271,7 +271,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             parent.set_kids(parent.kids() - 1);
         }
         frame.set_parent(NONE, 0);
-        parent.lock.unlock();
+        parent.lock.unlock_moved();
         true
     }
 

@@ -16,10 +16,10 @@ use std::{
 
 use crate::{
     arena,
-    error::{CacheError, Conflict},
+    error::{CacheError, Conflict, Misuse},
     frame::{Frame, NONE, State},
     handle::{CacheHandle, Page, Pinned},
-    id::{Link, PageId, SizeClass, is_swizzled},
+    id::{PageId, SizeClass, is_swizzled},
     options::Admission,
     sync::{Ordering, Spin, Step, is_left_out},
     table::Found,
@@ -38,8 +38,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
         let cache = self.cache();
         let pinned = match from {
+            Some(from) if !self.is_ours(from) => return Err(Misuse::OtherCache.into()),
             Some(from) if !from.is_guest() => Some(self.pin(from)?),
-            Some(guest) if !guest.is_current() => return Err(Conflict.into()),
+            Some(guest) if !guest.is_current() => return Err(guest.conflict().into()),
             _ => None,
         };
         let mut spare: Option<Taken<'a, S, L>> = None;
@@ -84,7 +85,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                         let loading = Loading::begin(taken, page);
                         // From here on nobody frees the page without us; it may have been freed before.
                         if !is_left_out(Step::LinkCheck) && from.is_some_and(|from| !self.still_links(from, page)) {
-                            return Err(Conflict.into());
+                            return Err(Conflict::Changed.into());
                         }
                         return self.read_in(from, pinned, page, class, loading).await;
                     }
@@ -104,7 +105,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let Some(version) = from.frame.lock.read() else { return false };
         // A guest that was freed keeps its words until its last user has gone.
         let is_in_use = from.frame.page() == Some(from.id) && from.frame.state() != State::Ghost;
-        let is_there = is_in_use && self.find_link(from.words, |word| Link::of(word) == Link::Page(page)).is_some();
+        let is_there = is_in_use && self.find_link(from.words, |word| word == page.get()).is_some();
         is_there && from.frame.lock.validate(version)
     }
 
@@ -172,7 +173,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         if is_guest {
             if !cache.let_in(index, State::Guest) {
-                return Err(Conflict.into());
+                return Err(Conflict::Changed.into());
             }
             self.0.counters.count(level, |level| level.refusals += 1);
             if let Some(pinned) = pinned {
@@ -187,13 +188,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             if is_linked {
                 frame.set_state(State::Resident);
             } else if !cache.let_in(index, State::Resident) {
-                return Err(Conflict.into());
+                return Err(Conflict::Changed.into());
             }
             if parent.is_some() && !is_linked {
                 self.0.counters.count(level, |level| level.failed_upgrades += 1);
             }
         }
-        let version = frame.lock.unlock();
+        let version = frame.lock.unlock_moved();
         loading.end();
         Ok(self.found(index, version, page, is_guest))
     }
@@ -236,17 +237,17 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         };
         let words = self.cache().arena.body(parent);
         let slot = match parent.state() == State::Resident && parent.page() == Some(from.id) {
-            true => self.find_link(words, |word| Link::of(word) == Link::Page(page)),
+            true => self.find_link(words, |word| word == page.get()),
             false => None,
         };
         let Some(slot) = slot else {
             parent.lock.unlock_unchanged();
             return false;
         };
-        words[slot].store(Link::swizzled(index, child.unit()), Ordering::Relaxed);
+        words[slot].store(self.cache().salt.swizzled(index, child.unit()), Ordering::Relaxed);
         child.set_parent(from.index(), slot);
         parent.set_kids(parent.kids() + 1);
-        let after = parent.lock.unlock();
+        let after = parent.lock.unlock_moved();
         // Nothing but this link has changed since the caller looked: what it has read still holds.
         if before == from.version() || is_left_out(Step::SameVersion) {
             from.set_version(after);

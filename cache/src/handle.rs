@@ -10,11 +10,12 @@ use std::{
 use crate::{
     cache::PageCache,
     counters::{CounterCells, Counters},
-    error::{CacheError, Conflict},
+    error::{CacheError, Conflict, Misuse, PageError},
     frame::{Frame, State},
     frame_lock::Version,
-    heat::{USES_PER_TICK, mix},
-    id::{Link, PageId, SizeClass},
+    heat::USES_PER_TICK,
+    id::{Link, PageId, SizeClass, is_swizzled},
+    mix::mix,
     sync::{Arc, AtomicU64, Ordering, Spin, Step, fence, is_left_out},
     traits::{Layout, Store},
 };
@@ -120,7 +121,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Has the processor fetch these words of the page that a link word leads to; false if the link is not swizzled.
     #[inline]
     pub fn prefetch<const N: usize>(&self, word: u64, class: SizeClass, words: [Range<usize>; N]) -> bool {
-        match Link::of(word) {
+        match self.cache().salt.link(word) {
             Link::Frame { frame, unit } => {
                 self.cache().arena.prefetch(frame, unit, class, words);
                 true
@@ -133,7 +134,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// `from` has a swizzled link to is had at once; else suspends while it is read from the store.
     ///
     /// # Errors
-    /// [`CacheError::Conflict`] if `from` has changed since it was read; the others if the page cannot be had.
+    /// [`CacheError::Conflict`] if `from` has changed since it was read; [`CacheError::BadLink`] if the link is null, does not
+    /// stand in `from`, or its page has another size; [`CacheError::Misuse`] if `from` is of another cache; the others if the
+    /// page cannot be had.
     #[inline]
     pub async fn follow<'a>(
         &'a self,
@@ -141,72 +144,94 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         word: u64,
         class: SizeClass,
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
-        match Link::of(word) {
-            Link::Frame { frame, unit } => match self.follow_local::<0>(from, frame, unit, class, None) {
-                Ok(page) => Ok(page),
-                Err(_) if self.is_forged(from, frame) => Err(CacheError::BadLink),
-                Err(conflict) => Err(conflict.into()),
-            },
+        if is_swizzled(word) {
+            return match self.follow_swizzled::<0>(from, word, class, None) {
+                Some(page) => Ok(page),
+                None => Err(self.why_not(from, word, class)),
+            };
+        }
+        match PageId::new(word) {
             // Boxed, so that the future of a hit stays small.
-            Link::Page(page) => Box::pin(self.fetch(Some(from), page, class)).await,
-            Link::Null => Err(CacheError::BadLink),
+            Some(page) => Box::pin(self.fetch(Some(from), page, class)).await,
+            None => Err(CacheError::BadLink),
         }
     }
 
-    /// Whether a word that looks like a swizzled link is none: the store had it, where the layout says there is no link. Else
-    /// whoever follows it would begin anew for ever.
-    #[cold]
-    fn is_forged(&self, from: &Page<'_, S, L>, index: u32) -> bool {
-        let leads_there = self.cache().arena.get(index).is_some_and(|frame| frame.parent() == from.index());
-        !leads_there && from.is_current()
-    }
-
-    /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, or if `from` or the page
-    /// is being changed. Has the processor fetch `words` of the page first, if they are said.
+    /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, if `from` or the page
+    /// is being changed, or if following it would be an error: [`CacheHandle::follow`] says which. Has the processor fetch
+    /// `words` of the page first, if they are said.
     #[inline(always)]
-    pub fn follow_cached<'a, const N: usize>(
+    pub fn try_follow<'a, const N: usize>(
         &'a self,
         from: &Page<'a, S, L>,
         word: u64,
         class: SizeClass,
         words: Option<[Range<usize>; N]>,
     ) -> Option<Page<'a, S, L>> {
-        let Link::Frame { frame, unit } = Link::of(word) else { return None };
-        self.follow_local(from, frame, unit, class, words).ok()
+        if is_swizzled(word) { self.follow_swizzled(from, word, class, words) } else { None }
     }
 
     #[inline(always)]
-    fn follow_local<'a, const N: usize>(
+    fn follow_swizzled<'a, const N: usize>(
         &'a self,
         from: &Page<'a, S, L>,
-        index: u32,
-        unit: u32,
+        word: u64,
         class: SizeClass,
         expected: Option<[Range<usize>; N]>,
-    ) -> Result<Page<'a, S, L>, Conflict> {
-        let arena = &self.cache().arena;
-        let frame = arena.get(index).ok_or(Conflict)?;
+    ) -> Option<Page<'a, S, L>> {
+        if !self.is_ours(from) {
+            return None;
+        }
+        let cache = self.cache();
+        let (index, unit) = cache.salt.place(word);
+        let frame = cache.arena.get(index)?;
         // What a search needs is had from the link alone, so that it need not wait for the frame's line.
-        let mut words = arena.words(unit, class.words());
+        let words = cache.arena.words(unit, class.words());
         if let Some(expected) = expected {
             crate::arena::prefetch(std::ptr::from_ref(frame).cast());
             expected.into_iter().for_each(|expected| crate::arena::prefetch_lines(words, expected));
         }
-        let version = read_version(frame)?;
-        let (level, id) = (frame.level(), frame.page());
-        if !frame.has_class(class) {
-            words = arena.body_cold(frame);
-        }
-        // The frame was the child's at that version if the parent still says so.
-        if !is_left_out(Step::ParentCheck) && !from.is_current() {
-            return Err(Conflict);
+        let version = read_version(frame).ok()?;
+        let (level, id) = (frame.level(), frame.page()?);
+        // The frame was the child's at that version if it says so now, and the parent then still is as it was.
+        let is_child = frame.has_class(class) && frame.parent() == from.index();
+        if !is_left_out(Step::ParentCheck) && !(is_child && from.is_current()) {
+            return None;
         }
         self.0.counters.hit(level);
         if level == 0 {
             self.touch(frame);
         }
-        let id = id.ok_or(Conflict)?;
-        Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
+        Some(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
+    }
+
+    /// Why a swizzled link cannot be followed.
+    #[cold]
+    #[inline(never)]
+    fn why_not(&self, from: &Page<'_, S, L>, word: u64, class: SizeClass) -> CacheError<S::Error> {
+        if !self.is_ours(from) {
+            return Misuse::OtherCache.into();
+        }
+        let (index, _) = self.cache().salt.place(word);
+        let is_child = |frame: &Frame| frame.has_class(class) && frame.parent() == from.index();
+        let is_link = self.cache().arena.get(index).is_some_and(is_child);
+        if !from.is_current() {
+            return from.conflict().into();
+        }
+        // The page below is locked, or `from` never had such a link.
+        if is_link { Conflict::Changed.into() } else { CacheError::BadLink }
+    }
+
+    /// Whether a page is of this handle's cache.
+    #[inline(always)]
+    pub(crate) fn is_ours(&self, page: &Page<'_, S, L>) -> bool {
+        std::ptr::eq(self, page.handle) || self.shares_cache(page.handle)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn shares_cache(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.cache, &other.0.cache)
     }
 
     /// [`CacheHandle::follow`] for several links of one page; reads from the store overlap. A result for each.
@@ -253,27 +278,68 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// The page of an anchor.
     ///
     /// # Errors
-    /// If somebody holds its lock for longer than a change takes.
+    /// [`Conflict`] if somebody holds its lock for longer than a change takes; [`Misuse::Freed`] once a change has freed the
+    /// page; [`Misuse::OtherCache`].
     #[inline]
-    pub fn enter<'a>(&'a self, anchor: &Anchor<L>) -> Result<Page<'a, S, L>, Conflict> {
-        let frame = self.cache().frame(anchor.index);
-        let version = read_version(frame)?;
-        // Another page is there if a change has freed the anchored one.
-        if frame.page() != Some(anchor.page) {
-            return Err(Conflict);
+    pub fn enter<'a>(&'a self, anchor: &Anchor<L>) -> Result<Page<'a, S, L>, PageError> {
+        if !Arc::ptr_eq(&self.0.cache, &anchor.cache) {
+            return Err(Misuse::OtherCache.into());
         }
+        let frame = self.cache().frame(anchor.index);
+        let version = read_version(frame);
+        // Another page is there, or none, if a change has freed the anchored one.
+        let (true, Ok(version)) = (frame.page() == Some(anchor.page), version) else {
+            return Err(anchor.why_not(frame));
+        };
         let (level, id, words) = (frame.level(), anchor.page, self.cache().arena.body(frame));
         self.0.counters.hit(level);
         Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
     }
 
     /// The page that a bookmark was left in, without looking it up; [`Page::read`] tells if it is not there any more. It does
-    /// not count as a hit once more. `None` if this cache never had such a page.
+    /// not count as a hit once more. `None` if this cache never had such a page, or another one is in its place.
     pub fn back_to(&self, bookmark: Bookmark) -> Option<Page<'_, S, L>> {
-        let (index, version, id) = (bookmark.0[0], Version::from_word(bookmark.0[1]), PageId::new(bookmark.0[2])?);
-        let index = u32::try_from(index).ok()?;
-        self.cache().arena.get(index)?;
-        Some(self.found(index, version, id, false))
+        let [place, version, id] = bookmark.0;
+        let (index, id) = (place as u32, PageId::new(id)?);
+        if (place >> 32) as u32 != self.cache().salt.mark() || self.cache().arena.get(index)?.page() != Some(id) {
+            return None;
+        }
+        Some(self.found(index, Version::from_word(version), id, false))
+    }
+
+    /// Copies the words of a page as the store would have them: with the ids of pages in place of swizzled links. Whoever has
+    /// to hold more pages than the cache does holds copies.
+    ///
+    /// # Errors
+    /// [`Conflict`] as [`Page::read`]; [`Misuse::BufferSize`] unless `into` has the page's length; [`Misuse::OtherCache`].
+    /// `into` then holds nothing of use.
+    pub fn snapshot(&self, page: &Page<'_, S, L>, into: &mut [u64]) -> Result<(), PageError> {
+        if !self.is_ours(page) {
+            return Err(Misuse::OtherCache.into());
+        }
+        if into.len() != page.words.len() {
+            return Err(Misuse::BufferSize { got: into.len(), words: page.words.len() }.into());
+        }
+        self.copy_unswizzled(page.words, into);
+        if page.is_current() { Ok(()) } else { Err(page.conflict().into()) }
+    }
+
+    /// Copies a page's words with ids in place of swizzled links; false if a link leads to no page. Of use only if the page
+    /// did not change meanwhile: a child with a swizzled link stays in its frame until its parent has a new version.
+    pub(crate) fn copy_unswizzled(&self, body: &[AtomicU64], into: &mut [u64]) -> bool {
+        let cache = self.cache();
+        into.iter_mut().zip(body).for_each(|(copy, word)| *copy = word.load(Ordering::Relaxed));
+        let mut is_whole = true;
+        for slot in cache.layout.links(body) {
+            if let Some(word) = into.get_mut(slot).filter(|word| is_swizzled(**word)) {
+                let (frame, _) = cache.salt.place(*word);
+                match cache.arena.get(frame).and_then(Frame::page) {
+                    Some(child) => *word = child.get(),
+                    None => is_whole = false,
+                }
+            }
+        }
+        is_whole
     }
 
     pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_guest: bool) -> Page<'a, S, L> {
@@ -293,7 +359,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return Ok(Pinned { handle: self, index: page.index() });
         }
         page.frame.unpin();
-        Err(Conflict)
+        Err(page.conflict())
     }
 
     pub(crate) fn pop_free(&self, class: SizeClass) -> Option<u32> {
@@ -330,11 +396,18 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 }
 
+/// The version to read under; an error if somebody holds the lock for longer than a change takes.
 #[inline]
-pub(crate) fn read_version(frame: &Frame) -> Result<Version, Conflict> {
-    if let Some(version) = frame.lock.read() {
-        return Ok(version);
+fn read_version(frame: &Frame) -> Result<Version, Conflict> {
+    match frame.lock.read() {
+        Some(version) => Ok(version),
+        None => wait_for_version(frame),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn wait_for_version(frame: &Frame) -> Result<Version, Conflict> {
     let mut spin = Spin::default();
     while spin.is_short() {
         spin.turn();
@@ -342,7 +415,7 @@ pub(crate) fn read_version(frame: &Frame) -> Result<Version, Conflict> {
             return Ok(version);
         }
     }
-    Err(Conflict)
+    Err(Conflict::Changed)
 }
 
 /// Keeps a page cached: see [`CacheHandle::anchor`].
@@ -350,6 +423,18 @@ pub struct Anchor<L: Layout> {
     cache: Arc<PageCache<L>>,
     index: u32,
     page: PageId,
+}
+
+impl<L: Layout> Anchor<L> {
+    /// Why its page cannot be entered.
+    #[cold]
+    fn why_not(&self, frame: &Frame) -> PageError {
+        match frame.page() == Some(self.page) {
+            true => Conflict::Changed.into(),
+            // Pinned pages go in no other way.
+            false => Misuse::Freed { page: self.page }.into(),
+        }
+    }
 }
 
 impl<L: Layout> fmt::Debug for Anchor<L> {
@@ -389,13 +474,16 @@ pub struct Page<'a, S: Store, L: Layout> {
     pub(crate) id: PageId,
 }
 
-/// A page's version:48, its level:8, and whether it is a guest:1. In one word, because a page is moved often.
+/// A page's version, and in the bits that versions leave its level:8 and whether it is a guest:1. In one word, because a
+/// page is moved often.
 struct Stamp(Cell<u64>);
+
+const _: () = assert!(Version::OTHER_BITS & 0x1ff == 0x1ff);
 
 impl Stamp {
     #[inline]
     fn new(version: Version, level: u8, is_guest: bool) -> Self {
-        Self(Cell::new(version.word() | u64::from(level) << Version::BITS | u64::from(is_guest) << 56))
+        Self(Cell::new(version.word() | u64::from(level) << 1 | u64::from(is_guest)))
     }
 
     #[inline]
@@ -404,17 +492,17 @@ impl Stamp {
     }
 
     fn set_version(&self, version: Version) {
-        self.0.set(self.0.get() >> Version::BITS << Version::BITS | version.word());
+        self.0.set(self.0.get() & Version::OTHER_BITS | version.word());
     }
 
     #[inline]
     fn level(&self) -> u8 {
-        (self.0.get() >> Version::BITS) as u8
+        (self.0.get() >> 1) as u8
     }
 
     #[inline]
     fn is_guest(&self) -> bool {
-        self.0.get() >> 56 != 0
+        self.0.get() & 1 != 0
     }
 }
 
@@ -425,7 +513,8 @@ pub struct Bookmark(pub [u64; 3]);
 impl<S: Store, L: Layout> Page<'_, S, L> {
     /// A way back to it, unless it may go as soon as this is dropped.
     pub fn bookmark(&self) -> Option<Bookmark> {
-        let bookmark = || Bookmark([u64::from(self.index()), self.version().word(), self.id.get()]);
+        let place = || u64::from(self.handle.cache().salt.mark()) << 32 | u64::from(self.index());
+        let bookmark = || Bookmark([place(), self.version().word(), self.id.get()]);
         (!self.is_guest()).then(bookmark)
     }
 
@@ -465,11 +554,19 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
     /// if they were all of one moment. Link words may be swizzled: they are for [`CacheHandle::follow`] only.
     ///
     /// # Errors
-    /// If the page changed since it was looked up, or is no longer here.
+    /// If the page is not as it was when it was looked up: [`Conflict::Moved`] if the cache has moved it, [`Conflict::Changed`]
+    /// if its contents were changed.
     #[inline(always)]
     pub fn read<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> Result<R, Conflict> {
         let result = f(self.words);
-        if self.is_current() { Ok(result) } else { Err(Conflict) }
+        if self.is_current() { Ok(result) } else { Err(self.conflict()) }
+    }
+
+    /// Why it is not current.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn conflict(&self) -> Conflict {
+        if self.frame.lock.is_unchanged_since(self.version()) { Conflict::Moved } else { Conflict::Changed }
     }
 
     /// Has the processor fetch these words, as far as the page has them.
@@ -492,7 +589,7 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
 
     /// Whether a link word, read from the page above, leads to this page.
     pub fn is_target_of(&self, word: u64) -> bool {
-        match Link::of(word) {
+        match self.handle.cache().salt.link(word) {
             Link::Frame { frame, .. } => frame == self.index(),
             Link::Page(page) => page == self.id,
             Link::Null => false,

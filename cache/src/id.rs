@@ -1,6 +1,10 @@
 //! Page ids, link words and size classes.
 
-use std::{fmt, num::NonZeroU64};
+use std::{
+    fmt,
+    num::NonZeroU64,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 const SWIZZLED: u64 = 1 << 63;
 const UNIT_BITS: u32 = 31;
@@ -63,19 +67,49 @@ pub(crate) enum Link {
 }
 
 impl Link {
+    pub(crate) fn is_to(self, index: u32) -> bool {
+        matches!(self, Self::Frame { frame, .. } if frame == index)
+    }
+}
+
+/// What swizzled links of one cache are mixed with, so that those of another cache, and data that look like links, lead
+/// nowhere.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Salt(u64);
+
+impl Salt {
+    /// Another one for each cache of the process.
+    pub(crate) fn new() -> Self {
+        static CACHES: AtomicU64 = AtomicU64::new(1);
+        Self(crate::mix::mix(CACHES.fetch_add(1, Ordering::Relaxed)) | SWIZZLED)
+    }
+
     #[inline]
-    pub(crate) const fn of(word: u64) -> Self {
+    pub(crate) const fn link(self, word: u64) -> Link {
         if word & SWIZZLED != 0 {
-            return Self::Frame { frame: word as u32, unit: ((word & !SWIZZLED) >> FRAME_BITS) as u32 };
+            let (frame, unit) = self.place(word);
+            return Link::Frame { frame, unit };
         }
         match PageId::new(word) {
-            Some(page) => Self::Page(page),
-            None => Self::Null,
+            Some(page) => Link::Page(page),
+            None => Link::Null,
         }
     }
 
-    pub(crate) const fn swizzled(frame: u32, unit: u32) -> u64 {
-        SWIZZLED | (unit as u64) << FRAME_BITS | frame as u64
+    /// Frame and unit of a swizzled link.
+    #[inline]
+    pub(crate) const fn place(self, word: u64) -> (u32, u32) {
+        let plain = word ^ self.0;
+        (plain as u32, (plain >> FRAME_BITS) as u32)
+    }
+
+    pub(crate) const fn swizzled(self, frame: u32, unit: u32) -> u64 {
+        ((unit as u64) << FRAME_BITS | frame as u64) ^ self.0
+    }
+
+    /// Marks what belongs to the cache.
+    pub(crate) const fn mark(self) -> u32 {
+        self.0 as u32
     }
 }
 
@@ -138,12 +172,15 @@ mod tests {
 
     #[test]
     fn link_words_are_told_apart() {
-        assert_eq!(Link::of(0), Link::Null);
-        assert_eq!(Link::of(7), Link::Page(PageId::new(7).unwrap()));
-        let (frame, unit) = (u32::MAX, (1 << 31) - 1);
-        let word = Link::swizzled(frame, unit);
-        assert!(is_swizzled(word) && PageId::new(word).is_none());
-        assert_eq!(Link::of(word), Link::Frame { frame, unit });
+        let [salt, other] = [Salt::new(), Salt::new()];
+        assert_eq!(salt.link(0), Link::Null);
+        assert_eq!(salt.link(7), Link::Page(PageId::new(7).unwrap()));
+        for (frame, unit) in [(u32::MAX, (1 << 31) - 1), (1, 0)] {
+            let word = salt.swizzled(frame, unit);
+            assert!(is_swizzled(word) && PageId::new(word).is_none());
+            assert_eq!(salt.link(word), Link::Frame { frame, unit });
+            assert_ne!(other.link(word), Link::Frame { frame, unit });
+        }
         assert!(PageId::new(0).is_none() && PageId::new(1 << 63).is_none());
     }
 

@@ -154,6 +154,7 @@ mod frame_lock;
 mod handle;
 mod heat;
 mod id;
+mod mix;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod model;
@@ -169,7 +170,7 @@ pub use crate::{
     change::{Change, NewPage},
     cooling::{Cooled, CoolingMap},
     counters::{Counters, LEVELS, LevelCounters},
-    error::{CacheError, Conflict, OptionsError, TooManyHandles},
+    error::{CacheError, Conflict, Misuse, OptionsError, PageError, TooManyHandles},
     fetch::yield_once,
     frame_lock::{FrameLock, Version, WAITERS_MAX, Waiters},
     handle::{Anchor, Bookmark, CacheHandle, Page},

@@ -26,11 +26,11 @@ use std::{fmt, future::poll_fn, task::Poll};
 use crate::{
     cache::PageCache,
     cooling::Cooled,
-    error::{CacheError, Conflict},
+    error::{CacheError, Conflict, Misuse},
     fetch::yield_once,
     frame::{Frame, NONE, State},
     handle::{CacheHandle, Page},
-    id::{Link, PageId, SizeClass},
+    id::{PageId, SizeClass},
     sync::{AtomicU64, Mutex, MutexGuard, Step, is_left_out, lock},
     table::Found,
     traits::{Layout, Store},
@@ -169,7 +169,7 @@ impl<L: Layout> PageCache<L> {
                 let body = self.arena.body(self.frame(index));
                 self.layout.links(body).any(|slot| {
                     let word = body.get(slot).map_or(0, |word| word.load(crate::sync::Ordering::Relaxed));
-                    Link::of(word) == Link::Page(kept.page)
+                    word == kept.page.get()
                 })
             };
             if let Some(&parent) = live.iter().find(leads_there)
@@ -221,7 +221,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     ) -> Result<Option<KeptOut<S, L>>, CacheError<S::Error>> {
         let cache = self.cache();
         assert!(cache.shipping.is_on, "the cache was not made to keep pages out");
-        let Link::Page(page) = Link::of(word) else { return Ok(None) };
+        if !self.is_ours(from) {
+            return Err(Misuse::OtherCache.into());
+        }
+        let Some(page) = PageId::new(word) else { return Ok(None) };
         if from.is_guest() || from.frame.state() != State::Resident || self.contains(page) {
             return Ok(None);
         }
@@ -241,7 +244,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut kept_out = KeptOut { handle: self.clone(), index, page, parent };
         // From here on nobody frees the page without us; it may have been freed before.
         if !self.still_links(from, page) {
-            return Err(Conflict.into());
+            return Err(Conflict::Changed.into());
         }
         let kept = Kept { index, page, parent, is_below: Box::new(is_below), left_cooling: Vec::new() };
         if !cache.keep(kept) {
@@ -265,6 +268,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         cache.table.remove(page, index);
         cache.cooling.remove(page, Cooled { frame: index, tag: version.tag() });
+        // Whoever looks at it may have seen what the store has no more.
+        frame.lock.note_change();
         frame.set_state(State::Taken);
         self.give_back(index);
         true

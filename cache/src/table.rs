@@ -14,8 +14,8 @@ use crate::{
     arena::Arena,
     frame::{Frame, NONE, State},
     frame_lock::Version,
-    heat::mix,
     id::PageId,
+    mix::mix,
     sync::{AtomicU64, Mutex, MutexGuard, Ordering, Step, is_left_out, lock},
 };
 

@@ -17,8 +17,8 @@ use crate::{
     fetch::yield_once,
     frame::State,
     handle::CacheHandle,
-    id::{Link, PageId, is_swizzled},
-    sync::{AtomicU64, Ordering, Spin, Step, is_left_out},
+    id::{PageId, is_swizzled},
+    sync::{AtomicU64, Spin, Step, is_left_out},
     table::Found,
     traits::{Layout, Store},
 };
@@ -77,7 +77,7 @@ pub(crate) type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A snapshot of a dirty page, whose lock the caller holds. An error if the store has no buffer for it, or a link in it
     /// leads to no page: it was not written by anybody who knows the layout.
-    pub(crate) fn snapshot(&self, index: u32, page: PageId) -> Snapped<S> {
+    pub(crate) fn image(&self, index: u32, page: PageId) -> Snapped<S> {
         let cache = self.cache();
         let frame = cache.frame(index);
         let body = cache.arena.body(frame);
@@ -88,22 +88,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 return Err(CacheError::Store { page, source });
             }
         };
-        for (copy, word) in image.iter_mut().zip(body) {
-            *copy = word.load(Ordering::Relaxed);
-        }
-        let mut is_whole = true;
-        for slot in cache.layout.links(body) {
-            if let Some(word) = image.get_mut(slot)
-                && let Link::Frame { frame, .. } = Link::of(*word)
-            {
-                // A child with a swizzled link stays in its frame for as long as we hold the lock.
-                match cache.arena.get(frame).and_then(|child| child.page()) {
-                    Some(child) => *word = child.get(),
-                    None => is_whole = false,
-                }
-            }
-        }
-        if !is_whole || self.has_swizzled(body, &image) {
+        if !self.copy_unswizzled(body, &mut image) || self.has_swizzled(body, &image) {
             return Err(CacheError::BadLink);
         }
         frame.begin_write(cache.flushes());
@@ -222,7 +207,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let frame = self.cache().frame(index);
         let is_due = is_due && matches!(frame.state(), State::Resident | State::Guest) && !frame.is_writing();
         let snapshot = match (is_due, frame.page()) {
-            (true, Some(page)) => Some(self.snapshot(index, page)),
+            (true, Some(page)) => Some(self.image(index, page)),
             _ => None,
         };
         frame.lock.unlock_unchanged();

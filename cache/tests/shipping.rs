@@ -83,7 +83,7 @@ async fn try_add(tree: &Tree, key: u64, by: u64, counts: &Counts) -> Result<Foun
         })?;
         if link == 0 {
             if level != 0 || high == 0 {
-                return Err(Conflict.into());
+                return Err(Conflict::Changed.into());
             }
             return Ok(Found::Value(add_here(tree, &page, key, by)?));
         }
@@ -113,7 +113,7 @@ fn add_here(tree: &Tree, leaf: &Page<'_, MapStore, TreeLayout>, key: u64, by: u6
         change.set(0, value_at(entry), value + by);
         Some(value)
     })?;
-    added.ok_or(Conflict.into())
+    added.ok_or(Conflict::Changed.into())
 }
 
 /// What a memory server does: adds to a key's value in the store, with others let in before, in between and after. Returns the

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use farlink_cache::{Anchor, Conflict, PageCache, is_swizzled, model::Step};
+use farlink_cache::{Anchor, Conflict, PageCache, PageError, is_swizzled, model::Step};
 use farlink_loom_tests::{CLASS, Handle, Pages, Seen, Tree, block_on, explore, id, refuse_without, run};
 use loom::sync::atomic::Ordering::Relaxed;
 
@@ -41,10 +41,10 @@ fn evict(handle: &Handle, _: &Anchor<Tree>, frame: u32) -> bool {
 
 /// Takes the root's link away, and frees page 2. True if it went.
 fn free(handle: &Handle, anchor: &Anchor<Tree>, _: u32) -> bool {
-    let freed = || {
+    let freed = || -> Result<(), PageError> {
         let root = handle.enter(anchor)?;
         let word = root.read(|words| words[1].load(Relaxed))?;
-        let Ok(page) = block_on(handle.follow(&root, word, CLASS)) else { return Err(Conflict) };
+        let Ok(page) = block_on(handle.follow(&root, word, CLASS)) else { return Err(Conflict::Changed.into()) };
         handle.change(&[&root, &page], Vec::new(), |change| {
             change.set(0, 1, 0);
             change.free(1);

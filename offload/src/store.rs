@@ -7,7 +7,9 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
-use farlink_cache::{CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageId, Store};
+use farlink_cache::{
+    CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageError, PageId, Store,
+};
 use farlink_runtime::{
     access::{Access, Interrupt},
     buffer::Buffer,
@@ -244,6 +246,11 @@ pub(crate) fn to_cache(class: SizeClass) -> farlink_cache::SizeClass {
 
 fn to_runtime(class: farlink_cache::SizeClass) -> SizeClass {
     SizeClass::of_bytes(class.bytes()).expect("both crates have the same classes")
+}
+
+/// What a refused call of the cache means for an operation.
+pub(crate) fn refused(error: PageError) -> Interrupt {
+    interrupt(error.into())
 }
 
 /// What a failed access to the cache means for an operation.

@@ -33,7 +33,7 @@ use farlink_runtime::{
 };
 
 pub use self::views::CachedViews;
-use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
+use crate::store::{CacheLayout, RemoteStore, page_id, refused, to_cache};
 
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.
 const PREFETCHED_LEVEL_MAX: u8 = 1;
@@ -162,7 +162,7 @@ impl<T: Layout> Cached<T> {
                 self.root.get_or_init(|| anchor)
             }
         };
-        Ok(CachedPage(self.cache.enter(anchor).map_err(|_| Interrupt::conflict())?))
+        Ok(CachedPage(self.cache.enter(anchor).map_err(refused)?))
     }
 
     /// What is read first of a page of which nothing else is known: a search begins in the first half.
@@ -252,7 +252,7 @@ impl<'a, T: Layout> Future for Follow<'_, 'a, T> {
             }
             Step::Fetch(fetch) => return in_parts(fetch.as_mut().poll(cx)),
         }
-        if let Some(page) = access.cache.follow_cached::<0>(&self.from.0, self.word, access.class, None) {
+        if let Some(page) = access.cache.try_follow::<0>(&self.from.0, self.word, access.class, None) {
             return Poll::Ready(Ok(CachedPage(page)));
         }
         let mut fetch = self.fetch();
@@ -349,7 +349,7 @@ impl<T: Layout> Access for Cached<T> {
             return None;
         }
         let words = (level <= PREFETCHED_LEVEL_MAX + 1).then_some(words);
-        self.cache.follow_cached(&from.0, link.word(), self.class, words).map(CachedPage)
+        self.cache.try_follow(&from.0, link.word(), self.class, words).map(CachedPage)
     }
 
     fn stop_at(&self, page: &CachedPage<'_, T>) -> Start {
@@ -407,7 +407,7 @@ impl<T: Layout> Access for Cached<T> {
             let result = f(&mut views);
             (result, views.close(change))
         });
-        let (result, freed) = changed.map_err(|_| Interrupt::conflict())?;
+        let (result, freed) = changed.map_err(refused)?;
         new.into_iter().for_each(NewPage::publish);
         for (page, lock) in freed {
             let (at, class) = (pages[page].at(), self.structure().class);
@@ -436,7 +436,7 @@ impl<T: Layout> Access for Cached<T> {
             views.close(change);
             result
         });
-        altered.map_err(|_| Interrupt::conflict())
+        altered.map_err(refused)
     }
 
     fn leads_to(&self, link: Link, page: &CachedPage<'_, T>) -> bool {
