@@ -1,9 +1,9 @@
 //! What the threads of a cache share.
 
-use std::{fmt, task::Waker};
+use std::{fmt, ops::Range, task::Waker};
 
 use crate::{
-    arena::Arena,
+    arena::{Arena, Sure},
     cooling::CoolingMap,
     counters::Counters,
     error::{OptionsError, TooManyHandles},
@@ -19,13 +19,38 @@ use crate::{
     traits::{Layout, Store},
 };
 
-/// Bodies are handed out in blocks of the largest size class. (A model can afford two pages of 64 bytes.)
-pub(crate) const BLOCK_UNITS: usize = if cfg!(loom) { 2 } else { 4096 / UNIT_BYTES };
+/// Bodies of up to so many units are handed out in blocks of so many, larger ones in blocks of the largest class. (A model can
+/// afford two pages of 64 bytes.)
+const SMALL_UNITS: usize = if cfg!(loom) { 2 } else { 4096 / UNIT_BYTES };
+const LARGE_UNITS: usize = SizeClass::MAX.units();
+/// The least cache that takes large bodies.
+const LARGE_BYTES_MIN: usize = 1 << 20;
 pub(crate) const FRAME_BYTES: usize = size_of::<Frame>();
 /// The least that a cache can work with: some frames for each of a few operations.
 const BYTES_MIN: usize = if cfg!(loom) { 0 } else { 64 << 10 };
 /// The cache itself, and allocations of which there are few.
 const FIXED_BYTES: usize = if cfg!(loom) { 0 } else { 4096 };
+
+/// Where bodies come from: small ones, and large ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Region {
+    Small = 0,
+    Large = 1,
+}
+
+impl Region {
+    pub(crate) const fn of(class: SizeClass) -> Self {
+        if class.units() <= SMALL_UNITS { Self::Small } else { Self::Large }
+    }
+
+    /// Units of a block.
+    pub(crate) const fn block_units(self) -> usize {
+        match self {
+            Self::Small => SMALL_UNITS,
+            Self::Large => LARGE_UNITS,
+        }
+    }
+}
 
 /// What a cache uses its memory for, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,13 +76,14 @@ impl Memory {
 /// Bodies and frames that were not handed out yet, or were given back.
 #[derive(Debug, Default)]
 struct Room {
-    next_unit: usize,
+    /// Units that were never used, of each region.
+    unused: [Range<usize>; 2],
     next_frame: u32,
     used_bytes: usize,
     /// First frames of blocks that lost their body, by class: frames never change their class.
     spare_groups: [Vec<u32>; SizeClass::COUNT],
-    /// Bodies without frames: first units.
-    spare_blocks: Vec<u32>,
+    /// Bodies without frames, of each region: first units.
+    spare_blocks: [Vec<u32>; 2],
     /// Free frames that no handle keeps.
     pool: [Vec<u32>; SizeClass::COUNT],
 }
@@ -109,14 +135,20 @@ impl<L: Layout> PageCache<L> {
     pub fn new(layout: L, options: CacheOptions) -> Result<Arc<Self>, OptionsError> {
         options.check()?;
         let shape = Shape::of(&options)?;
-        let block_bytes = BLOCK_UNITS * UNIT_BYTES;
         let smallest = SizeClass::from_index(0).bytes() + FRAME_BYTES;
         let frames =
-            if cfg!(loom) { shape.frames.next_multiple_of(BLOCK_UNITS) } else { shape.frame_bytes / smallest } + 1;
-        let units = (shape.frame_bytes / block_bytes * BLOCK_UNITS).min(UNITS_MAX);
-        let sure = (shape.frames, shape.frames * options.page_bytes / UNIT_BYTES);
+            if cfg!(loom) { shape.frames.next_multiple_of(SMALL_UNITS) } else { shape.frame_bytes / smallest } + 1;
+        let units = shape.frame_bytes / UNIT_BYTES;
+        let small_units = units / SMALL_UNITS * SMALL_UNITS;
+        // At a huge page.
+        let large_at = small_units.next_multiple_of(if cfg!(loom) { 1 } else { (2 << 20) / UNIT_BYTES });
+        let large_units = if takes_large(&options) { units / LARGE_UNITS * LARGE_UNITS } else { 0 };
+        let unused = [0..small_units, large_at..large_at + large_units];
+        let usual = &unused[options.page_class().map_or(Region::Small, Region::of) as usize];
+        let sure_units = (shape.frames * options.page_bytes / UNIT_BYTES).min(usual.len());
+        let sure = Sure { frames: shape.frames, units: usual.start..usual.start + sure_units };
         let memory = |source| OptionsError::Memory { bytes: options.bytes, source };
-        let arena = Arena::new(frames, units, sure).map_err(memory)?;
+        let arena = Arena::new(frames, unused[1].end.max(small_units), &sure).map_err(memory)?;
         Ok(Arc::new(Self {
             layout,
             salt: Salt::new(),
@@ -126,7 +158,7 @@ impl<L: Layout> PageCache<L> {
             heat: Heat::new(shape.frames, options.uses_per_age.saturating_mul(shape.frames as u64)),
             waiters: Waiters::new(options.handles_max),
             shipping: Shipping::new(options.keeps_out),
-            room: Mutex::new(Room { next_frame: 1, ..Room::default() }),
+            room: Mutex::new(Room { next_frame: 1, unused, ..Room::default() }),
             frame_bytes_max: shape.frame_bytes,
             bookkeeping_bytes: shape.bookkeeping,
             frames_used: AtomicU32::new(0),
@@ -226,15 +258,16 @@ impl<L: Layout> PageCache<L> {
             list.extend(pool.drain(from..));
             return true;
         }
-        let block_bytes = BLOCK_UNITS * UNIT_BYTES;
-        let count = BLOCK_UNITS / class.units();
+        let region = Region::of(class);
+        let block_bytes = region.block_units() * UNIT_BYTES;
+        let count = region.block_units() / class.units();
         let (group, group_bytes) = match room.spare_groups[class.index()].pop() {
             Some(group) => (group, 0),
             None => (NONE, count * FRAME_BYTES),
         };
         let limit = self.frame_bytes_max.saturating_sub(self.table.grown_bytes());
         let has_frames = group != NONE || room.next_frame as usize + count <= self.arena.frame_count();
-        let has_units = !room.spare_blocks.is_empty() || room.next_unit + BLOCK_UNITS <= self.arena.unit_count();
+        let has_units = !room.spare_blocks[region as usize].is_empty() || !room.unused[region as usize].is_empty();
         if room.used_bytes + block_bytes + group_bytes > limit || !has_frames || !has_units {
             if group != NONE {
                 room.spare_groups[class.index()].push(group);
@@ -246,11 +279,12 @@ impl<L: Layout> PageCache<L> {
         if room.used_bytes > limit - limit / 16 {
             self.heat.start();
         }
-        let unit = match room.spare_blocks.pop() {
+        let unit = match room.spare_blocks[region as usize].pop() {
             Some(unit) => unit,
             None => {
-                room.next_unit += BLOCK_UNITS;
-                (room.next_unit - BLOCK_UNITS) as u32
+                let unused = &mut room.unused[region as usize];
+                unused.start += region.block_units();
+                (unused.start - region.block_units()) as u32
             }
         };
         let is_new = group == NONE;
@@ -269,13 +303,21 @@ impl<L: Layout> PageCache<L> {
         true
     }
 
-    /// Gives a block's body to whoever needs it next. Its frames, all taken by the caller, keep waiting for another one.
-    pub(crate) fn give_up_block(&self, first: u32, class: SizeClass) {
+    /// Gives a block's body to a page of another class. Its frames, all taken by the caller, keep waiting for another one.
+    pub(crate) fn give_up_block(&self, first: u32, class: SizeClass, other: SizeClass) {
+        let (region, unit) = (Region::of(class), self.frame(first).unit());
+        if region != Region::of(other) {
+            self.arena.release(unit as usize..unit as usize + region.block_units());
+        }
         let mut room = lock(&self.room);
-        let unit = self.frame(first).unit();
         room.spare_groups[class.index()].push(first);
-        room.spare_blocks.push(unit);
-        room.used_bytes -= BLOCK_UNITS * UNIT_BYTES;
+        room.spare_blocks[region as usize].push(unit);
+        room.used_bytes -= region.block_units() * UNIT_BYTES;
+    }
+
+    /// The largest pages that the cache takes, in bytes.
+    pub fn page_bytes_max(&self) -> usize {
+        if takes_large(&self.options) { LARGE_UNITS * UNIT_BYTES } else { SMALL_UNITS * UNIT_BYTES }
     }
 
     /// Puts free frames where every handle finds them.
@@ -369,6 +411,11 @@ impl<L: Layout> PageCache<L> {
     }
 }
 
+/// Whether there is enough for bodies of the largest class.
+fn takes_large(options: &CacheOptions) -> bool {
+    options.bytes >= LARGE_BYTES_MIN
+}
+
 /// A flush under way.
 pub(crate) struct Flushing<'a>(&'a AtomicU32);
 
@@ -396,9 +443,15 @@ impl Shape {
             let why = format!("{}; with {} handles it takes {least} at least", options.bytes, options.handles_max);
             return Err(OptionsError::Unusable { option: "bytes", why });
         }
-        if options.bytes / UNIT_BYTES > UNITS_MAX {
-            let why = format!("{}; at most {} are possible", options.bytes, UNITS_MAX * UNIT_BYTES);
+        // Small and large bodies have units of their own.
+        let most = UNITS_MAX / 2 * UNIT_BYTES - (2 << 20);
+        if options.bytes > most {
+            let why = format!("{}; at most {most} are possible", options.bytes);
             return Err(OptionsError::Unusable { option: "bytes", why });
+        }
+        if options.page_class().map(Region::of) == Some(Region::Large) && !takes_large(options) {
+            let why = format!("{}; such pages take a cache of {LARGE_BYTES_MIN} bytes", options.page_bytes);
+            return Err(OptionsError::Unusable { option: "page_bytes", why });
         }
         let with = |frames: usize| {
             let cooling = (frames as f64 * options.cooling_share) as usize;

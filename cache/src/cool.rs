@@ -11,7 +11,8 @@
 //! *Eviction.* The oldest page of a random bucket, if it is still cooling since that version: its entry goes, and its
 //! frame is free.
 //!
-//! *Size classes.* When no page of the wanted size can go, a block of another class is emptied and changes hands.
+//! *Size classes.* When no page of the wanted size can go, blocks of another class are emptied and change hands, as many as
+//! make up a block of this one.
 
 use std::{
     future::Future,
@@ -20,7 +21,7 @@ use std::{
 };
 
 use crate::{
-    cache::BLOCK_UNITS,
+    cache::Region,
     cooling::Cooled,
     counters::LEVELS,
     error::CacheError,
@@ -40,7 +41,7 @@ const PROBES: usize = 8;
 const ROUNDS_MAX: u32 = 4;
 /// Fruitless tries, with other tasks let in between, before a caller is told that there is no room.
 const TRIES_MAX: usize = 200;
-/// Blocks of other classes looked at in one try.
+/// Blocks of other classes looked at in one try, for each that is needed.
 const BLOCKS_TRIED: usize = 32;
 
 /// What became of an attempt to cool a page.
@@ -53,9 +54,22 @@ pub(crate) enum Cooling<B> {
     Refused,
 }
 
+/// What came of evicting and cooling.
+struct Swap {
+    /// Of [`PROBES`].
+    empty_buckets: usize,
+    has_cooled: bool,
+    /// Whether something is on its way to the store.
+    has_begun: bool,
+}
+
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A frame for a page of this size. Suspends while all room is held by pages on their way.
     pub(crate) async fn take_frame(&self, class: SizeClass) -> Result<Taken<'_, S, L>, CacheError<S::Error>> {
+        let max = self.cache().page_bytes_max();
+        if class.bytes() > max {
+            return Err(CacheError::TooLarge { bytes: class.bytes(), max });
+        }
         let (mut tries, mut rounds) = (0, 0);
         loop {
             if let Some(index) = self.pop_free(class) {
@@ -64,12 +78,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             if self.more_free(class) {
                 continue;
             }
-            // One out, one in; more if the map runs low.
-            let empty_buckets = self.evict(class);
-            let mut dirty = Vec::new();
-            let has_cooled = (0..=empty_buckets).fold(false, |any, _| self.cool_one(&mut dirty) | any);
-            let has_begun = !dirty.is_empty();
-            self.write_behind(dirty);
+            let Swap { empty_buckets, has_cooled, has_begun } = self.swap(class);
             rounds += 1;
             if rounds < ROUNDS_MAX && (empty_buckets < PROBES || has_cooled) {
                 continue;
@@ -87,6 +96,29 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             yield_once().await;
         }
+    }
+
+    /// A frame, if one is to be had at once.
+    pub(crate) fn try_take_frame(&self, class: SizeClass) -> Option<Taken<'_, S, L>> {
+        let fits = class.bytes() <= self.cache().page_bytes_max();
+        let mut index = self.pop_free(class);
+        if index.is_none() && fits {
+            if !self.more_free(class) {
+                self.swap(class);
+            }
+            index = self.pop_free(class);
+        }
+        index.map(|index| Taken { handle: self, index })
+    }
+
+    /// One out, one in; more if the cooling map runs low.
+    fn swap(&self, class: SizeClass) -> Swap {
+        let empty_buckets = self.evict(class);
+        let mut dirty = Vec::new();
+        let has_cooled = (0..=empty_buckets).fold(false, |any, _| self.cool_one(&mut dirty) | any);
+        let has_begun = !dirty.is_empty();
+        self.write_behind(dirty);
+        Swap { empty_buckets, has_cooled, has_begun }
     }
 
     /// Waits until some transfer has ended, which may have made room.
@@ -275,10 +307,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         true
     }
 
-    /// Empties a block of another class for this one; false if none could be.
+    /// Empties blocks of other classes for this one; false if not enough could be.
     fn reclaim(&self, class: SizeClass) -> bool {
         let cache = self.cache();
-        for _ in 0..BLOCKS_TRIED {
+        let needed = Region::of(class).block_units() / Region::Small.block_units();
+        for _ in 0..BLOCKS_TRIED * needed {
             let Some(drawn) = cache.any_frame(self.random_u32()) else { return false };
             let frame = cache.frame(drawn);
             let other = frame.class();
@@ -287,18 +320,29 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 self.give_back(drawn);
                 return true;
             }
-            if other == class {
-                continue;
+            if other != class && self.empty_block(drawn, other, class) && self.more_free(class) {
+                return true;
             }
-            let first = drawn - (frame.unit() % BLOCK_UNITS as u32) / other.units() as u32;
-            let count = (BLOCK_UNITS / other.units()) as u32;
-            let taken: Vec<u32> = (first..first + count).take_while(|&index| self.empty_frame(index)).collect();
-            if taken.len() == count as usize {
-                cache.give_up_block(first, other);
-                return self.more_free(class);
-            }
-            taken.into_iter().for_each(|index| self.give_back(index));
         }
+        false
+    }
+
+    /// Empties the block of a frame, if all pages there can go at once, for pages of another class.
+    fn empty_block(&self, drawn: u32, class: SizeClass, other: SizeClass) -> bool {
+        let cache = self.cache();
+        let block_units = Region::of(class).block_units();
+        let first = drawn - (cache.frame(drawn).unit() as usize % block_units / class.units()) as u32;
+        let frames = first..first + (block_units / class.units()) as u32;
+        // Looked at first, so that no page goes in vain.
+        if !frames.clone().all(|index| can_go(cache.frame(index))) {
+            return false;
+        }
+        let taken: Vec<u32> = frames.clone().take_while(|&index| self.empty_frame(index)).collect();
+        if taken.len() == frames.len() {
+            cache.give_up_block(first, class, other);
+            return true;
+        }
+        taken.into_iter().for_each(|index| self.give_back(index));
         false
     }
 
@@ -322,6 +366,15 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             cache.cooling.remove(page, cooled);
         }
         self.evict_one(cooled).is_some() && frame.claim()
+    }
+}
+
+/// Whether a frame is free, or its page may go, as far as can be seen. A dirty one is worth a try: it is written.
+fn can_go(frame: &Frame) -> bool {
+    match frame.state() {
+        State::Free | State::Cooling => true,
+        State::Resident => frame.kids() == 0 && frame.pins() == 0 && !frame.is_writing(),
+        _ => false,
     }
 }
 

@@ -143,6 +143,14 @@ pub enum CacheError<E: std::error::Error + 'static> {
     /// A link leads nowhere.
     #[error("the link is null, leads nowhere, or its page has another size than was asked for")]
     BadLink,
+    /// A page is larger than the cache takes.
+    #[error("a page of {bytes} bytes; this cache takes pages of up to {max}")]
+    TooLarge {
+        /// Bytes of the page.
+        bytes: usize,
+        /// [`PageCache::page_bytes_max`](crate::PageCache::page_bytes_max).
+        max: usize,
+    },
     /// A page that was to be a new one is cached already.
     #[error("{page} is cached, so it is not a new page; free it first, or choose another id")]
     NotNew {

@@ -14,10 +14,13 @@ use std::{
     task::{Context, Poll},
 };
 
+use futures_util::future::join_all;
+
 use crate::{
     arena,
     error::{CacheError, Conflict, Misuse},
     frame::{Frame, NONE, State},
+    frame_lock::Version,
     handle::{CacheHandle, Page, Pinned},
     id::{PageId, SizeClass, is_swizzled},
     options::Admission,
@@ -26,6 +29,8 @@ use crate::{
     traits::{Layout, Store},
 };
 
+/// Pages that are asked for at once.
+const BATCH_MAX: usize = 64;
 /// Looks at cooling pages to find one that a new page has to outdo.
 const RIVALS_MAX: usize = 4;
 
@@ -36,7 +41,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         page: PageId,
         class: SizeClass,
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
-        let cache = self.cache();
         let pinned = match from {
             Some(from) if !self.is_ours(from) => return Err(Misuse::OtherCache.into()),
             Some(from) if !from.is_guest() => Some(self.pin(from)?),
@@ -47,25 +51,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut spin = Spin::default();
         loop {
             match self.find(page).await {
-                Found::Here { frame, version, state: State::Guest } => {
-                    let guest = self.found(frame, version, page, true);
-                    if guest.frame.class() != class {
-                        return Err(CacheError::BadLink);
-                    }
-                    self.0.counters.hit(guest.level());
-                    return Ok(guest);
-                }
-                Found::Here { frame, version, state: state @ (State::Resident | State::Cooling) } => {
-                    if cache.frame(frame).class() != class {
-                        return Err(CacheError::BadLink);
-                    }
-                    let found = self.found(frame, version, page, false);
-                    self.0.counters.hit(found.level());
-                    self.touch(found.frame);
-                    if state == State::Cooling || (found.frame.parent() == NONE && pinned.is_some()) {
-                        self.adopt(from.filter(|_| pinned.is_some()), &found);
-                    }
-                    return Ok(found);
+                Found::Here { frame, version, state: state @ (State::Guest | State::Resident | State::Cooling) } => {
+                    return self.use_found(from, (frame, version, state), page, class, pinned.is_some());
                 }
                 Found::Here { .. } | Found::Busy | Found::Loading => {
                     spin.turn();
@@ -78,23 +65,107 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                         Some(taken) => taken,
                         None => self.take_frame(class).await?,
                     };
-                    let frame = cache.frame(taken.index);
-                    frame.set_page(Some(page));
-                    frame.set_state(State::Loading);
-                    if cache.table.insert(&cache.arena, page, taken.index) {
-                        let loading = Loading::begin(taken, page);
-                        // From here on nobody frees the page without us; it may have been freed before.
-                        if !is_left_out(Step::LinkCheck) && from.is_some_and(|from| !self.still_links(from, page)) {
-                            return Err(Conflict::Changed.into());
+                    match self.begin_loading(taken, page) {
+                        Ok(loading) => {
+                            // From here on nobody frees the page without us; it may have been freed before.
+                            if !is_left_out(Step::LinkCheck) && from.is_some_and(|from| !self.still_links(from, page)) {
+                                return Err(Conflict::Changed.into());
+                            }
+                            let answer = self.store().read(page, class).await;
+                            return self.read_in(from, Missing { page, class, pinned, loading }, answer);
                         }
-                        return self.read_in(from, pinned, page, class, loading).await;
+                        Err(taken) => spare = Some(taken),
                     }
-                    frame.set_state(State::Taken);
-                    frame.set_page(None);
-                    spare = Some(taken);
                 }
             }
         }
+    }
+
+    /// A page that the table has, in a state in which it can be used.
+    fn use_found<'a>(
+        &'a self,
+        from: Option<&Page<'a, S, L>>,
+        (frame, version, state): (u32, Version, State),
+        page: PageId,
+        class: SizeClass,
+        is_pinned: bool,
+    ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
+        let is_guest = state == State::Guest;
+        let found = self.found(frame, version, page, is_guest);
+        if !found.frame.has_class(class) {
+            return Err(CacheError::BadLink);
+        }
+        self.0.counters.hit(found.level());
+        if !is_guest {
+            self.touch(found.frame);
+            if state == State::Cooling || (found.frame.parent() == NONE && is_pinned) {
+                self.adopt(from.filter(|_| is_pinned), &found);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Enters a page as loading into a frame, or gives the frame back if somebody was faster.
+    fn begin_loading<'a>(&self, taken: Taken<'a, S, L>, page: PageId) -> Result<Loading<'a, S, L>, Taken<'a, S, L>> {
+        let cache = self.cache();
+        let frame = cache.frame(taken.index);
+        frame.set_page(Some(page));
+        frame.set_state(State::Loading);
+        if cache.table.insert(&cache.arena, page, taken.index) {
+            return Ok(Loading::begin(taken, page));
+        }
+        frame.set_state(State::Taken);
+        frame.set_page(None);
+        Err(taken)
+    }
+
+    /// [`CacheHandle::follow`] for several links of one page, each with the size of its page. A result for each. What has to be
+    /// read from the store is asked for together ([`Store::read_many`]).
+    pub async fn follow_many<'a>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        links: &[(u64, SizeClass)],
+    ) -> Vec<Result<Page<'a, S, L>, CacheError<S::Error>>> {
+        let mut pages = Vec::with_capacity(links.len());
+        for links in links.chunks(BATCH_MAX) {
+            pages.extend(self.follow_batch(from, links).await);
+        }
+        pages
+    }
+
+    async fn follow_batch<'a>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        links: &[(u64, SizeClass)],
+    ) -> impl Iterator<Item = Result<Page<'a, S, L>, CacheError<S::Error>>> {
+        let mut pages: Vec<_> =
+            links.iter().map(|&(word, class)| self.try_follow::<0>(from, word, class, None).map(Ok)).collect();
+        let absent = links
+            .iter()
+            .enumerate()
+            .filter_map(|(at, &(word, class))| Some((at, self.begin_absent(from, PageId::new(word)?, class)?)));
+        let (places, missing): (Vec<usize>, Vec<_>) = absent.unzip();
+        if !missing.is_empty() {
+            let asked: Vec<_> = missing.iter().map(|missing| (missing.page, missing.class)).collect();
+            let answers = self.store().read_many(&asked).await;
+            for ((at, missing), answer) in places.into_iter().zip(missing).zip(answers) {
+                pages[at] = Some(self.read_in(Some(from), missing, answer));
+            }
+        }
+        // What others are reading, what found no room at once, and what is wrong.
+        let left = links.iter().zip(&mut pages).filter(|(_, page)| page.is_none());
+        join_all(left.map(async |(&(word, class), page)| *page = Some(self.follow(from, word, class).await))).await;
+        pages.into_iter().flatten()
+    }
+
+    /// Begins to fetch a page that nobody has, without suspending: who holds fetches must not wait for those of others.
+    fn begin_absent<'a>(&'a self, from: &Page<'a, S, L>, page: PageId, class: SizeClass) -> Option<Missing<'a, S, L>> {
+        if !self.is_ours(from) || self.contains(page) {
+            return None;
+        }
+        let pinned = if from.is_guest() { None } else { Some(self.pin(from).ok()?) };
+        let loading = self.begin_loading(self.try_take_frame(class)?, page).ok()?;
+        self.still_links(from, page).then_some(Missing { page, class, pinned, loading })
     }
 
     /// Whether a page still has the link that was read from it; other links of it may have changed.
@@ -130,16 +201,16 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         .await
     }
 
-    async fn read_in<'a>(
+    /// Puts a page where it belongs, once the store has answered.
+    fn read_in<'a>(
         &'a self,
         from: Option<&Page<'a, S, L>>,
-        pinned: Option<Pinned<'a, S, L>>,
-        page: PageId,
-        class: SizeClass,
-        loading: Loading<'a, S, L>,
+        missing: Missing<'a, S, L>,
+        answer: Result<S::Buffer, S::Error>,
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
         let cache = self.cache();
-        let buffer = self.store().read(page, class).await.map_err(|source| CacheError::Store { page, source })?;
+        let Missing { page, class, pinned, loading } = missing;
+        let buffer = answer.map_err(|source| CacheError::Store { page, source })?;
         if buffer.len() != class.words() {
             return Err(CacheError::Size { page, got: buffer.len(), asked: class.words() });
         }
@@ -337,6 +408,14 @@ impl<S: Store, L: Layout> Drop for Taken<'_, S, L> {
     fn drop(&mut self) {
         self.handle.give_back(self.index);
     }
+}
+
+/// A page that is to be read, and what holds its place meanwhile.
+struct Missing<'a, S: Store, L: Layout> {
+    page: PageId,
+    class: SizeClass,
+    pinned: Option<Pinned<'a, S, L>>,
+    loading: Loading<'a, S, L>,
 }
 
 /// A fetch under way. Dropped, it undoes itself.

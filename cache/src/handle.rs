@@ -20,8 +20,9 @@ use crate::{
     traits::{Layout, Store},
 };
 
-/// Free frames that a handle keeps of a class before it shares them.
+/// Free frames that a handle keeps of a class before it shares them: so many, and those of large pages for so many bytes.
 const FREE_MAX: usize = 64;
+const FREE_BYTES_MAX: usize = 256 << 10;
 
 pub(crate) struct Inner<S: Store, L: Layout> {
     pub(crate) cache: Arc<PageCache<L>>,
@@ -195,7 +196,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let (level, id) = (frame.level(), frame.page()?);
         // The frame was the child's at that version if it says so now, and the parent then still is as it was.
         let is_child = frame.has_class(class) && frame.parent() == from.index();
-        if !is_left_out(Step::ParentCheck) && !(is_child && from.is_current()) {
+        if !(is_left_out(Step::ParentCheck) || is_child && from.is_current()) {
             return None;
         }
         self.0.counters.hit(level);
@@ -232,16 +233,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     #[inline(never)]
     fn shares_cache(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0.cache, &other.0.cache)
-    }
-
-    /// [`CacheHandle::follow`] for several links of one page; reads from the store overlap. A result for each.
-    pub async fn follow_many<'a>(
-        &'a self,
-        from: &Page<'a, S, L>,
-        words: &[u64],
-        class: SizeClass,
-    ) -> Vec<Result<Page<'a, S, L>, CacheError<S::Error>>> {
-        futures_util::future::join_all(words.iter().map(|&word| self.follow(from, word, class))).await
     }
 
     /// Whether a page is cached, or being read from the store.
@@ -383,7 +374,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         frame.set_state(State::Free);
         let mut list = self.0.free[class.index()].borrow_mut();
         list.push(index);
-        if list.len() > FREE_MAX || self.cache().is_awaited() {
+        if list.len() > FREE_MAX.min(FREE_BYTES_MAX / class.bytes()) || self.cache().is_awaited() {
             let half = list.len() / 2;
             let shared: Vec<u32> = list.drain(half..).collect();
             drop(list);

@@ -14,7 +14,7 @@ const _: () = assert!(1 + UNIT_BITS + FRAME_BITS == 64);
 
 /// Bytes that a body's position is counted in.
 pub(crate) const UNIT_BYTES: usize = 64;
-/// The limit of a cache's page memory, in units: 128 GiB.
+/// The units that links can name: 128 GiB.
 pub(crate) const UNITS_MAX: usize = 1 << UNIT_BITS;
 
 /// The name of a page in its store: any number from 1 to 2^63 - 1. An unswizzled link word is the id of the page that it
@@ -118,17 +118,19 @@ pub const fn is_swizzled(word: u64) -> bool {
     word & SWIZZLED != 0
 }
 
-/// The size of a page: 64 bytes to 4 KiB, in powers of two.
+/// The size of a page: 64 bytes to 64 KiB, in powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SizeClass(u8);
 
 impl SizeClass {
     /// How many classes there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 11;
+    /// The largest: 64 KiB.
+    pub const MAX: Self = Self(Self::COUNT as u8 - 1);
 
-    /// `None` unless `bytes` is a power of two from 64 to 4096.
+    /// `None` unless `bytes` is a power of two from 64 to 65536.
     pub const fn of_bytes(bytes: usize) -> Option<Self> {
-        if bytes.is_power_of_two() && bytes >= 64 && bytes <= 4096 {
+        if bytes.is_power_of_two() && bytes >= 64 && bytes <= Self::MAX.bytes() {
             Some(Self(bytes.trailing_zeros() as u8 - 6))
         } else {
             None
@@ -185,9 +187,9 @@ mod tests {
     }
 
     #[test]
-    fn size_classes_are_powers_of_two_from_64_to_4096() {
+    fn size_classes_are_powers_of_two_from_64_to_65536() {
         assert_eq!(SizeClass::of_bytes(64).unwrap().index(), 0);
-        assert_eq!(SizeClass::of_bytes(4096).unwrap().index(), SizeClass::COUNT - 1);
-        assert!([0, 32, 96, 8192].into_iter().all(|bytes| SizeClass::of_bytes(bytes).is_none()));
+        assert_eq!(SizeClass::of_bytes(65536), Some(SizeClass::MAX));
+        assert!([0, 32, 96, 1 << 17].into_iter().all(|bytes| SizeClass::of_bytes(bytes).is_none()));
     }
 }

@@ -1,6 +1,6 @@
 //! How a cache is made.
 
-use crate::{error::OptionsError, frame_lock::WAITERS_MAX};
+use crate::{error::OptionsError, frame_lock::WAITERS_MAX, id::SizeClass};
 
 /// Which pages get into a full cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -69,12 +69,17 @@ impl CacheOptions {
         options
     }
 
+    /// The usual class.
+    pub(crate) fn page_class(&self) -> Option<SizeClass> {
+        SizeClass::of_bytes(self.page_bytes)
+    }
+
     pub(crate) fn check(&self) -> Result<(), OptionsError> {
         let refuse = |option, why: String| Err(OptionsError::Unusable { option, why });
-        if crate::id::SizeClass::of_bytes(self.page_bytes).is_none() {
+        if self.page_class().is_none() {
             return refuse(
                 "page_bytes",
-                format!("{}; a page has a power of two from 64 to 4096 bytes", self.page_bytes),
+                format!("{}; a page has a power of two from 64 to 65536 bytes", self.page_bytes),
             );
         }
         if !(0.0..=0.5).contains(&self.cooling_share) {

@@ -150,7 +150,9 @@ fn memory_changes_hands_between_size_classes() {
         let handle = cache.handle(store, 5).unwrap();
         let mut next = 1;
         let mut phases = Vec::new();
-        for class_bytes in [1024, 64, 4096, 1024, 128, 2048, 256, 512, 64].into_iter().take(under_miri(9, 4) as usize) {
+        let classes = [1024, 64, 65536, 4096, 1024, 128, 16384, 2048, 8192, 256, 32768, 512, 64];
+        let fitting = classes.into_iter().filter(|&bytes| bytes <= cache.page_bytes_max());
+        for class_bytes in fitting.take(under_miri(13, 4) as usize) {
             let class = class(class_bytes);
             // Half as many again as there is room for.
             let pages = next..next + (bytes / (class_bytes + 64) * 3 / 2) as u64;
@@ -169,4 +171,43 @@ fn memory_changes_hands_between_size_classes() {
             }
         });
     }
+}
+
+#[test]
+fn pages_larger_than_a_cache_takes_are_refused() {
+    let bed = bed(Admission::Always);
+    bed.run(|tree| async move {
+        assert_eq!(tree.handle.cache().page_bytes_max(), 4096);
+        let refused = tree.handle.load(PageId::new(99_999).unwrap(), class(8192)).await.unwrap_err();
+        assert!(matches!(refused, CacheError::TooLarge { bytes: 8192, max: 4096 }), "{refused}");
+        let refused = tree.handle.reserve(PageId::new(99_999).unwrap(), class(65536)).await.unwrap_err();
+        assert!(matches!(refused, CacheError::TooLarge { .. }), "{refused}");
+    });
+    let mut options = CacheOptions::new(512 << 10);
+    options.page_bytes = 16384;
+    assert!(PageCache::new(TreeLayout, options).unwrap_err().to_string().contains("page_bytes"));
+    options.bytes = 1 << 20;
+    assert_eq!(PageCache::new(TreeLayout, options).unwrap().page_bytes_max(), 65536);
+}
+
+/// A tree whose pages are of the largest size, in a cache that holds 50 of them.
+#[test]
+fn a_tree_of_the_largest_pages_works() {
+    const KEYS: u64 = under_miri(2_000_000, 6000);
+    let mut options = small(65536, Admission::Frequency);
+    options.bytes = 4 << 20;
+    let bed = Bed::new((0..KEYS).map(|key| (key * 2, key)), class(65536), options, seed(8));
+    bed.run(|tree| async move {
+        for key in (0..KEYS).step_by(997) {
+            assert_eq!(tree.get(key * 2).await.unwrap(), Some(key));
+            assert_eq!(tree.update(key * 2 + 1, |_| key).await.unwrap(), None);
+        }
+        for key in (0..KEYS).step_by(997) {
+            assert_eq!(tree.remove(key * 2).await.unwrap(), Some(key));
+        }
+    });
+    let memory = bed.cache.memory();
+    assert!(memory.used() <= memory.limit, "{memory:?}");
+    let model = (0..KEYS).map(|key| (key * 2 + u64::from(key % 997 == 0), key));
+    assert!(bed.flushed().into_iter().eq(model));
 }

@@ -374,8 +374,8 @@ impl<T: Layout> Access for Cached<T> {
         from: &CachedPage<'a, T>,
         links: &[Link],
     ) -> Vec<Result<CachedPage<'a, T>, Interrupt>> {
-        let words: Vec<u64> = links.iter().map(|link| link.word()).collect();
-        let pages = self.cache.follow_many(&from.0, &words, self.class).await;
+        let words: Vec<_> = links.iter().map(|link| (link.word(), self.class)).collect();
+        let pages = self.cache.follow_many(&from.0, &words).await;
         pages
             .into_iter()
             .map(|page| page.map(CachedPage).map_err(|error| self.cache.store().interrupt(error)))
