@@ -172,9 +172,10 @@ impl Arena {
     }
 
     /// The number of one of its frames.
+    #[inline]
     pub(crate) fn index_of(&self, frame: &Frame) -> u32 {
-        let base = std::ptr::from_ref(self.frame(0)).addr();
-        ((std::ptr::from_ref(frame).addr() - base) / size_of::<Frame>()) as u32
+        let base = self.memory.frames(self.frame_count).as_ptr().addr();
+        (std::ptr::from_ref(frame).addr().wrapping_sub(base) / size_of::<Frame>()) as u32
     }
 
     /// The `words` words from `unit` on; none if they are not all inside the memory, so that a link read at a bad moment does

@@ -276,7 +276,7 @@ impl<L: Layout> PageCache<L> {
             return false;
         }
         room.used_bytes += block_bytes + group_bytes;
-        if room.used_bytes > limit - limit / 16 {
+        if room.used_bytes > limit - limit / 16 && self.counts_uses() {
             self.heat.start();
         }
         let unit = match room.spare_blocks[region as usize].pop() {

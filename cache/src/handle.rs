@@ -3,8 +3,11 @@
 use std::{
     cell::{Cell, RefCell},
     fmt,
+    mem::ManuallyDrop,
     ops::Range,
+    pin::Pin,
     rc::Rc,
+    task::{Context, Poll},
 };
 
 use crate::{
@@ -29,7 +32,6 @@ pub(crate) struct Inner<S: Store, L: Layout> {
     pub(crate) store: S,
     pub(crate) number: u32,
     pub(crate) counters: CounterCells,
-    counts_uses: bool,
     free: [RefCell<Vec<u32>>; SizeClass::COUNT],
     random: Cell<u64>,
 }
@@ -65,7 +67,6 @@ impl<S: Store, L: Layout> fmt::Debug for CacheHandle<S, L> {
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     pub(crate) fn new(cache: Arc<PageCache<L>>, store: S, number: u32, seed: u64) -> Self {
         Self(Rc::new(Inner {
-            counts_uses: cache.counts_uses(),
             cache,
             store,
             number,
@@ -109,7 +110,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Counts a use of the page in `frame`.
     #[inline]
     pub(crate) fn touch(&self, frame: &Frame) {
-        if self.0.counts_uses && self.cache().heat.is_counting() {
+        if self.cache().heat.is_counting() {
             let random = self.random();
             self.cache().heat.touch(frame, (random >> 32) as u32);
             // One use in so many tells that there were so many.
@@ -138,24 +139,27 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// [`CacheError::Conflict`] if `from` has changed since it was read; [`CacheError::BadLink`] if the link is null, does not
     /// stand in `from`, or its page has another size; [`CacheError::Misuse`] if `from` is of another cache; the others if the
     /// page cannot be had.
-    #[inline]
-    pub async fn follow<'a>(
+    #[inline(always)]
+    pub fn follow<'a>(
         &'a self,
         from: &Page<'a, S, L>,
         word: u64,
         class: SizeClass,
-    ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
-        if is_swizzled(word) {
-            return match self.follow_swizzled::<0>(from, word, class, None) {
-                Some(page) => Ok(page),
-                None => Err(self.why_not(from, word, class)),
-            };
-        }
-        match PageId::new(word) {
-            // Boxed, so that the future of a hit stays small.
-            Some(page) => Box::pin(self.fetch(Some(from), page, class)).await,
-            None => Err(CacheError::BadLink),
-        }
+    ) -> impl Future<Output = Result<Page<'a, S, L>, CacheError<S::Error>>> {
+        // By hand: an async function has the page of a hit go through memory, which costs more than all else.
+        Follow { handle: self, from, word, class, fetch: ManuallyDrop::new(None) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn follow_absent<'f, 'a>(&'a self, from: &'f Page<'a, S, L>, word: u64, class: SizeClass) -> Fetch<'f, 'a, S, L> {
+        Box::pin(async move {
+            match PageId::new(word) {
+                Some(page) => self.fetch(Some(from), page, class).await,
+                None if is_swizzled(word) => Err(self.why_not(from, word, class)),
+                None => Err(CacheError::BadLink),
+            }
+        })
     }
 
     /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, if `from` or the page
@@ -192,7 +196,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             crate::arena::prefetch(std::ptr::from_ref(frame).cast());
             expected.into_iter().for_each(|expected| crate::arena::prefetch_lines(words, expected));
         }
-        let version = read_version(frame).ok()?;
+        let version = read_version(frame)?;
         let (level, id) = (frame.level(), frame.page()?);
         // The frame was the child's at that version if it says so now, and the parent then still is as it was.
         let is_child = frame.has_class(class) && frame.parent() == from.index();
@@ -271,20 +275,18 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// # Errors
     /// [`Conflict`] if somebody holds its lock for longer than a change takes; [`Misuse::Freed`] once a change has freed the
     /// page; [`Misuse::OtherCache`].
-    #[inline]
+    #[inline(always)]
     pub fn enter<'a>(&'a self, anchor: &Anchor<L>) -> Result<Page<'a, S, L>, PageError> {
-        if !Arc::ptr_eq(&self.0.cache, &anchor.cache) {
-            return Err(Misuse::OtherCache.into());
+        let frame = self.cache().arena.get(anchor.index);
+        if let Some(frame) = frame.filter(|_| Arc::ptr_eq(&self.0.cache, &anchor.cache))
+            && let Some(version) = read_version(frame)
+            && frame.page() == Some(anchor.page)
+        {
+            let (level, id, words) = (frame.level(), anchor.page, self.cache().arena.body(frame));
+            self.0.counters.hit(level);
+            return Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id });
         }
-        let frame = self.cache().frame(anchor.index);
-        let version = read_version(frame);
-        // Another page is there, or none, if a change has freed the anchored one.
-        let (true, Ok(version)) = (frame.page() == Some(anchor.page), version) else {
-            return Err(anchor.why_not(frame));
-        };
-        let (level, id, words) = (frame.level(), anchor.page, self.cache().arena.body(frame));
-        self.0.counters.hit(level);
-        Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
+        Err(anchor.why_not(self.cache()))
     }
 
     /// The page that a bookmark was left in, without looking it up; [`Page::read`] tells if it is not there any more. It does
@@ -387,26 +389,82 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 }
 
-/// The version to read under; an error if somebody holds the lock for longer than a change takes.
+/// A link that is being followed.
+struct Follow<'f, 'a, S: Store, L: Layout> {
+    handle: &'a CacheHandle<S, L>,
+    from: &'f Page<'a, S, L>,
+    word: u64,
+    class: SizeClass,
+    /// If it takes a while. Dropped by hand.
+    fetch: ManuallyDrop<Option<Fetch<'f, 'a, S, L>>>,
+}
+
+type Fetch<'f, 'a, S, L> = Pin<Box<dyn Future<Output = Result<Page<'a, S, L>, CacheError<<S as Store>::Error>>> + 'f>>;
+
+impl<'a, S: Store, L: Layout> Future for Follow<'_, 'a, S, L> {
+    type Output = Result<Page<'a, S, L>, CacheError<S::Error>>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { handle, from, word, class, .. } = *self;
+        if self.fetch.is_none()
+            && let Some(page) = handle.try_follow::<0>(from, word, class, None)
+        {
+            return Poll::Ready(Ok(page));
+        }
+        let fetch = self.fetch.get_or_insert_with(|| handle.follow_absent(from, word, class));
+        in_parts(fetch.as_mut().poll(cx))
+    }
+}
+
+impl<S: Store, L: Layout> Drop for Follow<'_, '_, S, L> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.fetch.is_some() {
+            drop_fetch(&mut self.fetch);
+        }
+    }
+}
+
+/// Does not unwind (a store whose futures panic when they are dropped aborts the process): a hit would have to keep its page in
+/// memory, to drop it then.
+#[cold]
+#[inline(never)]
+extern "C" fn drop_fetch<S: Store, L: Layout>(fetch: &mut Option<Fetch<'_, '_, S, L>>) {
+    *fetch = None;
+}
+
+/// A page that a call has left in memory, taken apart: otherwise the one from a hit has to go through the same memory.
+#[expect(clippy::needless_match, reason = "it is the taking apart that is wanted")]
+#[inline(always)]
+fn in_parts<T, E>(polled: Poll<Result<T, E>>) -> Poll<Result<T, E>> {
+    match polled {
+        Poll::Ready(Ok(page)) => Poll::Ready(Ok(page)),
+        Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+        Poll::Pending => Poll::Pending,
+    }
+}
+
+/// The version to read under; `None` if somebody holds the lock for longer than a change takes.
 #[inline]
-fn read_version(frame: &Frame) -> Result<Version, Conflict> {
+fn read_version(frame: &Frame) -> Option<Version> {
     match frame.lock.read() {
-        Some(version) => Ok(version),
+        Some(version) => Some(version),
         None => wait_for_version(frame),
     }
 }
 
 #[cold]
 #[inline(never)]
-fn wait_for_version(frame: &Frame) -> Result<Version, Conflict> {
+fn wait_for_version(frame: &Frame) -> Option<Version> {
     let mut spin = Spin::default();
     while spin.is_short() {
         spin.turn();
         if let Some(version) = frame.lock.read() {
-            return Ok(version);
+            return Some(version);
         }
     }
-    Err(Conflict::Changed)
+    None
 }
 
 /// Keeps a page cached: see [`CacheHandle::anchor`].
@@ -419,10 +477,14 @@ pub struct Anchor<L: Layout> {
 impl<L: Layout> Anchor<L> {
     /// Why its page cannot be entered.
     #[cold]
-    fn why_not(&self, frame: &Frame) -> PageError {
-        match frame.page() == Some(self.page) {
+    #[inline(never)]
+    fn why_not(&self, cache: &PageCache<L>) -> PageError {
+        if !std::ptr::eq(cache, &raw const *self.cache) {
+            return Misuse::OtherCache.into();
+        }
+        match cache.frame(self.index).page() == Some(self.page) {
             true => Conflict::Changed.into(),
-            // Pinned pages go in no other way.
+            // Another page is there, or none: a pinned page goes only if a change frees it.
             false => Misuse::Freed { page: self.page }.into(),
         }
     }
@@ -599,13 +661,17 @@ impl<S: Store, L: Layout> Drop for Page<'_, S, L> {
     #[inline(always)]
     fn drop(&mut self) {
         if self.is_guest() {
-            leave(self.handle, self.frame, self.id);
+            leave(self.handle, self.frame);
         }
     }
 }
 
+/// Does not unwind, as [`drop_fetch`].
 #[cold]
 #[inline(never)]
-fn leave<S: Store, L: Layout>(handle: &CacheHandle<S, L>, frame: &Frame, id: PageId) {
-    handle.leave(handle.cache().arena.index_of(frame), id);
+extern "C" fn leave<S: Store, L: Layout>(handle: &CacheHandle<S, L>, frame: &Frame) {
+    // A guest's frame keeps its page's id until the last user has left.
+    if let Some(id) = frame.page() {
+        handle.leave(handle.cache().arena.index_of(frame), id);
+    }
 }

@@ -213,6 +213,19 @@ fn a_panic_within_a_change_harms_nobody() {
         });
         panics(&|| tree.handle.alter(leaf, |change| change.set(0, 32, 0)).unwrap_or_default());
         panics(&|| tree.handle.alter(leaf, |change| change.free(0)).unwrap_or_default());
+        // Who has read what was set then does not take it for the page.
+        let (seen, torn) = (tree.path(100).await.unwrap().pop().unwrap(), std::cell::RefCell::default());
+        let read = seen.read(|words| {
+            panics(&|| {
+                let _ = tree.handle.change(&[leaf], Vec::new(), |change| {
+                    change.set(0, 9, !0);
+                    *torn.borrow_mut() = words[9].load(Relaxed);
+                    panic!("on purpose");
+                });
+            });
+            torn.take()
+        });
+        assert_eq!(read, Err(Conflict::Moved));
         // Whoever takes the change away has it end as well.
         panics(&|| {
             let _ = tree.handle.change(&[leaf], Vec::new(), |change| mess(&mut std::mem::take(change)));
