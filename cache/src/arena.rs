@@ -128,6 +128,7 @@ mod memory {
 
 /// What will certainly be used: so many of the first frames, and these units.
 #[derive(Debug)]
+#[cfg_attr(any(loom, miri), allow(dead_code, reason = "only the system can use it"))]
 pub(crate) struct Sure {
     pub(crate) frames: usize,
     pub(crate) units: Range<usize>,

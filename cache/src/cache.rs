@@ -5,18 +5,17 @@ use std::{fmt, ops::Range, task::Waker};
 use crate::{
     arena::{Arena, Sure},
     cooling::CoolingMap,
-    counters::Counters,
-    error::{OptionsError, TooManyHandles},
+    counters::{CounterCells, Counters},
+    error::OptionsError,
+    exclusion_list::Exclusions,
     frame::{Frame, NONE},
     frame_lock::Waiters,
-    handle::CacheHandle,
-    heat::Heat,
+    frequency::Frequencies,
     id::{Salt, SizeClass, UNIT_BYTES, UNITS_MAX},
     options::{Admission, CacheOptions},
-    shipping::Shipping,
     sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, Step, fence, is_left_out, lock},
     table::Table,
-    traits::{Layout, Store},
+    traits::Layout,
 };
 
 /// Bodies of up to so many units are handed out in blocks of so many, larger ones in blocks of the largest class. (A model can
@@ -88,6 +87,20 @@ struct Room {
     pool: [Vec<u32>; SizeClass::COUNT],
 }
 
+/// The handles of a cache.
+#[derive(Debug)]
+struct Handles {
+    free_numbers: Vec<u32>,
+    live: Vec<(u32, Arc<CounterCells>)>,
+    ended: Counters,
+}
+
+impl Handles {
+    fn new(max: usize) -> Self {
+        Self { free_numbers: (1..=max as u32).rev().collect(), live: Vec::new(), ended: Counters::default() }
+    }
+}
+
 /// A cache of pages, shared by the threads of a process: see the [crate](crate).
 pub struct PageCache<L> {
     pub(crate) layout: L,
@@ -96,9 +109,9 @@ pub struct PageCache<L> {
     pub(crate) arena: Arena,
     pub(crate) table: Table,
     pub(crate) cooling: CoolingMap,
-    pub(crate) heat: Heat,
+    pub(crate) frequency: Frequencies,
     pub(crate) waiters: Waiters,
-    pub(crate) shipping: Shipping,
+    pub(crate) exclusions: Exclusions,
     room: Mutex<Room>,
     frame_bytes_max: usize,
     bookkeeping_bytes: usize,
@@ -111,13 +124,12 @@ pub struct PageCache<L> {
     /// Flushes that have begun, and those of them that have not ended.
     flushes: AtomicU32,
     flushing: AtomicU32,
-    /// Frames held by guests, which nobody can evict.
-    pub(crate) guests: AtomicU32,
+    /// Frames held by bypass pages, which nobody can evict.
+    pub(crate) bypass_frames: AtomicU32,
     for_room: Mutex<Vec<Waker>>,
     last_write_error: Mutex<Option<String>>,
     has_write_error: AtomicU32,
-    handle_numbers: Mutex<Vec<u32>>,
-    ended: Mutex<Counters>,
+    handles: Mutex<Handles>,
     seed: AtomicU64,
 }
 
@@ -155,9 +167,9 @@ impl<L: Layout> PageCache<L> {
             arena,
             table: Table::new(shape.frames),
             cooling: CoolingMap::new(shape.cooling),
-            heat: Heat::new(shape.frames, options.uses_per_age.saturating_mul(shape.frames as u64)),
+            frequency: Frequencies::new(shape.frames, options.halving_period.saturating_mul(shape.frames as u64)),
             waiters: Waiters::new(options.handles_max),
-            shipping: Shipping::new(options.keeps_out),
+            exclusions: Exclusions::new(options.excludes_subtrees),
             room: Mutex::new(Room { next_frame: 1, unused, ..Room::default() }),
             frame_bytes_max: shape.frame_bytes,
             bookkeeping_bytes: shape.bookkeeping,
@@ -167,26 +179,14 @@ impl<L: Layout> PageCache<L> {
             room_waiters: AtomicU32::new(0),
             flushes: AtomicU32::new(0),
             flushing: AtomicU32::new(0),
-            guests: AtomicU32::new(0),
+            bypass_frames: AtomicU32::new(0),
             for_room: Mutex::default(),
             last_write_error: Mutex::default(),
             has_write_error: AtomicU32::new(0),
-            handle_numbers: Mutex::new((1..=options.handles_max as u32).rev().collect()),
-            ended: Mutex::default(),
+            handles: Mutex::new(Handles::new(options.handles_max)),
             seed: AtomicU64::new(1),
             options,
         }))
-    }
-
-    /// A handle for the thread that calls this. `seed` decides its random choices.
-    ///
-    /// # Errors
-    /// If there are [`CacheOptions::handles_max`] handles already.
-    pub fn handle<S: Store>(self: &Arc<Self>, store: S, seed: u64) -> Result<CacheHandle<S, L>, TooManyHandles> {
-        let Some(number) = lock(&self.handle_numbers).pop() else {
-            return Err(TooManyHandles { max: self.options.handles_max });
-        };
-        Ok(CacheHandle::new(Arc::clone(self), store, number, seed))
     }
 
     /// What the memory is used for.
@@ -201,14 +201,17 @@ impl<L: Layout> PageCache<L> {
         }
     }
 
-    /// The counts of handles that have ended; each handle knows its own.
+    /// The counts of all handles, also of those that have ended. The counts of handles that are in use are a little late.
     pub fn counters(&self) -> Counters {
-        *lock(&self.ended)
+        let handles = lock(&self.handles);
+        let mut total = handles.ended;
+        handles.live.iter().for_each(|(_, counters)| total += counters.snapshot());
+        total
     }
 
-    /// Whether pages can be kept out: [`CacheOptions::keeps_out`].
-    pub fn keeps_out(&self) -> bool {
-        self.options.keeps_out
+    /// Whether pages can be excluded: [`CacheOptions::excludes_subtrees`].
+    pub fn excludes_subtrees(&self) -> bool {
+        self.options.excludes_subtrees
     }
 
     /// How many pages are cached.
@@ -226,9 +229,9 @@ impl<L: Layout> PageCache<L> {
         self.is_full.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether guests hold so many frames that a page is rather admitted, for then it can be evicted.
-    pub(crate) fn has_many_guests(&self) -> bool {
-        self.guests.load(Ordering::Relaxed) > self.frames_used.load(Ordering::Relaxed) / 8
+    /// Whether bypass pages hold so many frames that a page is rather admitted, for then it can be evicted.
+    pub(crate) fn has_many_bypass_frames(&self) -> bool {
+        self.bypass_frames.load(Ordering::Relaxed) > self.frames_used.load(Ordering::Relaxed) / 8
     }
 
     pub(crate) fn counts_uses(&self) -> bool {
@@ -277,7 +280,7 @@ impl<L: Layout> PageCache<L> {
         }
         room.used_bytes += block_bytes + group_bytes;
         if room.used_bytes > limit - limit / 16 && self.counts_uses() {
-            self.heat.start();
+            self.frequency.start();
         }
         let unit = match room.spare_blocks[region as usize].pop() {
             Some(unit) => unit,
@@ -400,9 +403,22 @@ impl<L: Layout> PageCache<L> {
         lock(&self.last_write_error).clone()
     }
 
-    pub(crate) fn handle_ended(&self, number: u32, counters: Counters) {
-        *lock(&self.ended) += counters;
-        lock(&self.handle_numbers).push(number);
+    /// A number for one more handle, and its counters; `None` if there are enough.
+    pub(crate) fn begin_handle(&self) -> Option<(u32, Arc<CounterCells>)> {
+        let mut handles = lock(&self.handles);
+        let number = handles.free_numbers.pop()?;
+        let counters = Arc::<CounterCells>::default();
+        handles.live.push((number, Arc::clone(&counters)));
+        Some((number, counters))
+    }
+
+    pub(crate) fn end_handle(&self, number: u32) {
+        let mut handles = lock(&self.handles);
+        if let Some(at) = handles.live.iter().position(|live| live.0 == number) {
+            let (_, counters) = handles.live.swap_remove(at);
+            handles.ended += counters.snapshot();
+            handles.free_numbers.push(number);
+        }
     }
 
     /// A number that no handle has had, for those who do not care about seeds.
@@ -455,7 +471,7 @@ impl Shape {
         }
         let with = |frames: usize| {
             let cooling = (frames as f64 * options.cooling_share) as usize;
-            let sketch = crate::heat::sketch_counters(frames);
+            let sketch = crate::frequency::sketch_counters(frames);
             let bookkeeping = fixed + Table::bytes_for(frames) + CoolingMap::bytes_for(cooling) + sketch;
             (cooling, bookkeeping)
         };

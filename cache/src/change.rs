@@ -16,7 +16,7 @@
 
 use crate::{
     error::{CacheError, Conflict, Misuse, PageError},
-    fetch::Taken,
+    fetch::FrameGuard,
     frame::{Frame, NONE, State},
     handle::{CacheHandle, Page},
     id::{Link, PageId, SizeClass, is_swizzled},
@@ -26,7 +26,7 @@ use crate::{
 
 /// Room in the cache for a page that is to come into being with a change; see [`CacheHandle::reserve`].
 pub struct NewPage<'a, S: Store, L: Layout> {
-    pub(crate) taken: Taken<'a, S, L>,
+    pub(crate) taken: FrameGuard<'a, S, L>,
     id: PageId,
 }
 
@@ -307,7 +307,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             // A frame that is free, or whose next page is on its way, stays locked for long.
             let is_wanted = || {
                 let state = page.frame.state();
-                page.frame.page() == Some(page.id) && matches!(state, State::Resident | State::Cooling | State::Guest)
+                page.frame.page() == Some(page.id) && matches!(state, State::Resident | State::Cooling | State::Bypass)
             };
             if !page.frame.lock.lock_if(&self.cache().waiters, self.0.number, is_wanted) {
                 return Err(page.conflict().into());
@@ -315,9 +315,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         let pages = [page];
         let mut locked = Locked { pages: &pages, count: 1 };
-        // A guest is for its users: the last of them may be leaving, with what we would change.
-        let is_ours = page.is_guest() || page.frame.state() != State::Guest;
-        let is_here = page.frame.page() == Some(page.id) && page.frame.state() != State::Ghost && is_ours;
+        // A bypass page is for its users: the last of them may be leaving, with what we would change.
+        let is_ours = page.is_bypass() || page.frame.state() != State::Bypass;
+        let is_here = page.frame.page() == Some(page.id) && page.frame.state() != State::BypassFreed && is_ours;
         if !is_here || !self.open(page) {
             self.unlock_unchanged(locked);
             return Err(if is_here { Conflict::Changed } else { page.conflict() }.into());
@@ -363,9 +363,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Prepares a locked page for a change; false if it is none that can be changed.
     fn open(&self, page: &Page<'_, S, L>) -> bool {
         match page.frame.state() {
-            State::Resident | State::Guest => {}
+            State::Resident | State::Bypass => {}
             // A cooling page is clean: it must not stay one.
-            State::Cooling => return self.cache().let_in(page.index(), State::Resident),
+            State::Cooling => return self.cache().publish(page.index(), State::Resident),
             _ => return false,
         }
         true
@@ -394,7 +394,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// The frames that these pages have swizzled links to.
     fn children_of(&self, pages: &[&Page<'_, S, L>]) -> Vec<Child> {
         let mut children = Vec::new();
-        for (at, page) in pages.iter().enumerate().filter(|(_, page)| page.frame.kids() != 0) {
+        for (at, page) in pages.iter().enumerate().filter(|(_, page)| page.frame.children() != 0) {
             for slot in self.cache().layout.links(page.words) {
                 if let Link::Frame { frame, .. } = self.link_at(page.words, slot) {
                     children.push(Child { frame, page: at, slot });
@@ -435,7 +435,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         for (at, body) in change.bodies.iter().enumerate().filter(|&(at, _)| change.fates[at] == Fate::Changed) {
             let level = cache.layout.level(body);
             links.levels.push((at, level));
-            if level == 0 && pages.get(at).is_none_or(|page| page.frame.kids() == 0) {
+            if level == 0 && pages.get(at).is_none_or(|page| page.frame.children() == 0) {
                 continue;
             }
             for slot in cache.layout.links(body).filter(|&slot| slot < body.len()) {
@@ -499,29 +499,29 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         for (new, _) in new.iter().zip(&fates[pages.len()..]).filter(|&(_, &fate)| fate != Fate::Freed) {
             let frame = cache.frame(new.taken.index);
             frame.set_users(0);
-            frame.set_kids(0);
+            frame.set_children(0);
             frame.set_parent(NONE, 0);
             frame.set_dirty(flushes);
-            cache.heat.set(frame, 1);
+            cache.frequency.set(frame, 1);
             frame.set_state(State::Resident);
         }
         for &(at, level) in &links.levels {
             cache.frame(indices[at]).set_level(level);
-            cache.frame(indices[at]).set_kids(0);
+            cache.frame(indices[at]).set_children(0);
         }
         for &(at, slot) in &links.slots {
             let (index, frame) = (indices[at], cache.frame(indices[at]));
             let body = cache.arena.body(frame);
             match self.link_at(body, slot) {
-                // A guest may go at any time: it keeps no swizzled link. Nor does a link stay swizzled to a page that goes now.
-                Link::Frame { frame: child, .. } if frame.state() == State::Guest || freed.contains(&child) => {
+                // A bypass page may go at any time: it keeps no swizzled link. Nor does a link stay swizzled to a page that goes now.
+                Link::Frame { frame: child, .. } if frame.state() == State::Bypass || freed.contains(&child) => {
                     if let Some(page) = cache.arena.get(child).and_then(Frame::page) {
                         body[slot].store(page.get(), Ordering::Relaxed);
                     }
                 }
                 Link::Frame { frame: child, .. } if cache.arena.get(child).is_some() => {
                     cache.frame(child).set_parent(index, slot);
-                    frame.set_kids(frame.kids() + 1);
+                    frame.set_children(frame.children() + 1);
                 }
                 Link::Page(page) if frame.state() == State::Resident => {
                     // A page of this very change: it is here, and ours.
@@ -532,7 +532,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                     {
                         cache.frame(child).set_parent(index, slot);
                         body[slot].store(cache.salt.swizzled(child, cache.frame(child).unit()), Ordering::Relaxed);
-                        frame.set_kids(frame.kids() + 1);
+                        frame.set_children(frame.children() + 1);
                     }
                 }
                 _ => {}
@@ -555,7 +555,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let unlinked: Vec<u32> =
             new.iter().map(|new| new.taken.index).filter(|&index| cache.is_unlinked(index)).collect();
         cache.detach(&unlinked, || ());
-        cache.move_kept(&live, &freed);
+        cache.move_excluded(&live, &freed);
     }
 
     /// Drops a locked page.
@@ -564,9 +564,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         frame.set_clean();
         frame.lock.note_change();
         self.cache().table.remove(page.id, page.index());
-        if frame.state() == State::Guest {
+        if frame.state() == State::Bypass {
             // Its users, this one among them, let go of it one by one.
-            frame.set_state(State::Ghost);
+            frame.set_state(State::BypassFreed);
             frame.lock.unlock();
             return;
         }
@@ -575,7 +575,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         while !self.unswizzle(frame, page.index()) {
             spin.turn();
         }
-        frame.set_state(State::Taken);
+        frame.set_state(State::Held);
         self.give_back(page.index());
     }
 
@@ -606,8 +606,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         crate::sync::fence(Ordering::SeqCst);
         let is_needed = frame.is_writing() || frame.pins() != 0;
-        // A guest's parent has no link to it.
-        if is_needed || (!page.is_guest() && !self.unswizzle(frame, page.index())) {
+        // A bypass page's parent has no link to it.
+        if is_needed || (!page.is_bypass() && !self.unswizzle(frame, page.index())) {
             frame.lock.unlock_unchanged();
             return false;
         }
@@ -629,9 +629,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             let mut links = Vec::new();
             for slot in self.cache().layout.links(words) {
                 if let Link::Frame { frame, .. } = self.link_at(words, slot)
-                    && let Some(kid) = self.cache().arena.get(frame).and_then(|kid| kid.page())
+                    && let Some(child) = self.cache().arena.get(frame).and_then(|child| child.page())
                 {
-                    links.push((kid.get(), words[slot].load(Ordering::Relaxed)));
+                    links.push((child.get(), words[slot].load(Ordering::Relaxed)));
                 }
             }
             links
@@ -648,7 +648,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                     // The store is corrupt: as a null link it leads nobody into a frame.
                     again.push((slot, 0));
                 }
-                again.extend(links.iter().find(|&&(kid, _)| kid == word).map(|&(_, link)| (slot, link)));
+                again.extend(links.iter().find(|&&(child, _)| child == word).map(|&(_, link)| (slot, link)));
             }
             again.into_iter().for_each(|(slot, link)| change.set(0, slot, link));
         })

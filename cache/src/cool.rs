@@ -25,7 +25,7 @@ use crate::{
     cooling::Cooled,
     counters::LEVELS,
     error::CacheError,
-    fetch::{Taken, yield_once},
+    fetch::{FrameGuard, yield_once},
     frame::{Frame, NONE, State},
     frame_lock::Version,
     handle::CacheHandle,
@@ -39,7 +39,7 @@ use crate::{
 const PROBES: usize = 8;
 /// Rounds of evicting and cooling before another class has to give memory.
 const ROUNDS_MAX: u32 = 4;
-/// Fruitless tries, with other tasks let in between, before a caller is told that there is no room.
+/// Failed attempts, with other tasks run in between, before a caller is told that there is no room.
 const TRIES_MAX: usize = 200;
 /// Blocks of other classes looked at in one try, for each that is needed.
 const BLOCKS_TRIED: usize = 32;
@@ -65,7 +65,7 @@ struct Swap {
 
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A frame for a page of this size. Suspends while all room is held by pages on their way.
-    pub(crate) async fn take_frame(&self, class: SizeClass) -> Result<Taken<'_, S, L>, CacheError<S::Error>> {
+    pub(crate) async fn take_frame(&self, class: SizeClass) -> Result<FrameGuard<'_, S, L>, CacheError<S::Error>> {
         let max = self.cache().page_bytes_max();
         if class.bytes() > max {
             return Err(CacheError::TooLarge { bytes: class.bytes(), max });
@@ -73,7 +73,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let (mut tries, mut rounds) = (0, 0);
         loop {
             if let Some(index) = self.pop_free(class) {
-                return Ok(Taken { handle: self, index });
+                return Ok(FrameGuard { handle: self, index });
             }
             if self.more_free(class) {
                 continue;
@@ -99,7 +99,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// A frame, if one is to be had at once.
-    pub(crate) fn try_take_frame(&self, class: SizeClass) -> Option<Taken<'_, S, L>> {
+    pub(crate) fn try_take_frame(&self, class: SizeClass) -> Option<FrameGuard<'_, S, L>> {
         let fits = class.bytes() <= self.cache().page_bytes_max();
         let mut index = self.pop_free(class);
         if index.is_none() && fits {
@@ -108,7 +108,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             index = self.pop_free(class);
         }
-        index.map(|index| Taken { handle: self, index })
+        index.map(|index| FrameGuard { handle: self, index })
     }
 
     /// One out, one in; more if the cooling map runs low.
@@ -171,17 +171,17 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let (Some(page), State::Cooling, false, 0) = (frame.page(), state, frame.is_dirty(), frame.pins()) else {
             // Out of the map, and not going: it is an ordinary page again.
             if frame.state() == State::Cooling {
-                cache.let_back_in(cooled);
+                cache.cancel_eviction(cooled);
             }
             frame.lock.unlock_unchanged();
             return None;
         };
         cache.table.remove(page, index);
         if cache.counts_uses() {
-            cache.heat.remember(page, cache.heat.of(frame));
+            cache.frequency.remember(page, cache.frequency.of(frame));
         }
         self.0.counters.count(frame.level(), |level| level.evictions += 1);
-        frame.set_state(State::Taken);
+        frame.set_state(State::Held);
         self.give_back(index);
         Some(frame.class())
     }
@@ -192,11 +192,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut coldest: Option<((u8, bool), u32, Version)> = None;
         for _ in 0..cache.options.sample_size {
             let Some(drawn) = cache.any_frame(self.random_u32()) else { continue };
-            // A guest without users whose write failed: nobody else would try again.
-            dirty.extend(self.guest_left_dirty(drawn));
+            // A bypass page without users whose write failed: nobody else would try again.
+            dirty.extend(self.bypass_left_dirty(drawn));
             let Some((index, version)) = self.delegate(drawn) else { continue };
             let frame = cache.frame(index);
-            let rank = (cache.heat.of(frame), frame.is_dirty());
+            let rank = (cache.frequency.of(frame), frame.is_dirty());
             if coldest.is_none_or(|(coldest, ..)| rank < coldest) {
                 coldest = Some((rank, index, version));
             }
@@ -222,18 +222,18 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             if frame.state() != State::Resident {
                 return None;
             }
-            let kids = frame.kids();
-            if kids == 0 {
+            let children = frame.children();
+            if children == 0 {
                 return Some((index, version));
             }
-            let to_skip = (u64::from(self.random_u32()) * u64::from(kids)) >> 32;
+            let to_skip = (u64::from(self.random_u32()) * u64::from(children)) >> 32;
             let body = cache.arena.body(frame);
             let links = cache.layout.links(body).filter_map(|slot| body.get(slot));
-            let mut kids = links.filter_map(|word| match cache.salt.link(word.load(Ordering::Relaxed)) {
+            let mut children = links.filter_map(|word| match cache.salt.link(word.load(Ordering::Relaxed)) {
                 Link::Frame { frame, .. } => Some(frame),
                 _ => None,
             });
-            let chosen = kids.nth(to_skip as usize);
+            let chosen = children.nth(to_skip as usize);
             match chosen {
                 Some(chosen) if frame.lock.validate(version) => index = chosen,
                 _ => return None,
@@ -252,7 +252,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         // Whoever pins does so first and then looks at the lock.
         fence(Ordering::SeqCst);
         let is_pinned = frame.pins() != 0 && !is_left_out(Step::PinCheck);
-        let is_needed = is_pinned || frame.kids() != 0 || frame.is_writing();
+        let is_needed = is_pinned || frame.children() != 0 || frame.is_writing();
         let (Some(page), State::Resident, false) = (frame.page(), frame.state(), is_needed) else {
             frame.lock.unlock_unchanged();
             return Cooling::Refused;
@@ -300,7 +300,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         };
         if let (Some(slot), Some(page)) = (slot, frame.page()) {
             words[slot].store(page.get(), Ordering::Relaxed);
-            parent.set_kids(parent.kids() - 1);
+            parent.set_children(parent.children() - 1);
         }
         frame.set_parent(NONE, 0);
         parent.lock.unlock_moved();
@@ -373,7 +373,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
 fn can_go(frame: &Frame) -> bool {
     match frame.state() {
         State::Free | State::Cooling => true,
-        State::Resident => frame.kids() == 0 && frame.pins() == 0 && !frame.is_writing(),
+        State::Resident => frame.children() == 0 && frame.pins() == 0 && !frame.is_writing(),
         _ => false,
     }
 }

@@ -13,10 +13,10 @@ use std::{
 use crate::{
     cache::PageCache,
     counters::{CounterCells, Counters},
-    error::{CacheError, Conflict, Misuse, PageError},
+    error::{CacheError, Conflict, Misuse, PageError, TooManyHandles},
     frame::{Frame, State},
     frame_lock::Version,
-    heat::USES_PER_TICK,
+    frequency::USES_PER_TICK,
     id::{Link, PageId, SizeClass, is_swizzled},
     mix::mix,
     sync::{Arc, AtomicU64, Ordering, Spin, Step, fence, is_left_out},
@@ -31,7 +31,7 @@ pub(crate) struct Inner<S: Store, L: Layout> {
     pub(crate) cache: Arc<PageCache<L>>,
     pub(crate) store: S,
     pub(crate) number: u32,
-    pub(crate) counters: CounterCells,
+    pub(crate) counters: Arc<CounterCells>,
     free: [RefCell<Vec<u32>>; SizeClass::COUNT],
     random: Cell<u64>,
 }
@@ -44,7 +44,7 @@ impl<S: Store, L: Layout> Drop for Inner<S, L> {
                 self.cache.pool_frames(SizeClass::from_index(index), frames);
             }
         }
-        self.cache.handle_ended(self.number, self.counters.snapshot());
+        self.cache.end_handle(self.number);
     }
 }
 
@@ -64,18 +64,21 @@ impl<S: Store, L: Layout> fmt::Debug for CacheHandle<S, L> {
     }
 }
 
-impl<S: Store, L: Layout> CacheHandle<S, L> {
-    pub(crate) fn new(cache: Arc<PageCache<L>>, store: S, number: u32, seed: u64) -> Self {
-        Self(Rc::new(Inner {
-            cache,
-            store,
-            number,
-            counters: CounterCells::default(),
-            free: Default::default(),
-            random: Cell::new(mix(seed) | 1),
-        }))
+impl<L: Layout> PageCache<L> {
+    /// A handle for the thread that calls this. `seed` decides its random choices.
+    ///
+    /// # Errors
+    /// If there are [`CacheOptions::handles_max`](crate::CacheOptions::handles_max) handles already.
+    pub fn handle<S: Store>(self: &Arc<Self>, store: S, seed: u64) -> Result<CacheHandle<S, L>, TooManyHandles> {
+        let Some((number, counters)) = self.begin_handle() else {
+            return Err(TooManyHandles { max: self.options.handles_max });
+        };
+        let (free, random) = (Default::default(), Cell::new(mix(seed) | 1));
+        Ok(CacheHandle(Rc::new(Inner { cache: Arc::clone(self), store, number, counters, free, random })))
     }
+}
 
+impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// The cache.
     pub fn cache(&self) -> &PageCache<L> {
         &self.0.cache
@@ -110,12 +113,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Counts a use of the page in `frame`.
     #[inline]
     pub(crate) fn touch(&self, frame: &Frame) {
-        if self.cache().heat.is_counting() {
+        if self.cache().frequency.is_counting() {
             let random = self.random();
-            self.cache().heat.touch(frame, (random >> 32) as u32);
+            self.cache().frequency.touch(frame, (random >> 32) as u32);
             // One use in so many tells that there were so many.
             if (random as u32).is_multiple_of(USES_PER_TICK) {
-                self.cache().heat.tick(USES_PER_TICK);
+                self.cache().frequency.tick(USES_PER_TICK);
             }
         }
     }
@@ -259,7 +262,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     pub async fn anchor(&self, page: PageId, class: SizeClass) -> Result<Anchor<L>, CacheError<S::Error>> {
         loop {
             let page = self.load(page, class).await?;
-            if page.is_guest() {
+            if page.is_bypass() {
                 return Err(self.no_room("the page to keep was not admitted"));
             }
             if let Ok(pinned) = self.pin(&page) {
@@ -335,10 +338,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         is_whole
     }
 
-    pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_guest: bool) -> Page<'a, S, L> {
+    pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_bypass: bool) -> Page<'a, S, L> {
         let frame = self.cache().frame(index);
         let words = self.cache().arena.body(frame);
-        Page { handle: self, frame, words, stamp: Stamp::new(version, frame.level(), is_guest), id }
+        Page { handle: self, frame, words, stamp: Stamp::new(version, frame.level(), is_bypass), id }
     }
 
     /// Keeps the page that `page` shows from cooling, leaving and being freed by others, if it is still that page.
@@ -370,7 +373,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let class = frame.class();
         frame.set_page(None);
         frame.set_clean();
-        frame.set_kids(0);
+        frame.set_children(0);
         // Who waits to alter the page that was here must not wait for the next one.
         frame.lock.retire();
         frame.set_state(State::Free);
@@ -527,7 +530,7 @@ pub struct Page<'a, S: Store, L: Layout> {
     pub(crate) id: PageId,
 }
 
-/// A page's version, and in the bits that versions leave its level:8 and whether it is a guest:1. In one word, because a
+/// A page's version, and in the bits that versions leave its level:8 and whether it is a bypass page:1. In one word, because a
 /// page is moved often.
 struct Stamp(Cell<u64>);
 
@@ -535,8 +538,8 @@ const _: () = assert!(Version::OTHER_BITS & 0x1ff == 0x1ff);
 
 impl Stamp {
     #[inline]
-    fn new(version: Version, level: u8, is_guest: bool) -> Self {
-        Self(Cell::new(version.word() | u64::from(level) << 1 | u64::from(is_guest)))
+    fn new(version: Version, level: u8, is_bypass: bool) -> Self {
+        Self(Cell::new(version.word() | u64::from(level) << 1 | u64::from(is_bypass)))
     }
 
     #[inline]
@@ -554,7 +557,7 @@ impl Stamp {
     }
 
     #[inline]
-    fn is_guest(&self) -> bool {
+    fn is_bypass(&self) -> bool {
         self.0.get() & 1 != 0
     }
 }
@@ -568,7 +571,7 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
     pub fn bookmark(&self) -> Option<Bookmark> {
         let place = || u64::from(self.handle.cache().salt.mark()) << 32 | u64::from(self.index());
         let bookmark = || Bookmark([place(), self.version().word(), self.id.get()]);
-        (!self.is_guest()).then(bookmark)
+        (!self.is_bypass()).then(bookmark)
     }
 
     /// Its id.
@@ -587,10 +590,10 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
         self.handle.cache().arena.index_of(self.frame)
     }
 
-    /// Whether this is a user of a guest.
+    /// Whether this is a user of a bypass page.
     #[inline]
-    pub(crate) fn is_guest(&self) -> bool {
-        self.stamp.is_guest()
+    pub(crate) fn is_bypass(&self) -> bool {
+        self.stamp.is_bypass()
     }
 
     /// The version at which it was looked up, or to which its user has changed it since.
@@ -660,7 +663,7 @@ impl<S: Store, L: Layout> Drop for Page<'_, S, L> {
     // As short as can be: where it is not inlined, also on the way of a panic, the page has to be in memory.
     #[inline(always)]
     fn drop(&mut self) {
-        if self.is_guest() {
+        if self.is_bypass() {
             leave(self.handle, self.frame);
         }
     }
@@ -670,7 +673,7 @@ impl<S: Store, L: Layout> Drop for Page<'_, S, L> {
 #[cold]
 #[inline(never)]
 extern "C" fn leave<S: Store, L: Layout>(handle: &CacheHandle<S, L>, frame: &Frame) {
-    // A guest's frame keeps its page's id until the last user has left.
+    // A bypass page's frame keeps its page's id until the last user has left.
     if let Some(id) = frame.page() {
         handle.leave(handle.cache().arena.index_of(frame), id);
     }

@@ -12,7 +12,7 @@
 //! - A link is *swizzled* while it names a frame in place of a page: following it needs no look-up. A page has at most one
 //!   swizzled link to it, its *parent's*. Stores never see one ([`is_swizzled`]).
 //! - A *cooling* page has lost its swizzled link and goes next, unless somebody touches it: that *rescues* it.
-//! - A *guest* is a page that was refused admission. It has a frame for as long as it has users, and until it is written
+//! - A *bypass page* is a page that was refused admission. It has a frame for as long as it has users, and until it is written
 //!   if they changed it.
 //! - An *anchor* keeps a page cached to which no link leads: a root.
 //!
@@ -21,7 +21,7 @@
 //! *It comes.* [`CacheHandle::follow`] meets a link that is not swizzled. The page that the link is in is pinned, so it
 //! neither cools nor goes. The mapping table is asked; a page that somebody is reading already is waited for. Else a frame
 //! is taken, the page is entered as loading, and the store reads it into a private buffer, which is checked and copied.
-//! Then it is admitted, and the link to it is swizzled under its parent's lock; or it becomes a guest. Dropping the future
+//! Then it is admitted, and the link to it is swizzled under its parent's lock; or it becomes a bypass page. Dropping the future
 //! anywhere undoes all of this, and one of those who waited starts over.
 //!
 //! *It is read.* A lookup writes nothing. [`Page`] remembers the frame's version; [`Page::read`] runs a closure over words
@@ -46,7 +46,7 @@
 //! *It goes.* The oldest page of a random queue, if it still cools since the version that the queue knows. Its table entry
 //! goes, and its frame is free. Where another size is wanted, a whole block of frames changes hands.
 //!
-//! *It is kept out* ([`CacheHandle::keep_out`]) while somebody else works on the store's copy of it and of what is below:
+//! *It is excluded* ([`CacheHandle::exclude`]) while somebody else works on the store's copy of it and of what is below:
 //! until then the store has the newest version of all that, and nothing of it is changed in the cache.
 //!
 //! # Duties of the embedder
@@ -58,7 +58,7 @@
 //! - Name in [`Layout::links`] only links to the level below, and never two to the same page. Leave no swizzled link in a
 //!   page after the change that moved it elsewhere.
 //! - Give the id of a freed page to a new one only when no operation can still have the old link.
-//! - Hold few pages and [`NewPage`]s at a time. Guests and reserved pages take frames; a cache in which everything is held
+//! - Hold few pages and [`NewPage`]s at a time. Bypass pages and reserved pages take frames; a cache in which everything is held
 //!   answers [`CacheError::NoRoom`].
 //! - Flush before the last handle goes: dropping the cache writes nothing.
 //!
@@ -148,18 +148,19 @@ mod cool;
 mod cooling;
 mod counters;
 mod error;
+mod exclusion;
+mod exclusion_list;
 mod fetch;
 mod frame;
 mod frame_lock;
+mod frequency;
 mod handle;
-mod heat;
 mod id;
 mod mix;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod model;
 mod options;
-mod shipping;
 mod sync;
 mod table;
 mod traits;
@@ -168,14 +169,21 @@ mod write_back;
 pub use crate::{
     cache::{Memory, PageCache},
     change::{Change, NewPage},
-    cooling::{Cooled, CoolingMap},
     counters::{Counters, LEVELS, LevelCounters},
     error::{CacheError, Conflict, Misuse, OptionsError, PageError, TooManyHandles},
+    exclusion::ExclusionGuard,
     fetch::yield_once,
-    frame_lock::{FrameLock, Version, WAITERS_MAX, Waiters},
     handle::{Anchor, Bookmark, CacheHandle, Page},
     id::{PageId, SizeClass, is_swizzled},
     options::{Admission, CacheOptions},
-    shipping::KeptOut,
     traits::{Layout, Store},
 };
+
+/// Parts that have models and benches of their own; no part of the interface.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::{
+        cooling::{Cooled, CoolingMap},
+        frame_lock::{FrameLock, Version, WAITERS_MAX, Waiters},
+    };
+}

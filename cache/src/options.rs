@@ -34,12 +34,12 @@ pub struct CacheOptions {
     /// looks at one.
     pub sample_size: usize,
     /// Uses per frame after which all counts of uses are halved.
-    pub uses_per_age: u64,
+    pub halving_period: u64,
     /// How many handles there can be at a time.
     pub handles_max: usize,
-    /// Whether pages can be kept out ([`CacheHandle::keep_out`](crate::CacheHandle::keep_out)): pages that no swizzled link
+    /// Whether pages can be excluded ([`CacheHandle::exclude`](crate::CacheHandle::exclude)): pages that no swizzled link
     /// leads to are then noted.
-    pub keeps_out: bool,
+    pub excludes_subtrees: bool,
 }
 
 impl CacheOptions {
@@ -54,9 +54,9 @@ impl CacheOptions {
             admission: Admission::Frequency,
             cooling_share: 0.1,
             sample_size: 5,
-            uses_per_age: 200,
+            halving_period: 200,
             handles_max: 64,
-            keeps_out: false,
+            excludes_subtrees: false,
         }
     }
 
@@ -88,8 +88,8 @@ impl CacheOptions {
         if !(1..=64).contains(&self.sample_size) {
             return refuse("sample_size", format!("{}; 1 to 64 frames can be looked at", self.sample_size));
         }
-        if self.uses_per_age == 0 {
-            return refuse("uses_per_age", "0; counts need some uses before they are halved".into());
+        if self.halving_period == 0 {
+            return refuse("halving_period", "0; counts need some uses before they are halved".into());
         }
         if !(1..=WAITERS_MAX).contains(&self.handles_max) {
             return refuse("handles_max", format!("{}; 1 to {WAITERS_MAX} handles are possible", self.handles_max));

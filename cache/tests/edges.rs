@@ -159,10 +159,10 @@ fn freeing_a_page_whose_link_stays_ends() {
 #[test]
 fn any_options_that_are_accepted_work() {
     let mut options = CacheOptions::new(1 << 20);
-    options.uses_per_age = u64::MAX;
+    options.halving_period = u64::MAX;
     let cache = PageCache::new(TreeLayout, options);
     assert!(cache.is_ok() || cache.is_err());
-    options.uses_per_age = 1 << 63;
+    options.halving_period = 1 << 63;
     let _ = PageCache::new(TreeLayout, options);
 }
 

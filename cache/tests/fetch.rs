@@ -119,7 +119,7 @@ fn a_failed_write_keeps_the_page() {
         let bed = bed(admission);
         bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
         bed.store.world().fail_write = Some(1);
-        // A guest may have been written already: change it once more.
+        // A bypass page may have been written already: change it once more.
         let error = bed.run(|tree| async move {
             let _ = tree.update(5, |_| 501).await;
             tree.handle.flush().await
@@ -173,9 +173,9 @@ fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
     }
 }
 
-/// A guest that was freed keeps its words for as long as it has users: what a link in it led to may have been freed, too.
+/// A bypass page that was freed keeps its words for as long as it has users: what a link in it led to may have been freed, too.
 #[test]
-fn a_link_of_a_freed_guest_is_not_followed() {
+fn a_link_of_a_freed_bypass_page_is_not_followed() {
     let bed = bed(Admission::Probability { leaf: 0.0, inner: 0.0 });
     bed.run(|tree| async move {
         // The cache is full then, and keeps nothing new.
@@ -198,7 +198,7 @@ fn a_link_of_a_freed_guest_is_not_followed() {
         assert!(poll_now(&mut second).is_none());
         tree.handle.store().release();
         let leaf = first.await.unwrap();
-        assert!(leaf.bookmark().is_none(), "only guests have no bookmark");
+        assert!(leaf.bookmark().is_none(), "only bypass_frames have no bookmark");
         let free_both = |change: &mut Change<'_>| (0..2).for_each(|page| change.free(page));
         tree.handle.change(&[&inner, &leaf], Vec::new(), free_both).unwrap();
         drop(leaf);
@@ -250,7 +250,7 @@ fn links_followed_together_are_read_together() {
             let world = tree.handle.store().world();
             let asked: u64 = world.batches[batches..].iter().map(|&batch| batch as u64).sum();
             assert_eq!(world.batches.len(), batches + 1, "asked for at once");
-            // The first one was cached, or is a guest that has users.
+            // The first one was cached, or is a bypass page that has users.
             assert_eq!((asked, world.reads - reads), (wanted.len() as u64 - 1, asked), "{admission:?}");
         });
     }

@@ -1,4 +1,4 @@
-//! Room: pins, size classes, guests, and the promises about memory and counters.
+//! Room: pins, size classes, bypass pages, and the promises about memory and counters.
 #![cfg(not(loom))]
 
 mod support;
@@ -57,7 +57,7 @@ fn an_anchored_page_stays_under_pressure() {
         let bed = bed(admission);
         let reads = bed.run(|tree| async move {
             let page = tree.path(500).await.unwrap()[1].id();
-            // A guest cannot be kept; once it has left, it can.
+            // A bypass page cannot be kept; once it has left, it can.
             let anchor = loop {
                 if let Ok(anchor) = tree.handle.anchor(page, tree.class).await {
                     break anchor;
@@ -76,7 +76,7 @@ fn an_anchored_page_stays_under_pressure() {
 }
 
 #[test]
-fn dirty_guests_are_written_and_gone() {
+fn dirty_bypass_pages_are_written_and_gone() {
     let bed = bed(Admission::Probability { leaf: 0.0, inner: 1.0 });
     bed.run(|tree| async move {
         for key in 0..KEYS {
@@ -87,13 +87,13 @@ fn dirty_guests_are_written_and_gone() {
             tree.update(key, |old| old.unwrap() + 1).await.unwrap();
         }
     });
-    let guests = bed.tree.handle.counters().levels[0].refusals;
-    assert!(guests > KEYS / 20, "{guests} leaves were refused");
-    // Their write-backs have ended with the tasks: what is not a guest is all that a flush can find.
+    let bypass_frames = bed.tree.handle.counters().levels[0].refusals;
+    assert!(bypass_frames > KEYS / 20, "{bypass_frames} leaves were refused");
+    // Their write-backs have ended with the tasks: what is not a bypass page is all that a flush can find.
     let before = bed.store.world().writes;
     assert!(bed.flushed().into_iter().eq((0..KEYS).map(|key| (key, key + 1))));
     let resident = bed.cache.len() as u64;
-    assert!(bed.store.world().writes - before <= resident, "guests are no longer dirty");
+    assert!(bed.store.world().writes - before <= resident, "bypass_frames are no longer dirty");
     assert!(resident < 200);
 }
 
@@ -117,8 +117,11 @@ fn counters_add_up() {
         let (cache, tree) = (bed.cache, bed.tree);
         drop((bed.executor, bed.store));
         let counters = tree.handle.counters();
-        drop(tree);
-        assert_eq!(cache.counters(), counters);
+        assert_eq!(cache.counters(), counters, "of handles that live");
+        let other = cache.handle(tree.handle.store().clone(), 1).unwrap();
+        assert_eq!(other.counters(), Default::default());
+        drop((tree, other));
+        assert_eq!(cache.counters(), counters, "and of those that have ended");
     }
 }
 

@@ -129,9 +129,9 @@ fn swizzle_and_cool() -> [bool; 2] {
     let is_swizzled = leaf.first().is_some_and(|leaf| leaf.parent.is_some());
     if is_swizzled {
         assert_eq!(leaf[0].parent, Some(id(1)), "the parent went before the child");
-        assert!(inner[0].kids == 1 && !inner[0].is_cooling, "the parent cools before the child: {inner:?}");
+        assert!(inner[0].children == 1 && !inner[0].is_cooling, "the parent cools before the child: {inner:?}");
     } else {
-        assert!(inner.iter().all(|inner| inner.kids == 0), "{inner:?} {leaf:?}");
+        assert!(inner.iter().all(|inner| inner.children == 0), "{inner:?} {leaf:?}");
     }
     [is_swizzled, is_evicted]
 }

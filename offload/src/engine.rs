@@ -8,7 +8,7 @@
 //!   missing page is on a level whose subtrees are each on one memory server, as the catalog says of the structure
 //!   ([`EngineOptions::level_max`]).
 //! - The memory server has the newest version of the missing page and of all below: nothing of it is in the cache, which
-//!   [`CacheHandle::keep_out`](farlink_cache::CacheHandle::keep_out) finds out, and sees to until the answer is there.
+//!   [`CacheHandle::exclude`](farlink_cache::CacheHandle::exclude) finds out, and sees to until the answer is there.
 //!
 //! Then the operation's attempt ends, and the same operation begins on the memory server, at the missing page. Pages that it
 //! has changed there are dropped from the cache, if an old version of one still cools in it. An operation that would change
@@ -179,7 +179,7 @@ impl<T: Layout> Shared<T> {
 ///
 /// let compute = ComputeServer::join(fabric, ComputeOptions::default())?;
 /// let mut options = CacheOptions::new(64 << 10);
-/// options.keeps_out = true;
+/// options.excludes_subtrees = true;
 /// let cache = ComputeCache::new(BTreeLayout, options)?;
 /// let worker = compute.worker()?;
 /// worker.block_on(async {
@@ -212,11 +212,11 @@ impl<T: Layout> Engine<T> {
     ///
     /// # Errors
     /// [`Error::BadOption`] if the cache was not made with
-    /// [`CacheOptions::keeps_out`](farlink_cache::CacheOptions::keeps_out).
+    /// [`CacheOptions::excludes_subtrees`](farlink_cache::CacheOptions::excludes_subtrees).
     pub fn new(cached: Cached<T>, policies: Policies, options: EngineOptions) -> Result<Self, Error> {
-        if !cached.keeps_out() {
+        if !cached.excludes_subtrees() {
             let why = "it is not set; an engine needs it".into();
-            return Err(Error::BadOption { option: "keeps_out", why });
+            return Err(Error::BadOption { option: "excludes_subtrees", why });
         }
         let shipper = Shipper::new(cached.worker(), cached.structure().clone());
         let policies = Rc::new(RefCell::new(policies));

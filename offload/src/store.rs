@@ -100,7 +100,7 @@ impl<T: Layout> ComputeCache<T> {
         self.cache.memory()
     }
 
-    /// The counts of accesses that have ended; each knows its own.
+    /// The counts of all accesses, also of those that have ended.
     pub fn counters(&self) -> Counters {
         self.cache.counters()
     }

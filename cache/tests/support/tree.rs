@@ -226,7 +226,7 @@ impl Tree {
                         all.len()
                     })?;
                     if let (true, Some((above, at, false))) = (left <= 2, &above) {
-                        // Only tidying up: the key is gone, whatever comes of this.
+                        // Only pruning up: the key is gone, whatever comes of this.
                         let _ = self.merge(above, *at).await;
                     }
                     return Ok(found);

@@ -117,8 +117,8 @@ impl<T: Layout> Cached<T> {
     }
 
     /// Whether pages can be kept out of the cache.
-    pub(crate) fn keeps_out(&self) -> bool {
-        self.cache.cache().keeps_out()
+    pub(crate) fn excludes_subtrees(&self) -> bool {
+        self.cache.cache().excludes_subtrees()
     }
 
     /// Has `told` be told what each page read from a memory server took.

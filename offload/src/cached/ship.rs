@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use farlink_cache::{CacheError, KeptOut, is_swizzled};
+use farlink_cache::{CacheError, ExclusionGuard, is_swizzled};
 use farlink_runtime::{
     access::{Access, Interrupt, PageRef, Start},
     error::Error,
@@ -29,7 +29,7 @@ use crate::{
 
 /// A page that is not cached, and where an operation is to go on.
 pub(crate) struct Missing<T: Layout> {
-    pub(crate) kept_out: KeptOut<RemoteStore<T>, CacheLayout<T>>,
+    pub(crate) kept_out: ExclusionGuard<RemoteStore<T>, CacheLayout<T>>,
     pub(crate) at: RemotePtr,
     pub(crate) level: u8,
 }
@@ -90,7 +90,7 @@ impl<T: Layout> Attempt<T> {
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
             identity(words).is_none_or(|page| page.level < level) && layout.overlap(words, &region) != Overlap::Outside
         };
-        match cached.cache.keep_out(&from.0, link.word(), cached.class, is_below).await {
+        match cached.cache.exclude(&from.0, link.word(), cached.class, is_below).await {
             Ok(Some(kept_out)) => {
                 self.missing.replace(Some(Missing { kept_out, at, level }));
                 Err(Interrupt::Ship(at))
