@@ -18,27 +18,39 @@ pub enum Admission {
     Frequency,
 }
 
-/// The options of a cache.
+/// The options of a cache: [`CacheOptions::new`], then change what you like.
+///
+/// ```
+/// use farlink_cache::{Admission, CacheOptions};
+///
+/// let mut options = CacheOptions::new(64 << 20);
+/// options.page_bytes = 4096;
+/// options.admission = Admission::Always;
+/// ```
+///
+/// A value beyond its limits is refused by [`PageCache::new`](crate::PageCache::new) with its name and what is possible.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct CacheOptions {
-    /// All the memory that the cache may use, in bytes: pages, frames, table, cooling map and sketch.
+    /// All the memory that the cache may use, in bytes: pages, frames, table, cooling map and sketch. 64 KiB (more with many
+    /// handles) to 64 GiB. Pages beyond 4 KiB take a cache of at least 1 MiB.
     pub bytes: usize,
     /// The usual size of a page, in bytes: decides how large the bookkeeping is made. Pages of other sizes share the memory.
+    /// Default 1024; a power of two from 64 to 65536.
     pub page_bytes: usize,
-    /// Which pages get in once the cache is full.
+    /// Which pages get in once the cache is full. Default [`Admission::Frequency`].
     pub admission: Admission,
-    /// The share of the frames that the cooling map has slots for. DEX: 0.1.
+    /// The share of the frames that the cooling map has slots for. Default 0.1, which is DEX's; 0 to 0.5.
     pub cooling_share: f64,
-    /// How many frames are looked at to find the one to cool: the least used of them goes. DEX, which does not count uses,
-    /// looks at one.
+    /// How many frames are looked at to find the one to cool: the least used of them goes. Default 5; 1 to 64. DEX, which does
+    /// not count uses, looks at one.
     pub sample_size: usize,
-    /// Uses per frame after which all counts of uses are halved.
+    /// Uses per frame after which all counts of uses are halved. Default 200; at least 1.
     pub halving_period: u64,
-    /// How many handles there can be at a time.
+    /// How many handles there can be at a time. Default 64; 1 to 32767.
     pub handles_max: usize,
-    /// Whether pages can be excluded ([`CacheHandle::exclude`](crate::CacheHandle::exclude)): pages that no swizzled link
-    /// leads to are then noted.
+    /// Whether subtrees can be excluded ([`CacheHandle::exclude`](crate::CacheHandle::exclude)): pages that no swizzled link
+    /// leads to are then noted. Default no.
     pub excludes_subtrees: bool,
 }
 
