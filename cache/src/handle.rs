@@ -3,7 +3,6 @@
 use std::{
     cell::{Cell, RefCell},
     fmt,
-    mem::ManuallyDrop,
     ops::Range,
     pin::Pin,
     rc::Rc,
@@ -150,7 +149,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         class: SizeClass,
     ) -> impl Future<Output = Result<Page<'a, S, L>, CacheError<S::Error>>> {
         // By hand: an async function has the page of a hit go through memory, which costs more than all else.
-        Follow { handle: self, from, word, class, fetch: ManuallyDrop::new(None) }
+        Follow { handle: self, from, word, class, fetch: None }
     }
 
     #[cold]
@@ -398,8 +397,8 @@ struct Follow<'f, 'a, S: Store, L: Layout> {
     from: &'f Page<'a, S, L>,
     word: u64,
     class: SizeClass,
-    /// If it takes a while. Dropped by hand.
-    fetch: ManuallyDrop<Option<Fetch<'f, 'a, S, L>>>,
+    /// If it takes a while.
+    fetch: Option<Fetch<'f, 'a, S, L>>,
 }
 
 type Fetch<'f, 'a, S, L> = Pin<Box<dyn Future<Output = Result<Page<'a, S, L>, CacheError<<S as Store>::Error>>> + 'f>>;
@@ -418,23 +417,6 @@ impl<'a, S: Store, L: Layout> Future for Follow<'_, 'a, S, L> {
         let fetch = self.fetch.get_or_insert_with(|| handle.follow_absent(from, word, class));
         in_parts(fetch.as_mut().poll(cx))
     }
-}
-
-impl<S: Store, L: Layout> Drop for Follow<'_, '_, S, L> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if self.fetch.is_some() {
-            drop_fetch(&mut self.fetch);
-        }
-    }
-}
-
-/// Does not unwind (a store whose futures panic when they are dropped aborts the process): a hit would have to keep its page in
-/// memory, to drop it then.
-#[cold]
-#[inline(never)]
-extern "C" fn drop_fetch<S: Store, L: Layout>(fetch: &mut Option<Fetch<'_, '_, S, L>>) {
-    *fetch = None;
 }
 
 /// A page that a call has left in memory, taken apart: otherwise the one from a hit has to go through the same memory.
@@ -669,10 +651,9 @@ impl<S: Store, L: Layout> Drop for Page<'_, S, L> {
     }
 }
 
-/// Does not unwind, as [`drop_fetch`].
 #[cold]
 #[inline(never)]
-extern "C" fn leave<S: Store, L: Layout>(handle: &CacheHandle<S, L>, frame: &Frame) {
+fn leave<S: Store, L: Layout>(handle: &CacheHandle<S, L>, frame: &Frame) {
     // A bypass page's frame keeps its page's id until the last user has left.
     if let Some(id) = frame.page() {
         handle.leave(handle.cache().arena.index_of(frame), id);

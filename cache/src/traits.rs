@@ -55,8 +55,7 @@ pub trait Store: Clone + 'static {
     /// another; a store that can overlaps them.
     async fn write(&self, pages: Vec<(PageId, Self::Buffer)>) -> Vec<Result<(), Self::Error>>;
 
-    /// Runs a task to its end on this thread: a write-back that nobody waits for. Must not panic: it may be called where a page
-    /// is dropped. A store whose futures are never pending
+    /// Runs a task to its end on this thread: a write-back that nobody waits for. A store whose futures are never pending
     /// may run it on the spot.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
 }
