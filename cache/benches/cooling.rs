@@ -9,7 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use farlink_cache::{Cooled, CoolingMap, PageId};
+use farlink_cache::{
+    PageId,
+    internals::{Cooled, CoolingMap},
+};
 
 /// Pages that can cool at a time, a tenth of a cache, and the frames that each thread has in use.
 const PAGES: usize = 12_000;

@@ -1,15 +1,17 @@
 //! The memory of a cache: frames, and the words of their pages.
 //!
-//! One private anonymous mapping, reserved for the worst case and touched from the front of each of its two parts, so that
+//! One private anonymous mapping, reserved for the worst case and touched from the front of each of its parts, so that
 //! the process uses what has been handed out and no more:
 //!
 //! ```text
-//! [ frames, 64 bytes each ............ | bodies, in 64-byte units ............ ]
+//! [ frames, 64 bytes each ... | bodies up to 4 KiB, in 64-byte units ... | larger bodies ... ]
 //! ```
 //!
 //! Bodies lie apart from frames, so that any size class packs without waste and a frame stays a frame whatever becomes of
 //! the body's memory. A swizzled link names both, so a follower fetches them at once. What is surely going to be used is
-//! advised to be of huge pages: a cache of a gigabyte in 4 KiB pages spends its time in the page table.
+//! advised to be of huge pages: a cache of a gigabyte in 4 KiB pages spends its time in the page table. Small and large bodies
+//! have address space of their own, each for a whole cache of them: memory goes from one to the other by way of the system, so
+//! that a large body never waits for small ones that happen to be neighbours.
 
 use std::ops::Range;
 
@@ -25,7 +27,7 @@ const WORDS_PER_UNIT: usize = UNIT_BYTES / 8;
 mod memory {
     use std::io;
 
-    use memmap2::{Advice, MmapOptions, MmapRaw};
+    use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 
     use super::*;
 
@@ -33,7 +35,9 @@ mod memory {
 
     #[derive(Debug)]
     pub(super) struct Memory {
-        _map: MmapRaw,
+        map: MmapRaw,
+        /// Where in it the bodies begin.
+        bodies_at: usize,
         frames: *const Frame,
         words: *const AtomicU64,
     }
@@ -44,7 +48,7 @@ mod memory {
     unsafe impl Sync for Memory {}
 
     impl Memory {
-        pub(super) fn new(frames: usize, units: usize, sure: (usize, usize)) -> io::Result<Self> {
+        pub(super) fn new(frames: usize, units: usize, sure: &Sure) -> io::Result<Self> {
             let frame_bytes = (frames * size_of::<Frame>()).next_multiple_of(HUGE_BYTES);
             let body_bytes = units * UNIT_BYTES;
             // Room to begin at a huge page.
@@ -58,13 +62,24 @@ mod memory {
                     tracing::debug!("this system has no huge pages to give");
                 }
             };
-            advise(0, sure.0 * size_of::<Frame>());
-            advise(frame_bytes, sure.1 * UNIT_BYTES);
+            advise(0, sure.frames * size_of::<Frame>());
+            advise(frame_bytes + sure.units.start * UNIT_BYTES, sure.units.len() * UNIT_BYTES);
             // SAFETY: `skipped` is below HUGE_BYTES, for which the mapping has room.
             let base = unsafe { map.as_ptr().add(skipped) };
             // SAFETY: `frame_bytes` lie between the base and the bodies, inside the mapping.
             let words = unsafe { base.add(frame_bytes) };
-            Ok(Self { frames: base.cast(), words: words.cast(), _map: map })
+            Ok(Self { frames: base.cast(), words: words.cast(), bodies_at: skipped + frame_bytes, map })
+        }
+
+        /// Gives the memory of bodies back to the system; they are zero when they are next used.
+        pub(super) fn release(&self, units: Range<usize>) {
+            let (offset, length) = (self.bodies_at + units.start * UNIT_BYTES, units.len() * UNIT_BYTES);
+            // SAFETY: the range is inside the mapping, which is private and anonymous: its words become zero, which an atomic
+            // may become at any time as far as its readers know, and nothing but atomics is there.
+            let released = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, length) };
+            if released.is_err() {
+                tracing::debug!("this system takes back no block of {length} bytes");
+            }
         }
 
         #[inline]
@@ -93,11 +108,13 @@ mod memory {
     }
 
     impl Memory {
-        pub(super) fn new(frames: usize, units: usize, _sure: (usize, usize)) -> std::io::Result<Self> {
+        pub(super) fn new(frames: usize, units: usize, _sure: &Sure) -> std::io::Result<Self> {
             let frames = (0..frames).map(|_| Frame::default()).collect();
             let words = (0..units * WORDS_PER_UNIT).map(|_| AtomicU64::new(0)).collect();
             Ok(Self { frames, words })
         }
+
+        pub(super) fn release(&self, _units: Range<usize>) {}
 
         pub(super) fn frames(&self, _count: usize) -> &[Frame] {
             &self.frames
@@ -109,6 +126,14 @@ mod memory {
     }
 }
 
+/// What will certainly be used: so many of the first frames, and these units.
+#[derive(Debug)]
+#[cfg_attr(any(loom, miri), allow(dead_code, reason = "only the system can use it"))]
+pub(crate) struct Sure {
+    pub(crate) frames: usize,
+    pub(crate) units: Range<usize>,
+}
+
 /// Frames and bodies by their numbers.
 #[derive(Debug)]
 pub(crate) struct Arena {
@@ -118,12 +143,11 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Room for `frames` frames (number 0 is not used) and `units` units of bodies, of which `sure` (frames, units) will
-    /// certainly be used.
+    /// Room for `frames` frames (number 0 is not used) and `units` units of bodies.
     ///
     /// # Errors
     /// If the system refuses the mapping.
-    pub(crate) fn new(frames: usize, units: usize, sure: (usize, usize)) -> std::io::Result<Self> {
+    pub(crate) fn new(frames: usize, units: usize, sure: &Sure) -> std::io::Result<Self> {
         let memory = memory::Memory::new(frames, units, sure)?;
         Ok(Self { memory, frame_count: frames, word_count: units * WORDS_PER_UNIT })
     }
@@ -132,8 +156,9 @@ impl Arena {
         self.frame_count
     }
 
-    pub(crate) fn unit_count(&self) -> usize {
-        self.word_count / WORDS_PER_UNIT
+    /// Gives the memory of bodies back to the system.
+    pub(crate) fn release(&self, units: Range<usize>) {
+        self.memory.release(units);
     }
 
     /// `None` for a number that no frame has.
@@ -148,9 +173,10 @@ impl Arena {
     }
 
     /// The number of one of its frames.
+    #[inline]
     pub(crate) fn index_of(&self, frame: &Frame) -> u32 {
-        let base = std::ptr::from_ref(self.frame(0)).addr();
-        ((std::ptr::from_ref(frame).addr() - base) / size_of::<Frame>()) as u32
+        let base = self.memory.frames(self.frame_count).as_ptr().addr();
+        (std::ptr::from_ref(frame).addr().wrapping_sub(base) / size_of::<Frame>()) as u32
     }
 
     /// The `words` words from `unit` on; none if they are not all inside the memory, so that a link read at a bad moment does
@@ -166,13 +192,6 @@ impl Arena {
     #[inline]
     pub(crate) fn body(&self, frame: &Frame) -> &[AtomicU64] {
         self.words(frame.unit(), frame.class().words())
-    }
-
-    /// [`Arena::body`] where it is rarely wanted: a call, so that nothing else waits for the frame.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn body_cold(&self, frame: &Frame) -> &[AtomicU64] {
-        self.body(frame)
     }
 
     /// Asks the processor to have a frame and these words of its body at hand soon.

@@ -1,31 +1,55 @@
 //! What the threads of a cache share.
 
-use std::{fmt, task::Waker};
+use std::{fmt, ops::Range, task::Waker};
 
 use crate::{
-    arena::Arena,
+    arena::{Arena, Sure},
     cooling::CoolingMap,
-    counters::Counters,
-    error::{OptionsError, TooManyHandles},
+    counters::{CounterCells, Counters},
+    error::OptionsError,
+    exclusion_list::Exclusions,
     frame::{Frame, NONE},
     frame_lock::Waiters,
-    handle::CacheHandle,
-    heat::Heat,
-    id::{SizeClass, UNIT_BYTES, UNITS_MAX},
+    frequency::Frequencies,
+    id::{Salt, SizeClass, UNIT_BYTES, UNITS_MAX},
     options::{Admission, CacheOptions},
-    shipping::Shipping,
     sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, Step, fence, is_left_out, lock},
     table::Table,
-    traits::{Layout, Store},
+    traits::Layout,
 };
 
-/// Bodies are handed out in blocks of the largest size class. (A model can afford two pages of 64 bytes.)
-pub(crate) const BLOCK_UNITS: usize = if cfg!(loom) { 2 } else { 4096 / UNIT_BYTES };
+/// Bodies of up to so many units are handed out in blocks of so many, larger ones in blocks of the largest class. (A model can
+/// afford two pages of 64 bytes.)
+const SMALL_UNITS: usize = if cfg!(loom) { 2 } else { 4096 / UNIT_BYTES };
+const LARGE_UNITS: usize = SizeClass::MAX.units();
+/// The least cache that takes large bodies.
+const LARGE_BYTES_MIN: usize = 1 << 20;
 pub(crate) const FRAME_BYTES: usize = size_of::<Frame>();
 /// The least that a cache can work with: some frames for each of a few operations.
 const BYTES_MIN: usize = if cfg!(loom) { 0 } else { 64 << 10 };
 /// The cache itself, and allocations of which there are few.
 const FIXED_BYTES: usize = if cfg!(loom) { 0 } else { 4096 };
+
+/// Where bodies come from: small ones, and large ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Region {
+    Small = 0,
+    Large = 1,
+}
+
+impl Region {
+    pub(crate) const fn of(class: SizeClass) -> Self {
+        if class.units() <= SMALL_UNITS { Self::Small } else { Self::Large }
+    }
+
+    /// Units of a block.
+    pub(crate) const fn block_units(self) -> usize {
+        match self {
+            Self::Small => SMALL_UNITS,
+            Self::Large => LARGE_UNITS,
+        }
+    }
+}
 
 /// What a cache uses its memory for, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,27 +75,43 @@ impl Memory {
 /// Bodies and frames that were not handed out yet, or were given back.
 #[derive(Debug, Default)]
 struct Room {
-    next_unit: usize,
+    /// Units that were never used, of each region.
+    unused: [Range<usize>; 2],
     next_frame: u32,
     used_bytes: usize,
     /// First frames of blocks that lost their body, by class: frames never change their class.
     spare_groups: [Vec<u32>; SizeClass::COUNT],
-    /// Bodies without frames: first units.
-    spare_blocks: Vec<u32>,
+    /// Bodies without frames, of each region: first units.
+    spare_blocks: [Vec<u32>; 2],
     /// Free frames that no handle keeps.
     pool: [Vec<u32>; SizeClass::COUNT],
+}
+
+/// The handles of a cache.
+#[derive(Debug)]
+struct Handles {
+    free_numbers: Vec<u32>,
+    live: Vec<(u32, Arc<CounterCells>)>,
+    ended: Counters,
+}
+
+impl Handles {
+    fn new(max: usize) -> Self {
+        Self { free_numbers: (1..=max as u32).rev().collect(), live: Vec::new(), ended: Counters::default() }
+    }
 }
 
 /// A cache of pages, shared by the threads of a process: see the [crate](crate).
 pub struct PageCache<L> {
     pub(crate) layout: L,
     pub(crate) options: CacheOptions,
+    pub(crate) salt: Salt,
     pub(crate) arena: Arena,
     pub(crate) table: Table,
     pub(crate) cooling: CoolingMap,
-    pub(crate) heat: Heat,
+    pub(crate) frequency: Frequencies,
     pub(crate) waiters: Waiters,
-    pub(crate) shipping: Shipping,
+    pub(crate) exclusions: Exclusions,
     room: Mutex<Room>,
     frame_bytes_max: usize,
     bookkeeping_bytes: usize,
@@ -84,13 +124,12 @@ pub struct PageCache<L> {
     /// Flushes that have begun, and those of them that have not ended.
     flushes: AtomicU32,
     flushing: AtomicU32,
-    /// Frames held by guests, which nobody can evict.
-    pub(crate) guests: AtomicU32,
+    /// Frames held by bypass pages, which nobody can evict.
+    pub(crate) bypass_frames: AtomicU32,
     for_room: Mutex<Vec<Waker>>,
     last_write_error: Mutex<Option<String>>,
     has_write_error: AtomicU32,
-    handle_numbers: Mutex<Vec<u32>>,
-    ended: Mutex<Counters>,
+    handles: Mutex<Handles>,
     seed: AtomicU64,
 }
 
@@ -108,23 +147,30 @@ impl<L: Layout> PageCache<L> {
     pub fn new(layout: L, options: CacheOptions) -> Result<Arc<Self>, OptionsError> {
         options.check()?;
         let shape = Shape::of(&options)?;
-        let block_bytes = BLOCK_UNITS * UNIT_BYTES;
         let smallest = SizeClass::from_index(0).bytes() + FRAME_BYTES;
         let frames =
-            if cfg!(loom) { shape.frames.next_multiple_of(BLOCK_UNITS) } else { shape.frame_bytes / smallest } + 1;
-        let units = (shape.frame_bytes / block_bytes * BLOCK_UNITS).min(UNITS_MAX);
-        let sure = (shape.frames, shape.frames * options.page_bytes / UNIT_BYTES);
+            if cfg!(loom) { shape.frames.next_multiple_of(SMALL_UNITS) } else { shape.frame_bytes / smallest } + 1;
+        let units = shape.frame_bytes / UNIT_BYTES;
+        let small_units = units / SMALL_UNITS * SMALL_UNITS;
+        // At a huge page.
+        let large_at = small_units.next_multiple_of(if cfg!(loom) { 1 } else { (2 << 20) / UNIT_BYTES });
+        let large_units = if takes_large(&options) { units / LARGE_UNITS * LARGE_UNITS } else { 0 };
+        let unused = [0..small_units, large_at..large_at + large_units];
+        let usual = &unused[options.page_class().map_or(Region::Small, Region::of) as usize];
+        let sure_units = (shape.frames * options.page_bytes / UNIT_BYTES).min(usual.len());
+        let sure = Sure { frames: shape.frames, units: usual.start..usual.start + sure_units };
         let memory = |source| OptionsError::Memory { bytes: options.bytes, source };
-        let arena = Arena::new(frames, units, sure).map_err(memory)?;
+        let arena = Arena::new(frames, unused[1].end.max(small_units), &sure).map_err(memory)?;
         Ok(Arc::new(Self {
             layout,
+            salt: Salt::new(),
             arena,
             table: Table::new(shape.frames),
             cooling: CoolingMap::new(shape.cooling),
-            heat: Heat::new(shape.frames, options.uses_per_age.saturating_mul(shape.frames as u64)),
+            frequency: Frequencies::new(shape.frames, options.halving_period.saturating_mul(shape.frames as u64)),
             waiters: Waiters::new(options.handles_max),
-            shipping: Shipping::new(options.keeps_out),
-            room: Mutex::new(Room { next_frame: 1, ..Room::default() }),
+            exclusions: Exclusions::new(options.excludes_subtrees),
+            room: Mutex::new(Room { next_frame: 1, unused, ..Room::default() }),
             frame_bytes_max: shape.frame_bytes,
             bookkeeping_bytes: shape.bookkeeping,
             frames_used: AtomicU32::new(0),
@@ -133,26 +179,14 @@ impl<L: Layout> PageCache<L> {
             room_waiters: AtomicU32::new(0),
             flushes: AtomicU32::new(0),
             flushing: AtomicU32::new(0),
-            guests: AtomicU32::new(0),
+            bypass_frames: AtomicU32::new(0),
             for_room: Mutex::default(),
             last_write_error: Mutex::default(),
             has_write_error: AtomicU32::new(0),
-            handle_numbers: Mutex::new((1..=options.handles_max as u32).rev().collect()),
-            ended: Mutex::default(),
+            handles: Mutex::new(Handles::new(options.handles_max)),
             seed: AtomicU64::new(1),
             options,
         }))
-    }
-
-    /// A handle for the thread that calls this. `seed` decides its random choices.
-    ///
-    /// # Errors
-    /// If there are [`CacheOptions::handles_max`] handles already.
-    pub fn handle<S: Store>(self: &Arc<Self>, store: S, seed: u64) -> Result<CacheHandle<S, L>, TooManyHandles> {
-        let Some(number) = lock(&self.handle_numbers).pop() else {
-            return Err(TooManyHandles { max: self.options.handles_max });
-        };
-        Ok(CacheHandle::new(Arc::clone(self), store, number, seed))
     }
 
     /// What the memory is used for.
@@ -167,14 +201,17 @@ impl<L: Layout> PageCache<L> {
         }
     }
 
-    /// The counts of handles that have ended; each handle knows its own.
+    /// The counts of all handles, also of those that have ended. The counts of handles that are in use are a little late.
     pub fn counters(&self) -> Counters {
-        *lock(&self.ended)
+        let handles = lock(&self.handles);
+        let mut total = handles.ended;
+        handles.live.iter().for_each(|(_, counters)| total += counters.snapshot());
+        total
     }
 
-    /// Whether pages can be kept out: [`CacheOptions::keeps_out`].
-    pub fn keeps_out(&self) -> bool {
-        self.options.keeps_out
+    /// Whether pages can be excluded: [`CacheOptions::excludes_subtrees`].
+    pub fn excludes_subtrees(&self) -> bool {
+        self.options.excludes_subtrees
     }
 
     /// How many pages are cached.
@@ -192,9 +229,9 @@ impl<L: Layout> PageCache<L> {
         self.is_full.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether guests hold so many frames that a page is rather admitted, for then it can be evicted.
-    pub(crate) fn has_many_guests(&self) -> bool {
-        self.guests.load(Ordering::Relaxed) > self.frames_used.load(Ordering::Relaxed) / 8
+    /// Whether bypass pages hold so many frames that a page is rather admitted, for then it can be evicted.
+    pub(crate) fn has_many_bypass_frames(&self) -> bool {
+        self.bypass_frames.load(Ordering::Relaxed) > self.frames_used.load(Ordering::Relaxed) / 8
     }
 
     pub(crate) fn counts_uses(&self) -> bool {
@@ -224,15 +261,16 @@ impl<L: Layout> PageCache<L> {
             list.extend(pool.drain(from..));
             return true;
         }
-        let block_bytes = BLOCK_UNITS * UNIT_BYTES;
-        let count = BLOCK_UNITS / class.units();
+        let region = Region::of(class);
+        let block_bytes = region.block_units() * UNIT_BYTES;
+        let count = region.block_units() / class.units();
         let (group, group_bytes) = match room.spare_groups[class.index()].pop() {
             Some(group) => (group, 0),
             None => (NONE, count * FRAME_BYTES),
         };
         let limit = self.frame_bytes_max.saturating_sub(self.table.grown_bytes());
         let has_frames = group != NONE || room.next_frame as usize + count <= self.arena.frame_count();
-        let has_units = !room.spare_blocks.is_empty() || room.next_unit + BLOCK_UNITS <= self.arena.unit_count();
+        let has_units = !room.spare_blocks[region as usize].is_empty() || !room.unused[region as usize].is_empty();
         if room.used_bytes + block_bytes + group_bytes > limit || !has_frames || !has_units {
             if group != NONE {
                 room.spare_groups[class.index()].push(group);
@@ -241,14 +279,15 @@ impl<L: Layout> PageCache<L> {
             return false;
         }
         room.used_bytes += block_bytes + group_bytes;
-        if room.used_bytes > limit - limit / 16 {
-            self.heat.start();
+        if room.used_bytes > limit - limit / 16 && self.counts_uses() {
+            self.frequency.start();
         }
-        let unit = match room.spare_blocks.pop() {
+        let unit = match room.spare_blocks[region as usize].pop() {
             Some(unit) => unit,
             None => {
-                room.next_unit += BLOCK_UNITS;
-                (room.next_unit - BLOCK_UNITS) as u32
+                let unused = &mut room.unused[region as usize];
+                unused.start += region.block_units();
+                (unused.start - region.block_units()) as u32
             }
         };
         let is_new = group == NONE;
@@ -267,13 +306,21 @@ impl<L: Layout> PageCache<L> {
         true
     }
 
-    /// Gives a block's body to whoever needs it next. Its frames, all taken by the caller, keep waiting for another one.
-    pub(crate) fn give_up_block(&self, first: u32, class: SizeClass) {
+    /// Gives a block's body to a page of another class. Its frames, all taken by the caller, keep waiting for another one.
+    pub(crate) fn give_up_block(&self, first: u32, class: SizeClass, other: SizeClass) {
+        let (region, unit) = (Region::of(class), self.frame(first).unit());
+        if region != Region::of(other) {
+            self.arena.release(unit as usize..unit as usize + region.block_units());
+        }
         let mut room = lock(&self.room);
-        let unit = self.frame(first).unit();
         room.spare_groups[class.index()].push(first);
-        room.spare_blocks.push(unit);
-        room.used_bytes -= BLOCK_UNITS * UNIT_BYTES;
+        room.spare_blocks[region as usize].push(unit);
+        room.used_bytes -= region.block_units() * UNIT_BYTES;
+    }
+
+    /// The largest pages that the cache takes, in bytes.
+    pub fn page_bytes_max(&self) -> usize {
+        if takes_large(&self.options) { LARGE_UNITS * UNIT_BYTES } else { SMALL_UNITS * UNIT_BYTES }
     }
 
     /// Puts free frames where every handle finds them.
@@ -356,15 +403,33 @@ impl<L: Layout> PageCache<L> {
         lock(&self.last_write_error).clone()
     }
 
-    pub(crate) fn handle_ended(&self, number: u32, counters: Counters) {
-        *lock(&self.ended) += counters;
-        lock(&self.handle_numbers).push(number);
+    /// A number for one more handle, and its counters; `None` if there are enough.
+    pub(crate) fn begin_handle(&self) -> Option<(u32, Arc<CounterCells>)> {
+        let mut handles = lock(&self.handles);
+        let number = handles.free_numbers.pop()?;
+        let counters = Arc::<CounterCells>::default();
+        handles.live.push((number, Arc::clone(&counters)));
+        Some((number, counters))
+    }
+
+    pub(crate) fn end_handle(&self, number: u32) {
+        let mut handles = lock(&self.handles);
+        if let Some(at) = handles.live.iter().position(|live| live.0 == number) {
+            let (_, counters) = handles.live.swap_remove(at);
+            handles.ended += counters.snapshot();
+            handles.free_numbers.push(number);
+        }
     }
 
     /// A number that no handle has had, for those who do not care about seeds.
     pub fn any_seed(&self) -> u64 {
         self.seed.fetch_add(1, Ordering::Relaxed)
     }
+}
+
+/// Whether there is enough for bodies of the largest class.
+fn takes_large(options: &CacheOptions) -> bool {
+    options.bytes >= LARGE_BYTES_MIN
 }
 
 /// A flush under way.
@@ -394,13 +459,19 @@ impl Shape {
             let why = format!("{}; with {} handles it takes {least} at least", options.bytes, options.handles_max);
             return Err(OptionsError::Unusable { option: "bytes", why });
         }
-        if options.bytes / UNIT_BYTES > UNITS_MAX {
-            let why = format!("{}; at most {} are possible", options.bytes, UNITS_MAX * UNIT_BYTES);
+        // Small and large bodies have units of their own.
+        let most = UNITS_MAX / 2 * UNIT_BYTES - (2 << 20);
+        if options.bytes > most {
+            let why = format!("{}; at most {most} are possible", options.bytes);
             return Err(OptionsError::Unusable { option: "bytes", why });
+        }
+        if options.page_class().map(Region::of) == Some(Region::Large) && !takes_large(options) {
+            let why = format!("{}; such pages take a cache of {LARGE_BYTES_MIN} bytes", options.page_bytes);
+            return Err(OptionsError::Unusable { option: "page_bytes", why });
         }
         let with = |frames: usize| {
             let cooling = (frames as f64 * options.cooling_share) as usize;
-            let sketch = crate::heat::sketch_counters(frames);
+            let sketch = crate::frequency::sketch_counters(frames);
             let bookkeeping = fixed + Table::bytes_for(frames) + CoolingMap::bytes_for(cooling) + sketch;
             (cooling, bookkeeping)
         };

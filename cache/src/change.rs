@@ -8,13 +8,16 @@
 //! it waits for that page's lock. By then it holds only the locks of pages that it frees, and none of those is anybody's parent,
 //! so no such change waits for another one.
 //!
+//! Every word that is set is remembered until the change is made: a panic in the caller's function, and a change that would
+//! have a swizzled link written, put the words back.
+//!
 //! What moves from page to page may move past a flush, which looks at one after the other. So a change of several pages has
 //! those written first that a flush under way is about to write.
 
 use crate::{
-    error::{CacheError, Conflict},
-    fetch::Taken,
-    frame::{NONE, State},
+    error::{CacheError, Conflict, Misuse, PageError},
+    fetch::FrameGuard,
+    frame::{Frame, NONE, State},
     handle::{CacheHandle, Page},
     id::{Link, PageId, SizeClass, is_swizzled},
     sync::{AtomicU64, Ordering, Spin, Step, fence, is_left_out},
@@ -23,7 +26,7 @@ use crate::{
 
 /// Room in the cache for a page that is to come into being with a change; see [`CacheHandle::reserve`].
 pub struct NewPage<'a, S: Store, L: Layout> {
-    pub(crate) taken: Taken<'a, S, L>,
+    pub(crate) taken: FrameGuard<'a, S, L>,
     id: PageId,
 }
 
@@ -34,10 +37,12 @@ impl<S: Store, L: Layout> std::fmt::Debug for NewPage<'_, S, L> {
 }
 
 /// The pages of one change, locked: first those given to [`CacheHandle::change`], then the new ones, numbered in that order.
+/// Dropped before its end, it puts back what was set.
 #[derive(Debug, Default)]
 pub struct Change<'a> {
     bodies: Vec<&'a [AtomicU64]>,
     fates: Vec<Fate>,
+    overwritten: Vec<Overwritten>,
 }
 
 /// What a change makes of a page.
@@ -46,6 +51,24 @@ enum Fate {
     Kept,
     Changed,
     Freed,
+}
+
+/// A word as it was.
+#[derive(Debug, Clone, Copy)]
+struct Overwritten {
+    page: u32,
+    index: u32,
+    word: u64,
+}
+
+impl<'a> Change<'a> {
+    fn new(old: impl Iterator<Item = &'a [AtomicU64]>, new: impl Iterator<Item = &'a [AtomicU64]>) -> Self {
+        let mut bodies: Vec<_> = old.collect();
+        let mut fates = vec![Fate::Kept; bodies.len()];
+        bodies.extend(new);
+        fates.resize(bodies.len(), Fate::Changed);
+        Self { bodies, fates, overwritten: Vec::new() }
+    }
 }
 
 impl Change<'_> {
@@ -66,7 +89,10 @@ impl Change<'_> {
 
     /// Sets a word of `page`. A link is set to the id of a page, or to a link word that stood in a page of this change.
     pub fn set(&mut self, page: usize, index: usize, word: u64) {
-        self.bodies[page][index].store(word, Ordering::Relaxed);
+        let place = &self.bodies[page][index];
+        let before = place.load(Ordering::Relaxed);
+        self.overwritten.push(Overwritten { page: page as u32, index: index as u32, word: before });
+        place.store(word, Ordering::Relaxed);
         if self.fates[page] == Fate::Kept {
             self.fates[page] = Fate::Changed;
         }
@@ -78,7 +104,16 @@ impl Change<'_> {
     }
 }
 
-/// Locks that were taken for a change; given back with nothing changed unless the change is made.
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        for before in self.overwritten.drain(..).rev() {
+            self.bodies[before.page as usize][before.index as usize].store(before.word, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Locks that were taken for a change. Dropped, they are given back with the words put back before: those who have seen
+/// others notice.
 struct Locked<'a, 'p, S: Store, L: Layout> {
     pages: &'a [&'a Page<'p, S, L>],
     count: usize,
@@ -86,12 +121,28 @@ struct Locked<'a, 'p, S: Store, L: Layout> {
 
 impl<S: Store, L: Layout> Drop for Locked<'_, '_, S, L> {
     fn drop(&mut self) {
-        // A panic in the middle may have changed words: a new version for each, and to be written.
         for page in &self.pages[..self.count] {
-            page.frame.set_dirty(page.handle.cache().flushes());
-            page.frame.lock.unlock();
+            page.set_version(page.frame.lock.unlock_moved());
         }
     }
+}
+
+/// A page with a swizzled link in a page of a change, and where that was before.
+struct Child {
+    frame: u32,
+    page: usize,
+    slot: usize,
+}
+
+/// What the layout says of the pages as a change leaves them.
+#[derive(Default)]
+struct Links {
+    /// The level of each page that was changed.
+    levels: Vec<(usize, u8)>,
+    /// Page and position of each link.
+    slots: Vec<(usize, usize)>,
+    /// Page and position of each word that was left behind where a swizzled link was and is named no more.
+    left: Vec<(usize, usize)>,
 }
 
 /// New pages that the table knows; it forgets them if their change panics.
@@ -123,48 +174,57 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// other looks at them are over.
     ///
     /// # Errors
-    /// If one of them has changed, is being changed, is on its way to the store or now sent there for a flush, or if a new page
-    /// has come to be cached: begin anew. `f` was not called, and the new pages are free again.
+    /// [`Conflict`] if one of them has changed or moved, is being changed, is on its way to the store or now sent there for a
+    /// flush, or if a new page has come to be cached: begin anew. `f` was not called. [`Misuse::GivenTwice`] and
+    /// [`Misuse::OtherCache`]: `f` was not called. [`Misuse::UnnamedLink`]: what `f` has set is put back. The new pages are free
+    /// again.
     ///
     /// # Panics
-    /// If `f` does, or names a page or a word that is not there. What it had set until then stays, half a change: discard the
-    /// cache.
+    /// If `f` does, or names a page or a word that is not there, or keeps the [`Change`]. What it had set is put back.
     pub fn change<'a, R>(
         &'a self,
         pages: &[&Page<'a, S, L>],
         new: Vec<NewPage<'a, S, L>>,
         f: impl FnOnce(&mut Change<'a>) -> R,
-    ) -> Result<R, Conflict> {
+    ) -> Result<R, PageError> {
+        for (at, NewPage { taken, id }) in new.iter().enumerate() {
+            if !std::sync::Arc::ptr_eq(&taken.handle.0.cache, &self.0.cache) {
+                return Err(Misuse::OtherCache.into());
+            }
+            if new[..at].iter().any(|other| other.id == *id) {
+                return Err(Misuse::GivenTwice { page: *id }.into());
+            }
+        }
         let mut locked = Locked { pages, count: 0 };
-        for page in pages {
-            if !page.frame.lock.try_upgrade(page.version()) {
-                self.count_failed(page);
+        for (at, page) in pages.iter().enumerate() {
+            if let Err(error) = self.lock_for_change(page, &pages[..at]) {
                 self.unlock_unchanged(locked);
-                return Err(Conflict);
+                return Err(error);
             }
             locked.count += 1;
             // Its end must not come before that of the write.
             if page.frame.is_writing() || !self.open(page) {
                 self.unlock_unchanged(locked);
-                return Err(Conflict);
+                return Err(Conflict::Changed.into());
             }
         }
         let Some(flushes) = self.flushes_for(pages, pages.len() + new.len() > 1) else {
             self.write_due(locked);
-            return Err(Conflict);
+            return Err(Conflict::Changed.into());
         };
         let Some(mut entered) = self.enter_new(&new) else {
             self.unlock_unchanged(locked);
-            return Err(Conflict);
+            return Err(Conflict::Changed.into());
         };
-        let bodies = pages.iter().map(|page| page.words).chain(new.iter().map(|new| self.clear(new.taken.index)));
-        let mut change = Change { bodies: bodies.collect(), fates: vec![Fate::Kept; pages.len()] };
-        change.fates.resize(pages.len() + new.len(), Fate::Changed);
-        let kids_before = self.kids_of(pages);
+        let new_bodies = new.iter().map(|new| self.clear(new.taken.index));
+        let mut change = Change::new(pages.iter().map(|page| page.words), new_bodies);
+        let children = self.children_of(pages);
         let result = f(&mut change);
+        let links = self.examine(pages, &new, &change, &children, true)?;
+        change.overwritten.clear();
         entered.pages.clear();
-        let fates = change.fates;
-        self.settle(pages, &new, &fates, kids_before, flushes);
+        let fates = std::mem::take(&mut change.fates);
+        self.settle(pages, &new, &fates, &links, &children, flushes);
         for (NewPage { taken, id }, &fate) in new.into_iter().zip(&fates[pages.len()..]) {
             if fate == Fate::Freed {
                 self.cache().table.remove(id, taken.index);
@@ -183,6 +243,21 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         Ok(result)
     }
 
+    /// Locks a page of a change at the version at which it was read; `others` are locked already.
+    fn lock_for_change(&self, page: &Page<'_, S, L>, others: &[&Page<'_, S, L>]) -> Result<(), PageError> {
+        if !self.is_ours(page) {
+            return Err(Misuse::OtherCache.into());
+        }
+        if page.frame.lock.try_upgrade(page.version()) {
+            return Ok(());
+        }
+        if others.iter().any(|other| std::ptr::eq(other.frame, page.frame) && other.id == page.id) {
+            return Err(Misuse::GivenTwice { page: page.id }.into());
+        }
+        self.count_failed(page);
+        Err(page.conflict().into())
+    }
+
     /// How many flushes have begun, for a change of pages whose locks the caller holds; `None` if one is about to write a page
     /// from which something may move.
     fn flushes_for(&self, pages: &[&Page<'_, S, L>], may_move: bool) -> Option<u32> {
@@ -199,7 +274,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     fn write_due(&self, locked: Locked<'_, '_, S, L>) {
         let flushes = self.cache().flushes();
         let due = locked.pages.iter().filter(|page| page.frame.is_due(flushes));
-        let snapshots: Vec<_> = due.filter_map(|page| self.snapshot(page.index(), page.id).ok()).collect();
+        let snapshots: Vec<_> = due.filter_map(|page| self.image(page.index(), page.id).ok()).collect();
         self.unlock_unchanged(locked);
         if !snapshots.is_empty() {
             drop(self.begin_writes(snapshots, false));
@@ -210,8 +285,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// relies on. Waits in a queue behind other writers of the page; does not suspend. `f` must not free the page.
     ///
     /// # Errors
-    /// If the page is no longer here: begin anew. `f` was not called.
-    pub fn alter<'a, R>(&'a self, page: &Page<'a, S, L>, f: impl FnOnce(&mut Change<'a>) -> R) -> Result<R, Conflict> {
+    /// [`Conflict`] if the page is no longer here: begin anew. `f` was not called. [`Misuse`] as in [`CacheHandle::change`].
+    ///
+    /// # Panics
+    /// As [`CacheHandle::change`], and if `f` frees the page.
+    pub fn alter<'a, R>(&'a self, page: &Page<'a, S, L>, f: impl FnOnce(&mut Change<'a>) -> R) -> Result<R, PageError> {
         self.alter_as(page, true, f)
     }
 
@@ -220,38 +298,40 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         page: &Page<'a, S, L>,
         is_news: bool,
         f: impl FnOnce(&mut Change<'a>) -> R,
-    ) -> Result<R, Conflict> {
+    ) -> Result<R, PageError> {
+        if !self.is_ours(page) {
+            return Err(Misuse::OtherCache.into());
+        }
         if !page.frame.lock.try_upgrade(page.version()) {
             self.count_failed(page);
             // A frame that is free, or whose next page is on its way, stays locked for long.
             let is_wanted = || {
                 let state = page.frame.state();
-                page.frame.page() == Some(page.id) && matches!(state, State::Resident | State::Cooling | State::Guest)
+                page.frame.page() == Some(page.id) && matches!(state, State::Resident | State::Cooling | State::Bypass)
             };
             if !page.frame.lock.lock_if(&self.cache().waiters, self.0.number, is_wanted) {
-                return Err(Conflict);
+                return Err(page.conflict().into());
             }
         }
         let pages = [page];
         let mut locked = Locked { pages: &pages, count: 1 };
-        // A guest is for its users: the last of them may be leaving, with what we would change.
-        let is_ours = page.is_guest() || page.frame.state() != State::Guest;
-        let is_here = page.frame.page() == Some(page.id) && page.frame.state() != State::Ghost && is_ours;
+        // A bypass page is for its users: the last of them may be leaving, with what we would change.
+        let is_ours = page.is_bypass() || page.frame.state() != State::Bypass;
+        let is_here = page.frame.page() == Some(page.id) && page.frame.state() != State::BypassFreed && is_ours;
         if !is_here || !self.open(page) {
             self.unlock_unchanged(locked);
-            return Err(Conflict);
+            return Err(if is_here { Conflict::Changed } else { page.conflict() }.into());
         }
-        let mut change = Change { bodies: vec![page.words], fates: vec![Fate::Kept] };
-        let kids_before = self.kids_of(&pages);
+        let mut change = Change::new(std::iter::once(page.words), std::iter::empty());
+        let children = self.children_of(&pages);
         let result = f(&mut change);
-        let fate = change.fates[0];
-        assert!(fate != Fate::Freed, "a page is freed by a change, not altered away");
-        let flushes = self.cache().flushes();
-        if fate == Fate::Changed {
-            self.settle(&pages, &[], &[fate], kids_before, flushes);
-        }
+        assert!(!change.fates.contains(&Fate::Freed), "a page is freed by a change, not altered away");
+        let links = self.examine(&pages, &[], &change, &children, is_news)?;
+        change.overwritten.clear();
+        let (fates, flushes) = (std::mem::take(&mut change.fates), self.cache().flushes());
+        self.settle(&pages, &[], &fates, &links, &children, flushes);
         locked.count = 0;
-        self.close(page, fate, is_news.then_some(flushes));
+        self.close(page, fates[0], is_news.then_some(flushes));
         Ok(result)
     }
 
@@ -283,9 +363,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Prepares a locked page for a change; false if it is none that can be changed.
     fn open(&self, page: &Page<'_, S, L>) -> bool {
         match page.frame.state() {
-            State::Resident | State::Guest => {}
+            State::Resident | State::Bypass => {}
             // A cooling page is clean: it must not stay one.
-            State::Cooling => return self.cache().let_in(page.index(), State::Resident),
+            State::Cooling => return self.cache().publish(page.index(), State::Resident),
             _ => return false,
         }
         true
@@ -312,16 +392,90 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// The frames that these pages have swizzled links to.
-    fn kids_of(&self, pages: &[&Page<'_, S, L>]) -> Vec<u32> {
-        let mut kids = Vec::new();
-        for page in pages.iter().filter(|page| page.frame.kids() != 0) {
+    fn children_of(&self, pages: &[&Page<'_, S, L>]) -> Vec<Child> {
+        let mut children = Vec::new();
+        for (at, page) in pages.iter().enumerate().filter(|(_, page)| page.frame.children() != 0) {
             for slot in self.cache().layout.links(page.words) {
-                if let Link::Frame { frame, .. } = link_at(page.words, slot) {
-                    kids.push(frame);
+                if let Link::Frame { frame, .. } = self.link_at(page.words, slot) {
+                    children.push(Child { frame, page: at, slot });
                 }
             }
         }
-        kids
+        children
+    }
+
+    fn link_at(&self, words: &[AtomicU64], slot: usize) -> Link {
+        words.get(slot).map_or(Link::Null, |word| self.cache().salt.link(word.load(Ordering::Relaxed)))
+    }
+
+    /// Looks at what a change has made of its pages, before anything else follows from it: where their links are now, and that
+    /// no swizzled link is where it does not belong. One that was left where it stood, and is named no more, is to be unswizzled.
+    ///
+    /// # Panics
+    /// If the change was taken away.
+    fn examine(
+        &self,
+        pages: &[&Page<'_, S, L>],
+        new: &[NewPage<'_, S, L>],
+        change: &Change<'_>,
+        children: &[Child],
+        is_news: bool,
+    ) -> Result<Links, Misuse> {
+        let cache = self.cache();
+        assert_eq!(
+            change.bodies.len(),
+            pages.len() + new.len(),
+            "a change stays with the function that it is given to"
+        );
+        let place = |at: usize| match pages.get(at) {
+            Some(page) => (page.index(), page.id),
+            None => (new[at - pages.len()].taken.index, new[at - pages.len()].id),
+        };
+        let mut links = Links::default();
+        for (at, body) in change.bodies.iter().enumerate().filter(|&(at, _)| change.fates[at] == Fate::Changed) {
+            let level = cache.layout.level(body);
+            links.levels.push((at, level));
+            if level == 0 && pages.get(at).is_none_or(|page| page.frame.children() == 0) {
+                continue;
+            }
+            for slot in cache.layout.links(body).filter(|&slot| slot < body.len()) {
+                // Only the parent's lock makes it certain whose a child is: it is one of ours, or we do not know.
+                if let Link::Frame { frame, unit } = self.link_at(body, slot)
+                    && !cache.arena.get(frame).is_some_and(|child| {
+                        child.unit() == unit && pages.iter().any(|page| page.index() == child.parent())
+                    })
+                {
+                    return Err(Misuse::UnnamedLink { page: place(at).1, word: slot });
+                }
+                links.slots.push((at, slot));
+            }
+        }
+        let word = |at: usize, index: usize| change.bodies[at][index].load(Ordering::Relaxed);
+        let mut named = links.slots.clone();
+        named.sort_unstable();
+        let is_unnamed = |at: usize, index: usize| {
+            change.fates[at] == Fate::Changed
+                && is_swizzled(word(at, index))
+                && named.binary_search(&(at, index)).is_err()
+        };
+        for &Child { page, slot, frame } in children {
+            if is_unnamed(page, slot) && self.link_at(change.bodies[page], slot).is_to(frame) {
+                links.left.push((page, slot));
+            }
+        }
+        links.left.sort_unstable();
+        for &Overwritten { page, index, .. } in change.overwritten.iter().filter(|_| is_news) {
+            let (at, index) = (page as usize, index as usize);
+            // Data may be anything, but not what a link is at this moment.
+            if is_unnamed(at, index)
+                && links.left.binary_search(&(at, index)).is_err()
+                && let Link::Frame { frame, unit } = self.link_at(change.bodies[at], index)
+                && cache.arena.get(frame).is_some_and(|child| child.unit() == unit && child.parent() != NONE)
+            {
+                return Err(Misuse::UnnamedLink { page: place(at).1, word: index });
+            }
+        }
+        Ok(links)
     }
 
     /// After a change, before the unlocks: new pages become pages, and the pages below learn who their parent is.
@@ -330,76 +484,89 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         pages: &[&Page<'_, S, L>],
         new: &[NewPage<'_, S, L>],
         fates: &[Fate],
-        mut kids_before: Vec<u32>,
+        links: &Links,
+        children: &[Child],
         flushes: u32,
     ) {
         let cache = self.cache();
-        let indices = pages.iter().map(|page| page.index()).chain(new.iter().map(|new| new.taken.index));
-        let (live, freed): (Vec<_>, Vec<_>) = indices.zip(fates).partition(|&(_, &fate)| fate != Fate::Freed);
-        let [live, freed] = [live, freed].map(|some| some.into_iter().map(|(index, _)| index).collect::<Vec<u32>>());
+        let indices: Vec<u32> =
+            pages.iter().map(|page| page.index()).chain(new.iter().map(|new| new.taken.index)).collect();
+        let with = |is_freed: bool| {
+            let its = indices.iter().zip(fates).filter(move |&(_, &fate)| (fate == Fate::Freed) == is_freed);
+            its.map(|(&index, _)| index).collect::<Vec<u32>>()
+        };
+        let (live, freed) = (with(false), with(true));
         for (new, _) in new.iter().zip(&fates[pages.len()..]).filter(|&(_, &fate)| fate != Fate::Freed) {
             let frame = cache.frame(new.taken.index);
             frame.set_users(0);
-            frame.set_kids(0);
+            frame.set_children(0);
             frame.set_parent(NONE, 0);
             frame.set_dirty(flushes);
-            cache.heat.set(frame, 1);
+            cache.frequency.set(frame, 1);
             frame.set_state(State::Resident);
         }
-        for &index in &live {
-            let frame = cache.frame(index);
-            let body = cache.arena.body(frame);
-            let level = cache.layout.level(body);
-            frame.set_level(level);
-            if level == 0 && frame.kids() == 0 {
-                continue;
-            }
-            let mut kids = 0;
-            for slot in cache.layout.links(body) {
-                match link_at(body, slot) {
-                    // A guest may go at any time: it keeps no swizzled link. Nor does a link stay swizzled to a page that goes now.
-                    Link::Frame { frame: kid, .. } if frame.state() == State::Guest || freed.contains(&kid) => {
-                        if let Some(page) = cache.arena.get(kid).and_then(|kid| kid.page()) {
-                            body[slot].store(page.get(), Ordering::Relaxed);
-                        }
-                    }
-                    Link::Frame { frame: kid, .. } if cache.arena.get(kid).is_some() => {
-                        cache.frame(kid).set_parent(index, slot);
-                        kids_before.retain(|&before| before != kid);
-                        kids += 1;
-                    }
-                    Link::Page(page) if frame.state() == State::Resident => {
-                        // A page of this very change: it is here, and ours.
-                        let is_its = |&&kid: &&u32| kid != index && cache.frame(kid).page() == Some(page);
-                        if let Some(&kid) = live.iter().find(is_its)
-                            && cache.frame(kid).parent() == NONE
-                            && cache.frame(kid).state() == State::Resident
-                        {
-                            cache.frame(kid).set_parent(index, slot);
-                            body[slot].store(Link::swizzled(kid, cache.frame(kid).unit()), Ordering::Relaxed);
-                            kids += 1;
-                        }
-                    }
-                    _ => {}
-                }
-            }
-            frame.set_kids(kids);
+        for &(at, level) in &links.levels {
+            cache.frame(indices[at]).set_level(level);
+            cache.frame(indices[at]).set_children(0);
         }
-        cache.detach(&kids_before, || kids_before.iter().for_each(|&kid| cache.frame(kid).set_parent(NONE, 0)));
+        for &(at, slot) in &links.slots {
+            let (index, frame) = (indices[at], cache.frame(indices[at]));
+            let body = cache.arena.body(frame);
+            match self.link_at(body, slot) {
+                // A bypass page may go at any time: it keeps no swizzled link. Nor does a link stay swizzled to a page that goes now.
+                Link::Frame { frame: child, .. } if frame.state() == State::Bypass || freed.contains(&child) => {
+                    if let Some(page) = cache.arena.get(child).and_then(Frame::page) {
+                        body[slot].store(page.get(), Ordering::Relaxed);
+                    }
+                }
+                Link::Frame { frame: child, .. } if cache.arena.get(child).is_some() => {
+                    cache.frame(child).set_parent(index, slot);
+                    frame.set_children(frame.children() + 1);
+                }
+                Link::Page(page) if frame.state() == State::Resident => {
+                    // A page of this very change: it is here, and ours.
+                    let is_its = |&&child: &&u32| child != index && cache.frame(child).page() == Some(page);
+                    if let Some(&child) = live.iter().find(is_its)
+                        && cache.frame(child).parent() == NONE
+                        && cache.frame(child).state() == State::Resident
+                    {
+                        cache.frame(child).set_parent(index, slot);
+                        body[slot].store(cache.salt.swizzled(child, cache.frame(child).unit()), Ordering::Relaxed);
+                        frame.set_children(frame.children() + 1);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for &(at, slot) in &links.left {
+            let body = cache.arena.body(cache.frame(indices[at]));
+            if let Link::Frame { frame, .. } = self.link_at(body, slot) {
+                body[slot].store(cache.frame(frame).page().map_or(0, PageId::get), Ordering::Relaxed);
+            }
+        }
+        let is_linked = |child: &Frame, index: u32| {
+            let body = cache.arena.body(cache.frame(child.parent()));
+            let link = body.get(child.slot()).map(|word| word.load(Ordering::Relaxed));
+            live.contains(&child.parent()) && link == Some(cache.salt.swizzled(index, child.unit()))
+        };
+        let lost = children.iter().map(|child| child.frame).filter(|&child| !is_linked(cache.frame(child), child));
+        let lost: Vec<u32> = lost.collect();
+        cache.detach(&lost, || lost.iter().for_each(|&child| cache.frame(child).set_parent(NONE, 0)));
         let unlinked: Vec<u32> =
             new.iter().map(|new| new.taken.index).filter(|&index| cache.is_unlinked(index)).collect();
         cache.detach(&unlinked, || ());
-        cache.move_kept(&live, &freed);
+        cache.move_excluded(&live, &freed);
     }
 
     /// Drops a locked page.
     fn free_locked(&self, page: &Page<'_, S, L>) {
         let frame = page.frame;
         frame.set_clean();
+        frame.lock.note_change();
         self.cache().table.remove(page.id, page.index());
-        if frame.state() == State::Guest {
+        if frame.state() == State::Bypass {
             // Its users, this one among them, let go of it one by one.
-            frame.set_state(State::Ghost);
+            frame.set_state(State::BypassFreed);
             frame.lock.unlock();
             return;
         }
@@ -408,7 +575,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         while !self.unswizzle(frame, page.index()) {
             spin.turn();
         }
-        frame.set_state(State::Taken);
+        frame.set_state(State::Held);
         self.give_back(page.index());
     }
 
@@ -439,14 +606,15 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         crate::sync::fence(Ordering::SeqCst);
         let is_needed = frame.is_writing() || frame.pins() != 0;
-        // A guest's parent has no link to it.
-        if is_needed || (!page.is_guest() && !self.unswizzle(frame, page.index())) {
+        // A bypass page's parent has no link to it.
+        if is_needed || (!page.is_bypass() && !self.unswizzle(frame, page.index())) {
             frame.lock.unlock_unchanged();
             return false;
         }
         let pages = [page];
-        let kids = self.kids_of(&pages);
-        self.cache().detach(&kids, || kids.iter().for_each(|&kid| self.cache().frame(kid).set_parent(NONE, 0)));
+        let children: Vec<u32> = self.children_of(&pages).iter().map(|child| child.frame).collect();
+        let detach = || children.iter().for_each(|&child| self.cache().frame(child).set_parent(NONE, 0));
+        self.cache().detach(&children, detach);
         self.free_locked(page);
         true
     }
@@ -455,15 +623,15 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Waits for other writers of the page; does not suspend.
     ///
     /// # Errors
-    /// If the page is no longer here.
-    pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), Conflict> {
+    /// [`Conflict`] if the page is no longer here; [`Misuse::OtherCache`].
+    pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), PageError> {
         let swizzled = |words: &[AtomicU64]| {
             let mut links = Vec::new();
             for slot in self.cache().layout.links(words) {
-                if let Link::Frame { frame, .. } = link_at(words, slot)
-                    && let Some(kid) = self.cache().arena.get(frame).and_then(|kid| kid.page())
+                if let Link::Frame { frame, .. } = self.link_at(words, slot)
+                    && let Some(child) = self.cache().arena.get(frame).and_then(|child| child.page())
                 {
-                    links.push((kid.get(), words[slot].load(Ordering::Relaxed)));
+                    links.push((child.get(), words[slot].load(Ordering::Relaxed)));
                 }
             }
             links
@@ -480,7 +648,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                     // The store is corrupt: as a null link it leads nobody into a frame.
                     again.push((slot, 0));
                 }
-                again.extend(links.iter().find(|&&(kid, _)| kid == word).map(|&(_, link)| (slot, link)));
+                again.extend(links.iter().find(|&&(child, _)| child == word).map(|&(_, link)| (slot, link)));
             }
             again.into_iter().for_each(|(slot, link)| change.set(0, slot, link));
         })
@@ -488,7 +656,3 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
 }
 
 const INVALIDATE_TRIES_MAX: u32 = 10_000;
-
-fn link_at(words: &[AtomicU64], slot: usize) -> Link {
-    words.get(slot).map_or(Link::Null, |word| Link::of(word.load(Ordering::Relaxed)))
-}

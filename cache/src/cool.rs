@@ -11,7 +11,8 @@
 //! *Eviction.* The oldest page of a random bucket, if it is still cooling since that version: its entry goes, and its
 //! frame is free.
 //!
-//! *Size classes.* When no page of the wanted size can go, a block of another class is emptied and changes hands.
+//! *Size classes.* When no page of the wanted size can go, blocks of another class are emptied and change hands, as many as
+//! make up a block of this one.
 
 use std::{
     future::Future,
@@ -20,11 +21,11 @@ use std::{
 };
 
 use crate::{
-    cache::BLOCK_UNITS,
+    cache::Region,
     cooling::Cooled,
     counters::LEVELS,
     error::CacheError,
-    fetch::{Taken, yield_once},
+    fetch::{FrameGuard, yield_once},
     frame::{Frame, NONE, State},
     frame_lock::Version,
     handle::CacheHandle,
@@ -38,9 +39,9 @@ use crate::{
 const PROBES: usize = 8;
 /// Rounds of evicting and cooling before another class has to give memory.
 const ROUNDS_MAX: u32 = 4;
-/// Fruitless tries, with other tasks let in between, before a caller is told that there is no room.
+/// Failed attempts, with other tasks run in between, before a caller is told that there is no room.
 const TRIES_MAX: usize = 200;
-/// Blocks of other classes looked at in one try.
+/// Blocks of other classes looked at in one try, for each that is needed.
 const BLOCKS_TRIED: usize = 32;
 
 /// What became of an attempt to cool a page.
@@ -53,23 +54,31 @@ pub(crate) enum Cooling<B> {
     Refused,
 }
 
+/// What came of evicting and cooling.
+struct Swap {
+    /// Of [`PROBES`].
+    empty_buckets: usize,
+    has_cooled: bool,
+    /// Whether something is on its way to the store.
+    has_begun: bool,
+}
+
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A frame for a page of this size. Suspends while all room is held by pages on their way.
-    pub(crate) async fn take_frame(&self, class: SizeClass) -> Result<Taken<'_, S, L>, CacheError<S::Error>> {
+    pub(crate) async fn take_frame(&self, class: SizeClass) -> Result<FrameGuard<'_, S, L>, CacheError<S::Error>> {
+        let max = self.cache().page_bytes_max();
+        if class.bytes() > max {
+            return Err(CacheError::TooLarge { bytes: class.bytes(), max });
+        }
         let (mut tries, mut rounds) = (0, 0);
         loop {
             if let Some(index) = self.pop_free(class) {
-                return Ok(Taken { handle: self, index });
+                return Ok(FrameGuard { handle: self, index });
             }
             if self.more_free(class) {
                 continue;
             }
-            // One out, one in; more if the map runs low.
-            let empty_buckets = self.evict(class);
-            let mut dirty = Vec::new();
-            let has_cooled = (0..=empty_buckets).fold(false, |any, _| self.cool_one(&mut dirty) | any);
-            let has_begun = !dirty.is_empty();
-            self.write_behind(dirty);
+            let Swap { empty_buckets, has_cooled, has_begun } = self.swap(class);
             rounds += 1;
             if rounds < ROUNDS_MAX && (empty_buckets < PROBES || has_cooled) {
                 continue;
@@ -87,6 +96,29 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             yield_once().await;
         }
+    }
+
+    /// A frame, if one is to be had at once.
+    pub(crate) fn try_take_frame(&self, class: SizeClass) -> Option<FrameGuard<'_, S, L>> {
+        let fits = class.bytes() <= self.cache().page_bytes_max();
+        let mut index = self.pop_free(class);
+        if index.is_none() && fits {
+            if !self.more_free(class) {
+                self.swap(class);
+            }
+            index = self.pop_free(class);
+        }
+        index.map(|index| FrameGuard { handle: self, index })
+    }
+
+    /// One out, one in; more if the cooling map runs low.
+    fn swap(&self, class: SizeClass) -> Swap {
+        let empty_buckets = self.evict(class);
+        let mut dirty = Vec::new();
+        let has_cooled = (0..=empty_buckets).fold(false, |any, _| self.cool_one(&mut dirty) | any);
+        let has_begun = !dirty.is_empty();
+        self.write_behind(dirty);
+        Swap { empty_buckets, has_cooled, has_begun }
     }
 
     /// Waits until some transfer has ended, which may have made room.
@@ -139,17 +171,17 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let (Some(page), State::Cooling, false, 0) = (frame.page(), state, frame.is_dirty(), frame.pins()) else {
             // Out of the map, and not going: it is an ordinary page again.
             if frame.state() == State::Cooling {
-                cache.let_back_in(cooled);
+                cache.cancel_eviction(cooled);
             }
             frame.lock.unlock_unchanged();
             return None;
         };
         cache.table.remove(page, index);
         if cache.counts_uses() {
-            cache.heat.remember(page, cache.heat.of(frame));
+            cache.frequency.remember(page, cache.frequency.of(frame));
         }
         self.0.counters.count(frame.level(), |level| level.evictions += 1);
-        frame.set_state(State::Taken);
+        frame.set_state(State::Held);
         self.give_back(index);
         Some(frame.class())
     }
@@ -160,11 +192,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut coldest: Option<((u8, bool), u32, Version)> = None;
         for _ in 0..cache.options.sample_size {
             let Some(drawn) = cache.any_frame(self.random_u32()) else { continue };
-            // A guest without users whose write failed: nobody else would try again.
-            dirty.extend(self.guest_left_dirty(drawn));
+            // A bypass page without users whose write failed: nobody else would try again.
+            dirty.extend(self.bypass_left_dirty(drawn));
             let Some((index, version)) = self.delegate(drawn) else { continue };
             let frame = cache.frame(index);
-            let rank = (cache.heat.of(frame), frame.is_dirty());
+            let rank = (cache.frequency.of(frame), frame.is_dirty());
             if coldest.is_none_or(|(coldest, ..)| rank < coldest) {
                 coldest = Some((rank, index, version));
             }
@@ -190,18 +222,18 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             if frame.state() != State::Resident {
                 return None;
             }
-            let kids = frame.kids();
-            if kids == 0 {
+            let children = frame.children();
+            if children == 0 {
                 return Some((index, version));
             }
-            let to_skip = (u64::from(self.random_u32()) * u64::from(kids)) >> 32;
+            let to_skip = (u64::from(self.random_u32()) * u64::from(children)) >> 32;
             let body = cache.arena.body(frame);
             let links = cache.layout.links(body).filter_map(|slot| body.get(slot));
-            let mut kids = links.filter_map(|word| match Link::of(word.load(Ordering::Relaxed)) {
+            let mut children = links.filter_map(|word| match cache.salt.link(word.load(Ordering::Relaxed)) {
                 Link::Frame { frame, .. } => Some(frame),
                 _ => None,
             });
-            let chosen = kids.nth(to_skip as usize);
+            let chosen = children.nth(to_skip as usize);
             match chosen {
                 Some(chosen) if frame.lock.validate(version) => index = chosen,
                 _ => return None,
@@ -220,13 +252,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         // Whoever pins does so first and then looks at the lock.
         fence(Ordering::SeqCst);
         let is_pinned = frame.pins() != 0 && !is_left_out(Step::PinCheck);
-        let is_needed = is_pinned || frame.kids() != 0 || frame.is_writing();
+        let is_needed = is_pinned || frame.children() != 0 || frame.is_writing();
         let (Some(page), State::Resident, false) = (frame.page(), frame.state(), is_needed) else {
             frame.lock.unlock_unchanged();
             return Cooling::Refused;
         };
         if frame.is_dirty() {
-            let snapshot = self.snapshot(index, page);
+            let snapshot = self.image(index, page);
             frame.lock.unlock_unchanged();
             return snapshot.map_or(Cooling::Refused, Cooling::Dirty);
         }
@@ -236,7 +268,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         frame.set_state(State::Cooling);
         // A new version: who pins the page from now on under the old one fails.
-        let tag = frame.lock.unlock().tag();
+        let tag = frame.lock.unlock_moved().tag();
         if let Some(oldest) = cache.cooling.push(page, Cooled { frame: index, tag }) {
             self.evict_one(oldest);
         }
@@ -260,7 +292,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return false;
         }
         let words = cache.arena.body(parent);
-        let link = Link::swizzled(index, frame.unit());
+        let link = cache.salt.swizzled(index, frame.unit());
         let is_there = |slot: usize| words.get(slot).is_some_and(|word| word.load(Ordering::Relaxed) == link);
         let slot = match is_there(frame.slot()) {
             true => Some(frame.slot()),
@@ -268,17 +300,18 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         };
         if let (Some(slot), Some(page)) = (slot, frame.page()) {
             words[slot].store(page.get(), Ordering::Relaxed);
-            parent.set_kids(parent.kids() - 1);
+            parent.set_children(parent.children() - 1);
         }
         frame.set_parent(NONE, 0);
-        parent.lock.unlock();
+        parent.lock.unlock_moved();
         true
     }
 
-    /// Empties a block of another class for this one; false if none could be.
+    /// Empties blocks of other classes for this one; false if not enough could be.
     fn reclaim(&self, class: SizeClass) -> bool {
         let cache = self.cache();
-        for _ in 0..BLOCKS_TRIED {
+        let needed = Region::of(class).block_units() / Region::Small.block_units();
+        for _ in 0..BLOCKS_TRIED * needed {
             let Some(drawn) = cache.any_frame(self.random_u32()) else { return false };
             let frame = cache.frame(drawn);
             let other = frame.class();
@@ -287,18 +320,29 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 self.give_back(drawn);
                 return true;
             }
-            if other == class {
-                continue;
+            if other != class && self.empty_block(drawn, other, class) && self.more_free(class) {
+                return true;
             }
-            let first = drawn - (frame.unit() % BLOCK_UNITS as u32) / other.units() as u32;
-            let count = (BLOCK_UNITS / other.units()) as u32;
-            let taken: Vec<u32> = (first..first + count).take_while(|&index| self.empty_frame(index)).collect();
-            if taken.len() == count as usize {
-                cache.give_up_block(first, other);
-                return self.more_free(class);
-            }
-            taken.into_iter().for_each(|index| self.give_back(index));
         }
+        false
+    }
+
+    /// Empties the block of a frame, if all pages there can go at once, for pages of another class.
+    fn empty_block(&self, drawn: u32, class: SizeClass, other: SizeClass) -> bool {
+        let cache = self.cache();
+        let block_units = Region::of(class).block_units();
+        let first = drawn - (cache.frame(drawn).unit() as usize % block_units / class.units()) as u32;
+        let frames = first..first + (block_units / class.units()) as u32;
+        // Looked at first, so that no page goes in vain.
+        if !frames.clone().all(|index| can_go(cache.frame(index))) {
+            return false;
+        }
+        let taken: Vec<u32> = frames.clone().take_while(|&index| self.empty_frame(index)).collect();
+        if taken.len() == frames.len() {
+            cache.give_up_block(first, class, other);
+            return true;
+        }
+        taken.into_iter().for_each(|index| self.give_back(index));
         false
     }
 
@@ -322,6 +366,15 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             cache.cooling.remove(page, cooled);
         }
         self.evict_one(cooled).is_some() && frame.claim()
+    }
+}
+
+/// Whether a frame is free, or its page may go, as far as can be seen. A dirty one is worth a try: it is written.
+fn can_go(frame: &Frame) -> bool {
+    match frame.state() {
+        State::Free | State::Cooling => true,
+        State::Resident => frame.children() == 0 && frame.pins() == 0 && !frame.is_writing(),
+        _ => false,
     }
 }
 

@@ -6,8 +6,8 @@
 //! recognised and does no harm.
 
 use crate::{
-    heat::mix,
     id::PageId,
+    mix::mix,
     sync::{AtomicU32, AtomicU64, Ordering, Spin},
 };
 

@@ -1,6 +1,9 @@
 //! What the cache did, by level of the pages.
 
-use std::{cell::Cell, ops::AddAssign};
+use std::{
+    ops::AddAssign,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 /// Levels counted apart; higher ones count as the highest.
 pub const LEVELS: usize = 16;
@@ -70,37 +73,56 @@ impl AddAssign for Counters {
     }
 }
 
-/// The counters of one handle.
+/// The counters of one handle. Only its thread counts, so no step has to be atomic as a whole; others may read. (The standard
+/// library's, so that models spend no executions on them.)
 #[derive(Debug, Default)]
 pub(crate) struct CounterCells {
-    levels: [Cell<LevelCounters>; LEVELS],
-    hits: [Cell<u64>; LEVELS],
-    write_errors: Cell<u64>,
+    hits: [AtomicU64; LEVELS],
+    others: [[AtomicU64; OTHERS]; LEVELS],
+    write_errors: AtomicU64,
+}
+
+/// Counts of a level but for hits.
+const OTHERS: usize = 7;
+
+impl LevelCounters {
+    fn others(&mut self) -> [&mut u64; OTHERS] {
+        let Self { hits: _, misses, shared_fetches, rescues, refusals, evictions, write_backs, failed_upgrades } = self;
+        [misses, shared_fetches, rescues, refusals, evictions, write_backs, failed_upgrades]
+    }
+}
+
+#[inline]
+fn add(cell: &AtomicU64, by: u64) {
+    cell.store(cell.load(Relaxed) + by, Relaxed);
 }
 
 impl CounterCells {
     #[inline]
     pub(crate) fn hit(&self, level: u8) {
-        let hits = &self.hits[usize::from(level).min(LEVELS - 1)];
-        hits.set(hits.get() + 1);
+        add(&self.hits[usize::from(level).min(LEVELS - 1)], 1);
     }
 
-    pub(crate) fn count(&self, level: u8, add: impl FnOnce(&mut LevelCounters)) {
-        let cell = &self.levels[usize::from(level).min(LEVELS - 1)];
-        let mut counters = cell.get();
-        add(&mut counters);
-        cell.set(counters);
+    pub(crate) fn count(&self, level: u8, count: impl FnOnce(&mut LevelCounters)) {
+        let mut more = LevelCounters::default();
+        count(&mut more);
+        let cells = &self.others[usize::from(level).min(LEVELS - 1)];
+        cells.iter().zip(more.others()).for_each(|(cell, by)| add(cell, *by));
     }
 
     pub(crate) fn write_error(&self) {
-        self.write_errors.set(self.write_errors.get() + 1);
+        add(&self.write_errors, 1);
     }
 
     pub(crate) fn snapshot(&self) -> Counters {
-        let mut counters = Counters { write_errors: self.write_errors.get(), ..Counters::default() };
+        let mut counters = Counters { write_errors: self.write_errors.load(Relaxed), ..Counters::default() };
         for (level, counters) in counters.levels.iter_mut().enumerate() {
-            *counters = self.levels[level].get();
-            counters.hits = self.hits[level].get();
+            counters.hits = self.hits[level].load(Relaxed);
+            counters
+                .others()
+                .into_iter()
+                .zip(&self.others[level])
+                .for_each(|(count, cell)| *count = cell.load(Relaxed));
         }
         counters
     }

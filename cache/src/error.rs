@@ -32,10 +32,77 @@ pub struct TooManyHandles {
     pub max: usize,
 }
 
-/// Somebody changed the page, or it has left the cache, since it was looked up: begin anew.
+/// The look at a page is over: begin anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the page changed or went meanwhile; begin anew")]
-pub struct Conflict;
+pub enum Conflict {
+    /// The cache has moved the page out of its frame, or swizzled or unswizzled a link of it. Until then its contents were as
+    /// they were read. Whoever holds a copy ([`CacheHandle::snapshot`](crate::CacheHandle::snapshot)) holds what was true.
+    #[error("the cache has moved the page or a page below it; look it up again")]
+    Moved,
+    /// The page was changed, is being changed, or nobody knows any more whether it was.
+    #[error("the page has changed meanwhile; begin anew")]
+    Changed,
+}
+
+/// A mistake in the caller's code: to begin anew does not help. Nothing has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Misuse {
+    /// A page, an anchor or reserved room of another cache.
+    #[error("a page, an anchor or reserved room of another cache was given")]
+    OtherCache,
+    /// One page, or one new id, is given twice to one change.
+    #[error("{page} is given twice to one change")]
+    GivenTwice {
+        /// The page.
+        page: PageId,
+    },
+    /// A change has put a swizzled link where the layout names none, so that it would be written as it is, or one that stood
+    /// in none of the pages of the change. (A link that was left where it stood, past a smaller count, is unswizzled.)
+    #[error(
+        "the change puts a swizzled link into word {word} of {page}, where the layout names none, or from elsewhere"
+    )]
+    UnnamedLink {
+        /// The page.
+        page: PageId,
+        /// The position of the word.
+        word: usize,
+    },
+    /// The page of the anchor was freed by a change.
+    #[error("{page}, which the anchor keeps, was freed by a change")]
+    Freed {
+        /// The page.
+        page: PageId,
+    },
+    /// A buffer has another length than the page.
+    #[error("a buffer of {got} words was given for a page of {words}")]
+    BufferSize {
+        /// Words of the buffer.
+        got: usize,
+        /// Words of the page.
+        words: usize,
+    },
+}
+
+/// Why a call that never suspends was refused. Nothing has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PageError {
+    /// Somebody was faster: begin anew.
+    #[error(transparent)]
+    Conflict(#[from] Conflict),
+    /// A mistake in the caller's code.
+    #[error(transparent)]
+    Misuse(#[from] Misuse),
+}
+
+impl<E: std::error::Error + 'static> From<PageError> for CacheError<E> {
+    fn from(error: PageError) -> Self {
+        match error {
+            PageError::Conflict(conflict) => Self::Conflict(conflict),
+            PageError::Misuse(misuse) => Self::Misuse(misuse),
+        }
+    }
+}
 
 /// Why a page cannot be had, or not be written.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +111,9 @@ pub enum CacheError<E: std::error::Error + 'static> {
     /// Somebody was faster: begin anew.
     #[error(transparent)]
     Conflict(#[from] Conflict),
+    /// A mistake in the caller's code.
+    #[error(transparent)]
+    Misuse(#[from] Misuse),
     /// The store failed. After a failed write the page is still cached and still differs from the store's copy.
     #[error("{page}: {source}")]
     Store {
@@ -73,6 +143,14 @@ pub enum CacheError<E: std::error::Error + 'static> {
     /// A link leads nowhere.
     #[error("the link is null, leads nowhere, or its page has another size than was asked for")]
     BadLink,
+    /// A page is larger than the cache takes.
+    #[error("a page of {bytes} bytes; this cache takes pages of up to {max}")]
+    TooLarge {
+        /// Bytes of the page.
+        bytes: usize,
+        /// [`PageCache::page_bytes_max`](crate::PageCache::page_bytes_max).
+        max: usize,
+    },
     /// A page that was to be a new one is cached already.
     #[error("{page} is cached, so it is not a new page; free it first, or choose another id")]
     NotNew {

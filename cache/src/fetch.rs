@@ -4,7 +4,8 @@
 //! 2. The table is asked. A page that is there is used, and gets its swizzled link back if it has none; a page that somebody
 //!    else is fetching is waited for. Else the page is entered, in a free frame that is marked as loading.
 //! 3. It is read from the store into a private buffer, looked through, copied into its frame, and either admitted (its
-//!    parent's link is swizzled) or kept as a guest: for as long as it has users, and until it is written if they change it.
+//!    parent's link is swizzled) or kept as a bypass page: for as long as it has users, and until it is written if they change
+//!    it.
 //! 4. Those who waited are woken.
 //!
 //! Dropping the future at any point undoes what it has done: the entry goes, and the waiters start over.
@@ -14,18 +15,23 @@ use std::{
     task::{Context, Poll},
 };
 
+use futures_util::future::join_all;
+
 use crate::{
     arena,
-    error::{CacheError, Conflict},
+    error::{CacheError, Conflict, Misuse},
     frame::{Frame, NONE, State},
+    frame_lock::Version,
     handle::{CacheHandle, Page, Pinned},
-    id::{Link, PageId, SizeClass, is_swizzled},
+    id::{PageId, SizeClass, is_swizzled},
     options::Admission,
     sync::{Ordering, Spin, Step, is_left_out},
     table::Found,
     traits::{Layout, Store},
 };
 
+/// Pages that are asked for at once.
+const BATCH_MAX: usize = 64;
 /// Looks at cooling pages to find one that a new page has to outdo.
 const RIVALS_MAX: usize = 4;
 
@@ -36,35 +42,18 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         page: PageId,
         class: SizeClass,
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
-        let cache = self.cache();
         let pinned = match from {
-            Some(from) if !from.is_guest() => Some(self.pin(from)?),
-            Some(guest) if !guest.is_current() => return Err(Conflict.into()),
+            Some(from) if !self.is_ours(from) => return Err(Misuse::OtherCache.into()),
+            Some(from) if !from.is_bypass() => Some(self.pin(from)?),
+            Some(bypass) if !bypass.is_current() => return Err(bypass.conflict().into()),
             _ => None,
         };
-        let mut spare: Option<Taken<'a, S, L>> = None;
+        let mut spare: Option<FrameGuard<'a, S, L>> = None;
         let mut spin = Spin::default();
         loop {
             match self.find(page).await {
-                Found::Here { frame, version, state: State::Guest } => {
-                    let guest = self.found(frame, version, page, true);
-                    if guest.frame.class() != class {
-                        return Err(CacheError::BadLink);
-                    }
-                    self.0.counters.hit(guest.level());
-                    return Ok(guest);
-                }
-                Found::Here { frame, version, state: state @ (State::Resident | State::Cooling) } => {
-                    if cache.frame(frame).class() != class {
-                        return Err(CacheError::BadLink);
-                    }
-                    let found = self.found(frame, version, page, false);
-                    self.0.counters.hit(found.level());
-                    self.touch(found.frame);
-                    if state == State::Cooling || (found.frame.parent() == NONE && pinned.is_some()) {
-                        self.adopt(from.filter(|_| pinned.is_some()), &found);
-                    }
-                    return Ok(found);
+                Found::Here { frame, version, state: state @ (State::Bypass | State::Resident | State::Cooling) } => {
+                    return self.use_found(from, (frame, version, state), page, class, pinned.is_some());
                 }
                 Found::Here { .. } | Found::Busy | Found::Loading => {
                     spin.turn();
@@ -77,23 +66,111 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                         Some(taken) => taken,
                         None => self.take_frame(class).await?,
                     };
-                    let frame = cache.frame(taken.index);
-                    frame.set_page(Some(page));
-                    frame.set_state(State::Loading);
-                    if cache.table.insert(&cache.arena, page, taken.index) {
-                        let loading = Loading::begin(taken, page);
-                        // From here on nobody frees the page without us; it may have been freed before.
-                        if !is_left_out(Step::LinkCheck) && from.is_some_and(|from| !self.still_links(from, page)) {
-                            return Err(Conflict.into());
+                    match self.begin_loading(taken, page) {
+                        Ok(loading) => {
+                            // From here on nobody frees the page without us; it may have been freed before.
+                            if !is_left_out(Step::LinkCheck) && from.is_some_and(|from| !self.still_links(from, page)) {
+                                return Err(Conflict::Changed.into());
+                            }
+                            let answer = self.store().read(page, class).await;
+                            return self.read_in(from, Missing { page, class, pinned, loading }, answer);
                         }
-                        return self.read_in(from, pinned, page, class, loading).await;
+                        Err(taken) => spare = Some(taken),
                     }
-                    frame.set_state(State::Taken);
-                    frame.set_page(None);
-                    spare = Some(taken);
                 }
             }
         }
+    }
+
+    /// A page that the table has, in a state in which it can be used.
+    fn use_found<'a>(
+        &'a self,
+        from: Option<&Page<'a, S, L>>,
+        (frame, version, state): (u32, Version, State),
+        page: PageId,
+        class: SizeClass,
+        is_pinned: bool,
+    ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
+        let is_bypass = state == State::Bypass;
+        let found = self.found(frame, version, page, is_bypass);
+        if !found.frame.has_class(class) {
+            return Err(CacheError::BadLink);
+        }
+        self.0.counters.hit(found.level());
+        if !is_bypass {
+            self.touch(found.frame);
+            if state == State::Cooling || (found.frame.parent() == NONE && is_pinned) {
+                self.adopt(from.filter(|_| is_pinned), &found);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Enters a page as loading into a frame, or gives the frame back if somebody was faster.
+    fn begin_loading<'a>(
+        &self,
+        taken: FrameGuard<'a, S, L>,
+        page: PageId,
+    ) -> Result<Loading<'a, S, L>, FrameGuard<'a, S, L>> {
+        let cache = self.cache();
+        let frame = cache.frame(taken.index);
+        frame.set_page(Some(page));
+        frame.set_state(State::Loading);
+        if cache.table.insert(&cache.arena, page, taken.index) {
+            return Ok(Loading::begin(taken, page));
+        }
+        frame.set_state(State::Held);
+        frame.set_page(None);
+        Err(taken)
+    }
+
+    /// [`CacheHandle::follow`] for several links of one page, each with the size of its page. A result for each. What has to be
+    /// read from the store is asked for together ([`Store::read_many`]).
+    pub async fn follow_many<'a>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        links: &[(u64, SizeClass)],
+    ) -> Vec<Result<Page<'a, S, L>, CacheError<S::Error>>> {
+        let mut pages = Vec::with_capacity(links.len());
+        for links in links.chunks(BATCH_MAX) {
+            pages.extend(self.follow_batch(from, links).await);
+        }
+        pages
+    }
+
+    async fn follow_batch<'a>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        links: &[(u64, SizeClass)],
+    ) -> impl Iterator<Item = Result<Page<'a, S, L>, CacheError<S::Error>>> {
+        let mut pages: Vec<_> =
+            links.iter().map(|&(word, class)| self.try_follow::<0>(from, word, class, None).map(Ok)).collect();
+        let absent = links
+            .iter()
+            .enumerate()
+            .filter_map(|(at, &(word, class))| Some((at, self.begin_absent(from, PageId::new(word)?, class)?)));
+        let (places, missing): (Vec<usize>, Vec<_>) = absent.unzip();
+        if !missing.is_empty() {
+            let asked: Vec<_> = missing.iter().map(|missing| (missing.page, missing.class)).collect();
+            let answers = self.store().read_many(&asked).await;
+            for ((at, missing), answer) in places.into_iter().zip(missing).zip(answers) {
+                pages[at] = Some(self.read_in(Some(from), missing, answer));
+            }
+        }
+        // What others are reading, what found no room at once, and what is wrong.
+        let left = links.iter().zip(&mut pages).filter(|(_, page)| page.is_none());
+        join_all(left.map(async |(&(word, class), page)| *page = Some(self.follow(from, word, class).await))).await;
+        pages.into_iter().flatten()
+    }
+
+    /// Begins to fetch a page that nobody has, without suspending: who holds fetches must not wait for those of others.
+    fn begin_absent<'a>(&'a self, from: &Page<'a, S, L>, page: PageId, class: SizeClass) -> Option<Missing<'a, S, L>> {
+        if !self.is_ours(from) || self.contains(page) {
+            return None;
+        }
+        let pinned = if from.is_bypass() { None } else { Some(self.pin(from).ok()?) };
+        let loading = self.begin_loading(self.try_take_frame(class)?, page).ok()?;
+        self.still_links(from, page).then_some(Missing { page, class, pinned, loading })
     }
 
     /// Whether a page still has the link that was read from it; other links of it may have changed.
@@ -102,9 +179,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return true;
         }
         let Some(version) = from.frame.lock.read() else { return false };
-        // A guest that was freed keeps its words until its last user has gone.
-        let is_in_use = from.frame.page() == Some(from.id) && from.frame.state() != State::Ghost;
-        let is_there = is_in_use && self.find_link(from.words, |word| Link::of(word) == Link::Page(page)).is_some();
+        // A bypass page that was freed keeps its words until its last user has gone.
+        let is_in_use = from.frame.page() == Some(from.id) && from.frame.state() != State::BypassFreed;
+        let is_there = is_in_use && self.find_link(from.words, |word| word == page.get()).is_some();
         is_there && from.frame.lock.validate(version)
     }
 
@@ -129,16 +206,16 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         .await
     }
 
-    async fn read_in<'a>(
+    /// Puts a page where it belongs, once the store has answered.
+    fn read_in<'a>(
         &'a self,
         from: Option<&Page<'a, S, L>>,
-        pinned: Option<Pinned<'a, S, L>>,
-        page: PageId,
-        class: SizeClass,
-        loading: Loading<'a, S, L>,
+        missing: Missing<'a, S, L>,
+        answer: Result<S::Buffer, S::Error>,
     ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
         let cache = self.cache();
-        let buffer = self.store().read(page, class).await.map_err(|source| CacheError::Store { page, source })?;
+        let Missing { page, class, pinned, loading } = missing;
+        let buffer = answer.map_err(|source| CacheError::Store { page, source })?;
         if buffer.len() != class.words() {
             return Err(CacheError::Size { page, got: buffer.len(), asked: class.words() });
         }
@@ -155,47 +232,47 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         if let Some(pinned) = &pinned {
             self.touch(cache.frame(pinned.index));
         }
-        let uses = if cache.counts_uses() { cache.heat.miss(page, self.random_u32()) } else { 0 };
+        let uses = if cache.counts_uses() { cache.frequency.miss(page, self.random_u32()) } else { 0 };
         frame.set_level(level);
-        frame.set_kids(0);
+        frame.set_children(0);
         frame.set_users(0);
         frame.set_parent(NONE, 0);
-        cache.heat.set(frame, uses);
-        // Below a guest, nothing is kept.
+        cache.frequency.set(frame, uses);
+        // Below a bypass page, nothing is kept.
         let admitted = match from {
             Some(_) if pinned.is_none() => false,
-            _ => self.admits(level, uses) || cache.has_many_guests(),
+            _ => self.admits(level, uses) || cache.has_many_bypass_frames(),
         };
-        let is_guest = !admitted && from.is_some();
+        let is_bypass = !admitted && from.is_some();
         if is_left_out(Step::StateBeforeWake) {
             cache.table.wake(page);
         }
-        if is_guest {
-            if !cache.let_in(index, State::Guest) {
-                return Err(Conflict.into());
+        if is_bypass {
+            if !cache.publish(index, State::Bypass) {
+                return Err(Conflict::Changed.into());
             }
             self.0.counters.count(level, |level| level.refusals += 1);
             if let Some(pinned) = pinned {
                 frame.set_parent(pinned.index, 0);
                 std::mem::forget(pinned);
             }
-            cache.guests.fetch_add(1, Ordering::Relaxed);
+            cache.bypass_frames.fetch_add(1, Ordering::Relaxed);
             frame.set_users(1);
         } else {
             let parent = from.filter(|_| pinned.is_some());
             let is_linked = parent.is_some_and(|from| self.swizzle(from, frame, index, page));
             if is_linked {
                 frame.set_state(State::Resident);
-            } else if !cache.let_in(index, State::Resident) {
-                return Err(Conflict.into());
+            } else if !cache.publish(index, State::Resident) {
+                return Err(Conflict::Changed.into());
             }
             if parent.is_some() && !is_linked {
                 self.0.counters.count(level, |level| level.failed_upgrades += 1);
             }
         }
-        let version = frame.lock.unlock();
+        let version = frame.lock.unlock_moved();
         loading.end();
-        Ok(self.found(index, version, page, is_guest))
+        Ok(self.found(index, version, page, is_bypass))
     }
 
     /// The position of the first link word that is so.
@@ -217,7 +294,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             Admission::Frequency => {
                 let rival = (0..RIVALS_MAX).find_map(|_| cache.cooling.peek(self.random()));
-                rival.is_none_or(|rival| uses >= cache.heat.of(cache.frame(rival.frame)))
+                rival.is_none_or(|rival| uses >= cache.frequency.of(cache.frame(rival.frame)))
             }
         }
     }
@@ -236,17 +313,17 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         };
         let words = self.cache().arena.body(parent);
         let slot = match parent.state() == State::Resident && parent.page() == Some(from.id) {
-            true => self.find_link(words, |word| Link::of(word) == Link::Page(page)),
+            true => self.find_link(words, |word| word == page.get()),
             false => None,
         };
         let Some(slot) = slot else {
             parent.lock.unlock_unchanged();
             return false;
         };
-        words[slot].store(Link::swizzled(index, child.unit()), Ordering::Relaxed);
+        words[slot].store(self.cache().salt.swizzled(index, child.unit()), Ordering::Relaxed);
         child.set_parent(from.index(), slot);
-        parent.set_kids(parent.kids() + 1);
-        let after = parent.lock.unlock();
+        parent.set_children(parent.children() + 1);
+        let after = parent.lock.unlock_moved();
         // Nothing but this link has changed since the caller looked: what it has read still holds.
         if before == from.version() || is_left_out(Step::SameVersion) {
             from.set_version(after);
@@ -270,7 +347,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         if state == State::Cooling {
             if frame.parent() != NONE {
                 frame.set_state(State::Resident);
-            } else if !self.cache().let_in(found.index(), State::Resident) {
+            } else if !self.cache().publish(found.index(), State::Resident) {
                 // It goes on cooling: it may be read, and nothing else.
                 frame.lock.unlock_unchanged();
                 return;
@@ -285,27 +362,27 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
     }
 
-    /// A user of a guest leaves. The last one takes it off, or has it written first.
+    /// A user of a bypass page leaves. The last one takes it off, or has it written first.
     pub(crate) fn leave(&self, index: u32, page: PageId) {
         let cache = self.cache();
         let frame = cache.frame(index);
         if cache.table.leave(frame, page, index, || frame.is_stored()) {
             self.take_off(frame, index);
         } else if frame.users() == 0 && frame.is_dirty() && !frame.is_writing() {
-            self.write_guest(index);
+            self.write_bypass(index);
         }
     }
 
-    /// Empties the frame of a guest that nobody uses and that is no longer in the table.
+    /// Empties the frame of a bypass page that nobody uses and that is no longer in the table.
     pub(crate) fn take_off(&self, frame: &Frame, index: u32) {
         let mut spin = Spin::default();
         while frame.lock.try_lock().is_none() {
             spin.turn();
         }
         let parent = frame.parent();
-        self.cache().guests.fetch_sub(1, Ordering::Relaxed);
+        self.cache().bypass_frames.fetch_sub(1, Ordering::Relaxed);
         frame.set_parent(NONE, 0);
-        frame.set_state(State::Taken);
+        frame.set_state(State::Held);
         if parent != NONE {
             self.cache().frame(parent).unpin();
         }
@@ -327,25 +404,33 @@ pub async fn yield_once() {
 }
 
 /// A frame that is ours to use.
-pub(crate) struct Taken<'a, S: Store, L: Layout> {
+pub(crate) struct FrameGuard<'a, S: Store, L: Layout> {
     pub(crate) handle: &'a CacheHandle<S, L>,
     pub(crate) index: u32,
 }
 
-impl<S: Store, L: Layout> Drop for Taken<'_, S, L> {
+impl<S: Store, L: Layout> Drop for FrameGuard<'_, S, L> {
     fn drop(&mut self) {
         self.handle.give_back(self.index);
     }
 }
 
+/// A page that is to be read, and what holds its place meanwhile.
+struct Missing<'a, S: Store, L: Layout> {
+    page: PageId,
+    class: SizeClass,
+    pinned: Option<Pinned<'a, S, L>>,
+    loading: Loading<'a, S, L>,
+}
+
 /// A fetch under way. Dropped, it undoes itself.
 struct Loading<'a, S: Store, L: Layout> {
-    taken: Option<Taken<'a, S, L>>,
+    taken: Option<FrameGuard<'a, S, L>>,
     page: PageId,
 }
 
 impl<'a, S: Store, L: Layout> Loading<'a, S, L> {
-    fn begin(taken: Taken<'a, S, L>, page: PageId) -> Self {
+    fn begin(taken: FrameGuard<'a, S, L>, page: PageId) -> Self {
         taken.handle.cache().begin_transfer();
         Self { taken: Some(taken), page }
     }
@@ -372,7 +457,7 @@ impl<S: Store, L: Layout> Drop for Loading<'_, S, L> {
         if let Some(taken) = self.taken.take() {
             let cache = taken.handle.cache();
             cache.table.remove(self.page, taken.index);
-            cache.frame(taken.index).set_state(State::Taken);
+            cache.frame(taken.index).set_state(State::Held);
             cache.frame(taken.index).set_page(None);
             cache.table.wake(self.page);
             cache.end_transfer();

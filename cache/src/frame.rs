@@ -6,7 +6,7 @@
 //! - `state`, `page`, `level` and the body: the holder of the frame's lock. Free frames and those being loaded stay locked.
 //! - `parent` and `slot`: the holder of the *parent's* lock, for it is the parent's link that they describe; while a frame
 //!   is locked and not yet reachable, its own holder.
-//! - `kids`: the holder of this frame's lock.
+//! - `children`: the holder of this frame's lock.
 //! - `pins`, `users`, `flags`: anyone, in single atomic steps, as said there.
 
 use crate::{
@@ -25,7 +25,7 @@ pub(crate) enum State {
     /// In no use yet, or waiting in somebody's free list; locked, but held by nobody.
     Free = 0,
     /// Held by one thread that will use it or give it back; locked.
-    Taken = 1,
+    Held = 1,
     /// Its page is being read from the store; locked. It has a table entry, on which others wait.
     Loading = 2,
     /// Holds a page.
@@ -33,21 +33,21 @@ pub(crate) enum State {
     /// Holds a clean page that nothing but the table leads to, next to be evicted unless somebody touches it.
     Cooling = 4,
     /// Holds a page that was refused admission, for as long as it has users or is dirty.
-    Guest = 5,
-    /// Held a guest that was freed; its users will notice, and the last one frees the frame.
-    Ghost = 6,
+    Bypass = 5,
+    /// Held a bypass page that was freed; its users will notice, and the last one frees the frame.
+    BypassFreed = 6,
 }
 
 impl State {
     const fn of(byte: u8) -> Self {
         match byte {
             0 => Self::Free,
-            1 => Self::Taken,
+            1 => Self::Held,
             2 => Self::Loading,
             3 => Self::Resident,
             4 => Self::Cooling,
-            5 => Self::Guest,
-            _ => Self::Ghost,
+            5 => Self::Bypass,
+            _ => Self::BypassFreed,
         }
     }
 }
@@ -66,21 +66,21 @@ const OLD: u32 = 1 << 30;
 pub(crate) struct Frame {
     pub(crate) lock: FrameLock,
     page: AtomicU64,
-    /// The frame whose page holds the one swizzled link to this one's; [`NONE`] if there is no such link. Of a guest: the
+    /// The frame whose page holds the one swizzled link to this one's; [`NONE`] if there is no such link. Of a bypass page: the
     /// frame that is kept in place for it.
     parent: AtomicU32,
     /// Where in the parent's page that link was last seen: a hint.
     slot: AtomicU32,
     unit: AtomicU32,
     /// Swizzled links in this page.
-    kids: AtomicU32,
-    /// Loads and guests below this page: while there are any, it neither cools nor goes.
+    children: AtomicU32,
+    /// Loads and bypass pages below this page: while there are any, it neither cools nor goes.
     pins: AtomicU32,
-    /// Holders of a guest; changed under the lock of the table's shard.
+    /// Holders of a bypass page; changed under the lock of the table's shard.
     users: AtomicU32,
     flags: AtomicU32,
-    /// How often the page is used; see [`crate::heat`].
-    pub(crate) heat: AtomicU32,
+    /// How often the page is used; see [`crate::frequency`].
+    pub(crate) frequency: AtomicU32,
     state: AtomicU8,
     level: AtomicU8,
     class: AtomicU8,
@@ -119,7 +119,7 @@ impl Frame {
 
     /// Takes a free frame, for which several may compete: two lists can name it once a block has changed hands.
     pub(crate) fn claim(&self) -> bool {
-        let (free, taken) = (State::Free as u8, State::Taken as u8);
+        let (free, taken) = (State::Free as u8, State::Held as u8);
         let is_ours = if is_left_out(Step::ClaimAtOnce) {
             let is_free = self.state.load(Ordering::Acquire) == free;
             if is_free {
@@ -173,12 +173,12 @@ impl Frame {
         self.slot.store(slot as u32, Ordering::Relaxed);
     }
 
-    pub(crate) fn kids(&self) -> u32 {
-        self.kids.load(Ordering::Relaxed)
+    pub(crate) fn children(&self) -> u32 {
+        self.children.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_kids(&self, kids: u32) {
-        self.kids.store(kids, Ordering::Relaxed);
+    pub(crate) fn set_children(&self, children: u32) {
+        self.children.store(children, Ordering::Relaxed);
     }
 
     pub(crate) fn pins(&self) -> u32 {

@@ -1,25 +1,31 @@
 //! The optimistic lock of a frame, with a queue for its writers.
 //!
 //! ```text
-//!  63      62      48 47       0
-//! [locked | last waiter | version]
+//!  63         27 26       16 15          1     0
+//! [ changes:37  |  moves:11 | last waiter | locked ]
 //! ```
 //!
-//! Readers write nothing: they note the version, read, and look whether it is still the same and unlocked. Every change
-//! ends with a new version. Writers that know which version they want take the lock in one step or not at all; a writer
-//! that wants the page as it is queues ([`FrameLock::lock`]). The queue is that of Mellor-Crummey and Scott with its tail
-//! in the lock word, which is OptiQL's idea (Shi et al., SIGMOD 2024); its first waiter watches the lock word and each other
-//! one a node of its own, so that a contended lock is handed on at the cost of one cache line, and readers get in between
-//! two writers. Nodes belong to threads; a thread waits in one queue at a time and holds no lock when it joins one.
+//! Readers write nothing: they note the version, read, and look whether it is still the same and unlocked. Every change of
+//! what a reader may see ends with a new version. Writers that know which version they want take the lock in one step or not
+//! at all; a writer that wants the page as it is queues ([`FrameLock::lock`]). The queue is that of Mellor-Crummey and Scott
+//! with its tail in the lock word, which is OptiQL's idea (Shi et al., SIGMOD 2024); its first waiter watches the lock word
+//! and each other one a node of its own, so that a contended lock is handed on at the cost of one cache line, and readers get
+//! in between two writers. Nodes belong to threads; a thread waits in one queue at a time and holds no lock when it joins one.
 //!
-//! The version has 48 bits: at a million changes a second of one frame it lasts nine years.
+//! A version counts apart what happened to the page's contents (*changes*) and what the cache did with it (*moves*: a link
+//! swizzled, the page cooled, evicted, read in), so that a reader who comes too late can tell which it was. One comparison
+//! checks both. Moves carry into changes: after 2048 of them a change is reported that there was not, never the other way
+//! round. Changes wrap around after 2^37: a look at a page would have to be held for 38 hours of a million changes a second.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Spin, Step, fence, is_left_out};
 
-const LOCKED: u64 = 1 << 63;
-const TAIL_SHIFT: u32 = 48;
+const LOCKED: u64 = 1;
+const TAIL_SHIFT: u32 = 1;
 const TAIL: u64 = 0x7fff << TAIL_SHIFT;
-const VERSION: u64 = (1 << TAIL_SHIFT) - 1;
+/// At the top, where what overflows is gone.
+const VERSION: u64 = !(TAIL | LOCKED);
+const MOVE: u64 = 1 << 16;
+const CHANGE: u64 = 1 << 27;
 
 /// The most threads that can wait.
 pub const WAITERS_MAX: usize = 0x7fff;
@@ -29,15 +35,16 @@ pub const WAITERS_MAX: usize = 0x7fff;
 pub struct Version(u64);
 
 impl Version {
-    /// How many bits a version has.
-    pub(crate) const BITS: u32 = TAIL_SHIFT;
+    /// The bits of a word that are not its version's.
+    pub(crate) const OTHER_BITS: u64 = !VERSION;
 
+    /// The version in its own bits, the others are zero.
     #[inline]
     pub(crate) const fn word(self) -> u64 {
         self.0
     }
 
-    /// The version in the low bits of a word.
+    /// The version in a word whose other bits mean something else.
     #[inline]
     pub(crate) const fn from_word(word: u64) -> Self {
         Self(word & VERSION)
@@ -45,11 +52,12 @@ impl Version {
 
     /// The low half: enough to tell apart two times that a frame cooled.
     pub(crate) const fn tag(self) -> u32 {
-        self.0 as u32
+        (self.0 >> 16) as u32
     }
 
-    const fn next(self) -> Self {
-        Self((self.0 + 1) & VERSION)
+    /// Whether contents that were seen at one of these versions are there at the other.
+    const fn has_same_contents(self, other: Self) -> bool {
+        self.0 / CHANGE == other.0 / CHANGE
     }
 }
 
@@ -201,10 +209,10 @@ impl FrameLock {
     /// A new version, still locked: for the holder of the lock who keeps it for long. Those who queue are let through first;
     /// none queues after this who looks at what the holder has changed ([`FrameLock::lock_if`]).
     pub fn retire(&self) {
-        if self.0.fetch_add(1, Ordering::AcqRel) & TAIL == 0 || is_left_out(Step::Retirement) {
+        if self.0.fetch_add(MOVE, Ordering::AcqRel) & TAIL == 0 || is_left_out(Step::Retirement) {
             return;
         }
-        self.unlock();
+        self.unlock_moved();
         let mut spin = Spin::default();
         loop {
             let word = self.0.load(Ordering::Relaxed);
@@ -215,15 +223,48 @@ impl FrameLock {
         }
     }
 
+    /// Says, still locked, that contents which others may have seen count no more.
+    pub(crate) fn note_change(&self) {
+        self.0.fetch_add(CHANGE, Ordering::Release);
+    }
+
+    /// Whether the contents that were seen at `version` were there until now, or until the page went; false also while
+    /// somebody holds the lock for whom that is not decided yet.
+    pub(crate) fn is_unchanged_since(&self, version: Version) -> bool {
+        let mut spin = Spin::default();
+        // The cache moves a page in a few instructions.
+        for _ in 0..if cfg!(loom) { 1 } else { 8 } {
+            let word = self.0.load(Ordering::Acquire);
+            if !Version::from_word(word).has_same_contents(version) {
+                return false;
+            }
+            // Freed frames stay locked, with a new version.
+            if word & LOCKED == 0 || word & VERSION != version.0 {
+                return true;
+            }
+            spin.turn();
+        }
+        false
+    }
+
     /// Whether somebody holds it.
     pub fn is_locked(&self) -> bool {
         self.0.load(Ordering::Relaxed) & LOCKED != 0
     }
 
-    /// Ends a change: a new version. Only for the holder of the lock.
+    /// Ends a change of the contents. Only for the holder of the lock.
     pub fn unlock(&self) -> Version {
-        let word = self.0.fetch_add(1u64.wrapping_sub(LOCKED), Ordering::Release);
-        Version(word & VERSION).next()
+        self.unlock_after(CHANGE)
+    }
+
+    /// Ends a step of the cache that leaves the contents as they are. Only for the holder of the lock.
+    pub fn unlock_moved(&self) -> Version {
+        self.unlock_after(MOVE)
+    }
+
+    fn unlock_after(&self, step: u64) -> Version {
+        let word = self.0.fetch_add(step - LOCKED, Ordering::Release);
+        Version((word & VERSION).wrapping_add(step))
     }
 
     /// Gives the lock back with nothing changed: readers need not notice. Only for the holder of the lock.
@@ -248,6 +289,27 @@ mod tests {
         assert!(lock.validate(version) && lock.try_upgrade(version));
         let next = lock.unlock();
         assert!(!lock.validate(version) && lock.validate(next) && !lock.try_upgrade(version));
+    }
+
+    #[test]
+    fn versions_tell_moves_from_changes_and_wrap_around() {
+        let lock = FrameLock(AtomicU64::new(!(CHANGE - 1) - CHANGE));
+        let seen = lock.read().unwrap();
+        lock.try_lock().unwrap();
+        let moved = lock.unlock_moved();
+        assert!(!lock.validate(seen) && lock.is_unchanged_since(seen) && lock.is_unchanged_since(moved));
+        lock.try_lock().unwrap();
+        assert!(!lock.is_unchanged_since(moved), "it may be changed");
+        lock.retire();
+        assert!(lock.is_unchanged_since(moved), "it has gone");
+        lock.note_change();
+        assert!(!lock.is_unchanged_since(moved));
+        for _ in 0..4 {
+            let version = lock.unlock();
+            assert!(lock.read() == Some(version) && !lock.is_unchanged_since(moved));
+            lock.try_lock().unwrap();
+        }
+        assert_eq!(lock.0.load(Ordering::Relaxed) & (TAIL | LOCKED), LOCKED, "nothing spills over");
     }
 
     #[test]
@@ -284,6 +346,6 @@ mod tests {
             }
         });
         assert_eq!(left.load(Ordering::Relaxed), u64::from(THREADS) * ROUNDS);
-        assert_eq!(lock.read(), Some(Version(u64::from(THREADS) * ROUNDS)));
+        assert_eq!(lock.read(), Some(Version(u64::from(THREADS) * ROUNDS * CHANGE)));
     }
 }

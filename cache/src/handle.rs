@@ -4,30 +4,33 @@ use std::{
     cell::{Cell, RefCell},
     fmt,
     ops::Range,
+    pin::Pin,
     rc::Rc,
+    task::{Context, Poll},
 };
 
 use crate::{
     cache::PageCache,
     counters::{CounterCells, Counters},
-    error::{CacheError, Conflict},
+    error::{CacheError, Conflict, Misuse, PageError, TooManyHandles},
     frame::{Frame, State},
     frame_lock::Version,
-    heat::{USES_PER_TICK, mix},
-    id::{Link, PageId, SizeClass},
+    frequency::USES_PER_TICK,
+    id::{Link, PageId, SizeClass, is_swizzled},
+    mix::mix,
     sync::{Arc, AtomicU64, Ordering, Spin, Step, fence, is_left_out},
     traits::{Layout, Store},
 };
 
-/// Free frames that a handle keeps of a class before it shares them.
+/// Free frames that a handle keeps of a class before it shares them: so many, and those of large pages for so many bytes.
 const FREE_MAX: usize = 64;
+const FREE_BYTES_MAX: usize = 256 << 10;
 
 pub(crate) struct Inner<S: Store, L: Layout> {
     pub(crate) cache: Arc<PageCache<L>>,
     pub(crate) store: S,
     pub(crate) number: u32,
-    pub(crate) counters: CounterCells,
-    counts_uses: bool,
+    pub(crate) counters: Arc<CounterCells>,
     free: [RefCell<Vec<u32>>; SizeClass::COUNT],
     random: Cell<u64>,
 }
@@ -40,7 +43,7 @@ impl<S: Store, L: Layout> Drop for Inner<S, L> {
                 self.cache.pool_frames(SizeClass::from_index(index), frames);
             }
         }
-        self.cache.handle_ended(self.number, self.counters.snapshot());
+        self.cache.end_handle(self.number);
     }
 }
 
@@ -60,19 +63,21 @@ impl<S: Store, L: Layout> fmt::Debug for CacheHandle<S, L> {
     }
 }
 
-impl<S: Store, L: Layout> CacheHandle<S, L> {
-    pub(crate) fn new(cache: Arc<PageCache<L>>, store: S, number: u32, seed: u64) -> Self {
-        Self(Rc::new(Inner {
-            counts_uses: cache.counts_uses(),
-            cache,
-            store,
-            number,
-            counters: CounterCells::default(),
-            free: Default::default(),
-            random: Cell::new(mix(seed) | 1),
-        }))
+impl<L: Layout> PageCache<L> {
+    /// A handle for the thread that calls this. `seed` decides its random choices.
+    ///
+    /// # Errors
+    /// If there are [`CacheOptions::handles_max`](crate::CacheOptions::handles_max) handles already.
+    pub fn handle<S: Store>(self: &Arc<Self>, store: S, seed: u64) -> Result<CacheHandle<S, L>, TooManyHandles> {
+        let Some((number, counters)) = self.begin_handle() else {
+            return Err(TooManyHandles { max: self.options.handles_max });
+        };
+        let (free, random) = (Default::default(), Cell::new(mix(seed) | 1));
+        Ok(CacheHandle(Rc::new(Inner { cache: Arc::clone(self), store, number, counters, free, random })))
     }
+}
 
+impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// The cache.
     pub fn cache(&self) -> &PageCache<L> {
         &self.0.cache
@@ -107,12 +112,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Counts a use of the page in `frame`.
     #[inline]
     pub(crate) fn touch(&self, frame: &Frame) {
-        if self.0.counts_uses && self.cache().heat.is_counting() {
+        if self.cache().frequency.is_counting() {
             let random = self.random();
-            self.cache().heat.touch(frame, (random >> 32) as u32);
+            self.cache().frequency.touch(frame, (random >> 32) as u32);
             // One use in so many tells that there were so many.
             if (random as u32).is_multiple_of(USES_PER_TICK) {
-                self.cache().heat.tick(USES_PER_TICK);
+                self.cache().frequency.tick(USES_PER_TICK);
             }
         }
     }
@@ -120,7 +125,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Has the processor fetch these words of the page that a link word leads to; false if the link is not swizzled.
     #[inline]
     pub fn prefetch<const N: usize>(&self, word: u64, class: SizeClass, words: [Range<usize>; N]) -> bool {
-        match Link::of(word) {
+        match self.cache().salt.link(word) {
             Link::Frame { frame, unit } => {
                 self.cache().arena.prefetch(frame, unit, class, words);
                 true
@@ -133,90 +138,115 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// `from` has a swizzled link to is had at once; else suspends while it is read from the store.
     ///
     /// # Errors
-    /// [`CacheError::Conflict`] if `from` has changed since it was read; the others if the page cannot be had.
-    #[inline]
-    pub async fn follow<'a>(
+    /// [`CacheError::Conflict`] if `from` has changed since it was read; [`CacheError::BadLink`] if the link is null, does not
+    /// stand in `from`, or its page has another size; [`CacheError::Misuse`] if `from` is of another cache; the others if the
+    /// page cannot be had.
+    #[inline(always)]
+    pub fn follow<'a>(
         &'a self,
         from: &Page<'a, S, L>,
         word: u64,
         class: SizeClass,
-    ) -> Result<Page<'a, S, L>, CacheError<S::Error>> {
-        match Link::of(word) {
-            Link::Frame { frame, unit } => match self.follow_local::<0>(from, frame, unit, class, None) {
-                Ok(page) => Ok(page),
-                Err(_) if self.is_forged(from, frame) => Err(CacheError::BadLink),
-                Err(conflict) => Err(conflict.into()),
-            },
-            // Boxed, so that the future of a hit stays small.
-            Link::Page(page) => Box::pin(self.fetch(Some(from), page, class)).await,
-            Link::Null => Err(CacheError::BadLink),
-        }
+    ) -> impl Future<Output = Result<Page<'a, S, L>, CacheError<S::Error>>> {
+        // By hand: an async function has the page of a hit go through memory, which costs more than all else.
+        Follow { handle: self, from, word, class, fetch: None }
     }
 
-    /// Whether a word that looks like a swizzled link is none: the store had it, where the layout says there is no link. Else
-    /// whoever follows it would begin anew for ever.
     #[cold]
-    fn is_forged(&self, from: &Page<'_, S, L>, index: u32) -> bool {
-        let leads_there = self.cache().arena.get(index).is_some_and(|frame| frame.parent() == from.index());
-        !leads_there && from.is_current()
+    #[inline(never)]
+    fn follow_absent<'f, 'a>(&'a self, from: &'f Page<'a, S, L>, word: u64, class: SizeClass) -> Fetch<'f, 'a, S, L> {
+        Box::pin(async move {
+            match PageId::new(word) {
+                Some(page) => self.fetch(Some(from), page, class).await,
+                None if is_swizzled(word) => Err(self.why_not(from, word, class)),
+                None => Err(CacheError::BadLink),
+            }
+        })
     }
 
-    /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, or if `from` or the page
-    /// is being changed. Has the processor fetch `words` of the page first, if they are said.
+    /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, if `from` or the page
+    /// is being changed, or if following it would be an error: [`CacheHandle::follow`] says which. Has the processor fetch
+    /// `words` of the page first, if they are said.
     #[inline(always)]
-    pub fn follow_cached<'a, const N: usize>(
+    pub fn try_follow<'a, const N: usize>(
         &'a self,
         from: &Page<'a, S, L>,
         word: u64,
         class: SizeClass,
         words: Option<[Range<usize>; N]>,
     ) -> Option<Page<'a, S, L>> {
-        let Link::Frame { frame, unit } = Link::of(word) else { return None };
-        self.follow_local(from, frame, unit, class, words).ok()
+        if is_swizzled(word) { self.follow_swizzled(from, word, class, words) } else { None }
     }
 
     #[inline(always)]
-    fn follow_local<'a, const N: usize>(
+    fn follow_swizzled<'a, const N: usize>(
         &'a self,
         from: &Page<'a, S, L>,
-        index: u32,
-        unit: u32,
+        word: u64,
         class: SizeClass,
         expected: Option<[Range<usize>; N]>,
-    ) -> Result<Page<'a, S, L>, Conflict> {
-        let arena = &self.cache().arena;
-        let frame = arena.get(index).ok_or(Conflict)?;
+    ) -> Option<Page<'a, S, L>> {
+        if !self.is_ours(from) {
+            return None;
+        }
+        let cache = self.cache();
+        let (index, unit) = cache.salt.place(word);
+        let frame = cache.arena.get(index)?;
         // What a search needs is had from the link alone, so that it need not wait for the frame's line.
-        let mut words = arena.words(unit, class.words());
+        let words = cache.arena.words(unit, class.words());
         if let Some(expected) = expected {
             crate::arena::prefetch(std::ptr::from_ref(frame).cast());
             expected.into_iter().for_each(|expected| crate::arena::prefetch_lines(words, expected));
         }
         let version = read_version(frame)?;
-        let (level, id) = (frame.level(), frame.page());
-        if !frame.has_class(class) {
-            words = arena.body_cold(frame);
-        }
-        // The frame was the child's at that version if the parent still says so.
-        if !is_left_out(Step::ParentCheck) && !from.is_current() {
-            return Err(Conflict);
+        let (level, id) = (frame.level(), frame.page()?);
+        // The frame was the child's at that version if it says so now, and the parent then still is as it was.
+        let is_child = frame.has_class(class) && frame.parent() == from.index();
+        if !(is_left_out(Step::ParentCheck) || is_child && from.is_current()) {
+            return None;
         }
         self.0.counters.hit(level);
         if level == 0 {
             self.touch(frame);
         }
-        let id = id.ok_or(Conflict)?;
-        Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
+        Some(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
     }
 
-    /// [`CacheHandle::follow`] for several links of one page; reads from the store overlap. A result for each.
-    pub async fn follow_many<'a>(
-        &'a self,
-        from: &Page<'a, S, L>,
-        words: &[u64],
-        class: SizeClass,
-    ) -> Vec<Result<Page<'a, S, L>, CacheError<S::Error>>> {
-        futures_util::future::join_all(words.iter().map(|&word| self.follow(from, word, class))).await
+    /// The size of the page that a swizzled link leads to, for those whose pages are of several sizes; `None` if the link is
+    /// not swizzled. If it does not stand in a current page, this is some size.
+    #[inline]
+    pub fn class_of(&self, word: u64) -> Option<SizeClass> {
+        let (index, _) = self.cache().salt.place(word);
+        is_swizzled(word).then(|| self.cache().arena.get(index).map(Frame::class)).flatten()
+    }
+
+    /// Why a swizzled link cannot be followed.
+    #[cold]
+    #[inline(never)]
+    fn why_not(&self, from: &Page<'_, S, L>, word: u64, class: SizeClass) -> CacheError<S::Error> {
+        if !self.is_ours(from) {
+            return Misuse::OtherCache.into();
+        }
+        let (index, _) = self.cache().salt.place(word);
+        let is_child = |frame: &Frame| frame.has_class(class) && frame.parent() == from.index();
+        let is_link = self.cache().arena.get(index).is_some_and(is_child);
+        if !from.is_current() {
+            return from.conflict().into();
+        }
+        // The page below is locked, or `from` never had such a link.
+        if is_link { Conflict::Changed.into() } else { CacheError::BadLink }
+    }
+
+    /// Whether a page is of this handle's cache.
+    #[inline(always)]
+    pub(crate) fn is_ours(&self, page: &Page<'_, S, L>) -> bool {
+        std::ptr::eq(self, page.handle) || self.shares_cache(page.handle)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn shares_cache(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.cache, &other.0.cache)
     }
 
     /// Whether a page is cached, or being read from the store.
@@ -239,7 +269,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     pub async fn anchor(&self, page: PageId, class: SizeClass) -> Result<Anchor<L>, CacheError<S::Error>> {
         loop {
             let page = self.load(page, class).await?;
-            if page.is_guest() {
+            if page.is_bypass() {
                 return Err(self.no_room("the page to keep was not admitted"));
             }
             if let Ok(pinned) = self.pin(&page) {
@@ -253,33 +283,72 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// The page of an anchor.
     ///
     /// # Errors
-    /// If somebody holds its lock for longer than a change takes.
-    #[inline]
-    pub fn enter<'a>(&'a self, anchor: &Anchor<L>) -> Result<Page<'a, S, L>, Conflict> {
-        let frame = self.cache().frame(anchor.index);
-        let version = read_version(frame)?;
-        // Another page is there if a change has freed the anchored one.
-        if frame.page() != Some(anchor.page) {
-            return Err(Conflict);
+    /// [`Conflict`] if somebody holds its lock for longer than a change takes; [`Misuse::Freed`] once a change has freed the
+    /// page; [`Misuse::OtherCache`].
+    #[inline(always)]
+    pub fn enter<'a>(&'a self, anchor: &Anchor<L>) -> Result<Page<'a, S, L>, PageError> {
+        let frame = self.cache().arena.get(anchor.index);
+        if let Some(frame) = frame.filter(|_| Arc::ptr_eq(&self.0.cache, &anchor.cache))
+            && let Some(version) = read_version(frame)
+            && frame.page() == Some(anchor.page)
+        {
+            let (level, id, words) = (frame.level(), anchor.page, self.cache().arena.body(frame));
+            self.0.counters.hit(level);
+            return Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id });
         }
-        let (level, id, words) = (frame.level(), anchor.page, self.cache().arena.body(frame));
-        self.0.counters.hit(level);
-        Ok(Page { handle: self, frame, words, stamp: Stamp::new(version, level, false), id })
+        Err(anchor.why_not(self.cache()))
     }
 
     /// The page that a bookmark was left in, without looking it up; [`Page::read`] tells if it is not there any more. It does
-    /// not count as a hit once more. `None` if this cache never had such a page.
+    /// not count as a hit once more. `None` if this cache never had such a page, or another one is in its place.
     pub fn back_to(&self, bookmark: Bookmark) -> Option<Page<'_, S, L>> {
-        let (index, version, id) = (bookmark.0[0], Version::from_word(bookmark.0[1]), PageId::new(bookmark.0[2])?);
-        let index = u32::try_from(index).ok()?;
-        self.cache().arena.get(index)?;
-        Some(self.found(index, version, id, false))
+        let [place, version, id] = bookmark.0;
+        let (index, id) = (place as u32, PageId::new(id)?);
+        if (place >> 32) as u32 != self.cache().salt.mark() || self.cache().arena.get(index)?.page() != Some(id) {
+            return None;
+        }
+        Some(self.found(index, Version::from_word(version), id, false))
     }
 
-    pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_guest: bool) -> Page<'a, S, L> {
+    /// Copies the words of a page as the store would have them: with the ids of pages in place of swizzled links. Whoever has
+    /// to hold more pages than the cache does holds copies.
+    ///
+    /// # Errors
+    /// [`Conflict`] as [`Page::read`]; [`Misuse::BufferSize`] unless `into` has the page's length; [`Misuse::OtherCache`].
+    /// `into` then holds nothing of use.
+    pub fn snapshot(&self, page: &Page<'_, S, L>, into: &mut [u64]) -> Result<(), PageError> {
+        if !self.is_ours(page) {
+            return Err(Misuse::OtherCache.into());
+        }
+        if into.len() != page.words.len() {
+            return Err(Misuse::BufferSize { got: into.len(), words: page.words.len() }.into());
+        }
+        self.copy_unswizzled(page.words, into);
+        if page.is_current() { Ok(()) } else { Err(page.conflict().into()) }
+    }
+
+    /// Copies a page's words with ids in place of swizzled links; false if a link leads to no page. Of use only if the page
+    /// did not change meanwhile: a child with a swizzled link stays in its frame until its parent has a new version.
+    pub(crate) fn copy_unswizzled(&self, body: &[AtomicU64], into: &mut [u64]) -> bool {
+        let cache = self.cache();
+        into.iter_mut().zip(body).for_each(|(copy, word)| *copy = word.load(Ordering::Relaxed));
+        let mut is_whole = true;
+        for slot in cache.layout.links(body) {
+            if let Some(word) = into.get_mut(slot).filter(|word| is_swizzled(**word)) {
+                let (frame, _) = cache.salt.place(*word);
+                match cache.arena.get(frame).and_then(Frame::page) {
+                    Some(child) => *word = child.get(),
+                    None => is_whole = false,
+                }
+            }
+        }
+        is_whole
+    }
+
+    pub(crate) fn found<'a>(&'a self, index: u32, version: Version, id: PageId, is_bypass: bool) -> Page<'a, S, L> {
         let frame = self.cache().frame(index);
         let words = self.cache().arena.body(frame);
-        Page { handle: self, frame, words, stamp: Stamp::new(version, frame.level(), is_guest), id }
+        Page { handle: self, frame, words, stamp: Stamp::new(version, frame.level(), is_bypass), id }
     }
 
     /// Keeps the page that `page` shows from cooling, leaving and being freed by others, if it is still that page.
@@ -293,7 +362,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return Ok(Pinned { handle: self, index: page.index() });
         }
         page.frame.unpin();
-        Err(Conflict)
+        Err(page.conflict())
     }
 
     pub(crate) fn pop_free(&self, class: SizeClass) -> Option<u32> {
@@ -311,13 +380,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let class = frame.class();
         frame.set_page(None);
         frame.set_clean();
-        frame.set_kids(0);
+        frame.set_children(0);
         // Who waits to alter the page that was here must not wait for the next one.
         frame.lock.retire();
         frame.set_state(State::Free);
         let mut list = self.0.free[class.index()].borrow_mut();
         list.push(index);
-        if list.len() > FREE_MAX || self.cache().is_awaited() {
+        if list.len() > FREE_MAX.min(FREE_BYTES_MAX / class.bytes()) || self.cache().is_awaited() {
             let half = list.len() / 2;
             let shared: Vec<u32> = list.drain(half..).collect();
             drop(list);
@@ -330,19 +399,65 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 }
 
-#[inline]
-pub(crate) fn read_version(frame: &Frame) -> Result<Version, Conflict> {
-    if let Some(version) = frame.lock.read() {
-        return Ok(version);
+/// A link that is being followed.
+struct Follow<'f, 'a, S: Store, L: Layout> {
+    handle: &'a CacheHandle<S, L>,
+    from: &'f Page<'a, S, L>,
+    word: u64,
+    class: SizeClass,
+    /// If it takes a while.
+    fetch: Option<Fetch<'f, 'a, S, L>>,
+}
+
+type Fetch<'f, 'a, S, L> = Pin<Box<dyn Future<Output = Result<Page<'a, S, L>, CacheError<<S as Store>::Error>>> + 'f>>;
+
+impl<'a, S: Store, L: Layout> Future for Follow<'_, 'a, S, L> {
+    type Output = Result<Page<'a, S, L>, CacheError<S::Error>>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { handle, from, word, class, .. } = *self;
+        if self.fetch.is_none()
+            && let Some(page) = handle.try_follow::<0>(from, word, class, None)
+        {
+            return Poll::Ready(Ok(page));
+        }
+        let fetch = self.fetch.get_or_insert_with(|| handle.follow_absent(from, word, class));
+        in_parts(fetch.as_mut().poll(cx))
     }
+}
+
+/// A page that a call has left in memory, taken apart: otherwise the one from a hit has to go through the same memory.
+#[expect(clippy::needless_match, reason = "it is the taking apart that is wanted")]
+#[inline(always)]
+fn in_parts<T, E>(polled: Poll<Result<T, E>>) -> Poll<Result<T, E>> {
+    match polled {
+        Poll::Ready(Ok(page)) => Poll::Ready(Ok(page)),
+        Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+        Poll::Pending => Poll::Pending,
+    }
+}
+
+/// The version to read under; `None` if somebody holds the lock for longer than a change takes.
+#[inline]
+fn read_version(frame: &Frame) -> Option<Version> {
+    match frame.lock.read() {
+        Some(version) => Some(version),
+        None => wait_for_version(frame),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn wait_for_version(frame: &Frame) -> Option<Version> {
     let mut spin = Spin::default();
     while spin.is_short() {
         spin.turn();
         if let Some(version) = frame.lock.read() {
-            return Ok(version);
+            return Some(version);
         }
     }
-    Err(Conflict)
+    None
 }
 
 /// Keeps a page cached: see [`CacheHandle::anchor`].
@@ -350,6 +465,22 @@ pub struct Anchor<L: Layout> {
     cache: Arc<PageCache<L>>,
     index: u32,
     page: PageId,
+}
+
+impl<L: Layout> Anchor<L> {
+    /// Why its page cannot be entered.
+    #[cold]
+    #[inline(never)]
+    fn why_not(&self, cache: &PageCache<L>) -> PageError {
+        if !std::ptr::eq(cache, &raw const *self.cache) {
+            return Misuse::OtherCache.into();
+        }
+        match cache.frame(self.index).page() == Some(self.page) {
+            true => Conflict::Changed.into(),
+            // Another page is there, or none: a pinned page goes only if a change frees it.
+            false => Misuse::Freed { page: self.page }.into(),
+        }
+    }
 }
 
 impl<L: Layout> fmt::Debug for Anchor<L> {
@@ -389,13 +520,16 @@ pub struct Page<'a, S: Store, L: Layout> {
     pub(crate) id: PageId,
 }
 
-/// A page's version:48, its level:8, and whether it is a guest:1. In one word, because a page is moved often.
+/// A page's version, and in the bits that versions leave its level:8 and whether it is a bypass page:1. In one word, because a
+/// page is moved often.
 struct Stamp(Cell<u64>);
+
+const _: () = assert!(Version::OTHER_BITS & 0x1ff == 0x1ff);
 
 impl Stamp {
     #[inline]
-    fn new(version: Version, level: u8, is_guest: bool) -> Self {
-        Self(Cell::new(version.word() | u64::from(level) << Version::BITS | u64::from(is_guest) << 56))
+    fn new(version: Version, level: u8, is_bypass: bool) -> Self {
+        Self(Cell::new(version.word() | u64::from(level) << 1 | u64::from(is_bypass)))
     }
 
     #[inline]
@@ -404,17 +538,17 @@ impl Stamp {
     }
 
     fn set_version(&self, version: Version) {
-        self.0.set(self.0.get() >> Version::BITS << Version::BITS | version.word());
+        self.0.set(self.0.get() & Version::OTHER_BITS | version.word());
     }
 
     #[inline]
     fn level(&self) -> u8 {
-        (self.0.get() >> Version::BITS) as u8
+        (self.0.get() >> 1) as u8
     }
 
     #[inline]
-    fn is_guest(&self) -> bool {
-        self.0.get() >> 56 != 0
+    fn is_bypass(&self) -> bool {
+        self.0.get() & 1 != 0
     }
 }
 
@@ -425,8 +559,9 @@ pub struct Bookmark(pub [u64; 3]);
 impl<S: Store, L: Layout> Page<'_, S, L> {
     /// A way back to it, unless it may go as soon as this is dropped.
     pub fn bookmark(&self) -> Option<Bookmark> {
-        let bookmark = || Bookmark([u64::from(self.index()), self.version().word(), self.id.get()]);
-        (!self.is_guest()).then(bookmark)
+        let place = || u64::from(self.handle.cache().salt.mark()) << 32 | u64::from(self.index());
+        let bookmark = || Bookmark([place(), self.version().word(), self.id.get()]);
+        (!self.is_bypass()).then(bookmark)
     }
 
     /// Its id.
@@ -445,10 +580,10 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
         self.handle.cache().arena.index_of(self.frame)
     }
 
-    /// Whether this is a user of a guest.
+    /// Whether this is a user of a bypass page.
     #[inline]
-    pub(crate) fn is_guest(&self) -> bool {
-        self.stamp.is_guest()
+    pub(crate) fn is_bypass(&self) -> bool {
+        self.stamp.is_bypass()
     }
 
     /// The version at which it was looked up, or to which its user has changed it since.
@@ -465,11 +600,19 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
     /// if they were all of one moment. Link words may be swizzled: they are for [`CacheHandle::follow`] only.
     ///
     /// # Errors
-    /// If the page changed since it was looked up, or is no longer here.
+    /// If the page is not as it was when it was looked up: [`Conflict::Moved`] if the cache has moved it, [`Conflict::Changed`]
+    /// if its contents were changed.
     #[inline(always)]
     pub fn read<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> Result<R, Conflict> {
         let result = f(self.words);
-        if self.is_current() { Ok(result) } else { Err(Conflict) }
+        if self.is_current() { Ok(result) } else { Err(self.conflict()) }
+    }
+
+    /// Why it is not current.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn conflict(&self) -> Conflict {
+        if self.frame.lock.is_unchanged_since(self.version()) { Conflict::Moved } else { Conflict::Changed }
     }
 
     /// Has the processor fetch these words, as far as the page has them.
@@ -492,7 +635,7 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
 
     /// Whether a link word, read from the page above, leads to this page.
     pub fn is_target_of(&self, word: u64) -> bool {
-        match Link::of(word) {
+        match self.handle.cache().salt.link(word) {
             Link::Frame { frame, .. } => frame == self.index(),
             Link::Page(page) => page == self.id,
             Link::Null => false,
@@ -510,14 +653,17 @@ impl<S: Store, L: Layout> Drop for Page<'_, S, L> {
     // As short as can be: where it is not inlined, also on the way of a panic, the page has to be in memory.
     #[inline(always)]
     fn drop(&mut self) {
-        if self.is_guest() {
-            leave(self.handle, self.frame, self.id);
+        if self.is_bypass() {
+            leave(self.handle, self.frame);
         }
     }
 }
 
 #[cold]
 #[inline(never)]
-fn leave<S: Store, L: Layout>(handle: &CacheHandle<S, L>, frame: &Frame, id: PageId) {
-    handle.leave(handle.cache().arena.index_of(frame), id);
+fn leave<S: Store, L: Layout>(handle: &CacheHandle<S, L>, frame: &Frame) {
+    // A bypass page's frame keeps its page's id until the last user has left.
+    if let Some(id) = frame.page() {
+        handle.leave(handle.cache().arena.index_of(frame), id);
+    }
 }

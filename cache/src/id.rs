@@ -1,6 +1,10 @@
 //! Page ids, link words and size classes.
 
-use std::{fmt, num::NonZeroU64};
+use std::{
+    fmt,
+    num::NonZeroU64,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 const SWIZZLED: u64 = 1 << 63;
 const UNIT_BITS: u32 = 31;
@@ -10,7 +14,7 @@ const _: () = assert!(1 + UNIT_BITS + FRAME_BITS == 64);
 
 /// Bytes that a body's position is counted in.
 pub(crate) const UNIT_BYTES: usize = 64;
-/// The limit of a cache's page memory, in units: 128 GiB.
+/// The units that links can name: 128 GiB.
 pub(crate) const UNITS_MAX: usize = 1 << UNIT_BITS;
 
 /// The name of a page in its store: any number from 1 to 2^63 - 1. An unswizzled link word is the id of the page that it
@@ -63,19 +67,49 @@ pub(crate) enum Link {
 }
 
 impl Link {
+    pub(crate) fn is_to(self, index: u32) -> bool {
+        matches!(self, Self::Frame { frame, .. } if frame == index)
+    }
+}
+
+/// What swizzled links of one cache are mixed with, so that those of another cache, and data that look like links, lead
+/// nowhere.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Salt(u64);
+
+impl Salt {
+    /// Another one for each cache of the process.
+    pub(crate) fn new() -> Self {
+        static CACHES: AtomicU64 = AtomicU64::new(1);
+        Self(crate::mix::mix(CACHES.fetch_add(1, Ordering::Relaxed)) | SWIZZLED)
+    }
+
     #[inline]
-    pub(crate) const fn of(word: u64) -> Self {
+    pub(crate) const fn link(self, word: u64) -> Link {
         if word & SWIZZLED != 0 {
-            return Self::Frame { frame: word as u32, unit: ((word & !SWIZZLED) >> FRAME_BITS) as u32 };
+            let (frame, unit) = self.place(word);
+            return Link::Frame { frame, unit };
         }
         match PageId::new(word) {
-            Some(page) => Self::Page(page),
-            None => Self::Null,
+            Some(page) => Link::Page(page),
+            None => Link::Null,
         }
     }
 
-    pub(crate) const fn swizzled(frame: u32, unit: u32) -> u64 {
-        SWIZZLED | (unit as u64) << FRAME_BITS | frame as u64
+    /// Frame and unit of a swizzled link.
+    #[inline]
+    pub(crate) const fn place(self, word: u64) -> (u32, u32) {
+        let plain = word ^ self.0;
+        (plain as u32, (plain >> FRAME_BITS) as u32)
+    }
+
+    pub(crate) const fn swizzled(self, frame: u32, unit: u32) -> u64 {
+        ((unit as u64) << FRAME_BITS | frame as u64) ^ self.0
+    }
+
+    /// Marks what belongs to the cache.
+    pub(crate) const fn mark(self) -> u32 {
+        self.0 as u32
     }
 }
 
@@ -84,17 +118,19 @@ pub const fn is_swizzled(word: u64) -> bool {
     word & SWIZZLED != 0
 }
 
-/// The size of a page: 64 bytes to 4 KiB, in powers of two.
+/// The size of a page: 64 bytes to 64 KiB, in powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SizeClass(u8);
 
 impl SizeClass {
     /// How many classes there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 11;
+    /// The largest: 64 KiB.
+    pub const MAX: Self = Self(Self::COUNT as u8 - 1);
 
-    /// `None` unless `bytes` is a power of two from 64 to 4096.
+    /// `None` unless `bytes` is a power of two from 64 to 65536.
     pub const fn of_bytes(bytes: usize) -> Option<Self> {
-        if bytes.is_power_of_two() && bytes >= 64 && bytes <= 4096 {
+        if bytes.is_power_of_two() && bytes >= 64 && bytes <= Self::MAX.bytes() {
             Some(Self(bytes.trailing_zeros() as u8 - 6))
         } else {
             None
@@ -138,19 +174,22 @@ mod tests {
 
     #[test]
     fn link_words_are_told_apart() {
-        assert_eq!(Link::of(0), Link::Null);
-        assert_eq!(Link::of(7), Link::Page(PageId::new(7).unwrap()));
-        let (frame, unit) = (u32::MAX, (1 << 31) - 1);
-        let word = Link::swizzled(frame, unit);
-        assert!(is_swizzled(word) && PageId::new(word).is_none());
-        assert_eq!(Link::of(word), Link::Frame { frame, unit });
+        let [salt, other] = [Salt::new(), Salt::new()];
+        assert_eq!(salt.link(0), Link::Null);
+        assert_eq!(salt.link(7), Link::Page(PageId::new(7).unwrap()));
+        for (frame, unit) in [(u32::MAX, (1 << 31) - 1), (1, 0)] {
+            let word = salt.swizzled(frame, unit);
+            assert!(is_swizzled(word) && PageId::new(word).is_none());
+            assert_eq!(salt.link(word), Link::Frame { frame, unit });
+            assert_ne!(other.link(word), Link::Frame { frame, unit });
+        }
         assert!(PageId::new(0).is_none() && PageId::new(1 << 63).is_none());
     }
 
     #[test]
-    fn size_classes_are_powers_of_two_from_64_to_4096() {
+    fn size_classes_are_powers_of_two_from_64_to_65536() {
         assert_eq!(SizeClass::of_bytes(64).unwrap().index(), 0);
-        assert_eq!(SizeClass::of_bytes(4096).unwrap().index(), SizeClass::COUNT - 1);
-        assert!([0, 32, 96, 8192].into_iter().all(|bytes| SizeClass::of_bytes(bytes).is_none()));
+        assert_eq!(SizeClass::of_bytes(65536), Some(SizeClass::MAX));
+        assert!([0, 32, 96, 1 << 17].into_iter().all(|bytes| SizeClass::of_bytes(bytes).is_none()));
     }
 }

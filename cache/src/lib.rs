@@ -1,18 +1,18 @@
 //! A cache of pages for link-based structures: trees, graphs, lists of blocks. It sits between a structure and a *store* of
-//! fixed-size pages that is slower than memory (remote memory, a file, a disk) and follows links at the price of a pointer.
+//! pages that is slower than memory (remote memory, a file, a disk). A link to a cached page is followed without a look-up.
 //!
 //! The cache knows two things of the world: a [`Store`] that reads and writes pages, and a [`Layout`] that says where the
 //! links of a page are. What the pages mean, which keys they cover and when they split, is the embedder's.
 //!
 //! # Words
 //!
-//! - A *page* has an id ([`PageId`]), a size ([`SizeClass`]) and words. A *link* is a word: the id of another page.
+//! - A *page* has an id ([`PageId`]), a size ([`SizeClass`], 64 bytes to 64 KiB) and words. A *link* is a word: the id of another page.
 //! - A *frame* is the cache's place for a page. Frames never move and never become anything else, so whoever holds an old
 //!   link finds a frame, and its version says that the page has gone.
 //! - A link is *swizzled* while it names a frame in place of a page: following it needs no look-up. A page has at most one
 //!   swizzled link to it, its *parent's*. Stores never see one ([`is_swizzled`]).
 //! - A *cooling* page has lost its swizzled link and goes next, unless somebody touches it: that *rescues* it.
-//! - A *guest* is a page that was refused admission. It has a frame for as long as it has users, and until it is written
+//! - A *bypass page* is a page that was refused admission. It has a frame for as long as it has users, and until it is written
 //!   if they changed it.
 //! - An *anchor* keeps a page cached to which no link leads: a root.
 //!
@@ -21,15 +21,17 @@
 //! *It comes.* [`CacheHandle::follow`] meets a link that is not swizzled. The page that the link is in is pinned, so it
 //! neither cools nor goes. The mapping table is asked; a page that somebody is reading already is waited for. Else a frame
 //! is taken, the page is entered as loading, and the store reads it into a private buffer, which is checked and copied.
-//! Then it is admitted, and the link to it is swizzled under its parent's lock; or it becomes a guest. Dropping the future
+//! Then it is admitted, and the link to it is swizzled under its parent's lock; or it becomes a bypass page. Dropping the future
 //! anywhere undoes all of this, and one of those who waited starts over.
 //!
 //! *It is read.* A lookup writes nothing. [`Page`] remembers the frame's version; [`Page::read`] runs a closure over words
-//! that may be changing, and hands its result out only if the version is still the same. Following a swizzled link notes
+//! that may be changing, and hands its result out only if the version is still the same; else it says whether the page was
+//! changed or only moved ([`Conflict`]). Following a swizzled link notes
 //! the child's version first and then checks the parent's: as long as the parent says so, the frame is the child's.
 //!
 //! *It is changed.* [`CacheHandle::change`] locks all its pages at the versions that were read, or none; runs a closure;
-//! and gives each a new version. It never suspends, and no two changes wait for each other. Swizzled links may move from page
+//! and gives each a new version; if the closure panics, the words are put back. It never suspends, and no two changes wait for
+//! each other. Swizzled links may move from page
 //! to page in a change: the pages below learn who their parent is. [`CacheHandle::alter`] takes one page as it is, behind
 //! other writers.
 //!
@@ -46,7 +48,7 @@
 //! *It goes.* The oldest page of a random queue, if it still cools since the version that the queue knows. Its table entry
 //! goes, and its frame is free. Where another size is wanted, a whole block of frames changes hands.
 //!
-//! *It is kept out* ([`CacheHandle::keep_out`]) while somebody else works on the store's copy of it and of what is below:
+//! *It is excluded* ([`CacheHandle::exclude`]) while somebody else works on the store's copy of it and of what is below:
 //! until then the store has the newest version of all that, and nothing of it is changed in the cache.
 //!
 //! # Duties of the embedder
@@ -55,12 +57,18 @@
 //! - Cope with any words in [`Layout`] and in the closure of [`Page::read`]: clamp counts, index with care.
 //! - Have each page say what it covers, or check [`Page::is_current`] of the page above after a `follow` that suspended:
 //!   meanwhile that page may have changed.
-//! - Name in [`Layout::links`] only links to the level below, and never two to the same page. Leave no swizzled link in a
-//!   page after the change that moved it elsewhere.
+//! - Name in [`Layout::links`] only links to the level below, and never two to the same page. Put no swizzled link anywhere
+//!   else: a change that does is refused ([`Misuse::UnnamedLink`]). One that is left behind past a smaller count is unswizzled.
 //! - Give the id of a freed page to a new one only when no operation can still have the old link.
-//! - Hold few pages and [`NewPage`]s at a time. Guests and reserved pages take frames; a cache in which everything is held
+//! - Hold few pages and [`NewPage`]s at a time. Bypass pages and reserved pages take frames; a cache in which everything is held
 //!   answers [`CacheError::NoRoom`].
 //! - Flush before the last handle goes: dropping the cache writes nothing.
+//!
+//! # No read-ahead
+//!
+//! The cache reads a page when somebody follows a link to it, never before. Which link comes next only the structure knows: a
+//! scan asks for its next pages together ([`CacheHandle::follow_many`]), which is one batch for the store. Reads by guess would take
+//! frames and bandwidth from those, and their pages would be admitted on no evidence of use.
 //!
 //! # Example
 //!
@@ -148,17 +156,19 @@ mod cool;
 mod cooling;
 mod counters;
 mod error;
+mod exclusion;
+mod exclusion_list;
 mod fetch;
 mod frame;
 mod frame_lock;
+mod frequency;
 mod handle;
-mod heat;
 mod id;
+mod mix;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod model;
 mod options;
-mod shipping;
 mod sync;
 mod table;
 mod traits;
@@ -167,14 +177,26 @@ mod write_back;
 pub use crate::{
     cache::{Memory, PageCache},
     change::{Change, NewPage},
-    cooling::{Cooled, CoolingMap},
     counters::{Counters, LEVELS, LevelCounters},
-    error::{CacheError, Conflict, OptionsError, TooManyHandles},
+    error::{CacheError, Conflict, Misuse, OptionsError, PageError, TooManyHandles},
+    exclusion::ExclusionGuard,
     fetch::yield_once,
-    frame_lock::{FrameLock, Version, WAITERS_MAX, Waiters},
     handle::{Anchor, Bookmark, CacheHandle, Page},
     id::{PageId, SizeClass, is_swizzled},
     options::{Admission, CacheOptions},
-    shipping::KeptOut,
     traits::{Layout, Store},
 };
+
+/// The snippets of the guide's chapter compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/embedding.md")]
+struct Guide;
+
+/// Parts that have models and benches of their own; no part of the interface.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::{
+        cooling::{Cooled, CoolingMap},
+        frame_lock::{FrameLock, Version, WAITERS_MAX, Waiters},
+    };
+}

@@ -10,8 +10,8 @@ use crate::{
     cooling::CoolingMap,
     error::Conflict,
     frame::{Frame, State},
+    frequency::sketch_counters,
     handle::{CacheHandle, Page, Pinned},
-    heat::sketch_counters,
     id::{PageId, SizeClass},
     options::{Admission, CacheOptions},
     sync::{self, Arc, AtomicU64, Ordering},
@@ -47,7 +47,7 @@ pub struct Place {
     /// Whether the store has another version of it.
     pub is_dirty: bool,
     /// Swizzled links in it.
-    pub kids: u32,
+    pub children: u32,
     /// What is in the frame of the page that has the swizzled link to it.
     pub parent: Option<PageId>,
 }
@@ -57,13 +57,14 @@ impl<L: Layout> PageCache<L> {
     pub fn places(&self, page: PageId) -> Vec<Place> {
         let place = |index: u32| {
             let frame = self.frame(index);
-            let (state, kids) = (frame.state(), frame.kids());
-            let is_its = frame.page() == Some(page) && matches!(state, State::Resident | State::Cooling | State::Guest);
+            let (state, children) = (frame.state(), frame.children());
+            let is_its =
+                frame.page() == Some(page) && matches!(state, State::Resident | State::Cooling | State::Bypass);
             is_its.then(|| Place {
                 frame: index,
                 is_cooling: state == State::Cooling,
                 is_dirty: frame.is_dirty(),
-                kids,
+                children,
                 parent: self.frame(frame.parent()).page(),
             })
         };
@@ -87,9 +88,9 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
         self.index()
     }
 
-    /// A guest's use, to be ended by [`CacheHandle::end_use`], on whatever thread.
+    /// A bypass page's use, to be ended by [`CacheHandle::end_use`], on whatever thread.
     pub fn into_use(self) -> (u32, PageId) {
-        assert!(self.is_guest(), "only guests have users");
+        assert!(self.is_bypass(), "only bypass pages have users");
         let used = (self.index(), self.id);
         std::mem::forget(self);
         used
@@ -126,7 +127,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         self.cache().cooling.pop(0).map(|cooled| self.evict_one(cooled)).is_some()
     }
 
-    /// A user of a guest leaves.
+    /// A user of a bypass page leaves.
     pub fn end_use(&self, (index, page): (u32, PageId)) {
         self.leave(index, page);
     }
@@ -145,8 +146,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     ///
     /// # Errors
     /// If it has changed or gone.
-    pub fn keep(&self, page: &Page<'_, S, L>) -> Result<Kept<'_, S, L>, Conflict> {
-        self.pin(page).map(Kept)
+    pub fn keep(&self, page: &Page<'_, S, L>) -> Result<PinGuard<'_, S, L>, Conflict> {
+        self.pin(page).map(PinGuard)
     }
 }
 
@@ -161,7 +162,7 @@ impl<S: Store, L: Layout> NewPage<'_, S, L> {
 
 /// A pinned page.
 #[allow(missing_debug_implementations)]
-pub struct Kept<'a, S: Store, L: Layout>(#[allow(dead_code, reason = "kept for its drop")] Pinned<'a, S, L>);
+pub struct PinGuard<'a, S: Store, L: Layout>(#[allow(dead_code, reason = "kept for its drop")] Pinned<'a, S, L>);
 
 /// A frame by itself, with its page's words.
 #[derive(Debug)]
@@ -200,7 +201,7 @@ impl Spot {
     pub fn empty(&self) -> bool {
         let is_empty = self.frame.lock.try_lock().is_some();
         if is_empty {
-            self.frame.set_state(State::Taken);
+            self.frame.set_state(State::Held);
         }
         is_empty
     }

@@ -1,6 +1,6 @@
 //! How a cache is made.
 
-use crate::{error::OptionsError, frame_lock::WAITERS_MAX};
+use crate::{error::OptionsError, frame_lock::WAITERS_MAX, id::SizeClass};
 
 /// Which pages get into a full cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,28 +18,40 @@ pub enum Admission {
     Frequency,
 }
 
-/// The options of a cache.
+/// The options of a cache: [`CacheOptions::new`], then change what you like.
+///
+/// ```
+/// use farlink_cache::{Admission, CacheOptions};
+///
+/// let mut options = CacheOptions::new(64 << 20);
+/// options.page_bytes = 4096;
+/// options.admission = Admission::Always;
+/// ```
+///
+/// A value beyond its limits is refused by [`PageCache::new`](crate::PageCache::new) with its name and what is possible.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct CacheOptions {
-    /// All the memory that the cache may use, in bytes: pages, frames, table, cooling map and sketch.
+    /// All the memory that the cache may use, in bytes: pages, frames, table, cooling map and sketch. 64 KiB (more with many
+    /// handles) to 64 GiB. Pages beyond 4 KiB take a cache of at least 1 MiB.
     pub bytes: usize,
     /// The usual size of a page, in bytes: decides how large the bookkeeping is made. Pages of other sizes share the memory.
+    /// Default 1024; a power of two from 64 to 65536.
     pub page_bytes: usize,
-    /// Which pages get in once the cache is full.
+    /// Which pages get in once the cache is full. Default [`Admission::Frequency`].
     pub admission: Admission,
-    /// The share of the frames that the cooling map has slots for. DEX: 0.1.
+    /// The share of the frames that the cooling map has slots for. Default 0.1, which is DEX's; 0 to 0.5.
     pub cooling_share: f64,
-    /// How many frames are looked at to find the one to cool: the least used of them goes. DEX, which does not count uses,
-    /// looks at one.
+    /// How many frames are looked at to find the one to cool: the least used of them goes. Default 5; 1 to 64. DEX, which does
+    /// not count uses, looks at one.
     pub sample_size: usize,
-    /// Uses per frame after which all counts of uses are halved.
-    pub uses_per_age: u64,
-    /// How many handles there can be at a time.
+    /// Uses per frame after which all counts of uses are halved. Default 200; at least 1.
+    pub halving_period: u64,
+    /// How many handles there can be at a time. Default 64; 1 to 32767.
     pub handles_max: usize,
-    /// Whether pages can be kept out ([`CacheHandle::keep_out`](crate::CacheHandle::keep_out)): pages that no swizzled link
-    /// leads to are then noted.
-    pub keeps_out: bool,
+    /// Whether subtrees can be excluded ([`CacheHandle::exclude`](crate::CacheHandle::exclude)): pages that no swizzled link
+    /// leads to are then noted. Default no.
+    pub excludes_subtrees: bool,
 }
 
 impl CacheOptions {
@@ -54,9 +66,9 @@ impl CacheOptions {
             admission: Admission::Frequency,
             cooling_share: 0.1,
             sample_size: 5,
-            uses_per_age: 200,
+            halving_period: 200,
             handles_max: 64,
-            keeps_out: false,
+            excludes_subtrees: false,
         }
     }
 
@@ -69,12 +81,17 @@ impl CacheOptions {
         options
     }
 
+    /// The usual class.
+    pub(crate) fn page_class(&self) -> Option<SizeClass> {
+        SizeClass::of_bytes(self.page_bytes)
+    }
+
     pub(crate) fn check(&self) -> Result<(), OptionsError> {
         let refuse = |option, why: String| Err(OptionsError::Unusable { option, why });
-        if crate::id::SizeClass::of_bytes(self.page_bytes).is_none() {
+        if self.page_class().is_none() {
             return refuse(
                 "page_bytes",
-                format!("{}; a page has a power of two from 64 to 4096 bytes", self.page_bytes),
+                format!("{}; a page has a power of two from 64 to 65536 bytes", self.page_bytes),
             );
         }
         if !(0.0..=0.5).contains(&self.cooling_share) {
@@ -83,8 +100,8 @@ impl CacheOptions {
         if !(1..=64).contains(&self.sample_size) {
             return refuse("sample_size", format!("{}; 1 to 64 frames can be looked at", self.sample_size));
         }
-        if self.uses_per_age == 0 {
-            return refuse("uses_per_age", "0; counts need some uses before they are halved".into());
+        if self.halving_period == 0 {
+            return refuse("halving_period", "0; counts need some uses before they are halved".into());
         }
         if !(1..=WAITERS_MAX).contains(&self.handles_max) {
             return refuse("handles_max", format!("{}; 1 to {WAITERS_MAX} handles are possible", self.handles_max));

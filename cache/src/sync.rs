@@ -90,16 +90,16 @@ pub enum Step {
     RoomFence,
     /// Of freeing a frame: those who wait for its lock are let through.
     Retirement,
-    /// Of a guest's last user who writes it: that it is still there.
-    GuestCheck,
-    /// Of a guest's last user: looking at both flags at once.
+    /// Of a bypass page's last user who writes it: that it is still there.
+    BypassCheck,
+    /// Of a bypass page's last user: looking at both flags at once.
     FlagsAtOnce,
-    /// Of keeping a page out: its entry.
-    KeptEntry,
-    /// Of keeping a page out: looking for strays below it.
-    StraysFirst,
-    /// Of letting a stray in: that it is not below a page that is kept out.
-    StrayCheck,
+    /// Of excluding a page: its entry.
+    ExcludedEntry,
+    /// Of excluding a page: looking for unlinked pages below it.
+    UnlinkedFirst,
+    /// Of publishing an unlinked page: that it is not below a page that is excluded.
+    UnlinkedCheck,
     /// Of dropping a page that was changed in the store: waiting for a fetch of it.
     LoadingDropped,
     /// Of dropping all pages that may have changed in the store: waiting for one that is about to cool.

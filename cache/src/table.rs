@@ -14,8 +14,8 @@ use crate::{
     arena::Arena,
     frame::{Frame, NONE, State},
     frame_lock::Version,
-    heat::mix,
     id::PageId,
+    mix::mix,
     sync::{AtomicU64, Mutex, MutexGuard, Ordering, Step, is_left_out, lock},
 };
 
@@ -90,7 +90,7 @@ impl Table {
         lock(&self.shards[((((hash >> 16) & 0xffff_ffff) * self.shards.len() as u64) >> 32) as usize])
     }
 
-    /// Looks a page up. A guest gets one more user. With `waker`, waits if it is being fetched: the waker is used when
+    /// Looks a page up. A bypass page gets one more user. With `waker`, waits if it is being fetched: the waker is used when
     /// the fetch ends, well or not.
     pub(crate) fn find(&self, arena: &Arena, page: PageId, waker: Option<&Waker>) -> Found {
         let hash = hash_of(page);
@@ -114,7 +114,7 @@ impl Table {
         if !frame.lock.validate(version) {
             return Found::Busy;
         }
-        if state == State::Guest {
+        if state == State::Bypass {
             frame.set_users(frame.users() + 1);
         }
         Found::Here { frame: index, version, state }
@@ -163,7 +163,7 @@ impl Table {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// One user of a guest less; if it was the last one and `leave` agrees, the entry goes. True if it went.
+    /// One user of a bypass page less; if it was the last one and `leave` agrees, the entry goes. True if it went.
     pub(crate) fn leave(&self, frame: &Frame, page: PageId, index: u32, leave: impl FnOnce() -> bool) -> bool {
         let hash = hash_of(page);
         let mut shard = self.shard(hash);

@@ -6,6 +6,8 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
+use futures_util::future::join_all;
+
 use crate::{
     id::{PageId, SizeClass},
     sync::AtomicU64,
@@ -18,7 +20,7 @@ use crate::{
 /// - [`write`](Store::write) has taken effect when it answers without an error: a later read sees it, by whatever thread.
 ///   The cache has one write of a page under way at a time. An error says that the page may be old or new: the cache keeps
 ///   the page, and writes it again later.
-/// - A `read` may be dropped before it answers: it is forgotten. The cache never drops a `write`.
+/// - A `read` (or `read_many`) may be dropped before it answers: it is forgotten. The cache never drops a `write`.
 /// - [`spawn`](Store::spawn) runs what it is given to its end, on the same thread, also if nobody waits for it.
 ///
 /// The cache's duties: it asks for a page by the size it was linked with, writes only pages that it has read or was given
@@ -31,7 +33,7 @@ pub trait Store: Clone + 'static {
     /// Why a page cannot be read or written.
     type Error: Error + 'static;
 
-    /// A buffer of so many words (8 to 512, a power of two), with any contents.
+    /// A buffer of so many words (8 to 8192, a power of two), with any contents.
     ///
     /// # Errors
     /// If the store has no memory for it.
@@ -42,6 +44,12 @@ pub trait Store: Clone + 'static {
     /// # Errors
     /// If there is no such page, it is damaged, or it cannot be reached.
     async fn read(&self, page: PageId, class: SizeClass) -> Result<Self::Buffer, Self::Error>;
+
+    /// Reads several pages at once, for [`CacheHandle::follow_many`](crate::CacheHandle::follow_many); an answer for each, in
+    /// order. The default overlaps single reads; a store that can asks for all of them in one go.
+    async fn read_many(&self, pages: &[(PageId, SizeClass)]) -> Vec<Result<Self::Buffer, Self::Error>> {
+        join_all(pages.iter().map(|&(page, class)| self.read(page, class))).await
+    }
 
     /// Writes pages; an answer for each, in order. Suspends until all are written, or failed. The default writes one after
     /// another; a store that can overlaps them.

@@ -17,8 +17,8 @@ use crate::{
     fetch::yield_once,
     frame::State,
     handle::CacheHandle,
-    id::{Link, PageId, is_swizzled},
-    sync::{AtomicU64, Ordering, Spin, Step, is_left_out},
+    id::{PageId, is_swizzled},
+    sync::{AtomicU64, Spin, Step, is_left_out},
     table::Found,
     traits::{Layout, Store},
 };
@@ -77,7 +77,7 @@ pub(crate) type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A snapshot of a dirty page, whose lock the caller holds. An error if the store has no buffer for it, or a link in it
     /// leads to no page: it was not written by anybody who knows the layout.
-    pub(crate) fn snapshot(&self, index: u32, page: PageId) -> Snapped<S> {
+    pub(crate) fn image(&self, index: u32, page: PageId) -> Snapped<S> {
         let cache = self.cache();
         let frame = cache.frame(index);
         let body = cache.arena.body(frame);
@@ -88,22 +88,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 return Err(CacheError::Store { page, source });
             }
         };
-        for (copy, word) in image.iter_mut().zip(body) {
-            *copy = word.load(Ordering::Relaxed);
-        }
-        let mut is_whole = true;
-        for slot in cache.layout.links(body) {
-            if let Some(word) = image.get_mut(slot)
-                && let Link::Frame { frame, .. } = Link::of(*word)
-            {
-                // A child with a swizzled link stays in its frame for as long as we hold the lock.
-                match cache.arena.get(frame).and_then(|child| child.page()) {
-                    Some(child) => *word = child.get(),
-                    None => is_whole = false,
-                }
-            }
-        }
-        if !is_whole || self.has_swizzled(body, &image) {
+        if !self.copy_unswizzled(body, &mut image) || self.has_swizzled(body, &image) {
             return Err(CacheError::BadLink);
         }
         frame.begin_write(cache.flushes());
@@ -165,13 +150,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         match frame.state() {
-            State::Guest if is_written => {
+            State::Bypass if is_written => {
                 // As a user that comes and goes: the last one finds out what is to be done.
                 let mut spin = Spin::default();
                 loop {
                     match cache.table.find(&cache.arena, page, None) {
                         Found::Busy => spin.turn(),
-                        Found::Here { frame, state: State::Guest, .. } => {
+                        Found::Here { frame, state: State::Bypass, .. } => {
                             self.leave(frame, page);
                             break;
                         }
@@ -194,13 +179,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         result.map_err(|source| CacheError::Store { page, source })
     }
 
-    /// The last user of a dirty guest has gone.
-    pub(crate) fn write_guest(&self, index: u32) {
+    /// The last user of a dirty bypass page has gone.
+    pub(crate) fn write_bypass(&self, index: u32) {
         let frame = self.cache().frame(index);
         let mut spin = Spin::default();
         while frame.lock.try_lock().is_none() {
             // Another user came, and had it written and taken off: a free frame stays locked.
-            if frame.state() != State::Guest && !is_left_out(Step::GuestCheck) {
+            if frame.state() != State::Bypass && !is_left_out(Step::BypassCheck) {
                 return;
             }
             spin.turn();
@@ -210,19 +195,19 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
     }
 
-    /// A snapshot of a guest that has no users and is dirty all the same: its write failed.
-    pub(crate) fn guest_left_dirty(&self, index: u32) -> Option<Snapshot<S::Buffer>> {
+    /// A snapshot of a bypass page that has no users and is dirty all the same: its write failed.
+    pub(crate) fn bypass_left_dirty(&self, index: u32) -> Option<Snapshot<S::Buffer>> {
         let frame = self.cache().frame(index);
-        let is_left = frame.state() == State::Guest && frame.users() == 0 && frame.is_dirty() && !frame.is_writing();
+        let is_left = frame.state() == State::Bypass && frame.users() == 0 && frame.is_dirty() && !frame.is_writing();
         if is_left && frame.lock.try_lock().is_some() { self.snapshot_if(index, frame.is_dirty())?.ok() } else { None }
     }
 
     /// A snapshot of a page if it is due, and not being written; gives the lock back, which the caller holds.
     fn snapshot_if(&self, index: u32, is_due: bool) -> Option<Snapped<S>> {
         let frame = self.cache().frame(index);
-        let is_due = is_due && matches!(frame.state(), State::Resident | State::Guest) && !frame.is_writing();
+        let is_due = is_due && matches!(frame.state(), State::Resident | State::Bypass) && !frame.is_writing();
         let snapshot = match (is_due, frame.page()) {
-            (true, Some(page)) => Some(self.snapshot(index, page)),
+            (true, Some(page)) => Some(self.image(index, page)),
             _ => None,
         };
         frame.lock.unlock_unchanged();
@@ -253,7 +238,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         // From here on, changes have what they move written first; those that have begun are waited for.
         for index in cache.frame_numbers().filter(|_| !is_left_out(Step::ChangesEnd)) {
             let lock = &cache.frame(index).lock;
-            let is_here = || matches!(cache.frame(index).state(), State::Resident | State::Cooling | State::Guest);
+            let is_here = || matches!(cache.frame(index).state(), State::Resident | State::Cooling | State::Bypass);
             if lock.read().is_none() && lock.lock_if(&cache.waiters, self.0.number, is_here) {
                 lock.unlock_unchanged();
             }

@@ -159,29 +159,11 @@ fn freeing_a_page_whose_link_stays_ends() {
 #[test]
 fn any_options_that_are_accepted_work() {
     let mut options = CacheOptions::new(1 << 20);
-    options.uses_per_age = u64::MAX;
+    options.halving_period = u64::MAX;
     let cache = PageCache::new(TreeLayout, options);
     assert!(cache.is_ok() || cache.is_err());
-    options.uses_per_age = 1 << 63;
+    options.halving_period = 1 << 63;
     let _ = PageCache::new(TreeLayout, options);
-}
-
-#[test]
-fn an_anchor_is_of_its_page() {
-    let bed =
-        Bed::new((0..under_miri(20_000, 3000)).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
-    bed.run(|tree| async move {
-        let leaf = id(2);
-        let anchor = tree.handle.anchor(leaf, tree.class).await.unwrap();
-        let page = tree.handle.enter(&anchor).unwrap();
-        tree.handle.change(&[&page], Vec::new(), |change| change.free(0)).unwrap();
-        for n in 3..under_miri(600, 300) {
-            drop(tree.handle.load(id(n), tree.class).await.unwrap());
-        }
-        if let Ok(page) = tree.handle.enter(&anchor) {
-            assert_eq!(page.id(), leaf, "the anchor leads to another page");
-        }
-    });
 }
 
 /// Such a word can stand where the layout says that no link is: the store is not asked for what it holds there.

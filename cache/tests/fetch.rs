@@ -119,7 +119,7 @@ fn a_failed_write_keeps_the_page() {
         let bed = bed(admission);
         bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
         bed.store.world().fail_write = Some(1);
-        // A guest may have been written already: change it once more.
+        // A bypass page may have been written already: change it once more.
         let error = bed.run(|tree| async move {
             let _ = tree.update(5, |_| 501).await;
             tree.handle.flush().await
@@ -173,9 +173,9 @@ fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
     }
 }
 
-/// A guest that was freed keeps its words for as long as it has users: what a link in it led to may have been freed, too.
+/// A bypass page that was freed keeps its words for as long as it has users: what a link in it led to may have been freed, too.
 #[test]
-fn a_link_of_a_freed_guest_is_not_followed() {
+fn a_link_of_a_freed_bypass_page_is_not_followed() {
     let bed = bed(Admission::Probability { leaf: 0.0, inner: 0.0 });
     bed.run(|tree| async move {
         // The cache is full then, and keeps nothing new.
@@ -198,7 +198,7 @@ fn a_link_of_a_freed_guest_is_not_followed() {
         assert!(poll_now(&mut second).is_none());
         tree.handle.store().release();
         let leaf = first.await.unwrap();
-        assert!(leaf.bookmark().is_none(), "only guests have no bookmark");
+        assert!(leaf.bookmark().is_none(), "only bypass_frames have no bookmark");
         let free_both = |change: &mut Change<'_>| (0..2).for_each(|page| change.free(page));
         tree.handle.change(&[&inner, &leaf], Vec::new(), free_both).unwrap();
         drop(leaf);
@@ -212,4 +212,89 @@ fn poll_now<F: Future>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
         Poll::Ready(output) => Some(output),
         Poll::Pending => None,
     }
+}
+
+/// The links of the page above the leaf of a key, with the size of their pages.
+async fn links_above(tree: &Tree, key: u64) -> (Vec<(u64, farlink_cache::SizeClass)>, PageId) {
+    let path = tree.path(key).await.unwrap();
+    let above = &path[path.len() - 2];
+    let links = above.read(|words| {
+        let view = support::page::View(words);
+        (0..view.count()).map(|entry| (view.value(entry), tree.class)).collect()
+    });
+    (links.unwrap(), above.id())
+}
+
+#[test]
+fn links_followed_together_are_read_together() {
+    for admission in ADMISSIONS {
+        let bed = bed(admission);
+        bed.run(|tree| async move {
+            let (mut links, above) = links_above(&tree, 100).await;
+            let wanted: Vec<u64> = support::page::image_links(&tree.handle.store().world().pages[&above.get()]);
+            // A link that is null, one that is given twice, and one that others are fetching.
+            links.extend([(0, tree.class), links[2]]);
+            let path = tree.path(100).await.unwrap();
+            let from = path.iter().find(|page| page.id() == above).unwrap();
+            let (reads, batches) = {
+                let world = tree.handle.store().world();
+                (world.reads, world.batches.len())
+            };
+            let pages = tree.handle.follow_many(from, &links).await;
+            assert_eq!(pages.len(), links.len());
+            for (page, wanted) in pages.iter().zip(&wanted) {
+                assert_eq!(page.as_ref().unwrap().id().get(), *wanted);
+            }
+            assert!(matches!(pages[wanted.len()], Err(CacheError::BadLink)));
+            assert_eq!(pages[wanted.len() + 1].as_ref().unwrap().id().get(), wanted[2]);
+            let world = tree.handle.store().world();
+            let asked: u64 = world.batches[batches..].iter().map(|&batch| batch as u64).sum();
+            assert_eq!(world.batches.len(), batches + 1, "asked for at once");
+            // The first one was cached, or is a bypass page that has users.
+            assert_eq!((asked, world.reads - reads), (wanted.len() as u64 - 1, asked), "{admission:?}");
+        });
+    }
+}
+
+#[test]
+fn a_dropped_batch_is_taken_over_and_one_that_fails_says_so() {
+    let bed = bed(Admission::Always);
+    let (tree, executor) = (bed.tree.clone(), bed.executor.clone());
+    bed.run(|_| async move {
+        let (links, above) = links_above(&tree, 100).await;
+        tree.handle.store().world().holds_reads = true;
+        let found = Rc::new(Cell::new(0));
+        let (waiting, count) = (tree.clone(), Rc::clone(&found));
+        {
+            let path = tree.handle.load(above, tree.class).await.unwrap();
+            let mut batch = Box::pin(tree.handle.follow_many(&path, &links));
+            assert!(std::future::poll_fn(|cx| Poll::Ready(batch.as_mut().poll(cx).is_pending())).await);
+            executor.spawn(async move {
+                for key in 0..80 {
+                    assert_eq!(waiting.get(key).await.unwrap(), Some(key));
+                    count.set(count.get() + 1);
+                }
+            });
+            pause(10).await;
+            assert!(tree.handle.contains(PageId::new(above.get()).unwrap()));
+        }
+        tree.handle.store().release();
+        while found.get() < 80 {
+            pause(1).await;
+        }
+        // The store says no to all of them.
+        for (link, _) in &links {
+            if let Some(page) = PageId::new(*link) {
+                let _ = tree.handle.invalidate(page, tree.class).await;
+            }
+        }
+        tree.handle.store().world().fails_all_reads = true;
+        let from = tree.handle.load(above, tree.class).await.unwrap();
+        let pages = tree.handle.follow_many(&from, &links).await;
+        let failed = pages.iter().filter(|page| matches!(page, Err(CacheError::Store { .. }))).count();
+        assert!(failed >= links.len() - 2, "{failed} of {}", links.len());
+        drop(pages);
+        tree.handle.store().world().fails_all_reads = false;
+        assert_eq!(tree.get(200).await.unwrap(), Some(200));
+    });
 }

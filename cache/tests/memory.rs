@@ -83,8 +83,27 @@ fn fill(bytes: usize) {
     assert!(grown <= bytes / 100 * 105 + (256 << 10), "{grown} bytes for a cache of {bytes}");
 }
 
+/// Pages of one size after those of another: what they leave goes back to the system before others take it.
+fn refill(bytes: usize) {
+    let before = resident_bytes();
+    let cache = PageCache::new(Flat, CacheOptions::new(bytes)).unwrap();
+    let handle = cache.handle(Made, 1).unwrap();
+    let mut next = 1;
+    for class in [1024, 65536, 64, 8192, 4096].map(|bytes| SizeClass::of_bytes(bytes).unwrap()) {
+        for _ in 0..bytes / class.bytes() * 3 / 2 {
+            drop(now(handle.load(PageId::new(next).unwrap(), class)).unwrap());
+            next += 1;
+        }
+        let (grown, memory) = (resident_bytes() - before, cache.memory());
+        println!("{class:?} in {bytes} bytes: resident {grown}, {memory:?}");
+        assert!(memory.used() <= memory.limit, "{memory:?}");
+        assert!(grown <= bytes / 100 * 105 + (2 << 20), "{grown} bytes for a cache of {bytes}");
+    }
+}
+
 #[test]
 fn a_full_cache_takes_what_it_was_given() {
+    refill(32 << 20);
     fill(8 << 20);
     fill(64 << 20);
     if available_bytes() > 3 << 30 {

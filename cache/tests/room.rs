@@ -1,4 +1,4 @@
-//! Room: pins, size classes, guests, and the promises about memory and counters.
+//! Room: pins, size classes, bypass pages, and the promises about memory and counters.
 #![cfg(not(loom))]
 
 mod support;
@@ -57,7 +57,7 @@ fn an_anchored_page_stays_under_pressure() {
         let bed = bed(admission);
         let reads = bed.run(|tree| async move {
             let page = tree.path(500).await.unwrap()[1].id();
-            // A guest cannot be kept; once it has left, it can.
+            // A bypass page cannot be kept; once it has left, it can.
             let anchor = loop {
                 if let Ok(anchor) = tree.handle.anchor(page, tree.class).await {
                     break anchor;
@@ -76,7 +76,7 @@ fn an_anchored_page_stays_under_pressure() {
 }
 
 #[test]
-fn dirty_guests_are_written_and_gone() {
+fn dirty_bypass_pages_are_written_and_gone() {
     let bed = bed(Admission::Probability { leaf: 0.0, inner: 1.0 });
     bed.run(|tree| async move {
         for key in 0..KEYS {
@@ -87,13 +87,13 @@ fn dirty_guests_are_written_and_gone() {
             tree.update(key, |old| old.unwrap() + 1).await.unwrap();
         }
     });
-    let guests = bed.tree.handle.counters().levels[0].refusals;
-    assert!(guests > KEYS / 20, "{guests} leaves were refused");
-    // Their write-backs have ended with the tasks: what is not a guest is all that a flush can find.
+    let bypass_frames = bed.tree.handle.counters().levels[0].refusals;
+    assert!(bypass_frames > KEYS / 20, "{bypass_frames} leaves were refused");
+    // Their write-backs have ended with the tasks: what is not a bypass page is all that a flush can find.
     let before = bed.store.world().writes;
     assert!(bed.flushed().into_iter().eq((0..KEYS).map(|key| (key, key + 1))));
     let resident = bed.cache.len() as u64;
-    assert!(bed.store.world().writes - before <= resident, "guests are no longer dirty");
+    assert!(bed.store.world().writes - before <= resident, "bypass_frames are no longer dirty");
     assert!(resident < 200);
 }
 
@@ -117,8 +117,11 @@ fn counters_add_up() {
         let (cache, tree) = (bed.cache, bed.tree);
         drop((bed.executor, bed.store));
         let counters = tree.handle.counters();
-        drop(tree);
-        assert_eq!(cache.counters(), counters);
+        assert_eq!(cache.counters(), counters, "of handles that live");
+        let other = cache.handle(tree.handle.store().clone(), 1).unwrap();
+        assert_eq!(other.counters(), Default::default());
+        drop((tree, other));
+        assert_eq!(cache.counters(), counters, "and of those that have ended");
     }
 }
 
@@ -150,7 +153,9 @@ fn memory_changes_hands_between_size_classes() {
         let handle = cache.handle(store, 5).unwrap();
         let mut next = 1;
         let mut phases = Vec::new();
-        for class_bytes in [1024, 64, 4096, 1024, 128, 2048, 256, 512, 64].into_iter().take(under_miri(9, 4) as usize) {
+        let classes = [1024, 64, 65536, 4096, 1024, 128, 16384, 2048, 8192, 256, 32768, 512, 64];
+        let fitting = classes.into_iter().filter(|&bytes| bytes <= cache.page_bytes_max());
+        for class_bytes in fitting.take(under_miri(13, 4) as usize) {
             let class = class(class_bytes);
             // Half as many again as there is room for.
             let pages = next..next + (bytes / (class_bytes + 64) * 3 / 2) as u64;
@@ -169,4 +174,43 @@ fn memory_changes_hands_between_size_classes() {
             }
         });
     }
+}
+
+#[test]
+fn pages_larger_than_a_cache_takes_are_refused() {
+    let bed = bed(Admission::Always);
+    bed.run(|tree| async move {
+        assert_eq!(tree.handle.cache().page_bytes_max(), 4096);
+        let refused = tree.handle.load(PageId::new(99_999).unwrap(), class(8192)).await.unwrap_err();
+        assert!(matches!(refused, CacheError::TooLarge { bytes: 8192, max: 4096 }), "{refused}");
+        let refused = tree.handle.reserve(PageId::new(99_999).unwrap(), class(65536)).await.unwrap_err();
+        assert!(matches!(refused, CacheError::TooLarge { .. }), "{refused}");
+    });
+    let mut options = CacheOptions::new(512 << 10);
+    options.page_bytes = 16384;
+    assert!(PageCache::new(TreeLayout, options).unwrap_err().to_string().contains("page_bytes"));
+    options.bytes = 1 << 20;
+    assert_eq!(PageCache::new(TreeLayout, options).unwrap().page_bytes_max(), 65536);
+}
+
+/// A tree whose pages are of the largest size, in a cache that holds 50 of them.
+#[test]
+fn a_tree_of_the_largest_pages_works() {
+    const KEYS: u64 = under_miri(2_000_000, 6000);
+    let mut options = small(65536, Admission::Frequency);
+    options.bytes = 4 << 20;
+    let bed = Bed::new((0..KEYS).map(|key| (key * 2, key)), class(65536), options, seed(8));
+    bed.run(|tree| async move {
+        for key in (0..KEYS).step_by(997) {
+            assert_eq!(tree.get(key * 2).await.unwrap(), Some(key));
+            assert_eq!(tree.update(key * 2 + 1, |_| key).await.unwrap(), None);
+        }
+        for key in (0..KEYS).step_by(997) {
+            assert_eq!(tree.remove(key * 2).await.unwrap(), Some(key));
+        }
+    });
+    let memory = bed.cache.memory();
+    assert!(memory.used() <= memory.limit, "{memory:?}");
+    let model = (0..KEYS).map(|key| (key * 2 + u64::from(key % 997 == 0), key));
+    assert!(bed.flushed().into_iter().eq(model));
 }

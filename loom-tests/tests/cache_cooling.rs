@@ -54,7 +54,7 @@ fn rescue_and_evict() -> [bool; 2] {
     let root = toucher.enter(&anchor).expect("nobody changes it");
     let word = value(&root).expect("nobody changes it");
     if is_swizzled(word) {
-        let page = block_on(toucher.follow(&root, word, CLASS)).expect("nobody changes it");
+        let page = block_on(toucher.follow(&root, word, CLASS)).expect("the root's link leads to another page");
         assert_eq!((page.id(), value(&page)), (id(2), Some(20)), "the root's link leads to another page");
     }
     [toucher.counters().total().rescues != 0, is_evicted]

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use farlink_cache::{Anchor, Conflict, PageCache, is_swizzled, model::Step};
+use farlink_cache::{Anchor, Conflict, PageCache, PageError, is_swizzled, model::Step};
 use farlink_loom_tests::{CLASS, Handle, Pages, Seen, Tree, block_on, explore, id, refuse_without, run};
 use loom::sync::atomic::Ordering::Relaxed;
 
@@ -41,10 +41,10 @@ fn evict(handle: &Handle, _: &Anchor<Tree>, frame: u32) -> bool {
 
 /// Takes the root's link away, and frees page 2. True if it went.
 fn free(handle: &Handle, anchor: &Anchor<Tree>, _: u32) -> bool {
-    let freed = || {
+    let freed = || -> Result<(), PageError> {
         let root = handle.enter(anchor)?;
         let word = root.read(|words| words[1].load(Relaxed))?;
-        let Ok(page) = block_on(handle.follow(&root, word, CLASS)) else { return Err(Conflict) };
+        let Ok(page) = block_on(handle.follow(&root, word, CLASS)) else { return Err(Conflict::Changed.into()) };
         handle.change(&[&root, &page], Vec::new(), |change| {
             change.set(0, 1, 0);
             change.free(1);
@@ -129,9 +129,9 @@ fn swizzle_and_cool() -> [bool; 2] {
     let is_swizzled = leaf.first().is_some_and(|leaf| leaf.parent.is_some());
     if is_swizzled {
         assert_eq!(leaf[0].parent, Some(id(1)), "the parent went before the child");
-        assert!(inner[0].kids == 1 && !inner[0].is_cooling, "the parent cools before the child: {inner:?}");
+        assert!(inner[0].children == 1 && !inner[0].is_cooling, "the parent cools before the child: {inner:?}");
     } else {
-        assert!(inner.iter().all(|inner| inner.kids == 0), "{inner:?} {leaf:?}");
+        assert!(inner.iter().all(|inner| inner.children == 0), "{inner:?} {leaf:?}");
     }
     [is_swizzled, is_evicted]
 }

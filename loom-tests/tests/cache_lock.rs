@@ -11,7 +11,10 @@
 
 use std::sync::Arc;
 
-use farlink_cache::{FrameLock, Waiters, model::Step};
+use farlink_cache::{
+    internals::{FrameLock, Waiters},
+    model::Step,
+};
 use farlink_loom_tests::{Plain, Running, Seen, explore, refuse_without, run};
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -111,29 +111,29 @@ fn full(store: &Pages) -> Arc<PageCache<Tree>> {
     cache
 }
 
-/// A guest that has one user, who has changed it and is about to leave.
-fn changed_guest(store: &Pages) -> (Handle, Handle, (u32, PageId)) {
+/// A bypass page that has one user, who has changed it and is about to leave.
+fn changed_bypass(store: &Pages) -> (Handle, Handle, (u32, PageId)) {
     let cache = full(store);
     let [user, other] = [1, 2].map(|seed| cache.handle(store.clone(), seed).expect("there are three handles"));
     let anchor = block_on(user.anchor(id(1), CLASS)).expect("the root is there");
     let used = {
         let root = user.enter(&anchor).expect("nobody changes it");
         let word = root.read(|words| words[1].load(Relaxed)).expect("nobody changes it");
-        let guest = block_on(user.follow(&root, word, CLASS)).expect("it is there");
-        user.alter(&guest, |change| change.set(0, 1, 21)).expect("it is here");
-        guest.into_use()
+        let bypass = block_on(user.follow(&root, word, CLASS)).expect("it is there");
+        user.alter(&bypass, |change| change.set(0, 1, 21)).expect("it is here");
+        bypass.into_use()
     };
     (user, other, used)
 }
 
-fn guest_store() -> Pages {
+fn bypass_store() -> Pages {
     Pages::new(&[(1, 1, 2), (2, 0, 20), (3, 0, 30), (4, 0, 40), (5, 0, 50), (6, 0, 60), (7, 0, 70)])
 }
 
-/// A guest's last user leaves while another thread flushes it with a write that fails. True if that one got the error.
+/// A bypass page's last user leaves while another thread flushes it with a write that fails. True if that one got the error.
 fn leave_and_fail() -> bool {
-    let store = guest_store();
-    let (user, flusher, used) = changed_guest(&store);
+    let store = bypass_store();
+    let (user, flusher, used) = changed_bypass(&store);
     store.fail_next();
     let user = run(move || {
         user.end_use(used);
@@ -146,10 +146,10 @@ fn leave_and_fail() -> bool {
     is_refused
 }
 
-/// A guest's last user leaves while another comes and goes. True if that one found the guest.
+/// A bypass page's last user leaves while another comes and goes. True if that one found the bypass page.
 fn leave_and_come() -> bool {
-    let store = guest_store();
-    let (user, other, used) = changed_guest(&store);
+    let store = bypass_store();
+    let (user, other, used) = changed_bypass(&store);
     let reads = store.reads();
     let user = run(move || {
         user.end_use(used);
@@ -163,7 +163,7 @@ fn leave_and_come() -> bool {
     let (user, _other) = (user.join(), other.join());
     assert_eq!(store.value(2), 21, "a change was lost");
     let has_found = store.reads() == reads;
-    assert!(!has_found || user.cache().places(id(2)).is_empty(), "a guest that nobody uses stays");
+    assert!(!has_found || user.cache().places(id(2)).is_empty(), "a bypass that nobody uses stays");
     has_found
 }
 
@@ -208,10 +208,10 @@ fn broken_looks_at_the_flags_read_an_old_version() {
 }
 
 #[test]
-fn a_guest_whose_write_fails_stays() {
+fn a_bypass_page_whose_write_fails_stays() {
     let refused = Seen::new();
     let seen = refused.clone();
-    explore("cache write-back, a guest's write fails", move || {
+    explore("cache write-back, a bypass's write fails", move || {
         if leave_and_fail() {
             seen.mark();
         }
@@ -220,17 +220,20 @@ fn a_guest_whose_write_fails_stays() {
 }
 
 #[test]
-fn a_guest_goes_with_its_last_user() {
+fn a_bypass_page_goes_with_its_last_user() {
     let (found, fetched) = (Seen::new(), Seen::new());
     let seen = (found.clone(), fetched.clone());
-    explore("cache write-back, users of a guest", move || if leave_and_come() { seen.0.mark() } else { seen.1.mark() });
-    found.require("the second user finds the guest");
+    explore(
+        "cache write-back, users of a bypass",
+        move || if leave_and_come() { seen.0.mark() } else { seen.1.mark() },
+    );
+    found.require("the second user finds the bypass");
     fetched.require("the second user comes too late");
 }
 
 #[test]
-fn broken_last_users_wait_for_a_guest_that_has_gone() {
-    refuse_without(Step::GuestCheck, "cache write-back, guest not looked at", "maximum number of branches", || {
+fn broken_last_users_wait_for_a_bypass_page_that_has_gone() {
+    refuse_without(Step::BypassCheck, "cache write-back, bypass not looked at", "maximum number of branches", || {
         leave_and_come();
     });
 }
@@ -243,7 +246,7 @@ fn broken_snapshots_lose_what_comes_after() {
 }
 
 #[test]
-fn broken_last_looks_drop_a_guest_that_is_dirty() {
+fn broken_last_looks_drop_a_bypass_page_that_is_dirty() {
     refuse_without(Step::FlagsAtOnce, "cache write-back, flags one by one", "a change was lost", || {
         leave_and_fail();
     });

@@ -8,7 +8,7 @@
 //!   missing page is on a level whose subtrees are each on one memory server, as the catalog says of the structure
 //!   ([`EngineOptions::level_max`]).
 //! - The memory server has the newest version of the missing page and of all below: nothing of it is in the cache, which
-//!   [`CacheHandle::keep_out`](farlink_cache::CacheHandle::keep_out) finds out, and sees to until the answer is there.
+//!   [`CacheHandle::exclude`](farlink_cache::CacheHandle::exclude) finds out, and sees to until the answer is there.
 //!
 //! Then the operation's attempt ends, and the same operation begins on the memory server, at the missing page. Pages that it
 //! has changed there are dropped from the cache, if an old version of one still cools in it. An operation that would change
@@ -178,7 +178,7 @@ impl<P: Plugin> Shared<P> {
 ///
 /// let compute = ComputeServer::join(fabric, ComputeOptions::default())?;
 /// let mut options = CacheOptions::new(64 << 10);
-/// options.keeps_out = true;
+/// options.excludes_subtrees = true;
 /// let cache = ComputeCache::<Tree>::new(options)?;
 /// let worker = compute.worker()?;
 /// worker.block_on(async {
@@ -211,11 +211,11 @@ impl<P: Plugin> Engine<P> {
     ///
     /// # Errors
     /// [`Error::BadOption`] if the cache was not made with
-    /// [`CacheOptions::keeps_out`](farlink_cache::CacheOptions::keeps_out).
+    /// [`CacheOptions::excludes_subtrees`](farlink_cache::CacheOptions::excludes_subtrees).
     pub fn new(cached: Cached<P>, policies: Policies, options: EngineOptions) -> Result<Self, Error> {
-        if !cached.keeps_out() {
+        if !cached.excludes_subtrees() {
             let why = "it is not set; an engine needs it".into();
-            return Err(Error::BadOption { option: "keeps_out", why });
+            return Err(Error::BadOption { option: "excludes_subtrees", why });
         }
         let shipper = Shipper::new(cached.worker(), cached.context().structure.clone());
         let policies = Rc::new(RefCell::new(policies));
@@ -293,7 +293,7 @@ impl<P: Plugin> Shared<P> {
         operation: &O,
         missing: Missing<P>,
     ) -> Result<Option<O::Output>, Error> {
-        let Missing { kept_out, page, level } = missing;
+        let Missing { excluded, page, level } = missing;
         let Some((at, _)) = page.remote() else { return Ok(None) };
         let owned = self.cached.region();
         let clock = self.cached.worker().clock();
@@ -304,7 +304,7 @@ impl<P: Plugin> Shared<P> {
                 let took_ns = clock.now_ns() - start_ns;
                 self.policies.borrow_mut().of(Code::of::<O>()).shipped(at.server(), took_ns);
                 for page in changed {
-                    kept_out.drop_changed(page_id(page)).await;
+                    excluded.drop_changed(page_id(page)).await;
                 }
                 self.count(|counts| counts.shipped += 1);
                 Ok(Some(output))
@@ -329,7 +329,7 @@ impl<P: Plugin> Shared<P> {
             }
             Err(error) => {
                 // Who knows what it has done.
-                kept_out.drop_all().await;
+                excluded.drop_all().await;
                 Err(error)
             }
         }

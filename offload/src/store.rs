@@ -8,7 +8,9 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
-use farlink_cache::{CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageId, Store};
+use farlink_cache::{
+    CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageError, PageId, Store,
+};
 use farlink_runtime::{
     access::{Access, Context, Interrupt, Link, PageRef, Plugin},
     buffer::Buffer,
@@ -99,7 +101,7 @@ impl<P: Plugin> ComputeCache<P> {
         self.0.memory()
     }
 
-    /// The counts of accesses that have ended; each knows its own.
+    /// The counts of all accesses, also of those that have ended.
     pub fn counters(&self) -> Counters {
         self.0.counters()
     }
@@ -249,6 +251,11 @@ pub(crate) fn page_id(link: Link) -> PageId {
 
 pub(crate) fn to_cache(class: SizeClass) -> farlink_cache::SizeClass {
     farlink_cache::SizeClass::of_bytes(class.bytes()).expect("both crates have the same classes")
+}
+
+/// What a refused call of the cache means for an operation.
+pub(crate) fn refused(error: PageError) -> Interrupt {
+    interrupt(error.into())
 }
 
 /// What a failed access to the cache means for an operation.

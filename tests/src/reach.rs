@@ -138,7 +138,7 @@ impl CacheSpec {
             options.admission = Admission::Always;
         }
         options.page_bytes = self.page_bytes;
-        options.keeps_out = keeps_out;
+        options.excludes_subtrees = keeps_out;
         ComputeCache::<S>::new(options)
     }
 }

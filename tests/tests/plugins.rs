@@ -43,9 +43,9 @@ fn everywhere(spread: Spread) -> Placed {
     Placed { spread, root: ServerId::new(1) }
 }
 
-fn cache<P: Plugin>(keeps_out: bool) -> ComputeCache<P> {
+fn cache<P: Plugin>(ships: bool) -> ComputeCache<P> {
     let mut options = CacheOptions::new(1 << 20);
-    options.keeps_out = keeps_out;
+    options.excludes_subtrees = ships;
     ComputeCache::new(options).unwrap()
 }
 

@@ -58,7 +58,7 @@ pub fn small(page_bytes: usize, admission: Admission) -> CacheOptions {
     options.page_bytes = page_bytes;
     options.admission = admission;
     options.handles_max = 8;
-    options.uses_per_age = 20;
+    options.halving_period = 20;
     options
 }
 

@@ -23,6 +23,8 @@ pub struct Refused(pub &'static str);
 pub struct World {
     pub pages: HashMap<u64, Vec<u64>>,
     pub reads: u64,
+    /// How many pages were asked for at once, each time.
+    pub batches: Vec<usize>,
     pub writes: u64,
     /// Reads that were dropped before they answered.
     pub reads_dropped: u64,
@@ -176,6 +178,15 @@ impl Store for MapStore {
         }
         world.reads += 1;
         world.pages.get(&page).cloned().ok_or(Refused("no such page"))
+    }
+
+    async fn read_many(&self, pages: &[(PageId, SizeClass)]) -> Vec<Result<Vec<u64>, Refused>> {
+        self.world().batches.push(pages.len());
+        let mut answers = Vec::new();
+        for &(page, class) in pages {
+            answers.push(self.read(page, class).await);
+        }
+        answers
     }
 
     async fn write(&self, pages: Vec<(PageId, Vec<u64>)>) -> Vec<Result<(), Refused>> {

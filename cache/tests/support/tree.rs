@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use farlink_cache::{Anchor, CacheError, CacheHandle, Change, Conflict, NewPage, Page, PageId, SizeClass};
+use farlink_cache::{Anchor, CacheError, CacheHandle, Change, Conflict, NewPage, Page, PageError, PageId, SizeClass};
 
 use super::{
     executor::pause,
@@ -83,7 +83,7 @@ impl Tree {
     }
 
     /// The root.
-    pub fn enter(&self) -> Result<TreePage<'_>, Conflict> {
+    pub fn enter(&self) -> Result<TreePage<'_>, PageError> {
         self.handle.enter(&self.anchor)
     }
 
@@ -106,7 +106,7 @@ impl Tree {
             match step(&page, key)? {
                 Step::Leaf { found, .. } => return Ok(found),
                 Step::Down { link, .. } => page = self.handle.follow(&page, link, self.class).await?,
-                Step::Lost => return Err(Conflict.into()),
+                Step::Lost => return Err(Conflict::Changed.into()),
             }
         }
     }
@@ -121,7 +121,7 @@ impl Tree {
         let mut page = self.handle.enter(&self.anchor)?;
         loop {
             let is_full = match step(&page, key)? {
-                Step::Lost => return Err(Conflict.into()),
+                Step::Lost => return Err(Conflict::Changed.into()),
                 Step::Leaf { found: Some(value), .. } => {
                     // As it is by then: somebody may have been faster.
                     let old = self.handle.alter(&page, |change| {
@@ -133,7 +133,7 @@ impl Tree {
                         Some(old)
                     })?;
                     let _ = value;
-                    return old.map(Some).ok_or(Conflict.into());
+                    return old.map(Some).ok_or(Conflict::Changed.into());
                 }
                 Step::Leaf { found: None, entry, is_full: false } => {
                     let insert = |change: &mut Change<'_>| {
@@ -149,9 +149,9 @@ impl Tree {
             };
             if is_full {
                 self.split(above.as_ref(), &page).await?;
-                return Err(Conflict.into());
+                return Err(Conflict::Changed.into());
             }
-            let Step::Down { link, .. } = step(&page, key)? else { return Err(Conflict.into()) };
+            let Step::Down { link, .. } = step(&page, key)? else { return Err(Conflict::Changed.into()) };
             let below = self.handle.follow(&page, link, self.class).await?;
             above = Some(std::mem::replace(&mut page, below));
         }
@@ -203,17 +203,17 @@ impl Tree {
         let mut page = self.handle.enter(&self.anchor)?;
         loop {
             match step(&page, key)? {
-                Step::Lost => return Err(Conflict.into()),
+                Step::Lost => return Err(Conflict::Changed.into()),
                 Step::Down { entry, link, level, is_single, is_sparse, .. } => {
                     if let (true, Some((above, at, false))) = (is_sparse, &above)
                         && self.merge(above, *at).await?
                     {
-                        return Err(Conflict.into());
+                        return Err(Conflict::Changed.into());
                     }
                     let below = self.handle.follow(&page, link, self.class).await?;
                     if above.is_none() && is_single && level > 0 {
                         self.shrink(&page, &below)?;
-                        return Err(Conflict.into());
+                        return Err(Conflict::Changed.into());
                     }
                     above = Some((std::mem::replace(&mut page, below), entry, is_single));
                 }
@@ -226,7 +226,7 @@ impl Tree {
                         all.len()
                     })?;
                     if let (true, Some((above, at, false))) = (left <= 2, &above) {
-                        // Only tidying up: the key is gone, whatever comes of this.
+                        // Only pruning up: the key is gone, whatever comes of this.
                         let _ = self.merge(above, *at).await;
                     }
                     return Ok(found);
@@ -266,7 +266,7 @@ impl Tree {
     }
 
     /// The root takes the place of its only child.
-    fn shrink(&self, root: &TreePage<'_>, child: &TreePage<'_>) -> Result<(), Conflict> {
+    fn shrink(&self, root: &TreePage<'_>, child: &TreePage<'_>) -> Result<(), PageError> {
         self.handle.change(&[root, child], Vec::new(), |change| {
             let level = View(change.words(1)).level();
             let all = entries(change, 1);

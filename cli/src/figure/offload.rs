@@ -89,7 +89,7 @@ impl<'a> Loaded<'a> {
         let _serving = self.bed.serve(place.server_threads as usize, Duration::from_nanos(args.page_time), seed)?;
         let reach = |_| {
             let mut options = CacheOptions::new(cache_bytes);
-            (options.page_bytes, options.keeps_out) = (args.page_bytes as usize, true);
+            (options.page_bytes, options.excludes_subtrees) = (args.page_bytes as usize, true);
             options.handles_max = args.workers as usize;
             let reach = Reach::new(AccessMode::Cached, self.tree.clone(), Proof::Checksum);
             Ok(reach.through(options, KeyRange::ALL)?.shipping(policies))

@@ -19,7 +19,7 @@ use std::{
     task::{self, Poll},
 };
 
-use farlink_cache::{Anchor, Bookmark, CacheHandle, Counters, Page, is_swizzled};
+use farlink_cache::{Anchor, Bookmark, CacheHandle, Counters, Page};
 use farlink_runtime::{
     access::{Access, Context, FastPath, Hint, Interrupt, NewPage, PageRef, Pages, Placement, Plugin, Start, WordPtr},
     change::Role,
@@ -35,7 +35,7 @@ use farlink_runtime::{
 use smallvec::SmallVec;
 
 pub use self::pages::CachedPages;
-use crate::store::{CacheLayout, RemoteStore, link_of, page_id, to_cache};
+use crate::store::{CacheLayout, RemoteStore, link_of, page_id, refused, to_cache};
 
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.
 const PREFETCHED_LEVEL_MAX: u8 = 1;
@@ -110,14 +110,31 @@ impl<P: Plugin> Cached<P> {
         &self.cache.store().context().worker
     }
 
-    /// The size of the page that a link leads to. Of a swizzled one it is a guess, which costs a little if it is wrong: the frame
-    /// knows better.
-    #[inline(always)]
+    /// The size of the page that a link leads to.
     fn class_of(&self, word: u64) -> farlink_cache::SizeClass {
-        if is_swizzled(word) {
-            return self.class;
+        let of_link = || Link::from_word(word).remote().map(|(_, class)| to_cache(class));
+        self.cache.class_of(word).or_else(of_link).unwrap_or(self.class)
+    }
+
+    /// The page that a swizzled link leads to. Most have the size of the root, and are had from the link alone.
+    #[inline(always)]
+    fn hit<'a, const N: usize>(
+        &'a self,
+        from: &CachedPage<'a, P>,
+        word: u64,
+        words: Option<[Range<usize>; N]>,
+    ) -> Option<CachedPage<'a, P>> {
+        match self.cache.try_follow(&from.0, word, self.class, words) {
+            Some(page) => Some(CachedPage(page)),
+            None => self.hit_of_another_size(from, word),
         }
-        Link::from_word(word).remote().map_or(self.class, |(_, class)| to_cache(class))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hit_of_another_size<'a>(&'a self, from: &CachedPage<'a, P>, word: u64) -> Option<CachedPage<'a, P>> {
+        let class = self.cache.class_of(word).filter(|&class| class != self.class)?;
+        self.cache.try_follow::<0>(&from.0, word, class, None).map(CachedPage)
     }
 
     /// What this compute server owns.
@@ -126,8 +143,8 @@ impl<P: Plugin> Cached<P> {
     }
 
     /// Whether pages can be kept out of the cache.
-    pub(crate) fn keeps_out(&self) -> bool {
-        self.cache.cache().keeps_out()
+    pub(crate) fn excludes_subtrees(&self) -> bool {
+        self.cache.cache().excludes_subtrees()
     }
 
     /// Has `told` be told what each page read from a memory server took.
@@ -171,7 +188,7 @@ impl<P: Plugin> Cached<P> {
                 self.root.get_or_init(|| anchor)
             }
         };
-        Ok(CachedPage(self.cache.enter(anchor).map_err(|_| Interrupt::conflict())?))
+        Ok(CachedPage(self.cache.enter(anchor).map_err(refused)?))
     }
 
     /// What is read first of a page of which nothing else is known: a search begins in the first half.
@@ -264,8 +281,8 @@ impl<'a, P: Plugin> Future for Follow<'_, 'a, P> {
             }
             Step::Fetch(fetch) => return in_parts(fetch.as_mut().poll(cx)),
         }
-        if let Some(page) = access.cache.follow_cached::<0>(&self.from.0, self.word, access.class, None) {
-            return Poll::Ready(Ok(CachedPage(page)));
+        if let Some(page) = access.hit::<0>(self.from, self.word, None) {
+            return Poll::Ready(Ok(page));
         }
         let mut fetch = self.fetch();
         let polled = fetch.as_mut().poll(cx);
@@ -311,7 +328,7 @@ impl<P: Plugin> FastPath for Cached<P> {
             return None;
         }
         let words = (level <= PREFETCHED_LEVEL_MAX + 1).then(|| self.first_words(hint));
-        self.cache.follow_cached(&from.0, link.word(), self.class, words).map(CachedPage)
+        self.hit(from, link.word(), words)
     }
 
     fn resume_at(&self, page: &CachedPage<'_, P>) -> Start {
@@ -397,7 +414,7 @@ impl<P: Plugin> Access for Cached<P> {
                 pages.close(change);
                 result
             });
-            let result = altered.map_err(|_| Interrupt::conflict())?;
+            let result = altered.map_err(refused)?;
             return Ok((result, Pages::after([Some(page)])));
         }
         for (index, (page, role)) in old.iter().enumerate() {
@@ -424,7 +441,7 @@ impl<P: Plugin> Access for Cached<P> {
             (result, pages.close(change))
         });
         drop(held);
-        let (result, freed) = changed.map_err(|_| Interrupt::conflict())?;
+        let (result, freed) = changed.map_err(refused)?;
         new.into_iter().for_each(NewPage::publish);
         let mut after: SmallVec<[_; 4]> = old.into_iter().map(|(page, _)| Some(page)).collect();
         for (page, lock) in freed {

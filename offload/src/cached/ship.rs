@@ -8,7 +8,7 @@ use std::{
     task::{self, Poll, ready},
 };
 
-use farlink_cache::{CacheError, KeptOut, is_swizzled};
+use farlink_cache::{CacheError, ExclusionGuard, is_swizzled};
 use farlink_runtime::{
     access::{
         Access, Context, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, PageRef, Pages, Placement,
@@ -29,7 +29,7 @@ use crate::{
 
 /// A page that is not cached, and where an operation is to go on.
 pub(crate) struct Missing<P: Plugin> {
-    pub(crate) kept_out: KeptOut<RemoteStore<P>, CacheLayout<P>>,
+    pub(crate) excluded: ExclusionGuard<RemoteStore<P>, CacheLayout<P>>,
     pub(crate) page: Link,
     pub(crate) level: u8,
 }
@@ -94,8 +94,8 @@ impl<P: Plugin> Attempt<P> {
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
             identity(words).is_none_or(|page| page.level < level) && P::overlap(words, &region) != Overlap::Outside
         };
-        match cached.cache.keep_out(&from.0, link.word(), to_cache(class), is_below).await {
-            Ok(Some(kept_out)) => Ok(Some(Missing { kept_out, page: link, level })),
+        match cached.cache.exclude(&from.0, link.word(), to_cache(class), is_below).await {
+            Ok(Some(excluded)) => Ok(Some(Missing { excluded, page: link, level })),
             Ok(None) => {
                 engine.count(|counts| counts.cached_below += 1);
                 Ok(None)

@@ -95,7 +95,7 @@ impl Served {
 
 fn cache(bytes: usize, admission: Admission) -> ComputeCache<Tree> {
     let mut options = CacheOptions::new(bytes);
-    (options.page_bytes, options.admission, options.keeps_out) = (256, admission, true);
+    (options.page_bytes, options.admission, options.excludes_subtrees) = (256, admission, true);
     ComputeCache::<Tree>::new(options).unwrap()
 }
 
@@ -279,7 +279,7 @@ fn a_cache_that_keeps_nothing_out_takes_no_engine() {
     let cache = crate::scene::cache(CACHE_BYTES_MIN, Admission::Always);
     let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).unwrap();
     let refused = Engine::new(owned, Policies::default(), EngineOptions::default());
-    assert!(matches!(refused, Err(Error::BadOption { option: "keeps_out", .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::BadOption { option: "excludes_subtrees", .. })), "{refused:?}");
 }
 
 /// Gets over a tree on three memory servers whose operations are always shipped: what the engine counted, and how many pages
@@ -381,7 +381,7 @@ fn what_a_shipped_operation_has_changed_is_not_found_as_it_was() {
     let member = Member::join(&served.fabric, 1);
     let mut options = CacheOptions::new(CACHE_BYTES_MIN);
     // Pages cool for long.
-    (options.page_bytes, options.keeps_out, options.cooling_share) = (256, true, 0.5);
+    (options.page_bytes, options.excludes_subtrees, options.cooling_share) = (256, true, 0.5);
     options.admission = Admission::Always;
     let ships = Rc::new(Cell::new(false));
     let policies = Policies::new(Told(Rc::clone(&ships)));
@@ -423,7 +423,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
         let member = Member::join(&served.fabric, 1);
         let mut options = CacheOptions::new(CACHE_BYTES_MIN);
         // Pages cool for long.
-        (options.page_bytes, options.keeps_out, options.cooling_share) = (256, true, 0.5);
+        (options.page_bytes, options.excludes_subtrees, options.cooling_share) = (256, true, 0.5);
         options.admission = Admission::Always;
         let ships = Rc::new(Cell::new(false));
         let policies = Policies::new(Told(Rc::clone(&ships)));

@@ -1,11 +1,11 @@
-//! Pages of the cache that are kept out while the store's copies are changed, as a memory server does.
+//! Pages of the cache that are excluded while the store's copies are changed, as a memory server does.
 //!
 //! One thread keeps a page out, changes the store's copy of it, or of a page below it, and drops what the cache has of that.
 //! The other one wants the same page, through the link to it or without one, or cools a page below it. Asserted: afterwards
 //! the cache has the version that the store has, and nothing that either of them has added is lost.
 //!
-//! Broken variants: a page that is kept out without an entry in the table; strays below it that are not looked for; strays that
-//! are let in meanwhile; a fetch of a changed page that is not waited for; a page that is overlooked while it is about to cool.
+//! Broken variants: a page that is excluded without an entry in the table; unlinked resident pages below it that are not looked for; unlinked resident pages that
+//! are published meanwhile; a fetch of a changed page that is not waited for; a page that is overlooked while it is about to cool.
 #![cfg(loom)]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Scene {
 fn scene(pages: &[(u64, u64, u64)]) -> Scene {
     let store = Pages::new(pages);
     let mut options = model::options(6);
-    options.keeps_out = true;
+    options.excludes_subtrees = true;
     let cache = PageCache::new(Tree, options).expect("a model's options work");
     let handles = [1, 2].map(|seed| cache.handle(store.clone(), seed).expect("there are three handles"));
     for handle in &handles {
@@ -40,13 +40,13 @@ fn is_leaf(words: &[AtomicU64]) -> bool {
 }
 
 /// Keeps the page below the root out, adds 1 to what the store has in `changed`, and lets it in again. False if it could not
-/// be kept out.
+/// be excluded.
 fn serve(handle: &Handle, anchor: &Anchor<Tree>, store: &Pages, changed: PageId) -> bool {
     let Ok(root) = handle.enter(anchor) else { return false };
     let Ok(link) = root.read(|words| words[1].load(Relaxed)) else { return false };
-    let Ok(Some(kept_out)) = block_on(handle.keep_out(&root, link, CLASS, is_leaf)) else { return false };
+    let Ok(Some(guard)) = block_on(handle.exclude(&root, link, CLASS, is_leaf)) else { return false };
     store.add(changed, 1);
-    block_on(kept_out.drop_changed(changed));
+    block_on(guard.drop_changed(changed));
     true
 }
 
@@ -61,7 +61,7 @@ fn add_here(handle: &Handle) -> bool {
 }
 
 /// One who keeps page 2 out and changes it, and one who follows the link to it. Returns whether the first did.
-fn keep_out_and_follow() -> bool {
+fn exclude_and_follow() -> bool {
     let Scene { store, cache, handles: [server, follower], anchor } = scene(&[(1, 1, 2), (2, 0, 20)]);
     let (of_server, of_follower, in_store) = (Arc::clone(&anchor), Arc::clone(&anchor), store.clone());
     let server = run(move || (serve(&server, &of_server, &in_store, id(2)), server, of_server));
@@ -87,7 +87,7 @@ fn keep_out_and_follow() -> bool {
 
 /// One who keeps page 2 out and changes page 3 below it, and one who changes page 3 in the cache, to which no link leads;
 /// it may be cooling there already. Returns who did.
-fn keep_out_and_change_below(is_cooling: bool) -> [bool; 2] {
+fn exclude_and_change_below(is_cooling: bool) -> [bool; 2] {
     let Scene { store, cache, handles: [server, changer], anchor } = scene(&[(1, 2, 2), (2, 1, 3), (3, 0, 30)]);
     if is_cooling {
         let frame = block_on(server.load(id(3), CLASS)).expect("it is there").frame();
@@ -109,7 +109,7 @@ fn keep_out_and_change_below(is_cooling: bool) -> [bool; 2] {
 }
 
 /// One who evicts page 2, keeps it out and changes page 3 below it, and one who cools page 3. Returns whether the first did.
-fn keep_out_and_cool_below() -> bool {
+fn exclude_and_cool_below() -> bool {
     let Scene { store, cache, handles: [server, cooler], anchor } = scene(&[(1, 2, 2), (2, 1, 3), (3, 0, 30)]);
     let frames = {
         let root = server.enter(&anchor).expect("nobody changes it");
@@ -123,10 +123,10 @@ fn keep_out_and_cool_below() -> bool {
             let root = server.enter(&of_server).ok();
             let link = root.as_ref().and_then(|root| root.read(|words| words[1].load(Relaxed)).ok());
             let is_below = |words: &[AtomicU64]| words[0].load(Relaxed) < 1;
-            match root.zip(link).map(|(root, link)| block_on(server.keep_out(&root, link, CLASS, is_below))) {
-                Some(Ok(Some(kept_out))) => {
+            match root.zip(link).map(|(root, link)| block_on(server.exclude(&root, link, CLASS, is_below))) {
+                Some(Ok(Some(guard))) => {
                     in_store.add(id(3), 1);
-                    block_on(kept_out.drop_all());
+                    block_on(guard.drop_all());
                     true
                 }
                 _ => false,
@@ -151,8 +151,8 @@ fn keep_out_and_cool_below() -> bool {
 fn a_page_that_is_about_to_cool_is_not_overlooked() {
     let served = Seen::new();
     let seen = served.clone();
-    explore("cache shipping, keep out and cool below", move || {
-        if keep_out_and_cool_below() {
+    explore("cache exclusions, keep out and cool below", move || {
+        if exclude_and_cool_below() {
             seen.mark();
         }
     });
@@ -164,9 +164,9 @@ fn who_follows_the_link_waits_for_the_new_version() {
     let (served, refused) = (Seen::new(), Seen::new());
     let seen = (served.clone(), refused.clone());
     explore(
-        "cache shipping, keep out and follow",
+        "cache exclusions, keep out and follow",
         move || {
-            if keep_out_and_follow() { seen.0.mark() } else { seen.1.mark() }
+            if exclude_and_follow() { seen.0.mark() } else { seen.1.mark() }
         },
     );
     served.require("the page is kept out");
@@ -178,33 +178,38 @@ fn nothing_is_lost_below_a_page_that_is_kept_out() {
     for is_cooling in [false, true] {
         let (both, refused) = (Seen::new(), Seen::new());
         let seen = (both.clone(), refused.clone());
-        explore(&format!("cache shipping, keep out and change below, cooling: {is_cooling}"), move || {
-            match keep_out_and_change_below(is_cooling) {
+        explore(&format!("cache exclusions, keep out and change below, cooling: {is_cooling}"), move || {
+            match exclude_and_change_below(is_cooling) {
                 [true, true] => seen.0.mark(),
                 [false, true] => seen.1.mark(),
                 _ => {}
             }
         });
         both.require("both change it, one after the other");
-        refused.require("a stray is in the way");
+        refused.require("a unlinked is in the way");
     }
 }
 
 #[test]
 fn broken_ones_are_noticed() {
-    refuse_without(Step::KeptEntry, "cache shipping, no entry", "an old version is cached", || {
-        keep_out_and_follow();
+    refuse_without(Step::ExcludedEntry, "cache exclusions, no entry", "an old version is cached", || {
+        exclude_and_follow();
     });
-    refuse_without(Step::StraysFirst, "cache shipping, strays not looked for", "something is lost", || {
-        keep_out_and_change_below(false);
+    refuse_without(Step::UnlinkedFirst, "cache exclusions, unlinked not looked for", "something is lost", || {
+        exclude_and_change_below(false);
     });
-    refuse_without(Step::StrayCheck, "cache shipping, strays let in", "something is lost", || {
-        keep_out_and_change_below(true);
+    refuse_without(Step::UnlinkedCheck, "cache exclusions, unlinked let in", "something is lost", || {
+        exclude_and_change_below(true);
     });
-    refuse_without(Step::CoolingDropped, "cache shipping, cooling not waited for", "an old version is cached", || {
-        keep_out_and_cool_below();
-    });
-    refuse_without(Step::LoadingDropped, "cache shipping, a fetch not waited for", "something is lost", || {
-        keep_out_and_change_below(false);
+    refuse_without(
+        Step::CoolingDropped,
+        "cache exclusions, cooling not waited for",
+        "an old version is cached",
+        || {
+            exclude_and_cool_below();
+        },
+    );
+    refuse_without(Step::LoadingDropped, "cache exclusions, a fetch not waited for", "something is lost", || {
+        exclude_and_change_below(false);
     });
 }

@@ -15,6 +15,7 @@
 use crate::{
     frame::Frame,
     id::PageId,
+    mix::mix,
     sync::{AtomicU8, AtomicU32, AtomicU64, Ordering},
 };
 
@@ -33,12 +34,12 @@ pub(crate) const fn sketch_counters(frames: usize) -> usize {
 }
 
 #[derive(Debug)]
-pub(crate) struct Heat {
+pub(crate) struct Frequencies {
     sketch: Box<[AtomicU8]>,
     /// At each count, of 2^32 uses so many are counted.
     odds: [u32; 256],
     uses: AtomicU64,
-    uses_per_age: u64,
+    halving_period: u64,
     age: AtomicU32,
     is_counting: AtomicU32,
 }
@@ -58,9 +59,9 @@ impl Count {
     }
 }
 
-impl Heat {
-    /// For `frames` frames; counts are halved after `uses_per_age` uses.
-    pub(crate) fn new(frames: usize, uses_per_age: u64) -> Self {
+impl Frequencies {
+    /// For `frames` frames; counts are halved after `halving_period` uses.
+    pub(crate) fn new(frames: usize, halving_period: u64) -> Self {
         let odds =
             std::array::from_fn(|count| ((1.0 + 1.0 / SCALE).powi(-(count as i32)) * f64::from(u32::MAX)) as u32);
         let sketch = (0..sketch_counters(frames)).map(|_| AtomicU8::new(0)).collect();
@@ -68,7 +69,7 @@ impl Heat {
             sketch,
             odds,
             uses: AtomicU64::new(0),
-            uses_per_age,
+            halving_period,
             age: AtomicU32::new(0),
             is_counting: AtomicU32::new(0),
         }
@@ -91,11 +92,11 @@ impl Heat {
 
     /// The frame's count.
     pub(crate) fn of(&self, frame: &Frame) -> u8 {
-        Count(frame.heat.load(Ordering::Relaxed)).at(self.age())
+        Count(frame.frequency.load(Ordering::Relaxed)).at(self.age())
     }
 
     pub(crate) fn set(&self, frame: &Frame, count: u8) {
-        frame.heat.store(Count::new(count, self.age()).0, Ordering::Relaxed);
+        frame.frequency.store(Count::new(count, self.age()).0, Ordering::Relaxed);
     }
 
     /// Counts a use. `random` decides; two threads at once may count one use.
@@ -110,7 +111,7 @@ impl Heat {
     /// There were about so many uses. Ages everything when it is time.
     pub(crate) fn tick(&self, uses: u32) {
         let before = self.uses.fetch_add(u64::from(uses), Ordering::Relaxed);
-        if before / self.uses_per_age == (before + u64::from(uses)) / self.uses_per_age {
+        if before / self.halving_period == (before + u64::from(uses)) / self.halving_period {
             return;
         }
         self.age.fetch_add(1, Ordering::Relaxed);
@@ -148,49 +149,40 @@ impl Heat {
     }
 }
 
-/// Spreads the bits of a number (the finalizer of MurmurHash3).
-#[inline]
-pub(crate) const fn mix(number: u64) -> u64 {
-    let mut x = number;
-    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    x ^ (x >> 33)
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
     #[test]
     fn counts_are_logarithmic_and_age() {
-        let heat = Heat::new(100, 1 << 20);
+        let frequency = Frequencies::new(100, 1 << 20);
         let frame = Frame::default();
         let mut random = 1u64;
         let mut touch = |times: u32| {
             for _ in 0..times {
                 random = mix(random.wrapping_add(0x9e37_79b9_7f4a_7c15));
-                heat.touch(&frame, random as u32);
+                frequency.touch(&frame, random as u32);
             }
-            heat.of(&frame)
+            frequency.of(&frame)
         };
         // 30 * ((31/30)^c - 1) = 1000 at c = 108.
         let count = touch(1000);
         assert!((95..=121).contains(&count), "{count}");
-        heat.tick(1 << 20);
-        assert_eq!(heat.of(&frame), count - 21);
-        heat.tick(1 << 20);
-        heat.tick(1 << 20);
-        assert_eq!(heat.of(&frame), count - 63);
+        frequency.tick(1 << 20);
+        assert_eq!(frequency.of(&frame), count - 21);
+        frequency.tick(1 << 20);
+        frequency.tick(1 << 20);
+        assert_eq!(frequency.of(&frame), count - 63);
     }
 
     #[test]
     fn the_sketch_remembers_and_forgets() {
-        let heat = Heat::new(100, 1000);
+        let frequency = Frequencies::new(100, 1000);
         let page = PageId::new(77).unwrap();
-        heat.remember(page, 50);
-        assert_eq!(heat.miss(page, u32::MAX), 50);
-        assert_eq!(heat.miss(page, 0), 51);
-        (0..3).for_each(|_| heat.tick(1000));
-        assert_eq!(heat.miss(page, u32::MAX), 0);
+        frequency.remember(page, 50);
+        assert_eq!(frequency.miss(page, u32::MAX), 50);
+        assert_eq!(frequency.miss(page, 0), 51);
+        (0..3).for_each(|_| frequency.tick(1000));
+        assert_eq!(frequency.miss(page, u32::MAX), 0);
     }
 }

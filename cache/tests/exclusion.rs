@@ -1,4 +1,4 @@
-//! Pages that are kept out while the store's copies are changed, as a memory server would that carries out an operation there:
+//! Pages that are excluded while the store's copies are changed, as a memory server would that carries out an operation there:
 //! nothing is lost, whoever else works on the same pages through the cache, by whatever way.
 #![cfg(not(loom))]
 
@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, atomic::AtomicU64},
 };
 
-use farlink_cache::{Admission, CacheError, CacheOptions, Conflict, KeptOut, Page, PageCache, PageId};
+use farlink_cache::{Admission, CacheError, CacheOptions, Conflict, ExclusionGuard, Page, PageCache, PageId};
 use support::page::{HEAD, HIGH, LOW, View, value_at};
 use support::*;
 
@@ -36,7 +36,7 @@ struct Counts {
     added: Cell<u64>,
     shipped: Cell<u64>,
     refused: Cell<u64>,
-    stray: Cell<u64>,
+    unlinked: Cell<u64>,
 }
 
 fn bump(count: &Cell<u64>) {
@@ -83,7 +83,7 @@ async fn try_add(tree: &Tree, key: u64, by: u64, counts: &Counts) -> Result<Foun
         })?;
         if link == 0 {
             if level != 0 || high == 0 {
-                return Err(Conflict.into());
+                return Err(Conflict::Changed.into());
             }
             return Ok(Found::Value(add_here(tree, &page, key, by)?));
         }
@@ -91,12 +91,12 @@ async fn try_add(tree: &Tree, key: u64, by: u64, counts: &Counts) -> Result<Foun
             let view = View(words);
             view.level() + 1 < level && view.word(LOW) < high && low < view.word(HIGH)
         };
-        if let Some(kept_out) = tree.handle.keep_out(&page, link, tree.class, is_below).await? {
-            let (leaf, before) = serve(tree.handle.store(), kept_out.page().get(), key, by).await;
+        if let Some(guard) = tree.handle.exclude(&page, link, tree.class, is_below).await? {
+            let (leaf, before) = serve(tree.handle.store(), guard.page().get(), key, by).await;
             if let Some(leaf) = leaf {
-                kept_out.drop_changed(PageId::new(leaf).unwrap()).await;
+                guard.drop_changed(PageId::new(leaf).unwrap()).await;
             } else {
-                kept_out.drop_all().await;
+                guard.drop_all().await;
             }
             return Ok(Found::Shipped(before));
         }
@@ -113,10 +113,10 @@ fn add_here(tree: &Tree, leaf: &Page<'_, MapStore, TreeLayout>, key: u64, by: u6
         change.set(0, value_at(entry), value + by);
         Some(value)
     })?;
-    added.ok_or(Conflict.into())
+    added.ok_or(Conflict::Changed.into())
 }
 
-/// What a memory server does: adds to a key's value in the store, with others let in before, in between and after. Returns the
+/// What a memory server does: adds to a key's value in the store, with others published before, in between and after. Returns the
 /// page that it has changed, if it says so, and what the value was.
 async fn serve(store: &MapStore, from: u64, key: u64, by: u64) -> (Option<u64>, u64) {
     pause(by % 3).await;
@@ -172,7 +172,7 @@ async fn task(tree: Tree, plan: Plan, number: u64, counts: Rc<Counts>) {
                 let Ok(page) = tree.handle.load(leaf, tree.class).await else { continue };
                 pause(random.below(4)).await;
                 let Ok(before) = add_here(&tree, &page, key, by) else { continue };
-                bump(&counts.stray);
+                bump(&counts.unlinked);
                 before + counts_in(&counts, by)
             }
         };
@@ -189,7 +189,7 @@ fn counts_in(counts: &Counts, by: u64) -> u64 {
 
 fn options(plan: Plan) -> CacheOptions {
     let mut options = small(plan.page_bytes, plan.admission);
-    options.keeps_out = true;
+    options.excludes_subtrees = true;
     options
 }
 
@@ -215,22 +215,26 @@ fn run(plan: Plan) {
                         executor.spawn(task(tree.clone(), plan, (thread * TASKS + at) as u64, Rc::clone(&counts)));
                     }
                     executor.run();
-                    let Counts { added, shipped, refused, stray } = &*counts;
-                    [added.get(), shipped.get(), refused.get(), stray.get()]
+                    let Counts { added, shipped, refused, unlinked } = &*counts;
+                    [added.get(), shipped.get(), refused.get(), unlinked.get()]
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("a thread's report is above")).collect()
     });
-    let [added, shipped, refused, stray] = [0, 1, 2, 3].map(|at| results.iter().map(|counts| counts[at]).sum::<u64>());
+    let [added, shipped, refused, unlinked] =
+        [0, 1, 2, 3].map(|at| results.iter().map(|counts| counts[at]).sum::<u64>());
     let executor = Executor::alone(plan.seed);
     let handle = cache.handle(MapStore::new(&world, &executor), 99).unwrap();
     executor.block_on(async move { handle.flush().await }).unwrap();
     let found = harvest(&lock(&world));
-    println!("{shipped} shipped, {refused} not kept out, {stray} through no link");
+    println!("{shipped} shipped, {refused} not kept out, {unlinked} through no link");
     assert_eq!(found.values().sum::<u64>(), added, "sums that were acknowledged");
-    assert!(shipped > plan.rounds / 10 && (plan.reshapes || stray > 0), "{shipped} shipped, {stray} through no link");
-    // Everything is let in again.
+    assert!(
+        shipped > plan.rounds / 10 && (plan.reshapes || unlinked > 0),
+        "{shipped} shipped, {unlinked} through no link"
+    );
+    // Everything is published again.
     let tree_keys = executor.block_on({
         let handle = cache.handle(MapStore::new(&world, &executor), 98).unwrap();
         async move {
@@ -267,7 +271,7 @@ fn nothing_is_lost_with_few_large_pages() {
 
 fn bed() -> Bed {
     let mut options = small(256, Admission::Always);
-    options.keeps_out = true;
+    options.excludes_subtrees = true;
     Bed::new((0..2000).map(|key| (key, key)), class(256), options, seed(7))
 }
 
@@ -277,15 +281,14 @@ fn link_of(root: &Page<'_, MapStore, TreeLayout>, key: u64) -> u64 {
 }
 
 #[test]
-fn a_page_that_is_kept_out_is_waited_for_and_one_that_is_cached_is_not_kept_out() {
+fn an_excluded_page_is_waited_for_and_one_that_is_cached_is_not_excluded() {
     let bed = bed();
     let (tree, executor) = (bed.tree.clone(), bed.executor.clone());
     bed.run(|_| async move {
         let root = tree.enter().unwrap();
         let link = link_of(&root, 700);
-        let kept_out =
-            tree.handle.keep_out(&root, link, tree.class, |_| false).await.unwrap().expect("nothing is cached");
-        assert!(tree.handle.keep_out(&root, link, tree.class, |_| false).await.unwrap().is_none());
+        let guard = tree.handle.exclude(&root, link, tree.class, |_| false).await.unwrap().expect("nothing is cached");
+        assert!(tree.handle.exclude(&root, link, tree.class, |_| false).await.unwrap().is_none());
         let (waiting, has_come) = (tree.clone(), Rc::new(Cell::new(false)));
         let came = Rc::clone(&has_come);
         executor.spawn(async move {
@@ -294,22 +297,22 @@ fn a_page_that_is_kept_out_is_waited_for_and_one_that_is_cached_is_not_kept_out(
         });
         pause(20).await;
         assert!(!has_come.get(), "it came though it is kept out");
-        drop(kept_out);
+        drop(guard);
         pause(20).await;
         assert!(has_come.get(), "it did not come");
         let root = tree.enter().unwrap();
         let link = link_of(&root, 700);
-        assert!(tree.handle.keep_out(&root, link, tree.class, |_| false).await.unwrap().is_none(), "it is cached");
+        assert!(tree.handle.exclude(&root, link, tree.class, |_| false).await.unwrap().is_none(), "it is cached");
     });
 }
 
 #[test]
-fn a_stray_below_is_not_overlooked_and_none_comes_in() {
+fn an_unlinked_page_below_is_not_overlooked_and_none_comes_in() {
     let bed = bed();
     let leaf = bed.run(|tree| async move { tree.path(700).await.unwrap().last().unwrap().id() });
     let fresh = PageCache::new(TreeLayout, {
         let mut options = small(256, Admission::Always);
-        options.keeps_out = true;
+        options.excludes_subtrees = true;
         options
     });
     let handle = fresh.unwrap().handle(bed.store.clone(), 3).unwrap();
@@ -318,20 +321,22 @@ fn a_stray_below_is_not_overlooked_and_none_comes_in() {
         let tree = Tree::open(handle, other.class, Arc::new(AtomicU64::new(1 << 40))).await.unwrap();
         let root = tree.enter().unwrap();
         let link = link_of(&root, 700);
-        let kept_out =
-            tree.handle.keep_out(&root, link, tree.class, is_below).await.unwrap().expect("nothing is cached");
+        let guard = tree.handle.exclude(&root, link, tree.class, is_below).await.unwrap().expect("nothing is cached");
         let refused = tree.handle.load(leaf, tree.class).await.map(drop);
         assert!(matches!(refused, Err(CacheError::Conflict(_))), "{refused:?}");
-        drop(kept_out);
+        drop(guard);
         tree.handle.load(leaf, tree.class).await.map(drop).unwrap();
-        assert!(tree.handle.keep_out(&root, link, tree.class, is_below).await.unwrap().is_none(), "a stray is below");
+        assert!(
+            tree.handle.exclude(&root, link, tree.class, is_below).await.unwrap().is_none(),
+            "an unlinked page is below"
+        );
         // Another page is no matter.
         let elsewhere = link_of(&root, 1500);
-        let kept_out = tree
+        let guard = tree
             .handle
-            .keep_out(&root, elsewhere, tree.class, |words| View(words).level() == 0 && View(words).covers(1500))
+            .exclude(&root, elsewhere, tree.class, |words| View(words).level() == 0 && View(words).covers(1500))
             .await;
-        assert!(kept_out.unwrap().is_some());
+        assert!(guard.unwrap().is_some());
     });
 }
 
@@ -350,7 +355,7 @@ fn stored_path(store: &MapStore, key: u64) -> Vec<PageId> {
 }
 
 /// Keeps out the page above the leaf of a key, if that page is not cached and the leaf cools nevertheless.
-async fn keep_out_above_cooling(tree: &Tree, key: u64) -> Option<(KeptOut<MapStore, TreeLayout>, PageId)> {
+async fn exclude_above_cooling(tree: &Tree, key: u64) -> Option<(ExclusionGuard<MapStore, TreeLayout>, PageId)> {
     let path = stored_path(tree.handle.store(), key);
     let [.., above, parent, leaf] = path[..] else { panic!("a tree of three levels") };
     let is_cooling = || tree.handle.contains(leaf) && !tree.handle.contains(parent);
@@ -363,9 +368,9 @@ async fn keep_out_above_cooling(tree: &Tree, key: u64) -> Option<(KeptOut<MapSto
     }
     let is_below = move |words: &[AtomicU64]| View(words).level() == 0 && View(words).covers(key);
     let link = link_of(&page, key);
-    let kept_out = tree.handle.keep_out(&page, link, tree.class, is_below).await.ok()??;
+    let guard = tree.handle.exclude(&page, link, tree.class, is_below).await.ok()??;
     // Room for the entry may have been made with the leaf.
-    tree.handle.contains(leaf).then_some((kept_out, leaf))
+    tree.handle.contains(leaf).then_some((guard, leaf))
 }
 
 /// A page cools, the page above it cools, too, and goes first: what was changed in the store is not found in the cache then,
@@ -375,7 +380,7 @@ fn what_cools_below_a_page_goes_when_the_store_has_changed_it() {
     const CASES: u64 = under_miri(40, 2);
     let mut options = small(256, Admission::Always);
     // Pages cool for long.
-    (options.keeps_out, options.cooling_share) = (true, 0.5);
+    (options.excludes_subtrees, options.cooling_share) = (true, 0.5);
     let seed = seed(7);
     let bed = Bed::new((0..KEYS).map(|key| (key, 0)), class(256), options, seed);
     bed.run(move |tree| async move {
@@ -385,7 +390,7 @@ fn what_cools_below_a_page_goes_when_the_store_has_changed_it() {
             assert!(round < 200_000, "{cases} cooling pages below one that is not cached");
             tree.get(random.below(KEYS)).await.unwrap();
             let key = random.below(KEYS);
-            let Some((kept_out, leaf)) = keep_out_above_cooling(&tree, key).await else { continue };
+            let Some((guard, leaf)) = exclude_above_cooling(&tree, key).await else { continue };
             let before = {
                 let mut world = tree.handle.store().world();
                 let image = world.pages.get_mut(&leaf.get()).unwrap();
@@ -393,10 +398,10 @@ fn what_cools_below_a_page_goes_when_the_store_has_changed_it() {
                 std::mem::replace(&mut image[value_at(entry)], round + 1)
             };
             match cases % 2 {
-                0 => kept_out.drop_changed(leaf).await,
-                _ => kept_out.drop_all().await,
+                0 => guard.drop_changed(leaf).await,
+                _ => guard.drop_all().await,
             }
-            drop(kept_out);
+            drop(guard);
             assert_eq!(tree.get(key).await.unwrap(), Some(round + 1), "key {key}, before {before}");
             cases += 1;
             if cases == CASES {
