@@ -43,6 +43,7 @@ pub struct Change<'a> {
     bodies: Vec<&'a [AtomicU64]>,
     fates: Vec<Fate>,
     overwritten: Vec<Overwritten>,
+    is_refused: bool,
 }
 
 /// What a change makes of a page.
@@ -67,7 +68,7 @@ impl<'a> Change<'a> {
         let mut fates = vec![Fate::Kept; bodies.len()];
         bodies.extend(new);
         fates.resize(bodies.len(), Fate::Changed);
-        Self { bodies, fates, overwritten: Vec::new() }
+        Self { bodies, fates, overwritten: Vec::new(), is_refused: false }
     }
 }
 
@@ -96,6 +97,12 @@ impl Change<'_> {
         if self.fates[page] == Fate::Kept {
             self.fates[page] = Fate::Changed;
         }
+    }
+
+    /// Takes the change back: once the function has returned, all words are put back, and the call fails with
+    /// [`Misuse::Refused`].
+    pub fn refuse(&mut self) {
+        self.is_refused = true;
     }
 
     /// Drops `page` from the cache with this change, unwritten: nothing links to it any more.
@@ -427,6 +434,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             pages.len() + new.len(),
             "a change stays with the function that it is given to"
         );
+        if change.is_refused {
+            return Err(Misuse::Refused);
+        }
         let place = |at: usize| match pages.get(at) {
             Some(page) => (page.index(), page.id),
             None => (new[at - pages.len()].taken.index, new[at - pages.len()].id),

@@ -68,6 +68,9 @@ pub enum Misuse {
         /// The position of the word.
         word: usize,
     },
+    /// The function of a change has taken it back.
+    #[error("the function of the change has taken it back")]
+    Refused,
     /// The page of the anchor was freed by a change.
     #[error("{page}, which the anchor keeps, was freed by a change")]
     Freed {

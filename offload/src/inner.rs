@@ -157,11 +157,11 @@ impl<P: Plugin> CachedInner<P> {
 }
 
 impl<P: Plugin> FastPath for CachedInner<P> {
+    type Plugin = P;
     type Page<'a> = SharedPage;
 }
 
 impl<P: Plugin> Access for CachedInner<P> {
-    type Plugin = P;
     type PagesMut<'a> = OneSidedPages;
 
     fn context(&self) -> &Context<P> {

@@ -35,6 +35,7 @@
 
 mod access_mode;
 mod cached;
+mod compute_cache;
 mod engine;
 mod hybrid;
 mod inner;
@@ -49,9 +50,9 @@ pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters
 pub use crate::{
     access_mode::{AccessMode, UnknownAccessMode},
     cached::{Cached, CachedPage, CachedPages},
+    compute_cache::ComputeCache,
     engine::{Engine, EngineCounts, EngineOptions, Policies},
     hybrid::Hybrid,
     inner::CachedInner,
     remote::{Cut, Parted, PartedRemote, Remote},
-    store::ComputeCache,
 };

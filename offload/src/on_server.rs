@@ -170,11 +170,11 @@ impl<P: Plugin> OnServer<P> {
 }
 
 impl<P: Plugin> FastPath for OnServer<P> {
+    type Plugin = P;
     type Page<'a> = PageCopy;
 }
 
 impl<P: Plugin> Access for OnServer<P> {
-    type Plugin = P;
     type PagesMut<'a> = OneSidedPages;
 
     fn context(&self) -> &Context<P> {

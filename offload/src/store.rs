@@ -2,32 +2,28 @@
 
 use std::{
     cell::{Cell, OnceCell},
+    collections::HashSet,
     future::Future,
     marker::PhantomData,
     rc::Rc,
-    sync::atomic::AtomicU64,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
 };
 
-use farlink_cache::{
-    CacheError, CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache, PageError, PageId, Store,
-};
+use farlink_cache::{CacheError, Conflict, PageError, PageId, Store};
 use farlink_runtime::{
     access::{Access, Context, Interrupt, Link, PageRef, Plugin},
     buffer::Buffer,
     error::Error,
     lock::LockWord,
-    one_sided::{OneSided, PageCopy, Proof},
+    one_sided::{OneSided, PageCopy},
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
     ptr::ServerId,
-    structure::{Overlap, Structure},
-    worker::Handle,
+    structure::Overlap,
 };
-
-use crate::{Cached, CachedInner};
 
 /// A structure's pages, as the cache wants to know them.
 #[derive(Debug, Clone)]
-pub(crate) struct CacheLayout<P>(PhantomData<P>);
+pub(crate) struct CacheLayout<P>(pub(crate) PhantomData<P>);
 
 impl<P: Plugin> farlink_cache::Layout for CacheLayout<P> {
     fn level(&self, page: &[AtomicU64]) -> u8 {
@@ -45,65 +41,25 @@ pub(crate) fn identity(page: &[AtomicU64]) -> Option<Identity> {
     Identity::from_word(page.get(IDENTITY)?.load(std::sync::atomic::Ordering::Relaxed))
 }
 
-/// The cache of a compute server for the pages of one structure, shared by its workers.
-#[derive(Debug)]
-pub struct ComputeCache<P: Plugin>(std::sync::Arc<PageCache<CacheLayout<P>>>);
+/// Pages that a compute server has freed and that do not say so in remote memory yet.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Freeing(Arc<Mutex<HashSet<Link>>>);
 
-impl<P: Plugin> Clone for ComputeCache<P> {
-    fn clone(&self) -> Self {
-        Self(std::sync::Arc::clone(&self.0))
-    }
-}
-
-impl<P: Plugin> ComputeCache<P> {
-    /// A cache with these options.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] if an option cannot work, [`Error::Cache`] if the system refuses the memory.
-    pub fn new(options: CacheOptions) -> Result<Self, Error> {
-        let cache = PageCache::new(CacheLayout(PhantomData), options).map_err(|error| match error {
-            OptionsError::Unusable { option, why } => Error::BadOption { option, why },
-            error => Error::Cache(error.to_string()),
-        })?;
-        Ok(Self(cache))
+impl Freeing {
+    fn pages(&self) -> std::sync::MutexGuard<'_, HashSet<Link>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Access to the part of `structure` that this compute server owns, and nobody else reads or writes: all its pages are
-    /// cached. Every worker of the compute server must name the same region, cut where pages are cut.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] if the structure cannot be owned in such parts; [`Error::Cache`] if the cache has no handle left.
-    pub fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
-        if !P::can_own(&region) {
-            let why = format!("a {} has one owner, of all of it", P::NAME);
-            return Err(Error::BadOption { option: "region", why });
-        }
-        let one_sided = OneSided::new(worker, structure, Proof::Checksum);
-        Ok(Cached::new(self.handle(RemoteStore::new(one_sided, Some(region)))?))
+    pub(crate) fn begin(&self, page: Link) {
+        self.pages().insert(page);
     }
 
-    /// Access to a structure that any number of compute servers change: only its inner pages are cached.
-    ///
-    /// # Errors
-    /// If the cache has no handle left.
-    pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<P>, Error> {
-        let one_sided = OneSided::new(worker, structure, proof);
-        Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None))?))
+    pub(crate) fn end(&self, page: Link) {
+        self.pages().remove(&page);
     }
 
-    fn handle(&self, store: RemoteStore<P>) -> Result<CacheHandle<RemoteStore<P>, CacheLayout<P>>, Error> {
-        let seed = store.context().worker.random(rand::RngExt::random);
-        self.0.handle(store, seed).map_err(|error| Error::Cache(error.to_string()))
-    }
-
-    /// What the memory is used for.
-    pub fn memory(&self) -> Memory {
-        self.0.memory()
-    }
-
-    /// The counts of all accesses, also of those that have ended.
-    pub fn counters(&self) -> Counters {
-        self.0.counters()
+    pub(crate) fn contains(&self, page: Link) -> bool {
+        self.pages().contains(&page)
     }
 }
 
@@ -112,6 +68,7 @@ struct Inner<P: Plugin> {
     one_sided: OneSided<P>,
     /// What this compute server owns, if it owns anything.
     owned: Option<P::Region>,
+    freeing: Freeing,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
     told: OnceCell<Told>,
@@ -140,8 +97,8 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 }
 
 impl<P: Plugin> RemoteStore<P> {
-    fn new(one_sided: OneSided<P>, owned: Option<P::Region>) -> Self {
-        Self(Rc::new(Inner { one_sided, owned, no_room: Cell::new(0), told: OnceCell::new() }))
+    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<P::Region>, freeing: Freeing) -> Self {
+        Self(Rc::new(Inner { one_sided, owned, freeing, no_room: Cell::new(0), told: OnceCell::new() }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided<P> {
@@ -164,6 +121,10 @@ impl<P: Plugin> RemoteStore<P> {
             }
         }
         interrupt(error)
+    }
+
+    pub(crate) fn freeing(&self) -> &Freeing {
+        &self.0.freeing
     }
 
     /// What this compute server owns, if it owns anything.
@@ -261,7 +222,8 @@ pub(crate) fn refused(error: PageError) -> Interrupt {
 /// What a failed access to the cache means for an operation.
 fn interrupt(error: CacheError<Interrupt>) -> Interrupt {
     match error {
-        CacheError::Conflict(_) => Interrupt::conflict(),
+        CacheError::Conflict(Conflict::Moved) => Interrupt::moved(),
+        CacheError::Conflict(Conflict::Changed) => Interrupt::conflict(),
         CacheError::Store { source, .. } => source,
         CacheError::BadLink => {
             Error::BadPointer { word: 0, why: "a link leads to no page, or to one of another size".into() }.into()

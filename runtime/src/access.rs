@@ -37,9 +37,8 @@ pub enum Start {
     /// At the root, and no cached copy is trusted: pages on the way are read anew, if others can have changed them. For the
     /// attempt after one that met a stale page.
     Anew,
-    /// At this page, below which the compute side had to stop. No link is followed, so nothing says that the page is still in
-    /// use if it may have been freed: an owner's cache frees a page at once and marks it free in remote memory later. Within
-    /// an operation go on from a page that is held, not from its address.
+    /// At this page, below which the compute side had to stop. It may have come to be another page of the structure meanwhile:
+    /// the operation checks that it is what it was.
     Page(Link),
     /// Where [`Operation::try_sync`] had to stop, as the same access has said ([`FastPath::resume_at`]).
     Resume([u64; 3]),
@@ -145,6 +144,8 @@ impl<P: Plugin> Clone for Context<P> {
 /// What an access can do without suspending, because pages are in local memory. All of it can be left out.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
 pub trait FastPath: Sized {
+    /// The structure's plug-in.
+    type Plugin: Plugin;
     /// A page, held for reading.
     type Page<'a>: PageRef
     where
@@ -169,6 +170,15 @@ pub trait FastPath: Sized {
         Start::Root
     }
 
+    /// One attempt that keeps copies of all pages it reads, for an operation that goes back to more pages than the cache keeps in
+    /// their places. `None`: pages of this access stay as they are anyway.
+    async fn run_holding<O: Operation<Plugin = Self::Plugin>>(
+        &self,
+        _operation: &O,
+    ) -> Option<Result<O::Output, Interrupt>> {
+        None
+    }
+
     /// The next read of `page` needs these words. May have the processor fetch them, and let other operations run meanwhile.
     async fn prefetch<'a>(&'a self, _page: &Self::Page<'a>, _words: [(u16, u16); 2]) {}
 }
@@ -176,8 +186,6 @@ pub trait FastPath: Sized {
 /// A way to reach the pages of one structure; see the [module](self).
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
 pub trait Access: FastPath {
-    /// The structure's plug-in.
-    type Plugin: Plugin;
     /// Pages open for writing.
     type PagesMut<'a>: PagesMut
     where

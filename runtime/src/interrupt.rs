@@ -12,6 +12,9 @@ pub enum Cause {
     /// Somebody else changed a page first.
     #[error("somebody else changed a page first")]
     Conflict,
+    /// The cache has moved a page that the attempt holds; whether somebody has changed it is not known.
+    #[error("a page that the operation holds has left its place in the cache")]
+    Moved,
     /// A page is not what the link to it promised.
     #[error("page {page} is not what its link promised: {why}")]
     Stale {
@@ -65,6 +68,11 @@ impl Interrupt {
     /// Somebody else was first.
     pub const fn conflict() -> Self {
         Self::Restart(Cause::Conflict)
+    }
+
+    /// The cache has moved a page.
+    pub const fn moved() -> Self {
+        Self::Restart(Cause::Moved)
     }
 
     /// Come again: the attempt has made room, and the next one will find it.

@@ -17,6 +17,8 @@ use crate::{
 const STALE_MAX: u32 = 1000;
 /// After so many conflicts in a row no cached copy is trusted: one that nobody renews would conflict for ever.
 const CONFLICTS_BEFORE_ANEW: u32 = 8;
+/// After so many attempts in a row that have lost a page to the cache the next one holds copies.
+const MOVES_BEFORE_HOLDING: u32 = 8;
 
 /// Names an operation in messages: made of the names of its plug-in and its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,13 +88,12 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
     };
     let mut restarts = Restarts::default();
     loop {
-        match operation.run(access, from).await {
+        let interrupt = match restarts.run(access, operation, from).await {
             Ok(output) => return Ok(output),
-            Err(interrupt) => {
-                from = restarts.start_after(&interrupt);
-                restarts.before_next(&access.context().worker, interrupt).await?;
-            }
-        }
+            Err(interrupt) => interrupt,
+        };
+        from = restarts.start_after(&interrupt);
+        restarts.before_next(&access.context().worker, interrupt).await?;
     }
 }
 
@@ -128,12 +129,34 @@ pub struct Restarts {
     count: u32,
     stale_in_a_row: u32,
     conflicts_in_a_row: u32,
+    moves_in_a_row: u32,
 }
 
 impl Restarts {
+    /// An attempt. After several that have lost pages to the cache it holds copies.
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    #[inline]
+    pub async fn run<A: Access, O: Operation<Plugin = A::Plugin>>(
+        &self,
+        access: &A,
+        operation: &O,
+        from: Start,
+    ) -> Result<O::Output, Interrupt> {
+        if self.moves_in_a_row >= MOVES_BEFORE_HOLDING
+            && let Some(outcome) = Box::pin(access.run_holding(operation)).await
+        {
+            return outcome;
+        }
+        operation.run(access, from).await
+    }
+
     /// Where the attempt after an interrupted one begins.
     pub fn start_after(&mut self, interrupt: &Interrupt) -> Start {
-        let is_conflict = matches!(interrupt, Interrupt::Restart(Cause::Conflict));
+        let is_move = matches!(interrupt, Interrupt::Restart(Cause::Moved));
+        let is_conflict = is_move || matches!(interrupt, Interrupt::Restart(Cause::Conflict));
+        self.moves_in_a_row = if is_conflict { self.moves_in_a_row + u32::from(is_move) } else { 0 };
         self.conflicts_in_a_row = if is_conflict { self.conflicts_in_a_row + 1 } else { 0 };
         let meets_old = is_conflict && self.conflicts_in_a_row.is_multiple_of(CONFLICTS_BEFORE_ANEW);
         let is_stale = matches!(interrupt, Interrupt::Restart(Cause::Stale { .. }));
@@ -155,7 +178,9 @@ impl Restarts {
         Box::pin(async move {
             match interrupt {
                 Interrupt::Failed(error) => return Err(*error),
-                Interrupt::Restart(Cause::Conflict | Cause::Again | Cause::Above) => self.stale_in_a_row = 0,
+                Interrupt::Restart(Cause::Conflict | Cause::Moved | Cause::Again | Cause::Above) => {
+                    self.stale_in_a_row = 0
+                }
                 Interrupt::Restart(Cause::Stale { page, why }) => {
                     self.stale_in_a_row += 1;
                     if self.stale_in_a_row > STALE_MAX {

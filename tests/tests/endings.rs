@@ -16,7 +16,7 @@ use std::{
 };
 
 use farlink_runtime::{
-    access::{self, Access},
+    access::{self, Access, Pages, PagesMut, Placement},
     audit, catalog,
     clock::Clock,
     compute::ComputeServer,
@@ -268,17 +268,20 @@ fn changes_end_anywhere() {
 
 #[test]
 fn retirements_end_anywhere() {
-    // A root is allocated, made known, made unknown and retired. Only the last step may be cut off: what comes before is
-    // up to whoever cuts it off.
+    // A page that nothing leads to is retired.
     let _watch = watch("retire");
     for options in [FAST, WEAK] {
         for cuts in 1..CUTS_MAX {
             let Scene { fabric, compute, worker, tree } = Scene::new(options);
+            let page = worker.block_on(async {
+                let page = tree.access().allocate(tree.structure().class, Placement::RoundRobin).await.unwrap();
+                let (link, mut pages) = (page.link(), Pages::new());
+                let slot = pages.add_new(page);
+                tree.access().change(pages, |pages| pages.describe(slot, 0, 9)).await.unwrap();
+                link
+            });
             let retire = |tree: Tree| async move {
-                retry(&tree.access().context().worker, async || {
-                    access::free(tree.access(), tree.structure().root_link()).await
-                })
-                .await
+                retry(&tree.access().context().worker, async || access::free(tree.access(), page).await).await
             };
             let finished = poll_some(&worker, &mut (Box::pin(retire(tree.clone())) as Doing), cuts);
             // Again: it ends, by freeing the page or by finding that it is free.

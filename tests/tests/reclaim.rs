@@ -164,7 +164,7 @@ fn pages_survive_those_who_held_them<S: Subject>() {
         assert!(report.is_clean() && report.pages() == 1, "{report:?}");
         assert_eq!(report.audit.held, 0, "generation {generation}");
         let memory = cluster::with_worker(&fabric, |worker| worker.block_on(audit::memory(worker))).unwrap();
-        assert_eq!(memory.used_bytes(), S::page_bytes(PAGE_BYTES) as u64, "only the root is in use: {memory:?}");
+        assert_eq!(memory.used_bytes(), report.bytes, "only the root is in use: {memory:?}");
         let leased = *leased.get_or_insert(memory.leased_bytes);
         let limit = leased + slack_bytes::<S>();
         assert!(memory.leased_bytes <= limit, "generation {generation} needed more than the first: {memory:?}");

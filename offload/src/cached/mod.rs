@@ -8,8 +8,8 @@
 //! An operation on cached pages never suspends, except to let other tasks of the worker run while a page comes from
 //! memory: with several in flight that hides the latency of DRAM, with one it is not done.
 
+mod holding;
 mod pages;
-pub(crate) mod ship;
 
 use std::{
     cell::OnceCell,
@@ -19,21 +19,27 @@ use std::{
     task::{self, Poll},
 };
 
-use farlink_cache::{Anchor, Bookmark, CacheHandle, Counters, Page};
+use farlink_cache::{
+    Anchor, Bookmark, CacheError, CacheHandle, Conflict, Counters, ExclusionGuard, Misuse, Page, PageError,
+};
 use farlink_runtime::{
-    access::{Access, Context, FastPath, Hint, Interrupt, NewPage, PageRef, Pages, Placement, Plugin, Start, WordPtr},
+    access::{
+        Access, Context, FastPath, Hint, Interrupt, NewPage, Operation, PageRef, Pages, Placement, Plugin, Start,
+        Structure, WordPtr,
+    },
     change::Role,
     error::Error,
     one_sided::OneSided,
     page::{IDENTITY, Identity, SizeClass},
     pages as allocation,
-    ptr::{Link, ServerId},
+    ptr::{Link, RemotePtr, ServerId},
     structure::Overlap,
     sync::{AtomicU64, Ordering},
     worker::{Handle, YieldNow},
 };
 use smallvec::SmallVec;
 
+use self::holding::Holding;
 pub use self::pages::CachedPages;
 use crate::store::{CacheLayout, RemoteStore, link_of, page_id, refused, to_cache};
 
@@ -66,6 +72,9 @@ impl<P: Plugin> Clone for Cached<P> {
     }
 }
 
+/// Pages that are kept out of a cache.
+pub(crate) type Excluded<P> = ExclusionGuard<RemoteStore<P>, CacheLayout<P>>;
+
 /// A page in the cache.
 #[derive(Debug)]
 pub struct CachedPage<'a, P: Plugin>(Page<'a, RemoteStore<P>, CacheLayout<P>>);
@@ -90,8 +99,13 @@ impl<P: Plugin> PageRef for CachedPage<'_, P> {
 
     #[inline(always)]
     fn read<R>(&self, f: impl FnOnce(&[AtomicU64]) -> R) -> Result<R, Interrupt> {
-        self.0.read(f).map_err(|_| Interrupt::conflict())
+        self.0.read(f).map_err(conflict)
     }
+}
+
+#[cold]
+fn conflict(conflict: Conflict) -> Interrupt {
+    refused(conflict.into())
 }
 
 impl<P: Plugin> Cached<P> {
@@ -108,6 +122,47 @@ impl<P: Plugin> Cached<P> {
     #[inline(always)]
     pub(crate) fn worker(&self) -> &Handle {
         &self.cache.store().context().worker
+    }
+
+    /// A copy of a page, with unswizzled links.
+    fn snapshot(&self, page: &CachedPage<'_, P>) -> Result<Box<[u64]>, Interrupt> {
+        let class = page.link().remote().map_or(SizeClass::SMALLEST, |(_, class)| class);
+        let mut words = vec![0; class.words()].into_boxed_slice();
+        self.cache.snapshot(&page.0, &mut words).map_err(refused)?;
+        Ok(words)
+    }
+
+    /// Whether the page that an unswizzled link leads to is cached, or on its way.
+    pub(crate) fn contains(&self, link: Link) -> bool {
+        self.cache.contains(page_id(link))
+    }
+
+    /// Where a page lies in what this compute server owns.
+    pub(crate) fn overlap(&self, words: &[AtomicU64]) -> Overlap {
+        self.cache.store().overlap(words)
+    }
+
+    /// Keeps the page that an unswizzled link leads to, and all pages of which `is_below` says so, out of the cache; `None` if
+    /// one of them is in it.
+    pub(crate) async fn exclude(
+        &self,
+        from: &CachedPage<'_, P>,
+        link: Link,
+        class: SizeClass,
+        is_below: impl Fn(&[AtomicU64]) -> bool + Send + Sync + 'static,
+    ) -> Result<Option<Excluded<P>>, CacheError<Interrupt>> {
+        self.cache.exclude(&from.0, link.word(), to_cache(class), is_below).await
+    }
+
+    /// [`Access::follow`], as what it is.
+    #[inline(always)]
+    pub(crate) fn following<'f, 'a>(
+        &'a self,
+        from: &'f CachedPage<'a, P>,
+        link: Link,
+        hint: Hint,
+    ) -> Follow<'f, 'a, P> {
+        Follow { access: self, from, word: link.word(), words: self.first_words(hint), step: Step::Prefetch }
     }
 
     /// The size of the page that a link leads to.
@@ -213,6 +268,16 @@ impl<P: Plugin> Cached<P> {
         }
     }
 
+    /// What it means that the cache has refused a change.
+    #[cold]
+    fn refused(&self, error: PageError, page: RemotePtr) -> Interrupt {
+        match error {
+            // What it had set would have reached beyond what is owned.
+            PageError::Misuse(Misuse::Refused) => Error::SharedPage { page }.into(),
+            error => refused(error),
+        }
+    }
+
     /// Whether this compute server may change a page.
     fn require_owned(&self, page: &CachedPage<'_, P>) -> Result<(), Interrupt> {
         // A leaf got into the cache because it is.
@@ -228,10 +293,10 @@ impl<P: Plugin> Cached<P> {
 
 /// Following a link. By hand, so that what a hit takes is part of the caller's code: an async function of its own costs a
 /// hit half again as much.
-struct Follow<'f, 'a, P: Plugin> {
+pub(crate) struct Follow<'f, 'a, P: Plugin> {
     access: &'a Cached<P>,
-    from: &'f CachedPage<'a, P>,
-    word: u64,
+    pub(crate) from: &'f CachedPage<'a, P>,
+    pub(crate) word: u64,
     /// These words of the page are wanted first.
     words: [Range<usize>; 3],
     step: Step<'f, 'a, P>,
@@ -310,6 +375,7 @@ fn failed(error: farlink_cache::CacheError<Interrupt>) -> Error {
 }
 
 impl<P: Plugin> FastPath for Cached<P> {
+    type Plugin = P;
     type Page<'a> = CachedPage<'a, P>;
     const PREFETCHES: bool = true;
 
@@ -335,6 +401,10 @@ impl<P: Plugin> FastPath for Cached<P> {
         page.0.bookmark().map_or(Start::Root, |bookmark| Start::Resume(bookmark.0))
     }
 
+    async fn run_holding<O: Operation<Plugin = P>>(&self, operation: &O) -> Option<Result<O::Output, Interrupt>> {
+        Some(operation.run(&Holding::new(self), Start::Root).await)
+    }
+
     #[inline]
     async fn prefetch<'a>(&'a self, page: &CachedPage<'a, P>, words: [(u16, u16); 2]) {
         if page.level() == 0 {
@@ -349,7 +419,6 @@ const NOT_COHERENT: Error = Error::NotCoherent {
 };
 
 impl<P: Plugin> Access for Cached<P> {
-    type Plugin = P;
     type PagesMut<'a> = CachedPages<'a>;
 
     #[inline(always)]
@@ -367,9 +436,12 @@ impl<P: Plugin> Access for Cached<P> {
                 None => self.root().await,
             },
             Start::Page(page) => {
-                let Some((_, class)) = page.remote() else {
+                let Some((at, class)) = page.remote() else {
                     return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }.into());
                 };
+                if self.cache.store().freeing().contains(page) {
+                    return Err(Interrupt::stale(at, "it was freed just now"));
+                }
                 let loaded = self.cache.load(page_id(page), to_cache(class)).await;
                 Ok(CachedPage(loaded.map_err(|error| self.cache.store().interrupt(error))?))
             }
@@ -383,7 +455,7 @@ impl<P: Plugin> Access for Cached<P> {
         link: Link,
         hint: Hint,
     ) -> impl Future<Output = Result<CachedPage<'a, P>, Interrupt>> {
-        Follow { access: self, from, word: link.word(), words: self.first_words(hint), step: Step::Prefetch }
+        self.following(from, link, hint)
     }
 
     #[inline(always)]
@@ -401,7 +473,7 @@ impl<P: Plugin> Access for Cached<P> {
         pages: Pages<Self::Page<'a>>,
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
-        let structure = self.context().structure.id;
+        let Structure { id: structure, root: structure_root, .. } = self.context().structure;
         let (old, new) = pages.into_parts();
         let mut old: SmallVec<[_; 2]> = old.collect();
         if let ([(_, Role::Current)], true) = (&*old, new.is_empty())
@@ -411,10 +483,10 @@ impl<P: Plugin> Access for Cached<P> {
             let altered = self.cache.alter(&page.0, |change| {
                 let mut pages = CachedPages::open(change, structure, [Role::Current].into_iter(), &[]);
                 let result = f(&mut pages);
-                pages.close(change);
+                pages.close(change, |words| self.overlap(words) == Overlap::Inside);
                 result
             });
-            let result = altered.map_err(refused)?;
+            let result = altered.map_err(|error| self.refused(error, page.at()))?;
             return Ok((result, Pages::after([Some(page)])));
         }
         for (index, (page, role)) in old.iter().enumerate() {
@@ -435,22 +507,36 @@ impl<P: Plugin> Access for Cached<P> {
             );
         }
         let held: SmallVec<[_; 4]> = old.iter().map(|(page, _)| &page.0).collect();
+        let mut begun: SmallVec<[Link; 2]> = SmallVec::new();
         let changed = self.cache.change(&held, reserved, |change| {
             let mut pages = CachedPages::open(change, structure, old.iter().map(|&(_, role)| role), &new);
             let result = f(&mut pages);
-            (result, pages.close(change))
+            let freed = pages.close(change, |words| self.overlap(words) == Overlap::Inside);
+            // Before anybody can see the change, and read from remote memory what it has freed.
+            begun.extend(freed.iter().map(|&(page, _)| old[page].0.link()));
+            begun.iter().for_each(|&page| self.cache.store().freeing().begin(page));
+            (result, freed)
         });
         drop(held);
-        let (result, freed) = changed.map_err(refused)?;
+        let (result, freed) = match changed {
+            Ok(changed) => changed,
+            Err(error) => {
+                begun.iter().for_each(|&page| self.cache.store().freeing().end(page));
+                return Err(self.refused(error, old.first().map_or(structure_root, |(page, _)| page.at())));
+            }
+        };
         new.into_iter().for_each(NewPage::publish);
         let mut after: SmallVec<[_; 4]> = old.into_iter().map(|(page, _)| Some(page)).collect();
         for (page, lock) in freed {
-            let Some((at, class)) = after[page].take().and_then(|page| page.link().remote()) else { continue };
+            let Some(link) = after[page].take().map(|page| page.link()) else { continue };
+            let Some((at, class)) = link.remote() else { continue };
             let free = allocation::free_owned(self.worker().clone(), at, class, lock);
+            let freeing = self.cache.store().freeing().clone();
             // Nobody waits for it: the page is out of use already.
             let task = async move {
-                if let Err(error) = free.await {
-                    tracing::warn!(page = %at, %error, "a page was not freed");
+                match free.await {
+                    Ok(()) => freeing.end(link),
+                    Err(error) => tracing::warn!(page = %at, %error, "a page was not freed"),
                 }
             };
             drop(self.worker().spawn_to_end(task));

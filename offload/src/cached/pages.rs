@@ -1,5 +1,7 @@
 //! Cached pages open for writing.
 
+use std::sync::atomic::AtomicU64;
+
 use farlink_cache::Change;
 use farlink_runtime::{
     access::{NewPage, PagesMut, Slot, Words},
@@ -53,7 +55,12 @@ impl<'a> CachedPages<'a> {
     }
 
     /// Gives changed pages their new version, and the change back; returns the pages that were freed with their lock words.
-    pub(super) fn close(mut self, change: &mut Change<'a>) -> Vec<(usize, LockWord)> {
+    /// All that it leaves must be `owned`, or the change is taken back.
+    pub(super) fn close(
+        mut self,
+        change: &mut Change<'a>,
+        is_owned: impl Fn(&[AtomicU64]) -> bool,
+    ) -> Vec<(usize, LockWord)> {
         let mut freed = Vec::new();
         for (page, &fate) in self.fates.iter().enumerate() {
             let lock = LockWord::from_word(self.change.word(page, LOCK));
@@ -62,6 +69,11 @@ impl<'a> CachedPages<'a> {
                 Fate::Freed => freed.push((page, lock)),
                 Fate::Kept | Fate::ReliedOn | Fate::New => {}
             }
+        }
+        let is_left = |fate: Fate| matches!(fate, Fate::Changed | Fate::New);
+        let mut left = self.fates.iter().enumerate().filter(|&(_, &fate)| is_left(fate));
+        if !left.all(|(page, _)| is_owned(self.change.words(page))) {
+            self.change.refuse();
         }
         *change = self.change;
         freed

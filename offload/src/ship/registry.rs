@@ -230,7 +230,9 @@ async fn from_page<O: Operation>(
         match (outcome, access.declined()) {
             (Ok(output), _) => return Ok(output),
             (Err(_), Some(why)) => return Err(ReplyHeader::Declined(why)),
-            (Err(Interrupt::Restart(Cause::Conflict)), None) => access.context().worker.back_off(attempt).await,
+            (Err(Interrupt::Restart(Cause::Conflict | Cause::Moved)), None) => {
+                access.context().worker.back_off(attempt).await
+            }
             (Err(Interrupt::Restart(Cause::Above)), None) => return Err(ReplyHeader::Declined(Decline::Restructures)),
             (Err(Interrupt::Restart(_)), None) => return Err(ReplyHeader::Declined(Decline::NotThere)),
             (Err(Interrupt::Failed(error)), None) => return Err(ReplyHeader::of(*error)),

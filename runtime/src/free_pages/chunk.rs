@@ -201,7 +201,7 @@ mod tests {
             }
         }
         assert_eq!(ChunkState::from_word(0), None);
-        assert_eq!(ChunkState::from_word(77 << 8 | 8), None);
+        assert_eq!(ChunkState::from_word(77 << 8 | (SizeClass::COUNT as u64 + 1)), None);
         assert_eq!(ChunkState::from_word(3), None);
         assert_eq!(ChunkState::from_word(1 << 56 | 77 << 8 | 3), None);
     }

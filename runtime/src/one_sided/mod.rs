@@ -200,11 +200,11 @@ impl<P: Plugin> OneSided<P> {
 }
 
 impl<P: Plugin> FastPath for OneSided<P> {
+    type Plugin = P;
     type Page<'a> = PageCopy;
 }
 
 impl<P: Plugin> Access for OneSided<P> {
-    type Plugin = P;
     type PagesMut<'a> = OneSidedPages;
 
     fn context(&self) -> &Context<P> {

@@ -96,7 +96,7 @@ pub(super) async fn raise_root<A: Access<Plugin = List>>(access: &A) -> Result<(
     let (root, new) = (pages.add(page), pages.add_new(new));
     let raise = |pages: &mut A::PagesMut<'_>| {
         node.write(pages, new);
-        Node { level: node.level + 1, below: link, ..Node::EMPTY }.write(pages, root);
+        Node { level: node.level.saturating_add(1), below: link, ..Node::EMPTY }.write(pages, root);
     };
     access.change(pages, raise).await.map(drop)
 }

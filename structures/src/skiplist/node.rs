@@ -109,7 +109,7 @@ impl<'a, A: Access<Plugin = List>> Place<'a, A> {
             true => access.descend(&self.page, link, Hint::DOWN).await?,
             false => access.follow(&self.page, link, Hint::DOWN).await?,
         };
-        Self::read(page, |node| node.level + 1 == self.node.level && node.low == self.node.low)
+        Self::read(page, |node| Some(node.level) == self.node.level.checked_sub(1) && node.low == self.node.low)
     }
 }
 

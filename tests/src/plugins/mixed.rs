@@ -45,7 +45,8 @@ wire! {
     struct Sum { forks }
 }
 
-fn place(counter: u64) -> (usize, usize) {
+/// The page of a counter, and its position there: counters that are far apart can share one.
+pub fn place(counter: u64) -> (usize, usize) {
     let page = (counter % 4) as usize;
     (page, HEADER_WORDS + (counter / 4) as usize % (BYTES[page] / 8 - HEADER_WORDS))
 }

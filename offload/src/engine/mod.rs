@@ -15,6 +15,8 @@
 //! more than one page, or goes beyond the subtree, comes back and takes the normal path. From the moment that it is sent it
 //! runs as a task of the worker: who drops it abandons only its result.
 
+mod attempt;
+
 use std::{
     cell::{Cell, RefCell},
     future::Future,
@@ -30,11 +32,9 @@ use farlink_runtime::{
     ptr::ServerId,
 };
 
+use self::attempt::{Attempt, Missing};
 use crate::{
-    cached::{
-        Cached,
-        ship::{Attempt, Missing},
-    },
+    cached::Cached,
     policy::{Choice, Miss, Never, Policy},
     ship::{Answer, From, Shipped, Shipper},
     store::page_id,
@@ -257,7 +257,7 @@ impl<P: Plugin> Engine<P> {
         let attempt = Attempt::new(&self.0, Code::of::<O>());
         let mut restarts = Restarts::default();
         loop {
-            let interrupt = match operation.run(&attempt, from).await {
+            let interrupt = match restarts.run(&attempt, operation, from).await {
                 Ok(output) => return Ok(output),
                 Err(interrupt) => interrupt,
             };
@@ -303,7 +303,7 @@ impl<P: Plugin> Shared<P> {
             Ok(Answer::Done(Shipped { output, changed, .. })) => {
                 let took_ns = clock.now_ns() - start_ns;
                 self.policies.borrow_mut().of(Code::of::<O>()).shipped(at.server(), took_ns);
-                for page in changed {
+                for page in changed.into_iter().filter(|page| page.remote().is_some()) {
                     excluded.drop_changed(page_id(page)).await;
                 }
                 self.count(|counts| counts.shipped += 1);

@@ -8,7 +8,7 @@ use std::{
     task::{self, Poll, ready},
 };
 
-use farlink_cache::{CacheError, ExclusionGuard, is_swizzled};
+use farlink_cache::{CacheError, is_swizzled};
 use farlink_runtime::{
     access::{
         Access, Context, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, PageRef, Pages, Placement,
@@ -21,15 +21,15 @@ use farlink_runtime::{
 };
 use futures_util::future::join_all;
 
-use super::{Cached, CachedPage, CachedPages, Follow, Step};
+use super::Shared;
 use crate::{
-    engine::Shared,
-    store::{CacheLayout, RemoteStore, identity, page_id, to_cache},
+    cached::{Cached, CachedPage, CachedPages, Excluded, Follow},
+    store::identity,
 };
 
 /// A page that is not cached, and where an operation is to go on.
 pub(crate) struct Missing<P: Plugin> {
-    pub(crate) excluded: ExclusionGuard<RemoteStore<P>, CacheLayout<P>>,
+    pub(crate) excluded: Excluded<P>,
     pub(crate) page: Link,
     pub(crate) level: u8,
 }
@@ -74,7 +74,7 @@ impl<P: Plugin> Attempt<P> {
         };
         let Some((at, class)) = link.remote() else { return Ok(None) };
         // It may cool, or be on its way.
-        if cached.cache.contains(page_id(link)) || !engine.may_serve(at.server()) {
+        if cached.contains(link) || !engine.may_serve(at.server()) {
             return Ok(None);
         }
         let Some(region) = from.read(|words| {
@@ -82,7 +82,7 @@ impl<P: Plugin> Attempt<P> {
                 let word = words.get(index).map(|word| word.load(farlink_runtime::sync::Ordering::Relaxed));
                 word == Some(link.word())
             });
-            let is_inside = cached.cache.store().overlap(words) == Overlap::Inside;
+            let is_inside = cached.overlap(words) == Overlap::Inside;
             position.filter(|_| is_inside).and_then(|position| P::below(words, position))
         })?
         else {
@@ -94,7 +94,7 @@ impl<P: Plugin> Attempt<P> {
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
             identity(words).is_none_or(|page| page.level < level) && P::overlap(words, &region) != Overlap::Outside
         };
-        match cached.cache.exclude(&from.0, link.word(), to_cache(class), is_below).await {
+        match cached.exclude(from, link, class, is_below).await {
             Ok(Some(excluded)) => Ok(Some(Missing { excluded, page: link, level })),
             Ok(None) => {
                 engine.count(|counts| counts.cached_below += 1);
@@ -164,8 +164,13 @@ impl<'a, P: Plugin> Future for Decide<'_, 'a, P> {
 }
 
 impl<P: Plugin> FastPath for Attempt<P> {
+    type Plugin = P;
     type Page<'a> = CachedPage<'a, P>;
     const PREFETCHES: bool = true;
+
+    async fn run_holding<O: Operation<Plugin = P>>(&self, operation: &O) -> Option<Result<O::Output, Interrupt>> {
+        self.cached().run_holding(operation).await
+    }
 
     #[inline(always)]
     fn try_follow<'a>(&'a self, from: &CachedPage<'a, P>, link: Link, hint: Hint) -> Option<CachedPage<'a, P>> {
@@ -179,7 +184,6 @@ impl<P: Plugin> FastPath for Attempt<P> {
 }
 
 impl<P: Plugin> Access for Attempt<P> {
-    type Plugin = P;
     type PagesMut<'a> = CachedPages<'a>;
 
     #[inline(always)]
@@ -209,9 +213,7 @@ impl<P: Plugin> Access for Attempt<P> {
         link: Link,
         hint: Hint,
     ) -> impl Future<Output = Result<CachedPage<'a, P>, Interrupt>> {
-        let cached = self.cached();
-        let words = cached.first_words(hint);
-        let follow = Follow { access: cached, from, word: link.word(), words, step: Step::Prefetch };
+        let follow = self.cached().following(from, link, hint);
         Decide { attempt: self, decision: None, is_decided: false, follow }
     }
 

@@ -1,0 +1,157 @@
+//! One attempt over copies, for an operation that goes back to more pages than the cache keeps in their places.
+//!
+//! A page of [`Cached`] is read where it stands: once the cache has moved it, or a link in it, the attempt that holds it has lost
+//! it. Where that happens again and again, an attempt copies each page as it comes, with unswizzled links, as one-sided access
+//! does; a copy is true of the moment it was made. To follow a link or to change a page it looks the page up again, and goes on
+//! only if that still reads as the copy does.
+
+use std::{cell::Cell, sync::atomic::Ordering};
+
+use farlink_runtime::{
+    access::{
+        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, WordPtr,
+    },
+    error::Error,
+    page::SizeClass,
+};
+
+use super::{Cached, CachedPage, CachedPages};
+
+/// Pages that one attempt holds copies of, at most.
+pub(super) const HELD_MAX: usize = 4096;
+
+/// [`Cached`] access for one attempt.
+#[derive(Debug)]
+pub(super) struct Holding<P: Plugin> {
+    cached: Cached<P>,
+    held: Cell<usize>,
+}
+
+/// A copy of a page.
+#[derive(Debug)]
+pub(super) struct HeldPage {
+    link: Link,
+    level: u8,
+    kind: u8,
+    words: Box<[u64]>,
+}
+
+impl PageRef for HeldPage {
+    type Words = [u64];
+
+    fn link(&self) -> Link {
+        self.link
+    }
+
+    fn level(&self) -> u8 {
+        self.level
+    }
+
+    fn kind(&self) -> u8 {
+        self.kind
+    }
+
+    fn read<R>(&self, f: impl FnOnce(&[u64]) -> R) -> Result<R, Interrupt> {
+        Ok(f(&self.words))
+    }
+}
+
+impl<P: Plugin> Holding<P> {
+    pub(super) fn new(cached: &Cached<P>) -> Self {
+        Self { cached: cached.clone(), held: Cell::new(0) }
+    }
+
+    fn copy(&self, page: &CachedPage<'_, P>) -> Result<HeldPage, Interrupt> {
+        let held = self.held.get() + 1;
+        if held > HELD_MAX {
+            return Err(Error::TooManyPages { limit: HELD_MAX }.into());
+        }
+        self.held.set(held);
+        let (link, level, kind) = (page.link(), page.level(), page.kind());
+        Ok(HeldPage { link, level, kind, words: self.cached.snapshot(page)? })
+    }
+
+    /// The page that a copy is of, if it still is as it was.
+    async fn page_of(&self, copy: &HeldPage) -> Result<CachedPage<'_, P>, Interrupt> {
+        let page = self.cached.open(Start::Page(copy.link)).await?;
+        match self.cached.snapshot(&page)? == copy.words {
+            true => Ok(page),
+            false => Err(Interrupt::conflict()),
+        }
+    }
+}
+
+impl<P: Plugin> FastPath for Holding<P> {
+    type Plugin = P;
+    type Page<'a> = HeldPage;
+}
+
+impl<P: Plugin> Access for Holding<P> {
+    type PagesMut<'a> = CachedPages<'a>;
+
+    fn context(&self) -> &Context<P> {
+        self.cached.context()
+    }
+
+    async fn open(&self, start: Start) -> Result<HeldPage, Interrupt> {
+        self.copy(&self.cached.open(start).await?)
+    }
+
+    async fn follow<'a>(&'a self, from: &HeldPage, link: Link, hint: Hint) -> Result<HeldPage, Interrupt> {
+        let parent = self.page_of(from).await?;
+        // The link as it stands there now: a swizzled one is not in the table.
+        let index = P::links(&*from.words).find(|&index| from.words.get(index) == Some(&link.word()));
+        let live = match index {
+            Some(index) => parent.read(|words| words.get(index).map(|word| word.load(Ordering::Relaxed)))?,
+            None => None,
+        };
+        let page = self.cached.follow(&parent, live.map_or(link, Link::from_word), hint).await?;
+        self.copy(&page)
+    }
+
+    async fn change<'a, R>(
+        &'a self,
+        pages: Pages<Self::Page<'a>>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
+    ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
+        let (old, new) = pages.into_parts();
+        let mut live = Pages::new();
+        for (copy, role) in old {
+            live.add_as(self.page_of(&copy).await?, role);
+        }
+        for page in new {
+            live.add_new(page);
+        }
+        let (result, after) = self.cached.change(live, f).await?;
+        // The change is made: what is not to be had is given as freed.
+        let copy = |page: Option<CachedPage<'_, P>>| page.and_then(|page| self.copy(&page).ok());
+        Ok((result, Pages::after(after.into_each().map(copy))))
+    }
+
+    async fn install<'a>(
+        &'a self,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut Self::PagesMut<'a>),
+        word: WordPtr,
+        old: u64,
+        to: u64,
+    ) -> Result<Result<(), u64>, Interrupt> {
+        self.cached.install(new, f, word, old, to).await
+    }
+
+    async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
+        self.cached.load(words).await
+    }
+
+    async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
+        self.cached.allocate(class, placement).await
+    }
+
+    async fn retire<'a>(&'a self, _pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
+        self.cached.retire(Vec::new()).await
+    }
+
+    fn leads_to(&self, link: Link, page: &HeldPage) -> bool {
+        link == page.link
+    }
+}

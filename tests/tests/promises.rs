@@ -1,0 +1,420 @@
+//! What the framework promises to an author who errs, or who asks for much: no mistake is silent, and none harms others.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use farlink_offload::{
+    CacheOptions, ComputeCache, Remote,
+    ship::{Registry, ShipOptions, ShipServer},
+};
+use farlink_runtime::{
+    access::*,
+    catalog::{self, CreateOptions},
+    compute::ComputeServer,
+    error::Error,
+    fabric::{Fabric, listener::ListenOptions, mem::MemOptions},
+    one_sided::{OneSided, Proof},
+    operation::{Restarts, Run},
+    page::SizeClass,
+    ptr::ServerId,
+    report::Report,
+    server::in_process,
+    structure::{OPTIONS, Placed},
+    wire::wire,
+    worker::Worker,
+};
+use farlink_structures::{
+    btree::{BTree, BTreeOptions, Tree},
+    map::KeyRange,
+};
+use farlink_tests::{
+    bounded::Watchdog,
+    cluster::{self, FAST, WEAK},
+};
+
+const PAGE_BYTES: usize = 512;
+const KEYS: u64 = 20_000;
+
+/// A tree, and a worker beside it.
+struct Scene {
+    worker: Worker,
+    _compute: ComputeServer,
+    structure: Structure,
+}
+
+impl Scene {
+    fn new(options: MemOptions) -> Self {
+        let fabric: Arc<dyn Fabric> = Arc::new(in_process(2, 16 << 20, options).unwrap());
+        let compute = cluster::join(&fabric, 1).unwrap();
+        let worker = compute.worker().unwrap();
+        let structure = worker.block_on(async {
+            let options = BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() };
+            let tree = BTree::create(&worker, "t", options).await.unwrap();
+            tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.8).await.unwrap();
+            tree.structure().clone()
+        });
+        Self { worker, _compute: compute, structure }
+    }
+
+    fn cache(&self, bytes: usize) -> ComputeCache<Tree> {
+        let mut options = CacheOptions::new(bytes);
+        options.page_bytes = PAGE_BYTES;
+        ComputeCache::new(options).unwrap()
+    }
+
+    fn owned(&self, bytes: usize, keys: KeyRange) -> farlink_offload::Cached<Tree> {
+        self.cache(bytes).own(&self.worker, self.structure.clone(), keys).unwrap()
+    }
+
+    fn one_sided(&self) -> OneSided<Tree> {
+        OneSided::new(&self.worker, self.structure.clone(), Proof::Checksum)
+    }
+
+    fn is_whole(&self) {
+        let tree = BTree::over(self.one_sided());
+        let report = self.worker.block_on(tree.check()).unwrap();
+        assert!(report.is_clean() && report.entries == KEYS, "{report:?}");
+    }
+}
+
+/// The first leaf and its page above.
+async fn first_leaf<A: Access<Plugin = Tree>>(access: &A) -> Result<A::Page<'_>, Interrupt> {
+    let mut page: A::Page<'_> = access.open(Start::Root).await?;
+    while page.level() > 0 {
+        let link = page.read(|words| Tree::links(words).next().map(|index| Link::from_word(words.word(index))))?;
+        page = access.follow(&page, link.expect("an inner page has a child"), Hint::DOWN).await?;
+    }
+    Ok(page)
+}
+
+#[test]
+fn a_page_that_is_named_twice_is_refused() {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        let outcome = scene.worker.block_on(async {
+            let _pin = scene.worker.pin();
+            let mut pages = Pages::new();
+            let (first, again) = (first_leaf(access).await?, first_leaf(access).await?);
+            let slot = pages.add(first);
+            pages.add(again);
+            access.change(pages, |pages| pages.set(slot, 60, 7)).await.map(drop)
+        });
+        let Err(Interrupt::Failed(error)) = outcome else { panic!("{outcome:?}") };
+        assert!(matches!(*error, Error::PageTwice { .. }), "{error}");
+    }
+    for options in [FAST, WEAK] {
+        let scene = Scene::new(options);
+        test(&scene, &scene.one_sided());
+        test(&scene, &scene.cache(1 << 20).share(&scene.worker, scene.structure.clone(), Proof::Checksum).unwrap());
+        test(&scene, &scene.owned(1 << 20, KeyRange::ALL));
+        scene.is_whole();
+    }
+}
+
+/// Halfway through a change: nobody sees that half, neither here nor after a flush.
+#[test]
+fn a_panic_in_a_change_leaves_everything_as_it_was() {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        for current in [false, true] {
+            let change = async {
+                let _pin = scene.worker.pin();
+                let leaf = first_leaf(access).await?;
+                let new = access.allocate(scene.structure.class, Placement::RoundRobin).await?;
+                let mut pages = Pages::new();
+                let slot = if current { pages.add_current(leaf) } else { pages.add(leaf) };
+                if !current {
+                    pages.add_new(new);
+                }
+                let half = |pages: &mut A::PagesMut<'_>| {
+                    (8..20).for_each(|index| pages.set(slot, index, u64::MAX));
+                    panic!("in the middle of a change");
+                };
+                access.change(pages, half).await.map(drop)
+            };
+            let panicked = catch_unwind(AssertUnwindSafe(|| scene.worker.block_on(change)));
+            assert!(panicked.is_err());
+        }
+    }
+    for options in [FAST, WEAK] {
+        let scene = Scene::new(options);
+        test(&scene, &scene.one_sided());
+        scene.is_whole();
+        let owned = scene.owned(1 << 20, KeyRange::ALL);
+        test(&scene, &owned);
+        let tree = BTree::over(owned);
+        for key in 0..100 {
+            assert_eq!(scene.worker.block_on(tree.get(key)).unwrap(), Some(key));
+        }
+        scene.worker.block_on(tree.access().flush()).unwrap();
+        scene.is_whole();
+    }
+}
+
+/// An owner may not have a page reach beyond what it owns: others would not find it, or change it, too.
+#[test]
+fn an_owner_does_not_widen_a_page_beyond_its_region() {
+    /// Position of the high fence in a page of the tree.
+    const HIGH: usize = 5;
+    let scene = Scene::new(FAST);
+    let tree = BTree::over(scene.one_sided());
+    let cut = scene.worker.block_on(tree.leaf_low(KEYS / 2)).unwrap();
+    let keys = KeyRange { low: 0, high: Some(cut) };
+    let owned = scene.owned(1 << 20, keys);
+    for current in [false, true] {
+        let outcome = scene.worker.block_on(async {
+            let _pin = scene.worker.pin();
+            let leaf = first_leaf(&owned).await?;
+            let mut pages = Pages::new();
+            let slot = if current { pages.add_current(leaf) } else { pages.add(leaf) };
+            owned.change(pages, |pages| pages.set(slot, HIGH, cut + 1)).await.map(drop)
+        });
+        let Err(Interrupt::Failed(error)) = outcome else { panic!("{outcome:?}") };
+        assert!(matches!(*error, Error::SharedPage { .. }), "{error}");
+    }
+    let tree = BTree::over(owned);
+    assert_eq!(scene.worker.block_on(tree.get(0)).unwrap(), Some(0));
+    scene.worker.block_on(tree.access().flush()).unwrap();
+    scene.is_whole();
+}
+
+/// Reads all leaves, and looks at them only once it has them all.
+#[derive(Debug, Clone)]
+struct Late;
+
+wire!(
+    struct Late {}
+);
+
+impl Operation for Late {
+    type Output = u64;
+    type Plugin = Tree;
+    const NAME: &'static str = "late";
+    const READS_ONLY: bool = true;
+
+    fn scope(&self) -> KeyRange {
+        KeyRange::ALL
+    }
+
+    async fn run<A: Access<Plugin = Tree>>(&self, access: &A, from: Start) -> Result<u64, Interrupt> {
+        let mut level = vec![access.open(from).await?];
+        while level[0].level() > 0 {
+            let mut below = Vec::new();
+            for page in level {
+                let links: Vec<Link> =
+                    page.read(|words| Tree::links(words).map(|index| Link::from_word(words.word(index))).collect())?;
+                let page = Rc::new(page);
+                for child in access.follow_each(links.iter().map(|&link| (Rc::clone(&page), link))).all().await {
+                    below.push(child?);
+                }
+            }
+            level = below;
+        }
+        let mut count = 0;
+        for leaf in level {
+            count += leaf.read(|words| words.word(7) & 0xffff)?;
+        }
+        Ok(count)
+    }
+}
+
+#[test]
+fn an_operation_that_holds_more_pages_than_the_cache_ends_with_its_answer() {
+    let _watch = Watchdog::start("held pages", Duration::from_secs(60));
+    let scene = Scene::new(FAST);
+    // Some 900 leaves, and room for less than a hundred pages.
+    let owned = scene.owned(64 << 10, KeyRange::ALL);
+    assert_eq!(scene.worker.block_on(owned.perform(&Late)).unwrap(), KEYS);
+    assert_eq!(scene.worker.block_on(scene.one_sided().perform(&Late)).unwrap(), KEYS);
+}
+
+/// Beyond the limit it is told so.
+#[test]
+fn an_operation_that_holds_far_too_many_pages_is_told_so() {
+    let _watch = Watchdog::start("held pages", Duration::from_secs(60));
+    let scene = Scene::new(FAST);
+    let tree = BTree::over(scene.one_sided());
+    scene
+        .worker
+        .block_on(async {
+            for key in KEYS..6 * KEYS {
+                tree.insert(key, key).await?;
+            }
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+    let owned = scene.owned(64 << 10, KeyRange::ALL);
+    let error = scene.worker.block_on(owned.perform(&Late)).unwrap_err();
+    assert!(matches!(error, Error::TooManyPages { limit: 4096 }), "{error}");
+}
+
+#[test]
+fn conflicts_in_a_row_end_in_an_attempt_that_trusts_no_copy() {
+    let mut restarts = Restarts::default();
+    let starts: Vec<Start> = (0..16).map(|_| restarts.start_after(&Interrupt::conflict())).collect();
+    assert_eq!(starts.iter().filter(|&&start| start == Start::Anew).count(), 2);
+    assert_eq!(restarts.start_after(&Interrupt::again()), Start::Root);
+}
+
+/// A structure whose operations are no good.
+#[derive(Debug, Clone, Copy, Default)]
+struct Trouble;
+
+/// Panics where it runs.
+#[derive(Debug, Clone)]
+struct Panics;
+
+/// Answers so many words.
+#[derive(Debug, Clone)]
+struct Answers {
+    words: u64,
+}
+
+wire! {
+    struct Panics {}
+    struct Answers { words }
+}
+
+impl Operation for Panics {
+    type Output = ();
+    type Plugin = Trouble;
+    const NAME: &'static str = "panics";
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Trouble>>(&self, access: &A, from: Start) -> Result<(), Interrupt> {
+        access.open(from).await?;
+        panic!("as it does");
+    }
+}
+
+impl Operation for Answers {
+    type Output = Vec<u64>;
+    type Plugin = Trouble;
+    const NAME: &'static str = "answers";
+    const READS_ONLY: bool = true;
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Trouble>>(&self, access: &A, from: Start) -> Result<Vec<u64>, Interrupt> {
+        access.open(from).await?;
+        Ok(vec![7; self.words as usize])
+    }
+}
+
+impl Plugin for Trouble {
+    const NAME: &'static str = "trouble";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = 64..=64;
+    type Region = ();
+    type Local = ();
+
+    fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        std::iter::empty()
+    }
+
+    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
+        Overlap::Inside
+    }
+
+    fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
+        pages.describe(root, 0, 1);
+    }
+
+    fn operations(to: &mut impl Operations<Self>) {
+        to.add::<Panics>().add::<Answers>();
+    }
+
+    async fn check<A: Access<Plugin = Self>>(_access: &A) -> Result<Report, Error> {
+        Ok(Report::default())
+    }
+}
+
+#[test]
+fn a_shipped_operation_that_panics_or_answers_too_much_harms_nobody_else() {
+    let _watch = Watchdog::start("trouble", Duration::from_secs(60));
+    let fabric = Arc::new(in_process(1, 8 << 20, FAST).unwrap());
+    let joining = Arc::clone(&fabric);
+    let server = ServerId::new(0).unwrap();
+    let listener = fabric.listen(server, &ListenOptions::default()).unwrap();
+    let join = move || Ok(Arc::new(cluster::join_manual(&(joining.clone() as Arc<_>), 0)?));
+    let registry = Registry::new().with::<Trouble>();
+    let memory = fabric.memory(server).unwrap();
+    let _serving = ShipServer::start(listener, memory, registry, &ShipOptions::default(), join).unwrap();
+    let compute = cluster::join(&(fabric.clone() as Arc<_>), 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let class = SizeClass::SMALLEST;
+        let options = CreateOptions { class, placed: Placed::default(), options: [0; OPTIONS] };
+        let made = catalog::create::<Trouble>(&worker, "s", &options, Proof::Checksum).await.unwrap();
+        let remote = Remote::<Trouble>::new(&worker, made.context().structure.clone());
+        for _ in 0..3 {
+            let error = remote.perform(&Panics).await.unwrap_err();
+            assert_eq!(error.to_string(), "a shipped operation panicked: as it does; it has changed nothing");
+            let error = remote.perform(&Answers { words: 5 << 20 }).await.unwrap_err();
+            assert!(matches!(error, Error::AnswerTooLarge { words, .. } if words > 5 << 20), "{error}");
+            assert_eq!(remote.perform(&Answers { words: 1000 }).await.unwrap(), [7; 1000]);
+        }
+    });
+}
+
+/// A second structure with the names of the first.
+#[derive(Debug, Clone, Copy, Default)]
+struct Double;
+
+#[derive(Debug, Clone)]
+struct Again;
+
+wire!(
+    struct Again {}
+);
+
+impl Operation for Again {
+    type Output = ();
+    type Plugin = Double;
+    const NAME: &'static str = "again";
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Double>>(&self, _access: &A, _from: Start) -> Result<(), Interrupt> {
+        Ok(())
+    }
+}
+
+impl Plugin for Double {
+    const NAME: &'static str = "trouble";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = 64..=64;
+    type Region = ();
+    type Local = ();
+
+    fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        std::iter::empty()
+    }
+
+    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
+        Overlap::Inside
+    }
+
+    fn create(_pages: &mut impl PagesMut, _root: Slot, _structure: &Structure) {}
+
+    fn operations(to: &mut impl Operations<Self>) {
+        to.add::<Again>().add::<Again>();
+    }
+
+    async fn check<A: Access<Plugin = Self>>(_access: &A) -> Result<Report, Error> {
+        Ok(Report::default())
+    }
+}
+
+#[test]
+#[should_panic(expected = "two plug-ins are named trouble")]
+fn two_plug_ins_of_one_name_are_refused() {
+    let _ = Registry::new().with::<Trouble>().with::<Double>();
+}
+
+#[test]
+#[should_panic(expected = "trouble has two operations named again")]
+fn two_operations_of_one_name_are_refused() {
+    let _ = Registry::new().with::<Double>();
+}
