@@ -195,7 +195,7 @@ impl Arena {
     }
 
     /// Asks the processor to have a frame and these words of its body at hand soon.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn prefetch<const N: usize>(&self, frame: u32, unit: u32, class: SizeClass, words: [Range<usize>; N]) {
         if let Some(frame) = self.get(frame) {
             prefetch(std::ptr::from_ref(frame).cast());
@@ -206,7 +206,7 @@ impl Arena {
 }
 
 /// Asks the processor to have some words of a body at hand soon.
-#[inline]
+#[inline(always)]
 pub(crate) fn prefetch_lines(body: &[AtomicU64], words: Range<usize>) {
     let words = body.get(words.start..words.end.min(body.len())).unwrap_or(&[]);
     let (Some(first), Some(last)) = (words.first(), words.last()) else { return };

@@ -123,7 +123,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Has the processor fetch these words of the page that a link word leads to; false if the link is not swizzled.
-    #[inline]
+    #[inline(always)]
     pub fn prefetch<const N: usize>(&self, word: u64, class: SizeClass, words: [Range<usize>; N]) -> bool {
         match self.cache().salt.link(word) {
             Link::Frame { frame, unit } => {

@@ -88,13 +88,28 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
     };
     let mut restarts = Restarts::default();
     loop {
-        let interrupt = match restarts.run(access, operation, from).await {
+        let held = if restarts.loses_pages() { hold(access, operation).await } else { None };
+        let outcome = match held {
+            Some(outcome) => outcome,
+            None => operation.run(access, from).await,
+        };
+        let interrupt = match outcome {
             Ok(output) => return Ok(output),
             Err(interrupt) => interrupt,
         };
         from = restarts.start_after(&interrupt);
         restarts.before_next(&access.context().worker, interrupt).await?;
     }
+}
+
+/// An attempt that holds copies of its pages, where that makes a difference. Boxed: it is rare.
+#[cold]
+#[inline(never)]
+pub fn hold<'a, A: Access, O: Operation<Plugin = A::Plugin>>(
+    access: &'a A,
+    operation: &'a O,
+) -> Pin<Box<dyn Future<Output = Option<Result<O::Output, Interrupt>>> + 'a>> {
+    Box::pin(access.run_holding(operation))
 }
 
 /// Repeats an attempt at tidying up behind an operation that has had its effect: so many times at most, and whatever comes of
@@ -133,23 +148,10 @@ pub struct Restarts {
 }
 
 impl Restarts {
-    /// An attempt. After several that have lost pages to the cache it holds copies.
-    ///
-    /// # Errors
-    /// As [`Operation::run`].
+    /// Whether several attempts in a row have lost pages to the cache: then one should [`hold`] copies.
     #[inline]
-    pub async fn run<A: Access, O: Operation<Plugin = A::Plugin>>(
-        &self,
-        access: &A,
-        operation: &O,
-        from: Start,
-    ) -> Result<O::Output, Interrupt> {
-        if self.moves_in_a_row >= MOVES_BEFORE_HOLDING
-            && let Some(outcome) = Box::pin(access.run_holding(operation)).await
-        {
-            return outcome;
-        }
-        operation.run(access, from).await
+    pub fn loses_pages(&self) -> bool {
+        self.moves_in_a_row >= MOVES_BEFORE_HOLDING
     }
 
     /// Where the attempt after an interrupted one begins.

@@ -171,27 +171,6 @@ impl<P: Plugin> Cached<P> {
         self.cache.class_of(word).or_else(of_link).unwrap_or(self.class)
     }
 
-    /// The page that a swizzled link leads to. Most have the size of the root, and are had from the link alone.
-    #[inline(always)]
-    fn hit<'a, const N: usize>(
-        &'a self,
-        from: &CachedPage<'a, P>,
-        word: u64,
-        words: Option<[Range<usize>; N]>,
-    ) -> Option<CachedPage<'a, P>> {
-        match self.cache.try_follow(&from.0, word, self.class, words) {
-            Some(page) => Some(CachedPage(page)),
-            None => self.hit_of_another_size(from, word),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn hit_of_another_size<'a>(&'a self, from: &CachedPage<'a, P>, word: u64) -> Option<CachedPage<'a, P>> {
-        let class = self.cache.class_of(word).filter(|&class| class != self.class)?;
-        self.cache.try_follow::<0>(&from.0, word, class, None).map(CachedPage)
-    }
-
     /// What this compute server owns.
     pub(crate) fn region(&self) -> &P::Region {
         self.cache.store().region().expect("cached access is made with a region")
@@ -346,8 +325,9 @@ impl<'a, P: Plugin> Future for Follow<'_, 'a, P> {
             }
             Step::Fetch(fetch) => return in_parts(fetch.as_mut().poll(cx)),
         }
-        if let Some(page) = access.hit::<0>(self.from, self.word, None) {
-            return Poll::Ready(Ok(page));
+        // Most pages have the size of the root. Of others only fetching knows the size.
+        if let Some(page) = access.cache.try_follow::<0>(&self.from.0, self.word, access.class, None) {
+            return Poll::Ready(Ok(CachedPage(page)));
         }
         let mut fetch = self.fetch();
         let polled = fetch.as_mut().poll(cx);
@@ -394,7 +374,7 @@ impl<P: Plugin> FastPath for Cached<P> {
             return None;
         }
         let words = (level <= PREFETCHED_LEVEL_MAX + 1).then(|| self.first_words(hint));
-        self.hit(from, link.word(), words)
+        self.cache.try_follow(&from.0, link.word(), self.class, words).map(CachedPage)
     }
 
     fn resume_at(&self, page: &CachedPage<'_, P>) -> Start {
@@ -426,7 +406,7 @@ impl<P: Plugin> Access for Cached<P> {
         self.cache.store().context()
     }
 
-    #[inline]
+    #[inline(always)]
     async fn open(&self, start: Start) -> Result<CachedPage<'_, P>, Interrupt> {
         match start {
             // What is cached is current: nobody else changes it.

@@ -28,7 +28,7 @@ use farlink_runtime::{
     error::Error,
     fabric::Error as FabricError,
     messaging::{Error as MessagingError, Refusal},
-    operation::{Code, Restarts, Run},
+    operation::{Code, Restarts, Run, hold},
     ptr::ServerId,
 };
 
@@ -257,7 +257,12 @@ impl<P: Plugin> Engine<P> {
         let attempt = Attempt::new(&self.0, Code::of::<O>());
         let mut restarts = Restarts::default();
         loop {
-            let interrupt = match restarts.run(&attempt, operation, from).await {
+            let held = if restarts.loses_pages() { hold(&attempt, operation).await } else { None };
+            let outcome = match held {
+                Some(outcome) => outcome,
+                None => operation.run(&attempt, from).await,
+            };
+            let interrupt = match outcome {
                 Ok(output) => return Ok(output),
                 Err(interrupt) => interrupt,
             };

@@ -8,6 +8,46 @@ use super::{
     node::{HEAD, KIND, Node, Side},
 };
 
+/// How a search goes down.
+pub(super) trait Down {
+    fn down<'a, A: Access>(
+        access: &'a A,
+        from: &A::Page<'a>,
+        link: Link,
+        hint: Hint,
+    ) -> impl Future<Output = Result<A::Page<'a>, Interrupt>>;
+}
+
+/// All that is left of the operation lies below each page on the way.
+pub(super) struct Ships;
+
+impl Down for Ships {
+    #[inline(always)]
+    fn down<'a, A: Access>(
+        access: &'a A,
+        from: &A::Page<'a>,
+        link: Link,
+        hint: Hint,
+    ) -> impl Future<Output = Result<A::Page<'a>, Interrupt>> {
+        access.descend(from, link, hint)
+    }
+}
+
+/// The operation may go on elsewhere.
+pub(super) struct Stays;
+
+impl Down for Stays {
+    #[inline(always)]
+    fn down<'a, A: Access>(
+        access: &'a A,
+        from: &A::Page<'a>,
+        link: Link,
+        hint: Hint,
+    ) -> impl Future<Output = Result<A::Page<'a>, Interrupt>> {
+        access.follow(from, link, hint)
+    }
+}
+
 /// A page and the one above it that led there.
 pub(super) struct Descent<'a, A: Access<Plugin = Tree> + 'a> {
     /// `None` if `page` is where the descent began.
@@ -51,8 +91,8 @@ enum Stop {
 
 /// Finds the page at `level` whose fences include `key`; the root, if the tree is not that high. A split that its parent
 /// does not know of yet, because the copy of the parent is older, shows as a key beyond the page's high fence: the search
-/// moves right. `SHIPS` says that all that is left of the operation lies below each page on the way.
-pub(super) async fn descend<'a, A: Access<Plugin = Tree>, const SHIPS: bool>(
+/// moves right.
+pub(super) async fn descend<'a, A: Access<Plugin = Tree>, D: Down>(
     access: &'a A,
     start: Start,
     key: u64,
@@ -73,10 +113,7 @@ pub(super) async fn descend<'a, A: Access<Plugin = Tree>, const SHIPS: bool>(
             Stop::Missed(near) => access.prefetch(&way.page, likely(page_words, near)).await,
             Stop::Away(link) => {
                 let hint = wanted(way.guess, page_words);
-                let child = match SHIPS {
-                    true => access.descend(&way.page, link, hint).await?,
-                    false => access.follow(&way.page, link, hint).await?,
-                };
+                let child = D::down(access, &way.page, link, hint).await?;
                 require_level(&child, way.page.level() - 1)?;
                 way.parent = Some(std::mem::replace(&mut way.page, child));
             }

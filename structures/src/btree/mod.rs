@@ -154,7 +154,7 @@ impl OrderedMap for Tree {
     }
 
     async fn cut<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<u64, Interrupt> {
-        let leaf = descend::descend::<_, true>(access, from, key, 0).await?.page;
+        let leaf = descend::descend::<_, descend::Ships>(access, from, key, 0).await?.page;
         leaf.read(|words| Node(words).low())
     }
 

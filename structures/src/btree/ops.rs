@@ -7,7 +7,7 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::{Descent, descend, try_descend},
+    descend::{Descent, Ships, descend, try_descend},
     node::{KIND, Node, NodeMut, Side},
     shrink, split,
 };
@@ -16,7 +16,7 @@ use crate::map::ops::{Put, PutMode};
 const ONLY: Slot = Pages::<()>::ONLY;
 
 pub(super) async fn get<A: Access<Plugin = Tree>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
-    let Descent { page, upto, .. } = descend::<_, true>(access, from, key, 0).await?;
+    let Descent { page, upto, .. } = descend::<_, Ships>(access, from, key, 0).await?;
     page.read(|words| value_at(&Node(words), upto, key))
 }
 
@@ -39,7 +39,7 @@ pub(super) async fn put<A: Access<Plugin = Tree>>(
     from: Start,
     put: &Put<Tree>,
 ) -> Result<Option<u64>, Interrupt> {
-    let descent = descend::<_, true>(access, from, put.key, 0).await?;
+    let descent = descend::<_, Ships>(access, from, put.key, 0).await?;
     let step = descent.page.read(|words| put.step(&Node(words)))?;
     match step {
         Step::Nothing(before) => Ok(before),
@@ -104,7 +104,7 @@ pub(super) async fn remove<A: Access<Plugin = Tree>>(
     from: Start,
     key: u64,
 ) -> Result<Option<u64>, Interrupt> {
-    let Descent { page: leaf, .. } = descend::<_, true>(access, from, key, 0).await?;
+    let Descent { page: leaf, .. } = descend::<_, Ships>(access, from, key, 0).await?;
     let (found, left, capacity) = leaf.read(|words| {
         let node = Node(words);
         (node.search(key).ok(), node.count().saturating_sub(1), node.capacity())

@@ -18,7 +18,7 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::{beside, descend, require_level},
+    descend::{Down, Ships, Stays, beside, descend, require_level},
     node::{Node, Side},
 };
 use crate::map::ops::{Scan, ScanPart};
@@ -97,7 +97,7 @@ impl Walk {
     ) -> Result<(), Interrupt> {
         let Some(cursor) = self.cursor else { return Ok(()) };
         let mut pace = Pace::new(access, expected);
-        let mut above = match above_leaves::<_, true>(access, from, cursor).await? {
+        let mut above = match above_leaves::<_, Ships>(access, from, cursor).await? {
             Above::Leaf(leaf) => {
                 self.visit_up(&leaf, &mut pace, visit)?;
                 return self.require_progress(cursor, &leaf);
@@ -191,7 +191,7 @@ impl Walk {
         let right = above.read(|words| Node(words).right())?;
         match beside(access, above, right).await {
             Ok(next) if next.read(|words| Node(words).side(cursor) == Side::Here)? => Ok(next),
-            Ok(_) | Err(Interrupt::Restart(_)) => match above_leaves::<_, false>(access, Start::Root, cursor).await? {
+            Ok(_) | Err(Interrupt::Restart(_)) => match above_leaves::<_, Stays>(access, Start::Root, cursor).await? {
                 Above::Page(page) => Ok(page),
                 Above::Leaf(root) => Err(Interrupt::stale(root.at(), "the tree has shrunk to a leaf")),
             },
@@ -234,8 +234,8 @@ impl Walk {
         let mut is_first = true;
         while let Some(cursor) = self.cursor {
             let above = match is_first {
-                true => above_leaves::<_, true>(access, from, cursor).await?,
-                false => above_leaves::<_, false>(access, Start::Root, cursor).await?,
+                true => above_leaves::<_, Ships>(access, from, cursor).await?,
+                false => above_leaves::<_, Stays>(access, Start::Root, cursor).await?,
             };
             is_first = false;
             let above = match above {
@@ -335,12 +335,12 @@ enum Above<P> {
     Leaf(P),
 }
 
-async fn above_leaves<'a, A: Access<Plugin = Tree>, const SHIPS: bool>(
+async fn above_leaves<'a, A: Access<Plugin = Tree>, D: Down>(
     access: &'a A,
     start: Start,
     key: u64,
 ) -> Result<Above<A::Page<'a>>, Interrupt> {
-    let page = descend::<_, SHIPS>(access, start, key, 1).await?.page;
+    let page = descend::<_, D>(access, start, key, 1).await?.page;
     Ok(if page.level() == 0 { Above::Leaf(page) } else { Above::Page(page) })
 }
 

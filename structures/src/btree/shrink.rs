@@ -13,7 +13,7 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::{Descent, descend, require_level},
+    descend::{Descent, Stays, descend, require_level},
     node::{Fences, Node, NodeMut, Side, capacity},
 };
 
@@ -53,7 +53,7 @@ enum Next {
 }
 
 async fn tidy_level<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
-    let Descent { parent, page, .. } = descend::<_, false>(access, Start::Anew, key, level).await?;
+    let Descent { parent, page, .. } = descend::<_, Stays>(access, Start::Anew, key, level).await?;
     if page.at() == access.context().structure.root {
         return collapse_root(access, page).await;
     }

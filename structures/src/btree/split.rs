@@ -12,7 +12,7 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::{Descent, descend, require_level},
+    descend::{Descent, Stays, descend, require_level},
     node::{Fences, Node, NodeMut, Side},
 };
 
@@ -60,7 +60,7 @@ pub(super) async fn split<'a, A: Access<Plugin = Tree>>(
 
 /// Splits the page at `level` where `key` belongs, if it is full.
 async fn make_room<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u8) -> Result<(), Interrupt> {
-    let descent = descend::<_, false>(access, Start::Anew, key, level).await?;
+    let descent = descend::<_, Stays>(access, Start::Anew, key, level).await?;
     require_level(&descent.page, level)?;
     let full = descent.page.read(|words| Node(words).count() == Node(words).capacity())?;
     if full { split(access, descent, key, None).await } else { Ok(()) }
