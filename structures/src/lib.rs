@@ -10,3 +10,8 @@ pub mod skiplist;
 
 pub use btree::BTree;
 pub use skiplist::SkipList;
+
+/// The snippets of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -143,6 +143,21 @@ fn pages_of_four_sizes_work_over_every_access() {
     }
 }
 
+/// The root, and then four pages at a time: five READs, two round trips.
+#[test]
+fn what_overlaps_is_one_round_trip() {
+    with(FAST, everywhere(Spread::RoundRobin), async |worker, placed| {
+        let made = mixed::create(worker, "s", placed).await?;
+        for forks in [false, true] {
+            let before = worker.counters();
+            made.perform(&Sum { forks }).await?;
+            let cost = worker.counters() - before;
+            assert_eq!((cost.reads, cost.round_trips), (5, 2), "forks: {forks}");
+        }
+        Ok(())
+    });
+}
+
 async fn chain(run: &impl Run<Plugin = Chains>) -> Result<(), Error> {
     let mut model = BTreeMap::<u64, Vec<u64>>::new();
     for round in 0..3 {

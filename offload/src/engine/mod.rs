@@ -162,13 +162,12 @@ impl<P: Plugin> Shared<P> {
 /// use farlink_runtime::{
 ///     compute::{ComputeOptions, ComputeServer},
 ///     fabric::{listener::ListenOptions, mem::MemOptions},
-///     operation::Operation, ptr::ServerId, server,
+///     operation::Code, ptr::ServerId, server,
 /// };
-/// use farlink_structures::{btree::{BTree, BTreeLayout, BTreeOptions, KeyRange, Tree}, map::{self, ops::Scan}};
+/// use farlink_structures::{btree::{BTree, BTreeOptions, KeyRange, Tree}, map::ops::Scan};
 ///
 /// let fabric = Arc::new(server::in_process(1, 16 << 20, MemOptions::default())?);
-/// let mut registry = Registry::new();
-/// map::register::<Tree>(&mut registry);
+/// let registry = Registry::new().with::<Tree>();
 /// // In a cluster of processes, each memory server does this for itself.
 /// let (server, joining) = (ServerId::new(0).unwrap(), Arc::clone(&fabric));
 /// let _serving = ShipServer::start(
@@ -186,7 +185,7 @@ impl<P: Plugin> Shared<P> {
 ///     tree.bulk_load((0..20_000).map(|key| (key, key)), 0.8).await?;
 ///     let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL)?;
 ///     // Scans read their own pages; all else goes where it is cheaper.
-///     let policies = Policies::new(CostAware::default()).with(Scan::<Tree>::CODE, Never);
+///     let policies = Policies::new(CostAware::default()).with(Code::of::<Scan<Tree>>(), Never);
 ///     let engine = Engine::new(owned, policies, EngineOptions::default())?;
 ///     let tree = BTree::over(engine.clone());
 ///     for key in (0..20_000).step_by(50) {

@@ -3,7 +3,7 @@
 //! A memory server registers the operations that it knows ([`Registry`]) and serves them ([`ShipServer`]); a worker sends them
 //! with a [`Shipper`]. What is sent are an operation's own parameters and where to begin, as fixed layouts of words, which the
 //! server checks like everything that comes from afar; what runs there is the very same
-//! [`Operation::run`](farlink_runtime::operation::Operation::run), over an access whose pages are local memory.
+//! [`Operation::run`](farlink_runtime::access::Operation::run), over an access whose pages are local memory.
 //!
 //! An operation begins either at the root of a structure that compute servers leave to the memory servers ([`From::Root`]), or
 //! at the page where a compute server, which owns and caches the path there, has had to stop ([`From::Page`]). In the latter

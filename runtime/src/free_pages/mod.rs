@@ -7,9 +7,11 @@ pub(crate) mod chunk;
 #[cfg(loom)]
 pub mod model;
 
-use std::cell::{Cell, RefCell};
-
-use hashbrown::HashMap;
+// Ordered, so that a seed decides in which order pages go back to remote memory.
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+};
 
 pub(crate) use self::chunk::{ChunkState, bitmap_words};
 use crate::{
@@ -40,7 +42,7 @@ pub(crate) struct FreePage {
 /// The lists of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct LocalPages {
-    free: RefCell<HashMap<(ServerId, SizeClass), Vec<FreePage>>>,
+    free: RefCell<BTreeMap<(ServerId, SizeClass), Vec<FreePage>>>,
     turn: Cell<usize>,
 }
 
@@ -74,7 +76,7 @@ impl LocalPages {
 
     /// Moves everything to the compute server's pool.
     pub(crate) fn give_back(&self, shared: &SharedPages) {
-        for (_, list) in self.free.borrow_mut().drain() {
+        for (_, list) in std::mem::take(&mut *self.free.borrow_mut()) {
             shared.put(list.into_iter());
         }
     }
@@ -89,9 +91,9 @@ struct Deferred {
 /// The pool and the deferred list of one compute server. Workers come here once for many pages.
 #[derive(Debug, Default)]
 pub(crate) struct SharedPages {
-    free: Mutex<HashMap<(ServerId, SizeClass), Vec<FreePage>>>,
+    free: Mutex<BTreeMap<(ServerId, SizeClass), Vec<FreePage>>>,
     deferred: Mutex<Deferred>,
-    searches: Mutex<HashMap<(ServerId, SizeClass), Search>>,
+    searches: Mutex<BTreeMap<(ServerId, SizeClass), Search>>,
 }
 
 /// What is known of free pages in the bitmaps of one server.
@@ -154,7 +156,7 @@ impl SharedPages {
     }
 
     pub(crate) fn take_all(&self) -> Vec<FreePage> {
-        lock(&self.free).drain().flat_map(|(_, list)| list).collect()
+        std::mem::take(&mut *lock(&self.free)).into_iter().flat_map(|(_, list)| list).collect()
     }
 }
 

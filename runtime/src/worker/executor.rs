@@ -12,6 +12,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
+use super::trips::{Current, Trips};
 use crate::{
     messaging::Tasks,
     sync::{AtomicU64, Ordering},
@@ -68,6 +69,7 @@ struct Slot {
     waker: Option<Waker>,
     /// Must finish even if the worker goes: it holds a lock in remote memory.
     critical: bool,
+    trips: Trips,
 }
 
 /// 64 tasks: who is ready by a waker, and who by a completion, which the worker's own thread collects.
@@ -85,6 +87,7 @@ pub(crate) struct Executor {
     critical: Cell<usize>,
     live: Cell<usize>,
     running: Cell<Option<Running>>,
+    pub(super) trips: Current,
 }
 
 /// The task that is being polled, and what its waker points to.
@@ -109,6 +112,7 @@ impl Executor {
         let slot = &mut slots[index];
         slot.task = Some(task);
         slot.critical = critical;
+        slot.trips = self.trips.get();
         drop(slots);
         self.set_ready(index);
     }
@@ -122,7 +126,7 @@ impl Executor {
         }
         let ready = std::sync::Arc::clone(&groups[index / 64].woken);
         let waker = Waker::from(std::sync::Arc::new(TaskWaker { ready, bit: (index % 64) as u32 }));
-        slots.push(Slot { task: None, waker: Some(waker), critical: false });
+        slots.push(Slot { task: None, waker: Some(waker), critical: false, trips: Trips::default() });
         index
     }
 
@@ -149,15 +153,16 @@ impl Executor {
 
     fn poll(&self, index: usize) {
         // The task leaves its slot while it runs, so that it can spawn others.
-        let (mut task, waker) = {
+        let (mut task, waker, trips) = {
             let slot = &mut self.slots.borrow_mut()[index];
             let Some(task) = slot.task.take() else { return };
-            (task, slot.waker.take().expect("a task that does not run has its waker in its slot"))
+            (task, slot.waker.take().expect("a task that does not run has its waker in its slot"), slot.trips)
         };
         let mut polling = Polling {
             executor: self,
             index,
             before: self.running.replace(Some(Running { index, waker_data: waker.data() })),
+            trips_before: self.trips.replace(trips),
             pending: None,
         };
         if task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
@@ -218,15 +223,18 @@ struct Polling<'a> {
     executor: &'a Executor,
     index: usize,
     before: Option<Running>,
+    trips_before: Trips,
     pending: Option<BoxedTask>,
 }
 
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         self.executor.running.set(self.before);
+        let trips = self.executor.trips.replace(self.trips_before);
         let mut slots = self.executor.slots.borrow_mut();
         let slot = &mut slots[self.index];
         slot.task = self.pending.take();
+        slot.trips = trips;
         if slot.task.is_some() {
             return;
         }
@@ -246,29 +254,32 @@ impl Drop for Polling<'_> {
 #[derive(Debug)]
 pub struct Task<T> {
     shared: Rc<RefCell<TaskState<T>>>,
+    trips: Current,
 }
 
 #[derive(Debug)]
 struct TaskState<T> {
     output: Option<T>,
+    trips: Trips,
     joiner: Option<Waker>,
 }
 
 impl<T: 'static> Task<T> {
     /// The task, to be spawned, and the handle to its result.
-    pub(crate) fn new(future: impl Future<Output = T> + 'static) -> (BoxedTask, Self) {
-        let shared = Rc::new(RefCell::new(TaskState { output: None, joiner: None }));
-        let state = Rc::clone(&shared);
+    pub(super) fn new(future: impl Future<Output = T> + 'static, trips: &Current) -> (BoxedTask, Self) {
+        let shared = Rc::new(RefCell::new(TaskState { output: None, trips: Trips::default(), joiner: None }));
+        let (state, current) = (Rc::clone(&shared), trips.clone());
         let task = async move {
             let output = future.await;
             let joiner = {
                 let mut state = state.borrow_mut();
                 state.output = Some(output);
+                state.trips = current.get();
                 state.joiner.take()
             };
             joiner.into_iter().for_each(Waker::wake);
         };
-        (Box::pin(task), Self { shared })
+        (Box::pin(task), Self { shared, trips: trips.clone() })
     }
 }
 
@@ -278,7 +289,10 @@ impl<T> Future for Task<T> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let mut shared = self.shared.borrow_mut();
         match shared.output.take() {
-            Some(output) => Poll::Ready(output),
+            Some(output) => {
+                self.trips.join(shared.trips);
+                Poll::Ready(output)
+            }
             None => {
                 shared.joiner = Some(cx.waker().clone());
                 Poll::Pending

@@ -112,9 +112,16 @@ impl Host for Inner {
         &self.executor
     }
 
-    fn count_message(&self) {
+    fn message_begins(&self) -> u32 {
         bump(&self.counters.two_sided);
-        bump(&self.counters.round_trips);
+        if self.executor.trips.begins() {
+            bump(&self.counters.round_trips);
+        }
+        self.executor.trips.depth()
+    }
+
+    fn message_ends(&self, begun: u32) {
+        self.executor.trips.ends(begun);
     }
 
     fn count_bytes(&self, bytes: u64) {

@@ -12,6 +12,7 @@ pub(crate) mod executor;
 mod messages;
 pub(crate) mod ops;
 mod protocols;
+mod trips;
 
 use std::{
     cell::{Cell, RefCell},
@@ -277,7 +278,7 @@ impl Drop for Running<'_> {
 impl Handle {
     /// Starts a task on the worker's thread.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
-        let (task, handle) = Task::new(future);
+        let (task, handle) = Task::new(future, &self.0.executor.trips);
         self.0.executor.spawn_boxed(task, false);
         handle
     }
@@ -285,7 +286,7 @@ impl Handle {
     /// Starts a task that must not be cut off: dropping the worker waits for it. For changes that hold remote locks, for
     /// pages on their way from one holder to another, and for taking back what a failed operation has left.
     pub fn spawn_to_end<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
-        let (task, handle) = Task::new(future);
+        let (task, handle) = Task::new(future, &self.0.executor.trips);
         if self.0.ended.get() {
             tracing::warn!("a task came after its worker's end and is dropped; drop futures before their worker");
         } else {
@@ -296,7 +297,7 @@ impl Handle {
 
     #[inline(always)]
     fn post<T: ops::FromDone>(&self, at: RemotePtr, verb: Verb, again: T::Again) -> Posted<T> {
-        Posted::pending(self.clone(), self.post_request(at, verb), again)
+        Posted::pending(self.clone(), self.post_request(at, verb), self.executor().trips.depth(), again)
     }
 
     #[inline(always)]
@@ -414,9 +415,11 @@ impl Handle {
         Ok(self.0.registered_buffer(words)?)
     }
 
-    /// Notes that an operation waits once for the fabric, for however many requests.
+    /// Notes that a task is about to wait for the fabric. What overlaps with what was noted before is the same round trip.
     pub fn count_round_trip(&self) {
-        bump(&self.0.counters.round_trips);
+        if self.executor().trips.begins() {
+            bump(&self.0.counters.round_trips);
+        }
     }
 
     /// The counts since the worker's start.

@@ -170,14 +170,14 @@ pub struct Posted<T: FromDone> {
 
 #[derive(Debug)]
 enum PostedState<A> {
-    Pending { handle: Handle, slot: usize, again: A },
+    Pending { handle: Handle, slot: usize, posted_at: u32, again: A },
     Refused(Option<Box<Error>>),
     Taken,
 }
 
 impl<T: FromDone> Posted<T> {
-    pub(super) fn pending(handle: Handle, slot: usize, again: T::Again) -> Self {
-        Self { state: PostedState::Pending { handle, slot, again } }
+    pub(super) fn pending(handle: Handle, slot: usize, posted_at: u32, again: T::Again) -> Self {
+        Self { state: PostedState::Pending { handle, slot, posted_at, again } }
     }
 
     pub(super) fn refused(error: Error) -> Self {
@@ -193,9 +193,12 @@ impl<T: FromDone> Future for Posted<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &mut self.state {
-            PostedState::Pending { handle, slot, again } => loop {
+            PostedState::Pending { handle, slot, posted_at, again } => loop {
                 match handle.in_flight().poll(*slot, cx, handle.executor()) {
-                    Poll::Ready(Ok(done)) => break Ok(T::from_done(done)),
+                    Poll::Ready(Ok(done)) => {
+                        handle.executor().trips.ends(*posted_at);
+                        break Ok(T::from_done(done));
+                    }
                     Poll::Ready(Err(error)) => match T::post_again(handle, *again, Box::new((*error).into())) {
                         Ok(posted) => *slot = posted,
                         Err(error) => break Err(error),

@@ -64,7 +64,7 @@ impl Remote for Handle {
     fn count(&self, what: Count) {
         let counters = Handle::count(self);
         bump(match what {
-            Count::RoundTrip => &counters.round_trips,
+            Count::RoundTrip => return self.count_round_trip(),
             Count::LockedRead => &counters.locked_reads,
             Count::TornRead => &counters.torn_reads,
             Count::StalePage => &counters.stale_pages,

@@ -40,8 +40,11 @@ pub trait Host: fmt::Debug {
     /// Its tasks.
     fn tasks(&self) -> &dyn Tasks;
 
-    /// Counts a request that is sent and whose reply is awaited.
-    fn count_message(&self);
+    /// Counts a request that is sent and whose reply is awaited; a mark that [`Host::message_ends`] wants back.
+    fn message_begins(&self) -> u32;
+
+    /// An exchange of messages that began with this mark is over.
+    fn message_ends(&self, begun: u32);
 
     /// Counts payload that has come or gone.
     fn count_bytes(&self, bytes: u64);

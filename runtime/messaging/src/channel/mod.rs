@@ -218,7 +218,7 @@ impl Channel {
         if !self.has_room(priority) {
             self.room(priority).await?;
         }
-        let sequence = {
+        let (sequence, begun) = {
             let core = &mut *self.state.core.borrow_mut();
             let sequence = core.next;
             let lowest = core.lowest;
@@ -239,10 +239,10 @@ impl Channel {
             if core.phase == Phase::Up && core.send(sequence) {
                 self.host.channels().pressing.set(true);
             }
-            self.host.count_message();
-            sequence
+            (sequence, self.host.message_begins())
         };
         let outcome = Pending { state: &self.state, host: &*self.host, sequence, over: false }.await;
+        self.host.message_ends(begun);
         outcome.map_err(|failure| failure.into_error(server))
     }
 

@@ -88,7 +88,11 @@ impl Host for Worker {
         self
     }
 
-    fn count_message(&self) {}
+    fn message_begins(&self) -> u32 {
+        0
+    }
+
+    fn message_ends(&self, _begun: u32) {}
 
     fn count_bytes(&self, _bytes: u64) {}
 }

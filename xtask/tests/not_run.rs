@@ -1,0 +1,9 @@
+//! The last of `cargo test --workspace`: says what that leaves out.
+
+fn main() {
+    println!(
+        "\nnot run by `cargo test`: loom models (`cargo xtask loom`), RDMA verbs in a guest (`cargo xtask softroce`, `messages`, \
+         `pair`), Miri (`cargo xtask miri`), fuzzing (`cargo xtask fuzz`), the stress test (`farlink-stress`); `.ci/run` runs them \
+         all, and longer.\n"
+    );
+}
