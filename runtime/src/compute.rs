@@ -79,6 +79,7 @@ impl Joined {
 pub struct ComputeServer {
     shared: Arc<Shared>,
     thread: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
+    has_left: bool,
 }
 
 impl ComputeServer {
@@ -88,22 +89,49 @@ impl ComputeServer {
     /// If a superblock is not ours, of another version, damaged, of the wrong size or of another cluster; if the cluster
     /// has no slot or no incarnation left; if the fabric fails.
     pub fn join(fabric: Arc<dyn Fabric>, options: ComputeOptions) -> Result<Self, Error> {
-        let nobody = Joined { owner: OwnerId::new(1).expect("1 is an incarnation"), claim: None, slot: 0, epoch: 0 };
-        let visitor = Arc::new(nobody.share(&fabric, options, Vec::new()));
-        let worker = Worker::housekeeping(&visitor)?;
-        let (geometry, joined) = worker.block_on(async {
-            let geometry = read_geometry(&worker, &*fabric).await?;
-            let joined = take_place(&worker, &*fabric, &geometry[0]).await?;
-            Ok::<_, Error>((geometry, joined))
-        })?;
-        drop(worker);
-        let shared = Arc::new(joined.share(&fabric, options, geometry));
+        let worker = visitor(&fabric, options, Clock::monotonic())?;
+        let joined = worker.block_on(take_place(&worker, &*fabric))?;
+        Self::new(&fabric, options, joined)
+    }
+
+    /// Joins without blocking, at the time that `clock` tells, for executors that drive several machines on one thread. To be
+    /// polled again and again until it is ready. Nobody else does its maintenance, whatever `options` say.
+    ///
+    /// # Errors
+    /// As [`ComputeServer::join`].
+    pub async fn join_async(fabric: Arc<dyn Fabric>, options: ComputeOptions, clock: Clock) -> Result<Self, Error> {
+        let options = ComputeOptions { maintenance: Maintenance::Manual, ..options };
+        let worker = visitor(&fabric, options, clock)?;
+        let joined = worker.drive(take_place(&worker, &*fabric)).await?;
+        Self::new(&fabric, options, joined)
+    }
+
+    fn new(
+        fabric: &Arc<dyn Fabric>,
+        options: ComputeOptions,
+        (geometry, joined): (Vec<Geometry>, Joined),
+    ) -> Result<Self, Error> {
+        let shared = Arc::new(joined.share(fabric, options, geometry));
         tracing::debug!(owner = %shared.owner, "joined");
         let thread = match options.maintenance {
             Maintenance::Manual => None,
             Maintenance::Thread => Some(spawn_maintenance(&shared)?),
         };
-        Ok(Self { shared, thread })
+        Ok(Self { shared, thread, has_left: false })
+    }
+
+    /// Leaves the cluster without blocking, at the time that `clock` tells; to be polled again and again until it is ready. The
+    /// workers are to be gone: while there is one, or with a thread for maintenance, this is as good as dropping it.
+    pub async fn leave(mut self, clock: Clock) {
+        if self.thread.is_some() || self.shared.has_workers() {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        self.has_left = true;
+        match Worker::housekeeping(&shared, clock) {
+            Ok(worker) => worker.drive(leave(&worker, &shared, async |attempt| worker.back_off(attempt).await)).await,
+            Err(error) => tracing::warn!(%error, "left the cluster without deregistering"),
+        }
     }
 
     /// A new worker, for the calling thread.
@@ -170,6 +198,7 @@ impl Drop for ComputeServer {
                     let _ = thread.join();
                 }
             }
+            None if self.has_left => {}
             None => {
                 self.shared.abandoned.store(true, Ordering::Release);
                 if !self.shared.has_workers() {
@@ -182,9 +211,24 @@ impl Drop for ComputeServer {
 
 /// Leaves the cluster from the calling thread.
 fn leave_by_hand(shared: &Arc<Shared>) {
-    if let Err(error) = Worker::housekeeping(shared).map(|worker| leave(&worker, shared)) {
-        tracing::warn!(%error, "left the cluster without deregistering");
+    match Worker::housekeeping(shared, Clock::monotonic()) {
+        Ok(worker) => leave_blocking(&worker, shared),
+        Err(error) => tracing::warn!(%error, "left the cluster without deregistering"),
     }
+}
+
+fn leave_blocking(worker: &Worker, shared: &Shared) {
+    worker.block_on(leave(worker, shared, async |attempt| {
+        if attempt > 8 {
+            std::thread::sleep(BUSY_REST);
+        }
+    }));
+}
+
+/// A worker of somebody who is no member yet.
+fn visitor(fabric: &Arc<dyn Fabric>, options: ComputeOptions, clock: Clock) -> Result<Worker, Error> {
+    let nobody = Joined { owner: OwnerId::new(1).expect("1 is an incarnation"), claim: None, slot: 0, epoch: 0 };
+    Worker::housekeeping(&Arc::new(nobody.share(fabric, options, Vec::new())), clock)
 }
 
 fn spawn_maintenance(shared: &Arc<Shared>) -> Result<(mpsc::Sender<()>, JoinHandle<()>), Error> {
@@ -198,7 +242,7 @@ fn spawn_maintenance(shared: &Arc<Shared>) -> Result<(mpsc::Sender<()>, JoinHand
 }
 
 fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
-    let worker = match Worker::housekeeping(shared) {
+    let worker = match Worker::housekeeping(shared, Clock::monotonic()) {
         Ok(worker) => worker,
         Err(error) => return tracing::error!(%error, "no maintenance: pages will not be reused"),
     };
@@ -219,7 +263,7 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
             }
         }
     }
-    leave(&worker, shared);
+    leave_blocking(&worker, shared);
 }
 
 /// Reads and checks all superblocks.
@@ -250,7 +294,9 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
 
 /// Takes a new incarnation, claims it, and publishes it in a slot. The slot announces nothing until the epoch has been
 /// read, which holds the cluster's epoch still.
-async fn take_place(worker: &Handle, fabric: &dyn Fabric, first: &Geometry) -> Result<Joined, Error> {
+async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometry>, Joined), Error> {
+    let geometry = read_geometry(worker, fabric).await?;
+    let first = &geometry[0];
     let mut attempt = 0;
     // An incarnation that is not given to anybody does no harm.
     let incarnation = loop {
@@ -269,7 +315,7 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric, first: &Geometry) -> R
         if vacant && claim_word(worker, layout::slot_at(slot), found, incarnation).await? {
             let epoch = worker.load(first.dynamic_at(Dynamic::Epoch)).await?;
             write_words(worker, vec![(layout::slot_at(slot).word(1), epoch)]).await?;
-            return Ok(Joined { owner, claim: Some(claim), slot, epoch });
+            return Ok((geometry, Joined { owner, claim: Some(claim), slot, epoch }));
         }
     }
     Err(Error::TooManyComputeServers { limit: SLOTS })
@@ -293,23 +339,22 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     Ok(is_busy)
 }
 
-/// Leaves the cluster: no worker is left. What cannot be returned stays allocated until recovery, and is reported.
-fn leave(worker: &Worker, shared: &Shared) {
-    let deregistered = worker.block_on(async {
+/// Leaves the cluster: no worker is left. What cannot be returned stays allocated until recovery, and is reported. `pause`s
+/// after each round of waiting for the grace of pages, by their number.
+async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
+    let deregistered = async {
         for attempt in 0..LEAVE_ROUNDS_MAX {
             if shared.pages.deferred() == 0 {
                 break;
             }
             repeat(worker, async || round(worker, shared).await).await?;
-            if attempt > 8 {
-                std::thread::sleep(BUSY_REST);
-            }
+            pause(attempt).await;
         }
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
         let incarnation = u64::from(shared.owner.incarnation());
-        release_word(&**worker, layout::slot_at(shared.member.slot()), incarnation, 0).await
-    });
-    if let Err(error) = deregistered {
+        release_word(worker, layout::slot_at(shared.member.slot()), incarnation, 0).await
+    };
+    if let Err(error) = deregistered.await {
         tracing::warn!(%error, "left the cluster without deregistering");
     }
     let lost = shared.pages.deferred();

@@ -24,6 +24,6 @@ pub use self::{
     client::{Answer, From, Shipped, Shipper},
     layout::{At, CallHeader, SHIP, read_reply},
     registry::Registry,
-    serve::{HoldReply, ShipCounts, ShipOptions, ShipServer},
+    serve::{HoldReply, ManualShipServer, ShipCounts, ShipOptions, ShipServer},
 };
 pub use crate::on_server::Decline;

@@ -21,10 +21,11 @@ use std::{
 use farlink_runtime::{
     access::{Plugin, Structure},
     catalog,
+    clock::Clock,
     compute::ComputeServer,
     error::Error,
     fabric::listener::Listener,
-    messaging::{MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
+    messaging::{ManualMessageServer, MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
     one_sided::OneSided,
     page::StructureId,
     ptr::ServerId,
@@ -88,6 +89,14 @@ struct Counts {
     pages_read: AtomicU64,
 }
 
+impl Counts {
+    fn snapshot(&self) -> ShipCounts {
+        let Self { outcomes: [done, declined, failed], pages_read } = self;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        ShipCounts { done: of(done), declined: of(declined), failed: of(failed), pages_read: of(pages_read) }
+    }
+}
+
 type Join = Box<dyn Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync>;
 
 /// What the threads of one memory server share.
@@ -103,6 +112,18 @@ struct Host {
 }
 
 impl Host {
+    fn new(memory: LocalMemory, registry: Registry, options: &ShipOptions, join: Join) -> Arc<Self> {
+        Arc::new(Self {
+            registry,
+            memory,
+            counts: Counts::default(),
+            hold: options.hold.clone(),
+            join,
+            joining: Mutex::new(()),
+            compute: OnceLock::new(),
+        })
+    }
+
     fn compute(&self) -> Result<&ComputeServer, Error> {
         if let Some(compute) = self.compute.get() {
             return Ok(compute);
@@ -141,27 +162,17 @@ impl ShipServer {
         options: &ShipOptions,
         join: impl Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        let host = Arc::new(Host {
-            registry,
-            memory,
-            counts: Counts::default(),
-            hold: options.hold.clone(),
-            join: Box::new(join),
-            joining: Mutex::new(()),
-            compute: OnceLock::new(),
-        });
+        let host = Host::new(memory, registry, options, Box::new(join));
         let shared = Arc::clone(&host);
         let messages = MessageServer::start(listener, &options.messages, move |_| {
-            Ok(Box::new(ShipService { host: Arc::clone(&shared), running: None, owes_turn: false }))
+            Ok(ShipService::new(&shared, Clock::monotonic()))
         })?;
         Ok(Self { messages, host })
     }
 
     /// What it has done so far.
     pub fn counts(&self) -> ShipCounts {
-        let Counts { outcomes: [done, declined, failed], pages_read } = &self.host.counts;
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        ShipCounts { done: of(done), declined: of(declined), failed: of(failed), pages_read: of(pages_read) }
+        self.host.counts.snapshot()
     }
 
     /// The threads that take the messages.
@@ -170,18 +181,66 @@ impl ShipServer {
     }
 }
 
+/// What a [`ShipServer`] does, without threads: on the thread of whoever turns it, at the time that a clock tells. For
+/// simulators, which drive several machines on one thread.
+pub struct ManualShipServer {
+    messages: ManualMessageServer,
+    host: Arc<Host>,
+}
+
+impl fmt::Debug for ManualShipServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ManualShipServer").field("server", &self.host.memory.server()).finish_non_exhaustive()
+    }
+}
+
+impl ManualShipServer {
+    /// Serves all ports of the listener, as a member of the cluster that `compute` is.
+    ///
+    /// # Errors
+    /// If a port cannot be had.
+    pub fn new(
+        listener: Box<dyn Listener>,
+        memory: LocalMemory,
+        registry: Registry,
+        options: &ShipOptions,
+        compute: Arc<ComputeServer>,
+        clock: &Clock,
+    ) -> Result<Self, Error> {
+        let host = Host::new(memory, registry, options, Box::new(move || Ok(Arc::clone(&compute))));
+        let make = |_| Ok(ShipService::new(&host, clock.clone()));
+        let messages = ManualMessageServer::new(listener, &options.messages, clock, make)?;
+        Ok(Self { messages, host })
+    }
+
+    /// Takes what has come, lets operations go on, and sends what is ready. False if there was nothing to do. Does not wait.
+    pub fn turn(&mut self) -> bool {
+        self.messages.turn()
+    }
+
+    /// What it has done so far.
+    pub fn counts(&self) -> ShipCounts {
+        self.host.counts.snapshot()
+    }
+}
+
 /// One thread's service.
 struct ShipService {
     host: Arc<Host>,
+    clock: Clock,
     running: Option<(Worker, Rc<Thread>)>,
     /// Whether operations were carried out since the worker's last turn.
     owes_turn: bool,
 }
 
 impl ShipService {
+    fn new(host: &Arc<Host>, clock: Clock) -> Box<dyn Service> {
+        Box::new(Self { host: Arc::clone(host), clock, running: None, owes_turn: false })
+    }
+
     fn thread(&mut self) -> Result<&(Worker, Rc<Thread>), Error> {
         if self.running.is_none() {
-            let worker = self.host.compute()?.worker()?;
+            let worker = self.host.compute()?.worker_with(self.clock.clone())?;
             let thread = Rc::new(Thread {
                 host: Arc::clone(&self.host),
                 worker: (*worker).clone(),

@@ -54,7 +54,7 @@ pub struct Capabilities {
 }
 
 /// Names a request in its completion; the poster's to choose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
 /// One remote operation. A buffer belongs to the endpoint from the post to the completion.

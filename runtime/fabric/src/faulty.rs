@@ -27,9 +27,8 @@
 //! # Ok::<(), farlink_fabric::Error>(())
 //! ```
 
-use std::{ptr::NonNull, time::Duration};
+use std::{collections::BTreeMap, ptr::NonNull, time::Duration};
 
-use hashbrown::HashMap;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
@@ -137,14 +136,14 @@ struct Injector {
     rng: StdRng,
     options: FaultOptions,
     is_ordered: bool,
-    flights: HashMap<Ticket, Flight>,
-    breaks: HashMap<PathId, Break>,
+    flights: BTreeMap<Ticket, Flight>,
+    breaks: BTreeMap<PathId, Break>,
 }
 
 impl Injector {
     fn new(options: FaultOptions, seed: u64, is_ordered: bool) -> Self {
         let rng = StdRng::seed_from_u64(options.seed ^ seed.rotate_left(17));
-        Self { rng, options, is_ordered, flights: HashMap::new(), breaks: HashMap::new() }
+        Self { rng, options, is_ordered, flights: BTreeMap::new(), breaks: BTreeMap::new() }
     }
 
     fn happens(&mut self, one_in: u32) -> bool {

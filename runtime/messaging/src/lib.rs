@@ -61,5 +61,5 @@ pub use self::{
     message::{FromServer, ReplyItem, ReplyView, RequestView, read_from_server, read_request},
     protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, RENDEZVOUS_WORDS, Refusal, WINDOW},
     serve::{Request, Responder, Service, Turn},
-    server::{MessageServer, ServeMessages, ServerCounts, Wait},
+    server::{ManualMessageServer, MessageServer, ServeMessages, ServerCounts, Wait},
 };

@@ -12,6 +12,7 @@ pub(crate) mod executor;
 mod messages;
 pub(crate) mod ops;
 mod protocols;
+mod timers;
 mod trips;
 
 use std::{
@@ -32,6 +33,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use self::{
     executor::Executor,
     ops::{InFlight, ReadAgain},
+    timers::Timers,
 };
 pub use self::{
     executor::{ReadyBits, Task},
@@ -59,6 +61,9 @@ pub use crate::{counters::Counters, remote};
 /// doorbell for each would cost more than it brings.
 const TASKS_PER_EXCHANGE: usize = 6;
 
+/// The longest first back-off; each next one may be twice as long.
+const BACK_OFF_NS: u64 = 200;
+
 /// Idle turns before a worker offers its core to other threads at each further one.
 const IDLE_TURNS_MAX: u32 = 200;
 
@@ -76,6 +81,7 @@ pub(crate) struct Inner {
     pub(crate) counters: CounterCells,
     rng: RefCell<SmallRng>,
     pub(crate) clock: Clock,
+    timers: Timers,
     epoch: LocalEpoch,
     pages: LocalPages,
     pub(crate) compute: Arc<Shared>,
@@ -147,8 +153,8 @@ impl Worker {
     }
 
     /// A worker for the compute server's own upkeep: its requests are in nobody's statistics.
-    pub(crate) fn housekeeping(compute: &Arc<Shared>) -> Result<Self, Error> {
-        Self::make(compute, u32::MAX, 0, Clock::monotonic(), false)
+    pub(crate) fn housekeeping(compute: &Arc<Shared>, clock: Clock) -> Result<Self, Error> {
+        Self::make(compute, u32::MAX, 0, clock, false)
     }
 
     fn make(compute: &Arc<Shared>, number: u32, seed: u64, clock: Clock, counted: bool) -> Result<Self, Error> {
@@ -167,6 +173,7 @@ impl Worker {
             counters: CounterCells::default(),
             rng: RefCell::new(SmallRng::seed_from_u64(seed)),
             clock,
+            timers: Timers::default(),
             epoch,
             pages: LocalPages::default(),
             compute: Arc::clone(compute),
@@ -215,10 +222,27 @@ impl Worker {
         }
     }
 
+    /// Runs `future` as [`Worker::block_on`] does, without keeping the thread: the worker has a turn each time that this is
+    /// polled, which asks to be polled again until it is ready.
+    pub async fn drive<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        std::future::poll_fn(|cx| {
+            let polled = future.as_mut().poll(cx);
+            if polled.is_pending() {
+                let _running = Running::enter(&self.handle.0.running);
+                self.turn();
+                cx.waker().wake_by_ref();
+            }
+            polled
+        })
+        .await
+    }
+
     /// One turn: polls the ready tasks, rings the doorbell and collects completions, several times if many are ready. False
     /// if there was nothing to do. For executors that drive several workers, such as a simulator's.
     pub fn turn(&self) -> bool {
         let inner = &*self.handle.0;
+        inner.timers.wake(&inner.clock);
         let mut progress = inner.executor.turn(TASKS_PER_EXCHANGE, || {
             inner.exchange(false);
         });
@@ -238,9 +262,11 @@ impl Worker {
         }
     }
 
-    /// When the next completion is due on the worker's clock, if the fabric knows.
+    /// When the next completion or the end of a back-off is due on the worker's clock, if that is known.
     pub fn next_due_ns(&self) -> Option<u64> {
-        self.handle.0.endpoint.borrow().next_due_ns()
+        let inner = &*self.handle.0;
+        let completion = inner.endpoint.borrow().next_due_ns();
+        completion.into_iter().chain(inner.timers.next_due_ns()).min()
     }
 }
 
@@ -264,7 +290,7 @@ struct Running<'a>(&'a Cell<bool>);
 
 impl<'a> Running<'a> {
     fn enter(running: &'a Cell<bool>) -> Self {
-        assert!(!running.replace(true), "block_on was called from inside a task of the same worker; await instead");
+        assert!(!running.replace(true), "a worker was driven from inside one of its own tasks; await instead");
         Self(running)
     }
 }
@@ -470,13 +496,11 @@ impl Handle {
         YieldNow { executor: self.executor(), yielded: false }
     }
 
-    /// Waits before the `attempt`th try (from 0): a few turns, more and more at random, and from the fourth try on other
-    /// threads get the core.
+    /// Waits before the `attempt`th try (from 0): for a time of up to 12.8 us, longer and longer at random. From the fourth try
+    /// on other threads get the core.
     pub async fn back_off(&self, attempt: u32) {
-        let turns = self.random(|rng| rng.random_range(0..=1u32 << attempt.min(6)));
-        for _ in 0..turns {
-            self.yield_now().await;
-        }
+        let wait_ns = self.random(|rng| rng.random_range(0..=BACK_OFF_NS << attempt.min(6)));
+        self.0.timers.until(&self.0.clock, self.0.clock.now_ns() + wait_ns).await;
         if attempt > 3 {
             yield_thread();
         }

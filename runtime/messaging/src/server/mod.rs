@@ -8,6 +8,7 @@
 //! with more peers than cores the threads sleep (Catfish, section IV B).
 
 mod counts;
+mod manual;
 mod peers;
 mod requests;
 mod thread;
@@ -16,7 +17,7 @@ use std::{sync::mpsc, thread::JoinHandle, time::Duration};
 
 use crossbeam_utils::CachePadded;
 
-pub use self::counts::ServerCounts;
+pub use self::{counts::ServerCounts, manual::ManualMessageServer};
 use self::{
     counts::{RELAXED, ThreadCounts},
     thread::Thread,
@@ -76,6 +77,27 @@ struct SharedState {
     cores: usize,
 }
 
+impl SharedState {
+    fn new(threads: usize, incarnation: u64) -> Shared {
+        std::sync::Arc::new(Self {
+            stop: false.into(),
+            threads: (0..threads).map(|_| CachePadded::default()).collect(),
+            incarnation: incarnation | 1,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+        })
+    }
+
+    fn counts(&self) -> ServerCounts {
+        let mut all = ServerCounts::default();
+        self.threads.iter().for_each(|thread| thread.add_to(&mut all));
+        all
+    }
+
+    fn peers(&self) -> usize {
+        self.threads.iter().map(|thread| thread.peers_now.load(RELAXED) as usize).sum()
+    }
+}
+
 /// A thread that panics, in a service, ends the whole server: its peers must not wait for it.
 struct ShutOnPanic(std::sync::Arc<dyn Listener>);
 
@@ -109,12 +131,7 @@ impl MessageServer {
     {
         let listener: std::sync::Arc<dyn Listener> = listener.into();
         let make = std::sync::Arc::new(make);
-        let shared = std::sync::Arc::new(SharedState {
-            stop: false.into(),
-            threads: (0..listener.endpoints()).map(|_| CachePadded::default()).collect(),
-            incarnation: rand::random::<u64>() | 1,
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-        });
+        let shared = SharedState::new(listener.endpoints(), rand::random());
         let mut server = Self { shared, threads: Vec::new(), _listener: std::sync::Arc::clone(&listener) };
         for number in 0..listener.endpoints() {
             let (ready, is_ready) = mpsc::channel();
@@ -124,9 +141,10 @@ impl MessageServer {
                 .name(format!("farlink-serve-{number}"))
                 .spawn(move || {
                     let made = (|| {
-                        let endpoint = listener.endpoint(number, options.seed ^ number as u64, Clock::monotonic())?;
+                        let clock = Clock::monotonic();
+                        let endpoint = listener.endpoint(number, options.seed ^ number as u64, clock.clone())?;
                         let service = make(number).map_err(Error::Service)?;
-                        Ok(Thread::new(endpoint, service, shared, number, options))
+                        Ok(Thread::new(endpoint, service, shared, number, options, clock))
                     })();
                     drop(make);
                     let _shut = ShutOnPanic(listener);
@@ -157,14 +175,12 @@ impl MessageServer {
 
     /// The counts so far.
     pub fn counts(&self) -> ServerCounts {
-        let mut all = ServerCounts::default();
-        self.shared.threads.iter().for_each(|thread| thread.add_to(&mut all));
-        all
+        self.shared.counts()
     }
 
     /// How many connections are open.
     pub fn peers(&self) -> usize {
-        self.shared.threads.iter().map(|thread| thread.peers_now.load(RELAXED) as usize).sum()
+        self.shared.peers()
     }
 }
 

@@ -106,6 +106,7 @@ impl Thread {
         shared: Shared,
         number: usize,
         options: ServeMessages,
+        clock: Clock,
     ) -> Self {
         Self {
             service,
@@ -122,7 +123,7 @@ impl Thread {
             shared,
             number,
             options,
-            clock: Clock::monotonic(),
+            clock,
             generation: 0,
             first_peer: 0,
             next_unique: 0,
@@ -171,9 +172,23 @@ impl Thread {
                 std::hint::spin_loop();
             }
         }
+        self.close_all();
+    }
+
+    pub(super) fn close_all(&mut self) {
         for index in 0..self.peers.len() {
             self.close(index);
         }
+    }
+
+    /// One turn of a thread that is turned by hand; false if there was nothing to do.
+    pub(super) fn turn_by_hand(&mut self) -> bool {
+        let progress = self.turn();
+        if progress && self.busy_since_ns.is_none() {
+            self.busy_since_ns = Some(self.clock.now_ns());
+        }
+        self.sample_clock();
+        progress
     }
 
     /// One turn; false if there was nothing to do.
