@@ -49,6 +49,11 @@ impl Said {
     }
 }
 
+/// What is not a check.
+fn table_of(out: &str) -> impl Iterator<Item = &str> {
+    out.lines().filter(|line| !line.starts_with("check "))
+}
+
 fn farlink(args: &[&str]) -> Said {
     Command::new(PROGRAM).args(args).stdin(Stdio::null()).output().unwrap().into()
 }
@@ -87,7 +92,7 @@ fn a_lookup_costs_one_read_a_level() {
     assert_eq!((memory.len(), &memory[0]["after"], &memory[0]["entries"]), (1, &"load".into(), &20000.into()));
     let levels = number(memory[0], "levels");
     assert_eq!(levels, 3.0);
-    assert!(number(memory[0], "leased_bytes_per_entry") >= number(memory[0], "tree_bytes_per_entry"));
+    assert!(number(memory[0], "leased_bytes_per_entry") >= number(memory[0], "structure_bytes_per_entry"));
     let lookups = named(&rows, "ycsb-c");
     assert_eq!([&lookups[0]["in_flight"], &lookups[1]["in_flight"]], [1, 4]);
     for row in lookups {
@@ -129,13 +134,13 @@ fn every_mix_over_two_processes_on_a_nasty_fabric() {
     )
     .must_hold();
     for part in
-        ["btree, one-sided: 2 memory servers, 2 x 2 workers, 20000 keys", "insert-load", "ycsb-f", "after round 1"]
+        ["btree, one-sided: 2 memory servers, 2 x 2 workers, 20000 keys,", "insert-load", "ycsb-f", "after round 1"]
     {
         assert!(said.out.contains(part), "no `{part}` in: {}", said.out);
     }
-    assert!(said.out.contains("check btree: ok (tree bench, entries "), "{}", said.out);
+    assert!(said.out.contains("check btree: ok (structure bench, entries "), "{}", said.out);
     assert!(said.errors.contains("step 1 of 11: load by inserts"), "{}", said.errors);
-    assert!(said.out.lines().all(|line| line.chars().count() <= 120), "{}", said.out);
+    assert!(table_of(&said.out).all(|line| line.chars().count() <= 80), "{}", said.out);
 }
 
 #[test]
@@ -168,7 +173,7 @@ fn every_mix_through_a_small_cache() {
     for part in ["btree, cached: 2 memory servers, 3 workers", "cache of 192.00 KiB", "after round 1", "hit"] {
         assert!(said.out.contains(part), "no `{part}` in: {}", said.out);
     }
-    assert!(said.out.lines().all(|line| line.chars().count() <= 120), "{}", said.out);
+    assert!(table_of(&said.out).all(|line| line.chars().count() <= 80), "{}", said.out);
 }
 
 #[test]
@@ -216,7 +221,7 @@ fn a_trace_answers_line_by_line() {
         "scan 0 9 -> 18446744073709551615=1",
     ];
     assert_eq!(said.out.lines().collect::<Vec<_>>(), expected);
-    assert!(said.errors.contains("check btree: ok (tree bench, entries 1,"), "{}", said.errors);
+    assert!(said.errors.contains("check btree: ok (structure bench, entries 1,"), "{}", said.errors);
 }
 
 #[test]
@@ -243,7 +248,7 @@ fn keys_come_from_files() {
         assert_eq!(keys, ["10", "20", "30"], "{}", said.out);
     }
     let said = bench(&format!("--json --mix c --ops 100 --keys-file {}", files[1])).must_hold();
-    assert!(said.errors.contains("1 duplicate keys dropped, 3 left"), "{}", said.errors);
+    assert!(said.errors.contains("1 duplicate key dropped, 3 left"), "{}", said.errors);
     for (file, says) in [
         (write("line", b"1\ntwo\n"), "line 2: `two` is not"),
         (write("cut", &sosd[..20]), "is truncated"),
@@ -327,7 +332,7 @@ fn a_cluster_outlives_its_users_and_its_servers() {
     let dir = folder.path().join("cluster");
     let at = dir.to_str().unwrap();
     let servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
-    assert_eq!(farlink(&["check", "--connect", at]).must_hold().out, "there are no trees in this cluster\n");
+    assert_eq!(farlink(&["check", "--connect", at]).must_hold().out, "there are no structures in this cluster\n");
 
     let args = ["bench", "--connect", at, "--tree", "t", "--keys", "2000", "--mix", "d,e", "--ops", "2000", "--json"];
     let first = farlink(&args).must_hold().json();
@@ -338,7 +343,7 @@ fn a_cluster_outlives_its_users_and_its_servers() {
     assert_eq!(named(&second, "ycsb-d")[0]["servers"], 2);
     assert!(number(named(&second, "btree")[0], "entries") > number(named(&first, "btree")[0], "entries"));
     let more = farlink(&["bench", "--connect", at, "--tree", "t", "--keys", "200000"]);
-    more.must_fail_with(&["the tree `t` is not empty and lacks key"]);
+    more.must_fail_with(&["the structure `t`: it is not empty and lacks key"]);
 
     let said = bench_with_input(&["--connect", at, "--tree", "other", "--trace", "-"], "put 1 2").must_hold();
     assert_eq!(said.out, "put 1 2 -> new\n");
@@ -347,7 +352,7 @@ fn a_cluster_outlives_its_users_and_its_servers() {
     let entries = number(named(&second, "btree")[0], "entries");
     assert_eq!(
         starts,
-        ["check btree: ok (tree other, entries 1", &format!("check btree: ok (tree t, entries {entries}")]
+        ["check btree: ok (structure other, entries 1", &format!("check btree: ok (structure t, entries {entries}")]
     );
     farlink(&["check", "--connect", at, "--tree", "x"]).must_fail_with(&["no structure named \"x\"", "other"]);
     farlink(&["serve", "--dir", at, "--servers", "2"]).must_fail_with(&["memory server 0", "is already running"]);
@@ -365,7 +370,7 @@ fn what_is_missing_or_damaged_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("cluster");
     let at = dir.to_str().unwrap();
-    let check = || farlink(&["check", "--connect", at]);
+    let check = || farlink(&["check", "--connect", at, "--wait", "0"]);
     check().must_fail_with(&["no farlink cluster at", "start its memory servers with"]);
     let zero = Server::start(&dir, 0);
     check().must_fail_with(&["memory server 1 is not running", "--server 1 --servers 2`"]);
@@ -563,7 +568,7 @@ mod over_rdma {
             command.args(["check", "--connect", &connect]).env_remove("FARLINK_SECRET");
             command.envs(secret.map(|secret| ("FARLINK_SECRET", secret))).output().unwrap().into()
         };
-        assert_eq!(check(Some(secret)).must_hold().out, "there are no trees in this cluster\n");
+        assert_eq!(check(Some(secret)).must_hold().out, "there are no structures in this cluster\n");
         check(None).must_fail_with(&["secret is missing", "FARLINK_SECRET"]);
         check(Some("short")).must_fail_with(&["5 bytes"]);
     }
