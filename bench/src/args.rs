@@ -12,9 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use crate::figure::FigureArgs;
 use crate::maps::workload::Shares;
 use crate::place::{Address, ConnectArgs, VerbsArgs, WaitArgs};
-use crate::plan::{
-    AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, Plan, PolicyChoice, SpreadChoice, Validation,
-};
+use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, Plan, PolicyChoice, SpreadChoice, Validation};
 use crate::program::{Known, Programs};
 use crate::subject::{AccessMode, Distribution, Setting};
 use crate::units::{
@@ -318,7 +316,10 @@ impl ListArgs {
     /// The cluster, if one is named.
     pub(crate) fn cluster(&self) -> anyhow::Result<Option<ConnectArgs>> {
         let Some(connect) = self.connect.clone() else {
-            ensure!(!self.verbs.is_given(), "--device, --gid-index and --secret-file go with --connect verbs://HOST:PORT");
+            ensure!(
+                !self.verbs.is_given(),
+                "--device, --gid-index and --secret-file go with --connect verbs://HOST:PORT"
+            );
             return Ok(None);
         };
         Ok(Some(ConnectArgs { connect, verbs: self.verbs.clone(), wait: self.wait.clone() }))
@@ -585,7 +586,10 @@ mod tests {
         assert_eq!(plan.workloads, ["a", "b", "c", "d", "e", "f"]);
         assert_eq!((plan.servers, plan.processes, plan.workers, plan.in_flight), (2, 1, 2, vec![1]));
         assert_eq!((plan.setting.entries, plan.load), (1_000_000, Load::Bulk { fill: 0.9 }));
-        assert_eq!((plan.setting.distribution, plan.limit), (Distribution::Zipf(0.99), Limit::For(Duration::from_secs(3))));
+        assert_eq!(
+            (plan.setting.distribution, plan.limit),
+            (Distribution::Zipf(0.99), Limit::For(Duration::from_secs(3)))
+        );
         assert_eq!((plan.page_bytes, plan.validation, plan.nasty), (1024, Validation::Checksum, false));
     }
 
@@ -608,7 +612,10 @@ mod tests {
         assert_eq!(shares.workloads, ["read50-update30-insert10-remove5-scan5"]);
         assert!(plugin::<Tree>().known().removes(&shares.workloads[0]) && !plugin::<Tree>().known().removes("a"));
         let engine = bench("--access engine --policy back-off --seconds 2s --warm-up 500ms").unwrap();
-        assert_eq!((engine.policy, engine.spread, engine.server_threads), (PolicyChoice::BackOff, SpreadChoice::Subtrees(2), Some(1)));
+        assert_eq!(
+            (engine.policy, engine.spread, engine.server_threads),
+            (PolicyChoice::BackOff, SpreadChoice::Subtrees(2), Some(1))
+        );
         assert_eq!((engine.limit, engine.warm_up), (Limit::For(Duration::from_secs(2)), Duration::from_millis(500)));
         let hybrid = bench("--access hybrid --server-threads 2 --connect d");
         assert!(hybrid.unwrap_err().to_string().contains("cannot be used with"));

@@ -22,6 +22,9 @@ use crate::totals::Totals;
 /// Reading keys and drawing streams takes a while for many keys; a process silent for longer than this is stuck.
 const READY_LIMIT: Duration = Duration::from_secs(600);
 
+/// How often it is looked whether all memory servers run.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
+
 /// A run, and where it runs.
 pub(crate) struct Run<'a> {
     pub(crate) known: &'a dyn Known,
@@ -60,11 +63,17 @@ impl Run<'_> {
             progress.begin(&step);
             protocol::tell(&mut processes, |_| Order::Go)?;
             let begin = Instant::now();
+            let mut looked = begin;
             let limit = plan.limit_of(phase);
             let mut advance = |ops| {
                 let lasts = if let Some(Limit::For(duration)) = limit { Some(duration) } else { None };
                 let of = if let Some(Limit::Operations(all)) = limit { all } else { plan.loaded };
                 progress.advance(&step, Pace { ops, of: Some(of), elapsed: begin.elapsed(), lasts });
+                if looked.elapsed() >= LOOK_EVERY {
+                    looked = Instant::now();
+                    place.check_servers()?;
+                }
+                Ok(())
             };
             let result = protocol::await_done(&mut processes, &mut advance)?;
             totals.enter(&result.tally.outcomes);

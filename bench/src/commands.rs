@@ -200,12 +200,7 @@ impl Prepared<'_> {
     }
 
     /// Loads what was asked for, replays the trace, and prints what each operation answers, and what all of them cost.
-    fn replay(
-        &self,
-        run: &Run<'_>,
-        trace: &dyn Trace,
-        reporter: &mut Reporter<impl io::Write>,
-    ) -> anyhow::Result<()> {
+    fn replay(&self, run: &Run<'_>, trace: &dyn Trace, reporter: &mut Reporter<impl io::Write>) -> anyhow::Result<()> {
         let plan = run.plan;
         if self.loads {
             run.run(cluster::start_compute(plan.processes)?, reporter)?;

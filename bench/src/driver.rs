@@ -46,10 +46,7 @@ pub(crate) fn counted<S: Subject>(
 }
 
 /// Runs a future of the first client's, and whatever tasks all of them have, until it is ready.
-pub(crate) fn block_on<S: Subject, T>(
-    clients: &[Client<S>],
-    future: impl Future<Output = T>,
-) -> anyhow::Result<T> {
+pub(crate) fn block_on<S: Subject, T>(clients: &[Client<S>], future: impl Future<Output = T>) -> anyhow::Result<T> {
     let (first, others) = clients.split_first().context("there are no workers")?;
     let mut future = pin!(future);
     Ok(first.worker.block_on(poll_fn(|cx| {

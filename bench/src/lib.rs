@@ -61,9 +61,7 @@ use clap::Parser as _;
 pub use crate::{
     maps::{MapData, MapRequest, MapSource, MapSubject},
     program::{Program, plugin},
-    subject::{
-        AccessMode, Answer, Distribution, GoOn, Job, KeysFile, Outcomes, Setting, Subject, WorkerId,
-    },
+    subject::{AccessMode, Answer, Distribution, GoOn, Job, KeysFile, Outcomes, Setting, Subject, WorkerId},
 };
 
 use crate::args::{Cli, Command};

@@ -11,8 +11,8 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error as RuntimeError;
-use farlink_runtime::fabric::{Error as FabricError, Fabric};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
+use farlink_runtime::fabric::{Error as FabricError, Fabric};
 use serde::{Deserialize, Serialize};
 
 use crate::rdma;
@@ -175,6 +175,15 @@ impl Place {
                 Err(error) if is_not_ready(&error) && Instant::now() < deadline => thread::sleep(LOOK_EVERY),
                 opened => return opened,
             }
+        }
+    }
+
+    /// Whether all its memory servers run. Those of a folder leave their memory behind, so nobody else notices; over RDMA
+    /// whoever uses one does.
+    pub(crate) fn check_servers(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Folder(_) => self.fabric(MemOptions::default()).map(drop),
+            Self::Verbs { .. } => Ok(()),
         }
     }
 

@@ -85,13 +85,7 @@ pub(crate) trait Known: Sync {
     fn trace(&self, lines: &[(u64, String)]) -> anyhow::Result<Box<dyn Trace>>;
 
     /// Starts the workers of a compute process.
-    fn start(
-        &self,
-        plan: Plan,
-        process: u32,
-        place: &Place,
-        stop: &Arc<AtomicBool>,
-    ) -> anyhow::Result<Box<dyn Work>>;
+    fn start(&self, plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Box<dyn Work>>;
 }
 
 /// What is to be loaded into a structure.
@@ -185,13 +179,7 @@ impl<S: Subject> Known for Of<S> {
         Ok(Box::new(TraceOf::<S>(lines.iter().map(parse).collect::<anyhow::Result<_>>()?)))
     }
 
-    fn start(
-        &self,
-        plan: Plan,
-        process: u32,
-        place: &Place,
-        stop: &Arc<AtomicBool>,
-    ) -> anyhow::Result<Box<dyn Work>> {
+    fn start(&self, plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Box<dyn Work>> {
         Ok(Box::new(Workers::start::<S>(plan, process, place, stop)?))
     }
 }
@@ -246,7 +234,8 @@ impl<S: Subject> Data for DataOf<S> {
             let is_there = |name: &String| all.iter().any(|structure| structure.name == *name);
             let count = plan.parts.iter().filter(|name| is_there(name)).count();
             if count == 0 {
-                let class = SizeClass::of_bytes(plan.page_bytes as usize).context("--page-bytes is no size of a page")?;
+                let class =
+                    SizeClass::of_bytes(plan.page_bytes as usize).context("--page-bytes is no size of a page")?;
                 for (part, name) in plan.parts.iter().enumerate() {
                     let root = if plan.access.is_divided() { ServerId::new(part as u16) } else { None };
                     let placed = Placed { spread: plan.spread.spread(), root };
@@ -256,7 +245,11 @@ impl<S: Subject> Data for DataOf<S> {
                 return Ok(());
             }
             let named = || plan.parts.iter().find(|name| !is_there(name)).cloned().unwrap_or_default();
-            ensure!(count == plan.parts.len(), "`{}` is not there, and its other parts are; give another --name", named());
+            ensure!(
+                count == plan.parts.len(),
+                "`{}` is not there, and its other parts are; give another --name",
+                named()
+            );
             let mut found = Vec::new();
             for name in &plan.parts {
                 found.push(Self::opened(worker, plan, name)?);

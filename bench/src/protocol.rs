@@ -102,15 +102,18 @@ pub(crate) fn tell(children: &mut [Child], order: impl Fn(u32) -> Order) -> anyh
 
 /// Waits until every process is ready.
 pub(crate) fn await_ready(children: &mut [Child], limit: Duration) -> anyhow::Result<()> {
-    for (answer, child) in gather(children, Some(limit), &mut |_| {})?.into_iter().zip(children) {
+    for (answer, child) in gather(children, Some(limit), &mut |_| Ok(()))?.into_iter().zip(children) {
         ensure!(answer == Answer::Ready, "{} answered {answer:?} where it should be ready", child.name());
     }
     Ok(())
 }
 
 /// Waits until every process has finished the phase, and adds up what they did. `on_progress` is told now and then how many
-/// operations all have begun, together.
-pub(crate) fn await_done(children: &mut [Child], on_progress: &mut dyn FnMut(u64)) -> anyhow::Result<PhaseResult> {
+/// operations all have begun, together; its error ends the wait.
+pub(crate) fn await_done(
+    children: &mut [Child],
+    on_progress: &mut dyn FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<PhaseResult> {
     let mut tally = Tally::default();
     let mut longest = 0;
     for (answer, child) in gather(children, None, on_progress)?.into_iter().zip(children) {
@@ -127,7 +130,7 @@ pub(crate) fn await_done(children: &mut [Child], on_progress: &mut dyn FnMut(u64
 fn gather(
     children: &mut [Child],
     limit: Option<Duration>,
-    on_progress: &mut dyn FnMut(u64),
+    on_progress: &mut dyn FnMut(u64) -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<Answer>> {
     let start = Instant::now();
     let mut answers: Vec<Option<Answer>> = children.iter().map(|_| None).collect();
@@ -147,7 +150,7 @@ fn gather(
                 }
             }
         }
-        on_progress(begun.iter().sum());
+        on_progress(begun.iter().sum())?;
         if let Some((limit, child)) = limit.filter(|limit| start.elapsed() > *limit).zip(silent(&answers, children)) {
             bail!("{} said nothing for {} seconds", child.name(), limit.as_secs_f64());
         }
@@ -188,7 +191,8 @@ mod tests {
 
     #[test]
     fn messages_survive_the_wire() {
-        let orders = [Order::Prepare { phase: Phase::Workload { workload: 1, in_flight: 16, is_warm_up: false } }, Order::Go];
+        let orders =
+            [Order::Prepare { phase: Phase::Workload { workload: 1, in_flight: 16, is_warm_up: false } }, Order::Go];
         let mut wire = Vec::new();
         orders.iter().for_each(|order| write_message(&mut wire, order).unwrap());
         let mut input = wire.as_slice();
@@ -207,7 +211,7 @@ mod tests {
         assert_eq!(error, "a compute process: no such tree");
         let mut children = vec![answering(&[Answer::Ready])];
         tell(&mut children, |_| Order::Go).unwrap();
-        assert!(await_done(&mut children, &mut |_| {}).unwrap_err().to_string().contains("should be done"));
+        assert!(await_done(&mut children, &mut |_| Ok(())).unwrap_err().to_string().contains("should be done"));
     }
 
     #[test]
@@ -220,7 +224,7 @@ mod tests {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "exit 3"]);
         let mut children = vec![silent(), Child::start("the dead one", command).unwrap()];
-        let error = await_done(&mut children, &mut |_| {}).unwrap_err().to_string();
+        let error = await_done(&mut children, &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.starts_with("the dead one ended early"), "{error}");
     }
 
@@ -232,7 +236,11 @@ mod tests {
         command.args(["-c", &format!("echo '{}'; sleep 0.3; echo '{}'", lines[0], lines[1])]);
         let mut children = vec![Child::start("a compute process", command).unwrap()];
         let mut seen = Vec::new();
-        await_done(&mut children, &mut |ops| seen.push(ops)).unwrap();
+        let mut see = |ops| {
+            seen.push(ops);
+            Ok(())
+        };
+        await_done(&mut children, &mut see).unwrap();
         assert!(seen.contains(&5), "{seen:?}");
     }
 }

@@ -272,7 +272,7 @@ impl<W: Write> Reporter<W> {
         let used = amount(row.footprint.structure_bytes, row.structure_bytes_per_entry);
         writeln!(
             self.out,
-            "after {after}: {}, {}; memory in use {used},\n  leased {leased}",
+            "after {after}: {}, {}\n  memory in use {used}, leased {leased}",
             plural(entries, "entry"),
             plural(levels, "level"),
         )
@@ -412,7 +412,7 @@ pub(crate) mod tests {
             reporter.row_at_once(&row("ycsb-a", 1, 2.0), "ops/s", "ycsb-a 2").unwrap();
             reporter.row_at_once(&row("ycsb-b", 1, 2.0), "ops/s", "ycsb-b 2").unwrap();
         });
-        let expected = "after load: 1000 entries, 2 levels; memory in use 17.58 KiB (18.00 B/entry),\n  \
+        let expected = "after load: 1000 entries, 2 levels\n  memory in use 17.58 KiB (18.00 B/entry), \
                         leased 19.53 KiB (20.00 B/entry)\n";
         assert!(text.starts_with(expected), "{text}");
         assert_eq!((text.matches("ycsb-").count(), text.matches("ops/s").count()), (2, 1), "{text}");
@@ -424,6 +424,9 @@ pub(crate) mod tests {
             printed(json, |reporter| reporter.record("answer", vec![("key", 5.into())], "get 5 -> none").unwrap())
         };
         assert_eq!(print(false), "get 5 -> none\n");
-        assert_eq!(serde_json::from_str::<Value>(&print(true)).unwrap(), serde_json::json!({"kind": "answer", "key": 5}));
+        assert_eq!(
+            serde_json::from_str::<Value>(&print(true)).unwrap(),
+            serde_json::json!({"kind": "answer", "key": 5})
+        );
     }
 }

@@ -40,12 +40,7 @@ pub(crate) fn listen_options(threads: u32) -> ListenOptions {
 }
 
 /// Starts threads that carry out these operations.
-pub(crate) fn ship(
-    server: &MemoryServer,
-    dir: &Path,
-    threads: u32,
-    registry: Registry,
-) -> Result<ShipServer, Error> {
+pub(crate) fn ship(server: &MemoryServer, dir: &Path, threads: u32, registry: Registry) -> Result<ShipServer, Error> {
     let listener = server.listen(&listen_options(threads), MemOptions::default())?;
     let dir = dir.to_path_buf();
     ship_at(listener, server.memory(), registry, move || Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?)))

@@ -58,7 +58,7 @@ const COLUMNS: [(&str, &str, usize); 13] = [
     ("msg", "/op", 5),
     ("byte", "/op", 5),
     ("trip", "/op", 5),
-    ("hit", "%", 5),
+    ("hit", "%", 6),
     ("", "times", 6),
 ];
 
@@ -100,7 +100,11 @@ impl Columns {
             row.number("times").map_or_else(|| "-".to_owned(), |times| format!("{}x", show_short(Some(times)))),
         ];
         let name = &row.name;
-        let mut line = if name.len() > NAME_WIDTH { format!("{name}\n{:NAME_WIDTH$}", "") } else { format!("{name:<NAME_WIDTH$}") };
+        let mut line = if name.len() > NAME_WIDTH {
+            format!("{name}\n{:NAME_WIDTH$}", "")
+        } else {
+            format!("{name:<NAME_WIDTH$}")
+        };
         for (index, (_, _, width)) in self.shown() {
             line += &format!("{:>width$}", cells[index]);
         }

@@ -206,8 +206,13 @@ mod tests {
         assert_eq!((parse_count("1M"), parse_count("1.5k"), parse_count("7")), (Ok(1_000_000), Ok(1500), Ok(7)));
         assert!(parse_count("0").is_err() && parse_count("1x").unwrap_err().contains("k, K, M"));
         let seconds = |text| parse_duration(text).map(|duration| duration.as_secs_f64());
-        assert_eq!((seconds("2s"), seconds("0.5"), seconds("500ms"), seconds("2m")), (Ok(2.0), Ok(0.5), Ok(0.5), Ok(120.0)));
-        assert!(seconds("0").is_err() && seconds("NaN").is_err() && seconds("1e300").is_err() && seconds("48h").is_err());
+        assert_eq!(
+            (seconds("2s"), seconds("0.5"), seconds("500ms"), seconds("2m")),
+            (Ok(2.0), Ok(0.5), Ok(0.5), Ok(120.0))
+        );
+        assert!(
+            seconds("0").is_err() && seconds("NaN").is_err() && seconds("1e300").is_err() && seconds("48h").is_err()
+        );
         assert_eq!(parse_duration_or_zero("0"), Ok(Duration::ZERO));
         assert_eq!((parse_page_bytes("4KiB"), parse_page_bytes("64")), (Ok(4096), Ok(64)));
         assert!(parse_page_bytes("1000").is_err());
@@ -232,7 +237,10 @@ mod tests {
         let shown = [0.0, 1.62, 36.04, 999.4, 999.6, 9_960.0, 12_345.0, 59_999_999.0, 1e15].map(short);
         assert_eq!(shown, ["0.00", "1.62", "36.0", "999", "1.0k", "10k", "12k", "60M", "1000T"]);
         assert_eq!(show_short(None), "-");
-        assert_eq!((plural(1, "key"), plural(2, "key"), plural(0, "entry")), ("1 key".into(), "2 keys".into(), "0 entries".into()));
+        assert_eq!(
+            (plural(1, "key"), plural(2, "key"), plural(0, "entry")),
+            ("1 key".into(), "2 keys".into(), "0 entries".into())
+        );
         assert_eq!(plural(2, "compute process"), "2 compute processes");
         assert_eq!(show_bytes(512), "512 B");
         assert_eq!(show_bytes(1 << 20), "1.00 MiB");

@@ -81,12 +81,7 @@ mod with {
 
     /// Has a server carry out operations. Its threads lock pages through the device, as compute servers do, so they connect to
     /// all servers, this one too.
-    fn ship(
-        server: &VerbsServer,
-        args: &ServeArgs,
-        secret: &Secret,
-        registry: Registry,
-    ) -> Result<ShipServer, Error> {
+    fn ship(server: &VerbsServer, args: &ServeArgs, secret: &Secret, registry: Registry) -> Result<ShipServer, Error> {
         let servers = if args.cluster.is_empty() { vec![server.address().to_string()] } else { args.cluster.clone() };
         let options = VerbsOptions {
             device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),

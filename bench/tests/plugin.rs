@@ -90,9 +90,13 @@ impl Plugin for Sums {
 /// One worker's additions.
 struct Additions {
     next: u64,
-    left: Option<u64>,
-    panics: bool,
+    /// Of what is to be loaded.
     share: u64,
+    /// How many there are, if they end.
+    left: Option<u64>,
+    /// One worker of all panics, in the workload of that name.
+    is_last: bool,
+    panics: bool,
 }
 
 impl Iterator for Additions {
@@ -103,7 +107,7 @@ impl Iterator for Additions {
             *left = left.checked_sub(1)?;
         }
         self.next += 1;
-        assert!(!(self.panics && self.next > 50), "a planted panic");
+        assert!(!self.panics || self.next < 50, "a planted panic");
         Some(Add { sum: self.next, by: 1 })
     }
 }
@@ -122,22 +126,15 @@ impl Subject for Sums {
         *data
     }
 
-    fn source(data: &Arc<u64>, worker: WorkerId) -> Additions {
-        let share = **data / worker.total + u64::from(worker.index < **data % worker.total);
-        // The last worker of all is the one that panics.
-        Additions { next: 0, left: None, panics: worker.index + 1 == worker.total, share }
+    fn source(data: &Arc<u64>, WorkerId { index, total }: WorkerId) -> Additions {
+        let share = **data / total + u64::from(index < **data % total);
+        Additions { next: 0, share, left: None, is_last: index + 1 == total, panics: false }
     }
 
     fn prepare(source: &mut Additions, job: Job<'_>, _go_on: GoOn<'_>) -> anyhow::Result<()> {
         source.next = 0;
-        source.left = matches!(job, Job::Load).then_some(source.share);
-        source.panics &= !matches!(job, Job::Workload { name: "add", .. });
-        if matches!(job, Job::Load) {
-            let panics = std::mem::take(&mut source.panics);
-            PANICS.with(|cell| cell.set(panics));
-        } else if matches!(job, Job::Workload { name: "panic", .. }) {
-            source.panics = PANICS.with(std::cell::Cell::get);
-        }
+        source.left = (job == Job::Load).then_some(source.share);
+        source.panics = source.is_last && matches!(job, Job::Workload { name: "panic", .. });
         Ok(())
     }
 
@@ -147,6 +144,174 @@ impl Subject for Sums {
     }
 }
 
-thread_local! {
-    static PANICS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+/// Nothing that is tested takes longer.
+const LIMIT: Duration = Duration::from_secs(60);
+/// With it the program knows B+-trees instead of sums.
+const KNOWS_TREES: &str = "KNOWS_TREES";
+
+fn program(line: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(line.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn text(output: &Output) -> String {
+    [&*String::from_utf8_lossy(&output.stdout), &*String::from_utf8_lossy(&output.stderr)].concat()
+}
+
+#[track_caller]
+fn holds(line: &str) -> String {
+    let output = program(line).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", text(&output));
+    text(&output)
+}
+
+/// What a child said, and whether it ended with success; it must end soon.
+fn end(mut child: Child) -> (bool, String) {
+    let deadline = Instant::now() + LIMIT;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("it hangs: {}", text(&child.wait_with_output().unwrap()));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    (output.status.success(), text(&output))
+}
+
+/// A memory server, killed with this.
+struct Server(Child);
+
+impl Server {
+    fn start(dir: &Path, server: usize) -> Self {
+        let line = format!("serve --bytes 8MiB --servers 2 --threads 1 --server {server} --dir {}", dir.display());
+        let mut child = program(&line).stderr(Stdio::inherit()).spawn().unwrap();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// A bench on running servers, in the middle of a workload that lasts a minute.
+fn bench_under_way(dir: &Path, options: &str) -> Child {
+    let line = format!("bench --connect {} --keys 100 --seconds 60 --mix add {options}", dir.display());
+    let mut child = program(&line).spawn().unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("add, 1 in flight") || line.contains("preparing") {
+        line.clear();
+        assert!(errors.read_line(&mut line).unwrap() > 0, "the bench ended early");
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    child.stderr = Some(errors.into_inner());
+    child
+}
+
+fn every_access_mode_works_for_what_is_no_map() {
+    for access in ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine"] {
+        let said = holds(&format!("bench --server-bytes 8MiB --keys 100 --ops 1000 --access {access}"));
+        assert!(said.contains("check sums: ok (structure bench, entries 1100"), "{access}: {said}");
+    }
+    for (options, says) in [
+        ("--mix a", "a sums has no workload `a`; its workloads are add, panic"),
+        ("--rounds 1", "--rounds: a sums has none"),
+        ("--load bulk", "a sums has no bulk load"),
+        ("--structure btree", "it knows sums"),
+    ] {
+        let (ok, said) = end(program(&format!("bench {options}")).spawn().unwrap());
+        assert!(!ok && said.contains(says), "{options}: {said}");
+    }
+    assert_eq!(holds("list"), "sums\n  workloads: add, panic\n");
+}
+
+fn a_cluster_can_hold_what_a_program_does_not_know() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let at = format!("--connect {}", dir.display());
+    for access in ["one-sided", "coarse", "engine"] {
+        holds(&format!("bench {at} --keys 50 --ops 100 --access {access} --name {access}"));
+    }
+    // Loaded already, and known by its own report.
+    let said = holds(&format!("bench {at} --keys 50 --ops 100 --name one-sided"));
+    assert!(said.contains("was loaded by an earlier run") && said.contains("entries 250"), "{said}");
+    let said = holds(&format!("list {at}"));
+    assert_eq!(said.lines().next(), Some("coarse.0: sums, pages of 128 B, one-server"), "{said}");
+    let tree = program(&format!("bench {at} --keys 50 --ops 100 --name tree")).env(KNOWS_TREES, "").output().unwrap();
+    assert!(tree.status.success(), "{}", text(&tree));
+    let said = holds(&format!("check {at}"));
+    assert!(said.contains("check sums: ok (structure one-sided, entries 250"), "{said}");
+    assert!(said.contains("`tree` is a btree: it takes a program that knows those"), "{said}");
+    let (ok, said) = end(program(&format!("check {at} --name tree")).spawn().unwrap());
+    assert!(!ok && said.contains("`tree` was not checked"), "{said}");
+    let said = holds(&format!("drop {at} --json tree"));
+    assert!(said.contains(r#""kind":"dropped","name":"tree""#), "{said}");
+    let said = holds(&format!("list {at}"));
+    assert!(!said.contains("tree: btree"), "{said}");
+}
+
+fn a_panic_ends_the_bench() {
+    for options in ["--processes 2 --workers 2", "--workers 3 --access cached", "--access coarse"] {
+        let line = format!("bench --server-bytes 8MiB --keys 10 --mix panic --seconds 600 {options}");
+        let (ok, said) = end(program(&line).spawn().unwrap());
+        assert!(!ok && said.contains("a planted panic"), "{options}: {said}");
+        assert!(
+            said.lines().any(|line| line.starts_with("farlink: ") && line.contains("panicked")),
+            "{options}: {said}"
+        );
+    }
+}
+
+fn a_killed_compute_process_ends_the_bench() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let bench = bench_under_way(&dir, "--processes 2");
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", bench.id())).unwrap();
+    let victim: libc::pid_t = children.split_whitespace().last().unwrap().parse().unwrap();
+    // SAFETY: kill touches no memory; the bench has not waited for its child, so the number is its own.
+    assert_eq!(unsafe { libc::kill(victim, libc::SIGKILL) }, 0);
+    let (ok, said) = end(bench);
+    assert!(!ok && said.contains("compute process 1 ended early with signal: 9"), "{said}");
+}
+
+fn a_killed_memory_server_ends_the_bench() {
+    for access in ["one-sided", "cached", "coarse"] {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("cluster");
+        let (_zero, one) = (Server::start(&dir, 0), Server::start(&dir, 1));
+        let bench = bench_under_way(&dir, &format!("--access {access}"));
+        drop(one);
+        let (ok, said) = end(bench);
+        assert!(!ok && said.contains("memory server 1") && !said.contains("panicked"), "{access}: {said}");
+    }
+}
+
+fn main() -> ExitCode {
+    let command = std::env::args().nth(1);
+    if command.is_some_and(|command| !command.starts_with('-')) {
+        return match std::env::var_os(KNOWS_TREES) {
+            Some(_) => farlink_bench::main(&[plugin::<farlink_structures::btree::Tree>()]),
+            None => farlink_bench::main(&[plugin::<Sums>()]),
+        };
+    }
+    let tests: [(&str, fn()); 5] = [
+        ("every_access_mode_works_for_what_is_no_map", every_access_mode_works_for_what_is_no_map),
+        ("a_cluster_can_hold_what_a_program_does_not_know", a_cluster_can_hold_what_a_program_does_not_know),
+        ("a_panic_ends_the_bench", a_panic_ends_the_bench),
+        ("a_killed_compute_process_ends_the_bench", a_killed_compute_process_ends_the_bench),
+        ("a_killed_memory_server_ends_the_bench", a_killed_memory_server_ends_the_bench),
+    ];
+    for (name, test) in tests {
+        test();
+        println!("test {name} ... ok");
+    }
+    ExitCode::SUCCESS
 }

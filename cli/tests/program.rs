@@ -221,6 +221,7 @@ fn a_trace_answers_line_by_line() {
         "scan 0 9 -> 18446744073709551615=1",
     ];
     assert_eq!(said.out.lines().collect::<Vec<_>>(), expected);
+    assert!(said.errors.contains("\ntrace "), "{}", said.errors);
     assert!(said.errors.contains("check btree: ok (structure bench, entries 1,"), "{}", said.errors);
 }
 
@@ -228,7 +229,7 @@ fn a_trace_answers_line_by_line() {
 fn a_malformed_trace_applies_nothing() {
     let said = bench_with_input(&["--trace", "-"], "put 1 1\nput 2\n");
     assert_eq!(said.out, "");
-    said.must_fail_with(&["nothing was applied: standard input, line 2: `put` is written `put K V`"]);
+    said.must_fail_with(&["nothing was applied: standard input: line 2: `put` is written `put K V`"]);
 }
 
 #[test]
@@ -445,13 +446,118 @@ fn check_of_a_stopped_bench(access: &str, mix: &str) -> Said {
     assert!(lines.any(|line| runs(line.unwrap())));
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(!Server(child).stop(libc::SIGTERM).success());
-    // The compute process is told to end when its parent has; its membership is gone when it has.
-    let owners = || std::fs::read_dir(dir.join("owners")).unwrap().count();
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while owners() > 0 && std::time::Instant::now() < patience {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    // The compute process has written its cache and left the cluster: the bench has waited for it.
+    assert_eq!(std::fs::read_dir(dir.join("owners")).unwrap().count(), 0);
     farlink(&["check", "--connect", at]).must_hold()
+}
+
+#[test]
+fn rows_come_as_they_are_measured() {
+    let mut child = Command::new(PROGRAM)
+        .args([
+            "bench",
+            "--server-bytes",
+            "16MiB",
+            "--keys",
+            "1k",
+            "--mix",
+            "c,a",
+            "--seconds",
+            "2s",
+            "--warm-up",
+            "10ms",
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("ycsb-c")));
+    // The other workload has two seconds to go.
+    assert!(!Server(child).stop(libc::SIGINT).success());
+    assert!(!lines.any(|line| line.starts_with("ycsb-a") || line.starts_with("check")));
+}
+
+#[test]
+fn every_access_mode_and_structure() {
+    for (options, fits) in [
+        ("--access coarse --processes 2", (0.0, 1.0)),
+        ("--access hybrid --server-threads 2", (1.0, 1.0)),
+        ("--access engine --policy always --cache 64KiB --spread one-server", (0.0, 0.5)),
+        ("--access engine --policy never --cache 64KiB --server-threads 0 --admission always", (0.3, 0.0)),
+        ("--structure skiplist --access coarse", (0.0, 1.0)),
+        ("--structure skiplist --access cached-inner --admission probability", (1.0, 0.0)),
+        ("--structure skiplist --load insert --in-flight 4", (3.0, 0.0)),
+    ] {
+        let said = bench(&format!("--json --keys 20000 --ops 4000 --mix c,a {options}")).must_hold();
+        let rows = said.json();
+        let row = named(&rows, "ycsb-c")[0];
+        let (reads, messages) = (number(row, "reads_per_op"), number(row, "two_sided_per_op"));
+        assert!(reads >= fits.0 && messages >= fits.1 && (fits.1 > 0.0 || messages == 0.0), "{options}: {row}");
+        assert!(rows.iter().filter(|row| row["kind"] == "check").count() == 6, "{options}: {}", said.out);
+    }
+}
+
+#[test]
+fn a_mix_that_removes_says_what_it_missed() {
+    let said = bench("--keys 1000 --read 50 --remove 50 --ops 4000").must_hold();
+    assert!(said.out.contains("% of them found nothing: it had been removed"), "{}", said.out);
+    let rows = bench("--json --keys 1000 --read 50 --remove 50 --ops 4000").must_hold().json();
+    assert!((0.1..0.99).contains(&number(named(&rows, "read50-remove50")[0], "missed_per_op")));
+}
+
+#[test]
+fn keys_come_through_pipes() {
+    let keys = "20\n10\n30\n";
+    let said = bench_with_input(&["--server-bytes", "16MiB", "--keys-file", "-", "--ops", "100", "--mix", "c"], keys);
+    assert!(said.must_hold().out.contains("3 keys"));
+    let script = format!("{PROGRAM} bench --server-bytes 16MiB --keys-file <(echo 7) --ops 100 --mix c --processes 2");
+    let said: Said = Command::new("bash").args(["-c", &script]).stdin(Stdio::null()).output().unwrap().into();
+    assert!(said.must_hold().out.contains("1 key,"));
+}
+
+#[test]
+fn a_trace_through_a_cache_as_json() {
+    let args = [&SMALL[..], &["--trace", "-", "--json", "--access", "cached"]].concat();
+    let rows = bench_with_input(&args, "put 5 7\nget 5\nscan 0 9\ndel 6\n").must_hold().json();
+    let answers: Vec<&Value> = rows.iter().filter(|row| row["kind"] == "answer").collect();
+    assert_eq!((answers.len(), &answers[1]["value"], &answers[3]["before"]), (4, &7.into(), &Value::Null));
+    assert_eq!(answers[2]["entries"], serde_json::json!([[5, 7]]));
+    let row = named(&rows, "trace")[0];
+    assert_eq!((number(row, "ops"), &row["access"], number(row, "atomics_per_op")), (4.0, &"cached".into(), 0.0));
+    assert_eq!((&named(&rows, "btree")[0]["ok"], number(named(&rows, "btree")[0], "entries")), (&true.into(), 1.0));
+}
+
+#[test]
+fn what_is_there_is_taken_as_it_is_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let at = dir.to_str().unwrap();
+    // The check begins before the servers do.
+    let early = Command::new(PROGRAM)
+        .args(["check", "--connect", at, "--wait", "30s"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let _zero = Server::start(&dir, 0);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let _one = Server::start(&dir, 1);
+    Said::from(early.wait_with_output().unwrap()).must_hold();
+    let bench = |more: &[&str]| {
+        farlink(&[&["bench", "--connect", at, "--keys", "2k", "--ops", "100", "--mix", "c"], more].concat())
+    };
+    bench(&["--page-bytes", "512"]).must_hold();
+    assert!(bench(&[]).must_hold().out.contains("pages of 512 B"));
+    bench(&["--page-bytes", "1KiB"]).must_fail_with(&["with pages of 512 bytes and not 1024", "--name"]);
+    bench(&["--spread", "leaves"]).must_fail_with(&["spread as round-robin and not leaves"]);
+    bench(&["--seed", "2"]).must_fail_with(&["lacks key", "--seed"]);
+    bench(&["--structure", "skiplist"]).must_fail_with(&["btree", "skiplist"]);
+    bench(&["--access", "coarse"]).must_fail_with(&["memory server"]);
+    let said = farlink(&["drop", "--connect", at, "bench"]).must_hold();
+    assert!(said.out.starts_with("dropped bench: "), "{}", said.out);
+    farlink(&["drop", "--connect", at, "bench"]).must_fail_with(&["no structure named \"bench\""]);
 }
 
 #[cfg(not(feature = "verbs"))]

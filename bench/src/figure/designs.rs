@@ -19,17 +19,17 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::args::DesignsArgs;
-use super::test_bed::{TestBed, Processors};
+use super::key_set::{KeySet, entry};
 use super::load::{Load, Lot};
 use super::offload::tree_bytes_max;
 use super::plot::{self, Line, Plot};
-use super::key_set::{KeySet, entry};
+use super::test_bed::{Processors, TestBed};
 use crate::maps::MapRequest;
 use crate::progress::Progress;
-use crate::route::Route;
 use crate::report::{CheckRow, Reporter, Row};
+use crate::route::Route;
 use crate::table::{digits, micros, table};
-use crate::units::{show_bytes, show_count, show_nanoseconds};
+use crate::units::{show_bytes, show_count, show_nanoseconds, show_short};
 
 const FILE: &str = "fg-cg-hybrid.svg";
 
@@ -307,7 +307,7 @@ fn checks(points: &[Point]) -> Vec<CheckRow> {
 }
 
 fn show(rows: &[Row]) -> comfy_table::Table {
-    let header = ["design", "clients", "ops/s", "p50", "p99", "READs/op", "messages/op", "bytes/op"];
+    let header = ["design", "clients", "ops/s", "p50\nus", "p99\nus", "read\n/op", "msg\n/op", "byte\n/op"];
     let line = |row: &Row| {
         vec![
             row.shown("design"),
@@ -317,7 +317,7 @@ fn show(rows: &[Row]) -> comfy_table::Table {
             micros(row.p99_ns),
             digits(row.reads_per_op, 2),
             digits(row.two_sided_per_op, 2),
-            show_bytes(row.bytes_per_op.unwrap_or_default() as u64),
+            show_short(row.bytes_per_op),
         ]
     };
     table(&header, 1, rows.iter().map(line))

@@ -106,7 +106,8 @@ impl KeySet {
             let update = update_percent > 0 && random.random_range(0..100) < update_percent;
             let key = Self::key(number);
             let value = value_for(key, version.wrapping_add(draw as u32));
-            let request = if update { MapRequest::Update { key, value } } else { MapRequest::Get { key, latest: false } };
+            let request =
+                if update { MapRequest::Update { key, value } } else { MapRequest::Get { key, latest: false } };
             (key_set.owner(number) == server).then_some(request)
         })
     }
@@ -145,7 +146,9 @@ mod tests {
         let mut total = 0;
         for server in 0..4 {
             for request in key_set.operations(server, 100_000, 50, 3, 0) {
-                let (MapRequest::Get { key, .. } | MapRequest::Update { key, .. }) = request else { panic!("{request:?}") };
+                let (MapRequest::Get { key, .. } | MapRequest::Update { key, .. }) = request else {
+                    panic!("{request:?}")
+                };
                 assert!(key_set.owned(server).contains(&(key / STRIDE)));
                 updates += u64::from(matches!(request, MapRequest::Update { .. }));
                 total += 1;

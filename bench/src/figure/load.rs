@@ -15,8 +15,8 @@ use super::test_bed::{TestBed, stay_on_core};
 use crate::driver::{self, Client};
 use crate::feed::{End, Feed};
 use crate::maps::MapRequest;
-use crate::route::Route;
 use crate::report::Row;
+use crate::route::Route;
 use crate::tally::Tally;
 
 /// Operations drawn at a time.

@@ -6,16 +6,16 @@
 //! could do, `paper.rs` holds what papers report, `plot.rs` draws.
 
 mod args;
-mod test_bed;
 mod designs;
+mod key_set;
 mod load;
 mod offload;
 mod optimum;
 mod paper;
 mod plot;
-mod key_set;
 mod replacement;
 mod table2;
+mod test_bed;
 
 use std::io;
 

@@ -16,15 +16,15 @@ use farlink_runtime::structure::Structure;
 use farlink_structures::btree::{BTreeOptions, KeyRange, Tree};
 
 use super::args::OffloadArgs;
-use super::test_bed::TestBed;
+use super::key_set::KeySet;
 use super::load::{Load, Lot};
 use super::plot::{self, Line, Plot};
-use super::key_set::KeySet;
+use super::test_bed::TestBed;
 use crate::plan::CACHE_BYTES_MIN;
 use crate::progress::Progress;
+use crate::report::{CheckRow, Reporter, Row};
 use crate::route::Route;
 use crate::subject::AccessMode;
-use crate::report::{CheckRow, Reporter, Row};
 use crate::table::{digits, micros, table};
 use crate::units::{show_count, show_nanoseconds};
 
@@ -228,13 +228,13 @@ fn show(rows: &[Row]) -> comfy_table::Table {
         "threads",
         "cache",
         "ops/s",
-        "of never",
-        "p50",
-        "p99",
-        "reads/op",
-        "writes/op",
-        "messages/op",
-        "shipped/op",
+        "of\nnever",
+        "p50\nus",
+        "p99\nus",
+        "read\n/op",
+        "write\n/op",
+        "msg\n/op",
+        "shipped\n/op",
     ];
     let line = |row: &Row| {
         vec![

@@ -117,8 +117,7 @@ impl Misses {
 
 /// The weight of each leaf of each compute server, counting that server's keys only.
 fn leaf_masses(key_set: &KeySet, shape: &Shape) -> Vec<Vec<f64>> {
-    let first_leaf: Vec<u64> =
-        (0..key_set.servers()).map(|server| shape.leaf(key_set.owned(server).start)).collect();
+    let first_leaf: Vec<u64> = (0..key_set.servers()).map(|server| shape.leaf(key_set.owned(server).start)).collect();
     let empty: Vec<Vec<f64>> = (0..key_set.servers())
         .map(|server| vec![0.0; (shape.leaf(key_set.owned(server).end - 1) - first_leaf[server] + 1) as usize])
         .collect();

@@ -8,8 +8,13 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 /// Of one plot; several are drawn side by side, two in a row.
-const WIDTH: u32 = 800;
+const WIDTH: u32 = 960;
 const HEIGHT: u32 = 500;
+/// On the right of each plot: the names of its lines.
+const LEGEND_WIDTH: u32 = 180;
+/// The first name stands so far down, and the others so far below each other.
+const LEGEND_TOP: i32 = 60;
+const LEGEND_STEP: i32 = 24;
 /// Colours that differ also for those who cannot tell red from green (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -99,7 +104,8 @@ impl Plot {
         };
         // A little room at both ends, so that the marks are not cut. Ticks at powers of two: that is how x is varied.
         let x_axis = (x_min / 1.1..x_max * 1.1).log_scale().base(2.0);
-        let mut chart = ChartBuilder::on(area)
+        let (area, legend) = area.split_horizontally(area.dim_in_pixel().0 - LEGEND_WIDTH);
+        let mut chart = ChartBuilder::on(&area)
             .caption(&self.title, ("sans-serif", 20))
             .margin(16)
             .x_label_area_size(48)
@@ -115,25 +121,15 @@ impl Plot {
             .light_line_style(TRANSPARENT)
             .bold_line_style(RGBColor(224, 224, 224))
             .draw()?;
-        for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
+        for (number, (line, colour)) in (0i32..).zip(self.lines.iter().zip(COLOURS.iter().cycle())) {
             let stroke = ShapeStyle::from(colour).stroke_width(2);
-            chart
-                .draw_series(LineSeries::new(line.points.iter().copied(), stroke))?
-                .label(&line.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], stroke));
+            chart.draw_series(LineSeries::new(line.points.iter().copied(), stroke))?;
             chart.draw_series(line.points.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
+            let y = LEGEND_TOP + LEGEND_STEP * number;
+            legend.draw(&PathElement::new([(4, y), (24, y)], stroke))?;
+            legend.draw(&Circle::new((14, y), 3, colour.filled()))?;
+            legend.draw(&Text::new(line.name.clone(), (32, y - 7), ("sans-serif", 14)))?;
         }
-        // Where lines do not end.
-        let rises = self.lines.iter().any(|line| line.points.first().map(|p| p.1) < line.points.last().map(|p| p.1));
-        let corner = if rises { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::UpperRight };
-        chart
-            .configure_series_labels()
-            .position(corner)
-            .margin(12)
-            .background_style(WHITE.mix(0.9))
-            .border_style(RGBColor(160, 160, 160))
-            .label_font(("sans-serif", 14))
-            .draw()?;
         Ok(())
     }
 }
@@ -164,6 +160,42 @@ mod tests {
         for word in ["Reads &amp; cache", "cache, percent", "optimum", "<polyline", "0.5", "Hits"] {
             assert!(svg.contains(word), "{word}");
         }
+    }
+
+    /// The x coordinates of everything of a kind, and of texts what they say.
+    fn places<'a>(svg: &'a str, element: &str) -> Vec<(f64, &'a str)> {
+        let number = |text: &str, name: &str| -> Option<f64> {
+            text.split_once(&format!(" {name}=\""))?.1.split_once('"')?.0.parse().ok()
+        };
+        let tag = format!("<{element}");
+        let parts = svg.split(&*tag).skip(1);
+        let name = if element == "circle" { "cx" } else { "x" };
+        parts
+            .filter_map(|part| Some((number(part, name)?, part.split_once('>')?.1.split_once('<')?.0.trim())))
+            .collect()
+    }
+
+    #[test]
+    fn the_legend_stands_beside_the_lines_and_labels_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plot.svg");
+        let points = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0].map(|x: f64| (x, x.ln())).to_vec();
+        write_svg(&[plot(points)], &path).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        let edge = f64::from(WIDTH - LEGEND_WIDTH);
+        let (names, others): (Vec<_>, Vec<_>) =
+            places(&svg, "text").into_iter().partition(|(_, text)| *text == "optimum");
+        assert!(names.len() == 1 && names[0].0 > edge, "{names:?}");
+        assert!(others.iter().all(|(x, _)| *x < edge), "{others:?}");
+        // The marks of the line, and the one in the legend.
+        let marks = places(&svg, "circle");
+        assert_eq!(marks.iter().filter(|(x, _)| *x > edge).count(), 1, "{marks:?}");
+        // Numbers below the axis, from left to right: each is as wide as its digits at most.
+        let is_power = |text: &str| text.parse::<f64>().is_ok_and(|x| x >= 1.0 && x.log2().fract() == 0.0);
+        let mut ticks: Vec<_> = others.into_iter().filter(|(x, text)| *x > 90.0 && is_power(text)).collect();
+        ticks.sort_by(|a, b| a.0.total_cmp(&b.0));
+        assert!(ticks.len() >= 4, "{ticks:?}");
+        assert!(ticks.windows(2).all(|pair| pair[1].0 - pair[0].0 > 9.0 * pair[1].1.len() as f64), "{ticks:?}");
     }
 
     #[test]

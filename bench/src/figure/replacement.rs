@@ -5,13 +5,13 @@ use std::io::Write;
 use std::sync::Arc;
 use std::thread;
 
-use anyhow::{Context as _, ensure};
 use crate::subject::AccessMode;
+use anyhow::{Context as _, ensure};
 
 use super::args::ReplacementArgs;
+use super::key_set::KeySet;
 use super::optimum::{Optimum, PAGE_BYTES};
 use super::plot::{self, Line, Plot};
-use super::key_set::KeySet;
 use super::table2::{CacheSize, Loaded, READ_ONLY, Trial, against, shape, show};
 use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN};
 use crate::progress::Progress;

@@ -6,23 +6,23 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use comfy_table::Table;
 use crate::subject::AccessMode;
+use comfy_table::Table;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::one_sided::Proof;
 use farlink_runtime::structure::Structure;
 use farlink_structures::btree::{BTreeOptions, KeyRange, Tree};
 
 use super::args::Table2Args;
-use crate::plan::AdmissionChoice;
-use super::test_bed::TestBed;
+use super::key_set::KeySet;
 use super::load::{Load, Lot};
 use super::optimum::{ENTRIES_PER_PAGE, FILL, Misses, Optimum, PAGE_BYTES, Shape};
 use super::paper;
-use super::key_set::KeySet;
+use super::test_bed::TestBed;
+use crate::plan::AdmissionChoice;
 use crate::progress::Progress;
-use crate::route::Route;
 use crate::report::{Reporter, Row};
+use crate::route::Route;
 use crate::table::{digits, table};
 
 /// A mix of the paper, as far as figures need it.
@@ -192,36 +192,32 @@ pub(crate) fn against(row: Row, least: &Misses) -> Row {
 pub(crate) fn show(rows: &[Row]) -> Table {
     let header = [
         "design",
-        "from",
         "cache\n%",
-        "reads\n/op",
-        "writes\n/op",
-        "atom.\n/op",
-        "msgs\n/op",
-        "bytes\n/op",
-        "hit\nratio",
-        "leaf\nmisses",
-        "inner\nmisses",
-        "leaf, of\nbest",
+        "read\n/op",
+        "write\n/op",
+        "cas\n/op",
+        "msg\n/op",
+        "byte\n/op",
+        "hit\n%",
+        "leaf\nmiss",
+        "leaf/\nbest",
     ];
     let line = |row: &Row| {
         let percent = row.number("cache_percent");
         vec![
-            row.name.clone(),
-            row.shown("source").replace('-', " "),
+            row.name.replace(", ", ",\n "),
             percent.map_or_else(|| "-".to_owned(), |percent| percent.to_string()),
             digits(row.reads_per_op, 3),
             digits(row.writes_per_op, 3),
             digits(row.atomics_per_op, 3),
             digits(row.two_sided_per_op, 4),
             digits(row.bytes_per_op, 0),
-            digits(row.hit_ratio, 3),
+            digits(row.hit_ratio.map(|ratio| ratio * 100.0), 1),
             digits(row.leaf_misses_per_op, 3),
-            digits(row.inner_misses_per_op, 3),
             digits(row.number("leaf_misses_over_optimum"), 2),
         ]
     };
-    table(&header, 2, rows.iter().map(line))
+    table(&header, 1, rows.iter().map(line))
 }
 
 /// Makes the table, then checks the tree.

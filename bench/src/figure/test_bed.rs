@@ -81,7 +81,9 @@ impl TestBed {
             };
             let (listener, member) = (self.fabric.listen(server, &ListenOptions::default())?, Arc::clone(member));
             let memory = self.fabric.memory(server)?;
-            Ok(ShipServer::start(listener, memory, Registry::new().with::<Tree>(), &options, move || Ok(Arc::clone(&member)))?)
+            Ok(ShipServer::start(listener, memory, Registry::new().with::<Tree>(), &options, move || {
+                Ok(Arc::clone(&member))
+            })?)
         };
         let start_all = || -> anyhow::Result<Processors> {
             // Threads stay on the core of the one that starts them.
@@ -107,7 +109,9 @@ impl TestBed {
             let report = self.report(part)?;
             entries += report.entries;
             // The first that is not sound, else the last.
-            row = row.filter(|row: &CheckRow| !row.ok).or_else(|| Some(cluster_view::check_row(Tree::NAME, part, &report)));
+            row = row
+                .filter(|row: &CheckRow| !row.ok)
+                .or_else(|| Some(cluster_view::check_row(Tree::NAME, part, &report)));
         }
         let mut row = row.context("a tree has parts")?;
         if row.ok && entries != keys {

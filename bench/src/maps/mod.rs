@@ -24,8 +24,8 @@ use farlink_structures::map::{KeyRange, Map, OrderedMap};
 use farlink_structures::skiplist::List;
 
 use self::keys::{KeySpace, mix, value_for};
-pub(crate) use self::request::execute;
 pub use self::request::MapRequest;
+pub(crate) use self::request::execute;
 pub use self::source::MapSource;
 use self::stream::{Draw, Source};
 use self::workload::Mix;

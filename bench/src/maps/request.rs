@@ -115,10 +115,7 @@ pub(crate) async fn holds<S: OrderedMap>(run: &impl Run<Plugin = S>, key: u64) -
 }
 
 /// Runs one operation and says what it came to.
-pub(crate) async fn execute<S: OrderedMap>(
-    run: &impl Run<Plugin = S>,
-    request: MapRequest,
-) -> Result<Outcomes, Error> {
+pub(crate) async fn execute<S: OrderedMap>(run: &impl Run<Plugin = S>, request: MapRequest) -> Result<Outcomes, Error> {
     let mut outcomes = Outcomes { ops: 1, ..Outcomes::default() };
     match request {
         MapRequest::Get { key, latest } => {
