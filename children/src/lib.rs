@@ -8,7 +8,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{self, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -16,7 +16,8 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 /// A child that was told to stop and has not is killed after this.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// A child process with its standard input and output as lines; its standard error is ours.
+/// A child process with its standard input and output as lines. What it writes to standard error comes out of ours, line by
+/// line, with its name before each.
 #[derive(Debug)]
 pub struct Child {
     name: String,
@@ -25,6 +26,8 @@ pub struct Child {
     input: Option<process::ChildStdin>,
     /// Lines of its standard output; the sender is gone when the output has ended. Locked only to be shared at all.
     lines: Mutex<Receiver<String>>,
+    /// Copies its standard error; ends with it.
+    errors: Option<JoinHandle<()>>,
     /// Known once it was waited for.
     status: Option<ExitStatus>,
 }
@@ -35,11 +38,24 @@ impl Child {
     /// # Errors
     /// If it cannot be started.
     pub fn start(name: &str, mut command: Command) -> anyhow::Result<Self> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         die_with_parent(&mut command);
         let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let input = process.stdin.take();
         let output = process.stdout.take().with_context(|| format!("{name} has no standard output"))?;
+        let errors = process.stderr.take().with_context(|| format!("{name} has no standard error"))?;
+        let prefix = name.to_owned();
+        let errors = thread::Builder::new()
+            .name(format!("errors of {name}"))
+            .spawn(move || {
+                let mut lines = BufReader::new(errors);
+                let mut line = Vec::new();
+                while lines.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+                    eprintln!("{prefix}: {}", String::from_utf8_lossy(line.trim_ascii_end()));
+                    line.clear();
+                }
+            })
+            .with_context(|| format!("cannot start a thread that reads from {name}"))?;
         let (sender, lines) = mpsc::channel();
         // A thread reads, so that a line can be waited for with a time limit. It ends with the child's output.
         thread::Builder::new()
@@ -52,7 +68,7 @@ impl Child {
                 }
             })
             .with_context(|| format!("cannot start a thread that reads from {name}"))?;
-        Ok(Self { name: name.to_owned(), process, input, lines: Mutex::new(lines), status: None })
+        Ok(Self { name: name.to_owned(), process, input, lines: Mutex::new(lines), errors: Some(errors), status: None })
     }
 
     /// What errors call it.
@@ -89,6 +105,37 @@ impl Child {
                 bail!("{} said nothing for {} seconds", self.name, limit.unwrap_or_default().as_secs_f64())
             }
             Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+        }
+    }
+
+    /// Waits so long for one line; `None` if none comes.
+    ///
+    /// # Errors
+    /// If the child has ended.
+    pub fn poll(&mut self, limit: Duration) -> anyhow::Result<Option<String>> {
+        match self.lines().recv_timeout(limit) {
+            Ok(line) => Ok(Some(line)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
+        }
+    }
+
+    /// Asks the child to end (SIGTERM), and does not wait.
+    pub fn terminate(&mut self) {
+        self.close_input();
+        self.signal(libc::SIGTERM);
+    }
+
+    /// Waits so long until the child has ended; whether it has.
+    pub fn ends_within(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            // The output ends when the process does: waiting for that has a time limit, waiting for a process has none.
+            match self.lines().recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => return false,
+            }
         }
     }
 
@@ -136,16 +183,9 @@ impl Child {
 
     /// Asks the child to end, and kills it (and answers `false`) if it does not.
     fn end(&mut self) -> bool {
-        self.close_input();
-        self.signal(libc::SIGTERM);
-        // The output ends when the process does: waiting for that has a time limit, waiting for a process has none.
-        let deadline = Instant::now() + STOP_LIMIT;
-        loop {
-            match self.lines().recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(_) => {}
-                Err(RecvTimeoutError::Disconnected) => return true,
-                Err(RecvTimeoutError::Timeout) => break,
-            }
+        self.terminate();
+        if self.ends_within(STOP_LIMIT) {
+            return true;
         }
         self.signal(libc::SIGKILL);
         false
@@ -158,6 +198,10 @@ impl Child {
     fn wait(&mut self) -> anyhow::Result<ExitStatus> {
         let status = self.process.wait().with_context(|| format!("cannot wait for {}", self.name))?;
         self.status = Some(status);
+        // All that it said is out before anything is said of its end.
+        if let Some(errors) = self.errors.take() {
+            let _ = errors.join();
+        }
         Ok(status)
     }
 
@@ -184,7 +228,7 @@ impl Drop for Child {
         if self.status.is_none() {
             // An error is on its way out. Still politely: a compute server that is killed leaves locked pages behind.
             self.end();
-            let _ = self.process.wait();
+            let _ = self.wait();
         }
     }
 }

@@ -49,6 +49,11 @@ impl Said {
     }
 }
 
+/// What is not a check.
+fn table_of(out: &str) -> impl Iterator<Item = &str> {
+    out.lines().filter(|line| !line.starts_with("check "))
+}
+
 fn farlink(args: &[&str]) -> Said {
     Command::new(PROGRAM).args(args).stdin(Stdio::null()).output().unwrap().into()
 }
@@ -87,7 +92,7 @@ fn a_lookup_costs_one_read_a_level() {
     assert_eq!((memory.len(), &memory[0]["after"], &memory[0]["entries"]), (1, &"load".into(), &20000.into()));
     let levels = number(memory[0], "levels");
     assert_eq!(levels, 3.0);
-    assert!(number(memory[0], "leased_bytes_per_entry") >= number(memory[0], "tree_bytes_per_entry"));
+    assert!(number(memory[0], "leased_bytes_per_entry") >= number(memory[0], "structure_bytes_per_entry"));
     let lookups = named(&rows, "ycsb-c");
     assert_eq!([&lookups[0]["in_flight"], &lookups[1]["in_flight"]], [1, 4]);
     for row in lookups {
@@ -129,13 +134,13 @@ fn every_mix_over_two_processes_on_a_nasty_fabric() {
     )
     .must_hold();
     for part in
-        ["btree, one-sided: 2 memory servers, 2 x 2 workers, 20000 keys", "insert-load", "ycsb-f", "after round 1"]
+        ["btree, one-sided: 2 memory servers, 2 x 2 workers, 20000 keys,", "insert-load", "ycsb-f", "after round 1"]
     {
         assert!(said.out.contains(part), "no `{part}` in: {}", said.out);
     }
-    assert!(said.out.contains("check btree: ok (tree bench, entries "), "{}", said.out);
+    assert!(said.out.contains("check btree: ok (structure bench, entries "), "{}", said.out);
     assert!(said.errors.contains("step 1 of 11: load by inserts"), "{}", said.errors);
-    assert!(said.out.lines().all(|line| line.chars().count() <= 120), "{}", said.out);
+    assert!(table_of(&said.out).all(|line| line.chars().count() <= 80), "{}", said.out);
 }
 
 #[test]
@@ -168,7 +173,7 @@ fn every_mix_through_a_small_cache() {
     for part in ["btree, cached: 2 memory servers, 3 workers", "cache of 192.00 KiB", "after round 1", "hit"] {
         assert!(said.out.contains(part), "no `{part}` in: {}", said.out);
     }
-    assert!(said.out.lines().all(|line| line.chars().count() <= 120), "{}", said.out);
+    assert!(table_of(&said.out).all(|line| line.chars().count() <= 80), "{}", said.out);
 }
 
 #[test]
@@ -216,14 +221,15 @@ fn a_trace_answers_line_by_line() {
         "scan 0 9 -> 18446744073709551615=1",
     ];
     assert_eq!(said.out.lines().collect::<Vec<_>>(), expected);
-    assert!(said.errors.contains("check btree: ok (tree bench, entries 1,"), "{}", said.errors);
+    assert!(said.errors.contains("\ntrace "), "{}", said.errors);
+    assert!(said.errors.contains("check btree: ok (structure bench, entries 1,"), "{}", said.errors);
 }
 
 #[test]
 fn a_malformed_trace_applies_nothing() {
     let said = bench_with_input(&["--trace", "-"], "put 1 1\nput 2\n");
     assert_eq!(said.out, "");
-    said.must_fail_with(&["nothing was applied: standard input, line 2: `put` is written `put K V`"]);
+    said.must_fail_with(&["nothing was applied: standard input: line 2: `put` is written `put K V`"]);
 }
 
 #[test]
@@ -243,7 +249,7 @@ fn keys_come_from_files() {
         assert_eq!(keys, ["10", "20", "30"], "{}", said.out);
     }
     let said = bench(&format!("--json --mix c --ops 100 --keys-file {}", files[1])).must_hold();
-    assert!(said.errors.contains("1 duplicate keys dropped, 3 left"), "{}", said.errors);
+    assert!(said.errors.contains("1 duplicate key dropped, 3 left"), "{}", said.errors);
     for (file, says) in [
         (write("line", b"1\ntwo\n"), "line 2: `two` is not"),
         (write("cut", &sosd[..20]), "is truncated"),
@@ -327,7 +333,7 @@ fn a_cluster_outlives_its_users_and_its_servers() {
     let dir = folder.path().join("cluster");
     let at = dir.to_str().unwrap();
     let servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
-    assert_eq!(farlink(&["check", "--connect", at]).must_hold().out, "there are no trees in this cluster\n");
+    assert_eq!(farlink(&["check", "--connect", at]).must_hold().out, "there are no structures in this cluster\n");
 
     let args = ["bench", "--connect", at, "--tree", "t", "--keys", "2000", "--mix", "d,e", "--ops", "2000", "--json"];
     let first = farlink(&args).must_hold().json();
@@ -338,7 +344,7 @@ fn a_cluster_outlives_its_users_and_its_servers() {
     assert_eq!(named(&second, "ycsb-d")[0]["servers"], 2);
     assert!(number(named(&second, "btree")[0], "entries") > number(named(&first, "btree")[0], "entries"));
     let more = farlink(&["bench", "--connect", at, "--tree", "t", "--keys", "200000"]);
-    more.must_fail_with(&["the tree `t` is not empty and lacks key"]);
+    more.must_fail_with(&["the structure `t`: it is not empty and lacks key"]);
 
     let said = bench_with_input(&["--connect", at, "--tree", "other", "--trace", "-"], "put 1 2").must_hold();
     assert_eq!(said.out, "put 1 2 -> new\n");
@@ -347,7 +353,7 @@ fn a_cluster_outlives_its_users_and_its_servers() {
     let entries = number(named(&second, "btree")[0], "entries");
     assert_eq!(
         starts,
-        ["check btree: ok (tree other, entries 1", &format!("check btree: ok (tree t, entries {entries}")]
+        ["check btree: ok (structure other, entries 1", &format!("check btree: ok (structure t, entries {entries}")]
     );
     farlink(&["check", "--connect", at, "--tree", "x"]).must_fail_with(&["no structure named \"x\"", "other"]);
     farlink(&["serve", "--dir", at, "--servers", "2"]).must_fail_with(&["memory server 0", "is already running"]);
@@ -365,7 +371,7 @@ fn what_is_missing_or_damaged_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("cluster");
     let at = dir.to_str().unwrap();
-    let check = || farlink(&["check", "--connect", at]);
+    let check = || farlink(&["check", "--connect", at, "--wait", "0"]);
     check().must_fail_with(&["no farlink cluster at", "start its memory servers with"]);
     let zero = Server::start(&dir, 0);
     check().must_fail_with(&["memory server 1 is not running", "--server 1 --servers 2`"]);
@@ -440,13 +446,118 @@ fn check_of_a_stopped_bench(access: &str, mix: &str) -> Said {
     assert!(lines.any(|line| runs(line.unwrap())));
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(!Server(child).stop(libc::SIGTERM).success());
-    // The compute process is told to end when its parent has; its membership is gone when it has.
-    let owners = || std::fs::read_dir(dir.join("owners")).unwrap().count();
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while owners() > 0 && std::time::Instant::now() < patience {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    // The compute process has written its cache and left the cluster: the bench has waited for it.
+    assert_eq!(std::fs::read_dir(dir.join("owners")).unwrap().count(), 0);
     farlink(&["check", "--connect", at]).must_hold()
+}
+
+#[test]
+fn rows_come_as_they_are_measured() {
+    let mut child = Command::new(PROGRAM)
+        .args([
+            "bench",
+            "--server-bytes",
+            "16MiB",
+            "--keys",
+            "1k",
+            "--mix",
+            "c,a",
+            "--seconds",
+            "2s",
+            "--warm-up",
+            "10ms",
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("ycsb-c")));
+    // The other workload has two seconds to go.
+    assert!(!Server(child).stop(libc::SIGINT).success());
+    assert!(!lines.any(|line| line.starts_with("ycsb-a") || line.starts_with("check")));
+}
+
+#[test]
+fn every_access_mode_and_structure() {
+    for (options, fits) in [
+        ("--access coarse --processes 2", (0.0, 1.0)),
+        ("--access hybrid --server-threads 2", (1.0, 1.0)),
+        ("--access engine --policy always --cache 64KiB --spread one-server", (0.0, 0.5)),
+        ("--access engine --policy never --cache 64KiB --server-threads 0 --admission always", (0.3, 0.0)),
+        ("--structure skiplist --access coarse", (0.0, 1.0)),
+        ("--structure skiplist --access cached-inner --admission probability", (1.0, 0.0)),
+        ("--structure skiplist --load insert --in-flight 4", (3.0, 0.0)),
+    ] {
+        let said = bench(&format!("--json --keys 20000 --ops 4000 --mix c,a {options}")).must_hold();
+        let rows = said.json();
+        let row = named(&rows, "ycsb-c")[0];
+        let (reads, messages) = (number(row, "reads_per_op"), number(row, "two_sided_per_op"));
+        assert!(reads >= fits.0 && messages >= fits.1 && (fits.1 > 0.0 || messages == 0.0), "{options}: {row}");
+        assert!(rows.iter().filter(|row| row["kind"] == "check").count() == 6, "{options}: {}", said.out);
+    }
+}
+
+#[test]
+fn a_mix_that_removes_says_what_it_missed() {
+    let said = bench("--keys 1000 --read 50 --remove 50 --ops 4000").must_hold();
+    assert!(said.out.contains("% of them found nothing: it had been removed"), "{}", said.out);
+    let rows = bench("--json --keys 1000 --read 50 --remove 50 --ops 4000").must_hold().json();
+    assert!((0.1..0.99).contains(&number(named(&rows, "read50-remove50")[0], "missed_per_op")));
+}
+
+#[test]
+fn keys_come_through_pipes() {
+    let keys = "20\n10\n30\n";
+    let said = bench_with_input(&["--server-bytes", "16MiB", "--keys-file", "-", "--ops", "100", "--mix", "c"], keys);
+    assert!(said.must_hold().out.contains("3 keys"));
+    let script = format!("{PROGRAM} bench --server-bytes 16MiB --keys-file <(echo 7) --ops 100 --mix c --processes 2");
+    let said: Said = Command::new("bash").args(["-c", &script]).stdin(Stdio::null()).output().unwrap().into();
+    assert!(said.must_hold().out.contains("1 key,"));
+}
+
+#[test]
+fn a_trace_through_a_cache_as_json() {
+    let args = [&SMALL[..], &["--trace", "-", "--json", "--access", "cached"]].concat();
+    let rows = bench_with_input(&args, "put 5 7\nget 5\nscan 0 9\ndel 6\n").must_hold().json();
+    let answers: Vec<&Value> = rows.iter().filter(|row| row["kind"] == "answer").collect();
+    assert_eq!((answers.len(), &answers[1]["value"], &answers[3]["before"]), (4, &7.into(), &Value::Null));
+    assert_eq!(answers[2]["entries"], serde_json::json!([[5, 7]]));
+    let row = named(&rows, "trace")[0];
+    assert_eq!((number(row, "ops"), &row["access"], number(row, "atomics_per_op")), (4.0, &"cached".into(), 0.0));
+    assert_eq!((&named(&rows, "btree")[0]["ok"], number(named(&rows, "btree")[0], "entries")), (&true.into(), 1.0));
+}
+
+#[test]
+fn what_is_there_is_taken_as_it_is_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let at = dir.to_str().unwrap();
+    // The check begins before the servers do.
+    let early = Command::new(PROGRAM)
+        .args(["check", "--connect", at, "--wait", "30s"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let _zero = Server::start(&dir, 0);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let _one = Server::start(&dir, 1);
+    Said::from(early.wait_with_output().unwrap()).must_hold();
+    let bench = |more: &[&str]| {
+        farlink(&[&["bench", "--connect", at, "--keys", "2k", "--ops", "100", "--mix", "c"], more].concat())
+    };
+    bench(&["--page-bytes", "512"]).must_hold();
+    assert!(bench(&[]).must_hold().out.contains("pages of 512 B"));
+    bench(&["--page-bytes", "1KiB"]).must_fail_with(&["with pages of 512 bytes and not 1024", "--name"]);
+    bench(&["--spread", "leaves"]).must_fail_with(&["spread as round-robin and not leaves"]);
+    bench(&["--seed", "2"]).must_fail_with(&["lacks key", "--seed"]);
+    bench(&["--structure", "skiplist"]).must_fail_with(&["btree", "skiplist"]);
+    bench(&["--access", "coarse"]).must_fail_with(&["memory server"]);
+    let said = farlink(&["drop", "--connect", at, "bench"]).must_hold();
+    assert!(said.out.starts_with("dropped bench: "), "{}", said.out);
+    farlink(&["drop", "--connect", at, "bench"]).must_fail_with(&["no structure named \"bench\""]);
 }
 
 #[cfg(not(feature = "verbs"))]
@@ -563,7 +674,7 @@ mod over_rdma {
             command.args(["check", "--connect", &connect]).env_remove("FARLINK_SECRET");
             command.envs(secret.map(|secret| ("FARLINK_SECRET", secret))).output().unwrap().into()
         };
-        assert_eq!(check(Some(secret)).must_hold().out, "there are no trees in this cluster\n");
+        assert_eq!(check(Some(secret)).must_hold().out, "there are no structures in this cluster\n");
         check(None).must_fail_with(&["secret is missing", "FARLINK_SECRET"]);
         check(Some("short")).must_fail_with(&["5 bytes"]);
     }

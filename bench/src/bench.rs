@@ -1,0 +1,171 @@
+//! `farlink bench`: leads the compute processes through the phases of a plan and reports each.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use farlink_children::Child;
+use farlink_runtime::report::Report;
+
+use crate::cluster_view::{self, ClusterView};
+use crate::place::Place;
+use crate::plan::{Limit, Load, Phase, Plan};
+use crate::program::{self, Known};
+use crate::progress::{Pace, Progress};
+use crate::protocol::{self, Order};
+use crate::report::{CheckRow, MemoryRow, Reporter, Row};
+use crate::subject::{AccessMode, Outcomes};
+use crate::table::Columns;
+use crate::totals::Totals;
+
+/// Reading keys and drawing streams takes a while for many keys; a process silent for longer than this is stuck.
+const READY_LIMIT: Duration = Duration::from_secs(600);
+
+/// How often it is looked whether all memory servers run.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
+
+/// A run, and where it runs.
+pub(crate) struct Run<'a> {
+    pub(crate) known: &'a dyn Known,
+    pub(crate) plan: &'a Plan,
+    pub(crate) place: &'a Place,
+    pub(crate) cluster: &'a ClusterView,
+    /// Whether the cluster is the run's alone: then nobody else can hold pages at its end.
+    pub(crate) alone: bool,
+}
+
+impl Run<'_> {
+    /// Runs all phases on a structure of the cluster, ends the processes, then makes the checks. Whether they held is for
+    /// [`Reporter::all_held`] to say.
+    pub(crate) fn run(&self, mut processes: Vec<Child>, reporter: &mut Reporter<impl Write>) -> anyhow::Result<()> {
+        let Self { known, plan, place, .. } = *self;
+        let phases = plan.phases();
+        let mut totals = Totals::new(plan.workloads.iter().any(|workload| known.removes(workload)));
+        reporter.note(&plan.summary())?;
+        if plan.load == Load::Found {
+            let report = self.sound()?;
+            totals.enter(&Outcomes { inserted: report.entries, ..Outcomes::default() });
+            reporter.note(&format!("`{}` was loaded by an earlier run; this one loads nothing", plan.name))?;
+            reporter.memory(&MemoryRow::new("earlier runs", self.cluster.footprint(&report)?))?;
+        }
+        let mut progress = Progress::new(phases.len() as u64 + 1, reporter.is_json());
+        let mut firsts = HashMap::new();
+        let columns = Columns { compares: plan.in_flight.len() > 1, has_cache: plan.cache_bytes.is_some() };
+        let start = |process| Order::Start { plan: Box::new(plan.clone()), process, place: place.clone() };
+        protocol::tell(&mut processes, start)?;
+        protocol::await_ready(&mut processes, READY_LIMIT)?;
+        for phase in &phases {
+            let step = plan.describe(phase);
+            progress.begin(&format!("preparing {step}"));
+            protocol::tell(&mut processes, |_| Order::Prepare { phase: phase.clone() })?;
+            protocol::await_ready(&mut processes, READY_LIMIT)?;
+            progress.begin(&step);
+            protocol::tell(&mut processes, |_| Order::Go)?;
+            let begin = Instant::now();
+            let mut looked = begin;
+            let limit = plan.limit_of(phase);
+            let mut advance = |ops| {
+                let lasts = if let Some(Limit::For(duration)) = limit { Some(duration) } else { None };
+                let of = if let Some(Limit::Operations(all)) = limit { all } else { plan.loaded };
+                progress.advance(&step, Pace { ops, of: Some(of), elapsed: begin.elapsed(), lasts });
+                if looked.elapsed() >= LOOK_EVERY {
+                    looked = Instant::now();
+                    place.check_servers()?;
+                }
+                Ok(())
+            };
+            let result = protocol::await_done(&mut processes, &mut advance)?;
+            totals.enter(&result.tally.outcomes);
+            if !matches!(phase, Phase::Workload { is_warm_up: true, .. }) {
+                let (name, in_flight) = plan.label(phase);
+                let row = Row::measured(&name, result.seconds, &result.tally, plan.cache_bytes.is_some());
+                let mut row = varied(row, plan, in_flight)?;
+                if columns.compares {
+                    let times = row.times(firsts.entry(name).or_insert_with(|| row.clone()));
+                    row = row.with("times", Some(times).filter(|times| times.is_finite()));
+                }
+                progress.suspend(|| reporter.row_at_once(&row, &columns.head(), &columns.line(&row)))?;
+                if let Some(missed) = row.missed_per_op.filter(|&missed| missed > 0.0) {
+                    let note = format!("  {:.1}% of them found nothing: it had been removed", missed * 100.0);
+                    progress.suspend(|| reporter.note(&note))?;
+                }
+            }
+            let after = match phase {
+                Phase::Load => Some("load".to_owned()),
+                Phase::InsertAll { round } => Some(format!("round {round}")),
+                Phase::Workload { .. } | Phase::RemoveAll { .. } => None,
+            };
+            if let Some(after) = after {
+                let footprint = self.cluster.footprint(&self.sound()?)?;
+                progress.suspend(|| reporter.memory(&MemoryRow::new(&after, footprint)))?;
+            }
+            progress.finish_step();
+        }
+        progress.begin("check");
+        processes.drain(..).try_for_each(Child::finish)?;
+        let (own_check, entries) = self.final_check()?;
+        drop(progress);
+        reporter.check(&own_check)?;
+        totals.checks(entries).iter().try_for_each(|check| reporter.check(check))?;
+        Ok(())
+    }
+
+    /// The last check of the structure, and its entries.
+    pub(crate) fn final_check(&self) -> anyhow::Result<(CheckRow, u64)> {
+        let report = self.report().context("the final check")?;
+        let mut row = cluster_view::check_row(self.known.name(), &self.plan.name, &report);
+        if self.alone && row.ok && report.audit.held > 0 {
+            let problem = format!("{} pages are lost: not in use, and not free", report.audit.held);
+            (row.ok, row.problem) = (false, Some(problem));
+        }
+        Ok((row, report.entries))
+    }
+
+    fn report(&self) -> anyhow::Result<Report> {
+        program::check(self.known, self.cluster, &self.plan.parts)
+    }
+
+    /// What a sound structure says of itself.
+    fn sound(&self) -> anyhow::Result<Report> {
+        let report = self.report()?;
+        match cluster_view::problem(&report) {
+            None => Ok(report),
+            Some(problem) => anyhow::bail!("`{}` is broken: {problem}", self.plan.name),
+        }
+    }
+}
+
+/// What was varied, and what was held.
+pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Result<Row> {
+    let load = match plan.load {
+        Load::Bulk { .. } => "bulk",
+        Load::Insert => "insert",
+        Load::Found => "found",
+    };
+    let is_engine = plan.access == AccessMode::Engine;
+    Ok(row
+        .with("structure", plan.structure.as_str())
+        .with("access", plan.access.name())
+        .with("policy", is_engine.then_some(plan.policy.name()))
+        .with("spread", plan.spread.to_string())
+        .with("admission", plan.access.caches().then_some(plan.admission.name()))
+        .with("cache_bytes", plan.cache_bytes)
+        .with("in_flight", in_flight)
+        .with("workers", plan.workers)
+        .with("processes", plan.processes)
+        .with("servers", plan.servers)
+        .with("server_threads", plan.server_threads)
+        .with("keys", plan.loaded)
+        .with("page_bytes", plan.page_bytes)
+        .with("latency_ns", plan.latency_ns)
+        .with("bandwidth_bytes_per_second", plan.bandwidth_bytes_per_second)
+        .with("nasty", plan.nasty)
+        .with("validation", serde_json::to_value(plan.validation)?)
+        .with("load", load)
+        .with("distribution", plan.setting.distribution.name())
+        .with("theta", plan.setting.distribution.theta())
+        .with("scan_length", plan.setting.scan_length)
+        .with("warm_up_seconds", plan.warm_up.as_secs_f64())
+        .with("seed", plan.setting.seed))
+}

@@ -1,0 +1,100 @@
+//! The memory servers of a run: real child processes of this same program, ready before the run begins and waited for
+//! after it.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use farlink_children::Child;
+
+use crate::scratch::Scratch;
+use crate::serve::ready_line;
+
+/// A server only maps memory before it is ready; one that takes longer than this is stuck.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+const SERVER_BYTES_MIN: u64 = 256 << 20;
+/// What the 48 bits of an offset can name.
+const SERVER_BYTES_MAX: u64 = (1 << 48) - (1 << 32);
+/// Loaded pages are partly empty, mixes insert, chunks are leased whole: room for this many times the raw entries.
+const ROOM_FACTOR: u64 = 8;
+const ENTRY_BYTES: u64 = 16;
+
+/// Memory servers that this program started.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// Before the folder, so that a cluster that is dropped ends its servers before their memory goes.
+    servers: Vec<Child>,
+    scratch: Scratch,
+}
+
+/// How much memory each server gives unless the user says.
+pub(crate) fn default_server_bytes(keys: u64, servers: u32) -> u64 {
+    let all = keys.saturating_mul(ENTRY_BYTES * ROOM_FACTOR);
+    (all / u64::from(servers.max(1))).clamp(SERVER_BYTES_MIN, SERVER_BYTES_MAX).next_multiple_of(1 << 20)
+}
+
+impl Cluster {
+    /// Starts the servers and waits until all are ready. Call this from the main thread: servers end with the thread
+    /// that started them.
+    pub(crate) fn start(servers: u32, server_bytes: u64, threads: u32) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut cluster = Self { servers: Vec::new(), scratch: Scratch::new()? };
+        // All are started before any is waited for: they get ready side by side.
+        for server in 0..servers {
+            let mut command = Command::new(&program);
+            command.args(["serve", "--ephemeral", "--dir"]).arg(cluster.dir());
+            command.args([
+                format!("--server={server}"),
+                format!("--servers={servers}"),
+                format!("--bytes={server_bytes}"),
+                format!("--threads={threads}"),
+            ]);
+            cluster.servers.push(Child::start(&format!("memory server {server}"), command)?);
+        }
+        for (server, child) in (0u32..).zip(&mut cluster.servers) {
+            let line = child.receive(Some(READY_LIMIT))?;
+            let expected = ready_line(server);
+            ensure!(line == expected, "{} said `{line}` instead of `{expected}`", child.name());
+        }
+        Ok(cluster)
+    }
+
+    /// The cluster's folder.
+    pub(crate) fn dir(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// Stops every server and waits for it, then removes the folder. The first error is reported, after all have ended.
+    pub(crate) fn stop(self) -> anyhow::Result<()> {
+        let Self { servers, scratch } = self;
+        let results: Vec<anyhow::Result<()>> = servers.into_iter().map(Child::stop).collect();
+        drop(scratch);
+        results.into_iter().collect()
+    }
+}
+
+/// Starts the compute processes of a run; they wait for their orders (`protocol.rs`). From the main thread only.
+pub(crate) fn start_compute(processes: u32) -> anyhow::Result<Vec<Child>> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    (0..processes)
+        .map(|process| {
+            let mut command = Command::new(&program);
+            command.arg("compute");
+            Child::start(&format!("compute process {process}"), command)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_grows_with_the_keys() {
+        assert_eq!(default_server_bytes(1, 2), SERVER_BYTES_MIN);
+        assert_eq!(default_server_bytes(100_000_000, 2) % (1 << 20), 0);
+        assert!(default_server_bytes(100_000_000, 2) > 6_000_000_000);
+        assert!(default_server_bytes(u64::MAX, 1) > 0);
+    }
+}

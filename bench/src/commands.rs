@@ -1,0 +1,269 @@
+//! The commands of the program.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use farlink_runtime::catalog;
+use farlink_runtime::fabric::mem::MemOptions;
+use farlink_runtime::server::{MemoryServer, ServeOptions};
+
+use crate::args::{BenchArgs, CheckArgs, DropArgs, FabricChoice, ListArgs, ServeArgs};
+use crate::bench::{self, Run};
+use crate::cluster::{self, Cluster};
+use crate::cluster_view::{self, ClusterView};
+use crate::place::Place;
+use crate::plan::{Plan, SpreadChoice};
+use crate::program::{self, Known, Programs, Trace};
+use crate::report::{Reporter, Row};
+use crate::scratch::Scratch;
+use crate::serve::{self, StopSignals, announce_ready};
+use crate::subject::KeysFile;
+use crate::units::plural;
+use crate::{compute, host, signals, verbs};
+
+/// `farlink serve`.
+pub(crate) fn serve(programs: Programs<'_>, args: &ServeArgs) -> anyhow::Result<()> {
+    args.validate()?;
+    let registry = program::registry(programs);
+    let Some(dir) = args.dir.clone().filter(|_| args.fabric == FabricChoice::Mem) else {
+        return verbs::serve(args, registry);
+    };
+    let signals = StopSignals::watch()?;
+    let server = MemoryServer::start(&ServeOptions {
+        dir: dir.clone(),
+        server: args.server as usize,
+        servers: args.servers as usize,
+        bytes: args.bytes,
+        ephemeral: args.ephemeral,
+    })?;
+    let shipping = match args.threads {
+        0 => None,
+        _ => Some(serve::ship(&server, &dir, args.threads, registry)?),
+    };
+    announce_ready(&mut io::stdout(), args.server)?;
+    signals.wait();
+    // Leaves the cluster before its memory goes.
+    drop(shipping);
+    drop(server);
+    Ok(())
+}
+
+/// `farlink check`.
+pub(crate) fn check(programs: Programs<'_>, args: &CheckArgs) -> anyhow::Result<()> {
+    let cluster = ClusterView::new(args.cluster.open()?);
+    let mut reporter = Reporter::new(io::stdout().lock(), args.json);
+    let mut structures = cluster.structures()?;
+    if let Some(name) = &args.name {
+        // An error that names all there are.
+        cluster.visit(|worker| Ok(worker.block_on(catalog::find(worker, name))?))?;
+        structures.retain(|structure| structure.name == *name);
+    }
+    if structures.is_empty() {
+        reporter.note("there are no structures in this cluster")?;
+    }
+    let mut unknown = Vec::new();
+    for structure in structures {
+        let (name, kind) = (structure.name.clone(), structure.kind.clone());
+        match program::find(programs, &kind) {
+            Ok(known) => {
+                let report = cluster.visit(|worker| known.check(worker, structure))?;
+                reporter.check(&cluster_view::check_row(&kind, &name, &report))?;
+            }
+            Err(_) => {
+                let line = format!("`{name}` is a {kind}: it takes a program that knows those to check it");
+                reporter.record("unknown", vec![("name", name.clone().into()), ("structure", kind.into())], &line)?;
+                unknown.push(name);
+            }
+        }
+    }
+    reporter.all_held()?;
+    // What was asked for by name was not done.
+    ensure!(args.name.is_none() || unknown.is_empty(), "`{}` was not checked", unknown.join("`, `"));
+    Ok(())
+}
+
+/// `farlink list`.
+pub(crate) fn list(programs: Programs<'_>, args: &ListArgs) -> anyhow::Result<()> {
+    let mut reporter = Reporter::new(io::stdout().lock(), args.json);
+    let Some(cluster) = args.cluster()? else {
+        for program in programs {
+            let known = program.known();
+            let (name, workloads) = (known.name(), known.workloads());
+            let fields = vec![("name", name.into()), ("workloads", workloads.to_vec().into())];
+            reporter.record("plugin", fields, &format!("{name}\n  workloads: {}", workloads.join(", ")))?;
+        }
+        return Ok(());
+    };
+    let structures = ClusterView::new(cluster.open()?).structures()?;
+    if structures.is_empty() {
+        reporter.note("there are no structures in this cluster")?;
+    }
+    for structure in structures {
+        let spread = SpreadChoice::from(structure.spread).to_string();
+        let bytes = structure.class.bytes();
+        let line = format!("{}: {}, pages of {bytes} B, {spread}", structure.name, structure.kind);
+        let fields = vec![
+            ("name", structure.name.into()),
+            ("structure", structure.kind.into()),
+            ("page_bytes", bytes.into()),
+            ("spread", spread.into()),
+            ("root_server", structure.root.server().index().into()),
+        ];
+        reporter.record("structure", fields, &line)?;
+    }
+    Ok(())
+}
+
+/// `farlink drop`.
+pub(crate) fn drop_structure(args: &DropArgs) -> anyhow::Result<()> {
+    let cluster = ClusterView::new(args.cluster.open()?);
+    let name = &args.name;
+    let pages = cluster.visit(|worker| Ok(worker.block_on(catalog::destroy(worker, name))?))?;
+    let fields = vec![("name", name.clone().into()), ("pages", pages.into())];
+    let mut reporter = Reporter::new(io::stdout().lock(), args.json);
+    Ok(reporter.record("dropped", fields, &format!("dropped {name}: {} freed", plural(pages, "page")))?)
+}
+
+/// `farlink compute`: the bench is told what went wrong, and reports it. Answers whether all went well.
+pub(crate) fn compute(programs: Programs<'_>) -> anyhow::Result<bool> {
+    compute::end_with_a_panic();
+    let stop = host::watch_for_stop()?;
+    compute::obey(programs, &mut io::stdin().lock(), &mut io::stdout(), &stop)
+}
+
+/// A bench that is ready to begin.
+struct Prepared<'a> {
+    known: &'a dyn Known,
+    plan: Plan,
+    data: Box<dyn program::Data>,
+    trace: Option<Box<dyn Trace>>,
+    /// Whether the data are loaded: always for workloads, for a trace only if they were asked for.
+    loads: bool,
+    args: &'a BenchArgs,
+    /// The keys, if they came through a pipe.
+    _spool: Option<Scratch>,
+}
+
+/// `farlink bench`. Everything that a user can get wrong comes to light before anything is started.
+pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<()> {
+    let known = program::find(programs, args.structure(programs)?)?;
+    let mut plan = args.plan(known)?;
+    let there = args.connect.as_ref().map(|address| Place::new(address, &args.verbs)).transpose()?;
+    signals::watch()?;
+    let trace = args.trace.as_deref().map(|path| read_trace(known, path)).transpose()?;
+    let spool = args.keys_file.as_deref().map(|path| spool(path, &mut plan)).transpose()?.flatten();
+    let data = known.data(&plan.setting)?;
+    if let Some(remark) = data.remark() {
+        eprintln!("farlink: {remark}");
+    }
+    let loads = args.loads_keys();
+    plan.loaded = if loads { data.entries() } else { 0 };
+    if plan.access.caches() {
+        plan.cache_bytes = args.cache_bytes(plan.loaded).or_else(|| Some(plan.default_cache_bytes(plan.loaded)));
+    }
+    let prepared = Prepared { known, plan, data, trace, loads, args, _spool: spool };
+    let Some(place) = there else {
+        let plan = &prepared.plan;
+        let bytes = args.server_bytes.unwrap_or_else(|| cluster::default_server_bytes(plan.loaded, plan.servers));
+        let own = Cluster::start(plan.servers, bytes, plan.server_threads.unwrap_or(0))?;
+        // Servers that carry out operations are members of the cluster, and have pages in hand.
+        let alone = plan.server_threads == Some(0);
+        let result = prepared.run(&Place::Folder(own.dir().to_owned()), alone);
+        let stopped = own.stop();
+        return result.and(stopped);
+    };
+    let result = signals::waiting(|| prepared.run(&place, false));
+    match signals::stopped() {
+        Some(signal) => result.with_context(|| format!("stopped by {}", signals::name(signal))),
+        None => result,
+    }
+}
+
+impl Prepared<'_> {
+    /// The bench, once there is a cluster.
+    fn run(mut self, place: &Place, alone: bool) -> anyhow::Result<()> {
+        let cluster = ClusterView::new(place.fabric_once_ready(MemOptions::default(), self.args.wait.wait)?);
+        self.data.open_or_create(&cluster, &mut self.plan, self.loads)?;
+        let run = Run { known: self.known, plan: &self.plan, place, cluster: &cluster, alone };
+        let Some(trace) = &self.trace else {
+            let mut reporter = Reporter::new(io::stdout(), self.args.json);
+            run.run(cluster::start_compute(self.plan.processes)?, &mut reporter)?;
+            return reporter.all_held();
+        };
+        if self.args.json {
+            return self.replay(&run, &**trace, &mut Reporter::new(io::stdout(), true));
+        }
+        // Standard output is for the answers alone.
+        self.replay(&run, &**trace, &mut Reporter::new(io::stderr(), false))
+    }
+
+    /// Loads what was asked for, replays the trace, and prints what each operation answers, and what all of them cost.
+    fn replay(&self, run: &Run<'_>, trace: &dyn Trace, reporter: &mut Reporter<impl io::Write>) -> anyhow::Result<()> {
+        let plan = run.plan;
+        if self.loads {
+            run.run(cluster::start_compute(plan.processes)?, reporter)?;
+        }
+        let mut out = io::BufWriter::new(io::stdout());
+        let mut hand_out = |answer: crate::subject::Answer| {
+            if reporter.is_json() {
+                return Ok(reporter.record("answer", answer.fields, &answer.line)?);
+            }
+            Ok(writeln!(out, "{}", answer.line)?)
+        };
+        let replayed = trace.replay(plan, run.place, &mut hand_out);
+        // What was answered before an error, too.
+        out.flush()?;
+        let (seconds, tally) = replayed?;
+        let row = Row::measured("trace", seconds, &tally, plan.cache_bytes.is_some());
+        let row = bench::varied(row, plan, 1)?;
+        let columns = crate::table::Columns { compares: false, has_cache: plan.cache_bytes.is_some() };
+        reporter.row_at_once(&row, &columns.head(), &columns.line(&row))?;
+        reporter.check(&run.final_check()?.0)?;
+        reporter.all_held()
+    }
+}
+
+/// Reads and parses a trace; `-` is standard input. Lines that are blank or start with `#` are skipped.
+fn read_trace(known: &dyn Known, path: &Path) -> anyhow::Result<Box<dyn Trace>> {
+    let mut content = Vec::new();
+    let (name, read) = match path == Path::new("-") {
+        true => ("standard input".to_owned(), io::stdin().lock().read_to_end(&mut content)),
+        false => (path.display().to_string(), File::open(path).and_then(|mut file| file.read_to_end(&mut content))),
+    };
+    read.with_context(|| format!("cannot read the trace {name}"))?;
+    let parse = || {
+        let mut lines = Vec::new();
+        for (number, line) in (1u64..).zip(content.split(|byte| *byte == b'\n')) {
+            let line = str::from_utf8(line).with_context(|| format!("line {number}: not UTF-8 text"))?.trim();
+            if !line.is_empty() && !line.starts_with('#') {
+                lines.push((number, line.to_owned()));
+            }
+        }
+        known.trace(&lines)
+    };
+    parse().with_context(|| name.clone()).context("nothing was applied")
+}
+
+/// Names the keys file in the plan. What is no regular file can be read once only, so all processes get a copy.
+fn spool(path: &Path, plan: &mut Plan) -> anyhow::Result<Option<Scratch>> {
+    let is_input = path == Path::new("-");
+    let name = if is_input { "standard input".to_owned() } else { path.display().to_string() };
+    let cannot_read = || format!("cannot read the keys file {name}");
+    let mut set = |path: PathBuf| plan.setting.keys_file = Some(KeysFile { path, name: name.clone() });
+    if !is_input && std::fs::metadata(path).with_context(cannot_read)?.is_file() {
+        set(std::path::absolute(path).with_context(cannot_read)?);
+        return Ok(None);
+    }
+    let scratch = Scratch::new()?;
+    let copy = scratch.path().join("keys");
+    let mut to = File::create(&copy).context("cannot make a copy of the keys")?;
+    match is_input {
+        true => io::copy(&mut io::stdin().lock(), &mut to),
+        false => File::open(path).and_then(|mut file| io::copy(&mut file, &mut to)),
+    }
+    .with_context(cannot_read)?;
+    set(copy);
+    Ok(Some(scratch))
+}

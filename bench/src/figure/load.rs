@@ -1,0 +1,192 @@
+//! Runs compute servers on a test bed: warms up, then measures. Each compute server is a thread of its own, on which its
+//! workers take turns. Every answer is checked. Operations are drawn in parts with the clock stopped, so that a run of any
+//! length needs no memory for them and drawing is not timed.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use farlink_runtime::compute::ComputeServer;
+use farlink_structures::btree::Tree;
+
+use super::test_bed::{TestBed, stay_on_core};
+use crate::driver::{self, Client};
+use crate::feed::{End, Feed};
+use crate::maps::MapRequest;
+use crate::report::Row;
+use crate::route::Route;
+use crate::tally::Tally;
+
+/// Operations drawn at a time.
+const PART: usize = 4096;
+
+/// What a worker does, without an end or with one.
+pub(crate) type Operations = Box<dyn Iterator<Item = MapRequest>>;
+
+/// Which operations.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lot {
+    pub(crate) server: usize,
+    pub(crate) worker: usize,
+    pub(crate) is_warm_up: bool,
+}
+
+/// A load on a test bed.
+pub(crate) struct Load<'a> {
+    pub(crate) compute_servers: usize,
+    /// Of each compute server.
+    pub(crate) workers: usize,
+    /// Of each worker.
+    pub(crate) in_flight: u32,
+    /// How a compute server reaches the tree.
+    pub(crate) route: &'a (dyn Fn(usize) -> anyhow::Result<Route<Tree>> + Sync),
+    pub(crate) operations: &'a (dyn Fn(Lot) -> Operations + Sync),
+    /// How long the warm-up lasts, and what is measured; `None` as long as there are operations.
+    pub(crate) limits: [Option<Duration>; 2],
+    /// Whether compute servers share a core, beside memory servers that carry out operations on another.
+    pub(crate) on_one_core: bool,
+    pub(crate) seed: u64,
+}
+
+impl Load<'_> {
+    /// The row of what all compute servers did together, in the time of the one that took longest.
+    pub(crate) fn run(&self, bed: &TestBed, name: &str) -> anyhow::Result<(Row, Tally)> {
+        let (barrier, failed) = (&Barrier::new(self.compute_servers), &AtomicBool::new(false));
+        let run = |server| -> anyhow::Result<(Duration, Tally)> {
+            if self.on_one_core {
+                stay_on_core(0);
+            }
+            let warm = self.warm_up(bed, server);
+            failed.fetch_or(warm.is_err(), Ordering::Relaxed);
+            barrier.wait();
+            let (_compute, clients) = warm?;
+            if failed.load(Ordering::Relaxed) {
+                return Ok(Default::default());
+            }
+            let measured = self.phase(&clients, server, false)?;
+            driver::block_on(&clients, clients[0].access.flush())??;
+            Ok(measured)
+        };
+        let run = &run;
+        let all = thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.compute_servers).map(|server| scope.spawn(move || run(server))).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect::<Vec<_>>()
+        });
+        let (mut longest, mut tally) = (Duration::ZERO, Tally::default());
+        for measured in all {
+            let (time, measured) = measured?;
+            longest = longest.max(time);
+            tally += &measured;
+        }
+        Ok((Row::measured(name, longest.as_secs_f64(), &tally, tally.cache.lookups > 0), tally))
+    }
+
+    fn warm_up(&self, bed: &TestBed, server: usize) -> anyhow::Result<(ComputeServer, Vec<Client<Tree>>)> {
+        let compute = bed.join(self.seed.wrapping_add(server as u64))?;
+        let route = (self.route)(server)?;
+        let client = |_| {
+            let worker = compute.worker()?;
+            Ok(Client { access: route.open(&worker)?, worker })
+        };
+        let clients: Vec<Client<Tree>> = (0..self.workers).map(client).collect::<anyhow::Result<_>>()?;
+        self.phase(&clients, server, true)?;
+        Ok((compute, clients))
+    }
+
+    fn phase(&self, clients: &[Client<Tree>], server: usize, is_warm_up: bool) -> anyhow::Result<(Duration, Tally)> {
+        let start = Instant::now();
+        let end = self.limits[usize::from(!is_warm_up)].map_or(End::Source, |limit| End::At(start + limit));
+        let feed = |worker| {
+            let source = (self.operations)(Lot { server, worker, is_warm_up });
+            Feed::new(InParts { source, part: Vec::new().into_iter(), drawing: Duration::ZERO }, end)
+        };
+        let feeds = (0..clients.len()).map(feed).collect();
+        let (tally, sources) = driver::run(clients, feeds, self.in_flight)?;
+        let drawing: Duration = sources.iter().map(|source| source.drawing).sum();
+        let seen = &tally.outcomes;
+        ensure!(
+            seen.missing + seen.wrong_values + seen.wrong_scans == 0,
+            "answers were wrong: {} loaded keys missing, {} foreign values, {} ranges not whole",
+            seen.missing,
+            seen.wrong_values,
+            seen.wrong_scans
+        );
+        Ok((start.elapsed().saturating_sub(drawing), tally))
+    }
+}
+
+/// Operations that are drawn many at a time, and how long that took.
+struct InParts {
+    source: Operations,
+    part: std::vec::IntoIter<MapRequest>,
+    drawing: Duration,
+}
+
+impl Iterator for InParts {
+    type Item = MapRequest;
+
+    fn next(&mut self) -> Option<MapRequest> {
+        self.part.next().or_else(|| {
+            let start = Instant::now();
+            self.part = self.source.by_ref().take(PART).collect::<Vec<_>>().into_iter();
+            self.drawing += start.elapsed();
+            self.part.next()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::subject::AccessMode;
+    use farlink_runtime::fabric::mem::MemOptions;
+    use farlink_runtime::one_sided::Proof;
+    use farlink_structures::btree::BTreeOptions;
+
+    use super::*;
+    use crate::figure::key_set::KeySet;
+
+    #[test]
+    fn costs_are_counted_and_failures_end_the_run() {
+        let key_set = Arc::new(KeySet::new(10_000, 0.99, 3, 1).unwrap());
+        let bed = TestBed::start(2, 1 << 20, MemOptions::default()).unwrap();
+        let tree = bed.load("t", BTreeOptions::default(), key_set.entries(), 0.9).unwrap();
+        let operations = |update_percent| {
+            let key_set = &key_set;
+            move |lot: Lot| -> Operations {
+                let draws = if lot.is_warm_up { 100 } else { 30_000 };
+                Box::new(key_set.operations(lot.server, draws, update_percent, 5, 0))
+            }
+        };
+        let route = |_| Ok(Route::<Tree>::new(AccessMode::OneSided, tree.clone(), Proof::Checksum));
+        let (reads, writes) = (operations(0), operations(50));
+        let load = Load {
+            compute_servers: 3,
+            workers: 1,
+            in_flight: 1,
+            route: &route,
+            operations: &reads,
+            limits: [None; 2],
+            on_one_core: false,
+            seed: 5,
+        };
+        // 186 leaves, four pages, a root: three levels, and one read of 1 KiB for each.
+        for (workers, in_flight) in [(1, 1), (1, 4), (2, 2)] {
+            let (_, tally) = Load { workers, in_flight, ..load }.run(&bed, "reads").unwrap();
+            let ops = 30_000 * workers as u64;
+            assert_eq!((tally.outcomes.ops, tally.counters.reads, tally.counters.writes), (ops, 3 * ops, 0));
+            assert_eq!((tally.counters.atomics, tally.counters.bytes), (0, 3 * ops * 1024));
+        }
+        let (row, _) = Load { operations: &writes, ..load }.run(&bed, "writes").unwrap();
+        assert!((0.4..0.6).contains(&row.atomics_per_op.unwrap()) && row.hit_ratio.is_none(), "{row:?}");
+        let broken = |server| if server == 1 { anyhow::bail!("cannot open") } else { route(server) };
+        let error = Load { route: &broken, ..load }.run(&bed, "broken").unwrap_err();
+        assert_eq!(error.to_string(), "cannot open");
+    }
+}

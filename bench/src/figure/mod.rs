@@ -1,0 +1,34 @@
+//! `farlink figure`: the numbers and plots of the evaluation, each from one command.
+//!
+//! `test_bed.rs` has memory servers in this process, `load.rs` runs compute servers on them, over the driver that a bench uses, and
+//! every figure reports the rows of a bench. `key_set.rs` says which keys there are and who owns them. `table2.rs`,
+//! `replacement.rs`, `offload.rs` and `designs.rs` are the figures; `optimum.rs` computes the best that any cache contents
+//! could do, `paper.rs` holds what papers report, `plot.rs` draws.
+
+mod args;
+mod designs;
+mod key_set;
+mod load;
+mod offload;
+mod optimum;
+mod paper;
+mod plot;
+mod replacement;
+mod table2;
+mod test_bed;
+
+use std::io;
+
+use self::args::Figure;
+pub(crate) use self::args::FigureArgs;
+
+/// `farlink figure`.
+pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
+    let out = io::stdout().lock();
+    match &args.figure {
+        Figure::DexTable2(args) => table2::run(args, out),
+        Figure::Replacement(args) => replacement::run(args, out),
+        Figure::Offload(args) => offload::run(args, out),
+        Figure::FgCgHybrid(args) => designs::run(args, out),
+    }
+}

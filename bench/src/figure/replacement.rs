@@ -1,0 +1,101 @@
+//! `farlink figure replacement`: what each admission policy makes of a cache, over sizes and skews, beside the best possible:
+//! as rows and as a plot with a panel for each skew. Lookups only, so runs do not disturb one another and go side by side.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::thread;
+
+use crate::subject::AccessMode;
+use anyhow::{Context as _, ensure};
+
+use super::args::ReplacementArgs;
+use super::key_set::KeySet;
+use super::optimum::{Optimum, PAGE_BYTES};
+use super::plot::{self, Line, Plot};
+use super::table2::{CacheSize, Loaded, READ_ONLY, Trial, against, shape, show};
+use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN};
+use crate::progress::Progress;
+use crate::report::{Reporter, Row};
+use crate::units::show_count;
+
+const POLICIES: [(&str, AdmissionChoice); 3] = [
+    ("always", AdmissionChoice::Always),
+    ("probability (DEX)", AdmissionChoice::Probability),
+    ("frequency", AdmissionChoice::Frequency),
+];
+const FILE: &str = "replacement.svg";
+
+/// Makes the rows and the plot, then checks the tree.
+pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()> {
+    let (keys, seed) = (args.keys, args.common.seed);
+    let key_sets = args.theta.iter().map(|theta| KeySet::new(keys, *theta, 1, seed).map(Arc::new));
+    let key_sets = key_sets.collect::<anyhow::Result<Vec<_>>>()?;
+    let first = key_sets.first().context("--theta names no exponent")?;
+    let caches: Vec<_> = args.cache_percents.iter().map(|percent| CacheSize::percent_of(keys, *percent)).collect();
+    let least = caches.iter().map(|cache| cache.cache_bytes).min().unwrap_or(0);
+    ensure!(
+        least >= CACHE_BYTES_MIN,
+        "the smallest cache would have {least} bytes, and none works with less than {CACHE_BYTES_MIN}; give more --keys or \
+         larger --cache-percents"
+    );
+    let path = plot::path(&args.out, FILE)?;
+    let (warm_up_ops, ops) = (args.warm_up_ops.unwrap_or(2 * keys), args.ops.unwrap_or(keys));
+    let mut reporter = Reporter::new(out, args.common.json);
+    reporter.note(&format!(
+        "{keys} keys, {ops} lookups after {warm_up_ops} that fill the cache; percent of the raw data, 16 bytes a key"
+    ))?;
+    let mut progress = Progress::new(2 + (key_sets.len() * caches.len()) as u64, args.common.json);
+    let loaded = progress.step("load", || Loaded::load(first, 1))?;
+    let mut panels = Vec::new();
+    for key_set in &key_sets {
+        let optimum = Optimum::new(key_set, &shape(keys));
+        let mut rows = Vec::new();
+        for &cache in &caches {
+            let least = optimum.with_frames(cache.cache_bytes / PAGE_BYTES);
+            let trial = |(name, admission)| {
+                let mix = READ_ONLY;
+                let (mode, in_flight, run) = (AccessMode::Cached, 1, 0);
+                let trial = Trial { key_set, mode, cache, admission, mix, warm_up_ops, ops, seed, in_flight, run };
+                Ok(against(loaded.run(name, &trial)?, &least))
+            };
+            progress.begin(&format!("zipf {}, cache of {}%", key_set.theta, cache.cache_percent));
+            rows.extend(side_by_side(POLICIES, trial)?);
+            rows.push(loaded.optimum(&least, READ_ONLY, key_set, cache));
+            progress.finish_step();
+        }
+        panels.push(panel(key_set, &rows));
+        rows.into_iter().try_for_each(|row| reporter.row(row))?;
+        progress.suspend(|| reporter.table(&format!("\nzipf {}\n", key_set.theta), show))?;
+    }
+    progress.begin("check");
+    drop(progress);
+    plot::write_svg(&panels, &path)?;
+    reporter.note(&format!("\nwrote {}", path.display()))?;
+    loaded.check(&mut reporter)
+}
+
+fn side_by_side<T: Send, R: Send, const N: usize>(
+    all: [T; N],
+    run: impl Fn(T) -> anyhow::Result<R> + Sync,
+) -> anyhow::Result<Vec<R>> {
+    let run = &run;
+    thread::scope(|scope| {
+        let threads = all.map(|one| scope.spawn(move || run(one)));
+        threads
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .into_iter()
+            .collect()
+    })
+}
+
+/// Hit ratios over cache sizes, a line for each policy.
+fn panel(key_set: &KeySet, rows: &[Row]) -> Plot {
+    let point = |row: &Row| Some((row.name.clone(), row.number("cache_percent")?, row.hit_ratio?));
+    Plot {
+        title: format!("{} keys, zipf {}", show_count(key_set.keys as f64), key_set.theta),
+        x_label: "cache, percent of the raw data".to_owned(),
+        y_label: "hit ratio".to_owned(),
+        lines: Line::by_name(rows.iter().filter_map(point)),
+        y_max: Some(1.0),
+    }
+}

@@ -1,0 +1,98 @@
+//! The `farlink` program as a library: serves memory, measures structures, checks them, makes the figures of the evaluation.
+//!
+//! A crate with structures of its own gets the whole program for them:
+//!
+//! ```no_run
+//! use farlink_bench::plugin;
+//! use farlink_structures::{btree::Tree, skiplist::List};
+//!
+//! fn main() -> std::process::ExitCode {
+//!     farlink_bench::main(&[plugin::<Tree>(), plugin::<List>()])
+//! }
+//! ```
+//!
+//! What it must know of a structure is [`Subject`]: what to load, which workloads there are, how to run an operation and check
+//! its answer. An ordered map says [`MapSubject`] instead, which takes no more than `impl MapSubject for MyMap {}`. The program
+//! starts itself as memory servers and as compute processes, so they know the same structures.
+//!
+//! `args.rs` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through
+//! the plan's phases over the line protocol of `protocol.rs`; in each of them `compute.rs` obeys and `host.rs` runs the
+//! workers, which reach the structure as `route.rs` says. `program.rs` is what all of these know of a structure whose type they
+//! do not know. `cluster.rs` runs the memory servers, `cluster_view.rs` looks at the cluster, `report.rs` prints. Operations are
+//! drawn before the clock starts (`maps/`), and `driver.rs` runs them; figures (`figure/`) run theirs with the same driver and
+//! report the same rows.
+
+mod args;
+mod bench;
+mod cluster;
+mod cluster_view;
+mod commands;
+mod compute;
+mod counts;
+mod driver;
+mod feed;
+mod figure;
+mod host;
+mod latency;
+mod maps;
+mod place;
+mod plan;
+mod program;
+mod progress;
+mod protocol;
+mod rdma;
+mod report;
+mod route;
+mod scratch;
+mod serve;
+mod signals;
+mod subject;
+mod table;
+mod tally;
+mod task;
+mod totals;
+mod units;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+pub use crate::{
+    maps::{MapData, MapRequest, MapSource, MapSubject},
+    program::{Program, plugin},
+    subject::{AccessMode, Answer, Distribution, GoOn, Job, KeysFile, Outcomes, Setting, Subject, WorkerId},
+};
+
+use crate::args::{Cli, Command};
+
+/// The whole program, for these structures. Of several, `bench` measures the first unless told otherwise.
+pub fn main(programs: &[Program]) -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr();
+    let result = match &cli.command {
+        Command::Bench(args) => commands::bench(programs, args).map(|()| true),
+        Command::Serve(args) => commands::serve(programs, args).map(|()| true),
+        Command::Check(args) => commands::check(programs, args).map(|()| true),
+        Command::List(args) => commands::list(programs, args).map(|()| true),
+        Command::Drop(args) => commands::drop_structure(args).map(|()| true),
+        Command::Devices(args) => verbs::devices(args).map(|()| true),
+        Command::Figure(args) => figure::run(args).map(|()| true),
+        Command::Compute => commands::compute(programs),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("farlink: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Diagnostics go to standard error, as `RUST_LOG` asks; results go to standard output.
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

@@ -1,0 +1,312 @@
+//! The structures that a program knows, whatever they are.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail, ensure};
+use farlink_offload::{Cut, Parted, ship::Registry};
+use farlink_runtime::access::{Region as _, Structure};
+use farlink_runtime::catalog::{self, CreateOptions};
+use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::one_sided::{OneSided, Proof};
+use farlink_runtime::page::SizeClass;
+use farlink_runtime::ptr::ServerId;
+use farlink_runtime::report::Report;
+use farlink_runtime::structure::{OPTIONS, Placed};
+use farlink_runtime::worker::Worker;
+
+use crate::cluster_view::{self, ClusterView};
+use crate::driver::{self, Client};
+use crate::host::{self, Work, Workers};
+use crate::place::Place;
+use crate::plan::{Load, Plan, SpreadChoice};
+use crate::subject::{AccessMode, Answer, Outcomes, Setting, Subject};
+use crate::tally::Tally;
+
+/// A structure that the program knows: made by [`plugin`].
+#[derive(Clone, Copy)]
+pub struct Program(&'static dyn Known);
+
+/// The structures that the program knows.
+pub(crate) type Programs<'a> = &'a [Program];
+
+/// All that the program has for one structure: give it to [`main`](crate::main).
+pub fn plugin<S: Subject>() -> Program {
+    Program(&Of::<S>(PhantomData))
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Program").field(&self.0.name()).finish()
+    }
+}
+
+impl Program {
+    pub(crate) fn known(self) -> &'static dyn Known {
+        self.0
+    }
+}
+
+/// The one of this name.
+pub(crate) fn find(programs: Programs<'_>, name: &str) -> anyhow::Result<&'static dyn Known> {
+    let known = || programs.iter().map(|program| program.0.name()).collect::<Vec<_>>().join(", ");
+    let found = programs.iter().find(|program| program.0.name() == name);
+    Ok(found.with_context(|| format!("this program knows no structure `{name}`; it knows {}", known()))?.0)
+}
+
+/// The operations of all of them.
+pub(crate) fn registry(programs: Programs<'_>) -> Registry {
+    programs.iter().fold(Registry::new(), |registry, program| program.0.register(registry))
+}
+
+/// What the program does with a structure.
+pub(crate) trait Known: Sync {
+    fn name(&self) -> &'static str;
+    fn workloads(&self) -> &'static [&'static str];
+    fn workloads_usual(&self) -> &'static [&'static str];
+    fn refuses(&self, mode: AccessMode) -> Option<&'static str>;
+    fn bulk_loads(&self) -> bool;
+    fn has_rounds(&self) -> bool;
+    fn page_bytes(&self) -> u32;
+    fn require_workload(&self, name: &str) -> anyhow::Result<()>;
+    fn removes(&self, workload: &str) -> bool;
+    fn register(&self, registry: Registry) -> Registry;
+
+    /// Looks at every page of a structure of this kind.
+    fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report>;
+
+    /// Reads or computes what is to be loaded.
+    fn data(&self, setting: &Setting) -> anyhow::Result<Box<dyn Data>>;
+
+    /// Parses a trace, given as its lines; an error names its line, counted from 1.
+    fn trace(&self, lines: &[(u64, String)]) -> anyhow::Result<Box<dyn Trace>>;
+
+    /// Starts the workers of a compute process.
+    fn start(&self, plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Box<dyn Work>>;
+}
+
+/// What is to be loaded into a structure.
+pub(crate) trait Data {
+    fn entries(&self) -> u64;
+
+    /// What the user should know of it.
+    fn remark(&self) -> Option<String>;
+
+    /// Opens the structure that the plan names, or makes it, and puts into the plan what is known then. `loads`: whether the
+    /// data are to be in it.
+    fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()>;
+}
+
+/// Operations to replay.
+pub(crate) trait Trace {
+    /// Runs them one after the other, and hands out what each answers.
+    fn replay(
+        &self,
+        plan: &Plan,
+        place: &Place,
+        hand_out: &mut dyn FnMut(Answer) -> anyhow::Result<()>,
+    ) -> anyhow::Result<(f64, Tally)>;
+}
+
+/// The check of a structure in parts.
+pub(crate) fn check(known: &dyn Known, cluster: &ClusterView, parts: &[String]) -> anyhow::Result<Report> {
+    cluster.visit(|worker| {
+        let check = |name: &String| known.check(worker, worker.block_on(catalog::find(worker, name))?);
+        Ok(cluster_view::sum(parts.iter().map(check).collect::<anyhow::Result<Vec<_>>>()?))
+    })
+}
+
+struct Of<S>(PhantomData<fn() -> S>);
+
+impl<S: Subject> Known for Of<S> {
+    fn name(&self) -> &'static str {
+        S::NAME
+    }
+
+    fn workloads(&self) -> &'static [&'static str] {
+        S::WORKLOADS
+    }
+
+    fn workloads_usual(&self) -> &'static [&'static str] {
+        &S::WORKLOADS[..S::WORKLOADS_USUAL.min(S::WORKLOADS.len())]
+    }
+
+    fn refuses(&self, mode: AccessMode) -> Option<&'static str> {
+        S::refuses(mode)
+    }
+
+    fn bulk_loads(&self) -> bool {
+        S::BULK_LOADS
+    }
+
+    fn has_rounds(&self) -> bool {
+        S::HAS_ROUNDS
+    }
+
+    fn page_bytes(&self) -> u32 {
+        S::page_bytes() as u32
+    }
+
+    fn require_workload(&self, name: &str) -> anyhow::Result<()> {
+        S::require_workload(name)
+    }
+
+    fn removes(&self, workload: &str) -> bool {
+        S::removes(workload)
+    }
+
+    fn register(&self, registry: Registry) -> Registry {
+        registry.with::<S>()
+    }
+
+    fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report> {
+        ensure!(structure.kind == S::NAME, "`{}` is a {}, not a {}", structure.name, structure.kind, S::NAME);
+        Ok(worker.block_on(S::check(&OneSided::<S>::new(worker, structure, Proof::Checksum)))?)
+    }
+
+    fn data(&self, setting: &Setting) -> anyhow::Result<Box<dyn Data>> {
+        Ok(Box::new(DataOf::<S>(S::data(setting)?)))
+    }
+
+    fn trace(&self, lines: &[(u64, String)]) -> anyhow::Result<Box<dyn Trace>> {
+        let parse = |(number, line): &(u64, String)| {
+            let request = S::parse(line).with_context(|| format!("line {number}"))?;
+            Ok((line.clone(), request))
+        };
+        Ok(Box::new(TraceOf::<S>(lines.iter().map(parse).collect::<anyhow::Result<_>>()?)))
+    }
+
+    fn start(&self, plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Box<dyn Work>> {
+        Ok(Box::new(Workers::start::<S>(plan, process, place, stop)?))
+    }
+}
+
+struct DataOf<S: Subject>(S::Data);
+
+impl<S: Subject> DataOf<S> {
+    /// What the catalog has of a part, if it is fit for the plan.
+    fn opened(worker: &Worker, plan: &Plan, name: &str) -> anyhow::Result<Structure> {
+        let found = worker.block_on(catalog::open::<S>(worker, name))?;
+        let (bytes, spread) = (found.class.bytes() as u32, SpreadChoice::from(found.spread));
+        ensure!(
+            !plan.is_page_bytes_given || plan.page_bytes == bytes,
+            "`{name}` is there, with pages of {bytes} bytes and not {}; leave --page-bytes out, or give another --name",
+            plan.page_bytes
+        );
+        ensure!(
+            !plan.is_spread_given || plan.spread == spread,
+            "`{name}` is there, spread as {spread} and not {}; leave --spread out, or give another --name",
+            plan.spread
+        );
+        ensure!(
+            spread.is_fit_for(plan.access),
+            "`{name}` is there, spread as {spread}: not for --access {}; give another --name",
+            plan.access
+        );
+        Ok(found)
+    }
+}
+
+impl<S: Subject> Data for DataOf<S> {
+    fn entries(&self) -> u64 {
+        S::entries(&self.0)
+    }
+
+    fn remark(&self) -> Option<String> {
+        S::remark(&self.0)
+    }
+
+    fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()> {
+        plan.servers = cluster.servers();
+        let mut cut = Cut::Regions(vec![S::Region::everything()]);
+        plan.parts = vec![plan.name.clone()];
+        if plan.access.is_divided() {
+            cut = S::divide(&self.0, plan.servers as usize);
+            let parts = if let Cut::Regions(all) = &cut { all.len() } else { plan.servers as usize };
+            plan.parts = (0..parts).map(|part| format!("{}.{part}", plan.name)).collect();
+        }
+        cluster.visit(|worker| {
+            plan.setting.run = worker.owner().incarnation();
+            let all = worker.block_on(catalog::list(worker))?;
+            let is_there = |name: &String| all.iter().any(|structure| structure.name == *name);
+            let count = plan.parts.iter().filter(|name| is_there(name)).count();
+            if count == 0 {
+                let class =
+                    SizeClass::of_bytes(plan.page_bytes as usize).context("--page-bytes is no size of a page")?;
+                for (part, name) in plan.parts.iter().enumerate() {
+                    let root = if plan.access.is_divided() { ServerId::new(part as u16) } else { None };
+                    let placed = Placed { spread: plan.spread.spread(), root };
+                    let options = CreateOptions { class, placed, options: [0; OPTIONS] };
+                    worker.block_on(S::make(worker, name, &options))?;
+                }
+                return Ok(());
+            }
+            let named = || plan.parts.iter().find(|name| !is_there(name)).cloned().unwrap_or_default();
+            ensure!(
+                count == plan.parts.len(),
+                "`{}` is not there, and its other parts are; give another --name",
+                named()
+            );
+            let mut found = Vec::new();
+            for name in &plan.parts {
+                found.push(Self::opened(worker, plan, name)?);
+            }
+            let first = found.first().context("a structure has parts")?;
+            (plan.page_bytes, plan.spread) = (first.class.bytes() as u32, first.spread.into());
+            for structure in &found {
+                let report = Of::<S>(PhantomData).check(worker, structure.clone())?;
+                if let Some(problem) = cluster_view::problem(&report) {
+                    bail!("`{}` is broken: {problem}", structure.name);
+                }
+                if loads && report.entries > 0 {
+                    plan.load = Load::Found;
+                }
+            }
+            if plan.load == Load::Found {
+                let one_sided = |part| OneSided::<S>::new(worker, part, Proof::Checksum);
+                let all = Parted::new(found.into_iter().map(one_sided).collect(), cut)?;
+                let loaded = worker.block_on(S::require_loaded(&all, &self.0));
+                loaded.with_context(|| format!("the structure `{}`", plan.name))?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Lines, and the operations that they mean.
+struct TraceOf<S: Subject>(Vec<(String, S::Request)>);
+
+impl<S: Subject> Trace for TraceOf<S> {
+    fn replay(
+        &self,
+        plan: &Plan,
+        place: &Place,
+        hand_out: &mut dyn FnMut(Answer) -> anyhow::Result<()>,
+    ) -> anyhow::Result<(f64, Tally)> {
+        let compute = ComputeServer::join(plan.fabric(place)?, ComputeOptions::default())?;
+        let route = host::route::<S>(plan, &S::data(&plan.setting)?, &compute)?;
+        let worker = compute.worker()?;
+        let client = [Client { access: route.open(&worker)?, worker }];
+        let [Client { access, worker }] = &client;
+        let mut seconds = 0.0;
+        let tally = driver::counted(&client, || {
+            let mut tally = Tally::default();
+            for (number, (line, request)) in (1u64..).zip(&self.0) {
+                let start = Instant::now();
+                let answer = worker.block_on(access.answer(*request));
+                let took = start.elapsed();
+                hand_out(answer.with_context(|| format!("operation {number}, `{line}`"))?)?;
+                tally.latency.record(took.as_nanos() as u64);
+                tally.outcomes += Outcomes { ops: 1, ..Outcomes::default() };
+                seconds += took.as_secs_f64();
+            }
+            Ok(tally)
+        });
+        // Also after an error: what was changed in the cache alone would leave the structure in pieces.
+        worker.block_on(access.flush())?;
+        Ok((seconds, tally?))
+    }
+}

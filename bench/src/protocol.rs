@@ -1,0 +1,246 @@
+//! What a bench and its compute processes say to each other: one JSON object a line, over standard input and output.
+//!
+//! ```text
+//! bench                                   compute process
+//!   Start{plan, process, place} -------->   opens the cluster, reads keys
+//!                             <----------   Ready
+//!   Prepare{phase}            ---------->   draws the streams, starts the workers up to a barrier
+//!                             <----------   Ready
+//!   Go                        ---------->   the workers run, the clock runs
+//!                             <----------   Progress{ops}, any number of times
+//!                             <----------   Done{seconds, tally}
+//!   ... a Prepare and a Go for each phase ...
+//!   (end of input)            ---------->   ends
+//! ```
+//!
+//! Every process is ready before any is told to go, so the processes of one phase overlap. `Failed` may come instead of
+//! any answer, and is the process's last word. All processes are listened to at the same time: one that fails or dies may be
+//! what the others wait for. Nothing else is written to a compute process's standard output.
+
+use std::io::{BufRead, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use farlink_children::Child;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::place::Place;
+use crate::plan::{Phase, Plan};
+use crate::signals;
+use crate::tally::Tally;
+
+/// How long one process is listened to before the next.
+const LISTEN_FOR: Duration = Duration::from_millis(20);
+/// How long processes may take to end once they are asked to.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// From the bench to a compute process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Order {
+    Start { plan: Box<Plan>, process: u32, place: Place },
+    Prepare { phase: Phase },
+    Go,
+}
+
+/// From a compute process to the bench.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Answer {
+    Ready,
+    /// `nanoseconds` is from the start of the process's first worker to the end of its last.
+    Done {
+        nanoseconds: u64,
+        tally: Box<Tally>,
+    },
+    /// While a phase runs, now and then: so many operations were begun.
+    Progress {
+        ops: u64,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+/// What all processes together did in one phase.
+#[derive(Debug)]
+pub(crate) struct PhaseResult {
+    /// The longest of the processes' times.
+    pub(crate) seconds: f64,
+    pub(crate) tally: Tally,
+}
+
+/// Writes one message and hands it over at once.
+pub(crate) fn write_message(out: &mut impl Write, message: &impl Serialize) -> anyhow::Result<()> {
+    let mut line = serde_json::to_string(message).context("cannot encode a message")?;
+    line.push('\n');
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).context("cannot write to the other process")
+}
+
+/// Reads one message; `None` at the end of the input.
+pub(crate) fn read_message<T: DeserializeOwned>(input: &mut impl BufRead) -> anyhow::Result<Option<T>> {
+    let mut line = String::new();
+    if input.read_line(&mut line).context("cannot read from the other process")? == 0 {
+        return Ok(None);
+    }
+    parse(&line).map(Some)
+}
+
+fn parse<T: DeserializeOwned>(line: &str) -> anyhow::Result<T> {
+    serde_json::from_str(line).with_context(|| format!("not a message: `{}`", crate::units::shorten(line)))
+}
+
+/// Gives one order to every process, each its own.
+pub(crate) fn tell(children: &mut [Child], order: impl Fn(u32) -> Order) -> anyhow::Result<()> {
+    for (process, child) in (0u32..).zip(children) {
+        let line = serde_json::to_string(&order(process)).context("cannot encode an order")?;
+        child.send(&line)?;
+    }
+    Ok(())
+}
+
+/// Waits until every process is ready.
+pub(crate) fn await_ready(children: &mut [Child], limit: Duration) -> anyhow::Result<()> {
+    for (answer, child) in gather(children, Some(limit), &mut |_| Ok(()))?.into_iter().zip(children) {
+        ensure!(answer == Answer::Ready, "{} answered {answer:?} where it should be ready", child.name());
+    }
+    Ok(())
+}
+
+/// Waits until every process has finished the phase, and adds up what they did. `on_progress` is told now and then how many
+/// operations all have begun, together; its error ends the wait.
+pub(crate) fn await_done(
+    children: &mut [Child],
+    on_progress: &mut dyn FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<PhaseResult> {
+    let mut tally = Tally::default();
+    let mut longest = 0;
+    for (answer, child) in gather(children, None, on_progress)?.into_iter().zip(children) {
+        let Answer::Done { nanoseconds, tally: sent } = answer else {
+            bail!("{} answered {answer:?} where it should be done", child.name());
+        };
+        longest = longest.max(nanoseconds);
+        tally += &sent;
+    }
+    Ok(PhaseResult { seconds: longest as f64 / 1e9, tally })
+}
+
+/// An answer of each process.
+fn gather(
+    children: &mut [Child],
+    limit: Option<Duration>,
+    on_progress: &mut dyn FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<Answer>> {
+    let start = Instant::now();
+    let mut answers: Vec<Option<Answer>> = children.iter().map(|_| None).collect();
+    let mut begun = vec![0; children.len()];
+    while answers.iter().any(Option::is_none) {
+        if let Some(signal) = signals::stopped() {
+            stop_all(children);
+            bail!("stopped by {}", signals::name(signal));
+        }
+        for ((answer, child), begun) in answers.iter_mut().zip(&mut *children).zip(&mut begun) {
+            while answer.is_none() {
+                let Some(line) = child.poll(LISTEN_FOR)? else { break };
+                match parse(&line).with_context(|| format!("from {}", child.name()))? {
+                    Answer::Failed { error } => bail!("{}: {error}", child.name()),
+                    Answer::Progress { ops } => *begun = ops,
+                    other => *answer = Some(other),
+                }
+            }
+        }
+        on_progress(begun.iter().sum())?;
+        if let Some((limit, child)) = limit.filter(|limit| start.elapsed() > *limit).zip(silent(&answers, children)) {
+            bail!("{} said nothing for {} seconds", child.name(), limit.as_secs_f64());
+        }
+    }
+    Ok(answers.into_iter().flatten().collect())
+}
+
+fn silent<'a>(answers: &[Option<Answer>], children: &'a [Child]) -> Option<&'a Child> {
+    answers.iter().zip(children).find(|(answer, _)| answer.is_none()).map(|(_, child)| child)
+}
+
+/// Asks all to end, and waits while they finish their operations and write what their caches hold.
+fn stop_all(children: &mut [Child]) {
+    children.iter_mut().for_each(Child::terminate);
+    let deadline = Instant::now() + STOP_LIMIT;
+    for child in children {
+        child.ends_within(deadline.saturating_duration_since(Instant::now()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A process that answers each line it reads with the next of these.
+    fn answering(answers: &[Answer]) -> Child {
+        let script: String = answers
+            .iter()
+            .map(|answer| format!("read line; echo '{}'\n", serde_json::to_string(answer).unwrap()))
+            .collect();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &script]);
+        Child::start("a compute process", command).unwrap()
+    }
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let orders =
+            [Order::Prepare { phase: Phase::Workload { workload: 1, in_flight: 16, is_warm_up: false } }, Order::Go];
+        let mut wire = Vec::new();
+        orders.iter().for_each(|order| write_message(&mut wire, order).unwrap());
+        let mut input = wire.as_slice();
+        for order in orders {
+            assert_eq!(read_message(&mut input).unwrap(), Some(order));
+        }
+        assert_eq!(read_message::<Order>(&mut input).unwrap(), None);
+        assert!(read_message::<Order>(&mut &b"{\"stop\"}\n"[..]).is_err());
+    }
+
+    #[test]
+    fn a_failure_names_the_process() {
+        let mut children = vec![answering(&[Answer::Failed { error: "no such tree".into() }])];
+        tell(&mut children, |_| Order::Go).unwrap();
+        let error = await_ready(&mut children, LIMIT).unwrap_err().to_string();
+        assert_eq!(error, "a compute process: no such tree");
+        let mut children = vec![answering(&[Answer::Ready])];
+        tell(&mut children, |_| Order::Go).unwrap();
+        assert!(await_done(&mut children, &mut |_| Ok(())).unwrap_err().to_string().contains("should be done"));
+    }
+
+    #[test]
+    fn a_process_that_dies_is_noticed_while_another_is_silent() {
+        let silent = || {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", "read line; read more"]);
+            Child::start("the silent one", command).unwrap()
+        };
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "exit 3"]);
+        let mut children = vec![silent(), Child::start("the dead one", command).unwrap()];
+        let error = await_done(&mut children, &mut |_| Ok(())).unwrap_err().to_string();
+        assert!(error.starts_with("the dead one ended early"), "{error}");
+    }
+
+    #[test]
+    fn progress_adds_up() {
+        let mut command = Command::new("/bin/sh");
+        let lines = [Answer::Progress { ops: 5 }, Answer::Done { nanoseconds: 7, tally: Box::default() }];
+        let lines = lines.map(|line| serde_json::to_string(&line).unwrap());
+        command.args(["-c", &format!("echo '{}'; sleep 0.3; echo '{}'", lines[0], lines[1])]);
+        let mut children = vec![Child::start("a compute process", command).unwrap()];
+        let mut seen = Vec::new();
+        let mut see = |ops| {
+            seen.push(ops);
+            Ok(())
+        };
+        await_done(&mut children, &mut see).unwrap();
+        assert!(seen.contains(&5), "{seen:?}");
+    }
+}

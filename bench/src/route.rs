@@ -1,0 +1,240 @@
+//! How workers reach a structure, in each of the access modes.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use farlink_offload::{
+    CacheOptions, Cached, CachedInner, ComputeCache, Counters, Cut, Engine, EngineOptions, Hybrid, Parted,
+    PartedRemote, Policies, Remote, ship::Shipper,
+};
+use farlink_runtime::access::Region as _;
+use farlink_runtime::error::Error;
+use farlink_runtime::messaging::ChannelOptions;
+use farlink_runtime::one_sided::{OneSided, Proof};
+use farlink_runtime::ptr::ServerId;
+use farlink_runtime::structure::Structure;
+use farlink_runtime::worker::{Handle, Task, Worker};
+
+use crate::feed::Feed;
+use crate::subject::{AccessMode, Answer, Subject};
+use crate::tally::{CacheCounts, Levels, Tally};
+use crate::task::run_task;
+
+/// More than any shipped operation here has: which messages are better fetched need not be measured.
+const EAGER_WORDS: usize = 1024;
+
+/// What the workers of a compute server share.
+#[derive(Debug)]
+pub(crate) struct Route<S: Subject> {
+    mode: AccessMode,
+    proof: Proof,
+    parts: Vec<Structure>,
+    cut: Cut<S::Region>,
+    cache: Option<ComputeCache<S>>,
+    owned: S::Region,
+    policies: Option<fn() -> Policies>,
+}
+
+impl<S: Subject> Clone for Route<S> {
+    fn clone(&self) -> Self {
+        let (parts, cut, owned) = (self.parts.clone(), self.cut.clone(), self.owned.clone());
+        Self { parts, cut, owned, cache: self.cache.clone(), ..*self }
+    }
+}
+
+impl<S: Subject> Route<S> {
+    /// To a structure, without a cache.
+    pub(crate) fn new(mode: AccessMode, structure: Structure, proof: Proof) -> Self {
+        let owned = S::Region::everything();
+        let (parts, cut) = (vec![structure], Cut::Regions(vec![owned.clone()]));
+        Self { mode, proof, parts, cut, cache: None, owned, policies: None }
+    }
+
+    /// To a structure in parts, each with its root on another memory server.
+    pub(crate) fn of_parts(mode: AccessMode, parts: Vec<Structure>, cut: Cut<S::Region>) -> anyhow::Result<Self> {
+        let first = parts.first().ok_or_else(|| anyhow::anyhow!("a structure has parts"))?.clone();
+        Ok(Self { parts, cut, ..Self::new(mode, first, Proof::Checksum) })
+    }
+
+    /// The same, where pages are proven in this way.
+    pub(crate) fn proven_by(self, proof: Proof) -> Self {
+        Self { proof, ..self }
+    }
+
+    /// The same through a cache, empty now, which holds all pages of this region or inner ones only.
+    pub(crate) fn through(self, cache: CacheOptions, owned: S::Region) -> Result<Self, Error> {
+        Ok(Self { cache: Some(ComputeCache::new(cache)?), owned, ..self })
+    }
+
+    /// The same, where a policy says for each miss whether the operation is shipped.
+    pub(crate) fn shipping(self, policies: fn() -> Policies) -> Self {
+        Self { policies: Some(policies), ..self }
+    }
+
+    /// The structure, as one worker reaches it.
+    pub(crate) fn open(&self, worker: &Worker) -> anyhow::Result<Opened<S>> {
+        let structure = || self.parts[0].clone();
+        let cache = || self.cache.as_ref().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode));
+        let connect = |shipper: &Shipper<S>| worker.block_on(shipper.connect(shipper.structure().root.server()));
+        Ok(match self.mode {
+            AccessMode::OneSided => Opened::OneSided(OneSided::new(worker, structure(), self.proof)),
+            AccessMode::Cached => Opened::Cached(cache()?.own(worker, structure(), self.owned.clone())?),
+            AccessMode::Engine => {
+                if self.policies.is_some() {
+                    for server in (0..worker.servers()).filter_map(|index| ServerId::new(index as u16)) {
+                        let options = ChannelOptions { eager_words: Some(EAGER_WORDS), ..ChannelOptions::default() };
+                        drop(worker.block_on(worker.channel_with(server, options))?);
+                    }
+                }
+                let cached = cache()?.own(worker, structure(), self.owned.clone())?;
+                let policies = self.policies.map_or_else(Policies::default, |policies| policies());
+                Opened::Engine(Engine::new(cached, policies, EngineOptions::default())?)
+            }
+            AccessMode::CachedInner => Opened::CachedInner(cache()?.share(worker, structure(), self.proof)?),
+            AccessMode::Coarse => {
+                let parts: Vec<_> = self.parts.iter().map(|part| Remote::new(worker, part.clone())).collect();
+                parts.iter().try_for_each(|part| connect(part.shipper()))?;
+                Opened::Coarse(Parted::new(parts, self.cut.clone())?)
+            }
+            AccessMode::Hybrid => {
+                let parts: Vec<_> =
+                    self.parts.iter().map(|part| Hybrid::new(worker, part.clone(), self.proof)).collect();
+                parts.iter().try_for_each(|part| connect(part.shipper()))?;
+                Opened::Hybrid(Parted::new(parts, self.cut.clone())?)
+            }
+        })
+    }
+
+    /// Loads the empty structure, or its parts, with that share of each page filled; how many entries.
+    pub(crate) async fn bulk_load(
+        &self,
+        access: &Opened<S>,
+        worker: &Handle,
+        data: &S::Data,
+        fill: f64,
+    ) -> Result<u64, Error> {
+        let whole = (&self.cut, 0);
+        match access {
+            Opened::OneSided(access) => S::bulk_load(access, data, whole, fill).await,
+            Opened::Cached(access) => S::bulk_load(access, data, whole, fill).await,
+            Opened::CachedInner(access) => S::bulk_load(access, data, whole, fill).await,
+            Opened::Engine(engine) => S::bulk_load(engine.cached(), data, whole, fill).await,
+            Opened::Coarse(_) | Opened::Hybrid(_) => {
+                let mut loaded = 0;
+                for (part, structure) in self.parts.iter().enumerate() {
+                    let access = OneSided::new(worker, structure.clone(), self.proof);
+                    loaded += S::bulk_load(&access, data, (&self.cut, part), fill).await?;
+                }
+                Ok(loaded)
+            }
+        }
+    }
+}
+
+/// A structure, as one worker reaches it.
+#[derive(Debug)]
+pub(crate) enum Opened<S: Subject> {
+    OneSided(OneSided<S>),
+    Cached(Cached<S>),
+    CachedInner(CachedInner<S>),
+    Engine(Engine<S>),
+    Coarse(PartedRemote<S>),
+    Hybrid(Parted<Hybrid<S>>),
+}
+
+/// Whatever it is, as one that runs operations.
+macro_rules! on {
+    ($opened:expr, $run:ident => $body:expr) => {
+        match $opened {
+            Opened::OneSided($run) => $body,
+            Opened::Cached($run) => $body,
+            Opened::CachedInner($run) => $body,
+            Opened::Engine($run) => $body,
+            Opened::Coarse($run) => $body,
+            Opened::Hybrid($run) => $body,
+        }
+    };
+}
+
+impl<S: Subject> Opened<S> {
+    /// Starts a task that runs operations from `feed` until it ends.
+    pub(crate) fn spawn<I: Iterator<Item = S::Request> + 'static>(
+        &self,
+        worker: &Worker,
+        feed: &Rc<Feed<I>>,
+        tally: &Rc<RefCell<Tally>>,
+    ) -> Task<Result<(), Error>> {
+        let (feed, tally) = (Rc::clone(feed), Rc::clone(tally));
+        on!(self, run => {
+            let run = run.clone();
+            worker.spawn(async move { run_task::<S, _, _>(&run, &feed, &tally).await })
+        })
+    }
+
+    /// Runs one operation of a trace.
+    pub(crate) async fn answer(&self, request: S::Request) -> Result<Answer, Error> {
+        on!(self, run => S::answer(run, request).await)
+    }
+
+    /// What the cache did so far for this worker, which has read remotely so often.
+    pub(crate) fn cache_counts(&self, reads: u64) -> CacheCounts {
+        match self {
+            Self::OneSided(_) | Self::Coarse(_) | Self::Hybrid(_) => CacheCounts::default(),
+            Self::Cached(access) => counts(&access.counters()),
+            Self::CachedInner(access) => above_leaves(counts(&access.counters()), reads),
+            Self::Engine(engine) => {
+                let counted = engine.counts();
+                CacheCounts {
+                    shipped: counted.shipped,
+                    came_back: counted.came_back,
+                    contrary: counted.contrary,
+                    ..counts(&engine.cached().counters())
+                }
+            }
+        }
+    }
+
+    /// Makes all that the compute server has changed visible to others.
+    pub(crate) async fn flush(&self) -> Result<(), Error> {
+        match self {
+            Self::Cached(access) => access.flush().await,
+            Self::Engine(engine) => engine.cached().flush().await,
+            _ => Ok(()),
+        }
+    }
+}
+
+fn counts(counters: &Counters) -> CacheCounts {
+    let total = counters.total();
+    CacheCounts {
+        // Who waits for a read that another operation has begun costs no read of its own.
+        lookups: total.hits + total.misses + total.shared_fetches,
+        misses: Levels(counters.levels.map(|level| level.misses)),
+        write_backs: total.write_backs,
+        ..CacheCounts::default()
+    }
+}
+
+/// Counts where leaves are read past the cache: each such read is a leaf's miss.
+fn above_leaves(mut counts: CacheCounts, reads: u64) -> CacheCounts {
+    let past = reads.saturating_sub(counts.misses.total());
+    counts.lookups += past;
+    counts.misses.0[0] += past;
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_fetch_is_no_miss_and_a_read_past_the_cache_is_one() {
+        let mut counters = Counters::default();
+        (counters.levels[1].hits, counters.levels[1].misses, counters.levels[1].shared_fetches) = (85, 10, 5);
+        (counters.levels[2].hits, counters.levels[2].write_backs) = (100, 4);
+        let counted = counts(&counters);
+        assert_eq!((counted.lookups, counted.misses.0[..3].to_vec(), counted.write_backs), (200, vec![0, 10, 0], 4));
+        let counted = above_leaves(counted, 110);
+        assert_eq!((counted.lookups, counted.misses.0[..3].to_vec()), (300, vec![100, 10, 0]));
+    }
+}

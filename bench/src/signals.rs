@@ -1,0 +1,70 @@
+//! What a signal that ends the program does in a bench or a figure.
+//!
+//! Usually it ends at once: children end with it, and folders that it has made are removed first. While other processes have
+//! work in hand that must not be cut off ([`waiting`]), whoever waits for them sees [`stopped`], and has them finish.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use anyhow::Context as _;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+static STOPPED: AtomicI32 = AtomicI32::new(0);
+static WAITING: AtomicBool = AtomicBool::new(false);
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// From now on signals do so. A second one ends the program whatever it waits for.
+pub(crate) fn watch() -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+    let watch = move || {
+        for signal in signals.forever() {
+            let is_second = STOPPED.swap(signal, Ordering::SeqCst) != 0;
+            if is_second || !WAITING.load(Ordering::SeqCst) {
+                eprintln!("farlink: stopped by {}", name(signal));
+                exit(signal);
+            }
+            eprintln!("farlink: {}: compute processes finish what they do", name(signal));
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(watch).context("cannot start the signal thread")?;
+    Ok(())
+}
+
+/// The folder is removed before a signal ends the program.
+pub(crate) fn remove_on_exit(folder: &Path) {
+    FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.to_owned());
+}
+
+/// While `f` runs, a signal only makes [`stopped`] say so.
+pub(crate) fn waiting<R>(f: impl FnOnce() -> R) -> R {
+    WAITING.store(true, Ordering::SeqCst);
+    let result = f();
+    WAITING.store(false, Ordering::SeqCst);
+    result
+}
+
+/// The signal that has asked the program to end.
+pub(crate) fn stopped() -> Option<i32> {
+    Some(STOPPED.load(Ordering::SeqCst)).filter(|&signal| signal != 0)
+}
+
+/// What people call a signal.
+pub(crate) fn name(signal: i32) -> &'static str {
+    match signal {
+        SIGINT => "SIGINT",
+        SIGTERM => "SIGTERM",
+        _ => "SIGHUP",
+    }
+}
+
+/// Ends the program as a shell expects of one that a signal has ended.
+fn exit(signal: i32) -> ! {
+    // Best effort: the program ends either way, and the next run sweeps.
+    let folders = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    folders.iter().for_each(|folder| drop(fs::remove_dir_all(folder)));
+    std::process::exit(128 + signal)
+}
