@@ -24,7 +24,8 @@
 //! - [`torn`]: ways to validate a READ, right ones and broken ones, under writers.
 //! - [`fuzz`]: mutated inputs for whatever reads words of others.
 //! - [`bounded`]: running an operation that must come to an end.
-//! - [`subject`]: the structures under test.
+//! - [`strict`]: an access that does everything to operations that it may.
+//! - [`subject`]: the ordered maps under test.
 //! - [`settings`]: seeds, durations and sizes from the environment or the command line.
 
 pub mod atomic_map;
@@ -46,6 +47,7 @@ pub mod reach;
 pub mod scans;
 pub mod settings;
 pub mod stress;
+pub mod strict;
 pub mod subject;
 pub mod torn;
 pub mod workload;
