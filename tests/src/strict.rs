@@ -77,8 +77,8 @@ pub struct Counts {
     pub pages_held: usize,
 }
 
-type Digest<'a> = Pin<Box<dyn Future<Output = Result<u64, Error>> + 'a>>;
-type Look<A> = Box<dyn for<'a> Fn(&'a A) -> Digest<'a>>;
+type Digest = Pin<Box<dyn Future<Output = Result<u64, Error>>>>;
+type Look = Box<dyn Fn() -> Digest>;
 
 struct Shared<A> {
     inner: A,
@@ -86,7 +86,7 @@ struct Shared<A> {
     rng: RefCell<SmallRng>,
     /// A copy of each page above level 0 that was read and may be handed out again, by its link.
     kept: RefCell<HashMap<u64, Vec<u64>>>,
-    look: Option<Look<A>>,
+    look: Option<Look>,
     counts: Cell<Counts>,
 }
 
@@ -119,7 +119,7 @@ impl<A: Access + 'static> Strict<A> {
     /// # Panics
     /// If operations run over it already.
     #[must_use]
-    pub fn looking(mut self, look: impl for<'a> Fn(&'a A) -> Digest<'a> + 'static) -> Self {
+    pub fn looking(mut self, look: impl Fn() -> Digest + 'static) -> Self {
         Rc::get_mut(&mut self.0).expect("nobody else uses it yet").look = Some(Box::new(look));
         self
     }
@@ -148,7 +148,7 @@ impl<A: Access + 'static> Shared<A> {
 
     async fn looked_at(&self) -> Result<Option<u64>, Error> {
         match &self.look {
-            Some(look) => Ok(Some(look(&self.inner).await?)),
+            Some(look) => Ok(Some(look().await?)),
             None => Ok(None),
         }
     }

@@ -275,10 +275,12 @@ fn run(wrong: u64, rules: Rules, looks: bool) -> Result<Counts, String> {
     let worker = compute.worker().unwrap();
     let mut rng = SmallRng::seed_from_u64(rules.seed);
     let all = async {
-        let mut strict = Strict::new(create(&worker).await?, rules);
+        let inner = create(&worker).await?;
+        let mut strict = Strict::new(inner.clone(), rules);
         if looks {
-            strict = strict.looking(|inner: &OneSided<Boxes>| {
-                Box::pin(async {
+            strict = strict.looking(move || {
+                let inner = inner.clone();
+                Box::pin(async move {
                     let points = inner.perform(&All { changes: false }).await?;
                     Ok(points.iter().fold(0, |sum, &point| sum | 1 << point))
                 })
@@ -314,10 +316,10 @@ fn run(wrong: u64, rules: Rules, looks: bool) -> Result<Counts, String> {
 
 const SEEDS: u64 = 8;
 
-/// What is found with at least one of some seeds.
+/// What is found with at least one of many seeds.
 fn found(wrong: u64, rules: impl Fn(u64) -> Rules, looks: bool) -> String {
     let first = settings::seed("strict");
-    let mut all = (0..SEEDS).filter_map(|seed| run(wrong, rules(first.wrapping_add(seed)), looks).err());
+    let mut all = (0..100).filter_map(|seed| run(wrong, rules(first.wrapping_add(seed)), looks).err());
     all.next().unwrap_or_else(|| panic!("fault {wrong} is not found"))
 }
 
