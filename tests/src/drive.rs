@@ -65,11 +65,21 @@ fn with_the_tide(op: Op, tide_ns: u64, time_ns: u64) -> Op {
 
 /// Whether an operation cannot help but fail with this on a fabric that fails: for want of memory or of a connection, or
 /// because nobody can say what became of it.
-fn is_the_fabrics(error: &Error) -> bool {
+pub(crate) fn is_the_fabrics(error: &Error) -> bool {
     match error {
         Error::Fabric(FabricError::RegistrationRefused { .. } | FabricError::RequestFailed { what: "CONNECT", .. })
-        | Error::Messaging(MessagingError::OutcomeUnknown { .. }) => true,
-        Error::OnServer { why, .. } => why.contains("refuses to register"),
+        | Error::Messaging(MessagingError::OutcomeUnknown { .. })
+        | Error::InstallUnknown { .. } => true,
+        Error::OnServer { why, .. } => why.contains("refuses to register") || loses_pages(error),
+        _ => false,
+    }
+}
+
+/// Whether nobody can say if pages are linked to.
+pub(crate) fn loses_pages(error: &Error) -> bool {
+    match error {
+        Error::InstallUnknown { .. } => true,
+        Error::OnServer { why, .. } => why.contains("it took effect or not"),
         _ => false,
     }
 }

@@ -24,13 +24,16 @@
 //! - [`torn`]: ways to validate a READ, right ones and broken ones, under writers.
 //! - [`fuzz`]: mutated inputs for whatever reads words of others.
 //! - [`bounded`]: running an operation that must come to an end.
-//! - [`subject`]: the structures under test.
+//! - [`conformance`]: the tests that every structure has to pass, for structures of any crate.
+//! - [`strict`]: an access that does everything to operations that it may.
+//! - [`subject`]: the ordered maps under test.
 //! - [`settings`]: seeds, durations and sizes from the environment or the command line.
 
 pub mod atomic_map;
 pub mod backend;
 pub mod bounded;
 pub mod cluster;
+pub mod conformance;
 pub mod direct;
 pub mod drive;
 pub mod fuzz;
@@ -46,6 +49,7 @@ pub mod reach;
 pub mod scans;
 pub mod settings;
 pub mod stress;
+pub mod strict;
 pub mod subject;
 pub mod torn;
 pub mod workload;

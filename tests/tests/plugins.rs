@@ -1,13 +1,13 @@
-//! Structures that are no ordered maps, over every access: pages of four sizes in one, and one without locks.
+//! Structures that are no ordered maps: what the conformance kit does not ask of them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use farlink_offload::{
-    CacheOptions, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
+    CacheOptions, ComputeCache, Engine, EngineOptions, Policies,
     policy::{Always, Never},
 };
 use farlink_runtime::{
-    access::{Plugin, Structure},
+    access::Plugin,
     catalog,
     error::Error,
     fabric::mem::MemOptions,
@@ -19,16 +19,13 @@ use farlink_runtime::{
 };
 use farlink_tests::{
     bounded::Watchdog,
-    cluster::{self, FAST, NASTY, WEAK},
+    cluster::{self, FAST},
     fleet::Fleet,
     plugins::{
-        chains::{self, Chains, Push, SETS, Take, Values},
-        mixed::{self, Add, Mixed, Sum},
+        chains::{self, Chains, Push, Take, Values},
+        mixed::{self, Mixed, Sum},
     },
 };
-
-const COUNTERS: u64 = 4 * 30;
-const ROUNDS: u64 = 3;
 
 /// A cluster with a structure, and a worker beside it.
 fn with(options: MemOptions, placed: Placed, f: impl AsyncFnOnce(&Worker, Placed) -> Result<(), Error>) {
@@ -49,98 +46,11 @@ fn cache<P: Plugin>(ships: bool) -> ComputeCache<P> {
     ComputeCache::new(options).unwrap()
 }
 
-async fn count(run: &impl Run<Plugin = Mixed>) -> Result<(), Error> {
-    let mut model = BTreeMap::new();
-    for round in 1..=ROUNDS {
-        for counter in 0..COUNTERS {
-            let amount = counter * 7 + round;
-            let before = run.perform(&Add { counter, amount }).await?;
-            let sum: &mut u64 = model.entry(mixed::place(counter)).or_default();
-            assert_eq!(before, *sum, "counter {counter} of round {round}");
-            *sum += amount;
-        }
-        for forks in [false, true] {
-            assert_eq!(run.perform(&Sum { forks }).await?, model.values().sum::<u64>(), "forks: {forks}");
-        }
-    }
-    Ok(())
-}
-
-/// Runs `test` with every access to a structure that `create` makes.
-macro_rules! over_every_access {
-    ($test:ident, $create:path, $plugin:ty, $owned:expr) => {
-        for options in [FAST, NASTY, WEAK] {
-            for spread in [Spread::RoundRobin, Spread::Leaves, Spread::OneServer] {
-                for proof in [Proof::Checksum, Proof::LockBodyLock] {
-                    with(options, everywhere(spread), async |worker, placed| {
-                        let made = $create(worker, "s", placed).await?;
-                        let structure: Structure = farlink_runtime::access::Access::context(&made).structure.clone();
-                        $test(&OneSided::<$plugin>::new(worker, structure, proof)).await?;
-                        assert_clean::<$plugin>(worker).await
-                    });
-                    with(options, everywhere(spread), async |worker, placed| {
-                        let made = $create(worker, "s", placed).await?;
-                        let structure = farlink_runtime::access::Access::context(&made).structure.clone();
-                        $test(&cache::<$plugin>(false).share(worker, structure, proof)?).await?;
-                        assert_clean::<$plugin>(worker).await
-                    });
-                }
-                with(options, everywhere(spread), async |worker, placed| {
-                    let made = $create(worker, "s", placed).await?;
-                    let structure = farlink_runtime::access::Access::context(&made).structure.clone();
-                    $test(&Hybrid::<$plugin>::new(worker, structure, Proof::Checksum)).await?;
-                    assert_clean::<$plugin>(worker).await
-                });
-            }
-            with(options, everywhere(Spread::OneServer), async |worker, placed| {
-                let made = $create(worker, "s", placed).await?;
-                let structure = farlink_runtime::access::Access::context(&made).structure.clone();
-                $test(&Remote::<$plugin>::new(worker, structure)).await?;
-                assert_clean::<$plugin>(worker).await
-            });
-        }
-    };
-}
-
 async fn assert_clean<P: Plugin>(worker: &Worker) -> Result<(), Error> {
     let access = OneSided::<P>::new(worker, catalog::open::<P>(worker, "s").await?, Proof::Checksum);
     let report = P::check(&access).await?;
     assert!(report.is_clean(), "{report:?}");
     Ok(())
-}
-
-#[test]
-fn pages_of_four_sizes_work_over_every_access() {
-    over_every_access!(count, mixed::create, Mixed, true);
-    for options in [FAST, NASTY, WEAK] {
-        for spread in [Spread::RoundRobin, Spread::OneServer] {
-            with(options, everywhere(spread), async |worker, placed| {
-                let made = mixed::create(worker, "s", placed).await?;
-                let structure = farlink_runtime::access::Access::context(&made).structure.clone();
-                let owned = cache::<Mixed>(false).own(worker, structure, ())?;
-                count(&owned).await?;
-                owned.flush().await?;
-                assert_clean::<Mixed>(worker).await
-            });
-            for ships in [false, true] {
-                with(options, everywhere(spread), async |worker, placed| {
-                    let made = mixed::create(worker, "s", placed).await?;
-                    let structure = farlink_runtime::access::Access::context(&made).structure.clone();
-                    let owned = cache::<Mixed>(true).own(worker, structure, ())?;
-                    let policies = if ships { Policies::new(Always) } else { Policies::new(Never) };
-                    let options = EngineOptions { level_max: Some(0) };
-                    let engine = Engine::new(owned, policies, options)?;
-                    // Nothing is cached: each part is summed up where it is.
-                    assert_eq!(engine.perform(&Sum { forks: true }).await?, 0);
-                    assert_eq!(engine.counts().shipped, if ships { 4 } else { 0 });
-                    count(&engine).await?;
-                    assert_eq!(engine.counts().shipped > 4, ships, "{:?}", engine.counts());
-                    engine.cached().flush().await?;
-                    assert_clean::<Mixed>(worker).await
-                });
-            }
-        }
-    }
 }
 
 /// The root, and then four pages at a time: five READs, two round trips.
@@ -158,30 +68,20 @@ fn what_overlaps_is_one_round_trip() {
     });
 }
 
-async fn chain(run: &impl Run<Plugin = Chains>) -> Result<(), Error> {
-    let mut model = BTreeMap::<u64, Vec<u64>>::new();
-    for round in 0..3 {
-        for value in 0..5 * SETS {
-            let set = value % SETS;
-            run.perform(&Push { set, value: value + 100 * round }).await?;
-            model.entry(set).or_default().insert(0, value + 100 * round);
-        }
-        for set in 0..SETS {
-            assert_eq!(run.perform(&Values { set }).await?, model[&set]);
-        }
-        for set in (round..SETS).step_by(3) {
-            assert_eq!(run.perform(&Take { set }).await?, model.remove(&set).unwrap());
-            assert!(run.perform(&Values { set }).await?.is_empty());
-            assert!(run.perform(&Take { set }).await?.is_empty());
-            model.insert(set, Vec::new());
-        }
-    }
-    Ok(())
-}
-
+/// Nothing is cached: each of four parts is summed up where it is.
 #[test]
-fn a_structure_without_locks_works_over_every_access_that_says_it_can() {
-    over_every_access!(chain, chains::create, Chains, false);
+fn each_part_of_a_fork_is_shipped() {
+    with(FAST, everywhere(Spread::RoundRobin), async |worker, placed| {
+        let made = mixed::create(worker, "s", placed).await?;
+        let structure = farlink_runtime::access::Access::context(&made).structure.clone();
+        for (policies, shipped) in [(Policies::new(Always), 4), (Policies::new(Never), 0)] {
+            let owned = cache::<Mixed>(true).own(worker, structure.clone(), ())?;
+            let engine = Engine::new(owned, policies, EngineOptions { level_max: Some(0) })?;
+            assert_eq!(engine.perform(&Sum { forks: true }).await?, 0);
+            assert_eq!(engine.counts().shipped, shipped);
+        }
+        Ok(())
+    });
 }
 
 /// What an owner has in its cache nobody else sees: words that others swap would lead to what is not there.
@@ -201,58 +101,6 @@ fn an_owner_refuses_what_others_would_have_to_see_at_once() {
         assert!(matches!(refused, Err(Error::NotCoherent { .. })), "{refused:?}");
         assert_clean::<Chains>(worker).await
     });
-}
-
-/// Workers of several compute servers, each value pushed once: every one is there, or was taken once.
-#[test]
-fn nothing_is_lost_or_taken_twice_by_many_at_once() {
-    const EACH: u64 = 300;
-    let _watch = Watchdog::start("chains", Duration::from_secs(100));
-    for options in [FAST, NASTY, WEAK] {
-        let fleet = Fleet::start(2, 16 << 20, 1, options).unwrap();
-        let fabric = fleet.fabric();
-        let compute = cluster::join(&fabric, 1).unwrap();
-        let structure = {
-            let worker = compute.worker().unwrap();
-            let made = worker.block_on(chains::create(&worker, "s", everywhere(Spread::RoundRobin))).unwrap();
-            farlink_runtime::access::Access::context(&made).structure.clone()
-        };
-        let taken: Vec<u64> = std::thread::scope(|scope| {
-            let run = |number: u64| {
-                let (fabric, structure) = (fabric.clone(), structure.clone());
-                scope.spawn(move || {
-                    let compute = cluster::join(&fabric, 10 + number).unwrap();
-                    let worker = compute.worker().unwrap();
-                    let access = OneSided::<Chains>::new(&worker, structure, Proof::Checksum);
-                    worker.block_on(async {
-                        let mut taken = Vec::new();
-                        for value in 0..EACH {
-                            access.perform(&Push { set: value % 2, value: number * EACH + value }).await.unwrap();
-                            if value % 7 == number {
-                                taken.extend(access.perform(&Take { set: value % 2 }).await.unwrap());
-                            }
-                        }
-                        taken
-                    })
-                })
-            };
-            let threads: Vec<_> = (0..3).map(run).collect();
-            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
-        });
-        let worker = compute.worker().unwrap();
-        worker
-            .block_on(async {
-                let access = OneSided::<Chains>::new(&worker, structure, Proof::Checksum);
-                let mut all = taken;
-                for set in 0..SETS {
-                    all.extend(access.perform(&Values { set }).await?);
-                }
-                all.sort_unstable();
-                assert_eq!(all, (0..3 * EACH).collect::<Vec<_>>());
-                assert_clean::<Chains>(&worker).await
-            })
-            .unwrap();
-    }
 }
 
 #[test]

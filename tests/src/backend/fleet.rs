@@ -1,6 +1,9 @@
 //! Clusters in this process whose memory servers carry out operations.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use farlink_offload::{
     Cut, Hybrid, Parted, PartedRemote, Remote,
@@ -67,8 +70,22 @@ impl Fleet {
     /// # Errors
     /// As [`Fleet::start`].
     pub fn start_with(servers: usize, bytes: u64, threads: usize, manners: Manners) -> Result<Self, Error> {
+        Self::start_of(servers, bytes, threads, manners, &registry())
+    }
+
+    /// [`Fleet::start_with`], with memory servers that know these operations.
+    ///
+    /// # Errors
+    /// As [`Fleet::start`].
+    pub fn start_of(
+        servers: usize,
+        bytes: u64,
+        threads: usize,
+        manners: Manners,
+        registry: &Registry,
+    ) -> Result<Self, Error> {
         let cluster = here::start_with(servers, bytes, manners)?;
-        let servers = if threads == 0 { Vec::new() } else { start_all(&cluster, threads, &options_here())? };
+        let servers = if threads == 0 { Vec::new() } else { serve(&cluster, threads, &options_here(), registry)? };
         Ok(Self { servers, cluster })
     }
 
@@ -109,6 +126,15 @@ fn options_here() -> ShipOptions {
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn start_all(cluster: &Arc<dyn Here>, threads: usize, options: &ShipOptions) -> Result<Vec<ShipServer>, Error> {
+    serve(cluster, threads, options, &registry())
+}
+
+fn serve(
+    cluster: &Arc<dyn Here>,
+    threads: usize,
+    options: &ShipOptions,
+    registry: &Registry,
+) -> Result<Vec<ShipServer>, Error> {
     let listen = ListenOptions { endpoints: threads, ..ListenOptions::default() };
     let member = Arc::new(Mutex::new(Weak::new()));
     let start = |server: usize| {
@@ -123,7 +149,7 @@ pub fn start_all(cluster: &Arc<dyn Here>, threads: usize, options: &ShipOptions)
             *member = Arc::downgrade(&joined);
             Ok(joined)
         };
-        ShipServer::start(cluster.listen(server, &listen)?, cluster.memory(server)?, registry(), options, join)
+        ShipServer::start(cluster.listen(server, &listen)?, cluster.memory(server)?, registry.clone(), options, join)
     };
     (0..cluster.fabric().servers()).map(start).collect()
 }
@@ -145,14 +171,28 @@ pub fn ship_at(
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn ship(server: &MemoryServer, spec: &ServerSpec) -> Result<ShipServer, Error> {
-    let listen = ListenOptions { endpoints: spec.threads, ..ListenOptions::default() };
-    let listener = spec.manners.wrap_listener(server.listen(&listen, spec.manners.options())?);
-    let (dir, manners) = (spec.dir.clone(), spec.manners);
+    ship_of(server, &spec.dir, spec.threads, spec.manners, registry())
+}
+
+/// Has a memory server of files in `dir` carry out these operations.
+///
+/// # Errors
+/// As [`ShipServer::start`].
+pub fn ship_of(
+    server: &MemoryServer,
+    dir: &Path,
+    threads: usize,
+    manners: Manners,
+    registry: Registry,
+) -> Result<ShipServer, Error> {
+    let listen = ListenOptions { endpoints: threads, ..ListenOptions::default() };
+    let listener = manners.wrap_listener(server.listen(&listen, manners.options())?);
+    let dir = dir.to_owned();
     let join = move || {
         let fabric = manners.wrap(Arc::new(MemFabric::open(&dir, manners.options())?));
         Ok(Arc::new(cluster::join(&fabric, 0)?))
     };
-    ship_at(listener, server.memory(), join)
+    ShipServer::start(listener, server.memory(), registry, &ShipOptions::default(), join)
 }
 
 /// The name of a part.

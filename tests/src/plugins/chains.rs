@@ -142,10 +142,9 @@ impl Operation for Take {
             return Ok(Vec::new());
         }
         let (pages, values) = chain(access, &root, first).await?;
-        let to = EMPTY | access.context().worker.random(|rng| rand::RngExt::random::<u64>(rng)) >> 2;
-        match access.install(vec![], |_| (), word, first, to).await? {
-            Err(_) => return Err(Interrupt::conflict()),
-            Ok(()) => {}
+        let to = EMPTY | access.context().worker.random(rand::RngExt::random::<u64>) >> 2;
+        if access.install(vec![], |_| (), word, first, to).await?.is_err() {
+            return Err(Interrupt::conflict());
         }
         // The values are taken: what becomes of their pages has no say in that.
         let _ = access.retire(pages).await;

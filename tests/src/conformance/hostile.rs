@@ -1,0 +1,148 @@
+//! Pages that hold anything at all: every operation ends, with an answer or an error, and nothing panics.
+//!
+//! Words of pages are overwritten: with anything, with links to other pages, with what other pages hold; raw, or *sealed* with
+//! a checksum that fits, so that they get past the readers' proof and into the structure's own code. A lock word that names a
+//! compute server that lives is left out: to wait for that one is right.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    rc::Rc,
+};
+
+use farlink_runtime::{
+    lock::{LockState, LockWord},
+    one_sided::{OneSided, Proof},
+    page::{self, CHECKSUM, HEADER_WORDS, IDENTITY, Identity, LOCK, SizeClass},
+    ptr::{Link, RemotePtr},
+    worker::Worker,
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
+
+use super::{Model, Way, scene::Scene, ways::Reached, with_seeds};
+use crate::{
+    backend::Manners,
+    bounded::{self, Bound},
+    cluster,
+    direct::Direct,
+    raw,
+};
+
+/// More than a stale page that is looked at a thousand times costs, on any path.
+const ENDLESS: Bound = Bound { reads_max: 1_500_000, turns_max: 20_000_000 };
+/// Operations before the damage.
+const BEFORE: usize = 150;
+/// Pages that are damaged one after another, and operations after each.
+const HARMS: usize = 6;
+const AFTER: usize = 12;
+
+/// Every operation on damaged pages ends, over some accesses.
+///
+/// # Panics
+/// If one does not, or panics.
+pub fn hostile<M: Model>() {
+    with_seeds("hostile", |seed| {
+        let met = [Way::OneSided, Way::CachedInner, Way::Within, Way::Owned, Way::Strict];
+        for way in M::ways().into_iter().filter(|way| met.contains(way)) {
+            run::<M>(way, seed);
+        }
+    });
+}
+
+fn run<M: Model>(way: Way, seed: u64) {
+    let scene = Scene::<M>::new(way, Manners::Fast, seed);
+    let context = scene.context.clone();
+    let station = scene.station(false);
+    let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
+    let worker = compute.worker().unwrap();
+    let reached = Rc::new(station.reach(&worker).unwrap());
+    let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
+    worker.block_on(async {
+        for _ in 0..BEFORE {
+            let op = M::draw(&mut rng, &state);
+            M::apply(&mut state, &op);
+            M::run(&op, &*reached).await.unwrap_or_else(|error| panic!("{context}: {op:?}: {error}"));
+        }
+        reached.flush().await.unwrap();
+    });
+    let direct = Direct::new(&scene.fabric, 0).unwrap();
+    let pages: Vec<(RemotePtr, SizeClass)> = SizeClass::all()
+        .flat_map(|class| {
+            raw::pages_of(&scene.fabric, scene.structure().id, class).into_iter().map(move |at| (at, class))
+        })
+        .collect();
+    assert!(!pages.is_empty(), "{context}: no pages");
+    for _ in 0..HARMS {
+        let harm = harm(&direct, &pages, compute.owner(), &mut rng);
+        for _ in 0..AFTER {
+            let op = M::draw(&mut rng, &state);
+            M::apply(&mut state, &op);
+            ends::<M>(&worker, &reached, op, &format!("{context}, {harm}"));
+        }
+    }
+    let one_sided = OneSided::<M::Plugin>::new(&worker, scene.structure().clone(), Proof::Checksum);
+    let check = async move { <M::Plugin as farlink_runtime::access::Plugin>::check(&one_sided).await.map(drop) };
+    let checked = bounded::run(&worker, ENDLESS, check);
+    checked.map(drop).unwrap_or_else(|endless| panic!("{context}: check: {endless}"));
+}
+
+/// Runs one operation; how it ends does not matter, but that it does.
+fn ends<M: Model>(worker: &Worker, reached: &Rc<Reached<M::Plugin>>, op: M::Op, context: &str) {
+    let (reached, what) = (Rc::clone(reached), format!("{op:?}"));
+    let run = async move { M::run(&op, &*reached).await.map(drop) };
+    let ended = catch_unwind(AssertUnwindSafe(|| bounded::run(worker, ENDLESS, run)));
+    match ended {
+        Err(panic) => {
+            println!("{context}: {what} panicked");
+            resume_unwind(panic);
+        }
+        Ok(Err(endless)) => panic!("{context}: {what}: {endless}"),
+        Ok(Ok(_)) => {}
+    }
+}
+
+/// Damages a page; what was done.
+fn harm(
+    direct: &Direct,
+    pages: &[(RemotePtr, SizeClass)],
+    alive: farlink_runtime::lock::OwnerId,
+    rng: &mut SmallRng,
+) -> String {
+    let &(at, class) = pages.choose(rng).expect("there are pages");
+    let mut image = direct.read(at, class.words()).unwrap();
+    let sealed = rng.random_ratio(3, 4);
+    let mut done = format!("page {at} of {} bytes, sealed: {sealed}", class.bytes());
+    for _ in 0..rng.random_range(1..5) {
+        let &(other, other_class) = pages.choose(rng).expect("there are pages");
+        let word = match rng.random_range(0..7) {
+            0 => rng.random(),
+            1 => rng.random_range(0..100),
+            2 => u64::MAX - rng.random_range(0..5),
+            3 => Link::to(other, other_class).word(),
+            4 => Link::to(at, class).word(),
+            5 => rng.random::<u64>() | 1 << 63,
+            _ => direct.read(other, other_class.words()).unwrap()[rng.random_range(0..other_class.words())],
+        };
+        // The structure's first words are what it relies on most.
+        let end = if rng.random() { image.len() } else { image.len().min(HEADER_WORDS + 8) };
+        let index = rng.random_range(0..end);
+        match index {
+            // Of the identity only the level, so that the page still passes for one of the structure's.
+            IDENTITY if sealed => {
+                let identity = Identity::from_word(image[IDENTITY]);
+                let Some(identity) = identity else { continue };
+                image[IDENTITY] = Identity { level: word as u8, ..identity }.word();
+            }
+            0..HEADER_WORDS if sealed => continue,
+            _ => image[index] = word,
+        }
+        done += &format!(", word {index} = {word:#x}");
+    }
+    let lock = LockWord::from_word(image[LOCK]);
+    if sealed {
+        image[CHECKSUM] = page::checksum(&image, lock.version());
+    } else if lock.state() == LockState::LockedBy(alive) {
+        image[LOCK] = LockWord::free(lock.version()).word();
+    }
+    direct.write(at, &image).unwrap();
+    done
+}

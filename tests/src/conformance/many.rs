@@ -1,0 +1,246 @@
+//! Workers of several compute servers at the same time.
+
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+    },
+    time::{Duration, Instant},
+};
+
+use farlink_runtime::{
+    compute::ComputeServer,
+    error::Error,
+    fabric::Fabric,
+    worker::{Handle, Worker},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+use super::{
+    Event, Model, Way,
+    scene::{self, Scene, manners},
+    ways::{Reached, Station},
+    with_seeds,
+};
+use crate::{
+    backend::{Fate, Faults, Manners},
+    cluster,
+    drive::{is_the_fabrics, loses_pages, polled},
+    history::now_ns,
+};
+
+/// Operations of a worker.
+const OPS: usize = 50;
+/// Operations that a worker has in flight.
+const IN_FLIGHT: usize = 2;
+/// Where operations are dropped in mid-flight, one in so many is.
+const DROPPED_ONE_IN: u32 = 20;
+/// Where requests fail, one in so many does.
+const FAULTS_ONE_IN: u32 = 200;
+const WORKERS: usize = 2;
+const BEGIN_LIMIT: Duration = Duration::from_millis(500);
+
+/// Histories of several workers are linearizable, over every access and kind of fabric. On a nasty fabric, some operations are
+/// dropped in mid-flight.
+///
+/// # Panics
+/// If one is not, or the structure is not clean behind it.
+pub fn linearizable<M: Model>() {
+    with_seeds("linearizable", |seed| {
+        for manners in manners() {
+            run::<M>(manners, seed, manners == Manners::Nasty);
+        }
+    });
+}
+
+/// [`linearizable`] where requests fail.
+///
+/// # Panics
+/// As [`linearizable`].
+pub fn faults<M: Model>() {
+    with_seeds("faults", |seed| {
+        let fate = Fate::ALL[(seed % 4) as usize];
+        let faults = Faults { seed, one_in: FAULTS_ONE_IN, fate, is_weak: seed % 8 < 4 };
+        run::<M>(Manners::Faulty(faults), seed, seed % 3 == 0);
+    });
+}
+
+fn run<M: Model>(manners: Manners, seed: u64, drops: bool) {
+    let mut decided = 0;
+    for way in M::ways() {
+        decided += usize::from(of_way::<M>(way, manners, seed, drops));
+    }
+    assert!(decided > 0, "histories are too long to be judged");
+}
+
+/// Whether it was found out that all is well.
+fn of_way<M: Model>(way: Way, manners: Manners, seed: u64, drops: bool) -> bool {
+    let scene = Scene::<M>::new(way, manners, seed);
+    let context = &scene.context;
+    let computes = if way.owns() { 1 } else { 2 };
+    let common = Arc::new(Common::of(computes * WORKERS));
+    let stations: Vec<_> = (0..computes).map(|_| scene.station(false)).collect();
+    let joined: Vec<_> = (0..computes).map(|compute| cluster::join(&scene.fabric, seed + compute as u64)).collect();
+    let joined: Vec<_> = joined.into_iter().map(|compute| compute.unwrap()).collect();
+    let mut history = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for number in 0..computes * WORKERS {
+            let plan = Plan { number, seed, drops, faulty: manners.faults().is_some() };
+            let (compute, station, common) = (&joined[number / WORKERS], &stations[number / WORKERS], &common);
+            threads.push(scope.spawn(move || work::<M>(compute, station, plan, common)));
+        }
+        // Each says itself what went wrong.
+        let all = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panic!("{context}: see above")));
+        all.flatten().map(|(_, event)| event).collect::<Vec<_>>()
+    });
+    for (compute, station) in joined.iter().zip(&stations) {
+        let worker = cluster::again(|| compute.worker()).unwrap();
+        let reached = cluster::again(|| station.reach(&worker)).unwrap();
+        worker.block_on(cluster::again_async(async || reached.flush().await)).unwrap();
+    }
+    drop((joined, stations));
+    history.extend(look::<M>(&scene));
+    M::judge(&history).unwrap_or_else(|why| panic!("{context}: {why}"));
+    let decided = scene::judge::<M, _>(&history, |expected, found| expected == found, context);
+    scene.close(common.has_lost_pages.load(Ordering::Relaxed));
+    decided
+}
+
+/// What the workers of a run have in common.
+#[derive(Debug)]
+pub(super) struct Common {
+    missing: AtomicUsize,
+    /// Nobody can say whether some pages are linked to.
+    has_lost_pages: AtomicBool,
+}
+
+impl Common {
+    /// Of so many workers.
+    pub(super) fn of(workers: usize) -> Self {
+        Self { missing: AtomicUsize::new(workers), has_lost_pages: AtomicBool::new(false) }
+    }
+
+    /// They wait for each other, for a moment: one of them may have failed.
+    fn wait(&self) {
+        let begun = Instant::now();
+        self.missing.fetch_sub(1, Ordering::AcqRel);
+        while self.missing.load(Ordering::Acquire) > 0 && begun.elapsed() < BEGIN_LIMIT {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// An operation with its number among its worker's.
+pub(super) type Numbered<M> = (usize, Event<<M as Model>::Op, <M as Model>::Output>);
+
+/// What a worker does.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) number: usize,
+    pub(super) seed: u64,
+    pub(super) drops: bool,
+    pub(super) faulty: bool,
+}
+
+/// The operations of a worker: the same for one seed and number.
+pub(super) fn ops_of<M: Model>(seed: u64, number: usize) -> Vec<M::Op> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ ((number as u64 + 1) << 32));
+    let mut state = M::State::default();
+    let draw = |_| {
+        let op = M::draw(&mut rng, &state);
+        M::apply(&mut state, &op);
+        op
+    };
+    (0..OPS).map(draw).collect()
+}
+
+/// Runs a worker's operations, several at a time; each with its number.
+pub(super) fn work<M: Model>(
+    compute: &ComputeServer,
+    station: &Station<M>,
+    plan: Plan,
+    common: &Arc<Common>,
+) -> Vec<Numbered<M>> {
+    let worker = cluster::again(|| compute.worker()).unwrap();
+    let reached = Rc::new(cluster::again(|| station.reach(&worker)).unwrap());
+    let all = Rc::new(RefCell::new(Vec::new()));
+    let ops = Rc::new(RefCell::new(ops_of::<M>(plan.seed, plan.number).into_iter().enumerate()));
+    common.wait();
+    let task = |_| {
+        let (worker, reached, all, ops) = (Handle::clone(&worker), Rc::clone(&reached), all.clone(), ops.clone());
+        let common = Arc::clone(common);
+        async move {
+            loop {
+                let Some((index, op)) = ops.borrow_mut().next() else { break };
+                let event = one::<M>(&worker, &reached, op, plan, &common).await;
+                all.borrow_mut().push((index, event));
+            }
+        }
+    };
+    let tasks: Vec<_> = (0..IN_FLIGHT).map(task).map(|task| worker.spawn(task)).collect();
+    worker.block_on(async {
+        for task in tasks {
+            task.await;
+        }
+    });
+    drop((reached, worker));
+    all.take()
+}
+
+async fn one<M: Model>(
+    worker: &Handle,
+    reached: &Reached<M::Plugin>,
+    op: M::Op,
+    plan: Plan,
+    common: &Common,
+) -> Event<M::Op, M::Output> {
+    let drops = plan.drops && worker.random(|rng| rng.random_ratio(1, DROPPED_ONE_IN));
+    let begin_ns = now_ns();
+    fence(Ordering::SeqCst);
+    let outcome = match drops {
+        true => polled(worker.random(|rng| rng.random_range(1..20)), M::run(&op, reached)).await,
+        false => Some(M::run(&op, reached).await),
+    };
+    fence(Ordering::SeqCst);
+    let outcome = match outcome {
+        Some(Ok(output)) => Some(output),
+        None => None,
+        Some(Err(error)) if plan.faulty && is_the_fabrics(&error) => {
+            if loses_pages(&error) {
+                common.has_lost_pages.store(true, Ordering::Relaxed);
+            }
+            None
+        }
+        Some(Err(error)) => panic!("{} over {reached:?}, {plan:?}: {op:?} failed: {error}", plan.seed),
+    };
+    let end_ns = if outcome.is_some() { now_ns() } else { u64::MAX };
+    Event { worker: plan.number, op, outcome, begin_ns, end_ns }
+}
+
+/// What is there in the end, as one more worker sees it.
+fn look<M: Model>(scene: &Scene<M>) -> Vec<Event<M::Op, M::Output>> {
+    look_by::<M>(&scene.sound_fabric(), scene.structure(), &scene.context)
+}
+
+/// What is there, one-sided.
+pub(super) fn look_by<M: Model>(
+    fabric: &Arc<dyn Fabric>,
+    structure: &farlink_runtime::access::Structure,
+    context: &str,
+) -> Vec<Event<M::Op, M::Output>> {
+    let see = |worker: &Worker| {
+        let station = Station::<M>::new(structure.clone(), Way::OneSided, None, 0, false)?;
+        let reached = station.reach(worker)?;
+        let mut events = Vec::new();
+        for op in M::looks() {
+            let begin_ns = now_ns();
+            let outcome = Some(worker.block_on(M::run(&op, &reached))?);
+            events.push(Event { worker: usize::MAX, op, outcome, begin_ns, end_ns: now_ns() });
+        }
+        Ok(events)
+    };
+    let seen: Result<_, Error> = cluster::with_worker(fabric, see);
+    seen.unwrap_or_else(|error| panic!("{context}: {error}"))
+}

@@ -1,0 +1,206 @@
+//! The tests that every structure has to pass, whoever wrote it: a [`Model`] says what the structure is, and
+//! [`conformance!`](crate::conformance!) makes tests of it, over every access and every kind of fabric.
+//!
+//! - *model*: random operations of one worker against a sequential model;
+//! - *linearizable*: workers of several compute servers, some of whose operations are dropped in mid-flight;
+//! - *faults*: the same while requests fail;
+//! - *hostile*: every operation on damaged pages ends, and nothing panics;
+//! - *reclaim*: operations in rounds take no more memory from round to round;
+//! - *processes*: compute servers in processes of their own.
+//!
+//! After each run the structure's check finds nothing, and no memory is held or lost.
+//!
+//! All is drawn from a seed, which is printed: `FARLINK_TEST_SEED` has a run again. `FARLINK_KIT_SECONDS` says how long each
+//! of these tests goes on with new seeds (3 if not set; each is run with one seed at least), `FARLINK_KIT_OPS` how many
+//! operations a run of the model has (300). `FARLINK_FABRIC=verbs` runs all but *processes* on real RDMA.
+//!
+//! ```no_run
+//! use std::collections::BTreeMap;
+//! use farlink_runtime::{error::Error, operation::Run, structure::Placed, worker::Handle};
+//! use farlink_tests::{conformance::Model, plugins::mixed::{self, Add, Mixed}};
+//! use rand::{RngExt, rngs::SmallRng};
+//!
+//! struct Counters;
+//!
+//! impl Model for Counters {
+//!     type Plugin = Mixed;
+//!     type Op = Add;
+//!     type Output = u64;
+//!     type State = BTreeMap<u64, u64>;
+//!
+//!     fn draw(rng: &mut SmallRng, _state: &Self::State) -> Add {
+//!         Add { counter: rng.random_range(0..8), amount: rng.random_range(0..10) }
+//!     }
+//!     fn apply(state: &mut Self::State, op: &Add) -> u64 {
+//!         let counter = state.entry(op.counter).or_default();
+//!         let before = *counter;
+//!         *counter += op.amount;
+//!         before
+//!     }
+//!     fn object(op: &Add) -> Option<u64> {
+//!         Some(op.counter)
+//!     }
+//!     async fn run(op: &Add, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
+//!         on.perform(op).await
+//!     }
+//!     async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error> {
+//!         mixed::create(worker, name, placed).await.map(drop)
+//!     }
+//! }
+//!
+//! farlink_tests::conformance!(Counters);
+//! ```
+
+mod hostile;
+mod many;
+mod processes;
+mod reclaim;
+mod scene;
+mod search;
+mod sequence;
+mod ways;
+
+use std::{
+    fmt::Debug,
+    hash::Hash,
+    time::{Duration, Instant},
+};
+
+use farlink_runtime::{access::Plugin, error::Error, operation::Run, structure::Placed, worker::Handle};
+use rand::rngs::SmallRng;
+
+pub use self::{
+    hostile::hostile,
+    many::{faults, linearizable},
+    processes::{child, processes},
+    reclaim::reclaim,
+    search::{Event, Verdict, linearize},
+    sequence::model,
+    ways::Way,
+};
+use crate::settings;
+
+/// What a structure is to those who use it.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Model: 'static {
+    /// The structure.
+    type Plugin: Plugin;
+    /// Any of its operations.
+    type Op: Clone + Debug + Send + Sync + 'static;
+    /// What an operation answers.
+    type Output: Clone + PartialEq + Debug + Send + 'static;
+    /// What the operations so far have made of it. Empty at first. Equal states behave alike.
+    type State: Default + Clone + Eq + Hash;
+
+    /// The memory of a compute server's cache, in bytes: small, so that pages come and go. Pages beyond 4 KiB take 1 MiB.
+    const CACHE_BYTES: usize = 128 << 10;
+
+    /// The ways in which it can be reached.
+    fn ways() -> Vec<Way> {
+        Way::ALL.to_vec()
+    }
+
+    /// An operation. In the long run it keeps the state from growing.
+    fn draw(rng: &mut SmallRng, state: &Self::State) -> Self::Op;
+
+    /// What an operation does to the state, and answers.
+    fn apply(state: &mut Self::State, op: &Self::Op) -> Self::Output;
+
+    /// What of the state an operation is about, if it is about a part that operations on others neither change nor see:
+    /// a key. Whether operations are linearizable is then asked of each part by itself, which is far less work. `None`: all.
+    /// If one operation is about all, all are.
+    fn object(_op: &Self::Op) -> Option<u64> {
+        None
+    }
+
+    /// Whether an operation is part of the history whose linearizability is asked for. One that promises less is judged by
+    /// [`Model::judge`], and by the model where it is alone.
+    fn is_linearizable(_op: &Self::Op) -> bool {
+        true
+    }
+
+    /// Operations that together show all of the state, and change nothing: an attempt that ends behind an effect is found by
+    /// them.
+    fn looks() -> Vec<Self::Op> {
+        Vec::new()
+    }
+
+    /// Runs an operation.
+    ///
+    /// # Errors
+    /// What it failed with.
+    async fn run(op: &Self::Op, on: &impl Run<Plugin = Self::Plugin>) -> Result<Self::Output, Error>;
+
+    /// Makes an empty structure with pages as small as it can have.
+    ///
+    /// # Errors
+    /// As [`catalog::create`](farlink_runtime::catalog::create).
+    async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error>;
+
+    /// What else has to be true of a history.
+    ///
+    /// # Errors
+    /// What is not.
+    fn judge(_history: &[Event<Self::Op, Self::Output>]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// The tests of a [`Model`](conformance::Model), in a module `conformance`, or in one of another name:
+/// `conformance!(counters: Counters)`.
+#[macro_export]
+macro_rules! conformance {
+    ($model:ty) => {
+        $crate::conformance!(conformance: $model);
+    };
+    ($module:ident: $model:ty) => {
+        mod $module {
+            #[allow(unused_imports, reason = "the model may be named by its path")]
+            use super::*;
+
+            #[test]
+            fn model() {
+                $crate::conformance::model::<$model>();
+            }
+            #[test]
+            fn linearizable() {
+                $crate::conformance::linearizable::<$model>();
+            }
+            #[test]
+            fn faults() {
+                $crate::conformance::faults::<$model>();
+            }
+            #[test]
+            fn hostile() {
+                $crate::conformance::hostile::<$model>();
+            }
+            #[test]
+            fn reclaim() {
+                $crate::conformance::reclaim::<$model>();
+            }
+            #[test]
+            fn processes() {
+                $crate::conformance::processes::<$model>(concat!(module_path!(), "::child"));
+            }
+            /// The other side of `processes`; nothing otherwise.
+            #[test]
+            fn child() {
+                $crate::conformance::child::<$model>();
+            }
+        }
+    };
+}
+
+/// Runs `case` with one seed after another for the time that a test has. What it prints last is the seed of what failed.
+fn with_seeds(test: &str, case: impl Fn(u64)) {
+    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 3.0));
+    let (begun, first) = (Instant::now(), settings::from_env("FARLINK_TEST_SEED", rand::random::<u64>()));
+    for number in 0.. {
+        let seed = first.wrapping_add(number);
+        println!("{test}: FARLINK_TEST_SEED={seed}");
+        case(seed);
+        if begun.elapsed() >= limit {
+            break;
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Compute servers in processes of their own. Each is the test's own program, told by its environment to be one.
+
+use std::{path::PathBuf, process::Command, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use farlink_children::Child;
+use farlink_runtime::{
+    access::Structure,
+    catalog,
+    fabric::{Fabric, mem::MemFabric},
+    server::MemoryServer,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Event, Model, Way,
+    many::{self, Common, Plan},
+    scene::{self, SERVER_BYTES, SERVERS},
+    ways::Station,
+    with_seeds,
+};
+use crate::{
+    backend::{Backend, Manners, fleet},
+    bounded::Watchdog,
+    cluster,
+};
+
+/// Tells a test program to be a compute server.
+const CHILD: &str = "FARLINK_KIT_CHILD";
+/// Before what a child says to its parent: the test harness says something, too.
+const MARK: &str = "@kit ";
+const READY: &str = "ready";
+const LIMIT: Duration = Duration::from_secs(20);
+const COMPUTES: usize = 2;
+
+/// What a child does.
+#[derive(Debug, Serialize, Deserialize)]
+struct Task {
+    dir: PathBuf,
+    /// Its place among the ways.
+    way: usize,
+    manners: Manners,
+    seed: u64,
+    number: usize,
+    name: String,
+}
+
+/// What a child says of an operation: its number, when, and its answer.
+type Told = (usize, u64, u64, Option<String>);
+
+/// Histories of workers in several processes are linearizable. `child` is the path of the test that is the other side.
+///
+/// # Panics
+/// If one is not, or the structure is not clean behind it.
+pub fn processes<M: Model>(child: &str) {
+    if Backend::chosen() == Backend::Verbs {
+        return println!("skipped on verbs");
+    }
+    let ways = M::ways();
+    with_seeds("processes", |seed| {
+        let number = (seed % ways.len() as u64) as usize;
+        let manners = scene::manners();
+        run::<M>(child, number, manners[(seed / 16 % manners.len() as u64) as usize], seed).unwrap();
+    });
+}
+
+fn run<M: Model>(child: &str, number: usize, manners: Manners, seed: u64) -> anyhow::Result<()> {
+    let way = M::ways()[number];
+    let context = format!("{way:?} and {manners:?} in processes, seed {seed}");
+    let _watchdog = Watchdog::start(context.clone(), LIMIT);
+    let dir = cluster::scratch()?;
+    let start = |server| MemoryServer::start(&cluster::serve_options(dir.path(), server, SERVERS, SERVER_BYTES));
+    let servers = (0..SERVERS).map(start).collect::<Result<Vec<_>, _>>()?;
+    let serve = |server| fleet::ship_of(server, dir.path(), 1, manners, scene::registry::<M>());
+    let ships = if way.ships() { servers.iter().map(serve).collect::<Result<Vec<_>, _>>()? } else { Vec::new() };
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), manners.options())?);
+    let structure = scene::create::<M>(&fabric, way)?;
+    let computes = if way.owns() { 1 } else { COMPUTES };
+    let task = |number_of_child| Task {
+        dir: dir.path().to_owned(),
+        way: number,
+        manners,
+        seed,
+        number: number_of_child,
+        name: structure.name.clone(),
+    };
+    let mut children =
+        (0..computes).map(|number| start_child(child, &task(number))).collect::<anyhow::Result<Vec<_>>>()?;
+    children.iter_mut().try_for_each(|child| child.send("go"))?;
+    let mut history = Vec::new();
+    for (number, child) in children.iter_mut().enumerate() {
+        let ops = many::ops_of::<M>(seed, number);
+        let told: Vec<Told> = serde_json::from_str(&hear(child)?)?;
+        for (index, begin_ns, end_ns, outcome) in told {
+            let op = ops.get(index).context("a child speaks of an operation that there is not")?.clone();
+            history.push(Event { worker: number, op, outcome, begin_ns, end_ns });
+        }
+    }
+    children.into_iter().try_for_each(Child::finish)?;
+    for Event { worker, op, outcome, begin_ns, end_ns } in many::look_by::<M>(&fabric, &structure, &context) {
+        let outcome = outcome.map(|outcome| format!("{outcome:?}"));
+        history.push(Event { worker, op, outcome, begin_ns, end_ns });
+    }
+    scene::judge::<M, String>(&history, |expected, found| format!("{expected:?}") == *found, &context);
+    drop(ships);
+    scene::check::<M>(&fabric, &context, false);
+    drop((fabric, servers));
+    Ok(())
+}
+
+fn start_child(test: &str, task: &Task) -> anyhow::Result<Child> {
+    // Its path in the program, without the name of the crate.
+    let test = test.split_once("::").map_or(test, |(_, path)| path);
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, serde_json::to_string(task)?);
+    let mut child = Child::start("a compute server", command)?;
+    anyhow::ensure!(hear(&mut child)? == READY, "a compute server begins with something else");
+    Ok(child)
+}
+
+/// The next thing that a child has to say.
+fn hear(child: &mut Child) -> anyhow::Result<String> {
+    loop {
+        let line = child.receive(None)?;
+        if let Some((_, said)) = line.split_once(MARK) {
+            return Ok(said.to_owned());
+        }
+    }
+}
+
+/// The other side of [`processes`]: a compute server, if the environment says so.
+///
+/// # Panics
+/// If it cannot do what it is to do.
+pub fn child<M: Model>() {
+    if let Ok(task) = std::env::var(CHILD) {
+        be_child::<M>(&task).unwrap();
+    }
+}
+
+fn be_child<M: Model>(task: &str) -> anyhow::Result<()> {
+    let Task { dir, way, manners, seed, number, name } = serde_json::from_str(task)?;
+    let way: Way = *M::ways().get(way).context("there is no such way")?;
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(&dir, manners.options())?);
+    let compute = cluster::join(&fabric, seed + number as u64)?;
+    let worker = compute.worker()?;
+    let structure: Structure = worker.block_on(catalog::open::<M::Plugin>(&worker, &name))?;
+    let station = Station::<M>::new(structure, way, None, seed, false)?;
+    println!("{MARK}{READY}");
+    std::io::stdin().read_line(&mut String::new())?;
+    let mut told = Vec::<Told>::new();
+    let plan = Plan { number, seed, drops: false, faulty: false };
+    for (index, event) in many::work::<M>(&compute, &station, plan, &Arc::new(Common::of(1))) {
+        told.push((index, event.begin_ns, event.end_ns, event.outcome.map(|outcome| format!("{outcome:?}"))));
+    }
+    worker.block_on(async { station.reach(&worker)?.flush().await })?;
+    drop((worker, station, compute));
+    println!("{MARK}{}", serde_json::to_string(&told)?);
+    Ok(())
+}

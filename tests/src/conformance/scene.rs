@@ -1,0 +1,145 @@
+//! A cluster with one structure, and what has to be true of it in the end.
+
+use std::{fmt::Write, marker::PhantomData, sync::Arc, time::Duration};
+
+use farlink_offload::ship::Registry;
+use farlink_runtime::{
+    access::{Plugin, Structure},
+    catalog,
+    error::Error,
+    fabric::Fabric,
+    one_sided::{OneSided, Proof},
+    ptr::ServerId,
+    structure::Placed,
+};
+
+use super::{Event, Model, Way, search, ways::Station};
+use crate::{
+    backend::{Backend, Manners},
+    bounded::Watchdog,
+    cluster,
+    fleet::Fleet,
+};
+
+pub(super) const SERVERS: usize = 2;
+pub(super) const SERVER_BYTES: u64 = 16 << 20;
+const NAME: &str = "subject";
+/// Far more than a run takes.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Kinds of fabric: on real RDMA there is one.
+pub(super) fn manners() -> Vec<Manners> {
+    match Backend::chosen() {
+        Backend::Verbs => vec![Manners::Fast],
+        _ => vec![Manners::Fast, Manners::Nasty, Manners::Weak],
+    }
+}
+
+/// What memory servers know.
+pub(super) fn registry<M: Model>() -> Registry {
+    Registry::new().with::<M::Plugin>()
+}
+
+/// Makes the structure.
+pub(super) fn create<M: Model>(fabric: &Arc<dyn Fabric>, way: Way) -> Result<Structure, Error> {
+    let placed = Placed { spread: way.spread(), root: ServerId::new(1) };
+    cluster::with_worker(fabric, |worker| {
+        worker.block_on(async {
+            M::create(worker, NAME, placed).await?;
+            catalog::open::<M::Plugin>(worker, NAME).await
+        })
+    })
+}
+
+/// Checks the structure and the cluster's memory, once all have left. Pages that an install was about of which nobody can say
+/// whether it was done may be lost.
+pub(super) fn check<M: Model>(fabric: &Arc<dyn Fabric>, context: &str, may_lose_pages: bool) {
+    let report = cluster::with_worker(fabric, |worker| {
+        worker.block_on(async {
+            let structure = catalog::open::<M::Plugin>(worker, NAME).await?;
+            M::Plugin::check(&OneSided::<M::Plugin>::new(worker, structure, Proof::Checksum)).await
+        })
+    });
+    let mut report = report.unwrap_or_else(|error| panic!("{context}: the check failed: {error}"));
+    if may_lose_pages {
+        report.audit.leaked.clear();
+        return assert!(report.is_clean(), "{context}: {report:?}");
+    }
+    assert!(report.is_clean(), "{context}: {report:?}");
+    assert_eq!(report.audit.held, 0, "{context}: pages are held after all have left");
+    let unaccounted = cluster::unaccounted_bytes(fabric, &report).unwrap();
+    assert_eq!(unaccounted, 0, "{context}: bytes of remote memory are nobody's: {report:?}");
+}
+
+/// Memory servers of this process, with the structure.
+pub(super) struct Scene<M: Model> {
+    pub(super) context: String,
+    pub(super) fabric: Arc<dyn Fabric>,
+    fleet: Fleet,
+    structure: Structure,
+    way: Way,
+    seed: u64,
+    _watchdog: Watchdog,
+    of: PhantomData<M>,
+}
+
+impl<M: Model> Scene<M> {
+    pub(super) fn new(way: Way, manners: Manners, seed: u64) -> Self {
+        let context = format!("{} over {way:?} and {manners:?}, seed {seed}", M::Plugin::NAME);
+        let threads = usize::from(way.ships());
+        let fleet = Fleet::start_of(SERVERS, SERVER_BYTES, threads, manners, &registry::<M>());
+        let fleet = fleet.unwrap_or_else(|error| panic!("{context}: {error}"));
+        let structure = create::<M>(&fleet.cluster.sound_fabric(), way);
+        let structure = structure.unwrap_or_else(|error| panic!("{context}: {error}"));
+        let watchdog = Watchdog::start(context.clone(), LIMIT);
+        Self { context, fabric: fleet.fabric(), fleet, structure, way, seed, _watchdog: watchdog, of: PhantomData }
+    }
+
+    /// A compute server's way to the structure.
+    pub(super) fn station(&self, is_alone: bool) -> Station<M> {
+        let memory = self.fleet.cluster.memory(ServerId::new(0).expect("0 is a server id")).ok();
+        Station::new(self.structure.clone(), self.way, memory, self.seed, is_alone)
+            .unwrap_or_else(|error| panic!("{}: {error}", self.context))
+    }
+
+    /// A way to the cluster on which nothing fails.
+    pub(super) fn sound_fabric(&self) -> Arc<dyn Fabric> {
+        self.fleet.cluster.sound_fabric()
+    }
+
+    pub(super) fn structure(&self) -> &Structure {
+        &self.structure
+    }
+
+    /// Once all have left.
+    pub(super) fn close(self, may_lose_pages: bool) {
+        let sound = self.sound_fabric();
+        // They leave the cluster, and give back what they hold.
+        let Fleet { servers, cluster } = self.fleet;
+        drop(servers);
+        check::<M>(&sound, &self.context, may_lose_pages);
+        drop(cluster);
+    }
+}
+
+/// Judges a history; false if it takes too long to find out.
+pub(super) fn judge<M: Model, R: std::fmt::Debug>(
+    history: &[Event<M::Op, R>],
+    same: impl Fn(&M::Output, &R) -> bool,
+    context: &str,
+) -> bool {
+    match search::linearize_by::<M, R>(history, same) {
+        search::Verdict::Linearizable => true,
+        search::Verdict::Undecided => {
+            println!("{context}: {} operations, too many orders to find out", history.len());
+            false
+        }
+        search::Verdict::Not(why) => {
+            let mut all = String::new();
+            for Event { worker, op, outcome, begin_ns, end_ns } in history {
+                let _ = writeln!(all, "{begin_ns} to {end_ns}, worker {worker}: {op:?} -> {outcome:?}");
+            }
+            panic!("{context}: not linearizable: {why}\n{all}");
+        }
+    }
+}

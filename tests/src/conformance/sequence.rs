@@ -1,0 +1,56 @@
+//! One worker, one operation after another, against the model.
+
+use std::collections::VecDeque;
+
+use rand::{SeedableRng, rngs::SmallRng};
+
+use super::{
+    Model, Way,
+    scene::{Scene, manners},
+    with_seeds,
+};
+use crate::{backend::Manners, cluster, settings};
+
+/// Operations that are told of when one is wrong.
+const TOLD: usize = 12;
+
+/// Random operations against the model, over every access and kind of fabric.
+///
+/// # Panics
+/// If an answer is not the model's, or the structure is not clean behind it.
+pub fn model<M: Model>() {
+    with_seeds("model", |seed| {
+        for manners in manners() {
+            for way in M::ways() {
+                run::<M>(way, manners, seed);
+            }
+        }
+    });
+}
+
+fn run<M: Model>(way: Way, manners: Manners, seed: u64) {
+    let scene = Scene::<M>::new(way, manners, seed);
+    let context = &scene.context;
+    let station = scene.station(true);
+    let compute = cluster::join(&scene.fabric, seed).unwrap();
+    let worker = compute.worker().unwrap();
+    let reached = station.reach(&worker).unwrap();
+    let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
+    let mut last = VecDeque::new();
+    let count: usize = settings::from_env("FARLINK_KIT_OPS", 300);
+    let mut ops = M::looks();
+    worker.block_on(async {
+        for number in 0..count + ops.len() {
+            let op = if number < count { M::draw(&mut rng, &state) } else { ops.remove(0) };
+            let expected = M::apply(&mut state, &op);
+            let found = M::run(&op, &reached).await;
+            last.push_back(format!("{op:?} -> {found:?}"));
+            last.drain(..last.len().saturating_sub(TOLD));
+            let is_right = found.as_ref().is_ok_and(|found| *found == expected);
+            assert!(is_right, "{context}: operation {number} should have answered {expected:?}: {last:#?}");
+        }
+        reached.flush().await.unwrap_or_else(|error| panic!("{context}: {error}"));
+    });
+    drop((reached, worker, compute, station));
+    scene.close(false);
+}

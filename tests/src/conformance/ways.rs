@@ -1,0 +1,229 @@
+//! The ways in which a compute server reaches a structure.
+
+use std::{fmt, rc::Rc};
+
+use farlink_offload::{
+    CacheOptions, Cached, CachedInner, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
+    policy::{Always, Choice, Miss, Never, Policy},
+};
+use farlink_runtime::{
+    access::{Access, Operation, Plugin, Region, Structure},
+    error::Error,
+    one_sided::{OneSided, Proof},
+    operation::Run,
+    server::LocalMemory,
+    structure::Spread,
+    worker::Handle,
+};
+use rand::RngExt;
+
+use super::Model;
+use crate::strict::{Rules, Strict};
+
+/// A way to reach a structure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// One-sided, each page proven by its checksum.
+    OneSided,
+    /// One-sided, each page read between two reads of its lock word.
+    LockBodyLock,
+    /// As a thread of a memory server.
+    Within,
+    /// Inner pages are cached, the structure is everybody's.
+    CachedInner,
+    /// One compute server owns all of it and caches it.
+    Owned,
+    /// An engine over that, which ships nothing.
+    NeverShipped,
+    /// One that ships what it can.
+    Shipped,
+    /// One that ships now and then.
+    NowAndThen,
+    /// Memory servers carry out all operations.
+    Coarse,
+    /// Memory servers search the inner levels.
+    Hybrid,
+    /// [`Strict`] over one-sided access: with old copies, and shipping if nobody else is there.
+    Strict,
+    /// [`Strict`] over an owner's cache.
+    StrictOwned,
+}
+
+impl Way {
+    /// All.
+    pub const ALL: [Self; 12] = [
+        Self::OneSided,
+        Self::LockBodyLock,
+        Self::Within,
+        Self::CachedInner,
+        Self::Owned,
+        Self::NeverShipped,
+        Self::Shipped,
+        Self::NowAndThen,
+        Self::Coarse,
+        Self::Hybrid,
+        Self::Strict,
+        Self::StrictOwned,
+    ];
+
+    /// Whether one compute server owns the structure.
+    pub const fn owns(self) -> bool {
+        matches!(self, Self::Owned | Self::NeverShipped | Self::Shipped | Self::NowAndThen | Self::StrictOwned)
+    }
+
+    /// Whether memory servers may carry out operations.
+    pub const fn ships(self) -> bool {
+        matches!(self, Self::Shipped | Self::NowAndThen | Self::Coarse | Self::Hybrid)
+    }
+
+    /// Where the structure's pages are.
+    pub(super) const fn spread(self) -> Spread {
+        match self {
+            Self::Coarse | Self::Shipped => Spread::OneServer,
+            Self::Hybrid => Spread::Leaves,
+            _ => Spread::RoundRobin,
+        }
+    }
+}
+
+/// Ships at random.
+#[derive(Debug)]
+struct NowAndThen;
+
+impl Policy for NowAndThen {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        if miss.one_in(3) { Choice::SHIP } else { Choice::FETCH }
+    }
+}
+
+/// A structure, as one worker reaches it.
+#[derive(Debug)]
+pub(super) enum Reached<P: Plugin> {
+    OneSided(OneSided<P>),
+    CachedInner(CachedInner<P>),
+    Owned(Cached<P>),
+    Engine(Engine<P>),
+    Coarse(Remote<P>),
+    Hybrid(Hybrid<P>),
+    Strict(Strict<OneSided<P>>),
+    StrictOwned(Strict<Cached<P>>),
+}
+
+impl<P: Plugin> Reached<P> {
+    /// Writes what an owner has changed.
+    pub(super) async fn flush(&self) -> Result<(), Error> {
+        match self {
+            Self::Owned(cached) => cached.flush().await,
+            Self::Engine(engine) => engine.cached().flush().await,
+            Self::StrictOwned(strict) => strict.inner().flush().await,
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<P: Plugin> Run for Reached<P> {
+    type Plugin = P;
+
+    async fn perform<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
+        match self {
+            Self::OneSided(it) => it.perform(operation).await,
+            Self::CachedInner(it) => it.perform(operation).await,
+            Self::Owned(it) => it.perform(operation).await,
+            Self::Engine(it) => it.perform(operation).await,
+            Self::Coarse(it) => it.perform(operation).await,
+            Self::Hybrid(it) => it.perform(operation).await,
+            Self::Strict(it) => it.perform(operation).await,
+            Self::StrictOwned(it) => it.perform(operation).await,
+        }
+    }
+}
+
+/// What the workers of a compute server share.
+pub(super) struct Station<M: Model> {
+    pub(super) structure: Structure,
+    way: Way,
+    cache: Option<ComputeCache<M::Plugin>>,
+    memory: Option<LocalMemory>,
+    seed: u64,
+    is_alone: bool,
+}
+
+impl<M: Model> fmt::Debug for Station<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Station({:?}, seed {})", self.way, self.seed)
+    }
+}
+
+impl<M: Model> Station<M> {
+    /// A compute server's way to a structure. `is_alone` says that one operation after another is all that happens to it.
+    pub(super) fn new(
+        structure: Structure,
+        way: Way,
+        memory: Option<LocalMemory>,
+        seed: u64,
+        is_alone: bool,
+    ) -> Result<Self, Error> {
+        let has_cache = way.owns() || way == Way::CachedInner;
+        let mut options = CacheOptions::new(M::CACHE_BYTES);
+        options.excludes_subtrees = way.owns();
+        let cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
+        Ok(Self { structure, way, cache, memory, seed, is_alone })
+    }
+
+    /// The structure as a worker reaches it.
+    pub(super) fn reach(&self, worker: &Handle) -> Result<Reached<M::Plugin>, Error> {
+        let structure = self.structure.clone();
+        let one_sided = |proof| OneSided::new(worker, structure.clone(), proof);
+        let cache = || self.cache.as_ref().ok_or(Error::Malformed("there is no cache"));
+        let own = || cache()?.own(worker, structure.clone(), Region::everything());
+        let share = || cache()?.share(worker, structure.clone(), Proof::Checksum);
+        let engine = |policies| {
+            // Subtrees of two levels are often on one server; those that are not come back.
+            Engine::new(own()?, policies, EngineOptions { level_max: Some(1) }).map(Reached::Engine)
+        };
+        Ok(match self.way {
+            Way::OneSided => Reached::OneSided(one_sided(Proof::Checksum)),
+            Way::LockBodyLock => Reached::OneSided(one_sided(Proof::LockBodyLock)),
+            Way::Within => Reached::OneSided(match &self.memory {
+                Some(memory) => OneSided::within(worker, structure.clone(), memory.clone()),
+                None => one_sided(Proof::Checksum),
+            }),
+            Way::CachedInner => Reached::CachedInner(share()?),
+            Way::Owned => Reached::Owned(own()?),
+            Way::NeverShipped => engine(Policies::new(Never))?,
+            Way::Shipped => engine(Policies::new(Always))?,
+            Way::NowAndThen => engine(Policies::new(NowAndThen))?,
+            Way::Coarse => Reached::Coarse(Remote::new(worker, structure.clone())),
+            Way::Hybrid => Reached::Hybrid(Hybrid::new(worker, structure.clone(), Proof::Checksum)),
+            Way::Strict => Reached::Strict(self.strict(worker, one_sided(Proof::Checksum), true, Reached::OneSided)),
+            Way::StrictOwned => Reached::StrictOwned(self.strict(worker, own()?, false, Reached::Owned)),
+        })
+    }
+
+    fn strict<A: Access<Plugin = M::Plugin> + Clone + 'static>(
+        &self,
+        worker: &Handle,
+        inner: A,
+        old_copies: bool,
+        reached: fn(A) -> Reached<M::Plugin>,
+    ) -> Strict<A> {
+        let seed = self.seed ^ worker.random(|rng| rng.random::<u64>());
+        let plain = Rc::new(reached(inner.clone()));
+        let strict = Strict::new(inner, Rules { old_copies, ships: self.is_alone, ..Rules::alone(seed) });
+        let looks = if self.is_alone { M::looks() } else { Vec::new() };
+        if looks.is_empty() {
+            return strict;
+        }
+        let looks = Rc::new(looks);
+        strict.looking(move || {
+            let (looks, plain) = (Rc::clone(&looks), Rc::clone(&plain));
+            Box::pin(async move {
+                let mut seen = String::new();
+                for look in &*looks {
+                    seen.push_str(&format!("{:?};", M::run(look, &*plain).await?));
+                }
+                Ok(seen.bytes().fold(0, |hash, byte| crate::history::mix(hash ^ u64::from(byte))))
+            })
+        })
+    }
+}

@@ -1,0 +1,148 @@
+//! The conformance kit of structures that are no ordered maps.
+
+use std::collections::BTreeMap;
+
+use farlink_runtime::{error::Error, operation::Run, structure::Placed, worker::Handle};
+use farlink_tests::{
+    conformance::{Model, Way},
+    plugins::{
+        chains::{self, Chains, Push, SETS, Take, Values},
+        mixed::{self, Add, Mixed, Sum},
+    },
+};
+use rand::{RngExt, rngs::SmallRng};
+
+/// Counters in pages of four sizes.
+struct Counters;
+
+#[derive(Debug, Clone)]
+enum CounterOp {
+    Add(Add),
+    Sum(Sum),
+}
+
+/// Each in words of its own.
+const COUNTERS: u64 = 16;
+
+impl Model for Counters {
+    type Plugin = Mixed;
+    type Op = CounterOp;
+    type Output = u64;
+    type State = BTreeMap<u64, u64>;
+
+    const CACHE_BYTES: usize = 1 << 20;
+
+    fn draw(rng: &mut SmallRng, _state: &Self::State) -> CounterOp {
+        match rng.random_range(0..6) {
+            0 => CounterOp::Sum(Sum { forks: rng.random() }),
+            _ => CounterOp::Add(Add { counter: rng.random_range(0..COUNTERS), amount: rng.random_range(0..100) }),
+        }
+    }
+
+    fn apply(state: &mut Self::State, op: &CounterOp) -> u64 {
+        match op {
+            CounterOp::Sum(_) => state.values().sum(),
+            CounterOp::Add(add) => {
+                let counter = state.entry(add.counter).or_default();
+                *counter += add.amount;
+                *counter - add.amount
+            }
+        }
+    }
+
+    fn object(op: &CounterOp) -> Option<u64> {
+        if let CounterOp::Add(add) = op { Some(add.counter) } else { None }
+    }
+
+    /// A sum is over pages as they were at several moments.
+    fn is_linearizable(op: &CounterOp) -> bool {
+        Self::object(op).is_some()
+    }
+
+    fn looks() -> Vec<CounterOp> {
+        (0..COUNTERS).map(|counter| CounterOp::Add(Add { counter, amount: 0 })).collect()
+    }
+
+    async fn run(op: &CounterOp, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
+        match op {
+            CounterOp::Add(add) => on.perform(add).await,
+            CounterOp::Sum(sum) => on.perform(sum).await,
+        }
+    }
+
+    async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error> {
+        mixed::create(worker, name, placed).await.map(drop)
+    }
+}
+
+farlink_tests::conformance!(mixed_sizes: Counters);
+
+/// Sets without locks.
+struct Sets;
+
+#[derive(Debug, Clone)]
+enum SetOp {
+    Push(Push),
+    Values(Values),
+    Take(Take),
+}
+
+/// Values of a set, from when on it is rather emptied.
+const VALUES_MAX: usize = 6;
+
+impl Model for Sets {
+    type Plugin = Chains;
+    type Op = SetOp;
+    type Output = Vec<u64>;
+    type State = BTreeMap<u64, Vec<u64>>;
+
+    /// What an owner has in its cache others would have to see at once.
+    fn ways() -> Vec<Way> {
+        Way::ALL.into_iter().filter(|way| !way.owns()).collect()
+    }
+
+    fn draw(rng: &mut SmallRng, state: &Self::State) -> SetOp {
+        let set = rng.random_range(0..SETS);
+        let is_full = state.get(&set).is_some_and(|values| values.len() > VALUES_MAX);
+        match rng.random_range(0..8) {
+            0 => SetOp::Take(Take { set }),
+            1..4 => SetOp::Values(Values { set }),
+            _ if is_full => SetOp::Take(Take { set }),
+            _ => SetOp::Push(Push { set, value: rng.random_range(0..1000) }),
+        }
+    }
+
+    fn apply(state: &mut Self::State, op: &SetOp) -> Vec<u64> {
+        match op {
+            SetOp::Push(Push { set, value }) => {
+                state.entry(*set).or_default().insert(0, *value);
+                Vec::new()
+            }
+            SetOp::Values(Values { set }) => state.get(set).cloned().unwrap_or_default(),
+            SetOp::Take(Take { set }) => state.remove(set).unwrap_or_default(),
+        }
+    }
+
+    fn object(op: &SetOp) -> Option<u64> {
+        let (SetOp::Push(Push { set, .. }) | SetOp::Values(Values { set }) | SetOp::Take(Take { set })) = op;
+        Some(*set)
+    }
+
+    fn looks() -> Vec<SetOp> {
+        (0..SETS).map(|set| SetOp::Values(Values { set })).collect()
+    }
+
+    async fn run(op: &SetOp, on: &impl Run<Plugin = Chains>) -> Result<Vec<u64>, Error> {
+        match op {
+            SetOp::Push(push) => on.perform(push).await.map(|()| Vec::new()),
+            SetOp::Values(values) => on.perform(values).await,
+            SetOp::Take(take) => on.perform(take).await,
+        }
+    }
+
+    async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error> {
+        chains::create(worker, name, placed).await.map(drop)
+    }
+}
+
+farlink_tests::conformance!(latch_free: Sets);

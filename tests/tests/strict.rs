@@ -1,0 +1,389 @@
+//! [`Strict`] finds what is wrong with a structure, and nothing wrong with the same one where it is right: bounding boxes in
+//! a root, points in the pages below.
+
+use std::{
+    collections::BTreeSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use farlink_runtime::{
+    access::*,
+    catalog::{self, CreateOptions},
+    error::Error,
+    one_sided::{OneSided, OneSidedPages, Proof},
+    operation::Run,
+    page::{HEADER_WORDS, SizeClass},
+    report::Report,
+    structure::{OPTIONS, Placed},
+    wire::wire,
+    worker::Worker,
+};
+use farlink_tests::{
+    backend::{Cluster, Manners},
+    cluster, settings,
+    strict::{Counts, Rules, Strict},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+const CHILDREN: usize = 4;
+const LINKS: usize = HEADER_WORDS;
+const LOWS: usize = LINKS + CHILDREN;
+const HIGHS: usize = LOWS + CHILDREN;
+const COUNT: usize = HEADER_WORDS;
+const POINTS: usize = COUNT + 1;
+const CLASS_BYTES: usize = 256;
+const DOMAIN: u64 = 64;
+
+/// What is wrong with an operation.
+const NOTHING: u64 = 0;
+/// It descends to one child after another.
+const DESCENDS: u64 = 1;
+/// It does not ask whether the boxes that it went by are the newest.
+const TRUSTS: u64 = 2;
+/// Having had its effect, it goes on and hands on what interrupts it.
+const GOES_ON: u64 = 3;
+
+/// Points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Boxes;
+
+/// Adds a point; whether it was new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Add {
+    point: u64,
+    wrong: u64,
+}
+
+/// Whether a point is there; takes it away if so, and if that is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Find {
+    point: u64,
+    takes: bool,
+    wrong: u64,
+}
+
+/// All points. Says that it only reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct All {
+    changes: bool,
+}
+
+wire! {
+    struct Add { point, wrong }
+    struct Find { point, takes, wrong }
+    struct All { changes }
+}
+
+fn points(page: &(impl Words + ?Sized)) -> Vec<u64> {
+    let count = (page.word(COUNT) as usize).min(page.count() - POINTS);
+    (POINTS..POINTS + count).map(|index| page.word(index)).collect()
+}
+
+fn set_points(pages: &mut impl PagesMut, slot: Slot, points: &[u64]) {
+    pages.set(slot, COUNT, points.len() as u64);
+    pages.fill(slot, POINTS, points);
+}
+
+/// The links to the children and their boxes.
+fn children(root: &(impl Words + ?Sized)) -> [(Link, u64, u64); CHILDREN] {
+    std::array::from_fn(|child| {
+        (Link::from_word(root.word(LINKS + child)), root.word(LOWS + child), root.word(HIGHS + child))
+    })
+}
+
+/// Adds a point to a page of points, or takes it away; whether that changed anything.
+async fn set_point<'a, A: Access<Plugin = Boxes>>(
+    access: &'a A,
+    page: A::Page<'a>,
+    point: u64,
+    is_there: bool,
+) -> Result<bool, Interrupt> {
+    let set = |pages: &mut A::PagesMut<'a>| {
+        let mut all = points(&pages.page(Pages::<()>::ONLY));
+        let was_there = all.contains(&point);
+        all.retain(|&other| other != point);
+        all.extend(is_there.then_some(point));
+        set_points(pages, Pages::<()>::ONLY, &all);
+        was_there != is_there
+    };
+    Ok(access.change(Pages::current(page), set).await?.0)
+}
+
+impl Operation for Add {
+    type Output = bool;
+    type Plugin = Boxes;
+    const NAME: &'static str = "add";
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Boxes>>(&self, access: &A, from: Start) -> Result<bool, Interrupt> {
+        let page = access.open(from).await?;
+        if page.level() == 0 {
+            return set_point(access, page, self.point, true).await;
+        }
+        let child = (self.point % CHILDREN as u64) as usize;
+        let (link, low, high) = page.read(children)?[child];
+        if low <= self.point && self.point <= high {
+            let page = access.descend(&page, link, Hint::DOWN).await?;
+            let added = set_point(access, page, self.point, true).await?;
+            if self.wrong == GOES_ON {
+                access.open(Start::Root).await?;
+            }
+            return Ok(added);
+        }
+        let below = access.follow(&page, link, Hint::DOWN).await?;
+        let mut pages = Pages::new();
+        let (root, below) = (pages.add(page), pages.add(below));
+        let add = |pages: &mut A::PagesMut<'_>| {
+            pages.set(root, LOWS + child, low.min(self.point));
+            pages.set(root, HIGHS + child, high.max(self.point));
+            let mut all = points(&pages.page(below));
+            all.push(self.point);
+            set_points(pages, below, &all);
+        };
+        access.change(pages, add).await?;
+        Ok(true)
+    }
+}
+
+impl Operation for Find {
+    type Output = bool;
+    type Plugin = Boxes;
+    const NAME: &'static str = "find";
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Boxes>>(&self, access: &A, from: Start) -> Result<bool, Interrupt> {
+        let page = access.open(from).await?;
+        if page.level() == 0 {
+            return self.find_in(access, page).await;
+        }
+        let children = page.read(children)?;
+        let candidates = children.into_iter().filter(|&(_, low, high)| low <= self.point && self.point <= high);
+        for (link, ..) in candidates {
+            let below = match self.wrong {
+                DESCENDS => access.descend(&page, link, Hint::DOWN).await?,
+                _ => access.follow(&page, link, Hint::DOWN).await?,
+            };
+            if self.find_in(access, below).await? {
+                return Ok(true);
+            }
+        }
+        if self.wrong != TRUSTS {
+            access.validate(&[&page]).await?;
+        }
+        Ok(false)
+    }
+}
+
+impl Find {
+    async fn find_in<'a, A: Access<Plugin = Boxes>>(
+        &self,
+        access: &'a A,
+        page: A::Page<'a>,
+    ) -> Result<bool, Interrupt> {
+        let is_there = page.read(points)?.contains(&self.point);
+        match is_there && self.takes {
+            true => set_point(access, page, self.point, false).await,
+            false => Ok(is_there),
+        }
+    }
+}
+
+impl Operation for All {
+    type Output = Vec<u64>;
+    type Plugin = Boxes;
+    const NAME: &'static str = "all";
+    const READS_ONLY: bool = true;
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Boxes>>(&self, access: &A, from: Start) -> Result<Vec<u64>, Interrupt> {
+        let page = access.open(from).await?;
+        let mut all = Vec::new();
+        for (link, ..) in page.read(children)? {
+            let below = access.follow(&page, link, Hint::DOWN).await?;
+            all.extend(below.read(points)?);
+            if self.changes {
+                set_point(access, below, 0, true).await?;
+            }
+        }
+        all.sort_unstable();
+        Ok(all)
+    }
+}
+
+impl Plugin for Boxes {
+    const NAME: &'static str = "boxes";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = CLASS_BYTES..=CLASS_BYTES;
+    type Region = ();
+    type Local = ();
+
+    fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        LINKS..LINKS + CHILDREN
+    }
+
+    fn below(_page: &(impl Words + ?Sized), _link: usize) -> Option<()> {
+        Some(())
+    }
+
+    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
+        Overlap::Inside
+    }
+
+    fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
+        pages.describe(root, 1, 0);
+        pages.fill(root, LOWS, &[u64::MAX; CHILDREN]);
+    }
+
+    fn operations(to: &mut impl Operations<Self>) {
+        to.add::<Add>().add::<Find>().add::<All>();
+    }
+
+    async fn check<A: Access<Plugin = Self>>(_access: &A) -> Result<Report, Error> {
+        Ok(Report::default())
+    }
+}
+
+async fn create(worker: &Worker) -> Result<OneSided<Boxes>, Error> {
+    let class = SizeClass::of_bytes(CLASS_BYTES).expect("a size class");
+    let options = CreateOptions { class, placed: Placed::default(), options: [0; OPTIONS] };
+    catalog::create_with(worker, "boxes", &options, Proof::Checksum, async move |access: &OneSided<Boxes>| {
+        let mut pages = Pages::new();
+        let root = pages.add(access.open(Start::Root).await.map_err(|_| Error::NotEmpty)?);
+        let mut below = Vec::new();
+        for _ in 0..CHILDREN {
+            let page = access.allocate(class, Placement::RoundRobin).await?;
+            below.push((page.link(), pages.add_new(page)));
+        }
+        let fill = |pages: &mut OneSidedPages| {
+            for (child, &(link, slot)) in below.iter().enumerate() {
+                pages.describe(slot, 0, 0);
+                pages.set(root, LINKS + child, link.word());
+            }
+        };
+        access.change(pages, fill).await.map(drop).map_err(|_| Error::NotEmpty)
+    })
+    .await
+}
+
+/// Random operations with this fault over a strict access, against a set; what was found, if anything was.
+fn run(wrong: u64, rules: Rules, looks: bool) -> Result<Counts, String> {
+    let cluster = Cluster::of_this_run(2, 4 << 20, Manners::Fast).unwrap();
+    let compute = cluster::join(&Arc::clone(&cluster), 1).unwrap();
+    let worker = compute.worker().unwrap();
+    let mut rng = SmallRng::seed_from_u64(rules.seed);
+    let all = async {
+        let inner = create(&worker).await?;
+        let mut strict = Strict::new(inner.clone(), rules);
+        if looks {
+            strict = strict.looking(move || {
+                let inner = inner.clone();
+                Box::pin(async move {
+                    let points = inner.perform(&All { changes: false }).await?;
+                    Ok(points.iter().fold(0, |sum, &point| sum | 1 << point))
+                })
+            });
+        }
+        let mut model = BTreeSet::new();
+        for number in 0..300 {
+            let point = rng.random_range(0..DOMAIN);
+            let (what, found, expected) = match rng.random_range(0..4) {
+                0 | 1 => ("add", strict.perform(&Add { point, wrong }).await?, model.insert(point)),
+                2 => {
+                    let taken = strict.perform(&Find { point, takes: true, wrong }).await?;
+                    ("take", taken, model.remove(&point))
+                }
+                _ => {
+                    let found = strict.perform(&Find { point, takes: false, wrong }).await?;
+                    ("find", found, model.contains(&point))
+                }
+            };
+            if found != expected {
+                return Ok(Err(format!("{what} of {point}, operation {number}: {found}, not {expected}")));
+            }
+        }
+        let found = strict.perform(&All { changes: false }).await?;
+        assert_eq!(found, model.into_iter().collect::<Vec<_>>());
+        Ok::<_, Error>(Ok(strict.counts()))
+    };
+    match catch_unwind(AssertUnwindSafe(|| worker.block_on(all))) {
+        Ok(outcome) => outcome.unwrap_or_else(|error| Err(error.to_string())),
+        Err(panic) => Err(panic.downcast_ref::<String>().cloned().unwrap_or_default()),
+    }
+}
+
+const SEEDS: u64 = 8;
+
+/// What is found with at least one of many seeds.
+fn found(wrong: u64, rules: impl Fn(u64) -> Rules, looks: bool) -> String {
+    let first = settings::seed("strict");
+    let mut all = (0..100).filter_map(|seed| run(wrong, rules(first.wrapping_add(seed)), looks).err());
+    all.next().unwrap_or_else(|| panic!("fault {wrong} is not found"))
+}
+
+/// Only this.
+fn calm(seed: u64) -> Rules {
+    Rules { old_copies: false, ships: false, conflicts: false, ..Rules::alone(seed) }
+}
+
+#[test]
+fn what_is_right_passes_and_has_met_everything() {
+    let first = settings::seed("strict");
+    let mut all = Counts::default();
+    for seed in 0..SEEDS {
+        let counts = run(NOTHING, Rules::alone(first.wrapping_add(seed)), true).unwrap();
+        all.old_copies += counts.old_copies;
+        all.shipped += counts.shipped;
+        all.conflicts += counts.conflicts;
+        all.pages_held = all.pages_held.max(counts.pages_held);
+    }
+    assert!(all.old_copies > 100 && all.shipped > 50 && all.conflicts > 100, "{all:?}");
+    assert_eq!(all.pages_held, 2, "{all:?}");
+}
+
+#[test]
+fn an_answer_that_is_cut_short_by_shipping_is_found() {
+    let what = found(DESCENDS, |seed| Rules { ships: true, ..calm(seed) }, false);
+    assert!(what.contains("false, not true"), "{what}");
+}
+
+#[test]
+fn an_answer_by_old_boxes_is_found() {
+    let what = found(TRUSTS, |seed| Rules { old_copies: true, ..calm(seed) }, false);
+    assert!(what.contains("false, not true"), "{what}");
+}
+
+#[test]
+fn an_attempt_that_ends_behind_its_effect_is_found() {
+    let what = found(GOES_ON, |seed| Rules { conflicts: true, ..calm(seed) }, true);
+    assert!(what.contains("behind an effect that others can see"), "{what}");
+}
+
+#[test]
+fn faults_that_a_calm_access_hides_it_hides() {
+    for wrong in [DESCENDS, TRUSTS, GOES_ON] {
+        run(wrong, calm(1), true).unwrap();
+    }
+}
+
+fn with_strict(rules: Rules, f: impl AsyncFn(Strict<OneSided<Boxes>>) -> Result<(), Error>) {
+    let cluster = Cluster::of_this_run(2, 4 << 20, Manners::Fast).unwrap();
+    let compute = cluster::join(&Arc::clone(&cluster), 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async { f(Strict::new(create(&worker).await?, rules)).await }).unwrap();
+}
+
+#[test]
+#[should_panic(expected = "all: says that it only reads, and changes pages")]
+fn a_change_by_what_only_reads_is_refused() {
+    with_strict(calm(1), async |strict| strict.perform(&All { changes: true }).await.map(drop));
+}
+
+#[test]
+#[should_panic(expected = "all: holds 2 pages at a time, of 1 at most")]
+fn more_pages_than_are_allowed_are_refused() {
+    let rules = Rules { pages_max: 1, ..calm(1) };
+    with_strict(rules, async |strict| strict.perform(&All { changes: false }).await.map(drop));
+}
