@@ -70,16 +70,7 @@ pub(crate) fn is_the_fabrics(error: &Error) -> bool {
         Error::Fabric(FabricError::RegistrationRefused { .. } | FabricError::RequestFailed { what: "CONNECT", .. })
         | Error::Messaging(MessagingError::OutcomeUnknown { .. })
         | Error::InstallUnknown { .. } => true,
-        Error::OnServer { why, .. } => why.contains("refuses to register") || loses_pages(error),
-        _ => false,
-    }
-}
-
-/// Whether nobody can say if pages are linked to.
-pub(crate) fn loses_pages(error: &Error) -> bool {
-    match error {
-        Error::InstallUnknown { .. } => true,
-        Error::OnServer { why, .. } => why.contains("it took effect or not"),
+        Error::OnServer { why, .. } => why.contains("refuses to register") || why.contains("it took effect or not"),
         _ => false,
     }
 }

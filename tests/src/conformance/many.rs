@@ -5,7 +5,7 @@ use std::{
     rc::Rc,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+        atomic::{AtomicUsize, Ordering, fence},
     },
     time::{Duration, Instant},
 };
@@ -27,7 +27,7 @@ use super::{
 use crate::{
     backend::{Fate, Faults, Manners},
     cluster,
-    drive::{is_the_fabrics, loses_pages, polled},
+    drive::{is_the_fabrics, polled},
     history::now_ns,
 };
 
@@ -80,7 +80,7 @@ fn of_way<M: Model>(way: Way, manners: Manners, seed: u64, drops: bool) -> bool 
     let scene = Scene::<M>::new(way, manners, seed);
     let context = &scene.context;
     let computes = if way.owns() { 1 } else { 2 };
-    let common = Arc::new(Common::of(computes * WORKERS));
+    let common = Common::of(computes * WORKERS);
     let stations: Vec<_> = (0..computes).map(|_| scene.station(false)).collect();
     let joined: Vec<_> = (0..computes).map(|compute| cluster::join(&scene.fabric, seed + compute as u64)).collect();
     let joined: Vec<_> = joined.into_iter().map(|compute| compute.unwrap()).collect();
@@ -104,7 +104,7 @@ fn of_way<M: Model>(way: Way, manners: Manners, seed: u64, drops: bool) -> bool 
     history.extend(look::<M>(&scene));
     M::judge(&history).unwrap_or_else(|why| panic!("{context}: {why}"));
     let decided = scene::judge::<M, _>(&history, |expected, found| expected == found, context);
-    scene.close(common.has_lost_pages.load(Ordering::Relaxed));
+    scene.close(M::MAY_LOSE_PAGES && (drops || manners.faults().is_some()));
     decided
 }
 
@@ -112,14 +112,12 @@ fn of_way<M: Model>(way: Way, manners: Manners, seed: u64, drops: bool) -> bool 
 #[derive(Debug)]
 pub(super) struct Common {
     missing: AtomicUsize,
-    /// Nobody can say whether some pages are linked to.
-    has_lost_pages: AtomicBool,
 }
 
 impl Common {
     /// Of so many workers.
     pub(super) fn of(workers: usize) -> Self {
-        Self { missing: AtomicUsize::new(workers), has_lost_pages: AtomicBool::new(false) }
+        Self { missing: AtomicUsize::new(workers) }
     }
 
     /// They wait for each other, for a moment: one of them may have failed.
@@ -161,7 +159,7 @@ pub(super) fn work<M: Model>(
     compute: &ComputeServer,
     station: &Station<M>,
     plan: Plan,
-    common: &Arc<Common>,
+    common: &Common,
 ) -> Vec<Numbered<M>> {
     let worker = cluster::again(|| compute.worker()).unwrap();
     let reached = Rc::new(cluster::again(|| station.reach(&worker)).unwrap());
@@ -170,11 +168,10 @@ pub(super) fn work<M: Model>(
     common.wait();
     let task = |_| {
         let (worker, reached, all, ops) = (Handle::clone(&worker), Rc::clone(&reached), all.clone(), ops.clone());
-        let common = Arc::clone(common);
         async move {
             loop {
                 let Some((index, op)) = ops.borrow_mut().next() else { break };
-                let event = one::<M>(&worker, &reached, op, plan, &common).await;
+                let event = one::<M>(&worker, &reached, op, plan).await;
                 all.borrow_mut().push((index, event));
             }
         }
@@ -194,7 +191,6 @@ async fn one<M: Model>(
     reached: &Reached<M::Plugin>,
     op: M::Op,
     plan: Plan,
-    common: &Common,
 ) -> Event<M::Op, M::Output> {
     let drops = plan.drops && worker.random(|rng| rng.random_ratio(1, DROPPED_ONE_IN));
     let begin_ns = now_ns();
@@ -207,12 +203,7 @@ async fn one<M: Model>(
     let outcome = match outcome {
         Some(Ok(output)) => Some(output),
         None => None,
-        Some(Err(error)) if plan.faulty && is_the_fabrics(&error) => {
-            if loses_pages(&error) {
-                common.has_lost_pages.store(true, Ordering::Relaxed);
-            }
-            None
-        }
+        Some(Err(error)) if plan.faulty && is_the_fabrics(&error) => None,
         Some(Err(error)) => panic!("{} over {reached:?}, {plan:?}: {op:?} failed: {error}", plan.seed),
     };
     let end_ns = if outcome.is_some() { now_ns() } else { u64::MAX };

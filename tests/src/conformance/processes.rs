@@ -150,7 +150,7 @@ fn be_child<M: Model>(task: &str) -> anyhow::Result<()> {
     std::io::stdin().read_line(&mut String::new())?;
     let mut told = Vec::<Told>::new();
     let plan = Plan { number, seed, drops: false, faulty: false };
-    for (index, event) in many::work::<M>(&compute, &station, plan, &Arc::new(Common::of(1))) {
+    for (index, event) in many::work::<M>(&compute, &station, plan, &Common::of(1)) {
         told.push((index, event.begin_ns, event.end_ns, event.outcome.map(|outcome| format!("{outcome:?}"))));
     }
     worker.block_on(async { station.reach(&worker)?.flush().await })?;

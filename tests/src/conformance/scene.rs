@@ -51,8 +51,7 @@ pub(super) fn create<M: Model>(fabric: &Arc<dyn Fabric>, way: Way) -> Result<Str
     })
 }
 
-/// Checks the structure and the cluster's memory, once all have left. Pages that an install was about of which nobody can say
-/// whether it was done may be lost.
+/// Checks the structure and the cluster's memory, once all have left.
 pub(super) fn check<M: Model>(fabric: &Arc<dyn Fabric>, context: &str, may_lose_pages: bool) {
     let report = cluster::with_worker(fabric, |worker| {
         worker.block_on(async {

@@ -1,6 +1,8 @@
 //! Latch-free: sets of values in chains of immutable pages, whose heads are words that are swapped. A set is read along its
 //! chain; a value is added by a page of its own, and the swap of the head; a set is emptied by a swap, and its pages retired.
 
+use std::collections::HashSet;
+
 use farlink_runtime::{
     access::*,
     catalog::{self, CreateOptions},
@@ -21,8 +23,6 @@ const HEADS: u8 = 1;
 const LINK_OF_CHAIN: u8 = 2;
 const VALUE: usize = HEADER_WORDS;
 const NEXT: usize = HEADER_WORDS + 1;
-/// Pages of a chain that is whole, at most.
-const CHAIN_MAX: usize = 1 << 20;
 
 /// Sets of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,9 +72,11 @@ async fn chain<'a, A: Access<Plugin = Chains>>(
     first: u64,
 ) -> Result<(Vec<A::Page<'a>>, Vec<u64>), Interrupt> {
     let (mut pages, mut values, mut next) = (Vec::new(), Vec::new(), Link::from_word(first));
+    // A damaged chain may be a ring.
+    let mut met = HashSet::new();
     while !next.is_null() && next.word() & EMPTY == 0 {
         let page = access.follow(pages.last().unwrap_or(root), next, Hint::DOWN).await?;
-        if page.kind() != LINK_OF_CHAIN || pages.len() > CHAIN_MAX {
+        if page.kind() != LINK_OF_CHAIN || !met.insert(page.at()) {
             return Err(Interrupt::stale(page.at(), "it is no part of a chain"));
         }
         let (value, after) = page.read(|words| (words.word(VALUE), Link::from_word(words.word(NEXT))))?;
@@ -178,7 +180,7 @@ impl Plugin for Chains {
         let Context { worker, structure, .. } = access.context();
         let mut report = Report::default();
         let root = retry(worker, async || access.open(Start::Root).await).await?;
-        let mut reached = std::collections::HashSet::from([root.at()]);
+        let mut reached = HashSet::from([root.at()]);
         for set in 0..SETS {
             let read = async {
                 let first = access.load(&[head(&root, set)]).await?[0];
