@@ -7,6 +7,8 @@
 //! bucket    word 4: its number   word 5: how many counters   then for each: its name in two words, its value
 //! ```
 
+mod measured;
+
 use std::{collections::HashSet, rc::Rc};
 
 use farlink_runtime::{
