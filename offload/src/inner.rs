@@ -15,7 +15,7 @@ use farlink_cache::{CacheHandle, Counters};
 use farlink_runtime::{
     access::{
         Access, Cause, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start,
-        Way, WordPtr,
+        Swap, Way, WordPtr,
     },
     error::Error,
     one_sided::{OneSided, OneSidedPages, PageCopy},
@@ -245,11 +245,10 @@ impl<P: Plugin> Access for CachedInner<P> {
         &'a self,
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
-        word: WordPtr,
-        old: u64,
-        to: u64,
+        swap: Swap,
+        unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
-        self.one_sided().install(new, f, word, old, to).await
+        self.one_sided().install(new, f, swap, unlinked.into_iter().map(|page| page.copy).collect()).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
@@ -258,9 +257,5 @@ impl<P: Plugin> Access for CachedInner<P> {
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.one_sided().allocate(class, placement).await
-    }
-
-    async fn retire<'a>(&'a self, pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
-        self.one_sided().retire(pages.into_iter().map(|page| page.copy).collect()).await
     }
 }

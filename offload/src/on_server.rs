@@ -14,7 +14,7 @@ use std::{
 
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, Way,
+        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, Swap, Way,
         WordPtr,
     },
     error::Error,
@@ -230,14 +230,13 @@ impl<P: Plugin> Access for OnServer<P> {
         &'a self,
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
-        word: WordPtr,
-        old: u64,
-        to: u64,
+        swap: Swap,
+        unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
         if !self.is_whole() {
             return Err(self.decline(Decline::Restructures));
         }
-        self.one_sided.install(new, f, word, old, to).await
+        self.one_sided.install(new, f, swap, unlinked).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
@@ -251,12 +250,5 @@ impl<P: Plugin> Access for OnServer<P> {
             return Err(Error::Malformed("an operation below a page allocates"));
         }
         self.one_sided.allocate(class, Placement::Server(self.here)).await
-    }
-
-    async fn retire<'a>(&'a self, pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
-        if !self.is_whole() {
-            return Err(self.decline(Decline::Restructures));
-        }
-        self.one_sided.retire(pages).await
     }
 }

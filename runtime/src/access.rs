@@ -116,6 +116,17 @@ pub struct WordPtr {
     pub index: usize,
 }
 
+/// A compare-and-swap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Swap {
+    /// Of this word,
+    pub word: WordPtr,
+    /// if it is this,
+    pub old: u64,
+    /// to this. So that a lost answer can be told from a lost request, nobody else swaps the same word to it.
+    pub to: u64,
+}
+
 /// What an access has of its worker and its structure.
 #[derive(Debug)]
 pub struct Context<P: Plugin> {
@@ -264,9 +275,12 @@ pub trait Access: FastPath {
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt>;
 
-    /// Writes new pages, whose words `f` sets, and then replaces one word if it is `old`, without a lock: for latch-free
-    /// structures. Neither is ever changed by [`Access::change`]. One round trip if the fabric keeps order and all are on one
-    /// memory server, else two. If the word is not `old`, the pages are free again, and the word comes back.
+    /// Writes new pages, whose words `f` sets, and then replaces one word if it is as expected, without a lock: for latch-free
+    /// structures. Frees the pages that this has `unlinked`. None of all these is ever changed by [`Access::change`].
+    ///
+    /// One round trip if the fabric keeps order and the new pages are on the word's memory server, else two; and one to free
+    /// pages. If the returned future is dropped, all of it is done or nothing. If the word is not as expected, the new pages are
+    /// free again, and the word comes back.
     ///
     /// # Errors
     /// [`Error::NotCoherent`] over an access that could not tell others; or if the fabric fails.
@@ -274,9 +288,8 @@ pub trait Access: FastPath {
         &'a self,
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
-        word: WordPtr,
-        old: u64,
-        to: u64,
+        swap: Swap,
+        unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt>;
 
     /// Reads words that [`Access::install`] changes, in one round trip.
@@ -290,12 +303,6 @@ pub trait Access: FastPath {
     /// # Errors
     /// If no memory server has room, or the fabric fails.
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error>;
-
-    /// Frees pages that an [`Access::install`] has unlinked, and that never change: all in one round trip.
-    ///
-    /// # Errors
-    /// As [`Access::install`].
-    async fn retire<'a>(&'a self, pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt>;
 
     /// Whether `link`, read from a page, leads to `page`. Links are not to be compared: one that leads to a cached page has
     /// another form.

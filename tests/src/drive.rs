@@ -70,7 +70,7 @@ pub(crate) fn is_the_fabrics(error: &Error) -> bool {
         Error::Fabric(FabricError::RegistrationRefused { .. } | FabricError::RequestFailed { what: "CONNECT", .. })
         | Error::Messaging(MessagingError::OutcomeUnknown { .. })
         | Error::InstallUnknown { .. } => true,
-        Error::OnServer { why, .. } => why.contains("refuses to register") || why.contains("it took effect or not"),
+        Error::OnServer { why, .. } => why.contains("refuses to register"),
         _ => false,
     }
 }

@@ -25,7 +25,7 @@ use std::{
 use farlink_runtime::{
     access::{
         Access, Cause, Context, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, Overlap, PageRef, Pages,
-        Placement, Plugin, Start, Way, WordPtr, Words,
+        Placement, Plugin, Start, Swap, Way, WordPtr, Words,
     },
     change::Role,
     error::Error,
@@ -609,16 +609,22 @@ impl<A: Access + 'static> Access for Attempt<A> {
         &'a self,
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
-        word: WordPtr,
-        old: u64,
-        to: u64,
+        swap: Swap,
+        unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
         self.require_changing("swaps a word");
         if self.below.is_some() {
             return Err(self.decline());
         }
         self.be_nasty().await?;
-        let installed = self.inner().install(new, f, word, old, to).await?;
+        let mut below = Vec::with_capacity(unlinked.len());
+        for mut page in unlinked {
+            below.push(match page.inner.take() {
+                Some(inner) => inner,
+                None => self.renewed(&page).await?,
+            });
+        }
+        let installed = self.inner().install(new, f, swap, below).await?;
         self.changes.set(self.changes.get() + u32::from(installed.is_ok()));
         Ok(installed)
     }
@@ -635,21 +641,6 @@ impl<A: Access + 'static> Access for Attempt<A> {
             return Err(Error::Malformed("an operation below a page allocates"));
         }
         self.inner().allocate(class, placement).await
-    }
-
-    async fn retire<'a>(&'a self, pages: Vec<StrictPage<'a, A>>) -> Result<(), Interrupt> {
-        self.require_changing("retires pages");
-        if self.below.is_some() {
-            return Err(self.decline());
-        }
-        let mut below = Vec::with_capacity(pages.len());
-        for mut page in pages {
-            below.push(match page.inner.take() {
-                Some(inner) => inner,
-                None => self.renewed(&page).await?,
-            });
-        }
-        self.inner().retire(below).await
     }
 
     fn leads_to(&self, link: Link, page: &StrictPage<'_, A>) -> bool {

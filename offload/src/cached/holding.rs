@@ -9,7 +9,8 @@ use std::{cell::Cell, sync::atomic::Ordering};
 
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, WordPtr,
+        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, Swap,
+        WordPtr,
     },
     error::Error,
     page::SizeClass,
@@ -132,11 +133,10 @@ impl<P: Plugin> Access for Holding<P> {
         &'a self,
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
-        word: WordPtr,
-        old: u64,
-        to: u64,
+        swap: Swap,
+        _unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
-        self.cached.install(new, f, word, old, to).await
+        self.cached.install(new, f, swap, Vec::new()).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
@@ -145,10 +145,6 @@ impl<P: Plugin> Access for Holding<P> {
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.cached.allocate(class, placement).await
-    }
-
-    async fn retire<'a>(&'a self, _pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
-        self.cached.retire(Vec::new()).await
     }
 
     fn leads_to(&self, link: Link, page: &HeldPage) -> bool {

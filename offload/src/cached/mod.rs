@@ -25,7 +25,7 @@ use farlink_cache::{
 use farlink_runtime::{
     access::{
         Access, Context, FastPath, Hint, Interrupt, NewPage, Operation, PageRef, Pages, Placement, Plugin, Start,
-        Structure, WordPtr,
+        Structure, Swap, WordPtr,
     },
     change::Role,
     error::Error,
@@ -528,9 +528,8 @@ impl<P: Plugin> Access for Cached<P> {
         &'a self,
         _new: Vec<NewPage>,
         _f: impl FnOnce(&mut Self::PagesMut<'a>),
-        _word: WordPtr,
-        _old: u64,
-        _to: u64,
+        _swap: Swap,
+        _unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
         Err(NOT_COHERENT.into())
     }
@@ -541,10 +540,6 @@ impl<P: Plugin> Access for Cached<P> {
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.one_sided().allocate(class, placement).await
-    }
-
-    async fn retire<'a>(&'a self, _pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
-        Err(NOT_COHERENT.into())
     }
 
     fn leads_to(&self, link: Link, page: &CachedPage<'_, P>) -> bool {

@@ -12,7 +12,7 @@ use farlink_cache::{CacheError, is_swizzled};
 use farlink_runtime::{
     access::{
         Access, Context, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, PageRef, Pages, Placement,
-        Plugin, Start, WordPtr,
+        Plugin, Start, Swap, WordPtr,
     },
     error::Error,
     operation::Code,
@@ -238,11 +238,10 @@ impl<P: Plugin> Access for Attempt<P> {
         &'a self,
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
-        word: WordPtr,
-        old: u64,
-        to: u64,
+        swap: Swap,
+        unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
-        self.cached().install(new, f, word, old, to).await
+        self.cached().install(new, f, swap, unlinked).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {
@@ -251,10 +250,6 @@ impl<P: Plugin> Access for Attempt<P> {
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.cached().allocate(class, placement).await
-    }
-
-    async fn retire<'a>(&'a self, pages: Vec<Self::Page<'a>>) -> Result<(), Interrupt> {
-        self.cached().retire(pages).await
     }
 
     fn leads_to(&self, link: Link, page: &CachedPage<'_, P>) -> bool {

@@ -100,6 +100,7 @@ pub(super) enum Failure {
     OutOfMemory(SizeClass),
     Panicked(String),
     TooLarge(u64),
+    InstallUnknown(RemotePtr),
     Other(String),
 }
 
@@ -111,6 +112,7 @@ impl Failure {
             Error::OutOfMemory { class } => Self::OutOfMemory(class),
             Error::Panicked { ref why, .. } => Self::Panicked(why.clone()),
             Error::AnswerTooLarge { words, .. } => Self::TooLarge(words),
+            Error::InstallUnknown { word } => Self::InstallUnknown(word),
             ref error => Self::Other(error.to_string()),
         }
     }
@@ -122,6 +124,7 @@ impl Failure {
             Self::OutOfMemory(class) => Error::OutOfMemory { class },
             Self::Panicked(why) => Error::Panicked { what: "a shipped operation", why },
             Self::TooLarge(words) => Error::AnswerTooLarge { words, limit: ANSWER_WORDS_MAX },
+            Self::InstallUnknown(word) => Error::InstallUnknown { word },
             Self::Other(why) => Error::OnServer { server, why },
         }
     }
@@ -153,6 +156,7 @@ impl Wire for Failure {
             Self::Other(why) => encode_text(4, why, to),
             Self::Panicked(why) => encode_text(5, why, to),
             Self::TooLarge(words) => to.extend([6, *words]),
+            Self::InstallUnknown(word) => to.extend([7, word.raw()]),
         }
     }
 
@@ -168,6 +172,7 @@ impl Wire for Failure {
             4 => Self::Other(decode_text(from).ok_or_else(bad)?),
             5 => Self::Panicked(decode_text(from).ok_or_else(bad)?),
             6 => Self::TooLarge(u64::decode(from)?),
+            7 => Self::InstallUnknown(RemotePtr::decode(from)?),
             _ => return Err(bad()),
         })
     }
@@ -235,6 +240,7 @@ mod tests {
             Failure::OutOfMemory(SizeClass::LARGEST),
             Failure::Panicked("index out of bounds".into()),
             Failure::TooLarge(u64::MAX),
+            Failure::InstallUnknown(RemotePtr::decode(&mut &[1u64 << 20][..]).unwrap()),
             Failure::Other("eleven byte".into()),
             Failure::Other(String::new()),
         ];

@@ -25,8 +25,9 @@ use crate::{
     change::Role,
     error::Error,
     fabric::memory::LocalMemory,
+    lock::LockWord,
     page::SizeClass,
-    pages::FreePage,
+    pages::{FreePage, free_owned},
     ptr::RemotePtr,
     remote::{Count, Remote},
     worker::{Handle, counters::bump},
@@ -143,11 +144,12 @@ pub(super) async fn make<R: Remote>(
 }
 
 /// Writes new pages and replaces a word that leads to them, to its end even if the caller is dropped. The word, if it was
-/// another one than `old`: then the pages are free again.
+/// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free.
 pub(super) async fn install(
     worker: Handle,
     Staged { added, .. }: Staged,
     (word, old, to): (RemotePtr, u64, u64),
+    unlinked: Vec<(RemotePtr, SizeClass, LockWord)>,
 ) -> Result<Result<(), u64>, Interrupt> {
     let mut prepared = Prepared::new(&worker, &[], &added)?;
     let outcome = install_with(&worker, &added, &mut prepared, (word, old, to)).await;
@@ -159,7 +161,18 @@ pub(super) async fn install(
             false => page.publish(),
         }
     }
-    Ok(outcome?)
+    let outcome = outcome?;
+    if outcome.is_ok() && !unlinked.is_empty() {
+        worker.count_round_trip();
+        let free = |(at, class, lock)| worker.spawn_to_end(free_owned(worker.clone(), at, class, lock));
+        for freed in unlinked.into_iter().map(free).collect::<Vec<_>>() {
+            // The word is swapped: what becomes of these pages has no say in that.
+            if let Err(error) = freed.await {
+                tracing::debug!(%error, "an unlinked page was not freed");
+            }
+        }
+    }
+    Ok(outcome)
 }
 
 /// A page that a change has freed.

@@ -25,13 +25,13 @@ use self::{
     proof::{Reader, Seen},
 };
 use crate::{
-    access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, WordPtr},
+    access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, WordPtr},
     buffer::Buffer,
     error::Error,
     fabric::memory::LocalMemory,
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass},
-    pages::{NewPage, Placement, allocate, free_owned},
+    pages::{NewPage, Placement, allocate},
     ptr::{Link, RemotePtr, Target},
     structure::Structure,
     worker::Handle,
@@ -261,17 +261,17 @@ impl<P: Plugin> Access for OneSided<P> {
         &'a self,
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
-        word: WordPtr,
-        old: u64,
-        to: u64,
+        swap: Swap,
+        unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
-        let at = self.require_word(word)?;
+        let at = self.require_word(swap.word)?;
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);
         let mut staged = Staged::of(pages);
         staged.seal();
         let pin = self.worker().pin();
-        let install = change::install(self.worker().clone(), staged, (at, old, to));
+        let unlinked: Vec<_> = unlinked.iter().map(|page| (page.at(), page.identity().class, page.lock())).collect();
+        let install = change::install(self.worker().clone(), staged, (at, swap.old, swap.to), unlinked);
         let whole = async move {
             let outcome = install.await;
             drop(pin);
@@ -295,18 +295,5 @@ impl<P: Plugin> Access for OneSided<P> {
 
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         allocate(self.worker(), class, placement).await
-    }
-
-    async fn retire<'a>(&'a self, pages: Vec<PageCopy>) -> Result<(), Interrupt> {
-        let worker = self.worker();
-        if !pages.is_empty() {
-            worker.count_round_trip();
-        }
-        let free = |page: &PageCopy| free_owned(worker.clone(), page.at(), page.identity().class, page.lock());
-        let all: Vec<_> = pages.iter().map(|page| worker.spawn_to_end(free(page))).collect();
-        for freed in all {
-            freed.await?;
-        }
-        Ok(())
     }
 }

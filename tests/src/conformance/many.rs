@@ -104,7 +104,7 @@ fn of_way<M: Model>(way: Way, manners: Manners, seed: u64, drops: bool) -> bool 
     history.extend(look::<M>(&scene));
     M::judge(&history).unwrap_or_else(|why| panic!("{context}: {why}"));
     let decided = scene::judge::<M, _>(&history, |expected, found| expected == found, context);
-    scene.close(M::MAY_LOSE_PAGES && (drops || manners.faults().is_some()));
+    scene.close(M::MAY_LOSE_PAGES && manners.faults().is_some());
     decided
 }
 

@@ -95,8 +95,8 @@ pub trait Model: 'static {
     /// The memory of a compute server's cache, in bytes: small, so that pages come and go. Pages beyond 4 KiB take 1 MiB.
     const CACHE_BYTES: usize = 128 << 10;
 
-    /// Whether an operation that is dropped, or that fails with its fabric, may leave pages behind that nobody reaches: one
-    /// without locks, that frees in a second step what it has unlinked.
+    /// Whether an operation that fails with its fabric may leave pages behind that nobody reaches: one without locks, of which
+    /// nobody can say what became (`Error::InstallUnknown`).
     const MAY_LOSE_PAGES: bool = false;
 
     /// The ways in which it can be reached.

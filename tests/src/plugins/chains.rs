@@ -107,7 +107,7 @@ impl Operation for Push {
             pages.set(slot, VALUE, self.value);
             pages.set(slot, NEXT, if old & EMPTY == 0 { old } else { 0 });
         };
-        match access.install(vec![page], fill, word, old, to).await? {
+        match access.install(vec![page], fill, Swap { word, old, to }, vec![]).await? {
             Ok(()) => Ok(()),
             Err(_) => Err(Interrupt::conflict()),
         }
@@ -145,12 +145,10 @@ impl Operation for Take {
         }
         let (pages, values) = chain(access, &root, first).await?;
         let to = EMPTY | access.context().worker.random(rand::RngExt::random::<u64>) >> 2;
-        if access.install(vec![], |_| (), word, first, to).await?.is_err() {
-            return Err(Interrupt::conflict());
+        match access.install(vec![], |_| (), Swap { word, old: first, to }, pages).await? {
+            Ok(()) => Ok(values),
+            Err(_) => Err(Interrupt::conflict()),
         }
-        // The values are taken: what becomes of their pages has no say in that.
-        let _ = access.retire(pages).await;
-        Ok(values)
     }
 }
 
