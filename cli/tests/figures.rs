@@ -22,6 +22,11 @@ fn run(line: &str, out: Option<&str>) -> (bool, String) {
     (output.status.success(), said)
 }
 
+/// Whether all but the checks fits a terminal.
+fn is_narrow(text: &str) -> bool {
+    text.lines().filter(|line| !line.starts_with("check ")).all(|line| line.chars().count() <= 80)
+}
+
 fn number(row: &Value, field: &str) -> f64 {
     row[field].as_f64().unwrap_or_else(|| panic!("{field}: {row}"))
 }
@@ -79,7 +84,7 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
     assert!(number(&lines[20], "write_backs_per_op") > 0.0);
     let (ok, text) = run(&format!("dex-table2 {options} --ops 1000 --warm-up-ops 1000"), None);
     assert!(ok && text.contains("\nread-only\n") && text.contains("public code"), "{text}");
-    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(is_narrow(&text), "{text}");
 }
 
 #[test]
@@ -99,7 +104,7 @@ fn admission_policies_lie_below_the_optimum() {
     let folder = tempfile::tempdir().unwrap();
     let (ok, text) = run(&format!("replacement {small} --ops 1000 --warm-up-ops 1000"), folder.path().to_str());
     assert!(ok && text.contains("\nzipf 1.2\n") && text.contains("check btree: ok"), "{text}");
-    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(is_narrow(&text), "{text}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::table2::{CacheSize, Loaded, READ_ONLY, Trial, against, shape, show};
 use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN};
 use crate::progress::Progress;
 use crate::report::{Reporter, Row};
-use crate::units::show_count;
+use crate::units::{plural, show_count};
 
 const POLICIES: [(&str, AdmissionChoice); 3] = [
     ("always", AdmissionChoice::Always),
@@ -42,7 +42,9 @@ pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()>
     let (warm_up_ops, ops) = (args.warm_up_ops.unwrap_or(2 * keys), args.ops.unwrap_or(keys));
     let mut reporter = Reporter::new(out, args.common.json);
     reporter.note(&format!(
-        "{keys} keys, {ops} lookups after {warm_up_ops} that fill the cache; percent of the raw data, 16 bytes a key"
+        "{}, {} after {warm_up_ops} that fill the cache;\npercent of the raw data, 16 bytes a key",
+        plural(keys, "key"),
+        plural(ops, "lookup")
     ))?;
     let mut progress = Progress::new(2 + (key_sets.len() * caches.len()) as u64, args.common.json);
     let loaded = progress.step("load", || Loaded::load(first, 1))?;

@@ -24,6 +24,7 @@ use crate::progress::Progress;
 use crate::report::{Reporter, Row};
 use crate::route::Route;
 use crate::table::{digits, table};
+use crate::units::plural;
 
 /// A mix of the paper, as far as figures need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,15 +228,16 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     let cache = CacheSize::percent_of(keys, args.cache_percent);
     let mut reporter = Reporter::new(out, args.common.json);
     reporter.note(&format!(
-        "{keys} keys, zipf {}, {} compute servers with {} bytes of cache each, admission {}",
+        "{}, zipf {}, {} with {} bytes of cache each,\nadmission {}",
+        plural(keys, "key"),
         key_set.theta,
-        key_set.servers(),
+        plural(args.compute_servers, "compute server"),
         cache.cache_bytes,
         args.admission.name(),
     ))?;
     reporter.note("paper: DEX (VLDB 2024), table 2, with 200M keys and four compute servers")?;
     if paper::dex_code(READ_ONLY.name, args.compute_servers, args.cache_percent).next().is_some() {
-        reporter.note("public code: DEX's public code, measured, with 10M keys and one compute server")?;
+        reporter.note("DEX's public code: measured, with 10M keys and one compute server")?;
     }
     let mut progress = Progress::new(3 + (DESIGNS.len() * MIXES.len()) as u64, args.common.json);
     let optimum = progress.step("optimum", || Optimum::new(&key_set, &shape(keys)).with_frames(cache.frames()));
