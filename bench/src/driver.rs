@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use farlink_runtime::error::Error;
 use farlink_runtime::worker::Worker;
 
-use crate::feed::Feed;
+use crate::queue::OperationQueue;
 use crate::route::Opened;
 use crate::subject::Subject;
 use crate::tally::{CacheCounts, Counters, Tally};
@@ -60,18 +60,18 @@ pub(crate) fn block_on<S: Subject, T>(clients: &[Client<S>], future: impl Future
     })))
 }
 
-/// Runs the operations of each client's feed, so many in flight, until all feeds have ended; answers what all did, and the
-/// feeds' sources.
+/// Runs the operations of each client's queue, so many in flight, until all queues have ended; answers what all did, and the
+/// queues' sources.
 pub(crate) fn run<S: Subject, I: Iterator<Item = S::Request> + 'static>(
     clients: &[Client<S>],
-    feeds: Vec<Feed<I>>,
+    queues: Vec<OperationQueue<I>>,
     in_flight: u32,
 ) -> anyhow::Result<(Tally, Vec<I>)> {
-    let (tally, feeds) = (Rc::default(), feeds.into_iter().map(Rc::new).collect::<Vec<_>>());
+    let (tally, queues) = (Rc::default(), queues.into_iter().map(Rc::new).collect::<Vec<_>>());
     let mut tasks: Vec<_> = clients
         .iter()
-        .zip(&feeds)
-        .flat_map(|(client, feed)| (0..in_flight).map(|_| client.access.spawn(&client.worker, feed, &tally)))
+        .zip(&queues)
+        .flat_map(|(client, queue)| (0..in_flight).map(|_| client.access.spawn(&client.worker, queue, &tally)))
         .collect();
     let mut result: Result<(), Error> = Ok(());
     let all_end = poll_fn(|cx| {
@@ -79,7 +79,7 @@ pub(crate) fn run<S: Subject, I: Iterator<Item = S::Request> + 'static>(
             Poll::Pending => true,
             Poll::Ready(ended) => {
                 if let Err(error) = ended {
-                    feeds.iter().for_each(|feed| feed.stop());
+                    queues.iter().for_each(|queue| queue.stop());
                     result = std::mem::replace(&mut result, Ok(())).and(Err(error));
                 }
                 false
@@ -92,7 +92,7 @@ pub(crate) fn run<S: Subject, I: Iterator<Item = S::Request> + 'static>(
         let tally: RefCell<Tally> = Rc::into_inner(tally).context("an operation outlived its phase")?;
         Ok(tally.into_inner())
     })?;
-    let sources = feeds.into_iter().filter_map(Rc::into_inner).map(Feed::into_source);
+    let sources = queues.into_iter().filter_map(Rc::into_inner).map(OperationQueue::into_source);
     Ok((tally, sources.collect()))
 }
 
@@ -107,8 +107,8 @@ mod tests {
     use farlink_structures::btree::{BTree, BTreeOptions, Tree};
 
     use super::*;
-    use crate::feed::End;
     use crate::maps::{MapData, MapRequest};
+    use crate::queue::End;
     use crate::route::Route;
     use crate::subject::{AccessMode, Distribution, Job, Setting, WorkerId};
 
@@ -144,7 +144,8 @@ mod tests {
                 let (clients, _compute) = client(&data);
                 let mut source = Tree::source(&data, ONLY);
                 Tree::prepare(&mut source, Job::Workload { name, operations: Some(500) }, &|| Ok(())).unwrap();
-                let (tally, _) = run(&clients, vec![Feed::new(source, End::Operations(2000))], in_flight).unwrap();
+                let (tally, _) =
+                    run(&clients, vec![OperationQueue::new(source, End::Operations(2000))], in_flight).unwrap();
                 let seen = tally.outcomes;
                 assert_eq!((seen.ops, tally.latency.len()), (2000, 2000), "{name}");
                 let wrong = (seen.missing, seen.duplicates, seen.wrong_values, seen.wrong_scans);
@@ -174,11 +175,11 @@ mod tests {
             MapRequest::ReadModifyWrite { key: spoiled, value },
             MapRequest::Insert { key: spoiled, value },
         ];
-        let (tally, _) = run(&clients, vec![Feed::new(requests.into_iter(), End::Source)], 1).unwrap();
+        let (tally, _) = run(&clients, vec![OperationQueue::new(requests.into_iter(), End::Source)], 1).unwrap();
         let seen = tally.outcomes;
         assert_eq!((seen.missing, seen.remove_missing, seen.duplicates, seen.wrong_values), (3, 1, 1, 2 + 1));
         let range = MapRequest::Range { low: 0, high: u64::MAX, count: 1000 };
-        let (tally, _) = run(&clients, vec![Feed::new([range].into_iter(), End::Source)], 1).unwrap();
+        let (tally, _) = run(&clients, vec![OperationQueue::new([range].into_iter(), End::Source)], 1).unwrap();
         assert_eq!(tally.outcomes.wrong_scans, 1);
     }
 
@@ -195,7 +196,7 @@ mod tests {
         });
         let root = one_sided(&clients).structure().root;
         worker.block_on(worker.write_word(root, u64::MAX)).unwrap();
-        assert!(run(&clients, vec![Feed::new(source, End::Operations(1000))], 4).is_err());
+        assert!(run(&clients, vec![OperationQueue::new(source, End::Operations(1000))], 4).is_err());
         assert!(drawn.get() <= 4, "{drawn:?}");
     }
 }

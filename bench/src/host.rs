@@ -1,7 +1,7 @@
 //! The workers of one compute process: a thread for each, which lives as long as the process has orders.
 //!
 //! A worker's thread draws its stream when a phase is prepared and waits; at *go* it keeps `in_flight` tasks running
-//! until its feed ends. Its list of free pages and its count of inserts last from phase to phase, and so does the cache that
+//! until its queue ends. Its list of free pages and its count of inserts last from phase to phase, and so does the cache that
 //! the workers share, if they have one. A phase ends with a flush of it, so that others see what the phase has done.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,9 +18,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::driver::{self, Client};
-use crate::feed::{End, Feed};
 use crate::place::Place;
 use crate::plan::{Limit, Load, Phase, Plan, PolicyChoice};
+use crate::queue::{End, OperationQueue};
 use crate::route::Route;
 use crate::subject::{AccessMode, Job, Outcomes, Subject, WorkerId};
 use crate::tally::Tally;
@@ -366,8 +366,8 @@ impl<S: Subject> Busy<S> {
                     Some(Limit::For(duration)) => End::At(start + duration),
                 };
                 let source = self.source.take().context("an earlier phase has failed")?;
-                let feed = Feed::new(source, end).interrupted_by(&worker.stop).counted_in(&worker.begun);
-                let (tally, mut sources) = driver::run(&self.client, vec![feed], plan.label(&phase).1)?;
+                let queue = OperationQueue::new(source, end).interrupted_by(&worker.stop).counted_in(&worker.begun);
+                let (tally, mut sources) = driver::run(&self.client, vec![queue], plan.label(&phase).1)?;
                 self.source = sources.pop();
                 tally
             }

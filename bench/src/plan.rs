@@ -12,7 +12,7 @@ use farlink_offload::{Admission, CacheOptions, Policies};
 use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::one_sided::Proof;
-use farlink_runtime::structure::Spread;
+use farlink_runtime::structure::PlacementPolicy;
 use serde::{Deserialize, Serialize};
 
 use crate::place::Place;
@@ -144,12 +144,12 @@ pub(crate) enum SpreadChoice {
 }
 
 impl SpreadChoice {
-    pub(crate) fn spread(self) -> Spread {
+    pub(crate) fn spread(self) -> PlacementPolicy {
         match self {
-            Self::RoundRobin => Spread::RoundRobin,
-            Self::Leaves => Spread::Leaves,
-            Self::OneServer => Spread::OneServer,
-            Self::Subtrees(level) => Spread::Subtrees { level },
+            Self::RoundRobin => PlacementPolicy::RoundRobin,
+            Self::Leaves => PlacementPolicy::Leaves,
+            Self::OneServer => PlacementPolicy::OneServer,
+            Self::Subtrees(level) => PlacementPolicy::Subtrees { level },
         }
     }
 
@@ -172,13 +172,13 @@ impl SpreadChoice {
     }
 }
 
-impl From<Spread> for SpreadChoice {
-    fn from(spread: Spread) -> Self {
+impl From<PlacementPolicy> for SpreadChoice {
+    fn from(spread: PlacementPolicy) -> Self {
         match spread {
-            Spread::RoundRobin => Self::RoundRobin,
-            Spread::Leaves => Self::Leaves,
-            Spread::OneServer => Self::OneServer,
-            Spread::Subtrees { level } => Self::Subtrees(level),
+            PlacementPolicy::RoundRobin => Self::RoundRobin,
+            PlacementPolicy::Leaves => Self::Leaves,
+            PlacementPolicy::OneServer => Self::OneServer,
+            PlacementPolicy::Subtrees { level } => Self::Subtrees(level),
         }
     }
 }
@@ -204,7 +204,7 @@ impl FromStr for SpreadChoice {
             "one-server" => Ok(Self::OneServer),
             _ => {
                 let level = text.strip_prefix("subtrees:").and_then(|level| level.parse().ok());
-                let level = level.filter(|level| *level <= Spread::LEVEL_MAX).map(Self::Subtrees);
+                let level = level.filter(|level| *level <= PlacementPolicy::LEVEL_MAX).map(Self::Subtrees);
                 level.ok_or_else(|| "it is round-robin, leaves, one-server or subtrees:LEVEL".to_owned())
             }
         }

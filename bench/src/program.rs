@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail, ensure};
-use farlink_offload::{Cut, Parted, ship::Registry};
+use farlink_offload::{ShardKey, Sharded, ship::Registry};
 use farlink_runtime::access::{Region as _, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
@@ -15,7 +15,7 @@ use farlink_runtime::one_sided::{OneSided, Proof};
 use farlink_runtime::page::SizeClass;
 use farlink_runtime::ptr::ServerId;
 use farlink_runtime::report::Report;
-use farlink_runtime::structure::{OPTIONS, Placed};
+use farlink_runtime::structure::{OPTIONS, StructurePlacement};
 use farlink_runtime::worker::Worker;
 
 use crate::cluster_view::{self, ClusterView};
@@ -221,11 +221,11 @@ impl<S: Subject> Data for DataOf<S> {
 
     fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()> {
         plan.servers = cluster.servers();
-        let mut cut = Cut::Regions(vec![S::Region::everything()]);
+        let mut cut = ShardKey::Regions(vec![S::Region::everything()]);
         plan.parts = vec![plan.name.clone()];
         if plan.access.is_divided() {
             cut = S::divide(&self.0, plan.servers as usize);
-            let parts = if let Cut::Regions(all) = &cut { all.len() } else { plan.servers as usize };
+            let parts = if let ShardKey::Regions(all) = &cut { all.len() } else { plan.servers as usize };
             plan.parts = (0..parts).map(|part| format!("{}.{part}", plan.name)).collect();
         }
         cluster.visit(|worker| {
@@ -238,7 +238,7 @@ impl<S: Subject> Data for DataOf<S> {
                     SizeClass::of_bytes(plan.page_bytes as usize).context("--page-bytes is no size of a page")?;
                 for (part, name) in plan.parts.iter().enumerate() {
                     let root = if plan.access.is_divided() { ServerId::new(part as u16) } else { None };
-                    let placed = Placed { spread: plan.spread.spread(), root };
+                    let placed = StructurePlacement { spread: plan.spread.spread(), root };
                     let options = CreateOptions { class, placed, options: [0; OPTIONS] };
                     worker.block_on(S::make(worker, name, &options))?;
                 }
@@ -267,7 +267,7 @@ impl<S: Subject> Data for DataOf<S> {
             }
             if plan.load == Load::Found {
                 let one_sided = |part| OneSided::<S>::new(worker, part, Proof::Checksum);
-                let all = Parted::new(found.into_iter().map(one_sided).collect(), cut)?;
+                let all = Sharded::new(found.into_iter().map(one_sided).collect(), cut)?;
                 let loaded = worker.block_on(S::require_loaded(&all, &self.0));
                 loaded.with_context(|| format!("the structure `{}`", plan.name))?;
             }

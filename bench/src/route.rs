@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farlink_offload::{
-    CacheOptions, Cached, CachedInner, ComputeCache, Counters, Cut, Engine, EngineOptions, Hybrid, Parted,
-    PartedRemote, Policies, Remote, ship::Shipper,
+    CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid, PartedRemote, Policies,
+    Remote, ShardKey, Sharded, ship::Shipper,
 };
 use farlink_runtime::access::Region as _;
 use farlink_runtime::error::Error;
@@ -15,7 +15,7 @@ use farlink_runtime::ptr::ServerId;
 use farlink_runtime::structure::Structure;
 use farlink_runtime::worker::{Handle, Task, Worker};
 
-use crate::feed::Feed;
+use crate::queue::OperationQueue;
 use crate::subject::{AccessMode, Answer, Subject};
 use crate::tally::{CacheCounts, Levels, Tally};
 use crate::task::run_task;
@@ -29,7 +29,7 @@ pub(crate) struct Route<S: Subject> {
     mode: AccessMode,
     proof: Proof,
     parts: Vec<Structure>,
-    cut: Cut<S::Region>,
+    cut: ShardKey<S::Region>,
     cache: Option<ComputeCache<S>>,
     owned: S::Region,
     policies: Option<fn() -> Policies>,
@@ -46,12 +46,12 @@ impl<S: Subject> Route<S> {
     /// To a structure, without a cache.
     pub(crate) fn new(mode: AccessMode, structure: Structure, proof: Proof) -> Self {
         let owned = S::Region::everything();
-        let (parts, cut) = (vec![structure], Cut::Regions(vec![owned.clone()]));
+        let (parts, cut) = (vec![structure], ShardKey::Regions(vec![owned.clone()]));
         Self { mode, proof, parts, cut, cache: None, owned, policies: None }
     }
 
     /// To a structure in parts, each with its root on another memory server.
-    pub(crate) fn of_parts(mode: AccessMode, parts: Vec<Structure>, cut: Cut<S::Region>) -> anyhow::Result<Self> {
+    pub(crate) fn of_parts(mode: AccessMode, parts: Vec<Structure>, cut: ShardKey<S::Region>) -> anyhow::Result<Self> {
         let first = parts.first().ok_or_else(|| anyhow::anyhow!("a structure has parts"))?.clone();
         Ok(Self { parts, cut, ..Self::new(mode, first, Proof::Checksum) })
     }
@@ -94,13 +94,13 @@ impl<S: Subject> Route<S> {
             AccessMode::Coarse => {
                 let parts: Vec<_> = self.parts.iter().map(|part| Remote::new(worker, part.clone())).collect();
                 parts.iter().try_for_each(|part| connect(part.shipper()))?;
-                Opened::Coarse(Parted::new(parts, self.cut.clone())?)
+                Opened::Coarse(Sharded::new(parts, self.cut.clone())?)
             }
             AccessMode::Hybrid => {
                 let parts: Vec<_> =
                     self.parts.iter().map(|part| Hybrid::new(worker, part.clone(), self.proof)).collect();
                 parts.iter().try_for_each(|part| connect(part.shipper()))?;
-                Opened::Hybrid(Parted::new(parts, self.cut.clone())?)
+                Opened::Hybrid(Sharded::new(parts, self.cut.clone())?)
             }
         })
     }
@@ -139,7 +139,7 @@ pub(crate) enum Opened<S: Subject> {
     CachedInner(CachedInner<S>),
     Engine(Engine<S>),
     Coarse(PartedRemote<S>),
-    Hybrid(Parted<Hybrid<S>>),
+    Hybrid(Sharded<Hybrid<S>>),
 }
 
 /// Whatever it is, as one that runs operations.
@@ -157,17 +157,17 @@ macro_rules! on {
 }
 
 impl<S: Subject> Opened<S> {
-    /// Starts a task that runs operations from `feed` until it ends.
+    /// Starts a task that runs operations from `queue` until it ends.
     pub(crate) fn spawn<I: Iterator<Item = S::Request> + 'static>(
         &self,
         worker: &Worker,
-        feed: &Rc<Feed<I>>,
+        queue: &Rc<OperationQueue<I>>,
         tally: &Rc<RefCell<Tally>>,
     ) -> Task<Result<(), Error>> {
-        let (feed, tally) = (Rc::clone(feed), Rc::clone(tally));
+        let (queue, tally) = (Rc::clone(queue), Rc::clone(tally));
         on!(self, run => {
             let run = run.clone();
-            worker.spawn(async move { run_task::<S, _, _>(&run, &feed, &tally).await })
+            worker.spawn(async move { run_task::<S, _, _>(&run, &queue, &tally).await })
         })
     }
 

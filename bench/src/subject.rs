@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::bail;
-use farlink_offload::Cut;
+use farlink_offload::ShardKey;
 use farlink_runtime::access::{Access, Plugin, Region as _, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::error::Error;
@@ -274,15 +274,15 @@ pub trait Subject: Plugin {
     async fn bulk_load<A: Access<Plugin = Self> + Clone + 'static>(
         _access: &A,
         _data: &Self::Data,
-        _part: (&Cut<Self::Region>, usize),
+        _part: (&ShardKey<Self::Region>, usize),
         _fill: f64,
     ) -> Result<u64, Error> {
         Err(Error::BadOption { option: "load", why: format!("bulk; a {} has no bulk load", Self::NAME) })
     }
 
     /// How it is divided among so many memory servers, where each has a part of it: into one part, unless it says otherwise.
-    fn divide(_data: &Self::Data, _servers: usize) -> Cut<Self::Region> {
-        Cut::Regions(vec![Self::Region::everything()])
+    fn divide(_data: &Self::Data, _servers: usize) -> ShardKey<Self::Region> {
+        ShardKey::Regions(vec![Self::Region::everything()])
     }
 
     /// Whether the structure, loaded by an earlier run, holds these entries, as far as samples tell.

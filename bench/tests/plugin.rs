@@ -139,7 +139,7 @@ impl Subject for Sums {
     }
 
     async fn run<R: Run<Plugin = Self>>(run: &R, request: Add) -> Result<Outcomes, Error> {
-        run.perform(&request).await?;
+        run.execute(&request).await?;
         Ok(Outcomes { ops: 1, inserted: 1, ..Outcomes::default() })
     }
 }

@@ -10,8 +10,8 @@ use support::*;
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
-fn bed(admission: Admission) -> Bed {
-    Bed::new((0..KEYS).map(|key| (key * 2, key)), class(256), small(256, admission), seed(6))
+fn test_bed(admission: Admission) -> TestBed {
+    TestBed::new((0..KEYS).map(|key| (key * 2, key)), class(256), small(256, admission), seed(6))
 }
 
 fn id(number: u64) -> PageId {
@@ -21,11 +21,11 @@ fn id(number: u64) -> PageId {
 #[test]
 fn splits_and_merges_survive_eviction() {
     for admission in ADMISSIONS {
-        let bed = bed(admission);
+        let test_bed = test_bed(admission);
         // Refused pages are written when their users leave, and so may come before new ones below them.
-        bed.store.world().checks_order = admission == Admission::Always;
-        let before = bed.store.world().pages.len();
-        bed.run(|tree| async move {
+        test_bed.store.world().checks_order = admission == Admission::Always;
+        let before = test_bed.store.world().pages.len();
+        test_bed.run(|tree| async move {
             for key in 0..KEYS {
                 assert_eq!(tree.update(key * 2 + 1, |_| key).await.unwrap(), None);
             }
@@ -36,13 +36,13 @@ fn splits_and_merges_survive_eviction() {
         let odd = (0..KEYS).map(|key| (key * 2 + 1, key));
         let even = (0..KEYS / 2).map(|key| (key * 2, key));
         let model: std::collections::BTreeMap<u64, u64> = odd.chain(even).collect();
-        assert_eq!(bed.flushed(), model);
-        let after = bed.tree.handle.counters();
+        assert_eq!(test_bed.flushed(), model);
+        let after = test_bed.tree.handle.counters();
         assert!(
-            bed.store.world().pages.len() > before + KEYS as usize / 200
+            test_bed.store.world().pages.len() > before + KEYS as usize / 200
                 && after.total().evictions + after.total().refusals > 0
         );
-        bed.run(move |tree| async move {
+        test_bed.run(move |tree| async move {
             for (key, value) in model {
                 assert_eq!(tree.get(key).await.unwrap(), Some(value));
             }
@@ -52,8 +52,8 @@ fn splits_and_merges_survive_eviction() {
 
 #[test]
 fn a_failed_change_changes_nothing() {
-    let bed = bed(Admission::Always);
-    bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move {
         let path = tree.path(100).await.unwrap();
         let leaf = path.last().unwrap();
         let other = tree.path(100).await.unwrap();
@@ -68,14 +68,14 @@ fn a_failed_change_changes_nothing() {
         tree.handle.alter(leaf, |change| change.set(0, 5, change.word(0, 5) + 1)).unwrap();
         assert_eq!(leaf.read(|words| words[5].load(Ordering::Relaxed)), Ok(1235));
     });
-    assert!(!bed.flushed().is_empty());
+    assert!(!test_bed.flushed().is_empty());
 }
 
 /// A page has gone, and another one is in its frame, which is not changed in its place.
 #[test]
 fn a_page_that_has_gone_is_not_altered() {
-    let bed = bed(Admission::Always);
-    bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move {
         let leaf = tree.path(100).await.unwrap().pop().unwrap();
         let frame_of = |page: &farlink_cache::Page<'_, MapStore, TreeLayout>| page.bookmark().unwrap().0[0];
         let words = |words: &[std::sync::atomic::AtomicU64]| -> Vec<u64> {
@@ -100,9 +100,9 @@ fn a_page_that_has_gone_is_not_altered() {
 
 #[test]
 fn a_refreshed_page_keeps_its_swizzled_links() {
-    let bed = bed(Admission::Always);
-    let root = bed.store.world().pages[&ROOT].clone();
-    bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Always);
+    let root = test_bed.store.world().pages[&ROOT].clone();
+    test_bed.run(|tree| async move {
         let path = tree.path(100).await.unwrap();
         let link = path[0].read(|words| words[support::page::value_at(0)].load(Ordering::Relaxed)).unwrap();
         assert!(farlink_cache::is_swizzled(link) && path[1].is_target_of(link));
@@ -123,8 +123,8 @@ fn a_refreshed_page_keeps_its_swizzled_links() {
 
 #[test]
 fn a_flush_of_some_pages_writes_those_and_no_more() {
-    let bed = bed(Admission::Always);
-    bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move {
         for key in (0..1000).step_by(2) {
             tree.update(key, |_| 0).await.unwrap();
         }
@@ -142,8 +142,8 @@ fn a_flush_of_some_pages_writes_those_and_no_more() {
 
 #[test]
 fn an_invalidated_page_is_read_again() {
-    let bed = bed(Admission::Always);
-    bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move {
         let leaf = tree.path(100).await.unwrap().last().unwrap().id();
         tree.update(100, |_| 1).await.unwrap();
         assert!(tree.handle.invalidate(leaf, tree.class).await.unwrap());

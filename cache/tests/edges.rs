@@ -17,39 +17,39 @@ fn id(n: u64) -> PageId {
 #[test]
 fn a_flush_writes_what_a_split_moves_meanwhile() {
     const KEYS: u64 = 600;
-    let bed = Bed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(1));
-    bed.run(|tree| async move {
+    let test_bed = TestBed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(1));
+    test_bed.run(|tree| async move {
         for k in 0..KEYS {
             tree.update(k * 2, |_| k + 1).await.unwrap();
         }
     });
-    bed.store.world().holds_writes = true;
+    test_bed.store.world().holds_writes = true;
     let done = Rc::new(Cell::new(false));
-    let (tree, flag) = (bed.tree.clone(), done.clone());
-    bed.executor.spawn(async move {
+    let (tree, flag) = (test_bed.tree.clone(), done.clone());
+    test_bed.executor.spawn(async move {
         tree.handle.flush().await.unwrap();
         flag.set(true);
     });
     for _ in 0..1000 {
-        bed.executor.turn();
+        test_bed.executor.turn();
     }
     assert!(!done.get());
     let split = Rc::new(Cell::new(false));
-    let (tree, flag) = (bed.tree.clone(), split.clone());
-    bed.executor.spawn(async move {
+    let (tree, flag) = (test_bed.tree.clone(), split.clone());
+    test_bed.executor.spawn(async move {
         for k in KEYS - 30..KEYS {
             tree.update(k * 2 + 1, |_| 0).await.unwrap();
         }
         flag.set(true);
     });
     for _ in 0..1000 {
-        bed.executor.turn();
+        test_bed.executor.turn();
     }
     assert!(!split.get(), "what a flush is about to write was moved");
-    bed.store.release();
-    bed.executor.run();
+    test_bed.store.release();
+    test_bed.executor.run();
     assert!(done.get() && split.get());
-    let stored = harvest(&bed.store.world());
+    let stored = harvest(&test_bed.store.world());
     for k in 0..KEYS {
         assert_eq!(stored.get(&(k * 2)), Some(&(k + 1)), "key {} was changed before the flush", k * 2);
     }
@@ -62,12 +62,12 @@ fn a_flush_ends_while_pages_split_without_end() {
     // There is room for all of it: nothing is written but by flushes.
     let mut options = small(256, Admission::Always);
     options.bytes = 1 << 20;
-    let bed = Bed::new((0..KEYS).map(|k| (k * 20, k)), class(256), options, seed(1));
-    bed.store.world().pending_max = 3;
+    let test_bed = TestBed::new((0..KEYS).map(|k| (k * 20, k)), class(256), options, seed(1));
+    test_bed.store.world().pending_max = 3;
     let done = Rc::new(Cell::new(false));
     for task in 0..4 {
-        let (tree, done) = (bed.tree.clone(), done.clone());
-        bed.executor.spawn(async move {
+        let (tree, done) = (test_bed.tree.clone(), done.clone());
+        test_bed.executor.spawn(async move {
             let mut random = Random(task);
             while !done.get() {
                 let from = random.below(KEYS) * 20;
@@ -81,8 +81,8 @@ fn a_flush_ends_while_pages_split_without_end() {
             }
         });
     }
-    let before = bed.store.world().pages.len();
-    bed.run(move |tree| async move {
+    let before = test_bed.store.world().pages.len();
+    test_bed.run(move |tree| async move {
         for round in 1..=under_miri(8, 1) {
             for k in 0..KEYS {
                 tree.update(k * 20, |_| k + round).await.unwrap();
@@ -95,15 +95,15 @@ fn a_flush_ends_while_pages_split_without_end() {
         }
         done.set(true);
     });
-    assert!(cfg!(miri) || bed.store.world().pages.len() > before + 20, "pages have split");
+    assert!(cfg!(miri) || test_bed.store.world().pages.len() > before + 20, "pages have split");
 }
 
 #[test]
 fn refresh_refuses_swizzled_links() {
     const KEYS: u64 = under_miri(20_000, 3000);
-    let bed = Bed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(2));
-    let root = bed.store.world().pages[&ROOT].clone();
-    bed.run(move |tree| async move {
+    let test_bed = TestBed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(2));
+    let root = test_bed.store.world().pages[&ROOT].clone();
+    test_bed.run(move |tree| async move {
         let path = tree.path(100).await.unwrap();
         let n = path.len();
         let leaf = path[n - 1].id();
@@ -145,8 +145,8 @@ fn refresh_refuses_swizzled_links() {
 fn freeing_a_page_whose_link_stays_ends() {
     let (tx, rx) = mpsc::channel();
     std::thread::spawn(move || {
-        let bed = Bed::new((0..2000).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
-        bed.run(|tree| async move {
+        let test_bed = TestBed::new((0..2000).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
+        test_bed.run(|tree| async move {
             let path = tree.path(100).await.unwrap();
             let n = path.len();
             let _ = tree.handle.change(&[&path[n - 1], &path[n - 2]], Vec::new(), |change| change.free(0));
@@ -169,8 +169,8 @@ fn any_options_that_are_accepted_work() {
 /// Such a word can stand where the layout says that no link is: the store is not asked for what it holds there.
 #[test]
 fn a_word_that_only_looks_like_a_swizzled_link_leads_nowhere() {
-    let bed = Bed::new((0..2000).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
-    bed.run(|tree| async move {
+    let test_bed = TestBed::new((0..2000).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
+    test_bed.run(|tree| async move {
         let path = tree.path(100).await.unwrap();
         // Frame 0, which is never used, and two that there are not.
         for word in [1 << 63, u64::MAX, 1 << 63 | 0x7fff_ffff] {
@@ -183,8 +183,8 @@ fn a_word_that_only_looks_like_a_swizzled_link_leads_nowhere() {
 #[test]
 fn a_bookmark_leads_back_to_its_page_and_to_no_other() {
     const KEYS: u64 = under_miri(20_000, 3000);
-    let bed = Bed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
-    bed.run(|tree| async move {
+    let test_bed = TestBed::new((0..KEYS).map(|k| (k * 2, k)), class(256), small(256, Admission::Always), seed(3));
+    test_bed.run(|tree| async move {
         let (leaf, bookmark, hits) = {
             let path = tree.path(100).await.unwrap();
             let leaf = path.last().unwrap();

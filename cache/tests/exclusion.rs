@@ -269,10 +269,10 @@ fn nothing_is_lost_with_few_large_pages() {
     ADMISSIONS.into_iter().for_each(|admission| run(Plan { page_bytes: 1024, ..plan(admission) }));
 }
 
-fn bed() -> Bed {
+fn test_bed() -> TestBed {
     let mut options = small(256, Admission::Always);
     options.excludes_subtrees = true;
-    Bed::new((0..2000).map(|key| (key, key)), class(256), options, seed(7))
+    TestBed::new((0..2000).map(|key| (key, key)), class(256), options, seed(7))
 }
 
 /// The link to the child of the root that holds a key.
@@ -282,9 +282,9 @@ fn link_of(root: &Page<'_, MapStore, TreeLayout>, key: u64) -> u64 {
 
 #[test]
 fn an_excluded_page_is_waited_for_and_one_that_is_cached_is_not_excluded() {
-    let bed = bed();
-    let (tree, executor) = (bed.tree.clone(), bed.executor.clone());
-    bed.run(|_| async move {
+    let test_bed = test_bed();
+    let (tree, executor) = (test_bed.tree.clone(), test_bed.executor.clone());
+    test_bed.run(|_| async move {
         let root = tree.enter().unwrap();
         let link = link_of(&root, 700);
         let guard = tree.handle.exclude(&root, link, tree.class, |_| false).await.unwrap().expect("nothing is cached");
@@ -308,16 +308,16 @@ fn an_excluded_page_is_waited_for_and_one_that_is_cached_is_not_excluded() {
 
 #[test]
 fn an_unlinked_page_below_is_not_overlooked_and_none_comes_in() {
-    let bed = bed();
-    let leaf = bed.run(|tree| async move { tree.path(700).await.unwrap().last().unwrap().id() });
+    let test_bed = test_bed();
+    let leaf = test_bed.run(|tree| async move { tree.path(700).await.unwrap().last().unwrap().id() });
     let fresh = PageCache::new(TreeLayout, {
         let mut options = small(256, Admission::Always);
         options.excludes_subtrees = true;
         options
     });
-    let handle = fresh.unwrap().handle(bed.store.clone(), 3).unwrap();
+    let handle = fresh.unwrap().handle(test_bed.store.clone(), 3).unwrap();
     let is_below = |words: &[AtomicU64]| View(words).level() == 0 && View(words).covers(700);
-    bed.run(move |other| async move {
+    test_bed.run(move |other| async move {
         let tree = Tree::open(handle, other.class, Arc::new(AtomicU64::new(1 << 40))).await.unwrap();
         let root = tree.enter().unwrap();
         let link = link_of(&root, 700);
@@ -382,8 +382,8 @@ fn what_cools_below_a_page_goes_when_the_store_has_changed_it() {
     // Pages cool for long.
     (options.excludes_subtrees, options.cooling_share) = (true, 0.5);
     let seed = seed(7);
-    let bed = Bed::new((0..KEYS).map(|key| (key, 0)), class(256), options, seed);
-    bed.run(move |tree| async move {
+    let test_bed = TestBed::new((0..KEYS).map(|key| (key, 0)), class(256), options, seed);
+    test_bed.run(move |tree| async move {
         let mut random = Random(seed);
         let mut cases = 0;
         for round in 0.. {

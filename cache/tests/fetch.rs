@@ -16,8 +16,8 @@ use support::*;
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
-fn bed(admission: Admission) -> Bed {
-    Bed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, admission), seed(3))
+fn test_bed(admission: Admission) -> TestBed {
+    TestBed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, admission), seed(3))
 }
 
 /// Polls a future a few times among the other tasks, and drops it.
@@ -34,12 +34,12 @@ async fn abandon<F: Future>(future: F, polls: u64) -> bool {
 
 /// Starts `tasks` lookups of one key while reads are held; the first `dropped` of them are dropped before reads go on.
 fn lookups(tasks: u64, dropped: u64) -> (u64, u64, u64) {
-    let bed = bed(Admission::Always);
-    bed.store.world().holds_reads = true;
+    let test_bed = test_bed(Admission::Always);
+    test_bed.store.world().holds_reads = true;
     let found = Rc::new(Cell::new(0));
     for task in 0..tasks {
-        let (tree, found, key) = (bed.tree.clone(), Rc::clone(&found), KEYS / 2 + 345);
-        bed.executor.spawn(async move {
+        let (tree, found, key) = (test_bed.tree.clone(), Rc::clone(&found), KEYS / 2 + 345);
+        test_bed.executor.spawn(async move {
             if task < dropped {
                 assert!(!abandon(tree.get(key), 1 + task).await);
             } else {
@@ -47,11 +47,11 @@ fn lookups(tasks: u64, dropped: u64) -> (u64, u64, u64) {
                 found.set(found.get() + 1);
             }
         });
-        bed.executor.run_ready();
+        test_bed.executor.run_ready();
     }
-    bed.store.release();
-    bed.executor.run();
-    let world = bed.store.world();
+    test_bed.store.release();
+    test_bed.executor.run();
+    let world = test_bed.store.world();
     (found.get(), world.reads, world.reads_dropped)
 }
 
@@ -75,81 +75,81 @@ fn a_dropped_fetch_is_taken_over() {
 
 #[test]
 fn a_failed_read_is_reported_and_leaves_nothing_behind() {
-    let bed = bed(Admission::Always);
-    let before = bed.cache.len();
-    bed.store.world().fail_read = Some(1);
-    let error = bed.run(|tree| async move { tree.get(77).await }).unwrap_err();
+    let test_bed = test_bed(Admission::Always);
+    let before = test_bed.cache.len();
+    test_bed.store.world().fail_read = Some(1);
+    let error = test_bed.run(|tree| async move { tree.get(77).await }).unwrap_err();
     assert!(matches!(error, CacheError::Store { source: Refused("read"), .. }), "{error}");
     assert!(error.to_string().contains("fire"), "{error}");
-    assert_eq!(bed.cache.len(), before);
-    assert_eq!(bed.run(|tree| async move { tree.get(77).await }).unwrap(), Some(77));
+    assert_eq!(test_bed.cache.len(), before);
+    assert_eq!(test_bed.run(|tree| async move { tree.get(77).await }).unwrap(), Some(77));
 }
 
 #[test]
 fn damaged_pages_are_refused() {
-    let bed = bed(Admission::Always);
+    let test_bed = test_bed(Admission::Always);
     let (root_link, link) = {
-        let world = bed.store.world();
+        let world = test_bed.store.world();
         let root_link = support::page::image_links(&world.pages[&ROOT])[0];
         (root_link, support::page::image_links(&world.pages[&root_link])[0])
     };
-    let intact = bed.store.world().pages[&root_link].clone();
+    let intact = test_bed.store.world().pages[&root_link].clone();
     let slot = support::page::value_at(0);
-    bed.store.world().pages.get_mut(&root_link).unwrap()[slot] |= 1 << 63;
-    let error = bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
+    test_bed.store.world().pages.get_mut(&root_link).unwrap()[slot] |= 1 << 63;
+    let error = test_bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
     assert!(matches!(error, CacheError::Swizzled { word, .. } if word == slot), "{error}");
-    bed.store.world().pages.get_mut(&root_link).unwrap().truncate(8);
-    let error = bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
+    test_bed.store.world().pages.get_mut(&root_link).unwrap().truncate(8);
+    let error = test_bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
     assert!(matches!(error, CacheError::Size { got: 8, asked: 32, .. }), "{error}");
     let mut null = intact.clone();
     null[slot] = 0;
-    bed.store.world().pages.insert(root_link, null);
-    let error = bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
+    test_bed.store.world().pages.insert(root_link, null);
+    let error = test_bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
     assert!(matches!(error, CacheError::BadLink), "{error}");
     let page = PageId::new(root_link).unwrap();
-    assert!(bed.run(move |tree| async move { tree.handle.invalidate(page, tree.class).await }).unwrap());
-    bed.store.world().pages.insert(root_link, intact);
-    assert_eq!(bed.run(|tree| async move { tree.get(0).await }).unwrap(), Some(0));
-    assert!(link != 0 && bed.store.world().pages.contains_key(&link));
+    assert!(test_bed.run(move |tree| async move { tree.handle.invalidate(page, tree.class).await }).unwrap());
+    test_bed.store.world().pages.insert(root_link, intact);
+    assert_eq!(test_bed.run(|tree| async move { tree.get(0).await }).unwrap(), Some(0));
+    assert!(link != 0 && test_bed.store.world().pages.contains_key(&link));
 }
 
 #[test]
 fn a_failed_write_keeps_the_page() {
     for admission in ADMISSIONS {
-        let bed = bed(admission);
-        bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
-        bed.store.world().fail_write = Some(1);
+        let test_bed = test_bed(admission);
+        test_bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
+        test_bed.store.world().fail_write = Some(1);
         // A bypass page may have been written already: change it once more.
-        let error = bed.run(|tree| async move {
+        let error = test_bed.run(|tree| async move {
             let _ = tree.update(5, |_| 501).await;
             tree.handle.flush().await
         });
         let is_reported = matches!(error, Err(CacheError::Store { source: Refused("write"), .. }));
-        assert!(is_reported || bed.tree.handle.counters().write_errors == 1, "{error:?}");
-        assert_eq!(bed.run(|tree| async move { tree.get(5).await }).unwrap(), Some(501));
-        assert_eq!(bed.flushed()[&5], 501);
-        let counters = bed.tree.handle.counters();
-        assert_eq!((counters.write_errors, bed.store.world().pages.len() > KEYS as usize / 22), (1, true));
+        assert!(is_reported || test_bed.tree.handle.counters().write_errors == 1, "{error:?}");
+        assert_eq!(test_bed.run(|tree| async move { tree.get(5).await }).unwrap(), Some(501));
+        assert_eq!(test_bed.flushed()[&5], 501);
+        let counters = test_bed.tree.handle.counters();
+        assert_eq!((counters.write_errors, test_bed.store.world().pages.len() > KEYS as usize / 22), (1, true));
     }
 }
 
 #[test]
 fn a_flush_without_buffers_is_an_error_not_a_hang() {
-    let bed = bed(Admission::Always);
-    bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
-    bed.store.world().fails_buffers = true;
-    let error = bed.run(|tree| async move { tree.handle.flush().await }).unwrap_err();
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
+    test_bed.store.world().fails_buffers = true;
+    let error = test_bed.run(|tree| async move { tree.handle.flush().await }).unwrap_err();
     assert!(matches!(error, CacheError::Store { source: Refused("no buffer"), .. }), "{error}");
-    bed.store.world().fails_buffers = false;
-    assert_eq!(bed.flushed()[&5], 500);
+    test_bed.store.world().fails_buffers = false;
+    assert_eq!(test_bed.flushed()[&5], 500);
 }
 
 #[test]
 fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
     for admission in ADMISSIONS {
-        let bed = bed(admission);
-        bed.store.world().fails_all_writes = true;
-        let (written, error) = bed.run(|tree| async move {
+        let test_bed = test_bed(admission);
+        test_bed.store.world().fails_all_writes = true;
+        let (written, error) = test_bed.run(|tree| async move {
             for key in (0..KEYS).map(|at| at * 10 % KEYS) {
                 if let Err(error) = tree.update(key, |old| old.unwrap() + KEYS).await {
                     return (key, Some(error));
@@ -159,16 +159,16 @@ fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
         });
         let error = error.expect("a cache that cannot write fills up");
         assert!(matches!(&error, CacheError::NoRoom { last_write_error: Some(said), .. } if said.contains("fire")));
-        assert!(error.to_string().contains("fire") && bed.executor.polls() < 500_000, "{error}");
+        assert!(error.to_string().contains("fire") && test_bed.executor.polls() < 500_000, "{error}");
         // Nothing is lost, and all goes on as soon as the store takes pages again.
-        bed.store.world().fails_all_writes = false;
-        bed.run(move |tree| async move {
+        test_bed.store.world().fails_all_writes = false;
+        test_bed.run(move |tree| async move {
             for key in (0..KEYS).step_by(10) {
                 let is_new = key < written;
                 assert_eq!(tree.get(key).await.unwrap(), Some(if is_new { key + KEYS } else { key }));
             }
         });
-        let store = bed.flushed();
+        let store = test_bed.flushed();
         assert_eq!(store.values().filter(|&&value| value >= KEYS).count() as u64, written / 10);
     }
 }
@@ -176,8 +176,8 @@ fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
 /// A bypass page that was freed keeps its words for as long as it has users: what a link in it led to may have been freed, too.
 #[test]
 fn a_link_of_a_freed_bypass_page_is_not_followed() {
-    let bed = bed(Admission::Probability { leaf: 0.0, inner: 0.0 });
-    bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Probability { leaf: 0.0, inner: 0.0 });
+    test_bed.run(|tree| async move {
         // The cache is full then, and keeps nothing new.
         for key in 0..KEYS {
             assert_eq!(tree.get(key).await.unwrap(), Some(key));
@@ -228,8 +228,8 @@ async fn links_above(tree: &Tree, key: u64) -> (Vec<(u64, farlink_cache::SizeCla
 #[test]
 fn links_followed_together_are_read_together() {
     for admission in ADMISSIONS {
-        let bed = bed(admission);
-        bed.run(|tree| async move {
+        let test_bed = test_bed(admission);
+        test_bed.run(|tree| async move {
             let (mut links, above) = links_above(&tree, 100).await;
             let wanted: Vec<u64> = support::page::image_links(&tree.handle.store().world().pages[&above.get()]);
             // A link that is null, one that is given twice, and one that others are fetching.
@@ -258,9 +258,9 @@ fn links_followed_together_are_read_together() {
 
 #[test]
 fn a_dropped_batch_is_taken_over_and_one_that_fails_says_so() {
-    let bed = bed(Admission::Always);
-    let (tree, executor) = (bed.tree.clone(), bed.executor.clone());
-    bed.run(|_| async move {
+    let test_bed = test_bed(Admission::Always);
+    let (tree, executor) = (test_bed.tree.clone(), test_bed.executor.clone());
+    test_bed.run(|_| async move {
         let (links, above) = links_above(&tree, 100).await;
         tree.handle.store().world().holds_reads = true;
         let found = Rc::new(Cell::new(0));

@@ -26,8 +26,8 @@ async fn use_hot(tree: &Tree, random: &mut Random, from: u64, ops: u64) -> f64 {
 #[cfg_attr(miri, ignore = "no other code than elsewhere, many operations")]
 fn a_hot_set_that_moves_is_followed() {
     let seed = seed(5);
-    let bed = Bed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, Admission::Frequency), seed);
-    bed.run(move |tree| async move {
+    let test_bed = TestBed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, Admission::Frequency), seed);
+    test_bed.run(move |tree| async move {
         let mut random = Random(seed);
         let first = use_hot(&tree, &mut random, 1000, 5 * OPS).await;
         let moved = use_hot(&tree, &mut random, 11_000, OPS).await;

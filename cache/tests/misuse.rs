@@ -16,8 +16,8 @@ use support::{
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
-fn bed() -> Bed {
-    Bed::new((0..KEYS).map(|key| (key * 2, key)), class(256), small(256, Admission::Always), seed(6))
+fn test_bed() -> TestBed {
+    TestBed::new((0..KEYS).map(|key| (key * 2, key)), class(256), small(256, Admission::Always), seed(6))
 }
 
 fn id(number: u64) -> PageId {
@@ -37,7 +37,7 @@ async fn other_tree(tree: &Tree) -> Tree {
 
 #[test]
 fn a_link_followed_with_another_size_is_refused_also_if_it_is_swizzled() {
-    bed().run(|tree| async move {
+    test_bed().run(|tree| async move {
         for _ in 0..2 {
             let path = tree.path(100).await.unwrap();
             let link = path[0].read(|words| words[value_at(0)].load(Relaxed)).unwrap();
@@ -76,8 +76,8 @@ fn atomics(words: &[u64]) -> Vec<AtomicU64> {
 
 #[test]
 fn a_swizzled_link_where_the_layout_names_none_is_refused() {
-    let bed = bed();
-    bed.run(|tree| async move {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
         let link_of = |change: &Change<'_>| change.word(0, value_at(View(change.words(0)).child(100)));
         refuse(&tree, "into a word of the leaf", |change| change.set(1, 31, link_of(change))).await;
         refuse(&tree, "into a key", |change| change.set(0, key_at(1), link_of(change))).await;
@@ -96,15 +96,15 @@ fn a_swizzled_link_where_the_layout_names_none_is_refused() {
         }
         tree.handle.flush().await.unwrap();
     });
-    assert!(bed.flushed().into_iter().eq((0..KEYS).map(|key| (key * 2, key))), "nothing is lost");
+    assert!(test_bed.flushed().into_iter().eq((0..KEYS).map(|key| (key * 2, key))), "nothing is lost");
 }
 
 /// Where the layout names fewer links than before, or none.
 #[test]
 fn swizzled_links_that_are_left_behind_are_unswizzled() {
     for mask in [!0xff, 0x1ff] {
-        let bed = bed();
-        bed.run(move |tree| async move {
+        let test_bed = test_bed();
+        test_bed.run(move |tree| async move {
             let path = tree.path(100).await.unwrap();
             let above = &path[path.len() - 2];
             let stored = tree.handle.store().world().pages[&above.id().get()].clone();
@@ -115,14 +115,14 @@ fn swizzled_links_that_are_left_behind_are_unswizzled() {
             tree.handle.alter(above, |change| change.set(0, HEAD, stored[HEAD])).unwrap();
             assert_eq!(tree.get(100).await.unwrap(), Some(50));
         });
-        assert_eq!(bed.flushed().len(), KEYS as usize);
+        assert_eq!(test_bed.flushed().len(), KEYS as usize);
     }
 }
 
 #[test]
 fn a_page_given_twice_is_refused() {
-    let bed = bed();
-    bed.run(|tree| async move {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
         let path = tree.path(100).await.unwrap();
         let (leaf, again) = (path.last().unwrap(), tree.path(100).await.unwrap().pop().unwrap());
         let refused = tree.handle.change(&[leaf, &path[0], &again], Vec::new(), |_| unreachable!());
@@ -139,8 +139,8 @@ fn a_page_given_twice_is_refused() {
 
 #[test]
 fn an_anchor_says_that_its_page_was_freed() {
-    let bed = bed();
-    bed.run(|tree| async move {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
         let leaf = id(2);
         let anchor = tree.handle.anchor(leaf, tree.class).await.unwrap();
         let page = tree.handle.enter(&anchor).unwrap();
@@ -158,8 +158,8 @@ fn an_anchor_says_that_its_page_was_freed() {
 
 #[test]
 fn what_belongs_to_another_cache_is_refused() {
-    let bed = bed();
-    bed.run(|tree| async move {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
         let other = other_tree(&tree).await;
         let misuse = |error: PageError| assert_eq!(error, PageError::Misuse(Misuse::OtherCache));
         let (path, foreign) = (tree.path(100).await.unwrap(), other.path(100).await.unwrap());
@@ -189,8 +189,8 @@ fn what_belongs_to_another_cache_is_refused() {
 
 #[test]
 fn a_panic_within_a_change_harms_nobody() {
-    let bed = bed();
-    bed.run(|tree| async move {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
         let path = tree.path(100).await.unwrap();
         let [.., above, leaf] = &path[..] else { panic!("a tree of several levels") };
         let before = [words(above), words(leaf)];
@@ -237,13 +237,13 @@ fn a_panic_within_a_change_harms_nobody() {
         assert_eq!(tree.handle.store().world().writes, writes, "nothing has changed");
         assert_eq!(tree.update(100, |_| 1).await.unwrap(), Some(50));
     });
-    assert_eq!(bed.flushed()[&100], 1);
+    assert_eq!(test_bed.flushed()[&100], 1);
 }
 
 #[test]
 fn a_page_that_moved_is_told_from_one_that_changed() {
-    let bed = bed();
-    bed.run(|tree| async move {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
         let path = tree.path(100).await.unwrap();
         let leaf = path.last().unwrap();
         let seen = tree.path(100).await.unwrap().pop().unwrap();
@@ -277,8 +277,8 @@ fn a_page_that_moved_is_told_from_one_that_changed() {
 
 #[test]
 fn a_snapshot_is_what_the_store_would_have() {
-    let bed = bed();
-    bed.run(|tree| async move {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
         let path = tree.path(100).await.unwrap();
         for page in &path {
             let mut copy = [0; 32];

@@ -93,16 +93,16 @@ proptest! {
         let mut options = small(256, admission);
         options.sample_size = sample_size;
         let keys = (0..KEYS).map(|key| (key * 2, key));
-        let bed = Bed::new(keys.clone(), class(256), options, seed);
-        bed.store.world().pending_max = pending;
-        let model = bed.run(move |tree| async move {
+        let test_bed = TestBed::new(keys.clone(), class(256), options, seed);
+        test_bed.store.world().pending_max = pending;
+        let model = test_bed.run(move |tree| async move {
             let mut model: BTreeMap<u64, u64> = keys.collect();
             for op in &ops {
                 apply(&tree, &mut model, op).await.unwrap();
             }
             model
         });
-        prop_assert!(bed.cache.memory().used() <= bed.cache.memory().limit);
-        prop_assert_eq!(bed.flushed(), model);
+        prop_assert!(test_bed.cache.memory().used() <= test_bed.cache.memory().limit);
+        prop_assert_eq!(test_bed.flushed(), model);
     }
 }

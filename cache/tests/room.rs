@@ -8,14 +8,14 @@ use support::*;
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
-fn bed(admission: Admission) -> Bed {
-    Bed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, admission), seed(4))
+fn test_bed(admission: Admission) -> TestBed {
+    TestBed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, admission), seed(4))
 }
 
 #[test]
 fn reserving_everything_is_an_error_not_a_hang() {
-    let bed = bed(Admission::Always);
-    let error = bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Always);
+    let error = test_bed.run(|tree| async move {
         let mut held = Vec::new();
         for id in 100_000.. {
             match tree.handle.reserve(PageId::new(id).unwrap(), tree.class).await {
@@ -26,14 +26,14 @@ fn reserving_everything_is_an_error_not_a_hang() {
         unreachable!()
     });
     assert!(matches!(error, (150.., CacheError::NoRoom { last_write_error: None, .. })), "{error:?}");
-    assert_eq!(bed.run(|tree| async move { tree.get(1).await }).unwrap(), Some(1));
+    assert_eq!(test_bed.run(|tree| async move { tree.get(1).await }).unwrap(), Some(1));
 }
 
 #[test]
 fn anchoring_everything_is_an_error_not_a_hang() {
-    let bed = bed(Admission::Always);
-    let pages: Vec<u64> = bed.store.world().pages.keys().copied().collect();
-    let (anchored, error) = bed.run(move |tree| async move {
+    let test_bed = test_bed(Admission::Always);
+    let pages: Vec<u64> = test_bed.store.world().pages.keys().copied().collect();
+    let (anchored, error) = test_bed.run(move |tree| async move {
         let mut anchors = Vec::new();
         for page in pages {
             match tree.handle.anchor(PageId::new(page).unwrap(), tree.class).await {
@@ -44,7 +44,7 @@ fn anchoring_everything_is_an_error_not_a_hang() {
         unreachable!()
     });
     assert!(anchored > 150 && matches!(error, CacheError::NoRoom { .. }), "{anchored} {error}");
-    bed.run(|tree| async move {
+    test_bed.run(|tree| async move {
         for key in (0..KEYS).step_by(7) {
             assert_eq!(tree.get(key).await.unwrap(), Some(key));
         }
@@ -54,8 +54,8 @@ fn anchoring_everything_is_an_error_not_a_hang() {
 #[test]
 fn an_anchored_page_stays_under_pressure() {
     for admission in ADMISSIONS {
-        let bed = bed(admission);
-        let reads = bed.run(|tree| async move {
+        let test_bed = test_bed(admission);
+        let reads = test_bed.run(|tree| async move {
             let page = tree.path(500).await.unwrap()[1].id();
             // A bypass page cannot be kept; once it has left, it can.
             let anchor = loop {
@@ -77,8 +77,8 @@ fn an_anchored_page_stays_under_pressure() {
 
 #[test]
 fn dirty_bypass_pages_are_written_and_gone() {
-    let bed = bed(Admission::Probability { leaf: 0.0, inner: 1.0 });
-    bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Probability { leaf: 0.0, inner: 1.0 });
+    test_bed.run(|tree| async move {
         for key in 0..KEYS {
             assert_eq!(tree.get(key).await.unwrap(), Some(key));
         }
@@ -87,35 +87,35 @@ fn dirty_bypass_pages_are_written_and_gone() {
             tree.update(key, |old| old.unwrap() + 1).await.unwrap();
         }
     });
-    let bypass_frames = bed.tree.handle.counters().levels[0].refusals;
+    let bypass_frames = test_bed.tree.handle.counters().levels[0].refusals;
     assert!(bypass_frames > KEYS / 20, "{bypass_frames} leaves were refused");
     // Their write-backs have ended with the tasks: what is not a bypass page is all that a flush can find.
-    let before = bed.store.world().writes;
-    assert!(bed.flushed().into_iter().eq((0..KEYS).map(|key| (key, key + 1))));
-    let resident = bed.cache.len() as u64;
-    assert!(bed.store.world().writes - before <= resident, "bypass_frames are no longer dirty");
+    let before = test_bed.store.world().writes;
+    assert!(test_bed.flushed().into_iter().eq((0..KEYS).map(|key| (key, key + 1))));
+    let resident = test_bed.cache.len() as u64;
+    assert!(test_bed.store.world().writes - before <= resident, "bypass_frames are no longer dirty");
     assert!(resident < 200);
 }
 
 #[test]
 fn counters_add_up() {
     for admission in ADMISSIONS {
-        let bed = bed(admission);
-        let before = bed.tree.handle.counters().total();
-        let levels = u64::from(Image(&bed.store.world().pages[&ROOT]).level()) + 1;
-        bed.run(|tree| async move {
+        let test_bed = test_bed(admission);
+        let before = test_bed.tree.handle.counters().total();
+        let levels = u64::from(Image(&test_bed.store.world().pages[&ROOT]).level()) + 1;
+        test_bed.run(|tree| async move {
             for key in (0..KEYS).step_by(11) {
                 assert_eq!(tree.get(key).await.unwrap(), Some(key));
             }
         });
-        let after = bed.tree.handle.counters().total();
+        let after = test_bed.tree.handle.counters().total();
         let accesses = KEYS.div_ceil(11) * levels;
         assert_eq!(after.hits - before.hits + after.misses - before.misses, accesses, "{admission:?}");
-        assert_eq!(after.misses, bed.store.world().reads);
+        assert_eq!(after.misses, test_bed.store.world().reads);
         let gone = after.evictions + after.refusals;
-        assert_eq!(after.misses, gone + bed.cache.len() as u64, "what came is here or gone");
-        let (cache, tree) = (bed.cache, bed.tree);
-        drop((bed.executor, bed.store));
+        assert_eq!(after.misses, gone + test_bed.cache.len() as u64, "what came is here or gone");
+        let (cache, tree) = (test_bed.cache, test_bed.tree);
+        drop((test_bed.executor, test_bed.store));
         let counters = tree.handle.counters();
         assert_eq!(cache.counters(), counters, "of handles that live");
         let other = cache.handle(tree.handle.store().clone(), 1).unwrap();
@@ -178,8 +178,8 @@ fn memory_changes_hands_between_size_classes() {
 
 #[test]
 fn pages_larger_than_a_cache_takes_are_refused() {
-    let bed = bed(Admission::Always);
-    bed.run(|tree| async move {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move {
         assert_eq!(tree.handle.cache().page_bytes_max(), 4096);
         let refused = tree.handle.load(PageId::new(99_999).unwrap(), class(8192)).await.unwrap_err();
         assert!(matches!(refused, CacheError::TooLarge { bytes: 8192, max: 4096 }), "{refused}");
@@ -199,8 +199,8 @@ fn a_tree_of_the_largest_pages_works() {
     const KEYS: u64 = under_miri(2_000_000, 6000);
     let mut options = small(65536, Admission::Frequency);
     options.bytes = 4 << 20;
-    let bed = Bed::new((0..KEYS).map(|key| (key * 2, key)), class(65536), options, seed(8));
-    bed.run(|tree| async move {
+    let test_bed = TestBed::new((0..KEYS).map(|key| (key * 2, key)), class(65536), options, seed(8));
+    test_bed.run(|tree| async move {
         for key in (0..KEYS).step_by(997) {
             assert_eq!(tree.get(key * 2).await.unwrap(), Some(key));
             assert_eq!(tree.update(key * 2 + 1, |_| key).await.unwrap(), None);
@@ -209,8 +209,8 @@ fn a_tree_of_the_largest_pages_works() {
             assert_eq!(tree.remove(key * 2).await.unwrap(), Some(key));
         }
     });
-    let memory = bed.cache.memory();
+    let memory = test_bed.cache.memory();
     assert!(memory.used() <= memory.limit, "{memory:?}");
     let model = (0..KEYS).map(|key| (key * 2 + u64::from(key % 997 == 0), key));
-    assert!(bed.flushed().into_iter().eq(model));
+    assert!(test_bed.flushed().into_iter().eq(model));
 }

@@ -9,7 +9,7 @@ use farlink_offload::Remote;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use farlink_runtime::ptr::ServerId;
-use farlink_structures::btree::{BTree, BTreeOptions, Spread};
+use farlink_structures::btree::{BTree, BTreeOptions, PlacementPolicy};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlink");
@@ -306,7 +306,7 @@ fn servers_with_threads_carry_out_operations() {
     let fabric = Arc::new(MemFabric::open(&dir, MemOptions::default()).unwrap());
     let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
     let worker = compute.worker().unwrap();
-    let (root, spread) = (ServerId::new(1), Spread::OneServer);
+    let (root, spread) = (ServerId::new(1), PlacementPolicy::OneServer);
     worker.block_on(async {
         let tree = BTree::create(&worker, "t", BTreeOptions { root, spread, ..BTreeOptions::default() }).await.unwrap();
         let sent = BTree::over(Remote::new(&worker, tree.structure().clone()));

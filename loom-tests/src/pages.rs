@@ -162,9 +162,9 @@ impl Store for Pages {
     }
 }
 
-struct Bell(AtomicBool);
+struct Doorbell(AtomicBool);
 
-impl Wake for Bell {
+impl Wake for Doorbell {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Release);
     }
@@ -181,7 +181,7 @@ const TURNS_MAX: u32 = 500;
 /// If a wake-up is lost.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
-    let bell = Arc::new(Bell(AtomicBool::new(false)));
+    let bell = Arc::new(Doorbell(AtomicBool::new(false)));
     let waker = Waker::from(Arc::clone(&bell));
     let mut turns = 0;
     loop {

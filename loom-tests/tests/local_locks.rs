@@ -13,23 +13,23 @@ use std::sync::Arc;
 
 use farlink_loom_tests::{Plain, Running, Seen, explore, refuse, run};
 use farlink_runtime::{
-    local_locks::{LocalLocks, Taken},
+    local_locks::{LocalLocks, SlotGuard},
     ptr::{RemotePtr, ServerId},
     sync::{AtomicBool, Ordering},
 };
 
 /// What the models need of the locks: a guard for these slots, or nothing.
 trait Locks: Send + Sync + 'static {
-    type Taken;
+    type SlotGuard;
     fn new() -> Self;
-    fn try_take(&self, slots: &[usize]) -> Option<Self::Taken>;
+    fn try_take(&self, slots: &[usize]) -> Option<Self::SlotGuard>;
 }
 
 /// The real locks, and for each of the two slots a page that stands for it.
 struct Real(LocalLocks, [RemotePtr; 2]);
 
 impl Locks for Real {
-    type Taken = Taken;
+    type SlotGuard = SlotGuard;
 
     fn new() -> Self {
         let locks = LocalLocks::new();
@@ -42,7 +42,7 @@ impl Locks for Real {
         Self(locks, [first, other.expect("100 pages do not all share one slot of two")])
     }
 
-    fn try_take(&self, slots: &[usize]) -> Option<Taken> {
+    fn try_take(&self, slots: &[usize]) -> Option<SlotGuard> {
         self.0.try_take(slots.iter().map(|&slot| self.1[slot]))
     }
 }
@@ -108,9 +108,9 @@ const FREED_RELAXED: u8 = 1;
 const KEEPS_ON_FAILURE: u8 = 2;
 const UNSORTED: u8 = 3;
 
-struct BrokenTaken<const WHAT: u8>(Arc<Broken<WHAT>>, Vec<usize>);
+struct BrokenGuard<const WHAT: u8>(Arc<Broken<WHAT>>, Vec<usize>);
 
-impl<const WHAT: u8> Drop for BrokenTaken<WHAT> {
+impl<const WHAT: u8> Drop for BrokenGuard<WHAT> {
     fn drop(&mut self) {
         for &slot in &self.1 {
             self.0.0[slot].store(false, if WHAT == FREED_RELAXED { Ordering::Relaxed } else { Ordering::Release });
@@ -119,18 +119,18 @@ impl<const WHAT: u8> Drop for BrokenTaken<WHAT> {
 }
 
 impl<const WHAT: u8> Locks for Arc<Broken<WHAT>> {
-    type Taken = BrokenTaken<WHAT>;
+    type SlotGuard = BrokenGuard<WHAT>;
 
     fn new() -> Self {
         Self::new(Broken([AtomicBool::new(false), AtomicBool::new(false)]))
     }
 
-    fn try_take(&self, slots: &[usize]) -> Option<Self::Taken> {
+    fn try_take(&self, slots: &[usize]) -> Option<Self::SlotGuard> {
         let mut wanted = slots.to_vec();
         if WHAT != UNSORTED {
             wanted.sort_unstable();
         }
-        let mut taken = BrokenTaken(Self::clone(self), Vec::new());
+        let mut taken = BrokenGuard(Self::clone(self), Vec::new());
         for slot in wanted {
             let was_taken = if WHAT == TAKEN_IN_TWO_STEPS {
                 let was_taken = self.0[slot].load(Ordering::Acquire);

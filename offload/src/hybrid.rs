@@ -1,6 +1,6 @@
 //! The hybrid design of Ziegler et al. (SIGMOD 2019, section 5): the inner levels are on the server of the root, which searches
 //! them; the leaves are everywhere, and are read and changed one-sided. With the key space divided among several servers it is a
-//! [`Parted`](crate::Parted) of these.
+//! [`Sharded`](crate::Sharded) of these.
 //!
 //! An operation begins on that server, which searches the inner levels and answers with the page from which the rest is to be
 //! done; from there on it is the same code over one-sided access. What needs the pages above (a split, a merge) begins anew
@@ -52,7 +52,7 @@ impl<P: Plugin> Hybrid<P> {
     /// Runs an operation from a page that is known, to which what it is about belongs, or belonged: no message asks for it.
     ///
     /// # Errors
-    /// As [`Run::perform`].
+    /// As [`Run::execute`].
     pub async fn perform_from<O: Operation<Plugin = P>>(&self, operation: &O, page: Link) -> Result<O::Output, Error> {
         self.perform_at(operation, Some(Start::Page(page))).await
     }
@@ -80,7 +80,7 @@ impl<P: Plugin> Hybrid<P> {
                     // Having made room above, it goes on there.
                     let is_above = matches!(interrupt, Interrupt::Restart(Cause::Above | Cause::Again));
                     known = is_above.then_some(Start::Root);
-                    restarts.before_next(worker, interrupt).await?;
+                    restarts.back_off(worker, interrupt).await?;
                 }
             }
         }
@@ -105,7 +105,7 @@ impl<P: Plugin> Hybrid<P> {
 impl<P: Plugin> Run for Hybrid<P> {
     type Plugin = P;
 
-    fn perform<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+    fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         self.perform_at(operation, None)
     }
 }

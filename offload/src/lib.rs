@@ -54,5 +54,5 @@ pub use crate::{
     engine::{Engine, EngineCounts, EngineOptions, Policies},
     hybrid::Hybrid,
     inner::CachedInner,
-    remote::{Cut, Parted, PartedRemote, Remote},
+    remote::{PartedRemote, Remote, ShardKey, Sharded},
 };

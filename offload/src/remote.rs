@@ -38,21 +38,21 @@ impl<P: Plugin> Remote<P> {
 impl<P: Plugin> Run for Remote<P> {
     type Plugin = P;
 
-    fn perform<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+    fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         self.0.ship_whole(operation)
     }
 }
 
 /// How a structure is divided among its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cut<R> {
+pub enum ShardKey<R> {
     /// Each part has a region; together they are everything.
     Regions(Vec<R>),
     /// Each part has the points ([`Region::point`]) of some hash values.
     Hash,
 }
 
-impl<R: Region> Cut<R> {
+impl<R: Region> ShardKey<R> {
     /// The numbers of those of so many parts that have something of a region.
     pub fn about(&self, region: &R, parts: usize) -> Vec<usize> {
         match (self, region.point()) {
@@ -68,23 +68,23 @@ impl<R: Region> Cut<R> {
 
 /// A structure in parts, each a structure of its own: of the coarse-grained design, or of the [hybrid](crate::Hybrid) one.
 #[derive(Debug, Clone)]
-pub struct Parted<A: Run> {
+pub struct Sharded<A: Run> {
     parts: Vec<A>,
-    cut: Cut<<A::Plugin as Plugin>::Region>,
+    cut: ShardKey<<A::Plugin as Plugin>::Region>,
 }
 
 /// A structure of the coarse-grained design: each part on one memory server, which carries out its operations.
-pub type PartedRemote<P> = Parted<Remote<P>>;
+pub type PartedRemote<P> = Sharded<Remote<P>>;
 
-impl<A: Run> Parted<A> {
+impl<A: Run> Sharded<A> {
     /// The structure that consists of these parts. All who use it must name the same parts, in the same order, and the same cut.
     ///
     /// # Errors
     /// [`Error::BadOption`] if there is no part, or the cut is not one of so many parts.
-    pub fn new(parts: Vec<A>, cut: Cut<<A::Plugin as Plugin>::Region>) -> Result<Self, Error> {
+    pub fn new(parts: Vec<A>, cut: ShardKey<<A::Plugin as Plugin>::Region>) -> Result<Self, Error> {
         let regions = match &cut {
-            Cut::Regions(regions) => regions.len(),
-            Cut::Hash => parts.len(),
+            ShardKey::Regions(regions) => regions.len(),
+            ShardKey::Hash => parts.len(),
         };
         if regions == parts.len() && regions > 0 {
             return Ok(Self { parts, cut });
@@ -99,7 +99,7 @@ impl<A: Run> Parted<A> {
     }
 }
 
-impl<A: Run> Divided for Parted<A> {
+impl<A: Run> Divided for Sharded<A> {
     type Plugin = A::Plugin;
 
     fn about(&self, region: &<A::Plugin as Plugin>::Region) -> Vec<usize> {
@@ -108,20 +108,20 @@ impl<A: Run> Divided for Parted<A> {
 
     fn region(&self, part: usize) -> Option<&<A::Plugin as Plugin>::Region> {
         match &self.cut {
-            Cut::Regions(regions) => regions.get(part),
-            Cut::Hash => None,
+            ShardKey::Regions(regions) => regions.get(part),
+            ShardKey::Hash => None,
         }
     }
 
     async fn on<O: Operation<Plugin = A::Plugin>>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
-        self.parts[part].perform(operation).await
+        self.parts[part].execute(operation).await
     }
 }
 
-impl<A: Run> Run for Parted<A> {
+impl<A: Run> Run for Sharded<A> {
     type Plugin = A::Plugin;
 
-    fn perform<O: Operation<Plugin = A::Plugin>>(
+    fn execute<O: Operation<Plugin = A::Plugin>>(
         &self,
         operation: &O,
     ) -> impl Future<Output = Result<O::Output, Error>> {

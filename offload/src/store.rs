@@ -71,15 +71,15 @@ struct Inner<P: Plugin> {
     freeing: Freeing,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
-    told: OnceCell<Told>,
+    told: OnceCell<ReadObserver>,
 }
 
 /// Who is told what a read took.
-struct Told(Box<dyn Fn(ServerId, u64)>);
+struct ReadObserver(Box<dyn Fn(ServerId, u64)>);
 
-impl std::fmt::Debug for Told {
+impl std::fmt::Debug for ReadObserver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Told")
+        f.write_str("ReadObserver")
     }
 }
 
@@ -133,8 +133,8 @@ impl<P: Plugin> RemoteStore<P> {
     }
 
     /// Has `told` be told what each read takes.
-    pub(crate) fn tell_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
-        let _ = self.0.told.set(Told(Box::new(told)));
+    pub(crate) fn observe_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
+        let _ = self.0.told.set(ReadObserver(Box::new(told)));
     }
 
     async fn read_page(&self, link: Link) -> Result<PageCopy, Interrupt> {

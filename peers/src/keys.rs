@@ -36,7 +36,7 @@ pub(crate) fn key_of(number: u64) -> u64 {
     number.wrapping_mul(SPREAD)
 }
 
-/// The value that every contender stores under a key. 63 bits: some indexes keep one for themselves.
+/// The value that every system stores under a key. 63 bits: some indexes keep one for themselves.
 #[inline]
 pub(crate) fn value_of(key: u64) -> u64 {
     (key ^ 0x5555_5555_5555_5555) >> 1

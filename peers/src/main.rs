@@ -5,15 +5,15 @@
 //! holds all pages; `hand` is the same lookup written by hand over the same pages, the others are the peers. Rates belong to
 //! one machine and one run; the ratios are what to quote.
 //!
-//! `tree.rs` builds the tree in local memory, `hand.rs` reads it, `peers.rs` holds the others; `contender.rs` puts them
+//! `tree.rs` builds the tree in local memory, `hand.rs` reads it, `peers.rs` holds the others; `system.rs` puts them
 //! behind one trait, `race.rs` measures in rounds, `keys.rs` draws keys, `report.rs` prints.
 
-mod contender;
 mod hand;
 mod keys;
 mod peers;
 mod race;
 mod report;
+mod system;
 mod tree;
 
 use std::{num::NonZeroUsize, process::ExitCode, sync::Arc, time::Duration};
@@ -22,8 +22,8 @@ use anyhow::Context as _;
 use clap::Parser;
 
 use crate::{
-    contender::{ALL, Contender, World},
     keys::{DRAWN, Distribution},
+    system::{ALL, SystemUnderTest, World},
 };
 
 /// Compares lookups in farlink's B+-tree, all in local memory, with local in-memory indexes.
@@ -42,10 +42,10 @@ struct Args {
     /// Seconds of each measurement.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Rounds: in each, every contender is measured once. The median round is reported.
+    /// Rounds: in each, every system is measured once. The median round is reported.
     #[arg(long, default_value = "3")]
     rounds: NonZeroUsize,
-    /// Only these contenders.
+    /// Only these systems.
     #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(ALL.iter().map(|(name, _)| *name)))]
     only: Vec<String>,
     /// Which keys are looked up. Every lookup finds its key.
@@ -74,24 +74,24 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let drawn = (0..threads_max as u64)
         .map(|seed| keys::draw(args.distribution, args.keys, DRAWN, seed))
         .collect::<anyhow::Result<Vec<Arc<[u64]>>>>()?;
-    let contenders = build(args)?;
+    let systems = build(args)?;
     let mut report = report::Report::new(args.json, args.keys, args.distribution);
     for threads in threads {
-        let entries = race::race(&contenders, &drawn[..threads], &in_flight, args.rounds.get(), time)?;
+        let entries = race::race(&systems, &drawn[..threads], &in_flight, args.rounds.get(), time)?;
         report.add(threads, &entries);
     }
     report.print();
     Ok(())
 }
 
-fn build(args: &Args) -> anyhow::Result<Vec<Box<dyn Contender>>> {
+fn build(args: &Args) -> anyhow::Result<Vec<Box<dyn SystemUnderTest>>> {
     let mut world = World::new(keys::sorted(args.keys));
-    let mut contenders = Vec::new();
+    let mut systems = Vec::new();
     for (name, build) in ALL {
         if args.only.is_empty() || args.only.iter().any(|only| only == name) {
             eprintln!("building {name}");
-            contenders.push(build(&mut world)?);
+            systems.push(build(&mut world)?);
         }
     }
-    Ok(contenders)
+    Ok(systems)
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::contender::{Contender, Job};
+use crate::system::{Job, SystemUnderTest};
 
 /// How often the main thread looks whether the others have failed.
 const GLANCE: Duration = Duration::from_millis(20);
@@ -21,12 +21,12 @@ pub(crate) struct Ran {
     pub(crate) ops_per_second: f64,
 }
 
-/// Runs a contender on a thread for each of `keys`.
+/// Runs a system on a thread for each of `keys`.
 ///
 /// # Errors
 /// If an answer is wrong.
 pub(crate) fn measure(
-    contender: &dyn Contender,
+    system: &dyn SystemUnderTest,
     keys: &[Arc<[u64]>],
     in_flight: usize,
     time: Duration,
@@ -42,7 +42,7 @@ pub(crate) fn measure(
                 scope.spawn(move || {
                     start.wait();
                     let began = Instant::now();
-                    contender.run(&job).map(|ops| (ops, began.elapsed().as_secs_f64()))
+                    system.run(&job).map(|ops| (ops, began.elapsed().as_secs_f64()))
                 })
             })
             .collect();
@@ -63,10 +63,10 @@ pub(crate) fn measure(
     })
 }
 
-/// A contender in one setting, with a measurement of each round.
+/// A system in one setting, with a measurement of each round.
 pub(crate) struct Entry<'a> {
     /// Who.
-    pub(crate) contender: &'a dyn Contender,
+    pub(crate) system: &'a dyn SystemUnderTest,
     /// Lookups that each thread keeps in flight.
     pub(crate) in_flight: usize,
     /// A measurement of each round.
@@ -82,29 +82,25 @@ impl Entry<'_> {
     }
 }
 
-/// Measures every contender in every setting, once a round, so that a drift of the machine hits all alike.
+/// Measures every system in every setting, once a round, so that a drift of the machine hits all alike.
 ///
 /// # Errors
 /// If an answer is wrong.
 pub(crate) fn race<'a>(
-    contenders: &'a [Box<dyn Contender>],
+    systems: &'a [Box<dyn SystemUnderTest>],
     keys: &[Arc<[u64]>],
     in_flight: &[usize],
     rounds: usize,
     time: Duration,
 ) -> anyhow::Result<Vec<Entry<'a>>> {
     let mut entries = Vec::new();
-    for contender in contenders {
-        let settings = if contender.interleaves() { in_flight } else { &[1] };
-        entries.extend(settings.iter().map(|&in_flight| Entry {
-            contender: &**contender,
-            in_flight,
-            rounds: Vec::new(),
-        }));
+    for system in systems {
+        let settings = if system.interleaves() { in_flight } else { &[1] };
+        entries.extend(settings.iter().map(|&in_flight| Entry { system: &**system, in_flight, rounds: Vec::new() }));
     }
     for _ in 0..rounds {
         for entry in &mut entries {
-            entry.rounds.push(measure(entry.contender, keys, entry.in_flight, time)?);
+            entry.rounds.push(measure(entry.system, keys, entry.in_flight, time)?);
         }
     }
     Ok(entries)

@@ -30,10 +30,10 @@ impl Report {
 
     /// Adds what was measured with this many threads.
     pub(crate) fn add(&mut self, threads: usize, entries: &[Entry<'_>]) {
-        let base = entries.iter().find(|entry| entry.contender.name() == BASE && entry.in_flight == 1);
+        let base = entries.iter().find(|entry| entry.system.name() == BASE && entry.in_flight == 1);
         let base = base.map(|entry| entry.median().ops_per_second);
         for entry in entries {
-            let (name, median) = (entry.contender.name(), entry.median());
+            let (name, median) = (entry.system.name(), entry.median());
             let rates = || entry.rounds.iter().map(|ran| ran.ops_per_second);
             let (lowest, highest) = (rates().fold(f64::INFINITY, f64::min), rates().fold(0.0, f64::max));
             // None if the one to compare with did not run.
@@ -73,7 +73,7 @@ impl Report {
         let mut table = Table::new();
         table.load_style(STYLE);
         let ratio = format!("ratio to {BASE}, 1 in flight");
-        table.set_header(["contender", "threads", "in flight", &ratio, "Mops/s here, now", "of rounds"]);
+        table.set_header(["system", "threads", "in flight", &ratio, "Mops/s here, now", "of rounds"]);
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -1,4 +1,4 @@
-//! The tree that all of farlink's contenders read: built once in an in-process cluster, then copied into local memory.
+//! The tree that all of farlink's systems read: built once in an in-process cluster, then copied into local memory.
 //!
 //! The copy is one anonymous mapping advised for huge pages, so that every page is reached by an addition, and most of the
 //! translations are in the processor's buffers. Pages keep their offsets: a remote pointer to server 0 is an offset here.

@@ -34,7 +34,7 @@ use crate::{
     pages::{self, Placement},
     ptr::Link,
     report::Report,
-    structure::{OPTIONS, Overlap, Placed, Spread, Structure},
+    structure::{OPTIONS, Overlap, PlacementPolicy, Structure, StructurePlacement},
     words::Words,
     worker::Handle,
 };
@@ -106,7 +106,7 @@ fn access(worker: &Handle) -> OneSided<Catalog> {
         kind: Catalog::NAME.into(),
         class: CATALOG_CLASS,
         root: catalog_page_at(0),
-        spread: Spread::default(),
+        spread: PlacementPolicy::default(),
         descriptor: None,
         options: [0; OPTIONS],
     };
@@ -164,7 +164,7 @@ fn decode(words: &[u64], at: crate::ptr::RemotePtr) -> Result<Option<Entry>, Err
     let Some(class) = SizeClass::from_index(number as u8) else {
         return wrong("a catalog entry has no valid page size");
     };
-    let Some(spread) = Spread::from_index((number >> 8) as u8) else {
+    let Some(spread) = PlacementPolicy::from_index((number >> 8) as u8) else {
         return wrong("a catalog entry does not say where its pages are");
     };
     let Some((root, _)) = Link::from_word(words[ROOT]).remote().filter(|&(_, of)| of == class) else {
@@ -269,7 +269,7 @@ pub struct CreateOptions {
     /// The size of its root.
     pub class: SizeClass,
     /// Where its pages are.
-    pub placed: Placed,
+    pub placed: StructurePlacement,
     /// What its plug-in wants to know whenever it is opened.
     pub options: [u64; OPTIONS],
 }

@@ -32,11 +32,11 @@ impl LocalLocks {
     }
 
     /// Takes the slots of all these pages, or none of them.
-    pub fn try_take(&self, pages: impl Iterator<Item = RemotePtr>) -> Option<Taken> {
+    pub fn try_take(&self, pages: impl Iterator<Item = RemotePtr>) -> Option<SlotGuard> {
         let mut slots: Vec<u16> = pages.map(|page| (binding(page.raw()) % SLOTS as u64) as u16).collect();
         slots.sort_unstable();
         slots.dedup();
-        let mut taken = Taken { locks: self.clone(), slots: Vec::with_capacity(slots.len()) };
+        let mut taken = SlotGuard { locks: self.clone(), slots: Vec::with_capacity(slots.len()) };
         for slot in slots {
             if self.0[usize::from(slot)].compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
                 return None;
@@ -49,12 +49,12 @@ impl LocalLocks {
 
 /// Slots taken; dropping this frees them.
 #[derive(Debug)]
-pub struct Taken {
+pub struct SlotGuard {
     locks: LocalLocks,
     slots: Vec<u16>,
 }
 
-impl Drop for Taken {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
         for &slot in &self.slots {
             self.locks.0[usize::from(slot)].store(false, Ordering::Release);

@@ -54,7 +54,7 @@ pub trait Run {
     ///
     /// # Errors
     /// What it failed with.
-    fn perform<O: Operation<Plugin = Self::Plugin>>(
+    fn execute<O: Operation<Plugin = Self::Plugin>>(
         &self,
         operation: &O,
     ) -> impl Future<Output = Result<O::Output, Error>>;
@@ -65,7 +65,7 @@ impl<A: Access> Run for A {
 
     // Not async itself: that would be one more layer around what a cache hit takes.
     #[inline]
-    fn perform<O: Operation<Plugin = A::Plugin>>(
+    fn execute<O: Operation<Plugin = A::Plugin>>(
         &self,
         operation: &O,
     ) -> impl Future<Output = Result<O::Output, Error>> {
@@ -98,7 +98,7 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
             Err(interrupt) => interrupt,
         };
         from = restarts.start_after(&interrupt);
-        restarts.before_next(&access.context().worker, interrupt).await?;
+        restarts.back_off(&access.context().worker, interrupt).await?;
     }
 }
 
@@ -133,7 +133,7 @@ pub async fn retry<T>(worker: &Handle, mut attempt: impl AsyncFnMut() -> Result<
     loop {
         match attempt().await {
             Ok(output) => return Ok(output),
-            Err(interrupt) => restarts.before_next(worker, interrupt).await?,
+            Err(interrupt) => restarts.back_off(worker, interrupt).await?,
         }
     }
 }
@@ -172,7 +172,7 @@ impl Restarts {
     ///
     /// # Errors
     /// What the attempt failed with; [`Error::Inconsistent`] if many met stale pages in a row.
-    pub fn before_next<'a>(
+    pub fn back_off<'a>(
         &'a mut self,
         worker: &'a Handle,
         interrupt: Interrupt,

@@ -23,7 +23,7 @@ pub struct Structure {
     /// Its root page. A root grows and shrinks in place, so this never changes.
     pub root: RemotePtr,
     /// Where its pages are.
-    pub spread: Spread,
+    pub spread: PlacementPolicy,
     /// Its descriptor page; none for the catalog itself.
     pub descriptor: Option<Link>,
     /// What it was made with, as its plug-in understands it: dimensions, a hash seed.
@@ -42,11 +42,11 @@ impl Structure {
     /// Where a new page of this level is to be that comes from the page `beside`, as half of it, say.
     pub fn placement(&self, level: u8, beside: RemotePtr) -> Placement {
         match self.spread {
-            Spread::RoundRobin => Placement::RoundRobin,
-            Spread::Leaves if level == 0 => Placement::RoundRobin,
-            Spread::Leaves | Spread::OneServer => Placement::With(self.root),
-            Spread::Subtrees { level: top } if level > top => Placement::RoundRobin,
-            Spread::Subtrees { .. } => Placement::With(beside),
+            PlacementPolicy::RoundRobin => Placement::RoundRobin,
+            PlacementPolicy::Leaves if level == 0 => Placement::RoundRobin,
+            PlacementPolicy::Leaves | PlacementPolicy::OneServer => Placement::With(self.root),
+            PlacementPolicy::Subtrees { level: top } if level > top => Placement::RoundRobin,
+            PlacementPolicy::Subtrees { .. } => Placement::With(beside),
         }
     }
 
@@ -54,16 +54,16 @@ impl Structure {
     pub fn colocated_level_max(&self, servers: usize) -> u8 {
         match self.spread {
             _ if servers == 1 => u8::MAX,
-            Spread::RoundRobin | Spread::Leaves => 0,
-            Spread::OneServer => u8::MAX,
-            Spread::Subtrees { level } => level,
+            PlacementPolicy::RoundRobin | PlacementPolicy::Leaves => 0,
+            PlacementPolicy::OneServer => u8::MAX,
+            PlacementPolicy::Subtrees { level } => level,
         }
     }
 }
 
 /// On which memory servers the pages of a structure are: the designs of Ziegler et al. (SIGMOD 2019, sections 3 to 5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Spread {
+pub enum PlacementPolicy {
     /// Each new page on the next server in turn: the fine-grained design.
     #[default]
     RoundRobin,
@@ -75,13 +75,13 @@ pub enum Spread {
     /// and what is split stays where it is. The levels above in turn. (DEX, VLDB 2024, section 3: so an operation can be
     /// shipped from there.)
     Subtrees {
-        /// At most [`Spread::LEVEL_MAX`].
+        /// At most [`PlacementPolicy::LEVEL_MAX`].
         level: u8,
     },
 }
 
-impl Spread {
-    /// The highest level that [`Spread::Subtrees`] can have; a higher one means this one.
+impl PlacementPolicy {
+    /// The highest level that [`PlacementPolicy::Subtrees`] can have; a higher one means this one.
     pub const LEVEL_MAX: u8 = 63;
     const SIMPLE: [Self; 3] = [Self::RoundRobin, Self::Leaves, Self::OneServer];
     const SUBTREES: u8 = 16;
@@ -105,9 +105,9 @@ impl Spread {
 
 /// How a structure is placed when it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Placed {
+pub struct StructurePlacement {
     /// Where its pages will be.
-    pub spread: Spread,
+    pub spread: PlacementPolicy,
     /// Where its root is; on the next server in turn if not said.
     pub root: Option<ServerId>,
 }
@@ -153,9 +153,9 @@ mod tests {
 
     #[test]
     fn a_spread_is_what_its_index_says() {
-        let all = (0..=u8::MAX).filter_map(|index| Some((index, Spread::from_index(index)?)));
+        let all = (0..=u8::MAX).filter_map(|index| Some((index, PlacementPolicy::from_index(index)?)));
         let all: Vec<_> = all.inspect(|(index, spread)| assert_eq!(spread.index(), *index)).collect();
         assert_eq!(all.len(), 3 + 64);
-        assert_eq!(Spread::Subtrees { level: 200 }.index(), Spread::Subtrees { level: 63 }.index());
+        assert_eq!(PlacementPolicy::Subtrees { level: 200 }.index(), PlacementPolicy::Subtrees { level: 63 }.index());
     }
 }

@@ -14,7 +14,7 @@ use farlink_runtime::{
     messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
     server::ServeOptions,
-    structure::Placed,
+    structure::StructurePlacement,
     worker::Worker,
 };
 use farlink_structures::{
@@ -131,7 +131,7 @@ pub fn serve_options(dir: &Path, server: usize, servers: usize, bytes: u64) -> S
 /// # Errors
 /// As [`Map::make`].
 pub fn create<S: Subject>(fabric: &Arc<dyn Fabric>, name: &str, page_bytes: usize, proof: Proof) -> Result<(), Error> {
-    create_at::<S>(fabric, name, page_bytes, proof, Placed::default())
+    create_at::<S>(fabric, name, page_bytes, proof, StructurePlacement::default())
 }
 
 /// [`create`], with a say in where its pages are.
@@ -143,7 +143,7 @@ pub fn create_at<S: Subject>(
     name: &str,
     page_bytes: usize,
     proof: Proof,
-    placed: Placed,
+    placed: StructurePlacement,
 ) -> Result<(), Error> {
     let page_bytes = S::page_bytes(page_bytes);
     let make =

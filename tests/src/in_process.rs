@@ -15,10 +15,10 @@ use crate::{
     backend::Backend,
     bounded::Watchdog,
     cluster,
+    deadlines::PATIENCE,
     fleet::Fleet,
     history::History,
-    patience::PATIENCE,
-    peer::{self, Tale, Work},
+    peer::{self, PeerReport, Work},
     stress::{self, Options, SERVER_BYTES, Summary},
     subject::Subject,
 };
@@ -38,7 +38,7 @@ pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     let limit = Duration::from_secs_f64(options.seconds + 120.0) + PATIENCE;
     let _watchdog = Watchdog::start(format!("{:?} with seed {}", options.access, options.seed), limit);
     let Fleet { servers, cluster } =
-        Fleet::start_with(options.servers, SERVER_BYTES, options.server_threads(), options.manners)?;
+        Fleet::start_with(options.servers, SERVER_BYTES, options.server_threads(), options.profile)?;
     let (fabric, sound) = (cluster.fabric(), cluster.sound_fabric());
     let histories = tempfile::tempdir()?;
     let works = stress::prepare::<S>(&sound, options, histories.path())?;
@@ -51,27 +51,27 @@ pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
             cluster.break_connections();
         }
     };
-    let tales = std::thread::scope(|scope| {
-        let has_cables = options.manners.faults().is_some() && Backend::chosen() == Backend::Verbs;
+    let peer_reports = std::thread::scope(|scope| {
+        let has_cables = options.profile.faults().is_some() && Backend::chosen() == Backend::Verbs;
         let cables = has_cables.then(|| scope.spawn(pull_cables));
         let computes: Vec<_> =
             works.iter().map(|work| scope.spawn(|| run_compute::<S>(&fabric, options, work, &begin))).collect();
-        let tales = computes.into_iter().map(|thread| thread.join().expect("no compute server panics"));
-        let tales: Vec<_> = tales.collect();
+        let peer_reports = computes.into_iter().map(|thread| thread.join().expect("no compute server panics"));
+        let peer_reports: Vec<_> = peer_reports.collect();
         is_over.store(true, Ordering::Release);
         cables.iter().for_each(|cables| cables.thread().unpark());
-        tales
+        peer_reports
     });
     let seconds = begun.elapsed().as_secs_f64();
-    let mut tale = Tale::default();
-    for did in tales {
-        tale.add(&did?);
+    let mut peer_report = PeerReport::default();
+    for did in peer_reports {
+        peer_report.add(&did?);
     }
     // They leave the cluster, and give back what they hold.
     drop(servers);
     let mut history = History::read_dir(histories.path())?;
     history.set_initial(options.initial());
-    Summary::judge(&sound, options, history, tale, seconds)
+    Summary::judge(&sound, options, history, peer_report, seconds)
 }
 
 fn run_compute<S: Subject>(
@@ -79,20 +79,20 @@ fn run_compute<S: Subject>(
     options: &Options,
     work: &Work,
     begin: &Barrier,
-) -> anyhow::Result<Tale> {
+) -> anyhow::Result<PeerReport> {
     // Everybody comes to the barrier once, whatever fails.
     let prepare = || {
         let compute = cluster::join(fabric, options.seed)?;
-        let station = peer::open_station::<S>(&compute, stress::TREE, options.proof(), work.reach)?;
-        anyhow::Ok((compute, station))
+        let client = peer::open_client::<S>(&compute, stress::TREE, options.proof(), work.reach)?;
+        anyhow::Ok((compute, client))
     };
-    let (compute, station) = prepare().inspect_err(|_| {
+    let (compute, client) = prepare().inspect_err(|_| {
         begin.wait();
     })?;
     let wait = || {
         begin.wait();
         Ok(())
     };
-    let tally = peer::run_work(work, options.seed, &station, &compute, &Arc::new(AtomicBool::new(false)), wait)?;
-    peer::close(tally, &station, compute)
+    let tally = peer::run_work(work, options.seed, &client, &compute, &Arc::new(AtomicBool::new(false)), wait)?;
+    peer::close(tally, &client, compute)
 }

@@ -14,7 +14,7 @@
 //! - [`backend`]: on what a cluster runs: `mem` in one process or across processes, fast or nasty; or `verbs`.
 //! - [`cluster`]: clusters joined, filled and checked.
 //! - [`direct`]: an endpoint driven by hand.
-//! - [`reach`]: one-sided, or through a compute server's cache.
+//! - [`access_under_test`]: one-sided, or through a compute server's cache.
 //! - [`here`]: memory servers of this process that take messages.
 //! - [`fleet`]: clusters whose memory servers carry out operations.
 //! - [`drive`]: a worker that keeps many recorded operations in flight, and drops some of them.
@@ -29,11 +29,13 @@
 //! - [`subject`]: the ordered maps under test.
 //! - [`settings`]: seeds, durations and sizes from the environment or the command line.
 
+pub mod access_under_test;
 pub mod atomic_map;
 pub mod backend;
 pub mod bounded;
 pub mod cluster;
 pub mod conformance;
+pub mod deadlines;
 pub mod direct;
 pub mod drive;
 pub mod fuzz;
@@ -41,11 +43,9 @@ pub mod history;
 pub mod in_process;
 pub mod linear;
 pub mod model;
-pub mod patience;
 pub mod peer;
 pub mod plugins;
 pub mod raw;
-pub mod reach;
 pub mod scans;
 pub mod settings;
 pub mod stress;

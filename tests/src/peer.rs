@@ -2,7 +2,7 @@
 //!
 //! The program `farlink-stress` is both sides. A parent starts it as `farlink-stress peer SPEC` with a [`Spec`] in JSON and
 //! gets a [`Peer`]. They talk in lines: the peer says [`Ready`] once it has joined; the parent says `go`, and closes its
-//! end to stop the peer; the peer answers with a [`Tale`] and exits with status 0. A peer whose parent is gone stops by
+//! end to stop the peer; the peer answers with a [`PeerReport`] and exits with status 0. A peer whose parent is gone stops by
 //! itself, and a `Peer` that is dropped ends its process.
 
 use std::{
@@ -32,15 +32,15 @@ use farlink_structures::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    backend::{Manners, Place},
+    access_under_test::{AccessUnderTest, Client, Part, Seen},
+    backend::{FabricProfile, Place},
     bounded::Watchdog,
     cluster,
+    deadlines::{Awaited, Deadlines, PATIENCE},
     drive::{Plan, Tally},
     history::{Flush, Recorder},
     of_structure,
-    patience::{Awaited, PATIENCE, Patience},
     raw::HeldPage,
-    reach::{Part, Reach, Seen, Station},
     subject::{StructureName, Subject},
     workload::{KEYS_LOADED, Mix, Workload, WorkloadSpec, clustered_keys, spread_keys},
 };
@@ -61,7 +61,7 @@ pub struct Spec {
     /// What structure it is. A page is held of a B+-tree only.
     pub structure: StructureName,
     /// How the fabric behaves.
-    pub manners: Manners,
+    pub profile: FabricProfile,
     /// Whether readers use [`Proof::LockBodyLock`].
     pub three_waits: bool,
     /// Decides what the peer does at random.
@@ -104,7 +104,7 @@ pub struct Work {
     pub tide_ns: u64,
     /// How long, unless it is stopped before.
     pub seconds: f64,
-    /// What it goes on for. See [`Patience`].
+    /// What it goes on for. See [`Deadlines`].
     pub awaits: Awaited,
     /// Whether somebody may be killed: the history must survive, and damaged pages are expected.
     pub deadly: bool,
@@ -113,7 +113,7 @@ pub struct Work {
     /// How often each operation occurs.
     pub mix: Mix,
     /// How the compute server reaches the tree.
-    pub reach: Reach,
+    pub reach: AccessUnderTest,
 }
 
 impl Work {
@@ -121,8 +121,8 @@ impl Work {
     pub fn workload(&self, seed: u64) -> WorkloadSpec {
         let keys = match self.reach {
             // So many that single ones are hardly ever met again.
-            Reach::Cached { .. } => clustered_keys(self.keys),
-            Reach::CachedInner { .. } if self.keys >= KEYS_LOADED => clustered_keys(self.keys),
+            AccessUnderTest::Cached { .. } => clustered_keys(self.keys),
+            AccessUnderTest::CachedInner { .. } if self.keys >= KEYS_LOADED => clustered_keys(self.keys),
             _ => spread_keys(self.keys),
         };
         let scan_limit_max = self.scan_limit_max;
@@ -138,7 +138,7 @@ impl Work {
             failures_expected: self.failures_expected,
             tide_ns: self.tide_ns,
             part: match self.reach {
-                Reach::Cached { part, .. } => part,
+                AccessUnderTest::Cached { part, .. } => part,
                 _ => Part::ALL,
             },
         }
@@ -156,7 +156,7 @@ pub struct Ready {
 
 /// What a peer says when it has left.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Tale {
+pub struct PeerReport {
     /// Operations begun.
     pub operations: u64,
     /// Operations dropped in mid-flight.
@@ -175,7 +175,7 @@ pub struct Tale {
     pub seen: Vec<Seen>,
 }
 
-impl Tale {
+impl PeerReport {
     /// What some workers did.
     pub fn new(tally: Tally, counters: Counters) -> Self {
         let counters = counters.iter().map(|(name, count)| (name.to_owned(), count)).collect();
@@ -184,9 +184,9 @@ impl Tale {
     }
 
     /// Adds what the compute server's cache did, and what it saw in the end.
-    pub fn add_station(&mut self, station: &Station<impl Subject>, seen: Option<Seen>) {
+    pub fn add_client(&mut self, client: &Client<impl Subject>, seen: Option<Seen>) {
         self.seen.extend(seen);
-        for (name, count) in station.counts() {
+        for (name, count) in client.counts() {
             *self.counters.entry(name.to_owned()).or_default() += count;
         }
     }
@@ -259,10 +259,10 @@ impl Peer {
     ///
     /// # Errors
     /// If it failed.
-    pub fn finish(mut self) -> anyhow::Result<Tale> {
-        let tale = self.answer()?;
+    pub fn finish(mut self) -> anyhow::Result<PeerReport> {
+        let peer_report = self.answer()?;
         self.child.finish()?;
-        Ok(tale)
+        Ok(peer_report)
     }
 
     /// Kills it with SIGKILL, and waits until it is gone.
@@ -286,13 +286,13 @@ impl Peer {
 pub fn serve(spec: &str) -> anyhow::Result<()> {
     let spec: Spec = serde_json::from_str(spec).context("not the specification of a peer")?;
     let orders = Orders::listen()?;
-    let fabric = spec.place.open(spec.manners)?;
+    let fabric = spec.place.open(spec.profile)?;
     let compute = cluster::join(&fabric, spec.seed)?;
     match &spec.role {
         Role::Work(work) => of_structure!(spec.structure, work_on(&spec, work, compute, &orders)),
         Role::Hold { key } => {
             hold(&spec, *key, &compute, &orders)?;
-            say(&Tale::new(Tally::default(), compute_counters(compute)))
+            say(&PeerReport::new(Tally::default(), compute_counters(compute)))
         }
     }
 }
@@ -300,7 +300,7 @@ pub fn serve(spec: &str) -> anyhow::Result<()> {
 fn work_on<S: Subject>(spec: &Spec, work: &Work, compute: ComputeServer, orders: &Orders) -> anyhow::Result<()> {
     let limit = Duration::from_secs_f64(work.seconds) + PATIENCE + GRACE;
     let _watchdog = Watchdog::start(format!("peer of clients from {}", work.first_client), limit);
-    let station = open_station::<S>(&compute, &spec.tree, proof(spec), work.reach)?;
+    let client = open_client::<S>(&compute, &spec.tree, proof(spec), work.reach)?;
     let wait_for_go = || {
         say(&Ready { owner: compute.owner().incarnation(), page: None })?;
         if !orders.wait_for_go() {
@@ -308,21 +308,21 @@ fn work_on<S: Subject>(spec: &Spec, work: &Work, compute: ComputeServer, orders:
         }
         Ok(())
     };
-    let tally = run_work(work, spec.seed, &station, &compute, &orders.stopped, wait_for_go)?;
-    say(&close(tally, &station, compute)?)
+    let tally = run_work(work, spec.seed, &client, &compute, &orders.stopped, wait_for_go)?;
+    say(&close(tally, &client, compute)?)
 }
 
 /// What a compute server has to tell when its workers have ended; it leaves.
 ///
 /// # Errors
 /// If it cannot write what it has changed.
-pub fn close<S: Subject>(tally: Tally, station: &Station<S>, compute: ComputeServer) -> anyhow::Result<Tale> {
+pub fn close<S: Subject>(tally: Tally, client: &Client<S>, compute: ComputeServer) -> anyhow::Result<PeerReport> {
     let worker = cluster::again(|| compute.worker())?;
-    let seen = worker.block_on(station.close(&worker))?;
+    let seen = worker.block_on(client.close(&worker))?;
     drop(worker);
-    let mut tale = Tale::new(tally, compute_counters(compute));
-    tale.add_station(station, seen);
-    Ok(tale)
+    let mut peer_report = PeerReport::new(tally, compute_counters(compute));
+    peer_report.add_client(client, seen);
+    Ok(peer_report)
 }
 
 /// Leaves the cluster, and returns what its workers counted.
@@ -372,15 +372,15 @@ impl Orders {
 ///
 /// # Errors
 /// If there is none, or its cache cannot be made.
-pub fn open_station<S: Subject>(
+pub fn open_client<S: Subject>(
     compute: &ComputeServer,
     tree: &str,
     proof: Proof,
-    reach: Reach,
-) -> anyhow::Result<Station<S>> {
+    reach: AccessUnderTest,
+) -> anyhow::Result<Client<S>> {
     let worker = cluster::again(|| compute.worker())?;
     let tree = cluster::again(|| worker.block_on(Map::<S, _>::open(&worker, tree, proof)))?;
-    Ok(Station::new(tree.structure().clone(), proof, reach)?)
+    Ok(Client::new(tree.structure().clone(), proof, reach)?)
 }
 
 /// Runs the workers of a compute server to their end. `wait` is called when they are ready, whether or not they are able.
@@ -390,19 +390,19 @@ pub fn open_station<S: Subject>(
 pub fn run_work(
     work: &Work,
     seed: u64,
-    station: &Station<impl Subject>,
+    client: &Client<impl Subject>,
     compute: &ComputeServer,
     stopped: &Arc<AtomicBool>,
     wait: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
     let steps = Barrier::new(work.workers as usize + 1);
-    let patience = Arc::new(Patience::new(work.awaits));
+    let deadlines = Arc::new(Deadlines::new(work.awaits));
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..work.workers)
             .map(|index| {
-                let (steps, until) = (&steps, (stopped, &patience));
-                let client = work.first_client + index;
-                scope.spawn(move || run_worker(work, seed, station, compute, until, client, steps))
+                let (steps, until) = (&steps, (stopped, &deadlines));
+                let client_number = work.first_client + index;
+                scope.spawn(move || run_worker(work, seed, client, compute, until, client_number, steps))
             })
             .collect();
         steps.wait();
@@ -419,31 +419,31 @@ pub fn run_work(
 fn run_worker(
     work: &Work,
     seed: u64,
-    station: &Station<impl Subject>,
+    client: &Client<impl Subject>,
     compute: &ComputeServer,
-    (stopped, patience): (&Arc<AtomicBool>, &Arc<Patience>),
-    client: u32,
+    (stopped, deadlines): (&Arc<AtomicBool>, &Arc<Deadlines>),
+    client_number: u32,
     steps: &Barrier,
 ) -> anyhow::Result<Tally> {
     let prepare = || {
         let worker = cluster::again(|| compute.worker())?;
-        let tree = cluster::again(|| station.tree(&worker))?;
+        let tree = cluster::again(|| client.tree(&worker))?;
         cluster::again(|| worker.block_on(tree.connect()))?;
         let flush = if work.deadly { Flush::Invocations } else { Flush::WhenFull };
-        let recorder = Recorder::in_dir(&work.histories, client, flush)?;
-        anyhow::Ok((worker, tree, recorder, Workload::new(&work.workload(seed), client)?))
+        let recorder = Recorder::in_dir(&work.histories, client_number, flush)?;
+        anyhow::Ok((worker, tree, recorder, Workload::new(&work.workload(seed), client_number)?))
     };
     let prepared = prepare();
     steps.wait();
     steps.wait();
     let (worker, tree, recorder, workload) = prepared?;
     let deadline = Instant::now() + Duration::from_secs_f64(work.seconds);
-    let (stopped, patience, counting) = (Arc::clone(stopped), Arc::clone(patience), Handle::clone(&worker));
-    let stop = move || stopped.load(Ordering::Acquire) || patience.is_over(deadline, || counting.counters());
+    let (stopped, deadlines, counting) = (Arc::clone(stopped), Arc::clone(deadlines), Handle::clone(&worker));
+    let stop = move || stopped.load(Ordering::Acquire) || deadlines.is_over(deadline, || counting.counters());
     let recorder = Rc::new(recorder);
     let tally = tree.drive(&worker, workload, &recorder, work.plan(), stop)?;
-    if let crate::reach::Tree::Shipping(tree) = &tree {
-        station.add(tree.access().counts());
+    if let crate::access_under_test::Tree::Shipping(tree) = &tree {
+        client.add(tree.access().counts());
     }
     drop(tree);
     drop(worker);

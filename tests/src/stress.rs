@@ -17,20 +17,20 @@ use farlink_runtime::{
     fabric::Fabric,
     one_sided::Proof,
     ptr::ServerId,
-    structure::{Placed, Spread},
+    structure::{PlacementPolicy, StructurePlacement},
 };
 use farlink_structures::map::Map;
 
 pub use self::summary::Summary;
 use crate::{
-    backend::{Backend, Cluster, Fate, Faults, Manners, Place},
+    access_under_test::{AccessUnderTest, Admit, CacheSpec, Part, ShipChoice},
+    backend::{Backend, Cluster, FabricProfile, Fate, Faults, Place},
     cluster,
+    deadlines::Awaited,
     drive::TIDE_NS,
     history::History,
     of_structure,
-    patience::Awaited,
-    peer::{Peer, Role, Spec, Tale, Work},
-    reach::{Admit, CacheSpec, Part, Reach, ShipChoice},
+    peer::{Peer, PeerReport, Role, Spec, Work},
     settings::Arguments,
     subject::{StructureName, Subject},
     workload::{CLIENT_MAX, KEYS_LOADED, Mix, spread_keys, value_of},
@@ -52,7 +52,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --servers 3       memory servers
   --fabric mem      mem, or verbs: real RDMA
   --connect A,B     with verbs, these running memory servers, HOST:PORT each; FARLINK_SECRET is their secret
-  --manners nasty   how mem behaves: nasty, or weak: without ordered WRITEs, too; or fast
+  --profile nasty   how mem behaves: nasty, or weak: without ordered WRITEs, too; or fast
   --proof checksum  checksum, or three-waits
   --faulty 0        one request in so many fails, and breaks its connection; 0 for none
   --fate any        what becomes of requests that fail: refused, done, lost (so are earlier ones), or any
@@ -84,12 +84,12 @@ const CACHE_BYTES_MIN: usize = 64 << 10;
 const FILL: f64 = 0.85;
 
 /// Where the tree's pages are.
-pub fn placed(access: AccessMode) -> Placed {
+pub fn placed(access: AccessMode) -> StructurePlacement {
     let root = ServerId::new(0);
     match access {
-        AccessMode::Coarse => Placed { spread: Spread::OneServer, root },
-        AccessMode::Hybrid => Placed { spread: Spread::Leaves, root },
-        _ => Placed::default(),
+        AccessMode::Coarse => StructurePlacement { spread: PlacementPolicy::OneServer, root },
+        AccessMode::Hybrid => StructurePlacement { spread: PlacementPolicy::Leaves, root },
+        _ => StructurePlacement::default(),
     }
 }
 
@@ -119,7 +119,7 @@ pub struct Options {
     /// The cluster, if there is one already. Nobody else may use it.
     pub place: Option<Place>,
     /// How the fabric behaves.
-    pub manners: Manners,
+    pub profile: FabricProfile,
     /// Whether readers use [`Proof::LockBodyLock`].
     pub three_waits: bool,
     /// One operation in so many is dropped in mid-flight; 0 for none.
@@ -156,7 +156,7 @@ impl Default for Options {
             servers: 3,
             backend: Backend::chosen_across_processes(),
             place: None,
-            manners: Manners::Nasty,
+            profile: FabricProfile::Nasty,
             three_waits: false,
             drop_one_in: 0,
             access: AccessMode::OneSided,
@@ -179,7 +179,7 @@ impl Options {
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Self> {
         let mut arguments = Arguments::parse(arguments)?;
         let mut options = Self::default();
-        let (mut manners, mut proof) = (String::from("nasty"), String::from("checksum"));
+        let (mut profile, mut proof) = (String::from("nasty"), String::from("checksum"));
         arguments.take("structure", &mut options.structure)?;
         arguments.take("seconds", &mut options.seconds)?;
         arguments.take("processes", &mut options.processes)?;
@@ -223,7 +223,7 @@ impl Options {
             let secret = std::env::var("FARLINK_SECRET").context("FARLINK_SECRET is the cluster's secret")?;
             options.place = Some(Place::Verbs { servers, secret });
         }
-        arguments.take("manners", &mut manners)?;
+        arguments.take("profile", &mut profile)?;
         arguments.take("proof", &mut proof)?;
         arguments.take("drop-one-in", &mut options.drop_one_in)?;
         arguments.take("seed", &mut options.seed)?;
@@ -232,13 +232,13 @@ impl Options {
         arguments.take("fate", &mut fate)?;
         let faults = (one_in != 0).then_some(Faults { seed: options.seed, one_in, fate, is_weak: false });
         arguments.finish()?;
-        options.manners = match (manners.as_str(), faults) {
-            ("nasty", None) => Manners::Nasty,
-            ("weak", None) => Manners::Weak,
-            ("fast", None) => Manners::Fast,
-            ("nasty", Some(faults)) => Manners::Faulty(faults),
-            ("weak", Some(faults)) => Manners::Faulty(Faults { is_weak: true, ..faults }),
-            (other, _) => anyhow::bail!("--manners {other}: it is nasty or weak, or, without --faulty, fast"),
+        options.profile = match (profile.as_str(), faults) {
+            ("nasty", None) => FabricProfile::Nasty,
+            ("weak", None) => FabricProfile::Weak,
+            ("fast", None) => FabricProfile::Fast,
+            ("nasty", Some(faults)) => FabricProfile::Faulty(faults),
+            ("weak", Some(faults)) => FabricProfile::Faulty(Faults { is_weak: true, ..faults }),
+            (other, _) => anyhow::bail!("--profile {other}: it is nasty or weak, or, without --faulty, fast"),
         };
         options.three_waits = match proof.as_str() {
             "checksum" => false,
@@ -313,9 +313,9 @@ impl Options {
             seconds: self.seconds,
             awaits: self.awaited(),
             deadly: false,
-            failures_expected: self.manners.faults().is_some(),
+            failures_expected: self.profile.faults().is_some(),
             mix: if self.access == AccessMode::Cached { Mix::WRITES } else { Mix::ALL },
-            reach: Reach::OneSided,
+            reach: AccessUnderTest::OneSided,
         }
     }
 }
@@ -325,7 +325,7 @@ fn reaches<S: Subject>(
     fabric: &Arc<dyn Fabric>,
     options: &Options,
     initial: &BTreeMap<u64, u64>,
-) -> anyhow::Result<Vec<Reach>> {
+) -> anyhow::Result<Vec<AccessUnderTest>> {
     let processes = options.processes as usize;
     let tree_bytes = cluster::check_tree(fabric, TREE)?.bytes;
     let bytes = options.cache_bytes.unwrap_or((tree_bytes as f64 * options.cache_percent / 100.0) as usize);
@@ -335,13 +335,13 @@ fn reaches<S: Subject>(
         admit: options.admit,
     };
     match options.access {
-        AccessMode::OneSided => Ok(vec![Reach::OneSided; processes]),
-        AccessMode::CachedInner => Ok(vec![Reach::CachedInner { cache }; processes]),
-        AccessMode::Coarse => Ok(vec![Reach::Coarse; processes]),
-        AccessMode::Hybrid => Ok(vec![Reach::Hybrid; processes]),
+        AccessMode::OneSided => Ok(vec![AccessUnderTest::OneSided; processes]),
+        AccessMode::CachedInner => Ok(vec![AccessUnderTest::CachedInner { cache }; processes]),
+        AccessMode::Coarse => Ok(vec![AccessUnderTest::Coarse; processes]),
+        AccessMode::Hybrid => Ok(vec![AccessUnderTest::Hybrid; processes]),
         AccessMode::Cached => {
             let parts = cut::<S>(fabric, processes, initial)?;
-            Ok(parts.into_iter().map(|part| Reach::Cached { part, cache, ship: options.ship }).collect())
+            Ok(parts.into_iter().map(|part| AccessUnderTest::Cached { part, cache, ship: options.ship }).collect())
         }
     }
 }
@@ -387,21 +387,21 @@ pub fn run(program: &Path, options: &Options) -> anyhow::Result<Summary> {
 
 fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summary> {
     let mut cluster = match &options.place {
-        Some(place) => Cluster::at(place.clone(), options.manners)?,
+        Some(place) => Cluster::at(place.clone(), options.profile)?,
         None => {
             let threads = options.server_threads();
-            Cluster::start_with(options.backend, options.servers, SERVER_BYTES, options.manners, threads)?
+            Cluster::start_with(options.backend, options.servers, SERVER_BYTES, options.profile, threads)?
         }
     };
     let histories = tempfile::tempdir()?;
-    let fast = cluster.place()?.open(Manners::Fast)?;
+    let fast = cluster.place()?.open(FabricProfile::Fast)?;
     let mut peers = Vec::new();
     for work in prepare::<S>(&fast, options, histories.path())? {
         let spec = Spec {
             place: cluster.place()?.clone(),
             tree: TREE.into(),
             structure: options.structure,
-            manners: options.manners,
+            profile: options.profile,
             three_waits: options.three_waits,
             seed: options.seed,
             role: Role::Work(work),
@@ -410,13 +410,13 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
     }
     let begun = Instant::now();
     peers.iter_mut().try_for_each(Peer::go)?;
-    let mut tale = Tale::default();
+    let mut peer_report = PeerReport::default();
     for peer in peers {
-        tale.add(&peer.finish().with_context(|| format!("seed {}", options.seed))?);
+        peer_report.add(&peer.finish().with_context(|| format!("seed {}", options.seed))?);
     }
     let seconds = begun.elapsed().as_secs_f64();
     cluster.stop_shipping()?;
     let mut history = History::read_dir(histories.path())?;
     history.set_initial(options.initial());
-    Summary::judge(&fast, options, history, tale, seconds)
+    Summary::judge(&fast, options, history, peer_report, seconds)
 }

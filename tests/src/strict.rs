@@ -221,7 +221,7 @@ impl<A: Access + 'static> Shared<A> {
                     }
                     attempt.may_ship.set(false);
                 }
-                (interrupt, _) => restarts.before_next(&worker, interrupt).await?,
+                (interrupt, _) => restarts.back_off(&worker, interrupt).await?,
             }
         }
     }
@@ -237,7 +237,7 @@ fn sent<T: Wire>(value: &T, operation: &str) -> T {
 impl<A: Access + 'static> Run for Strict<A> {
     type Plugin = A::Plugin;
 
-    async fn perform<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<O::Output, Error> {
+    async fn execute<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<O::Output, Error> {
         self.0.run(operation).await
     }
 }

@@ -26,9 +26,9 @@ use farlink_runtime::{
 use rand::RngExt;
 
 use crate::{
-    backend::{Cluster, Manners},
+    backend::{Cluster, FabricProfile},
     cluster,
-    patience::PATIENCE,
+    deadlines::PATIENCE,
 };
 
 /// READs by anybody that a writer lets pass between two changes, at most.
@@ -53,7 +53,7 @@ pub struct Trial {
     /// Decides the disorder.
     pub seed: u64,
     /// How the fabric behaves.
-    pub manners: Manners,
+    pub profile: FabricProfile,
     /// Bytes of the page.
     pub page_bytes: usize,
     /// How readers decide.
@@ -97,7 +97,7 @@ struct Counts {
 /// # Errors
 /// If the cluster cannot be made, or the fabric fails.
 pub fn run(trial: &Trial) -> anyhow::Result<Verdict> {
-    let fabric = Cluster::of_this_run(1, 2 << 20, trial.manners)?;
+    let fabric = Cluster::of_this_run(1, 2 << 20, trial.profile)?;
     let class = SizeClass::of_bytes(trial.page_bytes).ok_or_else(|| anyhow::anyhow!("no such page size"))?;
     let compute = cluster::join(&fabric, trial.seed)?;
     let worker = compute.worker()?;
@@ -229,7 +229,7 @@ async fn read_until_over(
     let is_in_time = || {
         let (took, has_tried) = (begun.elapsed(), |count: &AtomicU64| count.load(Ordering::Relaxed) > 0);
         let has_all = || has_tried(&counts.accepted) && has_tried(&counts.refused) && has_tried(&counts.changes);
-        took < trial.limit || trial.manners != Manners::Fast && took < trial.limit + PATIENCE && !has_all()
+        took < trial.limit || trial.profile != FabricProfile::Fast && took < trial.limit + PATIENCE && !has_all()
     };
     while !counts.over.load(Ordering::Relaxed) && is_in_time() {
         let copy = read(worker, at, class, trial.scheme).await?;

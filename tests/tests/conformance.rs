@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farlink_runtime::{error::Error, operation::Run, structure::Placed, worker::Handle};
+use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
 use farlink_tests::{
     conformance::{Model, Way},
     plugins::{
@@ -65,12 +65,12 @@ impl Model for Counters {
 
     async fn run(op: &CounterOp, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
         match op {
-            CounterOp::Add(add) => on.perform(add).await,
-            CounterOp::Sum(sum) => on.perform(sum).await,
+            CounterOp::Add(add) => on.execute(add).await,
+            CounterOp::Sum(sum) => on.execute(sum).await,
         }
     }
 
-    async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error> {
+    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
         mixed::create(worker, name, placed).await.map(drop)
     }
 }
@@ -136,13 +136,13 @@ impl Model for Sets {
 
     async fn run(op: &SetOp, on: &impl Run<Plugin = Chains>) -> Result<Vec<u64>, Error> {
         match op {
-            SetOp::Push(push) => on.perform(push).await.map(|()| Vec::new()),
-            SetOp::Values(values) => on.perform(values).await,
-            SetOp::Take(take) => on.perform(take).await,
+            SetOp::Push(push) => on.execute(push).await.map(|()| Vec::new()),
+            SetOp::Values(values) => on.execute(values).await,
+            SetOp::Take(take) => on.execute(take).await,
         }
     }
 
-    async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error> {
+    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
         chains::create(worker, name, placed).await.map(drop)
     }
 }

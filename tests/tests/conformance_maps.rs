@@ -6,7 +6,7 @@ use farlink_runtime::{
     error::Error,
     one_sided::{OneSided, Proof},
     operation::Run,
-    structure::Placed,
+    structure::StructurePlacement,
     worker::Handle,
 };
 use farlink_structures::{
@@ -116,14 +116,14 @@ impl<S: Subject> Model for MapModel<S> {
     async fn run(op: &MapOp, on: &impl Run<Plugin = S>) -> Result<MapOutput, Error> {
         let of = PhantomData;
         Ok(match *op {
-            MapOp::Get(key) => MapOutput::Value(on.perform(&Get { key, of }).await?),
-            MapOp::Put(key, value, mode) => MapOutput::Value(on.perform(&Put { key, value, mode, of }).await?),
-            MapOp::Remove(key) => MapOutput::Value(on.perform(&Remove { key, of }).await?),
+            MapOp::Get(key) => MapOutput::Value(on.execute(&Get { key, of }).await?),
+            MapOp::Put(key, value, mode) => MapOutput::Value(on.execute(&Put { key, value, mode, of }).await?),
+            MapOp::Remove(key) => MapOutput::Value(on.execute(&Remove { key, of }).await?),
             MapOp::Scan(mut low, mut high, limit, descending) => {
                 let mut entries = Vec::new();
                 while entries.len() < limit {
                     let limit = (limit - entries.len()) as u64;
-                    let part = on.perform(&Scan { low, high, limit, descending, of }).await?;
+                    let part = on.execute(&Scan { low, high, limit, descending, of }).await?;
                     entries.extend(part.entries);
                     let Some(rest) = part.rest else { break };
                     *(if descending { &mut high } else { &mut low }) = rest;
@@ -133,7 +133,7 @@ impl<S: Subject> Model for MapModel<S> {
             MapOp::Count(mut low) => {
                 let mut all = 0;
                 loop {
-                    let (count, rest) = on.perform(&Count { low, limit: 20, of }).await?;
+                    let (count, rest) = on.execute(&Count { low, limit: 20, of }).await?;
                     all += count;
                     let Some(rest) = rest else { break MapOutput::Count(all) };
                     low = rest;
@@ -142,7 +142,7 @@ impl<S: Subject> Model for MapModel<S> {
         })
     }
 
-    async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error> {
+    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
         Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(256), Proof::Checksum, placed).await.map(drop)
     }
 }

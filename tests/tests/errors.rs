@@ -130,7 +130,7 @@ fn a_region_of_another_size() {
     let error =
         says(MemoryServer::start(&grown), &[&BYTES.to_string(), &(2 * BYTES).to_string(), "leave the option out"]);
     assert!(matches!(error, Error::Fabric(FabricError::BadOption { option: "bytes", .. })));
-    // Cut by hand, and served as it is.
+    // ShardKey by hand, and served as it is.
     OpenOptions::new().write(true).open(region(dir.path(), 1)).unwrap().set_len(BYTES / 2).unwrap();
     let cut = ServeOptions { bytes: None, ..options(dir.path(), 1) };
     let error = says(MemoryServer::start(&cut), &["memory server 1", "cut or grown by hand"]);

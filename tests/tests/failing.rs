@@ -4,10 +4,9 @@
 //! `FARLINK_FAILING_RUNS` says how many runs of each kind, each with another seed; `FARLINK_FAILING_SECONDS` how long each.
 
 use farlink_tests::{
-    backend::{Fate, Faults, Manners},
-    in_process,
-    reach::ShipChoice,
-    settings,
+    access_under_test::ShipChoice,
+    backend::{FabricProfile, Fate, Faults},
+    in_process, settings,
     stress::{AccessMode, Options},
     subject::{StructureName, Subject},
     test_every_structure,
@@ -28,7 +27,7 @@ fn holds<S: Subject>(name: &str, options: &Options) {
                 workers: 2,
                 in_flight: 4,
                 servers: 2,
-                manners: Manners::Faulty(faults),
+                profile: FabricProfile::Faulty(faults),
                 seed,
                 awaits: false,
                 ..options.clone()

@@ -6,7 +6,7 @@ use std::{collections::HashSet, path::Path, time::Duration};
 use farlink_runtime::{compute::ComputeServer, error::Error, one_sided::OneSided, ptr::RemotePtr, worker::Worker};
 use farlink_structures::btree::{self, BTree, BTreeOptions, Report};
 use farlink_tests::{
-    backend::{Backend, Cluster, Manners},
+    backend::{Backend, Cluster, FabricProfile},
     bounded::{self, Bound, Watchdog},
     cluster,
     peer::{Peer, Role, Spec},
@@ -35,7 +35,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let fabric = Cluster::start(Backend::chosen_across_processes(), 2, 4 << 20, Manners::Nasty).unwrap();
+        let fabric = Cluster::start(Backend::chosen_across_processes(), 2, 4 << 20, FabricProfile::Nasty).unwrap();
         let compute = cluster::join(&fabric, settings::seed("faults")).unwrap();
         let worker = compute.worker().unwrap();
         let options = BTreeOptions { page_bytes: 256, ..BTreeOptions::default() };
@@ -53,7 +53,7 @@ impl Scene {
             place: self.fabric.place().unwrap().clone(),
             tree: TREE.into(),
             structure: StructureName::BTree,
-            manners: Manners::Nasty,
+            profile: FabricProfile::Nasty,
             three_waits: false,
             seed: 1,
             role: Role::Hold { key },

@@ -22,13 +22,13 @@ use farlink_structures::{
     map::Report,
 };
 use farlink_tests::{
-    backend::{Backend, Cluster, Manners},
+    access_under_test::{AccessUnderTest, Part, ShipChoice},
+    backend::{Backend, Cluster, FabricProfile},
     bounded::{self, Bound, Watchdog},
     cluster,
     history::{FILE_EXTENSION, Flush, History, Op, Outcome, Recorder},
     linear,
-    peer::{Peer, Role, Spec, Tale, Work},
-    reach::{Part, Reach, ShipChoice},
+    peer::{Peer, PeerReport, Role, Spec, Work},
     scans, settings,
     stress::{self, AccessMode, Options, SERVER_BYTES, TREE},
     subject::StructureName,
@@ -51,7 +51,7 @@ struct Left {
     options: Options,
     works: Vec<Work>,
     victim: usize,
-    tale: Tale,
+    peer_report: PeerReport,
 }
 
 /// Without a cache keys are few, so that locks are held and waited for all the time.
@@ -65,7 +65,7 @@ fn options(access: AccessMode, seed: u64) -> Options {
         keys: 60,
         scan_limit_max: 20,
         servers: 2,
-        manners: Manners::Nasty,
+        profile: FabricProfile::Nasty,
         access,
         awaits: false,
         seed,
@@ -83,8 +83,8 @@ impl Left {
         let mut rng = StdRng::seed_from_u64(seed);
         let histories = tempfile::tempdir().unwrap();
         let (servers, threads) = (options.servers, options.server_threads());
-        let cluster = Cluster::start_with(options.backend, servers, SERVER_BYTES, options.manners, threads).unwrap();
-        let fabric = cluster.place().unwrap().open(Manners::Fast).unwrap();
+        let cluster = Cluster::start_with(options.backend, servers, SERVER_BYTES, options.profile, threads).unwrap();
+        let fabric = cluster.place().unwrap().open(FabricProfile::Fast).unwrap();
         let mut works = stress::prepare::<Tree>(&fabric, &options, histories.path()).unwrap();
         for work in &mut works {
             work.deadly = true;
@@ -96,7 +96,7 @@ impl Left {
                 place: cluster.place().unwrap().clone(),
                 tree: TREE.into(),
                 structure: StructureName::BTree,
-                manners: options.manners,
+                profile: options.profile,
                 three_waits: false,
                 seed,
                 role: Role::Work(work.clone()),
@@ -111,14 +111,14 @@ impl Left {
         peers.remove(victim).kill().unwrap();
         let survivors = recorded_bytes(histories.path());
         wait_for_records(histories.path(), survivors + 64 * 4000, &mut peers);
-        let mut tale = Tale::default();
+        let mut peer_report = PeerReport::default();
         peers.iter_mut().for_each(Peer::stop);
         for peer in peers {
             let finished = peer.finish().unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={seed}: {error:#}"));
-            tale.add(&finished);
+            peer_report.add(&finished);
         }
-        assert!(tale.operations > 0);
-        let mut left = Self { seed, histories, cluster, fabric, options, works, victim, tale };
+        assert!(peer_report.operations > 0);
+        let mut left = Self { seed, histories, cluster, fabric, options, works, victim, peer_report };
         left.cluster.stop_shipping().unwrap();
         left
     }
@@ -202,11 +202,11 @@ fn expect_named_damage(left: &Left) {
         Err(Error::PageDamaged { .. }) => return,
         report => report.unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={}: {error}", left.seed)),
     };
-    let (damaged, tale, seed) = (unreadable(&report), &left.tale, left.seed);
+    let (damaged, peer_report, seed) = (unreadable(&report), &left.peer_report, left.seed);
     println!(
         "survivors met damaged pages {} times in {} operations; {} pages left damaged, {} leaked, {} held",
-        tale.damaged,
-        tale.operations,
+        peer_report.damaged,
+        peer_report.operations,
         damaged.len(),
         report.audit.leaked.len(),
         report.audit.held,
@@ -214,7 +214,7 @@ fn expect_named_damage(left: &Left) {
     if damaged.is_empty() {
         assert_eq!(report.problem_count, 0, "FARLINK_TEST_SEED={seed}: nothing is damaged, and yet: {report:?}");
     }
-    if tale.damaged > 0 {
+    if peer_report.damaged > 0 {
         assert!(!damaged.is_empty(), "FARLINK_TEST_SEED={seed}: damage was met and is not there: {report:?}");
     }
     let others = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read"));
@@ -228,7 +228,7 @@ fn expect_named_damage(left: &Left) {
 fn expect_one_part_old(left: &Left) {
     let keys = clustered_keys(left.options.keys);
     let part_of = |work: &Work| match work.reach {
-        Reach::Cached { part, .. } => part,
+        AccessUnderTest::Cached { part, .. } => part,
         other => panic!("{other:?}"),
     };
     for (process, work) in left.works.iter().enumerate() {
@@ -238,7 +238,7 @@ fn expect_one_part_old(left: &Left) {
             left.expect_linearizable(part, &own);
         }
     }
-    assert_eq!(left.tale.damaged, 0, "an owner locks nothing");
+    assert_eq!(left.peer_report.damaged, 0, "an owner locks nothing");
     let part = part_of(&left.works[left.victim]);
     let history = History::read_dir(left.histories.path()).unwrap();
     let mut put: HashSet<(u64, u64)> = left.options.initial().into_iter().collect();
@@ -278,7 +278,7 @@ fn expect_nothing_wrong(left: &Left) {
     left.expect_linearizable(Part::ALL, &spread_keys(left.options.keys));
     let report = left.check().unwrap();
     assert!(report.is_clean(), "FARLINK_TEST_SEED={}: {report:?}", left.seed);
-    assert_eq!(left.tale.damaged, 0);
+    assert_eq!(left.peer_report.damaged, 0);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use farlink_runtime::{
 };
 use farlink_structures::{btree::Tree, map::Map};
 use farlink_tests::{
-    backend::{Cluster, Manners},
+    backend::{Cluster, FabricProfile},
     settings,
     subject::Subject,
     test_every_structure,
@@ -25,7 +25,7 @@ struct Scene {
 }
 
 fn cluster() -> Scene {
-    let cluster = Cluster::of_this_run(3, 8 << 20, Manners::Fast).unwrap();
+    let cluster = Cluster::of_this_run(3, 8 << 20, FabricProfile::Fast).unwrap();
     let compute = ComputeServer::join(Arc::clone(&cluster), ComputeOptions::default()).unwrap();
     Scene { worker: compute.worker().unwrap(), _compute: compute, _cluster: cluster }
 }

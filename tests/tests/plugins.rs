@@ -14,7 +14,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     operation::Run,
     ptr::ServerId,
-    structure::{Placed, Spread},
+    structure::{PlacementPolicy, StructurePlacement},
     worker::Worker,
 };
 use farlink_tests::{
@@ -28,7 +28,11 @@ use farlink_tests::{
 };
 
 /// A cluster with a structure, and a worker beside it.
-fn with(options: MemOptions, placed: Placed, f: impl AsyncFnOnce(&Worker, Placed) -> Result<(), Error>) {
+fn with(
+    options: MemOptions,
+    placed: StructurePlacement,
+    f: impl AsyncFnOnce(&Worker, StructurePlacement) -> Result<(), Error>,
+) {
     let _watch = Watchdog::start("plug-ins", Duration::from_secs(100));
     let fleet = Fleet::start(3, 16 << 20, 1, options).unwrap();
     let compute = cluster::join(&fleet.fabric(), 1).unwrap();
@@ -36,8 +40,8 @@ fn with(options: MemOptions, placed: Placed, f: impl AsyncFnOnce(&Worker, Placed
     worker.block_on(f(&worker, placed)).unwrap();
 }
 
-fn everywhere(spread: Spread) -> Placed {
-    Placed { spread, root: ServerId::new(1) }
+fn everywhere(spread: PlacementPolicy) -> StructurePlacement {
+    StructurePlacement { spread, root: ServerId::new(1) }
 }
 
 fn cache<P: Plugin>(ships: bool) -> ComputeCache<P> {
@@ -56,11 +60,11 @@ async fn assert_clean<P: Plugin>(worker: &Worker) -> Result<(), Error> {
 /// The root, and then four pages at a time: five READs, two round trips.
 #[test]
 fn what_overlaps_is_one_round_trip() {
-    with(FAST, everywhere(Spread::RoundRobin), async |worker, placed| {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
         let made = mixed::create(worker, "s", placed).await?;
         for forks in [false, true] {
             let before = worker.counters();
-            made.perform(&Sum { forks }).await?;
+            made.execute(&Sum { forks }).await?;
             let cost = worker.counters() - before;
             assert_eq!((cost.reads, cost.round_trips), (5, 2), "forks: {forks}");
         }
@@ -71,13 +75,13 @@ fn what_overlaps_is_one_round_trip() {
 /// Nothing is cached: each of four parts is summed up where it is.
 #[test]
 fn each_part_of_a_fork_is_shipped() {
-    with(FAST, everywhere(Spread::RoundRobin), async |worker, placed| {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
         let made = mixed::create(worker, "s", placed).await?;
         let structure = farlink_runtime::access::Access::context(&made).structure.clone();
         for (policies, shipped) in [(Policies::new(Always), 4), (Policies::new(Never), 0)] {
             let owned = cache::<Mixed>(true).own(worker, structure.clone(), ())?;
             let engine = Engine::new(owned, policies, EngineOptions { level_max: Some(0) })?;
-            assert_eq!(engine.perform(&Sum { forks: true }).await?, 0);
+            assert_eq!(engine.execute(&Sum { forks: true }).await?, 0);
             assert_eq!(engine.counts().shipped, shipped);
         }
         Ok(())
@@ -87,17 +91,17 @@ fn each_part_of_a_fork_is_shipped() {
 /// What an owner has in its cache nobody else sees: words that others swap would lead to what is not there.
 #[test]
 fn an_owner_refuses_what_others_would_have_to_see_at_once() {
-    with(FAST, everywhere(Spread::RoundRobin), async |worker, placed| {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
         let made = chains::create(worker, "s", placed).await?;
         let structure = farlink_runtime::access::Access::context(&made).structure.clone();
         let owned = cache::<Chains>(true).own(worker, structure, ())?;
         for refused in
-            [owned.perform(&Push { set: 0, value: 1 }).await, owned.perform(&Take { set: 0 }).await.map(drop)]
+            [owned.execute(&Push { set: 0, value: 1 }).await, owned.execute(&Take { set: 0 }).await.map(drop)]
         {
             assert!(matches!(refused, Err(Error::NotCoherent { .. })), "{refused:?}");
         }
         let engine = Engine::new(owned, Policies::new(Always), EngineOptions::default())?;
-        let refused = engine.perform(&Push { set: 0, value: 1 }).await;
+        let refused = engine.execute(&Push { set: 0, value: 1 }).await;
         assert!(matches!(refused, Err(Error::NotCoherent { .. })), "{refused:?}");
         assert_clean::<Chains>(worker).await
     });
@@ -105,11 +109,11 @@ fn an_owner_refuses_what_others_would_have_to_see_at_once() {
 
 #[test]
 fn a_structure_that_is_destroyed_leaves_nothing() {
-    with(FAST, everywhere(Spread::RoundRobin), async |worker, placed| {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
         let before = farlink_runtime::audit::memory(worker).await?.used_bytes();
         let made = chains::create(worker, "s", placed).await?;
         for value in 0..100 {
-            made.perform(&Push { set: value, value }).await?;
+            made.execute(&Push { set: value, value }).await?;
         }
         let used = farlink_runtime::audit::memory(worker).await?.used_bytes();
         assert!(used > before);
@@ -119,7 +123,7 @@ fn a_structure_that_is_destroyed_leaves_nothing() {
         assert!(matches!(catalog::open::<Chains>(worker, "s").await, Err(Error::NoSuchName { .. })));
         assert!(matches!(catalog::destroy(worker, "s").await, Err(Error::NoSuchName { .. })));
         let again = chains::create(worker, "s", placed).await?;
-        assert!(again.perform(&Values { set: 0 }).await?.is_empty());
+        assert!(again.execute(&Values { set: 0 }).await?.is_empty());
         Ok(())
     });
 }
@@ -127,7 +131,7 @@ fn a_structure_that_is_destroyed_leaves_nothing() {
 /// Opened as what it is not, by name.
 #[test]
 fn a_structure_is_opened_as_what_it_is() {
-    with(FAST, everywhere(Spread::RoundRobin), async |worker, placed| {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
         chains::create(worker, "s", placed).await?;
         let error = catalog::open::<Mixed>(worker, "s").await.unwrap_err();
         assert_eq!(error.to_string(), r#""s" is a structure of chains, not of mixed; open it as what it is"#);

@@ -23,7 +23,7 @@ use farlink_runtime::{
     ptr::ServerId,
     report::Report,
     server::in_process,
-    structure::{OPTIONS, Placed},
+    structure::{OPTIONS, StructurePlacement},
     wire::wire,
     worker::Worker,
 };
@@ -226,8 +226,8 @@ fn an_operation_that_holds_more_pages_than_the_cache_ends_with_its_answer() {
     let scene = Scene::new(FAST);
     // Some 900 leaves, and room for less than a hundred pages.
     let owned = scene.owned(64 << 10, KeyRange::ALL);
-    assert_eq!(scene.worker.block_on(owned.perform(&Late)).unwrap(), KEYS);
-    assert_eq!(scene.worker.block_on(scene.one_sided().perform(&Late)).unwrap(), KEYS);
+    assert_eq!(scene.worker.block_on(owned.execute(&Late)).unwrap(), KEYS);
+    assert_eq!(scene.worker.block_on(scene.one_sided().execute(&Late)).unwrap(), KEYS);
 }
 
 /// Beyond the limit it is told so.
@@ -246,7 +246,7 @@ fn an_operation_that_holds_far_too_many_pages_is_told_so() {
         })
         .unwrap();
     let owned = scene.owned(64 << 10, KeyRange::ALL);
-    let error = scene.worker.block_on(owned.perform(&Late)).unwrap_err();
+    let error = scene.worker.block_on(owned.execute(&Late)).unwrap_err();
     assert!(matches!(error, Error::TooManyPages { limit: 4096 }), "{error}");
 }
 
@@ -346,15 +346,15 @@ fn a_shipped_operation_that_panics_or_answers_too_much_harms_nobody_else() {
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let class = SizeClass::SMALLEST;
-        let options = CreateOptions { class, placed: Placed::default(), options: [0; OPTIONS] };
+        let options = CreateOptions { class, placed: StructurePlacement::default(), options: [0; OPTIONS] };
         let made = catalog::create::<Trouble>(&worker, "s", &options, Proof::Checksum).await.unwrap();
         let remote = Remote::<Trouble>::new(&worker, made.context().structure.clone());
         for _ in 0..3 {
-            let error = remote.perform(&Panics).await.unwrap_err();
+            let error = remote.execute(&Panics).await.unwrap_err();
             assert_eq!(error.to_string(), "a shipped operation panicked: as it does; it has changed nothing");
-            let error = remote.perform(&Answers { words: 5 << 20 }).await.unwrap_err();
+            let error = remote.execute(&Answers { words: 5 << 20 }).await.unwrap_err();
             assert!(matches!(error, Error::AnswerTooLarge { words, .. } if words > 5 << 20), "{error}");
-            assert_eq!(remote.perform(&Answers { words: 1000 }).await.unwrap(), [7; 1000]);
+            assert_eq!(remote.execute(&Answers { words: 1000 }).await.unwrap(), [7; 1000]);
         }
     });
 }

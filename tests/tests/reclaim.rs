@@ -19,7 +19,7 @@ use farlink_runtime::{
 };
 use farlink_structures::map::Map;
 use farlink_tests::{
-    backend::{Cluster, Manners},
+    backend::{Cluster, FabricProfile},
     cluster,
     direct::Direct,
     raw, settings,
@@ -86,7 +86,7 @@ impl<S: Subject> Member<S> {
 }
 
 fn fabric<S: Subject>() -> Cluster {
-    let fabric = Cluster::of_this_run(2, 16 << 20, Manners::Fast).unwrap();
+    let fabric = Cluster::of_this_run(2, 16 << 20, FabricProfile::Fast).unwrap();
     cluster::create::<S>(&fabric, TREE, PAGE_BYTES, Proof::Checksum).unwrap();
     fabric
 }

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use farlink_tests::{
-    backend::{Backend, Manners},
-    reach::{Admit, ShipChoice},
+    access_under_test::{Admit, ShipChoice},
+    backend::{Backend, FabricProfile},
     settings,
     stress::{self, AccessMode, KEYS_CACHED, Options, Summary},
     subject::StructureName,
@@ -55,10 +55,10 @@ fn workers_ship_what_is_not_cached() {
     let always = Options { processes: 1, ship: Some(ShipChoice::Always), drop_one_in: 20, ..shipping.clone() };
     // Few pages: everybody wants the same ones.
     let cost = Options { processes: 2, workers: 2, ship: Some(ShipChoice::Cost), admit: Admit::Dex, ..shipping };
-    let cost = Options { keys: 10_000, manners: Manners::Weak, ..cost };
+    let cost = Options { keys: 10_000, profile: FabricProfile::Weak, ..cost };
     for (name, options) in [("shipping always", always), ("shipping by cost", cost)] {
         let summary = holds(name, options);
-        assert!(summary.tale.counter("shipped") > 0, "{name}: {summary}");
+        assert!(summary.peer_report.counter("shipped") > 0, "{name}: {summary}");
     }
 }
 
@@ -67,17 +67,17 @@ fn three_owners_of_one_tree() {
     holds("three owners", Options { processes: 3, ..cached() });
     // Few enough that the pages at the cuts fill up.
     let summary = holds("three owners of a small tree", Options { processes: 3, keys: 20_000, ..cached() });
-    assert!(summary.tale.refused > 0, "no split reached a page that the owners share: {summary}");
+    assert!(summary.peer_report.refused > 0, "no split reached a page that the owners share: {summary}");
 }
 
 #[test]
 fn two_processes_share_everything_but_inner_pages() {
     holds("shared inner", shared());
-    holds("shared inner, dropping, weak", Options { drop_one_in: 20, manners: Manners::Weak, ..shared() });
+    holds("shared inner, dropping, weak", Options { drop_one_in: 20, profile: FabricProfile::Weak, ..shared() });
     holds("shared inner, three waits", Options { three_waits: true, keys: 300, ..shared() });
     // More inner pages than the cache holds.
     let summary = holds("shared inner, evicting", Options { keys: 60_000, ..shared() });
-    assert!(summary.tale.counter("cache_evictions") > 0, "{summary}");
+    assert!(summary.peer_report.counter("cache_evictions") > 0, "{summary}");
 }
 
 /// Memory servers carry out all operations, or search the inner levels. Only over files: others do not ship here.
@@ -90,7 +90,7 @@ fn shipping(access: AccessMode) -> Option<Options> {
 fn memory_servers_in_processes_carry_out_all_operations() {
     let Some(coarse) = shipping(AccessMode::Coarse) else { return };
     holds("coarse", coarse.clone());
-    holds("coarse, weak, dropping", Options { manners: Manners::Weak, drop_one_in: 20, ..coarse.clone() });
+    holds("coarse, weak, dropping", Options { profile: FabricProfile::Weak, drop_one_in: 20, ..coarse.clone() });
     holds("coarse, skip list", Options { structure: StructureName::SkipList, ..coarse });
 }
 
@@ -98,7 +98,7 @@ fn memory_servers_in_processes_carry_out_all_operations() {
 fn memory_servers_in_processes_search_the_inner_levels() {
     let Some(hybrid) = shipping(AccessMode::Hybrid) else { return };
     holds("hybrid", hybrid.clone());
-    holds("hybrid, weak, dropping", Options { manners: Manners::Weak, drop_one_in: 20, keys: 300, ..hybrid });
+    holds("hybrid, weak, dropping", Options { profile: FabricProfile::Weak, drop_one_in: 20, keys: 300, ..hybrid });
 }
 
 /// A skip list takes more READs for an operation, and has one owner.
@@ -109,7 +109,10 @@ fn skiplist() -> Options {
 #[test]
 fn a_skip_list_in_four_processes() {
     holds("skip list", skiplist());
-    holds("skip list, dropping, weak", Options { drop_one_in: 20, manners: Manners::Weak, keys: 300, ..skiplist() });
+    holds(
+        "skip list, dropping, weak",
+        Options { drop_one_in: 20, profile: FabricProfile::Weak, keys: 300, ..skiplist() },
+    );
 }
 
 #[test]

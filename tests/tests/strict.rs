@@ -15,12 +15,12 @@ use farlink_runtime::{
     operation::Run,
     page::{HEADER_WORDS, SizeClass},
     report::Report,
-    structure::{OPTIONS, Placed},
+    structure::{OPTIONS, StructurePlacement},
     wire::wire,
     worker::Worker,
 };
 use farlink_tests::{
-    backend::{Cluster, Manners},
+    backend::{Cluster, FabricProfile},
     cluster, settings,
     strict::{Counts, Rules, Strict},
 };
@@ -248,7 +248,7 @@ impl Plugin for Boxes {
 
 async fn create(worker: &Worker) -> Result<OneSided<Boxes>, Error> {
     let class = SizeClass::of_bytes(CLASS_BYTES).expect("a size class");
-    let options = CreateOptions { class, placed: Placed::default(), options: [0; OPTIONS] };
+    let options = CreateOptions { class, placed: StructurePlacement::default(), options: [0; OPTIONS] };
     catalog::create_with(worker, "boxes", &options, Proof::Checksum, async move |access: &OneSided<Boxes>| {
         let mut pages = Pages::new();
         let root = pages.add(access.open(Start::Root).await.map_err(|_| Error::NotEmpty)?);
@@ -270,7 +270,7 @@ async fn create(worker: &Worker) -> Result<OneSided<Boxes>, Error> {
 
 /// Random operations with this fault over a strict access, against a set; what was found, if anything was.
 fn run(wrong: u64, rules: Rules, looks: bool) -> Result<Counts, String> {
-    let cluster = Cluster::of_this_run(2, 4 << 20, Manners::Fast).unwrap();
+    let cluster = Cluster::of_this_run(2, 4 << 20, FabricProfile::Fast).unwrap();
     let compute = cluster::join(&Arc::clone(&cluster), 1).unwrap();
     let worker = compute.worker().unwrap();
     let mut rng = SmallRng::seed_from_u64(rules.seed);
@@ -281,7 +281,7 @@ fn run(wrong: u64, rules: Rules, looks: bool) -> Result<Counts, String> {
             strict = strict.looking(move || {
                 let inner = inner.clone();
                 Box::pin(async move {
-                    let points = inner.perform(&All { changes: false }).await?;
+                    let points = inner.execute(&All { changes: false }).await?;
                     Ok(points.iter().fold(0, |sum, &point| sum | 1 << point))
                 })
             });
@@ -290,13 +290,13 @@ fn run(wrong: u64, rules: Rules, looks: bool) -> Result<Counts, String> {
         for number in 0..300 {
             let point = rng.random_range(0..DOMAIN);
             let (what, found, expected) = match rng.random_range(0..4) {
-                0 | 1 => ("add", strict.perform(&Add { point, wrong }).await?, model.insert(point)),
+                0 | 1 => ("add", strict.execute(&Add { point, wrong }).await?, model.insert(point)),
                 2 => {
-                    let taken = strict.perform(&Find { point, takes: true, wrong }).await?;
+                    let taken = strict.execute(&Find { point, takes: true, wrong }).await?;
                     ("take", taken, model.remove(&point))
                 }
                 _ => {
-                    let found = strict.perform(&Find { point, takes: false, wrong }).await?;
+                    let found = strict.execute(&Find { point, takes: false, wrong }).await?;
                     ("find", found, model.contains(&point))
                 }
             };
@@ -304,7 +304,7 @@ fn run(wrong: u64, rules: Rules, looks: bool) -> Result<Counts, String> {
                 return Ok(Err(format!("{what} of {point}, operation {number}: {found}, not {expected}")));
             }
         }
-        let found = strict.perform(&All { changes: false }).await?;
+        let found = strict.execute(&All { changes: false }).await?;
         assert_eq!(found, model.into_iter().collect::<Vec<_>>());
         Ok::<_, Error>(Ok(strict.counts()))
     };
@@ -369,7 +369,7 @@ fn faults_that_a_calm_access_hides_it_hides() {
 }
 
 fn with_strict(rules: Rules, f: impl AsyncFn(Strict<OneSided<Boxes>>) -> Result<(), Error>) {
-    let cluster = Cluster::of_this_run(2, 4 << 20, Manners::Fast).unwrap();
+    let cluster = Cluster::of_this_run(2, 4 << 20, FabricProfile::Fast).unwrap();
     let compute = cluster::join(&Arc::clone(&cluster), 1).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async { f(Strict::new(create(&worker).await?, rules)).await }).unwrap();
@@ -378,12 +378,12 @@ fn with_strict(rules: Rules, f: impl AsyncFn(Strict<OneSided<Boxes>>) -> Result<
 #[test]
 #[should_panic(expected = "all: says that it only reads, and changes pages")]
 fn a_change_by_what_only_reads_is_refused() {
-    with_strict(calm(1), async |strict| strict.perform(&All { changes: true }).await.map(drop));
+    with_strict(calm(1), async |strict| strict.execute(&All { changes: true }).await.map(drop));
 }
 
 #[test]
 #[should_panic(expected = "all: holds 2 pages at a time, of 1 at most")]
 fn more_pages_than_are_allowed_are_refused() {
     let rules = Rules { pages_max: 1, ..calm(1) };
-    with_strict(rules, async |strict| strict.perform(&All { changes: false }).await.map(drop));
+    with_strict(rules, async |strict| strict.execute(&All { changes: false }).await.map(drop));
 }

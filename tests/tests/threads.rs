@@ -4,7 +4,7 @@
 //! conflicts.
 
 use farlink_tests::{
-    backend::Manners,
+    backend::FabricProfile,
     in_process, settings,
     stress::{AccessMode, Options},
     subject::Subject,
@@ -27,9 +27,9 @@ fn holds<S: Subject>(name: &str, options: Options) {
     println!("{name}: {summary}");
     assert!(summary.failures().is_empty(), "{name}: {summary}\n{}", summary.failures().join("\n"));
     match options.drop_one_in {
-        0 => assert_eq!(summary.tale.dropped, 0, "{summary}"),
+        0 => assert_eq!(summary.peer_report.dropped, 0, "{summary}"),
         // One that is sent and waits once is dropped only if that is to happen after its first poll.
-        _ => assert!(summary.tale.dropped > 0 || summary.tale.operations < MANY, "{summary}"),
+        _ => assert!(summary.peer_report.dropped > 0 || summary.peer_report.operations < MANY, "{summary}"),
     }
 }
 
@@ -42,12 +42,12 @@ fn a_nasty_fabric_and_larger_pages<S: Subject>() {
 }
 
 fn a_weak_fabric<S: Subject>() {
-    holds::<S>("weak", Options { manners: Manners::Weak, keys: 300, ..Options::default() });
+    holds::<S>("weak", Options { profile: FabricProfile::Weak, keys: 300, ..Options::default() });
 }
 
 fn readers_that_wait_three_times<S: Subject>() {
-    for (name, manners) in [("nasty, three waits", Manners::Nasty), ("weak, three waits", Manners::Weak)] {
-        holds::<S>(name, Options { manners, three_waits: true, keys: 300, ..Options::default() });
+    for (name, profile) in [("nasty, three waits", FabricProfile::Nasty), ("weak, three waits", FabricProfile::Weak)] {
+        holds::<S>(name, Options { profile, three_waits: true, keys: 300, ..Options::default() });
     }
 }
 
@@ -55,19 +55,19 @@ fn operations_dropped_in_mid_flight<S: Subject>() {
     let dropping = Options { drop_one_in: 20, keys: 300, ..Options::default() };
     holds::<S>("nasty, dropping", dropping.clone());
     holds::<S>("nasty, dropping, 1024 B", Options { page_bytes: 1024, keys: 1000, ..dropping.clone() });
-    holds::<S>("weak, dropping", Options { manners: Manners::Weak, ..dropping.clone() });
+    holds::<S>("weak, dropping", Options { profile: FabricProfile::Weak, ..dropping.clone() });
     holds::<S>("nasty, dropping, three waits", Options { three_waits: true, ..dropping });
 }
 
 fn all_is_sent<S: Subject>() {
     let coarse = Options { access: AccessMode::Coarse, servers: 2, keys: 300, ..Options::default() };
     holds::<S>("coarse, nasty", coarse.clone());
-    holds::<S>("coarse, fast, dropping", Options { manners: Manners::Fast, drop_one_in: 20, ..coarse });
+    holds::<S>("coarse, fast, dropping", Options { profile: FabricProfile::Fast, drop_one_in: 20, ..coarse });
 }
 
 fn inner_levels_are_searched_where_they_are<S: Subject>() {
     let hybrid = Options { access: AccessMode::Hybrid, servers: 2, keys: 300, ..Options::default() };
-    holds::<S>("hybrid, weak", Options { manners: Manners::Weak, ..hybrid.clone() });
+    holds::<S>("hybrid, weak", Options { profile: FabricProfile::Weak, ..hybrid.clone() });
     holds::<S>("hybrid, nasty, dropping", Options { drop_one_in: 20, ..hybrid });
 }
 

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use farlink_tests::{
-    backend::Manners,
+    backend::FabricProfile,
     bounded::Watchdog,
-    patience::PATIENCE,
+    deadlines::PATIENCE,
     settings,
     torn::{Scheme, Trial, Verdict, run},
 };
@@ -17,10 +17,10 @@ const FOUND_MAX: Duration = PATIENCE;
 /// How long a scheme that holds is tried, at most.
 const TRIED_MAX: Duration = Duration::from_secs(3);
 
-fn trial(name: &str, scheme: Scheme, manners: Manners, page_bytes: usize, limit: Duration) -> Verdict {
+fn trial(name: &str, scheme: Scheme, profile: FabricProfile, page_bytes: usize, limit: Duration) -> Verdict {
     let trial = Trial {
         seed: settings::seed(name),
-        manners,
+        profile,
         page_bytes,
         scheme,
         pairs: 2,
@@ -34,16 +34,19 @@ fn trial(name: &str, scheme: Scheme, manners: Manners, page_bytes: usize, limit:
 }
 
 fn found_out(name: &str, scheme: Scheme, page_bytes: usize) {
-    let verdict = trial(name, scheme, Manners::Nasty, page_bytes, FOUND_MAX);
+    let verdict = trial(name, scheme, FabricProfile::Nasty, page_bytes, FOUND_MAX);
     assert!(verdict.torn_accepted > 0, "a scheme that is broken was not found out: {verdict:?}");
     println!("{name}, {page_bytes} B: found out after {:?} and {} copies", verdict.took, verdict.accepted);
 }
 
 fn holds(name: &str, scheme: Scheme) {
-    for (manners, page_bytes) in
-        [(Manners::Nasty, 256), (Manners::Nasty, 1024), (Manners::Weak, 256), (Manners::Weak, 4096)]
-    {
-        let verdict = trial(name, scheme, manners, page_bytes, TRIED_MAX);
+    for (profile, page_bytes) in [
+        (FabricProfile::Nasty, 256),
+        (FabricProfile::Nasty, 1024),
+        (FabricProfile::Weak, 256),
+        (FabricProfile::Weak, 4096),
+    ] {
+        let verdict = trial(name, scheme, profile, page_bytes, TRIED_MAX);
         assert_eq!(verdict.torn_accepted, 0, "a torn copy was accepted: {verdict:?}");
         assert!(verdict.refused > 0 && verdict.accepted > 0 && verdict.changes > 0, "nothing was tried: {verdict:?}");
     }
@@ -76,6 +79,6 @@ fn lock_body_lock_lets_no_torn_copy_through() {
 /// Even where READs are copied as fast as the processor can, two threads on two cores tear them.
 #[test]
 fn a_checksum_holds_on_a_fast_fabric() {
-    let verdict = trial("checksum, fast", Scheme::Checksum, Manners::Fast, 4096, TRIED_MAX);
+    let verdict = trial("checksum, fast", Scheme::Checksum, FabricProfile::Fast, 4096, TRIED_MAX);
     assert_eq!(verdict.torn_accepted, 0, "a torn copy was accepted: {verdict:?}");
 }

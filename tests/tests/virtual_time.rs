@@ -21,7 +21,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     ptr::ServerId,
     server,
-    structure::{Placed, Spread},
+    structure::{PlacementPolicy, StructurePlacement},
 };
 use farlink_structures::{BTree, btree::Tree};
 
@@ -63,7 +63,7 @@ fn everything(seed: u64) -> Story {
         tell(format!("{number} joined"));
         let worker = compute.worker_with(clock.clone()).unwrap();
         let work = async {
-            let placed = Placed { spread: Spread::OneServer, root: Some(here) };
+            let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: Some(here) };
             let name = format!("tree {number}");
             let made = BTree::make_at(&worker, &name, 256, Proof::Checksum, placed).await.unwrap();
             let shipped = BTree::over(Remote::new(&worker, made.structure().clone()));

@@ -10,10 +10,10 @@ use std::io::Write;
 use std::time::Duration;
 
 use crate::subject::AccessMode;
-use farlink_offload::Cut;
+use farlink_offload::ShardKey;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::ptr::ServerId;
-use farlink_structures::btree::{BTreeOptions, Spread, Tree};
+use farlink_structures::btree::{BTreeOptions, PlacementPolicy, Tree};
 use farlink_structures::map::KeyRange;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -62,11 +62,11 @@ impl Design {
         }
     }
 
-    fn placed(self) -> (AccessMode, Spread) {
+    fn placed(self) -> (AccessMode, PlacementPolicy) {
         match self {
-            Self::Fine => (AccessMode::OneSided, Spread::RoundRobin),
-            Self::CoarseRange | Self::CoarseHash => (AccessMode::Coarse, Spread::OneServer),
-            Self::Hybrid => (AccessMode::Hybrid, Spread::Leaves),
+            Self::Fine => (AccessMode::OneSided, PlacementPolicy::RoundRobin),
+            Self::CoarseRange | Self::CoarseHash => (AccessMode::Coarse, PlacementPolicy::OneServer),
+            Self::Hybrid => (AccessMode::Hybrid, PlacementPolicy::Leaves),
         }
     }
 }
@@ -143,10 +143,10 @@ impl<'a> Serving<'a> {
         let (args, names) = (self.args, self.parts(design, data));
         let bounds = data.bounds(names.len(), args.keys);
         let cut = match design {
-            Design::CoarseHash => Cut::Hash,
+            Design::CoarseHash => ShardKey::Hash,
             _ => {
                 let lows: Vec<u64> = bounds[1..names.len()].iter().map(|number| KeySet::key(*number)).collect();
-                Cut::Regions(KeyRange::cut_at(&lows))
+                ShardKey::Regions(KeyRange::cut_at(&lows))
             }
         };
         let (mode, spread) = design.placed();

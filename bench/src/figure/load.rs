@@ -13,8 +13,8 @@ use farlink_structures::btree::Tree;
 
 use super::test_bed::{TestBed, stay_on_core};
 use crate::driver::{self, Client};
-use crate::feed::{End, Feed};
 use crate::maps::MapRequest;
+use crate::queue::{End, OperationQueue};
 use crate::report::Row;
 use crate::route::Route;
 use crate::tally::Tally;
@@ -101,12 +101,12 @@ impl Load<'_> {
     fn phase(&self, clients: &[Client<Tree>], server: usize, is_warm_up: bool) -> anyhow::Result<(Duration, Tally)> {
         let start = Instant::now();
         let end = self.limits[usize::from(!is_warm_up)].map_or(End::Source, |limit| End::At(start + limit));
-        let feed = |worker| {
+        let queue = |worker| {
             let source = (self.operations)(Lot { server, worker, is_warm_up });
-            Feed::new(InParts { source, part: Vec::new().into_iter(), drawing: Duration::ZERO }, end)
+            OperationQueue::new(InParts { source, part: Vec::new().into_iter(), drawing: Duration::ZERO }, end)
         };
-        let feeds = (0..clients.len()).map(feed).collect();
-        let (tally, sources) = driver::run(clients, feeds, self.in_flight)?;
+        let queues = (0..clients.len()).map(queue).collect();
+        let (tally, sources) = driver::run(clients, queues, self.in_flight)?;
         let drawing: Duration = sources.iter().map(|source| source.drawing).sum();
         let seen = &tally.outcomes;
         ensure!(

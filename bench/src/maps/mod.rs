@@ -15,7 +15,7 @@ pub(crate) mod workload;
 use std::sync::Arc;
 
 use anyhow::ensure;
-use farlink_offload::Cut;
+use farlink_offload::ShardKey;
 use farlink_runtime::access::Access;
 use farlink_runtime::error::Error;
 use farlink_runtime::operation::Run;
@@ -155,13 +155,13 @@ impl<S: MapSubject> Subject for S {
     async fn bulk_load<A: Access<Plugin = Self> + Clone + 'static>(
         access: &A,
         data: &MapData,
-        (cut, part): (&Cut<KeyRange>, usize),
+        (cut, part): (&ShardKey<KeyRange>, usize),
         fill: f64,
     ) -> Result<u64, Error> {
         let sorted = data.keys.sorted();
         let parts = match cut {
-            Cut::Regions(regions) => regions.len(),
-            Cut::Hash => 1,
+            ShardKey::Regions(regions) => regions.len(),
+            ShardKey::Hash => 1,
         };
         let is_here = |key: &u64| parts == 1 || cut.about(&KeyRange::only(*key), parts) == [part];
         let entries = sorted.iter().copied().filter(is_here).map(|key| (key, data.first_value(key)));
@@ -169,13 +169,13 @@ impl<S: MapSubject> Subject for S {
     }
 
     /// Ranges with about the same number of keys.
-    fn divide(data: &MapData, servers: usize) -> Cut<KeyRange> {
+    fn divide(data: &MapData, servers: usize) -> ShardKey<KeyRange> {
         let sorted = data.keys.sorted();
         let mut lows: Vec<u64> = (1..servers).map(|server| sorted[server * sorted.len() / servers]).collect();
         // With fewer keys than servers some have none.
         lows.dedup();
         lows.retain(|&low| low > 0);
-        Cut::Regions(KeyRange::cut_at(&lows))
+        ShardKey::Regions(KeyRange::cut_at(&lows))
     }
 
     async fn require_loaded<R: Run<Plugin = Self>>(run: &R, data: &MapData) -> anyhow::Result<()> {
@@ -275,8 +275,8 @@ pub(crate) mod tests {
     fn parts_have_about_as_many_keys() {
         let data = data_of(KeySpace::from_sorted(vec![1, 5, 6, 7, 100, 200], 1).unwrap());
         let lows = |cut| match cut {
-            Cut::Regions(regions) => regions.iter().map(|region: &KeyRange| region.low).collect::<Vec<_>>(),
-            Cut::Hash => panic!("by ranges"),
+            ShardKey::Regions(regions) => regions.iter().map(|region: &KeyRange| region.low).collect::<Vec<_>>(),
+            ShardKey::Hash => panic!("by ranges"),
         };
         assert_eq!(lows(Tree::divide(&data, 3)), [0, 6, 100]);
         let few = data_of(KeySpace::from_sorted(vec![0, 9], 1).unwrap());

@@ -75,7 +75,7 @@ pub enum MapRequest {
 }
 
 async fn get<S: OrderedMap>(run: &impl Run<Plugin = S>, key: u64) -> Result<Option<u64>, Error> {
-    run.perform(&Get::<S> { key, of: PhantomData }).await
+    run.execute(&Get::<S> { key, of: PhantomData }).await
 }
 
 async fn put<S: OrderedMap>(
@@ -84,11 +84,11 @@ async fn put<S: OrderedMap>(
     value: u64,
     mode: PutMode,
 ) -> Result<Option<u64>, Error> {
-    run.perform(&Put::<S> { key, value, mode, of: PhantomData }).await
+    run.execute(&Put::<S> { key, value, mode, of: PhantomData }).await
 }
 
 async fn remove<S: OrderedMap>(run: &impl Run<Plugin = S>, key: u64) -> Result<Option<u64>, Error> {
-    run.perform(&Remove::<S> { key, of: PhantomData }).await
+    run.execute(&Remove::<S> { key, of: PhantomData }).await
 }
 
 /// The first entries from `low` to `high`, in ascending order.
@@ -101,7 +101,7 @@ async fn scan<S: OrderedMap>(
     let (mut entries, mut next) = (Vec::new(), Some(low));
     while let Some(low) = next.filter(|&low| low <= high && (entries.len() as u64) < count) {
         let limit = count - entries.len() as u64;
-        let part = run.perform(&Scan::<S> { low, high, limit, descending: false, of: PhantomData }).await?;
+        let part = run.execute(&Scan::<S> { low, high, limit, descending: false, of: PhantomData }).await?;
         entries.extend(part.entries);
         next = part.rest;
     }

@@ -111,14 +111,14 @@ pub fn harvest(world: &World) -> BTreeMap<u64, u64> {
 }
 
 /// A tree for a test with one thread.
-pub struct Bed {
+pub struct TestBed {
     pub executor: Executor,
     pub store: MapStore,
     pub cache: Arc<PageCache<TreeLayout>>,
     pub tree: Tree,
 }
 
-impl Bed {
+impl TestBed {
     pub fn new(keys: impl Iterator<Item = (u64, u64)>, class: SizeClass, options: CacheOptions, seed: u64) -> Self {
         let (world, next_id) = planted(keys, class);
         let executor = Executor::alone(seed);

@@ -14,7 +14,7 @@ use farlink_runtime::{
     operation::Run,
     ptr::ServerId,
     server,
-    structure::{Placed, Spread},
+    structure::{PlacementPolicy, StructurePlacement},
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -30,13 +30,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let compute = ComputeServer::join(fabric, ComputeOptions::default())?;
     let worker = compute.worker()?;
     worker.block_on(async {
-        let made = create(&worker, "words", Placed { spread: Spread::OneServer, root: Some(here) }).await?;
+        let made =
+            create(&worker, "words", StructurePlacement { spread: PlacementPolicy::OneServer, root: Some(here) })
+                .await?;
         let words = Remote::<CounterSet>::new(&worker, made.context().structure.clone());
         for word in std::env::args().skip(1) {
             let name = name(&word).ok_or("a word has 16 bytes at most")?;
-            println!("{word}: {}", words.perform(&Add { name, amount: 1 }).await?);
+            println!("{word}: {}", words.execute(&Add { name, amount: 1 }).await?);
         }
-        println!("{} words", words.perform(&Total {}).await?);
+        println!("{} words", words.execute(&Total {}).await?);
         Ok(())
     })
 }

@@ -19,7 +19,7 @@ use farlink_runtime::{
     operation::retry,
     page::{HEADER_WORDS, SizeClass, avalanche},
     report::Report,
-    structure::{OPTIONS, Placed},
+    structure::{OPTIONS, StructurePlacement},
     wire::wire,
     worker::Handle,
 };
@@ -303,7 +303,7 @@ impl Plugin for CounterSet {
 ///
 /// # Errors
 /// As [`catalog::create_with`].
-pub async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<OneSided<CounterSet>, Error> {
+pub async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<OneSided<CounterSet>, Error> {
     let class = |bytes| SizeClass::of_bytes(bytes).expect("a size class");
     let options = CreateOptions { class: class(ROOT_BYTES), placed, options: [0; OPTIONS] };
     catalog::create_with(worker, name, &options, Proof::Checksum, async move |access: &OneSided<CounterSet>| {

@@ -93,11 +93,11 @@ impl Subject for CounterSet {
         let outcomes = Outcomes { ops: 1, ..Outcomes::default() };
         let is_found = match request {
             Request::Load(add) => {
-                run.perform(&add).await?;
+                run.execute(&add).await?;
                 return Ok(Outcomes { inserted: 1, ..outcomes });
             }
-            Request::Add(add) => run.perform(&add).await? > 0,
-            Request::Get(get) => run.perform(&get).await?.is_some(),
+            Request::Add(add) => run.execute(&add).await? > 0,
+            Request::Get(get) => run.execute(&get).await?.is_some(),
         };
         Ok(Outcomes { found: is_found.into(), missing: (!is_found).into(), ..outcomes })
     }

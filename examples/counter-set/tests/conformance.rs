@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use counter_set::{Add, CounterSet, Get, Name, Take, Total};
-use farlink_runtime::{error::Error, operation::Run, structure::Placed, worker::Handle};
+use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
 use farlink_tests::conformance::Model;
 use rand::{RngExt, rngs::SmallRng};
 
@@ -68,14 +68,14 @@ impl Model for Counters {
 
     async fn run(op: &Op, on: &impl Run<Plugin = CounterSet>) -> Result<Option<u64>, Error> {
         match op {
-            Op::Add(add) => on.perform(add).await.map(Some),
-            Op::Get(get) => on.perform(get).await,
-            Op::Take(take) => on.perform(take).await,
-            Op::Total => on.perform(&Total {}).await.map(Some),
+            Op::Add(add) => on.execute(add).await.map(Some),
+            Op::Get(get) => on.execute(get).await,
+            Op::Take(take) => on.execute(take).await,
+            Op::Total => on.execute(&Total {}).await.map(Some),
         }
     }
 
-    async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error> {
+    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
         counter_set::create(worker, name, placed).await.map(drop)
     }
 }

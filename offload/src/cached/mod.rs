@@ -182,8 +182,8 @@ impl<P: Plugin> Cached<P> {
     }
 
     /// Has `told` be told what each page read from a memory server took.
-    pub(crate) fn tell_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
-        self.cache.store().tell_reads(told);
+    pub(crate) fn observe_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
+        self.cache.store().observe_reads(told);
     }
 
     /// What this access's cache did so far.

@@ -219,7 +219,7 @@ impl<P: Plugin> Engine<P> {
         let shipper = Shipper::new(cached.worker(), cached.context().structure.clone());
         let policies = Rc::new(RefCell::new(policies));
         let told = Rc::clone(&policies);
-        cached.tell_reads(move |server, took_ns| told.borrow_mut().fetched(server, took_ns));
+        cached.observe_reads(move |server, took_ns| told.borrow_mut().fetched(server, took_ns));
         let usual = cached.context().structure.colocated_level_max(cached.worker().servers());
         Ok(Self(Rc::new(Shared {
             level_max: options.level_max.unwrap_or(usual),
@@ -274,7 +274,7 @@ impl<P: Plugin> Engine<P> {
                     // The normal path, this time.
                     attempt.ship_no_more();
                 }
-                (interrupt, _) => restarts.before_next(worker, interrupt).await?,
+                (interrupt, _) => restarts.back_off(worker, interrupt).await?,
             }
         }
     }
@@ -343,7 +343,7 @@ impl<P: Plugin> Shared<P> {
 impl<P: Plugin> Run for Engine<P> {
     type Plugin = P;
 
-    fn perform<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
+    fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         self.run(operation)
     }
 }

@@ -38,7 +38,7 @@ use super::{Registry, layout::SHIP};
 /// What the reply to an operation waits for; given the number of pages that the operation has read.
 pub type HoldReply = Arc<dyn Fn(u32) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync>;
 
-/// How shipped operations are served. The number of threads is the listener's number of ports.
+/// How shipped operations are served. The number of threads is the listener's number of endpoints.
 #[derive(Clone, Default)]
 pub struct ShipOptions {
     /// How messages are.
@@ -150,11 +150,11 @@ impl fmt::Debug for ShipServer {
 }
 
 impl ShipServer {
-    /// Starts a thread for each port of the listener. `join` makes the memory server a member of its cluster; memory servers of
+    /// Starts a thread for each endpoint of the listener. `join` makes the memory server a member of its cluster; memory servers of
     /// one process can share a membership.
     ///
     /// # Errors
-    /// If a thread or a port cannot be had.
+    /// If a thread or an endpoint cannot be had.
     pub fn start(
         listener: Box<dyn Listener>,
         memory: LocalMemory,
@@ -195,10 +195,10 @@ impl fmt::Debug for ManualShipServer {
 }
 
 impl ManualShipServer {
-    /// Serves all ports of the listener, as a member of the cluster that `compute` is.
+    /// Serves all endpoints of the listener, as a member of the cluster that `compute` is.
     ///
     /// # Errors
-    /// If a port cannot be had.
+    /// If an endpoint cannot be had.
     pub fn new(
         listener: Box<dyn Listener>,
         memory: LocalMemory,

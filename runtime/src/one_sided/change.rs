@@ -18,7 +18,7 @@
 use super::{
     PageCopy,
     pages::{Added, Changed, OneSidedPages},
-    protocol::{Prepared, install as install_with, lock_all, publish, unlock_unchanged, write_and_unlock},
+    protocol::{ChangeBuffers, install as install_with, lock_all, publish, unlock_unchanged, write_and_unlock},
 };
 use crate::{
     access::Interrupt,
@@ -35,7 +35,7 @@ use crate::{
 
 /// A change that is computed and not yet carried out.
 #[derive(Debug)]
-pub(super) struct Staged {
+pub(super) struct PreparedChange {
     /// In the order of their slots, but for those that are relied on.
     pub(super) changed: Vec<Changed>,
     /// With the place among all that each had.
@@ -43,7 +43,7 @@ pub(super) struct Staged {
     pub(super) added: Vec<Added>,
 }
 
-impl Staged {
+impl PreparedChange {
     /// Whether all its pages are in this memory.
     pub(super) fn is_in(&self, memory: &LocalMemory) -> bool {
         let is_in = |at, words| memory.words(at, words).is_some();
@@ -91,9 +91,9 @@ impl Staged {
 }
 
 /// Carries a change out, to its end even if the caller is dropped: run it with [`Handle::spawn_to_end`].
-pub(super) async fn carry_out(worker: Handle, mut staged: Staged) -> Result<Vec<Option<PageCopy>>, Interrupt> {
+pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Result<Vec<Option<PageCopy>>, Interrupt> {
     staged.seal();
-    let prepared = Prepared::new(&worker, &staged.changed, &staged.added)?;
+    let prepared = ChangeBuffers::new(&worker, &staged.changed, &staged.added)?;
     let _taken = worker.take_slots(staged.changed.iter().map(|page| page.at)).await;
     // After a wait the pages have probably changed. The compare-and-swaps decide: others' pages can share a slot.
     let mut are_published = false;
@@ -120,8 +120,8 @@ pub(super) async fn carry_out(worker: Handle, mut staged: Staged) -> Result<Vec<
 /// Steps 2 to 4; false if a page has changed since it was read.
 pub(super) async fn make<R: Remote>(
     remote: &R,
-    Staged { changed, relied_on, added }: &Staged,
-    mut prepared: Prepared,
+    PreparedChange { changed, relied_on, added }: &PreparedChange,
+    mut prepared: ChangeBuffers,
     are_published: &mut bool,
 ) -> Result<bool, Box<Error>> {
     if !lock_all(remote, changed).await? {
@@ -147,11 +147,11 @@ pub(super) async fn make<R: Remote>(
 /// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free.
 pub(super) async fn install(
     worker: Handle,
-    Staged { added, .. }: Staged,
+    PreparedChange { added, .. }: PreparedChange,
     (word, old, to): (RemotePtr, u64, u64),
     unlinked: Vec<(RemotePtr, SizeClass, LockWord)>,
 ) -> Result<Result<(), u64>, Interrupt> {
-    let mut prepared = Prepared::new(&worker, &[], &added)?;
+    let mut prepared = ChangeBuffers::new(&worker, &[], &added)?;
     let outcome = install_with(&worker, &added, &mut prepared, (word, old, to)).await;
     let is_out = matches!(outcome, Ok(Err(_)));
     for Added { page, .. } in added {

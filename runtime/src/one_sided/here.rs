@@ -8,7 +8,7 @@
 
 use super::{
     PageCopy,
-    change::{self, Staged},
+    change::{self, PreparedChange},
     pages::{Added, Changed},
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
 pub(super) async fn carry_out(
     worker: &Handle,
     memory: &LocalMemory,
-    staged: Staged,
+    staged: PreparedChange,
 ) -> Result<Vec<Option<PageCopy>>, Interrupt> {
     let _taken = worker.take_slots(staged.changed.iter().map(|page| page.at)).await;
     let (pages, freed) = carry_out_now(memory, worker.owner(), staged)?;
@@ -37,10 +37,10 @@ pub(super) async fn carry_out(
 type After = (Vec<Option<PageCopy>>, Vec<FreePage>);
 
 /// The pages after the change, and those that it has freed.
-fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: Staged) -> Result<After, Interrupt> {
+fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: PreparedChange) -> Result<After, Interrupt> {
     staged.seal();
     let added = std::mem::take(&mut staged.added);
-    let Staged { changed, relied_on, .. } = &staged;
+    let PreparedChange { changed, relied_on, .. } = &staged;
     let words = |at: RemotePtr, count: usize| memory.words(at, count).expect("all pages of the change are here");
     let unlock = |pages: &[Changed]| {
         pages.iter().for_each(|page| words(page.at, 1)[0].store(page.lock.word(), Ordering::Release));

@@ -20,9 +20,9 @@ mod protocol;
 
 pub use self::pages::OneSidedPages;
 use self::{
-    change::{Staged, are_unchanged},
+    change::{PreparedChange, are_unchanged},
     pages::Changed,
-    proof::{Reader, Seen},
+    proof::{RawRead, Reader},
 };
 use crate::{
     access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, WordPtr},
@@ -126,7 +126,7 @@ impl<P: Plugin> OneSided<P> {
             return reader.prove(at, class, seen).await.map(PageCopy);
         }
         self.worker().count_round_trip();
-        let seen = Seen::in_one_read(self.worker().read(at, class.words()).await?);
+        let seen = RawRead::in_one_read(self.worker().read(at, class.words()).await?);
         match seen.is_whole() {
             true => reader.accept(at, class, seen).map(PageCopy),
             // Rare: boxed, so that the future of the common case stays small.
@@ -143,7 +143,7 @@ impl<P: Plugin> OneSided<P> {
         let reader = self.reader();
         match LockWord::from_word(words[LOCK]).state() {
             LockState::Unlocked if words.len() == class.words() => {
-                reader.accept(at, class, Seen::known(words)).map(PageCopy)
+                reader.accept(at, class, RawRead::known(words)).map(PageCopy)
             }
             _ => Err(reader.stale(at, "it is no copy of a page in use")),
         }
@@ -231,7 +231,7 @@ impl<P: Plugin> Access for OneSided<P> {
         let (old, new) = pages.into_parts();
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, old, new)?;
         let result = f(&mut pages);
-        let staged = Staged::of(pages);
+        let staged = PreparedChange::of(pages);
         if staged.is_idle() {
             // A single copy was true of one moment anyway.
             let all: Vec<&Changed> = staged.all().collect();
@@ -267,7 +267,7 @@ impl<P: Plugin> Access for OneSided<P> {
         let at = self.require_word(swap.word)?;
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);
-        let mut staged = Staged::of(pages);
+        let mut staged = PreparedChange::of(pages);
         staged.seal();
         let pin = self.worker().pin();
         let unlinked: Vec<_> = unlinked.iter().map(|page| (page.at(), page.identity().class, page.lock())).collect();

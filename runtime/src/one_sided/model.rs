@@ -2,9 +2,9 @@
 
 use super::{
     OneSidedPages, PageCopy, Proof,
-    change::{Staged, make},
+    change::{PreparedChange, make},
     proof::Reader,
-    protocol::Prepared,
+    protocol::ChangeBuffers,
 };
 use crate::{
     access::Interrupt,
@@ -42,8 +42,8 @@ pub async fn change<R: Remote>(
 ) -> Result<bool, Interrupt> {
     let mut pages = OneSidedPages::open(remote, structure, pages, Vec::new())?;
     f(&mut pages);
-    let mut staged = Staged::of(pages);
+    let mut staged = PreparedChange::of(pages);
     staged.seal();
-    let prepared = Prepared::new(remote, &staged.changed, &staged.added)?;
+    let prepared = ChangeBuffers::new(remote, &staged.changed, &staged.added)?;
     Ok(make(remote, &staged, prepared, &mut false).await?)
 }

@@ -26,13 +26,13 @@ const MISFITS_MAX: u32 = if cfg!(loom) { 2 } else { 256 };
 
 /// A copy of a page, and whether it is proven whole.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct RawRead {
     lock: LockWord,
     whole: bool,
     copy: Buffer,
 }
 
-impl Seen {
+impl RawRead {
     /// What one READ has brought.
     pub(super) fn in_one_read(copy: Buffer) -> Self {
         let lock = LockWord::from_word(copy[LOCK]);
@@ -66,7 +66,7 @@ pub(super) struct Reader<'a, R> {
 
 impl<R: Remote> Reader<'_, R> {
     /// Reads the page once.
-    pub(super) async fn fetch(&self, at: RemotePtr, class: SizeClass) -> Result<Seen, Error> {
+    pub(super) async fn fetch(&self, at: RemotePtr, class: SizeClass) -> Result<RawRead, Error> {
         if let Some(words) = self.memory.and_then(|memory| memory.words(at, class.words())) {
             let mut copy = self.remote.buffer(words.len())?;
             for (to, from) in copy.iter_mut().zip(words) {
@@ -74,16 +74,16 @@ impl<R: Remote> Reader<'_, R> {
             }
             // What is read next is no older.
             fence(Ordering::Acquire);
-            return Ok(Seen::in_one_read(copy));
+            return Ok(RawRead::in_one_read(copy));
         }
         self.remote.count(Count::RoundTrip);
         if self.proof == Proof::Checksum {
-            return Ok(Seen::in_one_read(self.remote.read(at, class.words()).await?));
+            return Ok(RawRead::in_one_read(self.remote.read(at, class.words()).await?));
         }
         let before = self.remote.read(at, 1).await?;
         let lock = LockWord::from_word(before[LOCK]);
         if lock.state() != LockState::Unlocked {
-            return Ok(Seen { lock, whole: false, copy: before });
+            return Ok(RawRead { lock, whole: false, copy: before });
         }
         self.remote.count(Count::RoundTrip);
         let mut copy = self.remote.read(at, class.words()).await?;
@@ -91,11 +91,11 @@ impl<R: Remote> Reader<'_, R> {
         let after = self.remote.read(at, 1).await?[0];
         // It was read apart from the body.
         copy[LOCK] = lock.word();
-        Ok(Seen { lock, whole: after == lock.word(), copy })
+        Ok(RawRead { lock, whole: after == lock.word(), copy })
     }
 
     /// Accepts what was seen, or reads again until there is something to accept or a reason to stop.
-    pub(super) async fn prove(&self, at: RemotePtr, class: SizeClass, mut seen: Seen) -> Result<Buffer, Interrupt> {
+    pub(super) async fn prove(&self, at: RemotePtr, class: SizeClass, mut seen: RawRead) -> Result<Buffer, Interrupt> {
         let (mut locked_reads, mut misfits) = (0, 0);
         loop {
             match seen.lock.state() {
@@ -136,7 +136,7 @@ impl<R: Remote> Reader<'_, R> {
     }
 
     /// The copy, if it is a page of the structure.
-    pub(super) fn accept(&self, at: RemotePtr, class: SizeClass, seen: Seen) -> Result<Buffer, Interrupt> {
+    pub(super) fn accept(&self, at: RemotePtr, class: SizeClass, seen: RawRead) -> Result<Buffer, Interrupt> {
         let words = seen.copy;
         if words[SELF] != at.raw() {
             return Err(self.stale(at, "the page has another address"));

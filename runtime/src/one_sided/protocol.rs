@@ -25,14 +25,14 @@ use crate::{
 type Failure = Box<Error>;
 
 /// What a change is going to write, in memory that it has already.
-pub(super) struct Prepared {
+pub(super) struct ChangeBuffers {
     /// By the index of the changed page.
     writes: Vec<(usize, RemotePtr, Payload)>,
     /// The bodies of the new pages: all words but the lock word.
     bodies: Vec<Buffer>,
 }
 
-impl Prepared {
+impl ChangeBuffers {
     /// # Errors
     /// If a buffer cannot be had.
     pub(super) fn new(remote: &impl Remote, changed: &[Changed], added: &[Added]) -> Result<Self, Error> {
@@ -155,7 +155,7 @@ struct Publishing<F>(Vec<(usize, F)>);
 fn post_pages<'r, R: Remote>(
     remote: &'r R,
     added: &[Added],
-    prepared: &mut Prepared,
+    prepared: &mut ChangeBuffers,
 ) -> Publishing<impl Future<Output = Result<(), Failure>> + use<'r, R>> {
     let mut posted = Vec::with_capacity(2 * added.len());
     for (index, (added, body)) in added.iter().zip(prepared.bodies.drain(..)).enumerate() {
@@ -193,7 +193,11 @@ async fn end_pages<R: Remote, F: Future<Output = Result<(), Failure>>>(
 ///
 /// # Errors
 /// If a memory server is lost.
-pub(super) async fn publish<R: Remote>(remote: &R, added: &[Added], prepared: &mut Prepared) -> Result<(), Failure> {
+pub(super) async fn publish<R: Remote>(
+    remote: &R,
+    added: &[Added],
+    prepared: &mut ChangeBuffers,
+) -> Result<(), Failure> {
     if added.is_empty() {
         return Ok(());
     }
@@ -209,7 +213,7 @@ pub(super) async fn publish<R: Remote>(remote: &R, added: &[Added], prepared: &m
 pub(super) async fn install<R: Remote>(
     remote: &R,
     added: &[Added],
-    prepared: &mut Prepared,
+    prepared: &mut ChangeBuffers,
     (word, old, to): (RemotePtr, u64, u64),
 ) -> Result<Result<(), u64>, Failure> {
     let in_order = remote.capabilities().ordered_writes;
@@ -248,7 +252,7 @@ pub(super) async fn install<R: Remote>(
 pub(super) async fn write_and_unlock<R: Remote>(
     remote: &R,
     changed: &[Changed],
-    prepared: Prepared,
+    prepared: ChangeBuffers,
 ) -> Result<(), Failure> {
     if changed.is_empty() {
         return Ok(());

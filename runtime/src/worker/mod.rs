@@ -48,7 +48,7 @@ use crate::{
     error::Error,
     fabric::{Capabilities, Completion, Endpoint, Error as FabricError, Request, Verb},
     free_pages::{FreePage, LocalPages},
-    local_locks::Taken,
+    local_locks::SlotGuard,
     messaging::{CONNECTION_TICKET, Channels, Tasks},
     ptr::RemotePtr,
     remote::write_words,
@@ -508,7 +508,7 @@ impl Handle {
 
     /// Waits until no other task of this compute server changes what stands at these addresses; none does until what is
     /// returned is dropped.
-    pub(crate) async fn take_slots(&self, at: impl Iterator<Item = RemotePtr> + Clone) -> Taken {
+    pub(crate) async fn take_slots(&self, at: impl Iterator<Item = RemotePtr> + Clone) -> SlotGuard {
         let mut attempt = 0;
         loop {
             match self.0.compute.locks.try_take(at.clone()) {

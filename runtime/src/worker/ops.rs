@@ -172,7 +172,7 @@ pub struct Posted<T: FromDone> {
 enum PostedState<A> {
     Pending { handle: Handle, slot: usize, posted_at: u32, again: A },
     Refused(Option<Box<Error>>),
-    Taken,
+    SlotGuard,
 }
 
 impl<T: FromDone> Posted<T> {
@@ -207,9 +207,9 @@ impl<T: FromDone> Future for Posted<T> {
                 }
             },
             PostedState::Refused(error) => Err(error.take().expect("polled again after it was ready")),
-            PostedState::Taken => panic!("polled again after it was ready"),
+            PostedState::SlotGuard => panic!("polled again after it was ready"),
         };
-        self.state = PostedState::Taken;
+        self.state = PostedState::SlotGuard;
         Poll::Ready(outcome)
     }
 }

@@ -9,7 +9,7 @@ use farlink_runtime::{
     error::Error,
     operation::retry,
     ptr::ServerId,
-    structure::Spread,
+    structure::PlacementPolicy,
     worker::Task,
 };
 
@@ -142,7 +142,7 @@ impl<'a, A: Access<Plugin = Tree> + Clone + 'static> Load<'a, A> {
     async fn allocate(&self, level: usize, number: u64) -> Result<NewPage, Error> {
         let structure = &self.access.context().structure;
         let placement = match structure.spread {
-            Spread::Subtrees { level: top } if level <= usize::from(top) => {
+            PlacementPolicy::Subtrees { level: top } if level <= usize::from(top) => {
                 // All pages to the left are full, and the same number of them make each page above.
                 let pages = (self.fill_count as u64).saturating_pow(u32::from(top) - level as u32);
                 let servers = self.access.context().worker.servers() as u64;

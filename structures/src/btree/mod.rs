@@ -35,11 +35,11 @@ use farlink_runtime::{
     error::Error,
     one_sided::{OneSided, Proof},
     ptr::ServerId,
-    structure::Placed,
+    structure::StructurePlacement,
     worker::Handle,
 };
 
-pub use farlink_runtime::structure::Spread;
+pub use farlink_runtime::structure::PlacementPolicy;
 
 use self::node::{Fences, Node, NodeMut, PAGE_BYTES_MIN};
 pub use crate::map::{KeyRange, Problem, PutMode, Range, Report, ScanPart};
@@ -56,14 +56,14 @@ pub struct BTreeOptions {
     /// How readers prove their copies whole. Each reader's own choice.
     pub proof: Proof,
     /// On which memory servers its pages are. Fixed when the tree is created.
-    pub spread: Spread,
+    pub spread: PlacementPolicy,
     /// The memory server of its root; the next in turn if none is named. Fixed when the tree is created.
     pub root: Option<ServerId>,
 }
 
 impl Default for BTreeOptions {
     fn default() -> Self {
-        Self { page_bytes: 1024, proof: Proof::Checksum, spread: Spread::RoundRobin, root: None }
+        Self { page_bytes: 1024, proof: Proof::Checksum, spread: PlacementPolicy::RoundRobin, root: None }
     }
 }
 
@@ -175,7 +175,7 @@ impl BTree<OneSided<Tree>> {
     /// As [`Map::make`].
     pub async fn create(worker: &Handle, name: &str, options: BTreeOptions) -> Result<Self, Error> {
         let BTreeOptions { page_bytes, proof, spread, root } = options;
-        Self::make_at(worker, name, page_bytes, proof, Placed { spread, root }).await
+        Self::make_at(worker, name, page_bytes, proof, StructurePlacement { spread, root }).await
     }
 }
 

@@ -19,7 +19,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     operation::{Run, retry},
     page::SizeClass,
-    structure::{OPTIONS, Placed},
+    structure::{OPTIONS, StructurePlacement},
     worker::Handle,
 };
 
@@ -97,7 +97,7 @@ impl<S: OrderedMap> Map<S, OneSided<S>> {
     /// If the name is taken, empty or longer than 64 bytes, the page size is not possible, or memory or the catalog is
     /// full.
     pub async fn make(worker: &Handle, name: &str, page_bytes: usize, proof: Proof) -> Result<Self, Error> {
-        Self::make_at(worker, name, page_bytes, proof, Placed::default()).await
+        Self::make_at(worker, name, page_bytes, proof, StructurePlacement::default()).await
     }
 
     /// [`Map::make`], with a say in where its pages are.
@@ -109,7 +109,7 @@ impl<S: OrderedMap> Map<S, OneSided<S>> {
         name: &str,
         page_bytes: usize,
         proof: Proof,
-        placed: Placed,
+        placed: StructurePlacement,
     ) -> Result<Self, Error> {
         let Some(class) = SizeClass::of_bytes(page_bytes) else {
             let (least, most) = (S::ROOT_BYTES.start(), S::ROOT_BYTES.end());
@@ -169,7 +169,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     /// # Errors
     /// If a page on the way is damaged or corrupt, or the fabric fails. So for all operations.
     pub async fn get(&self, key: u64) -> Result<Option<u64>, Error> {
-        self.access.perform(&Get::<S> { key, of: PhantomData }).await
+        self.access.execute(&Get::<S> { key, of: PhantomData }).await
     }
 
     /// Stores a value under a key that is absent. False if the key is there, and nothing is changed.
@@ -177,7 +177,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     /// # Errors
     /// As [`Map::get`]; and if remote memory is full.
     pub async fn insert(&self, key: u64, value: u64) -> Result<bool, Error> {
-        Ok(self.access.perform(&put::<S>(key, value, PutMode::Insert)).await?.is_none())
+        Ok(self.access.execute(&put::<S>(key, value, PutMode::Insert)).await?.is_none())
     }
 
     /// Stores a value under a key, whether or not it is there; returns the value before.
@@ -185,7 +185,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     /// # Errors
     /// As [`Map::insert`].
     pub async fn upsert(&self, key: u64, value: u64) -> Result<Option<u64>, Error> {
-        self.access.perform(&put::<S>(key, value, PutMode::Upsert)).await
+        self.access.execute(&put::<S>(key, value, PutMode::Upsert)).await
     }
 
     /// Stores a value under a key that is there; returns the value before, or `None` if the key is absent and nothing is
@@ -194,7 +194,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     /// # Errors
     /// As [`Map::get`].
     pub async fn update(&self, key: u64, value: u64) -> Result<Option<u64>, Error> {
-        self.access.perform(&put::<S>(key, value, PutMode::Update)).await
+        self.access.execute(&put::<S>(key, value, PutMode::Update)).await
     }
 
     /// Removes a key; returns its value.
@@ -202,7 +202,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     /// # Errors
     /// As [`Map::get`].
     pub async fn remove(&self, key: u64) -> Result<Option<u64>, Error> {
-        self.access.perform(&Remove::<S> { key, of: PhantomData }).await
+        self.access.execute(&Remove::<S> { key, of: PhantomData }).await
     }
 
     /// The first `limit` entries from `from` on, in ascending order.
@@ -236,7 +236,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     pub async fn len(&self) -> Result<u64, Error> {
         let (mut total, mut next) = (0, Some(0));
         while let Some(low) = next {
-            let (count, rest) = self.access.perform(&Count::<S> { low, limit: PART_ENTRIES, of: PhantomData }).await?;
+            let (count, rest) = self.access.execute(&Count::<S> { low, limit: PART_ENTRIES, of: PhantomData }).await?;
             total += count;
             next = rest;
         }
@@ -297,7 +297,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Range<'_, S, A> {
     async fn fetch(&mut self, limit: u64) -> Result<(), Error> {
         let Some((low, high)) = self.rest else { return Ok(()) };
         let scan = Scan::<S> { low, high, limit, descending: self.descending, of: PhantomData };
-        let ScanPart { entries, rest, .. } = self.map.access.perform(&scan).await?;
+        let ScanPart { entries, rest, .. } = self.map.access.execute(&scan).await?;
         self.fetched.extend(entries);
         self.rest = rest.map(|next| if self.descending { (low, next) } else { (next, high) });
         Ok(())

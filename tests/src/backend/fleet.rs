@@ -6,7 +6,7 @@ use std::{
 };
 
 use farlink_offload::{
-    Cut, Hybrid, Parted, PartedRemote, Remote,
+    Hybrid, PartedRemote, Remote, ShardKey, Sharded,
     ship::{Registry, ShipCounts, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
@@ -21,7 +21,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     ptr::ServerId,
     server::{LocalMemory, MemoryServer},
-    structure::{Placed, Spread, Structure},
+    structure::{PlacementPolicy, Structure, StructurePlacement},
     worker::Handle,
 };
 use farlink_structures::{
@@ -31,7 +31,7 @@ use farlink_structures::{
 };
 
 use super::{
-    Backend, Manners, ServerSpec,
+    Backend, FabricProfile, ServerSpec,
     here::{self, Here},
 };
 use crate::{
@@ -69,8 +69,8 @@ impl Fleet {
     ///
     /// # Errors
     /// As [`Fleet::start`].
-    pub fn start_with(servers: usize, bytes: u64, threads: usize, manners: Manners) -> Result<Self, Error> {
-        Self::start_of(servers, bytes, threads, manners, &registry())
+    pub fn start_with(servers: usize, bytes: u64, threads: usize, profile: FabricProfile) -> Result<Self, Error> {
+        Self::start_of(servers, bytes, threads, profile, &registry())
     }
 
     /// [`Fleet::start_with`], with memory servers that know these operations.
@@ -81,10 +81,10 @@ impl Fleet {
         servers: usize,
         bytes: u64,
         threads: usize,
-        manners: Manners,
+        profile: FabricProfile,
         registry: &Registry,
     ) -> Result<Self, Error> {
-        let cluster = here::start_with(servers, bytes, manners)?;
+        let cluster = here::start_with(servers, bytes, profile)?;
         let servers = if threads == 0 { Vec::new() } else { serve(&cluster, threads, &options_here(), registry)? };
         Ok(Self { servers, cluster })
     }
@@ -171,7 +171,7 @@ pub fn ship_at(
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn ship(server: &MemoryServer, spec: &ServerSpec) -> Result<ShipServer, Error> {
-    ship_of(server, &spec.dir, spec.threads, spec.manners, registry())
+    ship_of(server, &spec.dir, spec.threads, spec.profile, registry())
 }
 
 /// Has a memory server of files in `dir` carry out these operations.
@@ -182,14 +182,14 @@ pub fn ship_of(
     server: &MemoryServer,
     dir: &Path,
     threads: usize,
-    manners: Manners,
+    profile: FabricProfile,
     registry: Registry,
 ) -> Result<ShipServer, Error> {
     let listen = ListenOptions { endpoints: threads, ..ListenOptions::default() };
-    let listener = manners.wrap_listener(server.listen(&listen, manners.options())?);
+    let listener = profile.wrap_listener(server.listen(&listen, profile.options())?);
     let dir = dir.to_owned();
     let join = move || {
-        let fabric = manners.wrap(Arc::new(MemFabric::open(&dir, manners.options())?));
+        let fabric = profile.wrap(Arc::new(MemFabric::open(&dir, profile.options())?));
         Ok(Arc::new(cluster::join(&fabric, 0)?))
     };
     ShipServer::start(listener, server.memory(), registry, &ShipOptions::default(), join)
@@ -206,7 +206,7 @@ pub fn part_name(name: &str, part: usize) -> String {
 /// As [`Map::make_at`].
 pub async fn make_parts<S: Subject>(worker: &Handle, name: &str, page_bytes: usize, parts: usize) -> Result<(), Error> {
     for part in 0..parts {
-        let placed = Placed { spread: Spread::OneServer, root: ServerId::new(part as u16) };
+        let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: ServerId::new(part as u16) };
         let page_bytes = S::page_bytes(page_bytes);
         Map::<S, OneSided<S>>::make_at(worker, &part_name(name, part), page_bytes, Proof::Checksum, placed).await?;
     }
@@ -237,7 +237,7 @@ pub async fn open_coarse<S: Subject>(
     worker: &Handle,
     name: &str,
     parts: usize,
-    cut: Cut<KeyRange>,
+    cut: ShardKey<KeyRange>,
 ) -> Result<Map<S, PartedRemote<S>>, Error> {
     let parts = open_parts::<S>(worker, name, parts).await?;
     let remotes = parts.iter().map(|part| Remote::new(worker, part.structure().clone())).collect();
@@ -249,7 +249,7 @@ pub async fn open_coarse<S: Subject>(
 /// # Errors
 /// As [`PartedRemote::new`].
 pub fn in_one_part<S: Subject>(worker: &Handle, structure: Structure) -> Result<PartedRemote<S>, Error> {
-    PartedRemote::new(vec![Remote::new(worker, structure)], Cut::Hash)
+    PartedRemote::new(vec![Remote::new(worker, structure)], ShardKey::Hash)
 }
 
 /// Makes an empty map of the hybrid design, its inner levels on server 0.
@@ -257,7 +257,7 @@ pub fn in_one_part<S: Subject>(worker: &Handle, structure: Structure) -> Result<
 /// # Errors
 /// As [`Map::make_at`].
 pub async fn make_hybrid<S: Subject>(worker: &Handle, name: &str, page_bytes: usize) -> Result<(), Error> {
-    let placed = Placed { spread: Spread::Leaves, root: ServerId::new(0) };
+    let placed = StructurePlacement { spread: PlacementPolicy::Leaves, root: ServerId::new(0) };
     Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(page_bytes), Proof::Checksum, placed).await.map(drop)
 }
 
@@ -279,14 +279,14 @@ pub async fn make_parted_hybrid<S: Subject>(
     name: &str,
     page_bytes: usize,
     parts: usize,
-    cut: Cut<KeyRange>,
-) -> Result<Map<S, Parted<Hybrid<S>>>, Error> {
+    cut: ShardKey<KeyRange>,
+) -> Result<Map<S, Sharded<Hybrid<S>>>, Error> {
     let mut hybrids = Vec::with_capacity(parts);
     for part in 0..parts {
-        let placed = Placed { spread: Spread::Leaves, root: ServerId::new(part as u16) };
+        let placed = StructurePlacement { spread: PlacementPolicy::Leaves, root: ServerId::new(part as u16) };
         let (name, page_bytes) = (part_name(name, part), S::page_bytes(page_bytes));
         let map = Map::<S, OneSided<S>>::make_at(worker, &name, page_bytes, Proof::Checksum, placed).await?;
         hybrids.push(Hybrid::new(worker, map.structure().clone(), Proof::Checksum));
     }
-    Ok(Map::over(Parted::new(hybrids, cut)?))
+    Ok(Map::over(Sharded::new(hybrids, cut)?))
 }

@@ -13,7 +13,7 @@ use farlink_runtime::{
     server::{LocalMemory, in_process},
 };
 
-use super::{Backend, Manners, Place, verbs};
+use super::{Backend, FabricProfile, Place, verbs};
 
 /// A cluster's memory servers in this process. They are gone with the value.
 pub trait Here: fmt::Debug + Send + Sync {
@@ -48,9 +48,9 @@ pub trait Here: fmt::Debug + Send + Sync {
 ///
 /// # Errors
 /// If they cannot be had.
-pub fn start_with(servers: usize, bytes: u64, manners: Manners) -> Result<Arc<dyn Here>, Error> {
-    let inner = start(servers, bytes, manners.options())?;
-    Ok(if manners.faults().is_some() { Arc::new(Faulty { inner, manners }) } else { inner })
+pub fn start_with(servers: usize, bytes: u64, profile: FabricProfile) -> Result<Arc<dyn Here>, Error> {
+    let inner = start(servers, bytes, profile.options())?;
+    Ok(if profile.faults().is_some() { Arc::new(Faulty { inner, profile }) } else { inner })
 }
 
 /// Starts `servers` memory servers of `bytes` each. `options` say how memory behaves; verbs behave as they do.
@@ -68,12 +68,12 @@ pub fn start(servers: usize, bytes: u64, options: MemOptions) -> Result<Arc<dyn 
 #[derive(Debug)]
 struct Faulty {
     inner: Arc<dyn Here>,
-    manners: Manners,
+    profile: FabricProfile,
 }
 
 impl Here for Faulty {
     fn fabric(&self) -> Arc<dyn Fabric> {
-        self.manners.wrap(self.inner.fabric())
+        self.profile.wrap(self.inner.fabric())
     }
 
     fn sound_fabric(&self) -> Arc<dyn Fabric> {
@@ -85,7 +85,7 @@ impl Here for Faulty {
     }
 
     fn listen(&self, server: ServerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
-        Ok(self.manners.wrap_listener(self.inner.listen(server, options)?))
+        Ok(self.profile.wrap_listener(self.inner.listen(server, options)?))
     }
 
     fn memory(&self, server: ServerId) -> Result<LocalMemory, Error> {

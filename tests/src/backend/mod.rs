@@ -128,7 +128,7 @@ impl fmt::Display for Backend {
 
 /// How the fabric behaves: `mem` as is said here, verbs as they do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Manners {
+pub enum FabricProfile {
     /// [`FAST`].
     Fast,
     /// [`NASTY`].
@@ -197,7 +197,7 @@ impl Faults {
     }
 }
 
-impl Manners {
+impl FabricProfile {
     /// The options of the fabric.
     pub fn options(self) -> MemOptions {
         match self {
@@ -213,7 +213,7 @@ impl Manners {
         if let Self::Faulty(faults) = self { Some(faults) } else { None }
     }
 
-    /// The fabric, whose requests fail if that is these manners.
+    /// The fabric, whose requests fail if that is these profile.
     pub fn wrap(self, fabric: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
         match self.faults() {
             Some(faults) => Arc::new(FaultyFabric::new(fabric, faults.options())),
@@ -221,7 +221,7 @@ impl Manners {
         }
     }
 
-    /// The listener, whose ports' requests fail if that is these manners.
+    /// The listener, whose ports' requests fail if that is these profile.
     pub fn wrap_listener(self, listener: Box<dyn Listener>) -> Box<dyn Listener> {
         match self.faults() {
             Some(faults) => Box::new(FaultyListener::new(listener, faults.options())),
@@ -249,9 +249,9 @@ impl Place {
     ///
     /// # Errors
     /// If it cannot be opened.
-    pub fn open(&self, manners: Manners) -> Result<Arc<dyn Fabric>, Error> {
-        Ok(manners.wrap(match self {
-            Self::Files(dir) => Arc::new(MemFabric::open(dir, manners.options())?),
+    pub fn open(&self, profile: FabricProfile) -> Result<Arc<dyn Fabric>, Error> {
+        Ok(profile.wrap(match self {
+            Self::Files(dir) => Arc::new(MemFabric::open(dir, profile.options())?),
             Self::Verbs { servers, secret } => verbs::connect(servers, secret)?,
         }))
     }
@@ -280,8 +280,8 @@ impl Cluster {
     ///
     /// # Errors
     /// If they cannot be started or reached.
-    pub fn start(backend: Backend, servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
-        Self::start_with(backend, servers, bytes, manners, 0)
+    pub fn start(backend: Backend, servers: usize, bytes: u64, profile: FabricProfile) -> anyhow::Result<Self> {
+        Self::start_with(backend, servers, bytes, profile, 0)
     }
 
     /// [`Cluster::start`], each memory server with so many threads that carry out operations. Only across processes.
@@ -292,19 +292,19 @@ impl Cluster {
         backend: Backend,
         servers: usize,
         bytes: u64,
-        manners: Manners,
+        profile: FabricProfile,
         threads: usize,
     ) -> anyhow::Result<Self> {
         anyhow::ensure!(threads == 0 || backend != Backend::Mem, "{backend} does not ship operations here");
         if backend == Backend::Mem {
-            let fabric = manners.wrap(Arc::new(in_process(servers, bytes, manners.options())?));
+            let fabric = profile.wrap(Arc::new(in_process(servers, bytes, profile.options())?));
             return Ok(Self { fabric, place: None, servers: Vec::new(), _dir: None });
         }
         let dir = cluster::scratch()?;
         let secret = format!("{:032x}", rand::random::<u128>());
         let start = |server| {
             let (dir, secret) = (dir.path().to_owned(), secret.clone());
-            ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes, manners, threads })
+            ServerProcess::start(&ServerSpec { backend, dir, secret, server, servers, bytes, profile, threads })
         };
         let mut processes = (0..servers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
         let place = match backend {
@@ -317,7 +317,7 @@ impl Cluster {
             }
             _ => Place::Files(dir.path().to_owned()),
         };
-        let fabric = place.open(manners)?;
+        let fabric = place.open(profile)?;
         Ok(Self { fabric, place: Some(place), servers: processes, _dir: Some(dir) })
     }
 
@@ -325,8 +325,8 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`Place::open`].
-    pub fn at(place: Place, manners: Manners) -> Result<Self, Error> {
-        let fabric = place.open(manners)?;
+    pub fn at(place: Place, profile: FabricProfile) -> Result<Self, Error> {
+        let fabric = place.open(profile)?;
         Ok(Self { fabric, place: Some(place), servers: Vec::new(), _dir: None })
     }
 
@@ -342,8 +342,8 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`Cluster::start`].
-    pub fn of_this_run(servers: usize, bytes: u64, manners: Manners) -> anyhow::Result<Self> {
-        Self::start(Backend::chosen(), servers, bytes, manners)
+    pub fn of_this_run(servers: usize, bytes: u64, profile: FabricProfile) -> anyhow::Result<Self> {
+        Self::start(Backend::chosen(), servers, bytes, profile)
     }
 
     /// Where other processes find it.
@@ -371,7 +371,7 @@ pub struct ServerSpec {
     /// Bytes.
     pub bytes: u64,
     /// How the fabric behaves to its own threads.
-    pub manners: Manners,
+    pub profile: FabricProfile,
     /// Threads that carry out operations.
     pub threads: usize,
 }

@@ -54,11 +54,11 @@ mod built_in {
         members: &Members,
     ) -> Result<ShipServer, Error> {
         let options = ListenOptions { endpoints: spec.threads, ..ListenOptions::default() };
-        let listener = spec.manners.wrap_listener(server.listen(&options)?);
-        let (members, secret, manners) = (Arc::clone(members), spec.secret.clone(), spec.manners);
+        let listener = spec.profile.wrap_listener(server.listen(&options)?);
+        let (members, secret, profile) = (Arc::clone(members), spec.secret.clone(), spec.profile);
         let join = move || {
             let servers = members.get().cloned().unwrap_or_default();
-            Ok(Arc::new(cluster::join(&manners.wrap(connect(&servers, &secret)?), 0)?))
+            Ok(Arc::new(cluster::join(&profile.wrap(connect(&servers, &secret)?), 0)?))
         };
         fleet::ship_at(listener, server.memory(), join)
     }

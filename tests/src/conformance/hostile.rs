@@ -18,9 +18,9 @@ use farlink_runtime::{
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
-use super::{Model, Way, scene::Scene, ways::Reached, with_seeds};
+use super::{Model, Way, scene::Scene, ways::Accessed, with_seeds};
 use crate::{
-    backend::Manners,
+    backend::FabricProfile,
     bounded::{self, Bound},
     cluster,
     direct::Direct,
@@ -49,12 +49,12 @@ pub fn hostile<M: Model>() {
 }
 
 fn run<M: Model>(way: Way, seed: u64) {
-    let scene = Scene::<M>::new(way, Manners::Fast, seed);
+    let scene = Scene::<M>::new(way, FabricProfile::Fast, seed);
     let context = scene.context.clone();
-    let station = scene.station(false);
+    let client = scene.client(false);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
     let worker = compute.worker().unwrap();
-    let reached = Rc::new(station.reach(&worker).unwrap());
+    let reached = Rc::new(client.reach(&worker).unwrap());
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     worker.block_on(async {
         for _ in 0..BEFORE {
@@ -86,7 +86,7 @@ fn run<M: Model>(way: Way, seed: u64) {
 }
 
 /// Runs one operation; how it ends does not matter, but that it does.
-fn ends<M: Model>(worker: &Worker, reached: &Rc<Reached<M::Plugin>>, op: M::Op, context: &str) {
+fn ends<M: Model>(worker: &Worker, reached: &Rc<Accessed<M::Plugin>>, op: M::Op, context: &str) {
     let (reached, what) = (Rc::clone(reached), format!("{op:?}"));
     let run = async move { M::run(&op, &*reached).await.map(drop) };
     let ended = catch_unwind(AssertUnwindSafe(|| bounded::run(worker, ENDLESS, run)));

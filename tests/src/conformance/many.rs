@@ -20,12 +20,12 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use super::{
     Event, Model, Way,
-    scene::{self, Scene, manners},
-    ways::{Reached, Station},
+    scene::{self, Scene, profiles},
+    ways::{Accessed, Client},
     with_seeds,
 };
 use crate::{
-    backend::{Fate, Faults, Manners},
+    backend::{FabricProfile, Fate, Faults},
     cluster,
     drive::{is_the_fabrics, polled},
     history::now_ns,
@@ -49,8 +49,8 @@ const BEGIN_LIMIT: Duration = Duration::from_millis(500);
 /// If one is not, or the structure is not clean behind it.
 pub fn linearizable<M: Model>() {
     with_seeds("linearizable", |seed| {
-        for manners in manners() {
-            run::<M>(manners, seed, manners == Manners::Nasty);
+        for profile in profiles() {
+            run::<M>(profile, seed, profile == FabricProfile::Nasty);
         }
     });
 }
@@ -63,48 +63,48 @@ pub fn faults<M: Model>() {
     with_seeds("faults", |seed| {
         let fate = Fate::ALL[(seed % 4) as usize];
         let faults = Faults { seed, one_in: FAULTS_ONE_IN, fate, is_weak: seed % 8 < 4 };
-        run::<M>(Manners::Faulty(faults), seed, seed % 3 == 0);
+        run::<M>(FabricProfile::Faulty(faults), seed, seed % 3 == 0);
     });
 }
 
-fn run<M: Model>(manners: Manners, seed: u64, drops: bool) {
+fn run<M: Model>(profile: FabricProfile, seed: u64, drops: bool) {
     let mut decided = 0;
     for way in M::ways() {
-        decided += usize::from(of_way::<M>(way, manners, seed, drops));
+        decided += usize::from(of_way::<M>(way, profile, seed, drops));
     }
     assert!(decided > 0, "histories are too long to be judged");
 }
 
 /// Whether it was found out that all is well.
-fn of_way<M: Model>(way: Way, manners: Manners, seed: u64, drops: bool) -> bool {
-    let scene = Scene::<M>::new(way, manners, seed);
+fn of_way<M: Model>(way: Way, profile: FabricProfile, seed: u64, drops: bool) -> bool {
+    let scene = Scene::<M>::new(way, profile, seed);
     let context = &scene.context;
     let computes = if way.owns() { 1 } else { 2 };
     let common = Common::of(computes * WORKERS);
-    let stations: Vec<_> = (0..computes).map(|_| scene.station(false)).collect();
+    let clients: Vec<_> = (0..computes).map(|_| scene.client(false)).collect();
     let joined: Vec<_> = (0..computes).map(|compute| cluster::join(&scene.fabric, seed + compute as u64)).collect();
     let joined: Vec<_> = joined.into_iter().map(|compute| compute.unwrap()).collect();
     let mut history = std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for number in 0..computes * WORKERS {
-            let plan = Plan { number, seed, drops, faulty: manners.faults().is_some() };
-            let (compute, station, common) = (&joined[number / WORKERS], &stations[number / WORKERS], &common);
-            threads.push(scope.spawn(move || work::<M>(compute, station, plan, common)));
+            let plan = Plan { number, seed, drops, faulty: profile.faults().is_some() };
+            let (compute, client, common) = (&joined[number / WORKERS], &clients[number / WORKERS], &common);
+            threads.push(scope.spawn(move || work::<M>(compute, client, plan, common)));
         }
         // Each says itself what went wrong.
         let all = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panic!("{context}: see above")));
         all.flatten().map(|(_, event)| event).collect::<Vec<_>>()
     });
-    for (compute, station) in joined.iter().zip(&stations) {
+    for (compute, client) in joined.iter().zip(&clients) {
         let worker = cluster::again(|| compute.worker()).unwrap();
-        let reached = cluster::again(|| station.reach(&worker)).unwrap();
+        let reached = cluster::again(|| client.reach(&worker)).unwrap();
         worker.block_on(cluster::again_async(async || reached.flush().await)).unwrap();
     }
-    drop((joined, stations));
+    drop((joined, clients));
     history.extend(look::<M>(&scene));
     M::judge(&history).unwrap_or_else(|why| panic!("{context}: {why}"));
     let decided = scene::judge::<M, _>(&history, |expected, found| expected == found, context);
-    scene.close(M::MAY_LOSE_PAGES && manners.faults().is_some());
+    scene.close(M::MAY_LOSE_PAGES && profile.faults().is_some());
     decided
 }
 
@@ -157,12 +157,12 @@ pub(super) fn ops_of<M: Model>(seed: u64, number: usize) -> Vec<M::Op> {
 /// Runs a worker's operations, several at a time; each with its number.
 pub(super) fn work<M: Model>(
     compute: &ComputeServer,
-    station: &Station<M>,
+    client: &Client<M>,
     plan: Plan,
     common: &Common,
 ) -> Vec<Numbered<M>> {
     let worker = cluster::again(|| compute.worker()).unwrap();
-    let reached = Rc::new(cluster::again(|| station.reach(&worker)).unwrap());
+    let reached = Rc::new(cluster::again(|| client.reach(&worker)).unwrap());
     let all = Rc::new(RefCell::new(Vec::new()));
     let ops = Rc::new(RefCell::new(ops_of::<M>(plan.seed, plan.number).into_iter().enumerate()));
     common.wait();
@@ -188,7 +188,7 @@ pub(super) fn work<M: Model>(
 
 async fn one<M: Model>(
     worker: &Handle,
-    reached: &Reached<M::Plugin>,
+    reached: &Accessed<M::Plugin>,
     op: M::Op,
     plan: Plan,
 ) -> Event<M::Op, M::Output> {
@@ -222,8 +222,8 @@ pub(super) fn look_by<M: Model>(
     context: &str,
 ) -> Vec<Event<M::Op, M::Output>> {
     let see = |worker: &Worker| {
-        let station = Station::<M>::new(structure.clone(), Way::OneSided, None, 0, false)?;
-        let reached = station.reach(worker)?;
+        let client = Client::<M>::new(structure.clone(), Way::OneSided, None, 0, false)?;
+        let reached = client.reach(worker)?;
         let mut events = Vec::new();
         for op in M::looks() {
             let begin_ns = now_ns();

@@ -16,7 +16,7 @@
 //!
 //! ```no_run
 //! use std::collections::BTreeMap;
-//! use farlink_runtime::{error::Error, operation::Run, structure::Placed, worker::Handle};
+//! use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
 //! use farlink_tests::{conformance::Model, plugins::mixed::{self, Add, Mixed}};
 //! use rand::{RngExt, rngs::SmallRng};
 //!
@@ -41,9 +41,9 @@
 //!         Some(op.counter)
 //!     }
 //!     async fn run(op: &Add, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
-//!         on.perform(op).await
+//!         on.execute(op).await
 //!     }
-//!     async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error> {
+//!     async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
 //!         mixed::create(worker, name, placed).await.map(drop)
 //!     }
 //! }
@@ -66,7 +66,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farlink_runtime::{access::Plugin, error::Error, operation::Run, structure::Placed, worker::Handle};
+use farlink_runtime::{access::Plugin, error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
 use rand::rngs::SmallRng;
 
 pub use self::{
@@ -139,7 +139,7 @@ pub trait Model: 'static {
     ///
     /// # Errors
     /// As [`catalog::create`](farlink_runtime::catalog::create).
-    async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<(), Error>;
+    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error>;
 
     /// What else has to be true of a history.
     ///

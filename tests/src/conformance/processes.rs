@@ -1,4 +1,4 @@
-//! Compute servers in processes of their own. Each is the test's own program, told by its environment to be one.
+//! Compute servers in processes of their own. Each is the test's own program, reported by its environment to be one.
 
 use std::{path::PathBuf, process::Command, sync::Arc, time::Duration};
 
@@ -16,11 +16,11 @@ use super::{
     Event, Model, Way,
     many::{self, Common, Plan},
     scene::{self, SERVER_BYTES, SERVERS},
-    ways::Station,
+    ways::Client,
     with_seeds,
 };
 use crate::{
-    backend::{Backend, Manners, fleet},
+    backend::{Backend, FabricProfile, fleet},
     bounded::Watchdog,
     cluster,
 };
@@ -39,14 +39,14 @@ struct Task {
     dir: PathBuf,
     /// Its place among the ways.
     way: usize,
-    manners: Manners,
+    profile: FabricProfile,
     seed: u64,
     number: usize,
     name: String,
 }
 
 /// What a child says of an operation: its number, when, and its answer.
-type Told = (usize, u64, u64, Option<String>);
+type Reported = (usize, u64, u64, Option<String>);
 
 /// Histories of workers in several processes are linearizable. `child` is the path of the test that is the other side.
 ///
@@ -59,27 +59,27 @@ pub fn processes<M: Model>(child: &str) {
     let ways = M::ways();
     with_seeds("processes", |seed| {
         let number = (seed % ways.len() as u64) as usize;
-        let manners = scene::manners();
-        run::<M>(child, number, manners[(seed / 16 % manners.len() as u64) as usize], seed).unwrap();
+        let profile = scene::profiles();
+        run::<M>(child, number, profile[(seed / 16 % profile.len() as u64) as usize], seed).unwrap();
     });
 }
 
-fn run<M: Model>(child: &str, number: usize, manners: Manners, seed: u64) -> anyhow::Result<()> {
+fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64) -> anyhow::Result<()> {
     let way = M::ways()[number];
-    let context = format!("{way:?} and {manners:?} in processes, seed {seed}");
+    let context = format!("{way:?} and {profile:?} in processes, seed {seed}");
     let _watchdog = Watchdog::start(context.clone(), LIMIT);
     let dir = cluster::scratch()?;
     let start = |server| MemoryServer::start(&cluster::serve_options(dir.path(), server, SERVERS, SERVER_BYTES));
     let servers = (0..SERVERS).map(start).collect::<Result<Vec<_>, _>>()?;
-    let serve = |server| fleet::ship_of(server, dir.path(), 1, manners, scene::registry::<M>());
+    let serve = |server| fleet::ship_of(server, dir.path(), 1, profile, scene::registry::<M>());
     let ships = if way.ships() { servers.iter().map(serve).collect::<Result<Vec<_>, _>>()? } else { Vec::new() };
-    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), manners.options())?);
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), profile.options())?);
     let structure = scene::create::<M>(&fabric, way)?;
     let computes = if way.owns() { 1 } else { COMPUTES };
     let task = |number_of_child| Task {
         dir: dir.path().to_owned(),
         way: number,
-        manners,
+        profile,
         seed,
         number: number_of_child,
         name: structure.name.clone(),
@@ -90,8 +90,8 @@ fn run<M: Model>(child: &str, number: usize, manners: Manners, seed: u64) -> any
     let mut history = Vec::new();
     for (number, child) in children.iter_mut().enumerate() {
         let ops = many::ops_of::<M>(seed, number);
-        let told: Vec<Told> = serde_json::from_str(&hear(child)?)?;
-        for (index, begin_ns, end_ns, outcome) in told {
+        let reported: Vec<Reported> = serde_json::from_str(&hear(child)?)?;
+        for (index, begin_ns, end_ns, outcome) in reported {
             let op = ops.get(index).context("a child speaks of an operation that there is not")?.clone();
             history.push(Event { worker: number, op, outcome, begin_ns, end_ns });
         }
@@ -139,22 +139,22 @@ pub fn child<M: Model>() {
 }
 
 fn be_child<M: Model>(task: &str) -> anyhow::Result<()> {
-    let Task { dir, way, manners, seed, number, name } = serde_json::from_str(task)?;
+    let Task { dir, way, profile, seed, number, name } = serde_json::from_str(task)?;
     let way: Way = *M::ways().get(way).context("there is no such way")?;
-    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(&dir, manners.options())?);
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(&dir, profile.options())?);
     let compute = cluster::join(&fabric, seed + number as u64)?;
     let worker = compute.worker()?;
     let structure: Structure = worker.block_on(catalog::open::<M::Plugin>(&worker, &name))?;
-    let station = Station::<M>::new(structure, way, None, seed, false)?;
+    let client = Client::<M>::new(structure, way, None, seed, false)?;
     println!("{MARK}{READY}");
     std::io::stdin().read_line(&mut String::new())?;
-    let mut told = Vec::<Told>::new();
+    let mut reported = Vec::<Reported>::new();
     let plan = Plan { number, seed, drops: false, faulty: false };
-    for (index, event) in many::work::<M>(&compute, &station, plan, &Common::of(1)) {
-        told.push((index, event.begin_ns, event.end_ns, event.outcome.map(|outcome| format!("{outcome:?}"))));
+    for (index, event) in many::work::<M>(&compute, &client, plan, &Common::of(1)) {
+        reported.push((index, event.begin_ns, event.end_ns, event.outcome.map(|outcome| format!("{outcome:?}"))));
     }
-    worker.block_on(async { station.reach(&worker)?.flush().await })?;
-    drop((worker, station, compute));
-    println!("{MARK}{}", serde_json::to_string(&told)?);
+    worker.block_on(async { client.reach(&worker)?.flush().await })?;
+    drop((worker, client, compute));
+    println!("{MARK}{}", serde_json::to_string(&reported)?);
     Ok(())
 }

@@ -4,7 +4,7 @@ use farlink_runtime::{audit, layout::CHUNK_BYTES};
 use rand::{SeedableRng, rngs::SmallRng};
 
 use super::{Model, Way, scene::Scene, with_seeds};
-use crate::{backend::Manners, cluster, settings};
+use crate::{backend::FabricProfile, cluster, settings};
 
 const ROUNDS: usize = 8;
 /// Rounds after which the structure is as large as it gets.
@@ -29,12 +29,12 @@ pub fn reclaim<M: Model>() {
 }
 
 fn rounds<M: Model>(way: Way, seed: u64) {
-    let scene = Scene::<M>::new(way, Manners::Fast, seed);
+    let scene = Scene::<M>::new(way, FabricProfile::Fast, seed);
     let context = &scene.context;
-    let station = scene.station(true);
+    let client = scene.client(true);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
     let worker = compute.worker().unwrap();
-    let reached = station.reach(&worker).unwrap();
+    let reached = client.reach(&worker).unwrap();
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     let mut warm = 0;
     for round in 0..ROUNDS {
@@ -60,6 +60,6 @@ fn rounds<M: Model>(way: Way, seed: u64) {
         let limit = (warm as f64 * GROWTH) as u64 + SLACK_CHUNKS * CHUNK_BYTES;
         assert!(leased <= limit, "{context}: {leased} bytes leased in round {round}, {warm} in the first {WARM}");
     }
-    drop((reached, worker, compute, station));
+    drop((reached, worker, compute, client));
     scene.close(false);
 }

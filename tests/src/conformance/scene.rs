@@ -10,12 +10,12 @@ use farlink_runtime::{
     fabric::Fabric,
     one_sided::{OneSided, Proof},
     ptr::ServerId,
-    structure::Placed,
+    structure::StructurePlacement,
 };
 
-use super::{Event, Model, Way, search, ways::Station};
+use super::{Event, Model, Way, search, ways::Client};
 use crate::{
-    backend::{Backend, Manners},
+    backend::{Backend, FabricProfile},
     bounded::Watchdog,
     cluster,
     fleet::Fleet,
@@ -28,10 +28,10 @@ const NAME: &str = "subject";
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Kinds of fabric: on real RDMA there is one.
-pub(super) fn manners() -> Vec<Manners> {
+pub(super) fn profiles() -> Vec<FabricProfile> {
     match Backend::chosen() {
-        Backend::Verbs => vec![Manners::Fast],
-        _ => vec![Manners::Fast, Manners::Nasty, Manners::Weak],
+        Backend::Verbs => vec![FabricProfile::Fast],
+        _ => vec![FabricProfile::Fast, FabricProfile::Nasty, FabricProfile::Weak],
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn registry<M: Model>() -> Registry {
 
 /// Makes the structure.
 pub(super) fn create<M: Model>(fabric: &Arc<dyn Fabric>, way: Way) -> Result<Structure, Error> {
-    let placed = Placed { spread: way.spread(), root: ServerId::new(1) };
+    let placed = StructurePlacement { spread: way.spread(), root: ServerId::new(1) };
     cluster::with_worker(fabric, |worker| {
         worker.block_on(async {
             M::create(worker, NAME, placed).await?;
@@ -83,10 +83,10 @@ pub(super) struct Scene<M: Model> {
 }
 
 impl<M: Model> Scene<M> {
-    pub(super) fn new(way: Way, manners: Manners, seed: u64) -> Self {
-        let context = format!("{} over {way:?} and {manners:?}, seed {seed}", M::Plugin::NAME);
+    pub(super) fn new(way: Way, profile: FabricProfile, seed: u64) -> Self {
+        let context = format!("{} over {way:?} and {profile:?}, seed {seed}", M::Plugin::NAME);
         let threads = usize::from(way.ships());
-        let fleet = Fleet::start_of(SERVERS, SERVER_BYTES, threads, manners, &registry::<M>());
+        let fleet = Fleet::start_of(SERVERS, SERVER_BYTES, threads, profile, &registry::<M>());
         let fleet = fleet.unwrap_or_else(|error| panic!("{context}: {error}"));
         let structure = create::<M>(&fleet.cluster.sound_fabric(), way);
         let structure = structure.unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -95,9 +95,9 @@ impl<M: Model> Scene<M> {
     }
 
     /// A compute server's way to the structure.
-    pub(super) fn station(&self, is_alone: bool) -> Station<M> {
+    pub(super) fn client(&self, is_alone: bool) -> Client<M> {
         let memory = self.fleet.cluster.memory(ServerId::new(0).expect("0 is a server id")).ok();
-        Station::new(self.structure.clone(), self.way, memory, self.seed, is_alone)
+        Client::new(self.structure.clone(), self.way, memory, self.seed, is_alone)
             .unwrap_or_else(|error| panic!("{}: {error}", self.context))
     }
 

@@ -163,7 +163,7 @@ fn search<M: Model, R: std::fmt::Debug>(
 
 #[cfg(test)]
 mod tests {
-    use farlink_runtime::{error::Error, operation::Run, structure::Placed, worker::Handle};
+    use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
     use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
     use super::*;
@@ -196,7 +196,7 @@ mod tests {
             Ok(0)
         }
 
-        async fn create(_worker: &Handle, _name: &str, _placed: Placed) -> Result<(), Error> {
+        async fn create(_worker: &Handle, _name: &str, _placed: StructurePlacement) -> Result<(), Error> {
             Ok(())
         }
     }

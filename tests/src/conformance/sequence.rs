@@ -6,10 +6,10 @@ use rand::{SeedableRng, rngs::SmallRng};
 
 use super::{
     Model, Way,
-    scene::{Scene, manners},
+    scene::{Scene, profiles},
     with_seeds,
 };
-use crate::{backend::Manners, cluster, settings};
+use crate::{backend::FabricProfile, cluster, settings};
 
 /// Operations that are told of when one is wrong.
 const TOLD: usize = 12;
@@ -20,21 +20,21 @@ const TOLD: usize = 12;
 /// If an answer is not the model's, or the structure is not clean behind it.
 pub fn model<M: Model>() {
     with_seeds("model", |seed| {
-        for manners in manners() {
+        for profile in profiles() {
             for way in M::ways() {
-                run::<M>(way, manners, seed);
+                run::<M>(way, profile, seed);
             }
         }
     });
 }
 
-fn run<M: Model>(way: Way, manners: Manners, seed: u64) {
-    let scene = Scene::<M>::new(way, manners, seed);
+fn run<M: Model>(way: Way, profile: FabricProfile, seed: u64) {
+    let scene = Scene::<M>::new(way, profile, seed);
     let context = &scene.context;
-    let station = scene.station(true);
+    let client = scene.client(true);
     let compute = cluster::join(&scene.fabric, seed).unwrap();
     let worker = compute.worker().unwrap();
-    let reached = station.reach(&worker).unwrap();
+    let reached = client.reach(&worker).unwrap();
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     let mut last = VecDeque::new();
     let count: usize = settings::from_env("FARLINK_KIT_OPS", 300);
@@ -51,6 +51,6 @@ fn run<M: Model>(way: Way, manners: Manners, seed: u64) {
         }
         reached.flush().await.unwrap_or_else(|error| panic!("{context}: {error}"));
     });
-    drop((reached, worker, compute, station));
+    drop((reached, worker, compute, client));
     scene.close(false);
 }

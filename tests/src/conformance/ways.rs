@@ -12,7 +12,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     operation::Run,
     server::LocalMemory,
-    structure::Spread,
+    structure::PlacementPolicy,
     worker::Handle,
 };
 use rand::RngExt;
@@ -77,11 +77,11 @@ impl Way {
     }
 
     /// Where the structure's pages are.
-    pub(super) const fn spread(self) -> Spread {
+    pub(super) const fn spread(self) -> PlacementPolicy {
         match self {
-            Self::Coarse | Self::Shipped => Spread::OneServer,
-            Self::Hybrid => Spread::Leaves,
-            _ => Spread::RoundRobin,
+            Self::Coarse | Self::Shipped => PlacementPolicy::OneServer,
+            Self::Hybrid => PlacementPolicy::Leaves,
+            _ => PlacementPolicy::RoundRobin,
         }
     }
 }
@@ -98,7 +98,7 @@ impl Policy for NowAndThen {
 
 /// A structure, as one worker reaches it.
 #[derive(Debug)]
-pub(super) enum Reached<P: Plugin> {
+pub(super) enum Accessed<P: Plugin> {
     OneSided(OneSided<P>),
     CachedInner(CachedInner<P>),
     Owned(Cached<P>),
@@ -109,7 +109,7 @@ pub(super) enum Reached<P: Plugin> {
     StrictOwned(Strict<Cached<P>>),
 }
 
-impl<P: Plugin> Reached<P> {
+impl<P: Plugin> Accessed<P> {
     /// Writes what an owner has changed.
     pub(super) async fn flush(&self) -> Result<(), Error> {
         match self {
@@ -121,25 +121,25 @@ impl<P: Plugin> Reached<P> {
     }
 }
 
-impl<P: Plugin> Run for Reached<P> {
+impl<P: Plugin> Run for Accessed<P> {
     type Plugin = P;
 
-    async fn perform<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
+    async fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
         match self {
-            Self::OneSided(it) => it.perform(operation).await,
-            Self::CachedInner(it) => it.perform(operation).await,
-            Self::Owned(it) => it.perform(operation).await,
-            Self::Engine(it) => it.perform(operation).await,
-            Self::Coarse(it) => it.perform(operation).await,
-            Self::Hybrid(it) => it.perform(operation).await,
-            Self::Strict(it) => it.perform(operation).await,
-            Self::StrictOwned(it) => it.perform(operation).await,
+            Self::OneSided(it) => it.execute(operation).await,
+            Self::CachedInner(it) => it.execute(operation).await,
+            Self::Owned(it) => it.execute(operation).await,
+            Self::Engine(it) => it.execute(operation).await,
+            Self::Coarse(it) => it.execute(operation).await,
+            Self::Hybrid(it) => it.execute(operation).await,
+            Self::Strict(it) => it.execute(operation).await,
+            Self::StrictOwned(it) => it.execute(operation).await,
         }
     }
 }
 
 /// What the workers of a compute server share.
-pub(super) struct Station<M: Model> {
+pub(super) struct Client<M: Model> {
     pub(super) structure: Structure,
     way: Way,
     cache: Option<ComputeCache<M::Plugin>>,
@@ -148,13 +148,13 @@ pub(super) struct Station<M: Model> {
     is_alone: bool,
 }
 
-impl<M: Model> fmt::Debug for Station<M> {
+impl<M: Model> fmt::Debug for Client<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Station({:?}, seed {})", self.way, self.seed)
+        write!(f, "Client({:?}, seed {})", self.way, self.seed)
     }
 }
 
-impl<M: Model> Station<M> {
+impl<M: Model> Client<M> {
     /// A compute server's way to a structure. `is_alone` says that one operation after another is all that happens to it.
     pub(super) fn new(
         structure: Structure,
@@ -171,7 +171,7 @@ impl<M: Model> Station<M> {
     }
 
     /// The structure as a worker reaches it.
-    pub(super) fn reach(&self, worker: &Handle) -> Result<Reached<M::Plugin>, Error> {
+    pub(super) fn reach(&self, worker: &Handle) -> Result<Accessed<M::Plugin>, Error> {
         let structure = self.structure.clone();
         let one_sided = |proof| OneSided::new(worker, structure.clone(), proof);
         let cache = || self.cache.as_ref().ok_or(Error::Malformed("there is no cache"));
@@ -179,24 +179,24 @@ impl<M: Model> Station<M> {
         let share = || cache()?.share(worker, structure.clone(), Proof::Checksum);
         let engine = |policies| {
             // Subtrees of two levels are often on one server; those that are not come back.
-            Engine::new(own()?, policies, EngineOptions { level_max: Some(1) }).map(Reached::Engine)
+            Engine::new(own()?, policies, EngineOptions { level_max: Some(1) }).map(Accessed::Engine)
         };
         Ok(match self.way {
-            Way::OneSided => Reached::OneSided(one_sided(Proof::Checksum)),
-            Way::LockBodyLock => Reached::OneSided(one_sided(Proof::LockBodyLock)),
-            Way::Within => Reached::OneSided(match &self.memory {
+            Way::OneSided => Accessed::OneSided(one_sided(Proof::Checksum)),
+            Way::LockBodyLock => Accessed::OneSided(one_sided(Proof::LockBodyLock)),
+            Way::Within => Accessed::OneSided(match &self.memory {
                 Some(memory) => OneSided::within(worker, structure.clone(), memory.clone()),
                 None => one_sided(Proof::Checksum),
             }),
-            Way::CachedInner => Reached::CachedInner(share()?),
-            Way::Owned => Reached::Owned(own()?),
+            Way::CachedInner => Accessed::CachedInner(share()?),
+            Way::Owned => Accessed::Owned(own()?),
             Way::NeverShipped => engine(Policies::new(Never))?,
             Way::Shipped => engine(Policies::new(Always))?,
             Way::NowAndThen => engine(Policies::new(NowAndThen))?,
-            Way::Coarse => Reached::Coarse(Remote::new(worker, structure.clone())),
-            Way::Hybrid => Reached::Hybrid(Hybrid::new(worker, structure.clone(), Proof::Checksum)),
-            Way::Strict => Reached::Strict(self.strict(worker, one_sided(Proof::Checksum), true, Reached::OneSided)),
-            Way::StrictOwned => Reached::StrictOwned(self.strict(worker, own()?, false, Reached::Owned)),
+            Way::Coarse => Accessed::Coarse(Remote::new(worker, structure.clone())),
+            Way::Hybrid => Accessed::Hybrid(Hybrid::new(worker, structure.clone(), Proof::Checksum)),
+            Way::Strict => Accessed::Strict(self.strict(worker, one_sided(Proof::Checksum), true, Accessed::OneSided)),
+            Way::StrictOwned => Accessed::StrictOwned(self.strict(worker, own()?, false, Accessed::Owned)),
         })
     }
 
@@ -205,7 +205,7 @@ impl<M: Model> Station<M> {
         worker: &Handle,
         inner: A,
         old_copies: bool,
-        reached: fn(A) -> Reached<M::Plugin>,
+        reached: fn(A) -> Accessed<M::Plugin>,
     ) -> Strict<A> {
         let seed = self.seed ^ worker.random(|rng| rng.random::<u64>());
         let plain = Rc::new(reached(inner.clone()));

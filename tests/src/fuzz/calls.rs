@@ -12,7 +12,7 @@ use farlink_runtime::{
     ptr::ServerId,
     worker::Worker,
 };
-use farlink_structures::btree::{BTree, BTreeOptions, Spread, Tree};
+use farlink_structures::btree::{BTree, BTreeOptions, PlacementPolicy, Tree};
 
 use crate::{
     cluster::{self, FAST},
@@ -43,7 +43,8 @@ impl Scene {
         let worker = compute.worker()?;
         let server = ServerId::new(0).expect("0 is a server id");
         let (channel, tree) = worker.block_on(async {
-            let options = BTreeOptions { page_bytes: 256, spread: Spread::OneServer, ..BTreeOptions::default() };
+            let options =
+                BTreeOptions { page_bytes: 256, spread: PlacementPolicy::OneServer, ..BTreeOptions::default() };
             let tree = BTree::create(&worker, "fuzzed", options).await?;
             tree.bulk_load((0..100).map(|key| (key, key)), 0.7).await?;
             let options = ChannelOptions { eager_words: Some(1024), coalesce: true };

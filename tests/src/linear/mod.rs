@@ -247,7 +247,7 @@ const NOT_READ: u32 = 0;
 
 /// An operation that took effect.
 #[derive(Clone, Copy, Debug)]
-struct Placed {
+struct StructurePlacement {
     before: Before<u32>,
     after: After<u32>,
     invoked_ns: u64,
@@ -319,7 +319,7 @@ struct Register<'a> {
     clusters: Vec<Cluster>,
     initial: State,
     initial_value: u64,
-    ops: Vec<Placed>,
+    ops: Vec<StructurePlacement>,
     optional: Vec<Optional>,
 }
 

@@ -1,6 +1,6 @@
 //! The operations on one key, made ready for the search, and the conditions that are checked before it.
 
-use super::{Cluster, NOT_READ, Optional, Placed, Reason, Register, Round, State, Violation};
+use super::{Cluster, NOT_READ, Optional, Reason, Register, Round, State, StructurePlacement, Violation};
 use crate::history::{NEVER_NS, Op, Record};
 use crate::model::{After, Before, Transition};
 
@@ -90,7 +90,7 @@ impl<'a> Register<'a> {
     fn place(&mut self, record: u32, t: &Transition<u32>, returned_ns: u64) {
         let at = self.ops.len() as u32;
         let invoked_ns = self.records[record as usize].invoked_ns;
-        self.ops.push(Placed { before: t.before, after: t.after, invoked_ns, returned_ns, record });
+        self.ops.push(StructurePlacement { before: t.before, after: t.after, invoked_ns, returned_ns, record });
         let ops = &self.ops;
         if let Before::Is(value) = t.before {
             let cluster = &mut self.clusters[value as usize];

@@ -11,7 +11,7 @@ use farlink_runtime::{
     operation::retry,
     page::{HEADER_WORDS, SizeClass},
     report::Report,
-    structure::{OPTIONS, Placed},
+    structure::{OPTIONS, StructurePlacement},
     wire::wire,
     worker::Handle,
 };
@@ -203,7 +203,7 @@ impl Plugin for Chains {
 ///
 /// # Errors
 /// As [`catalog::create`].
-pub async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<OneSided<Chains>, Error> {
+pub async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<OneSided<Chains>, Error> {
     let class = SizeClass::of_bytes(256).expect("256 B is a size class");
     catalog::create(worker, name, &CreateOptions { class, placed, options: [0; OPTIONS] }, Proof::Checksum).await
 }

@@ -10,7 +10,7 @@ use farlink_runtime::{
     operation::{Run, retry},
     page::{HEADER_WORDS, SizeClass},
     report::Report,
-    structure::{OPTIONS, Placed},
+    structure::{OPTIONS, StructurePlacement},
     wire::wire,
     worker::Handle,
 };
@@ -197,7 +197,7 @@ impl Plugin for Mixed {
 ///
 /// # Errors
 /// As [`catalog::create_with`].
-pub async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<OneSided<Mixed>, Error> {
+pub async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<OneSided<Mixed>, Error> {
     let class = SizeClass::of_bytes(256).expect("256 B is a size class");
     let options = CreateOptions { class, placed, options: [0; OPTIONS] };
     catalog::create_with(worker, name, &options, Proof::Checksum, async |access: &OneSided<Mixed>| {
@@ -230,5 +230,5 @@ pub async fn create(worker: &Handle, name: &str, placed: Placed) -> Result<OneSi
 /// # Errors
 /// What it failed with.
 pub async fn add(to: &impl Run<Plugin = Mixed>, counter: u64, amount: u64) -> Result<u64, Error> {
-    to.perform(&Add { counter, amount }).await
+    to.execute(&Add { counter, amount }).await
 }

@@ -12,11 +12,11 @@ use farlink_structures::map::{Map, Report};
 
 use super::{AccessMode, Options, TREE};
 use crate::{
+    access_under_test::Seen,
     cluster,
     history::{Flush, History, Op, Outcome, Recorder},
     linear, of_structure,
-    peer::Tale,
-    reach::Seen,
+    peer::PeerReport,
     scans,
     subject::Subject,
     workload::spread_keys,
@@ -33,7 +33,7 @@ pub struct Summary {
     /// How long the workers worked.
     pub seconds: f64,
     /// What they did, together.
-    pub tale: Tale,
+    pub peer_report: PeerReport,
     /// Operations in flight at once, at most, by the history.
     pub in_flight_max: usize,
     /// Whether the point operations were linearizable.
@@ -66,23 +66,23 @@ impl Summary {
         fabric: &Arc<dyn Fabric>,
         options: &Options,
         mut history: History,
-        tale: Tale,
+        peer_report: PeerReport,
         seconds: f64,
     ) -> anyhow::Result<Self> {
         let in_flight_max = history.in_flight_max();
-        let (last, misseen) =
-            of_structure!(options.structure, look(fabric, options, &tale.seen)).context("reading what is left")?;
+        let (last, misseen) = of_structure!(options.structure, look(fabric, options, &peer_report.seen))
+            .context("reading what is left")?;
         history.merge(last);
         let check = cluster::check_tree(fabric, TREE).context("checking what is left")?;
         let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;
-        let (linear, scans) = (linear::check(&history), check_scans(&history, &tale.seen));
+        let (linear, scans) = (linear::check(&history), check_scans(&history, &peer_report.seen));
         let (seed, access) = (options.seed, options.access);
         let servers_keep = options.place.is_some() && access.ships();
         let tears = options.tears();
         Ok(Self {
             seed,
             seconds,
-            tale,
+            peer_report,
             in_flight_max,
             linear,
             scans,
@@ -91,14 +91,14 @@ impl Summary {
             servers_keep,
             access,
             tears,
-            fails: options.manners.faults().is_some(),
+            fails: options.profile.faults().is_some(),
             misseen,
         })
     }
 
     /// Lock requests that lost, at other compute servers' hands or at their own.
     pub fn conflicts(&self) -> u64 {
-        self.tale.counter("lock_conflicts") + self.tale.counter("local_waits")
+        self.peer_report.counter("lock_conflicts") + self.peer_report.counter("local_waits")
     }
 
     /// What did not hold, and what was not tested, in words.
@@ -127,34 +127,36 @@ impl Summary {
         for (through_the_cache, one_sided) in &self.misseen {
             failures.push(format!("an owner saw {through_the_cache:?}, and left {one_sided:?}"));
         }
-        if self.tale.counter("cache_write_errors") != 0 && !self.fails {
-            failures.push(format!("{} pages could not be written", self.tale.counter("cache_write_errors")));
+        if self.peer_report.counter("cache_write_errors") != 0 && !self.fails {
+            failures.push(format!("{} pages could not be written", self.peer_report.counter("cache_write_errors")));
         }
-        if self.tale.damaged != 0 {
-            failures.push(format!("{} operations met a damaged page, and nobody died", self.tale.damaged));
+        if self.peer_report.damaged != 0 {
+            failures.push(format!("{} operations met a damaged page, and nobody died", self.peer_report.damaged));
         }
         failures
     }
 
     /// What has not happened that the test is about, in words.
     fn omissions(&self) -> Vec<String> {
-        let torn = [("torn reads", self.tale.counter("torn_reads"))];
+        let torn = [("torn reads", self.peer_report.counter("torn_reads"))];
         let shared = [if self.tears { &torn[..] } else { &[] }, &[("lock conflicts", self.conflicts())]].concat();
-        let changes = [("splits", self.tale.counter("splits")), ("merges", self.tale.counter("merges"))];
-        let cached = ["cache_hits", "cache_misses"].map(|name| (name, self.tale.counter(name)));
-        let replaced = ["cache_evictions", "cache_write_backs"].map(|name| (name, self.tale.counter(name)));
+        let changes = [("splits", self.peer_report.counter("splits")), ("merges", self.peer_report.counter("merges"))];
+        let cached = ["cache_hits", "cache_misses"].map(|name| (name, self.peer_report.counter(name)));
+        let replaced = ["cache_evictions", "cache_write_backs"].map(|name| (name, self.peer_report.counter(name)));
         let counted = match self.access {
             AccessMode::OneSided => [&shared[..], &changes].concat(),
             AccessMode::Cached => [&changes[..], &cached, &replaced].concat(),
             AccessMode::CachedInner => [&shared[..], &changes, &cached].concat(),
             // What the memory servers count is not known here.
-            AccessMode::Coarse => vec![("messages", self.tale.counter("two_sided"))],
-            AccessMode::Hybrid => [&shared[..], &changes, &[("messages", self.tale.counter("two_sided"))]].concat(),
+            AccessMode::Coarse => vec![("messages", self.peer_report.counter("two_sided"))],
+            AccessMode::Hybrid => {
+                [&shared[..], &changes, &[("messages", self.peer_report.counter("two_sided"))]].concat()
+            }
         };
         let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
         let mut omissions: Vec<String> =
             nothing.map(|(name, _)| format!("no {name}: the test has not tested them")).collect();
-        if self.tale.seen.len() > 1 && self.tale.strays == 0 {
+        if self.peer_report.seen.len() > 1 && self.peer_report.strays == 0 {
             omissions.push("no operation on another owner's keys: the test has not tested them".into());
         }
         omissions
@@ -164,7 +166,7 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let yes = |ok: bool| if ok { "yes" } else { "NO" };
-        let rate = self.tale.operations as f64 / self.seconds;
+        let rate = self.peer_report.operations as f64 / self.seconds;
         let scans = self.scans.as_ref().map_or(0, |report| report.scans);
         write!(
             f,
@@ -172,11 +174,11 @@ impl fmt::Display for Summary {
              linearizable {}, scans kept their promise {}, tree clean {} ({} entries, {} pages, height {}), leaked {}, \
              held {}; torn reads refused {}, lock conflicts {} ({} remote + {} local), splits {}, merges {}, restarts {}",
             self.seed,
-            self.tale.operations,
+            self.peer_report.operations,
             self.seconds,
             self.in_flight_max,
-            self.tale.dropped,
-            self.tale.failed,
+            self.peer_report.dropped,
+            self.peer_report.failed,
             yes(self.linear.is_ok()),
             yes(self.scans.is_ok()),
             yes(self.check.is_clean()),
@@ -185,13 +187,13 @@ impl fmt::Display for Summary {
             self.check.height(),
             self.check.audit.leaked.len(),
             self.check.audit.held,
-            self.tale.counter("torn_reads"),
+            self.peer_report.counter("torn_reads"),
             self.conflicts(),
-            self.tale.counter("lock_conflicts"),
-            self.tale.counter("local_waits"),
-            self.tale.counter("splits"),
-            self.tale.counter("merges"),
-            self.tale.counter("restarts"),
+            self.peer_report.counter("lock_conflicts"),
+            self.peer_report.counter("local_waits"),
+            self.peer_report.counter("splits"),
+            self.peer_report.counter("merges"),
+            self.peer_report.counter("restarts"),
         )?;
         match self.access {
             AccessMode::OneSided => return Ok(()),
@@ -199,8 +201,8 @@ impl fmt::Display for Summary {
                 return write!(
                     f,
                     "; {:.3} messages and {:.3} READs an operation",
-                    self.tale.counter("two_sided") as f64 / self.tale.operations as f64,
-                    self.tale.counter("reads") as f64 / self.tale.operations as f64,
+                    self.peer_report.counter("two_sided") as f64 / self.peer_report.operations as f64,
+                    self.peer_report.counter("reads") as f64 / self.peer_report.operations as f64,
                 );
             }
             AccessMode::Cached | AccessMode::CachedInner => {}
@@ -209,16 +211,16 @@ impl fmt::Display for Summary {
             f,
             "; cache: hits {}, misses {}, evictions {}, write-backs {}, rescues {}, refusals {}, shared fetches {}, \
              failed upgrades {}; refused {} operations on shared pages and {} on others' keys; {} bytes unaccounted for",
-            self.tale.counter("cache_hits"),
-            self.tale.counter("cache_misses"),
-            self.tale.counter("cache_evictions"),
-            self.tale.counter("cache_write_backs"),
-            self.tale.counter("cache_rescues"),
-            self.tale.counter("cache_refusals"),
-            self.tale.counter("cache_shared_fetches"),
-            self.tale.counter("cache_failed_upgrades"),
-            self.tale.refused,
-            self.tale.strays,
+            self.peer_report.counter("cache_hits"),
+            self.peer_report.counter("cache_misses"),
+            self.peer_report.counter("cache_evictions"),
+            self.peer_report.counter("cache_write_backs"),
+            self.peer_report.counter("cache_rescues"),
+            self.peer_report.counter("cache_refusals"),
+            self.peer_report.counter("cache_shared_fetches"),
+            self.peer_report.counter("cache_failed_upgrades"),
+            self.peer_report.refused,
+            self.peer_report.strays,
             self.unaccounted_bytes,
         )
     }

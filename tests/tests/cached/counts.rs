@@ -10,7 +10,7 @@ use farlink_runtime::{
     worker::{Counters, Worker},
 };
 use farlink_structures::btree::{BTree, KeyRange, Tree};
-use farlink_tests::{backend::Manners, direct::Direct, raw};
+use farlink_tests::{backend::FabricProfile, direct::Direct, raw};
 
 use crate::scene::{CACHE_BYTES_ALL, Member, assert_left_clean, cache, fabric, sparse};
 
@@ -45,7 +45,7 @@ fn remote(counted: Counters) -> (u64, u64, u64, u64) {
 #[test]
 fn what_is_cached_costs_nothing_until_it_is_written() {
     let entries = sparse(KEYS);
-    let fabric = fabric(Manners::Fast, 256, &entries, 0.7);
+    let fabric = fabric(FabricProfile::Fast, 256, &entries, 0.7);
     let member = Member::join(&fabric, 1);
     let pages = member.worker.block_on(member.tree.check()).unwrap().pages_by_level;
     let tree = member.own(&cache(CACHE_BYTES_ALL, Admission::Always), KeyRange::ALL);
@@ -66,7 +66,7 @@ fn what_is_cached_costs_nothing_until_it_is_written() {
 
 #[test]
 fn each_page_on_a_way_counts_once_whether_or_not_all_are_cached() {
-    let fabric = fabric(Manners::Fast, 256, &sparse(KEYS), 0.7);
+    let fabric = fabric(FabricProfile::Fast, 256, &sparse(KEYS), 0.7);
     let member = Member::join(&fabric, 1);
     let height = member.worker.block_on(member.tree.check()).unwrap().height();
     let tree = member.own(&cache(64 << 10, Admission::Always), KeyRange::ALL);
@@ -88,7 +88,7 @@ fn each_page_on_a_way_counts_once_whether_or_not_all_are_cached() {
 #[test]
 fn with_inner_pages_cached_only_the_leaf_is_read() {
     for proof in [Proof::Checksum, Proof::LockBodyLock] {
-        let fabric = fabric(Manners::Fast, 256, &sparse(KEYS), 0.7);
+        let fabric = fabric(FabricProfile::Fast, 256, &sparse(KEYS), 0.7);
         let member = Member::join(&fabric, 1);
         let height = member.worker.block_on(member.tree.check()).unwrap().height() as u64;
         assert!(height >= 4, "a tree of height {height}");
@@ -116,7 +116,7 @@ fn with_inner_pages_cached_only_the_leaf_is_read() {
 /// What is old costs more once: then it is new, whoever changed it.
 #[test]
 fn an_old_page_is_met_once() {
-    let fabric = fabric(Manners::Fast, 256, &sparse(KEYS), 0.9);
+    let fabric = fabric(FabricProfile::Fast, 256, &sparse(KEYS), 0.9);
     let (me, other) = (Member::join(&fabric, 1), Member::join(&fabric, 2));
     let tree = me.share(&cache(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
     let look = async || {
@@ -161,7 +161,7 @@ fn an_old_page_is_met_once() {
 #[test]
 fn a_page_that_is_written_has_a_new_version() {
     let entries = sparse(KEYS);
-    let fabric = fabric(Manners::Fast, 256, &entries, 0.7);
+    let fabric = fabric(FabricProfile::Fast, 256, &entries, 0.7);
     let member = Member::join(&fabric, 1);
     let tree = member.own(&cache(CACHE_BYTES_ALL, Admission::Always), KeyRange::ALL);
     let structure = tree.structure().clone();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use farlink_offload::{Admission, Counters};
 use farlink_runtime::{access::Access, one_sided::Proof, worker::Worker};
 use farlink_structures::btree::{BTree, KeyRange, Tree};
-use farlink_tests::{backend::Manners, bounded::Watchdog, drive::polled, settings};
+use farlink_tests::{backend::FabricProfile, bounded::Watchdog, drive::polled, settings};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::scene::{CACHE_BYTES_MIN, Map, Member, assert_left_clean, cache, fabric, settle, sparse};
@@ -66,9 +66,9 @@ fn operations_of_an_owner_end_anywhere() {
     let _watch = watch("operations of an owner end anywhere");
     let seed = settings::seed("operations of an owner end anywhere");
     for (options, admission) in [
-        (Manners::Nasty, Admission::Always),
-        (Manners::Weak, Admission::Frequency),
-        (Manners::Nasty, Admission::Probability { leaf: 0.1, inner: 0.5 }),
+        (FabricProfile::Nasty, Admission::Always),
+        (FabricProfile::Weak, Admission::Frequency),
+        (FabricProfile::Nasty, Admission::Probability { leaf: 0.1, inner: 0.5 }),
     ] {
         let mut model = sparse(KEYS);
         let fabric = fabric(options, 256, &model, 0.8);
@@ -89,7 +89,7 @@ fn operations_of_an_owner_end_anywhere() {
 fn operations_on_a_shared_tree_end_anywhere() {
     let _watch = watch("operations on a shared tree end anywhere");
     let seed = settings::seed("operations on a shared tree end anywhere");
-    for (options, proof) in [(Manners::Nasty, Proof::Checksum), (Manners::Weak, Proof::LockBodyLock)] {
+    for (options, proof) in [(FabricProfile::Nasty, Proof::Checksum), (FabricProfile::Weak, Proof::LockBodyLock)] {
         let mut model = sparse(KEYS);
         let fabric = fabric(options, 256, &model, 0.8);
         let members = [1, 2].map(|owner| Member::join(&fabric, seed ^ owner));
@@ -113,7 +113,7 @@ fn flushes_end_anywhere() {
     let _watch = watch("flushes end anywhere");
     for polls in (1..40).chain([60, 100, 200, 400]) {
         let mut model = sparse(600);
-        let fabric = fabric(Manners::Nasty, 256, &model, 0.8);
+        let fabric = fabric(FabricProfile::Nasty, 256, &model, 0.8);
         let member = Member::join(&fabric, u64::from(polls));
         let tree = member.own(&cache(CACHE_BYTES_MIN, Admission::Always), KeyRange::ALL);
         member.worker.block_on(async {
@@ -167,7 +167,7 @@ fn a_worker_ends_with_pages_on_their_way() {
     let mut write_backs = 0;
     for turns in (0..400).step_by(13).chain([1000, 3000]) {
         let model = sparse(KEYS);
-        let fabric = fabric(Manners::Nasty, 256, &model, 0.8);
+        let fabric = fabric(FabricProfile::Nasty, 256, &model, 0.8);
         let survivor = Member::join(&fabric, u64::from(turns));
         let cache = cache(CACHE_BYTES_MIN, Admission::Always);
         let survivor_tree = survivor.own(&cache, KeyRange::ALL);
@@ -207,7 +207,7 @@ fn a_worker_ends_with_pages_on_their_way() {
 #[test]
 fn a_dirty_cache_without_its_workers_is_written_by_another() {
     let mut model = sparse(300);
-    let fabric = fabric(Manners::Fast, 256, &model, 0.8);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
     let member = Member::join(&fabric, 1);
     let cache = cache(CACHE_BYTES_MIN, Admission::Always);
     let first = member.colleague();

@@ -4,7 +4,7 @@
 use farlink_offload::Admission;
 use farlink_runtime::one_sided::Proof;
 use farlink_structures::{btree::Tree, map::KeyRange, skiplist::List};
-use farlink_tests::{backend::Manners, settings, subject::Subject};
+use farlink_tests::{backend::FabricProfile, settings, subject::Subject};
 use proptest::{prelude::*, test_runner::RngSeed};
 
 use crate::{
@@ -83,7 +83,7 @@ fn an_owned_map_is_a_map<S: Subject>(
     nasty: bool,
 ) -> Result<(), TestCaseError> {
     let mut model = sparse(loaded);
-    let fabric = fabric_of::<S>(if nasty { Manners::Nasty } else { Manners::Fast }, 256, &model, fill);
+    let fabric = fabric_of::<S>(if nasty { FabricProfile::Nasty } else { FabricProfile::Fast }, 256, &model, fill);
     let first = MemberOf::<S>::join(&fabric, 1);
     let second = first.colleague();
     let cache = cache_of::<S>(CACHE_BYTES_MIN, admission);
@@ -124,7 +124,7 @@ fn a_shared_map_is_a_map_however_old_the_cache<S: Subject>(
     is_tiny: bool,
 ) -> Result<(), TestCaseError> {
     let mut model = sparse(loaded);
-    let fabric = fabric_of::<S>(Manners::Fast, 256, &model, fill);
+    let fabric = fabric_of::<S>(FabricProfile::Fast, 256, &model, fill);
     let (me, other) = (MemberOf::<S>::join(&fabric, 1), MemberOf::<S>::join(&fabric, 2));
     let proof = if three_waits { Proof::LockBodyLock } else { Proof::Checksum };
     let tree = me.share(&cache_of::<S>(if is_tiny { CACHE_BYTES_MIN } else { CACHE_BYTES_ALL }, admission), proof);
@@ -204,7 +204,7 @@ walks!(btree: Tree, skiplist: List);
 /// One after the other: what a random walk may miss.
 fn a_cache_that_is_old_in_every_way<S: Subject>() {
     let model = sparse(3000);
-    let fabric = fabric_of::<S>(Manners::Fast, 256, &model, 0.9);
+    let fabric = fabric_of::<S>(FabricProfile::Fast, 256, &model, 0.9);
     let (me, other) = (MemberOf::<S>::join(&fabric, 1), MemberOf::<S>::join(&fabric, 2));
     let tree = me.share(&cache_of::<S>(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
     let (mut model, mut sees) = (model, 0);
@@ -244,7 +244,7 @@ fn a_cache_that_is_old_in_every_way<S: Subject>() {
 fn ranges_without_entries_get_past_old_pages() {
     for descending in [false, true] {
         let mut model = sparse(3000);
-        let fabric = fabric_of::<Tree>(Manners::Fast, 256, &model, 0.9);
+        let fabric = fabric_of::<Tree>(FabricProfile::Fast, 256, &model, 0.9);
         let (me, other) = (MemberOf::<Tree>::join(&fabric, 1), MemberOf::<Tree>::join(&fabric, 2));
         let tree = me.share(&cache_of::<Tree>(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
         let range = |from, to| {

@@ -9,7 +9,7 @@ use farlink_runtime::{
 };
 use farlink_structures::btree::{KeyRange, Tree};
 use farlink_tests::{
-    backend::{Cluster, Manners},
+    backend::{Cluster, FabricProfile},
     raw,
 };
 use proptest::prelude::*;
@@ -38,7 +38,7 @@ impl Scene {
     /// A tree of so many keys, cut at the leaf of `near`.
     fn new(keys: u64, fill: f64, near: u64, admission: Admission, is_nasty: bool) -> Self {
         let model = sparse(keys);
-        let fabric = fabric(if is_nasty { Manners::Nasty } else { Manners::Fast }, 256, &model, fill);
+        let fabric = fabric(if is_nasty { FabricProfile::Nasty } else { FabricProfile::Fast }, 256, &model, fill);
         let members = [1, 2].map(|seed| Member::join(&fabric, seed));
         let cut = members[0].worker.block_on(members[0].tree.leaf_low(near)).unwrap();
         let ranges = [KeyRange { low: 0, high: Some(cut) }, KeyRange { low: cut, high: None }];

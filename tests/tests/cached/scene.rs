@@ -14,7 +14,7 @@ use farlink_structures::{
     map::{KeyRange, Map as Ordered, Report},
 };
 use farlink_tests::{
-    backend::{Cluster, Manners},
+    backend::{Cluster, FabricProfile},
     cluster,
     subject::Subject,
 };
@@ -29,13 +29,13 @@ pub(crate) type Map = BTreeMap<u64, u64>;
 pub(crate) type Owned = BTree<Cached<Tree>>;
 
 /// [`fabric_of`] a B+-tree.
-pub(crate) fn fabric(manners: Manners, page_bytes: usize, entries: &Map, fill: f64) -> Cluster {
-    fabric_of::<Tree>(manners, page_bytes, entries, fill)
+pub(crate) fn fabric(profile: FabricProfile, page_bytes: usize, entries: &Map, fill: f64) -> Cluster {
+    fabric_of::<Tree>(profile, page_bytes, entries, fill)
 }
 
 /// A cluster with one structure in it.
-pub(crate) fn fabric_of<S: Subject>(manners: Manners, page_bytes: usize, entries: &Map, fill: f64) -> Cluster {
-    let fabric = Cluster::of_this_run(2, 16 << 20, manners).unwrap();
+pub(crate) fn fabric_of<S: Subject>(profile: FabricProfile, page_bytes: usize, entries: &Map, fill: f64) -> Cluster {
+    let fabric = Cluster::of_this_run(2, 16 << 20, profile).unwrap();
     cluster::create::<S>(&fabric, TREE, page_bytes, Proof::Checksum).unwrap();
     if !entries.is_empty() {
         cluster::load::<S>(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();

@@ -15,13 +15,13 @@ use farlink_runtime::{
     operation::Code,
     ptr::ServerId,
     server::in_process,
-    structure::{Placed, Spread},
+    structure::{PlacementPolicy, StructurePlacement},
 };
 use farlink_structures::{
     btree::{BTree, Tree},
     map::{KeyRange, ops::Scan},
 };
-use farlink_tests::{backend::Manners, bounded::Watchdog, cluster, settings};
+use farlink_tests::{backend::FabricProfile, bounded::Watchdog, cluster, settings};
 use proptest::{prelude::*, test_runner::RngSeed};
 use rand::{SeedableRng as _, rngs::StdRng};
 
@@ -42,22 +42,22 @@ struct Served {
 }
 
 impl Served {
-    fn start(servers: usize, threads: usize, manners: Manners, entries: &Map, fill: f64) -> Self {
-        Self::start_with(servers, threads, manners, entries, fill, Spread::default(), &ShipOptions::default())
+    fn start(servers: usize, threads: usize, profile: FabricProfile, entries: &Map, fill: f64) -> Self {
+        Self::start_with(servers, threads, profile, entries, fill, PlacementPolicy::default(), &ShipOptions::default())
     }
 
     fn start_with(
         servers: usize,
         threads: usize,
-        manners: Manners,
+        profile: FabricProfile,
         entries: &Map,
         fill: f64,
-        spread: Spread,
+        spread: PlacementPolicy,
         options: &ShipOptions,
     ) -> Self {
-        let mem = Arc::new(in_process(servers, 16 << 20, manners.options()).unwrap());
+        let mem = Arc::new(in_process(servers, 16 << 20, profile.options()).unwrap());
         let fabric: Arc<dyn Fabric> = mem.clone();
-        let placed = Placed { spread, root: None };
+        let placed = StructurePlacement { spread, root: None };
         cluster::create_at::<Tree>(&fabric, TREE, 256, farlink_runtime::one_sided::Proof::Checksum, placed).unwrap();
         if !entries.is_empty() {
             cluster::load::<Tree>(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
@@ -184,12 +184,12 @@ proptest! {
         fill in 0.3f64..1.0,
         nasty: bool,
         servers in 1usize..3,
-        spread in prop_oneof![Just(Spread::RoundRobin), Just(Spread::Subtrees { level: 1 }), Just(Spread::OneServer)],
+        spread in prop_oneof![Just(PlacementPolicy::RoundRobin), Just(PlacementPolicy::Subtrees { level: 1 }), Just(PlacementPolicy::OneServer)],
         level_max in prop_oneof![Just(None), Just(Some(0)), Just(Some(1)), Just(Some(9))],
     ) {
         let mut model = sparse(loaded);
-        let manners = if nasty { Manners::Nasty } else { Manners::Fast };
-        let served = Served::start_with(servers, 1, manners, &model, fill, spread, &ShipOptions::default());
+        let profile = if nasty { FabricProfile::Nasty } else { FabricProfile::Fast };
+        let served = Served::start_with(servers, 1, profile, &model, fill, spread, &ShipOptions::default());
         let first = Member::join(&served.fabric, 1);
         let second = first.colleague();
         let cache = cache(CACHE_BYTES_MIN, admission);
@@ -216,9 +216,9 @@ proptest! {
 }
 
 /// A tree, one worker that ships whatever it can, and what it and the memory server have counted.
-fn always<T>(entries: u64, manners: Manners, f: impl AsyncFnOnce(&Shipped) -> T) -> (T, EngineCounts, u64) {
+fn always<T>(entries: u64, profile: FabricProfile, f: impl AsyncFnOnce(&Shipped) -> T) -> (T, EngineCounts, u64) {
     let model = sparse(entries);
-    let served = Served::start(1, 1, manners, &model, 0.8);
+    let served = Served::start(1, 1, profile, &model, 0.8);
     let member = Member::join(&served.fabric, 1);
     let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), None);
     let result = member.worker.block_on(f(&tree));
@@ -228,7 +228,7 @@ fn always<T>(entries: u64, manners: Manners, f: impl AsyncFnOnce(&Shipped) -> T)
 
 #[test]
 fn an_operation_that_misses_is_shipped_and_is_one_message() {
-    let (_, counts, done) = always(20_000, Manners::Fast, async |tree| {
+    let (_, counts, done) = always(20_000, FabricProfile::Fast, async |tree| {
         let worker = |tree: &Shipped| tree.access().cached().counters().total().misses;
         for key in (0..200_000).step_by(1000) {
             assert_eq!(tree.get(key).await.unwrap(), Some(key / 10));
@@ -244,7 +244,7 @@ fn an_operation_that_misses_is_shipped_and_is_one_message() {
 
 #[test]
 fn what_would_split_or_merge_comes_back_and_is_done_here() {
-    let (_, counts, _) = always(3000, Manners::Fast, async |tree| {
+    let (_, counts, _) = always(3000, FabricProfile::Fast, async |tree| {
         for key in 0..5000 {
             tree.insert(key, key).await.unwrap();
         }
@@ -259,7 +259,7 @@ fn what_would_split_or_merge_comes_back_and_is_done_here() {
 #[test]
 fn a_memory_server_that_carries_out_nothing_is_left_alone() {
     let model = sparse(20_000);
-    let Served { servers, fabric } = Served::start(1, 1, Manners::Fast, &model, 0.8);
+    let Served { servers, fabric } = Served::start(1, 1, FabricProfile::Fast, &model, 0.8);
     drop(servers);
     let member = Member::join(&fabric, 1);
     let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), None);
@@ -274,7 +274,7 @@ fn a_memory_server_that_carries_out_nothing_is_left_alone() {
 
 #[test]
 fn a_cache_that_keeps_nothing_out_takes_no_engine() {
-    let served = Served::start(1, 1, Manners::Fast, &sparse(10), 0.8);
+    let served = Served::start(1, 1, FabricProfile::Fast, &sparse(10), 0.8);
     let member = Member::join(&served.fabric, 1);
     let cache = crate::scene::cache(CACHE_BYTES_MIN, Admission::Always);
     let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).unwrap();
@@ -284,9 +284,9 @@ fn a_cache_that_keeps_nothing_out_takes_no_engine() {
 
 /// Gets over a tree on three memory servers whose operations are always shipped: what the engine counted, and how many pages
 /// an operation read on its memory server.
-fn gets_over(spread: Spread, level_max: Option<u8>) -> (EngineCounts, f64) {
+fn gets_over(spread: PlacementPolicy, level_max: Option<u8>) -> (EngineCounts, f64) {
     let model = sparse(20_000);
-    let served = Served::start_with(3, 1, Manners::Fast, &model, 0.8, spread, &ShipOptions::default());
+    let served = Served::start_with(3, 1, FabricProfile::Fast, &model, 0.8, spread, &ShipOptions::default());
     let member = Member::join(&served.fabric, 1);
     let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), level_max);
     member.worker.block_on(async {
@@ -300,19 +300,19 @@ fn gets_over(spread: Spread, level_max: Option<u8>) -> (EngineCounts, f64) {
 #[test]
 fn operations_are_shipped_from_the_levels_whose_subtrees_are_on_one_server() {
     for (spread, pages) in [
-        (Spread::RoundRobin, 1.0..=1.0),
-        (Spread::Leaves, 1.0..=1.0),
-        (Spread::Subtrees { level: 1 }, 2.0..=2.0),
-        (Spread::Subtrees { level: 2 }, 3.0..=3.0),
+        (PlacementPolicy::RoundRobin, 1.0..=1.0),
+        (PlacementPolicy::Leaves, 1.0..=1.0),
+        (PlacementPolicy::Subtrees { level: 1 }, 2.0..=2.0),
+        (PlacementPolicy::Subtrees { level: 2 }, 3.0..=3.0),
         // From the root's children on.
-        (Spread::OneServer, 4.0..=4.0),
+        (PlacementPolicy::OneServer, 4.0..=4.0),
     ] {
         let (counts, read) = gets_over(spread, None);
         assert_eq!((counts.shipped, counts.came_back), (200, 0), "{spread:?}: {counts:?}");
         assert!(pages.contains(&read), "{spread:?}: an operation read {read} pages");
     }
     // Against better knowledge: the pages below are elsewhere, and the operation comes back.
-    let (counts, _) = gets_over(Spread::RoundRobin, Some(1));
+    let (counts, _) = gets_over(PlacementPolicy::RoundRobin, Some(1));
     assert!(counts.came_back > 50, "{counts:?}");
 }
 
@@ -332,7 +332,7 @@ impl Policy for Told {
 #[test]
 fn an_operation_is_not_answered_from_a_start_page_that_is_gone() {
     let _watch = Watchdog::start("a page that is gone", Duration::from_secs(120));
-    let served = Served::start(1, 1, Manners::Fast, &sparse(20_000), 0.8);
+    let served = Served::start(1, 1, FabricProfile::Fast, &sparse(20_000), 0.8);
     let member = Member::join(&served.fabric, 1);
     let ships = Rc::new(Cell::new(false));
     let told = || Policies::new(Told(Rc::clone(&ships)));
@@ -377,7 +377,7 @@ fn an_operation_is_not_answered_from_a_start_page_that_is_gone() {
 fn what_a_shipped_operation_has_changed_is_not_found_as_it_was() {
     const ENTRIES: u64 = 20_000;
     let mut model = sparse(ENTRIES);
-    let served = Served::start(1, 1, Manners::Fast, &model, 0.8);
+    let served = Served::start(1, 1, FabricProfile::Fast, &model, 0.8);
     let member = Member::join(&served.fabric, 1);
     let mut options = CacheOptions::new(CACHE_BYTES_MIN);
     // Pages cool for long.
@@ -419,7 +419,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
     for round in 0..60 {
         let model = sparse(ENTRIES);
         let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..Default::default() };
-        let served = Served::start_with(1, 1, Manners::Fast, &model, 0.8, Spread::default(), &options);
+        let served = Served::start_with(1, 1, FabricProfile::Fast, &model, 0.8, PlacementPolicy::default(), &options);
         let member = Member::join(&served.fabric, 1);
         let mut options = CacheOptions::new(CACHE_BYTES_MIN);
         // Pages cool for long.
@@ -491,7 +491,7 @@ fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_don
     let mut model = sparse(20_000);
     // Its answers never go.
     let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..Default::default() };
-    let served = Served::start_with(1, 1, Manners::Fast, &model, 0.8, Spread::default(), &options);
+    let served = Served::start_with(1, 1, FabricProfile::Fast, &model, 0.8, PlacementPolicy::default(), &options);
     let member = Member::join(&served.fabric, 1);
     // From the level above the leaves: scans read leaves by the parent's links and are never shipped from the leaves.
     let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), Some(1));

@@ -1,7 +1,7 @@
 //! What every fabric owes, on every backend: each verb does what it says and completes once; what the capabilities promise
 //! about order and atomicity holds; a bad request is an error and harms nothing; who is alive is known.
 //!
-//! One test is a promise, and runs on each backend there is (`farlink_tests::backend`), `mem` in each of its manners.
+//! One test is a promise, and runs on each backend there is (`farlink_tests::backend`), `mem` in each of its profile.
 
 mod order;
 mod owners;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use farlink_runtime::ptr::{RemotePtr, ServerId};
 use farlink_tests::{
-    backend::{Backend, Cluster, Manners},
+    backend::{Backend, Cluster, FabricProfile},
     bounded::Watchdog,
 };
 
@@ -22,15 +22,15 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Runs `test` on a cluster of each backend that there is here.
 fn on_each(what: &str, test: impl Fn(&Cluster)) {
     for backend in Backend::each() {
-        let manners = match backend {
-            Backend::Verbs => &[Manners::Fast][..],
-            _ => &[Manners::Fast, Manners::Nasty, Manners::Weak],
+        let profile = match backend {
+            Backend::Verbs => &[FabricProfile::Fast][..],
+            _ => &[FabricProfile::Fast, FabricProfile::Nasty, FabricProfile::Weak],
         };
-        for &manners in manners {
-            let what = format!("{what} on {backend}, {manners:?}");
+        for &profile in profile {
+            let what = format!("{what} on {backend}, {profile:?}");
             let _watchdog = Watchdog::start(&what, LIMIT);
             println!("{what}");
-            test(&Cluster::start(backend, SERVERS, SERVER_BYTES, manners).unwrap());
+            test(&Cluster::start(backend, SERVERS, SERVER_BYTES, profile).unwrap());
         }
     }
 }

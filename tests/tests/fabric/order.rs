@@ -12,9 +12,9 @@ use std::{
 
 use farlink_runtime::fabric::{Done, Verb};
 use farlink_tests::{
-    backend::{Backend, Cluster, Manners},
+    backend::{Backend, Cluster, FabricProfile},
+    deadlines::PATIENCE,
     direct::{Direct, previous, written},
-    patience::PATIENCE,
     settings,
 };
 
@@ -240,7 +240,7 @@ fn control_disorder_is_found() {
     if !Backend::each().contains(&Backend::Mem) {
         return println!("skipped: only mem can be told to keep no order");
     }
-    let cluster = || Cluster::start(Backend::Mem, SERVERS, SERVER_BYTES, Manners::Weak).unwrap();
+    let cluster = || Cluster::start(Backend::Mem, SERVERS, SERVER_BYTES, FabricProfile::Weak).unwrap();
     assert!(own_disorder(&cluster()) > 0, "no disorder on a fabric without order");
     let mut seen = others_see(&cluster(), |seen| seen.disorder.load(Ordering::Relaxed) > 0);
     assert!(*seen.disorder.get_mut() > 0, "no disorder on a fabric without order");

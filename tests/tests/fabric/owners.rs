@@ -6,7 +6,7 @@ use farlink_runtime::{
     fabric::{Fabric, Liveness},
     lock::OwnerId,
 };
-use farlink_tests::backend::{Cluster, Manners};
+use farlink_tests::backend::{Cluster, FabricProfile};
 
 use crate::on_each;
 
@@ -17,7 +17,7 @@ fn owner(incarnation: u64) -> OwnerId {
 /// Another compute server's way to the cluster, where there is one.
 fn another_way(cluster: &Cluster) -> Arc<dyn Fabric> {
     match cluster.place() {
-        Ok(place) => place.open(Manners::Fast).unwrap(),
+        Ok(place) => place.open(FabricProfile::Fast).unwrap(),
         Err(_) => Arc::clone(cluster),
     }
 }

@@ -15,7 +15,7 @@ use farlink_runtime::{
 };
 use farlink_structures::{btree::Tree, map::Map};
 use farlink_tests::{
-    backend::{Cluster, Manners},
+    backend::{Cluster, FabricProfile},
     bounded::{self, Bound},
     cluster,
     direct::Direct,
@@ -158,7 +158,7 @@ pub(crate) struct SceneOf<S: Subject> {
 
 impl<S: Subject> SceneOf<S> {
     pub(crate) fn new(seed: u64) -> Self {
-        let fabric = Cluster::of_this_run(SERVERS, SERVER_BYTES, Manners::Fast).unwrap();
+        let fabric = Cluster::of_this_run(SERVERS, SERVER_BYTES, FabricProfile::Fast).unwrap();
         let compute = cluster::join_manual(&fabric, seed).unwrap();
         let worker = compute.worker().unwrap();
         let structure = worker.block_on(async {

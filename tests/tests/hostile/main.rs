@@ -25,7 +25,7 @@ use farlink_structures::{
     skiplist::List,
 };
 use farlink_tests::{
-    backend::{Backend, Cluster, Manners},
+    backend::{Backend, Cluster, FabricProfile},
     bounded::{self, Bound, Watchdog},
     cluster,
     direct::Direct,
@@ -118,7 +118,7 @@ proptest! {
         fixed: bool,
     ) {
         let _watchdog = Watchdog::start("any superblock", LIMIT);
-        let fabric = Cluster::of_this_run(SERVERS, SERVER_BYTES, Manners::Fast).unwrap();
+        let fabric = Cluster::of_this_run(SERVERS, SERVER_BYTES, FabricProfile::Fast).unwrap();
         let direct = Direct::new(&fabric, 0).unwrap();
         for (server, word, evil) in words {
             // Half of the time spare the fixed part, behind whose check word nothing would be reached.
@@ -163,11 +163,11 @@ fn rewind_incarnations(fabric: &Arc<dyn Fabric>) {
 
 #[test]
 fn an_incarnation_is_not_given_out_twice_in_one_process() {
-    rewind_incarnations(&Cluster::of_this_run(1, SERVER_BYTES, Manners::Fast).unwrap());
+    rewind_incarnations(&Cluster::of_this_run(1, SERVER_BYTES, FabricProfile::Fast).unwrap());
 }
 
 #[test]
 fn an_incarnation_is_not_given_out_twice_across_processes() {
     let backend = Backend::chosen_across_processes();
-    rewind_incarnations(&Cluster::start(backend, 1, SERVER_BYTES, Manners::Fast).unwrap());
+    rewind_incarnations(&Cluster::start(backend, 1, SERVER_BYTES, FabricProfile::Fast).unwrap());
 }

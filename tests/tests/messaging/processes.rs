@@ -20,7 +20,7 @@ use farlink_runtime::{
     server::MemoryServer,
 };
 use farlink_tests::{
-    backend::{Backend, Manners, Place},
+    backend::{Backend, FabricProfile, Place},
     bounded::Watchdog,
     cluster, here,
 };
@@ -37,11 +37,11 @@ const MANNERS: &str = "FARLINK_MESSAGING_NASTY";
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let place = std::env::var(PLACE).unwrap();
-    let manners = if std::env::var(MANNERS).is_ok() { Manners::Nasty } else { Manners::Fast };
+    let profile = if std::env::var(MANNERS).is_ok() { FabricProfile::Nasty } else { FabricProfile::Fast };
     let _watch = Watchdog::start("child", Duration::from_secs(200));
     match role.as_str() {
-        "server" => serve(Path::new(&place), manners),
-        _ => work(&serde_json::from_str(&place).unwrap(), manners),
+        "server" => serve(Path::new(&place), profile),
+        _ => work(&serde_json::from_str(&place).unwrap(), profile),
     }
 }
 
@@ -57,18 +57,18 @@ fn hear() -> Option<String> {
 }
 
 /// A memory server that listens, and where others find it.
-fn listen(dir: &Path, manners: Manners) -> (Box<dyn Listener>, Place, Box<dyn Any>) {
+fn listen(dir: &Path, profile: FabricProfile) -> (Box<dyn Listener>, Place, Box<dyn Any>) {
     let options = ListenOptions { endpoints: 2, connection_bytes: SMALL };
     if Backend::chosen() == Backend::Verbs {
-        let cluster = here::start(1, 2 << 20, manners.options()).unwrap();
+        let cluster = here::start(1, 2 << 20, profile.options()).unwrap();
         return (cluster.listen(server(0), &options).unwrap(), cluster.place().unwrap(), Box::new(cluster));
     }
     let memory = MemoryServer::start(&cluster::serve_options(dir, 0, 1, 2 << 20)).unwrap();
-    (memory.listen(&options, manners.options()).unwrap(), Place::Files(dir.to_owned()), Box::new(memory))
+    (memory.listen(&options, profile.options()).unwrap(), Place::Files(dir.to_owned()), Box::new(memory))
 }
 
-fn serve(dir: &Path, manners: Manners) {
-    let (listener, place, _memory) = listen(dir, manners);
+fn serve(dir: &Path, profile: FabricProfile) {
+    let (listener, place, _memory) = listen(dir, profile);
     let serve = ServeMessages {
         wait: Wait::Event,
         silence_max: Duration::from_millis(100),
@@ -91,8 +91,8 @@ fn serve(dir: &Path, manners: Manners) {
 }
 
 /// Sends requests until it is told to stop; then says the last tally, which must be how many it has sent.
-fn work(place: &Place, manners: Manners) {
-    let fabric = place.open(manners).unwrap();
+fn work(place: &Place, profile: FabricProfile) {
+    let fabric = place.open(profile).unwrap();
     let compute = cluster::join(&fabric, 1).unwrap();
     let worker = compute.worker().unwrap();
     let (told, stop) = std::sync::mpsc::channel();
@@ -140,22 +140,22 @@ struct Process {
 
 impl Process {
     /// A memory server, and where it is.
-    fn serve(dir: &Path, manners: Manners) -> (Self, Place) {
-        let (process, place) = Self::start("server", dir.as_os_str(), manners);
+    fn serve(dir: &Path, profile: FabricProfile) -> (Self, Place) {
+        let (process, place) = Self::start("server", dir.as_os_str(), profile);
         (process, serde_json::from_str(&place).unwrap())
     }
 
-    fn work(place: &Place, manners: Manners) -> Self {
+    fn work(place: &Place, profile: FabricProfile) -> Self {
         let place = PathBuf::from(serde_json::to_string(place).unwrap());
-        let (process, said) = Self::start("worker", place.as_os_str(), manners);
+        let (process, said) = Self::start("worker", place.as_os_str(), profile);
         assert_eq!(said, "ready");
         process
     }
 
-    fn start(role: &str, place: &std::ffi::OsStr, manners: Manners) -> (Self, String) {
+    fn start(role: &str, place: &std::ffi::OsStr, profile: FabricProfile) -> (Self, String) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "processes::child", "--ignored", "--nocapture"]).env(ROLE, role).env(PLACE, place);
-        if manners == Manners::Nasty {
+        if profile == FabricProfile::Nasty {
             command.env(MANNERS, "1");
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -224,14 +224,14 @@ fn links(place: &Place) -> usize {
 #[test]
 fn several_processes_and_one_that_is_killed() {
     let _watch = Watchdog::start("processes", Duration::from_secs(200));
-    let manners: &[_] = match Backend::chosen() {
-        Backend::Verbs => &[Manners::Fast],
-        _ => &[Manners::Fast, Manners::Nasty],
+    let profile: &[_] = match Backend::chosen() {
+        Backend::Verbs => &[FabricProfile::Fast],
+        _ => &[FabricProfile::Fast, FabricProfile::Nasty],
     };
-    for &manners in manners {
+    for &profile in profile {
         let dir = cluster::scratch().unwrap();
-        let (mut server, place) = Process::serve(dir.path(), manners);
-        let mut workers: Vec<_> = (0..3).map(|_| Process::work(&place, manners)).collect();
+        let (mut server, place) = Process::serve(dir.path(), profile);
+        let mut workers: Vec<_> = (0..3).map(|_| Process::work(&place, profile)).collect();
         until(|| server.ask("peers") == 3);
         let mut killed = workers.pop().unwrap();
         killed.kill();
@@ -250,8 +250,8 @@ fn several_processes_and_one_that_is_killed() {
 fn a_worker_that_was_stopped_goes_on_where_it_was() {
     let _watch = Watchdog::start("processes", Duration::from_secs(200));
     let dir = cluster::scratch().unwrap();
-    let (mut server, place) = Process::serve(dir.path(), Manners::Fast);
-    let mut worker = Process::work(&place, Manners::Fast);
+    let (mut server, place) = Process::serve(dir.path(), FabricProfile::Fast);
+    let mut worker = Process::work(&place, FabricProfile::Fast);
     // Stopped at a moment when replies are on their way, which not every moment is.
     let mut tries = 0;
     while server.ask("dropped") < 3 && tries < 40 {
@@ -278,8 +278,8 @@ fn a_worker_that_was_stopped_goes_on_where_it_was() {
 fn a_server_that_is_killed_in_mid_request() {
     let _watch = Watchdog::start("processes", Duration::from_secs(200));
     let dir = cluster::scratch().unwrap();
-    let (mut serving, place) = Process::serve(dir.path(), Manners::Fast);
-    let fabric = place.open(Manners::Fast).unwrap();
+    let (mut serving, place) = Process::serve(dir.path(), FabricProfile::Fast);
+    let fabric = place.open(FabricProfile::Fast).unwrap();
     let compute = cluster::join_manual(&fabric, 1).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
@@ -308,7 +308,7 @@ fn a_server_that_is_killed_in_mid_request() {
             return;
         }
         // The same memory, served anew; the same channel.
-        let (_serving, _) = Process::serve(dir.path(), Manners::Fast);
+        let (_serving, _) = Process::serve(dir.path(), FabricProfile::Fast);
         assert_eq!(channel.request_words(ECHO, &[4], Priority::Latency).await.unwrap().words(), [4]);
     });
 }

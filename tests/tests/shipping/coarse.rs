@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use farlink_offload::{Cut, PartedRemote};
+use farlink_offload::{PartedRemote, ShardKey};
 use farlink_runtime::{error::Error, fabric::mem::MemOptions, worker::Worker};
 use farlink_structures::{
     btree::Tree,
@@ -22,7 +22,7 @@ use crate::models;
 const NAME: &str = "coarse";
 
 /// Runs `f` over an empty map in three parts, then checks each part.
-fn over<S: Subject, F>(options: MemOptions, cut: Cut<KeyRange>, f: F)
+fn over<S: Subject, F>(options: MemOptions, cut: ShardKey<KeyRange>, f: F)
 where
     F: AsyncFnOnce(&Worker, &Map<S, PartedRemote<S>>) -> Result<BTreeMap<u64, u64>, Error>,
 {
@@ -48,8 +48,8 @@ where
         .unwrap();
 }
 
-fn cuts() -> [Cut<KeyRange>; 2] {
-    [Cut::Regions(KeyRange::cut_at(&[150, 300])), Cut::Hash]
+fn cuts() -> [ShardKey<KeyRange>; 2] {
+    [ShardKey::Regions(KeyRange::cut_at(&[150, 300])), ShardKey::Hash]
 }
 
 fn agrees_with_a_model<S: Subject>() {
@@ -62,7 +62,7 @@ fn agrees_with_a_model<S: Subject>() {
 
 /// Scans run on from part to part, and answers are no longer than a message should be.
 fn long_scans_come_in_parts<S: Subject>() {
-    for cut in [Cut::Regions(KeyRange::cut_at(&[5000, 5001])), Cut::Hash] {
+    for cut in [ShardKey::Regions(KeyRange::cut_at(&[5000, 5001])), ShardKey::Hash] {
         over::<S, _>(FAST, cut, async |_, map: &Map<S, PartedRemote<S>>| {
             let keys = settings::from_env("FARLINK_COARSE_KEYS", 10_000);
             let model: BTreeMap<u64, u64> = (0..keys).map(|key| (key, !key)).collect();
@@ -79,7 +79,7 @@ test_every_structure!(agrees_with_a_model, long_scans_come_in_parts);
 /// A get is one exchange of messages, and nothing else.
 #[test]
 fn a_get_is_one_exchange_and_no_one_sided_read() {
-    over::<Tree, _>(FAST, Cut::Regions(KeyRange::cut_at(&[150, 300])), async |worker, map| {
+    over::<Tree, _>(FAST, ShardKey::Regions(KeyRange::cut_at(&[150, 300])), async |worker, map| {
         let model: BTreeMap<u64, u64> = (0..450).map(|key| (key, key)).collect();
         for (&key, &value) in &model {
             map.insert(key, value).await?;

@@ -12,7 +12,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     operation::Code,
     ptr::ServerId,
-    structure::{Placed, Spread},
+    structure::{PlacementPolicy, StructurePlacement},
     worker::Worker,
 };
 use farlink_structures::{
@@ -41,7 +41,7 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(worker: &Worker, fill: f64, spread: Spread) -> Self {
+    async fn new(worker: &Worker, fill: f64, spread: PlacementPolicy) -> Self {
         let root = ServerId::new(0);
         let options = BTreeOptions { page_bytes: PAGE_BYTES, spread, root, ..BTreeOptions::default() };
         let tree = BTree::create(worker, "owned", options).await.unwrap();
@@ -116,7 +116,7 @@ fn with<F: AsyncFnOnce(&Worker, &Fleet)>(options: MemOptions, f: F) {
 fn operations_run_from_a_page_and_name_what_they_change() {
     for options in [FAST, NASTY, WEAK] {
         with(options, async |worker, _| {
-            let scene = Scene::new(worker, 0.7, Spread::OneServer).await;
+            let scene = Scene::new(worker, 0.7, PlacementPolicy::OneServer).await;
             let leaf = scene.page(77, 0).await;
             let mut value = 77;
             for level in [0, 1, 2] {
@@ -140,7 +140,7 @@ fn operations_run_from_a_page_and_name_what_they_change() {
 #[test]
 fn a_scan_ends_with_the_page_where_it_began() {
     with(FAST, async |worker, _| {
-        let scene = Scene::new(worker, 0.7, Spread::OneServer).await;
+        let scene = Scene::new(worker, 0.7, PlacementPolicy::OneServer).await;
         for descending in [false, true] {
             let scan = Scan::<Tree> { low: 40, high: 400, limit: 1000, descending, of: PhantomData };
             let key = if descending { 400 } else { 40 };
@@ -157,7 +157,7 @@ fn a_scan_ends_with_the_page_where_it_began() {
 fn what_changes_the_structure_comes_back_without_effect() {
     for options in [FAST, WEAK] {
         with(options, async |worker, _| {
-            let scene = Scene::new(worker, 1.0, Spread::OneServer).await;
+            let scene = Scene::new(worker, 1.0, PlacementPolicy::OneServer).await;
             scene.tree.remove(KEYS - 1).await.unwrap();
             scene.tree.insert(KEYS - 1, KEYS - 1).await.unwrap();
             // Full pages, and a key between two of theirs: there is none below KEYS, so at the end of the last leaf.
@@ -196,7 +196,7 @@ fn what_changes_the_structure_comes_back_without_effect() {
 #[test]
 fn the_start_page_is_checked() {
     with(FAST, async |worker, fleet| {
-        let scene = Scene::new(worker, 0.7, Spread::OneServer).await;
+        let scene = Scene::new(worker, 0.7, PlacementPolicy::OneServer).await;
         let other = BTree::create(worker, "other", BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() });
         let other = other.await.unwrap().structure().root_link();
         let (leaf, far) = (scene.page(100, 0).await, scene.page(400, 0).await);
@@ -238,7 +238,7 @@ fn the_start_page_is_checked() {
 #[test]
 fn a_page_of_another_server_is_not_followed() {
     with(FAST, async |worker, _| {
-        let scene = Scene::new(worker, 0.7, Spread::Leaves).await;
+        let scene = Scene::new(worker, 0.7, PlacementPolicy::Leaves).await;
         let (mut here, mut elsewhere) = (0, 0);
         for key in (0..KEYS).step_by(8) {
             match scene.ship(&get(key), key, 1).await {
@@ -261,7 +261,7 @@ fn a_page_of_another_server_is_not_followed() {
 #[test]
 fn what_makes_no_sense_is_refused_and_others_are_served() {
     with(FAST, async |worker, _| {
-        let scene = Scene::new(worker, 0.7, Spread::OneServer).await;
+        let scene = Scene::new(worker, 0.7, PlacementPolicy::OneServer).await;
         let channel = worker.channel(ServerId::new(0).unwrap()).await.unwrap();
         let id = u64::from(scene.tree.structure().id.0);
         let (tree_get, list_get) = (Code::of::<Get<Tree>>().0, Code::of::<Get<List>>().0);
@@ -294,7 +294,7 @@ fn what_makes_no_sense_is_refused_and_others_are_served() {
 #[test]
 fn a_structure_that_goes_sideways_is_left_to_the_sender() {
     with(NASTY, async |worker, _| {
-        let placed = Placed { spread: Spread::OneServer, root: None };
+        let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: None };
         let list = Map::<List, OneSided<List>>::make_at(worker, "list", 64, Proof::Checksum, placed).await.unwrap();
         let list_on_server = Map::<List, _>::over(fleet::in_one_part(worker, list.structure().clone()).unwrap());
         for key in 0..KEYS {
@@ -327,7 +327,7 @@ fn a_server_that_is_lost_leaves_the_outcome_unknown() {
     let (_cluster, servers, compute) = stalled();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
-        let scene = Scene::new(&worker, 0.7, Spread::OneServer).await;
+        let scene = Scene::new(&worker, 0.7, PlacementPolicy::OneServer).await;
         let shipper = scene.shipper.clone();
         let (page, owned) = (scene.page(7, 0).await, KeyRange::ALL);
         let lost = worker.spawn(async move {
@@ -361,7 +361,7 @@ fn what_only_reads_is_sent_again_when_another_server_takes_over() {
     let (cluster, servers, compute) = stalled();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
-        let scene = Scene::new(&worker, 0.7, Spread::OneServer).await;
+        let scene = Scene::new(&worker, 0.7, PlacementPolicy::OneServer).await;
         let scan = Scan::<Tree> { low: 10, high: 400, limit: 20, descending: false, of: PhantomData };
         let put = worker.spawn(ship_whole(&scene.shipper, put(7, 70, PutMode::Upsert)));
         let removed = worker.spawn(ship_whole(&scene.shipper, remove(8)));

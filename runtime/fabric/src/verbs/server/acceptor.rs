@@ -1,8 +1,8 @@
 //! Where workers ask for message connections: what the control connections of a memory server share with its endpoints.
 //!
-//! Each endpoint has an [`Entrance`]: a protection domain of its own, so that a connection reaches neither the region nor another endpoint's
+//! Each endpoint has an [`EndpointDomain`]: a protection domain of its own, so that a connection reaches neither the region nor another endpoint's
 //! connections; completion queues; and a queue of receives, of which each notification of its connections uses up one. A control
-//! connection makes a connection's queue pair and memory and, once its worker says that it is ready, leaves them at the entrance.
+//! connection makes a connection's queue pair and memory and, once its worker says that it is ready, leaves them with its domain.
 //! What becomes of a connection is kept in its [`Record`], which both sides have.
 
 use std::{
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Requests of an endpoint to one worker in the card; more wait their turn.
-pub(super) const PORT_DEPTH: u32 = 32;
+pub(super) const ENDPOINT_DEPTH: u32 = 32;
 /// Connections of one endpoint at a time.
 const CONNECTIONS_MAX: u32 = 256;
 /// Notifications that an endpoint has not seen yet. When there are more, senders wait.
@@ -37,13 +37,13 @@ const NOTIFICATIONS_MAX: u32 = 1024;
 #[derive(Debug)]
 pub(super) struct Acceptor {
     pub(super) connection_bytes: usize,
-    pub(super) entrances: Vec<Entrance>,
+    pub(super) domains: Vec<EndpointDomain>,
     open: AtomicBool,
 }
 
 /// Where connections come to one endpoint.
 #[derive(Debug)]
-pub(super) struct Entrance {
+pub(super) struct EndpointDomain {
     pub(super) sent: Arc<CompletionQueue>,
     pub(super) received: Arc<CompletionQueue>,
     pub(super) receives: Arc<ReceiveQueue>,
@@ -109,7 +109,7 @@ impl Record {
         let fate = if how == End::Closed { CLOSED } else { LOST };
         // Only the first end counts.
         if self.fate.compare_exchange(OPEN, fate, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            self.entrance().tell();
+            self.domain().tell();
         }
     }
 
@@ -138,8 +138,8 @@ impl Record {
         }
     }
 
-    fn entrance(&self) -> &Entrance {
-        &self.acceptor.entrances[self.endpoint]
+    fn domain(&self) -> &EndpointDomain {
+        &self.acceptor.domains[self.endpoint]
     }
 }
 
@@ -156,11 +156,11 @@ impl Made {
     pub(super) fn ready(&mut self) {
         if let Some(arrival) = self.arrival.take() {
             let record = Arc::clone(&arrival.record);
-            let entrance = record.entrance();
-            lock(&entrance.arrived).push(arrival);
-            entrance.tell();
+            let domain = record.domain();
+            lock(&domain.arrived).push(arrival);
+            domain.tell();
             if !record.acceptor.is_open() {
-                lock(&entrance.arrived).clear();
+                lock(&domain.arrived).clear();
             }
         }
     }
@@ -169,8 +169,8 @@ impl Made {
 impl Acceptor {
     /// An acceptor of so many endpoints, on the memory server's device.
     pub(super) fn new(device: &Arc<Device>, options: &ListenOptions) -> Result<Arc<Self>, Error> {
-        let entrances = (0..options.endpoints).map(|_| Entrance::new(device)).collect::<Result<_, Error>>()?;
-        Ok(Arc::new(Self { connection_bytes: options.connection_bytes, entrances, open: AtomicBool::new(true) }))
+        let domains = (0..options.endpoints).map(|_| EndpointDomain::new(device)).collect::<Result<_, Error>>()?;
+        Ok(Arc::new(Self { connection_bytes: options.connection_bytes, domains, open: AtomicBool::new(true) }))
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -180,7 +180,7 @@ impl Acceptor {
     /// No more connections.
     pub(super) fn shut(&self) {
         self.open.store(false, Ordering::Release);
-        self.entrances.iter().for_each(|entrance| lock(&entrance.arrived).clear());
+        self.domains.iter().for_each(|domain| lock(&domain.arrived).clear());
     }
 
     /// Makes this side of a connection to a worker's queue pair; what to tell the worker.
@@ -191,12 +191,12 @@ impl Acceptor {
         who: PeerId,
         opened: Opened,
     ) -> Result<(Made, Peer, Opened), String> {
-        let endpoint = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % self.entrances.len();
-        let entrance = &self.entrances[endpoint];
-        let place = entrance.place()?;
+        let endpoint = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % self.domains.len();
+        let domain = &self.domains[endpoint];
+        let place = domain.place()?;
         let make = || {
-            let opening = Opening::new(&entrance.domain, self.connection_bytes)?;
-            let queue_pair = entrance.queue_pair()?;
+            let opening = Opening::new(&domain.domain, self.connection_bytes)?;
+            let queue_pair = domain.queue_pair()?;
             // What may be done is up to the memory: all that this domain has open are connections, which take READs and WRITEs.
             queue_pair.connect(local, theirs, Access::Peers, reliability)?;
             Ok::<_, Error>((opening, queue_pair))
@@ -210,12 +210,12 @@ impl Acceptor {
     }
 }
 
-impl Entrance {
+impl EndpointDomain {
     fn new(device: &Arc<Device>) -> Result<Self, Error> {
         let domain = Domain::new(device)?;
         let channel = Channel::new(device)?;
         // Twice, because completions of a connection that is gone may still be there when the next one has made its own.
-        let per_connection = 2 * PORT_DEPTH;
+        let per_connection = 2 * ENDPOINT_DEPTH;
         let completions = (CONNECTIONS_MAX * per_connection).min(device.info().completions_max.max(per_connection));
         let connections_max = (completions / per_connection) as usize;
         Ok(Self {
@@ -247,7 +247,7 @@ impl Entrance {
 
     fn queue_pair(&self) -> Result<QueuePair, Error> {
         let options = QueuePairOptions {
-            send_depth: PORT_DEPTH,
+            send_depth: ENDPOINT_DEPTH,
             inline_bytes: self.inline_bytes(),
             gather_max: 1,
             receive: Some(Arc::clone(&self.receives)),

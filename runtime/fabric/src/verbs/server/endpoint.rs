@@ -3,7 +3,7 @@
 use std::{ptr::NonNull, time::Duration};
 
 use super::{
-    acceptor::{Acceptor, Arrival, End, Entrance, PORT_DEPTH, Place, Record},
+    acceptor::{Acceptor, Arrival, ENDPOINT_DEPTH, End, EndpointDomain, Place, Record},
     serving::Serving,
 };
 use crate::{
@@ -41,12 +41,12 @@ impl Listener for VerbsListener {
     }
 
     fn endpoints(&self) -> usize {
-        self.acceptor.entrances.len()
+        self.acceptor.domains.len()
     }
 
     fn endpoint(&self, number: usize, _seed: u64, _clock: Clock) -> Result<Box<dyn ServerEndpoint>, Error> {
-        let entrance = self.acceptor.entrances.get(number);
-        if entrance.is_none_or(|entrance| entrance.taken.swap(true, Ordering::AcqRel)) {
+        let domain = self.acceptor.domains.get(number);
+        if domain.is_none_or(|domain| domain.taken.swap(true, Ordering::AcqRel)) {
             return Err(Error::BadOption {
                 option: "endpoint",
                 why: format!("there is no endpoint {number}, or it is taken"),
@@ -127,8 +127,8 @@ impl AttachedPeer {
 }
 
 impl VerbsServerEndpoint {
-    fn entrance(&self) -> &Entrance {
-        &self.acceptor.entrances[self.number]
+    fn domain(&self) -> &EndpointDomain {
+        &self.acceptor.domains[self.number]
     }
 
     fn join(&mut self, arrival: Arrival) -> Result<Option<Change>, Error> {
@@ -138,7 +138,7 @@ impl VerbsServerEndpoint {
         }
         let target = arrival.opened.target(self.acceptor.connection_bytes as u64);
         self.generation = self.generation.wrapping_add(1);
-        let queue = RequestQueue::new(&self.entrance().domain, free as u16, PORT_DEPTH, target)?;
+        let queue = RequestQueue::new(&self.domain().domain, free as u16, ENDPOINT_DEPTH, target)?;
         let mut queue = queue.of_generation(self.generation);
         let Arrival { connection, opening, who, record, place, .. } = arrival;
         queue.connect(connection);
@@ -162,11 +162,11 @@ impl VerbsServerEndpoint {
 
     /// Takes the notifications that have come; whether there were any. Each gives back the receive that it has used up.
     fn collect(&mut self) -> bool {
-        let entrance = self.entrance();
+        let domain = self.domain();
         let mut any = false;
-        entrance.received.poll(|_| {
+        domain.received.poll(|_| {
             any = true;
-            if let Err(error) = entrance.receives.post() {
+            if let Err(error) = domain.receives.post() {
                 tracing::warn!(%error, "a receive is lost");
             }
         });
@@ -186,13 +186,13 @@ impl VerbsServerEndpoint {
 
 impl Endpoint for VerbsServerEndpoint {
     fn capabilities(&self) -> Capabilities {
-        let entrance = self.entrance();
-        capabilities(entrance.domain.device().info(), entrance.inline_bytes(), 1)
+        let domain = self.domain();
+        capabilities(domain.domain.device().info(), domain.inline_bytes(), 1)
     }
 
     unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
         // SAFETY: the caller keeps the memory until the endpoint is dropped, as the trait demands.
-        let registered = unsafe { self.entrance().domain.register(base, words, Access::Local) }?;
+        let registered = unsafe { self.domain().domain.register(base, words, Access::Local) }?;
         let key = registered.local_key();
         self.registered.push(registered);
         Ok(key)
@@ -221,8 +221,8 @@ impl Endpoint for VerbsServerEndpoint {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         completions.append(&mut self.early);
-        let (entrance, peers) = (&self.acceptor.entrances[self.number], &mut self.peers);
-        entrance.sent.poll(|finished| {
+        let (domain, peers) = (&self.acceptor.domains[self.number], &mut self.peers);
+        domain.sent.poll(|finished| {
             if let Some(Some(peer)) = peers.get_mut(queue_of(finished.id)) {
                 peer.finished(finished, completions);
             }
@@ -236,7 +236,7 @@ impl Endpoint for VerbsServerEndpoint {
 
 impl ServerEndpoint for VerbsServerEndpoint {
     fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>) {
-        let news = self.entrance().news();
+        let news = self.domain().news();
         if news == self.news && !thorough {
             return;
         }
@@ -249,7 +249,7 @@ impl ServerEndpoint for VerbsServerEndpoint {
                 changes.push(Change::Left { peer: peer_id(index), in_order: end == End::Closed });
             }
         }
-        for arrival in self.entrance().take_arrived() {
+        for arrival in self.domain().take_arrived() {
             let record = Arc::clone(&arrival.record);
             match self.join(arrival) {
                 Ok(Some(joined)) => changes.push(joined),
@@ -270,24 +270,24 @@ impl ServerEndpoint for VerbsServerEndpoint {
     }
 
     fn sleep(&mut self, limit: Duration, has_news: &mut dyn FnMut() -> bool) {
-        let entrance = &self.acceptor.entrances[self.number];
+        let domain = &self.acceptor.domains[self.number];
         // What comes before this is seen by the looks that follow, what comes after it wakes.
-        entrance.channel.drain();
-        entrance.wake.drain();
-        if let Err(error) = entrance.received.arm() {
+        domain.channel.drain();
+        domain.wake.drain();
+        if let Err(error) = domain.received.arm() {
             return tracing::warn!(%error, "an endpoint cannot sleep");
         }
-        if self.collect() || self.entrance().news() != self.news || has_news() {
+        if self.collect() || self.domain().news() != self.news || has_news() {
             return;
         }
-        let entrance = self.entrance();
-        if let Err(error) = entrance.channel.wait(limit, Some(entrance.wake.end())) {
+        let domain = self.domain();
+        if let Err(error) = domain.channel.wait(limit, Some(domain.wake.end())) {
             tracing::warn!(%error, "an endpoint cannot sleep");
         }
     }
 
     fn waker(&self) -> std::sync::Arc<dyn EndpointWaker> {
-        Arc::clone(&self.entrance().wake) as std::sync::Arc<dyn EndpointWaker>
+        Arc::clone(&self.domain().wake) as std::sync::Arc<dyn EndpointWaker>
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Awaited {
 
 /// What is waited for, and what of it has happened to any of the workers.
 #[derive(Debug, Default)]
-pub struct Patience {
+pub struct Deadlines {
     awaited: Awaited,
     split: AtomicBool,
     merge: AtomicBool,
@@ -32,7 +32,7 @@ pub struct Patience {
     torn_read: AtomicBool,
 }
 
-impl Patience {
+impl Deadlines {
     /// Until this has happened.
     pub fn new(awaited: Awaited) -> Self {
         Self { awaited, ..Self::default() }
@@ -68,38 +68,38 @@ mod tests {
 
     #[test]
     fn a_run_takes_its_time_and_no_more_if_nothing_is_awaited() {
-        let patience = Patience::new(Awaited::default());
+        let deadlines = Deadlines::new(Awaited::default());
         let later = Instant::now() + Duration::from_secs(3600);
-        assert!(!patience.is_over(later, || panic!("its counters are asked for before its time is over")));
-        assert!(patience.is_over(Instant::now(), Counters::default));
+        assert!(!deadlines.is_over(later, || panic!("its counters are asked for before its time is over")));
+        assert!(deadlines.is_over(Instant::now(), Counters::default));
     }
 
     #[test]
     fn a_run_goes_on_until_all_has_happened_to_any_worker() {
         let happens: [fn(&mut Counters); 4] =
             [|it| it.splits = 1, |it| it.merges = 1, |it| it.local_waits = 1, |it| it.torn_reads = 1];
-        let patience = Patience::new(Awaited { changes: true, conflicts: true, torn_reads: true });
+        let deadlines = Deadlines::new(Awaited { changes: true, conflicts: true, torn_reads: true });
         let deadline = Instant::now();
         for (at, happens) in happens.into_iter().enumerate() {
-            assert!(!patience.is_over(deadline, Counters::default), "over after {at} of 4");
+            assert!(!deadlines.is_over(deadline, Counters::default), "over after {at} of 4");
             // Each to another worker.
-            assert_eq!(patience.is_over(deadline, || counted(happens)), at == 3);
+            assert_eq!(deadlines.is_over(deadline, || counted(happens)), at == 3);
         }
-        assert!(patience.is_over(deadline, Counters::default), "another worker has to go on");
+        assert!(deadlines.is_over(deadline, Counters::default), "another worker has to go on");
     }
 
     #[test]
     fn what_is_not_awaited_need_not_happen() {
-        let patience = Patience::new(Awaited { conflicts: true, ..Awaited::default() });
+        let deadlines = Deadlines::new(Awaited { conflicts: true, ..Awaited::default() });
         let deadline = Instant::now();
-        assert!(!patience.is_over(deadline, || counted(|it| it.splits = 1)));
-        assert!(patience.is_over(deadline, || counted(|it| it.lock_conflicts = 1)));
+        assert!(!deadlines.is_over(deadline, || counted(|it| it.splits = 1)));
+        assert!(deadlines.is_over(deadline, || counted(|it| it.lock_conflicts = 1)));
     }
 
     #[test]
     fn patience_comes_to_an_end() {
         let Some(long_ago) = Instant::now().checked_sub(PATIENCE) else { return };
-        let patience = Patience::new(Awaited { changes: true, ..Awaited::default() });
-        assert!(patience.is_over(long_ago, || panic!("nothing is awaited any more")));
+        let deadlines = Deadlines::new(Awaited { changes: true, ..Awaited::default() });
+        assert!(deadlines.is_over(long_ago, || panic!("nothing is awaited any more")));
     }
 }

@@ -32,7 +32,7 @@ use crate::{
 
 /// How a compute server reaches the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reach {
+pub enum AccessUnderTest {
     /// Without a cache.
     OneSided,
     /// It owns the keys of a part, and caches all pages.
@@ -145,10 +145,10 @@ impl CacheSpec {
 
 /// What a compute server's workers share.
 #[derive(Debug, Clone)]
-pub struct Station<S: OrderedMap> {
+pub struct Client<S: OrderedMap> {
     structure: Structure,
     proof: Proof,
-    reach: Reach,
+    reach: AccessUnderTest,
     cache: Option<ComputeCache<S>>,
     /// What the engines of workers that have ended have counted.
     engines: Arc<Mutex<EngineCounts>>,
@@ -208,16 +208,16 @@ impl<S: OrderedMap> Tree<S> {
     }
 }
 
-impl<S: OrderedMap> Station<S> {
+impl<S: OrderedMap> Client<S> {
     /// A compute server's way to the tree.
     ///
     /// # Errors
     /// If its cache cannot be made.
-    pub fn new(structure: Structure, proof: Proof, reach: Reach) -> Result<Self, Error> {
+    pub fn new(structure: Structure, proof: Proof, reach: AccessUnderTest) -> Result<Self, Error> {
         let cache = match reach {
-            Reach::OneSided | Reach::Coarse | Reach::Hybrid => None,
-            Reach::Cached { cache, ship, .. } => Some(cache.build::<S>(ship.is_some())?),
-            Reach::CachedInner { cache } => Some(cache.build::<S>(false)?),
+            AccessUnderTest::OneSided | AccessUnderTest::Coarse | AccessUnderTest::Hybrid => None,
+            AccessUnderTest::Cached { cache, ship, .. } => Some(cache.build::<S>(ship.is_some())?),
+            AccessUnderTest::CachedInner { cache } => Some(cache.build::<S>(false)?),
         };
         Ok(Self { structure, proof, reach, cache, engines: Arc::default() })
     }
@@ -225,7 +225,7 @@ impl<S: OrderedMap> Station<S> {
     /// The keys whose operations are for this compute server.
     pub fn part(&self) -> Part {
         match self.reach {
-            Reach::Cached { part, .. } => part,
+            AccessUnderTest::Cached { part, .. } => part,
             _ => Part::ALL,
         }
     }
@@ -237,7 +237,7 @@ impl<S: OrderedMap> Station<S> {
     pub fn tree(&self, worker: &Handle) -> Result<Tree<S>, Error> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
-            (Reach::Cached { part, ship, .. }, Some(cache)) => {
+            (AccessUnderTest::Cached { part, ship, .. }, Some(cache)) => {
                 let owned = cache.own(worker, structure, part.range())?;
                 match ship {
                     None => Tree::Cached(Map::over(owned)),
@@ -248,11 +248,11 @@ impl<S: OrderedMap> Station<S> {
                     }
                 }
             }
-            (Reach::CachedInner { .. }, Some(cache)) => {
+            (AccessUnderTest::CachedInner { .. }, Some(cache)) => {
                 Tree::CachedInner(Map::over(cache.share(worker, structure, self.proof)?))
             }
-            (Reach::Coarse, _) => Tree::Coarse(Map::over(Remote::new(worker, structure))),
-            (Reach::Hybrid, _) => Tree::Hybrid(Map::over(Hybrid::new(worker, structure, self.proof))),
+            (AccessUnderTest::Coarse, _) => Tree::Coarse(Map::over(Remote::new(worker, structure))),
+            (AccessUnderTest::Hybrid, _) => Tree::Hybrid(Map::over(Hybrid::new(worker, structure, self.proof))),
             _ => Tree::OneSided(Map::over(OneSided::new(worker, structure, self.proof))),
         })
     }

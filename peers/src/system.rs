@@ -1,6 +1,6 @@
 //! Those who are compared, all behind one trait.
 //!
-//! To add one, implement [`Contender`] (over a farlink access: [`look_up`] does the work) and add a line to [`ALL`].
+//! To add one, implement [`SystemUnderTest`] (over a farlink access: [`look_up`] does the work) and add a line to [`ALL`].
 
 use std::sync::{
     Arc,
@@ -54,7 +54,7 @@ impl Job {
 }
 
 /// Someone who looks keys up.
-pub(crate) trait Contender: Send + Sync {
+pub(crate) trait SystemUnderTest: Send + Sync {
     /// The name in the results.
     fn name(&self) -> &'static str;
 
@@ -70,7 +70,7 @@ pub(crate) trait Contender: Send + Sync {
     fn run(&self, job: &Job) -> anyhow::Result<u64>;
 }
 
-/// What contenders are made from.
+/// What systems are made from.
 #[derive(Debug)]
 pub(crate) struct World {
     keys: Vec<u64>,
@@ -87,7 +87,7 @@ impl World {
         self.keys.iter().map(|&key| (key, value_of(key)))
     }
 
-    /// The tree that farlink's contenders share.
+    /// The tree that farlink's systems share.
     fn tree(&mut self) -> anyhow::Result<Arc<LocalTree>> {
         if let Some(tree) = &self.tree {
             return Ok(Arc::clone(tree));
@@ -98,10 +98,10 @@ impl World {
     }
 }
 
-/// Builds a contender.
-pub(crate) type Build = fn(&mut World) -> anyhow::Result<Box<dyn Contender>>;
+/// Builds a system.
+pub(crate) type Build = fn(&mut World) -> anyhow::Result<Box<dyn SystemUnderTest>>;
 
-/// All contenders, by name.
+/// All systems, by name.
 pub(crate) const ALL: &[(&str, Build)] = &[
     ("hand", |world| Ok(Box::new(ByHand(world.tree()?)))),
     ("cached", |world| Ok(Box::new(ByCache::warmed_up(world.tree()?, &world.keys)?))),
@@ -173,7 +173,7 @@ async fn look_up_part<A: Access<Plugin = Tree>>(
 /// The hand-written lookup over the tree's pages.
 struct ByHand(Arc<LocalTree>);
 
-impl Contender for ByHand {
+impl SystemUnderTest for ByHand {
     fn name(&self) -> &'static str {
         "hand"
     }
@@ -228,7 +228,7 @@ impl ByCache {
     }
 }
 
-impl Contender for ByCache {
+impl SystemUnderTest for ByCache {
     fn name(&self) -> &'static str {
         "cached"
     }
@@ -247,12 +247,12 @@ impl Contender for ByCache {
 /// Another index.
 struct ByPeer<P>(P);
 
-fn peer<P: Peer + Send + 'static>(world: &mut World) -> anyhow::Result<Box<dyn Contender>> {
+fn peer<P: Peer + Send + 'static>(world: &mut World) -> anyhow::Result<Box<dyn SystemUnderTest>> {
     let peer = P::build(&mut world.entries()).with_context(|| format!("building {}", P::NAME))?;
     Ok(Box::new(ByPeer(peer)))
 }
 
-impl<P: Peer + Send> Contender for ByPeer<P> {
+impl<P: Peer + Send> SystemUnderTest for ByPeer<P> {
     fn name(&self) -> &'static str {
         P::NAME
     }
@@ -286,10 +286,10 @@ mod tests {
         let mut world = World::new(sorted(10_000));
         let keys: Vec<_> = (0..2).map(|seed| draw(Distribution::Uniform, 10_000, 20_000, seed).unwrap()).collect();
         for (name, build) in ALL {
-            let contender = build(&mut world).unwrap();
-            assert_eq!(contender.name(), *name);
-            for in_flight in if contender.interleaves() { vec![1, 3, 8] } else { vec![1] } {
-                let ran = measure(&*contender, &keys, in_flight, Duration::from_millis(20)).unwrap();
+            let system = build(&mut world).unwrap();
+            assert_eq!(system.name(), *name);
+            for in_flight in if system.interleaves() { vec![1, 3, 8] } else { vec![1] } {
+                let ran = measure(&*system, &keys, in_flight, Duration::from_millis(20)).unwrap();
                 assert!(ran.ops >= 2 * BATCH as u64, "{name}");
             }
         }
@@ -300,9 +300,9 @@ mod tests {
         let mut world = World::new(sorted(1000));
         let keys = vec![Arc::from(vec![2u64; 10])];
         for (name, build) in ALL {
-            let contender = build(&mut world).unwrap();
-            for in_flight in if contender.interleaves() { vec![1, 2] } else { vec![1] } {
-                let ran = measure(&*contender, &keys, in_flight, Duration::from_secs(5));
+            let system = build(&mut world).unwrap();
+            for in_flight in if system.interleaves() { vec![1, 2] } else { vec![1] } {
+                let ran = measure(&*system, &keys, in_flight, Duration::from_secs(5));
                 assert!(ran.unwrap_err().to_string().contains("wrong answer"), "{name}");
             }
         }

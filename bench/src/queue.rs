@@ -1,14 +1,14 @@
-//! One worker's feed: the tasks of a worker share one source of operations and take them one at a time.
+//! One worker's queue: the tasks of a worker share one source of operations and take them one at a time.
 //!
-//! A feed ends after a number of operations, at a deadline, with its source, or when it is told to stop because an operation
-//! failed. A worker is one thread, so the feed needs cells and no locks.
+//! A queue ends after a number of operations, at a deadline, with its source, or when it is told to stop because an operation
+//! failed. A worker is one thread, so the queue needs cells and no locks.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// When a feed ends, if its source does not before.
+/// When a queue ends, if its source does not before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// After this many operations of this worker.
@@ -21,7 +21,7 @@ pub(crate) enum End {
 
 /// A source of operations, and when to take no more from it.
 #[derive(Debug)]
-pub(crate) struct Feed<I> {
+pub(crate) struct OperationQueue<I> {
     source: RefCell<I>,
     end: End,
     /// Written by this worker alone; others may look.
@@ -31,18 +31,18 @@ pub(crate) struct Feed<I> {
     interrupted: Arc<AtomicBool>,
 }
 
-impl<I: Iterator> Feed<I> {
+impl<I: Iterator> OperationQueue<I> {
     pub(crate) fn new(source: I, end: End) -> Self {
         let source = RefCell::new(source);
         Self { source, end, issued: Arc::default(), stopped: Cell::new(false), interrupted: Arc::default() }
     }
 
-    /// The same feed, which also ends once `flag` is set.
+    /// The same queue, which also ends once `flag` is set.
     pub(crate) fn interrupted_by(self, flag: &Arc<AtomicBool>) -> Self {
         Self { interrupted: Arc::clone(flag), ..self }
     }
 
-    /// The same feed, which counts there what it has handed out.
+    /// The same queue, which counts there what it has handed out.
     pub(crate) fn counted_in(self, issued: &Arc<AtomicU64>) -> Self {
         issued.store(0, Ordering::Relaxed);
         Self { issued: Arc::clone(issued), ..self }
@@ -64,7 +64,7 @@ impl<I: Iterator> Feed<I> {
         Some(next)
     }
 
-    /// Ends the feed for all tasks of the worker.
+    /// Ends the queue for all tasks of the worker.
     pub(crate) fn stop(&self) {
         self.stopped.set(true);
     }
@@ -80,25 +80,25 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn drain(feed: &Feed<impl Iterator>) -> usize {
+    fn drain(queue: &OperationQueue<impl Iterator>) -> usize {
         let now = Instant::now();
-        std::iter::from_fn(|| feed.next(now)).count()
+        std::iter::from_fn(|| queue.next(now)).count()
     }
 
     #[test]
     fn feeds_end() {
-        let feed = |end| Feed::new(std::iter::repeat(1), end);
-        assert_eq!(drain(&feed(End::Operations(7))), 7);
-        assert_eq!(drain(&Feed::new(std::iter::repeat_n(1, 3), End::Source)), 3);
+        let queue = |end| OperationQueue::new(std::iter::repeat(1), end);
+        assert_eq!(drain(&queue(End::Operations(7))), 7);
+        assert_eq!(drain(&OperationQueue::new(std::iter::repeat_n(1, 3), End::Source)), 3);
         let now = Instant::now();
-        let timed = feed(End::At(now + Duration::from_secs(1)));
+        let timed = queue(End::At(now + Duration::from_secs(1)));
         assert!(timed.next(now).is_some());
         assert!(timed.next(now + Duration::from_secs(1)).is_none());
-        let stopped = feed(End::Operations(7));
+        let stopped = queue(End::Operations(7));
         stopped.stop();
         assert_eq!(drain(&stopped), 0);
         let (flag, count) = (Arc::default(), Arc::new(AtomicU64::new(9)));
-        let interrupted = feed(End::Operations(7)).interrupted_by(&flag).counted_in(&count);
+        let interrupted = queue(End::Operations(7)).interrupted_by(&flag).counted_in(&count);
         assert!(interrupted.next(now).is_some());
         assert_eq!(count.load(Ordering::Relaxed), 1);
         flag.store(true, Ordering::Relaxed);
