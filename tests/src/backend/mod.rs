@@ -213,7 +213,7 @@ impl FabricProfile {
         if let Self::Faulty(faults) = self { Some(faults) } else { None }
     }
 
-    /// The fabric, whose requests fail if that is these profile.
+    /// The fabric, whose requests fail if the profile says so.
     pub fn wrap(self, fabric: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
         match self.faults() {
             Some(faults) => Arc::new(FaultyFabric::new(fabric, faults.options())),
@@ -221,7 +221,7 @@ impl FabricProfile {
         }
     }
 
-    /// The listener, whose ports' requests fail if that is these profile.
+    /// The listener, whose endpoints' requests fail if that is these profile.
     pub fn wrap_listener(self, listener: Box<dyn Listener>) -> Box<dyn Listener> {
         match self.faults() {
             Some(faults) => Box::new(FaultyListener::new(listener, faults.options())),

@@ -1,4 +1,4 @@
-//! Compute servers in processes of their own. Each is the test's own program, reported by its environment to be one.
+//! Compute servers in processes of their own. Each is the test's own program, told by its environment to be one.
 
 use std::{path::PathBuf, process::Command, sync::Arc, time::Duration};
 

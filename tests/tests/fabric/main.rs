@@ -1,7 +1,7 @@
 //! What every fabric owes, on every backend: each verb does what it says and completes once; what the capabilities promise
 //! about order and atomicity holds; a bad request is an error and harms nothing; who is alive is known.
 //!
-//! One test is a promise, and runs on each backend there is (`farlink_tests::backend`), `mem` in each of its profile.
+//! One test is a promise, and runs on each backend there is (`farlink_tests::backend`), `mem` in each of its profiles.
 
 mod order;
 mod owners;
