@@ -4,6 +4,7 @@
 //! `farlink_structures::btree`.
 
 use farlink_runtime::{
+    access::Link,
     page::{IDENTITY, LOCK, SELF, SizeClass},
     ptr::RemotePtr,
     structure::Structure,
@@ -93,7 +94,7 @@ impl<'a> Hand<'a> {
             match found? {
                 Found::Value(value) => return Some(Some(value)),
                 Found::Absent => return Some(None),
-                Found::Page(next) => at = RemotePtr::from_raw(next).ok()?,
+                Found::Page(next) => at = Link::from_word(next).remote()?.0,
             }
         }
     }

@@ -62,7 +62,7 @@ pub use crate::{counters::Counters, remote};
 const TASKS_PER_EXCHANGE: usize = 6;
 
 /// The longest first back-off; each next one may be twice as long.
-const BACK_OFF_NS: u64 = 200;
+const BACK_OFF_NS: u64 = 50;
 
 /// Idle turns before a worker offers its core to other threads at each further one.
 const IDLE_TURNS_MAX: u32 = 200;
@@ -496,7 +496,7 @@ impl Handle {
         YieldNow { executor: self.executor(), yielded: false }
     }
 
-    /// Waits before the `attempt`th try (from 0): for a time of up to 12.8 us, longer and longer at random. From the fourth try
+    /// Waits before the `attempt`th try (from 0): for a time of up to 3.2 us, longer and longer at random. From the fourth try
     /// on other threads get the core.
     pub async fn back_off(&self, attempt: u32) {
         let wait_ns = self.random(|rng| rng.random_range(0..=BACK_OFF_NS << attempt.min(6)));
