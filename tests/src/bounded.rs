@@ -30,6 +30,11 @@ pub struct Endless {
     pub turns: u64,
 }
 
+/// A turn; false if it did nothing, and there is a time to wait for: how many such turns there are depends on the machine.
+pub fn turn(worker: &Worker) -> bool {
+    worker.turn() || worker.next_due_ns().is_none()
+}
+
 /// Runs `future` as a task of `worker`, turn by turn, until it ends or `bound` is used up. What does not end stays a task
 /// of the worker.
 ///
@@ -40,8 +45,7 @@ pub fn run<T: 'static>(worker: &Worker, bound: Bound, future: impl Future<Output
     let mut task = pin!(worker.spawn(future));
     let mut turns = 0;
     loop {
-        worker.turn();
-        turns += 1;
+        turns += u64::from(turn(worker));
         if let Poll::Ready(output) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return Ok(output);
         }

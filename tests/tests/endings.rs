@@ -118,7 +118,8 @@ fn poll_some(worker: &Worker, future: &mut Doing, mut polls: u32) -> bool {
     }
     let woken = Arc::new(Woken(AtomicBool::new(true)));
     let waker = Waker::from(Arc::clone(&woken));
-    for _ in 0..ENDS.turns_max {
+    let mut turns = 0;
+    while turns < ENDS.turns_max {
         if woken.0.swap(false, Ordering::Acquire) {
             if future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
                 return true;
@@ -128,7 +129,7 @@ fn poll_some(worker: &Worker, future: &mut Doing, mut polls: u32) -> bool {
                 return false;
             }
         }
-        worker.turn();
+        turns += u64::from(bounded::turn(worker));
     }
     panic!("woken no more, with {polls} polls to go");
 }
