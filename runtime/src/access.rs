@@ -238,16 +238,29 @@ pub trait Access: FastPath {
         each
     }
 
-    /// Runs an operation below each of several links of a page: on the memory servers of those that are not here, all at the
-    /// same time; of the others it returns the pages, for the caller to go on from. A result for each link.
+    /// Runs an operation below a link of a page: on the memory server of the page below, if that is not here and it pays; else
+    /// returns the page, for the caller to go on from.
+    ///
+    /// # Errors
+    /// As [`Access::follow`], and what the operation failed with.
+    async fn fork_one<'a, O: Operation<Plugin = Self::Plugin>>(
+        &'a self,
+        from: &Self::Page<'a>,
+        link: Link,
+        _part: &O,
+    ) -> Result<Forked<Self::Page<'a>, O::Output>, Interrupt> {
+        self.follow(from, link, Hint::DOWN).await.map(Forked::Page)
+    }
+
+    /// [`Access::fork_one`] for several links, all at the same time. A result for each link.
     async fn fork<'a, O: Operation<Plugin = Self::Plugin>>(
         &'a self,
         from: &Rc<Self::Page<'a>>,
         links: &[Link],
-        _part: &O,
+        part: &O,
     ) -> Vec<Result<Forked<Self::Page<'a>, O::Output>, Interrupt>> {
-        let pages = self.follow_each(links.iter().map(|&link| (Rc::clone(from), link))).all().await;
-        pages.into_iter().map(|page| page.map(Forked::Page)).collect()
+        let all = links.iter().map(|&link| self.fork_one(from, link, part));
+        futures_util::stream::iter(all).buffered(WINDOW).collect().await
     }
 
     /// That each of these pages was, at some moment since the attempt began, as it was read. Takes one round trip where pages

@@ -527,28 +527,21 @@ impl<A: Access + 'static> Access for Attempt<A> {
         self.go(from, link, hint).await
     }
 
-    async fn fork<'a, O: Operation<Plugin = A::Plugin>>(
+    async fn fork_one<'a, O: Operation<Plugin = A::Plugin>>(
         &'a self,
-        from: &Rc<StrictPage<'a, A>>,
-        links: &[Link],
+        from: &StrictPage<'a, A>,
+        link: Link,
         part: &O,
-    ) -> Vec<Result<Forked<StrictPage<'a, A>, O::Output>, Interrupt>> {
-        let mut all = Vec::with_capacity(links.len());
-        for &link in links {
-            let one = async {
-                self.be_nasty().await?;
-                if let Some(missing) = self.missing(from, link)? {
-                    // Boxed: a part may fork again.
-                    let shipped: Pin<Box<dyn Future<Output = _>>> = Box::pin(self.strict.ship(part, missing, None));
-                    if let Some(output) = shipped.await? {
-                        return Ok(Forked::Done(output));
-                    }
-                }
-                self.go(from, link, Hint::DOWN).await.map(Forked::Page)
-            };
-            all.push(one.await);
+    ) -> Result<Forked<StrictPage<'a, A>, O::Output>, Interrupt> {
+        self.be_nasty().await?;
+        if let Some(missing) = self.missing(from, link)? {
+            // Boxed: a part may fork again.
+            let shipped: Pin<Box<dyn Future<Output = _>>> = Box::pin(self.strict.ship(part, missing, None));
+            if let Some(output) = shipped.await? {
+                return Ok(Forked::Done(output));
+            }
         }
-        all
+        self.go(from, link, Hint::DOWN).await.map(Forked::Page)
     }
 
     async fn validate<'a>(&'a self, pages: &[&StrictPage<'a, A>]) -> Result<(), Interrupt> {

@@ -116,23 +116,6 @@ impl<P: Plugin> Attempt<P> {
             None => Ok(()),
         }
     }
-
-    /// What [`Access::fork`] does for one link.
-    async fn fork_one<'a, O: Operation<Plugin = P>>(
-        &'a self,
-        from: &CachedPage<'a, P>,
-        link: Link,
-        part: &O,
-    ) -> Result<Forked<CachedPage<'a, P>, O::Output>, Interrupt> {
-        if !is_swizzled(link.word())
-            && self.may_ship.get()
-            && let Some(missing) = self.decide(Code::of::<O>(), from, link).await?
-            && let Some(output) = Shared::ship(&self.engine, part, missing).await?
-        {
-            return Ok(Forked::Done(output));
-        }
-        self.cached().follow(from, link, Hint::DOWN).await.map(Forked::Page)
-    }
 }
 
 type Decision<'f> = Pin<Box<dyn Future<Output = Result<(), Interrupt>> + 'f>>;
@@ -217,6 +200,23 @@ impl<P: Plugin> Access for Attempt<P> {
         Decide { attempt: self, decision: None, is_decided: false, follow }
     }
 
+    async fn fork_one<'a, O: Operation<Plugin = P>>(
+        &'a self,
+        from: &CachedPage<'a, P>,
+        link: Link,
+        part: &O,
+    ) -> Result<Forked<CachedPage<'a, P>, O::Output>, Interrupt> {
+        if !is_swizzled(link.word())
+            && self.may_ship.get()
+            && let Some(missing) = self.decide(Code::of::<O>(), from, link).await?
+            && let Some(output) = Shared::ship(&self.engine, part, missing).await?
+        {
+            return Ok(Forked::Done(output));
+        }
+        self.cached().follow(from, link, Hint::DOWN).await.map(Forked::Page)
+    }
+
+    // All at once: a shipped part takes no window of reads.
     async fn fork<'a, O: Operation<Plugin = P>>(
         &'a self,
         from: &Rc<CachedPage<'a, P>>,

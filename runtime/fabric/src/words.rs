@@ -18,6 +18,15 @@ pub trait Words {
     /// If `index` is not below [`Words::count`]; code clamps what it computes from page contents before it indexes.
     fn word(&self, index: usize) -> u64;
 
+    /// Copies the words from `index` on: what is made of them next can then be made of several at once.
+    ///
+    /// # Panics
+    /// If they go beyond [`Words::count`].
+    #[inline]
+    fn copy_to(&self, index: usize, to: &mut [u64]) {
+        (index..).zip(to).for_each(|(index, word)| *word = self.word(index));
+    }
+
     /// The first of the places `within` whose word is not `below`, or the end of `within`; those that are come first. Of words
     /// in another order, some place.
     ///
@@ -46,6 +55,11 @@ impl<W: Words + ?Sized> Words for &W {
         (**self).word(index)
     }
 
+    #[inline]
+    fn copy_to(&self, index: usize, to: &mut [u64]) {
+        (**self).copy_to(index, to);
+    }
+
     #[inline(always)]
     fn partition_point(&self, within: Range<usize>, below: impl Fn(u64) -> bool) -> usize {
         (**self).partition_point(within, below)
@@ -63,6 +77,11 @@ impl Words for [u64] {
         self[index]
     }
 
+    #[inline]
+    fn copy_to(&self, index: usize, to: &mut [u64]) {
+        to.copy_from_slice(&self[index..index + to.len()]);
+    }
+
     #[inline(always)]
     fn partition_point(&self, within: Range<usize>, below: impl Fn(u64) -> bool) -> usize {
         within.start + self[within].partition_point(|&word| below(word))
@@ -78,6 +97,12 @@ impl Words for [AtomicU64] {
     #[inline]
     fn word(&self, index: usize) -> u64 {
         self[index].load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn copy_to(&self, index: usize, to: &mut [u64]) {
+        let words = &self[index..index + to.len()];
+        to.iter_mut().zip(words).for_each(|(word, shared)| *word = shared.load(Ordering::Relaxed));
     }
 
     #[inline(always)]
