@@ -2,13 +2,16 @@
 //!
 //! - [`btree`]: a B+-tree of u64 keys and values.
 //! - [`skiplist`]: a skip list of u64 keys and values.
+//! - [`rtree`]: an R*-tree of rectangles.
 //! - [`map`]: what ordered maps have in common.
 
 pub mod btree;
 pub mod map;
+pub mod rtree;
 pub mod skiplist;
 
 pub use btree::BTree;
+pub use rtree::RTree;
 pub use skiplist::SkipList;
 
 /// The snippets of the README compile.

@@ -1,0 +1,346 @@
+//! Insert, delete and update. What makes room for an entry before it comes, or tidies up behind one that has gone, is in `shape`.
+
+use std::cell::Cell;
+
+use farlink_runtime::{
+    access::{Access, FastPath, Forked, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Slot, Start, Words},
+    error::Error,
+    operation::tidy,
+    page::{IDENTITY, Identity},
+};
+
+use super::{
+    Tree, choose,
+    node::{self, Item, KIND, Node, count_min, require_page},
+    ops::{Delete, Insert, Update},
+    rect::Rect,
+    shape,
+};
+
+/// Attempts to tidy up behind a delete.
+const TIDY_MAX: u32 = 8;
+
+/// Pages from where an operation began down to one that it is about.
+pub(super) type Path<'a, A> = Vec<<A as FastPath>::Page<'a>>;
+
+/// The leaf page of a change as it is now, if it is one.
+fn leaf_of<W: Words, const D: usize>(words: &W) -> Option<Node<'_, W, D>> {
+    let node = Node::of(words);
+    (node.level == 0 && Identity::kind_in(words.word(IDENTITY)) == KIND).then_some(node)
+}
+
+/// The way down to the leaf that takes an entry.
+async fn choose_path<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
+    access: &'a A,
+    from: Start,
+    rect: &Rect<D>,
+) -> Result<Path<'a, A>, Interrupt> {
+    let mut path = vec![access.open(from).await?];
+    loop {
+        let page = &path[path.len() - 1];
+        require_page(access, page)?;
+        let Some(level) = page.level().checked_sub(1) else { return Ok(path) };
+        let chosen = page.read(|words| {
+            let node = Node::<_, D>::of(words);
+            let children = (0..node.count).map(|index| node.rect(index));
+            choose::choose(children, rect, level == 0).map(|index| node.item(index))
+        })?;
+        let chosen = chosen.ok_or(Interrupt::stale(page.at(), "it has no children"))?;
+        // A child that covers the entry needs nothing of the pages above, whatever they say.
+        let child = match chosen.rect.contains(rect) {
+            true => access.descend(page, chosen.link(), Hint::DOWN).await?,
+            false => access.follow(page, chosen.link(), Hint::DOWN).await?,
+        };
+        if child.level() != level {
+            return Err(Interrupt::stale(child.at(), "it is of another level"));
+        }
+        path.push(child);
+    }
+}
+
+/// Enlarges the boxes on the way to a leaf that does not cover an entry, all in one change with what `f` does to the leaf.
+async fn enlarge<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
+    access: &'a A,
+    path: Path<'a, A>,
+    rect: &Rect<D>,
+    f: impl FnOnce(&mut A::PagesMut<'a>, Slot),
+) -> Result<(), Interrupt> {
+    let mut boxes = Vec::with_capacity(path.len());
+    for page in &path {
+        boxes.push(page.read(|words| Node::<_, D>::of(words).bounds())?);
+    }
+    let top = boxes.iter().rposition(|bounds| bounds.contains(rect)).ok_or(Interrupt::above())?;
+    let mut steps = Vec::new();
+    for pair in path[top..].windows(2) {
+        let index = pair[0].read(|words| {
+            let node = Node::<_, D>::of(words);
+            (0..node.count).find(|&index| access.leads_to(Link::from_word(node.word(index)), &pair[1]))
+        })?;
+        steps.push(index.ok_or(Interrupt::stale(pair[0].at(), "it does not lead to its child"))?);
+    }
+    let mut pages = Pages::new();
+    let slots: Vec<_> = path.into_iter().skip(top).map(|page| pages.add(page)).collect();
+    let change = |pages: &mut A::PagesMut<'a>| {
+        for (number, &index) in steps.iter().enumerate() {
+            let larger = boxes[top + number + 1].union(rect);
+            let item = Node::<_, D>::of(&pages.page(slots[number])).item(index);
+            node::set_item(pages, slots[number], index, &Item { rect: larger, ..item });
+            node::set_bounds(pages, slots[number + 1], &larger);
+        }
+        f(pages, slots[slots.len() - 1]);
+    };
+    access.change(pages, change).await.map(drop)
+}
+
+pub(super) async fn insert<A: Access<Plugin = Tree<D>>, const D: usize>(
+    access: &A,
+    from: Start,
+    insert: &Insert<D>,
+) -> Result<(), Interrupt> {
+    let Insert { rect, payload } = *insert;
+    rect.require_finite().map_err(Error::from)?;
+    let item = Item { rect, word: payload, stamp: 0 };
+    let mut path = choose_path(access, from, &rect).await?;
+    let leaf = &path[path.len() - 1];
+    let (is_full, covers) = leaf.read(|words| {
+        let node = Node::<_, D>::of(words);
+        (node.is_full(), node.bounds().contains(&rect))
+    })?;
+    if is_full {
+        shape::make_room(access, path).await?;
+        return Err(Interrupt::again());
+    }
+    let Some(leaf) = path.pop() else { return Err(Interrupt::above()) };
+    if !covers {
+        path.push(leaf);
+        return enlarge(access, path, &rect, |pages, leaf| node::push(pages, leaf, &item)).await;
+    }
+    let add = |pages: &mut A::PagesMut<'_>| {
+        let slot = Pages::<()>::ONLY;
+        let fits = leaf_of::<_, D>(&pages.page(slot)).is_some_and(|it| !it.is_full() && it.bounds().contains(&rect));
+        if fits {
+            node::push(pages, slot, &item);
+        }
+        fits
+    };
+    let (fits, _) = access.change(Pages::current(leaf), add).await?;
+    fits.then_some(()).ok_or(Interrupt::conflict())
+}
+
+/// What a way down is to end at.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Wanted<const D: usize> {
+    /// The leaf with an entry.
+    Entry(Rect<D>, u64),
+    /// A page of a level, whose box was this.
+    Page(Link, u8, Rect<D>),
+}
+
+/// Looks for an entry, or a page, below where an operation begins, one child after the other.
+struct Locate<'a, A: Access<Plugin = Tree<D>>, const D: usize> {
+    access: &'a A,
+    wanted: Wanted<D>,
+    path: Path<'a, A>,
+    /// Children of each page of the path that were not looked at.
+    left: Vec<Vec<Item<D>>>,
+    passed: Path<'a, A>,
+}
+
+impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Locate<'a, A, D> {
+    async fn new(access: &'a A, from: Start, wanted: Wanted<D>) -> Result<Self, Interrupt> {
+        let mut locate = Self { access, wanted, path: Vec::new(), left: Vec::new(), passed: Vec::new() };
+        let page = access.open(from).await?;
+        locate.enter(page, None)?;
+        Ok(locate)
+    }
+
+    fn enter(&mut self, page: A::Page<'a>, by: Option<&Item<D>>) -> Result<(), Interrupt> {
+        require_page(self.access, &page)?;
+        let (rect, level) = match self.wanted {
+            Wanted::Entry(rect, _) => (rect, 0),
+            Wanted::Page(_, level, rect) => (rect, level),
+        };
+        let (head, left) = page.read(|words| {
+            let node = Node::<_, D>::of(words);
+            let is_above = node.level > level;
+            let children = (0..node.count).filter(|&index| match self.wanted {
+                Wanted::Entry(..) => is_above && node.rect(index).contains(&rect),
+                Wanted::Page(..) => is_above && node.rect(index).intersects(&rect),
+            });
+            (node.head(), children.map(|index| node.item(index)).collect())
+        })?;
+        let above = self.path.last().map(|above| above.level());
+        let is_as_promised = by.is_none_or(|by| by.stamp == head.stamp && above == head.level.checked_add(1));
+        if head.level != page.level() || !is_as_promised {
+            return Err(Interrupt::stale(page.at(), "it is not the page that its link promised"));
+        }
+        self.path.push(page);
+        self.left.push(left);
+        Ok(())
+    }
+
+    /// Whether the way has come to its end.
+    fn is_there(&self) -> Result<bool, Interrupt> {
+        let Some(page) = self.path.last() else { return Ok(false) };
+        match self.wanted {
+            Wanted::Entry(rect, payload) if page.level() == 0 => {
+                page.read(|words| Node::<_, D>::of(words).position(&rect, payload).is_some())
+            }
+            Wanted::Entry(..) => Ok(false),
+            Wanted::Page(link, level, _) => Ok(page.level() == level && page.link() == link),
+        }
+    }
+
+    /// The next child to look at, which the last page of the path leads to.
+    fn next(&mut self) -> Option<Item<D>> {
+        loop {
+            if let Some(next) = self.left.last_mut()?.pop() {
+                return Some(next);
+            }
+            self.left.pop();
+            self.passed.extend(self.path.pop());
+        }
+    }
+
+    /// To its end; the path is empty if there is none.
+    async fn run(&mut self) -> Result<(), Interrupt> {
+        while !self.is_there()? {
+            let Some(next) = self.next() else { return self.validate().await };
+            let page = self.access.follow(&self.path[self.path.len() - 1], next.link(), Hint::DOWN).await?;
+            self.enter(page, Some(&next))?;
+        }
+        Ok(())
+    }
+
+    async fn validate(&self) -> Result<(), Interrupt> {
+        self.access.validate(&self.passed.iter().collect::<Vec<_>>()).await
+    }
+}
+
+pub(super) async fn delete<A: Access<Plugin = Tree<D>>, const D: usize>(
+    access: &A,
+    from: Start,
+    delete: &Delete<D>,
+) -> Result<bool, Interrupt> {
+    let Delete { rect, payload } = *delete;
+    let mut locate = Locate::new(access, from, Wanted::Entry(rect, payload)).await?;
+    while !locate.is_there()? {
+        let Some(next) = locate.next() else { return locate.validate().await.map(|()| false) };
+        match access.fork_one(&locate.path[locate.path.len() - 1], next.link(), delete).await? {
+            Forked::Page(page) => locate.enter(page, Some(&next))?,
+            Forked::Done(true) => return Ok(true),
+            Forked::Done(false) => {}
+        }
+    }
+    let mut path = locate.path;
+    let Some(leaf) = path.pop() else { return Err(Interrupt::above()) };
+    let is_root = leaf.at() == access.context().structure.root;
+    let is_sparse = leaf.read(|words| {
+        let node = Node::<_, D>::of(words);
+        node.count <= count_min(node.capacity)
+    })?;
+    if is_sparse && path.is_empty() && !is_root {
+        return Err(Interrupt::above());
+    }
+    let remove = |pages: &mut A::PagesMut<'_>| {
+        let slot = Pages::<()>::ONLY;
+        let found = leaf_of::<_, D>(&pages.page(slot)).and_then(|it| it.position(&rect, payload));
+        if let Some(index) = found {
+            node::remove_at::<D>(pages, slot, index);
+        }
+        found.is_some()
+    };
+    let (is_gone, mut after) = access.change(Pages::current(leaf), remove).await?;
+    if !is_gone {
+        return Err(Interrupt::conflict());
+    }
+    path.extend(after.take(Pages::<()>::ONLY));
+    tidy_up(access, path, rect).await;
+    Ok(true)
+}
+
+/// Gives entries of a leaf that has too few to its siblings, and shrinks boxes, from the end of a path upwards. The entry is gone:
+/// what cannot be done is left.
+async fn tidy_up<'a, A: Access<Plugin = Tree<D>>, const D: usize>(access: &'a A, path: Path<'a, A>, rect: Rect<D>) {
+    let Some(page) = path.last() else { return };
+    let at = Cell::new((page.link(), page.level()));
+    let mut known = Some(path);
+    tidy(&access.context().worker, TIDY_MAX, async || {
+        let path = match known.take() {
+            Some(path) => path,
+            None => {
+                let (link, level) = at.get();
+                let mut locate = Locate::new(access, Start::Anew, Wanted::Page(link, level, rect)).await?;
+                locate.run().await?;
+                locate.path
+            }
+        };
+        shape::settle(access, path, &at).await
+    })
+    .await;
+}
+
+pub(super) async fn update<A: Access<Plugin = Tree<D>>, const D: usize>(
+    access: &A,
+    from: Start,
+    update: &Update<D>,
+) -> Result<bool, Interrupt> {
+    let Update { rect, payload, to } = *update;
+    to.require_finite().map_err(Error::from)?;
+    if matches!(from, Start::Page(at) if at != access.context().structure.root_link()) {
+        return Err(Interrupt::above());
+    }
+    let mut locate = Locate::new(access, from, Wanted::Entry(rect, payload)).await?;
+    locate.run().await?;
+    let mut old = locate.path;
+    let Some(leaf) = old.pop() else { return Ok(false) };
+    let item = Item { rect: to, word: payload, stamp: 0 };
+    if leaf.read(|words| Node::<_, D>::of(words).bounds().contains(&to))? {
+        let set = |pages: &mut A::PagesMut<'_>| {
+            let slot = Pages::<()>::ONLY;
+            let words = pages.page(slot);
+            let found = leaf_of::<_, D>(&words).filter(|it| it.bounds().contains(&to));
+            let found = found.and_then(|it| it.position(&rect, payload));
+            drop(words);
+            if let Some(index) = found {
+                node::set_item(pages, slot, index, &item);
+            }
+            found.is_some()
+        };
+        let (is_set, mut after) = access.change(Pages::current(leaf), set).await?;
+        if !is_set {
+            return Err(Interrupt::conflict());
+        }
+        old.extend(after.take(Pages::<()>::ONLY));
+        tidy_up(access, old, rect).await;
+        return Ok(true);
+    }
+    let mut new = choose_path(access, from, &to).await?;
+    let (is_full, covers) = new[new.len() - 1].read(|words| {
+        let node = Node::<_, D>::of(words);
+        (node.is_full(), node.bounds().contains(&to))
+    })?;
+    if is_full {
+        shape::make_room(access, new).await?;
+        return Err(Interrupt::again());
+    }
+    if !covers {
+        // A larger box is no effect that anybody sees.
+        enlarge(access, new, &to, |_, _| {}).await?;
+        return Err(Interrupt::again());
+    }
+    let Some(target) = new.pop().filter(|target| target.at() != leaf.at()) else { return Err(Interrupt::conflict()) };
+    let found = leaf.read(|words| Node::<_, D>::of(words).position(&rect, payload))?;
+    let index = found.ok_or(Interrupt::conflict())?;
+    let mut pages = Pages::new();
+    let (leaf, target) = (pages.add(leaf), pages.add(target));
+    let move_over = |pages: &mut A::PagesMut<'_>| {
+        node::remove_at::<D>(pages, leaf, index);
+        node::push(pages, target, &item);
+    };
+    let (_, mut after) = access.change(pages, move_over).await?;
+    old.extend(after.take(leaf));
+    drop(after);
+    tidy_up(access, old, rect).await;
+    Ok(true)
+}

@@ -1,0 +1,252 @@
+//! A page of the tree.
+//!
+//! ```text
+//! word 4    how many entries
+//! word 5    stamp (node sequence number)
+//! word 6    right link
+//! word 7..  the page's own box: its low corner, its high corner
+//! then      columns, as long as the page has room for entries: the low coordinates of each dimension, the high ones of each,
+//!           payloads (above level 0: links), and above level 0 stamps
+//! ```
+//!
+//! Nothing read from a page is trusted: counts are clamped, links checked by those who follow them, numbers may be any.
+
+use farlink_runtime::{
+    access::{Access, Interrupt, Link, PageRef, PagesMut, Slot, Words},
+    page::{HEADER_WORDS, IDENTITY, Identity},
+};
+
+use super::{
+    Tree,
+    rect::{Query, Rect},
+};
+
+/// The mark of a page of the tree.
+pub(super) const KIND: u8 = 1;
+const COUNT: usize = HEADER_WORDS;
+const STAMP: usize = HEADER_WORDS + 1;
+const RIGHT: usize = HEADER_WORDS + 2;
+const BOX: usize = HEADER_WORDS + 3;
+/// Entries tested at a time, a bit for each.
+const BATCH: usize = 64;
+
+/// An entry of a page.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Item<const D: usize> {
+    pub(super) rect: Rect<D>,
+    /// The payload; above level 0 the link to a page.
+    pub(super) word: u64,
+    /// The stamp of that page.
+    pub(super) stamp: u64,
+}
+
+impl<const D: usize> Item<D> {
+    pub(super) fn link(&self) -> Link {
+        Link::from_word(self.word)
+    }
+}
+
+/// What a page says of itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Head<const D: usize> {
+    pub(super) level: u8,
+    pub(super) stamp: u64,
+    pub(super) right: Link,
+    pub(super) bounds: Rect<D>,
+}
+
+/// A page, to be read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node<'a, W: ?Sized, const D: usize> {
+    words: &'a W,
+    pub(super) level: u8,
+    pub(super) count: usize,
+    pub(super) capacity: usize,
+}
+
+/// Entries that a page of so many words has room for.
+pub(super) const fn capacity<const D: usize>(words: usize, level: u8) -> usize {
+    let each = 2 * D + 1 + (level > 0) as usize;
+    words.saturating_sub(BOX + 2 * D) / each
+}
+
+/// Entries that a page should have at least.
+pub(super) const fn count_min(capacity: usize) -> usize {
+    capacity * 2 / 5
+}
+
+const fn column<const D: usize>(capacity: usize, number: usize) -> usize {
+    BOX + 2 * D + number * capacity
+}
+
+/// That a page can be one of the tree: all have one size.
+pub(super) fn require_page<A: Access<Plugin = Tree<D>>, const D: usize>(
+    access: &A,
+    page: &A::Page<'_>,
+) -> Result<(), Interrupt> {
+    let is_one =
+        page.kind() == KIND && page.link().remote().is_some_and(|(_, class)| class == access.context().structure.class);
+    is_one.then_some(()).ok_or(Interrupt::stale(page.at(), "it is no page of an R-tree of its size"))
+}
+
+impl<'a, W: Words + ?Sized, const D: usize> Node<'a, W, D> {
+    pub(super) fn of(words: &'a W) -> Self {
+        let level = Identity::from_word(words.word(IDENTITY)).map_or(0, |identity| identity.level);
+        let capacity = capacity::<D>(words.count(), level);
+        let count = usize::try_from(words.word(COUNT)).map_or(capacity, |count| count.min(capacity));
+        Self { words, level, count, capacity }
+    }
+
+    fn number(&self, at: usize) -> f64 {
+        f64::from_bits(self.words.word(at))
+    }
+
+    pub(super) fn stated_count(&self) -> u64 {
+        self.words.word(COUNT)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.count == self.capacity
+    }
+
+    pub(super) fn head(&self) -> Head<D> {
+        Head {
+            level: self.level,
+            stamp: self.words.word(STAMP),
+            right: Link::from_word(self.words.word(RIGHT)),
+            bounds: self.bounds(),
+        }
+    }
+
+    pub(super) fn bounds(&self) -> Rect<D> {
+        let corner = |from| std::array::from_fn(|d| self.number(from + d));
+        Rect { low: corner(BOX), high: corner(BOX + D) }
+    }
+
+    pub(super) fn rect(&self, index: usize) -> Rect<D> {
+        let corner = |first| std::array::from_fn(|d| self.number(column::<D>(self.capacity, first + d) + index));
+        Rect { low: corner(0), high: corner(D) }
+    }
+
+    pub(super) fn word(&self, index: usize) -> u64 {
+        self.words.word(self.word_position(index))
+    }
+
+    pub(super) fn word_position(&self, index: usize) -> usize {
+        column::<D>(self.capacity, 2 * D) + index
+    }
+
+    pub(super) fn item(&self, index: usize) -> Item<D> {
+        let stamp = match self.level {
+            0 => 0,
+            _ => self.words.word(column::<D>(self.capacity, 2 * D + 1) + index),
+        };
+        Item { rect: self.rect(index), word: self.word(index), stamp }
+    }
+
+    pub(super) fn items(&self) -> Vec<Item<D>> {
+        (0..self.count).map(|index| self.item(index)).collect()
+    }
+
+    /// Where an entry is.
+    pub(super) fn position(&self, rect: &Rect<D>, payload: u64) -> Option<usize> {
+        (0..self.count).find(|&index| self.word(index) == payload && self.rect(index) == *rect)
+    }
+
+    /// Hands `each` the index of every entry that is asked for, or of every child that can have such.
+    #[inline]
+    pub(super) fn find(&self, query: &Query<D>, mut each: impl FnMut(usize)) {
+        let (low_max, high_min) = query.bounds();
+        for from in (0..self.count).step_by(BATCH) {
+            let mut hits = self.hits(from, &low_max, &high_min);
+            while hits != 0 {
+                let index = from + hits.trailing_zeros() as usize;
+                hits &= hits - 1;
+                if self.level > 0 || query.takes(&self.rect(index)) {
+                    each(index);
+                }
+            }
+        }
+    }
+
+    /// A bit for each of the entries from `from` on that begins at `low_max` at most and ends at `high_min` at least. No branch
+    /// depends on what is compared: the compiler makes vector instructions of the loops.
+    #[inline]
+    fn hits(&self, from: usize, low_max: &[f64; D], high_min: &[f64; D]) -> u64 {
+        let count = (self.count - from).min(BATCH);
+        let (mut hits, mut lows, mut highs) = ([u64::MAX; BATCH], [0; BATCH], [0; BATCH]);
+        for d in 0..D {
+            self.words.copy_to(column::<D>(self.capacity, d) + from, &mut lows[..count]);
+            self.words.copy_to(column::<D>(self.capacity, D + d) + from, &mut highs[..count]);
+            for ((hit, low), high) in hits.iter_mut().zip(&lows).zip(&highs) {
+                let is_hit = (f64::from_bits(*low) <= low_max[d]) & (f64::from_bits(*high) >= high_min[d]);
+                *hit &= u64::from(is_hit).wrapping_neg();
+            }
+        }
+        let bits = hits.iter().enumerate().fold(0, |bits, (index, hit)| bits | (hit & 1 << index));
+        bits & u64::MAX >> (BATCH - count)
+    }
+}
+
+/// Sets all of a page.
+pub(super) fn write<const D: usize>(pages: &mut impl PagesMut, slot: Slot, head: &Head<D>, items: &[Item<D>]) {
+    forget_links::<D>(pages, slot, 0);
+    pages.describe(slot, head.level, KIND);
+    pages.set(slot, STAMP, head.stamp);
+    // A damaged page's link is not handed on.
+    pages.set(slot, RIGHT, head.right.remote().map_or(0, |_| head.right.word()));
+    set_bounds(pages, slot, &head.bounds);
+    for (index, item) in items.iter().enumerate() {
+        set_item(pages, slot, index, item);
+    }
+    pages.set(slot, COUNT, items.len() as u64);
+}
+
+/// Clears what looks like a swizzled link from this entry on: what is no link any more nobody would unswizzle.
+fn forget_links<const D: usize>(pages: &mut impl PagesMut, slot: Slot, from: usize) {
+    let words = pages.page(slot);
+    let node = Node::<_, D>::of(&words);
+    let links = if node.level > 0 { from..node.count } else { 0..0 };
+    let swizzled: Vec<usize> =
+        links.filter(|&index| node.word(index) >> 63 != 0).map(|index| node.word_position(index)).collect();
+    drop(words);
+    swizzled.into_iter().for_each(|position| pages.set(slot, position, 0));
+}
+
+pub(super) fn set_bounds<const D: usize>(pages: &mut impl PagesMut, slot: Slot, bounds: &Rect<D>) {
+    pages.fill(slot, BOX, &bounds.low.map(f64::to_bits));
+    pages.fill(slot, BOX + D, &bounds.high.map(f64::to_bits));
+}
+
+/// Sets an entry of a page, whatever the page's count.
+pub(super) fn set_item<const D: usize>(pages: &mut impl PagesMut, slot: Slot, index: usize, item: &Item<D>) {
+    let Node { level, capacity, .. } = Node::<_, D>::of(&pages.page(slot));
+    for d in 0..D {
+        pages.set(slot, column::<D>(capacity, d) + index, item.rect.low[d].to_bits());
+        pages.set(slot, column::<D>(capacity, D + d) + index, item.rect.high[d].to_bits());
+    }
+    pages.set(slot, column::<D>(capacity, 2 * D) + index, item.word);
+    if level > 0 {
+        pages.set(slot, column::<D>(capacity, 2 * D + 1) + index, item.stamp);
+    }
+}
+
+/// Adds an entry to a page that has room.
+pub(super) fn push<const D: usize>(pages: &mut impl PagesMut, slot: Slot, item: &Item<D>) {
+    let count = Node::<_, D>::of(&pages.page(slot)).count;
+    set_item(pages, slot, count, item);
+    pages.set(slot, COUNT, count as u64 + 1);
+}
+
+/// Removes an entry: the last one takes its place.
+pub(super) fn remove_at<const D: usize>(pages: &mut impl PagesMut, slot: Slot, index: usize) {
+    let (last, item) = {
+        let words = pages.page(slot);
+        let node = Node::<_, D>::of(&words);
+        let last = node.count.saturating_sub(1);
+        (last, node.item(last))
+    };
+    set_item(pages, slot, index, &item);
+    forget_links::<D>(pages, slot, last);
+    pages.set(slot, COUNT, last as u64);
+}

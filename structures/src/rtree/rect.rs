@@ -1,0 +1,274 @@
+//! Rectangles, and what can be asked about them.
+
+use std::cmp::Ordering;
+
+use farlink_runtime::{
+    error::Error,
+    structure::{Overlap, Region},
+    wire::{DecodeError, Wire},
+};
+
+/// Why corners make no rectangle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadRect {
+    /// A coordinate is infinite or no number.
+    #[error("its coordinate {dimension} is infinite or no number")]
+    NotFinite {
+        /// Counted from 0.
+        dimension: usize,
+    },
+    /// It ends before it begins.
+    #[error("it ends before it begins in dimension {dimension}")]
+    Inverted {
+        /// Counted from 0.
+        dimension: usize,
+    },
+}
+
+impl From<BadRect> for Error {
+    fn from(bad: BadRect) -> Self {
+        Self::BadOption { option: "rectangle", why: bad.to_string() }
+    }
+}
+
+/// A rectangle with sides along the axes, its boundary included. One that [`Rect::new`] has made is finite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rect<const D: usize = 2> {
+    pub(super) low: [f64; D],
+    pub(super) high: [f64; D],
+}
+
+/// An entry: equal ones can be in a tree several times.
+pub type Entry<const D: usize> = (Rect<D>, u64);
+
+impl<const D: usize> Rect<D> {
+    /// All of space. To be asked about, not to be inserted.
+    pub const EVERYTHING: Self = Self { low: [f64::NEG_INFINITY; D], high: [f64::INFINITY; D] };
+    /// What is no part of anything: the bounding box of nothing.
+    pub(super) const NOTHING: Self = Self { low: [f64::INFINITY; D], high: [f64::NEG_INFINITY; D] };
+
+    /// From one corner to the opposite one.
+    ///
+    /// # Errors
+    /// If a coordinate is infinite or no number, or a low one is above a high one.
+    pub fn new(low: [f64; D], high: [f64; D]) -> Result<Self, BadRect> {
+        // Of the two zeros one is taken.
+        let rect = Self { low: low.map(|at| at + 0.0), high: high.map(|at| at + 0.0) };
+        rect.require_finite().map(|()| rect)
+    }
+
+    /// A point.
+    ///
+    /// # Errors
+    /// As [`Rect::new`].
+    pub fn point(at: [f64; D]) -> Result<Self, BadRect> {
+        Self::new(at, at)
+    }
+
+    /// The corner where all coordinates are least.
+    pub const fn low(&self) -> [f64; D] {
+        self.low
+    }
+
+    /// The opposite corner.
+    pub const fn high(&self) -> [f64; D] {
+        self.high
+    }
+
+    pub(super) fn require_finite(&self) -> Result<(), BadRect> {
+        for (dimension, (low, high)) in self.low.iter().zip(&self.high).enumerate() {
+            if !(low.is_finite() && high.is_finite()) {
+                return Err(BadRect::NotFinite { dimension });
+            }
+            if low > high {
+                return Err(BadRect::Inverted { dimension });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether they have a point in common.
+    #[inline]
+    pub fn intersects(&self, other: &Self) -> bool {
+        (0..D).all(|d| self.low[d] <= other.high[d] && other.low[d] <= self.high[d])
+    }
+
+    /// Whether all of the other one lies in it.
+    #[inline]
+    pub fn contains(&self, other: &Self) -> bool {
+        (0..D).all(|d| self.low[d] <= other.low[d] && other.high[d] <= self.high[d])
+    }
+
+    /// The least rectangle around both.
+    #[inline]
+    pub fn union(&self, other: &Self) -> Self {
+        let low = std::array::from_fn(|d| self.low[d].min(other.low[d]));
+        Self { low, high: std::array::from_fn(|d| self.high[d].max(other.high[d])) }
+    }
+
+    pub(super) fn around<'a>(rects: impl IntoIterator<Item = &'a Self>) -> Self {
+        rects.into_iter().fold(Self::NOTHING, |all, rect| all.union(rect))
+    }
+
+    #[inline]
+    pub(super) fn area(&self) -> f64 {
+        (0..D).map(|d| self.high[d] - self.low[d]).product()
+    }
+
+    pub(super) fn margin(&self) -> f64 {
+        (0..D).map(|d| self.high[d] - self.low[d]).sum()
+    }
+
+    /// The area that they have in common.
+    #[inline]
+    pub(super) fn common_area(&self, other: &Self) -> f64 {
+        (0..D).map(|d| (self.high[d].min(other.high[d]) - self.low[d].max(other.low[d])).max(0.0)).product()
+    }
+
+    #[inline]
+    pub(super) fn center(&self, dimension: usize) -> f64 {
+        self.low[dimension] / 2.0 + self.high[dimension] / 2.0
+    }
+
+    pub(super) fn center_distance(&self, other: &Self) -> f64 {
+        (0..D).map(|d| (self.center(d) - other.center(d)).powi(2)).sum()
+    }
+
+    /// The square of the distance to a point: 0 inside.
+    pub fn distance_squared(&self, to: &[f64; D]) -> f64 {
+        (0..D).map(|d| (self.low[d] - to[d]).max(to[d] - self.high[d]).max(0.0).powi(2)).sum()
+    }
+
+    /// The square of the greatest distance of one of its points.
+    fn reach_squared(&self, to: &[f64; D]) -> f64 {
+        (0..D).map(|d| (to[d] - self.low[d]).abs().max((self.high[d] - to[d]).abs()).powi(2)).sum()
+    }
+}
+
+/// As from afar: whoever takes it in checks that it is finite.
+impl<const D: usize> Wire for Rect<D> {
+    fn encode(&self, to: &mut Vec<u64>) {
+        (self.low, self.high).encode(to);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        <([f64; D], [f64; D])>::decode(from).map(|(low, high)| Self { low, high })
+    }
+}
+
+impl<const D: usize> Region for Rect<D> {
+    fn everything() -> Self {
+        Self::EVERYTHING
+    }
+
+    fn overlap(&self, other: &Self) -> Overlap {
+        match (other.contains(self), other.intersects(self)) {
+            (true, _) => Overlap::Inside,
+            (_, true) => Overlap::Partly,
+            _ => Overlap::Outside,
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Query<const D: usize = 2> {
+    /// Entries that have a point in common with this.
+    Intersects(Rect<D>),
+    /// Entries that lie within this.
+    Within(Rect<D>),
+    /// Entries that contain all of this.
+    Contains(Rect<D>),
+    /// All entries, the nearest to this point first.
+    Nearest([f64; D]),
+}
+
+impl<const D: usize> Query<D> {
+    /// Where entries that are asked for can be.
+    pub(super) fn region(&self) -> Rect<D> {
+        match *self {
+            Self::Intersects(window) | Self::Within(window) | Self::Contains(window) => window,
+            Self::Nearest(_) => Rect::EVERYTHING,
+        }
+    }
+
+    /// Whatever is asked for begins at the first corner at most, and ends at the second at least: so does all above it.
+    pub(super) fn bounds(&self) -> ([f64; D], [f64; D]) {
+        match *self {
+            Self::Intersects(window) | Self::Within(window) => (window.high, window.low),
+            Self::Contains(window) => (window.low, window.high),
+            Self::Nearest(_) => ([f64::INFINITY; D], [f64::NEG_INFINITY; D]),
+        }
+    }
+
+    /// Whether an entry within the bounds is asked for.
+    pub(super) fn takes(&self, rect: &Rect<D>) -> bool {
+        if let Self::Within(window) = self { window.contains(rect) } else { true }
+    }
+
+    /// Whether an entry is asked for.
+    pub fn matches(&self, rect: &Rect<D>) -> bool {
+        match self {
+            Self::Intersects(window) => window.intersects(rect),
+            Self::Within(window) => window.contains(rect),
+            Self::Contains(window) => rect.contains(window),
+            Self::Nearest(_) => true,
+        }
+    }
+
+    /// What entries are ordered by in the first place. No entry in a box comes before the box.
+    pub(super) fn order(&self, rect: &Rect<D>) -> f64 {
+        match self {
+            Self::Nearest(to) => rect.distance_squared(to),
+            _ => rect.low[0],
+        }
+    }
+
+    /// No entry in a box comes after this.
+    fn order_last(&self, rect: &Rect<D>) -> f64 {
+        match self {
+            Self::Nearest(to) => rect.reach_squared(to),
+            _ => rect.high[0],
+        }
+    }
+
+    /// The order of entries.
+    pub(super) fn compare(&self, a: &Entry<D>, b: &Entry<D>) -> Ordering {
+        let corners = |rect: &Rect<D>| rect.low.into_iter().chain(rect.high);
+        let by_corners = corners(&a.0).zip(corners(&b.0)).map(|(a, b)| a.total_cmp(&b)).find(|by| by.is_ne());
+        let by_order = self.order(&a.0).total_cmp(&self.order(&b.0));
+        by_order.then(by_corners.unwrap_or(Ordering::Equal)).then(a.1.cmp(&b.1))
+    }
+
+    /// Whether entries of a box can come after this one.
+    pub(super) fn goes_beyond(&self, rect: &Rect<D>, entry: &Entry<D>) -> bool {
+        // Numbers of a damaged page compare as they like.
+        self.order_last(rect).total_cmp(&self.order(&entry.0)).is_ge()
+    }
+}
+
+impl<const D: usize> Wire for Query<D> {
+    fn encode(&self, to: &mut Vec<u64>) {
+        let kind = match self {
+            Self::Intersects(_) => 0u64,
+            Self::Within(_) => 1,
+            Self::Contains(_) => 2,
+            Self::Nearest(_) => 3,
+        };
+        match self {
+            Self::Intersects(window) | Self::Within(window) | Self::Contains(window) => (kind, *window).encode(to),
+            Self::Nearest(point) => (kind, *point).encode(to),
+        }
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        match u64::decode(from)? {
+            0 => Rect::decode(from).map(Self::Intersects),
+            1 => Rect::decode(from).map(Self::Within),
+            2 => Rect::decode(from).map(Self::Contains),
+            3 => <[f64; D]>::decode(from).map(Self::Nearest),
+            _ => Err(DecodeError("nothing of that kind can be asked of an R-tree")),
+        }
+    }
+}
