@@ -58,8 +58,8 @@ async fn choose_path<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     }
 }
 
-/// Enlarges the boxes on the way to a leaf that does not cover an entry, all in one change with what `f` does to the leaf.
-async fn enlarge<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
+/// Enlarges the boxes on the way to a page that does not cover an entry, all in one change with what `f` does to that page.
+pub(super) async fn enlarge<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     access: &'a A,
     path: Path<'a, A>,
     rect: &Rect<D>,
@@ -107,8 +107,8 @@ pub(super) async fn insert<A: Access<Plugin = Tree<D>>, const D: usize>(
         (node.is_full(), node.bounds().contains(&rect))
     })?;
     if is_full {
-        shape::make_room(access, path).await?;
-        return Err(Interrupt::again());
+        let is_added = shape::make_room(access, path, Some(item)).await?;
+        return is_added.then_some(()).ok_or(Interrupt::again());
     }
     let Some(leaf) = path.pop() else { return Err(Interrupt::above()) };
     if !covers {
@@ -321,7 +321,7 @@ pub(super) async fn update<A: Access<Plugin = Tree<D>>, const D: usize>(
         (node.is_full(), node.bounds().contains(&to))
     })?;
     if is_full {
-        shape::make_room(access, new).await?;
+        shape::make_room(access, new, None).await?;
         return Err(Interrupt::again());
     }
     if !covers {

@@ -36,9 +36,9 @@
 //! before it answers ([`Access::validate`]).
 //!
 //! # Where it differs from R*
-//! Forced reinsertion takes the 30% of a page's entries that are farthest out, as in R*, but inserts them among the siblings of the
-//! page and not from the root: so it is one change, and costs one round trip to read siblings. If fewer than a tenth of the page's
-//! entries would go, the page is split.
+//! Forced reinsertion takes the 30% of a leaf's entries that are farthest out, as in R*, but inserts them among the siblings of the
+//! page and not from the root: so it is one change, and costs one round trip to read siblings. If fewer than a tenth of the leaf's
+//! entries would go, it is split. Pages above level 0 are split at once.
 
 mod bulk;
 mod change;

@@ -40,7 +40,7 @@ pub struct Rect<const D: usize = 2> {
 }
 
 /// An entry: equal ones can be in a tree several times.
-pub type Entry<const D: usize> = (Rect<D>, u64);
+pub type Entry<const D: usize = 2> = (Rect<D>, u64);
 
 impl<const D: usize> Rect<D> {
     /// All of space. To be asked about, not to be inserted.

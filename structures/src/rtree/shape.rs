@@ -3,7 +3,7 @@
 //!
 //! - A *split*: half of a full page goes to a new one to its right. The new one takes over the stamp, the old one gets a new stamp
 //!   and a link to it (Kornacker and Banks, VLDB 1995).
-//! - A *reinsertion*: before a full page is split, those of its entries that lie far out go to siblings that suit them better. All
+//! - A *reinsertion*: before a full leaf is split, those of its entries that lie far out go to siblings that suit them better. All
 //!   pages that take part get new stamps, and forget their right links.
 //! - *Condensing*: what is left in a page with few entries goes to siblings in the same way, and the page is freed.
 //! - *Settling* of a box that is larger than need be.
@@ -17,7 +17,7 @@ use rand::RngExt;
 
 use super::{
     Tree,
-    change::Path,
+    change::{Path, enlarge},
     choose,
     node::{self, Head, Item, Node, count_min, require_page},
     rect::Rect,
@@ -67,20 +67,31 @@ fn index_of<A: Access<Plugin = Tree<D>>, const D: usize>(
     found.ok_or(Interrupt::stale(above.at(), "it does not lead to the page below it"))
 }
 
-/// Makes room in the highest of the full pages at the end of a path.
+/// Makes room in the highest of the full pages at the end of a path. If that is the leaf, the entry to be added is added with the
+/// same change: then two pages cannot give the same entries to each other for ever. Whether it was.
 pub(super) async fn make_room<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     access: &'a A,
     mut path: Path<'a, A>,
-) -> Result<(), Interrupt> {
+    item: Option<Item<D>>,
+) -> Result<bool, Interrupt> {
     let Some(mut full) = path.pop() else { return Err(Interrupt::above()) };
+    let mut item = item;
     while let Some(above) = path.pop() {
-        if !is_full::<D>(&above)? {
-            return relieve(access, above, full).await;
+        if is_full::<D>(&above)? {
+            (full, item) = (above, None);
+            continue;
         }
-        full = above;
+        if let Some(Item { rect, .. }) = item
+            && !above.read(|words| Node::<_, D>::of(words).bounds())?.contains(&rect)
+        {
+            path.push(above);
+            enlarge(access, path, &rect, |_, _| {}).await?;
+            return Ok(false);
+        }
+        return relieve(access, above, full, item).await.map(|()| item.is_some());
     }
     match full.at() == access.context().structure.root {
-        true => raise_root(access, full).await,
+        true => raise_root(access, full, item).await.map(|()| item.is_some()),
         false => Err(Interrupt::above()),
     }
 }
@@ -89,8 +100,10 @@ pub(super) async fn make_room<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
 async fn raise_root<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     access: &'a A,
     root: A::Page<'a>,
+    item: Option<Item<D>>,
 ) -> Result<(), Interrupt> {
-    let (head, items) = contents(access, &root)?;
+    let (head, mut items) = contents(access, &root)?;
+    items.extend(item);
     let (left, right) = choose::divide(&items);
     let (class, near) = (access.context().structure.class, access.context().structure.placement(head.level, root.at()));
     let (mut pages, mut below) = (Pages::new(), Vec::new());
@@ -113,30 +126,35 @@ async fn raise_root<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     Ok(())
 }
 
-/// Makes room in a full page under one that has room: by giving entries to siblings, if enough of them lie nearer to those, else
-/// by a split.
+/// Makes room in a full page under one that has room: by a split; or, for an entry to be added to a leaf, by giving entries to
+/// siblings, if enough of them lie nearer to those.
 async fn relieve<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     access: &'a A,
     above: A::Page<'a>,
     full: A::Page<'a>,
+    item: Option<Item<D>>,
 ) -> Result<(), Interrupt> {
     let (_, siblings) = contents(access, &above)?;
-    let (head, items) = contents(access, &full)?;
+    let (head, mut items) = contents(access, &full)?;
+    items.extend(item);
     let own = index_of(access, &siblings, &above, &full)?;
-    let boxes: Vec<_> = siblings.iter().map(|item| item.rect).collect();
-    let (staying, leaving) = choose::leaving(&items, &boxes, own, SIBLINGS_MAX);
     let enough = (items.len() / 10).max(1);
-    if leaving.len() >= enough {
-        let mut family = Family::new(access, above, siblings, (own, full, head));
-        let staying = family.give(staying, leaving).await?;
-        if items.len() - staying.len() >= enough {
-            return family.change(Some(staying)).await.map(drop);
-        }
-        let Family { above, own: (_, full, _), siblings, .. } = family;
-        let above = Rc::try_unwrap(above).map_err(|_| Interrupt::conflict())?;
+    let boxes: Vec<_> = siblings.iter().map(|item| item.rect).collect();
+    let (staying, leaving) = match item {
+        Some(_) => choose::leaving(&items, &boxes, own, SIBLINGS_MAX),
+        None => Default::default(),
+    };
+    if leaving.len() < enough {
         return split(access, (above, siblings), (own, full, head), &items).await;
     }
-    split(access, (above, siblings), (own, full, head), &items).await
+    let mut family = Family::new(access, above, siblings, (own, full, head));
+    let staying = family.give(staying, leaving).await?;
+    if items.len() - staying.len() >= enough {
+        return family.change(Some(staying)).await.map(drop);
+    }
+    let Family { above, own, siblings, .. } = family;
+    let above = Rc::try_unwrap(above).map_err(|_| Interrupt::conflict())?;
+    split(access, (above, siblings), own, &items).await
 }
 
 async fn split<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
