@@ -41,6 +41,7 @@ mod progress;
 mod protocol;
 mod queue;
 mod rdma;
+mod rects;
 mod report;
 mod route;
 mod scratch;
@@ -61,6 +62,7 @@ use clap::Parser as _;
 pub use crate::{
     maps::{MapData, MapRequest, MapSource, MapSubject},
     program::{Program, plugin},
+    rects::{RectData, RectRequest, RectSource},
     subject::{AccessMode, Answer, Distribution, GoOn, Job, KeysFile, Outcomes, Setting, Subject, WorkerId},
 };
 

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use farlink_bench::plugin;
-use farlink_structures::{btree::Tree, skiplist::List};
+use farlink_structures::{btree, rtree, skiplist::List};
 
 fn main() -> ExitCode {
-    farlink_bench::main(&[plugin::<Tree>(), plugin::<List>()])
+    farlink_bench::main(&[plugin::<btree::Tree>(), plugin::<List>(), plugin::<rtree::Tree>()])
 }

@@ -69,7 +69,11 @@ pub(super) async fn enlarge<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     for page in &path {
         boxes.push(page.read(|words| Node::<_, D>::of(words).bounds())?);
     }
-    let top = boxes.iter().rposition(|bounds| bounds.contains(rect)).ok_or(Interrupt::above())?;
+    let top = boxes.iter().rposition(|bounds| bounds.contains(rect));
+    let top = top.ok_or_else(|| match path[0].at() == access.context().structure.root {
+        true => Interrupt::stale(path[0].at(), "it is the root, and its box is not everything"),
+        false => Interrupt::above(),
+    })?;
     let mut steps = Vec::new();
     for pair in path[top..].windows(2) {
         let index = pair[0].read(|words| {
