@@ -89,6 +89,8 @@ struct Visit<P> {
     page: Rc<P>,
     /// How it was come by; none where the search begins.
     by: Option<Pending<P>>,
+    /// It was split since, and the page to its right is looked at, too.
+    leads_on: bool,
     is_dropped: bool,
 }
 
@@ -211,6 +213,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize> Attempt<'a, 
         let page = Rc::new(page);
         let visit = by.as_ref().map_or(0, |by| by.visit);
         let rereads = by.as_ref().map_or(0, |by| by.rereads);
+        let mut leads_on = false;
         if let Some(by) = &by {
             let wanted = if by.steps == 0 { by.from.level().checked_sub(1) } else { Some(by.from.level()) };
             if head.level != level || Some(level) != wanted {
@@ -220,13 +223,14 @@ impl<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize> Attempt<'a, 
                 if head.right.is_null() || by.steps == STEPS_MAX {
                     return Err(Interrupt::stale(page.at(), "its entries have moved to pages beside it"));
                 }
+                leads_on = true;
                 let (from, link) = (Rc::clone(&page), head.right);
                 self.pending.push(Pending { from, link, steps: by.steps + 1, ..*by });
             }
         }
         let is_first = by.is_none();
         if level > 0 || is_first {
-            self.visits.push(Visit { page: Rc::clone(&page), by, is_dropped: false });
+            self.visits.push(Visit { page: Rc::clone(&page), by, leads_on, is_dropped: false });
         }
         if level == 0 {
             self.found.push((visit, search.answer(hits)));
@@ -241,8 +245,12 @@ impl<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize> Attempt<'a, 
         Ok(head)
     }
 
-    /// Has a page read again, and drops what was found below it.
-    fn reread(&mut self, visit: usize, why: Interrupt) -> Result<(), Interrupt> {
+    /// Has a page read again, and drops what was found below it. Of a page that was split since, it is the page above: else its
+    /// right neighbours would be looked at twice.
+    fn reread(&mut self, mut visit: usize, why: Interrupt) -> Result<(), Interrupt> {
+        while let Visit { by: Some(by), leads_on: true, .. } = &self.visits[visit] {
+            visit = by.visit;
+        }
         let Visit { by, is_dropped, .. } = &mut self.visits[visit];
         let Some(again) = by.as_ref().filter(|by| by.rereads < REREADS_MAX) else { return Err(why) };
         *is_dropped = true;
