@@ -6,14 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farlink_offload::{CacheOptions, ComputeCache};
+use farlink_offload::{
+    CacheOptions, ComputeCache, Engine, EngineOptions, Policies, Remote,
+    policy::{Always, Never},
+    ship::{Registry, ShipServer},
+};
 use farlink_runtime::{
     access::{Access, Region},
     compute::{ComputeOptions, ComputeServer},
     error::Error,
     one_sided::{OneSided, Proof},
     operation::Run,
-    structure::StructurePlacement,
+    structure::{PlacementPolicy, StructurePlacement},
     worker::{Handle, Worker},
 };
 use farlink_structures::rtree::{
@@ -23,6 +27,7 @@ use farlink_structures::rtree::{
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
     conformance::{Event, Model},
+    fleet::Fleet,
     settings,
 };
 use proptest::prelude::*;
@@ -193,7 +198,9 @@ fn every_size_is_bulk_loaded_well_and_goes_on_growing() {
         let mut rng = SmallRng::seed_from_u64(7);
         for count in (1..200).chain((200..5000).step_by(step)).chain([5000]) {
             let name = format!("of {count}");
-            let tree = RTree::<_, 2>::create(&scene.worker, &name, RTreeOptions::default()).await.unwrap();
+            let page_bytes = if count % 5 == 0 { [2048, 4096, 8192, 16384][count / 5 % 4] } else { 1024 };
+            let options = RTreeOptions { page_bytes, ..RTreeOptions::default() };
+            let tree = RTree::<_, 2>::create(&scene.worker, &name, options).await.unwrap();
             let mut model: Vec<Entry> = (0..count).map(|number| (a_rect(&mut rng, 3), number as u64)).collect();
             let fill = [1.0, 0.7, 0.9, 0.3][count % 4];
             assert_eq!(tree.bulk_load(model.iter().copied(), fill).await.unwrap(), count as u64);
@@ -310,6 +317,43 @@ fn reads_of_all_levels_overlap() {
         let trips = after.round_trips - before.round_trips;
         println!("{pages} pages in {trips} round trips");
         assert!(trips * 4 < pages, "{trips} round trips for {pages} pages");
+    });
+}
+
+/// Nothing is cached below the pages above: what is below each of them is searched by its memory server, and an answer that is
+/// too long for a message goes on where it ended.
+#[test]
+fn subtrees_are_searched_by_their_memory_servers() {
+    let registry = Registry::new().with::<Tree>();
+    let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(11);
+        let placed = StructurePlacement { spread: PlacementPolicy::Subtrees { level: 1 }, root: None };
+        let options = RTreeOptions { placed, ..RTreeOptions::default() };
+        let made = RTree::create(&worker, "spread", options).await.unwrap();
+        let model: Vec<Entry> = (0..40_000).map(|number| (a_rect(&mut rng, 1), number)).collect();
+        made.bulk_load(model.iter().copied(), 0.9).await.unwrap();
+        let structure = made.access().context().structure.clone();
+        for (policies, ships) in [(Policies::new(Always), true), (Policies::new(Never), false)] {
+            let mut options = CacheOptions::new(1 << 20);
+            options.excludes_subtrees = true;
+            let owned = ComputeCache::new(options).unwrap().own(&worker, structure.clone(), Rect::EVERYTHING).unwrap();
+            let engine = Engine::new(owned, policies, EngineOptions::default()).unwrap();
+            let tree = RTree::over(engine.clone());
+            let window = Query::Intersects(Rect::new([-15.0; 2], [15.0; 2]).unwrap());
+            let expected: Vec<Entry> = model.iter().filter(|(rect, _)| window.matches(rect)).copied().collect();
+            let before = fleet.servers.iter().map(ShipServer::counts).collect::<Vec<_>>();
+            assert_eq!(tree.count(window).await.unwrap(), expected.len() as u64);
+            assert_eq!(engine.counts().shipped > 0, ships);
+            for (server, before) in fleet.servers.iter().zip(before) {
+                assert_eq!(server.counts() != before, ships, "each memory server has a part of it");
+            }
+            assert_eq!(sorted(tree.search(window).all().await.unwrap()), sorted(expected));
+            let coarse = RTree::over(Remote::new(&worker, structure.clone()));
+            assert_eq!(coarse.search(window).all().await.unwrap().len() as u64, tree.count(window).await.unwrap());
+        }
     });
 }
 
