@@ -500,6 +500,18 @@ fn every_access_mode_and_structure() {
 }
 
 #[test]
+fn an_r_tree_in_every_access_mode() {
+    for access in ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine"] {
+        let options = format!("--structure rtree --access {access} --keys 20000 --ops 2000");
+        let said = bench(&format!("--json {options} --mix search-large,mixed,point")).must_hold();
+        let rows = said.json();
+        assert!(rows.iter().filter(|row| row["kind"] == "check").count() == 6, "{options}: {}", said.out);
+        assert!(number(named(&rows, "point")[0], "ops") >= 2000.0, "{options}: {}", said.out);
+    }
+    bench("--structure rtree --keys 5000 --ops 100 --load insert --rounds 1").must_hold();
+}
+
+#[test]
 fn a_mix_that_removes_says_what_it_missed() {
     let said = bench("--keys 1000 --read 50 --remove 50 --ops 4000").must_hold();
     assert!(said.out.contains("% of them found nothing: it had been removed"), "{}", said.out);

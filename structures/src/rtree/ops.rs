@@ -208,78 +208,34 @@ impl<const D: usize> Search<D> for Count<D> {
     }
 }
 
-impl<const D: usize> Operation for Find<D> {
-    type Output = Found<D>;
-    type Plugin = Tree<D>;
-    const NAME: &'static str = "find";
-    const READS_ONLY: bool = true;
+macro_rules! operations {
+    ($($name:ident, $label:literal, reads only: $reads_only:literal, $scope:expr, $run:path, $output:ty $(, $limited:ident)?;)+) => {$(
+        impl<const D: usize> Operation for $name<D> {
+            type Output = $output;
+            type Plugin = Tree<D>;
+            const NAME: &'static str = $label;
+            const READS_ONLY: bool = $reads_only;
 
-    fn scope(&self) -> Rect<D> {
-        self.query.region()
-    }
+            fn scope(&self) -> Rect<D> {
+                let scope: fn(&Self) -> Rect<D> = $scope;
+                scope(self)
+            }
 
-    fn limit(&mut self) {
-        self.limit = self.limit.min(ANSWER_ENTRIES_MAX);
-    }
+            $(fn limit(&mut self) {
+                self.$limited = self.$limited.min(ANSWER_ENTRIES_MAX);
+            })?
 
-    async fn run<A: Access<Plugin = Tree<D>>>(&self, access: &A, from: Start) -> Result<Found<D>, Interrupt> {
-        search::run(access, from, self).await
-    }
+            async fn run<A: Access<Plugin = Tree<D>>>(&self, access: &A, from: Start) -> Result<$output, Interrupt> {
+                $run(access, from, self).await
+            }
+        }
+    )+};
 }
 
-impl<const D: usize> Operation for Count<D> {
-    type Output = u64;
-    type Plugin = Tree<D>;
-    const NAME: &'static str = "count";
-    const READS_ONLY: bool = true;
-
-    fn scope(&self) -> Rect<D> {
-        self.query.region()
-    }
-
-    async fn run<A: Access<Plugin = Tree<D>>>(&self, access: &A, from: Start) -> Result<u64, Interrupt> {
-        search::run(access, from, self).await
-    }
-}
-
-impl<const D: usize> Operation for Insert<D> {
-    type Output = ();
-    type Plugin = Tree<D>;
-    const NAME: &'static str = "insert";
-
-    fn scope(&self) -> Rect<D> {
-        self.rect
-    }
-
-    async fn run<A: Access<Plugin = Tree<D>>>(&self, access: &A, from: Start) -> Result<(), Interrupt> {
-        change::insert(access, from, self).await
-    }
-}
-
-impl<const D: usize> Operation for Delete<D> {
-    type Output = bool;
-    type Plugin = Tree<D>;
-    const NAME: &'static str = "delete";
-
-    fn scope(&self) -> Rect<D> {
-        self.rect
-    }
-
-    async fn run<A: Access<Plugin = Tree<D>>>(&self, access: &A, from: Start) -> Result<bool, Interrupt> {
-        change::delete(access, from, self).await
-    }
-}
-
-impl<const D: usize> Operation for Update<D> {
-    type Output = bool;
-    type Plugin = Tree<D>;
-    const NAME: &'static str = "update";
-
-    fn scope(&self) -> Rect<D> {
-        self.rect.union(&self.to)
-    }
-
-    async fn run<A: Access<Plugin = Tree<D>>>(&self, access: &A, from: Start) -> Result<bool, Interrupt> {
-        change::update(access, from, self).await
-    }
+operations! {
+    Insert, "insert", reads only: false, |insert| insert.rect, change::insert, ();
+    Delete, "delete", reads only: false, |delete| delete.rect, change::delete, bool;
+    Update, "update", reads only: false, |update| update.rect.union(&update.to), change::update, bool;
+    Find, "find", reads only: true, |find| find.query.region(), search::run, Found<D>, limit;
+    Count, "count", reads only: true, |count| count.query.region(), search::run, u64;
 }

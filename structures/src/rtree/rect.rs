@@ -248,26 +248,24 @@ impl<const D: usize> Query<D> {
     }
 }
 
+/// A number for its kind and a rectangle, which may be a point.
 impl<const D: usize> Wire for Query<D> {
     fn encode(&self, to: &mut Vec<u64>) {
-        let kind = match self {
-            Self::Intersects(_) => 0u64,
-            Self::Within(_) => 1,
-            Self::Contains(_) => 2,
-            Self::Nearest(_) => 3,
+        let (kind, rect) = match *self {
+            Self::Intersects(window) => (0u64, window),
+            Self::Within(window) => (1, window),
+            Self::Contains(window) => (2, window),
+            Self::Nearest(point) => (3, Rect { low: point, high: point }),
         };
-        match self {
-            Self::Intersects(window) | Self::Within(window) | Self::Contains(window) => (kind, *window).encode(to),
-            Self::Nearest(point) => (kind, *point).encode(to),
-        }
+        (kind, rect).encode(to);
     }
 
     fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
-        match u64::decode(from)? {
-            0 => Rect::decode(from).map(Self::Intersects),
-            1 => Rect::decode(from).map(Self::Within),
-            2 => Rect::decode(from).map(Self::Contains),
-            3 => <[f64; D]>::decode(from).map(Self::Nearest),
+        match <(u64, Rect<D>)>::decode(from)? {
+            (0, window) => Ok(Self::Intersects(window)),
+            (1, window) => Ok(Self::Within(window)),
+            (2, window) => Ok(Self::Contains(window)),
+            (3, point) => Ok(Self::Nearest(point.low)),
             _ => Err(DecodeError("nothing of that kind can be asked of an R-tree")),
         }
     }
