@@ -3,11 +3,13 @@
 
 use std::ops::RangeInclusive;
 
-use farlink_runtime::access::*;
+use farlink_runtime::{access::*, operation::tidy};
 
 use super::{List, node::*};
 
 const ONLY: Slot = Pages::<()>::ONLY;
+/// Attempts to lower the root behind one removal. The next removal tries again.
+const LOWER_MAX: u32 = 16;
 
 /// Where a search ended, and nodes that it passed.
 pub(super) struct Found<'a, A: Access<Plugin = List> + 'a> {
@@ -15,8 +17,8 @@ pub(super) struct Found<'a, A: Access<Plugin = List> + 'a> {
     pub(super) last: Place<'a, A>,
     /// From the top down.
     kept: Vec<Place<'a, A>>,
-    /// The level on which it began.
-    pub(super) top: u8,
+    /// Where it began.
+    pub(super) first: Node,
 }
 
 impl<'a, A: Access<Plugin = List>> Found<'a, A> {
@@ -30,8 +32,8 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
     ) -> Result<Self, Interrupt> {
         let mut last = Place::open(access, start).await?;
         let is_before_end = |key| end.is_none_or(|end| key < end);
-        let (top, mut kept, mut steps) = (last.node.level, Vec::new(), 0);
-        if !last.node.is_head && !is_before_end(last.node.low) {
+        let (first, mut kept, mut steps) = (last.node, Vec::new(), 0);
+        if !first.is_head && !is_before_end(first.low) {
             return Err(Interrupt::stale(last.page.at(), "it lies to the right of the key it was to hold"));
         }
         loop {
@@ -42,7 +44,7 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
                 }
                 last = last.right(access).await?;
             } else if last.node.level <= *levels.start() {
-                return Ok(Self { access, last, kept, top });
+                return Ok(Self { access, last, kept, first });
             } else {
                 let is_kept = last.node.level <= *levels.end();
                 let below = last.below(access, !is_kept).await?;
@@ -86,15 +88,17 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
 
     /// Removes the tower of a key, to the left of which are all nodes found; returns the value.
     pub(super) async fn remove_tower(self, key: u64) -> Result<Option<u64>, Interrupt> {
-        let (mut pages, mut pairs, mut value) = (Pages::new(), Vec::new(), None);
+        let (mut pages, mut pairs, mut value, mut is_alone) =
+            (Pages::new(), Vec::new(), None, self.first.high.is_none());
         for place in self.kept.into_iter().chain([self.last]) {
             // The tower may have come into being meanwhile, behind the search on its upper levels.
-            if place.node.high != Some(key) || self.top < height(key) {
+            if place.node.high != Some(key) || self.first.level < height(key) {
                 return Err(Interrupt::stale(place.page.at(), "it does not lead to the tower to its right"));
             }
             let gone = place.right(self.access).await?;
             value = gone.node.value();
             let after = Node { high: gone.node.high, right: gone.node.right, ..place.node };
+            is_alone |= after.is_head && after.high.is_none() && after.level == self.first.level;
             pairs.push((pages.add(place.page), pages.add(gone.page), after));
         }
         let remove = |pages: &mut A::PagesMut<'a>| {
@@ -104,7 +108,12 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
             }
         };
         self.access.change(pages, remove).await?;
-        self.access.context().worker.count_merge();
+        let worker = &self.access.context().worker;
+        worker.count_merge();
+        // The key is gone: from here on nothing may restart the operation.
+        if is_alone {
+            tidy(worker, LOWER_MAX, async || lower_root(self.access).await).await;
+        }
         Ok(value)
     }
 }
@@ -120,4 +129,21 @@ pub(super) async fn raise_root<A: Access<Plugin = List>>(access: &A) -> Result<(
         Node { level: node.level.saturating_add(1), below: link, ..Node::EMPTY }.write(pages, root);
     };
     access.change(pages, raise).await.map(drop)
+}
+
+/// Takes levels off the top on which the root is alone.
+async fn lower_root<A: Access<Plugin = List>>(access: &A) -> Result<(), Interrupt> {
+    let mut root = Place::open(access, Start::Anew).await?;
+    while root.node.level > 0 && root.node.high.is_none() {
+        let Place { page, node } = root.below(access, false).await?;
+        let mut pages = Pages::new();
+        let (above, below) = (pages.add(root.page), pages.add(page));
+        let lower = |pages: &mut A::PagesMut<'_>| {
+            node.write(pages, above);
+            pages.free(below);
+        };
+        access.change(pages, lower).await?;
+        root = Place::open(access, Start::Anew).await?;
+    }
+    Ok(())
 }

@@ -16,7 +16,7 @@
 //! A tower comes and goes in *one* change of all its nodes and their left neighbours. So there are no half-built towers, no
 //! marks on nodes that are going, and no helpers as in lock-free lists (Fomitchev and Ruppert, PODC 2004); and a crash leaves
 //! locks, never orphans. How high a tower is follows from its key. Each level begins with a head, which has no key. The root
-//! keeps its address: the list grows at the top by moving what the root holds one page down. It never gets lower.
+//! keeps its address: the list grows and shrinks at the top by moving what the root holds one page down or up.
 //!
 //! A cache swizzles one link to a node: that from above, and to the top of a tower the one from its left. So the nodes form a
 //! tree, in which a path from the root leads to each.
@@ -63,20 +63,12 @@ pub struct List;
 impl Plugin for List {
     const NAME: &'static str = "skiplist";
     const ROOT_BYTES: std::ops::RangeInclusive<usize> = CLASS.bytes()..=CLASS.bytes();
+    // Owned as a whole: the way to a key leads over nodes far to its left.
     type Region = KeyRange;
     type Local = ();
 
     fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
         Node::of(page).into_iter().flat_map(Node::links)
-    }
-
-    fn overlap(_page: &(impl Words + ?Sized), region: &KeyRange) -> Overlap {
-        if Self::can_own(region) { Overlap::Inside } else { Overlap::Partly }
-    }
-
-    /// All of it or nothing: the way to a key leads over nodes far to its left.
-    fn can_own(region: &KeyRange) -> bool {
-        *region == KeyRange::ALL
     }
 
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
@@ -107,7 +99,7 @@ impl OrderedMap for List {
         if mode == PutMode::Update {
             return Ok(None);
         }
-        if height(key) <= found.top {
+        if height(key) <= found.first.level {
             return found.add_tower(key, value).await.map(|()| None);
         }
         if matches!(from, Start::Page(_)) {
