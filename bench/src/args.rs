@@ -13,7 +13,7 @@ use crate::figure::FigureArgs;
 use crate::maps::workload::Shares;
 use crate::place::{Address, ConnectArgs, VerbsArgs, WaitArgs};
 use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, Plan, PolicyChoice, SpreadChoice, Validation};
-use crate::program::{Known, Programs};
+use crate::program::{Kind, Programs};
 use crate::subject::{AccessMode, Distribution, Setting};
 use crate::units::{
     number, parse_bytes, parse_bytes_per_second, parse_count, parse_duration, parse_duration_or_zero, parse_fill,
@@ -391,7 +391,7 @@ impl BenchArgs {
     }
 
     /// The plan that these arguments mean for a structure.
-    pub(crate) fn plan(&self, known: &dyn Known) -> anyhow::Result<Plan> {
+    pub(crate) fn plan(&self, known: &dyn Kind) -> anyhow::Result<Plan> {
         self.validate_access(known)?;
         self.validate_cache()?;
         ensure!(
@@ -458,7 +458,7 @@ impl BenchArgs {
         })
     }
 
-    fn workloads(&self, known: &dyn Known) -> anyhow::Result<Vec<String>> {
+    fn workloads(&self, known: &dyn Kind) -> anyhow::Result<Vec<String>> {
         if self.trace.is_some() {
             return Ok(Vec::new());
         }
@@ -474,7 +474,7 @@ impl BenchArgs {
     }
 
     /// What does not go together with --access.
-    fn validate_access(&self, known: &dyn Known) -> anyhow::Result<()> {
+    fn validate_access(&self, known: &dyn Kind) -> anyhow::Result<()> {
         let access = self.access;
         if let Some(why) = known.refuses(access) {
             bail!("--access {access} is not for a {}: {why}", known.name());
@@ -554,18 +554,21 @@ fn parse_theta(text: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::marker::PhantomData;
+
     use super::*;
     use clap::CommandFactory as _;
     use farlink_structures::{btree::Tree, skiplist::List};
 
-    use crate::program::{find, plugin};
+    use crate::program::Of;
 
     fn bench(args: &str) -> anyhow::Result<Plan> {
         let line = ["farlink", "bench"].into_iter().chain(args.split_whitespace());
         match Cli::try_parse_from(line)?.command {
             Command::Bench(args) => {
-                let programs = [plugin::<Tree>(), plugin::<List>()];
-                args.plan(find(&programs, args.structure(&programs)?)?)
+                let kinds: [&dyn Kind; 2] = [&Of::<Tree>(PhantomData), &Of::<List>(PhantomData)];
+                let name = args.structure.as_deref().unwrap_or(kinds[0].name());
+                args.plan(kinds.into_iter().find(|kind| kind.name() == name).context("no such structure")?)
             }
             other => panic!("{other:?}"),
         }
@@ -610,7 +613,8 @@ mod tests {
         assert_eq!((inner.access, inner.cache_bytes), (AccessMode::CachedInner, Some(2 << 20)));
         let shares = bench("--read 50 --update 30 --insert 10 --remove 5 --scan 5 --rmw 0").unwrap();
         assert_eq!(shares.workloads, ["read50-update30-insert10-remove5-scan5"]);
-        assert!(plugin::<Tree>().known().removes(&shares.workloads[0]) && !plugin::<Tree>().known().removes("a"));
+        let tree = Of::<Tree>(PhantomData);
+        assert!(tree.removes(&shares.workloads[0]) && !tree.removes("a"));
         let engine = bench("--access engine --policy back-off --seconds 2s --warm-up 500ms").unwrap();
         assert_eq!(
             (engine.policy, engine.spread, engine.server_threads),

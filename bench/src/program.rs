@@ -62,8 +62,8 @@ pub(crate) fn registry(programs: Programs<'_>) -> Registry {
     programs.iter().fold(Registry::new(), |registry, program| program.0.register(registry))
 }
 
-/// What the program does with a structure.
-pub(crate) trait Known: Sync {
+/// What the command line must know of a structure.
+pub(crate) trait Kind {
     fn name(&self) -> &'static str;
     fn workloads(&self) -> &'static [&'static str];
     fn workloads_usual(&self) -> &'static [&'static str];
@@ -73,6 +73,10 @@ pub(crate) trait Known: Sync {
     fn page_bytes(&self) -> u32;
     fn require_workload(&self, name: &str) -> anyhow::Result<()>;
     fn removes(&self, workload: &str) -> bool;
+}
+
+/// What the program does with a structure.
+pub(crate) trait Known: Kind + Sync {
     fn register(&self, registry: Registry) -> Registry;
 
     /// Looks at every page of a structure of this kind.
@@ -119,9 +123,9 @@ pub(crate) fn check(known: &dyn Known, cluster: &ClusterView, parts: &[String]) 
     })
 }
 
-struct Of<S>(PhantomData<fn() -> S>);
+pub(crate) struct Of<S>(pub(crate) PhantomData<fn() -> S>);
 
-impl<S: Subject> Known for Of<S> {
+impl<S: Subject> Kind for Of<S> {
     fn name(&self) -> &'static str {
         S::NAME
     }
@@ -157,7 +161,9 @@ impl<S: Subject> Known for Of<S> {
     fn removes(&self, workload: &str) -> bool {
         S::removes(workload)
     }
+}
 
+impl<S: Subject> Known for Of<S> {
     fn register(&self, registry: Registry) -> Registry {
         registry.with::<S>()
     }

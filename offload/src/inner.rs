@@ -192,7 +192,7 @@ impl<P: Plugin> Access for CachedInner<P> {
         Ok(page)
     }
 
-    async fn validate<'a>(&'a self, pages: &[&SharedPage]) -> Result<(), Interrupt> {
+    async fn validate(&self, pages: &[&SharedPage]) -> Result<(), Interrupt> {
         let cached: Vec<&SharedPage> = pages.iter().filter(|page| page.is_cached).copied().collect();
         let current = self.one_sided().are_current(cached.iter().map(|page| &page.copy)).await?;
         let mut outcome = Ok(());

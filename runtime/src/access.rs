@@ -544,12 +544,15 @@ pub trait Plugin: Copy + Default + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether what belongs to the page (its fences, its bounding box) lies in a region.
-    fn overlap(page: &(impl Words + ?Sized), region: &Self::Region) -> Overlap;
+    /// Whether what belongs to the page (its fences, its bounding box) lies in a region. Provided for what is owned as a whole or
+    /// not at all.
+    fn overlap(_page: &(impl Words + ?Sized), region: &Self::Region) -> Overlap {
+        if Self::can_own(region) { Overlap::Inside } else { Overlap::Partly }
+    }
 
-    /// Whether one compute server can own such a region: others may be there only together with all the rest.
-    fn can_own(_region: &Self::Region) -> bool {
-        true
+    /// Whether one compute server can own such a region by itself. Provided for what is owned as a whole or not at all.
+    fn can_own(region: &Self::Region) -> bool {
+        Self::Region::everything().overlap(region) == Overlap::Inside
     }
 
     /// Sets the words of an empty structure's root.

@@ -102,13 +102,13 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
     }
 }
 
+/// What [`hold`] answers: nothing where holding copies makes no difference.
+pub type Held<'a, T> = Pin<Box<dyn Future<Output = Option<Result<T, Interrupt>>> + 'a>>;
+
 /// An attempt that holds copies of its pages, where that makes a difference. Boxed: it is rare.
 #[cold]
 #[inline(never)]
-pub fn hold<'a, A: Access, O: Operation<Plugin = A::Plugin>>(
-    access: &'a A,
-    operation: &'a O,
-) -> Pin<Box<dyn Future<Output = Option<Result<O::Output, Interrupt>>> + 'a>> {
+pub fn hold<'a, A: Access, O: Operation<Plugin = A::Plugin>>(access: &'a A, operation: &'a O) -> Held<'a, O::Output> {
     Box::pin(access.run_holding(operation))
 }
 

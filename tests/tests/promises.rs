@@ -314,10 +314,6 @@ impl Plugin for Trouble {
         std::iter::empty()
     }
 
-    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
-        Overlap::Inside
-    }
-
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
         pages.describe(root, 0, 1);
     }
@@ -390,10 +386,6 @@ impl Plugin for Double {
 
     fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
         std::iter::empty()
-    }
-
-    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
-        Overlap::Inside
     }
 
     fn create(_pages: &mut impl PagesMut, _root: Slot, _structure: &Structure) {}

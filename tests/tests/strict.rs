@@ -228,10 +228,6 @@ impl Plugin for Boxes {
         Some(())
     }
 
-    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
-        Overlap::Inside
-    }
-
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
         pages.describe(root, 1, 0);
         pages.fill(root, LOWS, &[u64::MAX; CHILDREN]);

@@ -99,7 +99,7 @@ pub struct MapData {
 }
 
 impl MapData {
-    fn first_value(&self, key: u64) -> u64 {
+    pub(crate) fn first_value(&self, key: u64) -> u64 {
         value_for(key, self.first_version)
     }
 }

@@ -262,9 +262,6 @@ impl Plugin for CounterSet {
     fn below(_page: &(impl Words + ?Sized), _link: usize) -> Option<()> {
         Some(())
     }
-    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
-        Overlap::Inside
-    }
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
         pages.describe(root, 1, 0);
     }

@@ -98,7 +98,7 @@ impl<P: Plugin> Access for Holding<P> {
         self.copy(&self.cached.open(start).await?)
     }
 
-    async fn follow<'a>(&'a self, from: &HeldPage, link: Link, hint: Hint) -> Result<HeldPage, Interrupt> {
+    async fn follow(&self, from: &HeldPage, link: Link, hint: Hint) -> Result<HeldPage, Interrupt> {
         let parent = self.page_of(from).await?;
         // The link as it stands there now: a swizzled one is not in the table.
         let index = P::links(&*from.words).find(|&index| from.words.get(index) == Some(&link.word()));

@@ -165,7 +165,7 @@ impl ShipServer {
         let host = Host::new(memory, registry, options, Box::new(join));
         let shared = Arc::clone(&host);
         let messages = MessageServer::start(listener, &options.messages, move |_| {
-            Ok(ShipService::new(&shared, Clock::monotonic()))
+            Ok(ShipService::boxed(&shared, Clock::monotonic()))
         })?;
         Ok(Self { messages, host })
     }
@@ -208,7 +208,7 @@ impl ManualShipServer {
         clock: &Clock,
     ) -> Result<Self, Error> {
         let host = Host::new(memory, registry, options, Box::new(move || Ok(Arc::clone(&compute))));
-        let make = |_| Ok(ShipService::new(&host, clock.clone()));
+        let make = |_| Ok(ShipService::boxed(&host, clock.clone()));
         let messages = ManualMessageServer::new(listener, &options.messages, clock, make)?;
         Ok(Self { messages, host })
     }
@@ -234,7 +234,7 @@ struct ShipService {
 }
 
 impl ShipService {
-    fn new(host: &Arc<Host>, clock: Clock) -> Box<dyn Service> {
+    fn boxed(host: &Arc<Host>, clock: Clock) -> Box<dyn Service> {
         Box::new(Self { host: Arc::clone(host), clock, running: None, owes_turn: false })
     }
 

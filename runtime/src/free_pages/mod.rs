@@ -156,7 +156,7 @@ impl SharedPages {
     }
 
     pub(crate) fn take_all(&self) -> Vec<FreePage> {
-        std::mem::take(&mut *lock(&self.free)).into_iter().flat_map(|(_, list)| list).collect()
+        std::mem::take(&mut *lock(&self.free)).into_values().flatten().collect()
     }
 }
 

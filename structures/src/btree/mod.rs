@@ -118,6 +118,10 @@ impl Plugin for Tree {
         KeyRange { low: Node(page).low(), high: Node(page).high() }.overlap(region)
     }
 
+    fn can_own(_region: &KeyRange) -> bool {
+        true
+    }
+
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
         NodeMut::new(pages, root).rewrite(0, Fences::ALL, Link::NULL, &[]);
     }

@@ -1,91 +1,121 @@
-//! Changes: of a value, of a tower, of the root's level. Each is one change of all the pages that it is about.
+//! What a search found, and changes there: of a value, of a tower, of the root's level. Each is one change of all the pages that
+//! it is about.
+
+use std::ops::RangeInclusive;
 
 use farlink_runtime::{access::*, operation::tidy};
 
 use super::{List, node::*};
 
 const ONLY: Slot = Pages::<()>::ONLY;
-
 /// Attempts to lower the root behind one removal. The next removal tries again.
 const LOWER_MAX: u32 = 16;
 
-/// Changes what stands under a key that has a node; returns what stood there.
-pub(super) async fn set_value<'a, A: Access<Plugin = List>>(
+/// Where a search ended, and nodes that it passed.
+pub(super) struct Found<'a, A: Access<Plugin = List> + 'a> {
     access: &'a A,
-    page: A::Page<'a>,
-    key: u64,
-    value: impl FnOnce(Option<u64>) -> Option<u64>,
-) -> Result<Option<u64>, Interrupt> {
-    let set = |pages: &mut A::PagesMut<'a>| {
-        let node = Node::of(&pages.page(ONLY)).filter(|node| node.level == 0 && node.low == key)?;
-        let (before, after) = (node.value(), value(node.value()));
-        if before != after {
-            Node { present: after.is_some(), below: after.unwrap_or(0), ..node }.write(pages, ONLY);
-        }
-        Some(before)
-    };
-    access.change(Pages::current(page), set).await?.0.ok_or(Interrupt::conflict())
+    pub(super) last: Place<'a, A>,
+    /// From the top down.
+    kept: Vec<Place<'a, A>>,
+    /// Where it began.
+    pub(super) first: Node,
 }
 
-/// Adds the tower of a key, as high as nodes to its left were kept.
-pub(super) async fn add_tower<'a, A: Access<Plugin = List>>(
-    access: &'a A,
-    found: Found<'a, A>,
-    (key, value): (u64, u64),
-) -> Result<(), Interrupt> {
-    let left = found.kept.into_iter().chain([found.last]).rev();
-    let (mut pages, mut tower, mut below) = (Pages::new(), Vec::new(), value);
-    for Place { page, node } in left {
-        let new = access.allocate(CLASS, access.context().structure.placement(node.level, page.at())).await?;
-        let link = new.link();
-        tower.push((pages.add(page), pages.add_new(new), node, link, below));
-        below = link.word();
-    }
-    let link = |pages: &mut A::PagesMut<'a>| {
-        for (level, &(left, new, before, link, below)) in tower.iter().enumerate() {
-            Node { low: key, present: level == 0, below, ..before }.write(pages, new);
-            let owns_right = level + 1 == tower.len();
-            Node { high: Some(key), right: link, owns_right, ..before }.write(pages, left);
+impl<'a, A: Access<Plugin = List>> Found<'a, A> {
+    /// Finds the last node that begins before `end`: at the first of `levels`, or at the top if that is lower. Keeps the nodes
+    /// from which it goes down on `levels`.
+    pub(super) async fn search(
+        access: &'a A,
+        start: Start,
+        end: Option<u64>,
+        levels: RangeInclusive<u8>,
+    ) -> Result<Self, Interrupt> {
+        let mut last = Place::open(access, start).await?;
+        let is_before_end = |key| end.is_none_or(|end| key < end);
+        let (first, mut kept, mut steps) = (last.node, Vec::new(), 0);
+        if !first.is_head && !is_before_end(first.low) {
+            return Err(Interrupt::stale(last.page.at(), "it lies to the right of the key it was to hold"));
         }
-    };
-    access.change(pages, link).await?;
-    access.context().worker.count_split();
-    Ok(())
-}
+        loop {
+            if last.node.high.is_some_and(is_before_end) {
+                steps += 1;
+                if steps > STEPS_MAX && start == Start::Root {
+                    return Err(Interrupt::stale(last.page.at(), "the way to it is too long"));
+                }
+                last = last.right(access).await?;
+            } else if last.node.level <= *levels.start() {
+                return Ok(Self { access, last, kept, first });
+            } else {
+                let is_kept = last.node.level <= *levels.end();
+                let below = last.below(access, !is_kept).await?;
+                kept.extend(is_kept.then_some(std::mem::replace(&mut last, below)));
+                steps = 0;
+            }
+        }
+    }
 
-/// Removes the tower of a key, to the left of which `found` are all nodes; returns the value.
-pub(super) async fn remove_tower<'a, A: Access<Plugin = List>>(
-    access: &'a A,
-    found: Found<'a, A>,
-) -> Result<Option<u64>, Interrupt> {
-    let Found { last, kept, first } = found;
-    let left: Vec<_> = kept.into_iter().chain([last]).collect();
-    // The tower may have come into being meanwhile, behind the search on its upper levels.
-    if !left[0].node.owns_right || usize::from(left[0].node.level) + 1 != left.len() {
-        return Err(Interrupt::stale(left[0].page.at(), "it does not tell how high the tower to its right is"));
+    /// Changes the value of the key at which the search ended; returns what stood there.
+    pub(super) async fn set_value(self, value: impl FnOnce(u64) -> Option<u64>) -> Result<Option<u64>, Interrupt> {
+        let Place { page, node: Node { low, .. } } = self.last;
+        let set = |pages: &mut A::PagesMut<'a>| {
+            let node = Node::of(&pages.page(ONLY)).filter(|node| node.low == low && node.value().is_some())?;
+            if let Some(below) = value(node.below).filter(|&below| below != node.below) {
+                Node { below, ..node }.write(pages, ONLY);
+            }
+            node.value()
+        };
+        self.access.change(Pages::current(page), set).await?.0.ok_or(Interrupt::conflict()).map(Some)
     }
-    let (mut pages, mut pairs, mut value, mut is_alone) = (Pages::new(), Vec::new(), None, first.high.is_none());
-    for place in left {
-        let gone = place.right(access).await?;
-        value = gone.node.value();
-        is_alone |= gone.node.level == first.level && gone.node.high.is_none();
-        let Node { high, right, owns_right, .. } = gone.node;
-        let after = Node { high, right, owns_right, ..place.node };
-        pairs.push((pages.add(place.page), pages.add(gone.page), after));
-    }
-    let unlink = |pages: &mut A::PagesMut<'a>| {
-        for (left, gone, after) in pairs {
-            after.write(pages, left);
-            pages.free(gone);
+
+    /// Adds the tower of a key to the right of all nodes found.
+    pub(super) async fn add_tower(self, key: u64, value: u64) -> Result<(), Interrupt> {
+        let Context { worker, structure, .. } = self.access.context();
+        let (mut pages, mut tower, mut below) = (Pages::new(), Vec::new(), value);
+        for Place { page, node } in self.kept.into_iter().chain([self.last]).rev() {
+            let new = self.access.allocate(CLASS, structure.placement(node.level, page.at())).await?;
+            let link = new.link();
+            tower.push((pages.add(page), pages.add_new(new), node, link, below));
+            below = link.word();
         }
-    };
-    access.change(pages, unlink).await?;
-    access.context().worker.count_merge();
-    // The key is gone: from here on nothing may restart the operation.
-    if first.level > 0 && is_alone {
-        tidy(&access.context().worker, LOWER_MAX, async || lower_root(access).await).await;
+        let add = |pages: &mut A::PagesMut<'a>| {
+            for &(left, new, before, right, below) in &tower {
+                Node { low: key, is_head: false, below, ..before }.write(pages, new);
+                Node { high: Some(key), right, ..before }.write(pages, left);
+            }
+        };
+        self.access.change(pages, add).await.map(|_| worker.count_split())
     }
-    Ok(value)
+
+    /// Removes the tower of a key, to the left of which are all nodes found; returns the value.
+    pub(super) async fn remove_tower(self, key: u64) -> Result<Option<u64>, Interrupt> {
+        let (mut pages, mut pairs, mut value, mut is_alone) =
+            (Pages::new(), Vec::new(), None, self.first.high.is_none());
+        for place in self.kept.into_iter().chain([self.last]) {
+            // The tower may have come into being meanwhile, behind the search on its upper levels.
+            if place.node.high != Some(key) || self.first.level < height(key) {
+                return Err(Interrupt::stale(place.page.at(), "it does not lead to the tower to its right"));
+            }
+            let gone = place.right(self.access).await?;
+            value = gone.node.value();
+            let after = Node { high: gone.node.high, right: gone.node.right, ..place.node };
+            is_alone |= after.is_head && after.high.is_none() && after.level == self.first.level;
+            pairs.push((pages.add(place.page), pages.add(gone.page), after));
+        }
+        let remove = |pages: &mut A::PagesMut<'a>| {
+            for (left, gone, after) in pairs {
+                after.write(pages, left);
+                pages.free(gone);
+            }
+        };
+        self.access.change(pages, remove).await?;
+        let worker = &self.access.context().worker;
+        worker.count_merge();
+        // The key is gone: from here on nothing may restart the operation.
+        if is_alone {
+            tidy(worker, LOWER_MAX, async || lower_root(self.access).await).await;
+        }
+        Ok(value)
+    }
 }
 
 /// Puts another level on top: what the root holds goes into a new page below it.
@@ -103,18 +133,17 @@ pub(super) async fn raise_root<A: Access<Plugin = List>>(access: &A) -> Result<(
 
 /// Takes levels off the top on which the root is alone.
 async fn lower_root<A: Access<Plugin = List>>(access: &A) -> Result<(), Interrupt> {
-    loop {
-        let root = Place::open(access, Start::Anew).await?;
-        if root.node.level == 0 || root.node.high.is_some() {
-            return Ok(());
-        }
+    let mut root = Place::open(access, Start::Anew).await?;
+    while root.node.level > 0 && root.node.high.is_none() {
         let Place { page, node } = root.below(access, false).await?;
         let mut pages = Pages::new();
-        let (root, below) = (pages.add(root.page), pages.add(page));
+        let (above, below) = (pages.add(root.page), pages.add(page));
         let lower = |pages: &mut A::PagesMut<'_>| {
-            node.write(pages, root);
+            node.write(pages, above);
             pages.free(below);
         };
         access.change(pages, lower).await?;
+        root = Place::open(access, Start::Anew).await?;
     }
+    Ok(())
 }

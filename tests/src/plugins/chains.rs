@@ -162,10 +162,6 @@ impl Plugin for Chains {
         std::iter::empty()
     }
 
-    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
-        Overlap::Inside
-    }
-
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
         pages.describe_words(root, 1, HEADS);
     }

@@ -149,10 +149,6 @@ impl Plugin for Mixed {
         Some(())
     }
 
-    fn overlap(_page: &(impl Words + ?Sized), (): &()) -> Overlap {
-        Overlap::Inside
-    }
-
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
         pages.describe(root, 1, KIND);
     }

@@ -1,10 +1,7 @@
 //! Room: pins, size classes, bypass pages, and the promises about memory and counters.
-#![cfg(not(loom))]
 
-mod support;
-
+use crate::support::*;
 use farlink_cache::{Admission, CacheError, CacheOptions, PageCache, PageId, SizeClass};
-use support::*;
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
@@ -160,7 +157,7 @@ fn memory_changes_hands_between_size_classes() {
             // Half as many again as there is room for.
             let pages = next..next + (bytes / (class_bytes + 64) * 3 / 2) as u64;
             for page in pages.clone() {
-                let image = support::page::image(page, 0, 0, 0, &[], class.words());
+                let image = crate::support::page::image(page, 0, 0, 0, &[], class.words());
                 let image = image.into_iter().enumerate().map(|(at, word)| if at < 4 { word } else { page }).collect();
                 lock(&world).pages.insert(page, image);
             }

@@ -1,7 +1,4 @@
 //! Shared fetches, dropped futures, and stores that fail.
-#![cfg(not(loom))]
-
-mod support;
 
 use std::{
     cell::Cell,
@@ -11,8 +8,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use crate::support::*;
 use farlink_cache::{Admission, CacheError, Change, PageId};
-use support::*;
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
@@ -90,11 +87,11 @@ fn damaged_pages_are_refused() {
     let test_bed = test_bed(Admission::Always);
     let (root_link, link) = {
         let world = test_bed.store.world();
-        let root_link = support::page::image_links(&world.pages[&ROOT])[0];
-        (root_link, support::page::image_links(&world.pages[&root_link])[0])
+        let root_link = crate::support::page::image_links(&world.pages[&ROOT])[0];
+        (root_link, crate::support::page::image_links(&world.pages[&root_link])[0])
     };
     let intact = test_bed.store.world().pages[&root_link].clone();
-    let slot = support::page::value_at(0);
+    let slot = crate::support::page::value_at(0);
     test_bed.store.world().pages.get_mut(&root_link).unwrap()[slot] |= 1 << 63;
     let error = test_bed.run(|tree| async move { tree.get(0).await }).unwrap_err();
     assert!(matches!(error, CacheError::Swizzled { word, .. } if word == slot), "{error}");
@@ -219,7 +216,7 @@ async fn links_above(tree: &Tree, key: u64) -> (Vec<(u64, farlink_cache::SizeCla
     let path = tree.path(key).await.unwrap();
     let above = &path[path.len() - 2];
     let links = above.read(|words| {
-        let view = support::page::View(words);
+        let view = crate::support::page::View(words);
         (0..view.count()).map(|entry| (view.value(entry), tree.class)).collect()
     });
     (links.unwrap(), above.id())
@@ -231,7 +228,7 @@ fn links_followed_together_are_read_together() {
         let test_bed = test_bed(admission);
         test_bed.run(|tree| async move {
             let (mut links, above) = links_above(&tree, 100).await;
-            let wanted: Vec<u64> = support::page::image_links(&tree.handle.store().world().pages[&above.get()]);
+            let wanted: Vec<u64> = crate::support::page::image_links(&tree.handle.store().world().pages[&above.get()]);
             // A link that is null, one that is given twice, and one that others are fetching.
             links.extend([(0, tree.class), links[2]]);
             let path = tree.path(100).await.unwrap();

@@ -1,8 +1,5 @@
 //! Pages that are excluded while the store's copies are changed, as a memory server would that carries out an operation there:
 //! nothing is lost, whoever else works on the same pages through the cache, by whatever way.
-#![cfg(not(loom))]
-
-mod support;
 
 use std::{
     cell::Cell,
@@ -11,9 +8,9 @@ use std::{
     sync::{Arc, atomic::AtomicU64},
 };
 
+use crate::support::page::{HEAD, HIGH, LOW, View, value_at};
+use crate::support::*;
 use farlink_cache::{Admission, CacheError, CacheOptions, Conflict, ExclusionGuard, Page, PageCache, PageId};
-use support::page::{HEAD, HIGH, LOW, View, value_at};
-use support::*;
 
 const THREADS: usize = 3;
 const TASKS: usize = 4;

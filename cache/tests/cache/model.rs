@@ -1,13 +1,10 @@
 //! The cache under a tree against a model: random operations, small caches, every admission policy.
-#![cfg(not(loom))]
-
-mod support;
 
 use std::collections::BTreeMap;
 
+use crate::support::*;
 use farlink_cache::{CacheError, PageId};
 use proptest::prelude::*;
-use support::*;
 
 const KEYS: u64 = under_miri(20_000, 3000);
 

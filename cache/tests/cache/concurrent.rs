@@ -1,13 +1,10 @@
 //! Several threads, each with several tasks, on one tree in a cache of a few percent of it. The store watches: no two writes
 //! of a page at once, no read during a write, no swizzled link.
-#![cfg(not(loom))]
-
-mod support;
 
 use std::{cell::Cell, collections::BTreeMap, rc::Rc, sync::Arc};
 
+use crate::support::*;
 use farlink_cache::{Admission, CacheError, Counters, PageCache};
-use support::*;
 
 const THREADS: usize = 4;
 const TASKS: usize = 4;

@@ -1,18 +1,15 @@
 //! What a caller does wrong is refused with an error that says so, and harms nobody; and looks that are over say why.
-#![cfg(not(loom))]
-
-mod support;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::AtomicU64, atomic::Ordering::Relaxed},
 };
 
-use farlink_cache::{Admission, CacheError, Change, Conflict, Misuse, PageCache, PageError, PageId, is_swizzled};
-use support::{
+use crate::support::{
     page::{HEAD, View, key_at, value_at},
     *,
 };
+use farlink_cache::{Admission, CacheError, Change, Conflict, Misuse, PageCache, PageError, PageId, is_swizzled};
 
 const KEYS: u64 = under_miri(20_000, 3000);
 

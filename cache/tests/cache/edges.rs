@@ -1,6 +1,5 @@
 //! What one would not think of at once: splits during a flush, corrupt images, links that a change leaves behind.
-#![cfg(not(loom))]
-mod support;
+use crate::support::*;
 use farlink_cache::{Admission, Bookmark, CacheError, CacheOptions, PageCache, PageId};
 use std::{
     cell::Cell,
@@ -8,7 +7,6 @@ use std::{
     sync::{atomic::Ordering, mpsc},
     time::Duration,
 };
-use support::*;
 
 fn id(n: u64) -> PageId {
     PageId::new(n).unwrap()
@@ -118,7 +116,7 @@ fn refresh_refuses_swizzled_links() {
             .unwrap()
             .unwrap();
         let mut hostile = root.clone();
-        let slot = support::page::value_at(1);
+        let slot = crate::support::page::value_at(1);
         hostile[slot] = word;
         println!("refresh: {:?}", tree.handle.refresh(&path[0], &hostile));
         let parent = path[n - 2].id();

@@ -1,10 +1,7 @@
 //! Admission by frequency: what was used often long ago gives way to what is used now.
-#![cfg(not(loom))]
 
-mod support;
-
+use crate::support::*;
 use farlink_cache::Admission;
-use support::*;
 
 const KEYS: u64 = 20_000;
 /// Keys that are used often: on two thirds of the pages that there is room for.

@@ -1,12 +1,9 @@
 //! Changes of structure, seen from the store: what moved is where it should be once it was evicted and read again.
-#![cfg(not(loom))]
-
-mod support;
 
 use std::sync::atomic::Ordering;
 
+use crate::support::*;
 use farlink_cache::{Admission, CacheError, Conflict, PageError, PageId};
-use support::*;
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
@@ -104,12 +101,12 @@ fn a_refreshed_page_keeps_its_swizzled_links() {
     let root = test_bed.store.world().pages[&ROOT].clone();
     test_bed.run(|tree| async move {
         let path = tree.path(100).await.unwrap();
-        let link = path[0].read(|words| words[support::page::value_at(0)].load(Ordering::Relaxed)).unwrap();
+        let link = path[0].read(|words| words[crate::support::page::value_at(0)].load(Ordering::Relaxed)).unwrap();
         assert!(farlink_cache::is_swizzled(link) && path[1].is_target_of(link));
         let mut newer = root.clone();
         newer[31] = 4711;
         tree.handle.refresh(&path[0], &newer).unwrap();
-        let link = path[0].read(|words| words[support::page::value_at(0)].load(Ordering::Relaxed)).unwrap();
+        let link = path[0].read(|words| words[crate::support::page::value_at(0)].load(Ordering::Relaxed)).unwrap();
         assert!(path[1].is_target_of(link) && farlink_cache::is_swizzled(link));
         // The store has it: nothing is to be written.
         let before = tree.handle.store().world().writes;
