@@ -664,7 +664,6 @@ mod tests {
             ("--access engine --processes 2", "--access engine needs --processes 1"),
             ("--structure skiplist --access engine", "is not for a skiplist"),
             ("--structure skiplist --load bulk", "a skiplist has no bulk load"),
-            ("--structure rtree", "it knows btree, skiplist"),
             ("--spread some", "subtrees:LEVEL"),
             ("--keys-file - --trace -", "both read standard input"),
             ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),

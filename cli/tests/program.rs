@@ -509,6 +509,7 @@ fn an_r_tree_in_every_access_mode() {
         assert!(number(named(&rows, "point")[0], "ops") >= 2000.0, "{options}: {}", said.out);
     }
     bench("--structure rtree --keys 5000 --ops 100 --load insert --rounds 1").must_hold();
+    bench("--structure trie").must_fail_with(&["knows no structure `trie`", "btree, skiplist, rtree"]);
 }
 
 #[test]

@@ -711,6 +711,5 @@ fn judge<const D: usize>(history: &[Event<Op<D>, Output<D>>]) -> Result<(), Stri
 }
 
 farlink_tests::conformance!(plane: Places<2>);
-farlink_tests::conformance!(space: Places<3>);
 // Few entries to a page, so that there are more levels.
 farlink_tests::conformance!(deep: Places<6>);

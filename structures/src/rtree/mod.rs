@@ -89,6 +89,7 @@ impl<const D: usize> Plugin for Tree<D> {
         _ => panic!("an R-tree has 1 to 8 dimensions"),
     };
     const ROOT_BYTES: std::ops::RangeInclusive<usize> = 1024..=16384;
+    // Owned as a whole: pages do not end where regions do.
     type Region = Rect<D>;
     type Local = ();
 
@@ -105,11 +106,6 @@ impl<const D: usize> Plugin for Tree<D> {
 
     fn overlap(page: &(impl Words + ?Sized), region: &Rect<D>) -> Overlap {
         Node::<_, D>::of(page).bounds().overlap(region)
-    }
-
-    /// All of it or nothing: pages do not end where regions do.
-    fn can_own(region: &Rect<D>) -> bool {
-        *region == Rect::EVERYTHING
     }
 
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
