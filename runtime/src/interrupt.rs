@@ -65,7 +65,8 @@ impl Interrupt {
         Self::Restart(Cause::Stale { page, why })
     }
 
-    /// Somebody else was first.
+    /// Somebody else was first. Attempts are repeated for as long as that is so: what a damaged page could be the reason for is
+    /// [`Interrupt::stale`], which is not.
     pub const fn conflict() -> Self {
         Self::Restart(Cause::Conflict)
     }

@@ -133,7 +133,7 @@ async fn alter<'a, A: Access<Plugin = CounterSet>>(
     name: Name,
     to: impl FnOnce(Option<u64>) -> Option<u64>,
 ) -> Result<Option<Option<u64>>, Interrupt> {
-    let slot = Pages::<()>::ONLY;
+    let (at, slot) = (page.at(), Pages::<()>::ONLY);
     let set = |pages: &mut A::PagesMut<'a>| {
         let words = pages.page(slot);
         let room = (words.count() - COUNTERS) / WORDS_EACH;
@@ -148,7 +148,7 @@ async fn alter<'a, A: Access<Plugin = CounterSet>>(
         set_counters(pages, slot, &all);
         Some(Some(before))
     };
-    access.change(Pages::current(page), set).await?.0.ok_or(Interrupt::conflict())
+    access.change(Pages::current(page), set).await?.0.ok_or(Interrupt::stale(at, "it is another bucket"))
 }
 
 /// Replaces a full bucket by one of twice the size.
