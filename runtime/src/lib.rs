@@ -3,7 +3,7 @@
 //! Memory servers hold pages; compute servers run operations on them; a fabric joins the two. From the bottom up:
 //!
 //! - [`fabric`], a crate of its own: posts and completions, and the fabrics. Its [`buffer`], [`clock`], [`lock`], [`ptr`],
-//!   [`sync`], [`wire`] and [`words`] are found here, too.
+//!   [`sync`], [`mod@wire`] and [`words`] are found here, too.
 //! - [`page`]: the header and the checksum of a page.
 //! - [`layout`], [`server`]: a memory server's region, and the process that serves it.
 //! - [`compute`], [`epoch`], [`pages`]: a compute server's membership, the reuse of freed pages, allocation.

@@ -24,7 +24,7 @@
 //! - [`torn`]: ways to validate a READ, right ones and broken ones, under writers.
 //! - [`fuzz`]: mutated inputs for whatever reads words of others.
 //! - [`bounded`]: running an operation that must come to an end.
-//! - [`conformance`]: the tests that every structure has to pass, for structures of any crate.
+//! - [`mod@conformance`]: the tests that every structure has to pass, for structures of any crate.
 //! - [`strict`]: an access that does everything to operations that it may.
 //! - [`subject`]: the ordered maps under test.
 //! - [`settings`]: seeds, durations and sizes from the environment or the command line.

@@ -3,7 +3,7 @@
 //!
 //! From the bottom up:
 //!
-//! - [`ptr`], [`lock`], [`words`], [`wire`]: remote pointers and connections, lock words, pages as words, values as words.
+//! - [`ptr`], [`lock`], [`words`], [`mod@wire`]: remote pointers and connections, lock words, pages as words, values as words.
 //! - [`sync`], [`clock`], [`buffer`], [`region`], [`memory`]: atomics that loom can replace, time, registered local memory,
 //!   the memory of a memory server.
 //! - [`connection`], [`endpoint`], [`listener`]: posts and completions, and the memory that a worker and a memory server

@@ -101,7 +101,7 @@ pub struct Found<const D: usize> {
 pub struct Count<const D: usize> {
     /// What is asked for.
     pub query: Query<D>,
-    /// As [`Find::stamp`].
+    /// As `Find::stamp`.
     pub stamp: u64,
 }
 

@@ -150,7 +150,7 @@ pub trait Model: 'static {
     }
 }
 
-/// The tests of a [`Model`](conformance::Model), in a module `conformance`, or in one of another name:
+/// The tests of a [`Model`](crate::conformance::Model), in a module `conformance`, or in one of another name:
 /// `conformance!(counters: Counters)`.
 #[macro_export]
 macro_rules! conformance {
