@@ -3,8 +3,8 @@
 use super::chunk::{Chunk, ChunkState};
 use crate::{error::Error, lock::OwnerId, page::SizeClass, ptr::RemotePtr, remote::Remote};
 
-/// The size of the chunk's pages.
-const CLASS: SizeClass = SizeClass::LARGEST;
+/// The size of the chunk's pages: there are several to a chunk.
+const CLASS: SizeClass = SizeClass::of_bytes(4096).expect("a power of two");
 
 /// A chunk with one word of bitmap.
 #[derive(Debug, Clone, Copy)]

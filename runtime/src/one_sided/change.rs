@@ -30,6 +30,7 @@ use crate::{
     pages::{FreePage, free_owned},
     ptr::RemotePtr,
     remote::{Count, Remote},
+    sync::{Ordering, fence},
     worker::{Handle, counters::bump},
 };
 
@@ -127,7 +128,11 @@ pub(super) async fn make<R: Remote>(
     if !lock_all(remote, changed).await? {
         return Ok(false);
     }
-    // Under the locks, so that of two changes which rely on each other's pages one sees the other's lock.
+    // Under the locks, so that of two changes which rely on each other's pages one sees the other's lock. Over RDMA that follows
+    // from the order of completions; where the fabric is this machine's memory, a READ may pass a compare-and-swap.
+    if !relied_on.is_empty() {
+        fence(Ordering::SeqCst);
+    }
     match are_unchanged(remote, relied_on.iter().map(|(_, page)| page)).await {
         Ok(true) => {}
         outcome => {
