@@ -14,7 +14,7 @@ use crate::maps::workload::Shares;
 use crate::place::{Address, ConnectArgs, VerbsArgs, WaitArgs};
 use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, Plan, PolicyChoice, SpreadChoice, Validation};
 use crate::program::{Kind, Programs};
-use crate::subject::{AccessMode, Distribution, Setting};
+use crate::subject::{AccessMode, Distribution, InsertOrder, Setting};
 use crate::units::{
     number, parse_bytes, parse_bytes_per_second, parse_count, parse_duration, parse_duration_or_zero, parse_fill,
     parse_nanoseconds, parse_page_bytes,
@@ -104,9 +104,9 @@ pub(crate) struct BenchArgs {
     pub(crate) structure: Option<String>,
     /// How workers reach it. With cached and engine nobody else may use it meanwhile; changed pages are written when they
     /// leave the cache, and at the end of each phase, untimed. With coarse and hybrid each memory server has a part of it.
-    #[arg(long, value_enum, default_value = "one-sided")]
+    #[arg(long, value_parser = crate::by_name::access_mode(), default_value = "one-sided")]
     pub(crate) access: AccessMode,
-    /// With engine: who decides, on a miss, whether an operation is shipped (cost-aware).
+    /// With engine and adaptive: who decides whether an operation is shipped (cost-aware).
     #[arg(long, value_enum)]
     pub(crate) policy: Option<PolicyChoice>,
     /// On which memory servers pages are: round-robin, leaves, one-server, subtrees:LEVEL. Without it, what suits --access.
@@ -137,15 +137,25 @@ pub(crate) struct BenchArgs {
     /// Operations that each worker keeps in flight; with a list, each workload runs once with each.
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1", value_parser = value_parser!(u32).range(1..=4096))]
     pub(crate) in_flight: Vec<u32>,
-    /// How many keys to load (a million; with --trace and neither this nor --keys-file, none).
+    /// Pages that one operation has on their way at a time, at most, where it needs several; 1: one after the other.
+    #[arg(long, value_name = "PAGES", default_value_t = 16, value_parser = value_parser!(u32).range(1..=4096))]
+    pub(crate) window: u32,
+    /// How many keys to load (a million; with --trace and neither this nor a file, none).
     #[arg(long, value_name = "COUNT", conflicts_with = "keys_file", value_parser = parse_count)]
     pub(crate) keys: Option<u64>,
     /// Load the keys of this file (`-`: standard input): SOSD binary, or one integer a line.
     #[arg(long, value_name = "FILE")]
     pub(crate) keys_file: Option<PathBuf>,
+    /// Load the rectangles of this file (`-`: standard input): a line `x1,y1,x2,y2[,id]` for each, or GeoJSON if the
+    /// program was built with that. For an R-tree.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["keys", "keys_file"])]
+    pub(crate) rects_file: Option<PathBuf>,
     /// How to load them: bulk, unless the structure has no bulk load.
     #[arg(long, value_enum)]
     pub(crate) load: Option<LoadChoice>,
+    /// In which order rectangles are inserted, with --load insert, which this implies (random).
+    #[arg(long, value_enum)]
+    pub(crate) insert_order: Option<InsertOrder>,
     /// How full a bulk load makes each page, from 0.1 to 1.
     #[arg(long, default_value_t = 0.9, value_parser = parse_fill)]
     pub(crate) fill: f64,
@@ -381,7 +391,7 @@ impl ShareArgs {
 impl BenchArgs {
     /// Whether keys are loaded: always for workloads, for a trace only if they were asked for.
     pub(crate) fn loads_keys(&self) -> bool {
-        self.trace.is_none() || self.keys.is_some() || self.keys_file.is_some()
+        self.trace.is_none() || self.keys.is_some() || self.keys_file.is_some() || self.rects_file.is_some()
     }
 
     /// The name of the structure.
@@ -404,9 +414,13 @@ impl BenchArgs {
             !(input(&self.keys_file) && input(&self.trace)),
             "--keys-file - and --trace - would both read standard input"
         );
+        ensure!(
+            self.insert_order.is_none() || self.load != Some(LoadChoice::Bulk),
+            "--insert-order is an order of inserts: give --load insert, or leave one of them out"
+        );
         ensure!(self.rounds == 0 || known.has_rounds(), "--rounds: a {} has none", known.name());
         let policy = self.policy.unwrap_or(PolicyChoice::CostAware);
-        let ships = self.access.is_divided() || (self.access == AccessMode::Engine && policy != PolicyChoice::Never);
+        let ships = self.access.is_divided() || (self.access.asks_a_policy() && policy != PolicyChoice::Never);
         Ok(Plan {
             structure: known.name().to_owned(),
             access: self.access,
@@ -422,16 +436,16 @@ impl BenchArgs {
             processes: self.processes,
             workers: self.workers,
             in_flight: self.in_flight.clone(),
+            window: self.window,
             setting: Setting {
-                entries: self.keys.unwrap_or(KEYS_DEFAULT),
-                keys_file: None,
+                insert_order: self.insert_order.unwrap_or(InsertOrder::Random),
                 distribution: match self.distribution {
                     DistributionChoice::Uniform => Distribution::Uniform,
                     DistributionChoice::Zipf => Distribution::Zipf(self.theta),
                 },
                 scan_length: self.scan_length,
                 seed: self.seed,
-                run: 0,
+                ..Setting::of_entries(self.keys.unwrap_or(KEYS_DEFAULT))
             },
             loaded: 0,
             load: match self.load {
@@ -439,7 +453,7 @@ impl BenchArgs {
                 Some(LoadChoice::Bulk) if !known.bulk_loads() => {
                     bail!("--load bulk: a {} has no bulk load", known.name())
                 }
-                None if !known.bulk_loads() => Load::Insert,
+                None if self.insert_order.is_some() || !known.bulk_loads() => Load::Insert,
                 Some(LoadChoice::Bulk) | None => Load::Bulk { fill: self.fill },
             },
             workloads: self.workloads(known)?,
@@ -480,8 +494,8 @@ impl BenchArgs {
             bail!("--access {access} is not for a {}: {why}", known.name());
         }
         ensure!(
-            self.policy.is_none() || access == AccessMode::Engine,
-            "--policy is for --access engine; {access} {}",
+            self.policy.is_none() || access.asks_a_policy(),
+            "--policy is for --access engine and adaptive; {access} {}",
             if access.is_divided() { "sends every operation" } else { "sends none" }
         );
         ensure!(
@@ -654,7 +668,7 @@ mod tests {
             ("--connect verbs://host:1 --nasty", "imitate a network"),
             ("--cache 1MiB", "--cache is for --access cached"),
             ("--access coarse --admission always", "coarse has no cache"),
-            ("--policy never", "--policy is for --access engine; one-sided sends none"),
+            ("--policy never", "--policy is for --access engine and adaptive; one-sided sends none"),
             ("--access coarse --policy never", "sends every operation"),
             ("--access coarse --spread leaves", "--spread one-server"),
             ("--access hybrid --spread round-robin", "--spread leaves"),
@@ -664,13 +678,20 @@ mod tests {
             ("--access engine --processes 2", "--access engine needs --processes 1"),
             ("--structure skiplist --access engine", "is not for a skiplist"),
             ("--structure skiplist --load bulk", "a skiplist has no bulk load"),
+            ("--keys 5 --rects-file r", "cannot be used with"),
+            ("--rects-file r --keys-file k", "cannot be used with"),
+            ("--load bulk --insert-order rows", "an order of inserts: give --load insert"),
+            ("--insert-order sideways", "[possible values: random, given, rows]"),
             ("--spread some", "subtrees:LEVEL"),
             ("--keys-file - --trace -", "both read standard input"),
             ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),
             ("--access cached --processes 2", "--access cached needs --processes 1"),
             ("--access cached --processes 2", "use --access cached-inner"),
             ("--access cached --validation lock-body-lock", "leave --validation out"),
-            ("--access elsewhere", "[possible values: one-sided, cached, cached-inner, coarse, hybrid, engine]"),
+            (
+                "--access elsewhere",
+                "[possible values: one-sided, cached, cached-inner, coarse, hybrid, engine, adaptive]",
+            ),
             ("--trace t --ops 5", "cannot be used with"),
             ("--connect d --servers 3", "cannot be used with"),
         ] {

@@ -11,11 +11,11 @@ use farlink_runtime::report::Report;
 use crate::cluster_view::{self, ClusterView};
 use crate::place::Place;
 use crate::plan::{Limit, Load, Phase, Plan};
-use crate::program::{self, Known};
+use crate::program::{self, Data, Known};
 use crate::progress::{Pace, Progress};
 use crate::protocol::{self, Order};
 use crate::report::{CheckRow, MemoryRow, Reporter, Row};
-use crate::subject::{AccessMode, Outcomes};
+use crate::subject::Outcomes;
 use crate::table::Columns;
 use crate::totals::Totals;
 
@@ -28,6 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// A run, and where it runs.
 pub(crate) struct Run<'a> {
     pub(crate) known: &'a dyn Known,
+    pub(crate) data: &'a dyn Data,
     pub(crate) plan: &'a Plan,
     pub(crate) place: &'a Place,
     pub(crate) cluster: &'a ClusterView,
@@ -41,17 +42,20 @@ impl Run<'_> {
     pub(crate) fn run(&self, mut processes: Vec<Child>, reporter: &mut Reporter<impl Write>) -> anyhow::Result<()> {
         let Self { known, plan, place, .. } = *self;
         let phases = plan.phases();
+        let mut samples = Samples::new(self);
         let mut totals = Totals::new(plan.workloads.iter().any(|workload| known.removes(workload)));
         reporter.note(&plan.summary())?;
         if plan.load == Load::Found {
             let report = self.sound()?;
             totals.enter(&Outcomes { inserted: report.entries, ..Outcomes::default() });
             reporter.note(&format!("`{}` was loaded by an earlier run; this one loads nothing", plan.name))?;
+            samples.take(report.entries)?;
             reporter.memory(&MemoryRow::new("earlier runs", self.cluster.footprint(&report)?))?;
         }
         let mut progress = Progress::new(phases.len() as u64 + 1, reporter.is_json());
         let mut firsts = HashMap::new();
-        let columns = Columns { compares: plan.in_flight.len() > 1, has_cache: plan.cache_bytes.is_some() };
+        let (compares, has_cache) = (plan.in_flight.len() > 1, plan.cache_bytes.is_some());
+        let columns = Columns { compares, has_cache, returns_many: known.returns_many() };
         let start = |process| Order::Start { plan: Box::new(plan.clone()), process, place: place.clone() };
         protocol::tell(&mut processes, start)?;
         protocol::await_ready(&mut processes, READY_LIMIT)?;
@@ -97,7 +101,9 @@ impl Run<'_> {
                 Phase::Workload { .. } | Phase::RemoveAll { .. } => None,
             };
             if let Some(after) = after {
-                let footprint = self.cluster.footprint(&self.sound()?)?;
+                let report = self.sound()?;
+                samples.take(report.entries)?;
+                let footprint = self.cluster.footprint(&report)?;
                 progress.suspend(|| reporter.memory(&MemoryRow::new(&after, footprint)))?;
             }
             progress.finish_step();
@@ -105,9 +111,12 @@ impl Run<'_> {
         progress.begin("check");
         processes.drain(..).try_for_each(Child::finish)?;
         let (own_check, entries) = self.final_check()?;
+        if own_check.ok && !plan.workloads.is_empty() {
+            samples.take(entries)?;
+        }
         drop(progress);
         reporter.check(&own_check)?;
-        totals.checks(entries).iter().try_for_each(|check| reporter.check(check))?;
+        totals.checks(entries).iter().chain(&samples.row).try_for_each(|check| reporter.check(check))?;
         Ok(())
     }
 
@@ -136,6 +145,35 @@ impl Run<'_> {
     }
 }
 
+/// What samples of answers came to so far.
+struct Samples<'a> {
+    run: &'a Run<'a>,
+    row: Option<CheckRow>,
+    taken: u64,
+    returned: u64,
+}
+
+impl<'a> Samples<'a> {
+    fn new(run: &'a Run<'a>) -> Self {
+        Self { run, row: None, taken: 0, returned: 0 }
+    }
+
+    /// Takes some more, of a sound structure with so many entries. Once entries were removed there is nothing to compare
+    /// with.
+    fn take(&mut self, entries: u64) -> anyhow::Result<()> {
+        let Run { known, data, plan, cluster, .. } = *self.run;
+        if plan.workloads.iter().any(|workload| known.removes(workload)) {
+            return Ok(());
+        }
+        let Some(samples) = data.compare(cluster, plan, entries)? else { return Ok(()) };
+        (self.taken, self.returned) = (self.taken + samples.taken, self.returned + samples.returned);
+        let problem = self.row.take().and_then(|row| row.problem).or(samples.problem);
+        let row = CheckRow::new(samples.name, problem).count("searches", self.taken).count("returned", self.returned);
+        self.row = Some(row);
+        Ok(())
+    }
+}
+
 /// What was varied, and what was held.
 pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Result<Row> {
     let load = match plan.load {
@@ -143,11 +181,10 @@ pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Resul
         Load::Insert => "insert",
         Load::Found => "found",
     };
-    let is_engine = plan.access == AccessMode::Engine;
     Ok(row
         .with("structure", plan.structure.as_str())
         .with("access", plan.access.name())
-        .with("policy", is_engine.then_some(plan.policy.name()))
+        .with("policy", plan.access.asks_a_policy().then_some(plan.policy.name()))
         .with("spread", plan.spread.to_string())
         .with("admission", plan.access.caches().then_some(plan.admission.name()))
         .with("cache_bytes", plan.cache_bytes)
@@ -158,11 +195,13 @@ pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Resul
         .with("server_threads", plan.server_threads)
         .with("keys", plan.loaded)
         .with("page_bytes", plan.page_bytes)
+        .with("window", plan.window)
         .with("latency_ns", plan.latency_ns)
         .with("bandwidth_bytes_per_second", plan.bandwidth_bytes_per_second)
         .with("nasty", plan.nasty)
         .with("validation", serde_json::to_value(plan.validation)?)
         .with("load", load)
+        .with("insert_order", (plan.load == Load::Insert).then_some(plan.setting.insert_order.name()))
         .with("distribution", plan.setting.distribution.name())
         .with("theta", plan.setting.distribution.theta())
         .with("scan_length", plan.setting.scan_length)

@@ -6,10 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use farlink_children::Child;
+use farlink_children::{Child, Scratch};
 
-use crate::scratch::Scratch;
-use crate::serve::ready_line;
+use crate::{serve::ready_line, signals};
 
 /// A server only maps memory before it is ready; one that takes longer than this is stuck.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -39,7 +38,7 @@ impl Cluster {
     /// that started them.
     pub(crate) fn start(servers: u32, server_bytes: u64, threads: u32) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let mut cluster = Self { servers: Vec::new(), scratch: Scratch::new()? };
+        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()? };
         // All are started before any is waited for: they get ready side by side.
         for server in 0..servers {
             let mut command = Command::new(&program);

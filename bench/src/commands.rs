@@ -5,6 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
+use farlink_children::Scratch;
 use farlink_runtime::catalog;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::server::{MemoryServer, ServeOptions};
@@ -13,13 +14,13 @@ use crate::args::{BenchArgs, CheckArgs, DropArgs, FabricChoice, ListArgs, ServeA
 use crate::bench::{self, Run};
 use crate::cluster::{self, Cluster};
 use crate::cluster_view::{self, ClusterView};
+use crate::input::{self, InputFile};
 use crate::place::Place;
 use crate::plan::{Plan, SpreadChoice};
 use crate::program::{self, Known, Programs, Trace};
 use crate::report::{Reporter, Row};
-use crate::scratch::Scratch;
 use crate::serve::{self, StopSignals, announce_ready};
-use crate::subject::KeysFile;
+use crate::table::Columns;
 use crate::units::plural;
 use crate::{compute, host, signals, verbs};
 
@@ -142,8 +143,8 @@ struct Prepared<'a> {
     /// Whether the data are loaded: always for workloads, for a trace only if they were asked for.
     loads: bool,
     args: &'a BenchArgs,
-    /// The keys, if they came through a pipe.
-    _spool: Option<Scratch>,
+    /// What is loaded, if it came through a pipe.
+    _spool: [Option<Scratch>; 2],
 }
 
 /// `farlink bench`. Everything that a user can get wrong comes to light before anything is started.
@@ -153,7 +154,12 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
     let there = args.connect.as_ref().map(|address| Place::new(address, &args.verbs)).transpose()?;
     signals::watch()?;
     let trace = args.trace.as_deref().map(|path| read_trace(known, path)).transpose()?;
-    let spool = args.keys_file.as_deref().map(|path| spool(path, &mut plan)).transpose()?.flatten();
+    let take = |path: &Option<PathBuf>, what| match path {
+        Some(path) => InputFile::take(path, what).map(|(file, copy)| (Some(file), copy)),
+        None => Ok((None, None)),
+    };
+    let (keys, rects) = (take(&args.keys_file, "keys")?, take(&args.rects_file, "rectangles")?);
+    (plan.setting.keys_file, plan.setting.rects_file) = (keys.0, rects.0);
     let data = known.data(&plan.setting)?;
     if let Some(remark) = data.remark() {
         eprintln!("farlink: {remark}");
@@ -163,7 +169,7 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
     if plan.access.caches() {
         plan.cache_bytes = args.cache_bytes(plan.loaded).or_else(|| Some(plan.default_cache_bytes(plan.loaded)));
     }
-    let prepared = Prepared { known, plan, data, trace, loads, args, _spool: spool };
+    let prepared = Prepared { known, plan, data, trace, loads, args, _spool: [keys.1, rects.1] };
     let Some(place) = there else {
         let plan = &prepared.plan;
         let bytes = args.server_bytes.unwrap_or_else(|| cluster::default_server_bytes(plan.loaded, plan.servers));
@@ -186,7 +192,7 @@ impl Prepared<'_> {
     fn run(mut self, place: &Place, alone: bool) -> anyhow::Result<()> {
         let cluster = ClusterView::new(place.fabric_once_ready(MemOptions::default(), self.args.wait.wait)?);
         self.data.open_or_create(&cluster, &mut self.plan, self.loads)?;
-        let run = Run { known: self.known, plan: &self.plan, place, cluster: &cluster, alone };
+        let run = Run { known: self.known, data: &*self.data, plan: &self.plan, place, cluster: &cluster, alone };
         let Some(trace) = &self.trace else {
             let mut reporter = Reporter::new(io::stdout(), self.args.json);
             run.run(cluster::start_compute(self.plan.processes)?, &mut reporter)?;
@@ -218,7 +224,8 @@ impl Prepared<'_> {
         let (seconds, tally) = replayed?;
         let row = Row::measured("trace", seconds, &tally, plan.cache_bytes.is_some());
         let row = bench::varied(row, plan, 1)?;
-        let columns = crate::table::Columns { compares: false, has_cache: plan.cache_bytes.is_some() };
+        let columns =
+            Columns { compares: false, has_cache: plan.cache_bytes.is_some(), returns_many: self.known.returns_many() };
         reporter.row_at_once(&row, &columns.head(), &columns.line(&row))?;
         reporter.check(&run.final_check()?.0)?;
         reporter.all_held()
@@ -234,36 +241,8 @@ fn read_trace(known: &dyn Known, path: &Path) -> anyhow::Result<Box<dyn Trace>> 
     };
     read.with_context(|| format!("cannot read the trace {name}"))?;
     let parse = || {
-        let mut lines = Vec::new();
-        for (number, line) in (1u64..).zip(content.split(|byte| *byte == b'\n')) {
-            let line = str::from_utf8(line).with_context(|| format!("line {number}: not UTF-8 text"))?.trim();
-            if !line.is_empty() && !line.starts_with('#') {
-                lines.push((number, line.to_owned()));
-            }
-        }
-        known.trace(&lines)
+        let lines = input::lines(&content).map(|line| line.map(|(number, line)| (number, line.to_owned())));
+        known.trace(&lines.collect::<anyhow::Result<Vec<_>>>()?)
     };
     parse().with_context(|| name.clone()).context("nothing was applied")
-}
-
-/// Names the keys file in the plan. What is no regular file can be read once only, so all processes get a copy.
-fn spool(path: &Path, plan: &mut Plan) -> anyhow::Result<Option<Scratch>> {
-    let is_input = path == Path::new("-");
-    let name = if is_input { "standard input".to_owned() } else { path.display().to_string() };
-    let cannot_read = || format!("cannot read the keys file {name}");
-    let mut set = |path: PathBuf| plan.setting.keys_file = Some(KeysFile { path, name: name.clone() });
-    if !is_input && std::fs::metadata(path).with_context(cannot_read)?.is_file() {
-        set(std::path::absolute(path).with_context(cannot_read)?);
-        return Ok(None);
-    }
-    let scratch = Scratch::new()?;
-    let copy = scratch.path().join("keys");
-    let mut to = File::create(&copy).context("cannot make a copy of the keys")?;
-    match is_input {
-        true => io::copy(&mut io::stdin().lock(), &mut to),
-        false => File::open(path).and_then(|mut file| io::copy(&mut file, &mut to)),
-    }
-    .with_context(cannot_read)?;
-    set(copy);
-    Ok(Some(scratch))
 }

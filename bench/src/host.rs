@@ -119,7 +119,8 @@ impl Workers {
         let data = Arc::new(S::data(&plan.setting)?);
         let fabric = plan.fabric(place)?;
         let seed = plan.setting.seed.wrapping_add(u64::from(process));
-        let compute = Arc::new(ComputeServer::join(fabric, ComputeOptions { seed, ..ComputeOptions::default() })?);
+        let options = ComputeOptions { seed, window: plan.window as usize, ..ComputeOptions::default() };
+        let compute = Arc::new(ComputeServer::join(fabric, options)?);
         let route = route::<S>(&plan, &data, &compute)?;
         let plan = Arc::new(plan);
         let start = |worker| {
@@ -154,15 +155,15 @@ pub(crate) fn route<S: Subject>(plan: &Plan, data: &S::Data, compute: &ComputeSe
     }
     let only = parts.into_iter().next().context("the structure has no name")?;
     let route = Route::new(plan.access, only, proof);
+    let ships = plan.access.asks_a_policy() && plan.policy != PolicyChoice::Never;
+    let route = if ships { route.shipping(plan.policy.policies()) } else { route };
     if !plan.access.caches() {
         return Ok(route);
     }
     let mut options = plan.admission.options(usize::try_from(plan.cache_bytes.unwrap_or_default())?);
     (options.page_bytes, options.handles_max) = (plan.page_bytes as usize, plan.workers as usize);
     options.excludes_subtrees = plan.access == AccessMode::Engine;
-    let route = route.through(options, S::Region::everything())?;
-    let ships = plan.access == AccessMode::Engine && plan.policy != PolicyChoice::Never;
-    Ok(if ships { route.shipping(plan.policy.policies()) } else { route })
+    Ok(route.through(options, S::Region::everything())?)
 }
 
 impl Work for Workers {

@@ -24,6 +24,7 @@
 
 mod args;
 mod bench;
+mod by_name;
 mod cluster;
 mod cluster_view;
 mod commands;
@@ -32,6 +33,7 @@ mod counts;
 mod driver;
 mod figure;
 mod host;
+mod input;
 mod latency;
 mod maps;
 mod place;
@@ -44,7 +46,6 @@ mod rdma;
 mod rects;
 mod report;
 mod route;
-mod scratch;
 mod serve;
 mod signals;
 mod subject;
@@ -60,10 +61,13 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 pub use crate::{
+    input::InputFile,
     maps::{MapData, MapRequest, MapSource, MapSubject},
     program::{Program, plugin},
     rects::{RectData, RectRequest, RectSource},
-    subject::{AccessMode, Answer, Distribution, GoOn, Job, KeysFile, Outcomes, Setting, Subject, WorkerId},
+    subject::{
+        AccessMode, Answer, Distribution, GoOn, InsertOrder, Job, Outcomes, Samples, Setting, Subject, WorkerId,
+    },
 };
 
 use crate::args::{Cli, Command};

@@ -87,7 +87,7 @@ impl PolicyChoice {
         match self {
             Self::Never => || Policies::new(Never),
             Self::Always => || Policies::new(Always),
-            Self::CostAware => || Policies::new(CostAware::default()),
+            Self::CostAware => || Policies::for_each_kind(CostAware::default()),
             Self::BackOff => || Policies::new(BackOff::default()),
         }
     }
@@ -157,7 +157,7 @@ impl SpreadChoice {
     pub(crate) fn usual(mode: AccessMode) -> Self {
         match mode {
             AccessMode::OneSided | AccessMode::Cached | AccessMode::CachedInner => Self::RoundRobin,
-            AccessMode::Coarse => Self::OneServer,
+            AccessMode::Coarse | AccessMode::Adaptive => Self::OneServer,
             AccessMode::Hybrid => Self::Leaves,
             AccessMode::Engine => Self::Subtrees(SUBTREE_LEVEL),
         }
@@ -235,8 +235,9 @@ impl Limit {
 pub(crate) struct Plan {
     /// The name of the structure's plug-in.
     pub(crate) structure: String,
+    #[serde(with = "crate::by_name")]
     pub(crate) access: AccessMode,
-    /// With [`AccessMode::Engine`].
+    /// Where the access asks one.
     pub(crate) policy: PolicyChoice,
     pub(crate) spread: SpreadChoice,
     /// Whether the user has named it.
@@ -256,6 +257,8 @@ pub(crate) struct Plan {
     pub(crate) workers: u32,
     /// Each workload runs once with each of these.
     pub(crate) in_flight: Vec<u32>,
+    /// Pages that an operation has on their way at a time, at most.
+    pub(crate) window: u32,
     pub(crate) setting: Setting,
     /// How many entries are loaded, known once the data are.
     pub(crate) loaded: u64,
@@ -352,7 +355,7 @@ impl Plan {
         if self.spread != SpreadChoice::RoundRobin {
             parts.push(self.spread.to_string());
         }
-        if self.access == AccessMode::Engine {
+        if self.access.asks_a_policy() {
             parts.push(format!("policy {}", self.policy.name()));
         }
         if let Some(bytes) = self.cache_bytes {
@@ -438,7 +441,6 @@ pub(crate) enum Phase {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::subject::Distribution;
 
     pub(crate) fn plan() -> Plan {
         Plan {
@@ -456,14 +458,8 @@ pub(crate) mod tests {
             processes: 2,
             workers: 3,
             in_flight: vec![1, 16],
-            setting: Setting {
-                entries: 1000,
-                keys_file: None,
-                distribution: Distribution::Zipf(0.99),
-                scan_length: 100,
-                seed: 1,
-                run: 0,
-            },
+            window: 16,
+            setting: Setting::of_entries(1000),
             loaded: 1000,
             load: Load::Bulk { fill: 0.9 },
             workloads: vec!["a".into(), "read-only".into()],

@@ -23,7 +23,7 @@ use crate::driver::{self, Client};
 use crate::host::{self, Work, Workers};
 use crate::place::Place;
 use crate::plan::{Load, Plan, SpreadChoice};
-use crate::subject::{AccessMode, Answer, Outcomes, Setting, Subject};
+use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
 use crate::tally::Tally;
 
 /// A structure that the program knows: made by [`plugin`].
@@ -70,6 +70,7 @@ pub(crate) trait Kind {
     fn refuses(&self, mode: AccessMode) -> Option<&'static str>;
     fn bulk_loads(&self) -> bool;
     fn has_rounds(&self) -> bool;
+    fn returns_many(&self) -> bool;
     fn page_bytes(&self) -> u32;
     fn require_workload(&self, name: &str) -> anyhow::Result<()>;
     fn removes(&self, workload: &str) -> bool;
@@ -102,6 +103,9 @@ pub(crate) trait Data {
     /// Opens the structure that the plan names, or makes it, and puts into the plan what is known then. `loads`: whether the
     /// data are to be in it.
     fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()>;
+
+    /// Samples of what the loaded structure answers; nobody changes it meanwhile. It has so many entries.
+    fn compare(&self, cluster: &ClusterView, plan: &Plan, entries: u64) -> anyhow::Result<Option<Samples>>;
 }
 
 /// Operations to replay.
@@ -150,6 +154,10 @@ impl<S: Subject> Kind for Of<S> {
         S::HAS_ROUNDS
     }
 
+    fn returns_many(&self) -> bool {
+        S::RETURNS_MANY
+    }
+
     fn page_bytes(&self) -> u32 {
         S::page_bytes() as u32
     }
@@ -193,6 +201,20 @@ impl<S: Subject> Known for Of<S> {
 struct DataOf<S: Subject>(S::Data);
 
 impl<S: Subject> DataOf<S> {
+    /// How the structure is divided.
+    fn cut(data: &S::Data, plan: &Plan) -> ShardKey<S::Region> {
+        match plan.access.is_divided() {
+            true => S::divide(data, plan.servers as usize),
+            false => ShardKey::Regions(vec![S::Region::everything()]),
+        }
+    }
+
+    /// All parts, one-sided.
+    fn all(worker: &Worker, parts: Vec<Structure>, cut: ShardKey<S::Region>) -> anyhow::Result<Sharded<OneSided<S>>> {
+        let one_sided = |part| OneSided::<S>::new(worker, part, Proof::Checksum);
+        Ok(Sharded::new(parts.into_iter().map(one_sided).collect(), cut)?)
+    }
+
     /// What the catalog has of a part, if it is fit for the plan.
     fn opened(worker: &Worker, plan: &Plan, name: &str) -> anyhow::Result<Structure> {
         let found = worker.block_on(catalog::open::<S>(worker, name))?;
@@ -227,10 +249,9 @@ impl<S: Subject> Data for DataOf<S> {
 
     fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()> {
         plan.servers = cluster.servers();
-        let mut cut = ShardKey::Regions(vec![S::Region::everything()]);
+        let cut = Self::cut(&self.0, plan);
         plan.parts = vec![plan.name.clone()];
         if plan.access.is_divided() {
-            cut = S::divide(&self.0, plan.servers as usize);
             let parts = if let ShardKey::Regions(all) = &cut { all.len() } else { plan.servers as usize };
             plan.parts = (0..parts).map(|part| format!("{}.{part}", plan.name)).collect();
         }
@@ -272,12 +293,20 @@ impl<S: Subject> Data for DataOf<S> {
                 }
             }
             if plan.load == Load::Found {
-                let one_sided = |part| OneSided::<S>::new(worker, part, Proof::Checksum);
-                let all = Sharded::new(found.into_iter().map(one_sided).collect(), cut)?;
+                let all = Self::all(worker, found, cut)?;
                 let loaded = worker.block_on(S::require_loaded(&all, &self.0));
                 loaded.with_context(|| format!("the structure `{}`", plan.name))?;
             }
             Ok(())
+        })
+    }
+
+    fn compare(&self, cluster: &ClusterView, plan: &Plan, entries: u64) -> anyhow::Result<Option<Samples>> {
+        cluster.visit(|worker| {
+            let open = |name: &String| worker.block_on(catalog::open::<S>(worker, name));
+            let parts = plan.parts.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+            let all = Self::all(worker, parts, Self::cut(&self.0, plan))?;
+            Ok(worker.block_on(S::compare(&all, &self.0, entries > S::entries(&self.0)))?)
         })
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Row {
     pub(crate) bytes_per_op: Option<f64>,
     pub(crate) round_trips_per_op: Option<f64>,
     pub(crate) restarts_per_op: Option<f64>,
+    /// Entries that searches and scans returned.
+    pub(crate) results_per_op: Option<f64>,
     /// Operations on loaded entries that found nothing, because others have removed them.
     pub(crate) missed_per_op: Option<f64>,
     /// The share of page accesses that needed no remote read; like those below, null without a cache.
@@ -78,6 +80,7 @@ impl Row {
             bytes_per_op: per_op(bytes),
             round_trips_per_op: per_op(round_trips),
             restarts_per_op: per_op(restarts),
+            results_per_op: per_op(tally.outcomes.scanned),
             missed_per_op: per_op(tally.outcomes.missing + tally.outcomes.remove_missing),
             // A bulk load looks up a few pages before it begins: that is no ratio to speak of.
             hit_ratio: cache.hit_ratio().filter(|_| has_cache && cache.lookups >= ops),
@@ -356,7 +359,7 @@ pub(crate) mod tests {
         assert!(text.ends_with('\n') && text.lines().count() == 1);
         let object: Map<String, Value> = serde_json::from_str(&text).unwrap();
         let fields = "kind name ops seconds ops_per_second p50_ns p99_ns p999_ns reads_per_op writes_per_op atomics_per_op \
-                      two_sided_per_op bytes_per_op round_trips_per_op hit_ratio restarts_per_op in_flight";
+                      two_sided_per_op bytes_per_op round_trips_per_op hit_ratio restarts_per_op results_per_op in_flight";
         for field in fields.split(' ') {
             assert!(object.contains_key(field), "{field}");
         }

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farlink_offload::{
-    CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid, PartedRemote, Policies,
-    Remote, ShardKey, Sharded, ship::Shipper,
+    Adaptive, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid, OffloadCounts,
+    Policies, Remote, ShardKey, Sharded, ShardedRemote, ship::Shipper,
 };
 use farlink_runtime::access::Region as _;
 use farlink_runtime::error::Error;
@@ -74,6 +74,7 @@ impl<S: Subject> Route<S> {
     /// The structure, as one worker reaches it.
     pub(crate) fn open(&self, worker: &Worker) -> anyhow::Result<Opened<S>> {
         let structure = || self.parts[0].clone();
+        let policies = || self.policies.map_or_else(Policies::default, |policies| policies());
         let cache = || self.cache.as_ref().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode));
         let connect = |shipper: &Shipper<S>| worker.block_on(shipper.connect(shipper.structure().root.server()));
         Ok(match self.mode {
@@ -81,14 +82,19 @@ impl<S: Subject> Route<S> {
             AccessMode::Cached => Opened::Cached(cache()?.own(worker, structure(), self.owned.clone())?),
             AccessMode::Engine => {
                 if self.policies.is_some() {
-                    for server in (0..worker.servers()).filter_map(|index| ServerId::new(index as u16)) {
-                        let options = ChannelOptions { eager_words: Some(EAGER_WORDS), ..ChannelOptions::default() };
-                        drop(worker.block_on(worker.channel_with(server, options))?);
-                    }
+                    (0..worker.servers())
+                        .filter_map(|index| ServerId::new(index as u16))
+                        .try_for_each(|server| open_channel(worker, server))?;
                 }
                 let cached = cache()?.own(worker, structure(), self.owned.clone())?;
-                let policies = self.policies.map_or_else(Policies::default, |policies| policies());
-                Opened::Engine(Engine::new(cached, policies, EngineOptions::default())?)
+                Opened::Engine(Engine::new(cached, policies(), EngineOptions::default())?)
+            }
+            AccessMode::Adaptive => {
+                if self.policies.is_some() {
+                    open_channel(worker, structure().root.server())?;
+                }
+                let here = OneSided::new(worker, structure(), self.proof);
+                Opened::Adaptive(Adaptive::new(here, worker, structure(), policies()))
             }
             AccessMode::CachedInner => Opened::CachedInner(cache()?.share(worker, structure(), self.proof)?),
             AccessMode::Coarse => {
@@ -119,6 +125,7 @@ impl<S: Subject> Route<S> {
             Opened::Cached(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::CachedInner(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::Engine(engine) => S::bulk_load(engine.cached(), data, whole, fill).await,
+            Opened::Adaptive(adaptive) => S::bulk_load(adaptive.here(), data, whole, fill).await,
             Opened::Coarse(_) | Opened::Hybrid(_) => {
                 let mut loaded = 0;
                 for (part, structure) in self.parts.iter().enumerate() {
@@ -131,6 +138,11 @@ impl<S: Subject> Route<S> {
     }
 }
 
+fn open_channel(worker: &Worker, server: ServerId) -> Result<(), Error> {
+    let options = ChannelOptions { eager_words: Some(EAGER_WORDS), ..ChannelOptions::default() };
+    worker.block_on(worker.channel_with(server, options)).map(drop)
+}
+
 /// A structure, as one worker reaches it.
 #[derive(Debug)]
 pub(crate) enum Opened<S: Subject> {
@@ -138,7 +150,8 @@ pub(crate) enum Opened<S: Subject> {
     Cached(Cached<S>),
     CachedInner(CachedInner<S>),
     Engine(Engine<S>),
-    Coarse(PartedRemote<S>),
+    Adaptive(Adaptive<OneSided<S>>),
+    Coarse(ShardedRemote<S>),
     Hybrid(Sharded<Hybrid<S>>),
 }
 
@@ -150,6 +163,7 @@ macro_rules! on {
             Opened::Cached($run) => $body,
             Opened::CachedInner($run) => $body,
             Opened::Engine($run) => $body,
+            Opened::Adaptive($run) => $body,
             Opened::Coarse($run) => $body,
             Opened::Hybrid($run) => $body,
         }
@@ -182,15 +196,8 @@ impl<S: Subject> Opened<S> {
             Self::OneSided(_) | Self::Coarse(_) | Self::Hybrid(_) => CacheCounts::default(),
             Self::Cached(access) => counts(&access.counters()),
             Self::CachedInner(access) => above_leaves(counts(&access.counters()), reads),
-            Self::Engine(engine) => {
-                let counted = engine.counts();
-                CacheCounts {
-                    shipped: counted.shipped,
-                    came_back: counted.came_back,
-                    contrary: counted.contrary,
-                    ..counts(&engine.cached().counters())
-                }
-            }
+            Self::Engine(engine) => offloaded(counts(&engine.cached().counters()), engine.counts()),
+            Self::Adaptive(adaptive) => offloaded(CacheCounts::default(), adaptive.counts()),
         }
     }
 
@@ -213,6 +220,10 @@ fn counts(counters: &Counters) -> CacheCounts {
         write_backs: total.write_backs,
         ..CacheCounts::default()
     }
+}
+
+fn offloaded(counts: CacheCounts, OffloadCounts { shipped, came_back, contrary, .. }: OffloadCounts) -> CacheCounts {
+    CacheCounts { shipped, came_back, contrary, ..counts }
 }
 
 /// Counts where leaves are read past the cache: each such read is a leaf's miss.

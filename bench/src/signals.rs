@@ -4,12 +4,13 @@
 //! work in hand that must not be cut off ([`waiting`]), whoever waits for them sees [`stopped`], and has them finish.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use anyhow::Context as _;
+use farlink_children::Scratch;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -34,9 +35,11 @@ pub(crate) fn watch() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder is removed before a signal ends the program.
-pub(crate) fn remove_on_exit(folder: &Path) {
-    FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.to_owned());
+/// A folder that is removed before a signal ends the program, too.
+pub(crate) fn scratch() -> anyhow::Result<Scratch> {
+    let scratch = Scratch::new()?;
+    FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(scratch.path().to_owned());
+    Ok(scratch)
 }
 
 /// While `f` runs, a signal only makes [`stopped`] say so.

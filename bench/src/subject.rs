@@ -1,10 +1,9 @@
 //! What the program wants of a structure to measure it, beyond its [`Plugin`].
 
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::bail;
+pub use farlink_offload::AccessMode;
 use farlink_offload::ShardKey;
 use farlink_runtime::access::{Access, Plugin, Region as _, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
@@ -16,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::counts::counts;
+use crate::input::InputFile;
 
 counts! {
     /// What operations came to. The checks at the end of a bench follow from the sums of all workers.
@@ -42,59 +42,6 @@ counts! {
         wrong_values: u64,
         /// Scans that were out of order, out of range, or longer than asked.
         wrong_scans: u64,
-    }
-}
-
-/// How the workers of a compute process reach a structure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum AccessMode {
-    /// Every page is read from remote memory.
-    OneSided,
-    /// One process owns the structure and caches all levels.
-    Cached,
-    /// Any number of processes change it; each caches inner pages.
-    CachedInner,
-    /// Memory servers carry out all operations.
-    Coarse,
-    /// Memory servers search the inner levels; leaves are reached one-sided.
-    Hybrid,
-    /// As cached; on a miss a policy says whether the operation is shipped to the memory server.
-    Engine,
-}
-
-impl AccessMode {
-    /// The name by which the program takes it and rows give it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::OneSided => "one-sided",
-            Self::Cached => "cached",
-            Self::CachedInner => "cached-inner",
-            Self::Coarse => "coarse",
-            Self::Hybrid => "hybrid",
-            Self::Engine => "engine",
-        }
-    }
-
-    /// Whether there is a cache.
-    pub const fn caches(self) -> bool {
-        matches!(self, Self::Cached | Self::CachedInner | Self::Engine)
-    }
-
-    /// Whether one process owns the structure.
-    pub const fn owns(self) -> bool {
-        matches!(self, Self::Cached | Self::Engine)
-    }
-
-    /// Whether the structure is in parts, each of which one memory server searches.
-    pub const fn is_divided(self) -> bool {
-        matches!(self, Self::Coarse | Self::Hybrid)
-    }
-}
-
-impl fmt::Display for AccessMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -126,13 +73,28 @@ impl Distribution {
     }
 }
 
-/// A file with the keys to load.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeysFile {
-    /// Where every process of the run can read it.
-    pub path: PathBuf,
-    /// What the user calls it.
-    pub name: String,
+/// In which order entries are inserted one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum InsertOrder {
+    /// Shuffled.
+    Random,
+    /// As the file has them, or the generator.
+    Given,
+    /// Sub-regions of 20,000 rectangles in random order; in each, rows from north to south, and each row from west to
+    /// east.
+    Rows,
+}
+
+impl InsertOrder {
+    /// The name that a measured row carries.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Given => "given",
+            Self::Rows => "rows",
+        }
+    }
 }
 
 /// What a run works on, as the command line says. Every process of the run has the same one.
@@ -140,8 +102,12 @@ pub struct KeysFile {
 pub struct Setting {
     /// How many entries to load, if no file says.
     pub entries: u64,
-    /// Where the entries to load come from, if from a file.
-    pub keys_file: Option<KeysFile>,
+    /// Where the keys to load come from, if from a file.
+    pub keys_file: Option<InputFile>,
+    /// Where the rectangles to load come from, if from a file.
+    pub rects_file: Option<InputFile>,
+    /// In which order they are inserted.
+    pub insert_order: InsertOrder,
     /// How operations choose among them.
     pub distribution: Distribution,
     /// Entries that a scan asks for.
@@ -150,6 +116,22 @@ pub struct Setting {
     pub seed: u64,
     /// Which run on its cluster this is: two runs insert different entries.
     pub run: u32,
+}
+
+impl Setting {
+    /// So many entries, and nothing else out of the ordinary.
+    pub fn of_entries(entries: u64) -> Self {
+        Self {
+            entries,
+            keys_file: None,
+            rects_file: None,
+            insert_order: InsertOrder::Random,
+            distribution: Distribution::Zipf(0.99),
+            scan_length: 100,
+            seed: 1,
+            run: 0,
+        }
+    }
 }
 
 /// A worker, counted over all processes of a run.
@@ -197,6 +179,19 @@ pub struct Answer {
     pub fields: Vec<(&'static str, Value)>,
 }
 
+/// What samples of a quiet structure's answers came to, beside what the data say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Samples {
+    /// The name of the check.
+    pub name: &'static str,
+    /// How many there were.
+    pub taken: u64,
+    /// Entries that they returned.
+    pub returned: u64,
+    /// The first wrong answer, if there was one.
+    pub problem: Option<String>,
+}
+
 /// A structure that can be measured. Ordered maps are, by [`MapSubject`](crate::MapSubject).
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
 pub trait Subject: Plugin {
@@ -213,6 +208,8 @@ pub trait Subject: Plugin {
     const WORKLOADS_USUAL: usize = 1;
     /// Whether it has a [bulk load](Subject::bulk_load).
     const BULK_LOADS: bool = false;
+    /// Whether the entries that an operation returns are worth a column of the table.
+    const RETURNS_MANY: bool = false;
     /// Whether all entries can be removed and inserted again ([`Job::RemoveAll`]).
     const HAS_ROUNDS: bool = false;
 
@@ -291,6 +288,19 @@ pub trait Subject: Plugin {
     /// If it does not, or cannot be read.
     async fn require_loaded<R: Run<Plugin = Self>>(_run: &R, _data: &Self::Data) -> anyhow::Result<()> {
         Ok(())
+    }
+
+    /// Samples of what the structure answers, compared with brute force over the data, all of which it holds;
+    /// `has_more`: and other entries. Nobody changes it meanwhile. `None` if there is nothing to compare.
+    ///
+    /// # Errors
+    /// If the structure cannot be read.
+    async fn compare<R: Run<Plugin = Self>>(
+        _run: &R,
+        _data: &Self::Data,
+        _has_more: bool,
+    ) -> Result<Option<Samples>, Error> {
+        Ok(None)
     }
 
     /// The operations of a worker, before it has been given a job.

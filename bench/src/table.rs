@@ -40,18 +40,21 @@ pub(crate) struct Columns {
     /// row it has. With a cache there is no room for it.
     pub(crate) compares: bool,
     pub(crate) has_cache: bool,
+    /// Whether operations return many entries: their number takes the place of the greatest latency.
+    pub(crate) returns_many: bool,
 }
 
 /// A name that is wider has a line of its own.
 const NAME_WIDTH: usize = 12;
 
 /// Head and unit of each column, and its width with the space before it.
-const COLUMNS: [(&str, &str, usize); 13] = [
+const COLUMNS: [(&str, &str, usize); 14] = [
     ("in", "flight", 7),
     ("", "ops/s", 6),
     ("p50", "us", 5),
     ("p99", "us", 5),
     ("p999", "us", 5),
+    ("found", "/op", 6),
     ("read", "/op", 5),
     ("write", "/op", 6),
     ("cas", "/op", 5),
@@ -65,8 +68,10 @@ const COLUMNS: [(&str, &str, usize); 13] = [
 impl Columns {
     fn shown(self) -> impl Iterator<Item = (usize, (&'static str, &'static str, usize))> {
         let is_shown = move |index: &usize| match index {
-            11 => self.has_cache,
-            12 => self.compares && !self.has_cache,
+            4 => !self.returns_many,
+            5 => self.returns_many,
+            12 => self.has_cache,
+            13 => self.compares && !self.has_cache,
             _ => true,
         };
         COLUMNS.into_iter().enumerate().filter(move |(index, _)| is_shown(index))
@@ -90,6 +95,7 @@ impl Columns {
             micros(row.p50_ns),
             micros(row.p99_ns),
             micros(row.p999_ns),
+            show_short(row.results_per_op),
             show_short(row.reads_per_op),
             show_short(row.writes_per_op),
             show_short(row.atomics_per_op),
@@ -124,8 +130,10 @@ mod tests {
         (row.p50_ns, row.p99_ns, row.p999_ns) = (Some(123_456), Some(12_345_678), Some(59_999_999_999));
         (row.bytes_per_op, row.reads_per_op, row.two_sided_per_op) = (Some(123_456.0), Some(1e9), Some(12.3456));
         row.hit_ratio = Some(1.0);
-        for (compares, has_cache) in [(false, false), (true, false), (false, true), (true, true)] {
-            let columns = Columns { compares, has_cache };
+        row.results_per_op = Some(123_456.0);
+        for bits in 0..8 {
+            let [compares, has_cache, returns_many] = [1, 2, 4].map(|bit| bits & bit != 0);
+            let columns = Columns { compares, has_cache, returns_many };
             let text = format!("{}\n{}", columns.head(), columns.line(&row));
             let widths: Vec<usize> = text.lines().map(|line| line.chars().count()).collect();
             assert!(widths.iter().all(|&width| width <= 80), "\n{text}");
@@ -133,6 +141,7 @@ mod tests {
             assert!(widths[1] <= widths[2] && widths[2] == widths[4], "\n{text}");
             assert_eq!(text.contains("times"), compares && !has_cache, "\n{text}");
             assert_eq!(text.contains("100.0"), has_cache, "\n{text}");
+            assert_eq!((text.contains("found"), text.contains("p999")), (returns_many, !returns_many), "\n{text}");
             // No two cells run together.
             assert_eq!(text.lines().last().unwrap().split_whitespace().count(), columns.shown().count(), "\n{text}");
         }

@@ -50,13 +50,12 @@ mod tests {
     use super::*;
     use crate::maps::{MapData, MapRequest};
     use crate::queue::End;
-    use crate::subject::{Distribution, Job, Setting, WorkerId};
+    use crate::subject::{Job, Setting, WorkerId};
 
     const ONLY: WorkerId = WorkerId { index: 0, total: 1 };
 
     fn data(entries: u64) -> Arc<MapData> {
-        let (keys_file, distribution) = (None, Distribution::Zipf(0.99));
-        Arc::new(Tree::data(&Setting { entries, keys_file, distribution, scan_length: 10, seed: 1, run: 0 }).unwrap())
+        Arc::new(Tree::data(&Setting { scan_length: 10, ..Setting::of_entries(entries) }).unwrap())
     }
 
     /// A tree that holds these keys, and the worker and compute server that it belongs to.

@@ -92,7 +92,7 @@ pub(crate) fn plural(count: u64, noun: &str) -> String {
     match noun.strip_suffix('y') {
         _ if count == 1 => format!("1 {noun}"),
         Some(stem) if !stem.ends_with(['a', 'e', 'o']) => format!("{count} {stem}ies"),
-        _ if noun.ends_with('s') => format!("{count} {noun}es"),
+        _ if noun.ends_with(['s', 'x']) => format!("{count} {noun}es"),
         _ => format!("{count} {noun}s"),
     }
 }
@@ -241,7 +241,7 @@ mod tests {
             (plural(1, "key"), plural(2, "key"), plural(0, "entry")),
             ("1 key".into(), "2 keys".into(), "0 entries".into())
         );
-        assert_eq!(plural(2, "compute process"), "2 compute processes");
+        assert_eq!((plural(2, "compute process"), plural(2, "box")), ("2 compute processes".into(), "2 boxes".into()));
         assert_eq!(show_bytes(512), "512 B");
         assert_eq!(show_bytes(1 << 20), "1.00 MiB");
     }

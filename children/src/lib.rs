@@ -3,6 +3,8 @@
 //! The kernel sends a child SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Start children from the
 //! main thread, or from one that outlives them.
 
+mod scratch;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{self, Command, ExitStatus, Stdio};
@@ -12,6 +14,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
+
+pub use crate::scratch::Scratch;
 
 /// A child that was told to stop and has not is killed after this.
 const STOP_LIMIT: Duration = Duration::from_secs(10);

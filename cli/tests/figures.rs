@@ -82,6 +82,12 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
     }
     assert_eq!(number(&lines[9], "writes_per_op"), 0.0);
     assert!(number(&lines[20], "write_backs_per_op") > 0.0);
+    // One in flight meets nobody: three levels, and one READ of 1 KiB for each.
+    let (ok, text) = run(&format!("dex-table2 --json {} --ops 5000", options.replace("flight 2", "flight 1")), None);
+    let fine: Value = text.lines().nth(7).map(|line| serde_json::from_str(line).unwrap()).unwrap();
+    assert!(ok && fine["name"] == "farlink FG", "{text}");
+    let costs = ["reads_per_op", "bytes_per_op", "writes_per_op", "atomics_per_op"].map(|field| number(&fine, field));
+    assert_eq!(costs, [3.0, 3.0 * 1024.0, 0.0, 0.0], "{fine}");
     let (ok, text) = run(&format!("dex-table2 {options} --ops 1000 --warm-up-ops 1000"), None);
     assert!(ok && text.contains("\nread-only\n") && text.contains("public code"), "{text}");
     assert!(is_narrow(&text), "{text}");
@@ -145,6 +151,67 @@ fn every_design_costs_what_it_should() {
 }
 
 #[test]
+fn a_map_of_an_r_tree_has_the_boxes_of_all_levels() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("maps/tree.svg");
+    let rects = folder.path().join("rects.csv");
+    let grid = (0..900).map(|at| format!("{0},{1},{0},{1}\n", at % 30, at / 30));
+    std::fs::write(&rects, grid.collect::<String>()).unwrap();
+    let from_file = format!("--rects-file {} --load insert", rects.display());
+    for (options, entries) in [("--keys 900 --page-bytes 2048", 900), (&from_file, 900), ("--insert-order rows", 3000)]
+    {
+        let (ok, text) = run(&format!("rtree-map {} --json {options}", path.display()), None);
+        assert!(ok, "{text}");
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let (check, levels) = lines.split_last().unwrap();
+        assert_eq!((&check["name"], &check["ok"], &check["entries"]), (&"rtree".into(), &true.into(), &entries.into()));
+        assert_eq!((&levels[0]["name"], &levels[0]["boxes"]), (&"entries".into(), &entries.into()));
+        // Each level is on the picture, with as many boxes as it has pages; only the root's is not.
+        let svg = std::fs::read_to_string(&path).unwrap();
+        let boxes = |path: &str| path.split("d=\"").nth(1).map(|path| path.matches('M').count());
+        let drawn: Vec<usize> = svg.lines().filter(|line| line.starts_with("<path")).filter_map(boxes).collect();
+        let counted: Vec<usize> = levels.iter().map(|level| number(level, "boxes") as usize).collect();
+        assert_eq!(drawn[..counted.len()], counted, "{options}");
+        assert_eq!(drawn[counted.len()..], vec![1; counted.len()], "the legend, {options}");
+        assert_eq!(counted[1..].iter().sum::<usize>() + 1, number(check, "pages") as usize, "{options}");
+        assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n") && svg.contains("level 0: "), "{options}");
+    }
+    let (ok, text) = run(&format!("rtree-map {}", path.display()), None);
+    assert!(ok && is_narrow(&text) && text.contains("wrote "), "{text}");
+    let (ok, text) = run("rtree-map /dev/null/tree.svg --keys 10", None);
+    assert!(!ok && text.contains("/dev/null"), "{text}");
+}
+
+#[test]
+fn every_way_to_reach_an_rtree_costs_what_it_should() {
+    let small = "--rects 20000 --ops 200 --warm-up-ops 300 --cache-percents 10,50";
+    let (ok, lines, plot) = figure("rtree", small);
+    assert!(ok && lines.len() == 3 * 10 + 2, "{lines:?}");
+    for rows in lines[..30].chunks(10) {
+        let (pages, levels) = (number(&rows[0], "pages_per_op"), number(&rows[0], "levels"));
+        for row in rows {
+            // All have made the same searches.
+            assert!((number(row, "pages_per_op") - pages).abs() < 0.01, "{row} of {pages} pages");
+            let [trips, alone] =
+                ["round_trips_per_op", "round_trips_one_at_a_time_per_op"].map(|field| number(row, field));
+            assert!(trips <= alone, "{row}");
+        }
+        let costs = |row: &Value| (number(row, "reads_per_op"), number(row, "two_sided_per_op"));
+        assert_eq!((costs(&rows[0]), costs(&rows[7])), ((pages, 0.0), (0.0, 1.0)), "{rows:?}");
+        assert_eq!(number(&rows[0], "round_trips_one_at_a_time_per_op"), pages);
+        assert!(number(&rows[0], "round_trips_per_op") <= levels + 0.1, "{rows:?}");
+        // What an engine ships it need not read.
+        assert!(number(&rows[5], "two_sided_per_op") > 0.0, "{rows:?}");
+        assert!(number(&rows[5], "reads_per_op") < number(&rows[3], "reads_per_op"), "{rows:?}");
+        assert_eq!((rows[9]["source"].as_str(), number(&rows[9], "round_trips_per_op")), (Some("computed"), levels));
+    }
+    assert!(plot.contains("cached-inner") && plot.contains("scale 1e-2"));
+    let folder = tempfile::tempdir().unwrap();
+    let (ok, text) = run(&format!("rtree {small}"), folder.path().to_str());
+    assert!(ok && is_narrow(&text) && text.contains("\nscale power law\n"), "{text}");
+}
+
+#[test]
 fn impossible_numbers_are_errors() {
     for (line, says) in [
         ("replacement --keys 1000", "give more --keys"),
@@ -160,8 +227,30 @@ fn impossible_numbers_are_errors() {
         ("fg-cg-hybrid --clients 300", "300 is not in 1..=200"),
         ("fg-cg-hybrid --selectivities 2", "at most 0.5"),
         ("fg-cg-hybrid --memory-servers 0", "0 is not in 1..=16"),
+        ("rtree-map /tmp/x.svg --rects-file /nowhere/r", "cannot read the rectangles file /nowhere/r"),
+        ("rtree-map /tmp/x.svg --page-bytes 512", "page"),
+        ("rtree-map", "FILE.svg"),
+        ("rtree --rects 10", "from 1000 to 100M"),
+        ("rtree --window 0", "0 is not in 1..=4096"),
     ] {
         let (ok, text) = run(line, None);
         assert!(!ok && text.contains(says), "{line}: {text}");
     }
+}
+
+#[cfg(feature = "peers")]
+#[test]
+fn local_r_trees_give_the_same_answers() {
+    let (_, text) = run("rtree-local --json --entries 5000 --rounds 2 --loads 1", None);
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (rows, checks) = lines.split_at(7 * 5 - 2);
+    assert!(rows.iter().all(|row| number(row, "ops") > 0.0 && number(row, "times_rstar") > 0.0), "{rows:?}");
+    assert!(rows.iter().filter(|row| row["name"] == "rstar").all(|row| number(row, "times_rstar") == 1.0), "{rows:?}");
+    let answers: Vec<_> =
+        checks.iter().filter(|check| check["name"].as_str().unwrap().starts_with("answers")).collect();
+    assert_eq!(answers.len(), 7);
+    assert!(answers.iter().all(|check| check["ok"] == true), "{answers:?}");
+    let found = |name: &str| answers.iter().find(|check| check["name"] == name).map(|check| number(check, "found"));
+    assert_eq!(found("answers of 5 nearest"), Some(2.0 * 500.0 * 5.0));
+    assert!(found("answers of search, 1e-2") > Some(0.0) && found("answers of insert") > Some(0.0), "{answers:?}");
 }

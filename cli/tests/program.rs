@@ -486,6 +486,9 @@ fn every_access_mode_and_structure() {
         ("--access hybrid --server-threads 2", (1.0, 1.0)),
         ("--access engine --policy always --cache 64KiB --spread one-server", (0.0, 0.5)),
         ("--access engine --policy never --cache 64KiB --server-threads 0 --admission always", (0.3, 0.0)),
+        ("--access adaptive --policy always", (0.0, 1.0)),
+        ("--access adaptive --policy never", (3.0, 0.0)),
+        ("--structure skiplist --access adaptive --policy back-off", (0.0, 0.5)),
         ("--structure skiplist --access coarse", (0.0, 1.0)),
         ("--structure skiplist --access cached-inner --admission probability", (1.0, 0.0)),
         ("--structure skiplist --load insert --in-flight 4", (3.0, 0.0)),
@@ -501,11 +504,11 @@ fn every_access_mode_and_structure() {
 
 #[test]
 fn an_r_tree_in_every_access_mode() {
-    for access in ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine"] {
+    for access in ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine", "adaptive"] {
         let options = format!("--structure rtree --access {access} --keys 20000 --ops 2000");
-        let said = bench(&format!("--json {options} --mix search-large,mixed,point")).must_hold();
+        let said = bench(&format!("--json {options} --mix search-large,mixed-large,point")).must_hold();
         let rows = said.json();
-        assert!(rows.iter().filter(|row| row["kind"] == "check").count() == 6, "{options}: {}", said.out);
+        assert!(rows.iter().filter(|row| row["kind"] == "check").count() == 7, "{options}: {}", said.out);
         assert!(number(named(&rows, "point")[0], "ops") >= 2000.0, "{options}: {}", said.out);
     }
     bench("--structure rtree --keys 5000 --ops 100 --load insert --rounds 1").must_hold();

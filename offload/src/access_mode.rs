@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 pub enum AccessMode {
     /// Every page is read from remote memory: [`OneSided`](farlink_runtime::one_sided::OneSided).
     OneSided,
-    /// It owns a part, and caches all levels: [`Cached`](crate::Cached), or an [`Engine`](crate::Engine) over it.
+    /// It owns a part, and caches all levels: [`Cached`](crate::Cached).
     Cached,
     /// Anybody changes the structure; inner pages are cached: [`CachedInner`](crate::CachedInner).
     CachedInner,
@@ -15,11 +15,16 @@ pub enum AccessMode {
     Coarse,
     /// Memory servers search the inner levels; leaves are reached one-sided: [`Hybrid`](crate::Hybrid).
     Hybrid,
+    /// As cached; on a miss a policy says whether the operation is shipped: [`Engine`](crate::Engine).
+    Engine,
+    /// One-sided, or carried out by a memory server: for each operation a policy says which: [`Adaptive`](crate::Adaptive).
+    Adaptive,
 }
 
 impl AccessMode {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::OneSided, Self::Cached, Self::CachedInner, Self::Coarse, Self::Hybrid];
+    pub const ALL: [Self; 7] =
+        [Self::OneSided, Self::Cached, Self::CachedInner, Self::Coarse, Self::Hybrid, Self::Engine, Self::Adaptive];
 
     /// The name by which programs take it and rows give it.
     pub const fn name(self) -> &'static str {
@@ -29,17 +34,42 @@ impl AccessMode {
             Self::CachedInner => "cached-inner",
             Self::Coarse => "coarse",
             Self::Hybrid => "hybrid",
+            Self::Engine => "engine",
+            Self::Adaptive => "adaptive",
+        }
+    }
+
+    /// What it is, in a line.
+    pub const fn summary(self) -> &'static str {
+        match self {
+            Self::OneSided => "Every page is read from remote memory",
+            Self::Cached => "One process owns the structure and caches all levels",
+            Self::CachedInner => "Any number of processes change it; each caches inner pages",
+            Self::Coarse => "Memory servers carry out all operations",
+            Self::Hybrid => "Memory servers search the inner levels; leaves are reached one-sided",
+            Self::Engine => "As cached; on a miss a policy says whether the operation is shipped to the memory server",
+            Self::Adaptive => "For each operation a policy says whether it is shipped or done one-sided",
         }
     }
 
     /// Whether there is a cache.
     pub const fn caches(self) -> bool {
-        matches!(self, Self::Cached | Self::CachedInner)
+        matches!(self, Self::Cached | Self::CachedInner | Self::Engine)
     }
 
-    /// Whether memory servers must carry out operations.
-    pub const fn ships(self) -> bool {
+    /// Whether one process owns what it works on.
+    pub const fn owns(self) -> bool {
+        matches!(self, Self::Cached | Self::Engine)
+    }
+
+    /// Whether the structure is in parts, each of which one memory server searches.
+    pub const fn is_divided(self) -> bool {
         matches!(self, Self::Coarse | Self::Hybrid)
+    }
+
+    /// Whether a policy says which operations are shipped.
+    pub const fn asks_a_policy(self) -> bool {
+        matches!(self, Self::Engine | Self::Adaptive)
     }
 }
 

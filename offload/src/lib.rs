@@ -5,8 +5,10 @@
 //! - [`CachedInner`]: nobody owns anything; only inner pages are cached, leaves are read and changed one-sided under remote
 //!   locks, and a cached page that turns out to be old is read anew. This is the scheme of Sherman (SIGMOD 2022).
 //! - [`ship`]: operations are sent to the memory servers and run there.
-//! - [`Remote`], [`PartedRemote`]: all operations are; the coarse-grained design of Ziegler et al. (SIGMOD 2019).
+//! - [`Remote`], [`ShardedRemote`]: all operations are; the coarse-grained design of Ziegler et al. (SIGMOD 2019).
 //! - [`Hybrid`]: inner levels are searched there, leaves accessed one-sided; their hybrid design.
+//! - [`Adaptive`]: each operation is sent as a whole, or done here, as a policy says; the client of Catfish (ICDCS 2019).
+//! - [`Engine`]: over [`Cached`], what is left of an operation is sent on a miss, if a policy says so (DEX, section 6).
 //!
 //! ```
 //! use std::sync::Arc;
@@ -34,12 +36,14 @@
 //! ```
 
 mod access_mode;
+mod adaptive;
 mod cached;
 mod compute_cache;
 mod engine;
 mod hybrid;
 mod inner;
 mod on_server;
+mod policies;
 pub mod policy;
 mod remote;
 pub mod ship;
@@ -49,10 +53,17 @@ pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters
 
 pub use crate::{
     access_mode::{AccessMode, UnknownAccessMode},
+    adaptive::Adaptive,
     cached::{Cached, CachedPage, CachedPages},
     compute_cache::ComputeCache,
-    engine::{Engine, EngineCounts, EngineOptions, Policies},
+    engine::{Engine, EngineOptions},
     hybrid::Hybrid,
     inner::CachedInner,
-    remote::{PartedRemote, Remote, ShardKey, Sharded},
+    policies::{OffloadCounts, Policies},
+    remote::{Remote, ShardKey, Sharded, ShardedRemote},
 };
+
+/// The snippets of the guide's chapter compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/offload.md")]
+struct Guide;

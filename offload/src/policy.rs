@@ -1,7 +1,7 @@
-//! Who decides, on a miss, whether an operation goes on here or is shipped to the memory server.
+//! Who decides whether an operation goes on here or is shipped to the memory server.
 //!
-//! A [`Policy`] is asked on misses only, by the one worker that it belongs to, and told what fetches and shipped operations
-//! took. Those that come with the crate: [`Never`], [`Always`], [`CostAware`] (DEX, VLDB 2024, section 6.1) and
+//! A [`Policy`] is asked by the one worker that it belongs to, and told what fetches and shipped operations took. An
+//! [`Engine`](crate::Engine) asks on misses only; an [`Adaptive`](crate::Adaptive) client asks before each operation. Those that come with the crate: [`Never`], [`Always`], [`CostAware`] (DEX, VLDB 2024, section 6.1) and
 //! [`BackOff`] (Catfish, ICDCS 2019, algorithm 1). One of your own:
 //!
 //! ```
@@ -22,7 +22,7 @@ use std::fmt;
 
 use farlink_runtime::{messaging::Load, ptr::ServerId};
 
-/// A page that an operation needs and that is not cached.
+/// A page that an operation needs and that is not cached; or a whole operation, as one miss of level 0.
 #[derive(Clone, Copy)]
 pub struct Miss<'a> {
     /// The memory server that has the page, and all below it.
@@ -77,7 +77,7 @@ pub trait Policy: fmt::Debug {
     /// Whether the operation is shipped.
     fn choose(&mut self, miss: &Miss<'_>) -> Choice;
 
-    /// A page was read from a memory server, and took so long.
+    /// A page was read from a memory server, and took so long; or an operation that could have been shipped whole.
     fn fetched(&mut self, _server: ServerId, _took_ns: u64) {}
 
     /// An operation was shipped to a memory server, and its reply took so long.
@@ -166,14 +166,20 @@ impl<T: Default> PerServer<T> {
     }
 }
 
+/// How many times rarer contrary choices become at most, where they are dear: what is never tried is never known to be cheap again.
+pub const RARER_MAX: u32 = 16;
+
 /// What [`CostAware`] is told at the start.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostOptions {
-    /// Nanoseconds that a search in a cached page takes.
+    /// Nanoseconds that a search in a cached page takes. 0 for an [`Adaptive`](crate::Adaptive) client, which tells what whole
+    /// operations took.
     pub search_ns: u64,
     /// What a fetched page costs beyond its fetch and its search (making room, above all): a factor of about 1, *c*.
     pub factor: f64,
-    /// One choice in so many is the contrary one, so that both averages stay true; 0 for none.
+    /// One choice in so many is the contrary one, so that both averages stay true; 0 for none. If the other way is thought *t*
+    /// times as dear, one in *t* times as many, up to [`RARER_MAX`] times: all of them together then cost about one part in
+    /// so many.
     pub contrary_one_in: u32,
 }
 
@@ -185,7 +191,8 @@ impl Default for CostOptions {
 
 /// Ships if that is expected to be faster than to fetch the rest of the path: if *rpc* < (*l* + 1) x (*fetch* + *search*) x
 /// *c*, where *rpc* and *fetch* are the averages of the last 50 shipped operations and fetches (DEX, VLDB 2024, section
-/// 6.1). Until it knows both, it tries the one that it does not know.
+/// 6.1). Until it has tried both twice, it tries the one that it does not know. DEX tries the other way once in a hundred times,
+/// whatever that costs; here it is the rarer, the dearer it is thought.
 #[derive(Debug, Clone, Default)]
 pub struct CostAware {
     options: CostOptions,
@@ -194,8 +201,26 @@ pub struct CostAware {
 
 #[derive(Debug, Clone, Default)]
 struct Costs {
-    fetch: MovingAverage,
-    rpc: MovingAverage,
+    fetch: Cost,
+    rpc: Cost,
+}
+
+/// What one way takes.
+#[derive(Debug, Clone, Default)]
+struct Cost {
+    /// The first time may open a connection or ask the catalog: it counts only if the second takes no less.
+    first: Option<u64>,
+    later: MovingAverage,
+}
+
+impl Cost {
+    fn add(&mut self, sample: u64) {
+        match (self.first, self.later.get()) {
+            (None, _) => self.first = Some(sample),
+            (Some(first), None) => self.later.add(sample.min(first)),
+            (Some(_), Some(_)) => self.later.add(sample),
+        }
+    }
 }
 
 impl CostAware {
@@ -204,10 +229,10 @@ impl CostAware {
         Self { options, costs: PerServer::default() }
     }
 
-    /// The averages of fetches and of shipped operations, in nanoseconds.
+    /// The averages of fetches and of shipped operations, in nanoseconds, once there were two.
     pub fn averages(&mut self, server: ServerId) -> (Option<u64>, Option<u64>) {
         let costs = self.costs.of(server);
-        (costs.fetch.get(), costs.rpc.get())
+        (costs.fetch.later.get(), costs.rpc.later.get())
     }
 }
 
@@ -220,8 +245,14 @@ impl Policy for CostAware {
             (_, None) => return Choice::FETCH.contrary(),
         };
         let rest = (f64::from(miss.level) + 1.0) * fetch.saturating_add(search_ns) as f64 * factor;
-        let cheaper = if (rpc as f64) < rest { Choice::SHIP } else { Choice::FETCH };
-        if miss.one_in(contrary_one_in) { cheaper.contrary() } else { cheaper }
+        let rpc = rpc as f64;
+        let cheaper = if rpc < rest { Choice::SHIP } else { Choice::FETCH };
+        let times = (rpc.max(rest) / rpc.min(rest).max(1.0)).ceil() as u32;
+        if miss.one_in(contrary_one_in.saturating_mul(times.clamp(1, RARER_MAX))) {
+            cheaper.contrary()
+        } else {
+            cheaper
+        }
     }
 
     fn fetched(&mut self, server: ServerId, took_ns: u64) {
@@ -252,13 +283,29 @@ impl Default for BackOffOptions {
 /// not all workers come back at once, and for longer while it stays busy (Catfish, ICDCS 2019, algorithm 1; its *fast
 /// messaging* is shipping, its *offloading* is the compute server reading the pages itself).
 ///
+/// What a report says is compared as it is, unless [`BackOff::predicting`] names a better guess at what comes next.
+///
 /// As printed, the algorithm takes a server for idle whenever no report has come since the last operation, and so never
 /// backs off twice. Here the last report counts until the next one comes. A worker looks at it when there is a new one,
 /// and when it has kept away for as long as it was to.
-#[derive(Debug, Clone, Default)]
-pub struct BackOff {
+#[derive(Clone)]
+pub struct BackOff<F = fn(ServerId, Load) -> f64> {
     options: BackOffOptions,
+    predict: F,
     servers: PerServer<Busy>,
+}
+
+impl<F> fmt::Debug for BackOff<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { options, servers, predict: _ } = self;
+        f.debug_struct("BackOff").field("options", options).field("servers", servers).finish_non_exhaustive()
+    }
+}
+
+impl Default for BackOff {
+    fn default() -> Self {
+        Self::new(BackOffOptions::default())
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -273,20 +320,25 @@ struct Busy {
 }
 
 impl BackOff {
-    /// With these options.
+    /// With these options. A server is thought to stay as busy as its last report says.
     pub fn new(options: BackOffOptions) -> Self {
-        Self { options, servers: PerServer::default() }
+        Self { options, predict: |_, load| load.utilisation(), servers: PerServer::default() }
+    }
+
+    /// The same, where `predict` tells from each new report of a server how busy it will be, 0 to 1.
+    pub fn predicting<F: FnMut(ServerId, Load) -> f64>(self, predict: F) -> BackOff<F> {
+        BackOff { options: self.options, predict, servers: self.servers }
     }
 }
 
-impl Policy for BackOff {
+impl<F: FnMut(ServerId, Load) -> f64> Policy for BackOff<F> {
     fn choose(&mut self, miss: &Miss<'_>) -> Choice {
         let BackOffOptions { rounds, threshold } = self.options;
         let rounds = u64::from(rounds.max(1));
         let busy = self.servers.of(miss.server);
         let news = miss.load.filter(|load| load.report != busy.report);
         if let Some(load) = news {
-            (busy.report, busy.is_busy) = (load.report, load.utilisation() > threshold);
+            (busy.report, busy.is_busy) = (load.report, (self.predict)(miss.server, load) > threshold);
         }
         if !busy.is_busy {
             busy.times = 0;

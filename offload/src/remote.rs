@@ -74,7 +74,7 @@ pub struct Sharded<A: Run> {
 }
 
 /// A structure of the coarse-grained design: each part on one memory server, which carries out its operations.
-pub type PartedRemote<P> = Sharded<Remote<P>>;
+pub type ShardedRemote<P> = Sharded<Remote<P>>;
 
 impl<A: Run> Sharded<A> {
     /// The structure that consists of these parts. All who use it must name the same parts, in the same order, and the same cut.

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 
 use farlink_offload::policy::{
-    Always, BackOff, BackOffOptions, Choice, CostAware, CostOptions, Miss, MovingAverage, Never, Policy, SAMPLES,
+    Always, BackOff, BackOffOptions, Choice, CostAware, CostOptions, Miss, MovingAverage, Never, Policy, RARER_MAX,
+    SAMPLES,
 };
 use farlink_runtime::{messaging::Load, ptr::ServerId};
 
@@ -70,10 +71,16 @@ fn the_cost_aware_one_compares_with_the_rest_of_the_path() {
 #[test]
 fn the_cost_aware_one_first_learns_what_it_does_not_know() {
     let (mut policy, random) = (CostAware::default(), Cell::new(1));
-    assert_eq!(ask(&mut policy, 2, None, &random), Choice { ships: false, is_contrary: true });
-    policy.fetched(SERVER, 1000);
-    assert_eq!(ask(&mut policy, 2, None, &random), Choice { ships: true, is_contrary: true });
-    policy.shipped(SERVER, 10_000);
+    // The first of each opens what stays open: only the second is believed.
+    for took_ns in [90_000, 1000] {
+        assert_eq!(ask(&mut policy, 2, None, &random), Choice { ships: false, is_contrary: true });
+        policy.fetched(SERVER, took_ns);
+    }
+    for took_ns in [10_000, 20_000] {
+        assert_eq!(ask(&mut policy, 2, None, &random), Choice { ships: true, is_contrary: true });
+        policy.shipped(SERVER, took_ns);
+    }
+    assert_eq!(policy.averages(SERVER), (Some(1000), Some(10_000)));
     assert_eq!(ask(&mut policy, 2, None, &random), Choice::FETCH);
     // Another server is another matter.
     let draw = || 1;
@@ -82,22 +89,24 @@ fn the_cost_aware_one_first_learns_what_it_does_not_know() {
 }
 
 #[test]
-fn one_choice_in_a_hundred_is_contrary_and_follows_a_change() {
+fn contrary_choices_cost_one_part_in_a_hundred_and_follow_a_change() {
     let mut policy = informed(CostOptions::default(), 10_000, 5000);
     let random = Cell::new(0);
     let choices: Vec<Choice> = (0..10_000).map(|_| ask(&mut policy, 1, None, &random)).collect();
     let contrary = choices.iter().filter(|choice| choice.is_contrary).count();
-    assert_eq!(contrary, 100);
+    // One in 500: 20,400 against 5000, so four to five times as dear.
+    assert_eq!(contrary, 20);
     assert!(choices.iter().all(|choice| choice.ships != choice.is_contrary));
     // The server is overloaded, then idle again: only contrary choices can tell.
     for (rpc_ns, ships) in [(200_000, false), (5000, true)] {
-        for _ in 0..2 * 100 * SAMPLES {
+        for _ in 0..RARER_MAX as usize * 100 * SAMPLES {
             if ask(&mut policy, 1, None, &random).ships {
                 policy.shipped(SERVER, rpc_ns);
             }
         }
-        let shipped = (0..1000).filter(|_| ask(&mut policy, 1, None, &random).ships).count();
-        assert_eq!(shipped, if ships { 990 } else { 10 }, "{rpc_ns}");
+        // 200,000 against 20,400: ten times as dear.
+        let shipped = (0..10_000).filter(|_| ask(&mut policy, 1, None, &random).ships).count();
+        assert_eq!(shipped, if ships { 9980 } else { 10 }, "{rpc_ns}");
     }
 }
 
@@ -146,4 +155,22 @@ fn reports_extend_a_back_off_that_is_nearly_over() {
     }
     assert_eq!(random.get(), 10);
     assert_eq!(trace(&mut policy, 100, load(8, 0), &random).matches('.').count(), 24);
+}
+
+/// Whoever knows better what comes next than the last report does says so.
+#[test]
+fn back_off_asks_who_predicts_once_for_each_report() {
+    let mut asked = Vec::new();
+    let random = Cell::new(6);
+    let mut policy = BackOff::new(FOUR).predicting(|server, load: Load| {
+        asked.push((server, load.report));
+        // Falling from 1000: it will be idle.
+        if load.busy_permille < 1000 { 0.0 } else { 1.0 }
+    });
+    let mut story = String::new();
+    for (report, busy_permille) in [(1, 1000), (1, 1000), (2, 950), (2, 950), (3, 1000)] {
+        story.push(if ask(&mut policy, 1, load(report, busy_permille), &random).ships { 'S' } else { '.' });
+    }
+    assert_eq!(story, "..SS.");
+    assert_eq!(asked, [(SERVER, 1), (SERVER, 2), (SERVER, 3)]);
 }

@@ -26,9 +26,6 @@ pub use crate::{
 };
 use crate::{error::Error, page::SizeClass, report::Report, wire::Wire, worker::Handle};
 
-/// Pages that [`Access::follow_each`] has on their way at a time, at most.
-const WINDOW: usize = 16;
-
 /// Where an operation begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
@@ -228,8 +225,8 @@ pub trait Access: FastPath {
         self.follow(from, link, hint).await
     }
 
-    /// Follows any number of links of any pages, several at a time; results come as pages arrive, one for each link. More
-    /// links can be added meanwhile.
+    /// Follows any number of links of any pages, several at a time ([`Handle::window`]); results come as pages arrive, one for
+    /// each link. More links can be added meanwhile.
     fn follow_each<'a>(&'a self, links: impl IntoIterator<Item = (Rc<Self::Page<'a>>, Link)>) -> Each<'a, Self> {
         let mut each = Each { access: self, waiting: VecDeque::new(), running: FuturesUnordered::new(), count: 0 };
         for (from, link) in links {
@@ -260,7 +257,7 @@ pub trait Access: FastPath {
         part: &O,
     ) -> Vec<Result<Forked<Self::Page<'a>, O::Output>, Interrupt>> {
         let all = links.iter().map(|&link| self.fork_one(from, link, part));
-        futures_util::stream::iter(all).buffered(WINDOW).collect().await
+        futures_util::stream::iter(all).buffered(self.context().worker.window()).collect().await
     }
 
     /// That each of these pages was, at some moment since the attempt began, as it was read. Takes one round trip where pages
@@ -360,7 +357,7 @@ impl<'a, A: Access> Each<'a, A> {
 
     /// The next page to arrive, with the number of its link; `None` once all have.
     pub async fn next(&mut self) -> Option<(usize, Result<A::Page<'a>, Interrupt>)> {
-        while self.running.len() < WINDOW {
+        while self.running.len() < self.access.context().worker.window() {
             let Some((number, from, link)) = self.waiting.pop_front() else { break };
             let access = self.access;
             self.running.push(Box::pin(async move { (number, access.follow(&from, link, Hint::DOWN).await) }));

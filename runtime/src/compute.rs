@@ -48,12 +48,21 @@ pub enum Maintenance {
 }
 
 /// How a compute server joins.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct ComputeOptions {
     /// Decides every random choice of its workers.
     pub seed: u64,
     /// Who does its maintenance.
     pub maintenance: Maintenance,
+    /// Pages that one operation has on their way at a time, at most, where it needs several and knows which
+    /// ([`follow_each`](crate::access::Access::follow_each)): 16. 1, or 0: one page after the other.
+    pub window: usize,
+}
+
+impl Default for ComputeOptions {
+    fn default() -> Self {
+        Self { seed: 0, maintenance: Maintenance::default(), window: 16 }
+    }
 }
 
 /// What joining a cluster yields.
@@ -67,7 +76,7 @@ struct Joined {
 impl Joined {
     fn share(self, fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>) -> Shared {
         let member = Member::new(self.slot, self.epoch);
-        let shared = Shared::new(fabric, self.owner, geometry, options.seed, member, leave_by_hand);
+        let shared = Shared::new(fabric, self.owner, geometry, options, member, leave_by_hand);
         shared.epoch.advance(self.epoch);
         *lock(&shared.claim) = self.claim;
         shared

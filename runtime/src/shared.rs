@@ -1,6 +1,7 @@
 //! What the workers of a compute server share.
 
 use crate::{
+    compute::ComputeOptions,
     counters::Counters,
     epoch::{Epochs, round::Member},
     fabric::{Fabric, OwnerClaim},
@@ -22,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) locks: LocalLocks,
     pub(crate) member: Member,
     pub(crate) seed: u64,
+    /// Pages that one operation has on their way at a time, at most.
+    pub(crate) window: usize,
     pub(crate) workers_made: AtomicU64,
     pub(crate) workers_alive: AtomicU64,
     /// The last worker is to leave the cluster.
@@ -37,7 +40,7 @@ impl Shared {
         fabric: &Arc<dyn Fabric>,
         owner: OwnerId,
         geometry: Vec<Geometry>,
-        seed: u64,
+        options: ComputeOptions,
         member: Member,
         leave: fn(&Arc<Self>),
     ) -> Self {
@@ -49,7 +52,8 @@ impl Shared {
             pages: SharedPages::default(),
             locks: LocalLocks::new(),
             member,
-            seed,
+            seed: options.seed,
+            window: options.window.max(1),
             workers_made: AtomicU64::new(0),
             workers_alive: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),

@@ -18,3 +18,8 @@ pub use skiplist::SkipList;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// Those of the guide's chapter on the R-tree, too.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/rtree.md")]
+struct RTreeGuide;

@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, ensure};
 use farlink_offload::{
-    Admission, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineCounts, EngineOptions, Hybrid,
-    Policies, Remote,
+    Adaptive, Admission, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid,
+    OffloadCounts, Policies, Remote,
     policy::{Always, CostAware, CostOptions, Never},
 };
 use farlink_runtime::{
@@ -53,6 +53,11 @@ pub enum AccessUnderTest {
     Coarse,
     /// It sends searches of inner levels to the memory server that has them.
     Hybrid,
+    /// It sends an operation, or does it one-sided.
+    Adaptive {
+        /// Who decides.
+        ship: ShipChoice,
+    },
 }
 
 /// Who decides on a miss whether an operation is shipped.
@@ -71,7 +76,9 @@ impl ShipChoice {
         match self {
             Self::Never => Policies::new(Never),
             Self::Always => Policies::new(Always),
-            Self::Cost => Policies::new(CostAware::new(CostOptions { contrary_one_in: 5, ..CostOptions::default() })),
+            Self::Cost => {
+                Policies::for_each_kind(CostAware::new(CostOptions { contrary_one_in: 5, ..CostOptions::default() }))
+            }
         }
     }
 }
@@ -151,7 +158,7 @@ pub struct Client<S: OrderedMap> {
     reach: AccessUnderTest,
     cache: Option<ComputeCache<S>>,
     /// What the engines of workers that have ended have counted.
-    engines: Arc<Mutex<EngineCounts>>,
+    engines: Arc<Mutex<OffloadCounts>>,
 }
 
 /// The tree, as one worker reaches it.
@@ -169,6 +176,8 @@ pub enum Tree<S: OrderedMap> {
     Coarse(Map<S, Remote<S>>),
     /// By searches that are sent.
     Hybrid(Map<S, Hybrid<S>>),
+    /// By operations that are sent, and others that are one-sided.
+    Adaptive(Map<S, Adaptive<OneSided<S>>>),
 }
 
 impl<S: OrderedMap> Tree<S> {
@@ -180,6 +189,7 @@ impl<S: OrderedMap> Tree<S> {
         let shipper = match self {
             Self::Coarse(tree) => tree.access().shipper(),
             Self::Hybrid(tree) => tree.access().shipper(),
+            Self::Adaptive(tree) => tree.access().shipper(),
             _ => return Ok(()),
         };
         shipper.connect(shipper.structure().root.server()).await
@@ -204,6 +214,7 @@ impl<S: OrderedMap> Tree<S> {
             Self::CachedInner(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Coarse(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Hybrid(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::Adaptive(tree) => drive(worker, tree, workload, recorder, plan, stop),
         }
     }
 }
@@ -215,7 +226,10 @@ impl<S: OrderedMap> Client<S> {
     /// If its cache cannot be made.
     pub fn new(structure: Structure, proof: Proof, reach: AccessUnderTest) -> Result<Self, Error> {
         let cache = match reach {
-            AccessUnderTest::OneSided | AccessUnderTest::Coarse | AccessUnderTest::Hybrid => None,
+            AccessUnderTest::OneSided
+            | AccessUnderTest::Coarse
+            | AccessUnderTest::Hybrid
+            | AccessUnderTest::Adaptive { .. } => None,
             AccessUnderTest::Cached { cache, ship, .. } => Some(cache.build::<S>(ship.is_some())?),
             AccessUnderTest::CachedInner { cache } => Some(cache.build::<S>(false)?),
         };
@@ -252,6 +266,10 @@ impl<S: OrderedMap> Client<S> {
                 Tree::CachedInner(Map::over(cache.share(worker, structure, self.proof)?))
             }
             (AccessUnderTest::Coarse, _) => Tree::Coarse(Map::over(Remote::new(worker, structure))),
+            (AccessUnderTest::Adaptive { ship }, _) => {
+                let here = OneSided::new(worker, structure.clone(), self.proof);
+                Tree::Adaptive(Map::over(Adaptive::new(here, worker, structure, ship.policies())))
+            }
             (AccessUnderTest::Hybrid, _) => Tree::Hybrid(Map::over(Hybrid::new(worker, structure, self.proof))),
             _ => Tree::OneSided(Map::over(OneSided::new(worker, structure, self.proof))),
         })
@@ -290,7 +308,7 @@ impl<S: OrderedMap> Client<S> {
     }
 
     /// Adds what an engine has counted.
-    pub fn add(&self, counts: EngineCounts) {
+    pub fn add(&self, counts: OffloadCounts) {
         *self.engines.lock().unwrap_or_else(PoisonError::into_inner) += counts;
     }
 }

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use farlink_children::Scratch;
 use farlink_runtime::{
     access::Plugin,
     audit, catalog,
@@ -22,7 +23,6 @@ use farlink_structures::{
     map::{Map, Report},
     skiplist::List,
 };
-use tempfile::TempDir;
 
 use crate::{
     of_structure,
@@ -51,10 +51,8 @@ pub const WEAK: MemOptions =
 ///
 /// # Errors
 /// If no directory can be made.
-pub fn scratch() -> std::io::Result<TempDir> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("farlink-tests-");
-    builder.tempdir_in("/dev/shm").or_else(|_| builder.tempdir())
+pub fn scratch() -> std::io::Result<Scratch> {
+    Scratch::new().map_err(std::io::Error::other)
 }
 
 /// Joins a cluster as a compute server whose maintenance is a thread of its own. A fabric that now and then refuses memory
@@ -118,7 +116,10 @@ fn is_passing(error: &Error) -> bool {
 /// # Errors
 /// As [`ComputeServer::join`].
 pub fn join_manual(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
-    ComputeServer::join(Arc::clone(fabric), ComputeOptions { seed, maintenance: Maintenance::Manual })
+    ComputeServer::join(
+        Arc::clone(fabric),
+        ComputeOptions { seed, maintenance: Maintenance::Manual, ..ComputeOptions::default() },
+    )
 }
 
 /// What one memory server of a test cluster serves.

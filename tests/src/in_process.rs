@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use farlink_children::Scratch;
 use farlink_runtime::fabric::Fabric;
 
 use crate::{
@@ -40,7 +41,7 @@ pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     let Fleet { servers, cluster } =
         Fleet::start_with(options.servers, SERVER_BYTES, options.server_threads(), options.profile)?;
     let (fabric, sound) = (cluster.fabric(), cluster.sound_fabric());
-    let histories = tempfile::tempdir()?;
+    let histories = Scratch::inside(&std::env::temp_dir())?;
     let works = stress::prepare::<S>(&sound, options, histories.path())?;
     let begin = Barrier::new(works.len());
     let begun = Instant::now();

@@ -12,6 +12,7 @@ mod summary;
 use std::{collections::BTreeMap, ffi::OsString, path::Path, sync::Arc, time::Instant};
 
 use anyhow::Context;
+use farlink_children::Scratch;
 pub use farlink_offload::AccessMode;
 use farlink_runtime::{
     fabric::Fabric,
@@ -59,8 +60,10 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
   --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; cached-inner: each
                     caches inner pages of the whole tree; coarse: the tree is on one memory server, which carries out all
-                    operations; hybrid: its inner levels are
-  --ship never      with --access cached, who decides on misses: never, always, cost; else always means --access coarse
+                    operations; hybrid: its inner levels are; adaptive: that server carries out operations, or they are
+                    one-sided; engine: cached with --ship cost
+  --ship never      with --access cached, engine and adaptive, who decides: never, always, cost; else always means
+                    --access coarse
   --server-threads 2  threads of each memory server that carry out operations, if any are sent
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
@@ -87,7 +90,7 @@ const FILL: f64 = 0.85;
 pub fn placed(access: AccessMode) -> StructurePlacement {
     let root = ServerId::new(0);
     match access {
-        AccessMode::Coarse => StructurePlacement { spread: PlacementPolicy::OneServer, root },
+        AccessMode::Coarse | AccessMode::Adaptive => StructurePlacement { spread: PlacementPolicy::OneServer, root },
         AccessMode::Hybrid => StructurePlacement { spread: PlacementPolicy::Leaves, root },
         _ => StructurePlacement::default(),
     }
@@ -134,7 +137,7 @@ pub struct Options {
     pub cache_bytes: Option<usize>,
     /// What gets into a full cache.
     pub admit: Admit,
-    /// Who decides what is shipped, with [`AccessMode::Cached`].
+    /// Who decides what is shipped, with [`AccessMode::Cached`] and [`AccessMode::Adaptive`].
     pub ship: Option<ShipChoice>,
     /// Whether the run goes on until all has happened that it is about.
     pub awaits: bool,
@@ -189,11 +192,18 @@ impl Options {
         let mut ship = String::new();
         arguments.take("ship", &mut ship)?;
         match (ship.as_str(), options.access) {
+            ("", AccessMode::Engine | AccessMode::Adaptive) => options.ship = Some(ShipChoice::Cost),
+            (policy, AccessMode::Engine | AccessMode::Adaptive) => {
+                options.ship = Some(policy.parse().context("--ship")?);
+            }
             ("", _) => {}
             (policy, AccessMode::Cached) => options.ship = Some(policy.parse().context("--ship")?),
             ("never", _) => {}
             ("always", AccessMode::OneSided | AccessMode::Coarse) => options.access = AccessMode::Coarse,
             (policy, other) => anyhow::bail!("--ship {policy} is not for --access {other:?}"),
+        }
+        if options.access == AccessMode::Engine {
+            options.access = AccessMode::Cached;
         }
         arguments.take("server-threads", &mut options.server_threads)?;
         if options.access == AccessMode::Cached {
@@ -250,7 +260,11 @@ impl Options {
 
     /// Threads of each memory server.
     pub fn server_threads(&self) -> usize {
-        if self.access.ships() || self.ship.is_some() { self.server_threads } else { 0 }
+        if self.access.is_divided() || self.access.asks_a_policy() || self.ship.is_some() {
+            self.server_threads
+        } else {
+            0
+        }
     }
 
     /// How readers prove their copies whole.
@@ -279,7 +293,10 @@ impl Options {
         if !self.awaits {
             return Awaited::default();
         }
-        let conflicts = matches!(self.access, AccessMode::OneSided | AccessMode::CachedInner | AccessMode::Hybrid);
+        let conflicts = matches!(
+            self.access,
+            AccessMode::OneSided | AccessMode::CachedInner | AccessMode::Hybrid | AccessMode::Adaptive
+        );
         let torn_reads = conflicts && self.tears();
         Awaited { changes: self.access != AccessMode::Coarse, conflicts, torn_reads }
     }
@@ -339,7 +356,10 @@ fn reaches<S: Subject>(
         AccessMode::CachedInner => Ok(vec![AccessUnderTest::CachedInner { cache }; processes]),
         AccessMode::Coarse => Ok(vec![AccessUnderTest::Coarse; processes]),
         AccessMode::Hybrid => Ok(vec![AccessUnderTest::Hybrid; processes]),
-        AccessMode::Cached => {
+        AccessMode::Adaptive => {
+            Ok(vec![AccessUnderTest::Adaptive { ship: options.ship.unwrap_or(ShipChoice::Cost) }; processes])
+        }
+        AccessMode::Cached | AccessMode::Engine => {
             let parts = cut::<S>(fabric, processes, initial)?;
             Ok(parts.into_iter().map(|part| AccessUnderTest::Cached { part, cache, ship: options.ship }).collect())
         }
@@ -393,7 +413,7 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
             Cluster::start_with(options.backend, options.servers, SERVER_BYTES, options.profile, threads)?
         }
     };
-    let histories = tempfile::tempdir()?;
+    let histories = Scratch::inside(&std::env::temp_dir())?;
     let fast = cluster.place()?.open(FabricProfile::Fast)?;
     let mut peers = Vec::new();
     for work in prepare::<S>(&fast, options, histories.path())? {

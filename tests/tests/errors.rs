@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farlink_children::Scratch;
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
@@ -17,7 +18,6 @@ use farlink_runtime::{
     wire::DecodeError,
 };
 use farlink_tests::cluster::{self, FAST};
-use tempfile::TempDir;
 
 const BYTES: u64 = 2 << 20;
 const SUPERBLOCK: u64 = 64;
@@ -27,7 +27,7 @@ fn options(dir: &Path, server: usize) -> ServeOptions {
 }
 
 /// The directory of a cluster of two servers that have stopped.
-fn stopped() -> TempDir {
+fn stopped() -> Scratch {
     let dir = cluster::scratch().unwrap();
     drop([0, 1].map(|server| MemoryServer::start(&options(dir.path(), server)).unwrap()));
     dir
@@ -172,9 +172,9 @@ fn a_server_that_is_served_already() {
 
 #[test]
 fn numbers_that_cannot_work() {
-    let dir = cluster::scratch().unwrap();
-    let with =
-        |server, servers, bytes| MemoryServer::start(&cluster::serve_options(dir.path(), server, servers, bytes));
+    let scratch = cluster::scratch().unwrap();
+    let dir = scratch.path().join("cluster");
+    let with = |server, servers, bytes| MemoryServer::start(&cluster::serve_options(&dir, server, servers, bytes));
     for (result, option) in [
         (with(0, 1, 4096), "bytes"),
         (with(0, 1, BYTES + 8), "bytes"),
@@ -184,7 +184,7 @@ fn numbers_that_cannot_work() {
         let error = says(result, &[option]);
         assert!(matches!(error, Error::BadOption { option: named, .. } if named == option), "{error:?}");
     }
-    assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "refused, and yet something was made");
+    assert!(!dir.exists(), "refused, and yet something was made");
     let _first = with(0, 2, BYTES).unwrap();
     let error = says(with(1, 3, BYTES), &["has 2 memory servers, not 3"]);
     assert!(matches!(error, Error::Fabric(FabricError::BadOption { option: "servers", .. })));

@@ -10,7 +10,6 @@ use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
     fabric::Fabric,
-    layout::CHUNK_BYTES,
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::LOCK,
@@ -106,11 +105,6 @@ fn in_shifts<S: Subject>(members: &[Member<S>], keys: &[u64], work: impl Fn(&Mem
 }
 
 /// Rounds of inserting and removing the same keys: at the most `growth` times the memory of the first one.
-/// Towers are of random height, so a skip list of the same keys does not always have as many pages.
-fn slack_bytes<S: Subject>() -> u64 {
-    if S::WHICH == StructureName::SkipList { 2 * CHUNK_BYTES } else { 0 }
-}
-
 fn rounds<S: Subject>(fabric: &Arc<dyn Fabric>, members: [Member<S>; 2], growth: f64) {
     // For about ten thousand pages.
     let count = if S::WHICH == StructureName::SkipList { 8_000 } else { 60_000 };
@@ -125,7 +119,7 @@ fn rounds<S: Subject>(fabric: &Arc<dyn Fabric>, members: [Member<S>; 2], growth:
         let first = *first.get_or_insert(leased);
         println!("round {round}: {leased} bytes leased");
         assert!(
-            leased as f64 <= first as f64 * growth + slack_bytes::<S>() as f64,
+            leased as f64 <= first as f64 * growth,
             "round {round}: {leased} bytes leased, {first} in the first one"
         );
     }
@@ -166,7 +160,7 @@ fn pages_survive_those_who_held_them<S: Subject>() {
         let memory = cluster::with_worker(&fabric, |worker| worker.block_on(audit::memory(worker))).unwrap();
         assert_eq!(memory.used_bytes(), report.bytes, "only the root is in use: {memory:?}");
         let leased = *leased.get_or_insert(memory.leased_bytes);
-        let limit = leased + slack_bytes::<S>();
+        let limit = leased;
         assert!(memory.leased_bytes <= limit, "generation {generation} needed more than the first: {memory:?}");
     }
 }

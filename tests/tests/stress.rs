@@ -101,6 +101,13 @@ fn memory_servers_in_processes_search_the_inner_levels() {
     holds("hybrid, weak, dropping", Options { profile: FabricProfile::Weak, drop_one_in: 20, keys: 300, ..hybrid });
 }
 
+#[test]
+fn memory_servers_in_processes_carry_out_some_operations_on_a_shared_tree() {
+    let Some(adaptive) = shipping(AccessMode::Adaptive) else { return };
+    holds("adaptive", Options { keys: 300, drop_one_in: 20, ..adaptive.clone() });
+    holds("adaptive, skip list", Options { structure: StructureName::SkipList, ..adaptive });
+}
+
 /// A skip list takes more READs for an operation, and has one owner.
 fn skiplist() -> Options {
     Options { structure: StructureName::SkipList, seconds: cached().seconds, ..Options::default() }

@@ -3,7 +3,7 @@
 fn main() {
     println!(
         "\nnot run by `cargo test`: loom models (`cargo xtask loom`), RDMA verbs in a guest (`cargo xtask softroce`, `messages`, \
-         `pair`), Miri (`cargo xtask miri`), fuzzing (`cargo xtask fuzz`), the stress test (`farlink-stress`); `.ci/run` runs them \
-         all, and longer.\n"
+         `pair`), Miri (`cargo xtask miri`), fuzzing (`cargo xtask fuzz`), R-trees of more dimensions under the kit (`cargo test -p \
+         farlink-tests --test rtree_deep`), the stress test (`farlink-stress`); `.ci/run` runs them all, and longer.\n"
     );
 }

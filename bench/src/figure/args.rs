@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
 
+use crate::args::LoadChoice;
 use crate::plan::AdmissionChoice;
+use crate::subject::InsertOrder;
 use crate::units::{
     number, parse_bytes, parse_count, parse_duration, parse_duration_or_zero, parse_fill, parse_nanoseconds,
     parse_page_bytes,
@@ -38,6 +40,20 @@ pub(crate) enum Figure {
     /// Rows, and plots, fg-cg-hybrid.svg, for uniform data and for data of which one memory server has most. Clients and memory
     /// servers in this process; latencies, the memory servers' cards and their processors are modelled.
     FgCgHybrid(DesignsArgs),
+    /// A picture of an R-tree: the boxes of each level, one colour for each.
+    ///
+    /// Rectangles from a file, or drawn as Catfish does, in a tree in this process's memory.
+    RtreeMap(RtreeMapArgs),
+    /// What a search of an R-tree costs in each way to reach it: pages, messages, bytes, round trips; and in Catfish's scheme
+    /// (ICDCS 2019).
+    ///
+    /// Rows, and plots, rtree.svg, for each scale of Catfish's searches. Everything is counted, nothing is timed.
+    Rtree(RTreeArgs),
+    /// The R-tree, all of it in local memory, beside rstar, static_aabb2d_index and packed_spatial_index: loads, searches, inserts.
+    ///
+    /// One thread; the indexes take turns, and every turn is compared with rstar's.
+    #[cfg(feature = "peers")]
+    RtreeLocal(RtreeLocalArgs),
 }
 
 /// What every figure takes.
@@ -200,6 +216,84 @@ pub(crate) struct DesignsArgs {
     pub(crate) out: PathBuf,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RtreeMapArgs {
+    /// Where the picture goes.
+    #[arg(value_name = "FILE.svg")]
+    pub(crate) file: PathBuf,
+    /// How many rectangles to draw at random.
+    #[arg(long, value_name = "COUNT", default_value = "3000", conflicts_with = "rects_file", value_parser = parse_count)]
+    pub(crate) keys: u64,
+    /// Rectangles from this file instead (`-`: standard input), as in a bench.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rects_file: Option<PathBuf>,
+    /// How they get into the tree.
+    #[arg(long, value_enum, default_value = "bulk")]
+    pub(crate) load: LoadChoice,
+    /// In which order they are inserted, with --load insert, which this implies (random).
+    #[arg(long, value_enum)]
+    pub(crate) insert_order: Option<InsertOrder>,
+    /// How full a bulk load makes each page, from 0.1 to 1.
+    #[arg(long, default_value_t = 0.9, value_parser = parse_fill)]
+    pub(crate) fill: f64,
+    /// Bytes of a page: a power of two from 1024 to 16384.
+    #[arg(long, value_name = "SIZE", default_value = "1024", value_parser = parse_page_bytes)]
+    pub(crate) page_bytes: u32,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RTreeArgs {
+    /// Rectangles in the tree: at uniform places, with edges of up to 1e-4.
+    #[arg(long, visible_alias = "keys", value_name = "COUNT", default_value = "2M", value_parser = parse_rects)]
+    pub(crate) rects: u64,
+    /// Measured searches of each run.
+    #[arg(long, value_name = "COUNT", default_value = "5k", value_parser = parse_count)]
+    pub(crate) ops: u64,
+    /// Searches before those, to fill the cache.
+    #[arg(long, value_name = "COUNT", default_value = "50k", value_parser = parse_warm_up_ops)]
+    pub(crate) warm_up_ops: u64,
+    /// Cache sizes in percent of the tree's pages.
+    #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "1,8,32", value_parser = parse_percent)]
+    pub(crate) cache_percents: Vec<f64>,
+    /// Pages of one search that are on their way at a time, at most.
+    #[arg(long, value_name = "PAGES", default_value_t = 16, value_parser = value_parser!(u32).range(1..=4096))]
+    pub(crate) window: u32,
+    /// Bytes of a page, a power of two.
+    #[arg(long, value_name = "SIZE", default_value = "1024", value_parser = parse_page_bytes)]
+    pub(crate) page_bytes: u32,
+    /// The folder to which `rtree.svg` is written.
+    #[arg(long, value_name = "DIR", default_value = "target/figures")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+#[cfg(feature = "peers")]
+#[derive(Debug, Args)]
+pub(crate) struct RtreeLocalArgs {
+    /// Rectangles in each index; a quarter of them are inserted one by one. What is checked has to hold of 2M.
+    #[arg(long, value_name = "COUNT", default_value = "2M", value_parser = parse_rects)]
+    pub(crate) entries: u64,
+    /// Bytes of our pages: a power of two from 1024 to 16384.
+    #[arg(long, default_value_t = 1024, value_parser = parse_page_bytes)]
+    pub(crate) page_bytes: u32,
+    /// Rounds of searches.
+    #[arg(long, default_value_t = 25, value_parser = value_parser!(u32).range(1..=10_000))]
+    pub(crate) rounds: u32,
+    /// Rounds of bulk loads, and of inserts.
+    #[arg(long, default_value_t = 3, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) loads: u32,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+fn parse_rects(text: &str) -> Result<u64, String> {
+    let fits = |rects: &u64| (1000..=100_000_000).contains(rects);
+    Some(parse_count(text)?).filter(fits).ok_or_else(|| "it is to be from 1000 to 100M".to_owned())
 }
 
 fn parse_percent(text: &str) -> Result<f64, String> {

@@ -12,13 +12,18 @@ use anyhow::ensure;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::optimum::ENTRIES_PER_PAGE;
 use crate::maps::MapRequest;
 use crate::maps::keys::{Chooser, mix, value_for};
 use crate::subject::Distribution;
 
 /// The distance between two neighbouring keys: room for keys that are not there.
 pub(crate) const STRIDE: u64 = 1024;
+/// Bytes of a page, as in DEX.
+pub(crate) const PAGE_BYTES: u64 = 1024;
+/// How full the load makes each page: 54 of 60 entries.
+pub(crate) const FILL: f64 = 0.9;
+/// What a page of [`PAGE_BYTES`] holds after such a load.
+pub(crate) const ENTRIES_PER_PAGE: u64 = 54;
 /// More keys than any machine of today holds; products with it stay inside a word.
 const KEYS_MAX: u64 = 1 << 40;
 const SERVERS_MAX: u64 = 128;

@@ -1,9 +1,10 @@
 //! `farlink figure`: the numbers and plots of the evaluation, each from one command.
 //!
 //! `test_bed.rs` has memory servers in this process, `load.rs` runs compute servers on them, over the driver that a bench uses, and
-//! every figure reports the rows of a bench. `key_set.rs` says which keys there are and who owns them. `table2.rs`,
-//! `replacement.rs`, `offload.rs` and `designs.rs` are the figures; `optimum.rs` computes the best that any cache contents
-//! could do, `paper.rs` holds what papers report, `plot.rs` draws.
+//! every figure reports the rows of a bench; `rows.rs` says what they say beyond those. `key_set.rs` says which keys there are
+//! and who owns them. `table2.rs`, `replacement.rs`, `offload.rs`, `designs.rs`, `rtree.rs`, `rtree_map.rs` and, over
+//! `spatial.rs`, `rtree_local.rs` are the figures; `optimum.rs` computes the best that any cache contents could do, `paper.rs`
+//! holds what papers report, `plot.rs` draws.
 
 mod args;
 mod designs;
@@ -14,6 +15,13 @@ mod optimum;
 mod paper;
 mod plot;
 mod replacement;
+mod rows;
+mod rtree;
+#[cfg(feature = "peers")]
+mod rtree_local;
+mod rtree_map;
+#[cfg(feature = "peers")]
+mod spatial;
 mod table2;
 mod test_bed;
 
@@ -30,5 +38,9 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
         Figure::Replacement(args) => replacement::run(args, out),
         Figure::Offload(args) => offload::run(args, out),
         Figure::FgCgHybrid(args) => designs::run(args, out),
+        Figure::RtreeMap(args) => rtree_map::run(args, out),
+        Figure::Rtree(args) => rtree::run(args, out),
+        #[cfg(feature = "peers")]
+        Figure::RtreeLocal(args) => rtree_local::run(args, out),
     }
 }

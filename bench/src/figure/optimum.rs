@@ -13,13 +13,6 @@ use std::thread;
 
 use super::key_set::KeySet;
 
-/// Bytes of a page, as in DEX.
-pub(crate) const PAGE_BYTES: u64 = 1024;
-/// How full the load makes each page: 54 of 60 entries.
-pub(crate) const FILL: f64 = 0.9;
-/// What a page of [`PAGE_BYTES`] holds after such a load.
-pub(crate) const ENTRIES_PER_PAGE: u64 = 54;
-
 /// The pages of a bulk-loaded tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -168,6 +161,7 @@ mod tests {
     use farlink_structures::btree::BTreeOptions;
 
     use super::*;
+    use crate::figure::key_set::{ENTRIES_PER_PAGE, FILL};
     use crate::figure::test_bed::TestBed;
 
     /// The least expected reads over all sets of at most `frames` pages that hold each page's parent.

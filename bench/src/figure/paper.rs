@@ -2,7 +2,7 @@
 //! compute threads on four compute servers, a skewed workload, and a cache of 256 MB (8% of the data) in each. And what
 //! DEX's public code was seen to do with one compute server, over a stand-in for libibverbs that counts.
 
-use super::table2::{CacheSize, described, with_cache};
+use super::rows::{CacheSize, described, with_cache};
 use crate::report::Row;
 
 struct Line {

@@ -9,10 +9,11 @@ use crate::subject::AccessMode;
 use anyhow::{Context as _, ensure};
 
 use super::args::ReplacementArgs;
-use super::key_set::KeySet;
-use super::optimum::{Optimum, PAGE_BYTES};
+use super::key_set::{KeySet, PAGE_BYTES};
+use super::optimum::Optimum;
 use super::plot::{self, Line, Plot};
-use super::table2::{CacheSize, Loaded, READ_ONLY, Trial, against, shape, show};
+use super::rows::CacheSize;
+use super::table2::{Loaded, READ_ONLY, Trial, against, shape, show};
 use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN};
 use crate::progress::Progress;
 use crate::report::{Reporter, Row};

@@ -14,10 +14,11 @@ use farlink_runtime::structure::Structure;
 use farlink_structures::btree::{BTreeOptions, KeyRange, Tree};
 
 use super::args::Table2Args;
-use super::key_set::KeySet;
+use super::key_set::{ENTRIES_PER_PAGE, FILL, KeySet, PAGE_BYTES};
 use super::load::{Load, Lot};
-use super::optimum::{ENTRIES_PER_PAGE, FILL, Misses, Optimum, PAGE_BYTES, Shape};
+use super::optimum::{Misses, Optimum, Shape};
 use super::paper;
+use super::rows::{CacheSize, described, with_cache};
 use super::test_bed::TestBed;
 use crate::plan::AdmissionChoice;
 use crate::progress::Progress;
@@ -44,26 +45,6 @@ const DESIGNS: [(&str, AccessMode); 3] = [
 const OPS_MAX: u64 = 10_000_000;
 const UNCACHED_OPS_MAX: u64 = 2_000_000;
 const NAME: &str = "figure";
-
-/// The cache of each compute server.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct CacheSize {
-    pub(crate) cache_bytes: u64,
-    /// Of the raw data, 16 bytes a key.
-    pub(crate) cache_percent: f64,
-}
-
-impl CacheSize {
-    /// So many percent of the raw data of the keys.
-    pub(crate) fn percent_of(keys: u64, cache_percent: f64) -> Self {
-        const RAW_BYTES_PER_KEY: f64 = 16.0;
-        Self { cache_bytes: (keys as f64 * RAW_BYTES_PER_KEY * cache_percent / 100.0) as u64, cache_percent }
-    }
-
-    pub(crate) fn frames(self) -> u64 {
-        self.cache_bytes / PAGE_BYTES
-    }
-}
 
 /// A test bed with the tree of all keys.
 #[derive(Debug)]
@@ -170,16 +151,6 @@ impl Loaded {
             .with("page_bytes", PAGE_BYTES)
             .with("seed", seed)
     }
-}
-
-/// A row whose numbers come from a `paper`'s table, its authors' `public-code`, this run (`measured`) or are `computed`.
-pub(crate) fn described(row: Row, source: &'static str, access: &str, mix: &str) -> Row {
-    row.with("source", source).with("access", access).with("mix", mix)
-}
-
-pub(crate) fn with_cache(row: Row, cache: Option<CacheSize>) -> Row {
-    row.with("cache_bytes", cache.map(|cache| cache.cache_bytes))
-        .with("cache_percent", cache.map(|cache| cache.cache_percent))
 }
 
 /// The row with its leaf misses compared with the least.

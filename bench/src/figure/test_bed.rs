@@ -22,6 +22,7 @@ use farlink_runtime::{
     server::in_process,
 };
 use farlink_structures::btree::{BTree, BTreeOptions, Report, Tree};
+use farlink_structures::rtree;
 
 use crate::cluster_view;
 use crate::report::CheckRow;
@@ -37,7 +38,14 @@ pub(crate) struct TestBed {
 
 /// Threads of memory servers that carry out operations.
 #[derive(Debug)]
-pub(crate) struct Processors(#[expect(dead_code, reason = "they serve until this is dropped")] Vec<ShipServer>);
+pub(crate) struct Processors(Vec<ShipServer>);
+
+impl Processors {
+    /// Pages that operations have looked at.
+    pub(crate) fn pages_read(&self) -> u64 {
+        self.0.iter().map(|server| server.counts().pages_read).sum()
+    }
+}
 
 impl TestBed {
     /// So many memory servers, each with room for so many bytes of trees.
@@ -50,7 +58,11 @@ impl TestBed {
 
     /// A compute server of its own.
     pub(crate) fn join(&self, seed: u64) -> anyhow::Result<ComputeServer> {
-        Ok(ComputeServer::join(self.fabric.clone(), ComputeOptions { seed, ..ComputeOptions::default() })?)
+        self.join_with(ComputeOptions { seed, ..ComputeOptions::default() })
+    }
+
+    pub(crate) fn join_with(&self, options: ComputeOptions) -> anyhow::Result<ComputeServer> {
+        Ok(ComputeServer::join(self.fabric.clone(), options)?)
     }
 
     /// Loads a tree. Nothing but its pages takes memory that grows with the entries.
@@ -81,9 +93,13 @@ impl TestBed {
             };
             let (listener, member) = (self.fabric.listen(server, &ListenOptions::default())?, Arc::clone(member));
             let memory = self.fabric.memory(server)?;
-            Ok(ShipServer::start(listener, memory, Registry::new().with::<Tree>(), &options, move || {
-                Ok(Arc::clone(&member))
-            })?)
+            Ok(ShipServer::start(
+                listener,
+                memory,
+                Registry::new().with::<Tree>().with::<rtree::Tree>(),
+                &options,
+                move || Ok(Arc::clone(&member)),
+            )?)
         };
         let start_all = || -> anyhow::Result<Processors> {
             // Threads stay on the core of the one that starts them.

@@ -13,7 +13,7 @@ use std::io::{self, Read};
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::subject::KeysFile;
+use crate::input::{self, InputFile};
 use crate::units::parse_u64;
 
 /// Bytes that are read at a time, so that a large SOSD file is not held twice.
@@ -36,7 +36,7 @@ pub(crate) struct Keys {
 }
 
 /// Reads a keys file. Errors name the file, where in it, and the reason.
-pub(crate) fn read(KeysFile { path, name }: &KeysFile) -> anyhow::Result<Keys> {
+pub(crate) fn read(InputFile { path, name }: &InputFile) -> anyhow::Result<Keys> {
     let read = || {
         let mut file = File::open(path)?;
         let bytes = file.metadata()?.len();
@@ -85,18 +85,11 @@ fn decode_sosd(content: &mut impl Read, count: u64) -> anyhow::Result<Keys> {
 }
 
 fn decode_text(content: &[u8]) -> anyhow::Result<Keys> {
-    let text = match str::from_utf8(content) {
-        Ok(text) if !content.contains(&0) => text,
-        _ => bail!(damaged_sosd(content)),
-    };
-    let mut keys = Vec::new();
-    for (number, line) in (1u64..).zip(text.lines()) {
-        let line = line.trim();
-        if !line.is_empty() && !line.starts_with('#') {
-            keys.push(parse_u64(line).with_context(|| format!("line {number}"))?);
-        }
+    if content.contains(&0) || str::from_utf8(content).is_err() {
+        bail!(damaged_sosd(content));
     }
-    finish(keys, Format::Text)
+    let parse = |(number, line)| parse_u64(line).with_context(|| format!("line {number}"));
+    finish(input::all_sound(input::lines(content).map(|line| line.and_then(parse)))?, Format::Text)
 }
 
 /// What is wrong with binary content whose size does not match its count.
@@ -176,7 +169,7 @@ mod tests {
     fn files_are_named_in_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("absent");
-        let read = |path: &std::path::Path| read(&KeysFile { path: path.to_owned(), name: "mine".into() });
+        let read = |path: &std::path::Path| read(&InputFile { path: path.to_owned(), name: "mine".into() });
         assert!(read(&path).unwrap_err().to_string().contains("cannot read the keys file mine"));
         assert!(read(folder.path()).is_err());
         std::fs::write(&path, sosd(&(0..300_000).rev().collect::<Vec<u64>>())).unwrap();

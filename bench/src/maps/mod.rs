@@ -29,7 +29,7 @@ pub(crate) use self::request::execute;
 pub use self::source::MapSource;
 use self::stream::{Draw, Source};
 use self::workload::Mix;
-use crate::subject::{AccessMode, Answer, GoOn, Job, Outcomes, Setting, Subject, WorkerId};
+use crate::subject::{AccessMode, Answer, GoOn, InsertOrder, Job, Outcomes, Setting, Subject, WorkerId};
 use crate::units::plural;
 
 /// About how many keys are looked for in a map that an earlier run has loaded.
@@ -127,6 +127,12 @@ impl<S: MapSubject> Subject for S {
                 (KeySpace::from_sorted(keys.sorted, setting.seed)?, keys.duplicates_dropped)
             }
         };
+        ensure!(setting.rects_file.is_none(), "a {} has keys and no rectangles: leave out --rects-file", S::NAME);
+        ensure!(
+            setting.insert_order == InsertOrder::Random,
+            "a {} is loaded in random order: leave out --insert-order",
+            S::NAME
+        );
         ensure!(setting.scan_length > 0, "--scan-length must be at least 1");
         if let Some(theta) = setting.distribution.theta() {
             keys::zipf(keys.loaded(), theta)?;
@@ -234,11 +240,9 @@ impl<S: MapSubject> Subject for S {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::subject::Distribution;
 
     pub(crate) fn setting(entries: u64) -> Setting {
-        let (keys_file, distribution) = (None, Distribution::Zipf(0.99));
-        Setting { entries, keys_file, distribution, scan_length: 10, seed: 1, run: 0 }
+        Setting { scan_length: 10, ..Setting::of_entries(entries) }
     }
 
     pub(crate) fn data_of(keys: KeySpace) -> MapData {

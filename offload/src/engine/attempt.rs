@@ -74,7 +74,7 @@ impl<P: Plugin> Attempt<P> {
         };
         let Some((at, class)) = link.remote() else { return Ok(None) };
         // It may cool, or be on its way.
-        if cached.contains(link) || !engine.may_serve(at.server()) {
+        if cached.contains(link) || !engine.chooser.may_serve(at.server()) {
             return Ok(None);
         }
         let Some(region) = from.read(|words| {
@@ -88,7 +88,7 @@ impl<P: Plugin> Attempt<P> {
         else {
             return Ok(None);
         };
-        if !engine.choose(operation, at.server(), level) {
+        if !engine.chooser.choose(operation, at.server(), level) {
             return Ok(None);
         }
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
@@ -97,7 +97,7 @@ impl<P: Plugin> Attempt<P> {
         match cached.exclude(from, link, class, is_below).await {
             Ok(Some(excluded)) => Ok(Some(Missing { excluded, page: link, level })),
             Ok(None) => {
-                engine.count(|counts| counts.cached_below += 1);
+                engine.chooser.count(|counts| counts.cached_below += 1);
                 Ok(None)
             }
             Err(CacheError::Conflict(_)) => Err(Interrupt::conflict()),

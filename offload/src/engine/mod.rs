@@ -17,26 +17,19 @@
 
 mod attempt;
 
-use std::{
-    cell::{Cell, RefCell},
-    future::Future,
-    rc::Rc,
-};
+use std::{future::Future, rc::Rc};
 
 use farlink_runtime::{
     access::{Access, Interrupt, Operation, Plugin, Structure},
     error::Error,
-    fabric::Error as FabricError,
-    messaging::{Error as MessagingError, Refusal},
     operation::{Code, Restarts, Run, hold},
-    ptr::ServerId,
 };
 
 use self::attempt::{Attempt, Missing};
 use crate::{
     cached::Cached,
-    policy::{Choice, Miss, Never, Policy},
-    ship::{Answer, From, Shipped, Shipper},
+    policies::{Chooser, OffloadCounts, Policies},
+    ship::{Answer, From, Shipped},
     store::page_id,
 };
 
@@ -50,105 +43,12 @@ pub struct EngineOptions {
     pub level_max: Option<u8>,
 }
 
-/// Which policy decides about which operation.
-#[derive(Debug)]
-pub struct Policies {
-    usual: Box<dyn Policy>,
-    others: Vec<(Code, Box<dyn Policy>)>,
-}
-
-impl Policies {
-    /// This one for all operations.
-    pub fn new(policy: impl Policy + 'static) -> Self {
-        Self { usual: Box::new(policy), others: Vec::new() }
-    }
-
-    /// This one for operations of one kind: [`Code::of`].
-    #[must_use]
-    pub fn with(mut self, operation: Code, policy: impl Policy + 'static) -> Self {
-        self.others.retain(|(code, _)| *code != operation);
-        self.others.push((operation, Box::new(policy)));
-        self
-    }
-
-    fn of(&mut self, operation: Code) -> &mut dyn Policy {
-        let other = self.others.iter_mut().find(|(code, _)| *code == operation);
-        &mut **other.map_or(&mut self.usual, |(_, policy)| policy)
-    }
-
-    fn fetched(&mut self, server: ServerId, took_ns: u64) {
-        self.usual.fetched(server, took_ns);
-        self.others.iter_mut().for_each(|(_, policy)| policy.fetched(server, took_ns));
-    }
-}
-
-impl Default for Policies {
-    fn default() -> Self {
-        Self::new(Never)
-    }
-}
-
-/// What an engine has counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct EngineCounts {
-    /// Misses about which a policy was asked.
-    pub asked: u64,
-    /// Operations carried out by a memory server.
-    pub shipped: u64,
-    /// Operations that a memory server has sent back undone.
-    pub came_back: u64,
-    /// Choices made to learn what the other way takes.
-    pub contrary: u64,
-    /// Operations that were to be shipped, and were not because something below the missing page is cached.
-    pub cached_below: u64,
-}
-
-impl std::ops::AddAssign for EngineCounts {
-    fn add_assign(&mut self, other: Self) {
-        self.asked += other.asked;
-        self.shipped += other.shipped;
-        self.came_back += other.came_back;
-        self.contrary += other.contrary;
-        self.cached_below += other.cached_below;
-    }
-}
-
 /// What the clones of an engine share.
 #[derive(Debug)]
 pub(crate) struct Shared<P: Plugin> {
     pub(crate) cached: Cached<P>,
     pub(crate) level_max: u8,
-    shipper: Shipper<P>,
-    policies: Rc<RefCell<Policies>>,
-    counts: Cell<EngineCounts>,
-    /// Memory servers that have said that they carry out no operations.
-    without: RefCell<Vec<ServerId>>,
-}
-
-impl<P: Plugin> Shared<P> {
-    pub(crate) fn count(&self, count: impl FnOnce(&mut EngineCounts)) {
-        let mut counts = self.counts.get();
-        count(&mut counts);
-        self.counts.set(counts);
-    }
-
-    pub(crate) fn may_serve(&self, server: ServerId) -> bool {
-        !self.without.borrow().contains(&server)
-    }
-
-    /// Asks the policy.
-    pub(crate) fn choose(&self, operation: Code, server: ServerId, level: u8) -> bool {
-        let worker = self.cached.worker();
-        let random = || worker.random(rand::RngExt::random);
-        let miss = Miss { server, level, load: self.shipper.load(server), random: &random };
-        let Choice { ships, is_contrary } = self.policies.borrow_mut().of(operation).choose(&miss);
-        self.count(|counts| {
-            counts.asked += 1;
-            counts.contrary += u64::from(is_contrary);
-        });
-        ships
-    }
+    pub(crate) chooser: Chooser<P>,
 }
 
 /// Runs operations over [`Cached`] access, and ships those that a policy says to ship. Belongs to one worker; cheap to clone.
@@ -216,19 +116,12 @@ impl<P: Plugin> Engine<P> {
             let why = "it is not set; an engine needs it".into();
             return Err(Error::BadOption { option: "excludes_subtrees", why });
         }
-        let shipper = Shipper::new(cached.worker(), cached.context().structure.clone());
-        let policies = Rc::new(RefCell::new(policies));
-        let told = Rc::clone(&policies);
+        let structure = cached.context().structure.clone();
+        let usual = structure.colocated_level_max(cached.worker().servers());
+        let chooser = Chooser::new(cached.worker(), structure, policies);
+        let told = Rc::clone(&chooser.policies);
         cached.observe_reads(move |server, took_ns| told.borrow_mut().fetched(server, took_ns));
-        let usual = cached.context().structure.colocated_level_max(cached.worker().servers());
-        Ok(Self(Rc::new(Shared {
-            level_max: options.level_max.unwrap_or(usual),
-            shipper,
-            policies,
-            counts: Cell::default(),
-            without: RefCell::default(),
-            cached,
-        })))
+        Ok(Self(Rc::new(Shared { level_max: options.level_max.unwrap_or(usual), chooser, cached })))
     }
 
     /// The access through the cache.
@@ -242,8 +135,8 @@ impl<P: Plugin> Engine<P> {
     }
 
     /// What it has counted.
-    pub fn counts(&self) -> EngineCounts {
-        self.0.counts.get()
+    pub fn counts(&self) -> OffloadCounts {
+        self.0.chooser.counts()
     }
 
     async fn run<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
@@ -302,40 +195,29 @@ impl<P: Plugin> Shared<P> {
         let owned = self.cached.region();
         let clock = self.cached.worker().clock();
         let start_ns = clock.now_ns();
-        let answer = self.shipper.ship(operation, From::Page { page, level, owned }).await;
+        let answer = self.chooser.shipper.ship(operation, From::Page { page, level, owned }).await;
         match answer {
             Ok(Answer::Done(Shipped { output, changed, .. })) => {
-                let took_ns = clock.now_ns() - start_ns;
-                self.policies.borrow_mut().of(Code::of::<O>()).shipped(at.server(), took_ns);
+                self.chooser.done::<O>(at.server(), clock.now_ns() - start_ns);
                 for page in changed.into_iter().filter(|page| page.remote().is_some()) {
                     excluded.drop_changed(page_id(page)).await;
                 }
-                self.count(|counts| counts.shipped += 1);
                 Ok(Some(output))
             }
             Ok(Answer::Declined(why)) => {
                 tracing::trace!(page = %at, ?why, "a shipped operation came back");
-                self.count(|counts| counts.came_back += 1);
+                self.chooser.count(|counts| counts.came_back += 1);
                 Ok(None)
             }
             Ok(Answer::GoOn(_)) => Ok(None),
-            Err(
-                error @ (Error::Fabric(FabricError::ServerMissing { .. })
-                | Error::Messaging(MessagingError::Refused { why: Refusal::UnknownKind, .. })),
-            ) => {
-                tracing::warn!(server = %at.server(), %error, "no operations are shipped there any more");
-                self.without.borrow_mut().push(at.server());
-                Ok(None)
-            }
-            Err(error @ Error::Messaging(MessagingError::OutcomeUnknown { .. })) if O::READS_ONLY => {
-                tracing::debug!(page = %at, %error, "an operation that only reads is done here instead");
-                Ok(None)
-            }
-            Err(error) => {
-                // Who knows what it has done.
-                excluded.drop_all().await;
-                Err(error)
-            }
+            Err(error) => match self.chooser.undone::<O>(at.server(), error) {
+                Ok(()) => Ok(None),
+                Err(error) => {
+                    // Who knows what it has done.
+                    excluded.drop_all().await;
+                    Err(error)
+                }
+            },
         }
     }
 }

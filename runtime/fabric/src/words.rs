@@ -27,6 +27,16 @@ pub trait Words {
         (index..).zip(to).for_each(|(index, word)| *word = self.word(index));
     }
 
+    /// A bit for each of `count` words from `index` on, 64 at most: whether `is` says so of it. No branch depends on a word.
+    ///
+    /// # Panics
+    /// If they go beyond [`Words::count`], or are more.
+    #[inline]
+    fn mask(&self, index: usize, count: usize, is: impl Fn(u64) -> bool) -> u64 {
+        assert!(count <= 64, "a mask has 64 bits");
+        (0..count).rev().fold(0, |mask, at| mask << 1 | u64::from(is(self.word(index + at))))
+    }
+
     /// The first of the places `within` whose word is not `below`, or the end of `within`; those that are come first. Of words
     /// in another order, some place.
     ///
@@ -58,6 +68,11 @@ impl<W: Words + ?Sized> Words for &W {
     #[inline]
     fn copy_to(&self, index: usize, to: &mut [u64]) {
         (**self).copy_to(index, to);
+    }
+
+    #[inline]
+    fn mask(&self, index: usize, count: usize, is: impl Fn(u64) -> bool) -> u64 {
+        (**self).mask(index, count, is)
     }
 
     #[inline(always)]
@@ -103,6 +118,13 @@ impl Words for [AtomicU64] {
     fn copy_to(&self, index: usize, to: &mut [u64]) {
         let words = &self[index..index + to.len()];
         to.iter_mut().zip(words).for_each(|(word, shared)| *word = shared.load(Ordering::Relaxed));
+    }
+
+    #[inline]
+    fn mask(&self, index: usize, count: usize, is: impl Fn(u64) -> bool) -> u64 {
+        assert!(count <= 64, "a mask has 64 bits");
+        let words = self[index..index + count].iter().rev().map(|word| word.load(Ordering::Relaxed));
+        words.fold(0, |mask, word| mask << 1 | u64::from(is(word)))
     }
 
     #[inline(always)]

@@ -525,6 +525,12 @@ impl Handle {
         &self.0.counters
     }
 
+    /// Pages that one operation has on their way at a time, at most: as its compute server was
+    /// [told](crate::compute::ComputeOptions::window).
+    pub fn window(&self) -> usize {
+        self.0.compute.window
+    }
+
     pub(crate) fn compute(&self) -> &Arc<Shared> {
         &self.0.compute
     }

@@ -8,17 +8,21 @@ use farlink_runtime::{
     operation::tidy,
     page::{IDENTITY, Identity},
 };
+use smallvec::SmallVec;
 
 use super::{
     Tree, choose,
     node::{self, Item, KIND, Node, count_min, require_page},
     ops::{Delete, Insert, Update},
-    rect::Rect,
+    rect::{Query, Rect},
     shape,
 };
 
 /// Attempts to tidy up behind a delete.
 const TIDY_MAX: u32 = 8;
+
+/// Levels of a tree, as a rule.
+const HEIGHT_USUAL: usize = 8;
 
 /// Pages from where an operation began down to one that it is about.
 pub(super) type Path<'a, A> = Vec<<A as FastPath>::Page<'a>>;
@@ -35,15 +39,23 @@ async fn choose_path<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     from: Start,
     rect: &Rect<D>,
 ) -> Result<Path<'a, A>, Interrupt> {
-    let mut path = vec![access.open(from).await?];
+    let mut path = Vec::with_capacity(HEIGHT_USUAL);
+    path.push(access.open(from).await?);
     loop {
         let page = &path[path.len() - 1];
         require_page(access, page)?;
         let Some(level) = page.level().checked_sub(1) else { return Ok(path) };
         let chosen = page.read(|words| {
-            let node = Node::<_, D>::of(words);
-            let children = (0..node.count).map(|index| node.rect(index));
-            choose::choose(children, rect, level == 0).map(|index| node.item(index))
+            let (node, mut least) = (Node::<_, D>::of(words), (f64::INFINITY, None));
+            node.find(&Query::Contains(*rect), |index, child| {
+                let area = child.area();
+                if area < least.0 || least.1.is_none() {
+                    least = (area, Some(index));
+                }
+            });
+            let children = || (0..node.count).map(|index| node.rect(index)).collect::<SmallVec<[_; 32]>>();
+            let chosen = least.1.or_else(|| choose::choose(&children(), rect, level == 0));
+            chosen.map(|index| node.item(index))
         })?;
         let chosen = chosen.ok_or(Interrupt::stale(page.at(), "it has no children"))?;
         // A child that covers the entry needs nothing of the pages above, whatever they say.

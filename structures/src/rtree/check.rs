@@ -23,17 +23,17 @@ pub(super) async fn check<A: Access<Plugin = Tree<D>>, const D: usize>(access: &
     let Context { worker, structure, .. } = access.context();
     let mut report = Report::default();
     let root = Rc::new(retry(worker, async || access.open(Start::Root).await).await?);
-    let mut reached = HashSet::from([root.at()]);
-    let mut row = inspect(access, &mut report, &root, None);
+    let (mut reached, height) = (HashSet::from([root.at()]), root.level());
+    let mut row = inspect(access, &mut report, root, None);
     report.pages_by_level = vec![1];
-    for level in (0..root.level()).rev() {
+    for level in (0..height).rev() {
         let mut below = Vec::new();
         for batch in row.chunks(BATCH) {
-            let links = batch.iter().map(|item| (Rc::clone(&root), item.link()));
-            for (item, page) in batch.iter().zip(access.follow_each(links).all().await) {
+            let links = batch.iter().map(|(above, item)| (Rc::clone(above), item.link()));
+            for ((_, item), page) in batch.iter().zip(access.follow_each(links).all().await) {
                 match page {
                     Ok(page) if !reached.insert(page.at()) => report.add(page.at(), "more than one link owns it"),
-                    Ok(page) => below.extend(inspect(access, &mut report, &page, Some((level, item)))),
+                    Ok(page) => below.extend(inspect(access, &mut report, Rc::new(page), Some((level, item)))),
                     Err(interrupt) => {
                         let at = item.link().remote().map_or(structure.root, |(at, _)| at);
                         report.add_unreadable(at, &interrupt);
@@ -49,15 +49,18 @@ pub(super) async fn check<A: Access<Plugin = Tree<D>>, const D: usize>(access: &
     Ok(report)
 }
 
+/// The children of a page, each with the page, whose link it is.
+type Children<P, const D: usize> = Vec<(Rc<P>, Item<D>)>;
+
 /// What is wrong with a page, of which the one above says what it must be; its children.
-fn inspect<A: Access<Plugin = Tree<D>>, const D: usize>(
-    access: &A,
+fn inspect<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
+    access: &'a A,
     report: &mut Report,
-    page: &A::Page<'_>,
+    page: Rc<A::Page<'a>>,
     expected: Option<(u8, &Item<D>)>,
-) -> Vec<Item<D>> {
+) -> Children<A::Page<'a>, D> {
     let at = page.at();
-    if let Err(interrupt) = require_page(access, page) {
+    if let Err(interrupt) = require_page(access, &page) {
         report.add(at, interrupt.to_string());
         return Vec::new();
     }
@@ -98,5 +101,5 @@ fn inspect<A: Access<Plugin = Tree<D>>, const D: usize>(
     if items.is_empty() {
         report.add(at, "has no children");
     }
-    items
+    items.into_iter().map(|item| (Rc::clone(&page), item)).collect()
 }

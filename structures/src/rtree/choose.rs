@@ -3,9 +3,11 @@
 
 use std::cmp::Ordering;
 
+use smallvec::SmallVec;
+
 use super::{
     node::{Item, count_min},
-    rect::Rect,
+    rect::{Rect, order_of},
 };
 
 /// Children of which the overlap is compared: those that grow least (section 4.1: 32 hardly differ from all).
@@ -13,41 +15,53 @@ const CANDIDATES: usize = 16;
 
 /// The child that takes a box: the one whose overlap with others grows least if the children are leaves, else the one that grows
 /// least. None if there are no children.
-pub(super) fn choose<const D: usize>(
-    children: impl ExactSizeIterator<Item = Rect<D>> + Clone,
-    rect: &Rect<D>,
-    are_leaves: bool,
-) -> Option<usize> {
+pub(super) fn choose<const D: usize>(children: &[Rect<D>], rect: &Rect<D>, are_leaves: bool) -> Option<usize> {
     // One that need not grow grows no overlap either.
-    let (mut best, mut best_area) = (None, f64::INFINITY);
-    for (index, child) in children.clone().enumerate() {
-        let area = child.area();
-        if child.contains(rect) && (best.is_none() || area < best_area) {
-            (best, best_area) = (Some(index), area);
+    let holding = children.iter().enumerate().filter(|(_, child)| child.contains(rect));
+    let least = holding.map(|(index, child)| (child.area(), index)).min_by(|a, b| a.0.total_cmp(&b.0));
+    if let Some((_, index)) = least {
+        return Some(index);
+    }
+    let growth = |(index, child): (usize, &Rect<D>)| (child.union(rect).area() - child.area(), child.area(), index);
+    let mut grown: SmallVec<[_; 32]> = children.iter().enumerate().map(growth).collect();
+    let mut best: Option<(f64, usize)> = None;
+    for first in 0..grown.len().min(CANDIDATES) {
+        let by_growth = |a: &usize, b: &usize| {
+            let (a, b) = (grown[*a], grown[*b]);
+            a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+        };
+        let next = (first..grown.len()).min_by(by_growth)?;
+        grown.swap(first, next);
+        let index = grown[first].2;
+        if !are_leaves {
+            return Some(index);
+        }
+        let most = best.map_or(f64::INFINITY, |(least, _)| least);
+        let overlap = overlap_growth(children, index, rect, most);
+        if best.is_none() || overlap < most {
+            best = Some((overlap, index));
+        }
+        // No other grows less, nor does its overlap.
+        if overlap == 0.0 {
+            break;
         }
     }
-    if best.is_some() {
-        return best;
+    best.map(|(_, index)| index)
+}
+
+/// How much more a child overlaps others if it takes a box; or some of it, if it is `most` or more.
+fn overlap_growth<const D: usize>(children: &[Rect<D>], index: usize, rect: &Rect<D>, most: f64) -> f64 {
+    let (child, larger) = (children[index], children[index].union(rect));
+    let mut growth = 0.0;
+    for (other, at) in children.iter().zip(0..) {
+        if at != index && larger.intersects(other) {
+            growth += larger.common_area(other) - child.common_area(other);
+        }
+        if growth >= most {
+            break;
+        }
     }
-    let growth = |child: Rect<D>| (child.union(rect).area() - child.area(), child.area());
-    let by_growth = |a: &(f64, f64), b: &(f64, f64)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1));
-    if !are_leaves {
-        let grown = children.map(growth).enumerate();
-        return grown.min_by(|a, b| by_growth(&a.1, &b.1)).map(|(index, _)| index);
-    }
-    let all: Vec<Rect<D>> = children.collect();
-    let mut grown: Vec<_> = all.iter().map(|&child| growth(child)).enumerate().collect();
-    if grown.len() > CANDIDATES {
-        grown.select_nth_unstable_by(CANDIDATES - 1, |a, b| by_growth(&a.1, &b.1));
-        grown.truncate(CANDIDATES);
-    }
-    let overlap_growth = |index: usize| {
-        let (child, larger) = (all[index], all[index].union(rect));
-        let others = all.iter().enumerate().filter(|&(other, _)| other != index);
-        others.map(|(_, other)| larger.common_area(other) - child.common_area(other)).sum::<f64>()
-    };
-    let compared = grown.into_iter().map(|(index, growth)| (index, overlap_growth(index), growth));
-    compared.min_by(|a, b| a.1.total_cmp(&b.1).then_with(|| by_growth(&a.2, &b.2))).map(|(index, ..)| index)
+    growth
 }
 
 /// A way to divide sorted entries: the area that the halves have in common, their areas, and how many are in the first.
@@ -83,23 +97,24 @@ pub(super) fn divide<const D: usize>(items: &[Item<D>]) -> (Vec<Item<D>>, Vec<It
     if items.len() < 2 {
         return (items.to_vec(), Vec::new());
     }
-    let along = |dimension: usize| {
-        let sorted = [false, true].map(|by_high| {
-            let mut sorted = items.to_vec();
-            sorted.sort_by(|a, b| {
-                let low = a.rect.low[dimension].total_cmp(&b.rect.low[dimension]);
-                let high = a.rect.high[dimension].total_cmp(&b.rect.high[dimension]);
-                if by_high { high.then(low) } else { low.then(high) }
-            });
+    let mut keys: SmallVec<[(i64, i64, usize); 32]> = SmallVec::new();
+    let mut along = |dimension: usize| {
+        let [by_low, by_high] = [false, true].map(|by_high| {
+            keys.clear();
+            keys.extend(items.iter().enumerate().map(|(index, Item { rect, .. })| {
+                let (low, high) = (order_of(rect.low[dimension]), order_of(rect.high[dimension]));
+                if by_high { (high, low, index) } else { (low, high, index) }
+            }));
+            keys.sort_unstable();
+            let sorted: Vec<Item<D>> = keys.iter().map(|&(.., index)| items[index]).collect();
             let (margins, cut) = cut(&sorted);
             (margins, cut, sorted)
         });
-        let margins = sorted[0].0 + sorted[1].0;
-        let [by_low, by_high] = sorted;
+        let margins = by_low.0 + by_high.0;
         let (_, cut, sorted) = if compare_cuts(&by_high.1, &by_low.1).is_lt() { by_high } else { by_low };
         (margins, cut.2, sorted)
     };
-    let best = (0..D).map(along).min_by(|a, b| a.0.total_cmp(&b.0));
+    let best = (0..D).map(&mut along).min_by(|a, b| a.0.total_cmp(&b.0));
     let (_, at, mut left) = best.unwrap_or_default();
     let right = left.split_off(at.min(left.len()));
     (left, right)
@@ -115,13 +130,15 @@ pub(super) fn leaving<const D: usize>(
     most: usize,
 ) -> (Vec<Item<D>>, Vec<(usize, Item<D>)>) {
     let all = Rect::around(items.iter().map(|item| &item.rect));
-    let mut staying = items.to_vec();
-    staying.sort_by(|a, b| a.rect.center_distance(&all).total_cmp(&b.rect.center_distance(&all)));
-    let far = staying.split_off(items.len() - items.len() * 3 / 10);
+    let mut by_distance: SmallVec<[_; 32]> =
+        items.iter().map(|item| (order_of(item.rect.center_distance(&all)), item)).collect();
+    let near = items.len() - items.len() * 3 / 10;
+    by_distance.sort_unstable_by_key(|&(distance, _)| distance);
+    let mut staying: Vec<Item<D>> = by_distance[..near].iter().map(|&(_, item)| *item).collect();
     let (mut boxes, mut to, mut moved) = (children.to_vec(), Vec::new(), Vec::new());
     boxes[own] = Rect::around(staying.iter().map(|item| &item.rect));
-    for item in far {
-        let chosen = choose(boxes.iter().copied(), &item.rect, true).unwrap_or(own);
+    for &(_, &item) in &by_distance[near..] {
+        let chosen = choose(&boxes, &item.rect, true).unwrap_or(own);
         let is_known = to.contains(&chosen);
         let child = if is_known || (chosen != own && to.len() < most) { chosen } else { own };
         boxes[child] = boxes[child].union(&item.rect);

@@ -87,7 +87,10 @@ impl<'a, A: Run<Plugin = Tree<D>>, const D: usize> Cursor<'a, A, D> {
         }
         let last = entries.last().copied().filter(|_| found.has_rest);
         self.next = last.map(|last| Find { after: Some(last), ..find });
-        self.fetched.extend(entries);
+        match self.fetched.is_empty() {
+            true => self.fetched = entries.into(),
+            false => self.fetched.extend(entries),
+        }
         Ok(())
     }
 }

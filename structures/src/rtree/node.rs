@@ -12,7 +12,7 @@
 //! Nothing read from a page is trusted: counts are clamped, links checked by those who follow them, numbers may be any.
 
 use farlink_runtime::{
-    access::{Access, Interrupt, Link, PageRef, PagesMut, Slot, Words},
+    access::{Access, Interrupt, Link, PageRef, PagesMut, Slot, Structure, Words},
     page::{HEADER_WORDS, IDENTITY, Identity},
 };
 
@@ -66,13 +66,20 @@ pub(super) struct Node<'a, W: ?Sized, const D: usize> {
 
 /// Entries that a page of so many words has room for.
 pub(super) const fn capacity<const D: usize>(words: usize, level: u8) -> usize {
-    let each = 2 * D + 1 + (level > 0) as usize;
-    words.saturating_sub(BOX + 2 * D) / each
+    let words = words.saturating_sub(BOX + 2 * D);
+    if level > 0 { words / (2 * D + 2) } else { words / (2 * D + 1) }
 }
 
 /// Entries that a page should have at least.
 pub(super) const fn count_min(capacity: usize) -> usize {
     capacity * 2 / 5
+}
+
+/// Words of a page below one of a level that a search looks at: the head and the coordinates, of a large page the first.
+pub(super) fn coordinates<const D: usize>(structure: &Structure, level: u8) -> [(u16, u16); 3] {
+    const WORDS_MAX: usize = 256;
+    let capacity = capacity::<D>(structure.class.words(), level.saturating_sub(1));
+    [(0, column::<D>(capacity, 2 * D).min(WORDS_MAX) as u16), (0, 0), (0, 0)]
 }
 
 const fn column<const D: usize>(capacity: usize, number: usize) -> usize {
@@ -110,14 +117,18 @@ impl<'a, W: Words + ?Sized, const D: usize> Node<'a, W, D> {
     }
 
     pub(super) fn head(&self) -> Head<D> {
-        Head {
-            level: self.level,
-            stamp: self.words.word(STAMP),
-            right: Link::from_word(self.words.word(RIGHT)),
-            bounds: self.bounds(),
-        }
+        Head { level: self.level, stamp: self.stamp(), right: self.right(), bounds: self.bounds() }
     }
 
+    pub(super) fn stamp(&self) -> u64 {
+        self.words.word(STAMP)
+    }
+
+    pub(super) fn right(&self) -> Link {
+        Link::from_word(self.words.word(RIGHT))
+    }
+
+    #[inline]
     pub(super) fn bounds(&self) -> Rect<D> {
         let corner = |from| std::array::from_fn(|d| self.number(from + d));
         Rect { low: corner(BOX), high: corner(BOX + D) }
@@ -136,11 +147,14 @@ impl<'a, W: Words + ?Sized, const D: usize> Node<'a, W, D> {
         column::<D>(self.capacity, 2 * D) + index
     }
 
+    /// The stamp of the page that an entry above level 0 leads to.
+    #[inline]
+    pub(super) fn stamp_of(&self, index: usize) -> u64 {
+        self.words.word(column::<D>(self.capacity, 2 * D + 1) + index)
+    }
+
     pub(super) fn item(&self, index: usize) -> Item<D> {
-        let stamp = match self.level {
-            0 => 0,
-            _ => self.words.word(column::<D>(self.capacity, 2 * D + 1) + index),
-        };
+        let stamp = if self.level == 0 { 0 } else { self.stamp_of(index) };
         Item { rect: self.rect(index), word: self.word(index), stamp }
     }
 
@@ -153,38 +167,39 @@ impl<'a, W: Words + ?Sized, const D: usize> Node<'a, W, D> {
         (0..self.count).find(|&index| self.word(index) == payload && self.rect(index) == *rect)
     }
 
-    /// Hands `each` the index of every entry that is asked for, or of every child that can have such.
+    /// Hands `each` the index and the box of every entry that is asked for, or of every child that can have such.
+    ///
+    /// One dimension is tested for all entries, with no branch that depends on one; the others for those that are left, since
+    /// they are few unless they are hits.
     #[inline]
-    pub(super) fn find(&self, query: &Query<D>, mut each: impl FnMut(usize)) {
+    pub(super) fn find(&self, query: &Query<D>, mut each: impl FnMut(usize, Rect<D>)) {
         let (low_max, high_min) = query.bounds();
         for from in (0..self.count).step_by(BATCH) {
-            let mut hits = self.hits(from, &low_max, &high_min);
-            while hits != 0 {
-                let index = from + hits.trailing_zeros() as usize;
-                hits &= hits - 1;
-                if self.level > 0 || query.takes(&self.rect(index)) {
-                    each(index);
+            let mut left = self.first_hits(from, low_max[0], high_min[0]);
+            while left != 0 {
+                let index = from + left.trailing_zeros() as usize;
+                left &= left - 1;
+                let rect = self.rect(index);
+                let is_hit =
+                    (1..D).fold(true, |all, d| all & (rect.low[d] <= low_max[d]) & (rect.high[d] >= high_min[d]));
+                if is_hit && (self.level > 0 || query.takes(&rect)) {
+                    each(index, rect);
                 }
             }
         }
     }
 
-    /// A bit for each of the entries from `from` on that begins at `low_max` at most and ends at `high_min` at least. No branch
-    /// depends on what is compared: the compiler makes vector instructions of the loops.
+    /// A bit for each of the entries from `from` on that begins at `low_max` at most and ends at `high_min` at least in the first
+    /// dimension.
     #[inline]
-    fn hits(&self, from: usize, low_max: &[f64; D], high_min: &[f64; D]) -> u64 {
+    fn first_hits(&self, from: usize, low_max: f64, high_min: f64) -> u64 {
         let count = (self.count - from).min(BATCH);
-        let (mut hits, mut lows, mut highs) = ([u64::MAX; BATCH], [0; BATCH], [0; BATCH]);
-        for d in 0..D {
-            self.words.copy_to(column::<D>(self.capacity, d) + from, &mut lows[..count]);
-            self.words.copy_to(column::<D>(self.capacity, D + d) + from, &mut highs[..count]);
-            for ((hit, low), high) in hits.iter_mut().zip(&lows).zip(&highs) {
-                let is_hit = (f64::from_bits(*low) <= low_max[d]) & (f64::from_bits(*high) >= high_min[d]);
-                *hit &= u64::from(is_hit).wrapping_neg();
-            }
+        let [lows, highs] = [0, D].map(|number| column::<D>(self.capacity, number) + from);
+        if low_max == f64::INFINITY && high_min == f64::NEG_INFINITY {
+            return u64::MAX >> (BATCH - count);
         }
-        let bits = hits.iter().enumerate().fold(0, |bits, (index, hit)| bits | (hit & 1 << index));
-        bits & u64::MAX >> (BATCH - count)
+        self.words.mask(lows, count, |low| f64::from_bits(low) <= low_max)
+            & self.words.mask(highs, count, |high| f64::from_bits(high) >= high_min)
     }
 }
 
@@ -196,8 +211,9 @@ pub(super) fn write<const D: usize>(pages: &mut impl PagesMut, slot: Slot, head:
     // A damaged page's link is not handed on.
     pages.set(slot, RIGHT, head.right.remote().map_or(0, |_| head.right.word()));
     set_bounds(pages, slot, &head.bounds);
+    let capacity = capacity::<D>(pages.page(slot).count(), head.level);
     for (index, item) in items.iter().enumerate() {
-        set_item(pages, slot, index, item);
+        put(pages, slot, (head.level, capacity), index, item);
     }
     pages.set(slot, COUNT, items.len() as u64);
 }
@@ -221,6 +237,17 @@ pub(super) fn set_bounds<const D: usize>(pages: &mut impl PagesMut, slot: Slot, 
 /// Sets an entry of a page, whatever the page's count.
 pub(super) fn set_item<const D: usize>(pages: &mut impl PagesMut, slot: Slot, index: usize, item: &Item<D>) {
     let Node { level, capacity, .. } = Node::<_, D>::of(&pages.page(slot));
+    put(pages, slot, (level, capacity), index, item);
+}
+
+#[inline]
+fn put<const D: usize>(
+    pages: &mut impl PagesMut,
+    slot: Slot,
+    (level, capacity): (u8, usize),
+    index: usize,
+    item: &Item<D>,
+) {
     for d in 0..D {
         pages.set(slot, column::<D>(capacity, d) + index, item.rect.low[d].to_bits());
         pages.set(slot, column::<D>(capacity, D + d) + index, item.rect.high[d].to_bits());

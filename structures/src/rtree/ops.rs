@@ -7,9 +7,8 @@ use farlink_runtime::{
 
 use super::{
     Tree, change,
-    node::Item,
     rect::{Entry, Query, Rect},
-    search::{self, Search, WINDOW},
+    search::{self, Search},
 };
 
 /// Entries that one answer from afar holds at most.
@@ -121,90 +120,42 @@ impl<const D: usize> Merge for Found<D> {
 }
 
 impl<const D: usize> Search<D> for Find<D> {
-    fn query(&self) -> &Query<D> {
-        &self.query
-    }
+    const WANTS_ENTRIES: bool = true;
 
-    fn stamp(&self) -> u64 {
-        self.stamp
+    fn find(&self) -> Find<D> {
+        *self
     }
 
     fn below(&self, stamp: u64) -> Self {
         Self { stamp, ..*self }
     }
 
-    fn is_left(&self, item: &Item<D>, level: u8) -> bool {
-        self.after.as_ref().is_none_or(|after| match level {
-            0 => self.query.compare(&(item.rect, item.word), after).is_gt(),
-            _ => self.query.goes_beyond(&item.rect, after),
-        })
+    fn split(part: Found<D>) -> (u64, Option<Found<D>>) {
+        (part.entries.len() as u64, Some(part))
     }
 
-    fn answer(&self, items: Vec<Item<D>>) -> Found<D> {
-        let entries = items.into_iter().map(|item| (item.rect, item.word)).collect();
-        Found { query: self.query, entries, has_rest: false }
-    }
-
-    /// The order of the last entry that can be among the answer, once there are enough.
-    fn bound(&self, found: &[(usize, Found<D>)]) -> f64 {
-        let Some(limit) = usize::try_from(self.limit).ok().filter(|&limit| limit > 0 && limit < usize::MAX) else {
-            return f64::INFINITY;
-        };
-        if found.iter().map(|(_, part)| part.entries.len()).sum::<usize>() < limit {
-            return f64::INFINITY;
-        }
-        let entries = found.iter().flat_map(|(_, part)| &part.entries);
-        let mut orders: Vec<f64> = entries.map(|entry| self.query.order(&entry.0)).collect();
-        *orders.select_nth_unstable_by(limit - 1, f64::total_cmp).1
-    }
-
-    /// The nearest are found one page after another; many at a time, if many are asked for.
-    fn window(&self) -> usize {
-        match self.query {
-            Query::Nearest(_) => usize::try_from(self.limit / 64).map_or(WINDOW, |more| (1 + more).min(WINDOW)),
-            _ => WINDOW,
-        }
-    }
-
-    fn finish(&self, found: Vec<Found<D>>, is_all: bool) -> Found<D> {
-        let compare = |a: &Entry<D>, b: &Entry<D>| self.query.compare(a, b);
-        let ends = found.iter().filter(|part| part.has_rest).filter_map(|part| part.entries.last().copied());
-        let end = ends.min_by(compare);
-        let mut entries: Vec<Entry<D>> = found.into_iter().flat_map(|part| part.entries).collect();
-        entries.retain(|entry| end.as_ref().is_none_or(|end| compare(entry, end).is_le()));
-        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX).max(1);
-        let mut has_rest = end.is_some() || !is_all;
-        if has_rest || entries.len() > limit {
-            entries.sort_unstable_by(compare);
-            // Equal ones stay together: the next part begins behind all of them.
-            let last = entries.get(limit - 1).copied();
-            let kept = last.map_or(entries.len(), |last| entries.partition_point(|it| compare(it, &last).is_le()));
-            has_rest |= kept < entries.len();
-            entries.truncate(kept);
-        }
-        Found { query: self.query, entries, has_rest }
+    fn answer(_count: u64, found: Found<D>) -> Found<D> {
+        found
     }
 }
 
 impl<const D: usize> Search<D> for Count<D> {
-    fn query(&self) -> &Query<D> {
-        &self.query
-    }
+    const WANTS_ENTRIES: bool = false;
 
-    fn stamp(&self) -> u64 {
-        self.stamp
+    fn find(&self) -> Find<D> {
+        Find { query: self.query, limit: u64::MAX, after: None, stamp: self.stamp }
     }
 
     fn below(&self, stamp: u64) -> Self {
         Self { stamp, ..*self }
     }
 
-    fn answer(&self, items: Vec<Item<D>>) -> u64 {
-        items.len() as u64
+    fn split(part: u64) -> (u64, Option<Found<D>>) {
+        (part, None)
     }
 
-    fn finish(&self, found: Vec<u64>, _is_all: bool) -> u64 {
-        found.into_iter().fold(0, u64::wrapping_add)
+    fn answer(count: u64, _found: Found<D>) -> u64 {
+        count
     }
 }
 

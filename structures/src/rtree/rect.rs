@@ -97,14 +97,14 @@ impl<const D: usize> Rect<D> {
     /// Whether all of the other one lies in it.
     #[inline]
     pub fn contains(&self, other: &Self) -> bool {
-        (0..D).all(|d| self.low[d] <= other.low[d] && other.high[d] <= self.high[d])
+        (0..D).fold(true, |all, d| all & (self.low[d] <= other.low[d]) & (other.high[d] <= self.high[d]))
     }
 
     /// The least rectangle around both.
     #[inline]
     pub fn union(&self, other: &Self) -> Self {
-        let low = std::array::from_fn(|d| self.low[d].min(other.low[d]));
-        Self { low, high: std::array::from_fn(|d| self.high[d].max(other.high[d])) }
+        let low = std::array::from_fn(|d| lesser(self.low[d], other.low[d]));
+        Self { low, high: std::array::from_fn(|d| greater(self.high[d], other.high[d])) }
     }
 
     pub(super) fn around<'a>(rects: impl IntoIterator<Item = &'a Self>) -> Self {
@@ -123,7 +123,8 @@ impl<const D: usize> Rect<D> {
     /// The area that they have in common.
     #[inline]
     pub(super) fn common_area(&self, other: &Self) -> f64 {
-        (0..D).map(|d| (self.high[d].min(other.high[d]) - self.low[d].max(other.low[d])).max(0.0)).product()
+        let common = |d| lesser(self.high[d], other.high[d]) - greater(self.low[d], other.low[d]);
+        (0..D).map(|d| greater(common(d), 0.0)).product()
     }
 
     #[inline]
@@ -136,8 +137,10 @@ impl<const D: usize> Rect<D> {
     }
 
     /// The square of the distance to a point: 0 inside.
+    #[inline]
     pub fn distance_squared(&self, to: &[f64; D]) -> f64 {
-        (0..D).map(|d| (self.low[d] - to[d]).max(to[d] - self.high[d]).max(0.0).powi(2)).sum()
+        let distance = |d| greater(greater(self.low[d] - to[d], to[d] - self.high[d]), 0.0);
+        (0..D).map(|d| distance(d) * distance(d)).sum()
     }
 
     /// The square of the greatest distance of one of its points.
@@ -169,6 +172,24 @@ impl<const D: usize> Region for Rect<D> {
             _ => Overlap::Outside,
         }
     }
+}
+
+/// The lesser of two numbers; as one instruction, unlike [`f64::min`], which minds what is no number.
+#[inline]
+fn lesser(a: f64, b: f64) -> f64 {
+    if a < b { a } else { b }
+}
+
+#[inline]
+fn greater(a: f64, b: f64) -> f64 {
+    if a > b { a } else { b }
+}
+
+/// Integers in the order of numbers, whatever these are.
+#[inline]
+pub(super) fn order_of(number: f64) -> i64 {
+    let bits = number.to_bits().cast_signed();
+    bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
 }
 
 /// What is asked for.
@@ -218,33 +239,33 @@ impl<const D: usize> Query<D> {
     }
 
     /// What entries are ordered by in the first place. No entry in a box comes before the box.
-    pub(super) fn order(&self, rect: &Rect<D>) -> f64 {
+    #[inline]
+    pub(super) fn order(&self, rect: &Rect<D>) -> i64 {
         match self {
-            Self::Nearest(to) => rect.distance_squared(to),
-            _ => rect.low[0],
+            Self::Nearest(to) => order_of(rect.distance_squared(to)),
+            _ => order_of(rect.low[0]),
         }
     }
 
     /// No entry in a box comes after this.
-    fn order_last(&self, rect: &Rect<D>) -> f64 {
+    fn order_last(&self, rect: &Rect<D>) -> i64 {
         match self {
-            Self::Nearest(to) => rect.reach_squared(to),
-            _ => rect.high[0],
+            Self::Nearest(to) => order_of(rect.reach_squared(to)),
+            _ => order_of(rect.high[0]),
         }
     }
 
     /// The order of entries.
     pub(super) fn compare(&self, a: &Entry<D>, b: &Entry<D>) -> Ordering {
         let corners = |rect: &Rect<D>| rect.low.into_iter().chain(rect.high);
-        let by_corners = corners(&a.0).zip(corners(&b.0)).map(|(a, b)| a.total_cmp(&b)).find(|by| by.is_ne());
-        let by_order = self.order(&a.0).total_cmp(&self.order(&b.0));
-        by_order.then(by_corners.unwrap_or(Ordering::Equal)).then(a.1.cmp(&b.1))
+        let by_corners = || corners(&a.0).map(order_of).cmp(corners(&b.0).map(order_of));
+        self.order(&a.0).cmp(&self.order(&b.0)).then_with(by_corners).then(a.1.cmp(&b.1))
     }
 
     /// Whether entries of a box can come after this one.
     pub(super) fn goes_beyond(&self, rect: &Rect<D>, entry: &Entry<D>) -> bool {
         // Numbers of a damaged page compare as they like.
-        self.order_last(rect).total_cmp(&self.order(&entry.0)).is_ge()
+        self.order_last(rect) >= self.order(&entry.0)
     }
 }
 

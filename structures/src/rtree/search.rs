@@ -1,24 +1,27 @@
 //! Searches: from the root down all children that can have what is asked for, with a window of reads in flight over all pending
-//! pages of all levels, the first in the query's order first.
+//! pages of all levels. Where not all of the answer is wanted the first in the query's order go first, else any.
 //!
 //! Each page says its stamp, and the entry that leads to it which stamp it should have. So a search that comes to a page
 //! which was split since knows it, and goes on to the right until it meets that stamp: these pages together hold what the one
 //! held. Where the chain does not lead there, entries have moved to pages beside. Then all that was found below the page above
 //! is dropped, and that page is read once more.
 
-use std::{cmp::Ordering, collections::BinaryHeap, future::Future, pin::Pin, rc::Rc};
+use std::{cmp::Reverse, collections::BinaryHeap, future::Future, pin::Pin, rc::Rc};
 
 use farlink_runtime::access::{Access, Cause, Forked, Hint, Interrupt, Link, Operation, PageRef, Start};
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{
+    FutureExt,
+    stream::{FuturesUnordered, StreamExt},
+};
+use smallvec::SmallVec;
 
 use super::{
     Tree,
-    node::{Head, Item, Node, require_page},
-    rect::Query,
+    node::{self, Node, require_page},
+    ops::{Find, Found},
+    rect::{Entry, Query},
 };
 
-/// Pages on their way at a time, at most.
-pub(super) const WINDOW: usize = 16;
 /// Steps to the right before a page counts as not to be found.
 const STEPS_MAX: u8 = 16;
 /// How often a page is read again below which entries have moved, before the search begins anew.
@@ -26,92 +29,109 @@ const REREADS_MAX: u8 = 4;
 
 /// A search, as it is for all of them.
 pub(super) trait Search<const D: usize>: Operation<Plugin = Tree<D>> {
-    fn query(&self) -> &Query<D>;
-    /// The stamp of the page where it begins, if it is not the root.
-    fn stamp(&self) -> u64;
+    /// Whether entries are wanted, and not just their number.
+    const WANTS_ENTRIES: bool;
+    /// What is asked for.
+    fn find(&self) -> Find<D>;
     /// The same below the page with this stamp.
     fn below(&self, stamp: u64) -> Self;
-    /// Whether an entry that matches, or one below a child, is asked for.
-    fn is_left(&self, _item: &Item<D>, _level: u8) -> bool {
-        true
-    }
-    /// What the entries of a leaf come to.
-    fn answer(&self, items: Vec<Item<D>>) -> Self::Output;
-    /// Children that come later in the query's order are not needed.
-    fn bound(&self, _found: &[(usize, Self::Output)]) -> f64 {
-        f64::INFINITY
-    }
-    /// How many pages are on their way at a time.
-    fn window(&self) -> usize {
-        WINDOW
-    }
-    /// The answer; whether all children were looked at.
-    fn finish(&self, found: Vec<Self::Output>, is_all: bool) -> Self::Output;
+    /// How many entries a part has found, and which, if they are wanted.
+    fn split(part: Self::Output) -> (u64, Option<Found<D>>);
+    /// The answer.
+    fn answer(count: u64, found: Found<D>) -> Self::Output;
 }
 
-/// A page to be read.
-struct Pending<P> {
-    order: f64,
-    from: Rc<P>,
-    link: Link,
+/// A page to be read. The first in the order is the greatest: a heap hands it out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Pending {
+    order: Reverse<i64>,
+    /// The link to it.
+    word: u64,
     /// What was promised.
     stamp: u64,
+    /// The number of the page that leads to it.
+    from: u32,
+    /// The number of the page above that promised it.
+    above: u32,
     /// Steps to the right on the way.
     steps: u8,
     rereads: u8,
-    /// The page above that promised it.
-    visit: usize,
 }
 
-impl<P> PartialEq for Pending<P> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
+impl Pending {
+    fn link(&self) -> Link {
+        Link::from_word(self.word)
     }
 }
 
-impl<P> Eq for Pending<P> {}
+/// A page, shared with reads on their way once there is one.
+enum Held<P> {
+    Alone(P),
+    Shared(Rc<P>),
+    /// While it comes to be shared.
+    Nowhere,
+}
 
-impl<P> PartialOrd for Pending<P> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+impl<P> Held<P> {
+    fn get(&self) -> &P {
+        match self {
+            Self::Alone(page) => page,
+            Self::Shared(page) => page,
+            Self::Nowhere => unreachable!("a page is somewhere"),
+        }
+    }
+
+    fn share(&mut self) -> Rc<P> {
+        let page = match std::mem::replace(self, Self::Nowhere) {
+            Self::Alone(page) => Rc::new(page),
+            Self::Shared(page) => page,
+            Self::Nowhere => unreachable!("a page is somewhere"),
+        };
+        *self = Self::Shared(Rc::clone(&page));
+        page
     }
 }
 
-/// The first is the greatest: a heap hands it out.
-impl<P> Ord for Pending<P> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.order.total_cmp(&self.order)
-    }
-}
-
-/// A page above level 0 whose children are looked at, or the page where the search begins.
+/// A page that leads to others, or the one where the search begins.
 struct Visit<P> {
-    page: Rc<P>,
+    page: Held<P>,
     /// How it was come by; none where the search begins.
-    by: Option<Pending<P>>,
+    by: Option<Pending>,
     /// It was split since, and the page to its right is looked at, too.
     leads_on: bool,
     is_dropped: bool,
 }
 
-struct Attempt<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize> {
+struct Attempt<'a, A: Access<Plugin = Tree<D>>, const D: usize> {
     access: &'a A,
-    search: &'a S,
-    pending: BinaryHeap<Pending<A::Page<'a>>>,
-    visits: Vec<Visit<A::Page<'a>>>,
-    found: Vec<(usize, S::Output)>,
+    find: Find<D>,
+    /// Entries that are wanted; if not all, the first in the query's order.
+    limit: usize,
+    /// In the query's order, if one is asked for.
+    ordered: BinaryHeap<Pending>,
+    unordered: SmallVec<[Pending; 24]>,
+    visits: SmallVec<[Visit<A::Page<'a>>; 8]>,
+    has_dropped: bool,
+    entries: Vec<Entry<D>>,
+    /// How many entries were found at a time below which page, in the order of `entries`.
+    parts: SmallVec<[(u32, u64); 8]>,
+    /// The last entries of parts found elsewhere that have a rest.
+    ends: Vec<(u32, Entry<D>)>,
+    /// The places in the order of the first entries found, as many as are wanted.
+    first: BinaryHeap<i64>,
 }
 
-type Reading<'a, P, T> = Pin<Box<dyn Future<Output = (Pending<P>, Result<Forked<P, T>, Interrupt>)> + 'a>>;
+type Reading<'a, P, T> = Pin<Box<dyn Future<Output = (Pending, Result<Forked<P, T>, Interrupt>)> + 'a>>;
 
 async fn read<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize>(
     access: &'a A,
     search: &'a S,
-    next: Pending<A::Page<'a>>,
-) -> (Pending<A::Page<'a>>, Result<Forked<A::Page<'a>, S::Output>, Interrupt>) {
+    from: Rc<A::Page<'a>>,
+    next: Pending,
+) -> (Pending, Result<Forked<A::Page<'a>, S::Output>, Interrupt>) {
     let read = match next.steps {
-        0 => access.fork_one(&next.from, next.link, &search.below(next.stamp)).await,
-        _ => access.follow(&next.from, next.link, Hint::MOVED).await.map(Forked::Page),
+        0 => access.fork_one(&from, next.link(), &search.below(next.stamp)).await,
+        _ => access.follow(&from, next.link(), Hint::MOVED).await.map(Forked::Page),
     };
     (next, read)
 }
@@ -122,143 +142,320 @@ pub(super) async fn run<A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usiz
     search: &S,
 ) -> Result<S::Output, Interrupt> {
     let page = access.open(from).await?;
-    let (at, stamp) = (page.at(), search.stamp());
-    let mut attempt =
-        Attempt::<A, S, D> { access, search, pending: BinaryHeap::new(), visits: Vec::new(), found: Vec::new() };
-    let found = attempt.enter(page, None)?;
-    if stamp != 0 && stamp != found.stamp {
-        return Err(Interrupt::stale(at, "it is not the page where a search was to begin"));
+    match begin(access, search, page)? {
+        Begun::Done(output) => Ok(output),
+        Begun::Waits(attempt, next) => go_on(search, attempt, next).await,
     }
-    let mut reading: FuturesUnordered<Reading<'_, A::Page<'_>, S::Output>> = FuturesUnordered::new();
-    let mut bound = search.bound(&attempt.found);
+}
+
+/// How far a search has come with pages at hand alone.
+enum Begun<'a, A: Access<Plugin = Tree<D>>, T, const D: usize> {
+    Done(T),
+    /// For this page.
+    Waits(Box<Attempt<'a, A, D>>, Option<Pending>),
+}
+
+/// No future: what is here is kept in registers, and on the stack.
+fn begin<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize>(
+    access: &'a A,
+    search: &S,
+    page: A::Page<'a>,
+) -> Result<Begun<'a, A, S::Output, D>, Interrupt> {
+    let mut attempt = Attempt::new(access, search.find());
+    attempt.enter::<S>(page, None)?;
+    let mut ahead = None;
     loop {
-        while reading.len() < search.window() {
-            let Some(next) = attempt.next(bound) else { break };
-            if next.steps == 0
-                && let Some(page) = access.try_follow(&next.from, next.link, Hint::DOWN)
-            {
-                attempt.arrive(next, Ok(Forked::Page(page)))?;
-                bound = search.bound(&attempt.found);
-            } else {
-                reading.push(Box::pin(read(access, search, next)));
+        let (by, page) = match ahead.take() {
+            Some(next) => next,
+            None => match attempt.next().map(|next| (next, attempt.try_follow(&next))) {
+                None => break,
+                Some((next, Some(page))) => (next, page),
+                Some((next, None)) => return Ok(Begun::Waits(Box::new(attempt), Some(next))),
+            },
+        };
+        // While one page is looked at, the processor fetches the next one.
+        let next = if attempt.is_ordered() { None } else { attempt.next() };
+        ahead = next.and_then(|next| Some((next, attempt.try_follow(&next)?)));
+        attempt.go_to::<S>(page, by)?;
+        if ahead.is_none() && next.is_some() {
+            return Ok(Begun::Waits(Box::new(attempt), next));
+        }
+    }
+    match attempt.validate().now_or_never() {
+        Some(validated) => validated.map(|()| Begun::Done(attempt.finish::<S>())),
+        None => Ok(Begun::Waits(Box::new(attempt), None)),
+    }
+}
+
+async fn go_on<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize>(
+    search: &'a S,
+    mut attempt: Box<Attempt<'a, A, D>>,
+    mut next: Option<Pending>,
+) -> Result<S::Output, Interrupt> {
+    let (access, window) = (attempt.access, attempt.window());
+    let mut reading: FuturesUnordered<Reading<'_, A::Page<'_>, S::Output>> = FuturesUnordered::new();
+    loop {
+        while reading.len() < window {
+            let Some(next) = next.take().or_else(|| attempt.next()) else { break };
+            match attempt.try_follow(&next) {
+                Some(page) => attempt.arrive::<S>(next, Ok(Forked::Page(page)))?,
+                None => {
+                    reading.push(Box::pin(read(access, search, attempt.visits[next.from as usize].page.share(), next)))
+                }
             }
         }
         let Some((next, read)) = reading.next().await else { break };
-        attempt.arrive(next, read)?;
-        bound = search.bound(&attempt.found);
+        attempt.arrive::<S>(next, read)?;
     }
-    let Attempt { pending, visits, found, .. } = attempt;
-    let relied_on: Vec<&A::Page<'_>> = visits.iter().filter(|it| !it.is_dropped).map(|it| &*it.page).collect();
-    access.validate(&relied_on).await?;
-    Ok(search.finish(found.into_iter().map(|(_, part)| part).collect(), pending.is_empty()))
+    attempt.validate().await?;
+    Ok(attempt.finish::<S>())
 }
 
-impl<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize> Attempt<'a, A, S, D> {
-    /// The next page to read, if one is needed.
-    fn next(&mut self, bound: f64) -> Option<Pending<A::Page<'a>>> {
-        while let Some(next) = self.pending.pop() {
-            if self.is_dropped(next.visit) {
-                continue;
-            }
-            if next.order > bound {
-                self.pending.push(next);
-                return None;
-            }
-            return Some(next);
+impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
+    // As large as it is, it is made where it stays.
+    #[inline(always)]
+    fn new(access: &'a A, find: Find<D>) -> Self {
+        Self {
+            access,
+            find,
+            limit: usize::try_from(find.limit).unwrap_or(usize::MAX).max(1),
+            ordered: BinaryHeap::new(),
+            unordered: SmallVec::new(),
+            visits: SmallVec::new(),
+            has_dropped: false,
+            entries: Vec::new(),
+            parts: SmallVec::new(),
+            ends: Vec::new(),
+            first: BinaryHeap::new(),
         }
-        None
+    }
+
+    /// The page, if it is at hand.
+    #[inline(always)]
+    fn try_follow(&self, next: &Pending) -> Option<A::Page<'a>> {
+        let from = self.visits[next.from as usize].page.get();
+        let first = node::coordinates::<D>(&self.access.context().structure, from.level());
+        if next.steps == 0 { self.access.try_follow(from, next.link(), Hint::DOWN.reading(first)) } else { None }
+    }
+
+    async fn validate(&self) -> Result<(), Interrupt> {
+        let visits = self.visits.iter().filter(|visit| !visit.is_dropped);
+        let relied_on: SmallVec<[&A::Page<'a>; 16]> = visits.map(|visit| visit.page.get()).collect();
+        self.access.validate(&relied_on).await
+    }
+
+    /// How many pages are on their way at a time. The nearest are found one page after another; many at a time, if many are
+    /// asked for.
+    fn window(&self) -> usize {
+        let max = self.access.context().worker.window();
+        match self.find.query {
+            Query::Nearest(_) => (1 + self.limit / 64).min(max),
+            _ => max,
+        }
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.limit < usize::MAX
+    }
+
+    /// Where the last entry can be in the order that is among the answer.
+    fn bound(&self) -> i64 {
+        self.first.peek().filter(|_| self.first.len() >= self.limit).map_or(i64::MAX, |&last| last)
+    }
+
+    /// The next page to read, if one is needed.
+    #[inline]
+    fn next(&mut self) -> Option<Pending> {
+        loop {
+            let next = match self.unordered.pop() {
+                Some(next) => next,
+                None if self.ordered.peek()?.order.0 > self.bound() => return None,
+                None => self.ordered.pop()?,
+            };
+            if !self.is_dropped(next.above) {
+                return Some(next);
+            }
+        }
     }
 
     /// Whether it is below a page that is read again.
-    fn is_dropped(&self, visit: usize) -> bool {
-        let above = |&visit: &usize| self.visits[visit].by.as_ref().map(|by| by.visit);
-        std::iter::successors(Some(visit), above).any(|visit| self.visits[visit].is_dropped)
+    fn is_dropped(&self, visit: u32) -> bool {
+        let above = |&visit: &u32| self.visits[visit as usize].by.map(|by| by.above);
+        self.has_dropped
+            && std::iter::successors(Some(visit), above).any(|visit| self.visits[visit as usize].is_dropped)
     }
 
     /// Takes in what has come of a read.
-    fn arrive(
+    fn arrive<S: Search<D>>(
         &mut self,
-        next: Pending<A::Page<'a>>,
+        next: Pending,
         read: Result<Forked<A::Page<'a>, S::Output>, Interrupt>,
     ) -> Result<(), Interrupt> {
-        if self.is_dropped(next.visit) {
-            return Ok(());
-        }
-        let visit = next.visit;
-        let arrived = match read {
-            Ok(Forked::Page(page)) => self.enter(page, Some(next)).map(drop),
+        match read {
+            Ok(Forked::Page(page)) => self.go_to::<S>(page, next),
+            _ if self.is_dropped(next.above) => Ok(()),
             Ok(Forked::Done(part)) => {
-                self.found.push((visit, part));
+                let from = self.entries.len();
+                let (count, found) = S::split(part);
+                if let Some(Found { entries, has_rest, .. }) = found {
+                    self.ends.extend(entries.last().filter(|_| has_rest).map(|&last| (next.above, last)));
+                    self.entries.extend(entries);
+                }
+                self.add(next.above, from, count);
                 Ok(())
             }
-            Err(interrupt) => Err(interrupt),
-        };
-        match arrived {
-            // The page above has changed: it, and what was found below, is looked at anew.
-            Err(interrupt @ Interrupt::Restart(Cause::Stale { .. } | Cause::Conflict)) => self.reread(visit, interrupt),
-            arrived => arrived,
+            Err(interrupt) => self.reread::<S>(next.above, interrupt),
         }
     }
 
-    /// Looks at a page: the root if nothing led to it.
-    fn enter(&mut self, page: A::Page<'a>, by: Option<Pending<A::Page<'a>>>) -> Result<Head<D>, Interrupt> {
-        require_page(self.access, &page)?;
-        let (search, level) = (self.search, page.level());
-        let (head, hits) = page.read(|words| {
-            let (node, mut hits) = (Node::<_, D>::of(words), Vec::new());
-            node.find(search.query(), |index| hits.push(node.item(index)));
-            hits.retain(|item| search.is_left(item, node.level));
-            (node.head(), hits)
-        })?;
-        let page = Rc::new(page);
-        let visit = by.as_ref().map_or(0, |by| by.visit);
-        let rereads = by.as_ref().map_or(0, |by| by.rereads);
-        let mut leads_on = false;
-        if let Some(by) = &by {
-            let wanted = if by.steps == 0 { by.from.level().checked_sub(1) } else { Some(by.from.level()) };
-            if head.level != level || Some(level) != wanted {
-                return Err(Interrupt::stale(page.at(), "it is of another level"));
-            }
-            if head.stamp != by.stamp {
-                if head.right.is_null() || by.steps == STEPS_MAX {
-                    return Err(Interrupt::stale(page.at(), "its entries have moved to pages beside it"));
-                }
-                leads_on = true;
-                let (from, link) = (Rc::clone(&page), head.right);
-                self.pending.push(Pending { from, link, steps: by.steps + 1, ..*by });
+    /// Looks at a page that was pending.
+    #[inline]
+    fn go_to<S: Search<D>>(&mut self, page: A::Page<'a>, next: Pending) -> Result<(), Interrupt> {
+        if self.is_dropped(next.above) {
+            return Ok(());
+        }
+        let (from, pending) = (self.entries.len(), self.unordered.len());
+        let entered = self.enter::<S>(page, Some(next));
+        entered.or_else(|interrupt| {
+            self.entries.truncate(from);
+            self.unordered.truncate(pending);
+            self.reread::<S>(next.above, interrupt)
+        })
+    }
+
+    /// Counts what was found below a page: the entries from a place on.
+    fn add(&mut self, above: u32, from: usize, count: u64) {
+        self.parts.push((above, count));
+        for (rect, _) in self.entries[from..].iter().filter(|_| self.limit < usize::MAX) {
+            let order = self.find.query.order(rect);
+            if self.first.len() < self.limit {
+                self.first.push(order);
+            } else if let Some(mut last) = self.first.peek_mut().filter(|last| order < **last) {
+                *last = order;
             }
         }
-        let is_first = by.is_none();
-        if level > 0 || is_first {
-            self.visits.push(Visit { page: Rc::clone(&page), by, leads_on, is_dropped: false });
+    }
+
+    /// Looks at a page: the one where the search begins if nothing led to it.
+    fn enter<S: Search<D>>(&mut self, page: A::Page<'a>, by: Option<Pending>) -> Result<(), Interrupt> {
+        require_page(self.access, &page)?;
+        let (is_ordered, visit, rereads) = (self.is_ordered(), self.visits.len() as u32, by.map_or(0, |by| by.rereads));
+        let (from, pending) = (self.entries.len(), self.unordered.len());
+        let Self { find: Find { query, after, .. }, entries, unordered, .. } = self;
+        let mut count = 0;
+        let (level, stamp, right) = page.read(|words| {
+            let node = Node::<_, D>::of(words);
+            match node.level {
+                0 => node.find(query, |index, rect| {
+                    let entry = (rect, node.word(index));
+                    if after.as_ref().is_none_or(|after| query.compare(&entry, after).is_gt()) {
+                        count += 1;
+                        if S::WANTS_ENTRIES {
+                            entries.push(entry);
+                        }
+                    }
+                }),
+                _ => node.find(query, |index, rect| {
+                    if after.as_ref().is_none_or(|after| query.goes_beyond(&rect, after)) {
+                        let order = if is_ordered { query.order(&rect) } else { 0 };
+                        let (word, stamp) = (node.word(index), node.stamp_of(index));
+                        unordered.push(Pending {
+                            order: Reverse(order),
+                            word,
+                            stamp,
+                            from: visit,
+                            above: visit,
+                            steps: 0,
+                            rereads,
+                        });
+                    }
+                }),
+            }
+            (node.level, node.stamp(), node.right())
+        })?;
+        let wanted = match &by {
+            None => Some(page.level()),
+            Some(by) => self.visits[by.from as usize].page.get().level().checked_sub(u8::from(by.steps == 0)),
+        };
+        if level != page.level() || Some(level) != wanted {
+            return Err(Interrupt::stale(page.at(), "it is of another level"));
+        }
+        let is_as_promised = stamp == by.map_or(self.find.stamp, |by| by.stamp);
+        let leads_on = by.filter(|_| !is_as_promised);
+        if by.is_none() && !is_as_promised && self.find.stamp != 0 {
+            return Err(Interrupt::stale(page.at(), "it is not the page where a search was to begin"));
+        }
+        if let Some(by) = leads_on {
+            if right.is_null() || by.steps == STEPS_MAX {
+                return Err(Interrupt::stale(page.at(), "its entries have moved to pages beside it"));
+            }
+            self.unordered.push(Pending { from: visit, word: right.word(), steps: by.steps + 1, ..by });
+        }
+        if is_ordered {
+            self.ordered.extend(self.unordered.drain(pending..));
+        }
+        if level > 0 || leads_on.is_some() || by.is_none() {
+            let leads_on = leads_on.is_some();
+            self.visits.push(Visit { page: Held::Alone(page), by, leads_on, is_dropped: false });
         }
         if level == 0 {
-            self.found.push((visit, search.answer(hits)));
-            return Ok(head);
+            self.add(by.map_or(visit, |by| by.above), from, count);
         }
-        let visit = self.visits.len() - 1;
-        for item in hits {
-            let (from, order) = (Rc::clone(&page), search.query().order(&item.rect));
-            let (link, stamp) = (item.link(), item.stamp);
-            self.pending.push(Pending { order, from, link, stamp, steps: 0, rereads, visit });
-        }
-        Ok(head)
+        Ok(())
     }
 
-    /// Has a page read again, and drops what was found below it. Of a page that was split since, it is the page above: else its
-    /// right neighbours would be looked at twice.
-    fn reread(&mut self, mut visit: usize, why: Interrupt) -> Result<(), Interrupt> {
-        while let Visit { by: Some(by), leads_on: true, .. } = &self.visits[visit] {
-            visit = by.visit;
+    /// If the page above has changed, has it read again, and drops what was found below it. Of a page that was split since, it is
+    /// the page above: else its right neighbours would be looked at twice.
+    #[cold]
+    #[inline(never)]
+    fn reread<S: Search<D>>(&mut self, mut visit: u32, why: Interrupt) -> Result<(), Interrupt> {
+        let Interrupt::Restart(Cause::Stale { .. } | Cause::Conflict) = why else { return Err(why) };
+        while let Visit { by: Some(by), leads_on: true, .. } = &self.visits[visit as usize] {
+            visit = by.above;
         }
-        let Visit { by, is_dropped, .. } = &mut self.visits[visit];
-        let Some(again) = by.as_ref().filter(|by| by.rereads < REREADS_MAX) else { return Err(why) };
-        *is_dropped = true;
-        let Pending { order, link, stamp, steps, rereads, visit, .. } = *again;
-        let from = Rc::clone(&again.from);
-        self.pending.push(Pending { order, from, link, stamp, steps, rereads: rereads + 1, visit });
-        let found = std::mem::take(&mut self.found);
-        self.found = found.into_iter().filter(|(of, _)| !self.is_dropped(*of)).collect();
+        let Visit { by, is_dropped, .. } = &mut self.visits[visit as usize];
+        let Some(again) = by.filter(|by| by.rereads < REREADS_MAX) else { return Err(why) };
+        (*is_dropped, self.has_dropped) = (true, true);
+        let again = Pending { rereads: again.rereads + 1, ..again };
+        match self.is_ordered() {
+            true => self.ordered.push(again),
+            false => self.unordered.push(again),
+        }
+        let mut entries = std::mem::take(&mut self.entries).into_iter();
+        let (parts, ends) = (std::mem::take(&mut self.parts), std::mem::take(&mut self.ends));
+        self.first.clear();
+        for (above, count) in parts {
+            let from = self.entries.len();
+            let part = entries.by_ref().take(if S::WANTS_ENTRIES { count as usize } else { 0 });
+            if self.is_dropped(above) {
+                part.for_each(drop);
+            } else {
+                self.entries.extend(part);
+                self.add(above, from, count);
+            }
+        }
+        self.ends = ends.into_iter().filter(|&(above, _)| !self.is_dropped(above)).collect();
         Ok(())
+    }
+
+    fn finish<S: Search<D>>(&mut self) -> S::Output {
+        let (bound, Find { query, .. }) = (self.bound(), self.find);
+        let compare = |a: &Entry<D>, b: &Entry<D>| query.compare(a, b);
+        let count = self.parts.iter().fold(0, |sum: u64, &(_, count)| sum.wrapping_add(count));
+        let (mut entries, limit) = (std::mem::take(&mut self.entries), self.limit);
+        let mut has_rest = !self.ends.is_empty() || !self.ordered.is_empty();
+        if has_rest || entries.len() > limit {
+            let found = entries.len();
+            let end = self.ends.iter().map(|(_, end)| *end).min_by(compare);
+            entries
+                .retain(|entry| query.order(&entry.0) <= bound && end.is_none_or(|end| compare(entry, &end).is_le()));
+            entries.sort_unstable_by(compare);
+            // Equal ones stay together: the next part begins behind all of them.
+            let last = entries.get(limit - 1).copied();
+            let kept = last.map_or(entries.len(), |last| entries.partition_point(|it| compare(it, &last).is_le()));
+            entries.truncate(kept);
+            has_rest |= kept < found;
+        }
+        S::answer(count, Found { query, entries, has_rest })
     }
 }

@@ -302,7 +302,7 @@ fn scatter<const D: usize>(items: &[Item<D>], siblings: &[Item<D>], own: usize) 
     let mut boxes: Vec<Rect<D>> = others.iter().map(|&index| siblings[index].rect).collect();
     let mut leaving = Vec::with_capacity(items.len());
     for item in items {
-        let Some(chosen) = choose::choose(boxes.iter().copied(), &item.rect, false) else { continue };
+        let Some(chosen) = choose::choose(&boxes, &item.rect, false) else { continue };
         boxes[chosen] = boxes[chosen].union(&item.rect);
         leaving.push((others[chosen], *item));
     }

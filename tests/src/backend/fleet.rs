@@ -6,7 +6,7 @@ use std::{
 };
 
 use farlink_offload::{
-    Hybrid, PartedRemote, Remote, ShardKey, Sharded,
+    Hybrid, Remote, ShardKey, Sharded, ShardedRemote,
     ship::{Registry, ShipCounts, ShipOptions, ShipServer},
 };
 use farlink_runtime::{
@@ -238,18 +238,18 @@ pub async fn open_coarse<S: Subject>(
     name: &str,
     parts: usize,
     cut: ShardKey<KeyRange>,
-) -> Result<Map<S, PartedRemote<S>>, Error> {
+) -> Result<Map<S, ShardedRemote<S>>, Error> {
     let parts = open_parts::<S>(worker, name, parts).await?;
     let remotes = parts.iter().map(|part| Remote::new(worker, part.structure().clone())).collect();
-    Ok(Map::over(PartedRemote::new(remotes, cut)?))
+    Ok(Map::over(ShardedRemote::new(remotes, cut)?))
 }
 
 /// A structure of the coarse-grained design that is on one memory server.
 ///
 /// # Errors
-/// As [`PartedRemote::new`].
-pub fn in_one_part<S: Subject>(worker: &Handle, structure: Structure) -> Result<PartedRemote<S>, Error> {
-    PartedRemote::new(vec![Remote::new(worker, structure)], ShardKey::Hash)
+/// As [`ShardedRemote::new`].
+pub fn in_one_part<S: Subject>(worker: &Handle, structure: Structure) -> Result<ShardedRemote<S>, Error> {
+    ShardedRemote::new(vec![Remote::new(worker, structure)], ShardKey::Hash)
 }
 
 /// Makes an empty map of the hybrid design, its inner levels on server 0.

@@ -20,6 +20,7 @@ use std::{
 
 use anyhow::Context;
 use farlink_children::Child;
+use farlink_children::Scratch;
 use farlink_runtime::{
     error::Error,
     fabric::{
@@ -31,7 +32,6 @@ use farlink_runtime::{
     server::{MemoryServer, in_process},
 };
 use serde::{Deserialize, Serialize};
-use tempfile::TempDir;
 
 use crate::{
     cluster::{self, FAST, NASTY, WEAK},
@@ -264,7 +264,7 @@ pub struct Cluster {
     fabric: Arc<dyn Fabric>,
     place: Option<Place>,
     servers: Vec<ServerProcess>,
-    _dir: Option<TempDir>,
+    _dir: Option<Scratch>,
 }
 
 impl Deref for Cluster {

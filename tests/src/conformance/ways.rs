@@ -3,7 +3,7 @@
 use std::{fmt, rc::Rc};
 
 use farlink_offload::{
-    CacheOptions, Cached, CachedInner, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
+    Adaptive, CacheOptions, Cached, CachedInner, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
     policy::{Always, Choice, Miss, Never, Policy},
 };
 use farlink_runtime::{
@@ -43,6 +43,8 @@ pub enum Way {
     Coarse,
     /// Memory servers search the inner levels.
     Hybrid,
+    /// Memory servers carry out operations now and then; the others are one-sided.
+    Adaptive,
     /// [`Strict`] over one-sided access: with old copies, and shipping if nobody else is there.
     Strict,
     /// [`Strict`] over an owner's cache.
@@ -51,7 +53,7 @@ pub enum Way {
 
 impl Way {
     /// All.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::OneSided,
         Self::LockBodyLock,
         Self::Within,
@@ -62,6 +64,7 @@ impl Way {
         Self::NowAndThen,
         Self::Coarse,
         Self::Hybrid,
+        Self::Adaptive,
         Self::Strict,
         Self::StrictOwned,
     ];
@@ -73,7 +76,7 @@ impl Way {
 
     /// Whether memory servers may carry out operations.
     pub const fn ships(self) -> bool {
-        matches!(self, Self::Shipped | Self::NowAndThen | Self::Coarse | Self::Hybrid)
+        matches!(self, Self::Shipped | Self::NowAndThen | Self::Coarse | Self::Hybrid | Self::Adaptive)
     }
 
     /// Where the structure's pages are.
@@ -105,6 +108,7 @@ pub(super) enum Accessed<P: Plugin> {
     Engine(Engine<P>),
     Coarse(Remote<P>),
     Hybrid(Hybrid<P>),
+    Adaptive(Adaptive<OneSided<P>>),
     Strict(Strict<OneSided<P>>),
     StrictOwned(Strict<Cached<P>>),
 }
@@ -132,6 +136,7 @@ impl<P: Plugin> Run for Accessed<P> {
             Self::Engine(it) => it.execute(operation).await,
             Self::Coarse(it) => it.execute(operation).await,
             Self::Hybrid(it) => it.execute(operation).await,
+            Self::Adaptive(it) => it.execute(operation).await,
             Self::Strict(it) => it.execute(operation).await,
             Self::StrictOwned(it) => it.execute(operation).await,
         }
@@ -195,6 +200,10 @@ impl<M: Model> Client<M> {
             Way::NowAndThen => engine(Policies::new(NowAndThen))?,
             Way::Coarse => Accessed::Coarse(Remote::new(worker, structure.clone())),
             Way::Hybrid => Accessed::Hybrid(Hybrid::new(worker, structure.clone(), Proof::Checksum)),
+            Way::Adaptive => {
+                let (here, policies) = (one_sided(Proof::Checksum), Policies::new(NowAndThen));
+                Accessed::Adaptive(Adaptive::new(here, worker, structure.clone(), policies))
+            }
             Way::Strict => Accessed::Strict(self.strict(worker, one_sided(Proof::Checksum), true, Accessed::OneSided)),
             Way::StrictOwned => Accessed::StrictOwned(self.strict(worker, own()?, false, Accessed::Owned)),
         })

@@ -77,7 +77,7 @@ impl Summary {
         let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;
         let (linear, scans) = (linear::check(&history), check_scans(&history, &peer_report.seen));
         let (seed, access) = (options.seed, options.access);
-        let servers_keep = options.place.is_some() && access.ships();
+        let servers_keep = options.place.is_some() && (access.is_divided() || access.asks_a_policy());
         let tears = options.tears();
         Ok(Self {
             seed,
@@ -145,11 +145,11 @@ impl Summary {
         let replaced = ["cache_evictions", "cache_write_backs"].map(|name| (name, self.peer_report.counter(name)));
         let counted = match self.access {
             AccessMode::OneSided => [&shared[..], &changes].concat(),
-            AccessMode::Cached => [&changes[..], &cached, &replaced].concat(),
+            AccessMode::Cached | AccessMode::Engine => [&changes[..], &cached, &replaced].concat(),
             AccessMode::CachedInner => [&shared[..], &changes, &cached].concat(),
             // What the memory servers count is not known here.
             AccessMode::Coarse => vec![("messages", self.peer_report.counter("two_sided"))],
-            AccessMode::Hybrid => {
+            AccessMode::Hybrid | AccessMode::Adaptive => {
                 [&shared[..], &changes, &[("messages", self.peer_report.counter("two_sided"))]].concat()
             }
         };
@@ -197,7 +197,7 @@ impl fmt::Display for Summary {
         )?;
         match self.access {
             AccessMode::OneSided => return Ok(()),
-            AccessMode::Coarse | AccessMode::Hybrid => {
+            AccessMode::Coarse | AccessMode::Hybrid | AccessMode::Adaptive => {
                 return write!(
                     f,
                     "; {:.3} messages and {:.3} READs an operation",
@@ -205,7 +205,7 @@ impl fmt::Display for Summary {
                     self.peer_report.counter("reads") as f64 / self.peer_report.operations as f64,
                 );
             }
-            AccessMode::Cached | AccessMode::CachedInner => {}
+            AccessMode::Cached | AccessMode::Engine | AccessMode::CachedInner => {}
         }
         write!(
             f,

@@ -3,7 +3,7 @@
 use std::{cell::Cell, fmt, future::Future, pin::Pin, rc::Rc, sync::Arc, time::Duration};
 
 use farlink_offload::{
-    Admission, CacheOptions, ComputeCache, Engine, EngineCounts, EngineOptions, Policies,
+    Admission, CacheOptions, ComputeCache, Engine, EngineOptions, OffloadCounts, Policies,
     policy::{Always, BackOff, Choice, CostAware, CostOptions, Miss, Never, Policy},
     ship::{Registry, ShipOptions, ShipServer},
 };
@@ -216,7 +216,7 @@ proptest! {
 }
 
 /// A tree, one worker that ships whatever it can, and what it and the memory server have counted.
-fn always<T>(entries: u64, profile: FabricProfile, f: impl AsyncFnOnce(&Shipped) -> T) -> (T, EngineCounts, u64) {
+fn always<T>(entries: u64, profile: FabricProfile, f: impl AsyncFnOnce(&Shipped) -> T) -> (T, OffloadCounts, u64) {
     let model = sparse(entries);
     let served = Served::start(1, 1, profile, &model, 0.8);
     let member = Member::join(&served.fabric, 1);
@@ -284,7 +284,7 @@ fn a_cache_that_keeps_nothing_out_takes_no_engine() {
 
 /// Gets over a tree on three memory servers whose operations are always shipped: what the engine counted, and how many pages
 /// an operation read on its memory server.
-fn gets_over(spread: PlacementPolicy, level_max: Option<u8>) -> (EngineCounts, f64) {
+fn gets_over(spread: PlacementPolicy, level_max: Option<u8>) -> (OffloadCounts, f64) {
     let model = sparse(20_000);
     let served = Served::start_with(3, 1, FabricProfile::Fast, &model, 0.8, spread, &ShipOptions::default());
     let member = Member::join(&served.fabric, 1);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use farlink_offload::{PartedRemote, ShardKey};
+use farlink_offload::{ShardKey, ShardedRemote};
 use farlink_runtime::{error::Error, fabric::mem::MemOptions, worker::Worker};
 use farlink_structures::{
     btree::Tree,
@@ -24,7 +24,7 @@ const NAME: &str = "coarse";
 /// Runs `f` over an empty map in three parts, then checks each part.
 fn over<S: Subject, F>(options: MemOptions, cut: ShardKey<KeyRange>, f: F)
 where
-    F: AsyncFnOnce(&Worker, &Map<S, PartedRemote<S>>) -> Result<BTreeMap<u64, u64>, Error>,
+    F: AsyncFnOnce(&Worker, &Map<S, ShardedRemote<S>>) -> Result<BTreeMap<u64, u64>, Error>,
 {
     let _watch = Watchdog::start("coarse", Duration::from_secs(120));
     let fleet = Fleet::start(3, 8 << 20, 1, options).unwrap();
@@ -55,7 +55,7 @@ fn cuts() -> [ShardKey<KeyRange>; 2] {
 fn agrees_with_a_model<S: Subject>() {
     for options in [FAST, NASTY, WEAK] {
         for cut in cuts() {
-            over::<S, _>(options, cut, async |_, map: &Map<S, PartedRemote<S>>| models::random_operations(map).await);
+            over::<S, _>(options, cut, async |_, map: &Map<S, ShardedRemote<S>>| models::random_operations(map).await);
         }
     }
 }
@@ -63,7 +63,7 @@ fn agrees_with_a_model<S: Subject>() {
 /// Scans run on from part to part, and answers are no longer than a message should be.
 fn long_scans_come_in_parts<S: Subject>() {
     for cut in [ShardKey::Regions(KeyRange::cut_at(&[5000, 5001])), ShardKey::Hash] {
-        over::<S, _>(FAST, cut, async |_, map: &Map<S, PartedRemote<S>>| {
+        over::<S, _>(FAST, cut, async |_, map: &Map<S, ShardedRemote<S>>| {
             let keys = settings::from_env("FARLINK_COARSE_KEYS", 10_000);
             let model: BTreeMap<u64, u64> = (0..keys).map(|key| (key, !key)).collect();
             for (&key, &value) in &model {

@@ -314,7 +314,10 @@ fn copy_out(from: &[AtomicU64], to: &mut [u64]) {
     let (lines, rest) = to.as_chunks_mut::<8>();
     let (from_lines, from_rest) = from.as_chunks::<8>();
     for (to, from) in lines.iter_mut().zip(from_lines) {
-        *to = std::array::from_fn(|word| from[word].load(Ordering::Relaxed));
+        // A plain loop: `from_fn` is a call for each word unless all crates are optimised as one.
+        for word in 0..8 {
+            to[word] = from[word].load(Ordering::Relaxed);
+        }
     }
     for (to, from) in rest.iter_mut().zip(from_rest) {
         *to = from.load(Ordering::Relaxed);

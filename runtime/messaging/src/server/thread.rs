@@ -181,13 +181,12 @@ impl Thread {
         }
     }
 
-    /// One turn of a thread that is turned by hand; false if there was nothing to do.
+    /// One turn of a thread that is turned by hand; false if there was nothing to do. A turn with something to do counts as busy
+    /// until the next: no time passes in it where time is virtual.
     pub(super) fn turn_by_hand(&mut self) -> bool {
         let progress = self.turn();
-        if progress && self.busy_since_ns.is_none() {
-            self.busy_since_ns = Some(self.clock.now_ns());
-        }
         self.sample_clock();
+        self.busy_since_ns = progress.then(|| self.clock.now_ns());
         progress
     }
 

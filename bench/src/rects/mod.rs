@@ -1,11 +1,23 @@
-//! The R-tree, measured: Catfish's data and workloads (Xiao et al., ICDCS 2019, section V).
+//! The R-tree, measured: rectangles from a file, or Catfish's data, and its workloads (Xiao et al., ICDCS 2019, section
+//! V).
 //!
-//! Rectangles at uniform places of the unit square, with edges of up to 1e-4. Searches for windows with edges of up to a
-//! *scale*; inserts with power-law places near the four corners.
+//! Catfish's rectangles lie at uniform places of the unit square, with edges of up to 1e-4. Searches are for windows
+//! with edges of up to a *scale*; so are the edges of what is inserted. With a file, all of that is stretched to the
+//! bounding box of its rectangles: a scale is a share of the box's width and of its height.
+//!
+//! `draw.rs` draws rectangles, `order.rs` says in which order they are inserted, `file.rs` and `geojson.rs` read them,
+//! `windows.rs` compares a tree's answers with brute force.
+
+mod draw;
+mod file;
+#[cfg(feature = "geojson")]
+mod geojson;
+mod order;
+mod windows;
 
 use std::{fmt, sync::Arc};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use farlink_offload::ShardKey;
 use farlink_runtime::access::Access;
 use farlink_runtime::error::Error;
@@ -14,16 +26,14 @@ use farlink_structures::rtree::ops::{Delete, Find, Insert};
 use farlink_structures::rtree::{Entry, Query, RTree, Rect, Tree};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
-use crate::subject::{GoOn, Job, Outcomes, Setting, Subject, WorkerId};
+pub(crate) use self::draw::{Scale, Space};
+use crate::subject::{GoOn, Job, Outcomes, Samples, Setting, Subject, WorkerId};
+use crate::units::plural;
 
-/// Edges of what is loaded.
-const EDGE_MAX: f64 = 1e-4;
-/// The least and the greatest edge of windows whose edges follow a power law.
-const SCALES: (f64, f64) = (1e-5, 1e-2);
-/// Its exponent: t to the power of -0.99.
-const POWER: f64 = 0.99;
 /// Entries looked for in a tree that an earlier run has loaded.
 const PROBES: usize = 1000;
+/// Of a mixed workload's operations one in so many is an insert.
+const INSERT_ONE_IN: u32 = 10;
 
 /// An operation.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +52,17 @@ pub enum RectRequest {
 #[derive(Debug)]
 pub struct RectData {
     setting: Setting,
-    entries: Vec<Entry>,
+    /// In the order in which they are inserted.
+    pub(crate) entries: Vec<Entry>,
+    /// Where they lie.
+    space: Space,
+}
+
+impl RectData {
+    /// Where they lie: their bounding box, or the unit square if they are drawn.
+    pub(crate) fn space(&self) -> &Rect {
+        &self.space.0
+    }
 }
 
 type Requests = Box<dyn Iterator<Item = RectRequest>>;
@@ -68,52 +88,45 @@ impl Iterator for RectSource {
     }
 }
 
-/// From the least to the greatest, as a power law has it.
-fn power(rng: &mut SmallRng, (least, greatest): (f64, f64)) -> f64 {
-    let of = |at: f64| at.powf(1.0 - POWER);
-    let at: f64 = rng.random_range(0.0..1.0);
-    (of(least) + at * (of(greatest) - of(least))).powf(1.0 / (1.0 - POWER)).clamp(least, greatest)
+/// What a workload does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Workload {
+    Search(Scale),
+    /// Searches and inserts.
+    Mixed(Scale),
+    Point,
 }
 
-/// With edges of up to this, anywhere.
-fn anywhere(rng: &mut SmallRng, edge: f64) -> Rect {
-    let low: [f64; 2] = std::array::from_fn(|_| rng.random_range(0.0..1.0 - edge));
-    let high = low.map(|low| low + rng.random_range(0.0..=edge));
-    Rect::new(low, high).expect("finite corners in order")
-}
-
-/// Near one of the four corners of the unit square.
-fn near_a_corner(rng: &mut SmallRng) -> Rect {
-    let low: [f64; 2] = std::array::from_fn(|_| {
-        let at = power(rng, (0.5, 1.0 - EDGE_MAX));
-        if rng.random() { at } else { 1.0 - EDGE_MAX - at }
-    });
-    let high = low.map(|low| low + rng.random_range(0.0..=EDGE_MAX));
-    Rect::new(low, high).expect("finite corners in order")
+impl Workload {
+    fn named(name: &str) -> Option<Self> {
+        let (kind, scale) = name.split_once('-').unwrap_or((name, ""));
+        let scale = match scale {
+            "small" => Scale::Small,
+            "large" => Scale::Large,
+            "power" => Scale::Power,
+            _ => return (name == "point").then_some(Self::Point),
+        };
+        match kind {
+            "search" => Some(Self::Search(scale)),
+            "mixed" => Some(Self::Mixed(scale)),
+            _ => None,
+        }
+    }
 }
 
 impl RectSource {
     /// The operations of a workload, without end.
-    fn workload(&self, name: &str, mut rng: SmallRng) -> Requests {
+    fn workload(&self, workload: Workload, mut rng: SmallRng) -> Requests {
         let (data, worker) = (Arc::clone(&self.data), self.worker);
-        // Payloads of what is inserted are no loaded entry's, and differ from run to run.
+        // Payloads of what is inserted are no loaded entry's, unless a file has them, and differ from run to run.
         let mut payload = (u64::from(data.setting.run) + 1) << 40 | worker.index << 24;
-        let name = name.to_owned();
-        Box::new(std::iter::from_fn(move || {
-            let inserts = name == "mixed" && rng.random_ratio(1, 10);
-            if inserts {
+        Box::new(std::iter::repeat_with(move || match workload {
+            Workload::Mixed(scale) if rng.random_ratio(1, INSERT_ONE_IN) => {
                 payload += 1;
-                return Some(RectRequest::Insert((near_a_corner(&mut rng), payload)));
+                RectRequest::Insert((data.space.inserted(&mut rng, scale), payload))
             }
-            if name == "point" && !data.entries.is_empty() {
-                return Some(RectRequest::Point(data.entries[rng.random_range(0..data.entries.len())]));
-            }
-            let scale = match name.as_str() {
-                "search-large" => SCALES.1,
-                "search-power" => power(&mut rng, SCALES),
-                _ => SCALES.0,
-            };
-            Some(RectRequest::Search(anywhere(&mut rng, scale)))
+            Workload::Search(scale) | Workload::Mixed(scale) => RectRequest::Search(data.space.window(&mut rng, scale)),
+            Workload::Point => RectRequest::Point(data.entries[rng.random_range(0..data.entries.len())]),
         }))
     }
 }
@@ -123,21 +136,38 @@ impl Subject for Tree {
     type Request = RectRequest;
     type Source = RectSource;
 
-    /// Searches at the scales 1e-5 and 1e-2, and with a power law between them; nine searches to an insert; loaded entries.
-    const WORKLOADS: &'static [&'static str] = &["search-small", "search-large", "search-power", "mixed", "point"];
-    const WORKLOADS_USUAL: usize = 5;
+    /// Searches at the scales 1e-5 and 1e-2, and with a power law between them; at the same scales nine searches to an
+    /// insert; searches for loaded entries.
+    const WORKLOADS: &'static [&'static str] =
+        &["search-small", "search-large", "search-power", "mixed-small", "mixed-large", "mixed-power", "point"];
+    const WORKLOADS_USUAL: usize = 7;
     const BULK_LOADS: bool = true;
+    const RETURNS_MANY: bool = true;
     const HAS_ROUNDS: bool = true;
 
     fn data(setting: &Setting) -> anyhow::Result<RectData> {
         ensure!(setting.keys_file.is_none(), "an R-tree has no keys: leave out --keys-file");
-        let mut rng = SmallRng::seed_from_u64(setting.seed);
-        let entries = (0..setting.entries).map(|number| (anywhere(&mut rng, EDGE_MAX), number)).collect();
-        Ok(RectData { setting: setting.clone(), entries })
+        let (mut entries, space) = match &setting.rects_file {
+            Some(file) => {
+                let entries = file::read(file)?;
+                let space = Space::around(entries.iter().map(|entry| &entry.0));
+                (entries, space)
+            }
+            None => (generated(setting.entries, setting.seed), Space::unit()),
+        };
+        order::arrange(&mut entries, setting.insert_order, setting.seed);
+        Ok(RectData { setting: setting.clone(), entries, space })
     }
 
     fn entries(data: &RectData) -> u64 {
         data.entries.len() as u64
+    }
+
+    fn remark(data: &RectData) -> Option<String> {
+        data.setting.rects_file.as_ref()?;
+        let ([x1, y1], [x2, y2]) = (data.space.0.low(), data.space.0.high());
+        let count = plural(data.entries.len() as u64, "rectangle");
+        Some(format!("{count} from ({x1}, {y1}) to ({x2}, {y2}); scales are shares of this box"))
     }
 
     async fn bulk_load<A: Access<Plugin = Self> + Clone + 'static>(
@@ -153,13 +183,21 @@ impl Subject for Tree {
         for entry in data.entries.iter().rev().step_by((data.entries.len() / PROBES).max(1)) {
             ensure!(
                 finds(run, *entry).await?,
-                "it is not empty and lacks rectangle {} of the {} to run on; give the --seed that it was loaded with, or \
-                 another --name",
+                "it is not empty and lacks rectangle {} of the {} to run on; give the --seed or the --rects-file that it was \
+                 loaded with, or another --name",
                 entry.1,
                 data.entries.len()
             );
         }
         Ok(())
+    }
+
+    async fn compare<R: Run<Plugin = Self>>(
+        run: &R,
+        data: &RectData,
+        has_more: bool,
+    ) -> Result<Option<Samples>, Error> {
+        windows::compare(run, data, has_more).await.map(Some)
     }
 
     fn source(data: &Arc<RectData>, worker: WorkerId) -> RectSource {
@@ -176,7 +214,8 @@ impl Subject for Tree {
             Job::RemoveAll { .. } => Box::new(share.map(move |number| RectRequest::Delete(data.entries[number]))),
             Job::Workload { name, .. } => {
                 let seed = data.setting.seed ^ (index + 1) << 32 ^ u64::from(data.setting.run) << 16;
-                source.workload(name, SmallRng::seed_from_u64(seed))
+                let workload = Workload::named(name).context("an R-tree has no such workload")?;
+                source.workload(workload, SmallRng::seed_from_u64(seed))
             }
         };
         Ok(())
@@ -194,8 +233,10 @@ impl Subject for Tree {
                 Ok(Outcomes { removed: is_gone.into(), remove_missing: (!is_gone).into(), ..outcomes })
             }
             RectRequest::Point(entry) => {
-                let is_found = finds(run, entry).await?;
-                Ok(Outcomes { found: is_found.into(), missing: (!is_found).into(), ..outcomes })
+                let found = search(run, Query::Contains(entry.0)).await?;
+                let is_found = found.contains(&entry);
+                let scanned = found.len() as u64;
+                Ok(Outcomes { found: is_found.into(), missing: (!is_found).into(), scanned, ..outcomes })
             }
             RectRequest::Search(window) => {
                 let found = search(run, Query::Intersects(window)).await?;
@@ -204,6 +245,12 @@ impl Subject for Tree {
             }
         }
     }
+}
+
+/// Catfish's data.
+fn generated(entries: u64, seed: u64) -> Vec<Entry> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    (0..entries).map(|number| (Space::unit().loaded(&mut rng), number)).collect()
 }
 
 /// All entries that a query asks for.

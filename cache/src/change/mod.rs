@@ -14,6 +14,13 @@
 //! What moves from page to page may move past a flush, which looks at one after the other. So a change of several pages has
 //! those written first that a flush under way is about to write.
 
+mod edit;
+mod renew;
+
+use smallvec::SmallVec;
+
+pub use self::edit::Change;
+use self::edit::{Fate, Overwritten};
 use crate::{
     error::{CacheError, Conflict, Misuse, PageError},
     fetch::FrameGuard,
@@ -24,6 +31,9 @@ use crate::{
     traits::{Layout, Store},
 };
 
+/// One thing for each page of a change: most have few.
+type Few<T> = SmallVec<[T; 4]>;
+
 /// Room in the cache for a page that is to come into being with a change; see [`CacheHandle::reserve`].
 pub struct NewPage<'a, S: Store, L: Layout> {
     pub(crate) taken: FrameGuard<'a, S, L>,
@@ -33,89 +43,6 @@ pub struct NewPage<'a, S: Store, L: Layout> {
 impl<S: Store, L: Layout> std::fmt::Debug for NewPage<'_, S, L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NewPage").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-/// The pages of one change, locked: first those given to [`CacheHandle::change`], then the new ones, numbered in that order.
-/// Dropped before its end, it puts back what was set.
-#[derive(Debug, Default)]
-pub struct Change<'a> {
-    bodies: Vec<&'a [AtomicU64]>,
-    fates: Vec<Fate>,
-    overwritten: Vec<Overwritten>,
-    is_refused: bool,
-}
-
-/// What a change makes of a page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Kept,
-    Changed,
-    Freed,
-}
-
-/// A word as it was.
-#[derive(Debug, Clone, Copy)]
-struct Overwritten {
-    page: u32,
-    index: u32,
-    word: u64,
-}
-
-impl<'a> Change<'a> {
-    fn new(old: impl Iterator<Item = &'a [AtomicU64]>, new: impl Iterator<Item = &'a [AtomicU64]>) -> Self {
-        let mut bodies: Vec<_> = old.collect();
-        let mut fates = vec![Fate::Kept; bodies.len()];
-        bodies.extend(new);
-        fates.resize(bodies.len(), Fate::Changed);
-        Self { bodies, fates, overwritten: Vec::new(), is_refused: false }
-    }
-}
-
-impl Change<'_> {
-    /// How many words `page` has.
-    pub fn count(&self, page: usize) -> usize {
-        self.bodies[page].len()
-    }
-
-    /// All words of `page`.
-    pub fn words(&self, page: usize) -> &[AtomicU64] {
-        self.bodies[page]
-    }
-
-    /// A word of `page`, as changed so far. Words of a new page are zero at first. A link may be swizzled.
-    pub fn word(&self, page: usize, index: usize) -> u64 {
-        self.bodies[page][index].load(Ordering::Relaxed)
-    }
-
-    /// Sets a word of `page`. A link is set to the id of a page, or to a link word that stood in a page of this change.
-    pub fn set(&mut self, page: usize, index: usize, word: u64) {
-        let place = &self.bodies[page][index];
-        let before = place.load(Ordering::Relaxed);
-        self.overwritten.push(Overwritten { page: page as u32, index: index as u32, word: before });
-        place.store(word, Ordering::Relaxed);
-        if self.fates[page] == Fate::Kept {
-            self.fates[page] = Fate::Changed;
-        }
-    }
-
-    /// Takes the change back: once the function has returned, all words are put back, and the call fails with
-    /// [`Misuse::Refused`].
-    pub fn refuse(&mut self) {
-        self.is_refused = true;
-    }
-
-    /// Drops `page` from the cache with this change, unwritten: nothing links to it any more.
-    pub fn free(&mut self, page: usize) {
-        self.fates[page] = Fate::Freed;
-    }
-}
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
-        for before in self.overwritten.drain(..).rev() {
-            self.bodies[before.page as usize][before.index as usize].store(before.word, Ordering::Relaxed);
-        }
     }
 }
 
@@ -145,7 +72,7 @@ struct Child {
 #[derive(Default)]
 struct Links {
     /// The level of each page that was changed.
-    levels: Vec<(usize, u8)>,
+    levels: Few<(usize, u8)>,
     /// Page and position of each link.
     slots: Vec<(usize, usize)>,
     /// Page and position of each word that was left behind where a swizzled link was and is named no more.
@@ -499,11 +426,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         flushes: u32,
     ) {
         let cache = self.cache();
-        let indices: Vec<u32> =
+        let indices: Few<u32> =
             pages.iter().map(|page| page.index()).chain(new.iter().map(|new| new.taken.index)).collect();
         let with = |is_freed: bool| {
             let its = indices.iter().zip(fates).filter(move |&(_, &fate)| (fate == Fate::Freed) == is_freed);
-            its.map(|(&index, _)| index).collect::<Vec<u32>>()
+            its.map(|(&index, _)| index).collect::<Few<u32>>()
         };
         let (live, freed) = (with(false), with(true));
         for (new, _) in new.iter().zip(&fates[pages.len()..]).filter(|&(_, &fate)| fate != Fate::Freed) {
@@ -588,81 +515,4 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         frame.set_state(State::Held);
         self.give_back(page.index());
     }
-
-    /// Drops a page from the cache, unwritten: what the store has counts from now on. True if it was cached. Suspends while
-    /// the page is on its way to or from the store.
-    ///
-    /// # Errors
-    /// [`CacheError::NoRoom`] if it is pinned by operations in flight, or anchored, for so long that it cannot go.
-    pub async fn invalidate(&self, page: PageId, class: SizeClass) -> Result<bool, CacheError<S::Error>> {
-        for _ in 0..INVALIDATE_TRIES_MAX {
-            if !self.cache().table.contains(&self.cache().arena, page) {
-                return Ok(false);
-            }
-            let found = self.load(page, class).await?;
-            if self.try_invalidate(&found) {
-                return Ok(true);
-            }
-            drop(found);
-            crate::fetch::yield_once().await;
-        }
-        Err(self.no_room("the page to drop is in use"))
-    }
-
-    fn try_invalidate(&self, page: &Page<'_, S, L>) -> bool {
-        let frame = page.frame;
-        if !frame.lock.try_upgrade(page.version()) {
-            return false;
-        }
-        crate::sync::fence(Ordering::SeqCst);
-        let is_needed = frame.is_writing() || frame.pins() != 0;
-        // A bypass page's parent has no link to it.
-        if is_needed || (!page.is_bypass() && !self.unswizzle(frame, page.index())) {
-            frame.lock.unlock_unchanged();
-            return false;
-        }
-        let pages = [page];
-        let children: Vec<u32> = self.children_of(&pages).iter().map(|child| child.frame).collect();
-        let detach = || children.iter().for_each(|&child| self.cache().frame(child).set_parent(NONE, 0));
-        self.cache().detach(&children, detach);
-        self.free_locked(page);
-        true
-    }
-
-    /// Replaces a cached page by a newer image of it, which the store has too. Links to pages that are cached stay swizzled.
-    /// Waits for other writers of the page; does not suspend.
-    ///
-    /// # Errors
-    /// [`Conflict`] if the page is no longer here; [`Misuse::OtherCache`].
-    pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), PageError> {
-        let swizzled = |words: &[AtomicU64]| {
-            let mut links = Vec::new();
-            for slot in self.cache().layout.links(words) {
-                if let Link::Frame { frame, .. } = self.link_at(words, slot)
-                    && let Some(child) = self.cache().arena.get(frame).and_then(|child| child.page())
-                {
-                    links.push((child.get(), words[slot].load(Ordering::Relaxed)));
-                }
-            }
-            links
-        };
-        self.alter_as(page, false, |change| {
-            let links = swizzled(change.words(0));
-            for (index, &word) in image.iter().enumerate().take(change.count(0)) {
-                change.set(0, index, word);
-            }
-            let mut again = Vec::new();
-            for slot in self.cache().layout.links(change.words(0)) {
-                let word = image.get(slot).copied().unwrap_or(0);
-                if is_swizzled(word) {
-                    // The store is corrupt: as a null link it leads nobody into a frame.
-                    again.push((slot, 0));
-                }
-                again.extend(links.iter().find(|&&(child, _)| child == word).map(|&(_, link)| (slot, link)));
-            }
-            again.into_iter().for_each(|(slot, link)| change.set(0, slot, link));
-        })
-    }
 }
-
-const INVALIDATE_TRIES_MAX: u32 = 10_000;

@@ -1,6 +1,8 @@
 //! Several machines on one thread, in virtual time: compute servers join, work, leave, and memory servers carry out what is
 //! shipped to them, without a thread, a sleep or a clock but the one of the test. The same seed gives the same run.
 
+mod adaptive;
+
 use std::{
     cell::{Cell, RefCell},
     pin::{Pin, pin},

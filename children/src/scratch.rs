@@ -1,9 +1,9 @@
-//! The folder that a run puts its cluster into, and the promise that it does not stay behind.
+//! A folder for a run, and the promise that it does not stay behind.
 //!
 //! It lies in `/dev/shm` where that exists (memory, not a disk), else in the system's folder for temporary files. It is
-//! removed when the run ends, and when the run is stopped by SIGINT, SIGTERM or SIGHUP. Against SIGKILL nothing helps at
-//! once; so every folder holds a lock file that its run keeps locked, and the next run removes the folders whose lock is
-//! free. A lock, unlike a process id in a name, means the same thing in every container that shares `/dev/shm`.
+//! removed when the run ends. Against SIGKILL nothing helps at once; so every folder holds a lock file that its run keeps
+//! locked, and the next run removes the folders whose lock is free. A lock, unlike a process id in a name, means the same thing
+//! in every container that shares `/dev/shm`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,14 +11,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use crate::signals;
-
 const PREFIX: &str = "farlink-run-";
 const LOCK_NAME: &str = "run.lock";
 
 /// A folder that is removed when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Scratch {
+pub struct Scratch {
     folder: tempfile::TempDir,
     /// Held locked for as long as the run lives.
     _lock: File,
@@ -26,15 +24,19 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     /// Makes a folder, after removing what killed runs left.
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// If no folder can be made there; the error says where.
+    pub fn new() -> anyhow::Result<Self> {
         let shm = Path::new("/dev/shm");
-        let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
-        let scratch = Self::inside(&parent)?;
-        signals::remove_on_exit(scratch.path());
-        Ok(scratch)
+        Self::inside(&if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() })
     }
 
-    fn inside(parent: &Path) -> anyhow::Result<Self> {
+    /// The same inside this folder.
+    ///
+    /// # Errors
+    /// As [`Scratch::new`].
+    pub fn inside(parent: &Path) -> anyhow::Result<Self> {
         remove_abandoned(parent);
         let make = || -> io::Result<Self> {
             let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
@@ -49,7 +51,7 @@ impl Scratch {
     }
 
     /// The folder.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.folder.path()
     }
 }

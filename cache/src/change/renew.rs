@@ -1,0 +1,89 @@
+//! Copies that the store has newer ones of.
+
+use crate::{
+    error::{CacheError, PageError},
+    frame::NONE,
+    handle::{CacheHandle, Page},
+    id::{Link, PageId, SizeClass, is_swizzled},
+    sync::{AtomicU64, Ordering},
+    traits::{Layout, Store},
+};
+
+const INVALIDATE_TRIES_MAX: u32 = 10_000;
+
+impl<S: Store, L: Layout> CacheHandle<S, L> {
+    /// Drops a page from the cache, unwritten: what the store has counts from now on. True if it was cached. Suspends while
+    /// the page is on its way to or from the store.
+    ///
+    /// # Errors
+    /// [`CacheError::NoRoom`] if it is pinned by operations in flight, or anchored, for so long that it cannot go.
+    pub async fn invalidate(&self, page: PageId, class: SizeClass) -> Result<bool, CacheError<S::Error>> {
+        for _ in 0..INVALIDATE_TRIES_MAX {
+            if !self.cache().table.contains(&self.cache().arena, page) {
+                return Ok(false);
+            }
+            let found = self.load(page, class).await?;
+            if self.try_invalidate(&found) {
+                return Ok(true);
+            }
+            drop(found);
+            crate::fetch::yield_once().await;
+        }
+        Err(self.no_room("the page to drop is in use"))
+    }
+
+    fn try_invalidate(&self, page: &Page<'_, S, L>) -> bool {
+        let frame = page.frame;
+        if !frame.lock.try_upgrade(page.version()) {
+            return false;
+        }
+        crate::sync::fence(Ordering::SeqCst);
+        let is_needed = frame.is_writing() || frame.pins() != 0;
+        // A bypass page's parent has no link to it.
+        if is_needed || (!page.is_bypass() && !self.unswizzle(frame, page.index())) {
+            frame.lock.unlock_unchanged();
+            return false;
+        }
+        let pages = [page];
+        let children: Vec<u32> = self.children_of(&pages).iter().map(|child| child.frame).collect();
+        let detach = || children.iter().for_each(|&child| self.cache().frame(child).set_parent(NONE, 0));
+        self.cache().detach(&children, detach);
+        self.free_locked(page);
+        true
+    }
+
+    /// Replaces a cached page by a newer image of it, which the store has too. Links to pages that are cached stay swizzled.
+    /// Waits for other writers of the page; does not suspend.
+    ///
+    /// # Errors
+    /// [`Conflict`] if the page is no longer here; [`Misuse::OtherCache`].
+    pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), PageError> {
+        let swizzled = |words: &[AtomicU64]| {
+            let mut links = Vec::new();
+            for slot in self.cache().layout.links(words) {
+                if let Link::Frame { frame, .. } = self.link_at(words, slot)
+                    && let Some(child) = self.cache().arena.get(frame).and_then(|child| child.page())
+                {
+                    links.push((child.get(), words[slot].load(Ordering::Relaxed)));
+                }
+            }
+            links
+        };
+        self.alter_as(page, false, |change| {
+            let links = swizzled(change.words(0));
+            for (index, &word) in image.iter().enumerate().take(change.count(0)) {
+                change.set(0, index, word);
+            }
+            let mut again = Vec::new();
+            for slot in self.cache().layout.links(change.words(0)) {
+                let word = image.get(slot).copied().unwrap_or(0);
+                if is_swizzled(word) {
+                    // The store is corrupt: as a null link it leads nobody into a frame.
+                    again.push((slot, 0));
+                }
+                again.extend(links.iter().find(|&&(child, _)| child == word).map(|&(_, link)| (slot, link)));
+            }
+            again.into_iter().for_each(|(slot, link)| change.set(0, slot, link));
+        })
+    }
+}

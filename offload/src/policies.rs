@@ -1,0 +1,183 @@
+//! Which policy decides about which operation, and what came of it.
+
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    rc::Rc,
+};
+
+use farlink_runtime::{
+    access::{Operation, Plugin, Structure},
+    error::Error,
+    fabric::Error as FabricError,
+    messaging::{Error as MessagingError, Refusal},
+    operation::Code,
+    ptr::ServerId,
+    worker::Handle,
+};
+
+use crate::{
+    policy::{Miss, Never, Policy},
+    ship::Shipper,
+};
+
+type Make = Box<dyn Fn() -> Box<dyn Policy>>;
+
+/// The policies of one worker for one structure, by kind of operation.
+pub struct Policies {
+    usual: Box<dyn Policy>,
+    others: Vec<(Code, Box<dyn Policy>)>,
+    /// Where each kind of operation has its own.
+    make: Option<Make>,
+}
+
+impl fmt::Debug for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Policies").field("usual", &self.usual).field("others", &self.others).finish_non_exhaustive()
+    }
+}
+
+impl Policies {
+    /// This one for all operations together.
+    pub fn new(policy: impl Policy + 'static) -> Self {
+        Self { usual: Box::new(policy), others: Vec::new(), make: None }
+    }
+
+    /// A copy of this one for each kind of operation: what one kind takes says little of what another takes.
+    pub fn for_each_kind(policy: impl Policy + Clone + 'static) -> Self {
+        let usual = Box::new(policy.clone());
+        Self { usual, others: Vec::new(), make: Some(Box::new(move || Box::new(policy.clone()))) }
+    }
+
+    /// This one for operations of one kind: [`Code::of`].
+    #[must_use]
+    pub fn with(mut self, operation: Code, policy: impl Policy + 'static) -> Self {
+        self.others.retain(|(code, _)| *code != operation);
+        self.others.push((operation, Box::new(policy)));
+        self
+    }
+
+    pub(crate) fn of(&mut self, operation: Code) -> &mut dyn Policy {
+        match (self.others.iter().position(|(code, _)| *code == operation), &self.make) {
+            (Some(found), _) => &mut *self.others[found].1,
+            (None, None) => &mut *self.usual,
+            (None, Some(make)) => {
+                self.others.push((operation, make()));
+                let (_, policy) = self.others.last_mut().expect("it was pushed just now");
+                &mut **policy
+            }
+        }
+    }
+
+    pub(crate) fn fetched(&mut self, server: ServerId, took_ns: u64) {
+        self.usual.fetched(server, took_ns);
+        self.others.iter_mut().for_each(|(_, policy)| policy.fetched(server, took_ns));
+    }
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self::new(Never)
+    }
+}
+
+/// What an engine or an adaptive client has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct OffloadCounts {
+    /// Operations and misses about which a policy was asked.
+    pub asked: u64,
+    /// Operations carried out by a memory server.
+    pub shipped: u64,
+    /// Operations that a memory server has sent back undone.
+    pub came_back: u64,
+    /// Choices made to learn what the other way takes.
+    pub contrary: u64,
+    /// Operations that were to be shipped, and were not because something below the missing page is cached.
+    pub cached_below: u64,
+}
+
+impl std::ops::AddAssign for OffloadCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.asked += other.asked;
+        self.shipped += other.shipped;
+        self.came_back += other.came_back;
+        self.contrary += other.contrary;
+        self.cached_below += other.cached_below;
+    }
+}
+
+/// What decides, ships and counts, for an engine or an adaptive client.
+#[derive(Debug)]
+pub(crate) struct Chooser<P> {
+    pub(crate) shipper: Shipper<P>,
+    pub(crate) policies: Rc<RefCell<Policies>>,
+    counts: Cell<OffloadCounts>,
+    /// Memory servers that have said that they carry out no operations.
+    without: RefCell<Vec<ServerId>>,
+}
+
+impl<P: Plugin> Chooser<P> {
+    pub(crate) fn new(worker: &Handle, structure: Structure, policies: Policies) -> Self {
+        Self {
+            shipper: Shipper::new(worker, structure),
+            policies: Rc::new(RefCell::new(policies)),
+            counts: Cell::default(),
+            without: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn counts(&self) -> OffloadCounts {
+        self.counts.get()
+    }
+
+    pub(crate) fn count(&self, count: impl FnOnce(&mut OffloadCounts)) {
+        let mut counts = self.counts.get();
+        count(&mut counts);
+        self.counts.set(counts);
+    }
+
+    /// Whether the memory server may carry out operations.
+    pub(crate) fn may_serve(&self, server: ServerId) -> bool {
+        !self.without.borrow().contains(&server)
+    }
+
+    /// Asks the policy whether an operation is shipped.
+    pub(crate) fn choose(&self, operation: Code, server: ServerId, level: u8) -> bool {
+        let worker = self.shipper.worker();
+        let random = || worker.random(rand::RngExt::random);
+        let miss = Miss { server, level, load: self.shipper.load(server), random: &random };
+        let choice = self.policies.borrow_mut().of(operation).choose(&miss);
+        self.count(|counts| {
+            counts.asked += 1;
+            counts.contrary += u64::from(choice.is_contrary);
+        });
+        choice.ships
+    }
+
+    /// An operation was carried out by a memory server.
+    pub(crate) fn done<O: Operation>(&self, server: ServerId, took_ns: u64) {
+        self.policies.borrow_mut().of(Code::of::<O>()).shipped(server, took_ns);
+        self.count(|counts| counts.shipped += 1);
+    }
+
+    /// An operation could not be shipped. If it has had no effect, it is to be done here.
+    ///
+    /// # Errors
+    /// The error, if it may have had one.
+    pub(crate) fn undone<O: Operation>(&self, server: ServerId, error: Error) -> Result<(), Error> {
+        match error {
+            Error::Fabric(FabricError::ServerMissing { .. })
+            | Error::Messaging(MessagingError::Refused { why: Refusal::UnknownKind, .. }) => {
+                tracing::warn!(%server, %error, "no operations are shipped there any more");
+                self.without.borrow_mut().push(server);
+                Ok(())
+            }
+            Error::Messaging(MessagingError::OutcomeUnknown { .. }) if O::READS_ONLY => {
+                tracing::debug!(%server, %error, "an operation that only reads is done here instead");
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Every answer equals brute force on a quiet tree.
+
+use farlink_runtime::{access::Access, error::Error, operation::Run, worker::Handle};
+use farlink_structures::rtree::{BadRect, Entry, Query, RTree, RTreeOptions, Rect, Tree, ops::Insert};
+use farlink_tests::settings;
+use proptest::prelude::*;
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+use crate::entries::{a_query, a_rect, sorted};
+use crate::scene::{create, scene};
+
+/// Whatever can be asked has the answer of brute force.
+pub(crate) async fn same<A: Run<Plugin = Tree<D>>, const D: usize>(
+    tree: &RTree<A, D>,
+    model: &[Entry<D>],
+    rng: &mut SmallRng,
+) -> Result<(), Error> {
+    assert_eq!(tree.len().await?, model.len() as u64);
+    assert_eq!(tree.is_empty().await?, model.is_empty());
+    for _ in 0..6 {
+        let query = a_query(rng);
+        let expected: Vec<Entry<D>> = sorted(model.iter().filter(|(rect, _)| query.matches(rect)).copied().collect());
+        assert_eq!(sorted(tree.search(query).all().await?), expected, "{query:?}");
+        assert_eq!(tree.count(query).await?, expected.len() as u64);
+        let most = rng.random_range(0..20);
+        let (mut cursor, mut found) = (tree.search(query), Vec::new());
+        while let Some(entry) = cursor.next().await? {
+            found.push(entry);
+        }
+        assert_eq!(found, expected, "by a cursor, {query:?}");
+        let first = tree.search(query).take(most).await?;
+        assert_eq!(first, expected[..most.min(expected.len())], "the first {most}, {query:?}");
+    }
+    let to: [f64; D] = std::array::from_fn(|_| f64::from(rng.random_range(-30..30)));
+    let mut expected: Vec<f64> = model.iter().map(|(rect, _)| rect.distance_squared(&to)).collect();
+    expected.sort_by(f64::total_cmp);
+    let (mut cursor, mut found) = (tree.search(Query::Nearest(to)), Vec::new());
+    while let Some((rect, _)) = cursor.next().await? {
+        found.push(rect.distance_squared(&to));
+    }
+    assert_eq!(found, expected, "the nearest to {to:?}");
+    Ok(())
+}
+
+pub(crate) async fn clean<A: Access<Plugin = Tree<D>>, const D: usize>(
+    tree: &RTree<A, D>,
+    entries: usize,
+) -> Result<(), Error> {
+    let report = tree.check().await?;
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!(report.entries, entries as u64);
+    Ok(())
+}
+
+/// Entries come, move and go; in the end all go.
+async fn grows_and_shrinks<const D: usize>(worker: &Handle, seed: u64, ops: usize) -> Result<(), Error> {
+    let (tree, mut rng, mut model) =
+        (create::<D>(worker).await?, SmallRng::seed_from_u64(seed), Vec::<Entry<D>>::new());
+    for number in 0..ops {
+        let (rect, payload) = (a_rect(&mut rng, 3), rng.random_range(0..10));
+        match rng.random_range(0..8) {
+            0 if !model.is_empty() => {
+                let entry = model.swap_remove(rng.random_range(0..model.len()));
+                assert!(tree.delete(entry.0, entry.1).await?);
+            }
+            1 if !model.is_empty() => {
+                let index = rng.random_range(0..model.len());
+                assert!(tree.update(model[index].0, model[index].1, rect).await?);
+                model[index].0 = rect;
+            }
+            2 => {
+                let there = model.iter().position(|entry| *entry == (rect, payload));
+                assert_eq!(tree.delete(rect, payload).await?, there.is_some());
+                there.map(|index| model.swap_remove(index));
+            }
+            _ => {
+                tree.insert(rect, payload).await?;
+                model.push((rect, payload));
+            }
+        }
+        if number % 200 == 0 {
+            same(&tree, &model, &mut rng).await?;
+            clean(&tree, model.len()).await?;
+        }
+    }
+    same(&tree, &model, &mut rng).await?;
+    while !model.is_empty() {
+        let entry = model.swap_remove(rng.random_range(0..model.len()));
+        assert!(tree.delete(entry.0, entry.1).await?, "{entry:?} of {} left", model.len());
+    }
+    same(&tree, &model, &mut rng).await?;
+    clean(&tree, 0).await?;
+    assert_eq!(tree.check().await?.pages(), 1, "an empty tree is its root");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: settings::from_env("FARLINK_MODEL_CASES", 12),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn all_answers_are_those_of_brute_force(seed: u64, ops in 0usize..1500) {
+        let scene = scene(16 << 20);
+        scene.worker.block_on(async {
+            grows_and_shrinks::<2>(&scene.worker, seed, ops).await.unwrap();
+        });
+    }
+
+    #[test]
+    fn in_other_dimensions_too(seed: u64, ops in 0usize..600) {
+        let scene = scene(16 << 20);
+        scene.worker.block_on(async {
+            match seed % 4 {
+                0 => grows_and_shrinks::<1>(&scene.worker, seed, ops).await.unwrap(),
+                1 => grows_and_shrinks::<6>(&scene.worker, seed, ops).await.unwrap(),
+                _ => grows_and_shrinks::<3>(&scene.worker, seed, ops).await.unwrap(),
+            }
+        });
+    }
+}
+
+#[test]
+fn every_size_is_bulk_loaded_well_and_goes_on_growing() {
+    let scene = scene(64 << 20);
+    let step: usize = settings::from_env("FARLINK_RTREE_SIZE_STEP", 13);
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(7);
+        for count in (1..200).chain((200..5000).step_by(step)).chain([5000]) {
+            let name = format!("of {count}");
+            let page_bytes = if count % 5 == 0 { [2048, 4096, 8192, 16384][count / 5 % 4] } else { 1024 };
+            let options = RTreeOptions { page_bytes, ..RTreeOptions::default() };
+            let tree = RTree::<_, 2>::create(&scene.worker, &name, options).await.unwrap();
+            let mut model: Vec<Entry> = (0..count).map(|number| (a_rect(&mut rng, 3), number as u64)).collect();
+            let fill = [1.0, 0.7, 0.9, 0.3][count % 4];
+            assert_eq!(tree.bulk_load(model.iter().copied(), fill).await.unwrap(), count as u64);
+            clean(&tree, count).await.unwrap();
+            for number in 0..10 {
+                let entry = (a_rect(&mut rng, 3), number);
+                tree.insert(entry.0, entry.1).await.unwrap();
+                model.push(entry);
+            }
+            clean(&tree, count + 10).await.unwrap();
+            if count % 7 == 0 {
+                same(&tree, &model, &mut rng).await.unwrap();
+            }
+            assert!(matches!(tree.bulk_load([], 0.9).await, Err(Error::NotEmpty)));
+            farlink_runtime::catalog::destroy(&scene.worker, &name).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_is_no_rectangle_is_refused() {
+    let new = |low, high| Rect::<2>::new(low, high).unwrap_err();
+    assert_eq!(new([0.0, f64::NAN], [1.0; 2]), BadRect::NotFinite { dimension: 1 });
+    assert_eq!(new([0.0; 2], [f64::INFINITY, 1.0]), BadRect::NotFinite { dimension: 0 });
+    assert_eq!(new([0.0, 2.0], [1.0; 2]), BadRect::Inverted { dimension: 1 });
+    assert_eq!(Rect::point([-0.0]), Rect::point([0.0]));
+    let scene = scene(16 << 20);
+    scene.worker.block_on(async {
+        let tree = create::<2>(&scene.worker).await.unwrap();
+        let before = scene.worker.counters();
+        let refused = |error: Result<(), Error>| matches!(error, Err(Error::BadOption { option: "rectangle", .. }));
+        assert!(refused(tree.insert(Rect::EVERYTHING, 1).await));
+        assert!(refused(tree.update(Rect::point([0.0; 2]).unwrap(), 1, Rect::EVERYTHING).await.map(drop)));
+        assert_eq!(scene.worker.counters(), before, "something was sent");
+        // Nor does what comes from elsewhere get in.
+        assert!(refused(tree.access().execute(&Insert { rect: Rect::EVERYTHING, payload: 1 }).await));
+        assert!(refused(tree.bulk_load([(Rect::EVERYTHING, 1)], 0.9).await.map(drop)));
+        clean(&tree, 0).await.unwrap();
+    });
+}
+
+#[test]
+fn a_join_finds_every_pair_once() {
+    let scene = scene(32 << 20);
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(3);
+        let (left, mut trees) = (create::<2>(&scene.worker).await.unwrap(), Vec::new());
+        for count in [0, 1, 900] {
+            let name = format!("right {count}");
+            trees.push((count, RTree::create(&scene.worker, &name, RTreeOptions::default()).await.unwrap()));
+        }
+        let ours: Vec<Entry> = (0..700).map(|number| (a_rect(&mut rng, 2), number)).collect();
+        left.bulk_load(ours.iter().copied(), 0.9).await.unwrap();
+        for (count, right) in trees {
+            let theirs: Vec<Entry> = (0..count).map(|number| (a_rect(&mut rng, 2), number)).collect();
+            right.bulk_load(theirs.iter().copied(), 0.9).await.unwrap();
+            let mut expected = Vec::new();
+            for one in &ours {
+                expected.extend(theirs.iter().filter(|other| one.0.intersects(&other.0)).map(|other| (one.1, other.1)));
+            }
+            let (mut join, mut found) = (left.join(&right), Vec::new());
+            while let Some((one, other)) = join.next().await.unwrap() {
+                found.push((one.1, other.1));
+            }
+            expected.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(found, expected);
+        }
+    });
+}

@@ -1,0 +1,15 @@
+//! The R-tree: every answer equals brute force, a search keeps its promise, and it passes the conformance kit.
+//!
+//! `steps.rs` takes operations step by step (`stepped.rs`), over the tree as it is and with a rule broken (`faults.rs`).
+
+mod brute_force;
+mod entries;
+mod faults;
+mod kit;
+mod promise;
+mod scene;
+mod stepped;
+mod steps;
+mod ways;
+
+farlink_tests::conformance!(plane: kit::Places<2>);

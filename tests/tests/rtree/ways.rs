@@ -1,0 +1,157 @@
+//! What a search costs and finds through caches, on memory servers, and over a window of reads.
+
+use std::sync::Arc;
+
+use farlink_offload::{
+    CacheOptions, ComputeCache, Engine, EngineOptions, Policies, Remote,
+    policy::{Always, Never},
+    ship::{Registry, ShipServer},
+};
+use farlink_runtime::{
+    access::Access,
+    compute::{ComputeOptions, ComputeServer},
+    fabric::mem::MemOptions,
+    one_sided::Proof,
+    server,
+    structure::{PlacementPolicy, StructurePlacement},
+    worker::Counters,
+};
+use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Rect, Tree};
+use farlink_tests::{backend::FabricProfile, fleet::Fleet};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+use crate::{
+    brute_force::same,
+    entries::{a_rect, sorted},
+    scene::{create, scene},
+};
+
+/// Entries inserted through one handle are found through an older cache.
+#[test]
+fn an_old_copy_of_a_page_above_hides_nothing() {
+    let scene = scene(32 << 20);
+    let cache = ComputeCache::new(CacheOptions::new(1 << 20)).unwrap();
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(5);
+        let writer = create::<2>(&scene.worker).await.unwrap();
+        let mut model: Vec<Entry> = (0..3000).map(|number| (a_rect(&mut rng, 1), number)).collect();
+        writer.bulk_load(model.iter().copied(), 0.9).await.unwrap();
+        let structure = writer.access().context().structure.clone();
+        let reader = RTree::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
+        assert_eq!(reader.len().await.unwrap(), 3000);
+        for payload in 3000..4000u64 {
+            let low = [f64::from(rng.random_range(-60..60)), f64::from(rng.random_range(-60..60))];
+            let rect = Rect::point(low).unwrap();
+            writer.insert(rect, payload).await.unwrap();
+            model.push((rect, payload));
+            let found = reader.search(Query::Contains(rect)).all().await.unwrap();
+            assert!(found.contains(&(rect, payload)), "{rect:?}");
+        }
+        same(&reader, &model, &mut rng).await.unwrap();
+    });
+}
+
+/// A search that goes by thousands of pages has a bounded number of them on their way, of all levels; a page costs one READ.
+#[test]
+fn reads_of_all_levels_overlap() {
+    let scene = scene(64 << 20);
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(9);
+        let tree = create::<2>(&scene.worker).await.unwrap();
+        let entries = (0..20_000).map(|number| {
+            let low = [rng.random_range(0.0..1.0), rng.random_range(0.0..1.0)];
+            (Rect::new(low, low.map(|at| at + 1e-4)).unwrap(), number)
+        });
+        tree.bulk_load(entries, 0.9).await.unwrap();
+        let pages = tree.check().await.unwrap().pages();
+        let before = scene.worker.counters();
+        assert_eq!(tree.len().await.unwrap(), 20_000);
+        let after = scene.worker.counters();
+        assert_eq!(after.reads - before.reads, pages);
+        let trips = after.round_trips - before.round_trips;
+        println!("{pages} pages in {trips} round trips");
+        assert!(trips * 4 < pages, "{trips} round trips for {pages} pages");
+    });
+}
+
+/// A search waits for one page of each level, hardly more, if all pages that it asks for at a time fit the window; one after
+/// the other, it waits for each.
+#[test]
+fn a_search_waits_as_often_as_there_are_levels() {
+    let fabric = Arc::new(server::in_process(2, 32 << 20, MemOptions::default()).unwrap());
+    let mut levels = 0;
+    for window in [16, 4096, 1] {
+        let options = ComputeOptions { window, ..ComputeOptions::default() };
+        let compute = ComputeServer::join(fabric.clone(), options).unwrap();
+        let worker = compute.worker().unwrap();
+        worker.block_on(async {
+            let mut rng = SmallRng::seed_from_u64(13);
+            if levels == 0 {
+                let tree = create::<2>(&worker).await.unwrap();
+                let entries = (0..40_000).map(|number| (within_unit_square(&mut rng, 1e-3), number));
+                tree.bulk_load(entries, 0.9).await.unwrap();
+                levels = tree.check().await.unwrap().height() as u64;
+            }
+            let tree = RTree::<_, 2>::open(&worker, "model", Proof::Checksum).await.unwrap();
+            let (mut most, mut most_pages) = (0, 0);
+            for number in 0..600 {
+                let query = Query::Intersects(within_unit_square(&mut rng, [1e-4, 0.04, 0.2][number % 3]));
+                let before = worker.counters();
+                tree.count(query).await.unwrap();
+                let Counters { reads: pages, round_trips, .. } = worker.counters() - before;
+                if window == 1 {
+                    assert_eq!(round_trips, pages, "{query:?}");
+                } else if pages <= window as u64 {
+                    assert!(round_trips <= levels + 2, "{round_trips} round trips for {pages} pages, {levels} levels");
+                }
+                (most, most_pages) = (most.max(round_trips), most_pages.max(pages));
+            }
+            println!(
+                "a window of {window}: at most {most} round trips for at most {most_pages} pages, {levels} levels"
+            );
+            assert!(most_pages > 64, "the window of 16 has to be too small for some");
+        });
+    }
+}
+
+fn within_unit_square(rng: &mut SmallRng, edge: f64) -> Rect {
+    let low = [rng.random_range(0.0..1.0), rng.random_range(0.0..1.0)];
+    Rect::new(low, low.map(|at| at + rng.random_range(0.0..edge))).unwrap()
+}
+
+/// Nothing is cached below the pages above: what is below each of them is searched by its memory server, and an answer that is
+/// too long for a message goes on where it ended.
+#[test]
+fn subtrees_are_searched_by_their_memory_servers() {
+    let registry = Registry::new().with::<Tree>();
+    let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(11);
+        let placed = StructurePlacement { spread: PlacementPolicy::Subtrees { level: 1 }, root: None };
+        let options = RTreeOptions { placed, ..RTreeOptions::default() };
+        let made = RTree::create(&worker, "spread", options).await.unwrap();
+        let model: Vec<Entry> = (0..40_000).map(|number| (a_rect(&mut rng, 1), number)).collect();
+        made.bulk_load(model.iter().copied(), 0.9).await.unwrap();
+        let structure = made.access().context().structure.clone();
+        for (policies, ships) in [(Policies::new(Always), true), (Policies::new(Never), false)] {
+            let mut options = CacheOptions::new(1 << 20);
+            options.excludes_subtrees = true;
+            let owned = ComputeCache::new(options).unwrap().own(&worker, structure.clone(), Rect::EVERYTHING).unwrap();
+            let engine = Engine::new(owned, policies, EngineOptions::default()).unwrap();
+            let tree = RTree::over(engine.clone());
+            let window = Query::Intersects(Rect::new([-15.0; 2], [15.0; 2]).unwrap());
+            let expected: Vec<Entry> = model.iter().filter(|(rect, _)| window.matches(rect)).copied().collect();
+            let before = fleet.servers.iter().map(ShipServer::counts).collect::<Vec<_>>();
+            assert_eq!(tree.count(window).await.unwrap(), expected.len() as u64);
+            assert_eq!(engine.counts().shipped > 0, ships);
+            for (server, before) in fleet.servers.iter().zip(before) {
+                assert_eq!(server.counts() != before, ships, "each memory server has a part of it");
+            }
+            assert_eq!(sorted(tree.search(window).all().await.unwrap()), sorted(expected));
+            let coarse = RTree::over(Remote::new(&worker, structure.clone()));
+            assert_eq!(coarse.search(window).all().await.unwrap().len() as u64, tree.count(window).await.unwrap());
+        }
+    });
+}
