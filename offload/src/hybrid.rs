@@ -65,7 +65,7 @@ impl<P: Plugin> Hybrid<P> {
         let worker = self.shipper.worker();
         // From before the server names a page until it is read.
         let _pin = worker.pin();
-        let mut restarts = Restarts::default();
+        let mut restarts = Restarts::from_root(self.structure().root);
         loop {
             let start = match known.take() {
                 Some(start) => start,

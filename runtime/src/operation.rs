@@ -9,14 +9,16 @@ use crate::{
     access::{Access, Cause, Interrupt, Operation, Plugin, Start},
     error::Error,
     page::avalanche,
+    ptr::RemotePtr,
     worker::{Handle, counters::bump},
 };
 
 /// Attempts in a row that found a page other than promised, before the structure counts as inconsistent. Each is possible
 /// in a sound structure only if others changed the path meanwhile.
 const STALE_MAX: u32 = 1000;
-/// After so many conflicts in a row no cached copy is trusted: one that nobody renews would conflict for ever.
-const CONFLICTS_BEFORE_ANEW: u32 = 8;
+/// After so many attempts in a row that have lost to others, or were not ready, no cached copy is trusted: one that nobody
+/// renews would do that for ever.
+const REPEATS_BEFORE_ANEW: u32 = 8;
 /// After so many attempts in a row that have lost a page to the cache the next one holds copies.
 const MOVES_BEFORE_HOLDING: u32 = 8;
 
@@ -86,7 +88,7 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
         Ok(output) => return Ok(output),
         Err(from) => from,
     };
-    let mut restarts = Restarts::default();
+    let mut restarts = Restarts::from_root(access.context().structure.root);
     loop {
         let held = if restarts.loses_pages() { hold(access, operation).await } else { None };
         let outcome = match held {
@@ -141,13 +143,21 @@ pub async fn retry<T>(worker: &Handle, mut attempt: impl AsyncFnMut() -> Result<
 /// The attempts so far.
 #[derive(Debug, Default)]
 pub struct Restarts {
+    root: Option<RemotePtr>,
     count: u32,
+    unready_in_a_row: u32,
     stale_in_a_row: u32,
-    conflicts_in_a_row: u32,
+    repeats_in_a_row: u32,
     moves_in_a_row: u32,
 }
 
 impl Restarts {
+    /// Those of an operation that begins at this root. One that asks for what lies above, or to come again, time after time,
+    /// fails with [`Error::Inconsistent`].
+    pub fn from_root(root: RemotePtr) -> Self {
+        Self { root: Some(root), ..Self::default() }
+    }
+
     /// Whether several attempts in a row have lost pages to the cache: then one should [`hold`] copies.
     #[inline]
     pub fn loses_pages(&self) -> bool {
@@ -157,10 +167,11 @@ impl Restarts {
     /// Where the attempt after an interrupted one begins.
     pub fn start_after(&mut self, interrupt: &Interrupt) -> Start {
         let is_move = matches!(interrupt, Interrupt::Restart(Cause::Moved));
-        let is_conflict = is_move || matches!(interrupt, Interrupt::Restart(Cause::Conflict));
-        self.moves_in_a_row = if is_conflict { self.moves_in_a_row + u32::from(is_move) } else { 0 };
-        self.conflicts_in_a_row = if is_conflict { self.conflicts_in_a_row + 1 } else { 0 };
-        let meets_old = is_conflict && self.conflicts_in_a_row.is_multiple_of(CONFLICTS_BEFORE_ANEW);
+        let is_unready = matches!(interrupt, Interrupt::Restart(Cause::Again | Cause::Above));
+        let repeats = is_move || is_unready || matches!(interrupt, Interrupt::Restart(Cause::Conflict));
+        self.moves_in_a_row = if repeats { self.moves_in_a_row + u32::from(is_move) } else { 0 };
+        self.repeats_in_a_row = if repeats { self.repeats_in_a_row + 1 } else { 0 };
+        let meets_old = repeats && self.repeats_in_a_row.is_multiple_of(REPEATS_BEFORE_ANEW);
         let is_stale = matches!(interrupt, Interrupt::Restart(Cause::Stale { .. }));
         if is_stale || meets_old { Start::Anew } else { Start::Root }
     }
@@ -178,11 +189,21 @@ impl Restarts {
         interrupt: Interrupt,
     ) -> Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>> {
         Box::pin(async move {
+            let is_unready = matches!(interrupt, Interrupt::Restart(Cause::Again | Cause::Above));
+            self.unready_in_a_row = if is_unready { self.unready_in_a_row + 1 } else { 0 };
             match interrupt {
                 Interrupt::Failed(error) => return Err(*error),
-                Interrupt::Restart(Cause::Conflict | Cause::Moved | Cause::Again | Cause::Above) => {
-                    self.stale_in_a_row = 0
+                Interrupt::Restart(cause @ (Cause::Again | Cause::Above)) => {
+                    self.stale_in_a_row = 0;
+                    if let Some(page) = self.root.filter(|_| self.unready_in_a_row > STALE_MAX) {
+                        let why = match cause {
+                            Cause::Above => "operations that begin at it need pages above it",
+                            _ => "operations make room below it, and do not find it",
+                        };
+                        return Err(Error::Inconsistent { page, why });
+                    }
                 }
+                Interrupt::Restart(Cause::Conflict | Cause::Moved) => self.stale_in_a_row = 0,
                 Interrupt::Restart(Cause::Stale { page, why }) => {
                     self.stale_in_a_row += 1;
                     if self.stale_in_a_row > STALE_MAX {

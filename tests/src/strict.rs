@@ -206,7 +206,7 @@ impl<A: Access + 'static> Shared<A> {
             Ok(output) => return Ok(output),
             Err(from) => from,
         };
-        let mut restarts = Restarts::default();
+        let mut restarts = Restarts::from_root(self.inner.context().structure.root);
         loop {
             let interrupt = match operation.run(&attempt, from).await {
                 Ok(output) => return Ok(output),

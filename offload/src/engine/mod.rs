@@ -147,7 +147,7 @@ impl<P: Plugin> Engine<P> {
             Err(from) => from,
         };
         let attempt = Attempt::new(&self.0, Code::of::<O>());
-        let mut restarts = Restarts::default();
+        let mut restarts = Restarts::from_root(self.structure().root);
         loop {
             let held = if restarts.loses_pages() { hold(&attempt, operation).await } else { None };
             let outcome = match held {

@@ -149,8 +149,8 @@ pub(crate) struct SceneOf<S: Subject> {
     compute: ComputeServer,
     pub(crate) direct: Direct,
     _fabric: Cluster,
-    class: SizeClass,
-    root: RemotePtr,
+    pub(crate) class: SizeClass,
+    pub(crate) root: RemotePtr,
     pages: Vec<RemotePtr>,
     pub(crate) inner: Vec<RemotePtr>,
     of: PhantomData<S>,
@@ -269,7 +269,7 @@ impl<S: Subject> SceneOf<S> {
         self.put(at, image, sealed);
     }
 
-    fn put(&self, at: RemotePtr, mut image: Vec<u64>, sealed: bool) {
+    pub(crate) fn put(&self, at: RemotePtr, mut image: Vec<u64>, sealed: bool) {
         let lock = LockWord::from_word(image[LOCK]);
         if sealed {
             image[LOCK] = LockWord::unlocked(lock.version()).word();

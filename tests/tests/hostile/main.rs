@@ -15,8 +15,10 @@ use std::{sync::Arc, time::Duration};
 
 use farlink_runtime::{
     catalog,
+    error::Error,
     fabric::Fabric,
     one_sided::{OneSided, Proof},
+    page::{IDENTITY, Identity, SELF},
     worker::Handle,
 };
 use farlink_structures::{
@@ -29,7 +31,7 @@ use farlink_tests::{
     bounded::{self, Bound, Watchdog},
     cluster,
     direct::Direct,
-    settings,
+    raw, settings,
     subject::Subject,
 };
 use proptest::{prelude::*, sample::Index, test_runner::RngSeed};
@@ -147,6 +149,29 @@ fn the_last_epoch_of_all_is_survived() {
     });
     scene.direct.write(at(0, EPOCH), &[u64::MAX]).unwrap();
     scene.maintain().unwrap();
+}
+
+/// A root that has become one page of a lower level leads along that level: what splits there has nothing above it.
+#[test]
+fn a_root_with_pages_beside_it_is_named() {
+    let _watchdog = Watchdog::start("a root with pages beside it", LIMIT);
+    let scene = Scene::new(1);
+    let tree = scene.worker.block_on(BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    let images = scene.inner.iter().map(|&at| scene.direct.read(at, scene.class.words()).unwrap());
+    let is_low = |image: &Vec<u64>| Identity::from_word(image[IDENTITY]).unwrap().level == 1;
+    let mut image = images.filter(is_low).min_by_key(|image| image[raw::KEYS]).unwrap();
+    image[SELF] = scene.root.raw();
+    scene.put(scene.root, image, true);
+    let mut named = 0;
+    for key in KEYS..2 * KEYS {
+        let tree = tree.clone();
+        match bounded::run(&scene.worker, ENDLESS, async move { tree.insert(key, key).await }) {
+            Ok(Ok(_)) => {}
+            Ok(Err(Error::Inconsistent { page, .. })) => named += usize::from(page == scene.root),
+            other => panic!("key {key}: {other:?}"),
+        }
+    }
+    assert!(named > 0, "nothing had to split beside the root");
 }
 
 fn rewind_incarnations(fabric: &Arc<dyn Fabric>) {
