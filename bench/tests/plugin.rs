@@ -45,11 +45,11 @@ impl Operation for Add {
         let page = access.open(from).await?;
         let index = FIRST + 1 + self.sum as usize % SUMS;
         let add = |pages: &mut A::PagesMut<'_>| {
-            let words = pages.page(Pages::<()>::ONLY);
+            let words = pages.page(Slot::ONLY);
             let (sum, count) = (words.word(index).wrapping_add(self.by), words.word(COUNT) + 1);
             drop(words);
-            pages.set(Pages::<()>::ONLY, index, sum);
-            pages.set(Pages::<()>::ONLY, COUNT, count);
+            pages.set(Slot::ONLY, index, sum);
+            pages.set(Slot::ONLY, COUNT, count);
             sum
         };
         Ok(access.change(Pages::current(page), add).await?.0)

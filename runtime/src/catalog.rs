@@ -367,7 +367,7 @@ async fn next_id(worker: &Handle) -> Result<StructureId, Error> {
         let Ok(id) = u32::try_from(next) else {
             return Err(Error::Inconsistent { page: head.at(), why: "structure ids are used up" }.into());
         };
-        access.change(Pages::current(head), |pages| pages.set(Pages::<()>::ONLY, KIND, next + 1)).await?;
+        access.change(Pages::current(head), |pages| pages.set(Slot::ONLY, KIND, next + 1)).await?;
         Ok(StructureId(id))
     })
     .await

@@ -11,6 +11,9 @@ pub struct Slot(u16);
 const NEW: u16 = 1 << 15;
 
 impl Slot {
+    /// The only page of a change: that of [`Pages::current`].
+    pub const ONLY: Self = Self(0);
+
     /// The new page with this number, counted from 0.
     ///
     /// # Panics
@@ -65,16 +68,13 @@ impl<P> Pages<P> {
         Self { old: SmallVec::new(), new: Vec::new() }
     }
 
-    /// One page, altered as it is when the change is made: its slot is [`Pages::ONLY`].
+    /// One page, altered as it is when the change is made: its slot is [`Slot::ONLY`].
     #[inline]
     pub fn current(page: P) -> Self {
         let mut pages = Self::new();
         pages.add_current(page);
         pages
     }
-
-    /// The slot of the only page.
-    pub const ONLY: Slot = Slot(0);
 
     /// A page with what the change does with it.
     #[inline]

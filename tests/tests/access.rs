@@ -81,8 +81,6 @@ impl Scene {
     }
 }
 
-const ONLY: Slot = Pages::<()>::ONLY;
-
 fn as_read<P>(page: P) -> Pages<P> {
     let mut pages = Pages::new();
     pages.add(page);
@@ -161,12 +159,12 @@ fn a_change_without_effect_is_one_of_pages_as_they_are() {
                 if changes_between {
                     // A value of the first leaf, which has no meaning to the framework.
                     let last = PAGE_BYTES / 8 - 1;
-                    access.change(as_read(again), |pages| pages.set(ONLY, last, 7)).await?;
+                    access.change(as_read(again), |pages| pages.set(Slot::ONLY, last, 7)).await?;
                 }
                 let mut both = as_read(left);
                 let right = both.add(right);
                 let first = |pages: &A::PagesMut<'_>, slot| pages.page(slot).word(HEADER_WORDS);
-                let seen = access.change(both, |pages| first(pages, ONLY) + first(pages, right)).await.map(drop);
+                let seen = access.change(both, |pages| first(pages, Slot::ONLY) + first(pages, right)).await.map(drop);
                 assert_eq!(seen.is_ok(), !changes_between);
                 assert!(matches!(seen, Ok(_) | Err(Interrupt::Restart(_))));
             }
@@ -290,7 +288,7 @@ fn a_lock_that_was_taken_away_is_reported() {
     let change = async {
         let _pin = scene.worker.pin();
         let page = access.open(Start::Page(leaf)).await?;
-        access.change(as_read(page), |pages| pages.set(ONLY, PAGE_BYTES / 8 - 1, 7)).await.map(drop)
+        access.change(as_read(page), |pages| pages.set(Slot::ONLY, PAGE_BYTES / 8 - 1, 7)).await.map(drop)
     };
     let mut changing = pin!(change);
     for _ in 0..TURNS_MAX {

@@ -31,7 +31,7 @@ fn shared() -> Options {
 
 #[test]
 fn eight_workers_in_four_processes() {
-    let seconds = settings::from_env("FARLINK_STRESS_SECONDS", 2.0);
+    let seconds = settings::from_env("FARLINK_STRESS_SECONDS", 1.0);
     holds("eight_workers_in_four_processes", Options { seconds, ..Options::default() });
 }
 

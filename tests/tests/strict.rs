@@ -100,11 +100,11 @@ async fn set_point<'a, A: Access<Plugin = Boxes>>(
     is_there: bool,
 ) -> Result<bool, Interrupt> {
     let set = |pages: &mut A::PagesMut<'a>| {
-        let mut all = points(&pages.page(Pages::<()>::ONLY));
+        let mut all = points(&pages.page(Slot::ONLY));
         let was_there = all.contains(&point);
         all.retain(|&other| other != point);
         all.extend(is_there.then_some(point));
-        set_points(pages, Pages::<()>::ONLY, &all);
+        set_points(pages, Slot::ONLY, &all);
         was_there != is_there
     };
     Ok(access.change(Pages::current(page), set).await?.0)

@@ -133,7 +133,7 @@ async fn alter<'a, A: Access<Plugin = CounterSet>>(
     name: Name,
     to: impl FnOnce(Option<u64>) -> Option<u64>,
 ) -> Result<Option<Option<u64>>, Interrupt> {
-    let (at, slot) = (page.at(), Pages::<()>::ONLY);
+    let (at, slot) = (page.at(), Slot::ONLY);
     let set = |pages: &mut A::PagesMut<'a>| {
         let words = pages.page(slot);
         let room = (words.count() - COUNTERS) / WORDS_EACH;

@@ -13,8 +13,6 @@ use super::{
 };
 use crate::map::ops::{Put, PutMode};
 
-const ONLY: Slot = Pages::<()>::ONLY;
-
 pub(super) async fn get<A: Access<Plugin = Tree>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
     let Descent { page, upto, .. } = descend::<_, Ships>(access, from, key, 0).await?;
     page.read(|words| value_at(&Node(words), upto, key))
@@ -75,8 +73,8 @@ impl Put<Tree> {
 
     /// Puts the entry into the leaf as it is now; `None` if it does not belong there any more, or finds no room.
     fn apply(&self, pages: &mut impl PagesMut) -> Option<Option<u64>> {
-        let step = self.step(&leaf_for(&pages.page(ONLY), self.key)?);
-        let mut leaf = NodeMut::new(pages, ONLY);
+        let step = self.step(&leaf_for(&pages.page(Slot::ONLY), self.key)?);
+        let mut leaf = NodeMut::new(pages, Slot::ONLY);
         match step {
             Step::Nothing(before) => Some(before),
             Step::Replace(index, before) => {
@@ -117,10 +115,10 @@ pub(super) async fn remove<A: Access<Plugin = Tree>>(
         return Err(Interrupt::above());
     }
     let remove = |pages: &mut A::PagesMut<'_>| {
-        let found = leaf_for(&pages.page(ONLY), key)?.search(key);
+        let found = leaf_for(&pages.page(Slot::ONLY), key)?.search(key);
         Some(found.ok().map(|index| {
-            let value = Node(&pages.page(ONLY)).value(index);
-            NodeMut::new(pages, ONLY).remove_at(index);
+            let value = Node(&pages.page(Slot::ONLY)).value(index);
+            NodeMut::new(pages, Slot::ONLY).remove_at(index);
             value
         }))
     };

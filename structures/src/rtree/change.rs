@@ -132,7 +132,7 @@ pub(super) async fn insert<A: Access<Plugin = Tree<D>>, const D: usize>(
         return enlarge(access, path, &rect, |pages, leaf| node::push(pages, leaf, &item)).await;
     }
     let add = |pages: &mut A::PagesMut<'_>| {
-        let slot = Pages::<()>::ONLY;
+        let slot = Slot::ONLY;
         let fits = leaf_of::<_, D>(&pages.page(slot)).is_some_and(|it| !it.is_full() && it.bounds().contains(&rect));
         if fits {
             node::push(pages, slot, &item);
@@ -259,7 +259,7 @@ pub(super) async fn delete<A: Access<Plugin = Tree<D>>, const D: usize>(
         return Err(Interrupt::above());
     }
     let remove = |pages: &mut A::PagesMut<'_>| {
-        let slot = Pages::<()>::ONLY;
+        let slot = Slot::ONLY;
         let found = leaf_of::<_, D>(&pages.page(slot)).and_then(|it| it.position(&rect, payload));
         if let Some(index) = found {
             node::remove_at::<D>(pages, slot, index);
@@ -270,7 +270,7 @@ pub(super) async fn delete<A: Access<Plugin = Tree<D>>, const D: usize>(
     if !is_gone {
         return Err(Interrupt::conflict());
     }
-    path.extend(after.take(Pages::<()>::ONLY));
+    path.extend(after.take(Slot::ONLY));
     tidy_up(access, path, rect).await;
     Ok(true)
 }
@@ -313,7 +313,7 @@ pub(super) async fn update<A: Access<Plugin = Tree<D>>, const D: usize>(
     let item = Item { rect: to, word: payload, stamp: 0 };
     if leaf.read(|words| Node::<_, D>::of(words).bounds().contains(&to))? {
         let set = |pages: &mut A::PagesMut<'_>| {
-            let slot = Pages::<()>::ONLY;
+            let slot = Slot::ONLY;
             let words = pages.page(slot);
             let found = leaf_of::<_, D>(&words).filter(|it| it.bounds().contains(&to));
             let found = found.and_then(|it| it.position(&rect, payload));
@@ -327,7 +327,7 @@ pub(super) async fn update<A: Access<Plugin = Tree<D>>, const D: usize>(
         if !is_set {
             return Err(Interrupt::conflict());
         }
-        old.extend(after.take(Pages::<()>::ONLY));
+        old.extend(after.take(Slot::ONLY));
         tidy_up(access, old, rect).await;
         return Ok(true);
     }

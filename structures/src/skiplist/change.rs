@@ -7,7 +7,6 @@ use farlink_runtime::{access::*, operation::tidy};
 
 use super::{List, node::*};
 
-const ONLY: Slot = Pages::<()>::ONLY;
 /// Attempts to lower the root behind one removal. The next removal tries again.
 const LOWER_MAX: u32 = 16;
 
@@ -33,7 +32,7 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
         let mut last = Place::open(access, start).await?;
         let is_before_end = |key| end.is_none_or(|end| key < end);
         let (first, mut kept, mut steps) = (last.node, Vec::new(), 0);
-        if !first.is_head && !is_before_end(first.low) {
+        if first.low.is_some_and(|low| !is_before_end(low)) {
             return Err(Interrupt::stale(last.page.at(), "it lies to the right of the key it was to hold"));
         }
         loop {
@@ -55,13 +54,11 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
     }
 
     /// Changes the value of the key at which the search ended; returns what stood there.
-    pub(super) async fn set_value(self, value: impl FnOnce(u64) -> Option<u64>) -> Result<Option<u64>, Interrupt> {
+    pub(super) async fn set_value(self, below: u64) -> Result<Option<u64>, Interrupt> {
         let Place { page, node: Node { low, .. } } = self.last;
         let set = |pages: &mut A::PagesMut<'a>| {
-            let node = Node::of(&pages.page(ONLY)).filter(|node| node.low == low && node.value().is_some())?;
-            if let Some(below) = value(node.below).filter(|&below| below != node.below) {
-                Node { below, ..node }.write(pages, ONLY);
-            }
+            let node = Node::of(&pages.page(Slot::ONLY)).filter(|node| node.low == low && node.value().is_some())?;
+            Node { below, ..node }.write(pages, Slot::ONLY);
             node.value()
         };
         self.access.change(Pages::current(page), set).await?.0.ok_or(Interrupt::conflict()).map(Some)
@@ -79,7 +76,7 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
         }
         let add = |pages: &mut A::PagesMut<'a>| {
             for &(left, new, before, right, below) in &tower {
-                Node { low: key, is_head: false, below, ..before }.write(pages, new);
+                Node { low: Some(key), below, ..before }.write(pages, new);
                 Node { high: Some(key), right, ..before }.write(pages, left);
             }
         };
@@ -98,7 +95,7 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
             let gone = place.right(self.access).await?;
             value = gone.node.value();
             let after = Node { high: gone.node.high, right: gone.node.right, ..place.node };
-            is_alone |= after.is_head && after.high.is_none() && after.level == self.first.level;
+            is_alone |= after.low.is_none() && after.high.is_none() && after.level == self.first.level;
             pairs.push((pages.add(place.page), pages.add(gone.page), after));
         }
         let remove = |pages: &mut A::PagesMut<'a>| {

@@ -23,13 +23,12 @@ pub(super) async fn check<A: Access<Plugin = List>>(access: &A) -> Result<Report
             let (at, node) = (place.page.at(), place.node);
             reached.insert(at);
             report.entries += u64::from(node.value().is_some());
-            let key = (!node.is_head).then_some(node.low);
-            leads_to.insert(key, node.below);
-            let is_below = expected.remove(&key);
+            leads_to.insert(node.low, node.below);
+            let is_below = expected.remove(&node.low);
             if is_below.is_some_and(|link| link != place.page.link().word()) {
                 report.add(at, "the node above it leads to another page");
             }
-            if key.is_some_and(|key| is_below.is_some() != (height(key) > level)) {
+            if node.low.is_some_and(|key| is_below.is_some() != (height(key) > level)) {
                 report.add(at, "its tower is not as high as its key says");
             }
             if node.high.is_none() {

@@ -87,33 +87,24 @@ impl Plugin for List {
 impl OrderedMap for List {
     async fn get<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
         let node = Found::search(access, from, key.checked_add(1), 0..=0).await?.last.node;
-        Ok(node.value().filter(|_| node.low == key))
+        Ok(node.value().filter(|_| node.low == Some(key)))
     }
 
     async fn put<A: Access<Plugin = Self>>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt> {
         let Put { key, value, mode, .. } = *put;
         let found = Found::search(access, from, key.checked_add(1), 0..=height(key)).await?;
-        if !found.last.node.is_head && found.last.node.low == key {
-            return found.set_value(|before| mode.apply(Some(before), value)).await;
+        match (found.last.node.low == Some(key), mode) {
+            (true, PutMode::Insert) => Ok(found.last.node.value()),
+            (true, _) => found.set_value(value).await,
+            (false, PutMode::Update) => Ok(None),
+            (false, _) if height(key) <= found.first.level => found.add_tower(key, value).await.map(|()| None),
+            (false, _) => change::raise_root(access).await.and(Err(Interrupt::again())),
         }
-        if mode == PutMode::Update {
-            return Ok(None);
-        }
-        if height(key) <= found.first.level {
-            return found.add_tower(key, value).await.map(|()| None);
-        }
-        if matches!(from, Start::Page(_)) {
-            return Err(Interrupt::above());
-        }
-        change::raise_root(access).await.and(Err(Interrupt::again()))
     }
 
     async fn remove<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
         let found = Found::search(access, from, Some(key), 0..=height(key)).await?;
-        match found.last.node.high == Some(key) {
-            true => found.remove_tower(key).await,
-            false => Ok(None),
-        }
+        if found.last.node.high == Some(key) { found.remove_tower(key).await } else { Ok(None) }
     }
 
     /// Along level 0, a READ for each entry. Downwards, where no links lead, the part of it below one node of `RUN_LEVEL`
@@ -125,7 +116,7 @@ impl OrderedMap for List {
             return first.ascend(access, scan, true).await;
         }
         let mut first = Found::search(access, from, high.checked_add(1), RUN_LEVEL..=RUN_LEVEL).await?.last;
-        let low_of_run = first.node.low.max(low);
+        let low_of_run = first.node.low.unwrap_or(0).max(low);
         while first.node.level > 0 {
             first = first.below(access, false).await?;
         }
@@ -144,7 +135,8 @@ impl<'a, A: Access<Plugin = List>> Place<'a, A> {
     async fn ascend(mut self, access: &'a A, scan: &Scan<List>, part: bool) -> Result<ScanPart, Interrupt> {
         let mut entries = Vec::new();
         loop {
-            entries.extend(self.node.value().map(|value| (self.node.low, value)).filter(|&(key, _)| key >= scan.low));
+            let key = self.node.low.filter(|&key| key >= scan.low);
+            entries.extend(key.zip(self.node.value()));
             let rest = self.node.high.filter(|&next| next <= scan.high);
             if rest.is_none() || entries.len() as u64 >= scan.limit {
                 return Ok(ScanPart { entries, rest, descending: false });

@@ -37,9 +37,8 @@ pub(super) fn height(key: u64) -> u8 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) level: u8,
-    /// Begins its level, before the node of the least key there, and has neither key nor value.
-    pub(super) is_head: bool,
-    pub(super) low: u64,
+    /// `None`: it is the head of its level, before the node of the least key there, and has no value.
+    pub(super) low: Option<u64>,
     /// `None`: there is no node to the right.
     pub(super) high: Option<u64>,
     pub(super) right: Link,
@@ -49,21 +48,21 @@ pub(super) struct Node {
 
 impl Node {
     /// The head of an empty list.
-    pub(super) const EMPTY: Self = Self { level: 0, is_head: true, low: 0, high: None, right: Link::NULL, below: 0 };
+    pub(super) const EMPTY: Self = Self { level: 0, low: None, high: None, right: Link::NULL, below: 0 };
 
     /// Makes sense of the words of a page, if they are a node's.
     pub(super) fn of(words: &(impl Words + ?Sized)) -> Option<Self> {
         let Identity { level, kind, .. } = Identity::from_word(words.word(IDENTITY))?;
-        let (low, right) = (words.word(LOW), Link::from_word(words.word(RIGHT)));
+        let right = Link::from_word(words.word(RIGHT));
+        let low = (kind & HEAD == 0).then(|| words.word(LOW));
         let high = (!right.is_null()).then(|| words.word(HIGH));
-        let is_head = kind == KIND | HEAD && low == 0;
-        let is_node = is_head || kind == KIND && high.is_none_or(|high| low < high);
-        is_node.then(|| Self { level, is_head, low, high, right, below: words.word(BELOW) })
+        let is_node = kind | HEAD == KIND | HEAD && (high.is_none() || low < high);
+        is_node.then(|| Self { level, low, high, right, below: words.word(BELOW) })
     }
 
     pub(super) fn write(&self, pages: &mut impl PagesMut, slot: Slot) {
-        pages.describe(slot, self.level, KIND | (u8::from(self.is_head) * HEAD));
-        pages.fill(slot, LOW, &[self.low, self.high.unwrap_or(0), self.right.word(), self.below]);
+        pages.describe(slot, self.level, if self.low.is_none() { KIND | HEAD } else { KIND });
+        pages.fill(slot, LOW, &[self.low.unwrap_or(0), self.high.unwrap_or(0), self.right.word(), self.below]);
     }
 
     /// The positions of the links that a cache swizzles: to the node below, and to the right if no link from above leads there.
@@ -73,7 +72,7 @@ impl Node {
     }
 
     pub(super) fn value(&self) -> Option<u64> {
-        (self.level == 0 && !self.is_head).then_some(self.below)
+        (self.level == 0 && self.low.is_some()).then_some(self.below)
     }
 }
 
@@ -90,16 +89,14 @@ impl<'a, A: Access<Plugin = List>> Place<'a, A> {
 
     /// A page that a link promised to be a node, and what `fits` asks for.
     fn read(page: A::Page<'a>, fits: impl FnOnce(&Node) -> bool) -> Result<Self, Interrupt> {
-        match page.read(Node::of)?.filter(fits) {
-            Some(node) => Ok(Self { page, node }),
-            None => Err(Interrupt::stale(page.at(), "it is not the node that its link promised")),
-        }
+        let stale = Interrupt::stale(page.at(), "it is not the node that its link promised");
+        Ok(Self { node: page.read(Node::of)?.filter(fits).ok_or(stale)?, page })
     }
 
     /// The node to the right, if there is one.
     pub(super) async fn right(&self, access: &'a A) -> Result<Self, Interrupt> {
         let page = access.follow(&self.page, self.node.right, Hint::BESIDE).await?;
-        Self::read(page, |node| node.level == self.node.level && Some(node.low) == self.node.high && !node.is_head)
+        Self::read(page, |node| node.level == self.node.level && node.low == self.node.high)
     }
 
     /// The node below. `is_all`: all that is left of the operation lies there.
@@ -109,7 +106,6 @@ impl<'a, A: Access<Plugin = List>> Place<'a, A> {
             true => access.descend(&self.page, link, Hint::DOWN).await?,
             false => access.follow(&self.page, link, Hint::DOWN).await?,
         };
-        let Node { level, is_head, low, .. } = self.node;
-        Self::read(page, |node| (Some(node.level), node.is_head, node.low) == (level.checked_sub(1), is_head, low))
+        Self::read(page, |node| node.level.checked_add(1) == Some(self.node.level) && node.low == self.node.low)
     }
 }

@@ -78,17 +78,17 @@ impl Operation for Add {
         }
         is_leaf(&page)?;
         let add = |pages: &mut A::PagesMut<'_>| {
-            let words = pages.page(Pages::<()>::ONLY);
+            let words = pages.page(Slot::ONLY);
             let before = (index < words.count()).then(|| words.word(index))?;
             drop(words);
-            pages.set(Pages::<()>::ONLY, index, before.wrapping_add(self.amount));
+            pages.set(Slot::ONLY, index, before.wrapping_add(self.amount));
             Some(before)
         };
         let (before, after) = access.change(Pages::current(page), add).await?;
         let Some(before) = before else { return Err(Interrupt::conflict()) };
         // The page as it was left can be read on.
         let mut after = after;
-        let left = after.take(Pages::<()>::ONLY).map(|page| page.read(|words| words.word(index)));
+        let left = after.take(Slot::ONLY).map(|page| page.read(|words| words.word(index)));
         if let Some(Ok(left)) = left {
             assert_eq!(left, before.wrapping_add(self.amount), "a page after a change is not what the change left");
         }

@@ -13,3 +13,8 @@ mod steps;
 mod ways;
 
 farlink_tests::conformance!(plane: kit::Places<2>);
+
+#[test]
+fn a_search_keeps_its_promise_while_entries_come_and_go() {
+    promise::keeps_its_promise_in::<2>();
+}

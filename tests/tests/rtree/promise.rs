@@ -52,7 +52,7 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
         })
     };
     let cache = ComputeCache::<Tree<D>>::new(CacheOptions::new(256 << 10)).unwrap();
-    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 3.0));
+    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 1.0));
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for number in 0..2u64 {
@@ -127,12 +127,10 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
     });
 }
 
-#[test]
-fn a_search_keeps_its_promise_while_entries_come_and_go() {
+pub(crate) fn keeps_its_promise_in<const D: usize>() {
     for profile in [FabricProfile::Fast, FabricProfile::Nasty] {
         for reach in [Reach::OneSided, Reach::CachedInner] {
-            keeps_its_promise::<2>(profile, reach);
-            keeps_its_promise::<6>(profile, reach);
+            keeps_its_promise::<D>(profile, reach);
         }
     }
 }
