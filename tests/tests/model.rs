@@ -47,7 +47,7 @@ async fn same<S: Subject>(tree: &Map<S, OneSided<S>>, model: &BTreeMap<u64, u64>
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: settings::from_env("FARLINK_MODEL_CASES", 24),
+        cases: settings::from_env("FARLINK_MODEL_CASES", 16),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

@@ -21,7 +21,7 @@ fn holds(name: &str, options: Options) -> Summary {
 
 /// A cache of one percent for each process.
 fn cached() -> Options {
-    let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 1.0);
+    let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 0.5);
     Options { seconds, access: AccessMode::Cached, keys: KEYS_CACHED, in_flight: 4, ..Options::default() }
 }
 
@@ -31,7 +31,7 @@ fn shared() -> Options {
 
 #[test]
 fn eight_workers_in_four_processes() {
-    let seconds = settings::from_env("FARLINK_STRESS_SECONDS", 1.0);
+    let seconds = settings::from_env("FARLINK_STRESS_SECONDS", 0.7);
     holds("eight_workers_in_four_processes", Options { seconds, ..Options::default() });
 }
 
@@ -50,7 +50,7 @@ fn eight_workers_drop_operations_on_a_cache_of_one_percent() {
 
 #[test]
 fn workers_ship_what_is_not_cached() {
-    let seconds = settings::from_env("FARLINK_SHIPPED_SECONDS", 0.5);
+    let seconds = settings::from_env("FARLINK_SHIPPED_SECONDS", 0.3);
     let shipping = Options { seconds, workers: 4, servers: 2, keys: 20_000, ..cached() };
     let always = Options { processes: 1, ship: Some(ShipChoice::Always), drop_one_in: 20, ..shipping.clone() };
     // Few pages: everybody wants the same ones.

@@ -87,7 +87,7 @@ fn every_operation_ends_in_a_cache<S: Subject>(
 }
 
 proptest! {
-    #![proptest_config(cases(60))]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn every_operation_ends_in_a_cache_of_a_damaged_structure(
