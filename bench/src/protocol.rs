@@ -20,7 +20,7 @@
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use farlink_children::Child;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -140,14 +140,10 @@ fn gather(
             stop_all(children);
             bail!("stopped by {}", signals::name(signal));
         }
-        for ((answer, child), begun) in answers.iter_mut().zip(&mut *children).zip(&mut begun) {
-            while answer.is_none() {
-                let Some(line) = child.poll(LISTEN_FOR)? else { break };
-                match parse(&line).with_context(|| format!("from {}", child.name()))? {
-                    Answer::Failed { error } => bail!("{}: {error}", child.name()),
-                    Answer::Progress { ops } => *begun = ops,
-                    other => *answer = Some(other),
-                }
+        for index in 0..children.len() {
+            if answers[index].is_none() {
+                answers[index] = hear(&mut children[index], &mut begun[index])
+                    .map_err(|error| with_others(error, children, index))?;
             }
         }
         on_progress(begun.iter().sum())?;
@@ -156,6 +152,25 @@ fn gather(
         }
     }
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// The answer of a process, if it has come; and how many operations it has begun.
+fn hear(child: &mut Child, begun: &mut u64) -> anyhow::Result<Option<Answer>> {
+    while let Some(line) = child.poll(LISTEN_FOR)? {
+        match parse(&line).with_context(|| format!("from {}", child.name()))? {
+            Answer::Failed { error } => bail!("{}: {error}", child.name()),
+            Answer::Progress { ops } => *begun = ops,
+            answer => return Ok(Some(answer)),
+        }
+    }
+    Ok(None)
+}
+
+/// One process's failure, and those of the others: it may have met what another one has left behind as it ended.
+fn with_others(failure: anyhow::Error, children: &mut [Child], of: usize) -> anyhow::Error {
+    let others = children.iter_mut().enumerate().filter(|&(index, _)| index != of);
+    let failures = others.filter_map(|(_, child)| hear(child, &mut 0).err());
+    failures.fold(failure, |all, next| anyhow!("{all:#}; {next:#}"))
 }
 
 fn silent<'a>(answers: &[Option<Answer>], children: &'a [Child]) -> Option<&'a Child> {
@@ -226,6 +241,23 @@ mod tests {
         let mut children = vec![silent(), Child::start("the dead one", command).unwrap()];
         let error = await_done(&mut children, &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.starts_with("the dead one ended early"), "{error}");
+    }
+
+    #[test]
+    fn who_ended_first_is_named_whoever_is_heard_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let has_ended = folder.path().join("ended").display().to_string();
+        let failing = |name: &str, before: &str, error: &str, after: &str| {
+            let line = serde_json::to_string(&Answer::Failed { error: error.into() }).unwrap();
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", &format!("{before} echo '{line}'; {after}")]);
+            Child::start(name, command).unwrap()
+        };
+        let waits = format!("until [ -e '{has_ended}' ]; do sleep 0.01; done;");
+        let survivor = failing("survivor", &waits, "the other has died", "read line");
+        let first = failing("first", "", "a panic", &format!("touch '{has_ended}'"));
+        let error = await_done(&mut [survivor, first], &mut |_| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("first: a panic"), "{error}");
     }
 
     #[test]

@@ -15,6 +15,8 @@ use serde_json::Value;
 use crate::tally::{Counters, Tally};
 use crate::units::{plural, show_bytes, show_count};
 
+const LINE_WIDTH: usize = 80;
+
 /// Named values, in the order in which they were added.
 pub(crate) type Fields = Vec<(&'static str, Value)>;
 
@@ -295,13 +297,16 @@ impl<W: Write> Reporter<W> {
         if self.json {
             return self.json_line(row);
         }
-        let counts: Vec<String> = row.counts.iter().map(|(name, count)| format!("{name} {}", plain(count))).collect();
-        let verdict = if row.ok { "ok" } else { "FAILED" };
-        write!(self.out, "check {}: {verdict}", row.name)?;
-        if let Some(problem) = &row.problem {
-            write!(self.out, ": {problem}")?;
+        let problem = row.problem.as_deref().unwrap_or_default();
+        let verdict = if row.ok { "ok" } else { "FAILED:" };
+        let text = format!("check {}: {verdict} {problem}", row.name);
+        let mut words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        for (index, (name, count)) in row.counts.iter().enumerate() {
+            let first = if index == 0 { "(" } else { "" };
+            let last = if index + 1 == row.counts.len() { ")" } else { "," };
+            words.push(format!("{first}{name} {}{last}", plain(count)));
         }
-        if counts.is_empty() { writeln!(self.out) } else { writeln!(self.out, " ({})", counts.join(", ")) }
+        writeln!(self.out, "{}", in_lines(&words))
     }
 
     /// An error that names the checks that did not hold, if there are any.
@@ -316,6 +321,23 @@ impl<W: Write> Reporter<W> {
         // A reader of a pipe sees each record when it is known, not when the run ends.
         self.out.flush()
     }
+}
+
+/// Words in lines of 80 columns at most, if no word is longer.
+fn in_lines(words: &[String]) -> String {
+    let (mut text, mut width) = (String::new(), 0);
+    for word in words {
+        let length = word.chars().count();
+        let space = match width {
+            0 => "",
+            _ if width + 1 + length <= LINE_WIDTH => " ",
+            _ => "\n  ",
+        };
+        width = if space.starts_with('\n') { 2 + length } else { width + space.len() + length };
+        text += space;
+        text += word;
+    }
+    text
 }
 
 fn fields<S: Serializer>(fields: &Fields, serializer: S) -> Result<S::Ok, S::Error> {
@@ -384,6 +406,18 @@ pub(crate) mod tests {
         let row = Row::measured("load", 0.0, &Tally::default(), false);
         assert_eq!((row.ops_per_second, row.reads_per_op), (Some(0.0), Some(0.0)));
         assert!(MemoryRow::new("load", footprint(0)).leased_bytes_per_entry.is_none());
+    }
+
+    #[test]
+    fn checks_fit_a_terminal() {
+        let counts = ["structure", "entries", "levels", "pages", "problems", "leaked", "held"];
+        let held = counts.iter().fold(CheckRow::new("btree", None), |row, name| row.count(name, 1_000_000_000u64));
+        let text = printed(false, |reporter| reporter.check(&held).unwrap());
+        assert!(
+            text.starts_with("check btree: ok (structure 1000000000, ") && text.ends_with(" 1000000000)\n"),
+            "{text}"
+        );
+        assert_eq!(text.lines().map(str::len).max(), Some(77), "{text}");
     }
 
     #[test]
