@@ -72,15 +72,15 @@ impl Report {
         }
         let mut table = Table::new();
         table.load_style(STYLE);
-        let ratio = format!("ratio to {BASE}, 1 in flight");
-        table.set_header(["system", "threads", "in flight", &ratio, "Mops/s here, now", "of rounds"]);
+        table.set_header(["system", "threads", "in flight", "ratio", "Mops/s", "of rounds"]);
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table.add_rows(self.rows);
         println!("{table}");
         println!(
-            "{} keys, {} lookups, all found. Rates are of this machine and this run: quote only the ratios.",
+            "{} keys, {} lookups, all found; ratio: to {BASE} with one in flight.\n\
+             Rates are of this machine and this run: quote only the ratios.",
             self.keys,
             self.distribution.name()
         );
