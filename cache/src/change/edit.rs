@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// Words that a change of one page sets at most, as a rule.
 const USUAL_WORDS: usize = 16;
 
-/// The pages of one change, locked: first those given to [`CacheHandle::change`], then the new ones, numbered in that order.
+/// The pages of one change, locked: first those given to [`CacheHandle::change`](crate::CacheHandle::change), then the new ones, numbered in that order.
 /// Dropped before its end, it puts back what was set.
 #[derive(Debug, Default)]
 pub struct Change<'a> {
@@ -72,7 +72,7 @@ impl Change<'_> {
     }
 
     /// Takes the change back: once the function has returned, all words are put back, and the call fails with
-    /// [`Misuse::Refused`].
+    /// [`Misuse::Refused`](crate::Misuse::Refused).
     pub fn refuse(&mut self) {
         self.is_refused = true;
     }

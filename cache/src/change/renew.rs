@@ -56,7 +56,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Waits for other writers of the page; does not suspend.
     ///
     /// # Errors
-    /// [`Conflict`] if the page is no longer here; [`Misuse::OtherCache`].
+    /// [`Conflict`](crate::Conflict) if the page is no longer here; [`Misuse::OtherCache`](crate::Misuse::OtherCache).
     pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), PageError> {
         let swizzled = |words: &[AtomicU64]| {
             let mut links = Vec::new();
