@@ -12,7 +12,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use crate::figure::FigureArgs;
 use crate::maps::workload::Shares;
 use crate::place::{Address, ConnectArgs, VerbsArgs, WaitArgs};
-use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, Plan, PolicyChoice, SpreadChoice, Validation};
+use crate::plan::{
+    AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, LoadChoice, Plan, PolicyChoice, SpreadChoice, Validation,
+};
 use crate::program::{Kind, Programs};
 use crate::subject::{AccessMode, Distribution, InsertOrder, Setting};
 use crate::units::{
@@ -77,15 +79,6 @@ impl FromStr for CacheSize {
             _ => Err(format!("`{text}` is not a share of the data, as 8% is")),
         }
     }
-}
-
-/// How keys are put into the tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LoadChoice {
-    /// In key order, pages filled to --fill.
-    Bulk,
-    /// One insert a key, in random order.
-    Insert,
 }
 
 /// How keys are chosen.

@@ -76,7 +76,7 @@ struct Joined {
 impl Joined {
     fn share(self, fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>) -> Shared {
         let member = Member::new(self.slot, self.epoch);
-        let shared = Shared::new(fabric, self.owner, geometry, options, member, leave_by_hand);
+        let shared = Shared::new(fabric, self.owner, geometry, (options.seed, options.window), member, leave_by_hand);
         shared.epoch.advance(self.epoch);
         *lock(&shared.claim) = self.claim;
         shared

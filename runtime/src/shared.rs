@@ -1,7 +1,6 @@
 //! What the workers of a compute server share.
 
 use crate::{
-    compute::ComputeOptions,
     counters::Counters,
     epoch::{Epochs, round::Member},
     fabric::{Fabric, OwnerClaim},
@@ -40,7 +39,7 @@ impl Shared {
         fabric: &Arc<dyn Fabric>,
         owner: OwnerId,
         geometry: Vec<Geometry>,
-        options: ComputeOptions,
+        (seed, window): (u64, usize),
         member: Member,
         leave: fn(&Arc<Self>),
     ) -> Self {
@@ -52,8 +51,8 @@ impl Shared {
             pages: SharedPages::default(),
             locks: LocalLocks::new(),
             member,
-            seed: options.seed,
-            window: options.window.max(1),
+            seed,
+            window: window.max(1),
             workers_made: AtomicU64::new(0),
             workers_alive: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
 
-use crate::args::LoadChoice;
-use crate::plan::AdmissionChoice;
+use crate::plan::{AdmissionChoice, LoadChoice};
 use crate::subject::InsertOrder;
 use crate::units::{
     number, parse_bytes, parse_count, parse_duration, parse_duration_or_zero, parse_fill, parse_nanoseconds,
