@@ -1,4 +1,4 @@
-//! The cooling map against one FIFO queue behind one lock (DEX, VLDB 2024, section 5.2): `cargo bench -p farlink-cache`.
+//! The cooling map against one FIFO queue behind one lock (DEX, VLDB 2024, section 5.2): `cargo bench -p farlink-peers --bench cooling`.
 //!
 //! A turn is what a thread of a full cache does: a page of its own cools, and the oldest one found goes; or, one time in five,
 //! a page that cooled lately is rescued.
