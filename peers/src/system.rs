@@ -282,7 +282,7 @@ mod tests {
     };
 
     #[test]
-    fn every_contender_answers_rightly() {
+    fn every_system_answers_rightly() {
         let mut world = World::new(sorted(10_000));
         let keys: Vec<_> = (0..2).map(|seed| draw(Distribution::Uniform, 10_000, 20_000, seed).unwrap()).collect();
         for (name, build) in ALL {

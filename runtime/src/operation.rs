@@ -90,17 +90,23 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
     };
     let mut restarts = Restarts::from_root(access.context().structure.root);
     loop {
-        let held = if restarts.loses_pages() { hold(access, operation).await } else { None };
-        let outcome = match held {
-            Some(outcome) => outcome,
-            None => operation.run(access, from).await,
-        };
-        let interrupt = match outcome {
+        let interrupt = match operation.run(access, from).await {
             Ok(output) => return Ok(output),
             Err(interrupt) => interrupt,
         };
         from = restarts.start_after(&interrupt);
         restarts.back_off(&access.context().worker, interrupt).await?;
+        // Apart from the attempt above, whose outcome would be moved once more.
+        while restarts.loses_pages()
+            && let Some(outcome) = hold(access, operation).await
+        {
+            let interrupt = match outcome {
+                Ok(output) => return Ok(output),
+                Err(interrupt) => interrupt,
+            };
+            from = restarts.start_after(&interrupt);
+            restarts.back_off(&access.context().worker, interrupt).await?;
+        }
     }
 }
 

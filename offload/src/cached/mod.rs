@@ -48,8 +48,8 @@ use crate::store::{CacheLayout, RemoteStore, link_of, page_id, refused, to_cache
 const PREFETCHED_LEVEL_MAX: u8 = 1;
 /// For pages at this level and below it pays to let other operations run meanwhile.
 const YIELDED_LEVEL_MAX: u8 = 1;
-/// A cache of up to so many bytes is at hand in the processor's own: waiting for a page takes no longer than letting others run.
-const AT_HAND_BYTES: usize = 4 << 20;
+/// A cache of up to so many bytes lies in the processor's own: waiting for a page takes no longer than letting others run.
+const SMALL_BYTES: usize = 4 << 20;
 
 /// Access through the cache to what this compute server owns, and nobody else reads or writes. Made by
 /// [`ComputeCache::own`](crate::ComputeCache::own).
@@ -112,7 +112,7 @@ fn conflict(conflict: Conflict) -> Interrupt {
 impl<P: Plugin> Cached<P> {
     pub(crate) fn new(cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>) -> Self {
         let class = to_cache(cache.store().context().structure.class);
-        let is_large = cache.cache().memory().limit > AT_HAND_BYTES;
+        let is_large = cache.cache().memory().limit > SMALL_BYTES;
         Self { cache, class, root: std::rc::Rc::default(), is_large }
     }
 
@@ -210,20 +210,40 @@ impl<P: Plugin> Cached<P> {
         self.cache.flush_matching(is_meant).await.map_err(failed)
     }
 
-    async fn root(&self) -> Result<CachedPage<'_, P>, Interrupt> {
-        let anchor = match self.root.get() {
-            Some(anchor) => anchor,
-            None => {
-                let root = self.context().structure.root_link();
-                let anchor = self
-                    .cache
-                    .anchor(page_id(root), self.class)
-                    .await
-                    .map_err(|error| self.cache.store().interrupt(error))?;
-                self.root.get_or_init(|| anchor)
+    /// The page where an operation begins, if it is cached.
+    #[inline(always)]
+    fn try_start(&self, start: Start) -> Option<Result<CachedPage<'_, P>, Interrupt>> {
+        match start {
+            Start::Page(_) => return None,
+            Start::Resume(words) => {
+                if let Some(page) = self.cache.back_to(Bookmark(words)) {
+                    return Some(Ok(CachedPage(page)));
+                }
             }
-        };
-        Ok(CachedPage(self.cache.enter(anchor).map_err(refused)?))
+            // What is cached is current: nobody else changes it.
+            Start::Root | Start::Anew => {}
+        }
+        Some(self.cache.enter(self.root.get()?).map(CachedPage).map_err(refused))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn start_absent(&self, start: Start) -> Fetch<'_, '_, P> {
+        Box::pin(async move {
+            let failed = |error| self.cache.store().interrupt(error);
+            let Start::Page(page) = start else {
+                let root = self.context().structure.root_link();
+                let anchor = self.cache.anchor(page_id(root), self.class).await.map_err(failed)?;
+                return Ok(CachedPage(self.cache.enter(self.root.get_or_init(|| anchor)).map_err(refused)?));
+            };
+            let Some((at, class)) = page.remote() else {
+                return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }.into());
+            };
+            if self.cache.store().freeing().contains(page) {
+                return Err(Interrupt::stale(at, "it was freed just now"));
+            }
+            Ok(CachedPage(self.cache.load(page_id(page), to_cache(class)).await.map_err(failed)?))
+        })
     }
 
     /// What is read first of a page of which nothing else is known: a search begins in the first half.
@@ -283,6 +303,30 @@ pub(crate) struct Follow<'f, 'a, P: Plugin> {
 }
 
 type Fetch<'f, 'a, P> = Pin<Box<dyn Future<Output = Result<CachedPage<'a, P>, Interrupt>> + 'f>>;
+
+/// Going to where an operation begins; by hand, as [`Follow`] is.
+struct Open<'a, P: Plugin> {
+    access: &'a Cached<P>,
+    start: Start,
+    /// If it takes a while.
+    fetch: Option<Fetch<'a, 'a, P>>,
+}
+
+impl<'a, P: Plugin> Future for Open<'a, P> {
+    type Output = Result<CachedPage<'a, P>, Interrupt>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Self::Output> {
+        let Self { access, start, .. } = *self;
+        if self.fetch.is_none()
+            && let Some(opened) = access.try_start(start)
+        {
+            return Poll::Ready(opened);
+        }
+        let fetch = self.fetch.get_or_insert_with(|| access.start_absent(start));
+        in_parts(fetch.as_mut().poll(cx))
+    }
+}
 
 enum Step<'f, 'a, P: Plugin> {
     Prefetch,
@@ -408,25 +452,8 @@ impl<P: Plugin> Access for Cached<P> {
     }
 
     #[inline(always)]
-    async fn open(&self, start: Start) -> Result<CachedPage<'_, P>, Interrupt> {
-        match start {
-            // What is cached is current: nobody else changes it.
-            Start::Root | Start::Anew => self.root().await,
-            Start::Resume(words) => match self.cache.back_to(Bookmark(words)) {
-                Some(page) => Ok(CachedPage(page)),
-                None => self.root().await,
-            },
-            Start::Page(page) => {
-                let Some((at, class)) = page.remote() else {
-                    return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }.into());
-                };
-                if self.cache.store().freeing().contains(page) {
-                    return Err(Interrupt::stale(at, "it was freed just now"));
-                }
-                let loaded = self.cache.load(page_id(page), to_cache(class)).await;
-                Ok(CachedPage(loaded.map_err(|error| self.cache.store().interrupt(error))?))
-            }
-        }
+    fn open(&self, start: Start) -> impl Future<Output = Result<CachedPage<'_, P>, Interrupt>> {
+        Open { access: self, start, fetch: None }
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use farlink_runtime::access::{Access, Context, Hint, Interrupt, Link, PageRef, S
 
 use super::{
     Tree,
-    guess::{Guess, Notes, likely},
+    guess::{Guess, Learned, likely},
     node::{HEAD, KIND, Node, Side},
 };
 
@@ -171,7 +171,7 @@ fn walk<'a, A: Access<Plugin = Tree>, const KEEPS_PARENT: bool>(
     level: u8,
 ) -> Result<Stop, Interrupt> {
     let page_words = page_words(access);
-    let notes = notes(access);
+    let learned = learned(access);
     loop {
         let at_level = way.page.level();
         let near = way.guess.and_then(|guess| guess.is_trusted.then_some(guess.near));
@@ -181,7 +181,7 @@ fn walk<'a, A: Access<Plugin = Tree>, const KEEPS_PARENT: bool>(
                 Step::Arrived(upto) | Step::Down { upto, .. } => upto.wrapping_sub(1),
                 _ => usize::MAX,
             };
-            guess.learn(notes, index, || way.page.read(|words| Node(words).density()).ok());
+            guess.learn(learned, index, || way.page.read(|words| Node(words).density()).ok());
         }
         match step {
             // All keys were at hand, and no values.
@@ -190,7 +190,7 @@ fn walk<'a, A: Access<Plugin = Tree>, const KEEPS_PARENT: bool>(
             Step::Right(link) => return Ok(Stop::Right(link)),
             Step::Lost(why) => return Err(Interrupt::stale(way.page.at(), why)),
             Step::Down { link, distance, .. } => {
-                let guess = Guess::new(notes, at_level - 1, page_words, distance);
+                let guess = Guess::new(learned, at_level - 1, page_words, distance);
                 way.guess = guess;
                 let Some(child) = access.try_follow(&way.page, link, wanted_alone(guess, page_words)) else {
                     return Ok(Stop::Away(link));
@@ -262,7 +262,7 @@ fn page_words<A: Access<Plugin = Tree>>(access: &A) -> usize {
 
 /// What is known of where keys are, if this access has a use for it.
 #[inline(always)]
-fn notes<A: Access<Plugin = Tree>>(access: &A) -> Option<&Notes> {
+fn learned<A: Access<Plugin = Tree>>(access: &A) -> Option<&Learned> {
     let Context { local, .. } = access.context();
     A::PREFETCHES.then_some(local)
 }

@@ -20,7 +20,7 @@ const TRUST_MAX: u32 = 15;
 const TRUST_LOST: u32 = 3;
 
 /// What a handle has learned of its pages, by level; see [`Guess`].
-pub(super) type Notes = Cell<[u64; 2]>;
+pub(super) type Learned = Cell<[u64; 2]>;
 
 /// A guess: a key is among the [`NEAR`] entries from `near` on.
 #[derive(Debug, Clone, Copy)]
@@ -68,13 +68,13 @@ impl Known {
 
 impl Guess {
     /// The place of a key that is `distance` above the first one of a page of `words` words at `level`; `None` if nobody is
-    /// interested. `notes` are the access's.
+    /// interested. `learned` is the handle's.
     #[inline(always)]
-    pub(super) fn new(notes: Option<&Notes>, level: u8, words: usize, distance: u64) -> Option<Self> {
+    pub(super) fn new(learned: Option<&Learned>, level: u8, words: usize, distance: u64) -> Option<Self> {
         if level > LEVEL_MAX {
             return None;
         }
-        let known = Known::from_word(of_level(notes?, level).get());
+        let known = Known::from_word(of_level(learned?, level).get());
         let near = known.density.entries(distance).saturating_sub(NEAR / 2);
         Some(Self { near: near.min(capacity(words).saturating_sub(NEAR)), is_trusted: known.trust >= TRUST_MIN, level })
     }
@@ -82,28 +82,28 @@ impl Guess {
     /// Learns whether the key's place (none: a number that no place has) is where it was guessed to be; if not, what the page's
     /// density is.
     #[inline(always)]
-    pub(super) fn learn(self, notes: Option<&Notes>, index: usize, density: impl FnOnce() -> Option<Density>) {
-        let Some(notes) = notes else { return };
+    pub(super) fn learn(self, learned: Option<&Learned>, index: usize, density: impl FnOnce() -> Option<Density>) {
+        let Some(learned) = learned else { return };
         let is_right = index.wrapping_sub(self.near) < NEAR;
-        let note = of_level(notes, self.level);
-        let known = Known::from_word(note.get());
+        let cell = of_level(learned, self.level);
+        let known = Known::from_word(cell.get());
         if is_right && known.trust == TRUST_MAX {
             return;
         }
-        revise(note, known, is_right, if is_right { None } else { density() });
+        revise(cell, known, is_right, if is_right { None } else { density() });
     }
 }
 
 #[cold]
-fn revise(note: &Cell<u64>, known: Known, is_right: bool, density: Option<Density>) {
+fn revise(cell: &Cell<u64>, known: Known, is_right: bool, density: Option<Density>) {
     let trust = if is_right { known.trust + 1 } else { known.trust.saturating_sub(TRUST_LOST) };
-    note.set(Known { density: density.unwrap_or(known.density), trust }.word());
+    cell.set(Known { density: density.unwrap_or(known.density), trust }.word());
 }
 
 #[inline(always)]
-fn of_level(notes: &Notes, level: u8) -> &Cell<u64> {
-    let notes: &Cell<[u64]> = notes;
-    &notes.as_slice_of_cells()[usize::from(level)]
+fn of_level(learned: &Learned, level: u8) -> &Cell<u64> {
+    let learned: &Cell<[u64]> = learned;
+    &learned.as_slice_of_cells()[usize::from(level)]
 }
 
 /// Where a page of `words` words has the keys and the values of the entries from `near` on.
@@ -119,9 +119,9 @@ mod tests {
     const WORDS: usize = 128;
 
     /// What a handle makes of one key: the guess for it, and where it was.
-    fn look(notes: &Notes, distance: u64, index: usize, density: Density) -> Guess {
-        let guess = Guess::new(Some(notes), 0, WORDS, distance).unwrap();
-        guess.learn(Some(notes), index, || Some(density));
+    fn look(learned: &Learned, distance: u64, index: usize, density: Density) -> Guess {
+        let guess = Guess::new(Some(learned), 0, WORDS, distance).unwrap();
+        guess.learn(Some(learned), index, || Some(density));
         guess
     }
 
@@ -129,25 +129,25 @@ mod tests {
     fn evenly_spread_keys_are_soon_found_where_they_are_guessed_to_be() {
         // Close together, apart, and a page in sixteen of all keys.
         for apart in [1, 1000, u64::MAX / 50 / 16] {
-            let notes = Cell::default();
+            let learned = Cell::default();
             let density = Density::of(50, apart.saturating_mul(50));
             for index in (0..50).cycle().take(1000) {
-                look(&notes, index * apart, index as usize, density);
+                look(&learned, index * apart, index as usize, density);
             }
-            let guess = look(&notes, 30 * apart, 30, density);
+            let guess = look(&learned, 30 * apart, 30, density);
             assert!(guess.is_trusted && (guess.near..guess.near + NEAR).contains(&30), "{apart}: {guess:?}");
         }
     }
 
     #[test]
     fn trust_is_lost_where_keys_are_in_clusters_and_comes_back() {
-        let notes = Cell::default();
+        let learned = Cell::default();
         let density = Density::of(50, 50_000);
         let look_often = |indices: [usize; 2]| {
             for index in indices.into_iter().cycle().take(100) {
-                look(&notes, 30_000, index, density);
+                look(&learned, 30_000, index, density);
             }
-            look(&notes, 30_000, 30, density).is_trusted
+            look(&learned, 30_000, 30, density).is_trusted
         };
         assert!(look_often([30, 30]));
         assert!(!look_often([3, 50]));
@@ -157,9 +157,9 @@ mod tests {
     #[test]
     fn guesses_lie_in_the_page_whatever_is_known_and_not_all_levels_have_one() {
         for word in [0, 15, 1 << 63, u64::MAX] {
-            let notes = Cell::new([word; 2]);
+            let learned = Cell::new([word; 2]);
             for distance in [0, 1, u64::MAX] {
-                let guess = Guess::new(Some(&notes), 1, WORDS, distance).unwrap();
+                let guess = Guess::new(Some(&learned), 1, WORDS, distance).unwrap();
                 assert!(
                     likely(WORDS, guess.near).iter().all(|words| usize::from(words.1) <= WORDS),
                     "{word}, {distance}"

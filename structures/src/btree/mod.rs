@@ -98,7 +98,7 @@ impl Plugin for Tree {
     const NAME: &'static str = "btree";
     const ROOT_BYTES: std::ops::RangeInclusive<usize> = PAGE_BYTES_MIN..=4096;
     type Region = KeyRange;
-    type Local = guess::Notes;
+    type Local = guess::Learned;
 
     #[inline]
     fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {

@@ -59,7 +59,7 @@ fn malformed_messages_are_answered_and_counted_and_others_are_served() {
 fn replies_are_eager_up_to_the_limit_that_the_peer_has_told() {
     let scene = scene(1, FAST, SMALL, &ServeMessages::default());
     let mut rogue = Rogue::new(&scene, 0);
-    // The welcome.
+    // The hello-ack.
     until(|| rogue.forms() == [1]);
     rogue.limit(50);
     // Three words of a reply are headers.

@@ -10,7 +10,7 @@ use crate::{error::Error, serve::Service};
 pub struct ManualMessageServer {
     threads: Vec<Thread>,
     shared: Shared,
-    /// After the threads: closes the door.
+    /// Closed after the threads have ended.
     _listener: Box<dyn Listener>,
 }
 

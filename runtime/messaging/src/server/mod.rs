@@ -115,7 +115,7 @@ impl Drop for ShutOnPanic {
 pub struct MessageServer {
     shared: Shared,
     threads: Vec<(std::sync::Arc<dyn EndpointWaker>, JoinHandle<()>)>,
-    /// After the threads: closes the door.
+    /// Closed after the threads have ended.
     _listener: std::sync::Arc<dyn Listener>,
 }
 

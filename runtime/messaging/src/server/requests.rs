@@ -72,14 +72,14 @@ impl Thread {
         let Some(Some(peer)) = self.peers.get(index) else { return };
         let session_index = peer.session;
         let Some(session) = &mut self.sessions[session_index] else { return };
-        let (view, garbled) = match read_request(message) {
+        let (view, malformed) = match read_request(message) {
             Ok(view) => (Some(view), None),
             Err((why, sequence)) => {
                 tracing::debug!(peer = index, %why, "malformed");
                 (None, Some(sequence))
             }
         };
-        let numbers = match (&view, garbled) {
+        let numbers = match (&view, malformed) {
             (Some(view), _) => Some((view.sequence, view.acknowledged)),
             // Nothing that it says is believed, but its number is answered.
             (None, Some(Some(sequence))) => Some((sequence, 0)),
