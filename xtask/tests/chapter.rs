@@ -1,9 +1,16 @@
-//! The guide's chapter on adding a structure quotes code that compiles: each of its blocks stands in the example.
+//! What the docs name is there: the chapter on adding a structure quotes code that compiles, and files are where they are said to be.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
 
 fn lines(path: &str) -> Vec<String> {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap();
+    let text = fs::read_to_string(root().join(path)).unwrap();
     text.lines().map(|line| line.trim().to_owned()).collect()
 }
 
@@ -18,4 +25,42 @@ fn the_chapter_quotes_the_example() {
         blocks += 1;
     }
     assert!(blocks >= 10, "{blocks} blocks");
+}
+
+/// Where the docs look for a file: tables and headings say which of these is meant.
+const FOLDERS: [&str; 9] = [
+    "",
+    "docs/src",
+    "runtime/src",
+    "runtime/fabric/src",
+    "runtime/messaging/src",
+    "cache/src",
+    "offload/src",
+    "structures/src",
+    "structures/src/rtree",
+];
+
+#[test]
+fn the_docs_name_files_that_are_there() {
+    let mut pages: Vec<_> = fs::read_dir(root().join("docs/src")).unwrap().map(|page| page.unwrap().path()).collect();
+    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    pages.push(root().join("README.md"));
+    let (mut found, mut missing) = (0, Vec::new());
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
+        for name in text.split('`').skip(1).step_by(2) {
+            let is_file = name.ends_with(".rs") || name.ends_with(".md") || name.ends_with(".toml");
+            let is_made = name.starts_with("target/");
+            let is_path = name.chars().all(|char| char.is_ascii_alphanumeric() || "/._-".contains(char));
+            if is_made || !is_path || !(is_file || name.ends_with('/')) {
+                continue;
+            }
+            match FOLDERS.iter().any(|folder| root().join(folder).join(name).exists()) {
+                true => found += 1,
+                false => missing.push(format!("{}: {name}", page.display())),
+            }
+        }
+    }
+    assert!(missing.is_empty(), "the docs name files that are not there: {missing:#?}");
+    assert!(found >= 80, "{found} names");
 }
