@@ -40,7 +40,7 @@ impl Run<'_> {
     /// Runs all phases on a structure of the cluster, ends the processes, then makes the checks. Whether they held is for
     /// [`Reporter::all_held`] to say.
     pub(crate) fn run(&self, mut processes: Vec<Child>, reporter: &mut Reporter<impl Write>) -> anyhow::Result<()> {
-        let Self { known, plan, place, .. } = *self;
+        let Self { known, plan, place, cluster, .. } = *self;
         let phases = plan.phases();
         let mut samples = Samples::new(self);
         let mut totals = Totals::new(plan.workloads.iter().any(|workload| known.removes(workload)));
@@ -75,7 +75,7 @@ impl Run<'_> {
                 progress.advance(&step, Pace { ops, of: Some(of), elapsed: begin.elapsed(), lasts });
                 if looked.elapsed() >= LOOK_EVERY {
                     looked = Instant::now();
-                    place.check_servers()?;
+                    cluster.check_servers()?;
                 }
                 Ok(())
             };

@@ -35,6 +35,11 @@ impl ClusterView {
         u32::try_from(self.fabric.servers()).unwrap_or(u32::MAX)
     }
 
+    /// Whether all its memory servers are there.
+    pub(crate) fn check_servers(&self) -> anyhow::Result<()> {
+        Ok(self.fabric.check_servers()?)
+    }
+
     /// Joins the cluster for as long as `look` takes.
     pub(crate) fn visit<R>(&self, look: impl FnOnce(&Worker) -> anyhow::Result<R>) -> anyhow::Result<R> {
         let compute = ComputeServer::join(Arc::clone(&self.fabric), ComputeOptions::default())?;

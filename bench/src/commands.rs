@@ -44,11 +44,11 @@ pub(crate) fn serve(programs: Programs<'_>, args: &ServeArgs) -> anyhow::Result<
         _ => Some(serve::ship(&server, &dir, args.threads, registry)?),
     };
     announce_ready(&mut io::stdout(), args.server)?;
-    signals.wait();
+    let ended = signals.wait(|| server.check());
     // Leaves the cluster before its memory goes.
     drop(shipping);
     drop(server);
-    Ok(())
+    Ok(ended?)
 }
 
 /// `farlink check`.

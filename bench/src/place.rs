@@ -178,15 +178,6 @@ impl Place {
         }
     }
 
-    /// Whether all its memory servers run. Those of a folder leave their memory behind, so nobody else notices; over RDMA
-    /// whoever uses one does.
-    pub(crate) fn check_servers(&self) -> anyhow::Result<()> {
-        match self {
-            Self::Folder(_) => self.fabric(MemOptions::default()).map(drop),
-            Self::Verbs { .. } => Ok(()),
-        }
-    }
-
     /// The way to it. `options` are for memory that this process maps.
     pub(crate) fn fabric(&self, options: MemOptions) -> anyhow::Result<Arc<dyn Fabric>> {
         match self {

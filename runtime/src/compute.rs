@@ -173,11 +173,12 @@ impl ComputeServer {
         &self.shared.geometry
     }
 
-    /// Whether all memory servers are there, as far as is known: for a program that goes without requests for a while, and
-    /// would not hear of a loss. Asks nobody; costs a load while none is lost.
+    /// Whether all memory servers are there: for a program that goes without requests for a while, and would not hear of a
+    /// loss. Asks none of them; a few system calls on `mem`, a load on verbs.
     ///
     /// # Errors
-    /// [`FabricError::ServerLost`], with a fabric of verbs, for one whose process has ended or which cannot be reached any more.
+    /// [`FabricError::ServerLost`] for one whose process has ended, whose region's file is not what it was, or which cannot be
+    /// reached any more.
     pub fn check_servers(&self) -> Result<(), Error> {
         Ok(self.shared.fabric.check_servers()?)
     }
@@ -256,6 +257,7 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
         Err(error) => return tracing::error!(%error, "no maintenance: pages will not be reused"),
     };
     let mut rest = BUSY_REST;
+    let mut is_told = false;
     loop {
         if matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Disconnected)) {
             if !shared.has_workers() {
@@ -267,7 +269,10 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
             Ok(true) => rest = BUSY_REST,
             Ok(false) => rest = (rest * 2).min(IDLE_REST),
             Err(error) => {
-                tracing::warn!(%error, "a round of maintenance failed");
+                // Of a memory server that is lost there is no more to say the second time.
+                if !std::mem::replace(&mut is_told, matches!(error, Error::Fabric(FabricError::ServerLost { .. }))) {
+                    tracing::warn!(%error, "a round of maintenance failed");
+                }
                 rest = IDLE_REST;
             }
         }
@@ -336,6 +341,8 @@ fn board(first: &Geometry) -> Board {
 
 /// One round of maintenance; true if there is reason to come again soon.
 async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
+    // Operations learn of what it finds: their requests fail.
+    let _ = shared.fabric.check_servers();
     let is_busy = shared
         .member
         .round(worker, &board(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)

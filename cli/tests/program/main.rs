@@ -1,5 +1,7 @@
 //! The program as a user meets it: its output, its exit status, its errors.
 
+mod servers;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
