@@ -192,6 +192,7 @@ impl Prepared<'_> {
     fn run(mut self, place: &Place, alone: bool) -> anyhow::Result<()> {
         let cluster = ClusterView::new(place.fabric_once_ready(MemOptions::default(), self.args.wait.wait)?);
         self.data.open_or_create(&cluster, &mut self.plan, self.loads)?;
+        self.plan.require_room()?;
         let run = Run { known: self.known, data: &*self.data, plan: &self.plan, place, cluster: &cluster, alone };
         let Some(trace) = &self.trace else {
             let mut reporter = Reporter::new(io::stdout(), self.args.json);

@@ -179,6 +179,13 @@ fn every_mix_through_a_small_cache() {
 }
 
 #[test]
+fn the_smallest_cache_is_loaded_through_and_refuses_what_it_cannot_run() {
+    bench("--access cached --cache 64KiB --page-bytes 4096 --keys 20000 --mix c --ops 100").must_hold();
+    let said = bench("--access cached --cache 64KiB --keys 2000 --workers 8 --in-flight 1000 --mix a --ops 100");
+    said.must_fail_with(&["--cache 65536 has room for 64 pages", "8000 operations in flight"]);
+}
+
+#[test]
 fn processes_share_a_tree_through_caches_of_inner_pages() {
     let said = bench(
         "--json --keys 20000 --access cached-inner --processes 2 --in-flight 4 --ops 4000 --nasty --rounds 1 \
@@ -652,8 +659,14 @@ mod over_rdma {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-        std::fs::write(path("secret"), "two servers and their secret\n").unwrap();
-        std::fs::write(path("wrong"), "another secret of good length\n").unwrap();
+        let write = |name: &str, secret: &str| {
+            use std::os::unix::fs::OpenOptionsExt as _;
+            let mut file =
+                std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path(name)).unwrap();
+            file.write_all(secret.as_bytes()).unwrap();
+        };
+        write("secret", "two servers and their secret\n");
+        write("wrong", "another secret of good length\n");
         let secret = path("secret");
         let servers: Vec<Server> = ["0", "1"]
             .map(|server| Server::start(&["--server", server, "--servers", "2", "--secret-file", &secret]))
