@@ -12,6 +12,7 @@ use farlink_runtime::fabric::Fabric;
 use farlink_runtime::report::Report;
 use farlink_runtime::structure::Structure;
 use farlink_runtime::worker::Worker;
+use serde_json::Value;
 
 use crate::report::{CheckRow, Footprint};
 
@@ -40,10 +41,12 @@ impl ClusterView {
         Ok(self.fabric.check_servers()?)
     }
 
-    /// Joins the cluster for as long as `look` takes.
+    /// Joins the cluster for as long as `look` takes. What compute servers that have died held is taken back before that.
     pub(crate) fn visit<R>(&self, look: impl FnOnce(&Worker) -> anyhow::Result<R>) -> anyhow::Result<R> {
         let compute = ComputeServer::join(Arc::clone(&self.fabric), ComputeOptions::default())?;
-        look(&compute.worker()?)
+        let worker = compute.worker()?;
+        worker.block_on(compute.settle(&worker))?;
+        look(&worker)
     }
 
     /// All structures, by name.
@@ -81,6 +84,7 @@ pub(crate) fn sum(reports: impl IntoIterator<Item = Report>) -> Report {
         all.audit.reached_but_free.extend(part.audit.reached_but_free);
         // Of the whole cluster.
         all.audit.held = all.audit.held.max(part.audit.held);
+        all.audit.has_holders |= part.audit.has_holders;
         all.is_partial |= part.is_partial;
     }
     all
@@ -94,7 +98,7 @@ pub(crate) fn check_row(kind: &str, name: &str, report: &Report) -> CheckRow {
         .count("levels", report.height())
         .count("pages", report.pages())
         .count("problems", report.problem_count)
-        .count("leaked", report.audit.leaked.len())
+        .count("leaked", report.leaked().map_or_else(|| "unknown".into(), Value::from))
         .count("held", report.audit.held)
 }
 
@@ -113,6 +117,9 @@ pub(crate) fn problem(report: &Report) -> Option<String> {
         if let Some(first) = pages.first() {
             told.push(format!("pages {what}: {}, the first is {first:?}", pages.len()));
         }
+    }
+    if report.audit.lost() > 0 {
+        told.push(format!("{} pages are lost: not in use, and not free", report.audit.lost()));
     }
     Some(told.join("; "))
 }

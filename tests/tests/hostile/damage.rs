@@ -275,7 +275,7 @@ impl<S: Subject> SceneOf<S> {
             image[LOCK] = LockWord::unlocked(lock.version()).word();
             image[CHECKSUM] = page::checksum(&image, lock.version());
         } else if lock.state() == LockState::LockedBy(self.compute.owner()) {
-            image[LOCK] = LockWord::free(lock.version()).word();
+            image[LOCK] = LockWord::free(lock.version(), None).word();
         }
         self.direct.write(at, &image).unwrap();
     }
