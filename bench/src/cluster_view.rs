@@ -56,6 +56,11 @@ impl ClusterView {
         Ok(all)
     }
 
+    /// Bytes of the cluster's memory that are not free.
+    pub(crate) fn used_bytes(&self) -> anyhow::Result<u64> {
+        self.visit(|worker| Ok(worker.block_on(audit::memory(worker))?.used_bytes()))
+    }
+
     /// The remote memory that a structure takes, of which this is the report.
     pub(crate) fn footprint(&self, report: &Report) -> anyhow::Result<Footprint> {
         let memory = self.visit(|worker| Ok(worker.block_on(audit::memory(worker))?))?;

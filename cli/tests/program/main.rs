@@ -178,6 +178,20 @@ fn every_mix_through_a_small_cache() {
     assert!(table_of(&said.out).all(|line| line.chars().count() <= 80), "{}", said.out);
 }
 
+/// Operations that memory servers carry out, and an owner's, outlive whoever asked for them as far as they were promised to.
+#[test]
+fn chaos_loses_nothing_that_was_acknowledged() {
+    for access in ["coarse", "cached"] {
+        let said = farlink(&["chaos", "--kills", "4", "--keys", "300", "--access", access, "--json"]);
+        let rows = said.json();
+        let check = |name: &str| named(&rows, name)[0]["ok"] == true;
+        assert!(check("without-kills") && check("acknowledged") && check("memory"), "{access}: {}", said.out);
+        let told = rows.iter().find(|row| row["kind"] == "chaos").unwrap();
+        assert!(number(told, "kills") == 4.0 && number(told, "answers") > 4.0, "{told}");
+    }
+    farlink(&["chaos", "--structure", "rtree"]).must_fail_with(&["chaos is for ordered maps"]);
+}
+
 #[test]
 fn the_smallest_cache_is_loaded_through_and_refuses_what_it_cannot_run() {
     bench("--access cached --cache 64KiB --page-bytes 4096 --keys 20000 --mix c --ops 100").must_hold();

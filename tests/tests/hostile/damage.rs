@@ -353,7 +353,8 @@ impl<S: Subject> SceneOf<S> {
         for _ in 0..4 {
             let _ = self.worker.block_on(self.compute.maintain(&self.worker));
         }
-        prop_assert!(self.worker.counters().reads - reads < 1000, "maintenance reads on and on");
+        // Where a slot names somebody who is dead, all pages are looked through.
+        prop_assert!(self.worker.counters().reads - reads < 100_000, "maintenance reads on and on");
         Ok(())
     }
 }

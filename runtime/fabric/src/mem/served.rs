@@ -93,7 +93,11 @@ impl ServedRegion {
         }
         let region = files::map(&file, &path, server)?;
         if started.is_some_and(|started| !started.is_of(&region)) {
-            let why = format!("{} is of another time: not as the cluster's memory server has left it", path.display());
+            let why = format!(
+                "{} is not as this memory server has left it: it is of another time or another cluster, or files were \
+                 renamed or mixed; do not mix their files",
+                path.display()
+            );
             return Err(Error::BadRegion { server, why });
         }
         Started::stamp(dir, server, &region)?;
