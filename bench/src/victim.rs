@@ -171,7 +171,7 @@ impl<S: Subject> Worker<'_, S> {
                 break;
             }
             let key = self.keys[self.rng.random_range(0..self.keys.len())];
-            let mostly_inserts = self.done / TIDE % 2 == 0;
+            let mostly_inserts = (self.done / TIDE).is_multiple_of(2);
             let change = match (self.rng.random_range(0..10), mostly_inserts) {
                 (0, _) => Change::Nothing,
                 (1..=8, true) | (1, false) => Change::Put(self.rng.random()),
