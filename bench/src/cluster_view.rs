@@ -12,6 +12,7 @@ use farlink_runtime::fabric::Fabric;
 use farlink_runtime::report::Report;
 use farlink_runtime::structure::Structure;
 use farlink_runtime::worker::Worker;
+use serde_json::Value;
 
 use crate::report::{CheckRow, Footprint};
 
@@ -35,10 +36,17 @@ impl ClusterView {
         u32::try_from(self.fabric.servers()).unwrap_or(u32::MAX)
     }
 
-    /// Joins the cluster for as long as `look` takes.
+    /// Whether all its memory servers are there.
+    pub(crate) fn check_servers(&self) -> anyhow::Result<()> {
+        Ok(self.fabric.check_servers()?)
+    }
+
+    /// Joins the cluster for as long as `look` takes. What compute servers that have died held is taken back before that.
     pub(crate) fn visit<R>(&self, look: impl FnOnce(&Worker) -> anyhow::Result<R>) -> anyhow::Result<R> {
         let compute = ComputeServer::join(Arc::clone(&self.fabric), ComputeOptions::default())?;
-        look(&compute.worker()?)
+        let worker = compute.worker()?;
+        worker.block_on(compute.settle(&worker))?;
+        look(&worker)
     }
 
     /// All structures, by name.
@@ -46,6 +54,11 @@ impl ClusterView {
         let mut all = self.visit(|worker| Ok(worker.block_on(catalog::list(worker))?))?;
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
+    }
+
+    /// Bytes of the cluster's memory that are not free.
+    pub(crate) fn used_bytes(&self) -> anyhow::Result<u64> {
+        self.visit(|worker| Ok(worker.block_on(audit::memory(worker))?.used_bytes()))
     }
 
     /// The remote memory that a structure takes, of which this is the report.
@@ -76,6 +89,7 @@ pub(crate) fn sum(reports: impl IntoIterator<Item = Report>) -> Report {
         all.audit.reached_but_free.extend(part.audit.reached_but_free);
         // Of the whole cluster.
         all.audit.held = all.audit.held.max(part.audit.held);
+        all.audit.has_holders |= part.audit.has_holders;
         all.is_partial |= part.is_partial;
     }
     all
@@ -89,7 +103,7 @@ pub(crate) fn check_row(kind: &str, name: &str, report: &Report) -> CheckRow {
         .count("levels", report.height())
         .count("pages", report.pages())
         .count("problems", report.problem_count)
-        .count("leaked", report.audit.leaked.len())
+        .count("leaked", report.leaked().map_or_else(|| "unknown".into(), Value::from))
         .count("held", report.audit.held)
 }
 
@@ -108,6 +122,9 @@ pub(crate) fn problem(report: &Report) -> Option<String> {
         if let Some(first) = pages.first() {
             told.push(format!("pages {what}: {}, the first is {first:?}", pages.len()));
         }
+    }
+    if report.audit.lost() > 0 {
+        told.push(format!("{} pages are lost: not in use, and not free", report.audit.lost()));
     }
     Some(told.join("; "))
 }

@@ -44,11 +44,11 @@ pub(crate) fn serve(programs: Programs<'_>, args: &ServeArgs) -> anyhow::Result<
         _ => Some(serve::ship(&server, &dir, args.threads, registry)?),
     };
     announce_ready(&mut io::stdout(), args.server)?;
-    signals.wait();
+    let ended = signals.wait(|| server.check());
     // Leaves the cluster before its memory goes.
     drop(shipping);
     drop(server);
-    Ok(())
+    Ok(ended?)
 }
 
 /// `farlink check`.
@@ -174,13 +174,11 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
         let plan = &prepared.plan;
         let bytes = args.server_bytes.unwrap_or_else(|| cluster::default_server_bytes(plan.loaded, plan.servers));
         let own = Cluster::start(plan.servers, bytes, plan.server_threads.unwrap_or(0))?;
-        // Servers that carry out operations are members of the cluster, and have pages in hand.
-        let alone = plan.server_threads == Some(0);
-        let result = prepared.run(&Place::Folder(own.dir().to_owned()), alone);
+        let result = prepared.run(&Place::Folder(own.dir().to_owned()));
         let stopped = own.stop();
         return result.and(stopped);
     };
-    let result = signals::waiting(|| prepared.run(&place, false));
+    let result = signals::waiting(|| prepared.run(&place));
     match signals::stopped() {
         Some(signal) => result.with_context(|| format!("stopped by {}", signals::name(signal))),
         None => result,
@@ -189,10 +187,11 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
 
 impl Prepared<'_> {
     /// The bench, once there is a cluster.
-    fn run(mut self, place: &Place, alone: bool) -> anyhow::Result<()> {
+    fn run(mut self, place: &Place) -> anyhow::Result<()> {
         let cluster = ClusterView::new(place.fabric_once_ready(MemOptions::default(), self.args.wait.wait)?);
         self.data.open_or_create(&cluster, &mut self.plan, self.loads)?;
-        let run = Run { known: self.known, data: &*self.data, plan: &self.plan, place, cluster: &cluster, alone };
+        self.plan.require_room()?;
+        let run = Run { known: self.known, data: &*self.data, plan: &self.plan, place, cluster: &cluster };
         let Some(trace) = &self.trace else {
             let mut reporter = Reporter::new(io::stdout(), self.args.json);
             run.run(cluster::start_compute(self.plan.processes)?, &mut reporter)?;

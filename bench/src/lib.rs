@@ -20,11 +20,12 @@
 //! workers, which reach the structure as `route.rs` says. `program.rs` is what all of these know of a structure whose type they
 //! do not know. `cluster.rs` runs the memory servers, `cluster_view.rs` looks at the cluster, `report.rs` prints. Operations are
 //! drawn before the clock starts (`maps/`), and `driver.rs` runs them; figures (`figure/`) run theirs with the same driver and
-//! report the same rows.
+//! report the same rows. `chaos/` kills processes, which do what `victim.rs` says.
 
 mod args;
 mod bench;
 mod by_name;
+mod chaos;
 mod cluster;
 mod cluster_view;
 mod commands;
@@ -55,6 +56,7 @@ mod task;
 mod totals;
 mod units;
 mod verbs;
+mod victim;
 
 use std::process::ExitCode;
 
@@ -87,6 +89,8 @@ pub fn main(programs: &[Program]) -> ExitCode {
         Command::Drop(args) => commands::drop_structure(args).map(|()| true),
         Command::Devices(args) => verbs::devices(args).map(|()| true),
         Command::Figure(args) => figure::run(args).map(|()| true),
+        Command::Chaos(args) => chaos::chaos(programs, args).map(|()| true),
+        Command::ChaosProcess => chaos::serve(programs).map(|()| true),
         Command::Compute => commands::compute(programs),
     };
     match result {

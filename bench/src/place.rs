@@ -1,7 +1,7 @@
 //! Where a cluster is: in a folder, or at memory servers that are reached over RDMA.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::thread;
@@ -107,6 +107,7 @@ impl VerbsArgs {
     /// The secret that a file or the environment holds.
     pub(crate) fn secret(&self) -> anyhow::Result<Option<SharedSecret>> {
         if let Some(path) = &self.secret_file {
+            require_private(path)?;
             let text =
                 std::fs::read_to_string(path).with_context(|| format!("reading the secret from {}", path.display()))?;
             return Ok(Some(SharedSecret(text.trim().to_owned())));
@@ -117,6 +118,20 @@ impl VerbsArgs {
             Err(error) => Err(error).context(SECRET_VARIABLE),
         }
     }
+}
+
+/// Whether a file is its user's alone, if it is a file; what the shell makes of `<(command)` is a pipe.
+fn require_private(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let what = std::fs::metadata(path).with_context(|| format!("reading the secret from {}", path.display()))?;
+    let mode = what.permissions().mode();
+    ensure!(
+        !what.is_file() || mode & 0o077 == 0,
+        "others can read the secret in {} (its mode is {:o}); `chmod 600` it",
+        path.display(),
+        mode & 0o7777
+    );
+    Ok(())
 }
 
 /// A cluster's secret, never shown.
@@ -178,15 +193,6 @@ impl Place {
         }
     }
 
-    /// Whether all its memory servers run. Those of a folder leave their memory behind, so nobody else notices; over RDMA
-    /// whoever uses one does.
-    pub(crate) fn check_servers(&self) -> anyhow::Result<()> {
-        match self {
-            Self::Folder(_) => self.fabric(MemOptions::default()).map(drop),
-            Self::Verbs { .. } => Ok(()),
-        }
-    }
-
     /// The way to it. `options` are for memory that this process maps.
     pub(crate) fn fabric(&self, options: MemOptions) -> anyhow::Result<Arc<dyn Fabric>> {
         match self {
@@ -239,7 +245,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         std::fs::write(&path, "  0123456789abcdef\n").unwrap();
-        let args = VerbsArgs { secret_file: Some(path), ..VerbsArgs::default() };
+        let args = VerbsArgs { secret_file: Some(path.clone()), ..VerbsArgs::default() };
+        let of_mode = |mode| {
+            use std::os::unix::fs::PermissionsExt as _;
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        of_mode(0o640);
+        let error = Place::new(&Address::Verbs(vec!["a:1".into()]), &args).unwrap_err().to_string();
+        assert!(error.contains("others can read the secret") && error.contains("640"), "{error}");
+        of_mode(0o600);
         let place = Place::new(&Address::Verbs(vec!["a:1".into()]), &args).unwrap();
         let Place::Verbs { secret, .. } = &place else { panic!("{place:?}") };
         assert_eq!(secret.0, "0123456789abcdef");

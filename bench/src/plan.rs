@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::ensure;
 use farlink_offload::policy::{Always, BackOff, CostAware, Never};
 use farlink_offload::{Admission, CacheOptions, Policies};
 use farlink_runtime::fabric::Fabric;
@@ -23,6 +24,8 @@ use crate::units::{plural, show_bytes, show_count, show_nanoseconds};
 pub(crate) const CACHE_BYTES_MIN: u64 = 64 << 10;
 /// An engine ships from this level down, unless told otherwise.
 const SUBTREE_LEVEL: u8 = 2;
+/// Operations in flight for each page of a cache: with more they hardly do anything but wait for each other.
+const OPERATIONS_PER_PAGE_MAX: u64 = 8;
 /// More than an operation holds at a time.
 const PAGES_PER_OPERATION: u64 = 8;
 
@@ -344,6 +347,20 @@ impl Plan {
         let in_flight = u64::from(self.workers) * u64::from(self.in_flight_max());
         let least = CACHE_BYTES_MIN + in_flight * PAGES_PER_OPERATION * u64::from(self.page_bytes);
         (loaded.saturating_mul(16) / 100 * 8).max(least)
+    }
+
+    /// Whether what is in flight can make any progress in the cache.
+    pub(crate) fn require_room(&self) -> anyhow::Result<()> {
+        let Some(bytes) = self.cache_bytes else { return Ok(()) };
+        let in_flight = u64::from(self.workers) * u64::from(self.in_flight_max());
+        let pages = bytes / u64::from(self.page_bytes.max(1));
+        ensure!(
+            in_flight <= pages.saturating_mul(OPERATIONS_PER_PAGE_MAX),
+            "--cache {bytes} has room for {pages} pages, for which {in_flight} operations in flight would wait without end; \
+             give it {} or more, or have fewer --in-flight",
+            in_flight.div_ceil(OPERATIONS_PER_PAGE_MAX) * u64::from(self.page_bytes)
+        );
+        Ok(())
     }
 
     /// What is measured, in a few lines of at most 80 columns.

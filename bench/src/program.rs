@@ -25,6 +25,7 @@ use crate::place::Place;
 use crate::plan::{Load, Plan, SpreadChoice};
 use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
 use crate::tally::Tally;
+use crate::victim::{self, Errand};
 
 /// A structure that the program knows: made by [`plugin`].
 #[derive(Clone, Copy)]
@@ -88,6 +89,9 @@ pub(crate) trait Known: Kind + Sync {
 
     /// Parses a trace, given as its lines; an error names its line, counted from 1.
     fn trace(&self, lines: &[(u64, String)]) -> anyhow::Result<Box<dyn Trace>>;
+
+    /// Works as one process of a chaos until it is told to stop.
+    fn wreak(&self, errand: &Errand, stop: &AtomicBool) -> anyhow::Result<()>;
 
     /// Starts the workers of a compute process.
     fn start(&self, plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Box<dyn Work>>;
@@ -191,6 +195,10 @@ impl<S: Subject> Known for Of<S> {
             Ok((line.clone(), request))
         };
         Ok(Box::new(TraceOf::<S>(lines.iter().map(parse).collect::<anyhow::Result<_>>()?)))
+    }
+
+    fn wreak(&self, errand: &Errand, stop: &AtomicBool) -> anyhow::Result<()> {
+        victim::work::<S>(errand, stop)
     }
 
     fn start(&self, plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Box<dyn Work>> {

@@ -6,6 +6,9 @@
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
@@ -18,6 +21,9 @@ use farlink_runtime::server::{LocalMemory, MemoryServer};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+/// How often a server looks whether its memory is what it was.
+const CHECK_EVERY: Duration = Duration::from_millis(250);
+
 /// Signals that end a server. Made before the server is announced, so that a stop that comes at once is not lost.
 #[derive(Debug)]
 pub(crate) struct StopSignals(Signals);
@@ -28,9 +34,21 @@ impl StopSignals {
         Signals::new([SIGTERM, SIGINT]).map(Self).context("cannot watch for signals")
     }
 
-    /// Sleeps until a signal asks to stop.
-    pub(crate) fn wait(mut self) {
-        let _ = self.0.forever().next();
+    /// Sleeps until a signal asks to stop, or a `check` that is made now and then fails.
+    pub(crate) fn wait(mut self, check: impl Fn() -> Result<(), Error> + Send) -> Result<(), Error> {
+        let handle = self.0.handle();
+        let (stop, stopped) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let checks = scope.spawn(move || {
+                while stopped.recv_timeout(CHECK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                    check().inspect_err(|_| handle.close())?;
+                }
+                Ok(())
+            });
+            let _ = self.0.forever().next();
+            drop(stop);
+            checks.join().unwrap_or(Ok(()))
+        })
     }
 }
 

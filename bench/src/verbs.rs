@@ -72,11 +72,11 @@ mod with {
         }
         writeln!(out, "farlink server {} listens on verbs://{}", args.server, server.address())?;
         announce_ready(out, args.server)?;
-        signals.wait();
+        let ended = signals.wait(|| Ok(()));
         // Leaves the cluster before its memory goes.
         drop(shipping);
         drop(server);
-        Ok(())
+        Ok(ended?)
     }
 
     /// Has a server carry out operations. Its threads lock pages through the device, as compute servers do, so they connect to

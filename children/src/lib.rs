@@ -180,6 +180,27 @@ impl Child {
         self.wait().map(drop)
     }
 
+    /// Stops the child where it is (SIGSTOP), until it is [resumed](Child::resume).
+    pub fn pause(&mut self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Lets a child go on that was [paused](Child::pause).
+    pub fn resume(&mut self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    /// Kills the child (SIGKILL), waits until it is gone, and returns the lines that it has written and nobody has received.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn kill_and_drain(mut self) -> anyhow::Result<Vec<String>> {
+        self.signal(libc::SIGKILL);
+        self.wait()?;
+        // The thread that reads ends with the pipe.
+        Ok(self.lines().iter().collect())
+    }
+
     /// Whether the child still runs.
     pub fn is_running(&mut self) -> bool {
         self.status.is_none() && matches!(self.process.try_wait(), Ok(None))

@@ -40,7 +40,7 @@ fn setup() -> SharedMemory {
     for (word, value) in memory.words().iter().zip(image(&memory, 8, OLD)) {
         word.store(value, Ordering::Relaxed);
     }
-    memory.words()[LOCK].store(LockWord::free(9).word(), Ordering::Relaxed);
+    memory.words()[LOCK].store(LockWord::free(9, None).word(), Ordering::Relaxed);
     memory
 }
 

@@ -7,9 +7,11 @@
 use std::{collections::HashSet, hash::BuildHasher};
 
 use crate::{
+    epoch::round::{Board, read_slots},
     error::Error,
+    fabric::Liveness,
     layout::CHUNK_BYTES,
-    lock::{LockState, LockWord},
+    lock::{LockState, LockWord, OwnerId},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF},
     pages::{self, ChunkState},
     ptr::{Link, RemotePtr},
@@ -62,6 +64,15 @@ pub struct Audit {
     pub reached_but_free: Vec<Link>,
     /// Pages, of any structure, that are neither live nor in a bitmap: held by compute servers, or lost with one.
     pub held: u64,
+    /// Whether there is a compute server that may hold them: another one that lives, or this one.
+    pub has_holders: bool,
+}
+
+impl Audit {
+    /// Pages that nobody has any more; those that compute servers may hold do not count.
+    pub fn lost(&self) -> u64 {
+        if self.has_holders { 0 } else { self.held }
+    }
 }
 
 /// Audits a structure, whose pages are its descriptor and those that are `reachable`, and which must not be changed meanwhile.
@@ -73,7 +84,12 @@ pub async fn audit(
     structure: &Structure,
     reachable: &HashSet<RemotePtr, impl BuildHasher>,
 ) -> Result<Audit, Error> {
-    let mut audit = Audit::default();
+    let compute = worker.compute();
+    let mut audit = Audit { has_holders: compute.pages.is_used(), ..Audit::default() };
+    for [incarnation, _] in read_slots(worker, &Board::of(&compute.geometry[0])).await? {
+        let owner = OwnerId::new(incarnation).filter(|&owner| owner != compute.owner);
+        audit.has_holders |= owner.is_some_and(|owner| compute.fabric.liveness(owner) == Liveness::Alive);
+    }
     let descriptor = structure.descriptor.and_then(Link::remote).map(|(at, _)| at);
     for geometry in &worker.compute().geometry {
         for (chunk, entry) in (0..).zip(pages::directory(worker, geometry).await?) {

@@ -9,7 +9,7 @@
 use std::{
     sync::mpsc::{self, RecvTimeoutError},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
     lock::OwnerId,
     pages,
     ptr::ServerId,
+    reclaim,
     remote::{claim_word, release_word, write_words},
     shared::Shared,
     sync::{Arc, Ordering, lock},
@@ -31,8 +32,12 @@ use crate::{
 /// How long maintenance rests between two rounds while pages wait for reuse or the epoch moves, and at most otherwise.
 const BUSY_REST: Duration = Duration::from_millis(1);
 const IDLE_REST: Duration = Duration::from_millis(32);
-/// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages.
-const LEAVE_ROUNDS_MAX: u32 = 2000;
+/// How long maintenance rests between two looks for compute servers that have died.
+const SWEEP_REST: Duration = Duration::from_millis(250);
+/// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages; then it hands them over.
+const LEAVE_ROUNDS_MAX: u32 = 100;
+/// Rounds of maintenance for which [`ComputeServer::settle`] waits for a grace.
+const SETTLE_ROUNDS_MAX: u32 = 2000;
 /// Tries of a step of leaving for which there is no memory.
 const LEAVE_ATTEMPTS_MAX: u32 = 20;
 
@@ -173,11 +178,12 @@ impl ComputeServer {
         &self.shared.geometry
     }
 
-    /// Whether all memory servers are there, as far as is known: for a program that goes without requests for a while, and
-    /// would not hear of a loss. Asks nobody; costs a load while none is lost.
+    /// Whether all memory servers are there: for a program that goes without requests for a while, and would not hear of a
+    /// loss. Asks none of them; a few system calls on `mem`, a load on verbs.
     ///
     /// # Errors
-    /// [`FabricError::ServerLost`], with a fabric of verbs, for one whose process has ended or which cannot be reached any more.
+    /// [`FabricError::ServerLost`] for one whose process has ended, whose region's file is not what it was, or which cannot be
+    /// reached any more.
     pub fn check_servers(&self) -> Result<(), Error> {
         Ok(self.shared.fabric.check_servers()?)
     }
@@ -187,13 +193,31 @@ impl ComputeServer {
         *lock(&self.shared.past)
     }
 
-    /// One round of maintenance: announces an epoch, moves the cluster's on if all have announced it, and frees what no
-    /// operation can hold any more. Only for [`Maintenance::Manual`]; harmless otherwise.
+    /// One round of maintenance: announces an epoch, moves the cluster's on if all have announced it, frees what no
+    /// operation can hold any more, and takes back what dead compute servers held. Only for [`Maintenance::Manual`]; harmless otherwise.
     ///
     /// # Errors
     /// If the fabric fails.
     pub async fn maintain(&self, worker: &Handle) -> Result<(), Error> {
+        reclaim::sweep(worker).await?;
         round(worker, &self.shared).await.map(drop)
+    }
+
+    /// Does at once what maintenance does by and by after compute servers have died: takes back what they held, waits for the
+    /// grace of it, and returns it to its chunks. False if another compute server holds up the epoch for long.
+    ///
+    /// # Errors
+    /// If the fabric fails.
+    pub async fn settle(&self, worker: &Handle) -> Result<bool, Error> {
+        for attempt in 0..SETTLE_ROUNDS_MAX {
+            let died = reclaim::sweep(worker).await?;
+            round(worker, &self.shared).await?;
+            if died == 0 && self.shared.pages.deferred() == 0 {
+                return Ok(true);
+            }
+            worker.back_off(attempt).await;
+        }
+        Ok(false)
     }
 }
 
@@ -256,6 +280,7 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
         Err(error) => return tracing::error!(%error, "no maintenance: pages will not be reused"),
     };
     let mut rest = BUSY_REST;
+    let (mut is_told, mut swept) = (false, None::<Instant>);
     loop {
         if matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Disconnected)) {
             if !shared.has_workers() {
@@ -263,11 +288,20 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
             }
             std::thread::sleep(rest);
         }
+        if swept.is_none_or(|swept| swept.elapsed() >= SWEEP_REST) {
+            swept = Some(Instant::now());
+            if let Err(error) = worker.block_on(reclaim::sweep(&worker)) {
+                tracing::debug!(%error, "what dead compute servers held was not taken back");
+            }
+        }
         match worker.block_on(round(&worker, shared)) {
             Ok(true) => rest = BUSY_REST,
             Ok(false) => rest = (rest * 2).min(IDLE_REST),
             Err(error) => {
-                tracing::warn!(%error, "a round of maintenance failed");
+                // Of a memory server that is lost there is no more to say the second time.
+                if !std::mem::replace(&mut is_told, matches!(error, Error::Fabric(FabricError::ServerLost { .. }))) {
+                    tracing::warn!(%error, "a round of maintenance failed");
+                }
                 rest = IDLE_REST;
             }
         }
@@ -316,7 +350,10 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
     };
     let owner = OwnerId::new(incarnation).ok_or(Error::IncarnationsExhausted)?;
     let claim = fabric.claim(owner)?;
-    for (slot, [found, _]) in read_slots(worker, &board(first)).await?.into_iter().enumerate() {
+    let slots = read_slots(worker, &Board::of(first)).await?;
+    // That of a dead one says that there is something to take back: rather one that nobody has.
+    let (free, taken): (Vec<_>, Vec<_>) = slots.into_iter().enumerate().partition(|(_, [found, _])| *found == 0);
+    for (slot, [found, _]) in free.into_iter().chain(taken) {
         let vacant = match OwnerId::new(found) {
             Some(previous) => fabric.liveness(previous) == Liveness::Dead,
             None => true,
@@ -330,15 +367,13 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
     Err(Error::TooManyComputeServers { limit: SLOTS })
 }
 
-fn board(first: &Geometry) -> Board {
-    Board { epoch: first.dynamic_at(Dynamic::Epoch), slots: layout::slot_at(0), count: SLOTS }
-}
-
 /// One round of maintenance; true if there is reason to come again soon.
 async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
+    // Operations learn of what it finds: their requests fail.
+    let _ = shared.fabric.check_servers();
     let is_busy = shared
         .member
-        .round(worker, &board(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)
+        .round(worker, &Board::of(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)
         .await?;
     let surplus = shared.pages.take_surplus();
     if !surplus.is_empty() {
@@ -348,7 +383,8 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     Ok(is_busy)
 }
 
-/// Leaves the cluster: no worker is left. What cannot be returned stays allocated until recovery, and is reported. `pause`s
+/// Leaves the cluster: no worker is left. What cannot be returned, because others hold up the epoch or a request fails, is handed
+/// over: the slot keeps the incarnation, and whoever finds that it is dead takes the pages over, for another grace. `pause`s
 /// after each round of waiting for the grace of pages, by their number.
 async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
     let deregistered = async {
@@ -360,15 +396,19 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
             pause(attempt).await;
         }
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
+        if shared.pages.deferred() != 0 {
+            return Ok(());
+        }
         let incarnation = u64::from(shared.owner.incarnation());
-        release_word(worker, layout::slot_at(shared.member.slot()), incarnation, 0).await
+        release_word(worker, layout::slot_at(shared.member.slot()), incarnation, 0).await?;
+        Ok::<_, Error>(())
     };
     if let Err(error) = deregistered.await {
         tracing::warn!(%error, "left the cluster without deregistering");
     }
-    let lost = shared.pages.deferred();
-    if lost != 0 {
-        tracing::warn!(pages = lost, "retired pages were not reclaimed: another compute server holds the epoch back");
+    let pages = shared.pages.deferred();
+    if pages != 0 {
+        tracing::info!(pages, "retired pages are handed over: another compute server holds the epoch back");
     }
     lock(&shared.claim).take();
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! 0          banner: text for whoever looks at the file
 //! 64         superblock, fixed part: magic, format version, cluster id, server, sizes, and a check word
-//! 128..4096  superblock, words that change, each in a cache line of its own
+//! 128..4088  superblock, words that change, each in a cache line of its own
+//! 4088       a word of the `mem` fabric: which start of the memory server the region is of
 //! 4 KiB      catalog: 64 pages of 128 B (used on server 0)
 //! 12 KiB     compute-server slots: 256 x [incarnation, announced epoch] (used on server 0)
 //! 16 KiB     chunk directory: a chunk x [state, pages free in its bitmap]

@@ -42,6 +42,7 @@ pub mod one_sided;
 pub mod operation;
 pub mod page;
 pub mod pages;
+mod reclaim;
 pub mod remote;
 pub mod report;
 pub mod server;

@@ -14,13 +14,12 @@
 //! deferred list), or it is live in a structure. The version in its lock word outlives all that ([`crate::lock`]); lists keep it
 //! beside the pointer, so allocation needs no remote access but for the refill of the pool: a chunk of pages at a time,
 //! from bitmaps if they have some (`free_pages/chunk.rs`), else by leasing a chunk. A pool with a large surplus returns it. A compute
-//! server that ends returns everything; pages held by one that dies are missing until recovery, and so is a chunk that it
-//! was about to lease, or whose lease failed at the wrong moment.
+//! server that ends returns everything; what one holds that dies, or leaves before the grace of its last pages is over, others
+//! take over (`reclaim.rs`), and so a chunk that it was about to lease, or whose lease failed at the wrong moment.
 
-pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words};
+pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words, chunk::Chunk};
 use crate::{
     error::Error,
-    free_pages::chunk::Chunk,
     layout::{CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SizeClass, StructureId},
@@ -68,7 +67,7 @@ impl NewPage {
 
     /// The lock word that the page gets with its first contents. In remote memory it says *free* until then.
     pub fn first_lock(&self) -> LockWord {
-        LockWord::unlocked(LockWord::free(self.page.version).next_version())
+        LockWord::unlocked(LockWord::free(self.page.version, None).next_version())
     }
 
     /// The page has been written, or has begun to be, and nothing leads to it. It is marked free again; with a memory server
@@ -101,7 +100,7 @@ impl Drop for NewPage {
 /// # Errors
 /// If the memory server is lost.
 pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: LockWord) -> Result<(), Error> {
-    let free = LockWord::free(lock.next_version());
+    let free = LockWord::free(lock.next_version(), Some(worker.owner()));
     let mut attempt = 0;
     while let Err(error) = worker.write_word(at, free.word()).await {
         worker.before_trying_again(error, &mut attempt).await?;
@@ -122,7 +121,7 @@ pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link:
     if !is_it || lock.state() != LockState::Unlocked {
         return Ok(false);
     }
-    let free = LockWord::free(lock.next_version());
+    let free = LockWord::free(lock.next_version(), Some(worker.owner()));
     if !claim_word(worker, at, lock.word(), free.word()).await? {
         return Ok(false);
     }
@@ -178,33 +177,38 @@ async fn refill(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resul
 
 async fn lease_chunk(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
     let compute = worker.compute();
-    let mut attempt = 0;
+    let state = ChunkState::leased_by(compute.owner, class).word();
     let chunk = loop {
+        let chunk = match compute.pages.take_lost_chunk(geometry.server) {
+            Some(chunk) => chunk,
+            None => next_chunk(worker, geometry).await?,
+        };
+        if chunk >= geometry.chunks {
+            return Ok(false);
+        }
         worker.count_round_trip();
-        match worker.fetch_add(geometry.dynamic_at(Dynamic::NextChunk), 1).await {
-            Ok(chunk) => break chunk,
-            Err(error) => worker.before_trying_again(error, &mut attempt).await?,
+        // Somebody may have taken us for dead, or was faster with a chunk that was lost.
+        if claim_word(worker, geometry.directory_at(chunk), 0, state).await? {
+            break chunk;
         }
     };
-    if chunk >= geometry.chunks {
-        return Ok(false);
-    }
-    let entry = geometry.directory_at(chunk);
-    let state = ChunkState::leased_by(compute.owner, class).word();
-    worker.count_round_trip();
-    while !claim_word(worker, entry, 0, state).await? {
-        let found = worker.load(entry).await?;
-        if found != 0 {
-            let why = format!("chunk {chunk} was never leased, but its directory entry is {found:#x}");
-            return Err(Error::BadSuperblock { server: geometry.server, why });
-        }
-    }
     let base = geometry.chunk_at(chunk);
     let pages = CHUNK_BYTES / class.bytes() as u64;
     let page = |index: u64| base.add(index * class.bytes() as u64).map(|at| FreePage { at, class, version: 0 });
     let pages = (0..pages).rev().map(page).collect::<Result<Vec<_>, _>>()?;
     compute.pages.put(pages.into_iter());
     Ok(true)
+}
+
+async fn next_chunk(worker: &Handle, geometry: &Geometry) -> Result<u64, Error> {
+    let mut attempt = 0;
+    loop {
+        worker.count_round_trip();
+        match worker.fetch_add(geometry.dynamic_at(Dynamic::NextChunk), 1).await {
+            Ok(chunk) => return Ok(chunk),
+            Err(error) => worker.before_trying_again(error, &mut attempt).await?,
+        }
+    }
 }
 
 /// The chunk directory of a server up to the last chunk leased: for each chunk its state word and its free pages.

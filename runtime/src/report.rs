@@ -48,9 +48,15 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether every invariant holds and no page is leaked.
+    /// Whether every invariant holds, and no page is leaked or lost.
     pub fn is_clean(&self) -> bool {
-        self.problem_count == 0 && self.audit.leaked.is_empty() && self.audit.reached_but_free.is_empty()
+        let Audit { leaked, reached_but_free, .. } = &self.audit;
+        self.problem_count == 0 && leaked.is_empty() && reached_but_free.is_empty() && self.audit.lost() == 0
+    }
+
+    /// How many pages are leaked; unknown where pages could not be read, because others may lie behind them.
+    pub fn leaked(&self) -> Option<usize> {
+        (!self.is_partial).then_some(self.audit.leaked.len())
     }
 
     /// Levels: in a tree, the READs of a lookup.

@@ -80,7 +80,8 @@ impl MemoryServer {
     /// Creates the region, or resumes the one that is there. Blocks while the system reserves its memory.
     ///
     /// # Errors
-    /// If the region is served already, is not farlink's, is of another version or size, or the memory cannot be had.
+    /// If the region is served already, is not farlink's, is of another version or size, or not the one that this memory server
+    /// has left; if there was one and it is gone; if the memory cannot be had.
     pub fn start(options: &ServeOptions) -> Result<Self, Error> {
         let wanted = options.bytes.unwrap_or(DEFAULT_REGION_BYTES);
         // Fail on bad numbers before anything is created.
@@ -135,6 +136,14 @@ impl MemoryServer {
     /// If an option cannot work, or a file cannot be made.
     pub fn listen(&self, options: &ListenOptions, fabric: MemOptions) -> Result<Box<dyn Listener>, Error> {
         Ok(self.region.listen(options, fabric)?)
+    }
+
+    /// Whether its region is still there as it was: to be asked now and then, by a program that ends if it is not.
+    ///
+    /// # Errors
+    /// If the region's file was deleted, replaced, cut, or overwritten by a copy of another time.
+    pub fn check(&self) -> Result<(), Error> {
+        Ok(self.region.check()?)
     }
 
     /// Its memory, for threads of this process.

@@ -192,10 +192,11 @@ pub fn unaccounted_bytes(fabric: &Arc<dyn Fabric>, report: &Report) -> Result<u6
 /// # Errors
 /// As [`Map::open`] and [`Map::check`].
 pub fn check_tree(fabric: &Arc<dyn Fabric>, name: &str) -> Result<Report, Error> {
-    with_worker(fabric, |worker| {
-        let which = worker.block_on(which(worker, name))?;
-        of_structure!(which, check(worker, name))
-    })
+    let compute = join(fabric, 0)?;
+    let worker = compute.worker()?;
+    worker.block_on(compute.settle(&worker))?;
+    let which = worker.block_on(which(&worker, name))?;
+    of_structure!(which, check(&worker, name))
 }
 
 fn check<S: Subject>(worker: &Worker, name: &str) -> Result<Report, Error> {

@@ -1,7 +1,7 @@
 //! Compute servers in processes of their own.
 //!
-//! The program `farlink-stress` is both sides. A parent starts it as `farlink-stress peer SPEC` with a [`Spec`] in JSON and
-//! gets a [`Peer`]. They talk in lines: the peer says [`Ready`] once it has joined; the parent says `go`, and closes its
+//! The program `farlink-stress` is both sides. A parent starts it as `farlink-stress peer` and gets a [`Peer`]. They talk in
+//! lines: the parent says what is to be done, a [`Spec`] in JSON; the peer says [`Ready`] once it has joined; the parent says `go`, and closes its
 //! end to stop the peer; the peer answers with a [`PeerReport`] and exits with status 0. A peer whose parent is gone stops by
 //! itself, and a `Peer` that is dropped ends its process.
 
@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     access_under_test::{AccessUnderTest, Client, Part, Seen},
-    backend::{FabricProfile, Place},
+    backend::{FabricProfile, Place, first_line},
     bounded::Watchdog,
     cluster,
     deadlines::{Awaited, Deadlines, PATIENCE},
@@ -225,8 +225,10 @@ impl Peer {
     /// If it cannot be started, or ends before it is ready. What it has to say about that is on stderr.
     pub fn start(program: &Path, spec: &Spec) -> anyhow::Result<Self> {
         let mut command = Command::new(program);
-        command.arg(PEER).arg(serde_json::to_string(spec)?);
-        let child = Child::start("a peer", command)?;
+        command.arg(PEER);
+        let mut child = Child::start("a peer", command)?;
+        // Not among the arguments, which everybody sees: it may hold the cluster's secret.
+        child.send(&serde_json::to_string(spec)?)?;
         let mut peer = Self { child, ready: Ready { owner: 0, page: None } };
         peer.ready = peer.answer().context("a peer was not ready")?;
         Ok(peer)
@@ -279,12 +281,12 @@ impl Peer {
     }
 }
 
-/// The peer's side: does what `spec`, in JSON, says.
+/// The peer's side: does what the first line of its input, a [`Spec`] in JSON, says.
 ///
 /// # Errors
 /// If anything fails; whoever calls this says so on stderr and exits with another status than 0.
-pub fn serve(spec: &str) -> anyhow::Result<()> {
-    let spec: Spec = serde_json::from_str(spec).context("not the specification of a peer")?;
+pub fn serve() -> anyhow::Result<()> {
+    let spec: Spec = serde_json::from_str(&first_line()?).context("not the specification of a peer")?;
     let orders = Orders::listen()?;
     let fabric = spec.place.open(spec.profile)?;
     let compute = cluster::join(&fabric, spec.seed)?;

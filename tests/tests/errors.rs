@@ -151,7 +151,7 @@ fn a_region_of_another_cluster() {
     let (dir, other) = (stopped(), stopped());
     fs::copy(region(other.path(), 1), region(dir.path(), 1)).unwrap();
     let error = says(start(dir.path(), 1), &["memory server 1", "do not mix their files"]);
-    assert!(matches!(error, Error::Fabric(FabricError::WrongCluster { .. })));
+    assert!(matches!(error, Error::Fabric(FabricError::BadRegion { .. })));
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn files_that_were_renamed() {
     let dir = stopped();
     fs::copy(region(dir.path(), 0), region(dir.path(), 1)).unwrap();
     let error = says(start(dir.path(), 1), &["memory server 1", "renamed or mixed"]);
-    assert!(matches!(error, Error::BadSuperblock { .. }));
+    assert!(matches!(error, Error::Fabric(FabricError::BadRegion { .. })));
 }
 
 #[test]

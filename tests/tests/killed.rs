@@ -221,6 +221,7 @@ fn expect_named_damage(left: &Left) {
     let others: Vec<_> = others.filter(|problem| !problem.what.contains("died")).collect();
     assert!(others.is_empty(), "FARLINK_TEST_SEED={seed}: unreadable without a death: {others:?}");
     assert!(report.audit.reached_but_free.is_empty(), "FARLINK_TEST_SEED={seed}: {report:?}");
+    assert_eq!(report.audit.held, 0, "FARLINK_TEST_SEED={seed}: pages are lost with the killed process: {report:?}");
 }
 
 /// Others' parts are whole. What it has not written is lost, and what it has may not fit together: its keys have a value of

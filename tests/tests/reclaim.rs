@@ -179,6 +179,29 @@ fn free_of(fabric: &Arc<dyn Fabric>, pages: &[RemotePtr]) -> BTreeSet<RemotePtr>
     pages.iter().copied().filter(is_free).collect()
 }
 
+/// Who leaves while another one holds up the epoch hands over what it cannot free yet.
+fn who_leaves_hands_its_pages_over<S: Subject>() {
+    let fabric = fabric::<S>();
+    let [reader, writer] = [Member::<S>::join(&fabric, 1), Member::join(&fabric, 2)];
+    let keys = keys(1000);
+    writer.insert(&keys);
+    settle(std::slice::from_ref(&writer));
+    let pages = raw::pages_of(&fabric, writer.tree.structure().id, writer.tree.structure().class);
+    let pin = reader.worker.pin();
+    writer.remove(&keys);
+    let freed = free_of(&fabric, &pages);
+    drop(writer);
+    for _ in 0..8 {
+        reader.maintain();
+    }
+    assert!(!freed.is_empty() && free_of(&fabric, &pages) == freed, "a page was reused though a reader may hold it");
+    drop(pin);
+    settle(std::slice::from_ref(&reader));
+    drop(reader);
+    let report = cluster::check_tree(&fabric, TREE).unwrap();
+    assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
+}
+
 fn a_pinned_reader_holds_reuse_back<S: Subject>() {
     let fabric = fabric::<S>();
     let members = [Member::<S>::join(&fabric, 1), Member::join(&fabric, 2)];
@@ -224,4 +247,5 @@ test_every_structure!(
     two_compute_servers_keep_some_memory_each,
     pages_survive_those_who_held_them,
     a_pinned_reader_holds_reuse_back,
+    who_leaves_hands_its_pages_over,
 );

@@ -18,8 +18,11 @@ use crate::subject::{Distribution, GoOn, WorkerId};
 
 /// The longest stream that is drawn for one worker: 64 MiB.
 pub(crate) const LENGTH_MAX: u64 = 1 << 22;
-/// Shorter streams are not worth repeating.
+/// Shorter streams are not worth repeating, but where so many workers draw that together they would draw for minutes.
 const LENGTH_MIN: u64 = 1 << 20;
+/// What all workers together draw for a workload that runs until a deadline, unless each draws [`LENGTH_LEAST`].
+const TOTAL: u64 = 1 << 23;
+const LENGTH_LEAST: u64 = 1 << 12;
 
 /// Drawn between two looks at whether to go on: milliseconds, also where floating point is emulated.
 const DRAWN_AT_A_TIME: usize = 1 << 12;
@@ -64,7 +67,11 @@ pub(crate) fn length_for(operations: Option<u64>, keys: &KeySpace, worker: Worke
     let length = match operations {
         Some(operations) => operations.min(LENGTH_MAX),
         // Until a deadline: long enough that a uniform choice touches most keys.
-        None => (2 * keys.loaded() / worker.total.max(1)).clamp(LENGTH_MIN, LENGTH_MAX),
+        None => {
+            let total = worker.total.max(1);
+            let least = (TOTAL / total).clamp(LENGTH_LEAST, LENGTH_MIN);
+            (2 * keys.loaded() / total).clamp(least, LENGTH_MAX)
+        }
     };
     length as usize
 }
@@ -152,6 +159,15 @@ mod tests {
 
     fn source(keys: &KeySpace) -> Source<'_> {
         Source { keys, distribution: Distribution::Zipf(0.99), seed: 7, scan_length: 100 }
+    }
+
+    #[test]
+    fn many_workers_together_do_not_draw_for_minutes() {
+        let keys = KeySpace::scrambled(1_000_000, 1).unwrap();
+        let of = |total| length_for(None, &keys, WorkerId { index: 0, total }) as u64;
+        assert_eq!((of(1), of(2), of(8)), (2_000_000, 1 << 20, 1 << 20));
+        assert!((16..=1000).all(|total| of(total) * total <= TOTAL), "{}", of(1000));
+        assert_eq!(of(1 << 20), LENGTH_LEAST);
     }
 
     #[test]

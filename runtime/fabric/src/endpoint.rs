@@ -218,11 +218,12 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Whether the compute server with this incarnation still runs. May make a system call.
     fn liveness(&self, owner: OwnerId) -> Liveness;
 
-    /// Whether all memory servers are there, as far as the fabric knows without asking them. Costs a load
-    /// while none is lost.
+    /// Whether all memory servers are there. Asks none of them; makes a few system calls where the memory outlives its
+    /// servers, and a load elsewhere. To be called now and then, on whatever thread: there, it is what makes requests to a
+    /// memory server that is gone fail. Compute servers' maintenance does.
     ///
     /// # Errors
-    /// [`Error::ServerLost`] for one that is known to be gone. A fabric whose memory outlives its servers never says so.
+    /// [`Error::ServerLost`] for one that is gone. In memory of one process none ever is.
     fn check_servers(&self) -> Result<(), Error> {
         Ok(())
     }

@@ -22,6 +22,7 @@ pub mod faulty;
 pub mod hash;
 pub mod listener;
 pub mod lock;
+mod mapped;
 pub mod mem;
 pub mod memory;
 pub mod ptr;

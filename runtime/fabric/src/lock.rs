@@ -9,8 +9,9 @@
 //!   binds the body to its version) has a consistent page.
 //! - *Locked by an owner*: an owner incarnation is given to one compute server in the cluster's life and never again, so
 //!   the lock of a dead owner can be recognised as such.
-//! - *Free*: locked, with owner 0. The page belongs to no structure. Nobody can lock it, and the version outlives the
-//!   reuse of the page, so a lock request that was prepared before the page was freed fails for ever.
+//! - *Free*: owner bits without the lock bit, which name the compute server that holds the page and may use it again; or
+//!   the lock bit without owner. The page belongs to no structure. Nobody can lock it, and the version outlives the reuse of the
+//!   page, so a lock request that was prepared before the page was freed fails for ever.
 //!
 //! A lock request is a compare-and-swap from the unlocked word that the reader validated. It succeeds only if the page
 //! has not changed since, so the holder's copy *is* the page. The unlock sets version + 1 (40 bits: a page changed a
@@ -79,8 +80,7 @@ pub enum LockState {
 pub struct LockWord(u64);
 
 impl LockWord {
-    /// The lock word that a word of memory stands for. Every word is one; with owner bits but no lock bit, which nobody
-    /// writes, it counts as unlocked.
+    /// The lock word that a word of memory stands for. Every word is one.
     pub const fn from_word(word: u64) -> Self {
         Self(word)
     }
@@ -90,9 +90,12 @@ impl LockWord {
         Self(version & VERSION_MASK)
     }
 
-    /// Free at `version` (its low 40 bits).
-    pub const fn free(version: u64) -> Self {
-        Self(LOCKED | version & VERSION_MASK)
+    /// Free at `version` (its low 40 bits), and this compute server's to use again, or nobody's.
+    pub const fn free(version: u64, holder: Option<OwnerId>) -> Self {
+        match holder {
+            Some(holder) => Self((holder.incarnation() as u64) << VERSION_BITS | version & VERSION_MASK),
+            None => Self(LOCKED | version & VERSION_MASK),
+        }
     }
 
     /// The word that a holder of the lock sees: this version, locked by `owner`.
@@ -118,13 +121,21 @@ impl LockWord {
 
     /// What the word says.
     pub const fn state(self) -> LockState {
-        if self.0 & LOCKED == 0 {
-            return LockState::Unlocked;
+        match (self.0 & LOCKED != 0, self.incarnation()) {
+            (false, None) => LockState::Unlocked,
+            (true, Some(owner)) => LockState::LockedBy(owner),
+            (false, Some(_)) | (true, None) => LockState::Free,
         }
-        match OwnerId::new((self.0 & !LOCKED) >> VERSION_BITS) {
-            Some(owner) => LockState::LockedBy(owner),
-            None => LockState::Free,
-        }
+    }
+
+    /// Who holds the page, if it is free and somebody does. A compute server that gives a page back does not say so here, but
+    /// in the bitmap of the page's chunk.
+    pub const fn holder(self) -> Option<OwnerId> {
+        if self.0 & LOCKED == 0 { self.incarnation() } else { None }
+    }
+
+    const fn incarnation(self) -> Option<OwnerId> {
+        OwnerId::new((self.0 & !LOCKED) >> VERSION_BITS)
     }
 }
 
@@ -146,8 +157,13 @@ mod tests {
         let locked = unlocked.locked_by(owner);
         assert_eq!((locked.state(), locked.version()), (LockState::LockedBy(owner), VERSION_MASK));
         assert_eq!(locked.next_version(), 0);
-        let free = LockWord::free(7);
-        assert_eq!((free.state(), free.version()), (LockState::Free, 7));
+        for holder in [None, Some(owner)] {
+            let free = LockWord::free(7, holder);
+            assert_eq!((free.state(), free.version(), free.holder()), (LockState::Free, 7, holder));
+            assert_eq!(LockWord::from_word(free.word()), free);
+        }
+        assert_eq!((locked.holder(), unlocked.holder()), (None, None));
+        let free = LockWord::free(7, None);
         assert_eq!(LockWord::from_word(free.word()), free);
         assert!(OwnerId::new(0).is_none() && OwnerId::new(1 << 23).is_none());
     }

@@ -34,13 +34,17 @@ impl LocalMemory {
         self.server
     }
 
-    /// So many words from an address on, if they are this server's.
+    /// So many words from an address on, if they are this server's, and it is not lost.
     #[inline]
     pub fn words(&self, at: RemotePtr, count: usize) -> Option<&[AtomicU64]> {
         if at.server() != self.server || !at.offset().is_multiple_of(8) {
             return None;
         }
         let first = usize::try_from(at.offset() / 8).ok()?;
-        self.regions[self.index].words().get(first..first.checked_add(count)?)
+        let region = &self.regions[self.index];
+        if region.is_lost() {
+            return None;
+        }
+        region.words().get(first..first.checked_add(count)?)
     }
 }

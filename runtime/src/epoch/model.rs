@@ -26,7 +26,7 @@ impl Maintenance {
 
     /// The page was unlinked.
     pub fn retire(&self, page: RemotePtr) {
-        let version = LockWord::free(1).version();
+        let version = LockWord::free(1, None).version();
         self.pages.retire(std::iter::once(FreePage { at: page, class: SizeClass::SMALLEST, version }));
     }
 

@@ -7,8 +7,12 @@
 //!
 //! Whoever changes the bitmap is the *holder*: it locks the chunk by a compare-and-swap of word 0, changes words, each of
 //! which may be written twice, and unlocks. So whatever request fails, what became of it can be told, and it can be
-//! repeated: no page is taken twice, and none is lost. The lock of a dead holder is taken over; what it was taking is lost
-//! with it, until recovery. Within one compute server tasks keep each other away by local slots.
+//! repeated: no page is taken twice, and none is lost. The lock of a dead holder is taken over. Within one compute server
+//! tasks keep each other away by local slots.
+//!
+//! *Who holds a page* that is free and not in the bitmap stands in its lock word: whoever freed it, or has taken it from the
+//! bitmap (the word is written before the bit is cleared). A page that was never written is the lessee's. So what a dead
+//! compute server held can be told from what others hold, and is taken over ([`Chunk::take_from_dead`]).
 
 use crate::{
     error::Error,
@@ -105,9 +109,58 @@ impl Chunk {
             for (index, bits) in bitmap.iter_mut().enumerate() {
                 self.describe(remote, index, std::mem::take(bits), &mut taken).await?;
             }
+            // Before the bits are cleared: who dies in between has taken nothing, or says that it has.
+            sign(remote, &taken).await?;
             Ok(taken)
         })
         .await
+    }
+
+    /// Takes the free pages that compute servers held which are `dead`. Nobody else touches those; but operations may still
+    /// look at pages that the dead had freed just before, so they wait for their grace like pages that were freed now. `None` if
+    /// somebody else is the holder.
+    ///
+    /// # Errors
+    /// If the memory server is lost, or no buffers can be had: then nothing was taken.
+    pub(crate) async fn take_from_dead<R: Remote>(
+        &self,
+        remote: &R,
+        dead: &impl Fn(OwnerId) -> bool,
+    ) -> Result<Option<Vec<FreePage>>, Failure> {
+        let lessee = match ChunkState::from_word(remote.load(self.entry).await?) {
+            Some(state) => state.lessee,
+            None => return Ok(Some(Vec::new())),
+        };
+        // Mostly there is nothing to take: then nobody is kept away.
+        let bitmap = remote.read(self.bitmap, self.words).await?;
+        if self.held_by_dead(remote, &bitmap, lessee, dead).await?.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        self.change(remote, async |bitmap| {
+            let found = self.held_by_dead(remote, bitmap, lessee, dead).await?;
+            sign(remote, &found).await?;
+            Ok(found)
+        })
+        .await
+    }
+
+    async fn held_by_dead<R: Remote>(
+        &self,
+        remote: &R,
+        bitmap: &[u64],
+        lessee: OwnerId,
+        dead: &impl Fn(OwnerId) -> bool,
+    ) -> Result<Vec<FreePage>, Failure> {
+        let mut found = Vec::new();
+        for (index, bits) in bitmap.iter().enumerate() {
+            for (at, word) in self.lock_words(remote, index, !bits & mask(self.class)).await? {
+                let holder = if word.word() == 0 { Some(lessee) } else { word.holder() };
+                if holder.is_some_and(dead) {
+                    found.push(FreePage { at, class: self.class, version: word.version() });
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Sets bits: `pages` are indices in the chunk. False, and nothing is done, if somebody else is the holder.
@@ -171,11 +224,7 @@ impl Chunk {
         bits: u64,
         found: &mut Vec<FreePage>,
     ) -> Result<(), Failure> {
-        let pages = (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| index * 64 + bit);
-        let reads: Vec<_> =
-            pages.map(|page| self.pages.word(page * self.class.words())).map(|at| (at, remote.read(at, 1))).collect();
-        for (at, read) in reads {
-            let word = LockWord::from_word(read.await?[0]);
+        for (at, word) in self.lock_words(remote, index, bits).await? {
             // A word of zero was never written. Any other page that is not marked free is in use: the bitmap is wrong.
             if word.word() == 0 || word.state() == LockState::Free {
                 found.push(FreePage { at, class: self.class, version: word.version() });
@@ -185,6 +234,29 @@ impl Chunk {
         }
         Ok(())
     }
+
+    /// The pages of some bits of one word of the bitmap, with what their lock words say.
+    async fn lock_words<R: Remote>(
+        &self,
+        remote: &R,
+        index: usize,
+        bits: u64,
+    ) -> Result<Vec<(RemotePtr, LockWord)>, Failure> {
+        let pages = (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| index * 64 + bit);
+        let reads: Vec<_> =
+            pages.map(|page| self.pages.word(page * self.class.words())).map(|at| (at, remote.read(at, 1))).collect();
+        let mut words = Vec::with_capacity(reads.len());
+        for (at, read) in reads {
+            words.push((at, LockWord::from_word(read.await?[0])));
+        }
+        Ok(words)
+    }
+}
+
+/// Says in pages that this compute server holds them from now on.
+async fn sign<R: Remote>(remote: &R, pages: &[FreePage]) -> Result<(), Failure> {
+    let word = |page: &FreePage| (page.at, LockWord::free(page.version, Some(remote.owner())).word());
+    write_words(remote, pages.iter().map(word).collect()).await
 }
 
 #[cfg(all(test, not(loom)))]

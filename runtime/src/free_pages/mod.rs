@@ -17,7 +17,7 @@ pub(crate) use self::chunk::{ChunkState, bitmap_words};
 use crate::{
     page::SizeClass,
     ptr::{RemotePtr, ServerId},
-    sync::{Mutex, lock},
+    sync::{AtomicBool, Mutex, Ordering, lock},
 };
 
 /// Pages that a worker takes from the pool at a time, and bytes.
@@ -86,6 +86,9 @@ impl LocalPages {
 struct Deferred {
     retired: Vec<FreePage>,
     stamped: Vec<(u64, Vec<FreePage>)>,
+    /// The same of pages that dead compute servers held: they go back to their chunks.
+    reclaimed: Vec<FreePage>,
+    reclaimed_stamped: Vec<(u64, Vec<FreePage>)>,
 }
 
 /// The pool and the deferred list of one compute server. Workers come here once for many pages.
@@ -94,6 +97,12 @@ pub(crate) struct SharedPages {
     free: Mutex<BTreeMap<(ServerId, SizeClass), Vec<FreePage>>>,
     deferred: Mutex<Deferred>,
     searches: Mutex<BTreeMap<(ServerId, SizeClass), Search>>,
+    /// Pages that dead compute servers held, whose grace is over.
+    returning: Mutex<Vec<FreePage>>,
+    /// Chunks that somebody who died had counted as leased, and never leased.
+    lost_chunks: Mutex<BTreeMap<ServerId, Vec<u64>>>,
+    /// Whether there ever was a page here to hold.
+    is_used: AtomicBool,
 }
 
 /// What is known of free pages in the bitmaps of one server.
@@ -123,40 +132,72 @@ impl SharedPages {
     pub(crate) fn put(&self, pages: impl Iterator<Item = FreePage>) {
         let mut free = lock(&self.free);
         for page in pages {
+            self.is_used.store(true, Ordering::Relaxed);
             free.entry((page.at.server(), page.class)).or_default().push(page);
         }
     }
 
     /// The page was unlinked and marked free just now; its grace period begins.
     pub(crate) fn retire(&self, pages: impl Iterator<Item = FreePage>) {
+        self.is_used.store(true, Ordering::Relaxed);
         lock(&self.deferred).retired.extend(pages);
+    }
+
+    /// A dead compute server held these pages; their grace period begins.
+    pub(crate) fn reclaim(&self, pages: Vec<FreePage>) {
+        lock(&self.deferred).reclaimed.extend(pages);
+    }
+
+    /// Whether pages may be here that are in no bitmap.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
+    }
+
+    /// Chunks of a memory server that nobody has leased, though they count as leased.
+    pub(crate) fn lose_chunks(&self, server: ServerId, chunks: Vec<u64>) {
+        lock(&self.lost_chunks).insert(server, chunks);
+    }
+
+    /// One of them.
+    pub(crate) fn take_lost_chunk(&self, server: ServerId) -> Option<u64> {
+        lock(&self.lost_chunks).get_mut(&server)?.pop()
     }
 
     /// What was retired up to now, to be stamped with an epoch that is read after this call.
     pub(crate) fn take_retired(&self) -> Retired<'_> {
-        Retired { shared: self, pages: std::mem::take(&mut lock(&self.deferred).retired) }
+        let mut deferred = lock(&self.deferred);
+        let (pages, reclaimed) = (std::mem::take(&mut deferred.retired), std::mem::take(&mut deferred.reclaimed));
+        Retired { shared: self, pages, reclaimed }
     }
 
     /// Frees what was stamped with an epoch below `announced`, which every live compute server has announced.
     pub(crate) fn release(&self, announced: u64) {
-        let over: Vec<_> = lock(&self.deferred).stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
+        let mut deferred = lock(&self.deferred);
+        let over: Vec<_> = deferred.stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
+        let reclaimed: Vec<_> = deferred.reclaimed_stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
+        drop(deferred);
         self.put(over.into_iter().flat_map(|(_, pages)| pages));
+        lock(&self.returning).extend(reclaimed.into_iter().flat_map(|(_, pages)| pages));
     }
 
     pub(crate) fn deferred(&self) -> usize {
         let deferred = lock(&self.deferred);
-        deferred.retired.len() + deferred.stamped.iter().map(|(_, pages)| pages.len()).sum::<usize>()
+        let stamped = deferred.stamped.iter().chain(&deferred.reclaimed_stamped);
+        deferred.retired.len() + deferred.reclaimed.len() + stamped.map(|(_, pages)| pages.len()).sum::<usize>()
     }
 
-    /// Takes what is too much of every list.
+    /// Takes what is too much of every list, and what dead compute servers held.
     pub(crate) fn take_surplus(&self) -> Vec<FreePage> {
+        let mut surplus = std::mem::take(&mut *lock(&self.returning));
         let mut free = lock(&self.free);
         let long = free.values_mut().filter(|list| list.len() > SURPLUS_PAGES);
-        long.flat_map(|list| list.drain(KEPT_PAGES..)).collect()
+        surplus.extend(long.flat_map(|list| list.drain(KEPT_PAGES..)));
+        surplus
     }
 
     pub(crate) fn take_all(&self) -> Vec<FreePage> {
-        std::mem::take(&mut *lock(&self.free)).into_values().flatten().collect()
+        let returning = std::mem::take(&mut *lock(&self.returning));
+        std::mem::take(&mut *lock(&self.free)).into_values().flatten().chain(returning).collect()
     }
 }
 
@@ -164,19 +205,26 @@ impl SharedPages {
 pub(crate) struct Retired<'a> {
     shared: &'a SharedPages,
     pages: Vec<FreePage>,
+    reclaimed: Vec<FreePage>,
 }
 
 impl Retired<'_> {
     pub(crate) fn stamp(mut self, epoch: u64) {
-        let pages = std::mem::take(&mut self.pages);
+        let (pages, reclaimed) = (std::mem::take(&mut self.pages), std::mem::take(&mut self.reclaimed));
+        let mut deferred = lock(&self.shared.deferred);
         if !pages.is_empty() {
-            lock(&self.shared.deferred).stamped.push((epoch, pages));
+            deferred.stamped.push((epoch, pages));
+        }
+        if !reclaimed.is_empty() {
+            deferred.reclaimed_stamped.push((epoch, reclaimed));
         }
     }
 }
 
 impl Drop for Retired<'_> {
     fn drop(&mut self) {
-        self.shared.retire(self.pages.drain(..));
+        let mut deferred = lock(&self.shared.deferred);
+        deferred.retired.append(&mut self.pages);
+        deferred.reclaimed.append(&mut self.reclaimed);
     }
 }

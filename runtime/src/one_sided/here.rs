@@ -83,7 +83,7 @@ fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: PreparedChang
         }
     }
     for page in changed {
-        words(page.at, 1)[0].store(page.after().word(), Ordering::Release);
+        words(page.at, 1)[0].store(page.after(owner).word(), Ordering::Release);
     }
     Ok((staged.into_pages(), freed))
 }

@@ -97,15 +97,15 @@ impl Changed {
     /// The page as the change leaves it; none if it frees it. To be called once it is sealed, or if it changes nothing.
     pub(super) fn into_copy(mut self) -> Option<PageCopy> {
         if !self.dirty.is_empty() {
-            self.image[LOCK] = self.after().word();
+            self.image[LOCK] = LockWord::unlocked(self.lock.next_version()).word();
         }
         (!self.free).then_some(PageCopy(self.image))
     }
 
-    /// The lock word that ends the change.
-    pub(super) fn after(&self) -> LockWord {
+    /// The lock word that ends the change of `owner`.
+    pub(super) fn after(&self, owner: OwnerId) -> LockWord {
         let version = self.lock.next_version();
-        if self.free { LockWord::free(version) } else { LockWord::unlocked(version) }
+        if self.free { LockWord::free(version, Some(owner)) } else { LockWord::unlocked(version) }
     }
 
     /// Sets the checksum that goes with the version after this change.

@@ -267,7 +267,7 @@ pub(super) async fn write_and_unlock<R: Remote>(
             posted.push((index, remote.write(at, payload)));
         }
         if ordered {
-            unlocks.push((index, unlock(remote, page, page.after())));
+            unlocks.push((index, unlock(remote, page, page.after(remote.owner()))));
         }
     }
     let (mut failed, mut lost) = (Failed::new(changed.len()), None);
@@ -280,7 +280,7 @@ pub(super) async fn write_and_unlock<R: Remote>(
         }
         remote.count(Count::RoundTrip);
         let intact = changed.iter().enumerate().filter(|&(index, _)| !failed.is_lost(index));
-        unlocks.extend(intact.map(|(index, page)| (index, unlock(remote, page, page.after()))));
+        unlocks.extend(intact.map(|(index, page)| (index, unlock(remote, page, page.after(remote.owner())))));
     }
     for (index, unlock) in unlocks {
         lost = failed.note(index, unlock.await).err().or(lost);
@@ -299,7 +299,7 @@ async fn finish<R: Remote>(remote: &R, page: &Changed) -> Result<(), Failure> {
             return Ok(());
         }
         write_words(remote, page.words_to_write()).await?;
-        match unlock(remote, page, page.after()).await {
+        match unlock(remote, page, page.after(remote.owner())).await {
             Ok(()) => return Ok(()),
             Err(error) => remote.before_trying_again(error, &mut attempt).await?,
         }

@@ -20,8 +20,9 @@ use super::{
 
 type Written = Rc<RefCell<Vec<Link>>>;
 
-/// Pages written at once.
+/// Pages written at once, and bytes: the smallest cache has room for that.
 const BATCH: usize = 32;
+const BATCH_BYTES: usize = 32 << 10;
 
 /// A finished page that is not written yet.
 struct Full {
@@ -132,7 +133,8 @@ impl<'a, A: Access<Plugin = Tree> + Clone + 'static> Load<'a, A> {
         let entry = (open.low, page.link().word());
         let fences = Fences { low: open.low, high };
         self.full.push(Full { page, level: level as u8, fences, right: right_link, entries: open.entries });
-        if self.full.len() >= BATCH {
+        let class = self.access.context().structure.class;
+        if self.full.len() >= (BATCH_BYTES / class.bytes()).clamp(1, BATCH) {
             self.write().await?;
         }
         Ok(entry)
@@ -215,7 +217,10 @@ async fn write<A: Access<Plugin = Tree>>(access: A, full: Vec<Full>, written: Wr
             Ok(())
         }
         Err(Interrupt::Failed(error)) => Err(*error),
-        Err(_) => Err(Error::Malformed("a change of new pages alone was refused")),
+        Err(_) => Err(Error::BadOption {
+            option: "cache",
+            why: format!("it has no room for {} new pages at once; give it more", contents.len()),
+        }),
     }
 }
 

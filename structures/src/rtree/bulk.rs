@@ -16,8 +16,9 @@ use super::{
     rect::{Entry, Rect},
 };
 
-/// Pages written at once.
+/// Pages written at once, and bytes: the smallest cache has room for that.
 const BATCH: usize = 32;
+const BATCH_BYTES: usize = 32 << 10;
 
 /// A level of the tree to be: its entries in the order of its pages, and where each page ends.
 struct Level<const D: usize> {
@@ -153,7 +154,7 @@ async fn write<A: Access<Plugin = Tree<D>>, const D: usize>(
         let mut here = Vec::with_capacity(planned.count());
         let all: Vec<Vec<Item<D>>> =
             planned.pages().map(|page| page.iter().map(|entry| item(&below, level, entry)).collect()).collect();
-        for batch in all.chunks(BATCH) {
+        for batch in all.chunks((BATCH_BYTES / structure.class.bytes()).clamp(1, BATCH)) {
             let (mut pages, mut heads) = (Pages::new(), Vec::new());
             for items in batch {
                 let number = here.len();
@@ -179,7 +180,10 @@ async fn write<A: Access<Plugin = Tree<D>>, const D: usize>(
             match access.change(pages, fill).await {
                 Ok(_) => written.extend(heads.iter().map(|&(link, _)| link)),
                 Err(Interrupt::Failed(error)) => return Err(*error),
-                Err(_) => return Err(Error::Malformed("a change of new pages alone was refused")),
+                Err(_) => {
+                    let why = format!("it has no room for {} new pages at once; give it more", batch.len());
+                    return Err(Error::BadOption { option: "cache", why });
+                }
             }
         }
         below = here;

@@ -397,8 +397,10 @@ impl ServerProcess {
     /// If it cannot be started, or ends before. What it has to say about that is on stderr.
     pub fn start(spec: &ServerSpec) -> anyhow::Result<Self> {
         let mut command = Command::new(stress_program()?);
-        command.arg(SERVER).arg(serde_json::to_string(spec)?);
+        command.arg(SERVER);
         let mut child = Child::start("a memory server", command)?;
+        // Not among the arguments, which everybody sees: it holds the cluster's secret.
+        child.send(&serde_json::to_string(spec)?)?;
         let Serving { address } =
             serde_json::from_str(&child.receive(None)?).context("a memory server did not start")?;
         Ok(Self { child, address })
@@ -412,12 +414,19 @@ impl ServerProcess {
     }
 }
 
-/// The other side: serves until whoever started it is gone.
+/// The first line of standard input; the rest stays there.
+pub(crate) fn first_line() -> anyhow::Result<String> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    Ok(line)
+}
+
+/// The other side: serves what the first line of its input, a [`ServerSpec`] in JSON, says until whoever started it is gone.
 ///
 /// # Errors
 /// If it cannot serve.
-pub fn serve(spec: &str) -> anyhow::Result<()> {
-    let spec: ServerSpec = serde_json::from_str(spec).context("not the specification of a memory server")?;
+pub fn serve() -> anyhow::Result<()> {
+    let spec: ServerSpec = serde_json::from_str(&first_line()?).context("not the specification of a memory server")?;
     let (mut ships, members) = (None, Members::default());
     let (_server, address): (Box<dyn fmt::Debug>, String) = match spec.backend {
         Backend::Verbs => {

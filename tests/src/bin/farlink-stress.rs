@@ -25,12 +25,12 @@ fn main() -> ExitCode {
 fn run() -> anyhow::Result<bool> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
-        [role, spec] if role == peer::PEER => {
-            peer::serve(spec.to_str().context("the specification of a peer is no text")?)?;
+        [role] if role == peer::PEER => {
+            peer::serve()?;
             return Ok(true);
         }
-        [role, spec] if role == backend::SERVER => {
-            backend::serve(spec.to_str().context("the specification of a memory server is no text")?)?;
+        [role] if role == backend::SERVER => {
+            backend::serve()?;
             return Ok(true);
         }
         [help] if help == "--help" || help == "-h" => {

@@ -141,7 +141,7 @@ fn harm(
     if sealed {
         image[CHECKSUM] = page::checksum(&image, lock.version());
     } else if lock.state() == LockState::LockedBy(alive) {
-        image[LOCK] = LockWord::free(lock.version()).word();
+        image[LOCK] = LockWord::free(lock.version(), None).word();
     }
     direct.write(at, &image).unwrap();
     done

@@ -275,7 +275,7 @@ impl<S: Subject> SceneOf<S> {
             image[LOCK] = LockWord::unlocked(lock.version()).word();
             image[CHECKSUM] = page::checksum(&image, lock.version());
         } else if lock.state() == LockState::LockedBy(self.compute.owner()) {
-            image[LOCK] = LockWord::free(lock.version()).word();
+            image[LOCK] = LockWord::free(lock.version(), None).word();
         }
         self.direct.write(at, &image).unwrap();
     }
@@ -353,7 +353,8 @@ impl<S: Subject> SceneOf<S> {
         for _ in 0..4 {
             let _ = self.worker.block_on(self.compute.maintain(&self.worker));
         }
-        prop_assert!(self.worker.counters().reads - reads < 1000, "maintenance reads on and on");
+        // Where a slot names somebody who is dead, all pages are looked through.
+        prop_assert!(self.worker.counters().reads - reads < 100_000, "maintenance reads on and on");
         Ok(())
     }
 }

@@ -14,13 +14,16 @@
 //! the memory server's. Whoever closes a connection removes its file. Liveness is the system's: a lock goes with its process.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::ErrorKind,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
-use super::{claims::is_locked, eventcount::Eventcount, files};
+use super::{
+    eventcount::Eventcount,
+    files::{self, is_locked},
+};
 use crate::{
     connection::{ConnectionState, OpenMemory, PeerId},
     error::Error,
@@ -95,7 +98,8 @@ impl Acceptor {
     pub(crate) fn create(dir: &Path, server: ServerId, options: &ListenOptions) -> Result<Self, Error> {
         let path = acceptor_path(dir, server);
         let failed = || format!("making {}", path.display());
-        fs::create_dir_all(dir.join("connections")).map_err(Error::io(failed()))?;
+        files::make_dir(&dir.join("connections")).map_err(Error::io(failed()))?;
+        files::require_own(&dir.join("connections"))?;
         remove_connections(dir, server);
         let draft = dir.join(format!("acceptor-{server}.{:016x}", rand::random::<u64>()));
         let made = Self::make(&draft, server, dir, options);
@@ -109,8 +113,7 @@ impl Acceptor {
 
     fn make(draft: &Path, server: ServerId, dir: &Path, options: &ListenOptions) -> Result<Self, Error> {
         let failed = || format!("making {}", draft.display());
-        let mut open = OpenOptions::new();
-        let acceptor = open.read(true).write(true).create_new(true).open(draft).map_err(Error::io(failed()))?;
+        let acceptor = files::private().create_new(true).open(draft).map_err(Error::io(failed()))?;
         files::reserve(&acceptor, Self::bytes(options.endpoints) as u64).map_err(Error::io(failed()))?;
         acceptor.lock().map_err(Error::io(failed()))?;
         let region = Region::of_file(&acceptor, draft)?;
@@ -123,7 +126,7 @@ impl Acceptor {
     pub(super) fn open(dir: &Path, server: ServerId) -> Result<Self, Error> {
         let missing = |why: String| Error::ServerMissing { server, why };
         let path = acceptor_path(dir, server);
-        let acceptor = match OpenOptions::new().read(true).write(true).open(&path) {
+        let acceptor = match files::private().open(&path) {
             Ok(acceptor) => acceptor,
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Err(missing("it takes no messages; start one that does".into()));
@@ -174,10 +177,11 @@ impl Acceptor {
     /// Whether the memory server still listens. Makes a system call if its word says so.
     fn is_open(&self) -> bool {
         let says = self.region.words()[OPEN].load(Ordering::Acquire) == 1;
-        says && match &self.place {
-            Place::InProcess(_) => true,
-            Place::Files { acceptor, .. } => is_locked(acceptor),
-        }
+        says && !self.region.is_lost()
+            && match &self.place {
+                Place::InProcess(_) => true,
+                Place::Files { acceptor, .. } => is_locked(acceptor),
+            }
     }
 
     /// No more connections: the memory server stops listening.
@@ -285,8 +289,7 @@ impl ConnectionMemory {
         let path = dir.join("connections").join(&name);
         let failed = || format!("making {}", path.display());
         let draft = dir.join("connections").join(format!("draft.{name}"));
-        let mut open = OpenOptions::new();
-        let file = open.read(true).write(true).create(true).truncate(true).open(&draft).map_err(Error::io(failed()))?;
+        let file = files::private().create(true).truncate(true).open(&draft).map_err(Error::io(failed()))?;
         let made = (|| {
             files::reserve(&file, Self::bytes(connection_bytes) as u64).map_err(Error::io(failed()))?;
             file.lock().map_err(Error::io(failed()))?;
@@ -305,7 +308,7 @@ impl ConnectionMemory {
 
     /// The connection that a worker has left in this file; none if it is not one, or nobody holds it any more.
     fn found(path: PathBuf, connection_bytes: usize) -> Option<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(&path).ok()?;
+        let file = files::private().open(&path).ok()?;
         let whole = file.metadata().is_ok_and(|metadata| metadata.len() == Self::bytes(connection_bytes) as u64);
         if !is_locked(&file) || !whole {
             let _ = fs::remove_file(&path);
@@ -383,7 +386,7 @@ impl WorkerEnd {
     }
 
     pub(super) fn state(&self) -> ConnectionState {
-        if !self.acceptor.is_open() {
+        if !self.acceptor.is_open() || self.memory.region.is_lost() {
             ConnectionState::Dead
         } else if self.memory.flag(DISMISSED).load(Ordering::Acquire) != 0 {
             ConnectionState::Dismissed
@@ -432,7 +435,7 @@ impl ServerEnd {
 
     /// Whether the worker's process is gone. A system call.
     pub(super) fn is_abandoned(&self) -> bool {
-        self.0.file.as_ref().is_some_and(|file| !is_locked(&file.1))
+        self.0.region.is_lost() || self.0.file.as_ref().is_some_and(|file| !is_locked(&file.1))
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 
 use hashbrown::HashSet;
 
+use super::files::{self, is_locked};
 use crate::{
     endpoint::{Liveness, OwnerClaim},
     error::Error,
@@ -45,7 +46,7 @@ impl Claims {
             Self::Files(dir) => {
                 let path = file_of(dir, owner);
                 let failed = || format!("claiming {}", path.display());
-                let file = File::create(&path).map_err(Error::io(failed()))?;
+                let file = files::private().create(true).truncate(false).open(&path).map_err(Error::io(failed()))?;
                 match file.try_lock() {
                     Ok(()) => {}
                     Err(TryLockError::WouldBlock) => return Err(given_out_twice(owner)),
@@ -60,7 +61,7 @@ impl Claims {
         match self {
             Self::InProcess(owners) if lock(owners).contains(&owner) => Liveness::Alive,
             Self::InProcess(_) => Liveness::Dead,
-            Self::Files(dir) => match File::open(file_of(dir, owner)) {
+            Self::Files(dir) => match files::private().open(file_of(dir, owner)) {
                 Ok(file) if is_locked(&file) => Liveness::Alive,
                 Ok(_) => Liveness::Dead,
                 // A claim is made before its incarnation is first used, and its file goes only with a clean exit.
@@ -68,17 +69,6 @@ impl Claims {
                 Err(_) => Liveness::Alive,
             },
         }
-    }
-}
-
-/// Whether somebody holds the exclusive lock of this file. Errors count as held: they prove nothing.
-pub(super) fn is_locked(file: &File) -> bool {
-    match file.try_lock_shared() {
-        Ok(()) => {
-            let _ = file.unlock();
-            false
-        }
-        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => true,
     }
 }
 

@@ -40,6 +40,13 @@ impl Space {
         }
     }
 
+    /// The error of a request to a memory server that is lost. To be asked for after its execution.
+    #[inline]
+    pub(super) fn lost(&self, at: RemotePtr) -> Option<Box<Error>> {
+        let server = at.server();
+        self.regions.get(server.index()).filter(|region| region.is_lost()).map(|region| Box::new(region.lost(server)))
+    }
+
     /// What orders atomics there, where that is not the processor.
     pub(super) fn atomics(&self, at: RemotePtr) -> Option<&Mutex<()>> {
         self.regions.get(at.server().index())?.atomics()
@@ -340,7 +347,7 @@ pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
 #[inline(always)]
 fn execute(space: &Space, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>> {
     let Some(words) = space.words_at(at, verb.bytes()) else { return Err(outside(at, &verb)) };
-    Ok(match verb {
+    let done = match verb {
         Verb::Read(mut buffer) => {
             copy_out(words, &mut buffer);
             fence(Ordering::Acquire);
@@ -364,7 +371,8 @@ fn execute(space: &Space, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>>
         }
         Verb::CompareSwap { expected, new } => Done::Previous(compare_swap(&words[0], expected, new)),
         Verb::FetchAdd(add) => Done::Previous(words[0].fetch_add(add, Ordering::AcqRel)),
-    })
+    };
+    space.lost(at).map_or(Ok(done), Err)
 }
 
 pub(super) fn compare_swap(word: &AtomicU64, expected: u64, new: u64) -> u64 {

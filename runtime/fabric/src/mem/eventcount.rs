@@ -38,6 +38,12 @@ impl<'a> Eventcount<'a> {
         }
     }
 
+    /// Ends the sleep whatever the word says: others who share it may have written anything there.
+    pub fn end_sleep(self) {
+        self.0.store(AWAKE, Ordering::Release);
+        wake(self.0);
+    }
+
     /// Announces the sleep. True if it may begin: `has_news` looked after the announcement and found none.
     pub fn prepare_wait(self, mut has_news: impl FnMut() -> bool) -> bool {
         self.0.store(ASLEEP, Ordering::Relaxed);
@@ -104,3 +110,25 @@ fn wait(word: &AtomicU64, limit: Duration) {
 
 #[cfg(not(all(target_os = "linux", target_endian = "little", not(any(loom, miri)))))]
 fn wake(_word: &AtomicU64) {}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_ends_though_somebody_has_overwritten_its_word() {
+        let word = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| Eventcount::new(&word).wait(Duration::from_secs(3600), || false));
+            while !Eventcount::new(&word).is_asleep() {
+                std::thread::yield_now();
+            }
+            word.store(7, Ordering::Relaxed);
+            while !sleeper.is_finished() {
+                Eventcount::new(&word).end_sleep();
+                std::thread::yield_now();
+                word.store(7, Ordering::Relaxed);
+            }
+        });
+    }
+}

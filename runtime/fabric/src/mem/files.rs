@@ -1,20 +1,92 @@
-//! The files of a cluster directory.
+//! The files of a cluster directory, which are their user's alone: see [`private`] and [`require_own`].
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, ErrorKind},
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io::{self, ErrorKind, Write as _},
     path::{Path, PathBuf},
 };
 
-use super::claims::is_locked;
 use crate::{
     error::Error,
     ptr::{SERVERS_MAX, ServerId},
     region::Region,
+    sync::Ordering,
 };
 
 /// Tries to hold a cluster that others remove meanwhile.
 const HOLD_TRIES_MAX: u32 = 100;
+
+/// How files of a cluster are opened: made, they are their user's alone, so that nobody else can lock one and pass for a
+/// process that runs; and never through a symbolic link, which could lead to a file of another purpose.
+pub(super) fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    }
+    options
+}
+
+/// Makes a directory, and what leads to it, for its user alone, if it is not there.
+pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::DirBuilderExt as _;
+        builder.mode(0o700);
+    }
+    builder.create(dir)
+}
+
+/// Whether nobody but this user (and root) can put files into a directory.
+///
+/// # Errors
+/// If somebody can, with what to do; if there is no such directory.
+pub(super) fn require_own(dir: &Path) -> Result<(), Error> {
+    let what = fs::metadata(dir).map_err(Error::io(format!("looking at {}", dir.display())))?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        // SAFETY: it has no preconditions and touches no memory.
+        let user = unsafe { libc::geteuid() };
+        let why = if what.uid() != user && what.uid() != 0 {
+            format!(
+                "it belongs to user {}, and this process runs as user {user}; name a directory of your own",
+                what.uid()
+            )
+        } else if what.mode() & 0o022 != 0 {
+            format!(
+                "others may write to it (its mode is {:o}); `chmod go-w` it, or name another one",
+                what.mode() & 0o7777
+            )
+        } else {
+            return Ok(());
+        };
+        let cause = io::Error::new(ErrorKind::PermissionDenied, why);
+        Err(Error::Io { what: format!("using {} for a cluster", dir.display()), cause })
+    }
+    #[cfg(not(unix))]
+    Ok(drop(what))
+}
+
+/// Writes a file so that whoever reads it finds the old text or the new one.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{:016x}", rand::random::<u64>()));
+    let draft = PathBuf::from(name);
+    let written = private()
+        .create_new(true)
+        .open(&draft)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| fs::rename(&draft, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    written
+}
 
 /// What the file `cluster` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +100,7 @@ impl ClusterFile {
         let no_cluster = |why: String| Error::NoCluster { path: dir.to_path_buf(), why };
         let path = dir.join("cluster");
         let text = fs::read(&path).map_err(|error| no_cluster(format!("{}: {error}", path.display())))?;
+        require_own(dir)?;
         Self::parse(&text).ok_or_else(|| no_cluster(format!("{} is not a cluster file", path.display())))
     }
 
@@ -55,7 +128,7 @@ impl ClusterFile {
             file.lock_shared().map_err(Error::io(failed()))?;
             if is_still_at(&file, &path).map_err(Error::io(failed()))? {
                 // Whoever removed an earlier cluster here may have taken it away again.
-                fs::create_dir_all(dir.join("owners")).map_err(Error::io(failed()))?;
+                make_dir(&dir.join("owners")).map_err(Error::io(failed()))?;
                 return Ok((found, file));
             }
         }
@@ -67,12 +140,15 @@ impl ClusterFile {
     /// Makes the file if there is none, and reads the one there is: of several servers that start at once, one decides.
     pub(crate) fn create_or_read(dir: &Path, servers: usize) -> Result<Self, Error> {
         let failed = || format!("creating the cluster in {}", dir.display());
-        fs::create_dir_all(dir.join("owners")).map_err(Error::io(failed()))?;
+        make_dir(&dir.join("owners")).map_err(Error::io(failed()))?;
+        require_own(dir)?;
+        require_own(&dir.join("owners"))?;
         let path = dir.join("cluster");
         if !path.exists() {
             let draft = dir.join(format!("cluster.{:016x}", rand::random::<u64>()));
             let text = format!("farlink cluster\nid {:#x}\nservers {servers}\n", rand::random::<u64>());
-            fs::write(&draft, text).map_err(Error::io(failed()))?;
+            let made = private().create_new(true).open(&draft).and_then(|mut file| file.write_all(text.as_bytes()));
+            made.map_err(Error::io(failed()))?;
             let linked = fs::hard_link(&draft, &path);
             let _ = fs::remove_file(&draft);
             match linked {
@@ -86,6 +162,17 @@ impl ClusterFile {
             return Err(Error::BadOption { option: "servers", why });
         }
         Ok(found)
+    }
+}
+
+/// Whether somebody holds the exclusive lock of this file. Errors count as held: they prove nothing.
+pub(super) fn is_locked(file: &File) -> bool {
+    match file.try_lock_shared() {
+        Ok(()) => {
+            let _ = file.unlock();
+            false
+        }
+        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => true,
     }
 }
 
@@ -117,12 +204,119 @@ pub(crate) fn region_path(dir: &Path, server: ServerId) -> PathBuf {
     dir.join(format!("server-{server}.mem"))
 }
 
+/// What a memory server noted when it was last started: which region it serves. It stays when the region's file is gone, so
+/// that nobody takes an empty one for it; and a file of another time does not have its stamp.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Started {
+    path: PathBuf,
+    /// The region has one of them: two only while a memory server starts.
+    stamps: Vec<u64>,
+}
+
+impl Started {
+    /// Where the stamp of a region stands: its fabric's word.
+    const WORD: usize = 511;
+
+    pub(super) fn path(dir: &Path, server: ServerId) -> PathBuf {
+        dir.join(format!("started-{server}"))
+    }
+
+    /// None if the memory server was never started.
+    pub(super) fn read(dir: &Path, server: ServerId) -> Result<Option<Self>, Error> {
+        let path = Self::path(dir, server);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io(format!("reading {}", path.display()))(error)),
+        };
+        let bad =
+            || Error::BadRegion { server, why: format!("{} does not say which region it serves", path.display()) };
+        let stamps = Self::parse(&text).ok_or_else(bad)?;
+        Ok(Some(Self { path, stamps }))
+    }
+
+    fn parse(text: &[u8]) -> Option<Vec<u64>> {
+        let stamps = std::str::from_utf8(text).ok()?.strip_prefix("farlink region")?.split_whitespace();
+        let stamps = stamps.map(|stamp| u64::from_str_radix(stamp.strip_prefix("0x")?, 16).ok());
+        stamps.collect::<Option<Vec<_>>>().filter(|stamps| !stamps.is_empty())
+    }
+
+    /// Whether a region is the one that was served.
+    pub(super) fn is_of(&self, region: &Region) -> bool {
+        self.stamps.contains(&region.words()[Self::WORD].load(Ordering::Acquire))
+    }
+
+    /// Gives a region a new stamp.
+    pub(super) fn stamp(dir: &Path, server: ServerId, region: &Region) -> Result<(), Error> {
+        let path = Self::path(dir, server);
+        let note = |stamps: &[u64]| {
+            let stamps: String = stamps.iter().map(|stamp| format!(" {stamp:#x}")).collect();
+            replace(&path, &format!("farlink region{stamps}\n"))
+                .map_err(Error::io(format!("writing {}", path.display())))
+        };
+        let (word, new) = (&region.words()[Self::WORD], rand::random::<u64>() | 1);
+        // Killed between any two steps, the region has a stamp that the note names.
+        note(&[new, word.load(Ordering::Acquire)])?;
+        word.store(new, Ordering::Release);
+        note(&[new])
+    }
+}
+
+/// A region's file as this process has it open: to find out what has become of it.
+#[derive(Debug)]
+pub(super) struct RegionFile {
+    dir: PathBuf,
+    path: PathBuf,
+    server: ServerId,
+    bytes: u64,
+    file: File,
+}
+
+impl RegionFile {
+    pub(super) fn new(dir: &Path, server: ServerId, bytes: u64, file: File) -> Self {
+        Self { dir: dir.to_owned(), path: region_path(dir, server), server, bytes, file }
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a process serves it.
+    pub(super) fn is_served(&self) -> bool {
+        is_locked(&self.file)
+    }
+
+    /// Whether the file at its place is still this one.
+    pub(super) fn is_in_place(&self) -> bool {
+        is_still_at(&self.file, &self.path).unwrap_or(true)
+    }
+
+    /// What is wrong with the file. A few system calls; answers that the system does not give prove nothing.
+    pub(super) fn trouble(&self, region: &Region) -> Option<String> {
+        if !self.is_in_place() {
+            return Some("its file was deleted or replaced".to_owned());
+        }
+        match self.file.metadata() {
+            Ok(now) if now.len() != self.bytes => {
+                return Some(format!("its file was cut or stretched from {} to {} bytes", self.bytes, now.len()));
+            }
+            _ => {}
+        }
+        let is_other = matches!(Started::read(&self.dir, self.server), Ok(Some(started)) if !started.is_of(region));
+        is_other.then(|| "its file was overwritten by one of another time".to_owned())
+    }
+}
+
 /// Maps the region of a memory server, one of `servers`, that is running.
-pub(super) fn open_served(dir: &Path, server: ServerId, servers: usize) -> Result<Region, Error> {
+pub(super) fn open_served(dir: &Path, server: ServerId, servers: usize) -> Result<(Region, RegionFile), Error> {
     let path = region_path(dir, server);
     let start =
         || format!("start it with `farlink serve --dir {} --server {server} --servers {servers}`", dir.display());
-    let file = match OpenOptions::new().read(true).write(true).open(&path) {
+    let file = match private().open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let why = format!("{} does not exist; {}", path.display(), start());
@@ -134,7 +328,9 @@ pub(super) fn open_served(dir: &Path, server: ServerId, servers: usize) -> Resul
         let why = format!("no process serves {}; {}", path.display(), start());
         return Err(Error::ServerMissing { server, why });
     }
-    map(&file, &path, server)
+    let region = map(&file, &path, server)?;
+    let file = RegionFile::new(dir, server, region.bytes(), file);
+    Ok((region, file))
 }
 
 /// Maps an existing region file, whatever it holds.
@@ -180,10 +376,39 @@ mod tests {
         assert!(matches!(ClusterFile::read(dir.path()), Err(Error::NoCluster { .. })));
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn files_are_their_users_alone() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("cluster");
+        ClusterFile::create_or_read(&dir, 1).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir), mode(&dir.join("owners")), mode(&dir.join("cluster"))), (0o700, 0o700, 0o600));
+        let (target, link) = (folder.path().join("target"), dir.join("link"));
+        symlink(&target, &link).unwrap();
+        private().create(true).truncate(false).open(&link).unwrap_err();
+        assert!(!target.exists());
+        for path in [&dir, &dir.join("owners")] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+            let error = ClusterFile::create_or_read(&dir, 1).unwrap_err().to_string();
+            assert!(error.contains("others may write to it") && error.contains("777"), "{error}");
+            fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        ClusterFile::read(&dir).unwrap();
+        // Only root can give a directory away.
+        if std::os::unix::fs::chown(&dir, Some(12_345), None).is_ok() {
+            let error = ClusterFile::create_or_read(&dir, 1).unwrap_err().to_string();
+            assert!(error.contains("it belongs to user 12345"), "{error}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn random_cluster_files_do_not_panic(text: Vec<u8>) {
+        fn random_files_do_not_panic(text: Vec<u8>) {
             let _ = ClusterFile::parse(&text);
+            let _ = Started::parse(&text);
+            let _ = Started::parse(&[b"farlink region", &text[..]].concat());
         }
     }
 }

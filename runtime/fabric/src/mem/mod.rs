@@ -10,9 +10,21 @@
 //! ```text
 //! cluster          text: the cluster's id and its number of memory servers
 //! server-N.mem     the region of memory server N; locked by the process that serves it
+//! started-N        text: the stamp that memory server N has given its region when it was last started
 //! owners/I         locked by the compute server with incarnation I while it runs
 //! acceptor-N, connections/   where memory server N takes messages, and the connections to it (see `acceptor.rs`)
 //! ```
+//!
+//! All of them are made for their user alone, and a directory to which somebody else can write is refused: whoever can lock
+//! a file passes for a process that runs.
+//!
+//! # Memory servers that go
+//! The memory outlives the process that serves it, so nothing fails by itself. [`MemFabric::check_servers`](Fabric::check_servers)
+//! looks; a compute server's maintenance calls it. A memory server counts as lost when nobody has served its region for a
+//! second, or at once when the region's file was deleted, replaced, cut, or overwritten by a copy of another time; from then on
+//! every request to it fails with [`Error::ServerLost`]. One that is started again within the second, on the same file, goes on
+//! as if nothing had happened. A file that is cut while it is mapped does not end the process: the first file that is mapped
+//! **installs a handler for SIGBUS** (on Linux; `mapped.rs` says what it does, and it passes on what is not its own).
 
 mod acceptor;
 mod claims;
@@ -23,7 +35,10 @@ mod nasty;
 mod served;
 mod server_endpoint;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 pub use self::served::{ServeRegion, ServedRegion};
 
@@ -31,6 +46,7 @@ use self::{
     acceptor::{Acceptor, AcceptorList},
     claims::Claims,
     endpoint::{FindAcceptor, MemEndpoint},
+    files::RegionFile,
     server_endpoint::MemListener,
 };
 use crate::{
@@ -48,6 +64,11 @@ use crate::{
 /// The eager limit, 4 KiB. Rings and rendezvous were measured to be level at 1 to 4 KiB where copies went at 1 GB/s, and at up
 /// to 16 KiB where they went at 3 GB/s.
 const EAGER_WORDS: usize = 512;
+
+/// How often it is looked whether memory servers are there, at most.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long nobody may serve a region: a memory server that is started again in its place takes less.
+const UNSERVED_MAX: Duration = Duration::from_secs(1);
 
 /// How the `mem` fabric behaves. The default is as fast as memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,9 +126,47 @@ impl MemOptions {
 #[derive(Debug)]
 pub struct MemFabric {
     regions: Arc<Vec<Region>>,
+    /// The regions' files, if they have some.
+    files: Mutex<Looks>,
     claims: Claims,
     acceptors: AcceptorSource,
     options: MemOptions,
+}
+
+/// What was last seen of the memory servers.
+#[derive(Debug, Default)]
+struct Looks {
+    files: Vec<RegionFile>,
+    /// Since when nobody serves a region.
+    unserved: Vec<Option<Instant>>,
+    last: Option<Instant>,
+}
+
+impl Looks {
+    fn new(files: Vec<RegionFile>) -> Self {
+        let unserved = files.iter().map(|_| None).collect();
+        Self { files, unserved, last: None }
+    }
+
+    /// Looks, if that is due, and marks regions that are lost.
+    fn look(&mut self, regions: &[Region], now: Instant) {
+        if self.last.is_some_and(|last| now.duration_since(last) < LOOK_EVERY) {
+            return;
+        }
+        self.last = Some(now);
+        for ((file, unserved), region) in self.files.iter().zip(&mut self.unserved).zip(regions) {
+            if region.is_lost() {
+                continue;
+            }
+            let since = if file.is_served() { None } else { Some(unserved.unwrap_or(now)) };
+            *unserved = since;
+            let is_gone = since.is_some_and(|since| now.duration_since(since) >= UNSERVED_MAX);
+            let gone = is_gone.then(|| "the process that served it has ended".to_owned());
+            if let Some(why) = file.trouble(region).or(gone) {
+                region.lose(why);
+            }
+        }
+    }
 }
 
 /// Where the acceptors of the memory servers are.
@@ -140,20 +199,23 @@ impl MemFabric {
     /// Memory servers inside this process, whose regions these are: formatted by the caller, and gone with the value.
     pub fn in_process(regions: Vec<Region>, options: MemOptions) -> Self {
         let acceptors = AcceptorSource::here(regions.len());
-        Self { regions: Arc::new(regions), claims: Claims::in_process(), acceptors, options }
+        Self { regions: Arc::new(regions), files: Mutex::default(), claims: Claims::in_process(), acceptors, options }
     }
 
     /// Maps the memory servers of the cluster in `dir`, all of which must be running.
     ///
     /// # Errors
-    /// If there is no cluster, a server is missing or not running, or a file has the wrong size.
+    /// If there is no cluster, a server is missing or not running, a file has the wrong size, or others could meddle with the
+    /// directory.
     pub fn open(dir: &Path, options: MemOptions) -> Result<Self, Error> {
         let cluster = files::ClusterFile::read(dir)?;
-        let regions = (0..cluster.servers)
+        let served = (0..cluster.servers)
             .map(|index| files::open_served(dir, files::server_id(index)?, cluster.servers))
             .collect::<Result<Vec<_>, _>>()?;
+        let (regions, files) = served.into_iter().unzip();
         let acceptors = AcceptorSource::In(dir.to_path_buf());
-        Ok(Self { regions: Arc::new(regions), claims: Claims::files(dir), acceptors, options })
+        let files = Mutex::new(Looks::new(files));
+        Ok(Self { regions: Arc::new(regions), files, claims: Claims::files(dir), acceptors, options })
     }
 
     /// Opens a memory server of this process to messages, until the listener is dropped. The memory servers of a cluster
@@ -214,5 +276,11 @@ impl Fabric for MemFabric {
 
     fn liveness(&self, owner: OwnerId) -> Liveness {
         self.claims.liveness(owner)
+    }
+
+    fn check_servers(&self) -> Result<(), Error> {
+        lock(&self.files).look(&self.regions, Instant::now());
+        let lost = self.regions.iter().position(Region::is_lost);
+        lost.map_or(Ok(()), |index| Err(self.regions[index].lost(files::server_id(index)?)))
     }
 }

@@ -140,7 +140,8 @@ impl Nasty {
                     Verb::Read(buffer) => Done::Read(buffer),
                     _ => Done::Written,
                 });
-                let completion = Completion { ticket: request.ticket, outcome: Ok(done) };
+                let outcome = space.lost(request.at).map_or(Ok(done), Err);
+                let completion = Completion { ticket: request.ticket, outcome };
                 executed.push((due_ns, completion));
             } else {
                 pending.hold = pending.hold.saturating_sub(u32::from(pending.is_placed()));

@@ -1,7 +1,7 @@
 //! A region in a cluster's directory, and the process that keeps it served.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, TryLockError},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -9,7 +9,7 @@ use std::{
 use super::{
     MemOptions,
     acceptor::Acceptor,
-    files::{self, ClusterFile},
+    files::{self, ClusterFile, RegionFile, Started},
     server_endpoint::MemListener,
 };
 use crate::{
@@ -40,21 +40,23 @@ pub struct ServeRegion {
 #[derive(Debug)]
 pub struct ServedRegion {
     dir: PathBuf,
-    path: PathBuf,
     server: ServerId,
     cluster: u64,
     /// One.
     regions: Arc<Vec<Region>>,
     is_ephemeral: bool,
     existed: bool,
-    locked: File,
+    /// Locked.
+    file: RegionFile,
 }
 
 impl ServedRegion {
-    /// Makes the region, zeroed, or maps the one that is there. Blocks while the system reserves the memory.
+    /// Makes the region, zeroed, or maps the one that is there. Blocks while the system reserves the memory. Its last word
+    /// before byte 4096 is this fabric's: see [`ServedRegion::check`].
     ///
     /// # Errors
-    /// If the region is served already or is of another size, or the memory cannot be had.
+    /// If the region is served already or is of another size; if there was one, and it is gone or another one is in its place; if
+    /// the memory cannot be had, or others could meddle with the directory.
     pub fn start(options: &ServeRegion) -> Result<Self, Error> {
         let ServeRegion { dir, bytes: wanted, .. } = options;
         let server = files::server_id(options.server)?;
@@ -64,6 +66,17 @@ impl ServedRegion {
         let file = open_locked(&path, server, dir)?;
         let length = file.metadata().map_err(Error::io(format!("reading the size of {}", path.display())))?.len();
         let existed = length != 0;
+        let started = Started::read(dir, server)?;
+        if started.is_some() && !existed {
+            // What there was of it is gone, and links lead there from everywhere else.
+            let _ = fs::remove_file(&path);
+            let why = format!(
+                "{} was deleted or emptied after the cluster had used it; stop all its servers and remove {} to begin anew",
+                path.display(),
+                dir.display()
+            );
+            return Err(Error::BadRegion { server, why });
+        }
         if existed && !options.any_size && length != *wanted {
             let why = format!(
                 "{wanted}; {} has {length}: leave the option out to serve that, or remove the file to begin anew",
@@ -79,15 +92,24 @@ impl ServedRegion {
             }
         }
         let region = files::map(&file, &path, server)?;
+        if started.is_some_and(|started| !started.is_of(&region)) {
+            let why = format!(
+                "{} is not as this memory server has left it: it is of another time or another cluster, or files were \
+                 renamed or mixed; do not mix their files",
+                path.display()
+            );
+            return Err(Error::BadRegion { server, why });
+        }
+        Started::stamp(dir, server, &region)?;
+        let file = RegionFile::new(dir, server, region.bytes(), file);
         Ok(Self {
             dir: dir.clone(),
-            path,
             server,
             cluster: cluster.cluster,
             regions: Arc::new(vec![region]),
             is_ephemeral: false,
             existed,
-            locked: file,
+            file,
         })
     }
 
@@ -103,7 +125,21 @@ impl ServedRegion {
 
     /// The region's file.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
+    }
+
+    /// Whether the region's file is still there, as it was: to be asked now and then. Compute servers ask as well, so
+    /// whoever learns here that it is not only has to end.
+    ///
+    /// # Errors
+    /// [`Error::BadRegion`] if it was deleted, replaced, shortened, or overwritten by an earlier copy of it.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.file.trouble(self.region()) {
+            None => Ok(()),
+            Some(why) => {
+                Err(Error::BadRegion { server: self.server, why: format!("{}: {why}", self.path().display()) })
+            }
+        }
     }
 
     /// Whether the region was there before.
@@ -139,13 +175,22 @@ impl ServedRegion {
 
 impl Drop for ServedRegion {
     fn drop(&mut self) {
-        if self.is_ephemeral {
-            let _ = fs::remove_file(&self.path);
+        if self.is_ephemeral && self.file.is_in_place() {
+            let _ = fs::remove_file(self.path());
+            if !has_regions(&self.dir) {
+                let _ = fs::remove_file(Started::path(&self.dir, self.server));
+            }
             // Whoever waits to serve this region again holds the cluster.
-            let _ = self.locked.unlock();
+            let _ = self.file.file().unlock();
             remove_if_last(&self.dir);
         }
     }
+}
+
+fn has_regions(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or(true, |entries| {
+        entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("server-"))
+    })
 }
 
 /// Removes a cluster that has no memory server left, and that none is about to join.
@@ -155,23 +200,21 @@ fn remove_if_last(dir: &Path) {
     if cluster.lock().is_err() || !files::is_still_at(&cluster, &path).unwrap_or(false) {
         return;
     }
-    let last = fs::read_dir(dir).is_ok_and(|entries| {
-        !entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("server-"))
-    });
-    if last {
+    if !has_regions(dir) {
         // The file last: once it is gone, somebody may begin a cluster here again.
         let _ = fs::remove_dir_all(dir.join("owners"));
         let _ = fs::remove_dir_all(dir.join("connections"));
-        remove_acceptors(dir);
+        remove_all(dir, &["acceptor-", "started-"]);
         let _ = fs::remove_file(path);
         let _ = fs::remove_dir(dir);
     }
 }
 
-/// Removes what killed memory servers have left.
-fn remove_acceptors(dir: &Path) {
+/// Removes files whose names begin so: what killed memory servers have left.
+fn remove_all(dir: &Path, prefixes: &[&str]) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("acceptor-") {
+        let name = entry.file_name();
+        if prefixes.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -181,8 +224,7 @@ fn remove_acceptors(dir: &Path) {
 fn open_locked(path: &Path, server: ServerId, dir: &Path) -> Result<File, Error> {
     let failed = || format!("opening {}", path.display());
     loop {
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(path);
+        let file = files::private().create(true).truncate(false).open(path);
         let file = file.map_err(Error::io(failed()))?;
         lock_region(&file, server, dir)?;
         if files::is_still_at(&file, path).map_err(Error::io(failed()))? {

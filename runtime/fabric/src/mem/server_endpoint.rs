@@ -177,6 +177,6 @@ struct MemWaker(Arc<Acceptor>, usize);
 
 impl EndpointWaker for MemWaker {
     fn wake(&self) {
-        self.0.eventcount(self.1).notify();
+        self.0.eventcount(self.1).end_sleep();
     }
 }

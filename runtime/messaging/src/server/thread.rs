@@ -30,8 +30,8 @@ const POLLS_MAX: u32 = 200;
 /// Turns between two looks at the clock, while busy.
 const TURNS_PER_CLOCK_SAMPLE: u32 = 64;
 
-/// A sleep without peers.
-const LONG: Duration = Duration::from_secs(3600);
+/// A sleep without peers: not for ever, because what wakes it lies where others can write.
+const LONG: Duration = Duration::from_secs(1);
 
 /// What connections need of their thread.
 pub(super) struct EndpointCarrier<'a> {

@@ -80,7 +80,8 @@ pub(in super::super) fn connect(
     read_until(&mut stream, &mut proof, deadline).map_err(|error| match error.kind() {
         // A memory server hangs up on whoever does not know its secret.
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-            io::Error::new(ErrorKind::PermissionDenied, "the memory server has another secret")
+            let why = "the memory server hung up: it has another secret, or too many who connect at once";
+            io::Error::new(ErrorKind::PermissionDenied, why)
         }
         _ => error,
     })?;

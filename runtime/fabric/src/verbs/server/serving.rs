@@ -7,6 +7,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use rand::RngExt as _;
 
 use super::{
     Memory, Place, VerbsServeOptions,
@@ -150,11 +151,19 @@ impl Serving {
         }
     }
 
-    /// Takes a new connection in, if there is room for one that has proven nothing yet.
+    /// Takes a new connection in. If too many have proven nothing yet, any one of them goes: those that say nothing cannot keep
+    /// out who has only to answer.
     fn enter(&self, stream: &TcpStream) -> Option<SessionId> {
         let mut state = self.state();
-        if state.stopped || state.unproven.len() >= UNPROVEN_MAX {
+        if state.stopped {
             return None;
+        }
+        if state.unproven.len() >= UNPROVEN_MAX {
+            let victim = rand::rng().random_range(0..state.unproven.len());
+            let id = *state.unproven.keys().nth(victim)?;
+            if let Some(stream) = state.unproven.remove(&id) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
         }
         let id = state.next;
         state.next += 1;

@@ -1,5 +1,7 @@
 //! The program as a user meets it: its output, its exit status, its errors.
 
+mod servers;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -174,6 +176,27 @@ fn every_mix_through_a_small_cache() {
         assert!(said.out.contains(part), "no `{part}` in: {}", said.out);
     }
     assert!(table_of(&said.out).all(|line| line.chars().count() <= 80), "{}", said.out);
+}
+
+/// Operations that memory servers carry out, and an owner's, outlive whoever asked for them as far as they were promised to.
+#[test]
+fn chaos_loses_nothing_that_was_acknowledged() {
+    for access in ["coarse", "cached"] {
+        let said = farlink(&["chaos", "--kills", "4", "--keys", "300", "--access", access, "--json"]);
+        let rows = said.json();
+        let check = |name: &str| named(&rows, name)[0]["ok"] == true;
+        assert!(check("without-kills") && check("acknowledged") && check("memory"), "{access}: {}", said.out);
+        let told = rows.iter().find(|row| row["kind"] == "chaos").unwrap();
+        assert!(number(told, "kills") == 4.0 && number(told, "answers") > 4.0, "{told}");
+    }
+    farlink(&["chaos", "--structure", "rtree"]).must_fail_with(&["chaos is for ordered maps"]);
+}
+
+#[test]
+fn the_smallest_cache_is_loaded_through_and_refuses_what_it_cannot_run() {
+    bench("--access cached --cache 64KiB --page-bytes 4096 --keys 20000 --mix c --ops 100").must_hold();
+    let said = bench("--access cached --cache 64KiB --keys 2000 --workers 8 --in-flight 1000 --mix a --ops 100");
+    said.must_fail_with(&["--cache 65536 has room for 64 pages", "8000 operations in flight"]);
 }
 
 #[test]
@@ -650,8 +673,14 @@ mod over_rdma {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-        std::fs::write(path("secret"), "two servers and their secret\n").unwrap();
-        std::fs::write(path("wrong"), "another secret of good length\n").unwrap();
+        let write = |name: &str, secret: &str| {
+            use std::os::unix::fs::OpenOptionsExt as _;
+            let mut file =
+                std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path(name)).unwrap();
+            file.write_all(secret.as_bytes()).unwrap();
+        };
+        write("secret", "two servers and their secret\n");
+        write("wrong", "another secret of good length\n");
         let secret = path("secret");
         let servers: Vec<Server> = ["0", "1"]
             .map(|server| Server::start(&["--server", server, "--servers", "2", "--secret-file", &secret]))

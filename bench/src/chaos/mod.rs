@@ -1,0 +1,366 @@
+//! `farlink chaos`: compute processes under a load of inserts and removes, killed and stopped at random, and whether anything
+//! that they were answered is lost.
+//!
+//! Each process has keys of its own, and each of its tasks has a part of those: no two operations on one key are under way at the
+//! same time. A process (`victim.rs`) says what it begins and what it was answered, in lines, each before the next; what stands in
+//! its pipe when it is killed is still read. From these lines `model.rs` knows what each key can be: what was acknowledged last,
+//! or what the operation would have made of it that was under way at the kill; of a process that owns the structure and writes
+//! back, also what it was since its last flush. An answer that can not be is a problem. A killed process is replaced by another one,
+//! with the same keys.
+//!
+//! At the end every key is looked up, the structure is checked, all keys are removed, and what memory is in use then is compared
+//! with a run that does as many operations and kills nobody.
+
+mod model;
+
+use std::collections::HashMap;
+use std::io::{self, Read as _, Write};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use farlink_children::Child;
+use farlink_runtime::report::Report;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::Value;
+
+use self::model::Model;
+use crate::args::{BenchArgs, ChaosArgs};
+use crate::cluster::Cluster;
+use crate::cluster_view::{self, ClusterView};
+use crate::place::Place;
+use crate::plan::Plan;
+use crate::program::{self, Known, Programs};
+use crate::report::{CheckRow, Reporter};
+use crate::signals;
+use crate::subject::{AccessMode, Answer};
+use crate::units::show_nanoseconds;
+use crate::victim::{Errand, Said, universe, value_of};
+
+/// Answers between two blows, at most.
+const ANSWERS_MAX: u64 = 2000;
+/// How long a stopped process stands still, in milliseconds.
+const STOP_MS: std::ops::Range<u64> = 20..200;
+/// One blow in so many only stops a process for a while.
+const STOPS_ONE_IN: u32 = 5;
+/// A process that says nothing for so long is stuck.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// What memory may differ by, of what the load takes.
+const MEMORY_SHARE: f64 = 0.02;
+/// Keys of which no more is told.
+const PROBLEMS_TOLD: usize = 3;
+
+/// What a run came to.
+struct Outcome {
+    answers: u64,
+    kills: u64,
+    stops: u64,
+    longest_ns: u64,
+    failed: u64,
+    first_failure: Option<String>,
+    wrong: Vec<String>,
+    wrong_count: u64,
+    report: Report,
+    /// Bytes in use at the end of the load, and once all keys are removed.
+    used: [u64; 2],
+}
+
+pub(crate) fn chaos(programs: Programs<'_>, args: &ChaosArgs) -> anyhow::Result<()> {
+    let first = programs.first().map(|program| program.known().name());
+    let name = args.structure.as_deref().or(first).context("this program knows no structures")?;
+    let known = program::find(programs, name)?;
+    known
+        .trace(&[(1, "put 1 1".to_owned())])
+        .with_context(|| format!("chaos is for ordered maps, and {name} is none"))?;
+    let (plan, bench) = args.plan(known)?;
+    signals::watch()?;
+    let mut reporter = Reporter::new(io::stdout(), args.json);
+    let wild = run(known, &plan, &bench, args, Goal::Kills(args.kills))?;
+    let calm = run(known, &plan, &bench, args, Goal::Answers(wild.answers))?;
+    tell(&mut reporter, known, (&wild, &calm), plan.server_threads != Some(0))?;
+    reporter.all_held()
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Goal {
+    Kills(u64),
+    Answers(u64),
+}
+
+fn run(known: &dyn Known, plan: &Plan, bench: &BenchArgs, args: &ChaosArgs, goal: Goal) -> anyhow::Result<Outcome> {
+    let mut plan = plan.clone();
+    let bytes = crate::cluster::default_server_bytes(u64::from(args.keys) * u64::from(plan.processes), plan.servers);
+    let own = Cluster::start(plan.servers, bytes, plan.server_threads.unwrap_or(0))?;
+    let place = Place::Folder(own.dir().to_owned());
+    let cluster = ClusterView::new(place.fabric_once_ready(Default::default(), bench.wait.wait)?);
+    let data = known.data(&plan.setting)?;
+    if plan.access.caches() {
+        plan.cache_bytes = Some(plan.default_cache_bytes(data.entries()));
+    }
+    data.open_or_create(&cluster, &mut plan, false)?;
+    let outcome = Run::new(&plan, &place, args).and_then(|run| run.to(goal, known, &cluster));
+    let stopped = own.stop();
+    let outcome = outcome?;
+    stopped?;
+    Ok(outcome)
+}
+
+struct Run<'a> {
+    plan: &'a Plan,
+    place: &'a Place,
+    args: &'a ChaosArgs,
+    rng: StdRng,
+    children: Vec<Child>,
+    /// Of each process: how many of its number there were before.
+    lives: Vec<u64>,
+    model: Model,
+    outcome: Outcome,
+}
+
+impl<'a> Run<'a> {
+    fn new(plan: &'a Plan, place: &'a Place, args: &'a ChaosArgs) -> anyhow::Result<Self> {
+        let writes_back = matches!(plan.access, AccessMode::Cached | AccessMode::Engine);
+        let outcome = Outcome {
+            answers: 0,
+            kills: 0,
+            stops: 0,
+            longest_ns: 0,
+            failed: 0,
+            first_failure: None,
+            wrong: Vec::new(),
+            wrong_count: 0,
+            report: Report::default(),
+            used: [0; 2],
+        };
+        let lives = vec![0; plan.processes as usize];
+        let (rng, model) = (StdRng::seed_from_u64(args.seed), Model::new(writes_back));
+        let mut run = Self { plan, place, args, rng, children: Vec::new(), lives, model, outcome };
+        for process in 0..plan.processes as usize {
+            let child = run.start(process)?;
+            run.children.push(child);
+        }
+        Ok(run)
+    }
+
+    fn start(&mut self, process: usize) -> anyhow::Result<Child> {
+        let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+        command.arg("chaos-process");
+        let mut child = Child::start(&format!("compute process {process}"), command)?;
+        self.lives[process] += 1;
+        let errand = Errand {
+            plan: self.plan.clone(),
+            place: self.place.clone(),
+            process: process as u32,
+            keys: self.args.keys,
+            seed: self.args.seed ^ self.lives[process] << 32,
+        };
+        child.send(&serde_json::to_string(&errand)?)?;
+        Ok(child)
+    }
+
+    fn to(mut self, goal: Goal, known: &dyn Known, cluster: &ClusterView) -> anyhow::Result<Outcome> {
+        let mut next_blow = self.blow_after(0);
+        let mut heard = Instant::now();
+        loop {
+            let is_over = match goal {
+                Goal::Kills(kills) => self.outcome.kills >= kills,
+                Goal::Answers(answers) => self.outcome.answers >= answers,
+            };
+            if is_over {
+                break;
+            }
+            ensure!(signals::stopped().is_none(), "stopped by a signal");
+            let mut news = false;
+            for process in 0..self.children.len() {
+                // Some of each by turns, so that none is far behind.
+                for _ in 0..256 {
+                    let Some(line) = self.children[process].poll(Duration::ZERO)? else { break };
+                    self.hear(process, &line)?;
+                    news = true;
+                }
+            }
+            if news {
+                heard = Instant::now();
+            } else {
+                ensure!(heard.elapsed() < SILENCE_MAX, "no process has finished an operation for {SILENCE_MAX:?}");
+                thread::sleep(Duration::from_micros(200));
+            }
+            if matches!(goal, Goal::Kills(_)) && self.outcome.answers >= next_blow {
+                self.blow()?;
+                next_blow = self.blow_after(self.outcome.answers);
+            }
+        }
+        for (process, mut child) in std::mem::take(&mut self.children).into_iter().enumerate() {
+            child.close_input();
+            while let Ok(line) = child.receive(Some(SILENCE_MAX)) {
+                if line == "end" {
+                    break;
+                }
+                self.hear(process, &line)?;
+            }
+            child.finish()?;
+        }
+        self.finish(known, cluster)?;
+        Ok(self.outcome)
+    }
+
+    fn blow_after(&mut self, answers: u64) -> u64 {
+        answers + self.rng.random_range(1..=ANSWERS_MAX)
+    }
+
+    /// Kills or stops somebody.
+    fn blow(&mut self) -> anyhow::Result<()> {
+        let victim = self.rng.random_range(0..self.children.len());
+        let stop = Duration::from_millis(self.rng.random_range(STOP_MS));
+        if self.rng.random_ratio(1, STOPS_ONE_IN) {
+            self.outcome.stops += 1;
+            self.children[victim].pause();
+            thread::sleep(stop);
+            self.children[victim].resume();
+            return Ok(());
+        }
+        self.outcome.kills += 1;
+        let killed = self.children.remove(victim);
+        for line in killed.kill_and_drain()? {
+            // The last one may have been cut off.
+            let _ = self.hear(victim, &line);
+        }
+        self.model.killed(victim);
+        let child = self.start(victim)?;
+        self.children.insert(victim, child);
+        Ok(())
+    }
+
+    fn hear(&mut self, process: usize, line: &str) -> anyhow::Result<()> {
+        let said = Said::parse(line).with_context(|| format!("a process said `{line}`"))?;
+        match said {
+            Said::Begins { task, key, change } => self.model.begin(process, task, key, change),
+            Said::Ends { task, seen, took_ns } => {
+                self.outcome.answers += 1;
+                self.outcome.longest_ns = self.outcome.longest_ns.max(took_ns);
+                if let Some(problem) = self.model.end(process, task, seen) {
+                    self.wrong(problem);
+                }
+            }
+            Said::Failed { task, why } => {
+                self.outcome.failed += 1;
+                self.outcome.first_failure.get_or_insert(why);
+                self.model.fail(process, task);
+            }
+            Said::Flushed => self.model.flushed(process),
+        }
+        Ok(())
+    }
+
+    fn wrong(&mut self, problem: String) {
+        self.outcome.wrong_count += 1;
+        if self.outcome.wrong.len() < PROBLEMS_TOLD {
+            self.outcome.wrong.push(problem);
+        }
+    }
+
+    /// Looks every key up, checks the structure, and removes all keys.
+    fn finish(&mut self, known: &dyn Known, cluster: &ClusterView) -> anyhow::Result<()> {
+        let keys: Vec<u64> =
+            (0..self.plan.processes).flat_map(|process| universe(self.args.seed, process, self.args.keys)).collect();
+        let mut seen = HashMap::new();
+        let looked_up = self.replay(known, &keys, "get", &mut |key, answer| {
+            seen.insert(key, value_of(answer, "value"));
+        });
+        if let Err(error) = looked_up {
+            self.wrong(format!("keys could not be looked up: {error:#}"));
+        }
+        for (key, value) in seen {
+            if let Some(problem) = self.model.found(key, value) {
+                self.wrong(problem);
+            }
+        }
+        self.outcome.used[0] = cluster.used_bytes()?;
+        self.outcome.report = program::check(known, cluster, &self.plan.parts)?;
+        if let Err(error) = self.replay(known, &keys, "del", &mut |_, _| ()) {
+            self.wrong(format!("keys could not be removed: {error:#}"));
+        }
+        self.outcome.used[1] = cluster.used_bytes()?;
+        Ok(())
+    }
+
+    /// One operation on each key, one after the other.
+    fn replay(
+        &self,
+        known: &dyn Known,
+        keys: &[u64],
+        operation: &str,
+        see: &mut dyn FnMut(u64, &Answer),
+    ) -> anyhow::Result<()> {
+        let lines: Vec<(u64, String)> =
+            (1..).zip(keys).map(|(line, key)| (line, format!("{operation} {key}"))).collect();
+        let mut next = keys.iter();
+        let mut hand_out = |answer: Answer| {
+            next.next().into_iter().for_each(|&key| see(key, &answer));
+            Ok(())
+        };
+        known.trace(&lines)?.replay(self.plan, self.place, &mut hand_out).map(drop)
+    }
+}
+
+fn tell(
+    reporter: &mut Reporter<impl Write>,
+    known: &dyn Known,
+    (wild, calm): (&Outcome, &Outcome),
+    servers_hold: bool,
+) -> anyhow::Result<()> {
+    let line = format!(
+        "{} operations answered, {} kills, {} stops; the longest took {}, without kills {}",
+        wild.answers,
+        wild.kills,
+        wild.stops,
+        show_nanoseconds(wild.longest_ns),
+        show_nanoseconds(calm.longest_ns)
+    );
+    let fields: Vec<(&'static str, Value)> = vec![
+        ("answers", wild.answers.into()),
+        ("kills", wild.kills.into()),
+        ("stops", wild.stops.into()),
+        ("longest_ns", wild.longest_ns.into()),
+        ("longest_ns_without_kills", calm.longest_ns.into()),
+    ];
+    reporter.record("chaos", fields, &line)?;
+    for (name, outcome) in [("without-kills", calm), ("acknowledged", wild)] {
+        let problem = (outcome.wrong_count > 0).then(|| outcome.wrong.join("; "));
+        reporter.check(&CheckRow::new(name, problem).count("wrong", outcome.wrong_count))?;
+    }
+    let problem = wild.first_failure.clone().filter(|_| wild.failed > 0);
+    reporter.check(&CheckRow::new("operations", problem).count("failed", wild.failed))?;
+    let damaged = wild.report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read")).count();
+    let check = cluster_view::check_row(known.name(), "chaos", &wild.report).count("damaged", damaged);
+    reporter.check(&check)?;
+    let allowed = (calm.used[0] as f64 * MEMORY_SHARE) as u64;
+    let more = wild.used[1].saturating_sub(calm.used[1]);
+    // Memory servers that carry out operations have pages in hand, more or fewer.
+    let problem = (more > allowed && !servers_hold).then(|| {
+        format!("once all keys are removed, {more} bytes more are in use than without kills; {allowed} would do")
+    });
+    let row = CheckRow::new("memory", problem)
+        .count("used", wild.used[0])
+        .count("left", wild.used[1])
+        .count("used_without_kills", calm.used[0])
+        .count("left_without_kills", calm.used[1]);
+    Ok(reporter.check(&row)?)
+}
+
+/// The life of a process.
+pub(crate) fn serve(programs: Programs<'_>) -> anyhow::Result<()> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let errand: Errand = serde_json::from_str(&line).context("not what a process of a chaos is to do")?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopping = Arc::clone(&stop);
+    thread::Builder::new().name("input".to_owned()).spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        stopping.store(true, Ordering::Relaxed);
+    })?;
+    program::find(programs, &errand.plan.structure)?.wreak(&errand, &stop)
+}

@@ -1,0 +1,215 @@
+//! One compute process of a chaos: works until its input ends, and says each thing before the next.
+//!
+//! ```text
+//! b TASK KEY put VALUE | b TASK KEY del | b TASK KEY get      an operation begins
+//! e TASK VALUE|- NANOSECONDS                                  it has ended, and saw this
+//! x TASK WHY                                                  it has failed
+//! f                                                           all is flushed
+//! end
+//! ```
+
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use futures_util::future::join_all;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde::{Deserialize, Serialize};
+
+use crate::host;
+use crate::maps::keys::mix;
+use crate::place::Place;
+use crate::plan::Plan;
+use crate::route::Opened;
+use crate::subject::{Answer, Subject};
+
+/// Operations of each task between two flushes.
+const ROUND: u32 = 100;
+/// Operations of a task while most are inserts, and then while most are removes.
+const TIDE: u64 = 400;
+
+/// What an operation does to its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It has this value then.
+    Put(u64),
+    /// It is not there then.
+    Remove,
+    /// It is looked up.
+    Nothing,
+}
+
+impl Change {
+    /// What the key is after it, if it was so before.
+    pub(crate) fn of(self, before: Option<u64>) -> Option<u64> {
+        match self {
+            Self::Put(value) => Some(value),
+            Self::Remove => None,
+            Self::Nothing => before,
+        }
+    }
+}
+
+/// A number among the fields of an answer.
+pub(crate) fn value_of(answer: &Answer, field: &str) -> Option<u64> {
+    answer.fields.iter().find(|(name, _)| *name == field).and_then(|(_, value)| value.as_u64())
+}
+
+impl Change {
+    /// As the structure's traces write it.
+    fn line(self, key: u64) -> String {
+        match self {
+            Self::Put(value) => format!("put {key} {value}"),
+            Self::Remove => format!("del {key}"),
+            Self::Nothing => format!("get {key}"),
+        }
+    }
+
+    /// What an answer says was there before, or is there.
+    fn seen(self, answer: &Answer) -> Option<u64> {
+        value_of(answer, if self == Self::Nothing { "value" } else { "before" })
+    }
+}
+
+/// What a process is to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Errand {
+    pub(crate) plan: Plan,
+    pub(crate) place: Place,
+    pub(crate) process: u32,
+    pub(crate) keys: u32,
+    pub(crate) seed: u64,
+}
+
+/// What a process says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Said {
+    Begins { task: u32, key: u64, change: Change },
+    Ends { task: u32, seen: Option<u64>, took_ns: u64 },
+    Failed { task: u32, why: String },
+    Flushed,
+}
+
+impl Said {
+    pub(crate) fn parse(line: &str) -> anyhow::Result<Self> {
+        let mut words = line.splitn(3, ' ');
+        let mut word = || words.next().context("a line ends early");
+        let kind = word()?;
+        if kind == "f" {
+            return Ok(Self::Flushed);
+        }
+        let (task, rest) = (word()?.parse()?, word()?);
+        let parts: Vec<&str> = rest.split(' ').collect();
+        Ok(match (kind, parts.as_slice()) {
+            ("b", [key, "put", value]) => Self::Begins { task, key: key.parse()?, change: Change::Put(value.parse()?) },
+            ("b", [key, "del"]) => Self::Begins { task, key: key.parse()?, change: Change::Remove },
+            ("b", [key, "get"]) => Self::Begins { task, key: key.parse()?, change: Change::Nothing },
+            ("e", ["-", took]) => Self::Ends { task, seen: None, took_ns: took.parse()? },
+            ("e", [seen, took]) => Self::Ends { task, seen: Some(seen.parse()?), took_ns: took.parse()? },
+            ("x", _) => Self::Failed { task, why: rest.to_owned() },
+            _ => anyhow::bail!("not a line of a process"),
+        })
+    }
+}
+
+/// The keys of a process.
+pub(crate) fn universe(seed: u64, process: u32, keys: u32) -> impl Iterator<Item = u64> {
+    (0..u64::from(keys)).map(move |index| mix(seed ^ u64::from(process) << 40 ^ index))
+}
+
+fn say(line: &str) -> anyhow::Result<()> {
+    // In one piece, so that it is in the pipe whole or not at all.
+    Ok(std::io::stdout().write_all(format!("{line}\n").as_bytes())?)
+}
+
+/// Works on a structure until it is told to stop.
+pub(crate) fn work<S: Subject>(errand: &Errand, stop: &AtomicBool) -> anyhow::Result<()> {
+    let plan = &errand.plan;
+    let options = ComputeOptions { seed: errand.seed, ..ComputeOptions::default() };
+    let compute = ComputeServer::join(plan.fabric(&errand.place)?, options)?;
+    let route = host::route::<S>(plan, &S::data(&plan.setting)?, &compute)?;
+    let worker = compute.worker()?;
+    let access = route.open(&worker)?;
+    let keys: Vec<u64> = universe(plan.setting.seed, errand.process, errand.keys).collect();
+    let mut tasks: Vec<Worker<'_, S>> = (0..plan.in_flight_max())
+        .map(|task| Worker {
+            task,
+            access: &access,
+            keys: keys.iter().copied().skip(task as usize).step_by(plan.in_flight_max() as usize).collect(),
+            rng: StdRng::seed_from_u64(errand.seed ^ u64::from(errand.process) << 16 ^ u64::from(task)),
+            done: 0,
+        })
+        .collect();
+    while !stop.load(Ordering::Relaxed) {
+        let rounds = join_all(tasks.iter_mut().map(|task| task.round(stop)));
+        worker.block_on(rounds).into_iter().collect::<anyhow::Result<()>>()?;
+        worker.block_on(access.flush())?;
+        say("f")?;
+    }
+    drop(tasks);
+    drop(access);
+    drop(worker);
+    drop(compute);
+    say("end")
+}
+
+/// One task of a process.
+struct Worker<'a, S: Subject> {
+    task: u32,
+    access: &'a Opened<S>,
+    keys: Vec<u64>,
+    rng: StdRng,
+    done: u64,
+}
+
+impl<S: Subject> Worker<'_, S> {
+    async fn round(&mut self, stop: &AtomicBool) -> anyhow::Result<()> {
+        for _ in 0..ROUND {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let key = self.keys[self.rng.random_range(0..self.keys.len())];
+            let mostly_inserts = (self.done / TIDE).is_multiple_of(2);
+            let change = match (self.rng.random_range(0..10), mostly_inserts) {
+                (0, _) => Change::Nothing,
+                (1..=8, true) | (1, false) => Change::Put(self.rng.random()),
+                _ => Change::Remove,
+            };
+            self.done += 1;
+            let (task, line) = (self.task, change.line(key));
+            let request = S::parse(&line)?;
+            let mut words = line.splitn(3, ' ');
+            let (operation, _, value) = (words.next(), words.next(), words.next());
+            let value = value.map_or_else(String::new, |value| format!(" {value}"));
+            say(&format!("b {task} {key} {}{value}", operation.unwrap_or_default()))?;
+            let begun = Instant::now();
+            match self.access.answer(request).await {
+                Ok(answer) => {
+                    let seen = change.seen(&answer).map_or_else(|| "-".to_owned(), |value| value.to_string());
+                    say(&format!("e {task} {seen} {}", begun.elapsed().as_nanos()))?;
+                }
+                Err(error) => say(&format!("x {task} {}", error.to_string().replace('\n', " ")))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_mean_what_they_say() {
+        let parse = |line| Said::parse(line).ok();
+        assert_eq!(parse("b 3 7 put 9"), Some(Said::Begins { task: 3, key: 7, change: Change::Put(9) }));
+        assert_eq!(parse("b 3 7 del"), Some(Said::Begins { task: 3, key: 7, change: Change::Remove }));
+        assert_eq!(parse("e 3 - 55"), Some(Said::Ends { task: 3, seen: None, took_ns: 55 }));
+        assert_eq!(parse("e 3 8 55"), Some(Said::Ends { task: 3, seen: Some(8), took_ns: 55 }));
+        assert_eq!(parse("x 3 page 1 is bad"), Some(Said::Failed { task: 3, why: "page 1 is bad".into() }));
+        assert_eq!(parse("f"), Some(Said::Flushed));
+        assert!(["", "b 3", "b 3 7 put", "e x - 1", "q 1 2"].iter().all(|line| parse(line).is_none()));
+    }
+}

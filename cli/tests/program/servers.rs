@@ -1,0 +1,128 @@
+//! Memory servers that go, and what becomes of those who use them; files that are not what a memory server has left.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::{PROGRAM, Said, Server, farlink};
+
+/// A bench that runs on two memory servers of this folder, until it is told more or for a minute.
+struct Bench(Child);
+
+impl Bench {
+    fn start(dir: &Path, access: &str) -> Self {
+        let mut child = Command::new(PROGRAM)
+            .args(["bench", "--connect", dir.to_str().unwrap(), "--keys", "2000", "--mix", "a", "--seconds", "60"])
+            .args(["--in-flight", "4", "--access", access])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.as_mut().unwrap()).lines().map_while(Result::ok);
+        let runs = |line: &String| line.contains("step 2 of 3: ") && !line.contains("preparing");
+        assert!(lines.any(|line| runs(&line)), "the bench ended early");
+        Self(child)
+    }
+
+    fn said(self) -> Said {
+        self.0.wait_with_output().unwrap().into()
+    }
+}
+
+fn region(dir: &Path, server: usize) -> PathBuf {
+    dir.join(format!("server-{server}.mem"))
+}
+
+fn cluster(threads: &[&str]) -> (tempfile::TempDir, PathBuf, [Server; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let servers = [0, 1].map(|server| Server::start_with(&dir, server, threads));
+    (folder, dir, servers)
+}
+
+#[test]
+fn a_bench_whose_memory_server_goes_says_why_and_ends() {
+    type Blow = fn(&Path);
+    let blows: [(&str, Blow, &str); 3] = [
+        (
+            "one-sided",
+            |path| {
+                fs::write(path.with_extension("new"), vec![0; 8 << 20]).unwrap();
+                fs::rename(path.with_extension("new"), path).unwrap();
+            },
+            "its file was deleted or replaced",
+        ),
+        ("one-sided", |path| OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap(), "its file was"),
+        ("cached", |path| File::create(path).unwrap().set_len(8 << 20).unwrap(), "its file was"),
+    ];
+    for (access, blow, says) in blows {
+        let (_folder, dir, servers) = cluster(&[]);
+        let bench = Bench::start(&dir, access);
+        blow(&region(&dir, 1));
+        bench.said().must_fail_with(&["memory server 1 at", "is lost", says]);
+        let [zero, mut one] = servers;
+        // The memory server itself ends, too.
+        assert_eq!(one.0.wait().unwrap().code(), Some(1), "{says}");
+        assert!(zero.stop(libc::SIGTERM).success());
+    }
+}
+
+#[test]
+fn a_bench_whose_memory_server_is_killed_says_so_and_ends() {
+    for (access, threads) in [("one-sided", "0"), ("coarse", "1")] {
+        let (_folder, dir, [_zero, one]) = cluster(&["--threads", threads]);
+        let bench = Bench::start(&dir, access);
+        one.stop(libc::SIGKILL);
+        bench.said().must_fail_with(&["memory server 1"]);
+    }
+}
+
+#[test]
+fn a_memory_server_that_is_started_again_in_its_place_goes_on() {
+    let (_folder, dir, [_zero, one]) = cluster(&[]);
+    let mut bench = Command::new(PROGRAM)
+        .args(["bench", "--connect", dir.to_str().unwrap(), "--keys", "2000", "--mix", "a", "--seconds", "2"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(bench.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("after load")), "the bench ended early");
+    one.stop(libc::SIGKILL);
+    let one = Server::start(&dir, 1);
+    let said: Said = bench.wait_with_output().unwrap().into();
+    said.must_hold();
+    one.stop(libc::SIGKILL);
+    let _one = Server::start(&dir, 1);
+    farlink(&["check", "--connect", dir.to_str().unwrap()]).must_hold();
+}
+
+#[test]
+fn a_region_that_is_not_what_was_left_is_refused() {
+    let (_folder, dir, servers) = cluster(&[]);
+    let at = dir.to_str().unwrap();
+    farlink(&["bench", "--connect", at, "--keys", "2000", "--mix", "c", "--ops", "100"]).must_hold();
+    let path = region(&dir, 1);
+    let stop = |server: Server| assert!(server.stop(libc::SIGTERM).success());
+    let [zero, one] = servers;
+    stop(one);
+    let earlier = fs::read(&path).unwrap();
+    stop(Server::start(&dir, 1));
+    let last = fs::read(&path).unwrap();
+    let serve = || farlink(&["serve", "--dir", at, "--server", "1", "--servers", "2", "--bytes", "8MiB"]);
+    fs::write(&path, &earlier).unwrap();
+    serve().must_fail_with(&["memory server 1", "is of another time"]);
+    fs::write(&path, vec![0; 8 << 20]).unwrap();
+    serve().must_fail_with(&["memory server 1", "is of another time"]);
+    fs::write(&path, []).unwrap();
+    serve().must_fail_with(&["memory server 1", "was deleted or emptied"]);
+    let _ = fs::remove_file(&path);
+    serve().must_fail_with(&["memory server 1", "was deleted or emptied"]);
+    fs::write(&path, &last).unwrap();
+    let _one = Server::start(&dir, 1);
+    farlink(&["check", "--connect", at]).must_hold();
+    drop(zero);
+}

@@ -1,0 +1,96 @@
+//! What dead compute servers held, taken back: pages that their own lock words call free, and chunks that nobody leased in the end.
+//!
+//! A compute server that dies, or leaves before the grace of its last pages is over, leaves its incarnation in its slot. The
+//! maintenance of the others finds it there, looks through all chunks for pages of the dead (any of them: see
+//! [`Chunk::take_from_dead`]), and frees the slot when all are looked through. It goes by what is dead, never by time, so it may be
+//! begun again by others at any point, and several may do it at once.
+
+use std::{cell::RefCell, collections::BTreeMap};
+
+use crate::{
+    epoch::round::{Board, read_slots},
+    error::Error,
+    fabric::Liveness,
+    layout,
+    lock::OwnerId,
+    pages::{self, Chunk, ChunkState},
+    remote::release_word,
+    worker::Handle,
+};
+
+/// Tries for a chunk that somebody else changes.
+const ATTEMPTS_MAX: u32 = 100;
+
+/// Takes back what compute servers held whose slots say that they are dead, and frees those slots; how many slots.
+///
+/// # Errors
+/// If a memory server is lost, or no buffers can be had. What was not done is left to the next time.
+pub(crate) async fn sweep(worker: &Handle) -> Result<usize, Error> {
+    let compute = worker.compute();
+    let board = Board::of(&compute.geometry[0]);
+    let mut dead = Vec::new();
+    for (slot, [incarnation, _]) in read_slots(worker, &board).await?.into_iter().enumerate() {
+        if let Some(owner) = OwnerId::new(incarnation)
+            && owner != compute.owner
+            && compute.fabric.liveness(owner) == Liveness::Dead
+        {
+            dead.push((slot, owner));
+        }
+    }
+    if dead.is_empty() || !reclaim(worker).await? {
+        return Ok(0);
+    }
+    for &(slot, owner) in &dead {
+        release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
+    }
+    Ok(dead.len())
+}
+
+/// Looks through all chunks; false if somebody else was busy with one of them for too long. To be called once nothing is left to
+/// finish of what the dead had begun.
+///
+/// # Errors
+/// As [`sweep`].
+pub(crate) async fn reclaim(worker: &Handle) -> Result<bool, Error> {
+    let compute = worker.compute();
+    let known = RefCell::new(BTreeMap::new());
+    let is_dead = |owner: OwnerId| {
+        let ask = || owner != compute.owner && compute.fabric.liveness(owner) == Liveness::Dead;
+        *known.borrow_mut().entry(owner).or_insert_with(ask)
+    };
+    let (mut is_complete, mut count) = (true, 0);
+    for geometry in &compute.geometry {
+        let mut lost = Vec::new();
+        for (number, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
+            let Some(state) = ChunkState::from_word(entry[0]) else {
+                if entry[0] == 0 {
+                    lost.push(number);
+                }
+                continue;
+            };
+            let chunk = Chunk::new(geometry, number, state.class);
+            let mut attempt = 0;
+            loop {
+                let taken = {
+                    let _slot = worker.take_slots([chunk.entry].into_iter()).await;
+                    chunk.take_from_dead(worker, &is_dead).await?
+                };
+                if let Some(pages) = taken {
+                    count += pages.len();
+                    compute.pages.reclaim(pages);
+                    break;
+                }
+                attempt += 1;
+                if attempt > ATTEMPTS_MAX {
+                    is_complete = false;
+                    break;
+                }
+                worker.back_off(attempt).await;
+            }
+        }
+        // Or somebody leases one at this moment; then that is found out.
+        compute.pages.lose_chunks(geometry.server, lost);
+    }
+    tracing::debug!(pages = count, "took back what dead compute servers held");
+    Ok(is_complete)
+}
