@@ -19,6 +19,7 @@ use farlink_runtime::{
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
     ptr::ServerId,
     structure::Overlap,
+    tenure::Tenure,
 };
 
 /// A structure's pages, as the cache wants to know them.
@@ -63,11 +64,18 @@ impl Freeing {
     }
 }
 
+/// A region, and the right to it.
+#[derive(Debug)]
+pub(crate) struct Owned<P: Plugin> {
+    pub(crate) region: P::Region,
+    pub(crate) tenure: Arc<Tenure>,
+}
+
 #[derive(Debug)]
 struct Inner<P: Plugin> {
     one_sided: OneSided<P>,
     /// What this compute server owns, if it owns anything.
-    owned: Option<P::Region>,
+    owned: Option<Owned<P>>,
     freeing: Freeing,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
@@ -97,7 +105,7 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 }
 
 impl<P: Plugin> RemoteStore<P> {
-    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<P::Region>, freeing: Freeing) -> Self {
+    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, freeing: Freeing) -> Self {
         Self(Rc::new(Inner { one_sided, owned, freeing, no_room: Cell::new(0), told: OnceCell::new() }))
     }
 
@@ -129,7 +137,26 @@ impl<P: Plugin> RemoteStore<P> {
 
     /// What this compute server owns, if it owns anything.
     pub(crate) fn region(&self) -> Option<&P::Region> {
-        self.0.owned.as_ref()
+        self.0.owned.as_ref().map(|owned| &owned.region)
+    }
+
+    /// The right to what this compute server owns, if it owns anything.
+    pub(crate) fn tenure(&self) -> Option<&Tenure> {
+        self.0.owned.as_ref().map(|owned| &*owned.tenure)
+    }
+
+    /// That what is cached is this compute server's to use.
+    #[inline(always)]
+    pub(crate) fn require_tenure(&self) -> Result<(), Interrupt> {
+        match &self.0.owned {
+            Some(owned) if !owned.tenure.is_valid() => Err(self.given_up()),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn given_up(&self) -> Interrupt {
+        Error::GivenUp { name: self.context().structure.name.clone() }.into()
     }
 
     /// Has `told` be told what each read takes.
@@ -149,7 +176,7 @@ impl<P: Plugin> RemoteStore<P> {
 
     /// Where a page lies in what is owned here.
     pub(crate) fn overlap(&self, words: &(impl farlink_runtime::words::Words + ?Sized)) -> Overlap {
-        self.0.owned.as_ref().map_or(Overlap::Inside, |region| P::overlap(words, region))
+        self.region().map_or(Overlap::Inside, |region| P::overlap(words, region))
     }
 }
 
@@ -163,6 +190,7 @@ impl<P: Plugin> Store for RemoteStore<P> {
 
     async fn read(&self, page: PageId, _class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
         self.0.no_room.set(0);
+        self.require_tenure()?;
         let copy = self.read_page(link_of(page)).await?;
         let at = copy.at();
         let words = copy.into_words();
@@ -177,6 +205,7 @@ impl<P: Plugin> Store for RemoteStore<P> {
     async fn write(&self, pages: Vec<(PageId, Buffer)>) -> Vec<Result<(), Interrupt>> {
         let worker = &self.context().worker;
         let post = |(page, mut image): (PageId, Buffer)| {
+            self.require_tenure()?;
             let Some((at, _)) = link_of(page).remote() else {
                 return Err(Error::BadPointer { word: page.get(), why: "it is no page".into() }.into());
             };

@@ -10,6 +10,7 @@ impl<P: Plugin> Cached<P> {
         f: &mut dyn FnMut(&mut CachedPages<'a>),
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
         let Structure { id: structure, root: structure_root, .. } = self.context().structure;
+        self.cache.store().require_tenure()?;
         let (old, new) = pages.into_parts();
         let mut old: SmallVec<[_; 2]> = old.collect();
         if let ([(_, Role::Current)], true) = (&*old, new.is_empty())

@@ -30,7 +30,7 @@ use farlink_runtime::{
     },
     change::Role,
     error::Error,
-    one_sided::OneSided,
+    one_sided::{OneSided, ownership},
     page::{IDENTITY, Identity, SizeClass},
     pages as allocation,
     ptr::{Link, RemotePtr, ServerId},
@@ -210,7 +210,22 @@ impl<P: Plugin> Cached<P> {
         self.cache.flush_matching(is_meant).await.map_err(failed)
     }
 
+    /// Flushes, and gives up what this compute server owns: others can claim it from then on. No operation may be under way, over
+    /// any handle of the cache; all that come later are refused with [`Error::GivenUp`].
+    ///
+    /// # Errors
+    /// As [`Cached::flush`]: nothing is given up then. If the fabric fails later, maintenance goes on with it.
+    pub async fn close(&self) -> Result<(), Error> {
+        self.flush().await?;
+        let Context { worker, structure, .. } = self.context();
+        match self.cache.store().tenure() {
+            Some(tenure) if tenure.is_valid() => ownership::give_up(worker, structure, tenure).await,
+            _ => Ok(()),
+        }
+    }
+
     async fn root(&self) -> Result<CachedPage<'_, P>, Interrupt> {
+        self.cache.store().require_tenure()?;
         let anchor = match self.root.get() {
             Some(anchor) => anchor,
             None => {
@@ -362,7 +377,7 @@ impl<P: Plugin> FastPath for Cached<P> {
 
     #[inline(always)]
     fn try_open(&self) -> Option<CachedPage<'_, P>> {
-        if self.gains_by_yielding() {
+        if self.gains_by_yielding() || self.cache.store().require_tenure().is_err() {
             return None;
         }
         self.cache.enter(self.root.get()?).ok().map(CachedPage)

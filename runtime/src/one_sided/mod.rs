@@ -14,6 +14,7 @@ mod change;
 mod here;
 #[cfg(loom)]
 pub mod model;
+pub mod ownership;
 mod pages;
 mod proof;
 mod protocol;
@@ -21,6 +22,7 @@ mod protocol;
 pub use self::pages::OneSidedPages;
 use self::{
     change::{PreparedChange, are_unchanged},
+    ownership::Writer,
     pages::Changed,
     proof::{RawRead, Reader},
 };
@@ -55,6 +57,8 @@ pub struct OneSided<P: Plugin> {
     proof: Proof,
     /// What is read and changed without the fabric.
     memory: Option<LocalMemory>,
+    /// None for whoever has the right to change it in another way.
+    writer: Option<Writer>,
 }
 
 /// A private copy of a page, proven whole.
@@ -62,6 +66,10 @@ pub struct OneSided<P: Plugin> {
 pub struct PageCopy(Buffer);
 
 impl PageCopy {
+    fn words(&self) -> &[u64] {
+        &self.0
+    }
+
     /// The page's words, header included.
     pub fn into_words(self) -> Buffer {
         self.0
@@ -99,19 +107,43 @@ impl PageRef for PageCopy {
 }
 
 impl<P: Plugin> OneSided<P> {
-    /// Access to `structure` through `worker`.
+    /// Access to `structure` through `worker`. With its first change the compute server is entered into the structure's
+    /// partition map ([`ownership`]): beside an owner that is refused.
     pub fn new(worker: &Handle, structure: Structure, proof: Proof) -> Self {
-        Self { context: Context::new(worker, structure), proof, memory: None }
+        Self { context: Context::new(worker, structure), proof, memory: None, writer: Some(Writer::default()) }
+    }
+
+    /// The same for whoever has the right to change the structure from elsewhere: the pages that it will change are its own, or
+    /// nobody else knows them yet.
+    pub fn unguarded(self) -> Self {
+        Self { writer: None, ..self }
+    }
+
+    /// The same, where changes need a place in the partition map again.
+    pub(crate) fn guarded(self) -> Self {
+        Self { writer: Some(Writer::default()), ..self }
     }
 
     /// Access for a thread of a memory server: pages that stand in `memory` are read there, and changed there if the fabric's
     /// atomics are atomic against the processor's; all others as ever.
     pub fn within(worker: &Handle, structure: Structure, memory: LocalMemory) -> Self {
-        Self { memory: Some(memory), ..Self::new(worker, structure, Proof::Checksum) }
+        Self { memory: Some(memory), ..Self::new(worker, structure, Proof::Checksum).unguarded() }
     }
 
     fn worker(&self) -> &Handle {
         &self.context.worker
+    }
+
+    /// Sees to it that the structure may be changed.
+    #[inline]
+    async fn require_writer(&self) -> Result<(), Interrupt> {
+        match &self.writer {
+            Some(writer) if !writer.is_entered() => {
+                let Context { worker, structure, .. } = &self.context;
+                Ok(Box::pin(writer.enter(worker, structure)).await?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Reads the page that a link leads to.
@@ -167,7 +199,7 @@ impl<P: Plugin> OneSided<P> {
     }
 
     fn reader(&self) -> Reader<'_, Handle> {
-        let Self { context: Context { worker, structure, .. }, proof, memory } = self;
+        let Self { context: Context { worker, structure, .. }, proof, memory, .. } = self;
         Reader { remote: worker, structure: structure.id, proof: *proof, memory: memory.as_ref() }
     }
 
@@ -240,6 +272,7 @@ impl<P: Plugin> Access for OneSided<P> {
             }
             return Ok((result, Pages::after(staged.into_pages())));
         }
+        self.require_writer().await?;
         let by_hand = self.worker().capabilities().atomic_against_cpu;
         if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
             let after = here::carry_out(self.worker(), memory, staged).await?;
@@ -265,6 +298,7 @@ impl<P: Plugin> Access for OneSided<P> {
         unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
         let at = self.require_word(swap.word)?;
+        self.require_writer().await?;
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);
         let mut staged = PreparedChange::of(pages);
