@@ -11,6 +11,7 @@
 mod change;
 mod holding;
 mod pages;
+mod shared;
 
 use std::{
     cell::OnceCell,
@@ -25,13 +26,14 @@ use farlink_cache::{
 };
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, NewPage, Operation, PageRef, Pages, Placement, Plugin, Start,
-        Structure, Swap, WordPtr,
+        Access, Context, FastPath, Hint, Interrupt, NewPage, Operation, PageRef, Pages, Placement, Plugin, Start, Swap,
+        WordPtr,
     },
     change::Role,
     error::Error,
+    lock::LockWord,
     one_sided::{OneSided, ownership},
-    page::{IDENTITY, Identity, SizeClass},
+    page::{IDENTITY, Identity, LOCK, SizeClass},
     pages as allocation,
     ptr::{Link, RemotePtr, ServerId},
     structure::Overlap,
@@ -42,6 +44,7 @@ use smallvec::SmallVec;
 
 use self::holding::Holding;
 pub use self::pages::CachedPages;
+use self::pages::Fate;
 use crate::store::{CacheLayout, RemoteStore, link_of, page_id, refused, to_cache};
 
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.
@@ -272,18 +275,6 @@ impl<P: Plugin> Cached<P> {
             error => refused(error),
         }
     }
-
-    /// Whether this compute server may change a page.
-    fn require_owned(&self, page: &CachedPage<'_, P>) -> Result<(), Interrupt> {
-        // A leaf got into the cache because it is.
-        if page.level() == 0 {
-            return Ok(());
-        }
-        match page.read(|words| self.cache.store().overlap(words))? {
-            Overlap::Inside => Ok(()),
-            _ => Err(Error::SharedPage { page: page.at() }.into()),
-        }
-    }
 }
 
 /// Following a link. By hand, so that what a hit takes is part of the caller's code: an async function of its own costs a
@@ -425,8 +416,12 @@ impl<P: Plugin> Access for Cached<P> {
     #[inline(always)]
     async fn open(&self, start: Start) -> Result<CachedPage<'_, P>, Interrupt> {
         match start {
-            // What is cached is current: nobody else changes it.
-            Start::Root | Start::Anew => self.root().await,
+            // What is cached is current: nobody else changes it, but for pages that are shared.
+            Start::Root => self.root().await,
+            Start::Anew => {
+                self.renew_shared().await?;
+                self.root().await
+            }
             Start::Resume(words) => match self.cache.back_to(Bookmark(words)) {
                 Some(page) => Ok(CachedPage(page)),
                 None => self.root().await,
@@ -435,7 +430,7 @@ impl<P: Plugin> Access for Cached<P> {
                 let Some((at, class)) = page.remote() else {
                     return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }.into());
                 };
-                if self.cache.store().freeing().contains(page) {
+                if self.cache.store().known().freeing.contains(page) {
                     return Err(Interrupt::stale(at, "it was freed just now"));
                 }
                 let loaded = self.cache.load(page_id(page), to_cache(class)).await;
