@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, OnceCell},
-    collections::HashSet,
+    collections::HashMap,
     future::Future,
     marker::PhantomData,
     rc::Rc,
@@ -42,29 +42,40 @@ pub(crate) fn identity(page: &[AtomicU64]) -> Option<Identity> {
     Identity::from_word(page.get(IDENTITY)?.load(std::sync::atomic::Ordering::Relaxed))
 }
 
-/// A set of pages that the handles of a cache share.
+/// Pages, as often as they were inserted: a set that the handles of a cache share.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct PageSet(Arc<Mutex<HashSet<Link>>>);
+pub(crate) struct PageSet(Arc<Mutex<HashMap<Link, u32>>>);
 
 impl PageSet {
-    fn pages(&self) -> std::sync::MutexGuard<'_, HashSet<Link>> {
+    fn pages(&self) -> std::sync::MutexGuard<'_, HashMap<Link, u32>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn insert(&self, page: Link) {
-        self.pages().insert(page);
+        *self.pages().entry(page).or_insert(0) += 1;
     }
 
     pub(crate) fn remove(&self, page: Link) {
+        let mut pages = self.pages();
+        if let Some(count) = pages.get_mut(&page) {
+            *count -= 1;
+            if *count == 0 {
+                pages.remove(&page);
+            }
+        }
+    }
+
+    /// Removes it, however often it was inserted.
+    pub(crate) fn forget(&self, page: Link) {
         self.pages().remove(&page);
     }
 
     pub(crate) fn all(&self) -> Vec<Link> {
-        self.pages().iter().copied().collect()
+        self.pages().keys().copied().collect()
     }
 
     pub(crate) fn contains(&self, page: Link) -> bool {
-        self.pages().contains(&page)
+        self.pages().contains_key(&page)
     }
 }
 
@@ -214,7 +225,10 @@ impl<P: Plugin> Store for RemoteStore<P> {
             Overlap::Outside => Err(Error::OutsidePartition { page: at }.into()),
             Overlap::Partly if is_leaf => Err(Error::OutsidePartition { page: at }.into()),
             Overlap::Partly => {
-                self.known().shared.insert(link_of(page));
+                let shared = &self.known().shared;
+                if !shared.contains(link_of(page)) {
+                    shared.insert(link_of(page));
+                }
                 Ok(words)
             }
             Overlap::Inside => Ok(words),

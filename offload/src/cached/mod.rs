@@ -2,8 +2,8 @@
 //!
 //! Nobody else reads or writes what it owns, so pages need no remote lock: they are cached down to the leaves, changed in the
 //! cache under local locks, and written when they leave it or are flushed. Pages that reach beyond the owned region (the
-//! root, and a few below it) are cached too, and never changed: an operation that would have to is refused with
-//! [`Error::SharedPage`], before it has any effect, and one whose key lies elsewhere with [`Error::OutsidePartition`].
+//! root, and a few below it) are cached too, and changed under their remote locks (see `shared`). An operation whose key lies
+//! elsewhere is refused with [`Error::OutsidePartition`], before it has any effect.
 //!
 //! An operation on cached pages never suspends, except to let other tasks of the worker run while a page comes from
 //! memory: with several in flight that hides the latency of DRAM, with one it is not done.
@@ -57,9 +57,8 @@ const AT_HAND_BYTES: usize = 4 << 20;
 /// Access through the cache to what this compute server owns, and nobody else reads or writes. Made by
 /// [`ComputeCache::own`](crate::ComputeCache::own).
 ///
-/// An operation whose key lies elsewhere fails with [`Error::OutsidePartition`], one that would change a page which reaches
-/// beyond with [`Error::SharedPage`], both before any effect. Changes are in remote memory once their pages leave the cache,
-/// or after a flush.
+/// An operation whose key lies elsewhere fails with [`Error::OutsidePartition`], before any effect. Changes are in remote memory
+/// once their pages leave the cache, or after a flush.
 #[derive(Debug)]
 pub struct Cached<P: Plugin> {
     cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>,

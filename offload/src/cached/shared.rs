@@ -95,17 +95,22 @@ impl<P: Plugin> Cached<P> {
             written.for_each(|page| store.known().unlocking.insert(page));
             closed
         });
+        let unlocking: Vec<Link> =
+            (0..old.len()).filter(|&page| is_shared(page)).map(|page| old[page].0.link()).collect();
         let closed = match changed {
             Ok(closed) => closed,
             Err(error) => {
+                // The function was called, or not.
+                if !freeing.is_empty() || !after.is_empty() {
+                    freeing.iter().for_each(|&page| store.known().freeing.remove(page));
+                    unlocking.iter().for_each(|&page| store.known().unlocking.remove(page));
+                }
                 return Err(
                     self.refused(error, old.first().map_or(self.context().structure.root, |(page, ..)| page.at()))
                 );
             }
         };
         drop(held);
-        let unlocking: Vec<Link> =
-            (0..old.len()).filter(|&page| is_shared(page)).map(|page| old[page].0.link()).collect();
         let freed: Vec<(usize, LockWord)> = closed.freed().collect();
         let mut private_freed = Vec::new();
         for &(page, lock) in freed.iter().filter(|&&(page, _)| !is_shared(page)) {
@@ -182,7 +187,7 @@ impl<P: Plugin> Cached<P> {
         let cached = pages.into_iter().filter(|&page| {
             let is_cached = self.contains(page);
             if !is_cached {
-                self.cache.store().known().shared.remove(page);
+                self.cache.store().known().shared.forget(page);
             }
             is_cached
         });
