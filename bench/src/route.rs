@@ -76,17 +76,20 @@ impl<S: Subject> Route<S> {
         let structure = || self.parts[0].clone();
         let policies = || self.policies.map_or_else(Policies::default, |policies| policies());
         let cache = || self.cache.as_ref().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode));
+        let own = |worker: &Worker| -> anyhow::Result<Cached<S>> {
+            Ok(worker.block_on(cache()?.own(worker, structure(), self.owned.clone()))?)
+        };
         let connect = |shipper: &Shipper<S>| worker.block_on(shipper.connect(shipper.structure().root.server()));
         Ok(match self.mode {
             AccessMode::OneSided => Opened::OneSided(OneSided::new(worker, structure(), self.proof)),
-            AccessMode::Cached => Opened::Cached(cache()?.own(worker, structure(), self.owned.clone())?),
+            AccessMode::Cached => Opened::Cached(own(worker)?),
             AccessMode::Engine => {
                 if self.policies.is_some() {
                     (0..worker.servers())
                         .filter_map(|index| ServerId::new(index as u16))
                         .try_for_each(|server| open_channel(worker, server))?;
                 }
-                let cached = cache()?.own(worker, structure(), self.owned.clone())?;
+                let cached = own(worker)?;
                 Opened::Engine(Engine::new(cached, policies(), EngineOptions::default())?)
             }
             AccessMode::Adaptive => {

@@ -1,31 +1,47 @@
 //! The cache of a compute server, and the ways to use it.
 
-use std::{marker::PhantomData, sync::Arc};
+use std::{
+    marker::PhantomData,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use farlink_cache::{CacheHandle, CacheOptions, Counters, Memory, OptionsError, PageCache};
 use farlink_runtime::{
     access::{Plugin, Structure},
     error::Error,
-    one_sided::{OneSided, Proof},
+    one_sided::{OneSided, Proof, ownership},
+    partition::Part,
+    tenure::Tenure,
     worker::Handle,
 };
 
 use crate::{
     cached::Cached,
     inner::CachedInner,
-    store::{CacheLayout, Freeing, RemoteStore},
+    store::{CacheLayout, Known, Owned, RemoteStore},
 };
 
 /// The cache of a compute server for the pages of one structure, shared by its workers.
 #[derive(Debug)]
 pub struct ComputeCache<P: Plugin> {
     cache: Arc<PageCache<CacheLayout<P>>>,
-    freeing: Freeing,
+    known: Known,
+    owned: Arc<Mutex<Claim<P>>>,
+}
+
+/// What the cache's compute server owns.
+#[derive(Debug)]
+enum Claim<P: Plugin> {
+    Nothing,
+    /// A worker is about to.
+    Pending,
+    Of(P::Region, Arc<Tenure>),
 }
 
 impl<P: Plugin> Clone for ComputeCache<P> {
     fn clone(&self) -> Self {
-        Self { cache: Arc::clone(&self.cache), freeing: self.freeing.clone() }
+        let Self { cache, known, owned } = self;
+        Self { cache: Arc::clone(cache), known: known.clone(), owned: Arc::clone(owned) }
     }
 }
 
@@ -39,21 +55,58 @@ impl<P: Plugin> ComputeCache<P> {
             OptionsError::Unusable { option, why } => Error::BadOption { option, why },
             error => Error::Cache(error.to_string()),
         })?;
-        Ok(Self { cache, freeing: Freeing::default() })
+        Ok(Self { cache, known: Known::default(), owned: Arc::new(Mutex::new(Claim::Nothing)) })
     }
 
-    /// Access to the part of `structure` that this compute server owns, and nobody else reads or writes: all its pages are
-    /// cached. Every worker of the compute server must name the same region, cut where pages are cut.
+    /// Access to a part of `structure` that this compute server owns from now on, and nobody else reads or writes: all its pages
+    /// are cached. The structure's partition map says so to all others. Every worker of the compute server names the same region,
+    /// cut where pages are cut. The first to do so takes a round trip to read the map and two to change it.
+    ///
+    /// The part is owned until it is [closed](Cached::close), or the cache and all that was made by it is dropped: what was not
+    /// flushed is lost then, and the map follows with the next round of maintenance.
     ///
     /// # Errors
-    /// [`Error::BadOption`] if the structure cannot be owned in such parts; [`Error::Cache`] if the cache has no handle left.
-    pub fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
-        if !P::can_own(&region) {
-            let why = format!("a {} has one owner, of all of it", P::NAME);
-            return Err(Error::BadOption { option: "region", why });
-        }
-        let one_sided = OneSided::new(worker, structure, Proof::Checksum);
-        Ok(Cached::new(self.handle(RemoteStore::new(one_sided, Some(region), self.freeing.clone()))?))
+    /// [`Error::Owned`] if somebody owns some of it who lives, by another cache of this compute server, too;
+    /// [`Error::HasWriter`] if another compute server that lives changes the structure one-sided; [`Error::BadOption`] if the
+    /// structure cannot be owned in such parts, or the cache has another one; [`Error::Cache`] if the cache has no handle left.
+    pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
+        let tenure = self.claim(worker, &structure, &region).await?;
+        let one_sided = OneSided::new(worker, structure, Proof::Checksum).unguarded();
+        let store = RemoteStore::new(one_sided, Some(Owned { region, tenure }), self.known.clone());
+        Ok(Cached::new(self.handle(store)?))
+    }
+
+    async fn claim(&self, worker: &Handle, structure: &Structure, region: &P::Region) -> Result<Arc<Tenure>, Error> {
+        let mut attempt = 0;
+        let pending = loop {
+            match &mut *self.claimed() {
+                Claim::Of(_, tenure) if !tenure.is_valid() => {
+                    return Err(Error::GivenUp { name: structure.name.clone() });
+                }
+                Claim::Of(owned, tenure) if Part::region(owned) == Part::region(region) => {
+                    return Ok(Arc::clone(tenure));
+                }
+                Claim::Of(owned, _) => {
+                    let why = format!("{region:?}; this cache is for {owned:?}, have another one");
+                    return Err(Error::BadOption { option: "region", why });
+                }
+                Claim::Pending => {}
+                nothing @ Claim::Nothing => {
+                    *nothing = Claim::Pending;
+                    break Pending(self);
+                }
+            }
+            worker.back_off(attempt).await;
+            attempt += 1;
+        };
+        let tenure = ownership::claim::<P>(worker, structure, region).await?;
+        std::mem::forget(pending);
+        *self.claimed() = Claim::Of(region.clone(), Arc::clone(&tenure));
+        Ok(tenure)
+    }
+
+    fn claimed(&self) -> MutexGuard<'_, Claim<P>> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Access to a structure that any number of compute servers change: only its inner pages are cached.
@@ -62,7 +115,7 @@ impl<P: Plugin> ComputeCache<P> {
     /// If the cache has no handle left.
     pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<P>, Error> {
         let one_sided = OneSided::new(worker, structure, proof);
-        Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None, self.freeing.clone()))?))
+        Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None, self.known.clone()))?))
     }
 
     fn handle(&self, store: RemoteStore<P>) -> Result<CacheHandle<RemoteStore<P>, CacheLayout<P>>, Error> {
@@ -78,5 +131,14 @@ impl<P: Plugin> ComputeCache<P> {
     /// The counts of all accesses, also of those that have ended.
     pub fn counters(&self) -> Counters {
         self.cache.counters()
+    }
+}
+
+/// A claim that has not come to an end.
+struct Pending<'a, P: Plugin>(&'a ComputeCache<P>);
+
+impl<P: Plugin> Drop for Pending<'_, P> {
+    fn drop(&mut self) {
+        *self.0.claimed() = Claim::Nothing;
     }
 }

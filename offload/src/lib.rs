@@ -23,7 +23,7 @@
 //! let worker = compute.worker()?;
 //! worker.block_on(async {
 //!     let tree = BTree::create(&worker, "ages", BTreeOptions::default()).await?;
-//!     let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL)?;
+//!     let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL).await?;
 //!     let cached = BTree::over(owned);
 //!     cached.insert(7, 70).await?;
 //!     assert_eq!(cached.get(7).await?, Some(70));

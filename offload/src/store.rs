@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, OnceCell},
-    collections::HashSet,
+    collections::HashMap,
     future::Future,
     marker::PhantomData,
     rc::Rc,
@@ -19,6 +19,7 @@ use farlink_runtime::{
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
     ptr::ServerId,
     structure::Overlap,
+    tenure::Tenure,
 };
 
 /// A structure's pages, as the cache wants to know them.
@@ -41,34 +42,67 @@ pub(crate) fn identity(page: &[AtomicU64]) -> Option<Identity> {
     Identity::from_word(page.get(IDENTITY)?.load(std::sync::atomic::Ordering::Relaxed))
 }
 
-/// Pages that a compute server has freed and that do not say so in remote memory yet.
+/// Pages, as often as they were inserted: a set that the handles of a cache share.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Freeing(Arc<Mutex<HashSet<Link>>>);
+pub(crate) struct PageSet(Arc<Mutex<HashMap<Link, u32>>>);
 
-impl Freeing {
-    fn pages(&self) -> std::sync::MutexGuard<'_, HashSet<Link>> {
+impl PageSet {
+    fn pages(&self) -> std::sync::MutexGuard<'_, HashMap<Link, u32>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn begin(&self, page: Link) {
-        self.pages().insert(page);
+    pub(crate) fn insert(&self, page: Link) {
+        *self.pages().entry(page).or_insert(0) += 1;
     }
 
-    pub(crate) fn end(&self, page: Link) {
+    pub(crate) fn remove(&self, page: Link) {
+        let mut pages = self.pages();
+        if let Some(count) = pages.get_mut(&page) {
+            *count -= 1;
+            if *count == 0 {
+                pages.remove(&page);
+            }
+        }
+    }
+
+    /// Removes it, however often it was inserted.
+    pub(crate) fn forget(&self, page: Link) {
         self.pages().remove(&page);
     }
 
-    pub(crate) fn contains(&self, page: Link) -> bool {
-        self.pages().contains(&page)
+    pub(crate) fn all(&self) -> Vec<Link> {
+        self.pages().keys().copied().collect()
     }
+
+    pub(crate) fn contains(&self, page: Link) -> bool {
+        self.pages().contains_key(&page)
+    }
+}
+
+/// A region, and the right to it.
+#[derive(Debug)]
+pub(crate) struct Owned<P: Plugin> {
+    pub(crate) region: P::Region,
+    pub(crate) tenure: Arc<Tenure>,
+}
+
+/// What the handles of a cache know together of pages.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Known {
+    /// Freed, and in remote memory they do not say so yet.
+    pub(crate) freeing: PageSet,
+    /// Changed, and in remote memory this compute server still has them locked.
+    pub(crate) unlocking: PageSet,
+    /// Cached, and other owners share them; perhaps not any more.
+    pub(crate) shared: PageSet,
 }
 
 #[derive(Debug)]
 struct Inner<P: Plugin> {
     one_sided: OneSided<P>,
     /// What this compute server owns, if it owns anything.
-    owned: Option<P::Region>,
-    freeing: Freeing,
+    owned: Option<Owned<P>>,
+    known: Known,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
     told: OnceCell<ReadObserver>,
@@ -97,8 +131,8 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 }
 
 impl<P: Plugin> RemoteStore<P> {
-    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<P::Region>, freeing: Freeing) -> Self {
-        Self(Rc::new(Inner { one_sided, owned, freeing, no_room: Cell::new(0), told: OnceCell::new() }))
+    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, known: Known) -> Self {
+        Self(Rc::new(Inner { one_sided, owned, known, no_room: Cell::new(0), told: OnceCell::new() }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided<P> {
@@ -123,13 +157,32 @@ impl<P: Plugin> RemoteStore<P> {
         interrupt(error)
     }
 
-    pub(crate) fn freeing(&self) -> &Freeing {
-        &self.0.freeing
+    pub(crate) fn known(&self) -> &Known {
+        &self.0.known
     }
 
     /// What this compute server owns, if it owns anything.
     pub(crate) fn region(&self) -> Option<&P::Region> {
-        self.0.owned.as_ref()
+        self.0.owned.as_ref().map(|owned| &owned.region)
+    }
+
+    /// The right to what this compute server owns, if it owns anything.
+    pub(crate) fn tenure(&self) -> Option<&Tenure> {
+        self.0.owned.as_ref().map(|owned| &*owned.tenure)
+    }
+
+    /// That what is cached is this compute server's to use.
+    #[inline(always)]
+    pub(crate) fn require_tenure(&self) -> Result<(), Interrupt> {
+        match &self.0.owned {
+            Some(owned) if !owned.tenure.is_valid() => Err(self.given_up()),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn given_up(&self) -> Interrupt {
+        Error::GivenUp { name: self.context().structure.name.clone() }.into()
     }
 
     /// Has `told` be told what each read takes.
@@ -149,7 +202,7 @@ impl<P: Plugin> RemoteStore<P> {
 
     /// Where a page lies in what is owned here.
     pub(crate) fn overlap(&self, words: &(impl farlink_runtime::words::Words + ?Sized)) -> Overlap {
-        self.0.owned.as_ref().map_or(Overlap::Inside, |region| P::overlap(words, region))
+        self.region().map_or(Overlap::Inside, |region| P::overlap(words, region))
     }
 }
 
@@ -163,6 +216,7 @@ impl<P: Plugin> Store for RemoteStore<P> {
 
     async fn read(&self, page: PageId, _class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
         self.0.no_room.set(0);
+        self.require_tenure()?;
         let copy = self.read_page(link_of(page)).await?;
         let at = copy.at();
         let words = copy.into_words();
@@ -170,16 +224,32 @@ impl<P: Plugin> Store for RemoteStore<P> {
         match self.overlap(&*words) {
             Overlap::Outside => Err(Error::OutsidePartition { page: at }.into()),
             Overlap::Partly if is_leaf => Err(Error::OutsidePartition { page: at }.into()),
-            _ => Ok(words),
+            Overlap::Partly => {
+                let shared = &self.known().shared;
+                if !shared.contains(link_of(page)) {
+                    shared.insert(link_of(page));
+                }
+                Ok(words)
+            }
+            Overlap::Inside => Ok(words),
         }
     }
 
     async fn write(&self, pages: Vec<(PageId, Buffer)>) -> Vec<Result<(), Interrupt>> {
         let worker = &self.context().worker;
+        // Theirs are the last words of this compute server's own change.
+        while pages.iter().any(|&(page, _)| self.known().unlocking.contains(link_of(page))) {
+            worker.yield_now().await;
+        }
         let post = |(page, mut image): (PageId, Buffer)| {
+            self.require_tenure()?;
             let Some((at, _)) = link_of(page).remote() else {
                 return Err(Error::BadPointer { word: page.get(), why: "it is no page".into() }.into());
             };
+            // The lock word of a shared page may be somebody else's.
+            if self.overlap(&*image) != Overlap::Inside {
+                return Err(Error::SharedPage { page: at }.into());
+            }
             // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
             image[CHECKSUM] = page::checksum(&image, LockWord::from_word(image[LOCK]).version());
             Ok(worker.write_private(at, image))

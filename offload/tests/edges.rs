@@ -23,7 +23,7 @@ fn no_swizzled_word_reaches_remote_memory() {
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let tree = BTree::create(&worker, "t", options(256)).await.unwrap();
-        let cached = BTree::over(cache.own(&worker, tree.structure().clone(), KeyRange::ALL).unwrap());
+        let cached = BTree::over(cache.own(&worker, tree.structure().clone(), KeyRange::ALL).await.unwrap());
         for k in 0..3000u64 {
             cached.insert(k.wrapping_mul(2654435761) % 1_000_000, k).await.unwrap();
         }
@@ -62,7 +62,7 @@ fn scans_in_a_small_cache_do_not_fail() {
             for k in 0..20000u64 {
                 tree.insert(k, k).await.unwrap();
             }
-            let cached = BTree::over(cache.own(&worker, tree.structure().clone(), KeyRange::ALL).unwrap());
+            let cached = BTree::over(cache.own(&worker, tree.structure().clone(), KeyRange::ALL).await.unwrap());
             for k in 0..20000u64 {
                 cached.get(k % 1000).await.unwrap();
             }

@@ -224,7 +224,8 @@ impl ByCache {
     }
 
     fn open(&self, worker: &Worker) -> anyhow::Result<BTree<Cached<Tree>>> {
-        Ok(BTree::over(self.cache.own(worker, self.tree.structure.clone(), KeyRange::ALL)?))
+        let owned = self.cache.own(worker, self.tree.structure.clone(), KeyRange::ALL);
+        Ok(BTree::over(worker.block_on(owned)?))
     }
 }
 

@@ -18,7 +18,7 @@
 //! word 4      length of the plug-in's name
 //! word 5..13  name of the plug-in, zero-padded UTF-8
 //! word 13..21 options, as the plug-in understands them
-//! word 32     epoch of the partition map; the words from there on are its own
+//! word 32..   partition map: see `partition`
 //! ```
 
 use std::collections::HashSet;
@@ -28,7 +28,7 @@ use crate::{
     audit,
     error::Error,
     layout::{CATALOG_CLASS, CATALOG_PAGES, catalog_page_at},
-    one_sided::{OneSided, PageCopy, Proof},
+    one_sided::{OneSided, PageCopy, Proof, ownership},
     operation::retry,
     page::{HEADER_WORDS, Identity, SizeClass, StructureId, seal},
     pages::{self, Placement},
@@ -322,7 +322,8 @@ pub async fn create_with<P: Plugin>(
         descriptor: Some(descriptor.link()),
         options,
     };
-    let access = OneSided::new(worker, structure, proof);
+    // Nobody else knows its pages yet.
+    let access = OneSided::new(worker, structure, proof).unguarded();
     // A task, so that nothing is left behind between the steps.
     let make = async move {
         write_first_pages(&access, root, descriptor).await?;
@@ -334,7 +335,7 @@ pub async fn create_with<P: Plugin>(
             free_all(&access.context().worker, &access.context().structure).await?;
             return Err(error);
         }
-        Ok(access)
+        Ok(access.guarded())
     };
     worker.spawn_to_end(make).await
 }
@@ -417,12 +418,17 @@ async fn unregister(worker: &Handle, structure: &Structure) -> Result<(), Error>
 /// meanwhile fails, and pages that they add may stay behind.
 ///
 /// # Errors
-/// If there is no structure of that name, the catalog is damaged, or the fabric fails: then pages may be left.
+/// If there is no structure of that name, somebody owns it who lives ([`Error::Owned`]), the catalog is damaged, or the fabric
+/// fails: then pages may be left.
 pub async fn destroy(worker: &Handle, name: &str) -> Result<u64, Error> {
     let structure = find(worker, name).await?;
+    let writer = ownership::Writer::default();
+    writer.enter(worker, &structure).await?;
     let handle = worker.clone();
     let end = async move {
         unregister(&handle, &structure).await?;
+        // Its partition map goes with it.
+        ownership::forget(&handle, &structure);
         free_all(&handle, &structure).await
     };
     worker.spawn_to_end(end).await

@@ -20,6 +20,7 @@ use crate::{
     fabric::{Error as FabricError, Fabric, Liveness, OwnerClaim},
     layout::{self, Dynamic, Geometry, SLOTS, SUPERBLOCK_WORDS},
     lock::OwnerId,
+    one_sided::ownership,
     pages,
     ptr::ServerId,
     reclaim,
@@ -375,6 +376,7 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
         .member
         .round(worker, &Board::of(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)
         .await?;
+    ownership::maintain(worker).await;
     let surplus = shared.pages.take_surplus();
     if !surplus.is_empty() {
         let worker_of_task = worker.clone();
@@ -388,6 +390,7 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
 /// after each round of waiting for the grace of pages, by their number.
 async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
     let deregistered = async {
+        ownership::leave(worker).await;
         for attempt in 0..LEAVE_ROUNDS_MAX {
             if shared.pages.deferred() == 0 {
                 break;

@@ -183,13 +183,53 @@ pub enum Error {
         page: RemotePtr,
     },
 
-    /// A structure change would reach a page that several compute servers share.
+    /// A page of this compute server alone would come to reach beyond what it owns.
     #[error(
-        "page {page} is shared by several compute servers and cannot be changed by one of them; nothing was changed; give the structure to one owner first"
+        "page {page} reaches beyond what this compute server owns, or would after the change; nothing was changed; give the structure to one owner first"
     )]
     SharedPage {
         /// The page.
         page: RemotePtr,
+    },
+
+    /// A structure, or the part that was asked for, has an owner that lives.
+    #[error(
+        "{name:?} is owned by {owner}, which lives: what it has cached is newer than remote memory; send it what is to be done, or have it give the structure up"
+    )]
+    Owned {
+        /// The structure.
+        name: String,
+        /// Its owner.
+        owner: OwnerId,
+    },
+
+    /// A structure that was to be owned is changed one-sided by a compute server that lives.
+    #[error(
+        "{name:?} is changed one-sided by {writer}, which lives, so nobody can own it; close its handles there first"
+    )]
+    HasWriter {
+        /// The structure.
+        name: String,
+        /// Who changes it.
+        writer: OwnerId,
+    },
+
+    /// This compute server has given up what it owned.
+    #[error(
+        "this compute server has given up its part of {name:?}; nothing was changed; claim it anew, with an empty cache"
+    )]
+    GivenUp {
+        /// The structure.
+        name: String,
+    },
+
+    /// A structure's partition map has no room.
+    #[error(
+        "the partition map of a structure has {words_max} words, which are used up; have fewer regions, or fewer compute servers"
+    )]
+    PartitionMapFull {
+        /// Its size.
+        words_max: usize,
     },
 
     /// A change names a page twice.

@@ -10,6 +10,7 @@
 //! - [`worker`]: one thread with many operations in flight.
 //! - [`messaging`], a crate of its own: requests that a memory server's threads answer.
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
+//! - [`partition`], [`tenure`], [`one_sided::ownership`]: who owns which part of a structure, or writes it without owning any.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
 //! ```
@@ -42,12 +43,14 @@ pub mod one_sided;
 pub mod operation;
 pub mod page;
 pub mod pages;
+pub mod partition;
 mod reclaim;
 pub mod remote;
 pub mod report;
 pub mod server;
 mod shared;
 pub mod structure;
+pub mod tenure;
 pub mod worker;
 
 pub use farlink_fabric as fabric;

@@ -9,6 +9,7 @@ use crate::{
     local_locks::LocalLocks,
     lock::OwnerId,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
+    tenure::Tenures,
 };
 
 /// A compute server, but for its threads.
@@ -30,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) abandoned: AtomicBool,
     pub(crate) past: Mutex<Counters>,
     pub(crate) claim: Mutex<Option<Box<dyn OwnerClaim>>>,
+    /// What it has of the structures that it uses.
+    pub(crate) tenures: std::sync::Arc<Tenures>,
     /// Leaves the cluster from the calling thread.
     leave: fn(&Arc<Self>),
 }
@@ -58,6 +61,7 @@ impl Shared {
             abandoned: AtomicBool::new(false),
             past: Mutex::new(Counters::default()),
             claim: Mutex::new(None),
+            tenures: std::sync::Arc::default(),
             leave,
         }
     }

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::workload::Part;
 use crate::{
-    cluster::{again, again_async},
+    cluster::again_async,
     drive::{Plan, Tally, drive},
     history::{Recorder, mix},
     workload::Workload,
@@ -248,11 +248,11 @@ impl<S: OrderedMap> Client<S> {
     ///
     /// # Errors
     /// If the cache has no handle left.
-    pub fn tree(&self, worker: &Handle) -> Result<Tree<S>, Error> {
+    pub async fn tree(&self, worker: &Handle) -> Result<Tree<S>, Error> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
             (AccessUnderTest::Cached { part, ship, .. }, Some(cache)) => {
-                let owned = cache.own(worker, structure, part.range())?;
+                let owned = cache.own(worker, structure, part.range()).await?;
                 match ship {
                     None => Tree::Cached(Map::over(owned)),
                     Some(ship) => {
@@ -281,7 +281,7 @@ impl<S: OrderedMap> Client<S> {
     /// If it cannot be read or written, differs after it was written, or the cache has used more memory than it was given.
     pub async fn close(&self, worker: &Handle) -> anyhow::Result<Option<Seen>> {
         let part = self.part();
-        let tree = match again(|| self.tree(worker))? {
+        let tree = match again_async(async || self.tree(worker).await).await? {
             Tree::Cached(tree) => tree,
             Tree::Shipping(tree) => Map::over(tree.access().cached().clone()),
             _ => return Ok(None),

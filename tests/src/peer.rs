@@ -429,7 +429,7 @@ fn run_worker(
 ) -> anyhow::Result<Tally> {
     let prepare = || {
         let worker = cluster::again(|| compute.worker())?;
-        let tree = cluster::again(|| client.tree(&worker))?;
+        let tree = cluster::again(|| worker.block_on(client.tree(&worker)))?;
         cluster::again(|| worker.block_on(tree.connect()))?;
         let flush = if work.deadly { Flush::Invocations } else { Flush::WhenFull };
         let recorder = Recorder::in_dir(&work.histories, client_number, flush)?;

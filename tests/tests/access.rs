@@ -105,7 +105,9 @@ macro_rules! with_each_access {
             let shared = scene.cache().share(&scene.worker, scene.structure.clone(), Proof::Checksum).unwrap();
             $test(&scene, &shared);
             let scene = Scene::new(options);
-            let owned = scene.cache().own(&scene.worker, scene.structure.clone(), KeyRange::ALL).unwrap();
+            let cache = scene.cache();
+            let owned = cache.own(&scene.worker, scene.structure.clone(), KeyRange::ALL);
+            let owned = scene.worker.block_on(owned).unwrap();
             $test(&scene, &owned);
         }
     };
@@ -273,7 +275,9 @@ fn a_page_that_is_being_written_is_waited_for() {
         let scene = Scene::new(options);
         test(&scene, &OneSided::within(&scene.worker, scene.structure.clone(), scene.memory.clone()));
         let scene = Scene::new(options);
-        let owned = scene.cache().own(&scene.worker, scene.structure.clone(), KeyRange::ALL).unwrap();
+        let cache = scene.cache();
+        let owned = cache.own(&scene.worker, scene.structure.clone(), KeyRange::ALL);
+        let owned = scene.worker.block_on(owned).unwrap();
         test(&scene, &owned);
     }
 }

@@ -97,17 +97,17 @@ fn a_fence_at_the_last_key_is_a_fence() {
         let leaf_low = async |key| tree.leaf_low(key).await.unwrap();
         assert_eq!((leaf_low(u64::MAX - 1).await, leaf_low(u64::MAX).await), (0, u64::MAX));
         assert_eq!(tree.range(..).take(99).await.unwrap(), entries);
-        let owned = |region: KeyRange| {
+        let owned = async |region: KeyRange| {
             let mut options = CacheOptions::new(1 << 20);
             options.page_bytes = PAGE_BYTES;
             let cache = ComputeCache::<farlink_structures::btree::Tree>::new(options).unwrap();
-            BTree::over(cache.own(worker, tree.structure().clone(), region).unwrap())
+            BTree::over(cache.own(worker, tree.structure().clone(), region).await.unwrap())
         };
         // The leaf is whoever's who owns all keys but the last, and no other's.
-        let all_but_last = owned(KeyRange { low: 0, high: Some(u64::MAX) });
+        let all_but_last = owned(KeyRange { low: 0, high: Some(u64::MAX) }).await;
         assert_eq!(all_but_last.get(3).await.unwrap(), Some(!3));
         assert!(all_but_last.get(u64::MAX).await.is_err());
-        let last = owned(KeyRange::only(u64::MAX));
+        let last = owned(KeyRange::only(u64::MAX)).await;
         assert_eq!(last.get(u64::MAX).await.unwrap(), Some(0));
         assert!(last.get(u64::MAX - 1).await.is_err());
         drop((all_but_last, last));

@@ -12,10 +12,12 @@ use std::{
 };
 
 use farlink_runtime::{
+    catalog,
     error::Error,
     fabric::Fabric,
-    one_sided::{OneSided, Proof},
+    one_sided::{OneSided, Proof, ownership},
     ptr::RemotePtr,
+    worker::Worker,
 };
 use farlink_structures::{
     btree::{BTree, Tree},
@@ -247,6 +249,14 @@ fn expect_one_part_old(left: &Left) {
         Op::Insert { key, value } | Op::Upsert { key, value } | Op::Update { key, value } => Some((key, value)),
         _ => None,
     }));
+    // Its part is for whoever claims it.
+    let heir = |worker: &Worker| {
+        worker.block_on(async {
+            let structure = catalog::find(worker, TREE).await?;
+            ownership::claim::<Tree>(worker, &structure, &part.range()).await
+        })
+    };
+    drop(cluster::with_worker(&left.fabric, heir).unwrap());
     let own: Vec<u64> = keys.into_iter().filter(|&key| part.contains(key)).collect();
     let (mut found, mut absent, mut wrong) = (0, 0, Vec::new());
     cluster::with_worker(&left.fabric, |worker| {

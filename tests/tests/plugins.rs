@@ -79,7 +79,7 @@ fn each_part_of_a_fork_is_shipped() {
         let made = mixed::create(worker, "s", placed).await?;
         let structure = farlink_runtime::access::Access::context(&made).structure.clone();
         for (policies, shipped) in [(Policies::new(Always), 4), (Policies::new(Never), 0)] {
-            let owned = cache::<Mixed>(true).own(worker, structure.clone(), ())?;
+            let owned = cache::<Mixed>(true).own(worker, structure.clone(), ()).await?;
             let engine = Engine::new(owned, policies, EngineOptions { level_max: Some(0) })?;
             assert_eq!(engine.execute(&Sum { forks: true }).await?, 0);
             assert_eq!(engine.counts().shipped, shipped);
@@ -94,7 +94,7 @@ fn an_owner_refuses_what_others_would_have_to_see_at_once() {
     with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
         let made = chains::create(worker, "s", placed).await?;
         let structure = farlink_runtime::access::Access::context(&made).structure.clone();
-        let owned = cache::<Chains>(true).own(worker, structure, ())?;
+        let owned = cache::<Chains>(true).own(worker, structure, ()).await?;
         for refused in
             [owned.execute(&Push { set: 0, value: 1 }).await, owned.execute(&Take { set: 0 }).await.map(drop)]
         {

@@ -67,7 +67,7 @@ impl Scene {
     }
 
     fn owned(&self, bytes: usize, keys: KeyRange) -> farlink_offload::Cached<Tree> {
-        self.cache(bytes).own(&self.worker, self.structure.clone(), keys).unwrap()
+        self.worker.block_on(self.cache(bytes).own(&self.worker, self.structure.clone(), keys)).unwrap()
     }
 
     fn one_sided(&self) -> OneSided<Tree> {

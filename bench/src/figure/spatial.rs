@@ -101,7 +101,8 @@ impl Ours<Cached<Tree>> {
         let mut options = CacheOptions::new(bytes(count) * 3 / 2);
         options.page_bytes = page_bytes;
         let cache = ComputeCache::new(options)?;
-        let access = cache.own(&worker, tree.access().context().structure.clone(), Rect::EVERYTHING)?;
+        let structure = tree.access().context().structure.clone();
+        let access = worker.block_on(cache.own(&worker, structure, Rect::EVERYTHING))?;
         Ok(Self { tree: RTree::over(access), worker, _compute })
     }
 }

@@ -83,7 +83,7 @@ pub(crate) struct Shared<P: Plugin> {
 /// worker.block_on(async {
 ///     let tree = BTree::create(&worker, "ages", BTreeOptions::default()).await?;
 ///     tree.bulk_load((0..20_000).map(|key| (key, key)), 0.8).await?;
-///     let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL)?;
+///     let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL).await?;
 ///     // Scans read their own pages; all else goes where it is cheaper.
 ///     let policies = Policies::new(CostAware::default()).with(Code::of::<Scan<Tree>>(), Never);
 ///     let engine = Engine::new(owned, policies, EngineOptions::default())?;

@@ -6,6 +6,7 @@ use farlink_runtime::{
     access::{Link, Operation, Plugin, Structure},
     error::Error,
     messaging::{Channel, Error as MessagingError, Load, Priority},
+    one_sided::ownership::Writer,
     operation::Code,
     ptr::ServerId,
     wire::{Wire, decode_all},
@@ -73,6 +74,8 @@ struct Shared {
     channels: RefCell<Vec<Option<Channel>>>,
     /// Memory for the words of a request.
     spare: RefCell<Vec<u64>>,
+    /// Memory servers change the structure on behalf of the sender.
+    writer: Writer,
 }
 
 impl<P> Clone for Shipper<P> {
@@ -113,7 +116,8 @@ impl<P: Plugin> Shipper<P> {
     /// its way, and nobody learns which pages it has changed.
     ///
     /// # Errors
-    /// What the operation failed with; [`MessagingError::Refused`] if the memory server knows no such operation or structure;
+    /// What the operation failed with; [`Error::Owned`] if it may change something, begins at the root, and somebody owns some of
+    /// the structure; [`MessagingError::Refused`] if the memory server knows no such operation or structure;
     /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages;
     /// [`MessagingError::OutcomeUnknown`] if it was lost in mid-request.
     pub async fn ship<O: Operation<Plugin = P>>(
@@ -129,6 +133,9 @@ impl<P: Plugin> Shipper<P> {
                 None => return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }),
             },
         };
+        if !O::READS_ONLY && matches!(start, At::Root) && !self.shared.writer.is_entered() {
+            Box::pin(self.shared.writer.enter(&self.worker, &self.structure)).await?;
+        }
         let channel = self.channel(server).await?;
         let mut words = self.shared.spare.take();
         words.clear();

@@ -12,17 +12,23 @@
 
 mod change;
 mod here;
+mod locked;
 #[cfg(loom)]
 pub mod model;
+pub mod ownership;
 mod pages;
 mod proof;
 mod protocol;
 
-pub use self::pages::OneSidedPages;
 use self::{
     change::{PreparedChange, are_unchanged},
+    ownership::Writer,
     pages::Changed,
     proof::{RawRead, Reader},
+};
+pub use self::{
+    locked::{After, LockedPages},
+    pages::OneSidedPages,
 };
 use crate::{
     access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, WordPtr},
@@ -55,6 +61,8 @@ pub struct OneSided<P: Plugin> {
     proof: Proof,
     /// What is read and changed without the fabric.
     memory: Option<LocalMemory>,
+    /// None for whoever has the right to change it in another way.
+    writer: Option<Writer>,
 }
 
 /// A private copy of a page, proven whole.
@@ -62,6 +70,10 @@ pub struct OneSided<P: Plugin> {
 pub struct PageCopy(Buffer);
 
 impl PageCopy {
+    fn words(&self) -> &[u64] {
+        &self.0
+    }
+
     /// The page's words, header included.
     pub fn into_words(self) -> Buffer {
         self.0
@@ -99,19 +111,43 @@ impl PageRef for PageCopy {
 }
 
 impl<P: Plugin> OneSided<P> {
-    /// Access to `structure` through `worker`.
+    /// Access to `structure` through `worker`. With its first change the compute server is entered into the structure's
+    /// partition map ([`ownership`]): beside an owner that is refused.
     pub fn new(worker: &Handle, structure: Structure, proof: Proof) -> Self {
-        Self { context: Context::new(worker, structure), proof, memory: None }
+        Self { context: Context::new(worker, structure), proof, memory: None, writer: Some(Writer::default()) }
+    }
+
+    /// The same for whoever has the right to change the structure from elsewhere: the pages that it will change are its own, or
+    /// nobody else knows them yet.
+    pub fn unguarded(self) -> Self {
+        Self { writer: None, ..self }
+    }
+
+    /// The same, where changes need a place in the partition map again.
+    pub(crate) fn guarded(self) -> Self {
+        Self { writer: Some(Writer::default()), ..self }
     }
 
     /// Access for a thread of a memory server: pages that stand in `memory` are read there, and changed there if the fabric's
     /// atomics are atomic against the processor's; all others as ever.
     pub fn within(worker: &Handle, structure: Structure, memory: LocalMemory) -> Self {
-        Self { memory: Some(memory), ..Self::new(worker, structure, Proof::Checksum) }
+        Self { memory: Some(memory), ..Self::new(worker, structure, Proof::Checksum).unguarded() }
     }
 
     fn worker(&self) -> &Handle {
         &self.context.worker
+    }
+
+    /// Sees to it that the structure may be changed.
+    #[inline]
+    async fn require_writer(&self) -> Result<(), Interrupt> {
+        match &self.writer {
+            Some(writer) if !writer.is_entered() => {
+                let Context { worker, structure, .. } = &self.context;
+                Ok(Box::pin(writer.enter(worker, structure)).await?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Reads the page that a link leads to.
@@ -149,6 +185,16 @@ impl<P: Plugin> OneSided<P> {
         }
     }
 
+    /// Locks pages as they were read, all or none: for an owner whose change of pages that others share is computed under their
+    /// locks. `None` if one of them has changed. If the returned future is dropped, none stays locked.
+    ///
+    /// # Errors
+    /// If the fabric fails.
+    pub async fn lock(&self, pages: Vec<PageCopy>) -> Result<Option<LockedPages>, Interrupt> {
+        let worker = self.worker();
+        Ok(worker.spawn_to_end(locked::lock(worker.clone(), pages)).await?)
+    }
+
     /// That pages are as they were read: one READ of each lock word, in one round trip. Which of them are.
     ///
     /// # Errors
@@ -167,7 +213,7 @@ impl<P: Plugin> OneSided<P> {
     }
 
     fn reader(&self) -> Reader<'_, Handle> {
-        let Self { context: Context { worker, structure, .. }, proof, memory } = self;
+        let Self { context: Context { worker, structure, .. }, proof, memory, .. } = self;
         Reader { remote: worker, structure: structure.id, proof: *proof, memory: memory.as_ref() }
     }
 
@@ -240,6 +286,7 @@ impl<P: Plugin> Access for OneSided<P> {
             }
             return Ok((result, Pages::after(staged.into_pages())));
         }
+        self.require_writer().await?;
         let by_hand = self.worker().capabilities().atomic_against_cpu;
         if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
             let after = here::carry_out(self.worker(), memory, staged).await?;
@@ -265,6 +312,7 @@ impl<P: Plugin> Access for OneSided<P> {
         unlinked: Vec<Self::Page<'a>>,
     ) -> Result<Result<(), u64>, Interrupt> {
         let at = self.require_word(swap.word)?;
+        self.require_writer().await?;
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);
         let mut staged = PreparedChange::of(pages);

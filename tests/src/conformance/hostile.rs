@@ -54,7 +54,7 @@ fn run<M: Model>(way: Way, seed: u64) {
     let client = scene.client(false);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
     let worker = compute.worker().unwrap();
-    let reached = Rc::new(client.reach(&worker).unwrap());
+    let reached = Rc::new(worker.block_on(client.reach(&worker)).unwrap());
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     worker.block_on(async {
         for _ in 0..BEFORE {

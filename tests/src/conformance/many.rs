@@ -97,7 +97,7 @@ fn of_way<M: Model>(way: Way, profile: FabricProfile, seed: u64, drops: bool) ->
     });
     for (compute, client) in joined.iter().zip(&clients) {
         let worker = cluster::again(|| compute.worker()).unwrap();
-        let reached = cluster::again(|| client.reach(&worker)).unwrap();
+        let reached = cluster::again(|| worker.block_on(client.reach(&worker))).unwrap();
         worker.block_on(cluster::again_async(async || reached.flush().await)).unwrap();
     }
     drop((joined, clients));
@@ -162,7 +162,7 @@ pub(super) fn work<M: Model>(
     common: &Common,
 ) -> Vec<Numbered<M>> {
     let worker = cluster::again(|| compute.worker()).unwrap();
-    let reached = Rc::new(cluster::again(|| client.reach(&worker)).unwrap());
+    let reached = Rc::new(cluster::again(|| worker.block_on(client.reach(&worker))).unwrap());
     let all = Rc::new(RefCell::new(Vec::new()));
     let ops = Rc::new(RefCell::new(ops_of::<M>(plan.seed, plan.number).into_iter().enumerate()));
     common.wait();
@@ -223,7 +223,7 @@ pub(super) fn look_by<M: Model>(
 ) -> Vec<Event<M::Op, M::Output>> {
     let see = |worker: &Worker| {
         let client = Client::<M>::new(structure.clone(), Way::OneSided, None, 0, false)?;
-        let reached = client.reach(worker)?;
+        let reached = worker.block_on(client.reach(worker))?;
         let mut events = Vec::new();
         for op in M::looks() {
             let begin_ns = now_ns();

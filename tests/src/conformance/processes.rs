@@ -153,7 +153,7 @@ fn be_child<M: Model>(task: &str) -> anyhow::Result<()> {
     for (index, event) in many::work::<M>(&compute, &client, plan, &Common::of(1)) {
         reported.push((index, event.begin_ns, event.end_ns, event.outcome.map(|outcome| format!("{outcome:?}"))));
     }
-    worker.block_on(async { client.reach(&worker)?.flush().await })?;
+    worker.block_on(async { client.reach(&worker).await?.flush().await })?;
     drop((worker, client, compute));
     println!("{MARK}{}", serde_json::to_string(&reported)?);
     Ok(())

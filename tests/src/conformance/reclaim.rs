@@ -34,7 +34,7 @@ fn rounds<M: Model>(way: Way, seed: u64) {
     let client = scene.client(true);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
     let worker = compute.worker().unwrap();
-    let reached = client.reach(&worker).unwrap();
+    let reached = worker.block_on(client.reach(&worker)).unwrap();
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     let mut warm = 0;
     for round in 0..ROUNDS {

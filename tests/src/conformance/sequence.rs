@@ -34,7 +34,7 @@ fn run<M: Model>(way: Way, profile: FabricProfile, seed: u64) {
     let client = scene.client(true);
     let compute = cluster::join(&scene.fabric, seed).unwrap();
     let worker = compute.worker().unwrap();
-    let reached = client.reach(&worker).unwrap();
+    let reached = worker.block_on(client.reach(&worker)).unwrap();
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     let mut last = VecDeque::new();
     let count: usize = settings::from_env("FARLINK_KIT_OPS", 300);

@@ -176,15 +176,15 @@ impl<M: Model> Client<M> {
     }
 
     /// The structure as a worker reaches it.
-    pub(super) fn reach(&self, worker: &Handle) -> Result<Accessed<M::Plugin>, Error> {
+    pub(super) async fn reach(&self, worker: &Handle) -> Result<Accessed<M::Plugin>, Error> {
         let structure = self.structure.clone();
         let one_sided = |proof| OneSided::new(worker, structure.clone(), proof);
         let cache = || self.cache.as_ref().ok_or(Error::Malformed("there is no cache"));
-        let own = || cache()?.own(worker, structure.clone(), Region::everything());
+        let own = async || cache()?.own(worker, structure.clone(), Region::everything()).await;
         let share = || cache()?.share(worker, structure.clone(), Proof::Checksum);
-        let engine = |policies| {
+        let engine = async |policies| {
             // Subtrees of two levels are often on one server; those that are not come back.
-            Engine::new(own()?, policies, EngineOptions { level_max: Some(1) }).map(Accessed::Engine)
+            Engine::new(own().await?, policies, EngineOptions { level_max: Some(1) }).map(Accessed::Engine)
         };
         Ok(match self.way {
             Way::OneSided => Accessed::OneSided(one_sided(Proof::Checksum)),
@@ -194,10 +194,10 @@ impl<M: Model> Client<M> {
                 None => one_sided(Proof::Checksum),
             }),
             Way::CachedInner => Accessed::CachedInner(share()?),
-            Way::Owned => Accessed::Owned(own()?),
-            Way::NeverShipped => engine(Policies::new(Never))?,
-            Way::Shipped => engine(Policies::new(Always))?,
-            Way::NowAndThen => engine(Policies::new(NowAndThen))?,
+            Way::Owned => Accessed::Owned(own().await?),
+            Way::NeverShipped => engine(Policies::new(Never)).await?,
+            Way::Shipped => engine(Policies::new(Always)).await?,
+            Way::NowAndThen => engine(Policies::new(NowAndThen)).await?,
             Way::Coarse => Accessed::Coarse(Remote::new(worker, structure.clone())),
             Way::Hybrid => Accessed::Hybrid(Hybrid::new(worker, structure.clone(), Proof::Checksum)),
             Way::Adaptive => {
@@ -205,7 +205,7 @@ impl<M: Model> Client<M> {
                 Accessed::Adaptive(Adaptive::new(here, worker, structure.clone(), policies))
             }
             Way::Strict => Accessed::Strict(self.strict(worker, one_sided(Proof::Checksum), true, Accessed::OneSided)),
-            Way::StrictOwned => Accessed::StrictOwned(self.strict(worker, own()?, false, Accessed::Owned)),
+            Way::StrictOwned => Accessed::StrictOwned(self.strict(worker, own().await?, false, Accessed::Owned)),
         })
     }
 

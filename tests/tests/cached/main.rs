@@ -4,6 +4,7 @@ mod counts;
 mod endings;
 mod models;
 mod owners;
+mod ownership;
 mod scene;
 mod shipped;
 mod steps;

@@ -88,7 +88,8 @@ impl<S: Subject> MemberOf<S> {
     }
 
     pub(crate) fn own(&self, cache: &ComputeCache<S>, range: KeyRange) -> Ordered<S, Cached<S>> {
-        Ordered::over(cache.own(&self.worker, self.tree.structure().clone(), range).unwrap())
+        let owned = cache.own(&self.worker, self.tree.structure().clone(), range);
+        Ordered::over(self.worker.block_on(owned).unwrap())
     }
 
     pub(crate) fn share(&self, cache: &ComputeCache<S>, proof: Proof) -> Ordered<S, CachedInner<S>> {

@@ -100,7 +100,8 @@ fn cache(bytes: usize, admission: Admission) -> ComputeCache<Tree> {
 }
 
 fn engine(member: &Member, cache: &ComputeCache<Tree>, policies: Policies, level_max: Option<u8>) -> Shipped {
-    let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).unwrap();
+    let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL);
+    let owned = member.worker.block_on(owned).unwrap();
     BTree::over(Engine::new(owned, policies, EngineOptions { level_max }).unwrap())
 }
 
@@ -277,7 +278,8 @@ fn a_cache_that_keeps_nothing_out_takes_no_engine() {
     let served = Served::start(1, 1, FabricProfile::Fast, &sparse(10), 0.8);
     let member = Member::join(&served.fabric, 1);
     let cache = crate::scene::cache(CACHE_BYTES_MIN, Admission::Always);
-    let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).unwrap();
+    let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL);
+    let owned = member.worker.block_on(owned).unwrap();
     let refused = Engine::new(owned, Policies::default(), EngineOptions::default());
     assert!(matches!(refused, Err(Error::BadOption { option: "excludes_subtrees", .. })), "{refused:?}");
 }
@@ -344,9 +346,10 @@ fn an_operation_is_not_answered_from_a_start_page_that_is_gone() {
         }
     });
     let stranger = Member::join(&served.fabric, 2);
+    let unguarded = BTree::over(stranger.tree.access().clone().unguarded());
     stranger.worker.block_on(async {
         for key in (100_000..102_000).step_by(10).filter(|key| key % 100 != 0) {
-            stranger.tree.remove(key).await.unwrap();
+            unguarded.remove(key).await.unwrap();
         }
     });
     ships.set(true);

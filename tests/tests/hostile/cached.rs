@@ -62,7 +62,8 @@ fn every_operation_ends_in_a_cache<S: Subject>(
     if way.owned {
         let half = KeyRange { low: 0, high: way.half.then_some(cut) };
         let region = if S::can_own(&half) { half } else { KeyRange::ALL };
-        let cached = Map::<S, _>::over(cache.own(&scene.worker, structure, region).unwrap());
+        let owned = cache.own(&scene.worker, structure, region);
+        let cached = Map::<S, _>::over(scene.worker.block_on(owned).unwrap());
         if way.warm {
             let _ = scene.worker.block_on(cached.range(..cut).take(usize::MAX));
         }
@@ -161,7 +162,8 @@ fn damage_that_is_met_is_named() {
             let structure = tree.structure().clone();
             let found = match owned {
                 true => {
-                    let cached = BTree::over(cache.own(&scene.worker, structure, KeyRange::ALL).unwrap());
+                    let owned = cache.own(&scene.worker, structure, KeyRange::ALL);
+                    let cached = BTree::over(scene.worker.block_on(owned).unwrap());
                     scene.worker.block_on(cached.get(key))
                 }
                 false => {

@@ -138,7 +138,8 @@ fn subtrees_are_searched_by_their_memory_servers() {
         for (policies, ships) in [(Policies::new(Always), true), (Policies::new(Never), false)] {
             let mut options = CacheOptions::new(1 << 20);
             options.excludes_subtrees = true;
-            let owned = ComputeCache::new(options).unwrap().own(&worker, structure.clone(), Rect::EVERYTHING).unwrap();
+            let cache = ComputeCache::new(options).unwrap();
+            let owned = cache.own(&worker, structure.clone(), Rect::EVERYTHING).await.unwrap();
             let engine = Engine::new(owned, policies, EngineOptions::default()).unwrap();
             let tree = RTree::over(engine.clone());
             let window = Query::Intersects(Rect::new([-15.0; 2], [15.0; 2]).unwrap());

@@ -1,0 +1,301 @@
+//! Who may change a structure: its partition map, changed like any other page.
+//!
+//! - An *owner* claims a region ([`claim`]). Nobody else changes pages inside, or reads them for current.
+//! - Whoever changes a structure one-sided is entered as a *shared writer* with its first change ([`Writer`]): one round trip to
+//!   read the map and two to change it, once for all handles of a compute server. Reading asks nobody: a reader beside an owner
+//!   sees what the owner has written back, which may be old, and pages of one change that do not fit yet.
+//! - A claim beside a shared writer, a writer beside an owner, and a second owner are refused, with the name of who was first,
+//!   for as long as that one lives. Who is about to give up gets a little time.
+//! - A dead one's entries are dropped by whoever changes the map next. A dead owner's last changes are settled first.
+//!
+//! What a compute server has ends when the last holder drops it, is [given up](give_up), or leaves the cluster.
+
+use std::{cell::RefCell, sync::Arc};
+
+use super::{OneSided, PageCopy, Proof};
+use crate::{
+    access::{Access, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
+    error::Error,
+    fabric::Liveness,
+    lock::OwnerId,
+    operation::retry,
+    partition::{MAP, MapEntry, Part, PartitionMap},
+    report::Report,
+    structure::{Overlap, Region, Structure},
+    tenure::{Tenure, Tenures, Turn},
+    words::Words,
+    worker::Handle,
+};
+
+/// So long a claim waits for others to give up what they do not use any more: maintenance does that, by turns of 32 ms at most.
+const PATIENCE_NS: u64 = 250_000_000;
+
+/// A descriptor page, as a structure of its own.
+#[derive(Debug, Clone, Copy, Default)]
+struct Descriptor;
+
+impl Plugin for Descriptor {
+    const NAME: &'static str = "descriptor";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = 4096..=4096;
+    type Region = ();
+    type Local = ();
+
+    fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        std::iter::empty()
+    }
+
+    fn create(_pages: &mut impl PagesMut, _root: Slot, _structure: &Structure) {}
+
+    fn operations(_to: &mut impl Operations<Self>) {}
+
+    async fn check<A: Access<Plugin = Self>>(_access: &A) -> Result<Report, Error> {
+        Ok(Report::default())
+    }
+}
+
+/// The partition map of a structure, as it is now. One READ.
+///
+/// # Errors
+/// If the structure is gone, its descriptor is damaged, or the fabric fails.
+pub async fn read(worker: &Handle, structure: &Structure) -> Result<PartitionMap, Error> {
+    let access = access(worker, structure);
+    retry(worker, async || {
+        let page = access.open(Start::Page(descriptor(structure)?)).await?;
+        Ok(decode(&page)?)
+    })
+    .await
+}
+
+/// Makes this compute server the owner of a region, until the tenure is dropped or [given up](give_up). Shared writers of this
+/// compute server end with it: their next change is refused.
+///
+/// # Errors
+/// [`Error::Owned`] if somebody owns some of it who lives, this compute server included; [`Error::HasWriter`] if another one
+/// that lives changes the structure one-sided; [`Error::BadOption`] if nobody can own such a region.
+pub async fn claim<P: Plugin>(
+    worker: &Handle,
+    structure: &Structure,
+    region: &P::Region,
+) -> Result<Arc<Tenure>, Error> {
+    if !P::can_own(region) {
+        let why = format!("a {} has one owner, of all of it", P::NAME);
+        return Err(Error::BadOption { option: "region", why });
+    }
+    let part = Part::region(region);
+    let (of, region) = (structure.clone(), region.clone());
+    let may = move |entries: &[MapEntry], me: OwnerId| {
+        for MapEntry { owner, part } in entries {
+            match part.to_region::<P::Region>()? {
+                Some(other) if other.overlap(&region) != Overlap::Outside => {
+                    return Err(Error::Owned { name: of.name.clone(), owner: *owner });
+                }
+                None if *owner != me => return Err(Error::HasWriter { name: of.name.clone(), writer: *owner }),
+                _ => {}
+            }
+        }
+        Ok(())
+    };
+    enter(worker, structure, part, may).await
+}
+
+/// Ends a tenure: from now on nothing is done by it, and others can claim the part. Whoever holds it has written back what it
+/// has changed.
+///
+/// # Errors
+/// If the fabric fails: then maintenance tries again.
+pub async fn give_up(worker: &Handle, structure: &Structure, tenure: &Tenure) -> Result<(), Error> {
+    tenure.end();
+    bring_up_to_date(worker, structure).await
+}
+
+/// A handle's right to change a structure one-sided.
+#[derive(Debug, Default)]
+pub struct Writer(RefCell<Option<Arc<Tenure>>>);
+
+impl Clone for Writer {
+    fn clone(&self) -> Self {
+        Self(RefCell::new(self.0.borrow().clone()))
+    }
+}
+
+impl Writer {
+    /// Whether the structure may be changed, as far as is known here.
+    #[inline]
+    pub fn is_entered(&self) -> bool {
+        self.0.borrow().as_ref().is_some_and(|tenure| tenure.is_valid())
+    }
+
+    /// Enters this compute server as a shared writer, if it is not entered.
+    ///
+    /// # Errors
+    /// [`Error::Owned`] if somebody owns some of the structure and lives; if the fabric fails.
+    pub async fn enter(&self, worker: &Handle, structure: &Structure) -> Result<(), Error> {
+        // The catalog's own pages have no owner.
+        if structure.descriptor.is_none() || self.is_entered() {
+            return Ok(());
+        }
+        let of = structure.clone();
+        let may =
+            move |entries: &[MapEntry], _| match entries.iter().find(|entry| matches!(entry.part, Part::Region(_))) {
+                Some(&MapEntry { owner, .. }) => Err(Error::Owned { name: of.name.clone(), owner }),
+                None => Ok(()),
+            };
+        let entered = enter(worker, structure, Part::Shared, may).await?;
+        self.0.replace(Some(entered));
+        Ok(())
+    }
+}
+
+/// Whether a part can be had beside these entries, which are those of the living.
+type May<'f> = &'f dyn Fn(&[MapEntry], OwnerId) -> Result<(), Error>;
+
+/// Enters a part of this compute server into the map.
+async fn enter(
+    worker: &Handle,
+    structure: &Structure,
+    part: Part,
+    may: impl Fn(&[MapEntry], OwnerId) -> Result<(), Error> + 'static,
+) -> Result<Arc<Tenure>, Error> {
+    let (handle, structure) = (worker.clone(), structure.clone());
+    // A task, so that the map and what is known here of it do not part.
+    let entering = async move {
+        let turn = turn(&handle, &structure).await;
+        let until_ns = handle.clock().now_ns() + PATIENCE_NS;
+        let mut attempt = 0;
+        loop {
+            let mut tenures = turn.tenures();
+            if part == Part::Shared {
+                if let Some(shared) = tenures.iter().find(|tenure| *tenure.part() == Part::Shared) {
+                    return Ok(Arc::clone(shared));
+                }
+            } else {
+                // Its owner is the only one to change a structure, in the same process, too.
+                tenures.retain(|tenure| *tenure.part() != Part::Shared);
+            }
+            let mut parts: Vec<Part> = tenures.iter().map(|tenure| tenure.part().clone()).collect();
+            let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
+            may(&ours, handle.owner())?;
+            parts.push(part.clone());
+            match publish(&handle, &structure, &parts, &may).await {
+                Ok(()) => break,
+                Err(Error::Owned { .. } | Error::HasWriter { .. }) if handle.clock().now_ns() < until_ns => {}
+                Err(error) => return Err(error),
+            }
+            drop(tenures);
+            handle.back_off(attempt).await;
+            attempt += 1;
+        }
+        if part != Part::Shared {
+            turn.tenures().iter().filter(|tenure| *tenure.part() == Part::Shared).for_each(|tenure| tenure.end());
+        }
+        Ok(turn.add(part))
+    };
+    worker.spawn_to_end(entering).await
+}
+
+fn entries_of<'a>(worker: &Handle, parts: &'a [Part]) -> impl Iterator<Item = MapEntry> + use<'a> {
+    let owner = worker.owner();
+    parts.iter().map(move |part| MapEntry { owner, part: part.clone() })
+}
+
+async fn turn(worker: &Handle, structure: &Structure) -> Turn {
+    let mut attempt = 0;
+    loop {
+        if let Some(turn) = Tenures::try_turn(&worker.compute().tenures, structure) {
+            return turn;
+        }
+        worker.back_off(attempt).await;
+        attempt += 1;
+    }
+}
+
+/// Has the map of a structure state what this compute server has of it.
+async fn bring_up_to_date(worker: &Handle, structure: &Structure) -> Result<(), Error> {
+    let (handle, structure) = (worker.clone(), structure.clone());
+    let publishing = async move {
+        let turn = turn(&handle, &structure).await;
+        let tenures = turn.tenures();
+        let parts: Vec<Part> = tenures.iter().map(|tenure| tenure.part().clone()).collect();
+        let published = publish(&handle, &structure, &parts, &|_, _| Ok(())).await;
+        if matches!(published, Err(Error::Fabric(_))) {
+            turn.remains_behind();
+        }
+        published
+    };
+    worker.spawn_to_end(publishing).await
+}
+
+/// The structure is gone, and its map with it.
+pub(crate) fn forget(worker: &Handle, structure: &Structure) {
+    worker.compute().tenures.forget(structure.id);
+}
+
+/// Brings maps up to date that tenures dropped meanwhile have left behind. Part of maintenance.
+pub(crate) async fn maintain(worker: &Handle) {
+    for structure in worker.compute().tenures.behind() {
+        if let Err(error) = bring_up_to_date(worker, &structure).await {
+            // Gone with the structure, perhaps.
+            tracing::debug!(structure = structure.name, %error, "a partition map was not brought up to date");
+        }
+    }
+}
+
+/// Takes all entries of this compute server out of the maps: it leaves the cluster, and has no worker any more.
+pub(crate) async fn leave(worker: &Handle) {
+    for structure in worker.compute().tenures.all() {
+        let left = publish(worker, &structure, &[], &|_, _| Ok(())).await;
+        if let Err(error) = left {
+            tracing::debug!(structure = structure.name, %error, "left with an entry in a partition map");
+        }
+    }
+}
+
+/// Makes these the entries of this compute server, and drops those of the dead, if the others admit it.
+async fn publish(worker: &Handle, structure: &Structure, parts: &[Part], may: May<'_>) -> Result<(), Error> {
+    let access = access(worker, structure);
+    retry(worker, async || {
+        let page = access.open(Start::Page(descriptor(structure)?)).await?;
+        let before = decode(&page)?;
+        let is_ours = |entry: &MapEntry| entry.owner == worker.owner();
+        let others = before.entries.iter().filter(|entry| !is_ours(entry)).cloned();
+        let (mut entries, dead): (Vec<MapEntry>, Vec<MapEntry>) = others.partition(|entry| lives(worker, entry.owner));
+        may(&entries, worker.owner())?;
+        for entry in &dead {
+            settle_dead(worker, structure, entry).await?;
+        }
+        entries.extend(entries_of(worker, parts));
+        let mut after = PartitionMap { epoch: before.epoch, entries };
+        if after.entries == before.entries {
+            return Ok(());
+        }
+        after.epoch += u64::from(!after.owners().eq(before.owners()));
+        let words = after.encode(page.read(|words| words.len())? - MAP)?;
+        let mut pages = Pages::new();
+        let slot = pages.add(page);
+        access.change(pages, |pages| pages.fill(slot, MAP, &words)).await.map(drop)
+    })
+    .await
+}
+
+/// Settles what a dead compute server has left of its part of a structure, before anybody else has the part.
+async fn settle_dead(_worker: &Handle, structure: &Structure, entry: &MapEntry) -> Result<(), Error> {
+    // What it has not written back is lost.
+    tracing::info!(structure = structure.name, owner = %entry.owner, part = ?entry.part, "taken over from the dead");
+    Ok(())
+}
+
+fn lives(worker: &Handle, owner: OwnerId) -> bool {
+    worker.compute().fabric.liveness(owner) == Liveness::Alive
+}
+
+fn access(worker: &Handle, structure: &Structure) -> OneSided<Descriptor> {
+    OneSided::new(worker, structure.clone(), Proof::Checksum).unguarded()
+}
+
+fn descriptor(structure: &Structure) -> Result<crate::ptr::Link, Error> {
+    structure.descriptor.ok_or(Error::Inconsistent { page: structure.root, why: "the structure has no descriptor" })
+}
+
+fn decode(page: &PageCopy) -> Result<PartitionMap, Error> {
+    PartitionMap::decode(page.words(), page.at())
+}

@@ -1,0 +1,180 @@
+//! What this compute server has of the structures that it uses: the local side of their partition maps.
+//!
+//! A [`Tenure`] is one entry of a map for as long as it exists. When the last holder has dropped it, the map is *behind*:
+//! maintenance, leaving, or the next one of this compute server to change the map brings it up to date. Changes of one
+//! structure's map take turns here, so the entries of a compute server are always those of its tenures.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc as StdArc, Weak},
+};
+
+use crate::{
+    page::StructureId,
+    partition::Part,
+    structure::Structure,
+    sync::{AtomicBool, Mutex, Ordering, lock},
+};
+
+/// The right to use a part of a structure, which the structure's partition map states: for as long as somebody holds it, or
+/// until it is ended.
+#[derive(Debug)]
+pub struct Tenure {
+    structure: StructureId,
+    part: Part,
+    is_valid: AtomicBool,
+    all: Weak<Tenures>,
+}
+
+impl Tenure {
+    /// Whether it still holds. Cheap: one load.
+    #[inline(always)]
+    pub fn is_valid(&self) -> bool {
+        self.is_valid.load(Ordering::Acquire)
+    }
+
+    /// What it is for.
+    pub fn part(&self) -> &Part {
+        &self.part
+    }
+
+    /// From now on nothing may be done by it. The map is behind until it is published again.
+    pub(crate) fn end(&self) {
+        self.is_valid.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        if self.is_valid()
+            && let Some(all) = self.all.upgrade()
+        {
+            all.is_behind.store(true, Ordering::Release);
+            if let Some(held) = lock(&all.held).get_mut(&self.structure) {
+                held.is_behind = true;
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    structure: Structure,
+    tenures: Vec<Weak<Tenure>>,
+    /// Somebody changes the structure's map.
+    is_busy: bool,
+    is_behind: bool,
+}
+
+/// All tenures of a compute server.
+#[derive(Debug)]
+pub(crate) struct Tenures {
+    held: Mutex<HashMap<StructureId, Held>>,
+    /// Some map is behind.
+    is_behind: AtomicBool,
+}
+
+impl Default for Tenures {
+    fn default() -> Self {
+        Self { held: Mutex::new(HashMap::new()), is_behind: AtomicBool::new(false) }
+    }
+}
+
+impl Tenures {
+    /// A turn at a structure's map, if nobody else has one.
+    pub(crate) fn try_turn(this: &StdArc<Self>, structure: &Structure) -> Option<Turn> {
+        let mut held = lock(&this.held);
+        let held = held.entry(structure.id).or_insert_with(|| Held {
+            structure: structure.clone(),
+            tenures: Vec::new(),
+            is_busy: false,
+            is_behind: false,
+        });
+        if std::mem::replace(&mut held.is_busy, true) {
+            return None;
+        }
+        held.is_behind = false;
+        Some(Turn { all: StdArc::clone(this), structure: structure.id })
+    }
+
+    /// Structures whose maps are behind.
+    pub(crate) fn behind(&self) -> Vec<Structure> {
+        if !self.is_behind.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        lock(&self.held).values().filter(|held| held.is_behind).map(|held| held.structure.clone()).collect()
+    }
+
+    /// Ends all tenures of a structure that is no more.
+    pub(crate) fn forget(&self, structure: StructureId) {
+        let mut held = lock(&self.held);
+        let Some(of) = held.get_mut(&structure) else { return };
+        let tenures = std::mem::take(&mut of.tenures);
+        of.is_behind = false;
+        if !of.is_busy {
+            held.remove(&structure);
+        }
+        drop(held);
+        tenures.iter().filter_map(Weak::upgrade).for_each(|tenure| tenure.end());
+    }
+
+    /// All structures that this compute server may have an entry of.
+    pub(crate) fn all(&self) -> Vec<Structure> {
+        lock(&self.held).values().map(|held| held.structure.clone()).collect()
+    }
+}
+
+/// Leave to change one structure's map, which nobody else of this compute server does meanwhile.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    all: StdArc<Tenures>,
+    structure: StructureId,
+}
+
+impl Turn {
+    fn with<R>(&self, f: impl FnOnce(&mut Held) -> R) -> R {
+        f(lock(&self.all.held).get_mut(&self.structure).expect("a structure's entry stays while somebody has its turn"))
+    }
+
+    /// The tenures that hold.
+    pub(crate) fn tenures(&self) -> Vec<StdArc<Tenure>> {
+        // The last holders may be these: not to be dropped under the lock.
+        let all = self.with(|held| {
+            held.tenures.retain(|tenure| tenure.strong_count() > 0);
+            held.tenures.clone()
+        });
+        all.iter().filter_map(Weak::upgrade).filter(|tenure| tenure.is_valid()).collect()
+    }
+
+    /// Adds one, which the map states already.
+    pub(crate) fn add(&self, part: Part) -> StdArc<Tenure> {
+        let tenure = StdArc::new(Tenure {
+            structure: self.structure,
+            part,
+            is_valid: AtomicBool::new(true),
+            all: StdArc::downgrade(&self.all),
+        });
+        self.with(|held| held.tenures.push(StdArc::downgrade(&tenure)));
+        tenure
+    }
+
+    /// The map was not brought up to date.
+    pub(crate) fn remains_behind(&self) {
+        self.with(|held| held.is_behind = true);
+        self.all.is_behind.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut all = lock(&self.all.held);
+        let is_idle = all.get_mut(&self.structure).is_some_and(|held| {
+            held.is_busy = false;
+            held.tenures.retain(|tenure| tenure.strong_count() > 0);
+            held.tenures.is_empty() && !held.is_behind
+        });
+        if is_idle {
+            all.remove(&self.structure);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Who owns a structure stands in its partition map: whoever else would own or change it is refused, by name, and nothing that
+//! it does reaches remote memory.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+};
+
+use farlink_offload::{Admission, ComputeCache, Remote};
+use farlink_runtime::{
+    catalog,
+    clock::Clock,
+    error::Error,
+    fabric::{Endpoint, Error as FabricError, Fabric, Liveness, OwnerClaim},
+    lock::{LockWord, OwnerId},
+    one_sided::{Proof, ownership},
+    page::{self, CHECKSUM, LOCK},
+    ptr::ServerId,
+};
+use farlink_structures::btree::{BTree, KeyRange, Tree};
+use farlink_tests::{
+    backend::{Cluster, FabricProfile},
+    direct::Direct,
+};
+
+use crate::scene::{CACHE_BYTES_MIN, Map, Member, TREE, assert_left_clean, cache, fabric, settle, sparse};
+
+const KEYS: u64 = 1000;
+
+fn new_cache() -> ComputeCache<Tree> {
+    cache(CACHE_BYTES_MIN, Admission::Always)
+}
+
+/// A tree, and two compute servers.
+fn scene(profile: FabricProfile) -> (Cluster, [Member; 2], Map) {
+    let model = sparse(KEYS);
+    let fabric = fabric(profile, 256, &model, 0.8);
+    let members = [1, 2].map(|seed| Member::join(&fabric, seed));
+    (fabric, members, model)
+}
+
+fn is_owned_by<T: std::fmt::Debug>(outcome: Result<T, Error>, by: &Member) {
+    let named =
+        |error: &Error| matches!(error, Error::Owned { name, owner } if name == TREE && *owner == by.compute.owner());
+    assert!(outcome.as_ref().is_err_and(named), "{outcome:?}, not refused for {}", by.compute.owner());
+}
+
+fn is_given_up<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    assert!(matches!(outcome, Err(Error::GivenUp { .. })), "{outcome:?}");
+}
+
+impl Member {
+    fn try_own(&self, cache: &ComputeCache<Tree>, range: KeyRange) -> Result<crate::scene::Owned, Error> {
+        let owned = cache.own(&self.worker, self.tree.structure().clone(), range);
+        self.worker.block_on(owned).map(BTree::over)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.worker.block_on(ownership::read(&self.worker, self.tree.structure())).unwrap().epoch
+    }
+}
+
+#[test]
+fn a_second_owner_is_refused_by_name_until_the_first_gives_up() {
+    let (fabric, members, mut model) = scene(FabricProfile::Fast);
+    let [first, second] = &members;
+    let caches = [new_cache(), new_cache(), new_cache()];
+    let tree = first.try_own(&caches[0], KeyRange { low: 0, high: Some(5000) }).unwrap();
+    let epoch = first.epoch();
+    for range in [KeyRange::ALL, KeyRange { low: 4999, high: None }, KeyRange { low: 3, high: Some(4) }] {
+        is_owned_by(second.try_own(&caches[1], range), first);
+        // The same compute server, by another cache, would not see what the first one has.
+        is_owned_by(first.try_own(&caches[1], range), first);
+    }
+    assert!(matches!(first.try_own(&caches[0], KeyRange::ALL), Err(Error::BadOption { option: "region", .. })));
+    assert_eq!(second.epoch(), epoch, "who was refused has changed the map");
+    // What is left is to be had.
+    let rest = second.try_own(&caches[1], KeyRange { low: 5000, high: None }).unwrap();
+    assert_eq!(first.epoch(), epoch + 1);
+    first.worker.block_on(async {
+        tree.update(10, 7).await.unwrap();
+        tree.access().close().await.unwrap();
+        model.insert(10, 7);
+        // All that it has cached is somebody else's to change.
+        is_given_up(tree.get(10).await);
+        is_given_up(tree.update(10, 8).await);
+        is_given_up(tree.insert(11, 8).await);
+        is_given_up(tree.remove(10).await);
+        is_given_up(tree.range(..).take(3).await);
+    });
+    assert!(matches!(first.try_own(&caches[0], KeyRange { low: 0, high: Some(5000) }), Err(Error::GivenUp { .. })));
+    let taken = second.try_own(&caches[2], KeyRange { low: 0, high: Some(5000) }).unwrap();
+    second.worker.block_on(async {
+        assert_eq!(taken.get(10).await.unwrap(), Some(7), "what was written back on giving up");
+        taken.update(20, 9).await.unwrap();
+        model.insert(20, 9);
+        taken.access().close().await.unwrap();
+        rest.access().close().await.unwrap();
+    });
+    settle(&members);
+    drop((tree, rest, taken, members));
+    assert_left_clean(&fabric, &model, "given up");
+}
+
+/// What was not flushed is lost, and the part goes back with the next round of maintenance, or when its compute server leaves.
+#[test]
+fn an_owner_that_is_dropped_gives_up() {
+    let (fabric, members, model) = scene(FabricProfile::Fast);
+    let [first, second] = &members;
+    drop(first.try_own(&new_cache(), KeyRange::ALL).unwrap());
+    is_owned_by(second.try_own(&new_cache(), KeyRange::ALL), first);
+    // Its own compute server need not wait.
+    drop(first.try_own(&new_cache(), KeyRange::ALL).unwrap());
+    first.maintain();
+    let (tree, cache) = (second.try_own(&new_cache(), KeyRange::ALL).unwrap(), new_cache());
+    is_owned_by(first.try_own(&cache, KeyRange::ALL), second);
+    drop(tree);
+    let [first, second] = members;
+    drop(second);
+    // The same cache that was refused.
+    let tree = first.try_own(&cache, KeyRange::ALL).unwrap();
+    settle([&first]);
+    drop((tree, first));
+    assert_left_clean(&fabric, &model, "dropped");
+}
+
+/// Whatever way it comes by: one-sided, with inner pages cached, by a memory server. Reading is another matter.
+#[test]
+fn who_changes_a_structure_beside_its_owner_is_refused_and_changes_nothing() {
+    let (fabric, members, mut model) = scene(FabricProfile::Fast);
+    let [owner, other] = &members;
+    let tree = owner.try_own(&new_cache(), KeyRange { low: 0, high: Some(5000) }).unwrap();
+    owner.worker.block_on(async {
+        tree.update(10, 11).await.unwrap();
+        tree.access().flush().await.unwrap();
+        tree.update(10, 12).await.unwrap();
+    });
+    model.insert(10, 12);
+    let inner = other.share(&new_cache(), Proof::Checksum);
+    let sent = BTree::over(Remote::new(&other.worker, other.tree.structure().clone()));
+    let before = other.worker.counters();
+    other.worker.block_on(async {
+        // Anywhere in it: pages above are in the owner's cache, too.
+        for key in [10, 9000] {
+            is_owned_by(other.tree.update(key, 1).await, owner);
+            is_owned_by(other.tree.insert(key + 1, 1).await, owner);
+            is_owned_by(other.tree.remove(key).await, owner);
+            is_owned_by(inner.update(key, 1).await, owner);
+            is_owned_by(inner.insert(key + 1, 1).await, owner);
+            is_owned_by(sent.update(key, 1).await, owner);
+        }
+        // What the owner has written back.
+        assert_eq!(other.tree.get(10).await.unwrap(), Some(11));
+        assert_eq!(inner.get(10).await.unwrap(), Some(11));
+        is_owned_by(catalog::destroy(&other.worker, TREE).await, owner);
+    });
+    let did = other.worker.counters() - before;
+    assert_eq!((did.writes, did.atomics, did.two_sided), (0, 0, 0), "something was written: {did:?}");
+    owner.worker.block_on(async {
+        is_owned_by(owner.tree.update(10, 77).await, owner);
+        assert_eq!(tree.get(10).await.unwrap(), Some(12));
+        tree.access().close().await.unwrap();
+    });
+    other.worker.block_on(async {
+        assert!(other.tree.update(20, 5).await.unwrap().is_some());
+        assert!(inner.update(30, 6).await.unwrap().is_some());
+    });
+    model.extend([(20, 5), (30, 6)]);
+    settle(&members);
+    drop((tree, inner, sent, members));
+    assert_left_clean(&fabric, &model, "beside an owner");
+}
+
+#[test]
+fn nobody_owns_what_another_changes_one_sided() {
+    let (fabric, members, mut model) = scene(FabricProfile::Fast);
+    let [writer, other] = &members;
+    writer.worker.block_on(writer.tree.update(10, 77)).unwrap();
+    let epoch = writer.epoch();
+    let refused = other.try_own(&new_cache(), KeyRange { low: 5000, high: None });
+    let named = |error: &Error| matches!(error, Error::HasWriter { writer: by, .. } if *by == writer.compute.owner());
+    assert!(refused.as_ref().is_err_and(named), "{refused:?}");
+    // Two of them do each other no harm.
+    other.worker.block_on(other.tree.update(20, 2)).unwrap();
+    writer.worker.block_on(writer.tree.update(20, 3)).unwrap();
+    assert_eq!(writer.epoch(), epoch, "nobody has become an owner");
+    let [writer, other] = members;
+    drop(writer);
+    // The last one that writes may become the owner, and writes through its cache from then on.
+    let tree = other.try_own(&new_cache(), KeyRange::ALL).unwrap();
+    other.worker.block_on(async {
+        is_owned_by(other.tree.update(20, 4).await, &other);
+        tree.update(20, 5).await.unwrap();
+        tree.access().close().await.unwrap();
+        assert!(other.tree.update(30, 6).await.unwrap().is_some());
+    });
+    model.extend([(10, 77), (20, 5), (30, 6)]);
+    settle([&other]);
+    drop((tree, other));
+    assert_left_clean(&fabric, &model, "a writer");
+}
+
+/// Both see a free structure and enter themselves: the page's lock decides.
+#[test]
+fn of_many_that_claim_at_once_one_wins() {
+    for profile in [FabricProfile::Nasty, FabricProfile::Weak] {
+        let model = sparse(KEYS);
+        let fabric = fabric(profile, 256, &model, 0.8);
+        let start = std::sync::Barrier::new(4);
+        let won: usize = std::thread::scope(|scope| {
+            let claim = |seed: u64| {
+                let (fabric, start) = (&fabric, &start);
+                scope.spawn(move || {
+                    let member = Member::join(fabric, seed);
+                    start.wait();
+                    let claimed = member.try_own(&new_cache(), KeyRange::ALL);
+                    assert!(matches!(claimed, Ok(_) | Err(Error::Owned { .. })), "{claimed:?}");
+                    start.wait();
+                    usize::from(claimed.is_ok())
+                })
+            };
+            let threads: Vec<_> = (0..4).map(claim).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(won, 1);
+        assert_left_clean(&fabric, &model, "claimed by many");
+    }
+}
+
+/// A fabric on which compute servers are taken for dead that are not.
+#[derive(Debug)]
+struct Deadly {
+    inner: Arc<dyn Fabric>,
+    dead: Arc<Mutex<HashSet<OwnerId>>>,
+}
+
+impl Fabric for Deadly {
+    fn servers(&self) -> usize {
+        self.inner.servers()
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.inner.region_bytes(server)
+    }
+
+    fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, FabricError> {
+        self.inner.endpoint(seed, clock)
+    }
+
+    fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, FabricError> {
+        self.inner.claim(owner)
+    }
+
+    fn liveness(&self, owner: OwnerId) -> Liveness {
+        match self.dead.lock().unwrap().contains(&owner) {
+            true => Liveness::Dead,
+            false => self.inner.liveness(owner),
+        }
+    }
+}
+
+#[test]
+fn what_the_dead_owned_and_wrote_is_taken_over() {
+    let (cluster, members, model) = scene(FabricProfile::Fast);
+    let dead = Arc::new(Mutex::new(HashSet::new()));
+    let deadly: Arc<dyn Fabric> = Arc::new(Deadly { inner: Arc::clone(&cluster), dead: Arc::clone(&dead) });
+    let heir = Member::join(&deadly, 3);
+    let [owner, writer] = &members;
+    let bury = |member: &Member| dead.lock().unwrap().insert(member.compute.owner());
+    let (low, high) = (KeyRange { low: 0, high: Some(5000) }, KeyRange { low: 5000, high: None });
+    let lost = owner.try_own(&new_cache(), low).unwrap();
+    is_owned_by(heir.try_own(&new_cache(), low), owner);
+    bury(owner);
+    // A part that the dead one did not own: its entry goes all the same.
+    let tree = heir.try_own(&new_cache(), high).unwrap();
+    let map = || heir.worker.block_on(ownership::read(&heir.worker, heir.tree.structure())).unwrap();
+    assert!(map().entries.iter().all(|entry| entry.owner == heir.compute.owner()), "{:?}", map());
+    drop(tree);
+    heir.maintain();
+    assert!(map().entries.is_empty(), "{:?}", map());
+    writer.worker.block_on(writer.tree.update(10, 77)).unwrap();
+    assert!(matches!(heir.try_own(&new_cache(), low), Err(Error::HasWriter { .. })));
+    bury(writer);
+    let tree = heir.try_own(&new_cache(), low).unwrap();
+    heir.worker.block_on(tree.access().close()).unwrap();
+    drop((lost, tree));
+    // They are not dead after all: what they take out of the map when they leave is not theirs.
+    let tree = heir.try_own(&new_cache(), KeyRange::ALL).unwrap();
+    drop(members);
+    assert_eq!(map().owners().count(), 1);
+    settle([&heir]);
+    drop((tree, heir));
+    let mut model = model;
+    model.insert(10, 77);
+    assert_left_clean(&cluster, &model, "taken over");
+}
+
+/// The map is damaged: nobody owns or changes the structure, and nobody panics.
+#[test]
+fn a_damaged_map_is_an_error() {
+    let (fabric, members, _) = scene(FabricProfile::Fast);
+    let structure = members[0].tree.structure().clone();
+    let (at, class) = structure.descriptor.unwrap().remote().unwrap();
+    let direct = Direct::new(&fabric, 7).unwrap();
+    let sound = direct.read(at, class.words()).unwrap();
+    let mut words = sound.clone();
+    // More entries than there is room for.
+    words[33] = 4000;
+    words[CHECKSUM] = page::checksum(&words, LockWord::from_word(words[LOCK]).version());
+    direct.write(at, &words).unwrap();
+    for member in &members {
+        assert!(matches!(member.try_own(&new_cache(), KeyRange::ALL), Err(Error::Inconsistent { .. })));
+        let written = member.worker.block_on(member.tree.update(10, 77));
+        assert!(matches!(written, Err(Error::Inconsistent { .. })), "{written:?}");
+        assert_eq!(member.worker.block_on(member.tree.get(10)).unwrap(), Some(1));
+    }
+}
