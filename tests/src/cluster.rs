@@ -38,6 +38,7 @@ pub const FAST: MemOptions = MemOptions {
     ordered_writes: true,
     atomic_against_writes: true,
     atomic_against_cpu: true,
+    gather_max: 32,
 };
 
 /// All that a reliable connection permits, on purpose: torn READs and WRITEs, late completions.

@@ -49,7 +49,8 @@ pub struct ServeMessages {
     pub wait: Wait,
     /// How often peers are told the load.
     pub report_interval: Duration,
-    /// How long a peer may leave its replies where they are before it is dropped.
+    /// How long a peer may leave its replies where they are before it is dropped; and how long one reply with pieces may take on its
+    /// way, for it holds back what the region reuses.
     pub silence_max: Duration,
     /// Decides what is random.
     pub seed: u64,
