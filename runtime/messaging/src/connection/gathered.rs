@@ -129,8 +129,8 @@ impl Connection {
         self.posted.gathers += 1;
         self.posted.pieces += pieces.len() as u64;
         self.posted.copied_words += own.len() as u64;
-        match self.gathering.last_mut().filter(|last| last.number == number) {
-            Some(last) => last.under_way += 1,
+        match self.gathering.iter_mut().find(|gathering| gathering.number == number) {
+            Some(begun) => begun.under_way += 1,
             None => self.gathering.push(Gathering { number, under_way: 1, is_whole: false }),
         }
         let at = far(self.other, (self.shape.ring(priority) + first) as u64 * 8);
