@@ -60,7 +60,7 @@ pub use self::{
     error::Error,
     load::Load,
     message::{FromServer, ReplyItem, ReplyView, RequestView, read_from_server, read_request},
-    pieces::Pieces,
+    pieces::{GatherRule, Pieces},
     protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, RENDEZVOUS_WORDS, Refusal, WINDOW},
     serve::{Request, Responder, Service, Turn},
     server::{ManualMessageServer, MessageServer, ServeMessages, ServerCounts, Wait},

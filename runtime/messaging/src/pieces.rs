@@ -16,6 +16,37 @@ pub struct Pieces {
     total: usize,
 }
 
+/// When the pieces of a reply are gathered by the card; else the processor copies them. A rule by the number and the size of
+/// records, because a card takes a time for each of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatherRule {
+    /// Bytes of the region in the reply, at least.
+    pub bytes_min: usize,
+    /// Bytes of a piece, at least, on the average.
+    pub piece_bytes_min: usize,
+}
+
+impl GatherRule {
+    /// Whenever it can be done.
+    pub const ALWAYS: Self = Self { bytes_min: 0, piece_bytes_min: 0 };
+    /// Copy-out.
+    pub const NEVER: Self = Self { bytes_min: usize::MAX, piece_bytes_min: 0 };
+
+    /// Whether a reply with so many pieces is gathered, which have so many bytes together.
+    pub fn gathers(&self, pieces: usize, bytes: usize) -> bool {
+        bytes >= self.bytes_min && bytes >= pieces.saturating_mul(self.piece_bytes_min)
+    }
+}
+
+impl Default for GatherRule {
+    /// What Kesavan et al. found: gathering saturates the network from 6 records of 1 KiB on (section 5.1), copying is ahead, by
+    /// up to 53%, where records have a few hundred bytes or less (sections 5.2 and 6); and some of those do not matter beside a
+    /// large page (section 5.3).
+    fn default() -> Self {
+        Self { bytes_min: 6 << 10, piece_bytes_min: 512 }
+    }
+}
+
 /// A piece, and before which of the reply's own words it comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Placed {
@@ -51,6 +82,15 @@ impl Pieces {
         self.total
     }
 
+    /// Appends all of another's.
+    pub fn append(&mut self, other: Self) {
+        let Self { words, placed, total } = other;
+        let before = self.words.len();
+        self.placed.extend(placed.into_iter().map(|piece| Placed { before: before + piece.before, ..piece }));
+        self.words.extend(words);
+        self.total += total;
+    }
+
     /// How many pieces of the region there are.
     pub fn count(&self) -> usize {
         self.placed.len()
@@ -72,8 +112,9 @@ impl Pieces {
 
     /// The reply's own words; and the pieces, if there are any, with what keeps them.
     pub(crate) fn split(self, guard: Box<dyn Any>) -> (Vec<u64>, Option<Box<Held>>) {
+        let bytes = self.region_words() * 8;
         let Self { words, placed, total } = self;
-        let held = (!placed.is_empty()).then(|| Box::new(Held { placed, total, guard }));
+        let held = (!placed.is_empty()).then(|| Box::new(Held { placed, total, bytes, guard }));
         (words, held)
     }
 }
@@ -83,8 +124,17 @@ pub(crate) struct Held {
     placed: Vec<Placed>,
     /// The reply's words, its own among them.
     pub(crate) total: usize,
+    /// Bytes of its pieces.
+    pub(crate) bytes: usize,
     #[expect(dead_code, reason = "it is held")]
     guard: Box<dyn Any>,
+}
+
+impl Held {
+    /// How many pieces there are.
+    pub(crate) fn count(&self) -> usize {
+        self.placed.len()
+    }
 }
 
 impl fmt::Debug for Held {

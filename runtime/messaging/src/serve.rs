@@ -145,8 +145,8 @@ impl Responder {
     /// takes [`ServeMessages::silence_max`](super::ServeMessages::silence_max) at most.
     ///
     /// Such a reply is not kept: *a repeat of the request is handled again*. So this is for requests that change nothing. Pieces
-    /// are copied after all, and the guard dropped at once, where the endpoint gathers nothing, the reply is so short that it
-    /// travels inline, or the request is one of several in a message.
+    /// are copied after all, and the guard dropped at once, where [`ServeMessages::gather`](super::ServeMessages::gather) says so, the
+    /// endpoint gathers nothing, the reply is so short that it travels inline, or the request is one of several in a message.
     pub fn send_pieces(mut self, guard: impl Any, make: impl FnOnce(&mut Pieces)) {
         let mut pieces = Pieces::after(self.begin());
         make(&mut pieces);

@@ -17,8 +17,8 @@ use farlink_runtime::{
         mem::MemOptions,
     },
     messaging::{
-        Batch, Channel, Error as MessagingError, Kind, MessageServer, Priority, Refusal, Request, Responder,
-        ServeMessages, Service,
+        Batch, Channel, Error as MessagingError, GatherRule, Kind, MessageServer, Priority, Refusal, Request,
+        Responder, ServeMessages, Service,
     },
     ptr::RemotePtr,
     server::LocalMemory,
@@ -141,6 +141,7 @@ impl Service for Shelf {
     }
 }
 
+/// Pieces of all sizes.
 fn lending(
     profile: Result<FabricProfile, MemOptions>,
     connection_bytes: usize,
@@ -154,7 +155,8 @@ fn lending(
     let (memory, lent) = (cluster.memory(server(0)).unwrap(), Arc::new(Lent::default()));
     let listener = cluster.listen(server(0), &ListenOptions { endpoints: 1, connection_bytes }).unwrap();
     let shared = Arc::clone(&lent);
-    let messages = MessageServer::start(listener, serve, move |_| {
+    let serve = ServeMessages { gather: GatherRule::ALWAYS, ..*serve };
+    let messages = MessageServer::start(listener, &serve, move |_| {
         let free = Rc::new(RefCell::new((0..PIECES).collect()));
         Ok(Box::new(Shelf { memory: memory.clone(), free, returned, lent: Arc::clone(&shared) }))
     });

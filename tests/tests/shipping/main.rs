@@ -4,3 +4,4 @@ mod coarse;
 mod hybrid;
 mod models;
 mod owned;
+mod pieces;

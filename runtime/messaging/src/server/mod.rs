@@ -23,6 +23,7 @@ use self::{
     thread::Thread,
 };
 use crate::error::Error;
+use crate::pieces::GatherRule;
 use crate::serve::Service;
 use farlink_fabric::{
     Error as FabricError,
@@ -52,6 +53,8 @@ pub struct ServeMessages {
     /// How long a peer may leave its replies where they are before it is dropped; and how long one reply with pieces may take on its
     /// way, for it holds back what the region reuses.
     pub silence_max: Duration,
+    /// When the pieces of a reply are gathered, and when copied.
+    pub gather: GatherRule,
     /// Decides what is random.
     pub seed: u64,
 }
@@ -62,6 +65,7 @@ impl Default for ServeMessages {
             wait: Wait::Auto,
             report_interval: Duration::from_millis(10),
             silence_max: Duration::from_secs(5),
+            gather: GatherRule::default(),
             seed: 0,
         }
     }

@@ -170,7 +170,12 @@ impl Thread {
                 continue;
             };
             if let Some(pieces) = &held {
-                if gather_max < 2 || total * 8 <= inline_bytes || !session.takes_pieces(to.sequence) {
+                let rule = self.options.gather;
+                let is_gathered = gather_max > 1
+                    && total * 8 > inline_bytes
+                    && rule.gathers(pieces.count(), pieces.bytes)
+                    && session.takes_pieces(to.sequence);
+                if !is_gathered {
                     let copied = copy(Outbound::with(&words, pieces), self.endpoint.memory());
                     self.replies.recycle(std::mem::replace(&mut words, copied.unwrap_or_default()));
                     bump(&self.shared.threads[self.number].copied_words, total as u64);

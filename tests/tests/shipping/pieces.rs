@@ -1,0 +1,158 @@
+//! Answers in pieces: the same as any others, of one moment, however late they are sent; and nothing is held back for ever.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use farlink_offload::{
+    Remote,
+    ship::{ShipOptions, Shipper},
+};
+use farlink_runtime::{
+    access::Access,
+    error::Error,
+    fabric::mem::MemOptions,
+    messaging::{GatherRule, ServeMessages, Wait},
+    one_sided::{OneSided, Proof},
+    operation::Run,
+    ptr::ServerId,
+    structure::{PlacementPolicy, StructurePlacement},
+    worker::Worker,
+};
+use farlink_tests::{
+    backend::Backend,
+    bounded::Watchdog,
+    cluster::{self, FAST, NASTY},
+    fleet::{self, Fleet},
+    here,
+    plugins::chains::{self, Chains, Push, SentValues, Take, Values},
+    settings,
+};
+
+const REGION_BYTES: u64 = 2 << 20;
+const WAYS: [GatherRule; 2] = [GatherRule::ALWAYS, GatherRule::NEVER];
+
+fn fleet(options: MemOptions, gather: GatherRule) -> Fleet {
+    let cluster = here::start(1, REGION_BYTES, options).unwrap();
+    let wait = if Backend::chosen() == Backend::Verbs { Wait::Event } else { Wait::Auto };
+    let messages = ServeMessages { wait, gather, ..ServeMessages::default() };
+    let servers = fleet::start_all(&cluster, 1, &ShipOptions { messages, ..ShipOptions::default() }).unwrap();
+    Fleet { servers, cluster }
+}
+
+async fn shipper(worker: &Worker) -> Result<Shipper<Chains>, Error> {
+    let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: ServerId::new(0) };
+    let made = chains::create(worker, "s", placed).await?;
+    Ok(Remote::new(worker, made.context().structure.clone()).shipper().clone())
+}
+
+/// By the card or by the processor, values or pages: the answers are those of an answer in words.
+#[test]
+fn answers_in_pieces_are_those_in_words() {
+    let _watch = Watchdog::start("pieces", Duration::from_secs(100));
+    for options in [FAST, NASTY] {
+        for gather in WAYS {
+            let fleet = fleet(options, gather);
+            let compute = cluster::join(&fleet.fabric(), 1).unwrap();
+            let worker = compute.worker().unwrap();
+            worker
+                .block_on(async {
+                    let shipper = shipper(&worker).await?;
+                    let remote = Remote::<Chains>::new(&worker, shipper.structure().clone());
+                    for value in 0..70 {
+                        remote.execute(&Push { set: 0, value: value * value }).await?;
+                        let expected = remote.execute(&Values { set: 0 }).await?;
+                        for pages in [false, true] {
+                            assert_eq!(shipper.ship_in_pieces(&SentValues { set: 0, pages }).await?, expected);
+                            assert_eq!(shipper.ship_in_pieces(&SentValues { set: 1, pages }).await?, [0; 0]);
+                        }
+                    }
+                    Ok::<_, Error>(())
+                })
+                .unwrap();
+            let counts = fleet.servers[0].messages().counts();
+            assert_eq!(counts.gathered > 100, gather == GatherRule::ALWAYS, "{counts:?}");
+        }
+    }
+}
+
+/// One worker fills a set and empties it, again and again, and its pages are reused; what others are sent is at any time what the
+/// set held at one moment.
+#[test]
+fn what_is_on_its_way_is_not_reused() {
+    let _watch = Watchdog::start("pieces", Duration::from_secs(100));
+    const DEPTH: u64 = 12;
+    let fleet = fleet(NASTY, GatherRule::ALWAYS);
+    let compute = cluster::join(&fleet.fabric(), 2).unwrap();
+    let worker = compute.worker().unwrap();
+    let structure = worker.block_on(shipper(&worker)).unwrap().structure().clone();
+    let (stop, rounds) = (AtomicBool::new(false), settings::from_env("FARLINK_PIECES_ROUNDS", 150));
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let worker = compute.worker().unwrap();
+            worker.block_on(async {
+                let access = Remote::<Chains>::new(&worker, structure.clone());
+                let mut generation = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    generation += 1;
+                    for value in 1..=DEPTH {
+                        access.execute(&Push { set: 3, value: generation << 32 | value }).await.unwrap();
+                    }
+                    access.execute(&Take { set: 3 }).await.unwrap();
+                }
+            });
+        });
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            worker.block_on(async {
+                let shipper = Remote::<Chains>::new(&worker, structure.clone()).shipper().clone();
+                for round in 0..rounds {
+                    let asked: Vec<_> = (0..4)
+                        .map(|number| {
+                            let shipper = shipper.clone();
+                            worker.spawn(async move {
+                                shipper.ship_in_pieces(&SentValues { set: 3, pages: number % 2 == 0 }).await
+                            })
+                        })
+                        .collect();
+                    for asked in asked {
+                        let values = asked.await.unwrap();
+                        let newest = values.first().copied().unwrap_or(0);
+                        let expected = (1..=newest & 0xffff_ffff).rev().map(|value| newest >> 32 << 32 | value);
+                        assert!(values.iter().copied().eq(expected), "round {round}: {values:x?}");
+                    }
+                }
+            });
+        }));
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+        outcome.unwrap();
+    });
+    println!("{:?}", fleet.servers[0].messages().counts());
+}
+
+/// A memory server that has sent pieces, and is asked for nothing more, does not hold the cluster's epoch back.
+#[test]
+fn pieces_that_are_sent_hold_nothing_back() {
+    let _watch = Watchdog::start("pieces", Duration::from_secs(100));
+    let fleet = fleet(FAST, GatherRule::ALWAYS);
+    let compute = cluster::join(&fleet.fabric(), 3).unwrap();
+    let worker = compute.worker().unwrap();
+    worker
+        .block_on(async {
+            let shipper = shipper(&worker).await?;
+            let here = OneSided::<Chains>::new(&worker, shipper.structure().clone(), Proof::Checksum);
+            here.execute(&Push { set: 1, value: 7 }).await?;
+            assert_eq!(shipper.ship_in_pieces(&SentValues { set: 1, pages: true }).await?, [7]);
+            // Pages of twice the memory that there is, unless they are reused.
+            for _ in 0..2 * REGION_BYTES / (40 * 64) {
+                for value in 0..40 {
+                    here.execute(&Push { set: 2, value }).await?;
+                }
+                here.execute(&Take { set: 2 }).await?;
+                compute.maintain(&worker).await?;
+            }
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+}
