@@ -156,3 +156,40 @@ fn pieces_that_are_sent_hold_nothing_back() {
         })
         .unwrap();
 }
+
+/// A client rests while its answer is on its way, which is longer than what can be sent at once. Meanwhile others empty the set and
+/// reuse what they can: not what the answer is made of.
+#[test]
+fn an_answer_that_is_taken_late_is_what_it_was() {
+    const DEPTH: u64 = 3000;
+    let _watch = Watchdog::start("pieces", Duration::from_secs(100));
+    let fleet = fleet(FAST, GatherRule::ALWAYS);
+    let (computes, counts) =
+        ([4, 5].map(|seed| cluster::join(&fleet.fabric(), seed).unwrap()), || fleet.servers[0].messages().counts());
+    let [resting, busy] = [&computes[0], &computes[1]].map(|compute| compute.worker().unwrap());
+    let shipper = resting.block_on(shipper(&resting)).unwrap();
+    let here = OneSided::<Chains>::new(&busy, shipper.structure().clone(), Proof::Checksum);
+    let push = async |values: std::ops::Range<u64>| {
+        for value in values {
+            here.execute(&Push { set: 5, value }).await.unwrap();
+        }
+    };
+    busy.block_on(push(0..DEPTH));
+    resting.block_on(shipper.connect(ServerId::new(0).unwrap())).unwrap();
+    let asked = resting.spawn(async move { shipper.ship_in_pieces(&SentValues { set: 5, pages: true }).await });
+    while counts().gathered == 0 {
+        if counts().requests == 0 {
+            resting.turn();
+        }
+        std::thread::yield_now();
+    }
+    busy.block_on(async {
+        here.execute(&Take { set: 5 }).await.unwrap();
+        for _ in 0..200 {
+            push(DEPTH..DEPTH + 60).await;
+            here.execute(&Take { set: 5 }).await.unwrap();
+            computes[1].maintain(&busy).await.unwrap();
+        }
+    });
+    assert_eq!(resting.block_on(asked).unwrap(), (0..DEPTH).rev().collect::<Vec<_>>());
+}
