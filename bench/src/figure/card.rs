@@ -62,9 +62,6 @@ const COPY_CYCLES_PER_PIECE: f64 = {
     let small = 0.108 * CYCLES_PER_S / COPY_PEAK_BYTES_PER_S - posting;
     (small - COPY_CYCLES_PER_BYTE) / (1.0 / 128.0 - 1.0 / 1024.0)
 };
-/// Making a new base page of 16 KiB: 340,000 a second for 8% of the cycles (section 5.4).
-pub(crate) const CONSOLIDATION_CYCLES: f64 = 0.08 * CYCLES_PER_S / 340e3;
-
 impl Sent {
     /// What it takes, in nanoseconds.
     fn ns(&self) -> f64 {
@@ -124,7 +121,6 @@ mod tests {
         let ample = copied(128, 128);
         is_near(ample.cycles() / ample.bytes as f64 * 5.6e9 / CYCLES_PER_S, 0.108);
         is_near(copied(16, 1024).copy_cycles() / 16384.0 * 5.6e9 / CYCLES_PER_S, 0.068);
-        is_near(CONSOLIDATION_CYCLES * 340e3, 0.08 * CYCLES_PER_S);
         for constant in [ENTRY_NS, DESCRIPTOR_NS, ENTRY_CYCLES, DESCRIPTOR_CYCLES, COPY_CYCLES_PER_PIECE] {
             assert!(constant > 0.0, "{constant}");
         }
