@@ -81,9 +81,14 @@ impl<'a, A: Access<Plugin = Bw>> Removed<'a, A> {
     /// What the page held. Whoever has seen, in the same operation, that the page to its left still leads here, may take it for
     /// what was true at some moment since: nothing is changed here any more, nor has it yet been there.
     pub(super) async fn content(self, access: &'a A) -> Result<View<'a, A>, Interrupt> {
-        let Self { at, word, pid, below, .. } = self;
+        self.split(access).await.map(|(_, content)| content)
+    }
+
+    /// The record of its removal, and [`Removed::content`].
+    pub(super) async fn split(self, access: &'a A) -> Result<(A::Page<'a>, View<'a, A>), Interrupt> {
+        let Self { at, word, pid, below, head, .. } = self;
         let (state, records) = read_chain(access, pid, below, None).await?;
-        Ok(View { at, word, state: Rc::new(state), records })
+        Ok((head, View { at, word, state: Rc::new(state), records }))
     }
 }
 
@@ -215,6 +220,9 @@ async fn child<'a, A: Access<Plugin = Bw>>(
     if changes {
         merge::finish(access, page.level(), page.state.entries[index].0).await?;
         return Err(Interrupt::again());
+    }
+    if page.pid() == Pid::ROOT && page.state.merging == Some((page.state.fences.low, pid)) {
+        return removed.content(access).await;
     }
     let left = index.checked_sub(1).ok_or(page.stale("its first child is being merged"))?;
     let Found::Page(mut left) = find(access, page.child(left)?).await? else {

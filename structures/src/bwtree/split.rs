@@ -67,26 +67,30 @@ impl<'a, A: Access<Plugin = Bw>> View<'a, A> {
         Ok(About { below, ..self.state.about })
     }
 
-    /// Adds a delta, or writes a new base if the chain is long enough: then with how many entries.
-    pub(super) async fn alter(self, access: &'a A, change: Change) -> Result<Option<usize>, Interrupt> {
+    /// Whether the next change is to be a new base.
+    pub(super) fn is_long(&self, access: &A) -> bool {
+        self.state.about.below >= Bw::chain_max(&access.context().structure)
+    }
+
+    /// Adds a delta, or writes a new base if the chain is long enough: whether it did.
+    pub(super) async fn alter(self, access: &'a A, change: Change) -> Result<bool, Interrupt> {
         if self.state.merging.is_some() {
             merge::finish(access, self.level(), self.state.fences.low).await?;
             return Err(Interrupt::again());
         }
-        if self.state.about.below < Bw::chain_max(&access.context().structure) {
+        if !self.is_long(access) {
             return match add(access, (self.at, self.word), self.above()?, change).await? {
-                true => Ok(None),
+                true => Ok(false),
                 false => Err(Interrupt::conflict()),
             };
         }
         let mut state = State::clone(&self.state);
         state.change(change);
-        let count = state.entries.len();
-        if count > capacity(access.context().structure.class) && self.state.entries.len() > 1 {
+        if state.entries.len() > capacity(access.context().structure.class) && self.state.entries.len() > 1 {
             split(access, self.pid()).await?;
             return Err(Interrupt::again());
         }
-        self.replace(access, state).await.map(|()| Some(count))
+        self.replace(access, state).await.map(|()| true)
     }
 
     /// Writes a new base in place of the whole chain, which is free then.

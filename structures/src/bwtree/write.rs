@@ -27,9 +27,9 @@ pub(super) async fn remove<A: Access<Plugin = Bw>>(access: &A, key: u64) -> Resu
     let page = descend(access, key, 0, true).await?;
     let Some(before) = page.state.value(key) else { return Ok(None) };
     let Context { worker, structure, .. } = access.context();
-    if let Some(entries) = page.alter(access, Change::Delete { key }).await?
-        && merge::is_underfull(structure, entries)
-    {
+    let entries = page.state.entries.len().saturating_sub(1);
+    let is_new = page.alter(access, Change::Delete { key }).await?;
+    if merge::is_due(structure, entries, is_new) {
         tidy(worker, MERGE_MAX, async || merge::begin(access, 0, key).await).await;
     }
     Ok(Some(before))
