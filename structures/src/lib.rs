@@ -13,6 +13,7 @@ pub mod rtree;
 pub mod skiplist;
 
 pub use btree::BTree;
+pub use bwtree::BwTree;
 pub use rtree::RTree;
 pub use skiplist::SkipList;
 

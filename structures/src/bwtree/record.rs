@@ -130,7 +130,7 @@ impl MapWord {
 
     fn to(at: RemotePtr, class: SizeClass, lock: LockWord) -> Option<Self> {
         let (server, offset) = (at.server().number() as u64, at.offset() / 64);
-        let fits = server < SERVERS && offset < OFFSETS && at.offset() % 64 == 0;
+        let fits = server < SERVERS && offset < OFFSETS && at.offset().is_multiple_of(64);
         fits.then(|| Self(use_of(lock) << 48 | server << 38 | offset << 4 | class.index() as u64))
     }
 
@@ -428,6 +428,11 @@ impl State {
         for (index, &(key, value)) in self.entries.iter().enumerate() {
             pages.fill(slot, ENTRIES + 2 * index, &[key, value]);
         }
+    }
+
+    /// Puts or deletes an entry.
+    pub fn change(&mut self, change: Change) {
+        self.apply(&[Delta { about: self.about, next: MapWord::NEVER, change }]);
     }
 
     /// That the entries are in order and between the fences.
