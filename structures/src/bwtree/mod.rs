@@ -11,7 +11,7 @@
 //! - `split`, `merge`: several swaps each, between any two of which the tree is whole. Whoever goes before a change finishes what
 //!   it meets half-done.
 //! - `write`: a put or removal is one delta; where the chain is as long as it may be, it is a new base, and the old chain is free.
-//! - `scan`, `bulk`, `check`.
+//! - `scan`, `bulk`, `check`; `sent`: scans that memory servers send without copying them.
 //!
 //! Keys and values are u64; every key is legal. Operations from any number of workers on any number of compute servers are
 //! linearizable for each key; what scans promise is said in `scan`.
@@ -22,9 +22,12 @@ mod merge;
 mod page;
 pub mod record;
 mod scan;
+mod sent;
 mod split;
 mod table;
 mod write;
+
+pub use sent::SentScan;
 
 use farlink_runtime::{
     access::*,
@@ -119,6 +122,7 @@ impl Plugin for Bw {
 
     fn operations(to: &mut impl Operations<Self>) {
         map_ops::operations(to);
+        to.add_in_pieces::<SentScan>();
     }
 
     async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error> {

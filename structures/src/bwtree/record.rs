@@ -43,6 +43,8 @@ const RIGHT: usize = HEADER_WORDS + 3;
 const COUNT: usize = HEADER_WORDS + 4;
 const ENTRIES: usize = HEADER_WORDS + 5;
 
+/// Where the key of a delta that puts an entry stands, and its value behind it, as in a base page.
+pub(super) const DELTA_ENTRY: usize = KEY;
 /// The size of a delta.
 pub const DELTA: SizeClass = SizeClass::SMALLEST;
 /// The kind of a base page, in its header.
@@ -343,6 +345,11 @@ impl<'a, W: Words + ?Sized> Base<'a, W> {
     /// If there are not so many.
     pub fn entry(&self, index: usize) -> (u64, u64) {
         (self.words.word(ENTRIES + 2 * index), self.words.word(ENTRIES + 2 * index + 1))
+    }
+
+    /// The position of an entry's key; its value is behind it.
+    pub(super) const fn place_of(index: usize) -> usize {
+        ENTRIES + 2 * index
     }
 
     /// The number of entries whose keys are at most `key`.

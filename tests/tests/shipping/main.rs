@@ -5,3 +5,4 @@ mod hybrid;
 mod models;
 mod owned;
 mod pieces;
+mod sent_scans;

@@ -33,7 +33,7 @@ use farlink_tests::{
 const REGION_BYTES: u64 = 2 << 20;
 const WAYS: [GatherRule; 2] = [GatherRule::ALWAYS, GatherRule::NEVER];
 
-fn fleet(options: MemOptions, gather: GatherRule) -> Fleet {
+pub(crate) fn fleet(options: MemOptions, gather: GatherRule) -> Fleet {
     let cluster = here::start(1, REGION_BYTES, options).unwrap();
     let wait = if Backend::chosen() == Backend::Verbs { Wait::Event } else { Wait::Auto };
     let messages = ServeMessages { wait, gather, ..ServeMessages::default() };
