@@ -38,10 +38,10 @@ fn names(rows: &[Value]) -> Vec<&str> {
 /// Every row of `to-copy` is counted or the paper's; counts do not depend on how many messages are sent.
 #[test]
 fn copies_and_gathers_are_counted() {
-    let (ok, lines, plot) = figure("to-copy", "--messages 2");
+    let (ok, lines, plot) = figure("to-copy", "--messages 2 --updates 320");
     assert!(ok, "{lines:?}");
     let (checks, rows): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line["kind"] == "check");
-    assert!(checks.iter().all(|check| check["ok"] == true) && checks.len() >= 3, "{checks:?}");
+    assert!(checks.iter().all(|check| check["ok"] == true) && checks.len() == 4, "{checks:?}");
     let (paper, counted): (Vec<&Value>, Vec<&Value>) = rows.into_iter().partition(|row| row["source"] == "paper");
     assert!(paper.len() >= 6 && counted.len() > 30);
     for row in counted.into_iter().filter(|row| row["message_bytes"].is_f64()) {

@@ -227,6 +227,9 @@ pub(crate) struct ToCopyArgs {
     /// Messages of each kind that are sent and counted.
     #[arg(long, value_name = "COUNT", default_value = "100", value_parser = parse_count)]
     pub(crate) messages: u64,
+    /// Updates of a Bw-tree for each length of its chains.
+    #[arg(long, value_name = "COUNT", default_value = "3200", value_parser = parse_count)]
+    pub(crate) updates: u64,
     /// The folder to which `to-copy.svg` is written.
     #[arg(long, value_name = "DIR", default_value = "target/figures")]
     pub(crate) out: PathBuf,

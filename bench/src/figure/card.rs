@@ -62,6 +62,9 @@ const COPY_CYCLES_PER_PIECE: f64 = {
     let small = 0.108 * CYCLES_PER_S / COPY_PEAK_BYTES_PER_S - posting;
     (small - COPY_CYCLES_PER_BYTE) / (1.0 / 128.0 - 1.0 / 1024.0)
 };
+/// Making a new base page of 16 KiB: 340,000 a second for 8% of the cycles (section 5.4).
+pub(crate) const CONSOLIDATION_CYCLES: f64 = 0.08 * CYCLES_PER_S / 340e3;
+
 impl Sent {
     /// What it takes, in nanoseconds.
     fn ns(&self) -> f64 {

@@ -3,11 +3,12 @@
 //! `test_bed.rs` has memory servers in this process, `load.rs` runs compute servers on them, over the driver that a bench uses, and
 //! every figure reports the rows of a bench; `rows.rs` says what they say beyond those. `key_set.rs` says which keys there are
 //! and who owns them. `table2.rs`, `replacement.rs`, `offload.rs`, `designs.rs`, `rtree.rs`, `rtree_map.rs` and, over
-//! `spatial.rs`, `rtree_local.rs` and, over `card.rs` and `transmit.rs`, `to_copy.rs` are the figures; `optimum.rs` computes the best that any cache contents could do, `paper.rs`
+//! `spatial.rs`, `rtree_local.rs` and, over `card.rs`, `chains.rs` and `transmit.rs`, `to_copy.rs` are the figures; `optimum.rs` computes the best that any cache contents could do, `paper.rs`
 //! holds what papers report, `plot.rs` draws.
 
 mod args;
 mod card;
+mod chains;
 mod designs;
 mod key_set;
 mod load;

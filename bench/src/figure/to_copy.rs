@@ -2,13 +2,14 @@
 //! merge (Kesavan et al., "To Copy or Not to Copy", 2016).
 //!
 //! The paper's figures 3 to 6: throughput over the size of messages, the processor's share, cycles for each byte, and a large page
-//! with deltas. Transmissions are carried out over the `mem` fabric and counted
-//! (`transmit.rs`); `card.rs` makes times and cycles of the counts. Beside them what the paper says.
+//! with deltas; then what a longer chain of deltas saves. Transmissions are carried out over the `mem` fabric and counted
+//! (`transmit.rs`), updates of a Bw-tree, too (`chains.rs`); `card.rs` makes times and cycles of the counts. Beside them what the paper says.
 
 use std::io::Write;
 
 use super::args::ToCopyArgs;
 use super::card::{self, Sent};
+use super::chains;
 use super::plot::{self, Line, Plot};
 use super::transmit::{Sending, Transmitter};
 use crate::progress::Progress;
@@ -78,14 +79,15 @@ impl Point {
 pub(crate) fn run(args: &ToCopyArgs, out: impl Write) -> anyhow::Result<()> {
     let path = plot::path(&args.out, FILE)?;
     let mut reporter = Reporter::new(out, args.common.json);
-    let mut progress = Progress::new(2, args.common.json);
+    let mut progress = Progress::new(3, args.common.json);
     let mut transmitter = Transmitter::new(REGION_BYTES, args.common.seed)?;
     let sizes = progress.step("sizes of messages", || over_sizes(&mut transmitter, args.messages))?;
     let deltas = progress.step("deltas", || over_deltas(&mut transmitter, args.messages))?;
+    let chains = progress.step("chains", || chains::over_lengths(args.updates, args.common.seed))?;
     drop(progress);
     reporter.note(&format!(
-        "counted over {} messages each; times and cycles by a model of the paper's machine:\n\
-         56 Gb/s, lists of {} entries, 8 cores of 2.1 GHz",
+        "counted over {} messages each; times and cycles by a model of\n\
+         the paper's machine: 56 Gb/s, lists of {} entries, 8 cores of 2.1 GHz",
         args.messages,
         card::LIST_MAX,
     ))?;
@@ -97,9 +99,12 @@ pub(crate) fn run(args: &ToCopyArgs, out: impl Write) -> anyhow::Result<()> {
         points.iter().try_for_each(|point| reporter.row(point.row()))?;
         reporter.table(&format!("\n{title}\n"), show)?;
     }
-    plot::write_svg(&plots(&sizes, &deltas), &path)?;
+    chains.iter().try_for_each(|chain| reporter.row(chain.row()))?;
+    reporter.table("\nconsolidation, over the length of chains\n", chains::show)?;
+    plot::write_svg(&plots(&sizes, &deltas, &chains), &path)?;
     reporter.note(&format!("\nwrote {}", path.display()))?;
     checks(&sizes, &deltas).iter().try_for_each(|check| reporter.check(check))?;
+    chains::checks(&chains).iter().try_for_each(|check| reporter.check(check))?;
     reporter.all_held()
 }
 
@@ -166,7 +171,7 @@ fn show(rows: &[Row]) -> comfy_table::Table {
     table(&header, 2, rows.iter().map(line))
 }
 
-fn plots(sizes: &[Point], deltas: &[Point]) -> Vec<Plot> {
+fn plots(sizes: &[Point], deltas: &[Point], chains: &[chains::Chain]) -> Vec<Plot> {
     let plot = |title: &str, x: &str, y: &str, points: &[Point], of: fn(&Sent) -> f64| Plot {
         title: title.into(),
         x_label: x.into(),
@@ -181,6 +186,7 @@ fn plots(sizes: &[Point], deltas: &[Point]) -> Vec<Plot> {
         plot("Cycles for each byte (figure 5)", size, "cycles", sizes, Sent::cycles_per_byte),
         plot("A page of 16 KiB and deltas (figure 6)", "deltas", "GB/s", deltas, Sent::gb_per_s),
         plot("The same: processor share", "deltas", "percent of all cores", deltas, Sent::processor_percent),
+        chains::plot(chains),
     ]
 }
 
