@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use farlink_bench::plugin;
-use farlink_structures::{btree, rtree, skiplist::List};
+use farlink_structures::{btree, bwtree::Bw, rtree, skiplist::List};
 
 fn main() -> ExitCode {
-    farlink_bench::main(&[plugin::<btree::Tree>(), plugin::<List>(), plugin::<rtree::Tree>()])
+    farlink_bench::main(&[plugin::<btree::Tree>(), plugin::<List>(), plugin::<rtree::Tree>(), plugin::<Bw>()])
 }

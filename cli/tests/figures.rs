@@ -35,6 +35,26 @@ fn names(rows: &[Value]) -> Vec<&str> {
     rows.iter().map(|row| row["name"].as_str().unwrap()).collect()
 }
 
+/// Every row of `to-copy` is counted or the paper's; counts do not depend on how many messages are sent.
+#[test]
+fn copies_and_gathers_are_counted() {
+    let (ok, lines, plot) = figure("to-copy", "--messages 2 --updates 320");
+    assert!(ok, "{lines:?}");
+    let (checks, rows): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line["kind"] == "check");
+    assert!(checks.iter().all(|check| check["ok"] == true) && checks.len() == 4, "{checks:?}");
+    let (paper, counted): (Vec<&Value>, Vec<&Value>) = rows.into_iter().partition(|row| row["source"] == "paper");
+    assert!(paper.len() >= 6 && counted.len() > 30);
+    for row in counted.into_iter().filter(|row| row["message_bytes"].is_f64()) {
+        let (copied, entries) = (number(row, "copied_bytes_per_message"), number(row, "entries_per_message"));
+        let copies = row["name"] == "copy-out";
+        assert_eq!(copied, if copies { number(row, "message_bytes") } else { 0.0 }, "{row}");
+        assert!(if copies { entries == 1.0 } else { (1.0..=32.0).contains(&entries) }, "{row}");
+    }
+    for title in ["figure 3", "figure 4", "figure 5", "figure 6", "client-merged, 128 B"] {
+        assert!(plot.contains(title), "{title}");
+    }
+}
+
 #[test]
 fn table_2_has_its_rows_in_order_and_they_make_sense() {
     let options = "--keys 50000 --compute-servers 1 --memory-servers 2 --cache-percent 32 --in-flight 2";

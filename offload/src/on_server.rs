@@ -14,14 +14,17 @@ use std::{
 
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, Swap, Way,
-        WordPtr,
+        Access, Context, FastPath, Hint, InPlace, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start,
+        Swap, Way, WordPtr,
     },
     error::Error,
+    lock::{LockState, LockWord},
     one_sided::{OneSided, OneSidedPages, PageCopy},
-    page::SizeClass,
+    page::{IDENTITY, Identity, LOCK, SELF, SizeClass},
     ptr::ServerId,
+    server::LocalMemory,
     structure::Overlap,
+    sync::{AtomicU64, Ordering},
 };
 
 /// How far an operation on a memory server may go.
@@ -71,6 +74,7 @@ impl Decline {
 pub(crate) struct OnServer<P: Plugin> {
     one_sided: Rc<OneSided<P>>,
     here: ServerId,
+    memory: LocalMemory,
     scope: Scope<P::Region>,
     /// What the operation is about.
     about: P::Region,
@@ -83,11 +87,17 @@ pub(crate) struct OnServer<P: Plugin> {
 }
 
 impl<P: Plugin> OnServer<P> {
-    pub(crate) fn new(one_sided: Rc<OneSided<P>>, here: ServerId, scope: Scope<P::Region>, about: P::Region) -> Self {
+    pub(crate) fn new(
+        one_sided: Rc<OneSided<P>>,
+        memory: LocalMemory,
+        scope: Scope<P::Region>,
+        about: P::Region,
+    ) -> Self {
         let reached = Cell::new(one_sided.context().structure.root_link());
         Self {
             one_sided,
-            here,
+            here: memory.server(),
+            memory,
             scope,
             about,
             declined: Cell::new(None),
@@ -166,6 +176,30 @@ impl<P: Plugin> OnServer<P> {
                 P::overlap(words, &below.owned) == Overlap::Inside && P::overlap(words, &self.about) != Overlap::Outside
             })?;
         if fits { Ok(page) } else { Err(self.decline(Decline::NotThere)) }
+    }
+}
+
+impl<P: Plugin> InPlace for OnServer<P> {
+    fn in_place(&self, link: Link) -> Result<Option<&[AtomicU64]>, Interrupt> {
+        let Some((at, class)) = link.remote() else {
+            return Err(Error::BadPointer { word: link.word(), why: "it is no page".into() }.into());
+        };
+        if at.server() != self.here {
+            return Ok(None);
+        }
+        let Some(words) = self.memory.words(at, class.words()) else {
+            return Err(Error::BadPointer { word: link.word(), why: "it lies outside the region".into() }.into());
+        };
+        self.reads.set(self.reads.get().saturating_add(1));
+        // Acquire: what the page held when it was published, and since.
+        let lock = LockWord::from_word(words[LOCK].load(Ordering::Acquire));
+        let identity = Identity::from_word(words[IDENTITY].load(Ordering::Relaxed));
+        let is_ours = |it: &Identity| it.structure == self.context().structure.id && it.class == class;
+        let is_here = words[SELF].load(Ordering::Relaxed) == at.raw();
+        match lock.state() {
+            LockState::Unlocked if is_here && identity.as_ref().is_some_and(is_ours) => Ok(Some(words)),
+            _ => Err(Interrupt::stale(at, "it is no page of the structure, or not any more")),
+        }
     }
 }
 

@@ -24,7 +24,15 @@ pub use crate::{
     structure::{Overlap, Region, Structure},
     words::Words,
 };
-use crate::{error::Error, page::SizeClass, report::Report, wire::Wire, worker::Handle};
+use crate::{
+    error::Error,
+    page::SizeClass,
+    report::Report,
+    sync::AtomicU64,
+    wire::{DecodeError, Wire},
+    worker::Handle,
+};
+pub use farlink_messaging::Pieces;
 
 /// Where an operation begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -490,6 +498,44 @@ pub async fn over_all<O: Operation, D: Divided<Plugin = O::Plugin>>(
     Ok(first)
 }
 
+/// Pages of an access that lie in this process's memory: that of a memory server's threads.
+pub trait InPlace {
+    /// The words of a page, where they lie; none if it is on another memory server. Others may read them, and change those of a
+    /// page that is changed at all: so this is for pages of which no word is changed once something leads to them. The caller has
+    /// a link to it, read since the operation began, or keeps off what it finds: it checks that the words are those that the link
+    /// promised.
+    ///
+    /// # Errors
+    /// [`Interrupt::Restart`] if the page was freed or belongs to another structure by now; [`Interrupt::Failed`] if the link
+    /// leads nowhere.
+    fn in_place(&self, link: Link) -> Result<Option<&[AtomicU64]>, Interrupt>;
+}
+
+/// An operation that only reads, and whose answer a memory server can send in pieces of its pages, which are not copied.
+///
+/// Such an answer is put together again by the client. What the pieces are is up to the operation: the entries that the answer
+/// consists of; or whole pages, for the client to make the answer of. Until they are sent, no page that they are of is reused. It
+/// may be *freed*, though, and then its lock word says so.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait InPieces: Operation {
+    /// One attempt, inside a memory server: appends what the answer is made of. A piece is of a page that is never changed, and
+    /// was read with [`InPlace::in_place`].
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    async fn collect<A: Access<Plugin = Self::Plugin> + InPlace>(
+        &self,
+        access: &A,
+        to: &mut Pieces,
+    ) -> Result<(), Interrupt>;
+
+    /// The answer that those words hold, on the client: all that [`InPieces::collect`] has appended.
+    ///
+    /// # Errors
+    /// If it is none.
+    fn assemble(&self, words: &[u64]) -> Result<Self::Output, DecodeError>;
+}
+
 /// A structure in several parts, each a structure of its own.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
 pub trait Divided {
@@ -516,6 +562,14 @@ pub trait Operations<P: Plugin> {
     /// # Panics
     /// If the plug-in has another one of the same name.
     fn add<O: Operation<Plugin = P>>(&mut self) -> &mut Self;
+
+    /// Adds one whose answer can be sent in pieces, too. Provided for who does not send any.
+    ///
+    /// # Panics
+    /// As [`Operations::add`].
+    fn add_in_pieces<O: InPieces<Plugin = P>>(&mut self) -> &mut Self {
+        self.add::<O>()
+    }
 }
 
 /// A structure: all that the rest of farlink wants of it. Its functions cope with any words: a page may be looked at while it

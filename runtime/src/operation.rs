@@ -6,7 +6,7 @@
 use std::{future::Future, pin::Pin};
 
 use crate::{
-    access::{Access, Cause, Interrupt, Operation, Plugin, Start},
+    access::{Access, Cause, InPieces, Interrupt, Operation, Plugin, Start},
     error::Error,
     page::avalanche,
     ptr::RemotePtr,
@@ -30,6 +30,11 @@ impl Code {
     /// That of an operation.
     pub const fn of<O: Operation>() -> Self {
         Self(hash_name(O::NAME, hash_name(O::Plugin::NAME, 0)))
+    }
+
+    /// That of an operation whose answer is wanted in pieces.
+    pub const fn in_pieces<O: InPieces>() -> Self {
+        Self(avalanche(!Self::of::<O>().0))
     }
 }
 

@@ -1,16 +1,19 @@
 //! Link-based structures in disaggregated memory, written once over [`Access`](farlink_runtime::access::Access).
 //!
 //! - [`btree`]: a B+-tree of u64 keys and values.
+//! - [`bwtree`]: a Bw-tree of u64 keys and values, without locks.
 //! - [`skiplist`]: a skip list of u64 keys and values.
 //! - [`rtree`]: an R*-tree of rectangles.
 //! - [`map`]: what ordered maps have in common.
 
 pub mod btree;
+pub mod bwtree;
 pub mod map;
 pub mod rtree;
 pub mod skiplist;
 
 pub use btree::BTree;
+pub use bwtree::BwTree;
 pub use rtree::RTree;
 pub use skiplist::SkipList;
 

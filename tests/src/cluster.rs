@@ -7,7 +7,6 @@ use std::{
 
 use farlink_children::Scratch;
 use farlink_runtime::{
-    access::Plugin,
     audit, catalog,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
@@ -21,7 +20,6 @@ use farlink_runtime::{
 use farlink_structures::{
     btree::{BTreeOptions, Tree},
     map::{Map, Report},
-    skiplist::List,
 };
 
 use crate::{
@@ -38,6 +36,7 @@ pub const FAST: MemOptions = MemOptions {
     ordered_writes: true,
     atomic_against_writes: true,
     atomic_against_cpu: true,
+    gather_max: 32,
 };
 
 /// All that a reliable connection permits, on purpose: torn READs and WRITEs, late completions.
@@ -223,8 +222,8 @@ fn entries_of<S: Subject>(worker: &Worker, name: &str) -> Result<Vec<(u64, u64)>
 
 async fn which(worker: &Worker, name: &str) -> Result<StructureName, Error> {
     let all = catalog::list(worker).await?;
-    let is_list = all.iter().any(|structure| structure.name == name && structure.kind == <List as Plugin>::NAME);
-    Ok(if is_list { StructureName::SkipList } else { StructureName::BTree })
+    let kind = all.into_iter().find(|structure| structure.name == name).map(|structure| structure.kind);
+    Ok(kind.and_then(|kind| kind.parse().ok()).unwrap_or_default())
 }
 
 /// Runs `f` with the one worker of a compute server that joins for that and leaves again.

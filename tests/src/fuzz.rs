@@ -14,11 +14,13 @@ use std::{
 use anyhow::bail;
 use farlink_offload::ship::{CallHeader, read_reply};
 use farlink_runtime::{
+    access::InPieces as _,
     messaging::{FromServer, read_from_server, read_request},
     wire::{Wire, decode_all},
 };
 use farlink_structures::{
     btree::Tree,
+    bwtree::SentScan,
     map::{
         KeyRange,
         ops::{Count, Get, Put, Remove, Scan},
@@ -45,6 +47,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "put", samples: puts, read: same_again::<Put<Tree>> },
     Target { name: "remove", samples: keys, read: same_again::<Remove<Tree>> },
     Target { name: "scan", samples: scans, read: same_again::<Scan<Tree>> },
+    Target { name: "sent scan", samples: sent_scans, read: same_again::<SentScan> },
+    Target { name: "pieces of a scan", samples: pieces, read: assembled },
     Target { name: "count", samples: pairs, read: same_again::<Count<Tree>> },
     Target { name: "region", samples: regions, read: same_again::<KeyRange> },
     Target { name: "header of a call", samples: headers, read: same_again::<CallHeader> },
@@ -58,6 +62,24 @@ const BORDERS: [u64; 14] =
 /// Words of an input at most.
 const WORDS_MAX: usize = 256;
 const INPUTS_PER_LOOK: u64 = 1 << 12;
+
+fn sent_scans() -> Vec<Vec<u64>> {
+    vec![vec![1, 9, 100, 0], vec![0, u64::MAX, 7, 1, 1]]
+}
+
+/// Entries, and a chain of one record, as far as that goes without a checksum.
+fn pieces() -> Vec<Vec<u64>> {
+    let record = [3, 0, 1 << 20, 1 << 32, 0, 7, 70, 0];
+    let chain = [&[1 << 56 | 1, 0, 1 << 24, 1 << 48 | 1 << 14 << 4][..], &record, &[0, 0]].concat();
+    vec![vec![2, 7, 70, 8, 80, 1, 9], vec![0, 0], chain]
+}
+
+fn assembled(words: &[u64]) {
+    let scan = SentScan { low: 2, high: u64::MAX - 2, limit: 5, chains: None };
+    if let Ok(part) = scan.assemble(words) {
+        assert!(part.entries.len() <= 5 && part.entries.is_sorted_by(|a, b| a.0 < b.0));
+    }
+}
 
 fn requests() -> Vec<Vec<u64>> {
     vec![

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use farlink_runtime::{access::Access, error::Error};
 use farlink_structures::{
     btree::Tree,
+    bwtree::Bw,
     map::{Map, OrderedMap},
     skiplist::List,
 };
@@ -60,6 +61,18 @@ impl Subject for List {
     }
 }
 
+impl Subject for Bw {
+    const WHICH: StructureName = StructureName::BwTree;
+
+    async fn load<A: Access<Plugin = Self> + Clone + 'static>(
+        map: &Map<Self, A>,
+        entries: impl IntoIterator<Item = (u64, u64)>,
+        fill: f64,
+    ) -> Result<(), Error> {
+        map.bulk_load(entries, fill).await.map(drop)
+    }
+}
+
 /// Which structure, where that is said at run time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum StructureName {
@@ -68,6 +81,8 @@ pub enum StructureName {
     BTree,
     /// [`List`].
     SkipList,
+    /// [`Bw`].
+    BwTree,
 }
 
 impl FromStr for StructureName {
@@ -77,7 +92,8 @@ impl FromStr for StructureName {
         match text {
             "btree" => Ok(Self::BTree),
             "skiplist" => Ok(Self::SkipList),
-            _ => anyhow::bail!("it is btree or skiplist"),
+            "bwtree" => Ok(Self::BwTree),
+            _ => anyhow::bail!("it is btree, skiplist or bwtree"),
         }
     }
 }
@@ -89,6 +105,7 @@ macro_rules! of_structure {
         match $name {
             $crate::subject::StructureName::BTree => $function::<::farlink_structures::btree::Tree>($($argument),*),
             $crate::subject::StructureName::SkipList => $function::<::farlink_structures::skiplist::List>($($argument),*),
+            $crate::subject::StructureName::BwTree => $function::<::farlink_structures::bwtree::Bw>($($argument),*),
         }
     };
 }

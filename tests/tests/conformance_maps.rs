@@ -11,17 +11,25 @@ use farlink_runtime::{
 };
 use farlink_structures::{
     btree::Tree,
+    bwtree::Bw,
     map::{
         Map, PutMode,
         ops::{Count, Get, Put, Remove, Scan},
     },
     skiplist::List,
 };
-use farlink_tests::{conformance::Model, subject::Subject};
+use farlink_tests::{
+    conformance::{Model, Way},
+    subject::{StructureName, Subject},
+};
 use rand::{RngExt, rngs::SmallRng};
 
 /// An ordered map.
 struct MapModel<S>(PhantomData<S>);
+
+const fn is_latch_free<S: Subject>() -> bool {
+    matches!(S::WHICH, StructureName::BwTree)
+}
 
 #[derive(Debug, Clone)]
 enum MapOp {
@@ -53,6 +61,12 @@ impl<S: Subject> Model for MapModel<S> {
     type State = BTreeMap<u64, u64>;
 
     const CACHE_BYTES: usize = 64 << 10;
+    const MAY_LOSE_PAGES: bool = is_latch_free::<S>();
+
+    /// What has no locks, nobody owns.
+    fn ways() -> Vec<Way> {
+        Way::ALL.into_iter().filter(|way| !(is_latch_free::<S>() && way.owns())).collect()
+    }
 
     fn draw(rng: &mut SmallRng, state: &Self::State) -> MapOp {
         let key = match rng.random_range(0..16) {
@@ -149,3 +163,4 @@ impl<S: Subject> Model for MapModel<S> {
 
 farlink_tests::conformance!(btree: MapModel<Tree>);
 farlink_tests::conformance!(skiplist: MapModel<List>);
+farlink_tests::conformance!(bwtree: MapModel<Bw>);

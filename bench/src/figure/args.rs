@@ -39,6 +39,11 @@ pub(crate) enum Figure {
     /// Rows, and plots, fg-cg-hybrid.svg, for uniform data and for data of which one memory server has most. Clients and memory
     /// servers in this process; latencies, the memory servers' cards and their processors are modelled.
     FgCgHybrid(DesignsArgs),
+    /// Records copied, gathered by the card, or sent with their pages for the client to merge (To Copy or Not to Copy, 2016).
+    ///
+    /// Rows, and plots, to-copy.svg. Transmissions are counted; a model of the paper's card and processors makes times and cycles of
+    /// the counts.
+    ToCopy(ToCopyArgs),
     /// A picture of an R-tree: the boxes of each level, one colour for each.
     ///
     /// Rectangles from a file, or drawn as Catfish does, in a tree in this process's memory.
@@ -211,6 +216,21 @@ pub(crate) struct DesignsArgs {
     #[arg(long, visible_alias = "warm-up", value_name = "TIME", default_value = "100ms", value_parser = parse_duration_or_zero)]
     pub(crate) warm_up_seconds: Duration,
     /// The folder to which `fg-cg-hybrid.svg` is written.
+    #[arg(long, value_name = "DIR", default_value = "target/figures")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ToCopyArgs {
+    /// Messages of each kind that are sent and counted.
+    #[arg(long, value_name = "COUNT", default_value = "100", value_parser = parse_count)]
+    pub(crate) messages: u64,
+    /// Updates of a Bw-tree for each length of its chains.
+    #[arg(long, value_name = "COUNT", default_value = "3200", value_parser = parse_count)]
+    pub(crate) updates: u64,
+    /// The folder to which `to-copy.svg` is written.
     #[arg(long, value_name = "DIR", default_value = "target/figures")]
     pub(crate) out: PathBuf,
     #[command(flatten)]

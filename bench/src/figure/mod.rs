@@ -3,10 +3,12 @@
 //! `test_bed.rs` has memory servers in this process, `load.rs` runs compute servers on them, over the driver that a bench uses, and
 //! every figure reports the rows of a bench; `rows.rs` says what they say beyond those. `key_set.rs` says which keys there are
 //! and who owns them. `table2.rs`, `replacement.rs`, `offload.rs`, `designs.rs`, `rtree.rs`, `rtree_map.rs` and, over
-//! `spatial.rs`, `rtree_local.rs` are the figures; `optimum.rs` computes the best that any cache contents could do, `paper.rs`
+//! `spatial.rs`, `rtree_local.rs` and, over `card.rs`, `chains.rs` and `transmit.rs`, `to_copy.rs` are the figures; `optimum.rs` computes the best that any cache contents could do, `paper.rs`
 //! holds what papers report, `plot.rs` draws.
 
 mod args;
+mod card;
+mod chains;
 mod designs;
 mod key_set;
 mod load;
@@ -24,6 +26,8 @@ mod rtree_map;
 mod spatial;
 mod table2;
 mod test_bed;
+mod to_copy;
+mod transmit;
 
 use std::io;
 
@@ -38,6 +42,7 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
         Figure::Replacement(args) => replacement::run(args, out),
         Figure::Offload(args) => offload::run(args, out),
         Figure::FgCgHybrid(args) => designs::run(args, out),
+        Figure::ToCopy(args) => to_copy::run(args, out),
         Figure::RtreeMap(args) => rtree_map::run(args, out),
         Figure::Rtree(args) => rtree::run(args, out),
         #[cfg(feature = "peers")]

@@ -21,7 +21,7 @@ use farlink_runtime::error::Error;
 use farlink_runtime::operation::Run;
 use farlink_structures::btree::Tree;
 use farlink_structures::map::{KeyRange, Map, OrderedMap};
-use farlink_structures::skiplist::List;
+use farlink_structures::{bwtree::Bw, skiplist::List};
 
 use self::keys::{KeySpace, mix, value_for};
 pub use self::request::MapRequest;
@@ -85,6 +85,24 @@ impl MapSubject for List {
     fn refuses(mode: AccessMode) -> Option<&'static str> {
         let why = "its nodes do not tell what is below a link, so no operation could be shipped; use cached";
         (mode == AccessMode::Engine).then_some(why)
+    }
+}
+
+impl MapSubject for Bw {
+    const BULK_LOADS: bool = true;
+
+    fn refuses(mode: AccessMode) -> Option<&'static str> {
+        let why =
+            "words of its mapping table are swapped, which others could not see in an owner's cache; use one-sided";
+        mode.owns().then_some(why)
+    }
+
+    async fn bulk_load<A: Access<Plugin = Self> + Clone + 'static>(
+        map: &Map<Self, A>,
+        entries: impl Iterator<Item = (u64, u64)>,
+        fill: f64,
+    ) -> Result<u64, Error> {
+        map.bulk_load(entries, fill).await
     }
 }
 

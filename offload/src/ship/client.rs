@@ -3,7 +3,7 @@
 use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
 
 use farlink_runtime::{
-    access::{Link, Operation, Plugin, Structure},
+    access::{InPieces, Link, Operation, Plugin, Structure},
     error::Error,
     messaging::{Channel, Error as MessagingError, Load, Priority},
     one_sided::ownership::Writer,
@@ -155,6 +155,37 @@ impl<P: Plugin> Shipper<P> {
             (ReplyHeader::Declined(why), _) => Ok(Answer::Declined(why)),
             (ReplyHeader::GoOn(page), _) => Ok(Answer::GoOn(page)),
             (ReplyHeader::Failed(failure), _) => Err(failure.into_error(server)),
+        }
+    }
+
+    /// Ships an operation from the root and has its answer sent in pieces, which it puts together here. Sent once more if it is lost
+    /// with a server: another may have taken its place.
+    ///
+    /// # Errors
+    /// As [`Shipper::ship`].
+    pub async fn ship_in_pieces<O: InPieces<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
+        match self.attempt_in_pieces(operation).await {
+            Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) => self.attempt_in_pieces(operation).await,
+            answer => answer,
+        }
+    }
+
+    async fn attempt_in_pieces<O: InPieces<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
+        let server = self.structure.root.server();
+        let channel = self.channel(server).await?;
+        let mut words = self.shared.spare.take();
+        words.clear();
+        let structure = self.structure.id;
+        CallHeader { code: Code::in_pieces::<O>(), structure, start: At::Root }.encode(&mut words);
+        operation.encode(&mut words);
+        let reply = channel.request_words(SHIP, &words, Priority::Latency).await;
+        self.shared.spare.replace(words);
+        let reply = reply?;
+        let mut words = reply.words();
+        match ReplyHeader::decode(&mut words)?.0 {
+            ReplyHeader::Done { .. } => Ok(operation.assemble(words)?),
+            ReplyHeader::Failed(failure) => Err(failure.into_error(server)),
+            _ => Err(Error::Malformed("an operation that began at the root was declined")),
         }
     }
 

@@ -12,10 +12,10 @@ use std::{
 };
 
 use farlink_runtime::{
-    access::{Access, Cause, Interrupt, Operation, Operations, Plugin, Start},
+    access::{Access, Cause, Context, InPieces, Interrupt, Operation, Operations, Pieces, Plugin, Start},
     error::Error,
     messaging::{Refusal, Responder},
-    operation::{Code, execute, kind_of},
+    operation::{Code, Restarts, execute, kind_of},
     wire::{Wire, decode_all},
 };
 
@@ -55,6 +55,12 @@ impl<P: Plugin> Operations<P> for Naming<'_> {
         let before = self.0.insert(Code::of::<O>(), begin::<O>);
         assert!(before.is_none(), "{} has two operations named {}", P::NAME, O::NAME);
         self
+    }
+
+    fn add_in_pieces<O: InPieces<Plugin = P>>(&mut self) -> &mut Self {
+        const { assert!(O::READS_ONLY, "an answer in pieces is not kept: a repeat is carried out again") };
+        self.0.insert(Code::in_pieces::<O>(), begin_in_pieces::<O>);
+        self.add::<O>()
     }
 }
 
@@ -117,6 +123,18 @@ fn begin<O: Operation + 'static>(
     }
 }
 
+fn begin_in_pieces<O: InPieces>(
+    thread: &Rc<Thread>,
+    header: CallHeader,
+    words: &[u64],
+    reply: Responder,
+) -> Result<Running, (Refusal, Responder)> {
+    match decode::<O>(header, words) {
+        Ok((Scope::Whole, operation)) => Ok(Box::pin(run_in_pieces(Rc::clone(thread), header, operation, reply))),
+        _ => Err((Refusal::Malformed, reply)),
+    }
+}
+
 type ScopeOf<O> = Scope<<<O as Operation>::Plugin as Plugin>::Region>;
 
 fn decode<O: Operation>(header: CallHeader, mut words: &[u64]) -> Result<(ScopeOf<O>, O), Error> {
@@ -140,7 +158,7 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
             return reply.send_with(|to| ReplyHeader::of(error).encode(0, to));
         }
     };
-    let access = OnServer::<O::Plugin>::new(one_sided, thread.server(), scope, operation.scope());
+    let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), scope, operation.scope());
     let outcome = match unpanicked(attempt(&access, &operation)).await {
         Ok(outcome) => outcome,
         Err(why) => {
@@ -170,6 +188,55 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
             });
         }
         Err(header) => reply.send_with(|to| header.encode(pages, to)),
+    }
+}
+
+/// Runs an operation that appends pieces, and replies with those. They stay what they are until they are sent: the epoch is pinned
+/// from before the first page is looked at.
+async fn run_in_pieces<O: InPieces>(thread: Rc<Thread>, header: CallHeader, operation: O, reply: Responder) {
+    let one_sided = match thread.structure::<O::Plugin>(header.structure).await {
+        Ok(Some(one_sided)) => one_sided,
+        Ok(None) => return reply.refuse(Refusal::UnknownKind),
+        Err(error) => {
+            thread.carried_out(Outcome::Failed, 0).await;
+            return reply.send_with(|to| ReplyHeader::of(error).encode(0, to));
+        }
+    };
+    let sending = thread.sending();
+    let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), Scope::Whole, operation.scope());
+    let outcome = match unpanicked(collected(&access, &operation)).await {
+        Ok(outcome) => outcome,
+        Err(why) => {
+            tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "a shipped operation panicked");
+            Err(Error::Panicked { what: "a shipped operation", why })
+        }
+    };
+    let pages = access.reads();
+    thread.carried_out(if outcome.is_ok() { Outcome::Done } else { Outcome::Failed }, pages).await;
+    match outcome {
+        Ok(pieces) => reply.send_pieces(sending, |to| {
+            to.own(|to| ReplyHeader::Done { changed: Vec::new() }.encode(pages, to));
+            to.append(pieces);
+        }),
+        Err(error) => reply.send_with(|to| ReplyHeader::of(error).encode(pages, to)),
+    }
+}
+
+async fn collected<O: InPieces>(access: &OnServer<O::Plugin>, operation: &O) -> Result<Pieces, Error> {
+    /// Beside them, a reply has some headers.
+    const WORDS_MAX: u64 = ANSWER_WORDS_MAX - 64;
+    let Context { worker, structure, .. } = access.context();
+    let mut restarts = Restarts::from_root(structure.root);
+    loop {
+        let mut pieces = Pieces::default();
+        match operation.collect(access, &mut pieces).await {
+            Ok(()) if pieces.words() as u64 <= WORDS_MAX => return Ok(pieces),
+            Ok(()) => return Err(Error::AnswerTooLarge { words: pieces.words() as u64, limit: WORDS_MAX }),
+            Err(interrupt) => {
+                restarts.start_after(&interrupt);
+                restarts.back_off(worker, interrupt).await?;
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::{
     any::Any,
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::HashMap,
     fmt,
     pin::Pin,
@@ -23,12 +23,12 @@ use farlink_runtime::{
     catalog,
     clock::Clock,
     compute::ComputeServer,
+    epoch,
     error::Error,
     fabric::listener::Listener,
     messaging::{ManualMessageServer, MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
     one_sided::OneSided,
     page::StructureId,
-    ptr::ServerId,
     server::LocalMemory,
     worker::{Handle, Worker},
 };
@@ -229,13 +229,11 @@ struct ShipService {
     host: Arc<Host>,
     clock: Clock,
     running: Option<(Worker, Rc<Thread>)>,
-    /// Whether operations were carried out since the worker's last turn.
-    owes_turn: bool,
 }
 
 impl ShipService {
     fn boxed(host: &Arc<Host>, clock: Clock) -> Box<dyn Service> {
-        Box::new(Self { host: Arc::clone(host), clock, running: None, owes_turn: false })
+        Box::new(Self { host: Arc::clone(host), clock, running: None })
     }
 
     fn thread(&mut self) -> Result<&(Worker, Rc<Thread>), Error> {
@@ -245,6 +243,7 @@ impl ShipService {
                 host: Arc::clone(&self.host),
                 worker: (*worker).clone(),
                 structures: RefCell::default(),
+                owes_turn: Cell::new(false),
             });
             self.running = Some((worker, thread));
         }
@@ -269,14 +268,14 @@ impl Service for ShipService {
         if running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             worker.spawn(running);
         }
-        self.owes_turn = true;
+        thread.owes_turn.set(true);
     }
 
     fn turn(&mut self) -> Turn {
-        let Some((worker, _)) = &self.running else { return Turn::Idle };
+        let Some((worker, thread)) = &self.running else { return Turn::Idle };
         let is_running = worker.has_other_tasks();
         // An operation that was done at once counts as running until the worker's turn ends.
-        if is_running || std::mem::take(&mut self.owes_turn) {
+        if is_running || thread.owes_turn.take() {
             worker.turn();
         }
         if is_running { Turn::Busy } else { Turn::Idle }
@@ -289,11 +288,32 @@ pub(super) struct Thread {
     worker: Handle,
     /// An `Rc<OneSided>` for each, of its plug-in.
     structures: RefCell<HashMap<StructureId, Rc<dyn Any>>>,
+    /// Whether operations were carried out, or a reply's pieces sent, since the worker's last turn.
+    owes_turn: Cell<bool>,
+}
+
+/// Keeps the pieces of a reply until they are sent.
+pub(super) struct Sending {
+    pin: Option<epoch::Pin>,
+    thread: Rc<Thread>,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.pin = None;
+        // The worker says that it pins nothing any more when a turn of it ends.
+        self.thread.owes_turn.set(true);
+    }
 }
 
 impl Thread {
-    pub(super) fn server(&self) -> ServerId {
-        self.host.memory.server()
+    /// Keeps what can be reached now from being reused until it is dropped.
+    pub(super) fn sending(self: &Rc<Self>) -> Sending {
+        Sending { pin: Some(self.worker.pin()), thread: Rc::clone(self) }
+    }
+
+    pub(super) fn memory(&self) -> LocalMemory {
+        self.host.memory.clone()
     }
 
     /// Access to the structure that a request is about, if the catalog has it and it is one of the operation's plug-in.

@@ -30,6 +30,7 @@ use crate::{
     clock::Clock,
     connection::{ConnectionState, OpenMemory, PeerId},
     error::Error,
+    gather::Gather,
     lock::OwnerId,
     ptr::{RemotePtr, ServerId},
 };
@@ -46,7 +47,7 @@ pub struct Capabilities {
     pub atomic_against_cpu: bool,
     /// The largest payload, in bytes, that travels within the request itself.
     pub inline_bytes: usize,
-    /// How many local buffers one request may gather from.
+    /// Pieces of a [`Verb::Gather`] at most. Less than 2: it gathers nothing, as endpoints of workers never do.
     pub gather_max: usize,
     /// The eager limit of messages: those of more words go by rendezvous rather than through a ring, unless a
     /// channel's options say otherwise.
@@ -65,6 +66,9 @@ pub enum Verb {
     Read(Buffer),
     /// Copies the buffer to remote memory.
     Write(Buffer),
+    /// Copies pieces, one behind the other, to what the other side of a [connection](crate::connection) has opened: one WRITE. Only
+    /// a [`ServerEndpoint`](crate::listener::ServerEndpoint) gathers.
+    Gather(Box<Gather>),
     /// Writes one word, which travels in the request.
     WriteWord(u64),
     /// Writes one word of a [connection](crate::connection)'s memory, and wakes the memory server's thread that sleeps there, if it does.
@@ -85,7 +89,7 @@ impl Verb {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Read(_) => "READ",
-            Self::Write(_) | Self::WriteWord(_) | Self::Notify(_) => "WRITE",
+            Self::Write(_) | Self::Gather(_) | Self::WriteWord(_) | Self::Notify(_) => "WRITE",
             Self::CompareSwap { .. } => "CAS",
             Self::FetchAdd(_) => "FETCH_ADD",
         }
@@ -95,6 +99,7 @@ impl Verb {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Read(buffer) | Self::Write(buffer) => buffer.len() * 8,
+            Self::Gather(gather) => gather.words() * 8,
             _ => 8,
         }
     }

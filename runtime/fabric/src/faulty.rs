@@ -39,6 +39,7 @@ use crate::{
     error::Error,
     listener::{Change, EndpointWaker, Listener, ServerEndpoint},
     lock::OwnerId,
+    memory::LocalMemory,
     ptr::{RemotePtr, ServerId},
     sync::{Arc, AtomicU64, Ordering},
 };
@@ -372,6 +373,10 @@ impl ServerEndpoint for FaultyEndpoint<dyn ServerEndpoint> {
             let (Change::Left { peer, .. } | Change::Joined { peer, .. }) = change;
             self.injector.forget_connection(*peer, &mut self.early);
         }
+    }
+
+    fn memory(&self) -> &LocalMemory {
+        self.inner.memory()
     }
 
     fn dismiss(&mut self, peer: ServerId) {

@@ -6,7 +6,7 @@
 //! - [`ptr`], [`lock`], [`words`], [`mod@wire`]: remote pointers and connections, lock words, pages as words, values as words.
 //! - [`sync`], [`clock`], [`buffer`], [`region`], [`memory`]: atomics that loom can replace, time, registered local memory,
 //!   the memory of a memory server.
-//! - [`connection`], [`endpoint`], [`listener`]: posts and completions, and the memory that a worker and a memory server
+//! - [`connection`], [`endpoint`], [`gather`], [`listener`]: posts and completions, and the memory that a worker and a memory server
 //!   open to each other for messages.
 //! - [`mem`], `verbs` (with the feature of that name), [`faulty`]: memory mapped into the process or shared by several; RDMA;
 //!   any fabric with failures from a seed.
@@ -19,6 +19,7 @@ pub mod connection;
 pub mod endpoint;
 pub mod error;
 pub mod faulty;
+pub mod gather;
 pub mod hash;
 pub mod listener;
 pub mod lock;

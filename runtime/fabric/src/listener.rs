@@ -7,6 +7,7 @@ use crate::{
     connection::{OpenMemory, PeerId},
     endpoint::Endpoint,
     error::Error,
+    memory::LocalMemory,
     ptr::ServerId,
 };
 
@@ -42,6 +43,9 @@ pub trait ServerEndpoint: Endpoint {
     /// Appends who has come and gone. Does not block. Cheap unless `thorough`, which makes system calls to find those who
     /// died without a word; once in a while is enough.
     fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>);
+
+    /// The memory server's region, of which [`Verb::Gather`](crate::Verb::Gather) sends pieces.
+    fn memory(&self) -> &LocalMemory;
 
     /// Closes the connection to a peer. Requests to it that are under way complete, with or without an error.
     fn dismiss(&mut self, peer: ServerId);

@@ -34,6 +34,13 @@ impl LocalMemory {
         self.server
     }
 
+    /// Where its words are, for a device; and how many there are.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn base(&self) -> (std::ptr::NonNull<u64>, usize) {
+        let words = self.regions[self.index].words();
+        (std::ptr::NonNull::from(words).cast(), words.len())
+    }
+
     /// So many words from an address on, if they are this server's, and it is not lost.
     #[inline]
     pub fn words(&self, at: RemotePtr, count: usize) -> Option<&[AtomicU64]> {

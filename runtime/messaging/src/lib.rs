@@ -44,6 +44,7 @@ mod error;
 mod frame;
 mod load;
 mod message;
+mod pieces;
 mod protocol;
 pub mod ring;
 mod serve;
@@ -59,6 +60,7 @@ pub use self::{
     error::Error,
     load::Load,
     message::{FromServer, ReplyItem, ReplyView, RequestView, read_from_server, read_request},
+    pieces::{GatherRule, Pieces},
     protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, RENDEZVOUS_WORDS, Refusal, WINDOW},
     serve::{Request, Responder, Service, Turn},
     server::{ManualMessageServer, MessageServer, ServeMessages, ServerCounts, Wait},

@@ -1,9 +1,10 @@
 //! What a memory server does with requests: the trait that services implement, and the address of a reply.
 
-use std::{cell::RefCell, fmt, rc::Rc};
+use std::{any::Any, cell::RefCell, fmt, rc::Rc};
 
 use crate::{
     message::{REPLY_HEADER, reply_item},
+    pieces::{Held, Pieces},
     protocol::{Kind, Priority, Refusal, WINDOW},
     spare::Spare,
 };
@@ -66,7 +67,11 @@ impl<'a> Request<'a> {
 pub(super) struct Finished {
     pub(super) to: Address,
     pub(super) words: Vec<u64>,
+    pub(super) held: Option<Box<Held>>,
 }
+
+/// Words in front of a reply's own.
+const HEADERS: usize = REPLY_HEADER + 1;
 
 /// Which item of which request a reply is for.
 #[derive(Debug, Clone, Copy)]
@@ -135,20 +140,44 @@ impl Responder {
         self.answer(Ok(()), encode);
     }
 
+    /// Replies with what `make` appends: words, and pieces of the memory server's region that are sent from where they lie.
+    /// `guard` keeps them what they are; it is dropped, on this thread, once they are sent, or nobody waits for them any more. That
+    /// takes [`ServeMessages::silence_max`](super::ServeMessages::silence_max) at most.
+    ///
+    /// Such a reply is not kept: *a repeat of the request is handled again*. So this is for requests that change nothing. Pieces
+    /// are copied after all, and the guard dropped at once, where [`ServeMessages::gather`](super::ServeMessages::gather) says so, the
+    /// endpoint gathers nothing, the reply is so short that it travels inline, or the request is one of several in a message.
+    pub fn send_pieces(mut self, guard: impl Any, make: impl FnOnce(&mut Pieces)) {
+        let mut pieces = Pieces::after(self.begin());
+        make(&mut pieces);
+        let total = pieces.words();
+        let (words, held) = pieces.split(Box::new(guard));
+        self.finish(Ok(()), words, total, held);
+    }
+
     /// Refuses.
     pub fn refuse(mut self, why: Refusal) {
         self.answer(Err(why), |_| ());
     }
 
     fn answer(&mut self, status: Result<(), Refusal>, encode: impl FnOnce(&mut Vec<u64>)) {
-        const HEADERS: usize = REPLY_HEADER + 1;
+        let mut words = self.begin();
+        encode(&mut words);
+        let total = words.len();
+        self.finish(status, words, total, None);
+    }
+
+    /// Room for the headers.
+    fn begin(&self) -> Vec<u64> {
         let mut words = self.replies.vector();
         words.extend([0; HEADERS]);
-        encode(&mut words);
-        let count = words.len() - HEADERS;
-        words[REPLY_HEADER] = reply_item(count, self.to.index, status);
+        words
+    }
+
+    fn finish(&mut self, status: Result<(), Refusal>, mut words: Vec<u64>, total: usize, held: Option<Box<Held>>) {
+        words[REPLY_HEADER] = reply_item(total - HEADERS, self.to.index, status);
         self.answered = true;
-        self.replies.finished.borrow_mut().push(Finished { to: self.to, words });
+        self.replies.finished.borrow_mut().push(Finished { to: self.to, words, held });
     }
 }
 

@@ -4,12 +4,16 @@
 //! [`WINDOW`] at most. A request that is new runs. A repeat of one that runs waits for it; a repeat of one that is done gets
 //! the reply that was kept. Replies are kept until the worker acknowledges them, which every request does along the way; if
 //! they become too many words, those that were sent already are dropped, the oldest first, and a repeat is told so.
+//!
+//! A reply with pieces is not kept once it is sent, or its connection is lost: its place is open again, and a repeat of its request is
+//! carried out again. Only requests that change nothing are answered so.
 
 use std::collections::VecDeque;
 
 use crate::{
     connection::Source,
     message::{REPLY_HEADER, reply_header, reply_item},
+    pieces::{Held, Outbound},
     protocol::{Priority, Refusal, WINDOW},
     serve::Replies,
 };
@@ -24,8 +28,8 @@ enum Place {
     Open,
     /// Under way: what of the reply there is, and how many items are missing.
     Running { reply: Vec<u64>, missing: usize, priority: Priority },
-    /// Done; sent, or in a connection's queue.
-    Done { reply: Vec<u64>, priority: Priority, sent: bool },
+    /// Done; sent, or in a connection's queue. With pieces: not sent.
+    Done { reply: Vec<u64>, held: Option<Box<Held>>, priority: Priority, sent: bool },
     /// Done, sent and dropped.
     Forgotten,
 }
@@ -86,7 +90,7 @@ impl Session {
                 Admission::New
             }
             Place::Running { .. } | Place::Done { sent: false, .. } => Admission::Pending,
-            Place::Done { priority, reply, sent } => {
+            Place::Done { priority, reply, sent, .. } => {
                 *sent = false;
                 self.kept_words -= reply.len();
                 self.unsent_words += reply.len();
@@ -115,7 +119,13 @@ impl Session {
     }
 
     /// Takes the reply to one item, headers left out; the priority if that makes the whole reply.
-    pub(super) fn finish(&mut self, sequence: u64, mut words: Vec<u64>, replies: &Replies) -> Option<Priority> {
+    pub(super) fn finish(
+        &mut self,
+        sequence: u64,
+        mut words: Vec<u64>,
+        held: Option<Box<Held>>,
+        replies: &Replies,
+    ) -> Option<Priority> {
         let place = self.place(sequence)?;
         let Place::Running { reply, missing, priority } = place else { return None };
         let priority = *priority;
@@ -133,7 +143,8 @@ impl Session {
             let items = reply[1] as usize;
             reply[..REPLY_HEADER].copy_from_slice(&reply_header(items, sequence));
             let len = reply.len();
-            *place = Place::Done { reply, priority, sent: false };
+            debug_assert!(held.is_none() || items == 1);
+            *place = Place::Done { reply, held, priority, sent: false };
             self.unsent_words += len;
         }
         replies.recycle(words);
@@ -147,12 +158,29 @@ impl Session {
         }
         let mut words = replies.vector();
         words.extend([0, 0, reply_item(0, 0, Err(why))]);
-        self.finish(sequence, words, replies)
+        self.finish(sequence, words, None, replies)
     }
 
-    /// Takes notice that a connection has taken over a whole reply.
+    /// Whether a reply with pieces can be the whole reply to this request: then a repeat of the request is carried out again.
+    pub(super) fn takes_pieces(&mut self, sequence: u64) -> bool {
+        matches!(self.place(sequence), Some(Place::Running { reply, missing: 1, .. }) if reply.is_empty())
+    }
+
+    /// The oldest reply whose pieces are held.
+    pub(super) fn oldest_held(&self) -> Option<u64> {
+        let is_held = |place: &Place| matches!(place, Place::Done { held: Some(_), .. });
+        self.places.iter().position(is_held).map(|index| self.base + index as u64)
+    }
+
+    /// Takes notice that a connection has taken over a whole reply, or, of one with pieces, that it has been sent.
     pub(super) fn sent(&mut self, sequence: u64, replies: &Replies) {
-        if let Some(Place::Done { reply, sent: sent @ false, .. }) = self.place(sequence) {
+        if let Some(place @ Place::Done { held: Some(_), .. }) = self.place(sequence) {
+            // Not kept: whoever asks again has it carried out again.
+            if let Place::Done { reply, .. } = std::mem::replace(place, Place::Open) {
+                self.unsent_words -= reply.len();
+                replies.recycle(reply);
+            }
+        } else if let Some(Place::Done { reply, sent: sent @ false, .. }) = self.place(sequence) {
             *sent = true;
             let len = reply.len();
             self.unsent_words -= len;
@@ -173,7 +201,10 @@ impl Session {
     pub(super) fn lose_connection(&mut self) {
         self.peer = None;
         for place in &mut self.places {
-            if let Place::Done { reply, sent: sent @ false, .. } = place {
+            if let Place::Done { reply, held: Some(_), .. } = place {
+                self.unsent_words -= reply.len();
+                *place = Place::Open;
+            } else if let Place::Done { reply, sent: sent @ false, .. } = place {
                 *sent = true;
                 self.unsent_words -= reply.len();
                 self.kept_words += reply.len();
@@ -183,9 +214,10 @@ impl Session {
 }
 
 impl Source for Session {
-    fn message(&self, number: u64) -> Option<&[u64]> {
+    fn message(&self, number: u64) -> Option<Outbound<'_>> {
         match self.places.get(usize::try_from(number.checked_sub(self.base)?).ok()?)? {
-            Place::Done { reply, .. } => Some(reply),
+            Place::Done { reply, held: Some(held), .. } => Some(Outbound::with(reply, held)),
+            Place::Done { reply, .. } => Some(Outbound::of(reply)),
             _ => None,
         }
     }
@@ -213,14 +245,14 @@ mod tests {
         let (mut session, replies) = session();
         assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::New));
         assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Pending));
-        assert_eq!(session.finish(1, item(&[42], 0), &replies), Some(FAST));
+        assert_eq!(session.finish(1, item(&[42], 0), None, &replies), Some(FAST));
         assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Pending));
         session.sent(1, &replies);
         assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Answered(FAST)));
-        assert_eq!(session.message(1).unwrap().last(), Some(&42));
+        assert_eq!(session.message(1).unwrap().words.last(), Some(&42));
         // Acknowledged: gone, and older numbers make no sense any more.
         assert_eq!(session.admit((3, 2), 1, FAST, &replies), Some(Admission::New));
-        assert_eq!(session.message(1), None);
+        assert!(session.message(1).is_none());
         assert_eq!(session.admit((1, 1), 1, FAST, &replies), None);
         assert_eq!(session.admit((2 + WINDOW as u64, 2), 1, FAST, &replies), None);
     }
@@ -229,10 +261,10 @@ mod tests {
     fn the_items_of_a_batch_make_one_reply() {
         let (mut session, replies) = session();
         session.admit((1, 1), 3, FAST, &replies).unwrap();
-        assert_eq!(session.finish(1, item(&[7, 8], 2), &replies), None);
-        assert_eq!(session.finish(1, item(&[], 0), &replies), None);
-        assert_eq!(session.finish(1, item(&[9], 1), &replies), Some(FAST));
-        let reply = session.message(1).unwrap().to_vec();
+        assert_eq!(session.finish(1, item(&[7, 8], 2), None, &replies), None);
+        assert_eq!(session.finish(1, item(&[], 0), None, &replies), None);
+        assert_eq!(session.finish(1, item(&[9], 1), None, &replies), Some(FAST));
+        let reply = session.message(1).unwrap().words.to_vec();
         let super::super::FromServer::Reply(view) = super::super::read_from_server(&reply).unwrap() else { panic!() };
         let found: Vec<_> =
             view.items().map(|item| item.unwrap()).map(|item| (item.index, reply[item.words].to_vec())).collect();
@@ -244,7 +276,7 @@ mod tests {
         let (mut session, replies) = session();
         for sequence in 1..=9 {
             session.admit((sequence, 1), 1, FAST, &replies).unwrap();
-            session.finish(sequence, item(&vec![0; KEPT_WORDS_MAX / 4], 0), &replies).unwrap();
+            session.finish(sequence, item(&vec![0; KEPT_WORDS_MAX / 4], 0), None, &replies).unwrap();
             session.sent(sequence, &replies);
             assert!(session.kept_words <= KEPT_WORDS_MAX && session.unsent_words == 0);
         }

@@ -26,6 +26,7 @@ use farlink_runtime::{
 };
 use farlink_structures::{
     btree::Tree,
+    bwtree::Bw,
     map::{KeyRange, Map},
     skiplist::List,
 };
@@ -42,7 +43,7 @@ use crate::{
 
 /// All operations of all structures under test.
 pub fn registry() -> Registry {
-    Registry::new().with::<Tree>().with::<List>().with::<Mixed>().with::<Chains>()
+    Registry::new().with::<Tree>().with::<List>().with::<Bw>().with::<Mixed>().with::<Chains>()
 }
 
 /// A cluster, and the threads of its memory servers.

@@ -9,10 +9,10 @@ use farlink_runtime::{
     error::Error,
     one_sided::{OneSided, Proof},
     operation::retry,
-    page::{HEADER_WORDS, SizeClass},
+    page::{HEADER_WORDS, IDENTITY, Identity, SizeClass},
     report::Report,
     structure::{OPTIONS, StructurePlacement},
-    wire::wire,
+    wire::{DecodeError, Wire, wire},
     worker::Handle,
 };
 
@@ -44,6 +44,15 @@ pub struct Values {
     pub set: u64,
 }
 
+/// The values of a set, the newest first, sent in pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SentValues {
+    /// The set.
+    pub set: u64,
+    /// Pages as they are, for the client to make the answer of; else the values alone.
+    pub pages: bool,
+}
+
 /// Empties a set; its values, the newest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Take {
@@ -54,6 +63,7 @@ pub struct Take {
 wire! {
     struct Push { set, value }
     struct Values { set }
+    struct SentValues { set, pages }
     struct Take { set }
 }
 
@@ -129,6 +139,56 @@ impl Operation for Values {
     }
 }
 
+impl Operation for SentValues {
+    type Output = Vec<u64>;
+    type Plugin = Chains;
+    const NAME: &'static str = "sent-values";
+    const READS_ONLY: bool = true;
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Chains>>(&self, access: &A, from: Start) -> Result<Vec<u64>, Interrupt> {
+        Values { set: self.set }.run(access, from).await
+    }
+}
+
+impl InPieces for SentValues {
+    async fn collect<A: Access<Plugin = Chains> + InPlace>(
+        &self,
+        access: &A,
+        to: &mut Pieces,
+    ) -> Result<(), Interrupt> {
+        let root = access.open(Start::Root).await?;
+        let mut next = Link::from_word(access.load(&[head(&root, self.set)]).await?[0]);
+        let mut met = HashSet::new();
+        to.own(|to| self.pages.encode(to));
+        while !next.is_null() && next.word() & EMPTY == 0 {
+            let (page, at) = (access.in_place(next)?, next.remote().map(|(at, _)| at));
+            let (Some(page), Some(at)) = (page, at) else { return Err(Interrupt::stale(root.at(), "it is not here")) };
+            let identity = Identity::from_word(page.word(IDENTITY));
+            if identity.is_none_or(|it| it.kind != LINK_OF_CHAIN) || !met.insert(at) {
+                return Err(Interrupt::stale(at, "it is no part of a chain"));
+            }
+            match self.pages {
+                true => to.push(at, NODE.words()),
+                false => to.push(at.word(VALUE), 1),
+            }
+            next = Link::from_word(page.word(NEXT));
+        }
+        Ok(())
+    }
+
+    fn assemble(&self, words: &[u64]) -> Result<Vec<u64>, DecodeError> {
+        match words.split_first() {
+            Some((1, pages)) if pages.len() % NODE.words() == 0 => {
+                Ok(pages.chunks(NODE.words()).map(|page| page[VALUE]).collect())
+            }
+            Some((0, values)) => Ok(values.to_vec()),
+            _ => Err(DecodeError("it is no list of values")),
+        }
+    }
+}
+
 impl Operation for Take {
     type Output = Vec<u64>;
     type Plugin = Chains;
@@ -167,7 +227,7 @@ impl Plugin for Chains {
     }
 
     fn operations(to: &mut impl Operations<Self>) {
-        to.add::<Push>().add::<Values>().add::<Take>();
+        to.add::<Push>().add::<Values>().add_in_pieces::<SentValues>().add::<Take>();
     }
 
     async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error> {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Spins until something holds; the watchdog of the scene ends what never does.
-fn until(mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(mut holds: impl FnMut() -> bool) {
     while !holds() {
         std::thread::yield_now();
     }

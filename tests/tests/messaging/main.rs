@@ -2,6 +2,7 @@
 
 mod basics;
 mod faults;
+mod pieces;
 mod processes;
 mod rogue;
 mod scene;

@@ -96,6 +96,17 @@ impl Rogue {
         forms
     }
 
+    /// How far the memory server has written the ring of latency-sensitive messages.
+    pub(crate) fn head_of_replies(&self) -> u64 {
+        self.memory[0].load(Ordering::Acquire)
+    }
+
+    /// Says that it is done with that ring up to here.
+    pub(crate) fn release(&mut self, tail: u64) {
+        const TAIL: u64 = 2 * 64;
+        self.post(TAIL, Verb::Notify(tail));
+    }
+
     /// Whether there is room for so many words.
     pub(crate) fn has_room(&self, words: u64) -> bool {
         const TAIL: usize = 2 * 8;

@@ -118,13 +118,7 @@ pub(crate) fn scene(servers: usize, options: MemOptions, connection_bytes: usize
     let seen = Arc::new(Seen::default());
     let start_one = |number| start(&*cluster, number as u16, 1, connection_bytes, serve, &seen);
     let messages = (0..servers).map(start_one).collect();
-    Scene {
-        fabric: cluster.fabric(),
-        cluster,
-        seen,
-        messages,
-        _watch: Watchdog::start("messages", Duration::from_secs(120)),
-    }
+    Scene::of(cluster, messages, seen)
 }
 
 pub(crate) fn start(
@@ -141,6 +135,11 @@ pub(crate) fn start(
 }
 
 impl Scene {
+    pub(crate) fn of(cluster: Arc<dyn Here>, messages: Vec<MessageServer>, seen: Arc<Seen>) -> Self {
+        let watch = Watchdog::start("messages", Duration::from_secs(120));
+        Self { fabric: cluster.fabric(), cluster, seen, messages, _watch: watch }
+    }
+
     pub(crate) fn fast() -> Self {
         scene(1, cluster::FAST, DEFAULT_CONNECTION_BYTES, &ServeMessages::default())
     }

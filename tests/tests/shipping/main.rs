@@ -4,3 +4,5 @@ mod coarse;
 mod hybrid;
 mod models;
 mod owned;
+mod pieces;
+mod sent_scans;

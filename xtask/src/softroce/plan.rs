@@ -149,7 +149,7 @@ impl Script {
         self.test(built, "messaging", 240, &[], &[])?;
         let settings = ["FARLINK_THREADS_SECONDS=3", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
         // The same code over another structure, and costs that do not depend on the fabric.
-        let skipped = ["skiplist::", "a_get_is_one", "leaves_are_everywhere"];
+        let skipped = ["skiplist::", "bwtree::", "a_get_is_one", "leaves_are_everywhere"];
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
         self.program(Lane::Programs, "serve_and_ship");
         self.stress(Lane::Programs, "stress shipped", &[&WITH_THREADS, &SMALL_CACHE, &["--ship", "always"]]);

@@ -13,6 +13,8 @@ use crate::{
     connection::{ConnectionState, OpenMemory, PeerId, far_offset},
     endpoint::{Capabilities, Completion, Done, Endpoint, Request, Verb},
     error::Error,
+    gather::Gather,
+    memory::LocalMemory,
     ptr::{RemotePtr, ServerId},
     region::Region,
     sync::{Arc, AtomicU64, Mutex, Ordering, fence},
@@ -22,6 +24,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Space {
     regions: Arc<Vec<Region>>,
+    /// For a memory server's endpoint: its own region, and how many pieces of it one WRITE gathers.
+    own: Option<(LocalMemory, usize)>,
     connections: Vec<Option<Far>>,
 }
 
@@ -45,6 +49,12 @@ impl Space {
     pub(super) fn lost(&self, at: RemotePtr) -> Option<Box<Error>> {
         let server = at.server();
         self.regions.get(server.index()).filter(|region| region.is_lost()).map(|region| Box::new(region.lost(server)))
+    }
+
+    /// The region that a gather takes its pieces from, if they are all there and not too many.
+    pub(super) fn source_of(&self, gather: &Gather) -> Option<&LocalMemory> {
+        let (memory, gather_max) = self.own.as_ref()?;
+        gather.fits(memory, *gather_max).then_some(memory)
     }
 
     /// What orders atomics there, where that is not the processor.
@@ -158,13 +168,19 @@ impl MemEndpoint {
             _ if options.is_timed() => Mode::Timed(timed),
             _ => Mode::Direct { done: Vec::new() },
         };
-        let space = Space { regions, connections: Vec::new() };
+        let space = Space { regions, own: None, connections: Vec::new() };
         Self { space, connections: Vec::new(), acceptors: None, options, mode }
     }
 
     /// Lets it connect to the memory servers behind these acceptors.
     pub(super) fn with_acceptors(mut self, acceptors: Box<dyn FindAcceptor>) -> Self {
         self.acceptors = Some(acceptors);
+        self
+    }
+
+    /// Lets it gather from a memory server's region: that of its own memory server.
+    pub(super) fn gathering_from(mut self, memory: LocalMemory) -> Self {
+        self.space.own = Some((memory, self.options.gather_max));
         self
     }
 
@@ -197,7 +213,8 @@ impl MemEndpoint {
 
 impl Endpoint for MemEndpoint {
     fn capabilities(&self) -> Capabilities {
-        self.options.capabilities()
+        let gather_max = self.space.own.as_ref().map_or(1, |(_, gather_max)| *gather_max);
+        Capabilities { gather_max, ..self.options.capabilities() }
     }
 
     unsafe fn register(&mut self, _base: NonNull<u64>, _words: usize) -> Result<LocalKey, Error> {
@@ -341,6 +358,15 @@ pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
     Box::new(Error::BadAddress { what: verb.name(), at, why })
 }
 
+/// A gather that this endpoint cannot carry out.
+pub(super) fn not_gathered(at: RemotePtr, gather: &Gather) -> Box<Error> {
+    let why = format!(
+        "an endpoint gathers pieces of its own memory server's region, and not as many as {}; a worker's gathers none",
+        gather.pieces().len()
+    );
+    Box::new(Error::BadAddress { what: "WRITE", at, why })
+}
+
 /// Executes a request at once. The fences give what a reliable connection gives: a WRITE is placed after all before it,
 /// and what a READ returns is no older than what the READs completed before it returned.
 // Inlined: its result would otherwise be written in words and read back as a vector, which stalls the processor.
@@ -358,6 +384,14 @@ fn execute(space: &Space, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>>
             for (to, from) in words.iter().zip(buffer.iter()) {
                 to.store(*from, Ordering::Relaxed);
             }
+            Done::Written
+        }
+        Verb::Gather(gather) => {
+            let Some(own) = space.source_of(&gather) else {
+                return Err(not_gathered(at, &gather));
+            };
+            fence(Ordering::Release);
+            gather.each_word(own, |index, word| words[index].store(word, Ordering::Relaxed));
             Done::Written
         }
         Verb::WriteWord(word) => {

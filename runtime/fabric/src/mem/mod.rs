@@ -89,6 +89,8 @@ pub struct MemOptions {
     pub atomic_against_writes: bool,
     /// Whether to declare [`Capabilities::atomic_against_cpu`]. It always holds: this is for tests of those who ask.
     pub atomic_against_cpu: bool,
+    /// [`Capabilities::gather_max`] of a memory server's endpoints: as long a list as many cards take.
+    pub gather_max: usize,
 }
 
 impl Default for MemOptions {
@@ -101,6 +103,7 @@ impl Default for MemOptions {
             ordered_writes: true,
             atomic_against_writes: true,
             atomic_against_cpu: true,
+            gather_max: 32,
         }
     }
 }
@@ -110,6 +113,7 @@ impl MemOptions {
         self.latency_ns != 0 || self.request_ns != 0 || self.bandwidth_bytes_per_s != 0
     }
 
+    /// Those of a worker's endpoint.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             ordered_writes: self.ordered_writes,
@@ -235,7 +239,7 @@ impl MemFabric {
             None => return Err(bad(format!("there is no memory server {server}"))),
         }
         let acceptor = Acceptor::in_process(server, options)?;
-        Ok(Box::new(MemListener::new(acceptor, self.options, Some(Arc::clone(acceptors)))))
+        Ok(Box::new(MemListener::new(acceptor, self.memory(server)?, self.options, Some(Arc::clone(acceptors)))))
     }
 
     /// The memory of a memory server of this process, for its threads.

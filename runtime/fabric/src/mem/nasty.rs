@@ -1,6 +1,6 @@
 //! Nasty mode: all that one-sided access permits, on purpose and from a seed.
 //!
-//! A READ or WRITE becomes one step per cache line, taken in shuffled order, its words shuffled too; each poll takes a few
+//! A READ or WRITE, gathered or not, becomes one step per cache line, taken in shuffled order, its words shuffled too; each poll takes a few
 //! steps of the pending requests at random, and now and then lets other threads run in mid-line. Completions wait for a
 //! random number of polls. What is kept, because a reliable connection keeps it (unless
 //! [`ordered_writes`](super::MemOptions::ordered_writes) is off): a request to a server does not begin before all earlier
@@ -15,7 +15,7 @@ use rand::{Rng, RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use super::{
     MemOptions,
-    endpoint::{Space, closed, compare_swap, outside},
+    endpoint::{Space, closed, compare_swap, not_gathered, outside},
 };
 use crate::{
     endpoint::{Completion, Done, Request, Verb},
@@ -46,7 +46,8 @@ impl Pending {
     }
 
     fn is_placed(&self) -> bool {
-        self.done.is_some() || (self.lines.is_empty() && matches!(self.request.verb, Verb::Read(_) | Verb::Write(_)))
+        let moves_lines = matches!(self.request.verb, Verb::Read(_) | Verb::Write(_) | Verb::Gather(_));
+        self.done.is_some() || (self.lines.is_empty() && moves_lines)
     }
 }
 
@@ -99,9 +100,16 @@ impl Nasty {
             self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
             return;
         }
+        if let Verb::Gather(gather) = &request.verb
+            && space.source_of(gather).is_none()
+        {
+            let outcome = Err(not_gathered(request.at, gather));
+            self.refused.push((due_ns, Completion { ticket: request.ticket, outcome }));
+            return;
+        }
         let lines = match &request.verb {
-            Verb::Read(buffer) | Verb::Write(buffer) => {
-                let mut lines: Vec<u16> = (0..lines_of(&request, buffer.len())).collect();
+            Verb::Read(_) | Verb::Write(_) | Verb::Gather(_) => {
+                let mut lines: Vec<u16> = (0..lines_of(&request, request.verb.bytes() / 8)).collect();
                 lines.shuffle(&mut self.rng);
                 lines
             }
@@ -182,6 +190,14 @@ impl Nasty {
                     });
                 }
             }
+            Verb::Gather(gather) => {
+                fence(Ordering::Release);
+                if let (Some(line), Some(own)) = (pending.lines.pop(), space.source_of(gather)) {
+                    move_line((&mut self.rng, &mut self.rest), at.offset(), line, gather.words(), |word| {
+                        words[word].store(gather.word(own, word).unwrap_or_default(), Ordering::Relaxed);
+                    });
+                }
+            }
             verb => {
                 let order = if self.overwrites { space.atomics(at) } else { None };
                 pending.done = Some(match order {
@@ -204,7 +220,7 @@ fn execute_word(word: &AtomicU64, verb: &Verb) -> Done {
             word.store(value, Ordering::Release);
             Done::Written
         }
-        Verb::Read(_) | Verb::Write(_) => Done::Written,
+        Verb::Read(_) | Verb::Write(_) | Verb::Gather(_) => Done::Written,
     }
 }
 

@@ -169,7 +169,7 @@ impl ServedRegion {
     pub fn listen(&self, options: &ListenOptions, fabric: MemOptions) -> Result<Box<dyn Listener>, Error> {
         options.validate()?;
         let acceptor = Acceptor::create(&self.dir, self.server, options)?;
-        Ok(Box::new(MemListener::new(acceptor, fabric, None)))
+        Ok(Box::new(MemListener::new(acceptor, self.memory(), fabric, None)))
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     endpoint::{Capabilities, Completion, Endpoint, Request},
     error::Error,
     listener::{Change, EndpointWaker, Listener, ServerEndpoint},
+    memory::LocalMemory,
     ptr::{SERVERS_MAX, ServerId},
     sync::{Arc, AtomicBool, Ordering, lock},
 };
@@ -21,6 +22,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct MemListener {
     acceptor: Arc<Acceptor>,
+    memory: LocalMemory,
     taken: Vec<AtomicBool>,
     options: MemOptions,
     /// Where workers of the same process find the acceptor.
@@ -28,13 +30,19 @@ pub(crate) struct MemListener {
 }
 
 impl MemListener {
-    pub(crate) fn new(acceptor: Acceptor, options: MemOptions, acceptors: Option<AcceptorList>) -> Self {
+    /// `memory` is the region of the acceptor's memory server.
+    pub(crate) fn new(
+        acceptor: Acceptor,
+        memory: LocalMemory,
+        options: MemOptions,
+        acceptors: Option<AcceptorList>,
+    ) -> Self {
         let taken = (0..acceptor.endpoints()).map(|_| AtomicBool::new(false)).collect();
         let acceptor = Arc::new(acceptor);
         if let Some(acceptors) = &acceptors {
             lock(acceptors)[acceptor.server().index()] = Some(Arc::clone(&acceptor));
         }
-        Self { acceptor, taken, options, acceptors }
+        Self { acceptor, memory, taken, options, acceptors }
     }
 }
 
@@ -54,9 +62,10 @@ impl Listener for MemListener {
                 why: format!("there is no endpoint {number}, or it is taken"),
             });
         }
-        let endpoint = MemEndpoint::new(Arc::default(), self.options, seed, clock);
+        let endpoint = MemEndpoint::new(Arc::default(), self.options, seed, clock).gathering_from(self.memory.clone());
         let acceptor = Arc::clone(&self.acceptor);
-        Ok(Box::new(MemServerEndpoint { acceptor, number, endpoint, peers: Vec::new(), news: 0 }))
+        let memory = self.memory.clone();
+        Ok(Box::new(MemServerEndpoint { acceptor, memory, number, endpoint, peers: Vec::new(), news: 0 }))
     }
 
     fn shut(&self) {
@@ -80,6 +89,7 @@ impl Drop for MemListener {
 #[derive(Debug)]
 struct MemServerEndpoint {
     acceptor: Arc<Acceptor>,
+    memory: LocalMemory,
     number: usize,
     endpoint: MemEndpoint,
     peers: Vec<Option<ServerEnd>>,
@@ -154,6 +164,10 @@ impl ServerEndpoint for MemServerEndpoint {
             self.peers[free] = Some(end);
             changes.push(Change::Joined { peer, who, memory });
         }
+    }
+
+    fn memory(&self) -> &LocalMemory {
+        &self.memory
     }
 
     fn dismiss(&mut self, peer: ServerId) {

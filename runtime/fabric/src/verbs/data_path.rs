@@ -17,7 +17,7 @@ use super::{
 use crate::{
     endpoint::{Completion, Request},
     error::Error,
-    ptr::{RemotePtr, ServerId},
+    ptr::ServerId,
     sync::Arc,
 };
 
@@ -92,10 +92,10 @@ impl DataPath {
         Ok(())
     }
 
-    /// Whether the region of this memory server has these bytes.
+    /// Whether the region of this memory server has the bytes of a request.
     #[inline]
-    pub(super) fn holds(&self, at: RemotePtr, bytes: usize) -> bool {
-        self.queue.holds(at, bytes)
+    pub(super) fn takes(&self, request: &Request) -> bool {
+        self.queue.takes(request)
     }
 
     /// Whether there is nothing to do but to wait for completions.

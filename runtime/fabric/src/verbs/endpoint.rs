@@ -36,18 +36,13 @@ pub(super) struct Setup {
     /// Requests in a queue pair.
     pub(super) depth: u32,
     pub(super) inline_bytes: u32,
-    pub(super) gather_max: u32,
 }
 
 impl Setup {
     /// A queue pair for so many requests.
     pub(super) fn queue_pair(&self, depth: u32) -> Result<QueuePair, Error> {
-        let options = QueuePairOptions {
-            send_depth: depth,
-            inline_bytes: self.inline_bytes,
-            gather_max: self.gather_max,
-            receive: None,
-        };
+        let options =
+            QueuePairOptions { send_depth: depth, inline_bytes: self.inline_bytes, gather_max: 1, receive: None };
         QueuePair::new(&self.domain, &self.completions, &self.completions, options)
     }
 }
@@ -130,7 +125,7 @@ impl VerbsEndpoint {
     fn push_elsewhere(&mut self, request: Request) {
         let at = request.at;
         match self.connections.get_mut(at.server().index()) {
-            Some(Some(connection)) if connection.takes(at, request.verb.bytes()) => connection.push(request),
+            Some(Some(connection)) if connection.takes(&request) => connection.push(request),
             // The card would break the connection over it.
             _ => {
                 let outcome = Err(outside(at, &request.verb));
@@ -156,13 +151,15 @@ impl VerbsEndpoint {
 }
 
 pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
-    let why = "the address is not inside the memory server's region or an open path, or not aligned to 8 bytes".into();
+    let why = "the address is not inside the memory server's region or an open path, or not aligned to 8 bytes; \
+               or it gathers what is not there"
+        .into();
     Box::new(Error::BadAddress { what: verb.name(), at, why })
 }
 
 impl Endpoint for VerbsEndpoint {
     fn capabilities(&self) -> Capabilities {
-        capabilities(self.setup.domain.device().info(), self.setup.inline_bytes, self.setup.gather_max)
+        capabilities(self.setup.domain.device().info(), self.setup.inline_bytes, 1)
     }
 
     unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
@@ -178,7 +175,7 @@ impl Endpoint for VerbsEndpoint {
         let mut push = |request: Request| {
             let at = request.at;
             match self.paths.get_mut(at.server().index()) {
-                Some(path) if path.holds(at, request.verb.bytes()) => path.push(request),
+                Some(path) if path.takes(&request) => path.push(request),
                 _ => self.push_elsewhere(request),
             }
         };

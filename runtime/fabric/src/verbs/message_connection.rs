@@ -19,7 +19,6 @@ use crate::{
     endpoint::{Completion, Request},
     error::Error,
     listener::CONNECTION_BYTES_MIN,
-    ptr::RemotePtr,
     sync::Arc,
     wire::DecodeError,
 };
@@ -77,8 +76,8 @@ impl MessageConnection {
     }
 
     /// Whether a request can be taken: the other side has opened these bytes, and the connection is not broken.
-    pub(super) fn takes(&self, at: RemotePtr, bytes: usize) -> bool {
-        self.queue.is_connected() && self.queue.holds(at, bytes)
+    pub(super) fn takes(&self, request: &Request) -> bool {
+        self.queue.is_connected() && self.queue.takes(request)
     }
 
     pub(super) fn push(&mut self, request: Request) {

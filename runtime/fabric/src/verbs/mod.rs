@@ -58,8 +58,8 @@ use crate::{
 
 /// Bytes that requests carry themselves, where the device can.
 const INLINE_BYTES: u32 = 64;
-/// Local segments of a request, where the device can.
-const GATHER_MAX: u32 = 4;
+/// Pieces that a request gathers, where the device can.
+const GATHER_MAX: u32 = 32;
 /// For so long, *alive* is not asked again. *Dead* is for ever.
 const ALIVE_FOR: Duration = Duration::from_millis(20);
 
@@ -240,7 +240,6 @@ impl Fabric for VerbsFabric {
             reliability: self.reliability,
             depth: self.queue_depth,
             inline_bytes: info.inline_bytes.min(INLINE_BYTES),
-            gather_max: info.gather_max.clamp(1, GATHER_MAX),
         };
         Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.losses)?))
     }

@@ -17,10 +17,22 @@ use crate::{
     buffer::LocalKey,
     endpoint::{Completion, Done, Request, Verb},
     error::Error,
+    gather::{Gather, Piece},
     hash::avalanche,
-    ptr::RemotePtr,
+    memory::LocalMemory,
     sync::Arc,
 };
+
+/// A memory server's region, as its queues gather from it.
+#[derive(Debug, Clone)]
+pub(super) struct Source {
+    pub(super) memory: LocalMemory,
+    /// The address of its first byte.
+    pub(super) address: u64,
+    pub(super) key: LocalKey,
+    /// Pieces of one WRITE at most.
+    pub(super) gather_max: u32,
+}
 
 /// Memory of the other side that requests of a queue reach.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +50,7 @@ pub(super) struct RequestQueue {
     /// Which of its completion queue's queues it is.
     number: u16,
     target: Target,
+    source: Option<Source>,
     /// Whether the other side sleeps, and is to be woken by [`Verb::Notify`].
     wakes: bool,
     /// Counts connections, so that late completions of an earlier one are known.
@@ -83,12 +96,13 @@ impl RequestQueue {
             connection: None,
             number,
             target,
+            source: None,
             wakes: false,
             generation: 0,
             next: 0,
             posted: VecDeque::with_capacity(depth),
             waiting: VecDeque::new(),
-            batch: PostList::with_capacity(depth),
+            batch: PostList::with_capacity(depth, 1),
             depth,
             slot_mask: slots as u32 - 1,
             words: Memory::new(domain, slots)?,
@@ -98,6 +112,13 @@ impl RequestQueue {
     /// The other side has a thread that sleeps until it is notified.
     pub(super) fn waking(mut self) -> Self {
         self.wakes = true;
+        self
+    }
+
+    /// Its requests gather from this region.
+    pub(super) fn gathering_from(mut self, source: Source) -> Self {
+        self.batch = PostList::with_capacity(self.depth, source.gather_max as usize);
+        self.source = Some(source);
         self
     }
 
@@ -126,12 +147,18 @@ impl RequestQueue {
         }
     }
 
-    /// Whether the other side's memory has these bytes.
+    /// Whether the other side's memory has the bytes of a request, and this side's what it gathers.
     #[inline]
-    pub(super) fn holds(&self, at: RemotePtr, bytes: usize) -> bool {
-        let Some(first) = at.offset().checked_sub(self.target.first) else { return false };
-        let end = first.checked_add(bytes as u64);
-        first.is_multiple_of(8) && end.is_some_and(|end| end <= self.target.bytes)
+    pub(super) fn takes(&self, request: &Request) -> bool {
+        let Some(first) = request.at.offset().checked_sub(self.target.first) else { return false };
+        let end = first.checked_add(request.verb.bytes() as u64);
+        first.is_multiple_of(8) && end.is_some_and(|end| end <= self.target.bytes) && self.has_pieces(&request.verb)
+    }
+
+    #[inline]
+    fn has_pieces(&self, verb: &Verb) -> bool {
+        let Verb::Gather(gather) = verb else { return true };
+        self.source.as_ref().is_some_and(|source| gather.fits(&source.memory, source.gather_max as usize))
     }
 
     /// Whether requests wait for room, or for a connection.
@@ -165,7 +192,21 @@ impl RequestQueue {
         if let Verb::CompareSwap { .. } | Verb::FetchAdd(_) = request.verb {
             self.words.store(slot, avalanche(id));
         }
+        // A WRITE with others behind it in the batch completes with them.
+        if !self.batch.is_empty()
+            && let Some(last) = self.posted.back()
+            && matches!(last.verb, Verb::Write(_) | Verb::Gather(_) | Verb::WriteWord(_) | Verb::Notify(_))
+        {
+            self.batch.unsignal_last();
+        }
+        if let (Verb::Gather(gather), Some(source)) = (&mut request.verb, &self.source) {
+            self.batch.push(id, Posting::Write(remote), segments(gather, source), false);
+            self.posted.push_back(request);
+            self.next = sequence.wrapping_add(1);
+            return;
+        }
         let (posting, segment, may_inline) = match &mut request.verb {
+            Verb::Gather(_) => unreachable!("whoever pushes it knows that this side has its pieces"),
             Verb::Read(buffer) => (Posting::Read(remote), segment(buffer.key(), buffer), false),
             Verb::Write(buffer) => (Posting::Write(remote), segment(buffer.key(), buffer), true),
             &mut Verb::WriteWord(word) => {
@@ -179,15 +220,8 @@ impl RequestQueue {
             &mut Verb::CompareSwap { expected, new } => (Posting::CompareSwap(remote, expected, new), own, false),
             &mut Verb::FetchAdd(amount) => (Posting::FetchAdd(remote, amount), own, false),
         };
-        // A WRITE with others behind it in the batch completes with them.
-        if !self.batch.is_empty()
-            && let Some(last) = self.posted.back()
-            && matches!(last.verb, Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_))
-        {
-            self.batch.unsignal_last();
-        }
         let inline = may_inline && segment.bytes <= inline_max;
-        self.batch.push(id, posting, segment, inline);
+        self.batch.push(id, posting, [segment], inline);
         self.posted.push_back(request);
         self.next = sequence.wrapping_add(1);
     }
@@ -199,7 +233,8 @@ impl RequestQueue {
             return Ok(());
         }
         let Some(connection) = &self.connection else { return Ok(()) };
-        // SAFETY: every segment is a buffer of a request in `posted`, registered by the endpoint that owns this queue, or a slot
+        // SAFETY: every segment is a buffer of a request in `posted`, registered by the endpoint that owns this queue, a piece of
+        // the region of `source`, which is registered and mapped for as long as the queue, or a slot
         // of `words` that no other posted request has, because at most `depth` are posted. Requests leave `posted` only
         // when they have completed, or in `abort`, after the queue pair was destroyed; till then nobody else has their buffers.
         unsafe { connection.queue_pair.ring(&mut self.batch) }
@@ -241,7 +276,7 @@ impl RequestQueue {
             let Some(request) = self.posted.pop_front() else { break };
             let done = match request.verb {
                 Verb::Read(buffer) => Done::Read(buffer),
-                Verb::Write(_) | Verb::WriteWord(_) | Verb::Notify(_) => Done::Written,
+                Verb::Write(_) | Verb::Gather(_) | Verb::WriteWord(_) | Verb::Notify(_) => Done::Written,
                 Verb::CompareSwap { .. } | Verb::FetchAdd(_) => Done::Previous(self.words.load(slot)),
             };
             completions.push(Completion { ticket: request.ticket, outcome: Ok(done) });
@@ -290,4 +325,16 @@ impl RequestQueue {
 /// A buffer as the card sees it.
 fn segment(key: LocalKey, words: &mut [u64]) -> Segment {
     Segment { address: words.as_mut_ptr().expose_provenance() as u64, bytes: size_of_val(words) as u32, key }
+}
+
+/// What a gather sends, as the card sees it. All of it is there: see [`RequestQueue::takes`].
+fn segments(gather: &mut Gather, source: &Source) -> impl Iterator<Item = Segment> {
+    let Segment { address: own, key, .. } = segment(gather.buffer.key(), &mut gather.buffer);
+    gather.pieces().iter().map(move |piece| {
+        let bytes = piece.words() as u32 * 8;
+        match piece {
+            Piece::Own(range) => Segment { address: own + range.start as u64 * 8, bytes, key },
+            Piece::Region(at, _) => Segment { address: source.address + at.offset(), bytes, key: source.key },
+        }
+    })
 }

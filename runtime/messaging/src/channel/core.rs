@@ -7,6 +7,7 @@ use crate::{
     connection::{Broken, Carrier, Connection, SendConfig, Source},
     error::Error,
     message::{FromServer, read_from_server},
+    pieces::Outbound,
     protocol::{CHUNK_WORDS, Priority, WINDOW},
     spare::Spare,
 };
@@ -104,10 +105,10 @@ impl Slots {
 }
 
 impl Source for Slots {
-    fn message(&self, number: u64) -> Option<&[u64]> {
+    fn message(&self, number: u64) -> Option<Outbound<'_>> {
         let slot = &self.0[number as usize % WINDOW];
         // A reply that comes before its request was sent whole is the server's mistake; the request still goes out whole.
-        (slot.message.get(1) == Some(&number)).then_some(&slot.message)
+        (slot.message.get(1) == Some(&number)).then(|| Outbound::of(&slot.message))
     }
 }
 

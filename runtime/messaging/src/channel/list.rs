@@ -145,6 +145,7 @@ impl State {
             ordered: host.capabilities().ordered_writes,
             coalesce: core.options.coalesce,
             eager_words: core.eager_words,
+            gather_max: 1,
         };
         let connection = Connection::new(memory, self.server, core.generation, sending);
         let too_small = || FabricError::ServerMissing { server: self.server, why: "it opens too little memory".into() };

@@ -23,6 +23,7 @@ use super::{Channel, ChannelOptions, Channels, Host, Tasks};
 use crate::{
     connection::{Carrier, Connection, SendConfig, Sending, Source},
     message::hello_ack,
+    pieces::Outbound,
 };
 
 /// One task, which is polled after every turn.
@@ -117,7 +118,7 @@ impl Carrier for Posts<'_> {
 struct Nothing;
 
 impl Source for Nothing {
-    fn message(&self, _number: u64) -> Option<&[u64]> {
+    fn message(&self, _number: u64) -> Option<Outbound<'_>> {
         None
     }
 }
@@ -145,7 +146,7 @@ fn a_channel_tells_the_memory_server_how_to_send() {
         port.changes(true, &mut changes);
         for change in changes.drain(..) {
             let Change::Joined { peer, memory, .. } = change else { panic!("nobody left: {change:?}") };
-            let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX };
+            let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX, gather_max: 1 };
             let mut connection = Connection::new(memory, peer, 1, sending).unwrap();
             connection.enqueue_notice(&hello_ack(1, false));
             server = Some(connection);

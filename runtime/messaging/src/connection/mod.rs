@@ -12,13 +12,15 @@
 //! [`CHUNK_WORDS`](crate::CHUNK_WORDS) are on their way at a time, in either direction, and no more are copied to the pool between
 //! two looks at what is urgent: that is the most that anything urgent can find before it.
 
+mod gathered;
 mod incoming;
 mod outgoing;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use self::{incoming::Incoming, outgoing::Outgoing};
+use self::{gathered::Gathering, incoming::Incoming, outgoing::Outgoing};
 use crate::{
+    pieces::Outbound,
     protocol::{MESSAGE_WORDS_MAX, Priority},
     ring::ProtocolError,
     shape::{Control, Shape},
@@ -80,8 +82,9 @@ pub(crate) struct Sent {
 
 /// Where the words of messages that are to be sent stand.
 pub(crate) trait Source {
-    /// The message with this number; none if it need not be sent any more.
-    fn message(&self, number: u64) -> Option<&[u64]>;
+    /// The message with this number; none if it need not be sent any more. What it says of pieces stays so until it is among
+    /// [`Connection::sent`], or the connection is closed.
+    fn message(&self, number: u64) -> Option<Outbound<'_>>;
 }
 
 /// What is to be sent.
@@ -97,6 +100,8 @@ enum Item {
 enum Op {
     Free,
     Frames(Priority, usize),
+    /// Words of the message with this number.
+    Gathered(Priority, usize, u64),
     Head(Priority),
     Tail(Priority),
     Word,
@@ -112,6 +117,21 @@ pub(crate) struct Sending {
     pub(crate) coalesce: bool,
     /// Messages of more words go by rendezvous.
     pub(crate) eager_words: usize,
+    /// Pieces that one WRITE gathers at most; 2 or more where messages have pieces.
+    pub(crate) gather_max: usize,
+}
+
+/// What a connection has posted: for statistics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Posted {
+    /// WRITEs of one piece, a word's among them.
+    pub(crate) writes: u64,
+    /// WRITEs that gather.
+    pub(crate) gathers: u64,
+    /// Pieces of those.
+    pub(crate) pieces: u64,
+    /// Words that the processor has copied, into buffers and into the pool.
+    pub(crate) copied_words: u64,
 }
 
 /// What a worker tells the memory server to do with its replies: one word.
@@ -153,10 +173,13 @@ pub(crate) struct Connection {
     ops: Vec<Op>,
     free_ops: Vec<u32>,
     failed: Option<Box<FabricError>>,
-    /// Held messages that it has copied whole, for the owner to take.
+    /// Messages with pieces that were begun, in order.
+    gathering: Vec<Gathering>,
+    /// Held messages that it has copied whole, or whose pieces were sent, for the owner to take.
     pub(crate) sent: Vec<u64>,
     /// Payload words that came and went: for statistics.
     pub(crate) words_moved: u64,
+    pub(crate) posted: Posted,
     /// Best-effort words that were copied to the pool since sending began, and whether it stopped because of that.
     copied: usize,
     owes: bool,
@@ -179,8 +202,10 @@ impl Connection {
             ops: Vec::new(),
             free_ops: Vec::new(),
             failed: None,
+            gathering: Vec::new(),
             sent: Vec::new(),
             words_moved: 0,
+            posted: Posted::default(),
             copied: 0,
             owes: false,
         })
@@ -229,7 +254,8 @@ impl Connection {
 
     /// Whether something waits to be sent, or to be fetched by the other side.
     pub(crate) fn is_sending(&self) -> bool {
-        self.outgoing.iter().any(|out| !out.queue.is_empty() || !out.rendezvous.is_empty())
+        !self.gathering.is_empty()
+            || self.outgoing.iter().any(|out| !out.queue.is_empty() || !out.rendezvous.is_empty())
     }
 
     /// Whether requests are under way.
@@ -279,6 +305,10 @@ impl Connection {
         };
         match (op, done) {
             (Op::Frames(priority, words), _) => self.outgoing[priority.index()].writing -= words,
+            (Op::Gathered(priority, words, number), _) => {
+                self.outgoing[priority.index()].writing -= words;
+                self.gather_completed(number);
+            }
             (Op::Head(priority), _) => self.outgoing[priority.index()].publishing = false,
             (Op::Tail(priority), _) => self.incoming[priority.index()].releasing = false,
             (Op::Fetch(priority, number), Done::Read(buffer)) => {
@@ -302,6 +332,7 @@ impl Connection {
 
     fn post_word(&mut self, control: Control, word: u64, op: Op, carrier: &mut impl Carrier) {
         let at = far(self.other, control.index() as u64 * 8);
+        self.posted.writes += 1;
         self.post(at, Verb::Notify(word), op, carrier);
     }
 

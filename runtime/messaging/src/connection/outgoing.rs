@@ -56,7 +56,7 @@ impl Outgoing {
 
     /// Words that were framed, in WRITEs that have not completed.
     #[inline]
-    fn under_way(&self) -> usize {
+    pub(super) fn under_way(&self) -> usize {
         self.writing + self.open.as_ref().map_or(0, |(_, used)| *used)
     }
 }
@@ -73,9 +73,17 @@ impl Connection {
         }
         for priority in Priority::ALL {
             while let Some(&item) = self.outgoing[priority.index()].queue.front() {
+                let mut is_gathered = false;
                 let whole = match &item {
                     Item::Held(number) => match source.message(*number) {
-                        Some(words) => self.send_some(priority, words, carrier)?,
+                        Some(message) if message.has_pieces() => {
+                            let before = self.words_moved;
+                            let whole = self.gather_some(priority, *number, message, carrier)?;
+                            moved |= self.words_moved != before;
+                            is_gathered = true;
+                            whole
+                        }
+                        Some(message) => self.send_some(priority, message.words, carrier)?,
                         None => true,
                     },
                     // Out of its place while it is sent, and back if some of it is left.
@@ -100,8 +108,10 @@ impl Connection {
                 let outgoing = &mut self.outgoing[priority.index()];
                 outgoing.queue.pop_front();
                 outgoing.sent = 0;
-                if let Item::Held(number) = item {
-                    self.sent.push(number);
+                match item {
+                    Item::Held(number) if is_gathered => self.gathered_whole(number),
+                    Item::Held(number) => self.sent.push(number),
+                    Item::Notice => {}
                 }
             }
             self.flush(priority, carrier);
@@ -174,6 +184,7 @@ impl Connection {
                     to.store(*from, Ordering::Relaxed);
                 }
                 self.copied += if is_best_effort { words } else { 0 };
+                self.posted.copied_words += words as u64;
                 let rendezvous = Rendezvous { first: slot.first, words };
                 self.put(priority, &[word, rendezvous.word()], 2, carrier)?;
                 let outgoing = &mut self.outgoing[priority.index()];
@@ -238,11 +249,13 @@ impl Connection {
         Ok(())
     }
 
-    fn post_open(&mut self, priority: Priority, carrier: &mut impl Carrier) {
+    pub(super) fn post_open(&mut self, priority: Priority, carrier: &mut impl Carrier) {
         let outgoing = &mut self.outgoing[priority.index()];
         let Some((mut buffer, used)) = outgoing.open.take() else { return };
         buffer.truncate(used);
         outgoing.writing += used;
+        self.posted.writes += 1;
+        self.posted.copied_words += used as u64;
         let at = far(self.other, (self.shape.ring(priority) + outgoing.open_place) as u64 * 8);
         self.post(at, Verb::Write(buffer), Op::Frames(priority, used), carrier);
     }

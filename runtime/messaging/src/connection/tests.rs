@@ -49,8 +49,8 @@ impl Carrier for Posts<'_> {
 struct Messages(Vec<Vec<u64>>);
 
 impl Source for Messages {
-    fn message(&self, number: u64) -> Option<&[u64]> {
-        self.0.get(number as usize).map(Vec::as_slice)
+    fn message(&self, number: u64) -> Option<Outbound<'_>> {
+        self.0.get(number as usize).map(|words| Outbound::of(words))
     }
 }
 
@@ -79,7 +79,7 @@ impl Pair {
         let mut changes = Vec::new();
         port.changes(true, &mut changes);
         let Some(Change::Joined { peer, memory, .. }) = changes.pop() else { panic!("nobody joined") };
-        let sending = Sending { ordered: true, coalesce: true, eager_words };
+        let sending = Sending { ordered: true, coalesce: true, eager_words, gather_max: 1 };
         Self {
             server: Connection::new(memory, peer, 1, sending).unwrap(),
             worker: Connection::new(own, id, 1, sending).unwrap(),

@@ -1,5 +1,7 @@
 //! What a message server counts.
 
+use crate::connection::{Connection, Posted};
+
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// What a message server has counted since its start.
@@ -18,6 +20,16 @@ macro_rules! counts {
         }
 
         impl ThreadCounts {
+            /// Takes what a connection has counted.
+            pub(super) fn add_posted(&self, connection: &mut Connection) {
+                let Posted { writes, gathers, pieces, copied_words } = std::mem::take(&mut connection.posted);
+                bump(&self.writes, writes);
+                bump(&self.gathers, gathers);
+                bump(&self.gathered_pieces, pieces);
+                bump(&self.copied_words, copied_words);
+                bump(&self.message_words, std::mem::take(&mut connection.words_moved));
+            }
+
             pub(super) fn add_to(&self, all: &mut ServerCounts) {
                 $(all.$name += self.$name.load(RELAXED);)*
             }
@@ -44,6 +56,18 @@ counts! {
     dropped,
     /// Times that a thread slept.
     sleeps,
+    /// Replies whose pieces were sent from where they lie.
+    gathered,
+    /// WRITEs of one piece that were posted, those that publish a head or a tail among them.
+    writes,
+    /// WRITEs that gather.
+    gathers,
+    /// Pieces of those.
+    gathered_pieces,
+    /// Words that were copied to be sent.
+    copied_words,
+    /// Words of messages that came and went.
+    message_words,
 }
 
 pub(super) fn bump(count: &std::sync::atomic::AtomicU64, by: u64) {

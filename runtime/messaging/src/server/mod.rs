@@ -23,6 +23,7 @@ use self::{
     thread::Thread,
 };
 use crate::error::Error;
+use crate::pieces::GatherRule;
 use crate::serve::Service;
 use farlink_fabric::{
     Error as FabricError,
@@ -49,8 +50,11 @@ pub struct ServeMessages {
     pub wait: Wait,
     /// How often peers are told the load.
     pub report_interval: Duration,
-    /// How long a peer may leave its replies where they are before it is dropped.
+    /// How long a peer may leave its replies where they are before it is dropped; and how long one reply with pieces may take on its
+    /// way, for it holds back what the region reuses.
     pub silence_max: Duration,
+    /// When the pieces of a reply are gathered, and when copied.
+    pub gather: GatherRule,
     /// Decides what is random.
     pub seed: u64,
 }
@@ -61,6 +65,7 @@ impl Default for ServeMessages {
             wait: Wait::Auto,
             report_interval: Duration::from_millis(10),
             silence_max: Duration::from_secs(5),
+            gather: GatherRule::default(),
             seed: 0,
         }
     }

@@ -11,6 +11,7 @@ use crate::{
     session::Session,
 };
 use farlink_fabric::{
+    Capabilities,
     connection::{OpenMemory, PeerId},
     listener::Change,
     ptr::ServerId,
@@ -26,6 +27,8 @@ pub(super) struct Peer {
     /// What the peer had done when that was last looked at, and when it last did something.
     pub(super) trace: u64,
     pub(super) moved_at_ns: u64,
+    /// The oldest of its replies with pieces when that was last looked at, and since when it has been that.
+    pub(super) held: (Option<u64>, u64),
     /// Something of this side's has changed: a completion came, or there is something to send.
     pub(super) dirty: bool,
 }
@@ -56,8 +59,8 @@ impl Thread {
 
     pub(super) fn open(&mut self, peer: ServerId, who: PeerId, memory: OpenMemory) {
         self.generation = self.generation.wrapping_add(1);
-        let ordered = self.endpoint.capabilities().ordered_writes;
-        let sending = Sending { ordered, coalesce: true, eager_words: usize::MAX };
+        let Capabilities { ordered_writes: ordered, gather_max, .. } = self.endpoint.capabilities();
+        let sending = Sending { ordered, coalesce: true, eager_words: usize::MAX, gather_max };
         let Some(mut connection) = Connection::new(memory, peer, self.generation, sending) else {
             return self.endpoint.dismiss(peer);
         };
@@ -82,7 +85,8 @@ impl Thread {
         }
         connection.enqueue_notice(&hello_ack(self.shared.incarnation, known.is_some()));
         let moved_at_ns = self.clock.now_ns();
-        let peer_state = Peer { connection, session, trace: 0, moved_at_ns, dirty: true };
+        let held = (None, moved_at_ns);
+        let peer_state = Peer { connection, session, trace: 0, moved_at_ns, held, dirty: true };
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
         }

@@ -8,10 +8,12 @@ use super::{
 };
 use crate::{
     message::{REPLY_HEADER, nack, read_request, refusal, reply_item},
+    pieces::{Outbound, copy},
     protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW},
     serve::{Address, Finished, Request, Responder},
     session::Admission,
 };
+use farlink_fabric::Capabilities;
 
 /// Requests of one peer that a turn takes, of each priority.
 const REQUESTS_PER_TURN: usize = 16;
@@ -144,9 +146,18 @@ impl Thread {
         std::mem::swap(&mut self.finished, &mut *self.replies.finished.borrow_mut());
         let progress = !self.finished.is_empty();
         let mut finished = std::mem::take(&mut self.finished);
-        for Finished { to, mut words } in finished.drain(..) {
-            if words.len() > MESSAGE_WORDS_MAX {
-                tracing::error!(words = words.len(), "a reply is too long and is refused");
+        let Capabilities { gather_max, inline_bytes, .. } = self.endpoint.capabilities();
+        for Finished { to, mut words, mut held } in finished.drain(..) {
+            let total = held.as_ref().map_or(words.len(), |held| held.total);
+            let is_in_region =
+                held.as_ref().is_none_or(|held| Outbound::with(&words, held).is_in(self.endpoint.memory()));
+            if total > MESSAGE_WORDS_MAX || !is_in_region {
+                held = None;
+                tracing::error!(
+                    words = total,
+                    is_in_region,
+                    "a reply is too long, or not in the region, and is refused"
+                );
                 words.truncate(REPLY_HEADER);
                 words.push(reply_item(0, to.index, Err(Refusal::Unanswered)));
             }
@@ -158,7 +169,22 @@ impl Thread {
                 self.replies.recycle(words);
                 continue;
             };
-            let whole = session.finish(to.sequence, words, &self.replies);
+            if let Some(pieces) = &held {
+                let rule = self.options.gather;
+                let is_gathered = gather_max > 1
+                    && total * 8 > inline_bytes
+                    && rule.gathers(pieces.count(), pieces.bytes)
+                    && session.takes_pieces(to.sequence);
+                if !is_gathered {
+                    let copied = copy(Outbound::with(&words, pieces), self.endpoint.memory());
+                    self.replies.recycle(std::mem::replace(&mut words, copied.unwrap_or_default()));
+                    bump(&self.shared.threads[self.number].copied_words, total as u64);
+                    held = None;
+                } else {
+                    bump(&self.shared.threads[self.number].gathered, 1);
+                }
+            }
+            let whole = session.finish(to.sequence, words, held, &self.replies);
             match (whole, session.peer) {
                 (Some(priority), Some(peer)) => self.answer(peer.index(), to.sequence, priority),
                 // Its worker is away: the reply is kept like one that was sent.
@@ -187,6 +213,7 @@ impl Thread {
             for sequence in peer.connection.sent.drain(..) {
                 session.sent(sequence, &self.replies);
             }
+            self.shared.threads[self.number].add_posted(&mut peer.connection);
             match outcome {
                 Ok(sent) => {
                     peer.connection.release(&mut carrier!(self));

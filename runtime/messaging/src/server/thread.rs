@@ -57,10 +57,10 @@ impl Carrier for EndpointCarrier<'_> {
 }
 
 pub(super) struct Thread {
-    // The service goes first: its tasks hold responders. The endpoint goes before the buffers that it may still use.
-    pub(super) service: Box<dyn Service>,
+    // The endpoint goes first, before what it may still use: the buffers, and the pieces of replies, which the service's worker keeps.
     pub(super) endpoint: Box<dyn ServerEndpoint>,
     pub(super) buffers: Buffers,
+    pub(super) service: Box<dyn Service>,
     pub(super) outbox: Vec<Post>,
     pub(super) completions: Vec<Completion>,
     pub(super) changes: Vec<Change>,
@@ -258,6 +258,16 @@ impl Thread {
         let silence_max_ns = self.options.silence_max.as_nanos() as u64;
         for index in 0..self.peers.len() {
             let Some(peer) = &mut self.peers[index] else { continue };
+            // A reply with pieces holds back what the region reuses.
+            let oldest = self.sessions[peer.session].as_ref().and_then(Session::oldest_held);
+            if oldest != peer.held.0 || oldest.is_none() {
+                peer.held = (oldest, now_ns);
+            } else if now_ns.saturating_sub(peer.held.1) > silence_max_ns {
+                tracing::warn!(peer = index, "dropped a peer that took too long over a reply with pieces");
+                bump(&self.counts().dropped, 1);
+                self.close(index);
+                continue;
+            }
             let trace = peer.connection.trace();
             if trace != peer.trace || !peer.connection.is_sending() {
                 (peer.trace, peer.moved_at_ns) = (trace, now_ns);

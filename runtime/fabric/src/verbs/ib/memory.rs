@@ -10,6 +10,8 @@ use crate::{buffer::LocalKey, error::Error};
 /// Who is let at registered memory, besides the owner's own requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
+    /// Nobody; and the owner's requests only read it.
+    LocalRead,
     /// Nobody.
     Local,
     /// Peers, to read, write and change atomically.
@@ -54,8 +56,8 @@ impl Domain {
     /// Lets the device at `words` words from `base`. Blocks while the system pins them.
     ///
     /// # Safety
-    /// The memory stays allocated until the registration is dropped. Unless with [`Access::Local`], other machines write to it
-    /// at any time: this process reaches it through atomics alone.
+    /// The memory stays allocated until the registration is dropped. Unless with [`Access::Local`] or [`Access::LocalRead`], other
+    /// machines write to it at any time: this process reaches it through atomics alone.
     pub(crate) unsafe fn register(
         self: &Arc<Self>,
         base: NonNull<u64>,
@@ -64,6 +66,8 @@ impl Domain {
     ) -> Result<Registered, Error> {
         use rdma::ibv_access_flags as flags;
         let allowed = match access {
+            // What every registration allows.
+            Access::LocalRead => flags(0),
             Access::Local => flags::IBV_ACCESS_LOCAL_WRITE,
             // No relaxed ordering: WRITEs are placed as they were posted.
             Access::Peers => {

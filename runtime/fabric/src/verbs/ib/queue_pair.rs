@@ -261,7 +261,7 @@ impl QueuePair {
 fn access_flags(access: super::Access) -> u32 {
     use rdma::ibv_access_flags as flags;
     match access {
-        super::Access::Local => 0,
+        super::Access::Local | super::Access::LocalRead => 0,
         super::Access::Attach => (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE).0,
         super::Access::Peers => {
             (flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE | flags::IBV_ACCESS_REMOTE_ATOMIC).0

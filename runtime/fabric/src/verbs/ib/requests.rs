@@ -37,11 +37,13 @@ pub(crate) struct Segment {
     pub(crate) key: LocalKey,
 }
 
-/// Up to a fixed number of requests, in the order of their posting.
+/// Up to a fixed number of requests, in the order of their posting, each with up to a fixed number of local segments.
 pub(crate) struct PostList {
     requests: Box<[rdma::ibv_send_wr]>,
     segments: Box<[rdma::ibv_sge]>,
     length: usize,
+    /// Of all requests in the list.
+    segments_used: usize,
 }
 
 impl fmt::Debug for PostList {
@@ -51,38 +53,49 @@ impl fmt::Debug for PostList {
 }
 
 impl PostList {
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
+    pub(crate) fn with_capacity(capacity: usize, gather_max: usize) -> Self {
         let request = || {
             // SAFETY: integers, raw pointers and unions of integers: zero is a value of each.
             unsafe { mem::zeroed::<rdma::ibv_send_wr>() }
         };
         Self {
             requests: (0..capacity).map(|_| request()).collect(),
-            segments: vec![rdma::ibv_sge { addr: 0, length: 0, lkey: 0 }; capacity].into(),
+            segments: vec![rdma::ibv_sge { addr: 0, length: 0, lkey: 0 }; capacity * gather_max].into(),
             length: 0,
+            segments_used: 0,
         }
     }
 
     pub(crate) fn clear(&mut self) {
-        self.length = 0;
+        (self.length, self.segments_used) = (0, 0);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Adds a request that has one local segment. It is signalled: see [`PostList::unsignal_last`].
+    /// Adds a request of these local segments, which are for WRITEs if there are several. It is signalled: see
+    /// [`PostList::unsignal_last`].
     ///
     /// # Panics
     /// If the list is full.
     #[inline]
-    pub(crate) fn push(&mut self, id: u64, posting: Posting, segment: Segment, inline: bool) {
+    pub(crate) fn push(
+        &mut self,
+        id: u64,
+        posting: Posting,
+        segments: impl IntoIterator<Item = Segment>,
+        inline: bool,
+    ) {
         use rdma::{ibv_send_flags as flags, ibv_wr_opcode as opcode};
         let request = &mut self.requests[self.length];
-        self.segments[self.length] =
-            rdma::ibv_sge { addr: segment.address, length: segment.bytes, lkey: segment.key.0 };
+        let first = self.segments_used;
+        for Segment { address, bytes, key } in segments {
+            self.segments[self.segments_used] = rdma::ibv_sge { addr: address, length: bytes, lkey: key.0 };
+            self.segments_used += 1;
+        }
         request.wr_id = id;
-        request.num_sge = 1;
+        request.num_sge = (self.segments_used - first) as i32;
         request.send_flags = flags::IBV_SEND_SIGNALED.0 | if inline { flags::IBV_SEND_INLINE.0 } else { 0 };
         let rdma = |remote: Remote| rdma::rdma_t { remote_addr: remote.address, rkey: remote.key };
         let atomic = |remote: Remote, compare_add, swap| rdma::atomic_t {
@@ -136,16 +149,20 @@ impl QueuePair {
     #[inline]
     pub(crate) unsafe fn ring(&self, list: &mut PostList) -> Result<(), Error> {
         let length = mem::take(&mut list.length);
+        list.segments_used = 0;
         if length == 0 {
             return Ok(());
         }
         let (requests, segments) = (list.requests.as_mut_ptr(), list.segments.as_mut_ptr());
+        let mut used = 0;
         for index in 0..length {
-            // SAFETY: `index` is below the length of both boxes, so the pointers stay inside them; one past the last
-            // request is in the box or one past its end, and is not followed.
+            // SAFETY: `index` is below the length of the box of requests, and `used` counts the segments of those before, which
+            // `push` has placed in theirs, so the pointers stay inside or one past the end, where they are not followed: a
+            // request has as many segments as it says.
             unsafe {
                 let request = requests.add(index);
-                (*request).sg_list = segments.add(index);
+                (*request).sg_list = segments.add(used);
+                used += (*request).num_sge as usize;
                 (*request).next = if index + 1 < length { requests.add(index + 1) } else { std::ptr::null_mut() };
             }
         }

@@ -1,7 +1,7 @@
 //! Where workers ask for message connections: what the control connections of a memory server share with its endpoints.
 //!
 //! Each endpoint has an [`EndpointDomain`]: a protection domain of its own, so that a connection reaches neither the region nor another endpoint's
-//! connections; completion queues; and a queue of receives, of which each notification of its connections uses up one. A control
+//! connections (the region is registered there once more, for the endpoint's own requests to read, and for nobody else); completion queues; and a queue of receives, of which each notification of its connections uses up one. A control
 //! connection makes a connection's queue pair and memory and, once its worker says that it is ready, leaves them with its domain.
 //! What becomes of a connection is kept in its [`Record`], which both sides have.
 
@@ -11,18 +11,22 @@ use std::{
 };
 
 use crate::{
+    buffer::LocalKey,
     connection::{ConnectionState, PeerId},
     error::Error,
     listener::{EndpointWaker, ListenOptions},
+    memory::LocalMemory,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
     verbs::{
-        INLINE_BYTES, Reliability,
+        GATHER_MAX, INLINE_BYTES, Reliability,
         connecting::Connection,
         control::Opened,
         ib::{
             Access, Channel, CompletionQueue, Device, Domain, Local, Peer, QueuePair, QueuePairOptions, ReceiveQueue,
+            Registered,
         },
         opened::Opening,
+        queue::Source,
     },
 };
 
@@ -56,6 +60,10 @@ pub(super) struct EndpointDomain {
     connections: Arc<AtomicU64>,
     connections_max: u64,
     pub(super) taken: AtomicBool,
+    // In this order, and behind the queue pairs in `arrived`: the region goes after its registration.
+    _region: Option<Registered>,
+    /// The region, as this side's requests read it.
+    pub(super) source: Source,
 }
 
 /// A connection that is ready for its endpoint.
@@ -168,8 +176,9 @@ impl Made {
 
 impl Acceptor {
     /// An acceptor of so many endpoints, on the memory server's device.
-    pub(super) fn new(device: &Arc<Device>, options: &ListenOptions) -> Result<Arc<Self>, Error> {
-        let domains = (0..options.endpoints).map(|_| EndpointDomain::new(device)).collect::<Result<_, Error>>()?;
+    pub(super) fn new(device: &Arc<Device>, memory: &LocalMemory, options: &ListenOptions) -> Result<Arc<Self>, Error> {
+        let new = |_| EndpointDomain::new(device, memory);
+        let domains = (0..options.endpoints).map(new).collect::<Result<_, Error>>()?;
         Ok(Arc::new(Self { connection_bytes: options.connection_bytes, domains, open: AtomicBool::new(true) }))
     }
 
@@ -211,8 +220,9 @@ impl Acceptor {
 }
 
 impl EndpointDomain {
-    fn new(device: &Arc<Device>) -> Result<Self, Error> {
+    fn new(device: &Arc<Device>, memory: &LocalMemory) -> Result<Self, Error> {
         let domain = Domain::new(device)?;
+        let (region, source) = source(&domain, memory);
         let channel = Channel::new(device)?;
         // Twice, because completions of a connection that is gone may still be there when the next one has made its own.
         let per_connection = 2 * ENDPOINT_DEPTH;
@@ -224,6 +234,8 @@ impl EndpointDomain {
             receives: ReceiveQueue::new(&domain, NOTIFICATIONS_MAX)?,
             channel,
             domain,
+            source,
+            _region: region,
             wake: Arc::new(Wake::new()?),
             news: AtomicU64::new(0),
             arrived: Mutex::default(),
@@ -249,7 +261,7 @@ impl EndpointDomain {
         let options = QueuePairOptions {
             send_depth: ENDPOINT_DEPTH,
             inline_bytes: self.inline_bytes(),
-            gather_max: 1,
+            gather_max: self.source.gather_max,
             receive: Some(Arc::clone(&self.receives)),
         };
         QueuePair::new(&self.domain, &self.sent, &self.received, options)
@@ -270,6 +282,28 @@ impl EndpointDomain {
     fn tell(&self) {
         self.news.fetch_add(1, Ordering::Release);
         self.wake.wake();
+    }
+}
+
+/// Registers the region for an endpoint's own requests. Where the system does not lock the same memory once more, replies are
+/// copied instead.
+fn source(domain: &Arc<Domain>, memory: &LocalMemory) -> (Option<Registered>, Source) {
+    let (base, words) = memory.base();
+    // SAFETY: the memory lives as long as `memory`, of which the source keeps a clone, dropped behind the registration by
+    // whoever has both; the device only reads it, for requests of this process.
+    let registered = unsafe { domain.register(base, words, Access::LocalRead) };
+    let gather_max = domain.device().info().gather_max.min(GATHER_MAX);
+    let none = Source { memory: memory.clone(), address: 0, key: LocalKey::default(), gather_max: 1 };
+    match registered {
+        Ok(region) if gather_max > 1 => {
+            let source = Source { address: region.address(), key: region.local_key(), gather_max, ..none };
+            (Some(region), source)
+        }
+        Ok(_) => (None, none),
+        Err(error) => {
+            tracing::warn!(%error, "replies are not gathered from the region");
+            (None, none)
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
     endpoint::{Capabilities, Completion, Endpoint, Request},
     error::Error,
     listener::{Change, EndpointWaker, Listener, ServerEndpoint},
+    memory::LocalMemory,
     ptr::{SERVERS_MAX, ServerId},
     sync::{Arc, Ordering, lock},
     verbs::{
@@ -139,7 +140,7 @@ impl VerbsServerEndpoint {
         let target = arrival.opened.target(self.acceptor.connection_bytes as u64);
         self.generation = self.generation.wrapping_add(1);
         let queue = RequestQueue::new(&self.domain().domain, free as u16, ENDPOINT_DEPTH, target)?;
-        let mut queue = queue.of_generation(self.generation);
+        let mut queue = queue.of_generation(self.generation).gathering_from(self.domain().source.clone());
         let Arrival { connection, opening, who, record, place, .. } = arrival;
         queue.connect(connection);
         let memory = opening.memory();
@@ -187,7 +188,7 @@ impl VerbsServerEndpoint {
 impl Endpoint for VerbsServerEndpoint {
     fn capabilities(&self) -> Capabilities {
         let domain = self.domain();
-        capabilities(domain.domain.device().info(), domain.inline_bytes(), 1)
+        capabilities(domain.domain.device().info(), domain.inline_bytes(), domain.source.gather_max)
     }
 
     unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
@@ -202,7 +203,7 @@ impl Endpoint for VerbsServerEndpoint {
         for request in requests.drain(..) {
             let at = request.at;
             match self.peers.get_mut(at.server().index()) {
-                Some(Some(peer)) if peer.queue.is_connected() && peer.queue.holds(at, request.verb.bytes()) => {
+                Some(Some(peer)) if peer.queue.is_connected() && peer.queue.takes(&request) => {
                     peer.queue.push(request);
                 }
                 _ => {
@@ -260,6 +261,10 @@ impl ServerEndpoint for VerbsServerEndpoint {
                 }
             }
         }
+    }
+
+    fn memory(&self) -> &LocalMemory {
+        &self.domain().source.memory
     }
 
     fn dismiss(&mut self, peer: ServerId) {

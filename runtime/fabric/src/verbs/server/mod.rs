@@ -179,7 +179,7 @@ impl VerbsServer {
             let why = format!("memory server {} listens already", self.serving.place.server);
             return Err(Error::BadOption { option: "server", why });
         }
-        let acceptor = Acceptor::new(self.serving.open_device(), options)?;
+        let acceptor = Acceptor::new(self.serving.open_device(), &self.serving.memory(), options)?;
         *hangs = Some(Arc::clone(&acceptor));
         Ok(Box::new(VerbsListener::new(&self.serving, acceptor)))
     }

@@ -1,0 +1,185 @@
+//! Merging a page into the one to its left.
+//!
+//! A merge is five swaps. Whoever meets one begun carries it on, from what is there: nobody waits for who has begun it.
+//!
+//! 1. The page above: an entry's page *is being merged*. From now on nothing else is done there, so the entry stays, and is not
+//!    the first one. (The OpenBw-Tree blocks the page above too, with a delta that others have to wait for.)
+//! 2. The page: *removed*. Nothing is changed there any more.
+//! 3. The page to its left, which is the one whose right link leads to it: what the page held *belongs here*.
+//! 4. The number of the page is given up.
+//! 5. The page above: the entry is *gone*, and with it the mark of step 1.
+//!
+//! What is next follows from the pages as they are, read anew for each step. That the entry is not there says nothing if it was
+//! looked for in an older copy of the page above: in that the index term may not have been put in yet. Steps succeed only if the
+//! page has not changed since it was read, so of two who help each other one does a step.
+//!
+//! The only child of the root is merged into the root, which is then one level lower: step 3 is a new base of the root, and the
+//! number is given up last. If a process dies in between, it is lost.
+//!
+//! A search that changes nothing goes through: as long as the page to the left leads to the removed page, that page holds what
+//! is true; as soon as it does not, the page to the left does.
+
+use farlink_runtime::access::*;
+
+use super::{
+    Bw,
+    page::{Found, Removed, View, descend, find, right_of},
+    record::{About, Change, Pid, Side, State, capacity},
+    split::{Boxed, add, unmap},
+};
+
+/// A page with fewer than one in so many of the entries that it can hold is merged.
+const UNDERFULL: usize = 4;
+/// Swaps of one helper, far more than a merge has; beyond, others have work done in between.
+const STEPS_MAX: u32 = 64;
+
+/// Whether a page should be merged that a removal leaves with so many entries: it is asked when the page has become so small, when
+/// it has got a new base, and when it is empty.
+pub(super) fn is_due(structure: &Structure, entries: usize, is_new: bool) -> bool {
+    let limit = capacity(structure.class).div_ceil(UNDERFULL);
+    entries == 0 || entries + 1 == limit || is_new && entries < limit
+}
+
+/// Whether two neighbours make one page.
+fn fit(structure: &Structure, a: usize, b: usize) -> bool {
+    let (room, least) = (capacity(structure.class), a.min(b));
+    a + b <= if least == 0 { room } else { room * 3 / 4 } && least < room.div_ceil(UNDERFULL)
+}
+
+/// Merges the page of a level to which a key belongs with a neighbour, if there is little in them; then those above, if there is
+/// little left in them.
+pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64) -> Boxed<'_, ()> {
+    Box::pin(async move {
+        let Context { worker, structure, .. } = access.context();
+        loop {
+            let above = descend(access, key, level.saturating_add(1), true).await?;
+            if above.level() <= level {
+                return Ok(());
+            }
+            if above.state.merging.is_some() {
+                return finish(access, above.level(), key).await;
+            }
+            let entries = &above.state.entries;
+            let is_only = entries.len() == 1 && above.pid() == Pid::ROOT;
+            let at = if is_only { Some(entries[0].0) } else { pair(access, &above, key).await? };
+            let Some(at) = at else { return Ok(()) };
+            let (index, child) = above.child_for(at)?;
+            let merging = Change::Merging { at: entries[index].0, child };
+            if !add(access, (above.at, above.word), above.above()?, merging).await? {
+                return Err(Interrupt::conflict());
+            }
+            finish(access, above.level(), at).await?;
+            worker.count_merge();
+            let left = entries.len() - 1;
+            level = match above.pid() == Pid::ROOT {
+                true if is_only => level.saturating_sub(1),
+                true if left == 1 => level,
+                false if is_due(structure, left, true) => above.level(),
+                _ => return Ok(()),
+            };
+        }
+    })
+}
+
+/// The low fence of a page below `above` that is to be merged into the one to its left: that of the key, or the next one.
+async fn pair<'a, A: Access<Plugin = Bw>>(
+    access: &'a A,
+    above: &View<'a, A>,
+    key: u64,
+) -> Result<Option<u64>, Interrupt> {
+    let index = above.child_for(key)?.0;
+    for index in [index, index + 1] {
+        let Some(&(at, _)) = above.state.entries.get(index).filter(|_| index > 0) else { continue };
+        let (left, right) = (above.child(index - 1)?, above.child(index)?);
+        let (Found::Page(left), Found::Page(page)) = (find(access, left).await?, find(access, right).await?) else {
+            return Ok(None);
+        };
+        let fits = fit(&access.context().structure, left.state.entries.len(), page.state.entries.len());
+        if fits && left.state.fences.right == Some((at, right)) {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
+}
+
+/// Carries on the merge that is under way below the page of this level to which a key belongs, until there is none.
+pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) -> Boxed<'_, ()> {
+    Box::pin(async move {
+        for _ in 0..STEPS_MAX {
+            let above = descend(access, key, level, true).await?;
+            let Some((at, child)) = above.state.merging else { return Ok(()) };
+            let is_only = above.pid() == Pid::ROOT && above.state.entries.len() == 1;
+            match find(access, child).await? {
+                Found::Page(page) if page.state.merging.is_some() => {
+                    finish(access, page.level(), page.state.fences.low).await?;
+                }
+                // It was split first: so it is not the only one.
+                Found::Page(page) if is_only && page.state.fences.right.is_some() => {
+                    let state = State { merging: None, ..State::clone(&above.state) };
+                    above.replace(access, state).await?;
+                }
+                Found::Page(page) => {
+                    add(access, (page.at, page.word), page.above()?, Change::Remove).await?;
+                }
+                Found::Removed(removed) if is_only => lower(access, above, removed).await?,
+                Found::Removed(removed) => absorb(access, &above, at, removed).await?,
+                Found::Gone if above.is_long(access) => {
+                    let mut state = State { merging: None, ..State::clone(&above.state) };
+                    state.change(Change::Delete { key: at });
+                    above.replace(access, state).await?;
+                }
+                Found::Gone => {
+                    add(access, (above.at, above.word), above.above()?, Change::Delete { key: at }).await?;
+                }
+            }
+        }
+        Err(Interrupt::conflict())
+    })
+}
+
+/// The root takes what its only child held, and is one level lower.
+async fn lower<'a, A: Access<Plugin = Bw>>(
+    access: &'a A,
+    mut root: View<'a, A>,
+    removed: Removed<'a, A>,
+) -> Result<(), Interrupt> {
+    let (pid, word, (head, content)) = (removed.pid, (removed.at, removed.word), removed.split(access).await?);
+    root.records.extend(content.records);
+    let about = About { pid: Pid::ROOT, ..content.state.about };
+    let state = State { about, ..State::clone(&content.state) };
+    root.replace(access, state).await?;
+    unmap(access, pid, word, vec![head]).await.map(drop)
+}
+
+/// Steps 3 and 4.
+async fn absorb<'a, A: Access<Plugin = Bw>>(
+    access: &'a A,
+    above: &View<'a, A>,
+    at: u64,
+    removed: Removed<'a, A>,
+) -> Result<(), Interrupt> {
+    let index = above.child_for(at)?.0.checked_sub(1).ok_or(above.stale("its first child is being merged"))?;
+    let Found::Page(mut left) = find(access, above.child(index)?).await? else {
+        return Err(above.stale("the page to the left of one that is being merged is gone"));
+    };
+    while left.state.fences.side(at) == Side::Right {
+        if left.state.fences.right != Some((at, removed.pid)) {
+            left = right_of(access, &left, true).await?;
+            continue;
+        }
+        if left.state.merging.is_some() {
+            return finish(access, left.level(), left.state.fences.low).await;
+        }
+        if left.is_long(access) {
+            let state = State::clone(&left.state);
+            return left.replace(access, state).await;
+        }
+        let below = removed.below_count.saturating_sub(1);
+        let below = left.state.about.below.checked_add(below).and_then(|sum| sum.checked_add(2));
+        let below = below.ok_or(left.stale("its chain is too long"))?;
+        let merge = Change::Merge { at, absorbed: removed.below };
+        add(access, (left.at, left.word), About { below, ..left.state.about }, merge).await?;
+        return Ok(());
+    }
+    unmap(access, removed.pid, (removed.at, removed.word), vec![removed.head]).await.map(drop)
+}
