@@ -83,9 +83,9 @@ fn cut<const D: usize>(items: &[Item<D>], order: &[usize], after: &mut Vec<Rect<
     }
     let mut before = Rect::around(order[..least].iter().map(|&index| &items[index].rect));
     let (mut margins, mut best) = (0.0, (f64::INFINITY, f64::INFINITY, least));
-    for at in least..=order.len() - least {
-        margins += before.margin() + after[at].margin();
-        let cut = (before.common_area(&after[at]), before.area() + after[at].area(), at);
+    for (at, after) in (least..).zip(&after[least..=order.len() - least]) {
+        margins += before.margin() + after.margin();
+        let cut = (before.common_area(after), before.area() + after.area(), at);
         if compare_cuts(&cut, &best).is_lt() {
             best = cut;
         }
