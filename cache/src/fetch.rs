@@ -82,6 +82,28 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
     }
 
+    /// The page that an unswizzled link leads to, if it is cached and nobody changes it: the link gets swizzled.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn follow_found<'a>(
+        &'a self,
+        from: &Page<'a, S, L>,
+        word: u64,
+        class: SizeClass,
+    ) -> Option<Page<'a, S, L>> {
+        let page = PageId::new(word)?;
+        if !self.is_ours(from) || from.is_bypass() {
+            return None;
+        }
+        let _pinned = self.pin(from).ok()?;
+        match self.cache().table.find(&self.cache().arena, page, None) {
+            Found::Here { frame, version, state: state @ (State::Bypass | State::Resident | State::Cooling) } => {
+                self.use_found(Some(from), (frame, version, state), page, class, true).ok()
+            }
+            _ => None,
+        }
+    }
+
     /// A page that the table has, in a state in which it can be used.
     fn use_found<'a>(
         &'a self,

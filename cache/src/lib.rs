@@ -169,6 +169,7 @@ mod mix;
 #[doc(hidden)]
 pub mod model;
 mod options;
+mod overwritten;
 mod sync;
 mod table;
 mod traits;

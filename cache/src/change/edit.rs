@@ -3,10 +3,10 @@
 use smallvec::SmallVec;
 
 use super::Few;
-use crate::sync::{AtomicU64, Ordering};
-
-/// Words that a change of one page sets at most, as a rule.
-const USUAL_WORDS: usize = 16;
+use crate::{
+    overwritten::Overwritten,
+    sync::{AtomicU64, Ordering},
+};
 
 /// The pages of one change, locked: first those given to [`CacheHandle::change`](crate::CacheHandle::change), then the new ones, numbered in that order.
 /// Dropped before its end, it puts back what was set.
@@ -28,21 +28,17 @@ pub(super) enum Fate {
     Freed,
 }
 
-/// A word as it was.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Overwritten {
-    pub(super) page: u32,
-    pub(super) index: u32,
-    word: u64,
-}
-
 impl<'a> Change<'a> {
-    pub(super) fn new(old: impl Iterator<Item = &'a [AtomicU64]>, new: impl Iterator<Item = &'a [AtomicU64]>) -> Self {
+    /// What it overwrites is kept in `overwritten`, which is empty.
+    pub(super) fn new(
+        old: impl Iterator<Item = &'a [AtomicU64]>,
+        new: impl Iterator<Item = &'a [AtomicU64]>,
+        overwritten: Vec<Overwritten>,
+    ) -> Self {
         let mut bodies: Few<_> = old.collect();
         let mut fates: Few<_> = SmallVec::from_elem(Fate::Kept, bodies.len());
         bodies.extend(new);
         fates.resize(bodies.len(), Fate::Changed);
-        let overwritten = Vec::with_capacity(USUAL_WORDS);
         Self { bodies, fates, overwritten, is_refused: false, written_through: Few::new() }
     }
 }
@@ -65,13 +61,31 @@ impl Change<'_> {
 
     /// Sets a word of `page`. A link is set to the id of a page, or to a link word that stood in a page of this change.
     pub fn set(&mut self, page: usize, index: usize, word: u64) {
-        let place = &self.bodies[page][index];
-        let before = place.load(Ordering::Relaxed);
-        self.overwritten.push(Overwritten { page: page as u32, index: index as u32, word: before });
-        place.store(word, Ordering::Relaxed);
-        if self.fates[page] == Fate::Kept {
+        self.fill(page, index, &[word]);
+    }
+
+    /// [`Change::set`] for the words from `index` on. Only a word that becomes another one makes the page a changed one; whether
+    /// there was any.
+    ///
+    /// # Panics
+    /// If they go beyond the page: then none is set.
+    #[inline]
+    pub fn fill(&mut self, page: usize, index: usize, words: &[u64]) -> bool {
+        let places = &self.bodies[page][index..index + words.len()];
+        let before = self.overwritten.len();
+        self.overwritten.reserve(words.len());
+        for ((place, &word), index) in places.iter().zip(words).zip(index as u32..) {
+            let old = place.load(Ordering::Relaxed);
+            if old != word {
+                self.overwritten.push(Overwritten { page: page as u32, index, word: old });
+                place.store(word, Ordering::Relaxed);
+            }
+        }
+        let has_changed = self.overwritten.len() > before;
+        if has_changed && self.fates[page] == Fate::Kept {
             self.fates[page] = Fate::Changed;
         }
+        has_changed
     }
 
     /// Takes the change back: once the function has returned, all words are put back, and the call fails with

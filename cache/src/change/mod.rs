@@ -20,13 +20,14 @@ mod renew;
 use smallvec::SmallVec;
 
 pub use self::edit::Change;
-use self::edit::{Fate, Overwritten};
+use self::edit::Fate;
 use crate::{
     error::{CacheError, Conflict, Misuse, PageError},
     fetch::FrameGuard,
     frame::{Frame, NONE, State},
     handle::{CacheHandle, Page},
     id::{Link, PageId, SizeClass, is_swizzled},
+    overwritten::Overwritten,
     sync::{AtomicU64, Ordering, Spin, Step, fence, is_left_out},
     traits::{Layout, Store},
 };
@@ -66,15 +67,18 @@ struct Child {
     frame: u32,
     page: usize,
     slot: usize,
+    link: u64,
 }
 
 /// What the layout says of the pages as a change leaves them.
 #[derive(Default)]
 struct Links {
-    /// The level of each page that was changed.
-    levels: Few<(usize, u8)>,
-    /// Page and position of each link.
+    /// Each page that was changed, its level, and how many of its swizzled links are where they were.
+    pages: Few<(usize, u8, u32)>,
+    /// Page and position of each other link.
     slots: Vec<(usize, usize)>,
+    /// The numbers of children whose links may no longer be where they were.
+    moved: Vec<usize>,
     /// Page and position of each word that was left behind where a swizzled link was and is named no more.
     left: Vec<(usize, usize)>,
 }
@@ -151,11 +155,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             return Err(Conflict::Changed.into());
         };
         let new_bodies = new.iter().map(|new| self.clear(new.taken.index));
-        let mut change = Change::new(pages.iter().map(|page| page.words), new_bodies);
+        let mut change = Change::new(pages.iter().map(|page| page.words), new_bodies, self.0.overwritten.take());
         let children = self.children_of(pages);
         let result = f(&mut change);
         let links = self.examine(pages, &new, &change, &children, true)?;
-        change.overwritten.clear();
+        self.keep(&mut change);
         entered.pages.clear();
         let fates = std::mem::take(&mut change.fates);
         let written_through = std::mem::take(&mut change.written_through);
@@ -262,18 +266,28 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             self.unlock_unchanged(locked);
             return Err(if is_here { Conflict::Changed } else { page.conflict() }.into());
         }
-        let mut change = Change::new(std::iter::once(page.words), std::iter::empty());
+        let mut change = Change::new(std::iter::once(page.words), std::iter::empty(), self.0.overwritten.take());
         let children = self.children_of(&pages);
         let result = f(&mut change);
         assert!(!change.fates.contains(&Fate::Freed), "a page is freed by a change, not altered away");
         let links = self.examine(&pages, &[], &change, &children, is_news)?;
-        change.overwritten.clear();
+        self.keep(&mut change);
         let (fates, flushes) = (std::mem::take(&mut change.fates), self.cache().flushes());
         let is_news = is_news && change.written_through.is_empty();
         self.settle(&pages, &[], &fates, &links, &children, flushes);
         locked.count = 0;
         self.close(page, fates[0], is_news.then_some(flushes));
         Ok(result)
+    }
+
+    /// Forgets what a change has overwritten: it stands. The memory is the next change's.
+    fn keep(&self, change: &mut Change<'_>) {
+        const WORDS_MAX: usize = 1024;
+        let mut overwritten = std::mem::take(&mut change.overwritten);
+        overwritten.clear();
+        if overwritten.capacity() <= WORDS_MAX {
+            self.0.overwritten.set(overwritten);
+        }
     }
 
     /// Ends a change for one of its pages. The store does not have it yet if it is news since so many flushes.
@@ -334,11 +348,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
 
     /// The frames that these pages have swizzled links to.
     fn children_of(&self, pages: &[&Page<'_, S, L>]) -> Vec<Child> {
-        let mut children = Vec::new();
+        let count: u32 = pages.iter().map(|page| page.frame.children()).sum();
+        let mut children = Vec::with_capacity(count as usize);
         for (at, page) in pages.iter().enumerate().filter(|(_, page)| page.frame.children() != 0) {
             for slot in self.cache().layout.links(page.words) {
-                if let Link::Frame { frame, .. } = self.link_at(page.words, slot) {
-                    children.push(Child { frame, page: at, slot });
+                let link = page.words.get(slot).map_or(0, |word| word.load(Ordering::Relaxed));
+                if let Link::Frame { frame, .. } = self.cache().salt.link(link) {
+                    children.push(Child { frame, page: at, slot, link });
                 }
             }
         }
@@ -376,45 +392,64 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             None => (new[at - pages.len()].taken.index, new[at - pages.len()].id),
         };
         let mut links = Links::default();
-        for (at, body) in change.bodies.iter().enumerate().filter(|&(at, _)| change.fates[at] == Fate::Changed) {
-            let level = cache.layout.level(body);
-            links.levels.push((at, level));
-            if level == 0 && pages.get(at).is_none_or(|page| page.frame.children() == 0) {
+        // A link to a page that goes is looked at, wherever it is.
+        let may_stay = !change.fates.contains(&Fate::Freed);
+        let mut its = children.iter().enumerate().peekable();
+        for (at, body) in change.bodies.iter().enumerate() {
+            if change.fates[at] != Fate::Changed {
+                let moved = std::iter::from_fn(|| its.next_if(|(_, child)| child.page == at));
+                links.moved.extend(moved.filter(|_| change.fates[at] == Fate::Freed).map(|(number, _)| number));
                 continue;
             }
-            for slot in cache.layout.links(body).filter(|&slot| slot < body.len()) {
-                // Only the parent's lock makes it certain whose a child is: it is one of ours, or we do not know.
-                if let Link::Frame { frame, unit } = self.link_at(body, slot)
-                    && !cache.arena.get(frame).is_some_and(|child| {
-                        child.unit() == unit && pages.iter().any(|page| page.index() == child.parent())
-                    })
-                {
-                    return Err(Misuse::UnnamedLink { page: place(at).1, word: slot });
+            let (level, mut stayed) = (cache.layout.level(body), 0);
+            if level > 0 || pages.get(at).is_some_and(|page| page.frame.children() != 0) {
+                for slot in cache.layout.links(body).filter(|&slot| slot < body.len()) {
+                    let link = body[slot].load(Ordering::Relaxed);
+                    while let Some((number, _)) = its.next_if(|(_, child)| child.page == at && child.slot < slot) {
+                        links.moved.push(number);
+                    }
+                    let is_same = |child: &Child| (child.page, child.slot, child.link) == (at, slot, link);
+                    if may_stay && its.next_if(|(_, child)| is_same(child)).is_some() {
+                        stayed += 1;
+                        continue;
+                    }
+                    // Only the parent's lock makes it certain whose a child is: it is one of ours, or we do not know.
+                    if let Link::Frame { frame, unit } = cache.salt.link(link)
+                        && !cache.arena.get(frame).is_some_and(|child| {
+                            child.unit() == unit && pages.iter().any(|page| page.index() == child.parent())
+                        })
+                    {
+                        return Err(Misuse::UnnamedLink { page: place(at).1, word: slot });
+                    }
+                    links.slots.push((at, slot));
                 }
-                links.slots.push((at, slot));
+                while let Some((number, _)) = its.next_if(|(_, child)| child.page == at) {
+                    links.moved.push(number);
+                }
+            }
+            links.pages.push((at, level, stayed));
+        }
+        let Links { slots, left, moved, .. } = &mut links;
+        slots.sort_unstable();
+        for &Child { page, slot, frame, .. } in moved.iter().map(|&number| &children[number]) {
+            if change.fates[page] == Fate::Changed
+                && self.link_at(change.bodies[page], slot).is_to(frame)
+                && slots.binary_search(&(page, slot)).is_err()
+            {
+                left.push((page, slot));
             }
         }
-        let word = |at: usize, index: usize| change.bodies[at][index].load(Ordering::Relaxed);
-        let mut named = links.slots.clone();
-        named.sort_unstable();
-        let is_unnamed = |at: usize, index: usize| {
-            change.fates[at] == Fate::Changed
-                && is_swizzled(word(at, index))
-                && named.binary_search(&(at, index)).is_err()
-        };
-        for &Child { page, slot, frame } in children {
-            if is_unnamed(page, slot) && self.link_at(change.bodies[page], slot).is_to(frame) {
-                links.left.push((page, slot));
-            }
-        }
-        links.left.sort_unstable();
+        left.sort_unstable();
         for &Overwritten { page, index, .. } in change.overwritten.iter().filter(|_| is_news) {
             let (at, index) = (page as usize, index as usize);
             // Data may be anything, but not what a link is at this moment.
-            if is_unnamed(at, index)
-                && links.left.binary_search(&(at, index)).is_err()
+            if is_swizzled(change.bodies[at][index].load(Ordering::Relaxed))
+                && change.fates[at] == Fate::Changed
                 && let Link::Frame { frame, unit } = self.link_at(change.bodies[at], index)
                 && cache.arena.get(frame).is_some_and(|child| child.unit() == unit && child.parent() != NONE)
+                && slots.binary_search(&(at, index)).is_err()
+                && left.binary_search(&(at, index)).is_err()
+                && !children.iter().any(|child| (child.page, child.slot, child.frame) == (at, index, frame))
             {
                 return Err(Misuse::UnnamedLink { page: place(at).1, word: index });
             }
@@ -449,9 +484,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             cache.frequency.set(frame, 1);
             frame.set_state(State::Resident);
         }
-        for &(at, level) in &links.levels {
+        for &(at, level, stayed) in &links.pages {
             cache.frame(indices[at]).set_level(level);
-            cache.frame(indices[at]).set_children(0);
+            cache.frame(indices[at]).set_children(stayed);
         }
         for &(at, slot) in &links.slots {
             let (index, frame) = (indices[at], cache.frame(indices[at]));
@@ -493,7 +528,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             let link = body.get(child.slot()).map(|word| word.load(Ordering::Relaxed));
             live.contains(&child.parent()) && link == Some(cache.salt.swizzled(index, child.unit()))
         };
-        let lost = children.iter().map(|child| child.frame).filter(|&child| !is_linked(cache.frame(child), child));
+        let moved = links.moved.iter().map(|&number| children[number].frame);
+        let lost = moved.filter(|&child| !is_linked(cache.frame(child), child));
         let lost: Vec<u32> = lost.collect();
         cache.detach(&lost, || lost.iter().for_each(|&child| cache.frame(child).set_parent(NONE, 0)));
         let unlinked: Vec<u32> =

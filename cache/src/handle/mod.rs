@@ -21,6 +21,7 @@ use crate::{
     frequency::USES_PER_TICK,
     id::{Link, PageId, SizeClass, is_swizzled},
     mix::mix,
+    overwritten::Overwritten,
     sync::{Arc, AtomicU64, Ordering, Spin, Step, fence, is_left_out},
     traits::{Layout, Store},
 };
@@ -41,6 +42,8 @@ pub(crate) struct Inner<S: Store, L: Layout> {
     pub(crate) store: S,
     pub(crate) number: u32,
     pub(crate) counters: Arc<CounterCells>,
+    /// Room for what a change overwrites, between changes.
+    pub(crate) overwritten: Cell<Vec<Overwritten>>,
     free: [RefCell<Vec<u32>>; SizeClass::COUNT],
     random: Cell<u64>,
 }
@@ -82,8 +85,9 @@ impl<L: Layout> PageCache<L> {
         let Some((number, counters)) = self.begin_handle() else {
             return Err(TooManyHandles { max: self.options.handles_max });
         };
-        let (free, random) = (Default::default(), Cell::new(mix(seed) | 1));
-        Ok(CacheHandle(Rc::new(Inner { cache: Arc::clone(self), store, number, counters, free, random })))
+        let (overwritten, free, random) = (Cell::default(), Default::default(), Cell::new(mix(seed) | 1));
+        let cache = Arc::clone(self);
+        Ok(CacheHandle(Rc::new(Inner { cache, store, number, counters, overwritten, free, random })))
     }
 }
 
@@ -174,9 +178,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         })
     }
 
-    /// [`CacheHandle::follow`] for a swizzled link: never suspends. `None` if the link is not swizzled, if `from` or the page
-    /// is being changed, or if following it would be an error: [`CacheHandle::follow`] says which. Has the processor fetch
-    /// `words` of the page first, if they are said.
+    /// [`CacheHandle::follow`] for a page that is cached: never suspends. `None` if it is not, if `from` or the page is being
+    /// changed, or if following the link would be an error: [`CacheHandle::follow`] says which. If the link is swizzled, has the
+    /// processor fetch `words` of the page first, if they are said.
     #[inline(always)]
     pub fn try_follow<'a, const N: usize>(
         &'a self,
@@ -185,7 +189,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         class: SizeClass,
         words: Option<[Range<usize>; N]>,
     ) -> Option<Page<'a, S, L>> {
-        if is_swizzled(word) { self.follow_swizzled(from, word, class, words) } else { None }
+        if is_swizzled(word) {
+            self.follow_swizzled(from, word, class, words)
+        } else {
+            self.follow_found(from, word, class)
+        }
     }
 
     #[inline(always)]

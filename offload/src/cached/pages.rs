@@ -95,13 +95,18 @@ impl<'a> CachedPages<'a> {
         Closed(closed)
     }
 
-    fn put(&mut self, page: usize, index: usize, word: u64) {
-        if self.change.word(page, index) != word {
-            assert!(self.fates[page] != Fate::ReliedOn, "a page that a change relies on is not altered");
-            self.change.set(page, index, word);
-            if self.fates[page] == Fate::Kept {
-                self.fates[page] = Fate::Changed;
-            }
+    #[inline]
+    fn put(&mut self, page: usize, index: usize, words: &[u64]) {
+        if self.change.fill(page, index, words) && !matches!(self.fates[page], Fate::Changed | Fate::New) {
+            self.note_change(page);
+        }
+    }
+
+    #[cold]
+    fn note_change(&mut self, page: usize) {
+        assert!(self.fates[page] != Fate::ReliedOn, "a page that a change relies on is not altered");
+        if self.fates[page] == Fate::Kept {
+            self.fates[page] = Fate::Changed;
         }
     }
 }
@@ -126,14 +131,20 @@ impl PagesMut for CachedPages<'_> {
 
     fn set(&mut self, slot: Slot, index: usize, word: u64) {
         assert!(index >= HEADER_WORDS, "word {index} of a page belongs to the framework");
-        self.put(slot.index(self.old), index, word);
+        self.put(slot.index(self.old), index, &[word]);
+    }
+
+    #[inline]
+    fn fill(&mut self, slot: Slot, index: usize, words: &[u64]) {
+        assert!(index >= HEADER_WORDS, "word {index} of a page belongs to the framework");
+        self.put(slot.index(self.old), index, words);
     }
 
     fn describe(&mut self, slot: Slot, level: u8, kind: u8) {
         let page = slot.index(self.old);
         let class = SizeClass::of_bytes(self.change.count(page) * 8).expect("a page has the size of its class");
         let identity = Identity { structure: self.structure, level, class, kind, is_words: false };
-        self.put(page, IDENTITY, identity.word());
+        self.put(page, IDENTITY, &[identity.word()]);
     }
 
     fn describe_words(&mut self, _slot: Slot, _level: u8, _kind: u8) {

@@ -54,7 +54,7 @@ async fn choose_path<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
                 }
             });
             let children = || (0..node.count).map(|index| node.rect(index)).collect::<SmallVec<[_; 32]>>();
-            let chosen = least.1.or_else(|| choose::choose(&children(), rect, level == 0));
+            let chosen = least.1.or_else(|| choose::grow(&children(), rect, level == 0));
             chosen.map(|index| node.item(index))
         })?;
         let chosen = chosen.ok_or(Interrupt::stale(page.at(), "it has no children"))?;

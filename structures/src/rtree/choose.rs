@@ -19,9 +19,11 @@ pub(super) fn choose<const D: usize>(children: &[Rect<D>], rect: &Rect<D>, are_l
     // One that need not grow grows no overlap either.
     let holding = children.iter().enumerate().filter(|(_, child)| child.contains(rect));
     let least = holding.map(|(index, child)| (child.area(), index)).min_by(|a, b| a.0.total_cmp(&b.0));
-    if let Some((_, index)) = least {
-        return Some(index);
-    }
+    least.map(|(_, index)| index).or_else(|| grow(children, rect, are_leaves))
+}
+
+/// [`choose`] where no child holds the box.
+pub(super) fn grow<const D: usize>(children: &[Rect<D>], rect: &Rect<D>, are_leaves: bool) -> Option<usize> {
     let growth = |(index, child): (usize, &Rect<D>)| (child.union(rect).area() - child.area(), child.area(), index);
     let mut grown: SmallVec<[_; 32]> = children.iter().enumerate().map(growth).collect();
     let mut best: Option<(f64, usize)> = None;
@@ -71,22 +73,23 @@ fn compare_cuts(a: &Cut, b: &Cut) -> Ordering {
     a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
 }
 
-/// The best way to divide sorted entries, and the margins of all ways.
-fn cut<const D: usize>(sorted: &[Item<D>]) -> (f64, Cut) {
-    let least = count_min(sorted.len()).max(1);
-    let mut after = vec![Rect::NOTHING; sorted.len() + 1];
-    for index in (0..sorted.len()).rev() {
-        after[index] = after[index + 1].union(&sorted[index].rect);
+/// The best way to divide entries in this order, and the margins of all ways.
+fn cut<const D: usize>(items: &[Item<D>], order: &[usize], after: &mut Vec<Rect<D>>) -> (f64, Cut) {
+    let least = count_min(order.len()).max(1);
+    after.clear();
+    after.resize(order.len() + 1, Rect::NOTHING);
+    for at in (least..order.len()).rev() {
+        after[at] = after[at + 1].union(&items[order[at]].rect);
     }
-    let mut before = Rect::around(sorted[..least].iter().map(|item| &item.rect));
+    let mut before = Rect::around(order[..least].iter().map(|&index| &items[index].rect));
     let (mut margins, mut best) = (0.0, (f64::INFINITY, f64::INFINITY, least));
-    for at in least..=sorted.len() - least {
-        margins += before.margin() + after[at].margin();
-        let cut = (before.common_area(&after[at]), before.area() + after[at].area(), at);
+    for (at, after) in (least..).zip(&after[least..=order.len() - least]) {
+        margins += before.margin() + after.margin();
+        let cut = (before.common_area(after), before.area() + after.area(), at);
         if compare_cuts(&cut, &best).is_lt() {
             best = cut;
         }
-        before = before.union(&sorted[at].rect);
+        before = order.get(at).map_or(before, |&index| before.union(&items[index].rect));
     }
     (margins, best)
 }
@@ -97,7 +100,7 @@ pub(super) fn divide<const D: usize>(items: &[Item<D>]) -> (Vec<Item<D>>, Vec<It
     if items.len() < 2 {
         return (items.to_vec(), Vec::new());
     }
-    let mut keys: SmallVec<[(i64, i64, usize); 32]> = SmallVec::new();
+    let (mut keys, mut after) = (SmallVec::<[(i64, i64, usize); 32]>::new(), Vec::new());
     let mut along = |dimension: usize| {
         let [by_low, by_high] = [false, true].map(|by_high| {
             keys.clear();
@@ -106,18 +109,19 @@ pub(super) fn divide<const D: usize>(items: &[Item<D>]) -> (Vec<Item<D>>, Vec<It
                 if by_high { (high, low, index) } else { (low, high, index) }
             }));
             keys.sort_unstable();
-            let sorted: Vec<Item<D>> = keys.iter().map(|&(.., index)| items[index]).collect();
-            let (margins, cut) = cut(&sorted);
-            (margins, cut, sorted)
+            let order: SmallVec<[usize; 32]> = keys.iter().map(|&(.., index)| index).collect();
+            let (margins, cut) = cut(items, &order, &mut after);
+            (margins, cut, order)
         });
         let margins = by_low.0 + by_high.0;
-        let (_, cut, sorted) = if compare_cuts(&by_high.1, &by_low.1).is_lt() { by_high } else { by_low };
-        (margins, cut.2, sorted)
+        let (_, cut, order) = if compare_cuts(&by_high.1, &by_low.1).is_lt() { by_high } else { by_low };
+        (margins, cut.2, order)
     };
     let best = (0..D).map(&mut along).min_by(|a, b| a.0.total_cmp(&b.0));
-    let (_, at, mut left) = best.unwrap_or_default();
-    let right = left.split_off(at.min(left.len()));
-    (left, right)
+    let (_, at, order) = best.unwrap_or_default();
+    let (left, right) = order.split_at(at.min(order.len()));
+    let half = |half: &[usize]| half.iter().map(|&index| items[index]).collect();
+    (half(left), half(right))
 }
 
 /// What leaves a full page for its siblings: of the 30% of its entries whose centres are farthest from its own, nearest first

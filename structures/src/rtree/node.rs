@@ -16,6 +16,8 @@ use farlink_runtime::{
     page::{HEADER_WORDS, IDENTITY, Identity},
 };
 
+use smallvec::SmallVec;
+
 use super::{
     Tree,
     rect::{Query, Rect},
@@ -44,6 +46,17 @@ impl<const D: usize> Item<D> {
     pub(super) fn link(&self) -> Link {
         Link::from_word(self.word)
     }
+
+    /// Its word in a column.
+    #[inline]
+    fn column(&self, number: usize) -> u64 {
+        match number {
+            low if low < D => self.rect.low[low].to_bits(),
+            high if high < 2 * D => self.rect.high[high - D].to_bits(),
+            word if word == 2 * D => self.word,
+            _ => self.stamp,
+        }
+    }
 }
 
 /// What a page says of itself.
@@ -64,10 +77,16 @@ pub(super) struct Node<'a, W: ?Sized, const D: usize> {
     pub(super) capacity: usize,
 }
 
+/// Columns of a page.
+const fn columns<const D: usize>(level: u8) -> usize {
+    2 * D + 1 + (level > 0) as usize
+}
+
 /// Entries that a page of so many words has room for.
 pub(super) const fn capacity<const D: usize>(words: usize, level: u8) -> usize {
     let words = words.saturating_sub(BOX + 2 * D);
-    if level > 0 { words / (2 * D + 2) } else { words / (2 * D + 1) }
+    // Divided by constants.
+    if level > 0 { words / columns::<D>(1) } else { words / columns::<D>(0) }
 }
 
 /// Entries that a page should have at least.
@@ -212,8 +231,11 @@ pub(super) fn write<const D: usize>(pages: &mut impl PagesMut, slot: Slot, head:
     pages.set(slot, RIGHT, head.right.remote().map_or(0, |_| head.right.word()));
     set_bounds(pages, slot, &head.bounds);
     let capacity = capacity::<D>(pages.page(slot).count(), head.level);
-    for (index, item) in items.iter().enumerate() {
-        put(pages, slot, (head.level, capacity), index, item);
+    let mut words: SmallVec<[u64; 64]> = SmallVec::new();
+    for number in 0..columns::<D>(head.level) {
+        words.clear();
+        words.extend(items.iter().map(|item| item.column(number)));
+        pages.fill(slot, column::<D>(capacity, number), &words);
     }
     pages.set(slot, COUNT, items.len() as u64);
 }
@@ -237,24 +259,8 @@ pub(super) fn set_bounds<const D: usize>(pages: &mut impl PagesMut, slot: Slot, 
 /// Sets an entry of a page, whatever the page's count.
 pub(super) fn set_item<const D: usize>(pages: &mut impl PagesMut, slot: Slot, index: usize, item: &Item<D>) {
     let Node { level, capacity, .. } = Node::<_, D>::of(&pages.page(slot));
-    put(pages, slot, (level, capacity), index, item);
-}
-
-#[inline]
-fn put<const D: usize>(
-    pages: &mut impl PagesMut,
-    slot: Slot,
-    (level, capacity): (u8, usize),
-    index: usize,
-    item: &Item<D>,
-) {
-    for d in 0..D {
-        pages.set(slot, column::<D>(capacity, d) + index, item.rect.low[d].to_bits());
-        pages.set(slot, column::<D>(capacity, D + d) + index, item.rect.high[d].to_bits());
-    }
-    pages.set(slot, column::<D>(capacity, 2 * D) + index, item.word);
-    if level > 0 {
-        pages.set(slot, column::<D>(capacity, 2 * D + 1) + index, item.stamp);
+    for number in 0..columns::<D>(level) {
+        pages.set(slot, column::<D>(capacity, number) + index, item.column(number));
     }
 }
 

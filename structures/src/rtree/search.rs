@@ -109,6 +109,8 @@ struct Attempt<'a, A: Access<Plugin = Tree<D>>, const D: usize> {
     limit: usize,
     /// In the query's order, if one is asked for.
     ordered: BinaryHeap<Pending>,
+    /// Those that came to be known behind all that is wanted. If some of that is dropped, they are wanted after all.
+    beyond: Vec<Pending>,
     unordered: SmallVec<[Pending; 24]>,
     visits: SmallVec<[Visit<A::Page<'a>>; 8]>,
     has_dropped: bool,
@@ -220,6 +222,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
             find,
             limit: usize::try_from(find.limit).unwrap_or(usize::MAX).max(1),
             ordered: BinaryHeap::new(),
+            beyond: Vec::new(),
             unordered: SmallVec::new(),
             visits: SmallVec::new(),
             has_dropped: false,
@@ -392,7 +395,10 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
             self.unordered.push(Pending { from: visit, word: right.word(), steps: by.steps + 1, ..by });
         }
         if is_ordered {
-            self.ordered.extend(self.unordered.drain(pending..));
+            let bound = self.bound();
+            for next in self.unordered.drain(pending..) {
+                if next.order.0 > bound { self.beyond.push(next) } else { self.ordered.push(next) }
+            }
         }
         if level > 0 || leads_on.is_some() || by.is_none() {
             let leads_on = leads_on.is_some();
@@ -424,6 +430,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
         let mut entries = std::mem::take(&mut self.entries).into_iter();
         let (parts, ends) = (std::mem::take(&mut self.parts), std::mem::take(&mut self.ends));
         self.first.clear();
+        self.ordered.extend(self.beyond.drain(..));
         for (above, count) in parts {
             let from = self.entries.len();
             let part = entries.by_ref().take(if S::WANTS_ENTRIES { count as usize } else { 0 });
@@ -443,7 +450,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
         let compare = |a: &Entry<D>, b: &Entry<D>| query.compare(a, b);
         let count = self.parts.iter().fold(0, |sum: u64, &(_, count)| sum.wrapping_add(count));
         let (mut entries, limit) = (std::mem::take(&mut self.entries), self.limit);
-        let mut has_rest = !self.ends.is_empty() || !self.ordered.is_empty();
+        let mut has_rest = !(self.ends.is_empty() && self.ordered.is_empty() && self.beyond.is_empty());
         if has_rest || entries.len() > limit {
             let found = entries.len();
             let end = self.ends.iter().map(|(_, end)| *end).min_by(compare);
