@@ -214,15 +214,22 @@ async fn child<'a, A: Access<Plugin = Bw>>(
     let (index, pid) = page.child_for(key)?;
     let removed = match find(access, pid).await? {
         Found::Page(child) => return Ok(child),
+        // Its number is given up before the entry goes.
+        Found::Gone if page.state.merging.is_some_and(|(_, child)| child == pid) => None,
         Found::Gone => return Err(page.stale("a page below it is gone")),
-        Found::Removed(removed) => removed,
+        Found::Removed(removed) => Some(removed),
     };
     if changes {
         merge::finish(access, page.level(), page.state.entries[index].0).await?;
         return Err(Interrupt::again());
     }
-    if page.pid() == Pid::ROOT && page.state.merging == Some((page.state.fences.low, pid)) {
-        return removed.content(access).await;
+    let is_only = page.pid() == Pid::ROOT && page.state.merging == Some((page.state.fences.low, pid));
+    let held = async |removed: Option<Removed<'a, A>>| match removed {
+        Some(removed) => removed.content(access).await,
+        None => Err(page.stale("a page below it is gone")),
+    };
+    if is_only {
+        return held(removed).await;
     }
     let left = index.checked_sub(1).ok_or(page.stale("its first child is being merged"))?;
     let Found::Page(mut left) = find(access, page.child(left)?).await? else {
@@ -230,7 +237,7 @@ async fn child<'a, A: Access<Plugin = Bw>>(
     };
     loop {
         match left.state.fences.right {
-            Some((_, right)) if right == pid => return removed.content(access).await,
+            Some((_, right)) if right == pid => return held(removed).await,
             Some(_) if left.state.fences.side(key) == Side::Right => left = right_of(access, &left, false).await?,
             _ => return Ok(left),
         }

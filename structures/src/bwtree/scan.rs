@@ -93,17 +93,22 @@ impl Walk {
                 let page = match found? {
                     Found::Page(page) if page.level() == 0 => page,
                     Found::Page(page) => return Err(page.stale("it is not of the level that the page above promised")),
-                    // Merged, or about to be: what it held shows to the right of the page before, or from above.
-                    Found::Removed(_) | Found::Gone if self.descending => return self.alone(access).await,
-                    Found::Removed(_) | Found::Gone => continue,
+                    // Merged, or about to be: what it held is found from above.
+                    Found::Removed(_) | Found::Gone => {
+                        self.alone(access).await?;
+                        last = None;
+                        continue;
+                    }
                 };
-                if self.descending && self.next().is_some_and(|key| page.state.fences.side(key) == Side::Right) {
+                // What was split off from it may have no entry above yet.
+                if self.next().is_some_and(|key| page.state.fences.side(key) == Side::Right) {
                     self.alone(access).await?;
                 }
-                while let Some(before) = last.take_if(|_| self.next().is_some_and(|key| key < page.state.fences.low)) {
-                    let right = right_of(access, &before, false).await?;
-                    self.visit(&right);
-                    last = Some(right);
+                while !self.descending && self.next().is_some_and(|key| key < page.state.fences.low) {
+                    match last.take() {
+                        Some(before) => self.visit(last.insert(right_of(access, &before, false).await?)),
+                        None => self.alone(access).await?,
+                    }
                 }
                 self.visit(&page);
                 last = Some(page).filter(|_| !self.descending);

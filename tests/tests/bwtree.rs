@@ -1,0 +1,216 @@
+//! The Bw-tree: what stops in the middle of a change harms nobody, and what a write costs.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use farlink_runtime::{
+    compute::ComputeServer,
+    error::Error,
+    fabric::Fabric,
+    one_sided::{OneSided, Proof},
+    structure::StructurePlacement,
+    worker::{Handle, Worker},
+};
+use farlink_structures::bwtree::{Bw, BwTree, BwTreeOptions};
+use farlink_tests::{
+    bounded::{self, Bound, Watchdog},
+    cluster::{self, FAST},
+    fleet::Fleet,
+};
+
+const NAME: &str = "tree";
+const KEYS: u64 = 120;
+/// Pages that a process can lose: where the root is lowered, those of two chains are unlinked by one swap, and then freed.
+const LOST_MAX: usize = 16;
+/// More than any of these operations takes, also with help for others.
+const ENDLESS: Bound = Bound { reads_max: 100_000, turns_max: 1_000_000 };
+
+/// A cluster with an empty tree of pages of 11 entries.
+struct Scene {
+    fabric: Arc<dyn Fabric>,
+    _fleet: Fleet,
+}
+
+type Tree = BwTree<OneSided<Bw>>;
+
+impl Scene {
+    fn new() -> Self {
+        let fleet = Fleet::start(2, 4 << 20, 1, FAST).unwrap();
+        let scene = Self { fabric: fleet.fabric(), _fleet: fleet };
+        let (worker, compute) = scene.join(1);
+        let options = BwTreeOptions { page_bytes: 256, chain: 4, placed: StructurePlacement::default() };
+        worker.block_on(BwTree::create(&worker, NAME, options)).unwrap();
+        drop((worker, compute));
+        scene
+    }
+
+    fn join(&self, seed: u64) -> (Worker, ComputeServer) {
+        let compute = cluster::join_manual(&self.fabric, seed).unwrap();
+        (compute.worker().unwrap(), compute)
+    }
+}
+
+async fn open(worker: &Handle) -> Result<Tree, Error> {
+    BwTree::open(worker, NAME, Proof::Checksum).await
+}
+
+/// All keys are put in ascending order, and then removed in another one.
+fn operation(number: u64) -> (u64, bool) {
+    if number < KEYS { (number * 10, true) } else { ((number - KEYS) * 7 % KEYS * 10, false) }
+}
+
+async fn operate(tree: &Tree, number: u64) -> Result<(), Error> {
+    match operation(number) {
+        (key, true) => tree.insert(key, key + 1).await.map(drop),
+        (key, false) => tree.remove(key).await.map(drop),
+    }
+}
+
+fn model(numbers: impl Iterator<Item = u64>) -> BTreeMap<u64, u64> {
+    let mut model = BTreeMap::new();
+    for (key, puts) in numbers.map(operation) {
+        match puts {
+            true => model.insert(key, key + 1),
+            false => model.remove(&key),
+        };
+    }
+    model
+}
+
+/// The operations that make a new base, split, or merge: the first one of each kind, and some of those that do the most at once.
+fn interesting() -> Vec<u64> {
+    let scene = Scene::new();
+    let (worker, _compute) = scene.join(2);
+    let mut all = Vec::new();
+    worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        for number in 0..2 * KEYS {
+            let before = worker.counters();
+            operate(&tree, number).await.unwrap();
+            let cost = worker.counters() - before;
+            all.push((number, cost.splits, cost.merges, cost.atomics));
+        }
+    });
+    let some = |kind: &dyn Fn(&(u64, u64, u64, u64)) -> bool, count: usize| {
+        let mut of_kind: Vec<_> = all.iter().copied().filter(|it| kind(it)).collect();
+        let first = of_kind.first().copied();
+        of_kind.sort_by_key(|it| std::cmp::Reverse(it.3));
+        of_kind.into_iter().take(count).chain(first).map(|it| it.0).collect::<Vec<_>>()
+    };
+    let mut chosen = vec![5, KEYS + 2];
+    chosen.extend(some(&|it| it.1 > 0, 2));
+    chosen.extend(some(&|it| it.2 > 0, 2));
+    chosen.extend(all.iter().rfind(|it| it.2 > 0).map(|it| it.0));
+    chosen.sort_unstable();
+    chosen.dedup();
+    assert!(all.iter().any(|it| it.1 > 1 && it.0 > 20) && all.iter().any(|it| it.2 > 1), "nothing cascades: {all:?}");
+    chosen
+}
+
+/// A process stops for good behind each turn of its worker during a split, a merge, a new base. Others see no key come or go,
+/// change all of it, and wait for nothing; what is lost are pages that nothing leads to.
+#[test]
+fn a_process_that_stops_anywhere_harms_nobody() {
+    let _watch = Watchdog::start("a process stops", Duration::from_secs(100));
+    let mut stops = 0;
+    for number in interesting() {
+        for turns in 0.. {
+            let scene = Scene::new();
+            let (worker, compute) = scene.join(2);
+            let tree = worker.block_on(async {
+                let tree = open(&worker).await?;
+                for number in 0..number {
+                    operate(&tree, number).await?;
+                }
+                Ok::<_, Error>(tree)
+            });
+            let tree = tree.unwrap();
+            let mut task = Box::pin(worker.spawn(async move { operate(&tree, number).await.unwrap() }));
+            for _ in 0..turns {
+                bounded::turn(&worker);
+            }
+            let has_ended = task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            // Nothing of it is dropped, so nothing is taken back or ended.
+            std::mem::forget((task, worker, compute));
+            stops += 1;
+            survive(&scene, number, &format!("operation {number} stops behind turn {turns}"));
+            if has_ended {
+                break;
+            }
+        }
+    }
+    println!("{stops} places to stop");
+    assert!(stops > 200, "{stops} places to stop");
+}
+
+/// Others go on where operation `number` has stopped.
+fn survive(scene: &Scene, number: u64, context: &str) {
+    let (worker, compute) = scene.join(3);
+    let (before, after, key) = (model(0..number), model(0..=number), operation(number).0);
+    let name = context.to_string();
+    let handle: Handle = (*worker).clone();
+    let others = async move {
+        let tree = open(&handle).await.unwrap();
+        let seen: BTreeMap<u64, u64> = tree.range(..).take(usize::MAX).await.unwrap().into_iter().collect();
+        assert!(seen == before || seen == after, "{name}: {seen:?}");
+        let mut down = tree.range(..).descending().take(usize::MAX).await.unwrap();
+        down.reverse();
+        assert_eq!(down, seen.iter().map(|(&key, &value)| (key, value)).collect::<Vec<_>>(), "{name}: downwards");
+        for key in (0..KEYS).map(|key| key * 10) {
+            assert_eq!(tree.get(key).await.unwrap(), seen.get(&key).copied(), "{name}: key {key}");
+        }
+        // Every page is changed, so whatever was begun is finished.
+        for key in (0..KEYS).map(|key| key * 10) {
+            let found = tree.upsert(key, 7).await.unwrap();
+            assert_eq!(found, seen.get(&key).copied(), "{name}: key {key} is put");
+        }
+        for key in (0..KEYS).map(|key| key * 10) {
+            assert_eq!(tree.remove(key).await.unwrap(), Some(7), "{name}: key {key} is removed");
+        }
+        assert!(tree.insert(key, 8).await.unwrap());
+        let report = tree.check().await.unwrap();
+        assert_eq!((report.problem_count, report.entries), (0, 1), "{name}: {report:?}");
+        assert!(
+            report.audit.leaked.len() <= LOST_MAX && report.audit.reached_but_free.is_empty(),
+            "{name}: {report:?}"
+        );
+    };
+    bounded::run(&worker, ENDLESS, others).unwrap_or_else(|endless| panic!("{context}: {endless}"));
+    // To leave is to wait for those that are pinned.
+    std::mem::forget((worker, compute));
+}
+
+/// A put is one compare-and-swap, and the WRITEs of its delta: of the body, and of the lock word that says it is there. All that
+/// new bases add to it is spread over as many puts as a chain has deltas.
+#[test]
+fn a_put_is_one_swap_in_one_round_trip() {
+    let scene = Scene::new();
+    let (worker, _compute) = scene.join(4);
+    worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        for key in 0..5 {
+            tree.upsert(key, key).await.unwrap();
+        }
+        let begun = worker.counters();
+        let (mut plain, rounds) = (0, 100);
+        for round in 0..rounds {
+            let before = worker.counters();
+            tree.upsert(round % 5, round).await.unwrap();
+            let cost = worker.counters() - before;
+            assert_eq!(cost.atomics, 1);
+            // What is read is its word, and the chain below; then the delta is written.
+            let is_plain = cost.writes == 2;
+            assert!(!is_plain || cost.round_trips == cost.reads + 1, "{cost:?}");
+            plain += u64::from(is_plain);
+        }
+        let all = worker.counters() - begun;
+        assert_eq!(plain, rounds * 4 / 5, "four puts of five are a delta");
+        // A new base: itself, and a word for each of the five records that are free with it.
+        assert_eq!(all.writes, plain * 2 + (rounds - plain) * (2 + 5));
+    });
+}
