@@ -22,6 +22,7 @@ use crate::{
     lock::OwnerId,
     pages,
     ptr::ServerId,
+    recovery,
     remote::{claim_word, release_word, write_words},
     shared::Shared,
     sync::{Arc, Ordering, lock},
@@ -31,6 +32,8 @@ use crate::{
 /// How long maintenance rests between two rounds while pages wait for reuse or the epoch moves, and at most otherwise.
 const BUSY_REST: Duration = Duration::from_millis(1);
 const IDLE_REST: Duration = Duration::from_millis(32);
+/// How long it rests between two looks for compute servers that have died.
+const SWEEP_REST: Duration = Duration::from_millis(100);
 /// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages.
 const LEAVE_ROUNDS_MAX: u32 = 2000;
 /// Tries of a step of leaving for which there is no memory.
@@ -187,13 +190,14 @@ impl ComputeServer {
         *lock(&self.shared.past)
     }
 
-    /// One round of maintenance: announces an epoch, moves the cluster's on if all have announced it, and frees what no
-    /// operation can hold any more. Only for [`Maintenance::Manual`]; harmless otherwise.
+    /// One round of maintenance: announces an epoch, moves the cluster's on if all have announced it, frees what no
+    /// operation can hold any more, and finishes what compute servers that have died have left. Only for [`Maintenance::Manual`]; harmless otherwise.
     ///
     /// # Errors
     /// If the fabric fails.
     pub async fn maintain(&self, worker: &Handle) -> Result<(), Error> {
-        round(worker, &self.shared).await.map(drop)
+        round(worker, &self.shared).await?;
+        recovery::sweep(worker).await
     }
 }
 
@@ -255,8 +259,14 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
         Ok(worker) => worker,
         Err(error) => return tracing::error!(%error, "no maintenance: pages will not be reused"),
     };
-    let mut rest = BUSY_REST;
+    let (mut rest, mut sweep_ns) = (BUSY_REST, 0);
     loop {
+        if worker.clock().now_ns() >= sweep_ns {
+            if let Err(error) = worker.block_on(recovery::sweep(&worker)) {
+                tracing::warn!(%error, "what dead compute servers have left was not finished");
+            }
+            sweep_ns = worker.clock().now_ns() + SWEEP_REST.as_nanos() as u64;
+        }
         if matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Disconnected)) {
             if !shared.has_workers() {
                 break;
@@ -316,9 +326,14 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
     };
     let owner = OwnerId::new(incarnation).ok_or(Error::IncarnationsExhausted)?;
     let claim = fabric.claim(owner)?;
-    for (slot, [found, _]) in read_slots(worker, &board(first)).await?.into_iter().enumerate() {
+    let slots = read_slots(worker, &Board::of(first)).await?;
+    // That of a dead one is free once others have finished what it has left; only if it has left nothing, it may be taken before.
+    let (free, taken): (Vec<_>, Vec<_>) = slots.into_iter().enumerate().partition(|(_, [found, _])| *found == 0);
+    for (slot, [found, _]) in free.into_iter().chain(taken) {
         let vacant = match OwnerId::new(found) {
-            Some(previous) => fabric.liveness(previous) == Liveness::Dead,
+            Some(previous) => {
+                fabric.liveness(previous) == Liveness::Dead && !recovery::has_rings(worker, &geometry, slot).await?
+            }
             None => true,
         };
         if vacant && claim_word(worker, layout::slot_at(slot), found, incarnation).await? {
@@ -330,15 +345,11 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
     Err(Error::TooManyComputeServers { limit: SLOTS })
 }
 
-fn board(first: &Geometry) -> Board {
-    Board { epoch: first.dynamic_at(Dynamic::Epoch), slots: layout::slot_at(0), count: SLOTS }
-}
-
 /// One round of maintenance; true if there is reason to come again soon.
 async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     let is_busy = shared
         .member
-        .round(worker, &board(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)
+        .round(worker, &Board::of(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)
         .await?;
     let surplus = shared.pages.take_surplus();
     if !surplus.is_empty() {
@@ -359,6 +370,7 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
             repeat(worker, async || round(worker, shared).await).await?;
             pause(attempt).await;
         }
+        repeat(worker, async || recovery::free_rings(worker, shared.owner, shared.member.slot()).await).await?;
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
         let incarnation = u64::from(shared.owner.incarnation());
         release_word(worker, layout::slot_at(shared.member.slot()), incarnation, 0).await

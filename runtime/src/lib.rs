@@ -10,6 +10,7 @@
 //! - [`worker`]: one thread with many operations in flight.
 //! - [`messaging`], a crate of its own: requests that a memory server's threads answer.
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
+//! - [`redo`], `recovery`: records of changes, and what becomes of those of compute servers that have died.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
 //! ```
@@ -42,6 +43,8 @@ pub mod one_sided;
 pub mod operation;
 pub mod page;
 pub mod pages;
+mod recovery;
+pub mod redo;
 pub mod remote;
 pub mod report;
 pub mod server;

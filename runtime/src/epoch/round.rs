@@ -7,7 +7,7 @@ use crate::{
     error::Error,
     fabric::Liveness,
     free_pages::SharedPages,
-    layout::SLOT_WORDS,
+    layout::{self, Dynamic, Geometry, SLOT_WORDS, SLOTS},
     lock::OwnerId,
     page::PAGE_WORDS_MAX,
     ptr::RemotePtr,
@@ -24,6 +24,13 @@ pub(crate) struct Board {
     pub(crate) slots: RemotePtr,
     /// How many slots there are.
     pub(crate) count: usize,
+}
+
+impl Board {
+    /// That of the cluster whose first memory server this is.
+    pub(crate) fn of(first: &Geometry) -> Self {
+        Self { epoch: first.dynamic_at(Dynamic::Epoch), slots: layout::slot_at(0), count: SLOTS }
+    }
 }
 
 /// The membership of one compute server.
