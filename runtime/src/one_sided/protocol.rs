@@ -108,14 +108,18 @@ pub(super) async fn lock_all<R: Remote>(
     pages: &[Changed],
     recording: Option<&mut Recording>,
 ) -> Result<bool, Failure> {
-    let Some(recording) = recording else { return Ok(true) };
+    if pages.is_empty() {
+        return Ok(true);
+    }
     remote.count(Count::RoundTrip);
     let mut recorded = Vec::new();
-    if remote.capabilities().ordered_writes {
-        recorded = recording.post(remote);
-    } else {
-        recording.write(remote).await?;
-        remote.count(Count::RoundTrip);
+    match recording {
+        Some(recording) if remote.capabilities().ordered_writes => recorded = recording.post(remote),
+        Some(recording) => {
+            recording.write(remote).await?;
+            remote.count(Count::RoundTrip);
+        }
+        None => {}
     }
     let swap = |page: &Changed| remote.compare_swap(page.at, page.lock.word(), page.ours(remote.owner()).word());
     let posted: Vec<_> = pages.iter().map(swap).collect();

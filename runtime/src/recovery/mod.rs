@@ -16,7 +16,7 @@ use crate::{
     redo::{
         Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, read_rings,
     },
-    remote::{claim_word, release_word, write_words},
+    remote::{claim_word, release_word, take_word, write_words},
     sync::{Ordering, lock},
     worker::Handle,
 };
@@ -178,7 +178,7 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> 
             let found = LockWord::from_word(ring[LOCK]);
             let free = LockWord::free(found.next_version());
             // One that was being made is in its maker's hands.
-            if found.state() == LockState::Unlocked && claim_word(worker, at, found.word(), free.word()).await? {
+            if found.state() == LockState::Unlocked && take_word(worker, at, found.word(), free.word()).await? {
                 let page = FreePage { at, class: RING_CLASS, version: free.version() };
                 worker.compute().pages.put(std::iter::once(page));
             }

@@ -13,7 +13,7 @@ use crate::{
     lock::{LockWord, OwnerId},
     page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass},
     ptr::{Link, RemotePtr, ServerId},
-    remote::{Remote, claim_word, release_word, write_words},
+    remote::{Remote, release_word, take_word, write_words},
 };
 
 type Failure = Box<Error>;
@@ -184,7 +184,7 @@ impl Newest {
 async fn take_back<R: Recover>(remote: &R, at: RemotePtr, class: SizeClass, version: u64) -> Result<(), Failure> {
     let first = LockWord::unlocked(LockWord::free(version).next_version());
     let free = LockWord::free(first.next_version());
-    if claim_word(remote, at, first.word(), free.word()).await? {
+    if take_word(remote, at, first.word(), free.word()).await? {
         remote.retire(at, class, free.version());
     }
     Ok(())
@@ -204,7 +204,7 @@ async fn roll_forward<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerI
     recording.seal(remote, remote.next_sequence(), [places]);
     recording.write(remote).await?;
     let ours = page.lock.locked_by(remote.owner()).word();
-    if !claim_word(remote, page.at, theirs, ours).await? {
+    if !take_word(remote, page.at, theirs, ours).await? {
         return Ok(());
     }
     write_words(remote, page.words_to_write().collect()).await?;
