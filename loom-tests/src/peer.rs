@@ -17,8 +17,10 @@ use farlink_runtime::{
         mem::{MemFabric, MemOptions},
         region::Region,
     },
-    lock::OwnerId,
+    lock::{LockWord, OwnerId},
+    page::SizeClass,
     ptr::{RemotePtr, ServerId},
+    redo::{Recover, Room},
     remote::{Payload, Remote},
     sync::AtomicU64,
 };
@@ -240,6 +242,36 @@ impl<B: Breaks> Remote for BrokenRemote<'_, B> {
 
     fn liveness(&self, _: OwnerId) -> Liveness {
         Liveness::Alive
+    }
+}
+
+impl<B: Breaks> Recover for BrokenRemote<'_, B> {
+    fn rings_of(&self, _: OwnerId, _: ServerId) -> impl Future<Output = Result<Option<RemotePtr>, Box<Error>>> {
+        ready(Ok(None))
+    }
+
+    fn reserve(&self, _: RemotePtr, _: &[usize]) -> impl Future<Output = Result<Room, Box<Error>>> {
+        ready(Err(Box::new(Error::OutOfMemory { class: SizeClass::SMALLEST })))
+    }
+
+    fn next_sequence(&self) -> u64 {
+        1
+    }
+
+    fn holds_page(&self, _: RemotePtr, _: SizeClass) -> bool {
+        true
+    }
+
+    fn retire(&self, _: RemotePtr, _: SizeClass, _: u64) {}
+
+    fn repair(
+        &self,
+        page: RemotePtr,
+        _: SizeClass,
+        _: LockWord,
+        owner: OwnerId,
+    ) -> impl Future<Output = Result<(), Box<Error>>> {
+        ready(Err(Box::new(Error::PageDamaged { page, owner })))
     }
 }
 

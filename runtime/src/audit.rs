@@ -117,7 +117,9 @@ pub async fn audit(
 
 fn classify(audit: &mut Audit, structure: &Structure, link: Link, header: &[u64], is_free: bool, reached: bool) {
     let Some((at, _)) = link.remote() else { return };
-    let live = header[SELF] == at.raw() && LockWord::from_word(header[LOCK]).state() != LockState::Free;
+    // With a lock word of zero it was never published, whatever its body says.
+    let live =
+        header[SELF] == at.raw() && header[LOCK] != 0 && LockWord::from_word(header[LOCK]).state() != LockState::Free;
     let ours = Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == structure.id);
     match (reached, is_free) {
         (true, true) => audit.reached_but_free.push(link),

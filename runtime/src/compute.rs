@@ -9,7 +9,7 @@
 use std::{
     sync::mpsc::{self, RecvTimeoutError},
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     one_sided::ownership,
     pages,
     ptr::ServerId,
-    reclaim,
+    recovery,
     remote::{claim_word, release_word, write_words},
     shared::Shared,
     sync::{Arc, Ordering, lock},
@@ -34,7 +34,7 @@ use crate::{
 const BUSY_REST: Duration = Duration::from_millis(1);
 const IDLE_REST: Duration = Duration::from_millis(32);
 /// How long maintenance rests between two looks for compute servers that have died.
-const SWEEP_REST: Duration = Duration::from_millis(250);
+const SWEEP_REST: Duration = Duration::from_millis(100);
 /// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages; then it hands them over.
 const LEAVE_ROUNDS_MAX: u32 = 100;
 /// Rounds of maintenance for which [`ComputeServer::settle`] waits for a grace.
@@ -195,23 +195,24 @@ impl ComputeServer {
     }
 
     /// One round of maintenance: announces an epoch, moves the cluster's on if all have announced it, frees what no
-    /// operation can hold any more, and takes back what dead compute servers held. Only for [`Maintenance::Manual`]; harmless otherwise.
+    /// operation can hold any more, finishes what dead compute servers have left, and takes back what they held. Only for
+    /// [`Maintenance::Manual`]; harmless otherwise.
     ///
     /// # Errors
     /// If the fabric fails.
     pub async fn maintain(&self, worker: &Handle) -> Result<(), Error> {
-        reclaim::sweep(worker).await?;
+        recovery::sweep(worker).await?;
         round(worker, &self.shared).await.map(drop)
     }
 
-    /// Does at once what maintenance does by and by after compute servers have died: takes back what they held, waits for the
-    /// grace of it, and returns it to its chunks. False if another compute server holds up the epoch for long.
+    /// Does at once what maintenance does by and by after compute servers have died: finishes what they have left, takes back what
+    /// they held, waits for the grace of it, and returns it to its chunks. False if another compute server holds up the epoch for long.
     ///
     /// # Errors
     /// If the fabric fails.
     pub async fn settle(&self, worker: &Handle) -> Result<bool, Error> {
         for attempt in 0..SETTLE_ROUNDS_MAX {
-            let died = reclaim::sweep(worker).await?;
+            let died = recovery::sweep(worker).await?;
             round(worker, &self.shared).await?;
             if died == 0 && self.shared.pages.deferred() == 0 {
                 return Ok(true);
@@ -281,19 +282,19 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
         Err(error) => return tracing::error!(%error, "no maintenance: pages will not be reused"),
     };
     let mut rest = BUSY_REST;
-    let (mut is_told, mut swept) = (false, None::<Instant>);
+    let (mut is_told, mut sweep_ns) = (false, 0);
     loop {
+        if worker.clock().now_ns() >= sweep_ns {
+            if let Err(error) = worker.block_on(recovery::sweep(&worker)) {
+                tracing::warn!(%error, "what dead compute servers have left was not finished");
+            }
+            sweep_ns = worker.clock().now_ns() + SWEEP_REST.as_nanos() as u64;
+        }
         if matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Disconnected)) {
             if !shared.has_workers() {
                 break;
             }
             std::thread::sleep(rest);
-        }
-        if swept.is_none_or(|swept| swept.elapsed() >= SWEEP_REST) {
-            swept = Some(Instant::now());
-            if let Err(error) = worker.block_on(reclaim::sweep(&worker)) {
-                tracing::debug!(%error, "what dead compute servers held was not taken back");
-            }
         }
         match worker.block_on(round(&worker, shared)) {
             Ok(true) => rest = BUSY_REST,
@@ -352,11 +353,13 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
     let owner = OwnerId::new(incarnation).ok_or(Error::IncarnationsExhausted)?;
     let claim = fabric.claim(owner)?;
     let slots = read_slots(worker, &Board::of(first)).await?;
-    // That of a dead one says that there is something to take back: rather one that nobody has.
+    // That of a dead one is given free once others have finished what it has left; it may be taken before only if nothing was.
     let (free, taken): (Vec<_>, Vec<_>) = slots.into_iter().enumerate().partition(|(_, [found, _])| *found == 0);
     for (slot, [found, _]) in free.into_iter().chain(taken) {
         let vacant = match OwnerId::new(found) {
-            Some(previous) => fabric.liveness(previous) == Liveness::Dead,
+            Some(previous) => {
+                fabric.liveness(previous) == Liveness::Dead && !recovery::has_rings(worker, &geometry, slot).await?
+            }
             None => true,
         };
         if vacant && claim_word(worker, layout::slot_at(slot), found, incarnation).await? {
@@ -398,6 +401,7 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
             repeat(worker, async || round(worker, shared).await).await?;
             pause(attempt).await;
         }
+        repeat(worker, async || recovery::free_rings(worker, shared.owner, shared.member.slot()).await).await?;
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
         if shared.pages.deferred() != 0 {
             return Ok(());

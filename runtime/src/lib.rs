@@ -11,6 +11,7 @@
 //! - [`messaging`], a crate of its own: requests that a memory server's threads answer.
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
 //! - [`partition`], [`tenure`], [`one_sided::ownership`]: who owns which part of a structure, or writes it without owning any.
+//! - [`redo`], `recovery`: records of changes, and what becomes of those of compute servers that have died.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
 //! ```
@@ -44,7 +45,8 @@ pub mod operation;
 pub mod page;
 pub mod pages;
 pub mod partition;
-mod reclaim;
+mod recovery;
+pub mod redo;
 pub mod remote;
 pub mod report;
 pub mod server;

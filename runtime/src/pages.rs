@@ -70,6 +70,11 @@ impl NewPage {
         LockWord::unlocked(LockWord::free(self.page.version, None).next_version())
     }
 
+    /// The version in its lock word, at which it is free.
+    pub(crate) fn free_version(&self) -> u64 {
+        self.page.version
+    }
+
     /// The page has been written, or has begun to be, and nothing leads to it. It is marked free again; with a memory server
     /// that is lost it is lost, too.
     pub(crate) async fn take_back(mut self) {

@@ -101,7 +101,25 @@ pub(crate) async fn write_words<R: Remote>(remote: &R, mut words: Vec<(RemotePtr
     Ok(())
 }
 
-/// Replaces a word by one that nobody but the caller writes; false if it is not `expected`.
+/// As [`claim_word`], and again while the word is `expected`: false says that it is not any more.
+///
+/// # Errors
+/// If the memory server is lost.
+pub(crate) async fn take_word<R: Remote>(
+    remote: &R,
+    at: RemotePtr,
+    expected: u64,
+    ours: u64,
+) -> Result<bool, Box<Error>> {
+    while !claim_word(remote, at, expected, ours).await? {
+        if remote.load(at).await? != expected {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Replaces a word by one that nobody but the caller writes; false if it is not `expected`, or the request had no effect.
 ///
 /// # Errors
 /// If the memory server is lost.

@@ -8,6 +8,7 @@ use crate::{
     layout::Geometry,
     local_locks::LocalLocks,
     lock::OwnerId,
+    ptr::RemotePtr,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
     tenure::Tenures,
 };
@@ -22,6 +23,10 @@ pub(crate) struct Shared {
     pub(crate) pages: SharedPages,
     pub(crate) locks: LocalLocks,
     pub(crate) member: Member,
+    /// The number of the next record.
+    pub(crate) sequence: AtomicU64,
+    /// Rings that no worker uses.
+    pub(crate) idle_rings: Mutex<Vec<RemotePtr>>,
     pub(crate) seed: u64,
     /// Pages that one operation has on their way at a time, at most.
     pub(crate) window: usize,
@@ -54,6 +59,8 @@ impl Shared {
             pages: SharedPages::default(),
             locks: LocalLocks::new(),
             member,
+            sequence: AtomicU64::new(1),
+            idle_rings: Mutex::default(),
             seed,
             window: window.max(1),
             workers_made: AtomicU64::new(0),

@@ -17,6 +17,7 @@
 //! - [`access_under_test`]: one-sided, or through a compute server's cache.
 //! - [`here`]: memory servers of this process that take messages.
 //! - [`fleet`]: clusters whose memory servers carry out operations.
+//! - [`crash`]: a compute server dies after each of its requests in turn.
 //! - [`drive`]: a worker that keeps many recorded operations in flight, and drops some of them.
 //! - [`peer`]: compute servers in processes of their own: the `farlink-stress` program's other side.
 //! - [`stress`]: the acceptance test: many workers in several processes on a few hot keys.
@@ -35,6 +36,7 @@ pub mod backend;
 pub mod bounded;
 pub mod cluster;
 pub mod conformance;
+pub mod crash;
 pub mod deadlines;
 pub mod direct;
 pub mod drive;

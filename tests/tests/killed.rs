@@ -1,7 +1,7 @@
 //! Compute servers that are killed with SIGKILL in the middle of anything, in processes of their own, while others go on.
 //!
-//! However the tree is reached, the others' history is linearizable, and what is left says so if it is not whole. What that can
-//! be depends on who writes remote memory. `FARLINK_FAULT_ROUNDS` says how often somebody is killed.
+//! However the tree is reached, the others' history is linearizable. Without an owner of its pages the tree is whole: what the killed
+//! one was about to change, others have finished or undone. What an owner has not written is lost with it. `FARLINK_FAULT_ROUNDS` says how often somebody is killed.
 
 use std::{
     collections::HashSet,
@@ -16,7 +16,6 @@ use farlink_runtime::{
     error::Error,
     fabric::Fabric,
     one_sided::{OneSided, Proof, ownership},
-    ptr::RemotePtr,
     worker::Worker,
 };
 use farlink_structures::{
@@ -137,7 +136,7 @@ impl Left {
         println!("killed process {victim} with seed {seed}: {linear:?}, {scanned:?}");
     }
 
-    /// A history in which one more client gets keys; of what cannot be read it knows nothing.
+    /// A history in which one more client gets keys.
     fn read(&self, keys: &[u64]) -> History {
         let recorder =
             Recorder::new(Vec::new(), self.options.processes * self.options.workers, Flush::WhenFull).unwrap();
@@ -146,7 +145,6 @@ impl Left {
                 let ticket = recorder.begin(Op::Get { key }).unwrap();
                 let outcome = match tree.get(key).await {
                     Ok(value) => Outcome::Value(value),
-                    Err(Error::PageDamaged { .. }) => Outcome::Unknown,
                     Err(error) => return Err(error),
                 };
                 recorder.end(ticket, outcome).unwrap();
@@ -180,12 +178,6 @@ fn wait_for_records(histories: &Path, bytes: u64, peers: &mut [Peer]) {
     }
 }
 
-/// The pages of a tree that its checker could not read.
-fn unreadable(report: &Report) -> HashSet<RemotePtr> {
-    let problems = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read"));
-    problems.map(|problem| problem.page).collect()
-}
-
 /// Somebody is killed again and again; `expect` looks at what is left.
 fn kill(name: &str, options: impl Fn(u64) -> Options, expect: impl Fn(&Left)) {
     let seed = settings::seed(name);
@@ -194,36 +186,6 @@ fn kill(name: &str, options: impl Fn(u64) -> Options, expect: impl Fn(&Left)) {
         let _watchdog = Watchdog::start(name, LIMIT);
         expect(&Left::by(options(seed.wrapping_add(round))));
     }
-}
-
-/// Pages that it held locked name it, and there is nothing else wrong with the tree.
-fn expect_named_damage(left: &Left) {
-    left.expect_linearizable(Part::ALL, &spread_keys(left.options.keys));
-    let report = match left.check() {
-        // It may have been the root.
-        Err(Error::PageDamaged { .. }) => return,
-        report => report.unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={}: {error}", left.seed)),
-    };
-    let (damaged, peer_report, seed) = (unreadable(&report), &left.peer_report, left.seed);
-    println!(
-        "survivors met damaged pages {} times in {} operations; {} pages left damaged, {} leaked, {} held",
-        peer_report.damaged,
-        peer_report.operations,
-        damaged.len(),
-        report.audit.leaked.len(),
-        report.audit.held,
-    );
-    if damaged.is_empty() {
-        assert_eq!(report.problem_count, 0, "FARLINK_TEST_SEED={seed}: nothing is damaged, and yet: {report:?}");
-    }
-    if peer_report.damaged > 0 {
-        assert!(!damaged.is_empty(), "FARLINK_TEST_SEED={seed}: damage was met and is not there: {report:?}");
-    }
-    let others = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read"));
-    let others: Vec<_> = others.filter(|problem| !problem.what.contains("died")).collect();
-    assert!(others.is_empty(), "FARLINK_TEST_SEED={seed}: unreadable without a death: {others:?}");
-    assert!(report.audit.reached_but_free.is_empty(), "FARLINK_TEST_SEED={seed}: {report:?}");
-    assert_eq!(report.audit.held, 0, "FARLINK_TEST_SEED={seed}: pages are lost with the killed process: {report:?}");
 }
 
 /// Others' parts are whole. What it has not written is lost, and what it has may not fit together: its keys have a value of
@@ -284,27 +246,27 @@ fn expect_one_part_old(left: &Left) {
     );
 }
 
-/// What is carried out on memory servers has nothing to do with the life of who asked for it.
+/// What it was about to change is changed or as it was: no page is damaged, none is lost to the tree, and nobody has met one.
 fn expect_nothing_wrong(left: &Left) {
     left.expect_linearizable(Part::ALL, &spread_keys(left.options.keys));
-    let report = left.check().unwrap();
-    assert!(report.is_clean(), "FARLINK_TEST_SEED={}: {report:?}", left.seed);
-    assert_eq!(left.peer_report.damaged, 0);
+    let report = left.check().unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={}: {error}", left.seed));
+    assert!(report.is_clean() && !report.is_partial, "FARLINK_TEST_SEED={}: {report:?}", left.seed);
+    assert_eq!(left.peer_report.damaged, 0, "FARLINK_TEST_SEED={}", left.seed);
 }
 
 #[test]
 fn killed_without_a_cache() {
-    kill("killed one-sided", |seed| options(AccessMode::OneSided, seed), expect_named_damage);
+    kill("killed one-sided", |seed| options(AccessMode::OneSided, seed), expect_nothing_wrong);
 }
 
 #[test]
 fn killed_with_inner_pages_cached() {
-    kill("killed with inner pages cached", |seed| options(AccessMode::CachedInner, seed), expect_named_damage);
+    kill("killed with inner pages cached", |seed| options(AccessMode::CachedInner, seed), expect_nothing_wrong);
 }
 
 #[test]
 fn killed_while_memory_servers_search() {
-    kill("killed hybrid", |seed| options(AccessMode::Hybrid, seed), expect_named_damage);
+    kill("killed hybrid", |seed| options(AccessMode::Hybrid, seed), expect_nothing_wrong);
 }
 
 #[test]

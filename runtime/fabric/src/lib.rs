@@ -8,8 +8,8 @@
 //!   the memory of a memory server.
 //! - [`connection`], [`endpoint`], [`gather`], [`listener`]: posts and completions, and the memory that a worker and a memory server
 //!   open to each other for messages.
-//! - [`mem`], `verbs` (with the feature of that name), [`faulty`]: memory mapped into the process or shared by several; RDMA;
-//!   any fabric with failures from a seed.
+//! - [`mem`], `verbs` (with the feature of that name), [`faulty`], [`mortal`]: memory mapped into the process or shared by
+//!   several; RDMA; any fabric with failures from a seed; any fabric that dies.
 //!
 //! A fabric knows nothing of what stands in a region: whoever serves one says how it is formatted.
 
@@ -26,6 +26,7 @@ pub mod lock;
 mod mapped;
 pub mod mem;
 pub mod memory;
+pub mod mortal;
 pub mod ptr;
 pub mod region;
 pub mod size_class;

@@ -2,7 +2,7 @@
 //!
 //! 1. Take all buffers that it needs: nothing is refused later. Locally, take the slots of all pages, so that only one change
 //!    of this compute server goes remote for a page.
-//! 2. Compare-and-swap every page's lock word from the one its copy was read under, all with one doorbell. If any fails,
+//! 2. WRITE the [record](crate::redo) of the change, and behind it compare-and-swap every page's lock word from the one its copy was read under, all with one doorbell. If any fails,
 //!    put the others back as they were (nothing was written, so the version stays) and begin anew.
 //!    READ the lock words of pages that are only relied on: if one is not as it was, put all back.
 //! 3. WRITE new pages: the body, then the lock word. Wait: nothing may link to them before they are complete.
@@ -15,6 +15,8 @@
 //! its end: it is a task of the worker, which dropping the caller's future does not touch. [`protocol`](super::protocol) says
 //! what becomes of requests that fail.
 
+use smallvec::SmallVec;
+
 use super::{
     PageCopy,
     pages::{Added, Changed, OneSidedPages},
@@ -25,10 +27,13 @@ use crate::{
     change::Role,
     error::Error,
     fabric::memory::LocalMemory,
+    local_locks::SlotGuard,
     lock::LockWord,
     page::SizeClass,
     pages::{FreePage, free_owned},
-    ptr::RemotePtr,
+    ptr::{RemotePtr, ServerId},
+    recovery::{ensure_rings, take_places},
+    redo::{Recording, Recover},
     remote::{Count, Remote},
     sync::{Ordering, fence},
     worker::{Handle, counters::bump},
@@ -94,8 +99,11 @@ impl PreparedChange {
 /// Carries a change out, to its end even if the caller is dropped: run it with [`Handle::spawn_to_end`].
 pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Result<Vec<Option<PageCopy>>, Interrupt> {
     staged.seal();
-    let prepared = ChangeBuffers::new(&worker, &staged.changed, &staged.added)?;
-    let _taken = worker.take_slots(staged.changed.iter().map(|page| page.at)).await;
+    let mut prepared = ChangeBuffers::new(&worker, &staged)?;
+    let _taken = match &mut prepared.recording {
+        Some(recording) => Some(begin(&worker, recording, &staged.changed).await?),
+        None => None,
+    };
     // After a wait the pages have probably changed. The compare-and-swaps decide: others' pages can share a slot.
     let mut are_published = false;
     let made = make(&worker, &staged, prepared, &mut are_published).await;
@@ -118,6 +126,26 @@ pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Res
     Ok(staged.into_pages())
 }
 
+/// Takes the local slots of pages, and places for the record of their change.
+///
+/// # Errors
+/// If there is no memory for a ring, or a memory server is lost.
+pub(super) async fn begin(
+    worker: &Handle,
+    recording: &mut Recording,
+    changed: &[Changed],
+) -> Result<SlotGuard, Interrupt> {
+    let parts = recording.parts();
+    let servers: SmallVec<[ServerId; 4]> = recording.servers().collect();
+    for &server in &servers {
+        ensure_rings(worker, server, parts.len()).await?;
+    }
+    let taken = worker.take_slots(changed.iter().map(|page| page.at)).await;
+    let places = take_places(worker, servers.iter().copied(), &parts).await;
+    recording.seal(worker, worker.next_sequence(), places);
+    Ok(taken)
+}
+
 /// Steps 2 to 4; false if a page has changed since it was read.
 pub(super) async fn make<R: Remote>(
     remote: &R,
@@ -125,7 +153,7 @@ pub(super) async fn make<R: Remote>(
     mut prepared: ChangeBuffers,
     are_published: &mut bool,
 ) -> Result<bool, Box<Error>> {
-    if !lock_all(remote, changed).await? {
+    if !lock_all(remote, changed, prepared.recording.as_mut()).await? {
         return Ok(false);
     }
     // Under the locks, so that of two changes which rely on each other's pages one sees the other's lock. Over RDMA that follows
@@ -152,11 +180,12 @@ pub(super) async fn make<R: Remote>(
 /// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free.
 pub(super) async fn install(
     worker: Handle,
-    PreparedChange { added, .. }: PreparedChange,
+    staged: PreparedChange,
     (word, old, to): (RemotePtr, u64, u64),
     unlinked: Vec<(RemotePtr, SizeClass, LockWord)>,
 ) -> Result<Result<(), u64>, Interrupt> {
-    let mut prepared = ChangeBuffers::new(&worker, &[], &added)?;
+    let mut prepared = ChangeBuffers::new(&worker, &staged)?;
+    let added = staged.added;
     let outcome = install_with(&worker, &added, &mut prepared, (word, old, to)).await;
     let is_out = matches!(outcome, Ok(Err(_)));
     for Added { page, .. } in added {
@@ -182,8 +211,7 @@ pub(super) async fn install(
 
 /// A page that a change has freed.
 pub(super) fn freed(page: &Changed) -> FreePage {
-    let class = SizeClass::of_bytes(page.image.len() * 8).expect("a page has the size of its class");
-    FreePage { at: page.at, class, version: page.lock.next_version() }
+    FreePage { at: page.at, class: page.class(), version: page.lock.next_version() }
 }
 
 /// Whether nobody has changed these pages since they were read: one READ of each lock word, in one round trip.

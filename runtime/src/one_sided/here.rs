@@ -3,13 +3,14 @@
 //! Only where the fabric's atomics are atomic against those of the processor
 //! ([`atomic_against_cpu`](crate::fabric::Capabilities::atomic_against_cpu)), and only if all pages are of this server;
 //! otherwise the change goes through the fabric like everybody's. The order is that of [`change`](super::change), whose
-//! readers and writers it shares the pages with: locks, new pages, changed words, unlocks. Nothing is waited for in between, so
+//! readers and writers it shares the pages with: the record, locks, new pages, changed words, unlocks. Nothing is waited for in between, so
 //! a lock is held for as long as some words take to write.
 
 use super::{
     PageCopy,
-    change::{self, PreparedChange},
+    change::{self, PreparedChange, begin},
     pages::{Added, Changed},
+    protocol::record,
 };
 use crate::{
     access::Interrupt,
@@ -26,25 +27,43 @@ use crate::{
 pub(super) async fn carry_out(
     worker: &Handle,
     memory: &LocalMemory,
-    staged: PreparedChange,
+    mut staged: PreparedChange,
 ) -> Result<Vec<Option<PageCopy>>, Interrupt> {
-    let _taken = worker.take_slots(staged.changed.iter().map(|page| page.at)).await;
-    let (pages, freed) = carry_out_now(memory, worker.owner(), staged)?;
+    staged.seal();
+    let (mut recording, mut slots) = (None, None);
+    if !staged.changed.is_empty() {
+        let mut record = record(worker, &staged.changed, staged.relied_on.len(), &staged.added)?;
+        slots = Some(begin(worker, &mut record, &staged.changed).await?);
+        recording = Some(record);
+    }
+    let parts = recording.as_ref().map(|record| (record.words(worker), record.marks())).unwrap_or_default();
+    let (pages, freed) = carry_out_now(memory, worker.owner(), staged, &parts)?;
+    drop((recording, slots));
     worker.compute().pages.retire(freed.into_iter());
     Ok(pages)
 }
 
 type After = (Vec<Option<PageCopy>>, Vec<FreePage>);
 
+/// The parts of the record, and its marks.
+type Record = (Vec<(RemotePtr, Vec<u64>)>, Vec<(RemotePtr, u64)>);
+
 /// The pages after the change, and those that it has freed.
-fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: PreparedChange) -> Result<After, Interrupt> {
-    staged.seal();
+fn carry_out_now(
+    memory: &LocalMemory,
+    owner: OwnerId,
+    mut staged: PreparedChange,
+    (parts, marks): &Record,
+) -> Result<After, Interrupt> {
     let added = std::mem::take(&mut staged.added);
     let PreparedChange { changed, relied_on, .. } = &staged;
     let words = |at: RemotePtr, count: usize| memory.words(at, count).expect("all pages of the change are here");
     let unlock = |pages: &[Changed]| {
         pages.iter().for_each(|page| words(page.at, 1)[0].store(page.lock.word(), Ordering::Release));
     };
+    for (at, part) in parts {
+        store(words(*at, part.len()), part);
+    }
     for (index, page) in changed.iter().enumerate() {
         let (before, ours) = (page.lock.word(), page.lock.locked_by(owner).word());
         let lock = &words(page.at, 1)[0];
@@ -63,6 +82,9 @@ fn carry_out_now(memory: &LocalMemory, owner: OwnerId, mut staged: PreparedChang
     }
     // Who sees one of the words below sees the locks too.
     fence(Ordering::Release);
+    for &(at, mark) in marks {
+        words(at, 1)[0].store(mark, Ordering::Release);
+    }
     for Added { page, image } in added {
         let words = words(page.at(), image.len());
         store(&words[LOCK + 1..], &image[LOCK + 1..]);

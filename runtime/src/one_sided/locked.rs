@@ -3,14 +3,16 @@
 //!
 //! 1. [`OneSided::lock`](super::OneSided::lock): local slots, then a compare-and-swap for each page, all or none.
 //! 2. The owner changes its own pages, and computes what becomes of these, without suspending.
-//! 3. [`LockedPages::finish`]: new pages, then the changed words of the old ones, and behind them the unlocks, as in every
+//! 3. [`LockedPages::finish`]: the [record](crate::redo) of the change, new pages, then the changed words of the old ones, and behind them the unlocks, as in every
 //!    [change](super::change). What is not wanted any more is unlocked as it was.
 //!
 //! Locks that are dropped are given back by a task of the worker.
 
+use smallvec::SmallVec;
+
 use super::{
     PageCopy,
-    change::freed,
+    change::{PreparedChange, freed},
     pages::{Added, Changed},
     protocol::{ChangeBuffers, finish, lock_all, publish, unlock_unchanged, write_and_unlock},
 };
@@ -21,6 +23,9 @@ use crate::{
     local_locks::SlotGuard,
     page::{CHECKSUM, LOCK, SELF},
     pages::NewPage,
+    ptr::ServerId,
+    recovery::{ensure_rings, take_places},
+    redo::{Recording, Recover as _},
     remote::write_words,
     worker::{Handle, counters::bump},
 };
@@ -49,7 +54,7 @@ pub(super) async fn lock(worker: Handle, pages: Vec<PageCopy>) -> Result<Option<
     let pin = worker.pin();
     let pages: Vec<Changed> = pages.into_iter().map(Changed::open).collect();
     let slots = worker.take_slots(pages.iter().map(|page| page.at)).await;
-    if lock_all(&worker, &pages).await.map_err(|error| *error)? {
+    if lock_all(&worker, &pages, None).await.map_err(|error| *error)? {
         return Ok(Some(LockedPages { worker, pages, held: Some((slots, pin)) }));
     }
     bump(&worker.count().lock_conflicts);
@@ -86,17 +91,25 @@ impl LockedPages {
             added
         };
         let added: Vec<Added> = new.into_iter().map(added).collect();
-        let written = write(&worker, &changed, &added).await;
+        let mut staged = PreparedChange { changed, relied_on: Vec::new(), added };
+        let written = write(&worker, &staged).await;
+        let added = std::mem::take(&mut staged.added);
         let unlocked = unlock_unchanged(&worker, &kept.iter().collect::<Vec<_>>()).await;
         // Whatever came of it: something may lead to them.
         added.into_iter().for_each(|Added { page, .. }| page.publish());
-        worker.compute().pages.retire(changed.iter().filter(|page| page.free).map(freed));
+        worker.compute().pages.retire(staged.changed.iter().filter(|page| page.free).map(freed));
         written.and(unlocked).map_err(|error| *error)
     }
 }
 
-async fn write(worker: &Handle, changed: &[Changed], added: &[Added]) -> Result<(), Box<Error>> {
-    if let Ok(mut prepared) = ChangeBuffers::new(worker, changed, added) {
+async fn write(worker: &Handle, staged: &PreparedChange) -> Result<(), Box<Error>> {
+    let PreparedChange { changed, added, .. } = staged;
+    if let Ok(mut prepared) = ChangeBuffers::new(worker, staged) {
+        if let Some(recording) = &mut prepared.recording
+            && let Err(error) = record(worker, recording).await
+        {
+            tracing::warn!(%error, "a change is made without its record");
+        }
         let published = publish(worker, added, &mut prepared).await;
         return published.and(write_and_unlock(worker, changed, prepared).await);
     }
@@ -112,6 +125,20 @@ async fn write(worker: &Handle, changed: &[Changed], added: &[Added]) -> Result<
         outcome = outcome.and(finish(worker, page).await);
     }
     outcome
+}
+
+/// Writes the record of a change whose locks are all had, and waits until it is there: whoever finds one of the locks and no record
+/// knows that nothing was written.
+async fn record(worker: &Handle, recording: &mut Recording) -> Result<(), Box<Error>> {
+    let parts = recording.parts();
+    let servers: SmallVec<[ServerId; 4]> = recording.servers().collect();
+    for &server in &servers {
+        ensure_rings(worker, server, parts.len()).await?;
+    }
+    let places = take_places(worker, servers.iter().copied(), &parts).await;
+    recording.seal(worker, worker.next_sequence(), places);
+    worker.count_round_trip();
+    recording.write(worker).await
 }
 
 impl Drop for LockedPages {

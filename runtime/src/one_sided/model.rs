@@ -11,14 +11,14 @@ use crate::{
     change::Role,
     page::{SizeClass, StructureId},
     ptr::RemotePtr,
-    worker::remote::Remote,
+    redo::Recover,
 };
 
 /// Reads a page.
 ///
 /// # Errors
 /// As [`Access::follow`](crate::access::Access::follow).
-pub async fn read<R: Remote>(
+pub async fn read<R: Recover>(
     remote: &R,
     structure: StructureId,
     proof: Proof,
@@ -34,7 +34,7 @@ pub async fn read<R: Remote>(
 ///
 /// # Errors
 /// If a buffer cannot be had, or a memory server is lost.
-pub async fn change<R: Remote>(
+pub async fn change<R: Recover>(
     remote: &R,
     structure: StructureId,
     pages: Vec<(PageCopy, Role)>,
@@ -44,6 +44,8 @@ pub async fn change<R: Remote>(
     f(&mut pages);
     let mut staged = PreparedChange::of(pages);
     staged.seal();
-    let prepared = ChangeBuffers::new(remote, &staged.changed, &staged.added)?;
+    let mut prepared = ChangeBuffers::new(remote, &staged)?;
+    // The record is for who comes after a death; nobody dies in these models.
+    prepared.recording = None;
     Ok(make(remote, &staged, prepared, &mut false).await?)
 }

@@ -83,6 +83,11 @@ impl Changed {
         }
     }
 
+    /// Its size.
+    pub(super) fn class(&self) -> SizeClass {
+        SizeClass::of_bytes(self.image.len() * 8).expect("a page has the size of its class")
+    }
+
     /// The lock word while `owner` changes the page.
     pub(super) fn ours(&self, owner: OwnerId) -> LockWord {
         self.lock.locked_by(owner)

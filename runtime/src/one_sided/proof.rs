@@ -1,7 +1,7 @@
 //! Reading a page until the copy is proven whole, or there is a reason to stop.
 //!
-//! A page that is locked is read again; its owner's liveness is asked for first after a few tries, and a dead owner ends
-//! the read with [`Error::PageDamaged`]. A copy that is not whole is read again too: somebody is writing, or was. What does
+//! A page that is locked is read again; its owner's liveness is asked for first after a few tries, and what a dead owner has left
+//! is finished first ([`redo`](crate::redo)). A copy that is not whole is read again too: somebody is writing, or was. What does
 //! not change under an unlocked lock word for many tries, and does not fit its checksum, is corrupt. A few tries would prove
 //! nothing: the owner of a cached page writes it back without a lock, and may be interrupted in the middle.
 
@@ -15,8 +15,9 @@ use crate::{
     lock::{LockState, LockWord, OwnerId},
     page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
     ptr::RemotePtr,
+    redo::Recover,
     sync::{Ordering, fence},
-    worker::remote::{Count, Remote},
+    worker::remote::Count,
 };
 
 /// READs of a locked page before its owner's liveness is asked for, and between two such questions.
@@ -64,7 +65,7 @@ pub(super) struct Reader<'a, R> {
     pub(super) memory: Option<&'a LocalMemory>,
 }
 
-impl<R: Remote> Reader<'_, R> {
+impl<R: Recover> Reader<'_, R> {
     /// Reads the page once.
     pub(super) async fn fetch(&self, at: RemotePtr, class: SizeClass) -> Result<RawRead, Error> {
         if let Some(words) = self.memory.and_then(|memory| memory.words(at, class.words())) {
@@ -104,7 +105,7 @@ impl<R: Remote> Reader<'_, R> {
                     self.remote.count(Count::LockedRead);
                     locked_reads += 1;
                     if locked_reads % LOCKED_READS_MAX == 0 {
-                        self.require_alive(at, seen.lock, owner).await?;
+                        self.require_alive(at, class, seen.lock, owner).await?;
                     }
                     self.remote.back_off(locked_reads).await;
                     seen = self.fetch(at, class).await?;
@@ -124,15 +125,21 @@ impl<R: Remote> Reader<'_, R> {
         }
     }
 
-    async fn require_alive(&self, at: RemotePtr, lock: LockWord, owner: OwnerId) -> Result<(), Interrupt> {
+    async fn require_alive(
+        &self,
+        at: RemotePtr,
+        class: SizeClass,
+        lock: LockWord,
+        owner: OwnerId,
+    ) -> Result<(), Interrupt> {
         if self.remote.liveness(owner) == Liveness::Alive {
             return Ok(());
         }
         // It may have unlocked between our READ and its end.
-        match self.remote.load(at).await? == lock.word() {
-            true => Err(Error::PageDamaged { page: at, owner }.into()),
-            false => Ok(()),
+        if self.remote.load(at).await? == lock.word() {
+            self.remote.repair(at, class, lock, owner).await?;
         }
+        Ok(())
     }
 
     /// The copy, if it is a page of the structure.

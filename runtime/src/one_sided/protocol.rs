@@ -7,18 +7,26 @@
 //! - A compare-and-swap that failed has the lock if the word is ours. Nobody else writes our word: local slots keep other
 //!   changes of this compute server away.
 //! - An unlock that failed took effect if the word is not ours any more. Then so did the WRITEs before it.
+//! - The record of a change is in front of its locks: a lock that was had has its record. The mark, where there is one, is in
+//!   front of the words of its memory server, and is written again before they are.
 //! - While the word is ours, the WRITEs of the change may be repeated; they are, one word at a time, which takes no buffers.
 //!
 //! That goes on until all is done or a memory server is lost. What is on the others is finished even then: no page stays
 //! locked by a compute server that lives.
 
-use super::pages::{Added, Changed};
+use smallvec::SmallVec;
+
+use super::{
+    change::PreparedChange,
+    pages::{Added, Changed},
+};
 use crate::{
     buffer::Buffer,
     error::Error,
     lock::LockWord,
     page::LOCK,
-    ptr::RemotePtr,
+    ptr::{RemotePtr, ServerId},
+    redo::{Body, Evidence, Recording},
     worker::remote::{Count, Payload, Remote, settle_claim, write_words},
 };
 
@@ -30,12 +38,17 @@ pub(super) struct ChangeBuffers {
     writes: Vec<(usize, RemotePtr, Payload)>,
     /// The bodies of the new pages: all words but the lock word.
     bodies: Vec<Buffer>,
+    /// None if no page is locked.
+    pub(super) recording: Option<Recording>,
 }
 
 impl ChangeBuffers {
     /// # Errors
     /// If a buffer cannot be had.
-    pub(super) fn new(remote: &impl Remote, changed: &[Changed], added: &[Added]) -> Result<Self, Error> {
+    pub(super) fn new(
+        remote: &impl Remote,
+        PreparedChange { changed, relied_on, added }: &PreparedChange,
+    ) -> Result<Self, Error> {
         let copied = |words: &[u64]| {
             let mut buffer = remote.buffer(words.len())?;
             buffer.copy_from_slice(words);
@@ -53,21 +66,67 @@ impl ChangeBuffers {
             }
         }
         let bodies = added.iter().map(|added| copied(&added.image[LOCK + 1..])).collect::<Result<_, _>>()?;
-        Ok(Self { writes, bodies })
+        let recording = match changed.is_empty() {
+            true => None,
+            false => Some(record(remote, changed, relied_on.len(), added)?),
+        };
+        Ok(Self { writes, bodies, recording })
     }
 }
 
-/// Locks all pages, from the words that their copies were read under, or none of them; whether it did.
+/// The record of a change.
+pub(super) fn record(
+    remote: &impl Remote,
+    changed: &[Changed],
+    relied_on: usize,
+    added: &[Added],
+) -> Result<Recording, Error> {
+    let evidence = Evidence::of(changed.len(), relied_on, added.len());
+    let mut body = Body::new(changed.len(), added.len(), evidence);
+    for page in changed {
+        body.page(page.at, page.class(), page.lock, page.free);
+        for run in page.dirty.runs().into_iter().filter(|_| !page.free) {
+            body.run(run.start, &page.image[run]);
+        }
+    }
+    for Added { page, .. } in added {
+        body.new_page(page.link(), page.free_version());
+    }
+    let mut servers: SmallVec<[ServerId; 4]> = changed.iter().map(|page| page.at.server()).collect();
+    servers.sort_unstable();
+    servers.dedup();
+    Recording::new(remote, body, evidence, servers)
+}
+
+/// Locks all pages, from the words that their copies were read under, or none of them; whether it did. The record of the change is
+/// there before a lock is.
 ///
 /// # Errors
 /// If a memory server is lost. No other one's page is locked then.
-pub(super) async fn lock_all<R: Remote>(remote: &R, pages: &[Changed]) -> Result<bool, Failure> {
+pub(super) async fn lock_all<R: Remote>(
+    remote: &R,
+    pages: &[Changed],
+    recording: Option<&mut Recording>,
+) -> Result<bool, Failure> {
     if pages.is_empty() {
         return Ok(true);
     }
     remote.count(Count::RoundTrip);
+    let mut recorded = Vec::new();
+    match recording {
+        Some(recording) if remote.capabilities().ordered_writes => recorded = recording.post(remote),
+        Some(recording) => {
+            recording.write(remote).await?;
+            remote.count(Count::RoundTrip);
+        }
+        None => {}
+    }
     let swap = |page: &Changed| remote.compare_swap(page.at, page.lock.word(), page.ours(remote.owner()).word());
     let posted: Vec<_> = pages.iter().map(swap).collect();
+    // If one fails, so do the locks behind it, or they are there and so is it.
+    for recorded in recorded {
+        let _ = recorded.await;
+    }
     let (mut had, mut lost) = (Vec::with_capacity(pages.len()), None);
     for (page, posted) in pages.iter().zip(posted) {
         let (before, ours) = (page.lock.word(), page.ours(remote.owner()).word());
@@ -259,6 +318,14 @@ pub(super) async fn write_and_unlock<R: Remote>(
     }
     remote.count(Count::RoundTrip);
     let ordered = remote.capabilities().ordered_writes;
+    let marks = prepared.recording.as_ref().map(Recording::marks).unwrap_or_default();
+    let mut marked = Vec::new();
+    if ordered {
+        marked = marks.iter().map(|&(at, mark)| remote.write(at, Payload::Word(mark))).collect();
+    } else if !marks.is_empty() {
+        write_words(remote, marks.clone()).await?;
+        remote.count(Count::RoundTrip);
+    }
     let mut posted = Vec::with_capacity(prepared.writes.len());
     let mut unlocks = Vec::with_capacity(changed.len());
     let mut writes = prepared.writes.into_iter().peekable();
@@ -271,6 +338,12 @@ pub(super) async fn write_and_unlock<R: Remote>(
         }
     }
     let (mut failed, mut lost) = (Failed::new(changed.len()), None);
+    let mut unmarked = Vec::new();
+    for (&mark, marked) in marks.iter().zip(marked) {
+        if marked.await.is_err() {
+            unmarked.push(mark);
+        }
+    }
     for (index, posted) in posted {
         lost = failed.note(index, posted.await).err().or(lost);
     }
@@ -284,6 +357,10 @@ pub(super) async fn write_and_unlock<R: Remote>(
     }
     for (index, unlock) in unlocks {
         lost = failed.note(index, unlock.await).err().or(lost);
+    }
+    // Words are not written again before the mark of their server. If that is lost, so are the pages there.
+    for mark in unmarked {
+        lost = write_words(remote, vec![mark]).await.err().or(lost);
     }
     for (index, page) in failed.take(changed) {
         lost = failed.note(index, finish(remote, page).await).err().or(lost);

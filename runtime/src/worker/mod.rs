@@ -51,9 +51,10 @@ use crate::{
     local_locks::SlotGuard,
     messaging::{CONNECTION_TICKET, Channels, Tasks},
     ptr::RemotePtr,
+    redo::WorkerRings,
     remote::write_words,
     shared::Shared,
-    sync::{Arc, yield_thread},
+    sync::{Arc, lock, yield_thread},
 };
 pub use crate::{counters::Counters, remote};
 
@@ -84,6 +85,7 @@ pub(crate) struct Inner {
     timers: Timers,
     epoch: LocalEpoch,
     pages: LocalPages,
+    rings: WorkerRings,
     pub(crate) compute: Arc<Shared>,
     /// Which worker of its compute server it is.
     pub(crate) number: u32,
@@ -176,6 +178,7 @@ impl Worker {
             timers: Timers::default(),
             epoch,
             pages: LocalPages::default(),
+            rings: WorkerRings::default(),
             compute: Arc::clone(compute),
             number,
             running: Cell::new(false),
@@ -279,6 +282,7 @@ impl Drop for Worker {
         inner.ended.set(true);
         inner.channels.close(&**inner);
         inner.pages.give_back(&inner.compute.pages);
+        lock(&inner.compute.idle_rings).extend(inner.rings.take_all());
         inner.epoch.retire(&inner.compute.epoch);
         if inner.counted {
             Shared::worker_ended(&inner.compute, inner.counters.snapshot());
@@ -541,6 +545,10 @@ impl Handle {
         if self.0.ended.get() {
             self.0.pages.give_back(&self.0.compute.pages);
         }
+    }
+
+    pub(crate) fn rings(&self) -> &WorkerRings {
+        &self.0.rings
     }
 
     pub(crate) fn pages(&self) -> &LocalPages {

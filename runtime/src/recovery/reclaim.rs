@@ -5,59 +5,23 @@
 //! [`Chunk::take_from_dead`]), and frees the slot when all are looked through. It goes by what is dead, never by time, so it may be
 //! begun again by others at any point, and several may do it at once.
 
-use std::{cell::RefCell, collections::BTreeMap};
-
 use crate::{
-    epoch::round::{Board, read_slots},
     error::Error,
-    fabric::Liveness,
-    layout,
     lock::OwnerId,
     pages::{self, Chunk, ChunkState},
-    remote::release_word,
     worker::Handle,
 };
 
 /// Tries for a chunk that somebody else changes.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// Takes back what compute servers held whose slots say that they are dead, and frees those slots; how many slots.
+/// Takes back what those held who are `dead`, and of whose changes nothing is left to finish; false if somebody else was busy
+/// with a chunk for too long.
 ///
 /// # Errors
 /// If a memory server is lost, or no buffers can be had. What was not done is left to the next time.
-pub(crate) async fn sweep(worker: &Handle) -> Result<usize, Error> {
+pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) -> Result<bool, Error> {
     let compute = worker.compute();
-    let board = Board::of(&compute.geometry[0]);
-    let mut dead = Vec::new();
-    for (slot, [incarnation, _]) in read_slots(worker, &board).await?.into_iter().enumerate() {
-        if let Some(owner) = OwnerId::new(incarnation)
-            && owner != compute.owner
-            && compute.fabric.liveness(owner) == Liveness::Dead
-        {
-            dead.push((slot, owner));
-        }
-    }
-    if dead.is_empty() || !reclaim(worker).await? {
-        return Ok(0);
-    }
-    for &(slot, owner) in &dead {
-        release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
-    }
-    Ok(dead.len())
-}
-
-/// Looks through all chunks; false if somebody else was busy with one of them for too long. To be called once nothing is left to
-/// finish of what the dead had begun.
-///
-/// # Errors
-/// As [`sweep`].
-pub(crate) async fn reclaim(worker: &Handle) -> Result<bool, Error> {
-    let compute = worker.compute();
-    let known = RefCell::new(BTreeMap::new());
-    let is_dead = |owner: OwnerId| {
-        let ask = || owner != compute.owner && compute.fabric.liveness(owner) == Liveness::Dead;
-        *known.borrow_mut().entry(owner).or_insert_with(ask)
-    };
     let (mut is_complete, mut count) = (true, 0);
     for geometry in &compute.geometry {
         let mut lost = Vec::new();

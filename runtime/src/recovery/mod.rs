@@ -1,0 +1,243 @@
+//! A worker's part in the protocol of [`redo`](crate::redo): its rings, and repairs of what dead compute servers have left.
+//!
+//! Whoever meets a lock of a dead owner has the page repaired and goes on. What nobody meets, the maintenance of every compute
+//! server finishes: it looks for slots of dead ones now and then, repairs all pages that their records name and their locks hold, frees
+//! their rings, takes back the pages that they held ([`reclaim`]), and gives their slots free. Until then a slot is not given to anybody else, so the rings can be found.
+
+mod reclaim;
+
+use self::reclaim::reclaim;
+use crate::{
+    epoch::round::{Board, read_slots},
+    error::Error,
+    fabric::Liveness,
+    layout::{self, Geometry},
+    lock::{LockState, LockWord, OwnerId},
+    page::{self, Identity, LOCK, SizeClass},
+    pages::{FreePage, Placement, allocate},
+    ptr::{RemotePtr, ServerId},
+    redo::{
+        Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, read_rings,
+    },
+    remote::{claim_word, release_word, take_word, write_words},
+    sync::{Ordering, lock},
+    worker::Handle,
+};
+
+type Failure = Box<Error>;
+
+impl Recover for Handle {
+    async fn rings_of(&self, owner: OwnerId, server: ServerId) -> Result<Option<RemotePtr>, Failure> {
+        let slots = read_slots(self, &Board::of(&self.compute().geometry[0])).await?;
+        let slot = slots.iter().position(|&[incarnation, _]| incarnation == u64::from(owner.incarnation()));
+        Ok(slot.map(|slot| layout::rings_at(server, slot)))
+    }
+
+    async fn reserve(&self, page: RemotePtr, parts: &[usize]) -> Result<Room, Failure> {
+        // Rings before the slot: to make one takes slots.
+        ensure_rings(self, page.server(), parts.len()).await?;
+        let slot = self.take_slots([page].into_iter()).await;
+        let places = take_places(self, [page.server()].into_iter(), parts).await;
+        let places = places.into_iter().next().expect("one for the one memory server");
+        Ok(Room { places, _slot: Some(slot) })
+    }
+
+    fn next_sequence(&self) -> u64 {
+        self.compute().sequence.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn holds_page(&self, at: RemotePtr, class: SizeClass) -> bool {
+        self.compute().geometry.get(at.server().index()).is_some_and(|geometry| geometry.holds_page(at, class))
+    }
+
+    fn retire(&self, at: RemotePtr, class: SizeClass, version: u64) {
+        self.compute().pages.retire(std::iter::once(FreePage { at, class, version }));
+    }
+
+    fn repair(
+        &self,
+        page: RemotePtr,
+        class: SizeClass,
+        lock: LockWord,
+        owner: OwnerId,
+    ) -> impl Future<Output = Result<(), Failure>> {
+        let worker = self.clone();
+        // Rare, and not to be cut off.
+        Box::pin(self.spawn_to_end(async move {
+            tracing::debug!(%page, %owner, "repairing");
+            finish_page(&worker, page, class, lock, owner).await
+        }))
+    }
+}
+
+/// Makes sure that the worker has the rings on a memory server that a record of so many parts needs.
+///
+/// # Errors
+/// If there is no memory for one, or the memory server is lost.
+pub(crate) async fn ensure_rings(worker: &Handle, server: ServerId, parts: usize) -> Result<(), Error> {
+    let rings = worker.rings();
+    let mut attempt = 0;
+    while rings.count(server) < Places::rings_for(parts) {
+        if rings.is_growing.replace(true) {
+            worker.back_off(attempt).await;
+            attempt += 1;
+            continue;
+        }
+        let growing = worker.clone();
+        let grown = worker.spawn_to_end(async move {
+            let ring = another_ring(&growing, server).await;
+            growing.rings().is_growing.set(false);
+            ring.map(|ring| growing.rings().add(ring))
+        });
+        grown.await?;
+    }
+    Ok(())
+}
+
+/// Takes room for a record on each of these memory servers, where it has rings enough. Waits until records before it are done with,
+/// if it must.
+pub(crate) async fn take_places(
+    worker: &Handle,
+    servers: impl Iterator<Item = ServerId> + Clone,
+    parts: &[usize],
+) -> Vec<Places> {
+    let mut attempt = 0;
+    loop {
+        // All or none: nobody waits for room while it keeps others waiting.
+        let taken = servers.clone().map(|server| worker.rings().take(server, parts)).collect::<Option<Vec<_>>>();
+        if let Some(taken) = taken {
+            return taken;
+        }
+        worker.back_off(attempt).await;
+        attempt += 1;
+    }
+}
+
+/// An idle ring of the compute server's, or a new one.
+async fn another_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
+    let compute = worker.compute();
+    let idle = {
+        let mut idle = lock(&compute.idle_rings);
+        idle.iter().position(|ring| ring.server() == server).map(|index| idle.swap_remove(index))
+    };
+    match idle {
+        Some(ring) => Ok(ring),
+        None => make_ring(worker, server).await,
+    }
+}
+
+/// Makes a ring and puts it in front of the list. Until it is there its lock word says *free*, so it is not lost before.
+async fn make_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
+    let page = allocate(worker, RING_CLASS, Placement::Server(server)).await?;
+    let at = page.at();
+    if at.server() != server {
+        return Err(Error::OutOfMemory { class: RING_CLASS });
+    }
+    let identity = Identity { structure: RINGS, level: 0, class: RING_CLASS, kind: 0, is_words: true };
+    let mut words = [0; RING_FIRST];
+    page::seal(&mut words, at, identity, page.first_lock().version());
+    words[RING_OWNER] = u64::from(worker.owner().incarnation());
+    let head = layout::rings_at(server, worker.compute().member.slot());
+    let body = (LOCK + 1..RING_FIRST).map(|index| (at.word(index), words[index]));
+    write_words(worker, body.collect()).await?;
+    loop {
+        let next = worker.load(head).await?;
+        write_words(worker, vec![(at.word(RING_NEXT), next)]).await?;
+        if claim_word(worker, head, next, page.link().word()).await? {
+            break;
+        }
+    }
+    page.publish();
+    write_words(worker, vec![(at, words[LOCK])]).await?;
+    Ok(at)
+}
+
+/// Whether the compute server that has or had this slot has rings.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(crate) async fn has_rings(worker: &Handle, geometry: &[Geometry], slot: usize) -> Result<bool, Error> {
+    for geometry in geometry {
+        if worker.load(layout::rings_at(geometry.server, slot)).await? != 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Frees the rings of `owner`, which has this slot and holds no lock: the last of a list first. Nobody has to wait until they are
+/// reused: what a repairer reads there after that, it makes nothing of.
+///
+/// # Errors
+/// If a memory server is lost, or no buffer can be had.
+pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> Result<(), Error> {
+    for geometry in &worker.compute().geometry {
+        let head = layout::rings_at(geometry.server, slot);
+        let first = worker.load(head).await?;
+        if first == 0 {
+            continue;
+        }
+        for (at, ring) in read_rings(worker, head, owner).await?.into_iter().rev() {
+            let found = LockWord::from_word(ring[LOCK]);
+            let free = LockWord::free(found.next_version(), Some(worker.owner()));
+            // One that was being made is in its maker's hands.
+            if found.state() == LockState::Unlocked && take_word(worker, at, found.word(), free.word()).await? {
+                let page = FreePage { at, class: RING_CLASS, version: free.version() };
+                worker.compute().pages.put(std::iter::once(page));
+            }
+        }
+        release_word(worker, head, first, 0).await?;
+    }
+    Ok(())
+}
+
+/// Finishes what compute servers have left that have died, takes back the pages that they held, and gives their slots free; how many.
+///
+/// # Errors
+/// If a memory server is lost, or there is no memory for records. What was not finished is left to the next time, or to whoever
+/// meets it.
+pub(crate) async fn sweep(worker: &Handle) -> Result<usize, Error> {
+    let compute = worker.compute();
+    let slots = read_slots(worker, &Board::of(&compute.geometry[0])).await?;
+    let mut dead = Vec::new();
+    for (slot, [incarnation, _]) in slots.into_iter().enumerate() {
+        if let Some(owner) = OwnerId::new(incarnation)
+            && owner != compute.owner
+            && compute.fabric.liveness(owner) == Liveness::Dead
+        {
+            dead.push((slot, owner));
+        }
+    }
+    if dead.is_empty() {
+        return Ok(0);
+    }
+    let handle = worker.clone();
+    worker.spawn_to_end(async move { finish(&handle, &dead).await }).await
+}
+
+async fn finish(worker: &Handle, dead: &[(usize, OwnerId)]) -> Result<usize, Error> {
+    let mut repaired = 0;
+    for &(slot, owner) in dead {
+        for geometry in &worker.compute().geometry {
+            let newest = Newest::read(worker, owner, geometry.server).await?;
+            for page in newest.pages() {
+                let lock = page.lock.locked_by(owner);
+                if worker.load(page.at).await? == lock.word() {
+                    finish_page(worker, page.at, page.class, lock, owner).await?;
+                    repaired += 1;
+                }
+            }
+        }
+        free_rings(worker, owner, slot).await?;
+    }
+    // Only now: a new page of a change that is not finished says by its lock word what is to become of that change. So pages of
+    // others, who died meanwhile, are left alone.
+    if !reclaim(worker, |owner| dead.iter().any(|&(_, dead)| dead == owner)).await? {
+        return Ok(0);
+    }
+    for &(slot, owner) in dead {
+        release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
+    }
+    tracing::info!(?dead, repaired, "finished what dead compute servers have left");
+    Ok(dead.len())
+}

@@ -1,0 +1,254 @@
+//! What a repairer does with what a dead owner has left.
+
+use super::{
+    RING_CLASS, RING_NEXT, RING_OWNER, RINGS,
+    record::{Evidence, NewPage, Record, RecordedPage, scan},
+    recording::Recording,
+    ring::Places,
+};
+use crate::{
+    buffer::Buffer,
+    error::Error,
+    local_locks::SlotGuard,
+    lock::{LockState, LockWord, OwnerId},
+    page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass},
+    ptr::{Link, RemotePtr, ServerId},
+    remote::{Remote, release_word, take_word, write_words},
+};
+
+type Failure = Box<Error>;
+
+/// Room for a record about one page, which no other task of the compute server changes while this exists.
+#[derive(Debug)]
+pub struct Room {
+    pub(crate) places: Places,
+    pub(crate) _slot: Option<SlotGuard>,
+}
+
+/// What repairs need of whoever does them.
+pub trait Recover: Remote {
+    /// Where the list of `owner`'s rings on a memory server begins: the word that links to the first; none if the compute server
+    /// has no slot any more.
+    fn rings_of(&self, owner: OwnerId, server: ServerId) -> impl Future<Output = Result<Option<RemotePtr>, Failure>>;
+
+    /// Takes the local slot of a page and, on its memory server, room for a record with parts of these lengths.
+    fn reserve(&self, page: RemotePtr, parts: &[usize]) -> impl Future<Output = Result<Room, Failure>>;
+
+    /// The next number of a record.
+    fn next_sequence(&self) -> u64;
+
+    /// Whether a page of this class can stand there.
+    fn holds_page(&self, at: RemotePtr, class: SizeClass) -> bool;
+
+    /// The page is free, and belongs to this compute server.
+    fn retire(&self, at: RemotePtr, class: SizeClass, version: u64);
+
+    /// Has a page repaired that is locked by a dead owner: afterwards its lock word is another one.
+    ///
+    /// # Errors
+    /// [`Error::PageDamaged`] if it cannot be: it is half-written, and no record tells the rest; if a memory server is lost, or there is
+    /// no room for a record.
+    fn repair(
+        &self,
+        page: RemotePtr,
+        class: SizeClass,
+        lock: LockWord,
+        owner: OwnerId,
+    ) -> impl Future<Output = Result<(), Failure>>;
+}
+
+/// The rings in a list, the first one first, with what is in them.
+///
+/// # Errors
+/// If the memory server is lost, or no buffer can be had.
+pub(crate) async fn read_rings<R: Recover>(
+    remote: &R,
+    head: RemotePtr,
+    owner: OwnerId,
+) -> Result<Vec<(RemotePtr, Buffer)>, Failure> {
+    let mut rings: Vec<(RemotePtr, Buffer)> = Vec::new();
+    let mut next = Link::from_word(remote.load(head).await?);
+    while let Some((at, RING_CLASS)) = next.remote().filter(|&(at, class)| remote.holds_page(at, class)) {
+        let ring = remote.read(at, RING_CLASS.words()).await?;
+        let is_ring = Identity::from_word(ring[IDENTITY]).is_some_and(|identity| identity.structure == RINGS);
+        let is_its = ring[SELF] == at.raw() && is_ring && ring[RING_OWNER] == u64::from(owner.incarnation());
+        // Rings are freed from the last one on: what is none any more ends the list.
+        if !is_its || rings.iter().any(|&(other, _)| other == at) {
+            break;
+        }
+        next = Link::from_word(ring[RING_NEXT]);
+        rings.push((at, ring));
+    }
+    Ok(rings)
+}
+
+/// All whole records of an owner on one memory server.
+///
+/// # Errors
+/// As [`read_rings`].
+async fn records_on<R: Recover>(remote: &R, owner: OwnerId, server: ServerId) -> Result<Vec<Record>, Failure> {
+    let Some(head) = remote.rings_of(owner, server).await? else { return Ok(Vec::new()) };
+    let rings = read_rings(remote, head, owner).await?;
+    Ok(records_in(remote, &rings, owner))
+}
+
+fn records_in<R: Recover>(remote: &R, rings: &[(RemotePtr, Buffer)], owner: OwnerId) -> Vec<Record> {
+    let mut parts = Vec::new();
+    rings.iter().for_each(|(at, words)| scan(*at, words, owner, &mut parts));
+    Record::all_of(parts, |at, class| remote.holds_page(at, class))
+}
+
+/// The records of a dead owner on one memory server.
+#[derive(Debug)]
+pub(crate) struct Newest {
+    owner: OwnerId,
+    server: ServerId,
+    records: Vec<Record>,
+}
+
+impl Newest {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// As [`read_rings`].
+    pub(crate) async fn read<R: Recover>(remote: &R, owner: OwnerId, server: ServerId) -> Result<Self, Failure> {
+        Ok(Self { owner, server, records: records_on(remote, owner, server).await? })
+    }
+
+    /// The record of the change for which its owner has locked the page at this version.
+    pub(crate) fn of(&self, page: RemotePtr, version: u64) -> Option<&Record> {
+        let names = |record: &&Record| record.pages.iter().any(|of| of.at == page && of.lock.version() == version);
+        self.records.iter().filter(names).max_by_key(|record| record.sequence)
+    }
+
+    /// The pages on the memory server that the records name.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = &RecordedPage> {
+        self.records.iter().flat_map(|record| &record.pages).filter(|page| page.at.server() == self.server)
+    }
+
+    /// Whether the change of a record had all its locks.
+    async fn is_evident<R: Recover>(&self, remote: &R, record: &Record) -> Result<bool, Failure> {
+        match record.evidence {
+            Evidence::Lock => Ok(true),
+            Evidence::NewPages => {
+                for &NewPage { at, version, .. } in &record.new {
+                    let word = LockWord::from_word(remote.load(at).await?);
+                    // A page that was never used has a word of zero.
+                    let is_free = word.state() == LockState::Free || word.word() == 0;
+                    if is_free && word.version() == version {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            Evidence::Mark if record.is_marked => Ok(true),
+            Evidence::Mark => {
+                let mut servers: Vec<ServerId> = record.pages.iter().map(|page| page.at.server()).collect();
+                servers.sort_unstable();
+                servers.dedup();
+                for server in servers.into_iter().filter(|&server| server != self.server) {
+                    let there = records_on(remote, self.owner, server).await?;
+                    if there.iter().any(|other| other.sequence == record.sequence && other.is_marked) {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// Repairs all pages that a record names and its owner still holds.
+    ///
+    /// # Errors
+    /// If a memory server is lost, or there is no room for a record. Other pages are repaired then.
+    pub(crate) async fn finish<R: Recover>(&self, remote: &R, record: &Record) -> Result<(), Failure> {
+        let is_evident = self.is_evident(remote, record).await?;
+        let mut outcome = Ok(());
+        if !is_evident {
+            // While a page is locked, so that whoever comes after a repairer that dies does it again.
+            for &NewPage { at, class, version } in &record.new {
+                outcome = outcome.and(take_back(remote, at, class, version).await);
+            }
+        }
+        for page in &record.pages {
+            let finished = match is_evident {
+                true => roll_forward(remote, page, self.owner).await,
+                false => roll_back(remote, page, self.owner).await,
+            };
+            outcome = outcome.and(finished);
+        }
+        outcome
+    }
+}
+
+/// Frees a new page to which nothing leads, if it was published.
+async fn take_back<R: Recover>(remote: &R, at: RemotePtr, class: SizeClass, version: u64) -> Result<(), Failure> {
+    let first = LockWord::unlocked(LockWord::unlocked(version).next_version());
+    let free = LockWord::free(first.next_version(), Some(remote.owner()));
+    if take_word(remote, at, first.word(), free.word()).await? {
+        remote.retire(at, class, free.version());
+    }
+    Ok(())
+}
+
+async fn roll_back<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) -> Result<(), Failure> {
+    release_word(remote, page.at, page.lock.locked_by(owner).word(), page.lock.word()).await
+}
+
+async fn roll_forward<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) -> Result<(), Failure> {
+    let theirs = page.lock.locked_by(owner).word();
+    if remote.load(page.at).await? != theirs {
+        return Ok(());
+    }
+    let mut recording = Recording::new(remote, page.body(), Evidence::Lock, [page.at.server()])?;
+    let Room { places, _slot } = remote.reserve(page.at, &recording.parts()).await?;
+    recording.seal(remote, remote.next_sequence(), [places]);
+    recording.write(remote).await?;
+    let ours = page.lock.locked_by(remote.owner()).word();
+    if !take_word(remote, page.at, theirs, ours).await? {
+        return Ok(());
+    }
+    write_words(remote, page.words_to_write().collect()).await?;
+    let after = page.after(remote.owner());
+    release_word(remote, page.at, ours, after.word()).await?;
+    if page.frees {
+        remote.retire(page.at, page.class, after.version());
+    }
+    Ok(())
+}
+
+/// Repairs a page that `owner`, who is dead, has locked at the version in `lock`, and the others of that change.
+///
+/// # Errors
+/// As [`Recover::repair`].
+pub(crate) async fn finish_page<R: Recover>(
+    remote: &R,
+    page: RemotePtr,
+    class: SizeClass,
+    lock: LockWord,
+    owner: OwnerId,
+) -> Result<(), Failure> {
+    let newest = Newest::read(remote, owner, page.server()).await?;
+    let outcome = match newest.of(page, lock.version()) {
+        Some(record) => newest.finish(remote, record).await,
+        None => unlock_if_whole(remote, page, class, lock).await,
+    };
+    match remote.load(page).await? == lock.word() {
+        false => Ok(()),
+        true => outcome.and(Err(Box::new(Error::PageDamaged { page, owner }))),
+    }
+}
+
+/// Without a record: a page that fits its checksum was not written.
+async fn unlock_if_whole<R: Recover>(
+    remote: &R,
+    page: RemotePtr,
+    class: SizeClass,
+    lock: LockWord,
+) -> Result<(), Failure> {
+    let copy = remote.read(page, class.words()).await?;
+    if copy[LOCK] == lock.word() && page::is_whole(&copy) {
+        release_word(remote, page, lock.word(), LockWord::unlocked(lock.version()).word()).await?;
+    }
+    Ok(())
+}

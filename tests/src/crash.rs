@@ -1,0 +1,165 @@
+//! The crash suite: a compute server dies after each of its requests in turn, and the others must find everything whole.
+//!
+//! A [`Scene`] says what is there before, what the victim does, and what others must find after. [`enumerate`] plays it once for
+//! each request of the victim, each time in a cluster of its own, with a [mortal fabric](farlink_runtime::fabric::mortal).
+
+use std::{fmt::Debug, sync::Arc};
+
+use farlink_runtime::{
+    compute::ComputeServer,
+    error::Error,
+    fabric::{
+        Fabric,
+        mem::MemOptions,
+        mortal::{MortalFabric, Order},
+    },
+    report::Report,
+    server,
+    worker::Worker,
+};
+
+use crate::{cluster, settings};
+
+/// Bytes of each of the two memory servers.
+const SERVER_BYTES: u64 = 2 << 20;
+/// Rounds of maintenance after which nothing is left to be done.
+const ROUNDS: usize = 6;
+
+/// A member of the cluster that does its own maintenance.
+#[derive(Debug)]
+pub struct Member {
+    // Before the compute server, which it belongs to.
+    worker: Worker,
+    compute: ComputeServer,
+}
+
+impl Member {
+    /// Joins.
+    ///
+    /// # Errors
+    /// As [`ComputeServer::join`].
+    pub fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<Self, Error> {
+        let compute = cluster::join_manual(fabric, seed)?;
+        Ok(Self { worker: compute.worker()?, compute })
+    }
+
+    /// Its worker.
+    pub fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// Rounds of maintenance until nothing is left to be done.
+    ///
+    /// # Errors
+    /// If the fabric fails.
+    pub fn maintain(&self) -> Result<(), Error> {
+        (0..ROUNDS).try_for_each(|_| self.worker.block_on(self.compute.maintain(&self.worker)))
+    }
+}
+
+/// What the victim does, and what others must find.
+#[allow(async_fn_in_trait, reason = "tests run on one thread")]
+pub trait Scene {
+    /// What the victim has opened.
+    type Open: 'static;
+
+    /// Makes what is there before.
+    ///
+    /// # Errors
+    /// None that is expected.
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error>;
+
+    /// Opens it, before the victim's requests count.
+    ///
+    /// # Errors
+    /// None that is expected.
+    async fn open(&self, worker: &Worker) -> Result<Self::Open, Error>;
+
+    /// The victim's operation.
+    ///
+    /// # Errors
+    /// Because the fabric is dead.
+    async fn act(&self, open: &Self::Open) -> Result<(), Error>;
+
+    /// Another compute server reads and changes everything. `acknowledged`: the victim's operation had succeeded.
+    ///
+    /// # Errors
+    /// None that is expected.
+    async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error>;
+
+    /// The structure's own check.
+    ///
+    /// # Errors
+    /// None that is expected.
+    async fn check(&self, worker: &Worker) -> Result<Report, Error>;
+}
+
+/// A way to die.
+#[derive(Debug, Clone, Copy)]
+struct Death {
+    order: Order,
+    tears: bool,
+    after: u64,
+}
+
+fn cluster(options: MemOptions) -> Result<Arc<dyn Fabric>, Error> {
+    Ok(Arc::new(server::in_process(2, SERVER_BYTES, options)?))
+}
+
+/// The victim acts, and is gone; whether it has acknowledged its operation, and how many requests that took.
+fn play_victim<S: Scene>(fabric: &Arc<dyn Fabric>, scene: &S, death: Death) -> Result<(bool, u64), Error> {
+    let mortal = MortalFabric::new(Arc::clone(fabric), death.order, death.tears);
+    let as_fabric: Arc<dyn Fabric> = Arc::new(mortal.clone());
+    let victim = Member::join(&as_fabric, 1)?;
+    let open = victim.worker.block_on(scene.open(&victim.worker))?;
+    let before = mortal.requests();
+    mortal.dies_after(death.after);
+    let outcome = victim.worker.block_on(scene.act(&open));
+    let requests = mortal.requests() - before;
+    // It has not left: not even this arrives.
+    mortal.dies_after(0);
+    drop(open);
+    drop(victim);
+    Ok((outcome.is_ok(), requests))
+}
+
+fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, Error> {
+    let fabric = cluster(options)?;
+    cluster::with_worker(&fabric, |worker| worker.block_on(scene.prepare(worker)))?;
+    let (acknowledged, requests) = play_victim(&fabric, scene, death)?;
+    let survivor = Member::join(&fabric, 2)?;
+    survivor.worker.block_on(scene.verify(&survivor.worker, acknowledged))?;
+    survivor.maintain()?;
+    let report = survivor.worker.block_on(scene.check(&survivor.worker))?;
+    assert!(report.is_clean() && !report.is_partial, "{report:?}");
+    Ok(requests)
+}
+
+/// Plays the scene for each request of the victim, or one in `FARLINK_CRASH_EVERY` (5); how many deaths that were.
+///
+/// # Panics
+/// If others do not find what they must: it says after how many requests the victim died, and how.
+pub fn enumerate<S: Scene + Debug>(options: MemOptions, scene: &S) -> u64 {
+    let in_full = Death { order: Order::Posted, tears: false, after: u64::MAX - 1 };
+    let requests = play(options, scene, in_full).unwrap_or_else(|error| panic!("{scene:?}, in full: {error}"));
+    assert!(requests > 0, "{scene:?}: the victim did nothing");
+    let (mut deaths, every) = (0, settings::from_env("FARLINK_CRASH_EVERY", 5).max(1));
+    for (order, tears) in [(Order::Posted, false), (Order::Lower, true), (Order::Higher, false)] {
+        // Another share of them in each run.
+        let first = rand::random_range(0..every);
+        for after in (first..requests).step_by(every as usize) {
+            let death = Death { order, tears, after };
+            let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(options, scene, death)));
+            match played {
+                Ok(Ok(_)) => deaths += 1,
+                Ok(Err(error)) => panic!("{scene:?}, {death:?}: {error}"),
+                Err(panic) => {
+                    println!("{scene:?}, {death:?}");
+                    std::panic::resume_unwind(panic);
+                }
+            }
+        }
+    }
+    println!("{scene:?}: {requests} requests, {deaths} deaths");
+    deaths
+}

@@ -1,0 +1,189 @@
+//! Ordered maps.
+
+use std::{collections::BTreeMap, marker::PhantomData};
+
+use farlink_runtime::{
+    access::Access,
+    error::Error,
+    one_sided::{OneSided, Proof},
+    pages::{Placement, allocate},
+    ptr::ServerId,
+    report::Report,
+    worker::Worker,
+};
+use farlink_structures::map::Map;
+use farlink_tests::{
+    cluster::{FAST, WEAK},
+    crash::{Scene, enumerate},
+    subject::{StructureName, Subject},
+    test_every_structure,
+};
+
+const MAP: &str = "map";
+const PAGE_BYTES: usize = 256;
+
+type Opened<S> = Map<S, OneSided<S>>;
+
+/// An operation of the victim's script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Insert(u64),
+    Update(u64),
+    Remove(u64),
+}
+
+impl Op {
+    async fn run<S: Subject>(self, map: &Opened<S>) -> Result<(), Error> {
+        match self {
+            Self::Insert(key) => map.insert(key, !key).await.map(drop),
+            Self::Update(key) => map.update(key, !key).await.map(drop),
+            Self::Remove(key) => map.remove(key).await.map(drop),
+        }
+    }
+
+    fn apply(self, model: &mut BTreeMap<u64, u64>) {
+        match self {
+            Self::Insert(key) | Self::Update(key) => model.insert(key, !key),
+            Self::Remove(key) => model.remove(&key),
+        };
+    }
+
+    fn key(self) -> u64 {
+        let (Self::Insert(key) | Self::Update(key) | Self::Remove(key)) = self;
+        key
+    }
+}
+
+/// Keys that are there, keys that are removed again before the victim comes, and what it does.
+#[derive(Debug, Clone)]
+struct Script<S> {
+    keys: Vec<u64>,
+    removed: Vec<u64>,
+    op: Op,
+    /// The victim has no pages: it takes them from bitmaps first.
+    allocates: bool,
+    structure: PhantomData<S>,
+}
+
+impl<S: Subject> Script<S> {
+    fn new(keys: impl IntoIterator<Item = u64>, removed: impl IntoIterator<Item = u64>, op: Op) -> Self {
+        let (keys, removed) = (keys.into_iter().collect(), removed.into_iter().collect());
+        Self { keys, removed, op, allocates: false, structure: PhantomData }
+    }
+
+    fn model(&self) -> BTreeMap<u64, u64> {
+        self.keys.iter().filter(|key| !self.removed.contains(key)).map(|&key| (key, key)).collect()
+    }
+}
+
+impl<S: Subject> Scene for Script<S> {
+    type Open = Opened<S>;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        let map = Map::<S, _>::make(worker, MAP, S::page_bytes(PAGE_BYTES), Proof::Checksum).await?;
+        for &key in &self.keys {
+            assert!(map.insert(key, key).await?);
+        }
+        for &key in &self.removed {
+            assert_eq!(map.remove(key).await?, Some(key));
+        }
+        Ok(())
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<Opened<S>, Error> {
+        let map: Opened<S> = Map::open(worker, MAP, Proof::Checksum).await?;
+        if !self.allocates {
+            // From now on it has pages.
+            let class = map.access().context().structure.class;
+            let server = |number| Placement::Server(ServerId::new(number).expect("a small number"));
+            drop((allocate(worker, class, server(0)).await?, allocate(worker, class, server(1)).await?));
+        }
+        Ok(map)
+    }
+
+    async fn act(&self, map: &Opened<S>) -> Result<(), Error> {
+        self.op.run(map).await
+    }
+
+    async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error> {
+        let map = self.open(worker).await?;
+        let (before, mut after) = (self.model(), self.model());
+        self.op.apply(&mut after);
+        let found: BTreeMap<u64, u64> = map.range(..).take(usize::MAX).await?.into_iter().collect();
+        let is_as_expected = found == after || !acknowledged && found == before;
+        assert!(is_as_expected, "{:?}, acknowledged: {acknowledged}: {found:?}", self.op);
+        for (&key, &value) in &found {
+            assert_eq!(map.get(key).await?, Some(value));
+            assert_eq!(map.update(key, 7).await?, Some(value));
+        }
+        // Around it, the structure grows and shrinks.
+        let around = || (self.op.key().saturating_sub(20)..self.op.key() + 20).map(|key| key * 1000 + 1);
+        let near = (1..20).map(|step| self.op.key() * 10 + step).filter(|key| !found.contains_key(key));
+        let all: Vec<u64> = around().chain(near).filter(|key| !found.contains_key(key)).collect();
+        for &key in &all {
+            assert!(map.insert(key, key).await?, "{key}");
+        }
+        for &key in &all {
+            assert_eq!(map.remove(key).await?, Some(key));
+        }
+        for &key in found.keys() {
+            assert_eq!(map.remove(key).await?, Some(7));
+        }
+        assert!(map.is_empty().await?);
+        Ok(())
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        self.open(worker).await?.check().await
+    }
+}
+
+/// Scripts that have the victim change one page, split and merge pages and the root, and even pages out.
+fn scripts<S: Subject>() -> Vec<Script<S>> {
+    let even = |count: u64| (1..=count).map(|key| key * 10);
+    let mut scripts = vec![
+        Script::new(even(5), [], Op::Insert(15)),
+        Script::new(even(5), [], Op::Update(30)),
+        Script::new(even(5), [], Op::Remove(30)),
+        Script::new([], [], Op::Insert(10)),
+        Script::new([10], [], Op::Remove(10)),
+    ];
+    if S::WHICH == StructureName::BTree {
+        // A leaf of 256 B holds twelve entries.
+        scripts.extend([
+            Script::new(even(12), [], Op::Insert(65)),
+            Script::new(even(40), [], Op::Insert(395)),
+            Script::new(even(130), [], Op::Insert(1295)),
+        ]);
+        for left in [9, 8, 7, 6, 5, 4, 3] {
+            scripts.push(Script::new(even(40), (left + 1..=39).map(|key| key * 10), Op::Remove(left * 10)));
+        }
+        for left in 1..=4 {
+            scripts.push(Script::new(even(13), (left + 1..=13).map(|key| key * 10), Op::Remove(left * 10)));
+        }
+    } else {
+        // Towers of all heights.
+        scripts.extend((0..12).map(|key| Script::new(even(30), [], Op::Insert(key * 25 + 3))));
+        scripts.extend((1..=30).step_by(3).map(|key| Script::new(even(30), [], Op::Remove(key * 10))));
+    }
+    scripts
+}
+
+fn one_sided<S: Subject>() {
+    for script in scripts::<S>() {
+        enumerate(FAST, &script);
+    }
+}
+
+fn while_it_allocates<S: Subject>() {
+    let script = Script::new((1..=12).map(|key| key * 10), [], Op::Insert(65));
+    enumerate(FAST, &Script::<S> { allocates: true, ..script });
+}
+
+fn one_sided_over_a_weak_fabric<S: Subject>() {
+    for script in scripts::<S>().iter().step_by(4) {
+        enumerate(WEAK, script);
+    }
+}
+
+test_every_structure!(one_sided, one_sided_over_a_weak_fabric, while_it_allocates);

@@ -1,0 +1,140 @@
+//! The R-tree.
+
+use farlink_runtime::{
+    access::Access,
+    error::Error,
+    one_sided::{OneSided, Proof},
+    pages::{Placement, allocate},
+    ptr::ServerId,
+    report::Report,
+    worker::Worker,
+};
+use farlink_structures::rtree::{Query, RTree, RTreeOptions, Rect, Tree};
+use farlink_tests::{
+    cluster::FAST,
+    crash::{Scene, enumerate},
+};
+
+const TREE: &str = "rtree";
+
+type Opened = RTree<OneSided<Tree<2>>, 2>;
+
+/// An operation of the victim's script, on the rectangle with this number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Insert(u64),
+    Delete(u64),
+    Move(u64),
+}
+
+/// Rectangles that are there, and what the victim does.
+#[derive(Debug)]
+struct Script {
+    count: u64,
+    deleted: std::ops::Range<u64>,
+    op: Op,
+}
+
+fn rect(number: u64) -> Rect<2> {
+    let (x, y) = ((number % 16) as f64, (number / 16) as f64);
+    Rect::new([x, y], [x + 0.5, y + 0.5]).expect("its low corner is below its high one")
+}
+
+fn moved(number: u64) -> Rect<2> {
+    Rect::new([number as f64, 100.0], [number as f64, 101.0]).expect("its low corner is below its high one")
+}
+
+fn everywhere() -> Rect<2> {
+    Rect::new([-1.0, -1.0], [1000.0, 1000.0]).expect("its low corner is below its high one")
+}
+
+fn sorted(mut entries: Vec<(u64, bool)>) -> Vec<(u64, bool)> {
+    entries.sort_unstable();
+    entries
+}
+
+async fn entries(tree: &Opened) -> Result<Vec<(u64, bool)>, Error> {
+    let all = tree.search(Query::Intersects(everywhere())).all().await?;
+    Ok(sorted(all.into_iter().map(|(rect, payload)| (payload, rect == moved(payload))).collect()))
+}
+
+impl Script {
+    fn before(&self) -> Vec<(u64, bool)> {
+        (0..self.count).filter(|number| !self.deleted.contains(number)).map(|number| (number, false)).collect()
+    }
+
+    fn after(&self) -> Vec<(u64, bool)> {
+        let mut entries = self.before();
+        match self.op {
+            Op::Insert(number) => entries.push((number, false)),
+            Op::Delete(number) => entries.retain(|&(other, _)| other != number),
+            Op::Move(number) => {
+                entries.iter_mut().filter(|(other, _)| *other == number).for_each(|entry| entry.1 = true)
+            }
+        }
+        sorted(entries)
+    }
+}
+
+impl Scene for Script {
+    type Open = Opened;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        let options = RTreeOptions { page_bytes: 1024, ..RTreeOptions::default() };
+        let tree = Opened::create(worker, TREE, options).await?;
+        for number in 0..self.count {
+            tree.insert(rect(number), number).await?;
+        }
+        for number in self.deleted.clone() {
+            assert!(tree.delete(rect(number), number).await?);
+        }
+        Ok(())
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<Opened, Error> {
+        let tree = Opened::open(worker, TREE, Proof::Checksum).await?;
+        let class = tree.access().context().structure.class;
+        let server = |number| Placement::Server(ServerId::new(number).expect("a small number"));
+        drop((allocate(worker, class, server(0)).await?, allocate(worker, class, server(1)).await?));
+        Ok(tree)
+    }
+
+    async fn act(&self, tree: &Opened) -> Result<(), Error> {
+        match self.op {
+            Op::Insert(number) => tree.insert(rect(number), number).await,
+            Op::Delete(number) => tree.delete(rect(number), number).await.map(drop),
+            Op::Move(number) => tree.update(rect(number), number, moved(number)).await.map(drop),
+        }
+    }
+
+    async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error> {
+        let tree = self.open(worker).await?;
+        let found = entries(&tree).await?;
+        let is_as_expected = found == self.after() || !acknowledged && found == self.before();
+        assert!(is_as_expected, "{:?}, acknowledged: {acknowledged}: {found:?}", self.op);
+        for number in 200..230 {
+            tree.insert(rect(number), number).await?;
+        }
+        for (number, is_moved) in found.into_iter().chain((200..230).map(|number| (number, false))) {
+            let rect = if is_moved { moved(number) } else { rect(number) };
+            assert!(tree.delete(rect, number).await?, "{number}");
+        }
+        assert!(tree.is_empty().await?);
+        Ok(())
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        self.open(worker).await?.check().await
+    }
+}
+
+#[test]
+fn one_sided() {
+    for count in [3, 20, 21, 22, 23, 24, 25, 26] {
+        enumerate(FAST, &Script { count, deleted: 0..0, op: Op::Insert(count) });
+    }
+    for left in [60, 12, 8, 7] {
+        enumerate(FAST, &Script { count: 60, deleted: left..60, op: Op::Delete(left - 1) });
+    }
+    enumerate(FAST, &Script { count: 60, deleted: 0..0, op: Op::Move(17) });
+}
