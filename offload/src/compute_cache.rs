@@ -18,14 +18,14 @@ use farlink_runtime::{
 use crate::{
     cached::Cached,
     inner::CachedInner,
-    store::{CacheLayout, Known, Owned, RemoteStore},
+    store::{CacheLayout, Freeing, Owned, RemoteStore},
 };
 
 /// The cache of a compute server for the pages of one structure, shared by its workers.
 #[derive(Debug)]
 pub struct ComputeCache<P: Plugin> {
     cache: Arc<PageCache<CacheLayout<P>>>,
-    known: Known,
+    freeing: Freeing,
     owned: Arc<Mutex<Claim<P>>>,
 }
 
@@ -40,8 +40,8 @@ enum Claim<P: Plugin> {
 
 impl<P: Plugin> Clone for ComputeCache<P> {
     fn clone(&self) -> Self {
-        let Self { cache, known, owned } = self;
-        Self { cache: Arc::clone(cache), known: known.clone(), owned: Arc::clone(owned) }
+        let Self { cache, freeing, owned } = self;
+        Self { cache: Arc::clone(cache), freeing: freeing.clone(), owned: Arc::clone(owned) }
     }
 }
 
@@ -55,7 +55,7 @@ impl<P: Plugin> ComputeCache<P> {
             OptionsError::Unusable { option, why } => Error::BadOption { option, why },
             error => Error::Cache(error.to_string()),
         })?;
-        Ok(Self { cache, known: Known::default(), owned: Arc::new(Mutex::new(Claim::Nothing)) })
+        Ok(Self { cache, freeing: Freeing::default(), owned: Arc::new(Mutex::new(Claim::Nothing)) })
     }
 
     /// Access to a part of `structure` that this compute server owns from now on, and nobody else reads or writes: all its pages
@@ -72,7 +72,7 @@ impl<P: Plugin> ComputeCache<P> {
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
         let tenure = self.claim(worker, &structure, &region).await?;
         let one_sided = OneSided::new(worker, structure, Proof::Checksum).unguarded();
-        let store = RemoteStore::new(one_sided, Some(Owned { region, tenure }), self.known.clone());
+        let store = RemoteStore::new(one_sided, Some(Owned { region, tenure }), self.freeing.clone());
         Ok(Cached::new(self.handle(store)?))
     }
 
@@ -115,7 +115,7 @@ impl<P: Plugin> ComputeCache<P> {
     /// If the cache has no handle left.
     pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<P>, Error> {
         let one_sided = OneSided::new(worker, structure, proof);
-        Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None, self.known.clone()))?))
+        Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None, self.freeing.clone()))?))
     }
 
     fn handle(&self, store: RemoteStore<P>) -> Result<CacheHandle<RemoteStore<P>, CacheLayout<P>>, Error> {

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, OnceCell},
-    collections::HashMap,
+    collections::HashSet,
     future::Future,
     marker::PhantomData,
     rc::Rc,
@@ -42,40 +42,25 @@ pub(crate) fn identity(page: &[AtomicU64]) -> Option<Identity> {
     Identity::from_word(page.get(IDENTITY)?.load(std::sync::atomic::Ordering::Relaxed))
 }
 
-/// Pages, as often as they were inserted: a set that the handles of a cache share.
+/// Pages that a compute server has freed and that do not say so in remote memory yet.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct PageSet(Arc<Mutex<HashMap<Link, u32>>>);
+pub(crate) struct Freeing(Arc<Mutex<HashSet<Link>>>);
 
-impl PageSet {
-    fn pages(&self) -> std::sync::MutexGuard<'_, HashMap<Link, u32>> {
+impl Freeing {
+    fn pages(&self) -> std::sync::MutexGuard<'_, HashSet<Link>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn insert(&self, page: Link) {
-        *self.pages().entry(page).or_insert(0) += 1;
+    pub(crate) fn begin(&self, page: Link) {
+        self.pages().insert(page);
     }
 
-    pub(crate) fn remove(&self, page: Link) {
-        let mut pages = self.pages();
-        if let Some(count) = pages.get_mut(&page) {
-            *count -= 1;
-            if *count == 0 {
-                pages.remove(&page);
-            }
-        }
-    }
-
-    /// Removes it, however often it was inserted.
-    pub(crate) fn forget(&self, page: Link) {
+    pub(crate) fn end(&self, page: Link) {
         self.pages().remove(&page);
     }
 
-    pub(crate) fn all(&self) -> Vec<Link> {
-        self.pages().keys().copied().collect()
-    }
-
     pub(crate) fn contains(&self, page: Link) -> bool {
-        self.pages().contains_key(&page)
+        self.pages().contains(&page)
     }
 }
 
@@ -86,23 +71,12 @@ pub(crate) struct Owned<P: Plugin> {
     pub(crate) tenure: Arc<Tenure>,
 }
 
-/// What the handles of a cache know together of pages.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Known {
-    /// Freed, and in remote memory they do not say so yet.
-    pub(crate) freeing: PageSet,
-    /// Changed, and in remote memory this compute server still has them locked.
-    pub(crate) unlocking: PageSet,
-    /// Cached, and other owners share them; perhaps not any more.
-    pub(crate) shared: PageSet,
-}
-
 #[derive(Debug)]
 struct Inner<P: Plugin> {
     one_sided: OneSided<P>,
     /// What this compute server owns, if it owns anything.
     owned: Option<Owned<P>>,
-    known: Known,
+    freeing: Freeing,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
     told: OnceCell<ReadObserver>,
@@ -131,8 +105,8 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 }
 
 impl<P: Plugin> RemoteStore<P> {
-    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, known: Known) -> Self {
-        Self(Rc::new(Inner { one_sided, owned, known, no_room: Cell::new(0), told: OnceCell::new() }))
+    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, freeing: Freeing) -> Self {
+        Self(Rc::new(Inner { one_sided, owned, freeing, no_room: Cell::new(0), told: OnceCell::new() }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided<P> {
@@ -157,8 +131,8 @@ impl<P: Plugin> RemoteStore<P> {
         interrupt(error)
     }
 
-    pub(crate) fn known(&self) -> &Known {
-        &self.0.known
+    pub(crate) fn freeing(&self) -> &Freeing {
+        &self.0.freeing
     }
 
     /// What this compute server owns, if it owns anything.
@@ -224,32 +198,17 @@ impl<P: Plugin> Store for RemoteStore<P> {
         match self.overlap(&*words) {
             Overlap::Outside => Err(Error::OutsidePartition { page: at }.into()),
             Overlap::Partly if is_leaf => Err(Error::OutsidePartition { page: at }.into()),
-            Overlap::Partly => {
-                let shared = &self.known().shared;
-                if !shared.contains(link_of(page)) {
-                    shared.insert(link_of(page));
-                }
-                Ok(words)
-            }
-            Overlap::Inside => Ok(words),
+            _ => Ok(words),
         }
     }
 
     async fn write(&self, pages: Vec<(PageId, Buffer)>) -> Vec<Result<(), Interrupt>> {
         let worker = &self.context().worker;
-        // Theirs are the last words of this compute server's own change.
-        while pages.iter().any(|&(page, _)| self.known().unlocking.contains(link_of(page))) {
-            worker.yield_now().await;
-        }
         let post = |(page, mut image): (PageId, Buffer)| {
             self.require_tenure()?;
             let Some((at, _)) = link_of(page).remote() else {
                 return Err(Error::BadPointer { word: page.get(), why: "it is no page".into() }.into());
             };
-            // The lock word of a shared page may be somebody else's.
-            if self.overlap(&*image) != Overlap::Inside {
-                return Err(Error::SharedPage { page: at }.into());
-            }
             // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
             image[CHECKSUM] = page::checksum(&image, LockWord::from_word(image[LOCK]).version());
             Ok(worker.write_private(at, image))

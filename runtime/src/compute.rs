@@ -402,6 +402,8 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
             pause(attempt).await;
         }
         repeat(worker, async || recovery::free_rings(worker, shared.owner, shared.member.slot()).await).await?;
+        // Maintenance is a worker, too, and may have taken pages for a ring.
+        worker.pages().give_back(&shared.pages);
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
         if shared.pages.deferred() != 0 {
             return Ok(());

@@ -183,9 +183,9 @@ pub enum Error {
         page: RemotePtr,
     },
 
-    /// A page of this compute server alone would come to reach beyond what it owns.
+    /// A structure change would reach a page that several compute servers share.
     #[error(
-        "page {page} reaches beyond what this compute server owns, or would after the change; nothing was changed; give the structure to one owner first"
+        "page {page} is shared by several compute servers and cannot be changed by one of them; nothing was changed; give the structure to one owner first"
     )]
     SharedPage {
         /// The page.

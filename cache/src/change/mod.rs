@@ -162,12 +162,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         self.keep(&mut change);
         entered.pages.clear();
         let fates = std::mem::take(&mut change.fates);
-        let written_through = std::mem::take(&mut change.written_through);
         self.settle(pages, &new, &fates, &links, &children, flushes);
-        for (at, (NewPage { taken, id }, &fate)) in new.into_iter().zip(&fates[pages.len()..]).enumerate() {
-            if written_through.contains(&(pages.len() + at)) {
-                self.cache().frame(taken.index).set_clean();
-            }
+        for (NewPage { taken, id }, &fate) in new.into_iter().zip(&fates[pages.len()..]) {
             if fate == Fate::Freed {
                 self.cache().table.remove(id, taken.index);
             } else {
@@ -178,10 +174,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         locked.count = 0;
         let is_last = |fate| fate == Fate::Freed && !is_left_out(Step::FreedLast);
         for last in [false, true] {
-            for (at, (page, &fate)) in
-                pages.iter().zip(&fates).enumerate().filter(|&(_, (_, &fate))| is_last(fate) == last)
-            {
-                self.close(page, fate, (!written_through.contains(&at)).then_some(flushes));
+            for (page, &fate) in pages.iter().zip(&fates).filter(|&(_, &fate)| is_last(fate) == last) {
+                self.close(page, fate, Some(flushes));
             }
         }
         Ok(result)
@@ -273,7 +267,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let links = self.examine(&pages, &[], &change, &children, is_news)?;
         self.keep(&mut change);
         let (fates, flushes) = (std::mem::take(&mut change.fates), self.cache().flushes());
-        let is_news = is_news && change.written_through.is_empty();
         self.settle(&pages, &[], &fates, &links, &children, flushes);
         locked.count = 0;
         self.close(page, fates[0], is_news.then_some(flushes));

@@ -369,7 +369,7 @@ pub(super) async fn write_and_unlock<R: Remote>(
 }
 
 /// Ends the change of a page of which requests have failed.
-pub(super) async fn finish<R: Remote>(remote: &R, page: &Changed) -> Result<(), Failure> {
+async fn finish<R: Remote>(remote: &R, page: &Changed) -> Result<(), Failure> {
     let mut attempt = 0;
     loop {
         if remote.load(page.at).await? != page.ours(remote.owner()).word() {

@@ -100,8 +100,11 @@ fn cache(bytes: usize, admission: Admission) -> ComputeCache<Tree> {
 }
 
 fn engine(member: &Member, cache: &ComputeCache<Tree>, policies: Policies, level_max: Option<u8>) -> Shipped {
-    let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL);
-    let owned = member.worker.block_on(owned).unwrap();
+    member.worker.block_on(engine_of(member, cache, policies, level_max))
+}
+
+async fn engine_of(member: &Member, cache: &ComputeCache<Tree>, policies: Policies, level_max: Option<u8>) -> Shipped {
+    let owned = cache.own(&member.worker, member.tree.structure().clone(), KeyRange::ALL).await.unwrap();
     BTree::over(Engine::new(owned, policies, EngineOptions { level_max }).unwrap())
 }
 
@@ -365,7 +368,7 @@ fn an_operation_is_not_answered_from_a_start_page_that_is_gone() {
         let counts = tree.access().counts();
         assert!(counts.came_back > 5 && counts.shipped > 0, "{counts:?}");
         drop(tree);
-        let tree = engine(&member, &cache(64 << 10, Admission::Always), told(), Some(0));
+        let tree = engine_of(&member, &cache(64 << 10, Admission::Always), told(), Some(0)).await;
         for key in left {
             assert_eq!(tree.get(key).await.unwrap(), Some(key / 10), "key {key}");
         }
