@@ -96,15 +96,16 @@ fn interesting() -> Vec<u64> {
             all.push((number, cost.splits, cost.merges, cost.atomics));
         }
     });
-    let some = |kind: &dyn Fn(&(u64, u64, u64, u64)) -> bool, count: usize| {
-        let mut of_kind: Vec<_> = all.iter().copied().filter(|it| kind(it)).collect();
+    type Cost = (u64, u64, u64, u64);
+    let some = |kind: fn(&Cost) -> bool, count: usize| {
+        let mut of_kind: Vec<_> = all.iter().copied().filter(kind).collect();
         let first = of_kind.first().copied();
         of_kind.sort_by_key(|it| std::cmp::Reverse(it.3));
         of_kind.into_iter().take(count).chain(first).map(|it| it.0).collect::<Vec<_>>()
     };
     let mut chosen = vec![5, KEYS + 2];
-    chosen.extend(some(&|it| it.1 > 0, 2));
-    chosen.extend(some(&|it| it.2 > 0, 2));
+    chosen.extend(some(|it| it.1 > 0, 2));
+    chosen.extend(some(|it| it.2 > 0, 2));
     chosen.extend(all.iter().rfind(|it| it.2 > 0).map(|it| it.0));
     chosen.sort_unstable();
     chosen.dedup();
