@@ -123,9 +123,17 @@ fn an_update_costs_one_atomic_and_four_words_more() {
     let said = bench("--json --keys 20000 --update 100 --workers 1 --ops 5000").must_hold();
     let rows = said.json();
     let row = named(&rows, "update100")[0];
-    assert_eq!((number(row, "reads_per_op"), number(row, "round_trips_per_op")), (3.0, 5.0));
-    assert_eq!((number(row, "atomics_per_op"), number(row, "writes_per_op")), (1.0, 3.0));
-    assert_eq!(number(row, "bytes_per_op"), 3.0 * 1024.0 + 4.0 * 8.0);
+    // The first of them enters the process as a writer, and makes a ring for records.
+    let is_about = |name: &str, expected: f64| {
+        let found = number(row, name);
+        assert!((expected..expected * 1.001 + 0.004).contains(&found), "{name}: {found}, not {expected}");
+    };
+    is_about("reads_per_op", 3.0);
+    is_about("round_trips_per_op", 5.0);
+    is_about("atomics_per_op", 1.0);
+    is_about("writes_per_op", 4.0);
+    // The record has 13 words.
+    is_about("bytes_per_op", 3.0 * 1024.0 + 4.0 * 8.0 + 13.0 * 8.0);
 }
 
 #[test]
