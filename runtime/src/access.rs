@@ -19,9 +19,9 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 pub use crate::{
     change::{Pages, PagesMut, Slot},
     interrupt::{Cause, Interrupt},
-    pages::{NewPage, Placement},
+    pages::NewPage,
     ptr::{Link, RemotePtr},
-    structure::{Overlap, Region, Structure},
+    structure::{Overlap, Placement, Region, Structure},
     words::Words,
 };
 use crate::{

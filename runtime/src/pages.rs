@@ -15,7 +15,7 @@
 //! beside the pointer, so allocation needs no remote access but for the refill of the pool: a chunk of pages at a time,
 //! from bitmaps if they have some (`free_pages/chunk.rs`), else by leasing a chunk. A pool with a large surplus returns it. A compute
 //! server that ends returns everything; what one holds that dies, or leaves before the grace of its last pages is over, others
-//! take over (`reclaim.rs`), and so a chunk that it was about to lease, or whose lease failed at the wrong moment.
+//! take over (`recovery/reclaim.rs`), and so a chunk that it was about to lease, or whose lease failed at the wrong moment.
 
 pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words, chunk::Chunk};
 use crate::{
@@ -23,24 +23,14 @@ use crate::{
     layout::{CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SizeClass, StructureId},
-    ptr::{Link, RemotePtr, ServerId},
+    ptr::{Link, RemotePtr},
     remote::claim_word,
+    structure::Placement,
     worker::Handle,
 };
 
 /// Pages that one scan of the bitmaps aims to collect.
 const COLLECT_MIN: usize = 256;
-
-/// Where a new page should be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placement {
-    /// The next memory server in turn: the fine-grained design of Ziegler et al. (SIGMOD 2019, section 4).
-    RoundRobin,
-    /// On this memory server; elsewhere if it is full.
-    Server(ServerId),
-    /// On the memory server of this page, to keep a subtree together (DEX, VLDB 2024, section 6).
-    With(RemotePtr),
-}
 
 /// An allocated page that is not yet part of a structure. Dropped, it is free again.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The partition map: who owns which regions of a structure, and who writes it without owning any.
 //!
-//! It stands in the structure's descriptor page ([`catalog`](crate::catalog)), from word [`MAP`] on, and is changed like any
+//! It stands in the structure's descriptor page ([`catalog`](crate::catalog)), from word 32 on, and is changed like any
 //! other page, under the page's remote lock:
 //!
 //! ```text

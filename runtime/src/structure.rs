@@ -4,10 +4,20 @@ use std::fmt;
 
 use crate::{
     page::{SizeClass, StructureId},
-    pages::Placement,
     ptr::{Link, RemotePtr, ServerId},
     wire::Wire,
 };
+
+/// Where a new page should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// The next memory server in turn: the fine-grained design of Ziegler et al. (SIGMOD 2019, section 4).
+    RoundRobin,
+    /// On this memory server; elsewhere if it is full.
+    Server(ServerId),
+    /// On the memory server of this page, to keep a subtree together (DEX, VLDB 2024, section 6).
+    With(RemotePtr),
+}
 
 /// A structure in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]

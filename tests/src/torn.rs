@@ -18,8 +18,9 @@ use farlink_runtime::{
     error::Error,
     lock::{LockState, LockWord},
     page::{self, HEADER_WORDS, Identity, LOCK, SizeClass, StructureId},
-    pages::{self, Placement},
+    pages,
     ptr::RemotePtr,
+    structure::Placement,
     sync::yield_thread,
     worker::Handle,
 };

@@ -33,8 +33,9 @@ use crate::{
     fabric::memory::LocalMemory,
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass},
-    pages::{NewPage, Placement, allocate},
+    pages::{NewPage, allocate},
     ptr::{Link, RemotePtr, Target},
+    structure::Placement,
     structure::Structure,
     worker::Handle,
 };

@@ -14,12 +14,13 @@ use crate::{
     layout::{self, Geometry},
     lock::{LockState, LockWord, OwnerId},
     page::{self, Identity, LOCK, SizeClass},
-    pages::{FreePage, Placement, allocate},
+    pages::{FreePage, allocate},
     ptr::{RemotePtr, ServerId},
     redo::{
         Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, read_rings,
     },
     remote::{claim_word, release_word, take_word, write_words},
+    structure::Placement,
     sync::{Ordering, lock},
     worker::Handle,
 };

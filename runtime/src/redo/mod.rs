@@ -18,7 +18,7 @@
 //! No word of a page is written before the record is there, all locks are had, and pages that are relied on have been looked at.
 //! Who finds a lock of a dead owner has to know whether that point had been reached; the locks do not say so: a page that is
 //! not locked by the owner any more may have been finished, or never have been locked because somebody else was first, and its version
-//! tells neither. What says so is the *evidence* ([`Evidence`]), which exists before the first word is written:
+//! tells neither. What says so is the *evidence*, which exists before the first word is written:
 //!
 //! - A change of one page, that relies on no others, needs none: its lock is all that it needs.
 //! - A change with new pages publishes them when it has all its locks, and waits: once all of them have left the version

@@ -6,9 +6,10 @@ use farlink_runtime::{
     access::Access,
     error::Error,
     one_sided::{OneSided, Proof},
-    pages::{Placement, allocate},
+    pages::allocate,
     ptr::ServerId,
     report::Report,
+    structure::Placement,
     worker::Worker,
 };
 use farlink_structures::map::Map;

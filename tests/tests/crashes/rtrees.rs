@@ -4,9 +4,10 @@ use farlink_runtime::{
     access::Access,
     error::Error,
     one_sided::{OneSided, Proof},
-    pages::{Placement, allocate},
+    pages::allocate,
     ptr::ServerId,
     report::Report,
+    structure::Placement,
     worker::Worker,
 };
 use farlink_structures::rtree::{Query, RTree, RTreeOptions, Rect, Tree};
