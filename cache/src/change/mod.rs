@@ -159,7 +159,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let children = self.children_of(pages);
         let result = f(&mut change);
         let links = self.examine(pages, &new, &change, &children, true)?;
-        self.keep(&mut change);
+        self.forget_overwritten(&mut change);
         entered.pages.clear();
         let fates = std::mem::take(&mut change.fates);
         self.settle(pages, &new, &fates, &links, &children, flushes);
@@ -265,7 +265,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let result = f(&mut change);
         assert!(!change.fates.contains(&Fate::Freed), "a page is freed by a change, not altered away");
         let links = self.examine(&pages, &[], &change, &children, is_news)?;
-        self.keep(&mut change);
+        self.forget_overwritten(&mut change);
         let (fates, flushes) = (std::mem::take(&mut change.fates), self.cache().flushes());
         self.settle(&pages, &[], &fates, &links, &children, flushes);
         locked.count = 0;
@@ -274,7 +274,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Forgets what a change has overwritten: it stands. The memory is the next change's.
-    fn keep(&self, change: &mut Change<'_>) {
+    fn forget_overwritten(&self, change: &mut Change<'_>) {
         const WORDS_MAX: usize = 1024;
         let mut overwritten = std::mem::take(&mut change.overwritten);
         overwritten.clear();

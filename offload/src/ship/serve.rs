@@ -33,7 +33,10 @@ use farlink_runtime::{
     worker::{Handle, Worker},
 };
 
-use super::{Registry, layout::SHIP};
+use super::{
+    Registry,
+    layout::{Failure, ReplyHeader, SHIP},
+};
 
 /// What the reply to an operation waits for; given the number of pages that the operation has read.
 pub type HoldReply = Arc<dyn Fn(u32) -> Pin<Box<dyn Future<Output = ()>>> + Send + Sync>;
@@ -259,8 +262,8 @@ impl Service for ShipService {
         let (worker, thread) = match self.thread() {
             Ok(running) => running,
             Err(error) => {
-                tracing::error!(%error, "cannot join the cluster; shipped operations go unanswered");
-                return;
+                tracing::error!(%error, "cannot join the cluster");
+                return reply.send_with(|to| ReplyHeader::Failed(Failure::of(&error)).encode(0, to));
             }
         };
         let Some(mut running) = thread.host.registry.begin(thread, request.words(), reply) else { return };
