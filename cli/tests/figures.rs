@@ -214,8 +214,10 @@ fn every_way_to_reach_an_rtree_costs_what_it_should() {
             assert!((number(row, "pages_per_op") - pages).abs() < 0.01, "{row} of {pages} pages");
             let [trips, alone] =
                 ["round_trips_per_op", "round_trips_one_at_a_time_per_op"].map(|field| number(row, field));
-            // Two passes over a cache do not miss quite the same pages.
-            assert!(trips <= alone + 0.02 * pages, "{row}");
+            let requests = number(row, "reads_per_op") + number(row, "two_sided_per_op");
+            assert!(trips <= requests, "{row}");
+            // Of another pass, which over a cache misses other pages.
+            assert!(trips <= alone || !row["hit_ratio"].is_null(), "{row}");
         }
         let costs = |row: &Value| (number(row, "reads_per_op"), number(row, "two_sided_per_op"));
         assert_eq!((costs(&rows[0]), costs(&rows[7])), ((pages, 0.0), (0.0, 1.0)), "{rows:?}");

@@ -1,9 +1,8 @@
 //! `farlink figure replacement`: what each admission policy makes of a cache, over sizes and skews, beside the best possible:
-//! as rows and as a plot with a panel for each skew. Lookups only, so runs do not disturb one another and go side by side.
+//! as rows and as a plot with a panel for each skew. Lookups only.
 
 use std::io::Write;
 use std::sync::Arc;
-use std::thread;
 
 use crate::subject::AccessMode;
 use anyhow::{Context as _, ensure};
@@ -55,14 +54,14 @@ pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()>
         let mut rows = Vec::new();
         for &cache in &caches {
             let least = optimum.with_frames(cache.cache_bytes / PAGE_BYTES);
-            let trial = |(name, admission)| {
+            progress.begin(&format!("zipf {}, cache of {}%", key_set.theta, cache.cache_percent));
+            // One after the other: the tree has one owner at a time.
+            for (name, admission) in POLICIES {
                 let mix = READ_ONLY;
                 let (mode, in_flight, run) = (AccessMode::Cached, 1, 0);
                 let trial = Trial { key_set, mode, cache, admission, mix, warm_up_ops, ops, seed, in_flight, run };
-                Ok(against(loaded.run(name, &trial)?, &least))
-            };
-            progress.begin(&format!("zipf {}, cache of {}%", key_set.theta, cache.cache_percent));
-            rows.extend(side_by_side(POLICIES, trial)?);
+                rows.push(against(loaded.run(name, &trial)?, &least));
+            }
             rows.push(loaded.optimum(&least, READ_ONLY, key_set, cache));
             progress.finish_step();
         }
@@ -75,20 +74,6 @@ pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()>
     plot::write_svg(&panels, &path)?;
     reporter.note(&format!("\nwrote {}", path.display()))?;
     loaded.check(&mut reporter)
-}
-
-fn side_by_side<T: Send, R: Send, const N: usize>(
-    all: [T; N],
-    run: impl Fn(T) -> anyhow::Result<R> + Sync,
-) -> anyhow::Result<Vec<R>> {
-    let run = &run;
-    thread::scope(|scope| {
-        let threads = all.map(|one| scope.spawn(move || run(one)));
-        threads
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .into_iter()
-            .collect()
-    })
 }
 
 /// Hit ratios over cache sizes, a line for each policy.
