@@ -34,8 +34,7 @@ use crate::{
     pages,
     ptr::Link,
     report::Report,
-    structure::Placement,
-    structure::{OPTIONS, Overlap, PlacementPolicy, Structure, StructurePlacement},
+    structure::{OPTIONS, Overlap, Placement, PlacementPolicy, Structure, StructurePlacement},
     words::Words,
     worker::Handle,
 };

@@ -2,8 +2,9 @@
 //!
 //! 1. Take all buffers that it needs: nothing is refused later. Locally, take the slots of all pages, so that only one change
 //!    of this compute server goes remote for a page.
-//! 2. WRITE the [record](crate::redo) of the change, and behind it compare-and-swap every page's lock word from the one its copy was read under, all with one doorbell. If any fails,
-//!    put the others back as they were (nothing was written, so the version stays) and begin anew.
+//! 2. WRITE the [record](crate::redo) of the change, and behind it compare-and-swap every page's lock word from the one its
+//!    copy was read under, all with one doorbell. If any fails, put the others back as they were (nothing was written, so the
+//!    version stays) and begin anew.
 //!    READ the lock words of pages that are only relied on: if one is not as it was, put all back.
 //! 3. WRITE new pages: the body, then the lock word. Wait: nothing may link to them before they are complete.
 //! 4. WRITE the changed words of the locked pages, their checksums among them, and behind them the unlocks, with one

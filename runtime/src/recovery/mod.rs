@@ -1,8 +1,9 @@
 //! A worker's part in the protocol of [`redo`](crate::redo): its rings, and repairs of what dead compute servers have left.
 //!
 //! Whoever meets a lock of a dead owner has the page repaired and goes on. What nobody meets, the maintenance of every compute
-//! server finishes: it looks for slots of dead ones now and then, repairs all pages that their records name and their locks hold, frees
-//! their rings, takes back the pages that they held ([`reclaim`]), and gives their slots free. Until then a slot is not given to anybody else, so the rings can be found.
+//! server finishes ([`sweep`]): it looks for slots of dead ones now and then, repairs all pages that their records name and their
+//! locks hold, frees their rings, takes back the pages that they held ([`reclaim`]), and gives their slots free. Until then a slot
+//! is not given to anybody else, so the rings can be found.
 
 mod reclaim;
 

@@ -1,9 +1,9 @@
 //! What dead compute servers held, taken back: pages that their own lock words call free, and chunks that nobody leased in the end.
 //!
-//! A compute server that dies, or leaves before the grace of its last pages is over, leaves its incarnation in its slot. The
-//! maintenance of the others finds it there, looks through all chunks for pages of the dead (any of them: see
-//! [`Chunk::take_from_dead`]), and frees the slot when all are looked through. It goes by what is dead, never by time, so it may be
-//! begun again by others at any point, and several may do it at once.
+//! A compute server that dies, or leaves before the grace of its last pages is over, leaves its incarnation in its slot. Who finds
+//! it there and has finished its changes ([`sweep`](super::sweep)) looks through all chunks for its pages
+//! ([`Chunk::take_from_dead`]), and then frees the slot. It goes by what is dead, never by time, so it may be begun again by others at
+//! any point, and several may do it at once.
 
 use crate::{
     error::Error,
