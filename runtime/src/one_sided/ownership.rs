@@ -6,7 +6,7 @@
 //!   sees what the owner has written back, which may be old, and pages of one change that do not fit yet.
 //! - A claim beside a shared writer, a writer beside an owner, and a second owner are refused, with the name of who was first,
 //!   for as long as that one lives. Who is about to give up gets a little time.
-//! - A dead one's entries are dropped by whoever changes the map next. A dead owner's last changes are settled first.
+//! - A dead one's entries are dropped by whoever changes the map next. What a dead owner had not written back is lost.
 //!
 //! What a compute server has ends when the last holder drops it, is [given up](give_up), or leaves the cluster.
 
@@ -260,8 +260,8 @@ async fn publish(worker: &Handle, structure: &Structure, parts: &[Part], may: Ma
         let others = before.entries.iter().filter(|entry| !is_ours(entry)).cloned();
         let (mut entries, dead): (Vec<MapEntry>, Vec<MapEntry>) = others.partition(|entry| lives(worker, entry.owner));
         may(&entries, worker.owner())?;
-        for entry in &dead {
-            settle_dead(worker, structure, entry).await?;
+        for MapEntry { owner, part } in &dead {
+            tracing::info!(structure = structure.name, %owner, ?part, "taken over from the dead");
         }
         entries.extend(entries_of(worker, parts));
         let mut after = PartitionMap { epoch: before.epoch, entries };
@@ -275,13 +275,6 @@ async fn publish(worker: &Handle, structure: &Structure, parts: &[Part], may: Ma
         access.change(pages, |pages| pages.fill(slot, MAP, &words)).await.map(drop)
     })
     .await
-}
-
-/// Settles what a dead compute server has left of its part of a structure, before anybody else has the part.
-async fn settle_dead(_worker: &Handle, structure: &Structure, entry: &MapEntry) -> Result<(), Error> {
-    // What it has not written back is lost.
-    tracing::info!(structure = structure.name, owner = %entry.owner, part = ?entry.part, "taken over from the dead");
-    Ok(())
 }
 
 fn lives(worker: &Handle, owner: OwnerId) -> bool {
