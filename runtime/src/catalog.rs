@@ -24,7 +24,7 @@
 use std::collections::HashSet;
 
 use crate::{
-    access::{Access, Each, Interrupt, NewPage, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
+    access::{Access, Cause, Each, Interrupt, NewPage, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
     audit,
     error::Error,
     layout::{CATALOG_CLASS, CATALOG_PAGES, catalog_page_at},
@@ -133,11 +133,18 @@ struct Entry {
 
 /// The head and all entries.
 async fn read_all(access: &OneSided<Catalog>) -> Result<Vec<PageCopy>, Interrupt> {
-    // The head first: a change that is locked from this copy of it has seen every entry as it is.
-    let mut pages = vec![access.open(Start::Root).await?];
-    let entries = (1..CATALOG_PAGES).map(|index| Link::to(catalog_page_at(index), CATALOG_CLASS));
-    pages.extend(read_each(access, entries).await?);
-    Ok(pages)
+    let read = async {
+        // The head first: a change that is locked from this copy of it has seen every entry as it is.
+        let mut pages = vec![access.open(Start::Root).await?];
+        let entries = (1..CATALOG_PAGES).map(|index| Link::to(catalog_page_at(index), CATALOG_CLASS));
+        pages.extend(read_each(access, entries).await?);
+        Ok(pages)
+    };
+    read.await.map_err(|interrupt| match interrupt {
+        // Its pages are never freed, so another look would find the same.
+        Interrupt::Restart(Cause::Stale { page, .. }) => Error::PageCorrupt { page }.into(),
+        interrupt => interrupt,
+    })
 }
 
 fn read_name(words: &(impl Words + ?Sized), first: usize, length: u64) -> Option<String> {

@@ -129,8 +129,7 @@ proptest! {
         }
         if let Ok(compute) = cluster::join_manual(&fabric, 1) {
             let worker = compute.worker().unwrap();
-            // A page of the catalog that is marked free is looked at until it counts as inconsistent.
-            let bound = Bound { reads_max: 1_500_000, ..ENDLESS };
+            let bound = Bound { reads_max: 10_000, ..ENDLESS };
             let handle = Handle::clone(&worker);
             let listed = bounded::run(&worker, bound, async move { catalog::list(&handle).await });
             prop_assert!(listed.is_ok(), "{:?}", listed);
