@@ -26,3 +26,25 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/rtree.md")]
 struct RTreeGuide;
+
+/// An operation runs over accesses to its own structure alone:
+///
+/// ```
+/// use farlink_runtime::{error::Error, one_sided::OneSided, operation::Run};
+/// use farlink_structures::{btree::Tree, map::ops::Get};
+///
+/// async fn get(tree: &OneSided<Tree>, get: &Get<Tree>) -> Result<Option<u64>, Error> {
+///     tree.execute(get).await
+/// }
+/// ```
+///
+/// ```compile_fail,E0271
+/// use farlink_runtime::{error::Error, one_sided::OneSided, operation::Run};
+/// use farlink_structures::{btree::Tree, map::ops::Get, skiplist::List};
+///
+/// async fn get(list: &OneSided<List>, get: &Get<Tree>) -> Result<Option<u64>, Error> {
+///     list.execute(get).await
+/// }
+/// ```
+#[cfg(doctest)]
+struct OneStructure;
