@@ -51,8 +51,8 @@ pub trait Store: Clone + 'static {
         join_all(pages.iter().map(|&(page, class)| self.read(page, class))).await
     }
 
-    /// Writes pages; an answer for each, in order. Suspends until all are written, or failed. The default writes one after
-    /// another; a store that can overlaps them.
+    /// Writes pages; an answer for each, in order. Suspends until all are written, or failed. Whether one after another
+    /// or all together is the store's choice.
     async fn write(&self, pages: Vec<(PageId, Self::Buffer)>) -> Vec<Result<(), Self::Error>>;
 
     /// Runs a task to its end on this thread: a write-back that nobody waits for. A store whose futures are never pending
