@@ -146,6 +146,9 @@ fn every_shipping_policy_does_what_it_says() {
     }
     assert_eq!(lines[12]["ok"], true, "{lines:?}");
     assert!(plot.contains("cost-aware"));
+    let folder = tempfile::tempdir().unwrap();
+    let (_, text) = run(&format!("offload {small}"), folder.path().to_str());
+    assert!(is_narrow(&text) && text.contains("\nover the size of the cache\n"), "{text}");
 }
 
 #[test]
@@ -165,6 +168,9 @@ fn every_design_costs_what_it_should() {
             assert_eq!((cost("two_sided_per_op"), cost("reads_per_op")), (messages, reads), "{row}");
         }
     }
+    let folder = tempfile::tempdir().unwrap();
+    let (_, text) = run(&format!("fg-cg-hybrid {small}"), folder.path().to_str());
+    assert!(is_narrow(&text) && text.contains("\npoint queries, skewed data\n"), "{text}");
     // The trees are sound.
     assert!(checks[..8].iter().all(|check| check["ok"] == true), "{checks:?}");
     assert!(plot.contains("hybrid"));
