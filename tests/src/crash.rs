@@ -6,6 +6,7 @@
 use std::{fmt::Debug, sync::Arc};
 
 use farlink_runtime::{
+    audit,
     compute::ComputeServer,
     error::Error,
     fabric::{
@@ -22,8 +23,6 @@ use crate::{cluster, settings};
 
 /// Bytes of each of the two memory servers.
 const SERVER_BYTES: u64 = 2 << 20;
-/// Rounds of maintenance after which nothing is left to be done.
-const ROUNDS: usize = 6;
 
 /// A member of the cluster that does its own maintenance.
 #[derive(Debug)]
@@ -48,12 +47,16 @@ impl Member {
         &self.worker
     }
 
-    /// Rounds of maintenance until nothing is left to be done.
+    /// Maintenance until nothing is left to be done.
     ///
     /// # Errors
     /// If the fabric fails.
+    ///
+    /// # Panics
+    /// If that takes too long.
     pub fn maintain(&self) -> Result<(), Error> {
-        (0..ROUNDS).try_for_each(|_| self.worker.block_on(self.compute.maintain(&self.worker)))
+        assert!(self.worker.block_on(self.compute.settle(&self.worker))?, "something holds up the epoch");
+        Ok(())
     }
 }
 
@@ -130,8 +133,15 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, E
     let survivor = Member::join(&fabric, 2)?;
     survivor.worker.block_on(scene.verify(&survivor.worker, acknowledged))?;
     survivor.maintain()?;
-    let report = survivor.worker.block_on(scene.check(&survivor.worker))?;
-    assert!(report.is_clean() && !report.is_partial, "{report:?}");
+    // With it go the pages that it had in hand.
+    drop(survivor);
+    let auditor = Member::join(&fabric, 3)?;
+    auditor.maintain()?;
+    let report = auditor.worker.block_on(scene.check(&auditor.worker))?;
+    assert!(report.is_clean() && !report.is_partial && report.audit.held == 0, "{report:?}");
+    // Whatever is in use beside the structure belongs to nobody, or to a structure that nobody can find.
+    let used = auditor.worker.block_on(audit::memory(&auditor.worker))?.used_bytes();
+    assert_eq!(used, report.bytes, "bytes are in use that are not the structure's");
     Ok(requests)
 }
 
