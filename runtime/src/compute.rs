@@ -202,8 +202,10 @@ impl ComputeServer {
     /// # Errors
     /// If the fabric fails.
     pub async fn maintain(&self, worker: &Handle) -> Result<(), Error> {
-        recovery::sweep(worker, catalog::free_unfinished).await?;
-        round(worker, &self.shared).await.map(drop)
+        // One that cannot be finished does not hold up the rest.
+        let swept = recovery::sweep(worker, catalog::free_unfinished).await;
+        round(worker, &self.shared).await?;
+        swept.map(drop)
     }
 
     /// Does at once what maintenance does by and by after compute servers have died: finishes what they have left, takes back what

@@ -14,8 +14,12 @@ use farlink_runtime::{
         mem::MemOptions,
         mortal::{MortalFabric, Order},
     },
+    layout::CHUNK_BYTES,
+    page::SizeClass,
+    pages::allocate,
     report::Report,
     server,
+    structure::Placement,
     worker::Worker,
 };
 
@@ -45,6 +49,14 @@ impl Member {
     /// Its worker.
     pub fn worker(&self) -> &Worker {
         &self.worker
+    }
+
+    /// One round of maintenance.
+    ///
+    /// # Errors
+    /// As [`ComputeServer::maintain`].
+    pub fn maintain_once(&self) -> Result<(), Error> {
+        self.worker.block_on(self.compute.maintain(&self.worker))
     }
 
     /// Maintenance until nothing is left to be done.
@@ -126,6 +138,21 @@ fn play_victim<S: Scene>(fabric: &Arc<dyn Fabric>, scene: &S, death: Death) -> R
     Ok((outcome.is_ok(), requests))
 }
 
+/// Every chunk can be leased: none was counted as leased by somebody who died before it was.
+async fn lease_all(Member { worker, compute }: &Member) -> Result<(), Error> {
+    let mut pages = Vec::new();
+    let outcome = loop {
+        match allocate(worker, SizeClass::LARGEST, Placement::RoundRobin).await {
+            Ok(page) => pages.push(page),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(outcome, Error::OutOfMemory { .. }), "{outcome}");
+    let chunks: u64 = compute.geometry().iter().map(|geometry| geometry.chunks).sum();
+    assert_eq!(audit::memory(worker).await?.leased_bytes, chunks * CHUNK_BYTES, "a chunk is lost");
+    Ok(())
+}
+
 fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, Error> {
     let fabric = cluster(options)?;
     cluster::with_worker(&fabric, |worker| worker.block_on(scene.prepare(worker)))?;
@@ -142,6 +169,7 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, E
     // Whatever is in use beside the structure belongs to nobody, or to a structure that nobody can find.
     let used = auditor.worker.block_on(audit::memory(&auditor.worker))?.used_bytes();
     assert_eq!(used, report.bytes, "bytes are in use that are not the structure's");
+    auditor.worker.block_on(lease_all(&auditor))?;
     Ok(requests)
 }
 

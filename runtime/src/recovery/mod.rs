@@ -270,7 +270,7 @@ async fn finish_changes(worker: &Handle, owner: OwnerId) -> Result<(), Failure> 
             let lock = page.lock.locked_by(owner);
             let finished = match worker.load(page.at).await {
                 Ok(found) if found == lock.word() => finish_page(worker, page.at, page.class, lock, owner).await,
-                found => found.map(drop).map_err(Failure::from),
+                found => found.map(drop),
             };
             if let Err(error) = finished {
                 tracing::debug!(page = %page.at, %owner, %error, "not repaired");

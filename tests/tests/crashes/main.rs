@@ -4,3 +4,4 @@
 mod catalog;
 mod maps;
 mod rtrees;
+mod sweep;
