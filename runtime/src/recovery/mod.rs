@@ -194,11 +194,15 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> 
 }
 
 /// Finishes what compute servers have left that have died, takes back the pages that they held, and gives their slots free; how many.
+/// `free_unfinished` frees the structures that those were making or dropping whose changes are finished.
 ///
 /// # Errors
 /// If a memory server is lost, or there is no memory for records. What was not finished is left to the next time, or to whoever
-/// meets it.
-pub(crate) async fn sweep(worker: &Handle) -> Result<usize, Error> {
+/// meets it; the others' is finished.
+pub(crate) async fn sweep<F>(worker: &Handle, free_unfinished: F) -> Result<usize, Error>
+where
+    F: AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error> + 'static,
+{
     let compute = worker.compute();
     let slots = read_slots(worker, &Board::of(&compute.geometry[0])).await?;
     let mut dead = Vec::new();
@@ -213,33 +217,66 @@ pub(crate) async fn sweep(worker: &Handle) -> Result<usize, Error> {
     if dead.is_empty() {
         return Ok(0);
     }
+    compute.pages.forget_lost_chunks();
     let handle = worker.clone();
-    worker.spawn_to_end(async move { finish(&handle, &dead).await }).await
+    worker.spawn_to_end(async move { finish(&handle, &dead, free_unfinished).await }).await
 }
 
-async fn finish(worker: &Handle, dead: &[(usize, OwnerId)]) -> Result<usize, Error> {
-    let mut repaired = 0;
+async fn finish(
+    worker: &Handle,
+    dead: &[(usize, OwnerId)],
+    free_unfinished: impl AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error>,
+) -> Result<usize, Error> {
+    let (mut finished, mut outcome) = (Vec::new(), Ok(()));
     for &(slot, owner) in dead {
-        for geometry in &worker.compute().geometry {
-            let newest = Newest::read(worker, owner, geometry.server).await?;
-            for page in newest.pages() {
-                let lock = page.lock.locked_by(owner);
-                if worker.load(page.at).await? == lock.word() {
-                    finish_page(worker, page.at, page.class, lock, owner).await?;
-                    repaired += 1;
-                }
-            }
+        match finish_changes(worker, owner).await {
+            Ok(()) => finished.push((slot, owner)),
+            // One that cannot be finished keeps nobody from finishing the others.
+            Err(error) => outcome = outcome.and(Err(*error)),
         }
+    }
+    let owners: Vec<OwnerId> = finished.iter().map(|&(_, owner)| owner).collect();
+    if owners.is_empty() {
+        return outcome.map(|()| 0);
+    }
+    free_unfinished(worker, &owners).await?;
+    for &(slot, owner) in &finished {
         free_rings(worker, owner, slot).await?;
     }
     // Only now: a new page of a change that is not finished says by its lock word what is to become of that change. So pages of
     // others, who died meanwhile, are left alone.
-    if !reclaim(worker, |owner| dead.iter().any(|&(_, dead)| dead == owner)).await? {
-        return Ok(0);
+    if !reclaim(worker, |owner| owners.contains(&owner)).await? {
+        return outcome.map(|()| 0);
     }
-    for &(slot, owner) in dead {
+    for &(slot, owner) in &finished {
         release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
     }
-    tracing::info!(?dead, repaired, "finished what dead compute servers have left");
-    Ok(dead.len())
+    tracing::info!(?owners, "finished what dead compute servers have left");
+    outcome.map(|()| finished.len())
+}
+
+/// Repairs all pages that records of a dead owner name and its locks hold.
+async fn finish_changes(worker: &Handle, owner: OwnerId) -> Result<(), Failure> {
+    let mut outcome = Ok(());
+    for geometry in &worker.compute().geometry {
+        let newest = match Newest::read(worker, owner, geometry.server).await {
+            Ok(newest) => newest,
+            Err(error) => {
+                outcome = outcome.and(Err(error));
+                continue;
+            }
+        };
+        for page in newest.pages() {
+            let lock = page.lock.locked_by(owner);
+            let finished = match worker.load(page.at).await {
+                Ok(found) if found == lock.word() => finish_page(worker, page.at, page.class, lock, owner).await,
+                found => found.map(drop),
+            };
+            if let Err(error) = finished {
+                tracing::debug!(page = %page.at, %owner, %error, "not repaired");
+                outcome = outcome.and(Err(error));
+            }
+        }
+    }
+    outcome
 }
