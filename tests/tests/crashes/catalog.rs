@@ -43,7 +43,7 @@ fn keys(count: u64) -> impl Iterator<Item = (u64, u64)> {
 
 async fn make<S: Subject>(worker: &Handle, count: u64) -> Result<Opened<S>, Error> {
     let class = SizeClass::of_bytes(S::page_bytes(PAGE_BYTES)).expect("a size class");
-    let options = CreateOptions { class, placed: StructurePlacement::default(), options: [0; OPTIONS] };
+    let options = CreateOptions { class, placement: StructurePlacement::default(), options: [0; OPTIONS] };
     let fill = async move |access: &OneSided<S>| S::load(&Map::over(access.clone()), keys(count), 0.8).await;
     Ok(Map::over(catalog::create_with(worker, NAME, &options, Proof::Checksum, fill).await?))
 }
