@@ -7,6 +7,8 @@
 
 mod reclaim;
 
+use std::collections::HashSet;
+
 use self::reclaim::reclaim;
 use crate::{
     epoch::round::{Board, read_slots},
@@ -14,15 +16,16 @@ use crate::{
     fabric::Liveness,
     layout::{self, Geometry},
     lock::{LockState, LockWord, OwnerId},
-    page::{self, Identity, LOCK, SizeClass},
+    page::{self, Identity, LOCK, SizeClass, StructureId},
     pages::{FreePage, allocate},
     ptr::{RemotePtr, ServerId},
     redo::{
         Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, read_rings,
+        replay,
     },
     remote::{claim_word, release_word, take_word, write_words},
     structure::Placement,
-    sync::{Ordering, lock},
+    sync::lock,
     worker::Handle,
 };
 
@@ -45,7 +48,7 @@ impl Recover for Handle {
     }
 
     fn next_sequence(&self) -> u64 {
-        self.compute().sequence.fetch_add(1, Ordering::Relaxed)
+        self.compute().next_sequence()
     }
 
     fn holds_page(&self, at: RemotePtr, class: SizeClass) -> bool {
@@ -116,7 +119,7 @@ pub(crate) async fn take_places(
 }
 
 /// An idle ring of the compute server's, or a new one.
-async fn another_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
+pub(crate) async fn another_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
     let compute = worker.compute();
     let idle = {
         let mut idle = lock(&compute.idle_rings);
@@ -217,9 +220,39 @@ pub(crate) async fn sweep(worker: &Handle) -> Result<usize, Error> {
     worker.spawn_to_end(async move { finish(&handle, &dead).await }).await
 }
 
+/// Finishes what a dead compute server has left, unless that has been done.
+///
+/// # Errors
+/// As [`sweep`].
+pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Error> {
+    let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
+    let slot = slots.into_iter().position(|[incarnation, _]| incarnation == u64::from(dead.incarnation()));
+    let (Some(slot), handle) = (slot, worker.clone()) else { return Ok(()) };
+    worker.spawn_to_end(async move { finish(&handle, &[(slot, dead)]).await.map(drop) }).await
+}
+
+/// Replays the logs of a structure that this compute server has written and writes no more; all of them, if it leaves.
+///
+/// # Errors
+/// If a memory server is lost, or there is no memory for records.
+pub(crate) async fn replay_own(worker: &Handle, structure: StructureId, leaves: bool) -> Result<(), Error> {
+    let in_use = if leaves { HashSet::new() } else { lock(&worker.compute().logs).clone() };
+    replay_all(worker, worker.owner(), |of, log| of == structure && !in_use.contains(&log)).await.map(drop)
+}
+
+async fn replay_all(
+    worker: &Handle,
+    owner: OwnerId,
+    are_meant: impl Fn(StructureId, u64) -> bool,
+) -> Result<usize, Error> {
+    let servers = worker.compute().geometry.iter().map(|geometry| geometry.server);
+    Ok(replay(worker, owner, servers, are_meant).await?)
+}
+
 async fn finish(worker: &Handle, dead: &[(usize, OwnerId)]) -> Result<usize, Error> {
     let mut repaired = 0;
     for &(slot, owner) in dead {
+        repaired += replay_all(worker, owner, |_, _| true).await?;
         for geometry in &worker.compute().geometry {
             let newest = Newest::read(worker, owner, geometry.server).await?;
             for page in newest.pages() {

@@ -2,4 +2,5 @@
 //! acknowledged is there, and no page is lost.
 
 mod maps;
+mod owners;
 mod rtrees;
