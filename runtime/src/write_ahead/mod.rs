@@ -360,8 +360,8 @@ impl Log {
         self.state().space.oldest()
     }
 
-    /// Makes the log say nothing: once all pages are written back, and nobody changes anything any more. Waits for pages that are
-    /// being freed.
+    /// Makes the log say nothing: once all pages are written back, and nobody changes anything any more. Pages that are being freed
+    /// are freed by those who do it.
     ///
     /// # Errors
     /// If a memory server is lost, or there is no buffer.
@@ -371,8 +371,8 @@ impl Log {
             let pending = {
                 let mut state = self.state();
                 let pending = (!state.pending.records.is_empty()).then_some(state.next);
-                if pending.is_none() && !state.is_writing && state.space.in_use() == 0 {
-                    break state.space.take_all();
+                if pending.is_none() && !state.is_writing {
+                    break std::mem::take(&mut state.space).into_rings();
                 }
                 pending
             };

@@ -172,9 +172,8 @@ impl Space {
         self.pages.iter().filter(|(_, live)| is_old(live)).map(|(&page, _)| page).collect()
     }
 
-    /// All segments, none of which is in use.
-    pub(super) fn take_all(&mut self) -> Vec<RemotePtr> {
-        self.current = None;
-        std::mem::take(&mut self.segments).into_iter().map(|segment| segment.ring).collect()
+    /// All its segments.
+    pub(super) fn into_rings(self) -> Vec<RemotePtr> {
+        self.segments.into_iter().map(|segment| segment.ring).collect()
     }
 }
