@@ -3,5 +3,6 @@
 
 mod catalog;
 mod maps;
+mod owners;
 mod rtrees;
 mod sweep;
