@@ -108,7 +108,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum)]
     pub(crate) policy: Option<PolicyChoice>,
     /// On which memory servers pages are: round-robin, leaves, one-server, subtrees:LEVEL. Without it, what suits --access.
-    #[arg(long, value_name = "SPREAD")]
+    #[arg(long, alias = "spread", value_name = "POLICY")]
     pub(crate) placement: Option<PlacementChoice>,
     /// The cache of each compute process, shared by its workers: 64MiB, or a share of the raw data (16 bytes a key), as 8%.
     /// Without it 8%, or more if what is in flight needs it.

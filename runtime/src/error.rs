@@ -95,6 +95,13 @@ pub enum Error {
         owner: OwnerId,
     },
 
+    /// An owner's log could not be written, so that what it is about is not written either.
+    #[error("the log of what is owned was not written: {why}; what was changed stays cached, try again later")]
+    NotRecorded {
+        /// What was in the way.
+        why: String,
+    },
+
     /// A lock that this compute server held was taken from it.
     #[error(
         "page {page} was locked by this compute server and is {found:?} now: somebody took it for dead; end this process, and join anew"
