@@ -94,7 +94,9 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
         assert!(number(shared, "leaf_misses_over_optimum") > number(owned, "leaf_misses_over_optimum"));
         assert_eq!(number(best, "leaf_misses_over_optimum"), 1.0);
         assert_eq!((number(owned, "atomics_per_op"), &owned["in_flight"]), (0.0, &2.into()));
-        assert_eq!(number(owned, "writes_per_op"), number(owned, "write_backs_per_op"));
+        // Pages that are written back, and a log of them, of which one WRITE has several.
+        let write_backs = number(owned, "write_backs_per_op");
+        assert!((write_backs..=2.0 * write_backs).contains(&number(owned, "writes_per_op")), "{owned}");
         for field in ["source", "access", "mix", "cache_bytes", "cache_percent", "keys", "theta", "warm_up_ops", "seed"]
         {
             assert!(owned.get(field).is_some_and(|value| !value.is_null()), "{field}: {owned}");
