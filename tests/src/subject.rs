@@ -111,15 +111,20 @@ macro_rules! of_structure {
 }
 
 /// Makes a test of each of these functions, which are generic over a [`Subject`](crate::subject::Subject), for each
-/// structure.
+/// structure. Those behind `locked` are about locks, or owners, which latch-free structures do not have.
 #[macro_export]
 macro_rules! test_every_structure {
-    ($($test:ident),+ $(,)?) => {
+    ($($test:ident),* $(,)? $(; locked: $($locked:ident),+ $(,)?)?) => {
         mod btree {
-            $(#[test] fn $test() { super::$test::<::farlink_structures::btree::Tree>(); })+
+            $(#[test] fn $test() { super::$test::<::farlink_structures::btree::Tree>(); })*
+            $($(#[test] fn $locked() { super::$locked::<::farlink_structures::btree::Tree>(); })+)?
         }
         mod skiplist {
-            $(#[test] fn $test() { super::$test::<::farlink_structures::skiplist::List>(); })+
+            $(#[test] fn $test() { super::$test::<::farlink_structures::skiplist::List>(); })*
+            $($(#[test] fn $locked() { super::$locked::<::farlink_structures::skiplist::List>(); })+)?
+        }
+        mod bwtree {
+            $(#[test] fn $test() { super::$test::<::farlink_structures::bwtree::Bw>(); })*
         }
     };
 }

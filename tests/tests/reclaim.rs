@@ -229,8 +229,18 @@ fn a_pinned_reader_holds_reuse_back<S: Subject>() {
     maintain();
     // What was freed last is used first, so use all of it.
     let leased = writer.memory().leased_bytes;
+    let show = |what: &str| {
+        for class in farlink_runtime::page::SizeClass::all() {
+            let n = raw::pages_of(&fabric, structure.id, class).len();
+            if n > 0 {
+                println!("DEBUG {what}: {} B: {n}", class.bytes());
+            }
+        }
+    };
+    show("before");
     let all: Vec<u64> = others.iter().flat_map(|key| [*key, key ^ 2, key ^ 4]).collect();
     writer.insert(&all);
+    show("after");
     assert_eq!(writer.memory().leased_bytes, leased, "new chunks were leased, though pages were free");
     writer.insert(&keys);
     assert!(free_of(&fabric, &pages).len() < freed.len(), "nothing is reused, though nobody holds it back");

@@ -482,6 +482,12 @@ impl Handle {
         draw(&mut self.0.rng.borrow_mut())
     }
 
+    /// The last epoch of the cluster that this compute server has seen. A page that is retired now is not reused before this
+    /// has moved on.
+    pub fn epoch_seen(&self) -> u64 {
+        self.0.compute.epoch.seen()
+    }
+
     /// Keeps every page that can be reached now from being reused until the pin is dropped, and until this turn of the worker
     /// ends. Cheap; an operation holds one for its whole run.
     #[inline]

@@ -10,7 +10,10 @@
 //! number says how often its place was used before, and so does each record: whoever holds a number that was given up, however
 //! long, finds that the page there is another one. So a place can be used again at once.
 
-use std::cell::{Cell, RefCell};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeSet,
+};
 
 use farlink_runtime::{
     access::*,
@@ -44,6 +47,8 @@ pub struct Known {
     pages: RefCell<Vec<Link>>,
     /// Places that were free.
     free: RefCell<Vec<Free>>,
+    /// New pages go to one memory server after another.
+    turn: Cell<usize>,
 }
 
 /// A place that was free.
@@ -115,7 +120,8 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
     let random = || worker.random(|rng| rng.random::<u32>());
     let server = match structure.placement(level, beside) {
         Placement::RoundRobin => {
-            ServerId::new((random() as usize % worker.servers()) as u16).unwrap_or(beside.server())
+            let turn = local.turn.replace(local.turn.get().wrapping_add(1));
+            ServerId::new((turn % worker.servers()) as u16).unwrap_or(beside.server())
         }
         Placement::Server(server) => server,
         Placement::With(page) => page.server(),
@@ -133,14 +139,16 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
         for _ in 0..if there.is_empty() { 0 } else { PROBE_TRIPS } {
             let (number, page) = there[random() as usize % there.len()];
             let room = page.remote().map_or(0, |(_, class)| class.words() - HEADER_WORDS);
-            let first = random() as usize % room.saturating_sub(PROBES).max(1);
-            let places = first..room.min(first + PROBES);
-            let words: Vec<_> = places.map(|place| WordPtr { page, index: HEADER_WORDS + place }).collect();
+            // Not side by side: places that were found together are taken together.
+            let places: BTreeSet<usize> = (0..PROBES).map(|_| random() as usize % room.max(1)).collect();
+            let words: Vec<_> = places.into_iter().map(|place| WordPtr { page, index: HEADER_WORDS + place }).collect();
             let found = access.load(&words).await?;
             for (&at, word) in words.iter().zip(found.into_iter().map(MapWord)) {
                 let place = ((number + 1) << 16 | (at.index - HEADER_WORDS)) as u32;
+                let mut free = local.free.borrow_mut();
+                free.retain(|known| known.at != at);
                 if let Some(Mapped::Not(generation)) = word.target().filter(|&it| it != Mapped::Not(GENERATIONS - 1)) {
-                    local.free.borrow_mut().push(Free { pid: Pid::new(place, generation), at, word });
+                    free.push(Free { pid: Pid::new(place, generation), at, word });
                 }
             }
             let found = local.free.borrow().iter().rposition(|free| free.at.page == page);
@@ -165,7 +173,7 @@ async fn grow<A: Access<Plugin = Bw>>(access: &A, number: usize, server: ServerI
         return Err(Error::OutOfMemory { class }.into());
     }
     let page = access.allocate(class, Placement::Server(server)).await?;
-    let swap = Swap { word: entry_of(access, number), old: 0, to: page.link().word() };
+    let swap = Swap { word: entry_of(access, number), old: 0, to: page.link().word(), found_by: None };
     let describe = |pages: &mut A::PagesMut<'_>| pages.describe_words(Slot::new_page(0), 0, TABLE_KIND);
     access.install(vec![page], describe, swap, vec![]).await?.ok();
     learn(access, number).await

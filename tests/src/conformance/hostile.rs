@@ -41,7 +41,7 @@ const AFTER: usize = 12;
 /// If one does not, or panics.
 pub fn hostile<M: Model>() {
     with_seeds("hostile", |seed| {
-        let met = [Way::OneSided, Way::CachedInner, Way::Within, Way::Owned, Way::Strict];
+        let met = [Way::OneSided, Way::CachedInner, Way::CachedMapping, Way::Within, Way::Owned, Way::Strict];
         for way in M::ways().into_iter().filter(|way| met.contains(way)) {
             run::<M>(way, seed);
         }

@@ -104,7 +104,7 @@ fn of_way<M: Model>(way: Way, profile: FabricProfile, seed: u64, drops: bool) ->
     history.extend(look::<M>(&scene));
     M::judge(&history).unwrap_or_else(|why| panic!("{context}: {why}"));
     let decided = scene::judge::<M, _>(&history, |expected, found| expected == found, context);
-    scene.close(M::MAY_LOSE_PAGES && profile.faults().is_some());
+    scene.close();
     decided
 }
 

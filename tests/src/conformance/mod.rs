@@ -95,10 +95,6 @@ pub trait Model: 'static {
     /// The memory of a compute server's cache, in bytes: small, so that pages come and go. Pages beyond 4 KiB take 1 MiB.
     const CACHE_BYTES: usize = 128 << 10;
 
-    /// Whether an operation that fails with its fabric may leave pages behind that nobody reaches: one without locks, of which
-    /// nobody can say what became (`Error::InstallUnknown`).
-    const MAY_LOSE_PAGES: bool = false;
-
     /// The ways in which it can be reached.
     fn ways() -> Vec<Way> {
         Way::ALL.to_vec()

@@ -22,7 +22,10 @@ const SHIFT: usize = 100;
 /// If they do, or memory is lost.
 pub fn reclaim<M: Model>() {
     with_seeds("reclaim", |seed| {
-        for way in M::ways().into_iter().filter(|way| matches!(way, Way::OneSided | Way::CachedInner | Way::Owned)) {
+        for way in M::ways()
+            .into_iter()
+            .filter(|way| matches!(way, Way::OneSided | Way::CachedInner | Way::CachedMapping | Way::Owned))
+        {
             rounds::<M>(way, seed);
         }
     });
@@ -61,5 +64,5 @@ fn rounds<M: Model>(way: Way, seed: u64) {
         assert!(leased <= limit, "{context}: {leased} bytes leased in round {round}, {warm} in the first {WARM}");
     }
     drop((reached, worker, compute, client));
-    scene.close(false);
+    scene.close();
 }

@@ -52,5 +52,5 @@ fn run<M: Model>(way: Way, profile: FabricProfile, seed: u64) {
         reached.flush().await.unwrap_or_else(|error| panic!("{context}: {error}"));
     });
     drop((reached, worker, compute, client));
-    scene.close(false);
+    scene.close();
 }
