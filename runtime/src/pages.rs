@@ -149,7 +149,8 @@ pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
     for page in worker.compute().pages.take_unclaimed() {
         let Unlinked { at, class, lock } = page;
         let free = LockWord::free(lock.next_version(), Some(worker.owner()));
-        match take_word(worker, at, lock.word(), free.word()).await {
+        let taken = take_word(worker, at, lock.word(), free.word()).await;
+        match taken {
             Ok(true) => {
                 let page = FreePage { at, class, version: free.version() };
                 worker.compute().pages.retire(std::iter::once(page));

@@ -19,13 +19,17 @@
 //! A search that changes nothing goes through: as long as the page to the left leads to the removed page, that page holds what
 //! is true; as soon as it does not, the page to the left does.
 
-use farlink_runtime::access::*;
+use farlink_runtime::{
+    access::*,
+    one_sided::{OneSided, Proof},
+    operation::persist,
+};
 
 use super::{
     Bw,
     page::{Found, Removed, Search, View, descend, find, right_of},
     record::{About, Change, Pid, Side, State, capacity},
-    split::{Boxed, unmap},
+    split::{Boxed, give_up, unmap},
 };
 
 /// A page with fewer than one in so many of the entries that it can hold is merged.
@@ -115,7 +119,7 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
                     above.replace(access, state, &[]).await?;
                 }
                 Found::Page(page) => drop(page.add(access, Change::Remove, 1).await?),
-                Found::Removed(removed) if is_only => lower(access, &above, removed).await?,
+                Found::Removed(removed) if is_only => lower(access, above, removed).await?,
                 Found::Removed(removed) => absorb(access, &above, at, removed).await?,
                 Found::Gone if above.is_long(access) => {
                     let mut state = above.state.clone();
@@ -129,14 +133,31 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
     })
 }
 
-/// The root takes what its only child held, and is one level lower.
-async fn lower<A: Access<Plugin = Bw>>(access: &A, root: &View, removed: Removed) -> Result<(), Interrupt> {
-    let Removed { pid, at, word, head, .. } = removed;
-    let content = removed.content(access).await?;
-    let state = State { about: About { pid: Pid::ROOT, ..content.state.about }, ..content.state.clone() };
-    let found_by = Some([u64::from(content.level()), content.state.fences.low]);
-    root.replace(access, state, &content.records).await?;
-    unmap(access, pid, (at, word), vec![head], found_by).await.map(drop)
+/// The root takes what its only child held, and is one level lower. A task of the worker: nobody else gives the child's number up.
+async fn lower<A: Access<Plugin = Bw>>(access: &A, root: View, removed: Removed) -> Result<(), Interrupt> {
+    let Context { worker, structure, .. } = access.context();
+    let (access, pin) = (OneSided::<Bw>::new(worker, structure.clone(), Proof::Checksum), worker.pin());
+    let whole = async move {
+        let (Removed { pid, at, word, head, .. }, worker) = (removed.clone(), &access.context().worker);
+        let content = removed.content(&access).await?;
+        let state = State { about: About { pid: Pid::ROOT, ..content.state.about }, ..content.state.clone() };
+        let outcome = root.replace(&access, state, &content.records).await;
+        let is_led_to = async || match &outcome {
+            Ok(()) => Ok(false),
+            Err(Interrupt::Restart(_)) => Ok(true),
+            // Nobody knows whether it took place.
+            Err(_) => {
+                let find = async || descend(&access, 0, content.level(), Search::TO_CHANGE).await;
+                Ok::<_, Interrupt>(persist(worker, find).await?.pid() == pid)
+            }
+        };
+        if !is_led_to().await? {
+            give_up(&access, pid, (at, word), head).await?;
+        }
+        drop(pin);
+        outcome
+    };
+    worker.spawn_to_end(whole).await
 }
 
 /// Steps 3 and 4.

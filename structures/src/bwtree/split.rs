@@ -45,10 +45,10 @@ fn placement(at: WordPtr) -> Placement {
 }
 
 impl View {
-    /// A swap of its word. If its answer is lost, the chain in which its pages are is found by the level and the low fence: a page's
+    /// A swap of its word, to a record of this level. If its answer is lost, the chain in which its pages are is found by the level and the low fence: a page's
     /// low fence stays, and what is absorbed by the page to the left is in a chain of that one. A split replaces the whole chain.
-    fn swap(&self, to: MapWord) -> Swap {
-        let found_by = Some([u64::from(self.level()), self.state.fences.low]);
+    fn swap(&self, to: MapWord, level: u8) -> Swap {
+        let found_by = Some([u64::from(level), self.state.fences.low]);
         Swap { word: self.at, old: self.word.0, to: to.0, found_by }
     }
 
@@ -65,7 +65,7 @@ impl View {
         let (to, added) = (to(&page)?, Unlinked::from(&page));
         let delta = Delta { about, next: self.word, change };
         let write = |pages: &mut A::PagesMut<'_>| delta.write(pages, Slot::new_page(0));
-        let is_done = access.install(vec![page], write, self.swap(to), vec![]).await?.is_ok();
+        let is_done = access.install(vec![page], write, self.swap(to, self.level()), vec![]).await?.is_ok();
         // What is absorbed, or about to be, is read when it is next needed.
         if A::REMEMBERS && is_done && matches!(change, Change::Put { .. } | Change::Delete { .. }) {
             remember(access, self.at, to, &Arc::new(self.with(change, about, added)));
@@ -107,7 +107,9 @@ impl View {
         let (to, base) = (to(&page)?, Unlinked::from(&page));
         let write = |pages: &mut A::PagesMut<'_>| state.write(pages, Slot::new_page(0));
         let unlinked = [&self.records, others].concat();
-        if access.install(vec![page], write, self.swap(to), unlinked).await?.is_err() {
+        // The root can come to be of another level: it is found by the higher one in any case.
+        let swap = self.swap(to, self.level().max(state.about.level));
+        if access.install(vec![page], write, swap, unlinked).await?.is_err() {
             return Err(Interrupt::conflict());
         }
         state.about.below = 0;
@@ -119,8 +121,9 @@ impl View {
 /// Splits a page that is full. A task of the worker: if others are first, what it has made is taken back, whatever becomes of the
 /// caller.
 async fn split<A: Access<Plugin = Bw>>(access: &A, pid: Pid) -> Result<(), Interrupt> {
-    let Context { worker, structure, .. } = access.context();
+    let Context { worker, structure, local } = access.context();
     let (access, pin) = (OneSided::<Bw>::new(worker, structure.clone(), Proof::Checksum), worker.pin());
+    access.context().local.learn_from(local);
     let whole = async move {
         let Found::Page(page) = find(&access, pid).await? else { return Ok(()) };
         let mut made = Vec::new();
@@ -222,13 +225,29 @@ impl Created {
         if may_be_linked && persist(worker, find).await?.pid() == pid {
             return Ok(());
         }
-        persist(worker, async || match unmap(access, pid, (at, word), vec![base], None).await? {
-            true => Ok(()),
-            // It was refused: nobody else knows of it.
-            false => Err(Interrupt::stale(base.at(), "somebody else has changed a page that nothing leads to")),
-        })
-        .await
+        give_up(access, pid, (at, word), base).await
     }
+}
+
+/// Gives up a number to which nothing leads any more, and its record, unless others have.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(super) async fn give_up<A: Access<Plugin = Bw>>(
+    access: &A,
+    pid: Pid,
+    (at, word): (WordPtr, MapWord),
+    record: Unlinked,
+) -> Result<(), Box<Error>> {
+    let attempt = async || {
+        let is_done = unmap(access, pid, (at, word), vec![record], None).await?;
+        // A swap that was refused is one that failed.
+        match is_done || access.load(&[at]).await?[0] != word.0 {
+            true => Ok(()),
+            false => Err(Interrupt::stale(record.at(), "its number cannot be given up")),
+        }
+    };
+    persist(&access.context().worker, attempt).await
 }
 
 /// Gives a number up, and frees records; false if others were first. If others can be, the level and the low fence of the page say

@@ -47,8 +47,6 @@ pub struct Known {
     pages: RefCell<Vec<Link>>,
     /// Places that were free.
     free: RefCell<Vec<Free>>,
-    /// New pages go to one memory server after another.
-    turn: Cell<usize>,
 }
 
 /// A place that was free.
@@ -119,10 +117,7 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
     let Context { worker, structure, local } = access.context();
     let random = || worker.random(|rng| rng.random::<u32>());
     let server = match structure.placement(level, beside) {
-        Placement::RoundRobin => {
-            let turn = local.turn.replace(local.turn.get().wrapping_add(1));
-            ServerId::new((turn % worker.servers()) as u16).unwrap_or(beside.server())
-        }
+        Placement::RoundRobin => worker.next_server(),
         Placement::Server(server) => server,
         Placement::With(page) => page.server(),
     };
@@ -134,24 +129,35 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
         return Ok(local.free.borrow_mut().swap_remove(index));
     }
     loop {
-        let there: Vec<_> =
-            local.pages.borrow().iter().copied().enumerate().filter(|&(_, link)| is_there(link)).collect();
-        for _ in 0..if there.is_empty() { 0 } else { PROBE_TRIPS } {
-            let (number, page) = there[random() as usize % there.len()];
-            let room = page.remote().map_or(0, |(_, class)| class.words() - HEADER_WORDS);
+        let rooms: Vec<(usize, Link, usize)> = {
+            let pages = local.pages.borrow();
+            let there = pages.iter().enumerate().filter(|&(_, &link)| is_there(link));
+            there.map(|(number, &link)| (number, link, room(link))).collect()
+        };
+        let all: usize = rooms.iter().map(|&(.., room)| room).sum();
+        for _ in 0..if all == 0 { 0 } else { PROBE_TRIPS } {
             // Not side by side: places that were found together are taken together.
-            let places: BTreeSet<usize> = (0..PROBES).map(|_| random() as usize % room.max(1)).collect();
-            let words: Vec<_> = places.into_iter().map(|place| WordPtr { page, index: HEADER_WORDS + place }).collect();
+            let places: BTreeSet<usize> = (0..PROBES).map(|_| random() as usize % all).collect();
+            let of = |mut place: usize| {
+                let &(number, page, _) = rooms.iter().find(|&&(.., room)| match place.checked_sub(room) {
+                    Some(beyond) => {
+                        place = beyond;
+                        false
+                    }
+                    None => true,
+                })?;
+                Some((((number + 1) << 16 | place) as u32, WordPtr { page, index: HEADER_WORDS + place }))
+            };
+            let (places, words): (Vec<u32>, Vec<WordPtr>) = places.into_iter().filter_map(of).unzip();
             let found = access.load(&words).await?;
-            for (&at, word) in words.iter().zip(found.into_iter().map(MapWord)) {
-                let place = ((number + 1) << 16 | (at.index - HEADER_WORDS)) as u32;
+            for ((&place, &at), word) in places.iter().zip(&words).zip(found.into_iter().map(MapWord)) {
                 let mut free = local.free.borrow_mut();
                 free.retain(|known| known.at != at);
                 if let Some(Mapped::Not(generation)) = word.target().filter(|&it| it != Mapped::Not(GENERATIONS - 1)) {
                     free.push(Free { pid: Pid::new(place, generation), at, word });
                 }
             }
-            let found = local.free.borrow().iter().rposition(|free| free.at.page == page);
+            let found = local.free.borrow().iter().rposition(|free| is_there(free.at.page));
             if let Some(index) = found {
                 return Ok(local.free.borrow_mut().swap_remove(index));
             }
@@ -162,6 +168,18 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
             grow(access, before, server).await?;
             anywhere.set(true);
         }
+    }
+}
+
+/// How many places a page of the table has.
+fn room(page: Link) -> usize {
+    page.remote().map_or(0, |(_, class)| class.words() - HEADER_WORDS)
+}
+
+impl Known {
+    /// Of the table what another handle knows.
+    pub(super) fn learn_from(&self, other: &Self) {
+        self.pages.borrow_mut().clone_from(&other.pages.borrow());
     }
 }
 

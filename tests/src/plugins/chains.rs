@@ -204,8 +204,7 @@ impl Operation for Take {
             return Ok(Vec::new());
         }
         let (pages, values) = chain(access, &root, first).await?;
-        let unlinked =
-            pages.iter().map(|page| page.read(|words| Unlinked::of(words))).collect::<Result<Vec<_>, _>>()?;
+        let unlinked = pages.iter().map(|page| page.read(Unlinked::of)).collect::<Result<Vec<_>, _>>()?;
         let unlinked = unlinked.into_iter().flatten().collect();
         let to = EMPTY | access.context().worker.random(rand::RngExt::random::<u64>) >> 2;
         let swap = Swap { word, old: first, to, found_by: Some([self.set, 0]) };
