@@ -19,7 +19,7 @@ use farlink_structures::{
     skiplist::List,
 };
 use farlink_tests::{
-    conformance::{Model, Way},
+    conformance::{AccessVariant, Model},
     subject::{StructureName, Subject},
 };
 use rand::{RngExt, rngs::SmallRng};
@@ -63,9 +63,12 @@ impl<S: Subject> Model for MapModel<S> {
     const CACHE_BYTES: usize = 64 << 10;
 
     /// What has no locks, nobody owns; what has no words that are swapped has no mapping to cache.
-    fn ways() -> Vec<Way> {
-        let fits = |way: &Way| if is_latch_free::<S>() { !way.owns() } else { *way != Way::CachedMapping };
-        Way::ALL.into_iter().filter(fits).collect()
+    fn variants() -> Vec<AccessVariant> {
+        let fits = |variant: &AccessVariant| match is_latch_free::<S>() {
+            true => !variant.owns(),
+            false => *variant != AccessVariant::CachedMapping,
+        };
+        AccessVariant::ALL.into_iter().filter(fits).collect()
     }
 
     fn draw(rng: &mut SmallRng, state: &Self::State) -> MapOp {
@@ -156,8 +159,8 @@ impl<S: Subject> Model for MapModel<S> {
         })
     }
 
-    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
-        Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(256), Proof::Checksum, placed).await.map(drop)
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(256), Proof::Checksum, placement).await.map(drop)
     }
 }
 

@@ -14,7 +14,7 @@ use farlink_runtime::{
     access::*,
     error::Error,
     one_sided::{OneSided, Proof},
-    operation::{persist, tidy},
+    operation::{clean_up, persist},
     page::SizeClass,
 };
 use rand::RngExt;
@@ -170,7 +170,7 @@ async fn halve<A: Access<Plugin = Bw>>(access: &A, page: View, made: &mut Vec<Cr
         let fences = Fences { low: fences.low, right: Some((at, new)) };
         let left = State { entries: left.to_vec(), ..State::new(*about, fences) };
         page.replace(access, left, &[]).await?;
-        tidy(&access.context().worker, POST_MAX, async || post(access, level, at).await).await;
+        clean_up(&access.context().worker, POST_MAX, async || post(access, level, at).await).await;
     }
     access.context().worker.count_split();
     Ok(())
