@@ -96,6 +96,8 @@ impl Model for Sets {
     type Output = Vec<u64>;
     type State = BTreeMap<u64, Vec<u64>>;
 
+    const MAY_LOSE_PAGES: bool = true;
+
     /// What an owner has in its cache others would have to see at once.
     fn variants() -> Vec<AccessVariant> {
         AccessVariant::ALL.into_iter().filter(|variant| !variant.owns()).collect()

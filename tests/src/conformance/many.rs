@@ -104,7 +104,7 @@ fn of_variant<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u6
     history.extend(look::<M>(&scene));
     M::judge(&history).unwrap_or_else(|why| panic!("{context}: {why}"));
     let decided = scene::judge::<M, _>(&history, |expected, found| expected == found, context);
-    scene.close();
+    scene.close(M::MAY_LOSE_PAGES && profile.faults().is_some());
     decided
 }
 

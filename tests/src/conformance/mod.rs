@@ -95,6 +95,10 @@ pub trait Model: 'static {
     /// The memory of a compute server's cache, in bytes: small, so that pages come and go. Pages beyond 4 KiB take 1 MiB.
     const CACHE_BYTES: usize = 128 << 10;
 
+    /// Whether an operation that fails with its fabric may leave pages behind that nobody reaches: one without locks, of which
+    /// nobody can say what became (`Error::InstallUnknown`).
+    const MAY_LOSE_PAGES: bool = false;
+
     /// The accesses over which it works.
     fn variants() -> Vec<AccessVariant> {
         AccessVariant::ALL.to_vec()

@@ -103,7 +103,7 @@ fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64) 
     }
     scene::judge::<M, String>(&history, |expected, found| format!("{expected:?}") == *found, &context);
     drop(ships);
-    scene::check::<M>(&fabric, &context);
+    scene::check::<M>(&fabric, &context, false);
     drop((fabric, servers));
     Ok(())
 }

@@ -69,5 +69,5 @@ fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
         assert!(leased <= limit, "{context}: {leased} bytes leased in round {round}, {warm} in the first {WARM}");
     }
     drop((reached, worker, compute, client));
-    scene.close();
+    scene.close(false);
 }

@@ -52,5 +52,5 @@ fn run<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u64) {
         reached.flush().await.unwrap_or_else(|error| panic!("{context}: {error}"));
     });
     drop((reached, worker, compute, client));
-    scene.close();
+    scene.close(false);
 }
