@@ -583,7 +583,7 @@ impl BenchArgs {
     fn validate_cache(&self) -> anyhow::Result<()> {
         let access = self.access;
         if !access.caches() {
-            let of = "is for --access cached, cached-inner or engine";
+            let of = "is for --access cached, cached-inner, cached-mapping or engine";
             ensure!(self.cache.is_none(), "--cache {of}; {access} has no cache");
             ensure!(self.admission.is_none(), "--admission {of}; {access} has no cache");
             return Ok(());
@@ -738,7 +738,7 @@ mod tests {
             ("--access cached --validation lock-body-lock", "leave --validation out"),
             (
                 "--access elsewhere",
-                "[possible values: one-sided, cached, cached-inner, coarse, hybrid, engine, adaptive]",
+                "[possible values: one-sided, cached, cached-inner, cached-mapping, coarse, hybrid, engine, adaptive]",
             ),
             ("--trace t --ops 5", "cannot be used with"),
             ("--connect d --servers 3", "cannot be used with"),

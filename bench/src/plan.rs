@@ -168,7 +168,9 @@ impl PlacementChoice {
     /// Where pages are if the user does not say.
     pub(crate) fn usual(mode: AccessMode) -> Self {
         match mode {
-            AccessMode::OneSided | AccessMode::Cached | AccessMode::CachedInner => Self::RoundRobin,
+            AccessMode::OneSided | AccessMode::Cached | AccessMode::CachedInner | AccessMode::CachedMapping => {
+                Self::RoundRobin
+            }
             AccessMode::Coarse | AccessMode::Adaptive => Self::OneServer,
             AccessMode::Hybrid => Self::Leaves,
             AccessMode::Engine => Self::Subtrees(SUBTREE_LEVEL),

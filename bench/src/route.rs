@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farlink_offload::{
-    Adaptive, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid, OffloadCounts,
-    Policies, Remote, ShardKey, Sharded, ShardedRemote, ship::Shipper,
+    Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Engine, EngineOptions, Hybrid,
+    MappingCache, OffloadCounts, Policies, Remote, ShardKey, Sharded, ShardedRemote, ValueCounters, ship::Shipper,
 };
 use farlink_runtime::access::Region as _;
 use farlink_runtime::error::Error;
@@ -31,6 +31,7 @@ pub(crate) struct Route<S: Subject> {
     parts: Vec<Structure>,
     cut: ShardKey<S::Region>,
     cache: Option<ComputeCache<S>>,
+    mapping: Option<MappingCache<S>>,
     owned: S::Region,
     policies: Option<fn() -> Policies>,
 }
@@ -38,7 +39,7 @@ pub(crate) struct Route<S: Subject> {
 impl<S: Subject> Clone for Route<S> {
     fn clone(&self) -> Self {
         let (parts, cut, owned) = (self.parts.clone(), self.cut.clone(), self.owned.clone());
-        Self { parts, cut, owned, cache: self.cache.clone(), ..*self }
+        Self { parts, cut, owned, cache: self.cache.clone(), mapping: self.mapping.clone(), ..*self }
     }
 }
 
@@ -47,7 +48,7 @@ impl<S: Subject> Route<S> {
     pub(crate) fn new(mode: AccessMode, structure: Structure, proof: Proof) -> Self {
         let owned = S::Region::everything();
         let (parts, cut) = (vec![structure], ShardKey::Regions(vec![owned.clone()]));
-        Self { mode, proof, parts, cut, cache: None, owned, policies: None }
+        Self { mode, proof, parts, cut, cache: None, mapping: None, owned, policies: None }
     }
 
     /// To a structure in parts, each with its root on another memory server.
@@ -63,7 +64,10 @@ impl<S: Subject> Route<S> {
 
     /// The same through a cache, empty now, which holds all pages of this region or inner ones only.
     pub(crate) fn through(self, cache: CacheOptions, owned: S::Region) -> Result<Self, Error> {
-        Ok(Self { cache: Some(ComputeCache::new(cache)?), owned, ..self })
+        Ok(match self.mode.is_of_words() {
+            true => Self { mapping: Some(MappingCache::new(cache.bytes)), ..self },
+            false => Self { cache: Some(ComputeCache::new(cache)?), owned, ..self },
+        })
     }
 
     /// The same, where a policy says for each miss whether the operation is shipped.
@@ -100,6 +104,10 @@ impl<S: Subject> Route<S> {
                 Opened::Adaptive(Adaptive::new(here, worker, structure(), policies()))
             }
             AccessMode::CachedInner => Opened::CachedInner(cache()?.share(worker, structure(), self.proof)?),
+            AccessMode::CachedMapping => {
+                let mapping = self.mapping.as_ref().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode))?;
+                Opened::CachedMapping(mapping.share(worker, structure()))
+            }
             AccessMode::Coarse => {
                 let parts: Vec<_> = self.parts.iter().map(|part| Remote::new(worker, part.clone())).collect();
                 parts.iter().try_for_each(|part| connect(part.shipper()))?;
@@ -127,6 +135,7 @@ impl<S: Subject> Route<S> {
             Opened::OneSided(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::Cached(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::CachedInner(access) => S::bulk_load(access, data, whole, fill).await,
+            Opened::CachedMapping(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::Engine(engine) => S::bulk_load(engine.cached(), data, whole, fill).await,
             Opened::Adaptive(adaptive) => S::bulk_load(adaptive.here(), data, whole, fill).await,
             Opened::Coarse(_) | Opened::Hybrid(_) => {
@@ -152,6 +161,7 @@ pub(crate) enum Opened<S: Subject> {
     OneSided(OneSided<S>),
     Cached(Cached<S>),
     CachedInner(CachedInner<S>),
+    CachedMapping(CachedMapping<S>),
     Engine(Engine<S>),
     Adaptive(Adaptive<OneSided<S>>),
     Coarse(ShardedRemote<S>),
@@ -165,6 +175,7 @@ macro_rules! on {
             Opened::OneSided($run) => $body,
             Opened::Cached($run) => $body,
             Opened::CachedInner($run) => $body,
+            Opened::CachedMapping($run) => $body,
             Opened::Engine($run) => $body,
             Opened::Adaptive($run) => $body,
             Opened::Coarse($run) => $body,
@@ -199,6 +210,13 @@ impl<S: Subject> Opened<S> {
             Self::OneSided(_) | Self::Coarse(_) | Self::Hybrid(_) => CacheCounts::default(),
             Self::Cached(access) => counts(&access.counters()),
             Self::CachedInner(access) => above_leaves(counts(&access.counters()), reads),
+            Self::CachedMapping(access) => {
+                let ValueCounters { hits, misses } = access.counters();
+                // The pages of a mapping cache are not told apart by level.
+                let mut levels = Levels::default();
+                levels.0[0] = misses;
+                CacheCounts { lookups: hits + misses, misses: levels, ..CacheCounts::default() }
+            }
             Self::Engine(engine) => offloaded(counts(&engine.cached().counters()), engine.counts()),
             Self::Adaptive(adaptive) => offloaded(CacheCounts::default(), adaptive.counts()),
         }

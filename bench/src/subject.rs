@@ -214,8 +214,9 @@ pub trait Subject: Plugin {
     const HAS_ROUNDS: bool = false;
 
     /// Why it is not to be reached in this way, if it is not.
-    fn refuses(_mode: AccessMode) -> Option<&'static str> {
-        None
+    fn refuses(mode: AccessMode) -> Option<&'static str> {
+        let why = "it has no words that are swapped, so nothing of it would be cached; use cached-inner";
+        mode.is_of_words().then_some(why)
     }
 
     /// Bytes of its root, and of other pages, if the user does not say.

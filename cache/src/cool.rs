@@ -178,7 +178,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         };
         cache.table.remove(page, index);
         if cache.counts_uses() {
-            cache.frequency.remember(page, cache.frequency.of(frame));
+            cache.frequency.remember(page, cache.frequency.of(&frame.frequency));
         }
         self.0.counters.count(frame.level(), |level| level.evictions += 1);
         frame.set_state(State::Held);
@@ -196,7 +196,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             dirty.extend(self.bypass_left_dirty(drawn));
             let Some((index, version)) = self.delegate(drawn) else { continue };
             let frame = cache.frame(index);
-            let rank = (cache.frequency.of(frame), frame.is_dirty());
+            let rank = (cache.frequency.of(&frame.frequency), frame.is_dirty());
             if coldest.is_none_or(|(coldest, ..)| rank < coldest) {
                 coldest = Some((rank, index, version));
             }

@@ -259,7 +259,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         frame.set_children(0);
         frame.set_users(0);
         frame.set_parent(NONE, 0);
-        cache.frequency.set(frame, uses);
+        cache.frequency.set(&frame.frequency, uses);
         // Below a bypass page, nothing is kept.
         let admitted = match from {
             Some(_) if pinned.is_none() => false,
@@ -316,7 +316,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             Admission::Frequency => {
                 let rival = (0..RIVALS_MAX).find_map(|_| cache.cooling.peek(self.random()));
-                rival.is_none_or(|rival| uses >= cache.frequency.of(cache.frame(rival.frame)))
+                rival.is_none_or(|rival| uses >= cache.frequency.of(&cache.frame(rival.frame).frequency))
             }
         }
     }

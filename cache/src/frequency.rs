@@ -13,7 +13,6 @@
 //! on this scale is a subtraction; frames do it when they are next looked at.
 
 use crate::{
-    frame::Frame,
     id::PageId,
     mix::mix,
     sync::{AtomicU8, AtomicU32, AtomicU64, Ordering},
@@ -44,7 +43,7 @@ pub(crate) struct Frequencies {
     is_counting: AtomicU32,
 }
 
-/// A frame's counter: the count, and the age in which it was last looked at.
+/// A counter: the count, and the age in which it was last looked at.
 #[derive(Clone, Copy)]
 struct Count(u32);
 
@@ -90,21 +89,21 @@ impl Frequencies {
         self.is_counting.load(Ordering::Relaxed) != 0
     }
 
-    /// The frame's count.
-    pub(crate) fn of(&self, frame: &Frame) -> u8 {
-        Count(frame.frequency.load(Ordering::Relaxed)).at(self.age())
+    /// The count of a frame or an entry.
+    pub(crate) fn of(&self, counter: &AtomicU32) -> u8 {
+        Count(counter.load(Ordering::Relaxed)).at(self.age())
     }
 
-    pub(crate) fn set(&self, frame: &Frame, count: u8) {
-        frame.frequency.store(Count::new(count, self.age()).0, Ordering::Relaxed);
+    pub(crate) fn set(&self, counter: &AtomicU32, count: u8) {
+        counter.store(Count::new(count, self.age()).0, Ordering::Relaxed);
     }
 
     /// Counts a use. `random` decides; two threads at once may count one use.
     #[inline]
-    pub(crate) fn touch(&self, frame: &Frame, random: u32) {
-        let count = self.of(frame);
+    pub(crate) fn touch(&self, counter: &AtomicU32, random: u32) {
+        let count = self.of(counter);
         if random < self.odds[usize::from(count)] && count < u8::MAX {
-            self.set(frame, count + 1);
+            self.set(counter, count + 1);
         }
     }
 
@@ -156,7 +155,7 @@ mod tests {
     #[test]
     fn counts_are_logarithmic_and_age() {
         let frequency = Frequencies::new(100, 1 << 20);
-        let frame = Frame::default();
+        let frame = AtomicU32::default();
         let mut random = 1u64;
         let mut touch = |times: u32| {
             for _ in 0..times {

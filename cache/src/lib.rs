@@ -173,6 +173,7 @@ mod overwritten;
 mod sync;
 mod table;
 mod traits;
+mod values;
 mod write_back;
 
 pub use crate::{
@@ -186,6 +187,7 @@ pub use crate::{
     id::{PageId, SizeClass, is_swizzled},
     options::{Admission, CacheOptions},
     traits::{Layout, Store},
+    values::{ValueCache, ValueCounters, ValueHandle},
 };
 
 /// The snippets of the guide's chapter compile and run.

@@ -116,6 +116,10 @@ pub enum Step {
     ChangesEnd,
     /// Of looking whether a write has ended: acquiring what it did.
     WriteSeen,
+    /// Of looking up a value: the version and the value of one entry.
+    OneEntry,
+    /// Of dropping a value: its bytes are given back by who has taken it out.
+    TakenOut,
 }
 
 #[cfg(loom)]

@@ -11,6 +11,9 @@ pub enum AccessMode {
     Cached,
     /// Anybody changes the structure; inner pages are cached: [`CachedInner`](crate::CachedInner).
     CachedInner,
+    /// Anybody changes the structure, which is latch-free; mapping words and consolidated pages are cached:
+    /// [`CachedMapping`](crate::CachedMapping).
+    CachedMapping,
     /// Memory servers carry out all operations: [`Remote`](crate::Remote).
     Coarse,
     /// Memory servers search the inner levels; leaves are reached one-sided: [`Hybrid`](crate::Hybrid).
@@ -23,8 +26,16 @@ pub enum AccessMode {
 
 impl AccessMode {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::OneSided, Self::Cached, Self::CachedInner, Self::Coarse, Self::Hybrid, Self::Engine, Self::Adaptive];
+    pub const ALL: [Self; 8] = [
+        Self::OneSided,
+        Self::Cached,
+        Self::CachedInner,
+        Self::CachedMapping,
+        Self::Coarse,
+        Self::Hybrid,
+        Self::Engine,
+        Self::Adaptive,
+    ];
 
     /// The name by which programs take it and rows give it.
     pub const fn name(self) -> &'static str {
@@ -32,6 +43,7 @@ impl AccessMode {
             Self::OneSided => "one-sided",
             Self::Cached => "cached",
             Self::CachedInner => "cached-inner",
+            Self::CachedMapping => "cached-mapping",
             Self::Coarse => "coarse",
             Self::Hybrid => "hybrid",
             Self::Engine => "engine",
@@ -45,6 +57,9 @@ impl AccessMode {
             Self::OneSided => "Every page is read from remote memory",
             Self::Cached => "One process owns the structure and caches all levels",
             Self::CachedInner => "Any number of processes change it; each caches inner pages",
+            Self::CachedMapping => {
+                "Of a latch-free structure each process caches pages with their mapping words; a lookup reads one word"
+            }
             Self::Coarse => "Memory servers carry out all operations",
             Self::Hybrid => "Memory servers search the inner levels; leaves are reached one-sided",
             Self::Engine => "As cached; on a miss a policy says whether the operation is shipped to the memory server",
@@ -54,12 +69,17 @@ impl AccessMode {
 
     /// Whether there is a cache.
     pub const fn caches(self) -> bool {
-        matches!(self, Self::Cached | Self::CachedInner | Self::Engine)
+        matches!(self, Self::Cached | Self::CachedInner | Self::CachedMapping | Self::Engine)
     }
 
     /// Whether one process owns what it works on.
     pub const fn owns(self) -> bool {
         matches!(self, Self::Cached | Self::Engine)
+    }
+
+    /// Whether it is for latch-free structures, whose pages stand behind words that are swapped.
+    pub const fn is_of_words(self) -> bool {
+        matches!(self, Self::CachedMapping)
     }
 
     /// Whether the structure is in parts, each of which one memory server searches.

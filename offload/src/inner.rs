@@ -15,7 +15,7 @@ use farlink_cache::{CacheHandle, Counters};
 use farlink_runtime::{
     access::{
         Access, Cause, Context, Direction, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin,
-        Start, Swap, WordPtr,
+        Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
     one_sided::{OneSided, OneSidedPages, PageCopy},
@@ -246,9 +246,9 @@ impl<P: Plugin> Access for CachedInner<P> {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
         swap: Swap,
-        unlinked: Vec<Self::Page<'a>>,
+        unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
-        self.one_sided().install(new, f, swap, unlinked.into_iter().map(|page| page.copy).collect()).await
+        self.one_sided().install(new, f, swap, unlinked).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {

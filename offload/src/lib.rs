@@ -4,6 +4,8 @@
 //!   written when they leave the cache. This is the design of DEX (VLDB 2024, sections 4 and 5).
 //! - [`CachedInner`]: nobody owns anything; only inner pages are cached, leaves are read and changed one-sided under remote
 //!   locks, and a cached page that turns out to be old is read anew. This is the scheme of Sherman (SIGMOD 2022).
+//! - [`CachedMapping`]: the same for latch-free structures, whose logical pages stand behind words that are swapped; words and
+//!   consolidated pages are cached, and a lookup reads one word (the mapping table of a Bw-tree, ICDE 2013).
 //! - [`ship`]: operations are sent to the memory servers and run there.
 //! - [`Remote`], [`ShardedRemote`]: all operations are; the coarse-grained design of Ziegler et al. (SIGMOD 2019).
 //! - [`Hybrid`]: inner levels are searched there, leaves accessed one-sided; their hybrid design.
@@ -42,6 +44,7 @@ mod compute_cache;
 mod engine;
 mod hybrid;
 mod inner;
+mod mapping;
 mod on_server;
 mod policies;
 pub mod policy;
@@ -49,7 +52,7 @@ mod remote;
 pub mod ship;
 mod store;
 
-pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters, Memory};
+pub use farlink_cache::{Admission, CacheOptions, Counters, LEVELS, LevelCounters, Memory, ValueCounters};
 
 pub use crate::{
     access_mode::{AccessMode, UnknownAccessMode},
@@ -59,6 +62,7 @@ pub use crate::{
     engine::{Engine, EngineOptions},
     hybrid::Hybrid,
     inner::CachedInner,
+    mapping::{CachedMapping, MappingCache},
     policies::{OffloadCounts, Policies},
     remote::{Remote, ShardKey, Sharded, ShardedRemote},
 };
@@ -67,3 +71,7 @@ pub use crate::{
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/offload.md")]
 struct Guide;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/bwtree.md")]
+struct GuideToTheBwTree;

@@ -15,7 +15,7 @@ use std::{
 use farlink_runtime::{
     access::{
         Access, Context, Direction, FastPath, Hint, InPlace, Interrupt, Link, NewPage, PageRef, Pages, Placement,
-        Plugin, Start, Swap, WordPtr,
+        Plugin, Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
     lock::{LockState, LockWord},
@@ -265,7 +265,7 @@ impl<P: Plugin> Access for OnServer<P> {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
         swap: Swap,
-        unlinked: Vec<Self::Page<'a>>,
+        unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         if !self.is_whole() {
             return Err(self.decline(Decline::Restructures));

@@ -12,14 +12,14 @@
 //! - All of one change goes through one [`Access::change`]: the pages it alters, those it adds, those it frees.
 //! - It returns [`Interrupt::Restart`] only before its first visible effect.
 
-use std::{collections::VecDeque, fmt, future::Future, pin::Pin, rc::Rc};
+use std::{any::Any, collections::VecDeque, fmt, future::Future, pin::Pin, rc::Rc, sync::Arc};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 pub use crate::{
     change::{Pages, PagesMut, Slot},
     interrupt::{Cause, Interrupt},
-    pages::NewPage,
+    pages::{NewPage, Unlinked},
     ptr::{Link, RemotePtr},
     structure::{Overlap, Placement, Region, Structure},
     words::Words,
@@ -132,6 +132,9 @@ pub struct Swap {
     pub old: u64,
     /// to this. So that a lost answer can be told from a lost request, nobody else swaps the same word to it.
     pub to: u64,
+    /// What [`Plugin::reachable`] is asked if the answer is lost and the word is neither any more. None where nobody but the
+    /// caller replaces `to`: then the swap was lost.
+    pub found_by: Option<[u64; 2]>,
 }
 
 /// What an access has of its worker and its structure.
@@ -196,6 +199,21 @@ pub trait FastPath: Sized {
     ) -> Option<Result<O::Output, Interrupt>> {
         None
     }
+
+    /// Whether it remembers logical pages.
+    const REMEMBERS: bool = false;
+
+    /// What was last [remembered](FastPath::remember) of the logical page behind a word: the word, and what the pages behind it
+    /// came to. It is what was true when that was the word: an operation that answers from it [loads](Access::load) the word
+    /// first, and compares. Never suspends.
+    fn recall<T: Any + Send + Sync>(&self, _at: WordPtr) -> Option<(u64, Arc<T>)> {
+        None
+    }
+
+    /// Offers what the pages behind a word come to, for all workers of the compute server: `state`, which takes so many bytes. It is
+    /// forgotten after at most 2^14 epochs. In that time no page is reused more than 2^14 times, so a word that tells 2^15
+    /// uses of a page apart cannot come to mean something else.
+    fn remember<T: Any + Send + Sync>(&self, _at: WordPtr, _word: u64, _state: &Arc<T>, _bytes: usize) {}
 
     /// The next read of `page` needs these words. May have the processor fetch them, and let other operations run meanwhile.
     async fn prefetch<'a>(&'a self, _page: &Self::Page<'a>, _words: [(u16, u16); 2]) {}
@@ -303,13 +321,15 @@ pub trait Access: FastPath {
     /// free again, and the word comes back.
     ///
     /// # Errors
-    /// [`Error::NotCoherent`] over an access that could not tell others; or if the fabric fails.
+    /// [`Error::NotCoherent`] over an access that could not tell others; [`Error::InstallUnknown`] if the answer was lost, and what
+    /// is reachable does not show whether the swap took place: pages that then belong to nobody are freed behind a grace
+    /// period; or if the fabric fails.
     async fn install<'a>(
         &'a self,
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
         swap: Swap,
-        unlinked: Vec<Self::Page<'a>>,
+        unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt>;
 
     /// Reads words that [`Access::install`] changes, in one round trip.
@@ -613,6 +633,19 @@ pub trait Plugin: Copy + Default + fmt::Debug + Send + Sync + 'static {
 
     /// Names its operations.
     fn operations(to: &mut impl Operations<Self>);
+
+    /// The pages of a chain that [installs](Access::install) make, of all that readers can come to now: what is
+    /// [sought](Swap::found_by) is the chain in which a page is that such a swap has made or unlinked, if it is in any. Asked when
+    /// the answer to a swap is lost. None: there is no telling, and pages may be lost with the answer.
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    async fn reachable<A: Access<Plugin = Self>>(
+        _access: &A,
+        _found_by: [u64; 2],
+    ) -> Result<Option<Vec<RemotePtr>>, Interrupt> {
+        Ok(None)
+    }
 
     /// Looks at every page. Nobody may change the structure meanwhile.
     ///

@@ -383,6 +383,8 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
         .round(worker, &Board::of(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)
         .await?;
     ownership::maintain(worker).await;
+    let worker_of_task = worker.clone();
+    worker.spawn_to_end(async move { pages::free_unclaimed(&worker_of_task).await }).await?;
     let surplus = shared.pages.take_surplus();
     if !surplus.is_empty() {
         let worker_of_task = worker.clone();

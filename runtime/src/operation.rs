@@ -151,6 +151,25 @@ pub async fn retry<T>(worker: &Handle, mut attempt: impl AsyncFnMut() -> Result<
     }
 }
 
+/// [`retry`], and again where requests fail: for what must not be left undone.
+///
+/// # Errors
+/// What the attempt failed with, if it is of no use to try again: a memory server is lost, say.
+pub async fn persist<T>(
+    worker: &Handle,
+    mut attempt: impl AsyncFnMut() -> Result<T, Interrupt>,
+) -> Result<T, Box<Error>> {
+    let mut count = 0;
+    loop {
+        match retry(worker, &mut attempt).await {
+            Ok(output) => return Ok(output),
+            // Of a step on the way. What it was about is settled.
+            Err(Error::InstallUnknown { .. }) => worker.back_off(0).await,
+            Err(error) => worker.before_trying_again(Box::new(error), &mut count).await?,
+        }
+    }
+}
+
 /// The attempts so far.
 #[derive(Debug, Default)]
 pub struct Restarts {

@@ -17,6 +17,9 @@
 //! server that ends returns everything; what one holds that dies, or leaves before the grace of its last pages is over, others
 //! take over (`recovery/reclaim.rs`). A chunk that it was about to lease is found by whoever needs it, once there is no other.
 
+#[cfg(doc)]
+use crate::free_pages::SharedPages;
+pub use crate::free_pages::Unlinked;
 pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words, chunk::Chunk};
 use crate::{
     error::Error,
@@ -24,7 +27,7 @@ use crate::{
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SizeClass, StructureId},
     ptr::{Link, RemotePtr},
-    remote::claim_word,
+    remote::{claim_word, take_word},
     structure::Placement,
     worker::Handle,
 };
@@ -40,6 +43,12 @@ pub struct NewPage {
 }
 
 impl NewPage {
+    /// A page for models, which nobody takes back.
+    #[cfg(loom)]
+    pub(crate) fn of_model(at: RemotePtr, class: SizeClass, version: u64) -> Self {
+        Self { page: FreePage { at, class, version }, worker: None }
+    }
+
     /// Its address, to be linked to.
     pub fn at(&self) -> RemotePtr {
         self.page.at
@@ -78,6 +87,13 @@ impl NewPage {
     /// The page has been written, or is going to be, and belongs to a structure now.
     pub fn publish(mut self) {
         self.worker = None;
+    }
+}
+
+/// A page as it will be once it is installed.
+impl From<&NewPage> for Unlinked {
+    fn from(page: &NewPage) -> Self {
+        Self { at: page.at(), class: page.class(), lock: page.first_lock() }
     }
 }
 
@@ -122,6 +138,28 @@ pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link:
     }
     worker.compute().pages.retire(std::iter::once(FreePage { at, class, version: free.version() }));
     Ok(true)
+}
+
+/// Frees those of the pages in [doubt](SharedPages::doubt) whose grace is over and that nobody has freed.
+///
+/// # Errors
+/// If a memory server is lost. The others are freed even then.
+pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
+    let mut failure = Ok(());
+    for page in worker.compute().pages.take_unclaimed() {
+        let Unlinked { at, class, lock } = page;
+        let free = LockWord::free(lock.next_version(), Some(worker.owner()));
+        let taken = take_word(worker, at, lock.word(), free.word()).await;
+        match taken {
+            Ok(true) => {
+                let page = FreePage { at, class, version: free.version() };
+                worker.compute().pages.retire(std::iter::once(page));
+            }
+            Ok(false) => {}
+            Err(error) => failure = Err(*error),
+        }
+    }
+    failure
 }
 
 /// Allocates a page: from the worker's list, the pool, bitmaps, or a new chunk; on another server if the wanted one is

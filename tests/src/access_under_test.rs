@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, ensure};
 use farlink_offload::{
-    Adaptive, Admission, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid,
-    OffloadCounts, Policies, Remote,
+    Adaptive, Admission, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Engine,
+    EngineOptions, Hybrid, MappingCache, OffloadCounts, Policies, Remote,
     policy::{Always, CostAware, CostOptions, Never},
 };
 use farlink_runtime::{
@@ -48,6 +48,11 @@ pub enum AccessUnderTest {
     CachedInner {
         /// Its cache.
         cache: CacheSpec,
+    },
+    /// It caches mapping words and consolidated pages of a latch-free tree that others change, too.
+    CachedMapping {
+        /// Bytes of its cache.
+        bytes: usize,
     },
     /// It sends all operations to the memory server that has the tree.
     Coarse,
@@ -157,6 +162,7 @@ pub struct Client<S: OrderedMap> {
     proof: Proof,
     reach: AccessUnderTest,
     cache: Option<ComputeCache<S>>,
+    mapping: Option<MappingCache<S>>,
     /// What the engines of workers that have ended have counted.
     engines: Arc<Mutex<OffloadCounts>>,
 }
@@ -172,6 +178,8 @@ pub enum Tree<S: OrderedMap> {
     Shipping(Map<S, Engine<S>>),
     /// Through a cache of inner pages.
     CachedInner(Map<S, CachedInner<S>>),
+    /// Through a cache of mapping words and consolidated pages.
+    CachedMapping(Map<S, CachedMapping<S>>),
     /// By operations that are sent.
     Coarse(Map<S, Remote<S>>),
     /// By searches that are sent.
@@ -212,6 +220,7 @@ impl<S: OrderedMap> Tree<S> {
             Self::Cached(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Shipping(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::CachedInner(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::CachedMapping(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Coarse(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Hybrid(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Adaptive(tree) => drive(worker, tree, workload, recorder, plan, stop),
@@ -227,13 +236,18 @@ impl<S: OrderedMap> Client<S> {
     pub fn new(structure: Structure, proof: Proof, reach: AccessUnderTest) -> Result<Self, Error> {
         let cache = match reach {
             AccessUnderTest::OneSided
+            | AccessUnderTest::CachedMapping { .. }
             | AccessUnderTest::Coarse
             | AccessUnderTest::Hybrid
             | AccessUnderTest::Adaptive { .. } => None,
             AccessUnderTest::Cached { cache, ship, .. } => Some(cache.build::<S>(ship.is_some())?),
             AccessUnderTest::CachedInner { cache } => Some(cache.build::<S>(false)?),
         };
-        Ok(Self { structure, proof, reach, cache, engines: Arc::default() })
+        let mapping = match reach {
+            AccessUnderTest::CachedMapping { bytes } => Some(MappingCache::new(bytes)),
+            _ => None,
+        };
+        Ok(Self { structure, proof, reach, cache, mapping, engines: Arc::default() })
     }
 
     /// The keys whose operations are for this compute server.
@@ -264,6 +278,10 @@ impl<S: OrderedMap> Client<S> {
             }
             (AccessUnderTest::CachedInner { .. }, Some(cache)) => {
                 Tree::CachedInner(Map::over(cache.share(worker, structure, self.proof)?))
+            }
+            (AccessUnderTest::CachedMapping { bytes }, _) => {
+                let own = || MappingCache::new(bytes);
+                Tree::CachedMapping(Map::over(self.mapping.clone().unwrap_or_else(own).share(worker, structure)))
             }
             (AccessUnderTest::Coarse, _) => Tree::Coarse(Map::over(Remote::new(worker, structure))),
             (AccessUnderTest::Adaptive { ship }, _) => {
@@ -301,6 +319,10 @@ impl<S: OrderedMap> Client<S> {
     /// What the cache did, by name. Accesses count once they have ended.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         let mut counts = self.cache.as_ref().map(|cache| named(&cache.counters())).unwrap_or_default();
+        if let Some(mapping) = &self.mapping {
+            let counters = mapping.counters();
+            counts.extend([("cache_hits", counters.hits), ("cache_misses", counters.misses)]);
+        }
         let engines = *self.engines.lock().unwrap_or_else(PoisonError::into_inner);
         counts.extend([("shipped", engines.shipped), ("came_back", engines.came_back)]);
         counts.extend([("contrary", engines.contrary), ("cached_below", engines.cached_below)]);

@@ -59,7 +59,8 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --fate any        what becomes of requests that fail: refused, done, lost (so are earlier ones), or any
   --drop-one-in 0   drop one operation in so many in mid-flight; 0 for none
   --access one-sided  one-sided; cached: each process owns a range of keys and caches all its pages; cached-inner: each
-                    caches inner pages of the whole tree; coarse: the tree is on one memory server, which carries out all
+                    caches inner pages of the whole tree; cached-mapping: the same for a bwtree, whose mapping words and
+                    pages are cached; coarse: the tree is on one memory server, which carries out all
                     operations; hybrid: its inner levels are; adaptive: that server carries out operations, or they are
                     one-sided; engine: cached with --ship cost
   --ship never      with --access cached, engine and adaptive, who decides: never, always, cost; else always means
@@ -295,7 +296,11 @@ impl Options {
         }
         let conflicts = matches!(
             self.access,
-            AccessMode::OneSided | AccessMode::CachedInner | AccessMode::Hybrid | AccessMode::Adaptive
+            AccessMode::OneSided
+                | AccessMode::CachedInner
+                | AccessMode::CachedMapping
+                | AccessMode::Hybrid
+                | AccessMode::Adaptive
         );
         let torn_reads = conflicts && self.tears();
         Awaited { changes: self.access != AccessMode::Coarse, conflicts, torn_reads }
@@ -311,7 +316,7 @@ impl Options {
     fn is_loaded(&self) -> bool {
         match self.access {
             AccessMode::Cached => true,
-            AccessMode::CachedInner => self.keys >= KEYS_LOADED,
+            AccessMode::CachedInner | AccessMode::CachedMapping => self.keys >= KEYS_LOADED,
             _ => false,
         }
     }
@@ -354,6 +359,7 @@ fn reaches<S: Subject>(
     match options.access {
         AccessMode::OneSided => Ok(vec![AccessUnderTest::OneSided; processes]),
         AccessMode::CachedInner => Ok(vec![AccessUnderTest::CachedInner { cache }; processes]),
+        AccessMode::CachedMapping => Ok(vec![AccessUnderTest::CachedMapping { bytes: cache.bytes }; processes]),
         AccessMode::Coarse => Ok(vec![AccessUnderTest::Coarse; processes]),
         AccessMode::Hybrid => Ok(vec![AccessUnderTest::Hybrid; processes]),
         AccessMode::Adaptive => {

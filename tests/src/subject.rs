@@ -111,15 +111,18 @@ macro_rules! of_structure {
 }
 
 /// Makes a test of each of these functions, which are generic over a [`Subject`](crate::subject::Subject), for each
-/// structure.
+/// structure with locks; of those behind `bwtree` for the Bw-tree, too.
 #[macro_export]
 macro_rules! test_every_structure {
-    ($($test:ident),+ $(,)?) => {
+    ($($test:ident),+ $(,)? $(; bwtree: $($latch_free:ident),+ $(,)?)?) => {
         mod btree {
             $(#[test] fn $test() { super::$test::<::farlink_structures::btree::Tree>(); })+
         }
         mod skiplist {
             $(#[test] fn $test() { super::$test::<::farlink_structures::skiplist::List>(); })+
         }
+        $(mod bwtree {
+            $(#[test] fn $latch_free() { super::$latch_free::<::farlink_structures::bwtree::Bw>(); })+
+        })?
     };
 }

@@ -63,9 +63,13 @@ impl<S: Subject> Model for MapModel<S> {
     const CACHE_BYTES: usize = 64 << 10;
     const MAY_LOSE_PAGES: bool = is_latch_free::<S>();
 
-    /// What has no locks, nobody owns.
+    /// What has no locks, nobody owns; what has no words that are swapped has no mapping to cache.
     fn variants() -> Vec<AccessVariant> {
-        AccessVariant::ALL.into_iter().filter(|variant| !(is_latch_free::<S>() && variant.owns())).collect()
+        let fits = |variant: &AccessVariant| match is_latch_free::<S>() {
+            true => !variant.owns(),
+            false => *variant != AccessVariant::CachedMapping,
+        };
+        AccessVariant::ALL.into_iter().filter(fits).collect()
     }
 
     fn draw(rng: &mut SmallRng, state: &Self::State) -> MapOp {

@@ -84,7 +84,8 @@ fn loom(preemptions: u32, filter: Option<&str>) -> Result<()> {
         .args(["test", "--release", "--package", "farlink-loom-tests", "--tests", "--no-fail-fast", "--"])
         .arg("--nocapture")
         .args(filter)
-        .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom"))
+        // The last two are for crossbeam-epoch's part.
+        .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom --cfg crossbeam_loom --cfg crossbeam_sanitize"))
         .env("LOOM_MAX_PREEMPTIONS", preemptions.to_string())
         // Whole-program optimisation of each model would take longer than running it.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")

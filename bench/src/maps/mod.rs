@@ -47,8 +47,9 @@ pub trait MapSubject: OrderedMap {
     const BULK_LOADS: bool = false;
 
     /// Why it is not to be reached in this way, if it is not.
-    fn refuses(_mode: AccessMode) -> Option<&'static str> {
-        None
+    fn refuses(mode: AccessMode) -> Option<&'static str> {
+        let why = "it has no words that are swapped, so nothing of it would be cached; use cached-inner";
+        mode.is_of_words().then_some(why)
     }
 
     /// Loads entries in ascending key order into the empty map, with this share of each page filled; how many. Without a bulk
@@ -83,8 +84,13 @@ impl MapSubject for Tree {
 
 impl MapSubject for List {
     fn refuses(mode: AccessMode) -> Option<&'static str> {
-        let why = "its nodes do not tell what is below a link, so no operation could be shipped; use cached";
-        (mode == AccessMode::Engine).then_some(why)
+        match mode {
+            AccessMode::Engine => {
+                Some("its nodes do not tell what is below a link, so no operation could be shipped; use cached")
+            }
+            AccessMode::CachedMapping => Some("it has no words that are swapped, so nothing of it would be cached"),
+            _ => None,
+        }
     }
 }
 
@@ -92,8 +98,7 @@ impl MapSubject for Bw {
     const BULK_LOADS: bool = true;
 
     fn refuses(mode: AccessMode) -> Option<&'static str> {
-        let why =
-            "words of its mapping table are swapped, which others could not see in an owner's cache; use one-sided";
+        let why = "words of its mapping table are swapped, which others could not see in an owner's cache; use cached-mapping";
         mode.owns().then_some(why)
     }
 

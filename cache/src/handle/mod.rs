@@ -128,7 +128,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     pub(crate) fn touch(&self, frame: &Frame) {
         if self.cache().frequency.is_counting() {
             let random = self.random();
-            self.cache().frequency.touch(frame, (random >> 32) as u32);
+            self.cache().frequency.touch(&frame.frequency, (random >> 32) as u32);
             // One use in so many tells that there were so many.
             if (random as u32).is_multiple_of(USES_PER_TICK) {
                 self.cache().frequency.tick(USES_PER_TICK);

@@ -10,7 +10,7 @@ use std::{cell::Cell, sync::atomic::Ordering};
 use farlink_runtime::{
     access::{
         Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, Swap,
-        WordPtr,
+        Unlinked, WordPtr,
     },
     error::Error,
     page::SizeClass,
@@ -134,9 +134,9 @@ impl<P: Plugin> Access for Holding<P> {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
         swap: Swap,
-        _unlinked: Vec<Self::Page<'a>>,
+        unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
-        self.cached.install(new, f, swap, Vec::new()).await
+        self.cached.install(new, f, swap, unlinked).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {

@@ -26,7 +26,7 @@ use farlink_cache::{
 use farlink_runtime::{
     access::{
         Access, Context, FastPath, Hint, Interrupt, NewPage, Operation, PageRef, Pages, Placement, Plugin, Start,
-        Structure, Swap, WordPtr,
+        Structure, Swap, Unlinked, WordPtr,
     },
     change::Role,
     error::Error,
@@ -517,7 +517,7 @@ impl<P: Plugin> Access for Cached<P> {
         _new: Vec<NewPage>,
         _f: impl FnOnce(&mut Self::PagesMut<'a>),
         _swap: Swap,
-        _unlinked: Vec<Self::Page<'a>>,
+        _unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         Err(NOT_COHERENT.into())
     }

@@ -12,7 +12,7 @@ use farlink_cache::{CacheError, is_swizzled};
 use farlink_runtime::{
     access::{
         Access, Context, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, PageRef, Pages, Placement,
-        Plugin, Start, Swap, WordPtr,
+        Plugin, Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
     operation::Code,
@@ -239,7 +239,7 @@ impl<P: Plugin> Access for Attempt<P> {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
         swap: Swap,
-        unlinked: Vec<Self::Page<'a>>,
+        unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         self.cached().install(new, f, swap, unlinked).await
     }

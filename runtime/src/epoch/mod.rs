@@ -55,6 +55,11 @@ impl Epochs {
         Self { seen: CachePadded::new(AtomicU64::new(0)), workers: Mutex::new(Vec::new()) }
     }
 
+    /// The last epoch seen.
+    pub fn seen(&self) -> u64 {
+        self.seen.load(Ordering::Relaxed)
+    }
+
     /// Makes `epoch` the one in which operations begin from now on, unless that is a later one already, and returns what may
     /// be announced: the oldest epoch in which a running operation began, at most `epoch`.
     pub fn advance(&self, epoch: u64) -> u64 {

@@ -15,9 +15,11 @@ use std::{
 
 pub(crate) use self::chunk::{ChunkState, bitmap_words};
 use crate::{
-    page::SizeClass,
+    lock::LockWord,
+    page::{LOCK, SELF, SizeClass},
     ptr::{RemotePtr, ServerId},
     sync::{AtomicBool, Mutex, Ordering, lock},
+    words::Words,
 };
 
 /// Pages that a worker takes from the pool at a time, and bytes.
@@ -37,6 +39,34 @@ pub(crate) struct FreePage {
     pub(crate) at: RemotePtr,
     pub(crate) class: SizeClass,
     pub(crate) version: u64,
+}
+
+/// A page that [`Access::install`](crate::access::Access::install) has made, and what it takes to free it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unlinked {
+    pub(crate) at: RemotePtr,
+    pub(crate) class: SizeClass,
+    /// Its lock word, which stays as it is until it is freed.
+    pub(crate) lock: LockWord,
+}
+
+impl Unlinked {
+    /// Of a page as it was read. `None` if these are not the words of a page.
+    pub fn of(words: &(impl Words + ?Sized)) -> Option<Self> {
+        let class = SizeClass::of_bytes(words.count() * 8)?;
+        let at = RemotePtr::from_raw(words.word(SELF)).ok()?;
+        Some(Self { at, class, lock: LockWord::from_word(words.word(LOCK)) })
+    }
+
+    /// Its address.
+    pub const fn at(&self) -> RemotePtr {
+        self.at
+    }
+
+    /// Its size.
+    pub const fn class(&self) -> SizeClass {
+        self.class
+    }
 }
 
 /// The lists of one worker.
@@ -89,6 +119,19 @@ struct Deferred {
     /// The same of pages that dead compute servers held: they go back to their chunks.
     reclaimed: Vec<FreePage>,
     reclaimed_stamped: Vec<(u64, Vec<FreePage>)>,
+    /// Pages that somebody may have unlinked, who frees them then; or nobody has.
+    doubtful: Vec<Unlinked>,
+    doubtful_stamped: Vec<(u64, Vec<Unlinked>)>,
+    /// Those whose grace is over.
+    unclaimed: Vec<Unlinked>,
+}
+
+impl Deferred {
+    fn count(&self) -> usize {
+        let stamped = self.stamped.iter().chain(&self.reclaimed_stamped).map(|(_, pages)| pages.len());
+        let doubtful = self.doubtful.len() + self.doubtful_stamped.iter().map(|(_, pages)| pages.len()).sum::<usize>();
+        self.retired.len() + self.reclaimed.len() + stamped.sum::<usize>() + doubtful + self.unclaimed.len()
+    }
 }
 
 /// The pool and the deferred list of one compute server. Workers come here once for many pages.
@@ -149,6 +192,19 @@ impl SharedPages {
         lock(&self.deferred).reclaimed.extend(pages);
     }
 
+    /// No reader can come to these pages any more, and it is not known whether they were ever linked. If they were, who has
+    /// unlinked them frees them before its operation ends. So those that are not free once all operations have ended that run now are
+    /// nobody's.
+    pub(crate) fn doubt(&self, pages: impl Iterator<Item = Unlinked>) {
+        self.is_used.store(true, Ordering::Relaxed);
+        lock(&self.deferred).doubtful.extend(pages);
+    }
+
+    /// Pages in doubt that are not in use: free, or nobody's.
+    pub(crate) fn take_unclaimed(&self) -> Vec<Unlinked> {
+        std::mem::take(&mut lock(&self.deferred).unclaimed)
+    }
+
     /// Whether pages may be here that are in no bitmap.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
@@ -178,7 +234,8 @@ impl SharedPages {
     pub(crate) fn take_retired(&self) -> Retired<'_> {
         let mut deferred = lock(&self.deferred);
         let (pages, reclaimed) = (std::mem::take(&mut deferred.retired), std::mem::take(&mut deferred.reclaimed));
-        Retired { shared: self, pages, reclaimed }
+        let doubtful = std::mem::take(&mut deferred.doubtful);
+        Retired { shared: self, pages, reclaimed, doubtful }
     }
 
     /// Frees what was stamped with an epoch below `announced`, which every live compute server has announced.
@@ -186,15 +243,15 @@ impl SharedPages {
         let mut deferred = lock(&self.deferred);
         let over: Vec<_> = deferred.stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
         let reclaimed: Vec<_> = deferred.reclaimed_stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
+        let doubtful: Vec<_> = deferred.doubtful_stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
+        deferred.unclaimed.extend(doubtful.into_iter().flat_map(|(_, pages)| pages));
         drop(deferred);
         self.put(over.into_iter().flat_map(|(_, pages)| pages));
         lock(&self.returning).extend(reclaimed.into_iter().flat_map(|(_, pages)| pages));
     }
 
     pub(crate) fn deferred(&self) -> usize {
-        let deferred = lock(&self.deferred);
-        let stamped = deferred.stamped.iter().chain(&deferred.reclaimed_stamped);
-        deferred.retired.len() + deferred.reclaimed.len() + stamped.map(|(_, pages)| pages.len()).sum::<usize>()
+        lock(&self.deferred).count()
     }
 
     /// Takes what is too much of every list, and what dead compute servers held.
@@ -217,6 +274,7 @@ pub(crate) struct Retired<'a> {
     shared: &'a SharedPages,
     pages: Vec<FreePage>,
     reclaimed: Vec<FreePage>,
+    doubtful: Vec<Unlinked>,
 }
 
 impl Retired<'_> {
@@ -229,6 +287,9 @@ impl Retired<'_> {
         if !reclaimed.is_empty() {
             deferred.reclaimed_stamped.push((epoch, reclaimed));
         }
+        if !self.doubtful.is_empty() {
+            deferred.doubtful_stamped.push((epoch, std::mem::take(&mut self.doubtful)));
+        }
     }
 }
 
@@ -237,5 +298,6 @@ impl Drop for Retired<'_> {
         let mut deferred = lock(&self.shared.deferred);
         deferred.retired.append(&mut self.pages);
         deferred.reclaimed.append(&mut self.reclaimed);
+        deferred.doubtful.append(&mut self.doubtful);
     }
 }

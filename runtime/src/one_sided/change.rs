@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use super::{
     PageCopy,
     pages::{Added, Changed, OneSidedPages},
-    protocol::{ChangeBuffers, install as install_with, lock_all, publish, unlock_unchanged, write_and_unlock},
+    protocol::{self, ChangeBuffers, Installed, lock_all, publish, unlock_unchanged, write_and_unlock},
 };
 use crate::{
     access::Interrupt,
@@ -29,9 +29,7 @@ use crate::{
     error::Error,
     fabric::memory::LocalMemory,
     local_locks::SlotGuard,
-    lock::LockWord,
-    page::SizeClass,
-    pages::{FreePage, free_owned},
+    pages::{FreePage, Unlinked, free_owned},
     ptr::{RemotePtr, ServerId},
     recovery::{ensure_rings, take_places},
     redo::{Recording, Recover},
@@ -179,27 +177,48 @@ pub(super) async fn make<R: Remote>(
 
 /// Writes new pages and replaces a word that leads to them, to its end even if the caller is dropped. The word, if it was
 /// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free.
+///
+/// If the answer is lost and the word is neither, `reachable` says what readers can come to: either a new page is among that, or
+/// one that was to be unlinked. If none of them is, those of them that are not freed in the end by who has unlinked them are nobody's:
+/// see [`SharedPages::doubt`](crate::free_pages::SharedPages::doubt). `is_kept` says that nobody replaces `to`.
 pub(super) async fn install(
     worker: Handle,
     staged: PreparedChange,
     (word, old, to): (RemotePtr, u64, u64),
-    unlinked: Vec<(RemotePtr, SizeClass, LockWord)>,
+    is_kept: bool,
+    unlinked: Vec<Unlinked>,
+    reachable: impl AsyncFnOnce() -> Result<Option<Vec<RemotePtr>>, Box<Error>>,
 ) -> Result<Result<(), u64>, Interrupt> {
-    let mut prepared = ChangeBuffers::new(&worker, &staged)?;
     let added = staged.added;
-    let outcome = install_with(&worker, &added, &mut prepared, (word, old, to)).await;
-    let is_out = matches!(outcome, Ok(Err(_)));
+    let images = protocol::images(&worker, &added)?;
+    let installed = match protocol::install(&worker, &added, images, (word, old, to)).await {
+        Ok(Installed::Unknown(found)) if is_kept => Ok(Installed::No(found)),
+        Ok(Installed::Unknown(found)) => match reachable().await {
+            Ok(Some(pages)) if added.iter().any(|added| pages.contains(&added.page.at())) => Ok(Installed::Yes),
+            Ok(Some(pages)) if unlinked.iter().any(|it| pages.contains(&it.at)) => Ok(Installed::No(found)),
+            Ok(Some(_)) => {
+                let in_doubt = added.iter().map(|added| Unlinked::from(&added.page)).chain(unlinked.iter().copied());
+                worker.compute().pages.doubt(in_doubt);
+                Err(Error::InstallUnknown { word }.into())
+            }
+            Ok(None) => Err(Error::InstallUnknown { word }.into()),
+            Err(error) => Err(error),
+        },
+        installed => installed,
+    };
     for Added { page, .. } in added {
-        match is_out {
-            true => page.take_back().await,
+        match installed {
+            Ok(Installed::No(_)) => page.take_back().await,
             // If it failed, something may lead to them.
-            false => page.publish(),
+            _ => page.publish(),
         }
     }
-    let outcome = outcome?;
-    if outcome.is_ok() && !unlinked.is_empty() {
+    if let Installed::No(found) = installed? {
+        return Ok(Err(found));
+    }
+    if !unlinked.is_empty() {
         worker.count_round_trip();
-        let free = |(at, class, lock)| worker.spawn_to_end(free_owned(worker.clone(), at, class, lock));
+        let free = |Unlinked { at, class, lock }| worker.spawn_to_end(free_owned(worker.clone(), at, class, lock));
         for freed in unlinked.into_iter().map(free).collect::<Vec<_>>() {
             // The word is swapped: what becomes of these pages has no say in that.
             if let Err(error) = freed.await {
@@ -207,7 +226,7 @@ pub(super) async fn install(
             }
         }
     }
-    Ok(outcome)
+    Ok(Ok(()))
 }
 
 /// A page that a change has freed.

@@ -26,12 +26,15 @@ use self::{
     pages::Changed,
     proof::{RawRead, Reader},
 };
+use std::{future::Future, pin::Pin};
+
 use crate::{
-    access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, WordPtr},
+    access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, Unlinked, WordPtr},
     buffer::Buffer,
     error::Error,
     fabric::memory::LocalMemory,
     lock::{LockState, LockWord},
+    operation::persist,
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass},
     pages::{NewPage, allocate},
     ptr::{Link, RemotePtr, Target},
@@ -306,7 +309,7 @@ impl<P: Plugin> Access for OneSided<P> {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
         swap: Swap,
-        unlinked: Vec<Self::Page<'a>>,
+        unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         let at = self.require_word(swap.word)?;
         self.require_writer().await?;
@@ -315,8 +318,13 @@ impl<P: Plugin> Access for OneSided<P> {
         let mut staged = PreparedChange::of(pages);
         staged.seal();
         let pin = self.worker().pin();
-        let unlinked: Vec<_> = unlinked.iter().map(|page| (page.at(), page.identity().class, page.lock())).collect();
-        let install = change::install(self.worker().clone(), staged, (at, swap.old, swap.to), unlinked);
+        let (again, found_by) = (self.clone(), swap.found_by.unwrap_or_default());
+        // Boxed: it is rare, and it installs, too.
+        let reachable = move || -> Pin<Box<dyn Future<Output = Result<_, Box<Error>>>>> {
+            Box::pin(async move { persist(again.worker(), async || P::reachable(&again, found_by).await).await })
+        };
+        let (worker, is_kept, swap) = (self.worker().clone(), swap.found_by.is_none(), (at, swap.old, swap.to));
+        let install = change::install(worker, staged, swap, is_kept, unlinked, reachable);
         let whole = async move {
             let outcome = install.await;
             drop(pin);

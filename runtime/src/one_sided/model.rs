@@ -4,12 +4,13 @@ use super::{
     OneSidedPages, PageCopy, Proof,
     change::{PreparedChange, make},
     proof::Reader,
-    protocol::ChangeBuffers,
+    protocol::{self, ChangeBuffers, Installed},
 };
 use crate::{
     access::Interrupt,
     change::Role,
     page::{SizeClass, StructureId},
+    pages::NewPage,
     ptr::RemotePtr,
     redo::Recover,
 };
@@ -48,4 +49,25 @@ pub async fn change<R: Recover>(
     // The record is for who comes after a death; nobody dies in these models.
     prepared.recording = None;
     Ok(make(remote, &staged, prepared, &mut false).await?)
+}
+
+/// Writes a new page, free at this version, and swaps a word; whether it did. `f` sets the words of the page.
+///
+/// # Errors
+/// If a buffer cannot be had, or a memory server is lost.
+pub async fn install<R: Recover>(
+    remote: &R,
+    structure: StructureId,
+    (at, class, version): (RemotePtr, SizeClass, u64),
+    f: impl FnOnce(&mut OneSidedPages),
+    swap: (RemotePtr, u64, u64),
+) -> Result<bool, Interrupt> {
+    let mut pages = OneSidedPages::open(remote, structure, [], vec![NewPage::of_model(at, class, version)])?;
+    f(&mut pages);
+    let mut staged = PreparedChange::of(pages);
+    staged.seal();
+    let images = protocol::images(remote, &staged.added)?;
+    let installed = protocol::install(remote, &staged.added, images, swap).await?;
+    staged.added.into_iter().for_each(|added| added.page.publish());
+    Ok(installed == Installed::Yes)
 }

@@ -206,33 +206,13 @@ fn unlock<R: Remote>(remote: &R, page: &Changed, word: LockWord) -> impl Future<
     }
 }
 
-/// Requests that write new pages: the index of the page, and the request.
-struct Publishing<F>(Vec<(usize, F)>);
-
-/// Posts the bodies of new pages, and their lock words if the fabric keeps the order. Until these are there, the pages are
-/// free to all who look.
-fn post_pages<'r, R: Remote>(
-    remote: &'r R,
-    added: &[Added],
-    prepared: &mut ChangeBuffers,
-) -> Publishing<impl Future<Output = Result<(), Failure>> + use<'r, R>> {
-    let mut posted = Vec::with_capacity(2 * added.len());
-    for (index, (added, body)) in added.iter().zip(prepared.bodies.drain(..)).enumerate() {
-        posted.push((index, remote.write(added.page.at().word(LOCK + 1), Payload::Words(body))));
-        if remote.capabilities().ordered_writes {
-            posted.push((index, remote.write(added.page.at(), Payload::Word(added.image[LOCK]))));
-        }
-    }
-    Publishing(posted)
-}
-
-/// Waits until posted pages are there, and writes again what failed.
+/// Waits for the requests that write new pages, each with the index of its page, and writes again the bodies of those that have
+/// failed.
 async fn end_pages<R: Remote, F: Future<Output = Result<(), Failure>>>(
     remote: &R,
     added: &[Added],
-    Publishing(posted): Publishing<F>,
-) -> Result<(), Failure> {
-    let unlocked = |added: &Added| (added.page.at(), added.image[LOCK]);
+    posted: Vec<(usize, F)>,
+) -> Result<Failed, Failure> {
     let mut failed = Failed::new(added.len());
     for (index, posted) in posted {
         failed.note(index, posted.await)?;
@@ -241,14 +221,14 @@ async fn end_pages<R: Remote, F: Future<Output = Result<(), Failure>>>(
         let body = (LOCK + 1..added.image.len()).map(|index| (added.page.at().word(index), added.image[index]));
         write_words(remote, body.collect()).await?;
     }
-    if !remote.capabilities().ordered_writes {
-        remote.count(Count::RoundTrip);
-        return write_words(remote, added.iter().map(unlocked).collect()).await;
-    }
-    write_words(remote, failed.of(added).map(|(_, added)| unlocked(added)).collect()).await
+    Ok(failed)
 }
 
-/// Writes new pages. Their lock words say *free* until the bodies are there.
+fn lock_word(added: &Added) -> (RemotePtr, u64) {
+    (added.page.at(), added.image[LOCK])
+}
+
+/// Writes new pages. Their lock words say *free* until the bodies are there, to those who still have links from an earlier use.
 ///
 /// # Errors
 /// If a memory server is lost.
@@ -261,45 +241,87 @@ pub(super) async fn publish<R: Remote>(
         return Ok(());
     }
     remote.count(Count::RoundTrip);
-    let posted = post_pages(remote, added, prepared);
-    end_pages(remote, added, posted).await
+    let ordered = remote.capabilities().ordered_writes;
+    let mut posted = Vec::with_capacity(2 * added.len());
+    for (index, (added, body)) in added.iter().zip(prepared.bodies.drain(..)).enumerate() {
+        posted.push((index, remote.write(added.page.at().word(LOCK + 1), Payload::Words(body))));
+        if ordered {
+            posted.push((index, remote.write(added.page.at(), Payload::Word(added.image[LOCK]))));
+        }
+    }
+    let failed = end_pages(remote, added, posted).await?;
+    if !ordered {
+        remote.count(Count::RoundTrip);
+        return write_words(remote, added.iter().map(lock_word).collect()).await;
+    }
+    write_words(remote, failed.of(added).map(|(_, added)| lock_word(added)).collect()).await
 }
 
-/// Writes new pages, and replaces a word by `to` if it is `old`, where nobody else writes `to`. The word, if it is another.
+/// What became of an install.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Installed {
+    Yes,
+    /// The word was this one.
+    No(u64),
+    /// The answer was lost. The word is this one now: others have replaced `old`, or ours.
+    Unknown(u64),
+}
+
+/// The images of new pages, for [`install`].
+///
+/// # Errors
+/// If a buffer cannot be had.
+pub(super) fn images(remote: &impl Remote, added: &[Added]) -> Result<Vec<Buffer>, Error> {
+    let copied = |added: &Added| {
+        let mut buffer = remote.buffer(added.image.len())?;
+        buffer.copy_from_slice(&added.image);
+        Ok(buffer)
+    };
+    added.iter().map(copied).collect()
+}
+
+/// Writes new pages, and replaces a word by `to` if it is `old`, where nobody else writes `to`.
 ///
 /// # Errors
 /// If a memory server is lost.
 pub(super) async fn install<R: Remote>(
     remote: &R,
     added: &[Added],
-    prepared: &mut ChangeBuffers,
+    images: Vec<Buffer>,
     (word, old, to): (RemotePtr, u64, u64),
-) -> Result<Result<(), u64>, Failure> {
+) -> Result<Installed, Failure> {
     let in_order = remote.capabilities().ordered_writes;
-    let outcome = if in_order && added.iter().all(|added| added.page.at().server() == word.server()) {
+    remote.count(Count::RoundTrip);
+    // One WRITE for each page: nobody looks at its lock word before something leads to it.
+    let write = |(added, image): (&Added, Buffer)| remote.write(added.page.at(), Payload::Words(image));
+    let posted: Vec<_> = added.iter().zip(images).map(write).enumerate().collect();
+    let written = async |posted| {
+        let failed = end_pages(remote, added, posted).await?;
+        write_words(remote, failed.of(added).map(|(_, added)| lock_word(added)).collect()).await
+    };
+    let swapped = if in_order && added.iter().all(|added| added.page.at().server() == word.server()) {
         // With one doorbell. If a WRITE fails and the swap does not, the word leads to a page that is still free to readers:
         // they begin anew until it is there.
-        remote.count(Count::RoundTrip);
-        let posted = post_pages(remote, added, prepared);
         let swapped = remote.compare_swap(word, old, to);
-        let written = end_pages(remote, added, posted).await;
+        let written = written(posted).await;
         let swapped = swapped.await;
         written?;
         swapped
     } else {
-        publish(remote, added, prepared).await?;
-        remote.count(Count::RoundTrip);
+        written(posted).await?;
+        if !added.is_empty() {
+            remote.count(Count::RoundTrip);
+        }
         remote.compare_swap(word, old, to).await
     };
-    match outcome {
-        Ok(found) if found == old => Ok(Ok(())),
-        Ok(found) => Ok(Err(found)),
-        Err(error) if error.may_be_tried_again() => match remote.load(word).await? {
-            found if found == to => Ok(Ok(())),
-            found if found == old => Ok(Err(found)),
-            // Others have replaced `old`, or ours: who knows.
-            _ => Err(Box::new(Error::InstallUnknown { word })),
-        },
+    match swapped {
+        Ok(found) if found == old => Ok(Installed::Yes),
+        Ok(found) => Ok(Installed::No(found)),
+        Err(error) if error.may_be_tried_again() => Ok(match remote.load(word).await? {
+            found if found == to => Installed::Yes,
+            found if found == old => Installed::No(found),
+            found => Installed::Unknown(found),
+        }),
         Err(error) => Err(error),
     }
 }

@@ -50,7 +50,7 @@ use crate::{
     free_pages::{FreePage, LocalPages},
     local_locks::SlotGuard,
     messaging::{CONNECTION_TICKET, Channels, Tasks},
-    ptr::RemotePtr,
+    ptr::{RemotePtr, ServerId},
     redo::WorkerRings,
     remote::write_words,
     shared::Shared,
@@ -480,6 +480,17 @@ impl Handle {
     /// Uses the worker's random source, which its seed decides.
     pub fn random<T>(&self, draw: impl FnOnce(&mut SmallRng) -> T) -> T {
         draw(&mut self.0.rng.borrow_mut())
+    }
+
+    /// The memory server whose turn it is: what can be anywhere goes to one after another.
+    pub fn next_server(&self) -> ServerId {
+        ServerId::new(self.pages().next_turn(self.servers()) as u16).expect("a memory server has a number")
+    }
+
+    /// The last epoch of the cluster that this compute server has seen. A page that is retired now is not reused before this
+    /// has moved on.
+    pub fn epoch_seen(&self) -> u64 {
+        self.0.compute.epoch.seen()
     }
 
     /// Keeps every page that can be reached now from being reused until the pin is dropped, and until this turn of the worker

@@ -42,7 +42,7 @@ pub(super) async fn load<A: Access<Plugin = Bw>>(
         })
         .await;
         for page in made {
-            if let Err(error) = retry(worker, async || page.undo(&access).await).await {
+            if let Err(error) = page.undo(&access, outcome.is_err()).await {
                 tracing::warn!(%error, "a page of a failed bulk load was not freed");
             }
         }
@@ -52,7 +52,7 @@ pub(super) async fn load<A: Access<Plugin = Bw>>(
     worker.spawn_to_end(whole).await
 }
 
-async fn empty_root<A: Access<Plugin = Bw>>(access: &A) -> Result<View<'_, A>, Interrupt> {
+async fn empty_root<A: Access<Plugin = Bw>>(access: &A) -> Result<View, Interrupt> {
     match find(access, Pid::ROOT).await? {
         Found::Page(root) if root.level() == 0 && root.state.entries.is_empty() => Ok(root),
         _ => Err(Error::NotEmpty.into()),
@@ -60,9 +60,9 @@ async fn empty_root<A: Access<Plugin = Bw>>(access: &A) -> Result<View<'_, A>, I
 }
 
 /// Writes the pages, and makes the root lead there.
-async fn build<'a, A: Access<Plugin = Bw>>(
-    access: &'a A,
-    root: View<'a, A>,
+async fn build<A: Access<Plugin = Bw>>(
+    access: &A,
+    root: View,
     entries: &[(u64, u64)],
     fill: f64,
     made: &mut Vec<Created>,
@@ -86,7 +86,7 @@ async fn build<'a, A: Access<Plugin = Bw>>(
         (row, level) = (above, level.saturating_add(1));
     }
     let about = About { pid: Pid::ROOT, level, below: 0 };
-    root.replace(access, State { entries: row, ..State::new(about, Fences::ALL) }).await?;
+    root.replace(access, State { entries: row, ..State::new(about, Fences::ALL) }, &[]).await?;
     made.truncate(earlier);
     Ok(())
 }

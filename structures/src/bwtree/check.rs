@@ -61,17 +61,17 @@ struct Check {
 }
 
 impl Check {
-    fn reach(&mut self, page: &impl PageRef) {
+    fn reach(&mut self, page: &Unlinked) {
         if !self.reached.insert(page.at()) {
             self.report.add(page.at(), "more than one link leads to it");
         }
-        self.report.bytes += page.link().remote().map_or(0, |(_, class)| class.bytes() as u64);
+        self.report.bytes += page.class().bytes() as u64;
     }
 
     /// A page that is reached over the left link or from the first entry above. One that is being merged, and is reached so, still
     /// has its records to itself.
-    async fn read<'a, A: Access<Plugin = Bw>>(&mut self, access: &'a A, pid: Pid) -> Result<View<'a, A>, Interrupt> {
-        let mut page = match find(access, pid).await? {
+    async fn read<A: Access<Plugin = Bw>>(&mut self, access: &A, pid: Pid) -> Result<View, Interrupt> {
+        let page = match find(access, pid).await? {
             Found::Page(page) => page,
             Found::Removed(removed) => {
                 self.reach(&removed.head);
@@ -82,19 +82,17 @@ impl Check {
             }
         };
         page.records.iter().for_each(|record| self.reach(record));
-        // Of all but one a row needs no more than what they say.
-        page.records.truncate(1);
         Ok(page)
     }
 
     /// The pages of a level from the first to the last. Takes those out that were expected.
-    async fn row<'a, A: Access<Plugin = Bw>>(
+    async fn row<A: Access<Plugin = Bw>>(
         &mut self,
-        access: &'a A,
+        access: &A,
         first: Pid,
         level: Option<u8>,
         expected: &mut HashMap<Pid, u64>,
-    ) -> Vec<View<'a, A>> {
+    ) -> Vec<View> {
         let (mut row, mut pid, mut low) = (Vec::new(), first, 0);
         loop {
             let page = match self.read(access, pid).await {
@@ -130,7 +128,7 @@ impl Check {
         access: &A,
         pid: Pid,
         low: u64,
-        row: &[View<'_, A>],
+        row: &[View],
     ) -> Result<(), Interrupt> {
         let is_held = row
             .iter()

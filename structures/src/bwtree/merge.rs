@@ -19,13 +19,17 @@
 //! A search that changes nothing goes through: as long as the page to the left leads to the removed page, that page holds what
 //! is true; as soon as it does not, the page to the left does.
 
-use farlink_runtime::access::*;
+use farlink_runtime::{
+    access::*,
+    one_sided::{OneSided, Proof},
+    operation::persist,
+};
 
 use super::{
     Bw,
-    page::{Found, Removed, View, descend, find, right_of},
+    page::{Found, Removed, Search, View, descend, find, right_of},
     record::{About, Change, Pid, Side, State, capacity},
-    split::{Boxed, add, unmap},
+    split::{Boxed, give_up, unmap},
 };
 
 /// A page with fewer than one in so many of the entries that it can hold is merged.
@@ -52,7 +56,7 @@ pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64)
     Box::pin(async move {
         let Context { worker, structure, .. } = access.context();
         loop {
-            let above = descend(access, key, level.saturating_add(1), true).await?;
+            let above = descend(access, key, level.saturating_add(1), Search::TO_CHANGE).await?;
             if above.level() <= level {
                 return Ok(());
             }
@@ -65,7 +69,7 @@ pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64)
             let Some(at) = at else { return Ok(()) };
             let (index, child) = above.child_for(at)?;
             let merging = Change::Merging { at: entries[index].0, child };
-            if !add(access, (above.at, above.word), above.above()?, merging).await? {
+            if !above.add(access, merging, 1).await? {
                 return Err(Interrupt::conflict());
             }
             finish(access, above.level(), at).await?;
@@ -82,11 +86,7 @@ pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64)
 }
 
 /// The low fence of a page below `above` that is to be merged into the one to its left: that of the key, or the next one.
-async fn pair<'a, A: Access<Plugin = Bw>>(
-    access: &'a A,
-    above: &View<'a, A>,
-    key: u64,
-) -> Result<Option<u64>, Interrupt> {
+async fn pair<A: Access<Plugin = Bw>>(access: &A, above: &View, key: u64) -> Result<Option<u64>, Interrupt> {
     let index = above.child_for(key)?.0;
     for index in [index, index + 1] {
         let Some(&(at, _)) = above.state.entries.get(index).filter(|_| index > 0) else { continue };
@@ -106,7 +106,7 @@ async fn pair<'a, A: Access<Plugin = Bw>>(
 pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) -> Boxed<'_, ()> {
     Box::pin(async move {
         for _ in 0..STEPS_MAX {
-            let above = descend(access, key, level, true).await?;
+            let above = descend(access, key, level, Search::TO_CHANGE).await?;
             let Some((at, child)) = above.state.merging else { return Ok(()) };
             let is_only = above.pid() == Pid::ROOT && above.state.entries.len() == 1;
             match find(access, child).await? {
@@ -115,49 +115,53 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
                 }
                 // It was split first: so it is not the only one.
                 Found::Page(page) if is_only && page.state.fences.right.is_some() => {
-                    let state = State { merging: None, ..State::clone(&above.state) };
-                    above.replace(access, state).await?;
+                    let state = State { merging: None, ..above.state.clone() };
+                    above.replace(access, state, &[]).await?;
                 }
-                Found::Page(page) => {
-                    add(access, (page.at, page.word), page.above()?, Change::Remove).await?;
-                }
+                Found::Page(page) => drop(page.add(access, Change::Remove, 1).await?),
                 Found::Removed(removed) if is_only => lower(access, above, removed).await?,
                 Found::Removed(removed) => absorb(access, &above, at, removed).await?,
                 Found::Gone if above.is_long(access) => {
-                    let mut state = State { merging: None, ..State::clone(&above.state) };
+                    let mut state = above.state.clone();
                     state.change(Change::Delete { key: at });
-                    above.replace(access, state).await?;
+                    above.replace(access, state, &[]).await?;
                 }
-                Found::Gone => {
-                    add(access, (above.at, above.word), above.above()?, Change::Delete { key: at }).await?;
-                }
+                Found::Gone => drop(above.add(access, Change::Delete { key: at }, 1).await?),
             }
         }
         Err(Interrupt::conflict())
     })
 }
 
-/// The root takes what its only child held, and is one level lower.
-async fn lower<'a, A: Access<Plugin = Bw>>(
-    access: &'a A,
-    mut root: View<'a, A>,
-    removed: Removed<'a, A>,
-) -> Result<(), Interrupt> {
-    let (pid, word, (head, content)) = (removed.pid, (removed.at, removed.word), removed.split(access).await?);
-    root.records.extend(content.records);
-    let about = About { pid: Pid::ROOT, ..content.state.about };
-    let state = State { about, ..State::clone(&content.state) };
-    root.replace(access, state).await?;
-    unmap(access, pid, word, vec![head]).await.map(drop)
+/// The root takes what its only child held, and is one level lower. A task of the worker: nobody else gives the child's number up.
+async fn lower<A: Access<Plugin = Bw>>(access: &A, root: View, removed: Removed) -> Result<(), Interrupt> {
+    let Context { worker, structure, .. } = access.context();
+    let (access, pin) = (OneSided::<Bw>::new(worker, structure.clone(), Proof::Checksum), worker.pin());
+    let whole = async move {
+        let (Removed { pid, at, word, head, .. }, worker) = (removed.clone(), &access.context().worker);
+        let content = removed.content(&access).await?;
+        let state = State { about: About { pid: Pid::ROOT, ..content.state.about }, ..content.state.clone() };
+        let outcome = root.replace(&access, state, &content.records).await;
+        let is_led_to = async || match &outcome {
+            Ok(()) => Ok(false),
+            Err(Interrupt::Restart(_)) => Ok(true),
+            // Nobody knows whether it took place.
+            Err(_) => {
+                let find = async || descend(&access, 0, content.level(), Search::TO_CHANGE).await;
+                Ok::<_, Interrupt>(persist(worker, find).await?.pid() == pid)
+            }
+        };
+        if !is_led_to().await? {
+            give_up(&access, pid, (at, word), head).await?;
+        }
+        drop(pin);
+        outcome
+    };
+    worker.spawn_to_end(whole).await
 }
 
 /// Steps 3 and 4.
-async fn absorb<'a, A: Access<Plugin = Bw>>(
-    access: &'a A,
-    above: &View<'a, A>,
-    at: u64,
-    removed: Removed<'a, A>,
-) -> Result<(), Interrupt> {
+async fn absorb<A: Access<Plugin = Bw>>(access: &A, above: &View, at: u64, removed: Removed) -> Result<(), Interrupt> {
     let index = above.child_for(at)?.0.checked_sub(1).ok_or(above.stale("its first child is being merged"))?;
     let Found::Page(mut left) = find(access, above.child(index)?).await? else {
         return Err(above.stale("the page to the left of one that is being merged is gone"));
@@ -171,15 +175,12 @@ async fn absorb<'a, A: Access<Plugin = Bw>>(
             return finish(access, left.level(), left.state.fences.low).await;
         }
         if left.is_long(access) {
-            let state = State::clone(&left.state);
-            return left.replace(access, state).await;
+            return left.replace(access, left.state.clone(), &[]).await;
         }
-        let below = removed.below_count.saturating_sub(1);
-        let below = left.state.about.below.checked_add(below).and_then(|sum| sum.checked_add(2));
-        let below = below.ok_or(left.stale("its chain is too long"))?;
-        let merge = Change::Merge { at, absorbed: removed.below };
-        add(access, (left.at, left.word), About { below, ..left.state.about }, merge).await?;
-        return Ok(());
+        // Those of the page without its removal, and the two that lead to them.
+        let more = removed.below_count.saturating_add(1);
+        return left.add(access, Change::Merge { at, absorbed: removed.below }, more).await.map(drop);
     }
-    unmap(access, removed.pid, (removed.at, removed.word), vec![removed.head]).await.map(drop)
+    let found_by = Some([u64::from(left.level()), at]);
+    unmap(access, removed.pid, (removed.at, removed.word), vec![removed.head], found_by).await.map(drop)
 }

@@ -125,27 +125,31 @@ impl Plugin for Bw {
         to.add_in_pieces::<SentScan>();
     }
 
+    async fn reachable<A: Access<Plugin = Self>>(
+        access: &A,
+        found_by: [u64; 2],
+    ) -> Result<Option<Vec<RemotePtr>>, Interrupt> {
+        split::reachable(access, found_by).await
+    }
+
     async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error> {
         check::check(access).await
     }
 }
 
-/// Every operation begins at the root: where a memory server may have it go on says nothing here.
+/// Every operation begins at the root: where a memory server may have it go on says nothing here, but whether it may trust what
+/// is remembered.
 impl OrderedMap for Bw {
-    async fn get<A: Access<Plugin = Self>>(access: &A, _from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
-        write::get(access, key).await
+    async fn get<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
+        write::get(access, from, key).await
     }
 
-    async fn put<A: Access<Plugin = Self>>(
-        access: &A,
-        _from: Start,
-        put: &Put<Self>,
-    ) -> Result<Option<u64>, Interrupt> {
-        write::put(access, put).await
+    async fn put<A: Access<Plugin = Self>>(access: &A, from: Start, put: &Put<Self>) -> Result<Option<u64>, Interrupt> {
+        write::put(access, from, put).await
     }
 
-    async fn remove<A: Access<Plugin = Self>>(access: &A, _from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
-        write::remove(access, key).await
+    async fn remove<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt> {
+        write::remove(access, from, key).await
     }
 
     async fn scan<A: Access<Plugin = Self>>(

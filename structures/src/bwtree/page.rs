@@ -1,33 +1,68 @@
 //! Logical pages, and the way down to one.
+//!
+//! Where the access remembers pages ([`FastPath::recall`]), a search takes those above the level that it is for as they are
+//! remembered: as in any tree of this kind an old page leads too far left at worst, and pages have right links. What it
+//! answers from, it takes only if the page's word is the one that goes with it. What does not fit what was remembered ends the
+//! attempt as stale, and the next one trusts nothing that is remembered.
 
-use std::rc::Rc;
+use std::{ops::Deref, sync::Arc};
 
 use farlink_runtime::access::*;
 
 use super::{
     Bw, merge,
-    record::{About, Chain, Change, Delta, Fences, MapWord, Mapped, Pid, Record, Side, State, merge as merge_records},
+    record::{About, Chain, Change, Delta, Fences, Logical, MapWord, Mapped, Pid, Record, Side, State},
     split, table,
 };
 
+/// What a search may do on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Search {
+    /// It finishes what it meets half-done, for it goes before a change.
+    pub(super) finishes: bool,
+    /// It takes pages above the one it is for as they are remembered.
+    pub(super) trusts: bool,
+}
+
+impl Search {
+    /// Before a change of the tree.
+    pub(super) const TO_CHANGE: Self = Self { finishes: true, trusts: false };
+    /// Finds its way through what is half-done, and changes nothing.
+    pub(super) const TO_READ: Self = Self { finishes: false, trusts: false };
+
+    /// Of an attempt that begins there.
+    pub(super) fn trusting(self, from: Start) -> Self {
+        Self { trusts: from != Start::Anew, ..self }
+    }
+}
+
 /// A logical page as it was when its word was read.
-pub(super) struct View<'a, A: Access<Plugin = Bw> + 'a> {
+#[derive(Debug, Clone)]
+pub(super) struct View {
     /// Where its word stands,
     pub(super) at: WordPtr,
     /// and what it was.
     pub(super) word: MapWord,
-    /// What the records say.
-    pub(super) state: Rc<State>,
-    /// All records that it was read from.
-    pub(super) records: Vec<A::Page<'a>>,
+    page: Arc<Logical>,
+    /// Whether that was in this attempt.
+    is_fresh: bool,
+}
+
+impl Deref for View {
+    type Target = Logical;
+
+    fn deref(&self) -> &Logical {
+        &self.page
+    }
 }
 
 /// A page that is being merged into the one to its left: of its records only the newest was read.
-pub(super) struct Removed<'a, A: Access<Plugin = Bw> + 'a> {
+#[derive(Debug, Clone)]
+pub(super) struct Removed {
     pub(super) at: WordPtr,
     pub(super) word: MapWord,
     pub(super) pid: Pid,
-    pub(super) head: A::Page<'a>,
+    pub(super) head: Unlinked,
     /// The record below that of its removal,
     pub(super) below: MapWord,
     /// and how many there are down from there.
@@ -35,14 +70,15 @@ pub(super) struct Removed<'a, A: Access<Plugin = Bw> + 'a> {
 }
 
 /// What a number leads to.
-pub(super) enum Found<'a, A: Access<Plugin = Bw> + 'a> {
-    Page(View<'a, A>),
-    Removed(Removed<'a, A>),
+#[derive(Debug, Clone)]
+pub(super) enum Found {
+    Page(View),
+    Removed(Removed),
     /// Nothing any more: the page was merged.
     Gone,
 }
 
-impl<'a, A: Access<Plugin = Bw>> View<'a, A> {
+impl View {
     pub(super) fn pid(&self) -> Pid {
         self.state.about.pid
     }
@@ -53,11 +89,8 @@ impl<'a, A: Access<Plugin = Bw>> View<'a, A> {
 
     /// A record of it, or its mapping word's page: where it shows that something is wrong.
     pub(super) fn shown_at(&self) -> RemotePtr {
-        self.records
-            .first()
-            .map(PageRef::at)
-            .or(self.at.page.remote().map(|(at, _)| at))
-            .expect("a page has an address")
+        let word = || self.at.page.remote().map(|(at, _)| at);
+        self.records.first().map(Unlinked::at).or_else(word).expect("a page has an address")
     }
 
     pub(super) fn stale(&self, why: &'static str) -> Interrupt {
@@ -77,18 +110,13 @@ impl<'a, A: Access<Plugin = Bw>> View<'a, A> {
     }
 }
 
-impl<'a, A: Access<Plugin = Bw>> Removed<'a, A> {
-    /// What the page held. Whoever has seen, in the same operation, that the page to its left still leads here, may take it for
+impl Removed {
+    /// What the page held. Whoever has seen, in the same attempt, that the page to its left still leads here, may take it for
     /// what was true at some moment since: nothing is changed here any more, nor has it yet been there.
-    pub(super) async fn content(self, access: &'a A) -> Result<View<'a, A>, Interrupt> {
-        self.split(access).await.map(|(_, content)| content)
-    }
-
-    /// The record of its removal, and [`Removed::content`].
-    pub(super) async fn split(self, access: &'a A) -> Result<(A::Page<'a>, View<'a, A>), Interrupt> {
-        let Self { at, word, pid, below, head, .. } = self;
-        let (state, records) = read_chain(access, pid, below, None).await?;
-        Ok((head, View { at, word, state: Rc::new(state), records }))
+    pub(super) async fn content<A: Access<Plugin = Bw>>(self, access: &A) -> Result<View, Interrupt> {
+        let Self { at, word, pid, below, .. } = self;
+        let page = read_chain(access, pid, below, None, None).await?;
+        Ok(View { at, word, page: Arc::new(page), is_fresh: true })
     }
 }
 
@@ -100,98 +128,126 @@ async fn record<A: Access<Plugin = Bw>>(access: &A, word: MapWord) -> Result<A::
     }
 }
 
-/// Reads a chain to its end, of which the first record may have been read.
+/// Reads a chain, of which the first record may have been read, to its end or down to what is known.
 async fn read_chain<'a, A: Access<Plugin = Bw>>(
     access: &'a A,
     pid: Pid,
     head: MapWord,
     mut first: Option<A::Page<'a>>,
-) -> Result<(State, Vec<A::Page<'a>>), Interrupt> {
-    let (mut chain, mut records) = (Chain::new(pid, head), Vec::new());
+    known: Option<&(u64, Arc<Logical>)>,
+) -> Result<Logical, Interrupt> {
+    let mut chain = Chain::new(pid, head);
     let mut at = access.context().structure.root;
     while let Some(word) = chain.next() {
+        if let Some((_, page)) = known.filter(|known| known.0 == word.0) {
+            chain.add_known(page);
+            continue;
+        }
         let page = match first.take() {
             Some(page) => page,
             None => record(access, word).await?,
         };
         at = page.at();
-        page.read(|words| chain.add(words).map(drop))?.map_err(|flaw| Interrupt::stale(at, flaw.0))?;
-        records.push(page);
+        page.read(|words| chain.add(words))?.map_err(|flaw| Interrupt::stale(at, flaw.0))?;
     }
-    let state = merge_records(chain.records()).map_err(|flaw| Interrupt::stale(at, flaw.0))?;
-    Ok((state, records))
+    chain.merge().map_err(|flaw| Interrupt::stale(at, flaw.0))
+}
+
+/// Remembers what a page's chain comes to.
+pub(super) fn remember<A: Access<Plugin = Bw>>(access: &A, at: WordPtr, word: MapWord, page: &Arc<Logical>) {
+    access.remember(at, word.0, page, page.bytes());
 }
 
 /// Reads the page of a number.
-pub(super) async fn find<A: Access<Plugin = Bw>>(access: &A, pid: Pid) -> Result<Found<'_, A>, Interrupt> {
+pub(super) async fn find<A: Access<Plugin = Bw>>(access: &A, pid: Pid) -> Result<Found, Interrupt> {
+    look(access, pid, None).await
+}
+
+/// [`find`]; a page above this level may be as it is remembered.
+async fn look<A: Access<Plugin = Bw>>(access: &A, pid: Pid, trusted_above: Option<u8>) -> Result<Found, Interrupt> {
     let at = table::word_of(access, pid).await?;
+    let known = access.recall::<Logical>(at).filter(|(_, page)| page.state.about.pid == pid);
+    if let (Some((word, page)), Some(level)) = (&known, trusted_above)
+        && page.state.about.level > level
+    {
+        return Ok(Found::Page(View { at, word: MapWord(*word), page: Arc::clone(page), is_fresh: false }));
+    }
     let word = MapWord(access.load(&[at]).await?[0]);
+    if let Some((_, page)) = known.as_ref().filter(|known| known.0 == word.0) {
+        return Ok(Found::Page(View { at, word, page: Arc::clone(page), is_fresh: true }));
+    }
     match word.target() {
         Some(Mapped::Not(0)) if pid == Pid::ROOT && word == MapWord::NEVER => {
             // Nobody has put anything into the tree yet.
             let state = State::new(About { pid, level: 0, below: u8::MAX }, Fences::ALL);
-            return Ok(Found::Page(View { at, word, state: Rc::new(state), records: Vec::new() }));
+            let page = Arc::new(Logical { state, records: Vec::new() });
+            return Ok(Found::Page(View { at, word, page, is_fresh: true }));
         }
         Some(Mapped::To(_)) => {}
         _ => return Ok(Found::Gone),
     }
     let head = record(access, word).await?;
-    let (kept, newest) = head.read(|words| (word.is_to(words), Record::of(words)))?;
-    let newest = newest.filter(|_| kept).ok_or(Interrupt::stale(head.at(), "it is no record of a Bw-tree"))?;
+    let (kept, newest, page) = head.read(|words| (word.is_to(words), Record::of(words), Unlinked::of(words)))?;
+    let (Some(newest), Some(page), true) = (newest, page, kept) else {
+        return Err(Interrupt::stale(head.at(), "it is no record of a Bw-tree"));
+    };
     if newest.about().pid != pid {
         return Ok(Found::Gone);
     }
     if let Record::Delta(Delta { next, change: Change::Remove, about }) = newest {
-        return Ok(Found::Removed(Removed { at, word, pid, head, below: next, below_count: about.below }));
+        return Ok(Found::Removed(Removed { at, word, pid, head: page, below: next, below_count: about.below }));
     }
-    let (state, records) = read_chain(access, pid, word, Some(head)).await?;
-    Ok(Found::Page(View { at, word, state: Rc::new(state), records }))
+    let page = Arc::new(read_chain(access, pid, word, Some(head), known.as_ref()).await?);
+    remember(access, at, word, &page);
+    Ok(Found::Page(View { at, word, page, is_fresh: true }))
 }
 
-/// Finds the page of a level to which a key belongs; the root, if the tree is not that high. A search that goes before a change
-/// finishes what it meets half-done; others find their way through it, and change nothing.
+/// Finds the page of a level to which a key belongs, as it is now; the root, if the tree is not that high.
 pub(super) async fn descend<A: Access<Plugin = Bw>>(
     access: &A,
     key: u64,
     level: u8,
-    changes: bool,
-) -> Result<View<'_, A>, Interrupt> {
-    let structure = &access.context().structure;
-    let Found::Page(mut page) = find(access, Pid::ROOT).await? else {
-        return Err(Interrupt::stale(structure.root, "there is no root"));
+    search: Search,
+) -> Result<View, Interrupt> {
+    let trusted_above = search.trusts.then_some(level);
+    let Found::Page(mut page) = look(access, Pid::ROOT, trusted_above).await? else {
+        return Err(Interrupt::stale(access.context().structure.root, "there is no root"));
     };
+    let mut has_trusted = !page.is_fresh;
     loop {
         match page.state.fences.side(key) {
             Side::Left => return Err(page.stale("its keys are all above the key it was to hold")),
+            Side::Right if has_trusted => return Err(page.stale("what is remembered of the page above it is old")),
             Side::Right => {
-                if changes {
+                if search.finishes {
                     let high = page.state.fences.high().unwrap_or(0);
                     split::post(access, page.level() + 1, high).await?;
                 }
-                page = right_of(access, &page, changes).await?;
+                page = right_of(access, &page, search.finishes).await?;
             }
             Side::Here if page.level() <= level => return Ok(page),
             Side::Here => {
-                let below = child(access, &page, key, changes).await?;
+                let below = child(access, &page, key, search.finishes, trusted_above).await?;
                 if below.level() + 1 != page.level() {
                     return Err(below.stale("it is not of the level that the page above promised"));
                 }
                 page = below;
+                has_trusted |= !page.is_fresh;
             }
         }
     }
 }
 
-/// The page to the right.
-pub(super) async fn right_of<'a, A: Access<Plugin = Bw>>(
-    access: &'a A,
-    page: &View<'a, A>,
-    changes: bool,
-) -> Result<View<'a, A>, Interrupt> {
+/// The page to the right of one that is fresh.
+pub(super) async fn right_of<A: Access<Plugin = Bw>>(
+    access: &A,
+    page: &View,
+    finishes: bool,
+) -> Result<View, Interrupt> {
     let (high, pid) = page.state.fences.right.ok_or(page.stale("there is no page to its right"))?;
     let right = match find(access, pid).await? {
         Found::Page(right) => right,
-        Found::Removed(_) if changes => {
+        Found::Removed(_) if finishes => {
             merge::finish(access, page.level() + 1, high).await?;
             return Err(Interrupt::again());
         }
@@ -205,26 +261,28 @@ pub(super) async fn right_of<'a, A: Access<Plugin = Bw>>(
 }
 
 /// The page below to which a key belongs, or one to the left of that.
-async fn child<'a, A: Access<Plugin = Bw>>(
-    access: &'a A,
-    page: &View<'a, A>,
+async fn child<A: Access<Plugin = Bw>>(
+    access: &A,
+    page: &View,
     key: u64,
-    changes: bool,
-) -> Result<View<'a, A>, Interrupt> {
+    finishes: bool,
+    trusted_above: Option<u8>,
+) -> Result<View, Interrupt> {
     let (index, pid) = page.child_for(key)?;
-    let removed = match find(access, pid).await? {
+    let removed = match look(access, pid, trusted_above).await? {
         Found::Page(child) => return Ok(child),
+        _ if !page.is_fresh => return Err(page.stale("what is remembered of it is old")),
         // Its number is given up before the entry goes.
         Found::Gone if page.state.merging.is_some_and(|(_, child)| child == pid) => None,
         Found::Gone => return Err(page.stale("a page below it is gone")),
         Found::Removed(removed) => Some(removed),
     };
-    if changes {
+    if finishes {
         merge::finish(access, page.level(), page.state.entries[index].0).await?;
         return Err(Interrupt::again());
     }
     let is_only = page.pid() == Pid::ROOT && page.state.merging == Some((page.state.fences.low, pid));
-    let held = async |removed: Option<Removed<'a, A>>| match removed {
+    let held = async |removed: Option<Removed>| match removed {
         Some(removed) => removed.content(access).await,
         None => Err(page.stale("a page below it is gone")),
     };

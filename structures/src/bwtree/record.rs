@@ -27,7 +27,7 @@
 //! ```
 
 use farlink_runtime::{
-    access::{Link, NewPage, PagesMut, RemotePtr, Slot, Words},
+    access::{Link, NewPage, PagesMut, RemotePtr, Slot, Unlinked, Words},
     lock::LockWord,
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SizeClass},
     ptr::ServerId,
@@ -51,10 +51,9 @@ pub const DELTA: SizeClass = SizeClass::SMALLEST;
 pub const BASE_KIND: u8 = 1;
 const PUT: u8 = 2;
 const DELETE: u8 = 3;
-const SPLIT: u8 = 4;
-const REMOVE: u8 = 5;
-const MERGE: u8 = 6;
-const MERGING: u8 = 7;
+const REMOVE: u8 = 4;
+const MERGE: u8 = 5;
+const MERGING: u8 = 6;
 
 /// How many entries a base page of this size holds.
 pub const fn capacity(class: SizeClass) -> usize {
@@ -178,13 +177,6 @@ pub enum Change {
         /// Its key.
         key: u64,
     },
-    /// All from a key on belongs to a new page to the right.
-    Split {
-        /// The first of its keys.
-        at: u64,
-        /// The new page.
-        right: Pid,
-    },
     /// Nothing is changed here any more: the page is being merged into the one to its left.
     Remove,
     /// What the page to the right held belongs here.
@@ -209,7 +201,6 @@ impl Change {
         match self {
             Self::Put { key, value } => (PUT, key, value),
             Self::Delete { key } => (DELETE, key, 0),
-            Self::Split { at, right } => (SPLIT, at, right.word()),
             Self::Remove => (REMOVE, 0, 0),
             Self::Merge { at, absorbed } => (MERGE, at, absorbed.0),
             Self::Merging { at, child } => (MERGING, at, child.word()),
@@ -220,7 +211,6 @@ impl Change {
         Some(match kind {
             PUT => Self::Put { key, value },
             DELETE => Self::Delete { key },
-            SPLIT => Self::Split { at: key, right: Pid::from_word(value)? },
             REMOVE => Self::Remove,
             MERGE => Self::Merge { at: key, absorbed: MapWord(value) },
             MERGING => Self::Merging { at: key, child: Pid::from_word(value)? },
@@ -464,18 +454,19 @@ impl State {
                 true
             }
         };
-        let mut right = None;
+        let mut merging = None;
         for delta in deltas {
             match delta.change {
                 Change::Put { key, value } => drop(change(key, Some(value))),
                 Change::Delete { key } => drop(change(key, None)),
-                Change::Split { at, right: page } => right = right.or(Some((at, page))),
                 Change::Remove => self.is_removed = true,
-                Change::Merging { at, child } if change(at, Some(child.word())) => self.merging = Some((at, child)),
+                Change::Merging { at, child } if change(at, Some(child.word())) => merging = Some((at, child)),
                 Change::Merging { .. } | Change::Merge { .. } => {}
             }
         }
-        self.fences.right = right.or(self.fences.right);
+        // The entry's deletion ends what was under way.
+        let is_under_way = |&(at, _): &(u64, Pid)| changes.binary_search(&(at, None)).is_err();
+        self.merging = merging.or(self.merging.filter(is_under_way));
         let mut old = std::mem::take(&mut self.entries).into_iter().peekable();
         for (key, to) in changes {
             while let Some(entry) = old.next_if(|entry| entry.0 < key) {
@@ -485,9 +476,31 @@ impl State {
             self.entries.extend(to.map(|value| (key, value)));
         }
         self.entries.extend(old);
-        if let Some(high) = self.fences.high() {
-            self.entries.truncate(self.entries.partition_point(|entry| entry.0 < high));
-        }
+    }
+}
+
+/// A logical page, and the records that say so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logical {
+    /// What they say.
+    pub state: State,
+    /// All of them.
+    pub records: Vec<Unlinked>,
+}
+
+impl Logical {
+    /// The memory that it takes.
+    pub fn bytes(&self) -> usize {
+        let Self { state, records } = self;
+        size_of::<Self>() + size_of_val(&*state.entries) + size_of_val(&**records)
+    }
+
+    /// As it is with one more delta.
+    pub fn with(&self, change: Change, about: About, delta: Unlinked) -> Self {
+        let mut all = Self { state: State { about, ..self.state.clone() }, records: self.records.clone() };
+        all.state.change(change);
+        all.records.push(delta);
+        all
     }
 }
 
@@ -501,6 +514,7 @@ pub struct Flaw(pub &'static str);
 #[derive(Debug, Clone)]
 pub struct Chain {
     records: Vec<Record>,
+    pages: Vec<Unlinked>,
     /// What is still to be read, the next one last: the record, its page if it is known, how many there are below it at most.
     to_read: Vec<(MapWord, Option<Pid>, u8)>,
 }
@@ -508,7 +522,7 @@ pub struct Chain {
 impl Chain {
     /// The chain of a page, of which its mapping word is known.
     pub fn new(pid: Pid, head: MapWord) -> Self {
-        Self { records: Vec::new(), to_read: vec![(head, Some(pid), u8::MAX)] }
+        Self { records: Vec::new(), pages: Vec::new(), to_read: vec![(head, Some(pid), u8::MAX)] }
     }
 
     /// The record to read next; `None` if all have been.
@@ -520,7 +534,7 @@ impl Chain {
     ///
     /// # Errors
     /// If it is none of this chain.
-    pub fn add(&mut self, words: &(impl Words + ?Sized)) -> Result<&Record, Flaw> {
+    pub fn add(&mut self, words: &(impl Words + ?Sized)) -> Result<(), Flaw> {
         let (word, pid, most) = self.to_read.pop().ok_or(Flaw("the chain has ended"))?;
         let record = Record::of(words).filter(|_| word.is_to(words)).ok_or(Flaw("it is not the record of the link"))?;
         let (about, first) = (record.about(), self.records.first().map(Record::about));
@@ -541,37 +555,47 @@ impl Chain {
             return Err(Flaw("the chain has no end"));
         }
         self.records.push(record);
-        Ok(&self.records[self.records.len() - 1])
+        self.pages.extend(Unlinked::of(words));
+        Ok(())
     }
 
-    /// The records read so far.
-    pub fn records(&self) -> &[Record] {
-        &self.records
+    /// Adds the record that was to be read and all below it, of which is known what they come to.
+    pub fn add_known(&mut self, page: &Logical) {
+        self.to_read.pop();
+        self.records.push(Record::Base(page.state.clone()));
+        self.pages.extend_from_slice(&page.records);
+    }
+
+    /// How many records were read.
+    pub fn count(&self) -> usize {
+        self.records.len()
+    }
+
+    /// What all its records come to: the page's entries in the order of their keys, and its fences.
+    ///
+    /// # Errors
+    /// If they are no whole chain.
+    pub fn merge(self) -> Result<Logical, Flaw> {
+        let mut rest = self.records.into_iter();
+        let state = merge_one(&mut rest)?;
+        state.require_order()?;
+        match rest.next() {
+            None => Ok(Logical { state, records: self.pages }),
+            Some(_) => Err(Flaw("there are records behind the chain")),
+        }
     }
 }
 
-/// Merges what a chain's records say, which are all there in the order of [`Chain`]: the page's entries in the order of their
-/// keys, and its fences.
-///
-/// # Errors
-/// If they are no whole chain.
-pub fn merge(records: &[Record]) -> Result<State, Flaw> {
-    let mut rest = records.iter();
-    let state = merge_one(&mut rest)?;
-    state.require_order()?;
-    if rest.next().is_none() { Ok(state) } else { Err(Flaw("there are records behind the chain")) }
-}
-
-fn merge_one(records: &mut std::slice::Iter<'_, Record>) -> Result<State, Flaw> {
+fn merge_one(records: &mut std::vec::IntoIter<Record>) -> Result<State, Flaw> {
     let (mut deltas, mut about) = (Vec::new(), None);
     let mut state = loop {
         let record = records.next().ok_or(Flaw("the chain is not whole"))?;
         about = about.or(Some(record.about()));
         match record {
-            Record::Base(base) => break base.clone(),
+            Record::Base(base) => break base,
             Record::Delta(Delta { change: Change::Merge { at, .. }, .. }) => {
                 let (mut state, absorbed) = (merge_one(records)?, merge_one(records)?);
-                if state.fences.high() != Some(*at) || absorbed.fences.low != *at {
+                if state.fences.high() != Some(at) || absorbed.fences.low != at {
                     return Err(Flaw("it absorbs a page that does not lie to its right"));
                 }
                 state.fences.right = absorbed.fences.right;
@@ -579,7 +603,7 @@ fn merge_one(records: &mut std::slice::Iter<'_, Record>) -> Result<State, Flaw> 
                 state.entries.extend(absorbed.entries);
                 break state;
             }
-            Record::Delta(delta) => deltas.push(*delta),
+            Record::Delta(delta) => deltas.push(delta),
         }
     };
     state.apply(&deltas);
@@ -685,17 +709,23 @@ pub(crate) mod tests {
                     None => drop(model.remove(&key)),
                 }
             }
+            let half = model.split_off(&at);
             let fences = Fences { low: at, right: None };
-            let right = base(&mut memory, RIGHT_PAGE, fences, model.range(at..).map(|(&key, &value)| (key, value)));
-            below += 1;
-            head = on(&mut memory, LEFT, below, head, Change::Split { at, right: RIGHT_PAGE });
+            let right = base(&mut memory, RIGHT_PAGE, fences, half.clone());
+            let fences = Fences { low: 0, right: Some((at, RIGHT_PAGE)) };
+            head = base(&mut memory, LEFT, fences, model.clone());
+            let mut records = 1;
+            below = 0;
             if merges {
+                model.extend(half);
                 below += 2;
                 head = on(&mut memory, LEFT, below, head, Change::Merge { at, absorbed: right });
-            } else {
-                model.retain(|&key, _| key < at);
+                records = 3;
             }
+            let known = memory.chain(LEFT, head).unwrap().merge().unwrap();
+            let (known_word, known_below) = (head, below);
             for &(key, to) in changes[changes.len() / 2..].iter().filter(|change| merges || change.0 < at) {
+                records += 1;
                 below += 1;
                 head = on(&mut memory, LEFT, below, head, to.map_or(Change::Delete { key }, |value| Change::Put { key, value }));
                 match to {
@@ -704,8 +734,19 @@ pub(crate) mod tests {
                 }
             }
             let chain = memory.chain(LEFT, head).unwrap();
-            prop_assert_eq!(chain.records().len(), usize::from(below) + 1);
-            let state = merge(chain.records()).unwrap();
+            prop_assert_eq!(chain.count(), records);
+            let page = chain.merge().unwrap();
+            prop_assert_eq!(page.records.len(), records);
+            // Read from above, down to what is known.
+            let mut above = Chain::new(LEFT, head);
+            while let Some(word) = above.next() {
+                if word == known_word { above.add_known(&known) } else { above.add(memory.find(word)).unwrap() }
+            }
+            prop_assert_eq!(above.count(), usize::from(below - known_below) + 1);
+            let again = above.merge().unwrap();
+            prop_assert_eq!(&again.state, &page.state);
+            prop_assert_eq!(again.records.len(), records);
+            let state = page.state;
             prop_assert_eq!(state.entries.iter().copied().collect::<BTreeMap<_, _>>(), model);
             prop_assert_eq!(state.fences.right, (!merges).then_some((at, RIGHT_PAGE)));
             prop_assert_eq!(state.about, about(LEFT, below));
@@ -724,7 +765,7 @@ pub(crate) mod tests {
             });
             let mut chain = Chain::new(LEFT, head);
             if chain.add(memory.find(head)).is_ok() && chain.next().is_none() {
-                let _ = merge(chain.records());
+                let _ = chain.merge();
             }
         }
 
@@ -743,7 +784,7 @@ pub(crate) mod tests {
         let bottom = base(&mut memory, LEFT, Fences::ALL, [(1, 10)]);
         let head = on(&mut memory, LEFT, 1, bottom, Change::Put { key: 2, value: 20 });
         assert!(memory.chain(RIGHT_PAGE, head).is_err(), "it is of another page");
-        assert_eq!(merge(memory.chain(LEFT, head).unwrap().records()).unwrap().entries, [(1, 10), (2, 20)]);
+        assert_eq!(memory.chain(LEFT, head).unwrap().merge().unwrap().state.entries, [(1, 10), (2, 20)]);
         memory.0[1][NEXT] = head.0;
         assert!(memory.chain(LEFT, head).is_err(), "it leads to itself");
         // The same memory, used again.
@@ -762,11 +803,16 @@ pub(crate) mod tests {
         let merging = Change::Merging { at: 9, child: Pid::new(7, 0) };
         let begun = Delta { about: inner(1), next: bottom, change: merging };
         let begun = memory.add(DELTA, |page| begun.write(page, SLOT));
-        let state = merge(memory.chain(LEFT, begun).unwrap().records()).unwrap();
+        let page = memory.chain(LEFT, begun).unwrap().merge().unwrap();
+        let state = &page.state;
         assert_eq!((state.merging, state.entries.len()), (Some((9, Pid::new(7, 0))), 2));
         let ended = Delta { about: inner(2), next: begun, change: Change::Delete { key: 9 } };
         let ended = memory.add(DELTA, |page| ended.write(page, SLOT));
-        let state = merge(memory.chain(LEFT, ended).unwrap().records()).unwrap();
-        assert_eq!((state.merging, state.entries), (None, vec![(0, RIGHT_PAGE.word())]));
+        let mut above = Chain::new(LEFT, ended);
+        above.add(memory.find(ended)).unwrap();
+        above.add_known(&page);
+        for state in [memory.chain(LEFT, ended).unwrap().merge().unwrap().state, above.merge().unwrap().state] {
+            assert_eq!((state.merging, state.entries), (None, vec![(0, RIGHT_PAGE.word())]));
+        }
     }
 }

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 use super::{
     Bw,
-    page::{Found, View, descend, find, right_of},
+    page::{Found, Search, View, descend, find, right_of},
     record::Side,
 };
 use crate::map::ops::{Scan, ScanPart};
@@ -55,7 +55,7 @@ impl Walk {
 
     async fn run<A: Access<Plugin = Bw>>(&mut self, access: &A) -> Result<(), Interrupt> {
         while let Some(cursor) = self.next() {
-            let above = descend(access, cursor, 1, false).await?;
+            let above = descend(access, cursor, 1, Search::TO_READ).await?;
             if above.level() == 0 {
                 self.visit(&above);
             } else {
@@ -69,16 +69,11 @@ impl Walk {
     }
 
     /// Visits pages below one of level 1.
-    async fn below<'a, A: Access<Plugin = Bw>>(
-        &mut self,
-        access: &'a A,
-        above: &View<'a, A>,
-        cursor: u64,
-    ) -> Result<(), Interrupt> {
+    async fn below<A: Access<Plugin = Bw>>(&mut self, access: &A, above: &View, cursor: u64) -> Result<(), Interrupt> {
         let (mut next, count) = (above.child_for(cursor)?.0, above.state.entries.len());
         let ahead = AHEAD_MAX.min(access.context().worker.window()).max(1);
         // The last page that was visited, upwards.
-        let mut last: Option<View<'a, A>> = None;
+        let mut last: Option<View> = None;
         while self.next().is_some() {
             let most = (self.limit - self.entries.len()) / 16 + 1;
             let batch = match self.descending {
@@ -125,12 +120,12 @@ impl Walk {
     /// Visits the page of the cursor, from the root on.
     async fn alone<A: Access<Plugin = Bw>>(&mut self, access: &A) -> Result<(), Interrupt> {
         let Some(cursor) = self.next() else { return Ok(()) };
-        self.visit(&descend(access, cursor, 0, false).await?);
+        self.visit(&descend(access, cursor, 0, Search::TO_READ).await?);
         Ok(())
     }
 
     /// Takes a page's entries if it holds the cursor, and moves the cursor beyond it.
-    fn visit<A: Access<Plugin = Bw>>(&mut self, page: &View<'_, A>) {
+    fn visit(&mut self, page: &View) {
         let (state, Some(cursor)) = (&page.state, self.next()) else { return };
         if state.fences.side(cursor) != Side::Here {
             return;

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! What a scan promises is what [`Scan`](crate::map::ops::Scan) does: each page is of one moment. A chain with anything but entries'
-//! deltas and splits in it, which there is while pages merge, is read and sent as its entries.
+//! deltas in it, which there is while pages merge, is read and sent as its entries.
 
 use farlink_runtime::{
     access::*,
@@ -21,8 +21,8 @@ use farlink_runtime::{
 
 use super::{
     Bw,
-    page::descend,
-    record::{Base, Chain, Change, DELTA_ENTRY, Delta, Fences, MapWord, Mapped, Pid, Record, Side, merge},
+    page::{Search, View, descend},
+    record::{Base, Chain, Change, DELTA_ENTRY, Delta, Fences, MapWord, Mapped, Pid, Record, Side},
     scan, table,
 };
 use crate::map::{KeyRange, ScanPart, ops::Scan};
@@ -79,7 +79,7 @@ impl InPieces for SentScan {
         while let Some(key) = cursor.filter(|_| left > 0 && to.words() < ANSWER_WORDS) {
             let page = match above.take().filter(|above| side(above, key) == Side::Here) {
                 Some(page) => page,
-                None => descend(access, key, 1, false).await?,
+                None => descend(access, key, 1, Search::TO_READ).await?,
             };
             let pid = if page.level() == 0 { page.pid() } else { page.child_for(key)?.1 };
             above = Some(page);
@@ -89,7 +89,7 @@ impl InPieces for SentScan {
                     chain.fences.high()
                 }
                 _ => {
-                    let page = descend(access, key, 0, false).await?;
+                    let page = descend(access, key, 0, Search::TO_READ).await?;
                     let entries = page.state.entries.iter().filter(|entry| entry.0 >= key && entry.0 <= self.high);
                     let entries: Vec<(u64, u64)> = entries.copied().collect();
                     to.own(|to| {
@@ -171,10 +171,10 @@ impl SentScan {
             }
             chain.add(&record[..]).map_err(|_| bad())?;
         }
-        if chain.records().len() != count {
+        if chain.count() != count {
             return Err(bad());
         }
-        let state = merge(chain.records()).map_err(|_| bad())?;
+        let state = chain.merge().map_err(|_| bad())?.state;
         entries.extend(state.entries.iter().filter(|entry| entry.0 >= least && entry.0 <= self.high));
         Ok(())
     }
@@ -184,7 +184,7 @@ fn head(form: u64, count: usize) -> u64 {
     form << 56 | count as u64
 }
 
-fn side<A: Access<Plugin = Bw>>(page: &super::page::View<'_, A>, key: u64) -> Side {
+fn side(page: &View, key: u64) -> Side {
     page.state.fences.side(key)
 }
 
@@ -197,7 +197,7 @@ fn as_published(record: &mut [u64]) {
     }
 }
 
-/// A chain where it lies: deltas of entries and splits on a base page.
+/// A chain where it lies: deltas of entries on a base page.
 struct InChain<'a> {
     pid: Pid,
     head: MapWord,
@@ -214,7 +214,7 @@ impl<'a> InChain<'a> {
     async fn read<A: Access<Plugin = Bw> + InPlace>(access: &'a A, pid: Pid) -> Result<Option<Self>, Interrupt> {
         let at = table::word_of(access, pid).await?;
         let head = MapWord(access.load(&[at]).await?[0]);
-        let (mut word, mut records, mut deltas, mut right) = (head, Vec::new(), Vec::new(), None);
+        let (mut word, mut records, mut deltas) = (head, Vec::new(), Vec::new());
         loop {
             let Some(Mapped::To(link)) = word.target() else { return Ok(None) };
             let (Some(words), Some((at, _))) = (access.in_place(link)?, link.remote()) else { return Ok(None) };
@@ -224,7 +224,6 @@ impl<'a> InChain<'a> {
             records.push((at, words));
             if let Some(base) = Base::of(words) {
                 let fences = base.fences();
-                let fences = Fences { right: right.or(fences.right), ..fences };
                 let is_it = base.about.pid == pid && base.about.level == 0;
                 return Ok(is_it.then_some(Self { pid, head, records, deltas, base, fences }));
             }
@@ -234,7 +233,6 @@ impl<'a> InChain<'a> {
             }
             match delta.change {
                 Change::Put { .. } | Change::Delete { .. } => {}
-                Change::Split { at, right: page } => right = right.or(Some((at, page))),
                 _ => return Ok(None),
             }
             deltas.push(delta);

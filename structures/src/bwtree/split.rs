@@ -1,27 +1,28 @@
 //! Changes of a page: a delta, a new base, a split.
 //!
 //! A split is three swaps, each of which leaves the tree whole: the right half appears under a number of its own, to which
-//! nothing leads; a delta on the page says that all from a key on is there; a delta on the page above says so too. Between the last
-//! two a search finds its way over the right link, and if it goes before a change it puts the index term in ([`post`]). A process
+//! nothing leads; a new base of the page is the left half, and leads to it; a delta on the page above does so too. (In the paper the
+//! second is a delta. But a page is full when its chain is as long as it may be, and the next write would make the new base.) Between
+//! the last two a search finds its way over the right link, and if it goes before a change it puts the index term in ([`post`]). A process
 //! that dies behind the first leaves a page that nothing leads to; the check counts those.
 //!
 //! The root keeps its number: its halves become new pages, and a new base of the root leads to both, with one swap.
 
-use std::{future::Future, pin::Pin};
+use std::{future::Future, pin::Pin, sync::Arc};
 
 use farlink_runtime::{
     access::*,
     error::Error,
     one_sided::{OneSided, Proof},
-    operation::clean_up,
+    operation::{clean_up, persist},
     page::SizeClass,
 };
 use rand::RngExt;
 
 use super::{
     Bw, merge,
-    page::{Found, View, descend, find, right_of},
-    record::{About, Change, DELTA, Delta, Fences, MapWord, Pid, Side, State, capacity},
+    page::{Found, Search, View, descend, find, remember, right_of},
+    record::{About, Change, DELTA, Delta, Fences, Logical, MapWord, Pid, Side, State, capacity},
     table::{self, Free},
 };
 
@@ -29,9 +30,6 @@ use super::{
 const TAKE_MAX: u32 = 16;
 /// Attempts to put in an index term behind a split. Whoever comes by puts it in later.
 const POST_MAX: u32 = 4;
-
-/// Attempts to take back what a split has made in vain.
-const UNDO_MAX: u32 = 16;
 
 /// Recursion needs a box: what is met half-done above is finished first.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, Interrupt>> + 'a>>;
@@ -46,70 +44,86 @@ fn placement(at: WordPtr) -> Placement {
     at.page.remote().map_or(Placement::RoundRobin, |(page, _)| Placement::Server(page.server()))
 }
 
-/// Adds a delta to a page; false if others were first.
-pub(super) async fn add<A: Access<Plugin = Bw>>(
-    access: &A,
-    (at, old): (WordPtr, MapWord),
-    about: About,
-    change: Change,
-) -> Result<bool, Interrupt> {
-    let page = access.allocate(DELTA, placement(at)).await?;
-    let swap = Swap { word: at, old: old.0, to: to(&page)?.0 };
-    let delta = Delta { about, next: old, change };
-    let write = |pages: &mut A::PagesMut<'_>| delta.write(pages, Slot::new_page(0));
-    Ok(access.install(vec![page], write, swap, vec![]).await?.is_ok())
-}
+impl View {
+    /// A swap of its word, to a record of this level. If its answer is lost, the chain in which its pages are is found by the level and the low fence: a page's
+    /// low fence stays, and what is absorbed by the page to the left is in a chain of that one. A split replaces the whole chain.
+    fn swap(&self, to: MapWord, level: u8) -> Swap {
+        let found_by = Some([u64::from(level), self.state.fences.low]);
+        Swap { word: self.at, old: self.word.0, to: to.0, found_by }
+    }
 
-impl<'a, A: Access<Plugin = Bw>> View<'a, A> {
-    /// What a delta on top says of its chain.
-    pub(super) fn above(&self) -> Result<About, Interrupt> {
-        let below = self.state.about.below.checked_add(1).ok_or(self.stale("its chain is too long"))?;
-        Ok(About { below, ..self.state.about })
+    /// Adds a delta, behind which there are so many records more than behind the newest one; false if others were first.
+    pub(super) async fn add<A: Access<Plugin = Bw>>(
+        &self,
+        access: &A,
+        change: Change,
+        more: u8,
+    ) -> Result<bool, Interrupt> {
+        let below = self.state.about.below.checked_add(more).ok_or(self.stale("its chain is too long"))?;
+        let about = About { below, ..self.state.about };
+        let page = access.allocate(DELTA, placement(self.at)).await?;
+        let (to, added) = (to(&page)?, Unlinked::from(&page));
+        let delta = Delta { about, next: self.word, change };
+        let write = |pages: &mut A::PagesMut<'_>| delta.write(pages, Slot::new_page(0));
+        let is_done = access.install(vec![page], write, self.swap(to, self.level()), vec![]).await?.is_ok();
+        // What is absorbed, or about to be, is read when it is next needed.
+        if A::REMEMBERS && is_done && matches!(change, Change::Put { .. } | Change::Delete { .. }) {
+            remember(access, self.at, to, &Arc::new(self.with(change, about, added)));
+        }
+        Ok(is_done)
     }
 
     /// Whether the next change is to be a new base.
-    pub(super) fn is_long(&self, access: &A) -> bool {
+    pub(super) fn is_long<A: Access<Plugin = Bw>>(&self, access: &A) -> bool {
         self.state.about.below >= Bw::chain_max(&access.context().structure)
     }
 
     /// Adds a delta, or writes a new base if the chain is long enough: whether it did.
-    pub(super) async fn alter(self, access: &'a A, change: Change) -> Result<bool, Interrupt> {
+    pub(super) async fn alter<A: Access<Plugin = Bw>>(self, access: &A, change: Change) -> Result<bool, Interrupt> {
         if self.state.merging.is_some() {
             merge::finish(access, self.level(), self.state.fences.low).await?;
             return Err(Interrupt::again());
         }
         if !self.is_long(access) {
-            return match add(access, (self.at, self.word), self.above()?, change).await? {
-                true => Ok(false),
-                false => Err(Interrupt::conflict()),
-            };
+            return if self.add(access, change, 1).await? { Ok(false) } else { Err(Interrupt::conflict()) };
         }
-        let mut state = State::clone(&self.state);
+        let mut state = self.state.clone();
         state.change(change);
         if state.entries.len() > capacity(access.context().structure.class) && self.state.entries.len() > 1 {
             split(access, self.pid()).await?;
             return Err(Interrupt::again());
         }
-        self.replace(access, state).await.map(|()| true)
+        self.replace(access, state, &[]).await.map(|()| true)
     }
 
-    /// Writes a new base in place of the whole chain, which is free then.
-    pub(super) async fn replace(self, access: &'a A, state: State) -> Result<(), Interrupt> {
+    /// Writes a new base in place of the whole chain, which is free then, and so are other records.
+    pub(super) async fn replace<A: Access<Plugin = Bw>>(
+        &self,
+        access: &A,
+        mut state: State,
+        others: &[Unlinked],
+    ) -> Result<(), Interrupt> {
         let page = access.allocate(class_for(access, &state)?, placement(self.at)).await?;
-        let swap = Swap { word: self.at, old: self.word.0, to: to(&page)?.0 };
+        let (to, base) = (to(&page)?, Unlinked::from(&page));
         let write = |pages: &mut A::PagesMut<'_>| state.write(pages, Slot::new_page(0));
-        match access.install(vec![page], write, swap, self.records).await? {
-            Ok(()) => Ok(()),
-            Err(_) => Err(Interrupt::conflict()),
+        let unlinked = [&self.records, others].concat();
+        // The root can come to be of another level: it is found by the higher one in any case.
+        let swap = self.swap(to, self.level().max(state.about.level));
+        if access.install(vec![page], write, swap, unlinked).await?.is_err() {
+            return Err(Interrupt::conflict());
         }
+        state.about.below = 0;
+        remember(access, self.at, to, &Arc::new(Logical { state, records: vec![base] }));
+        Ok(())
     }
 }
 
 /// Splits a page that is full. A task of the worker: if others are first, what it has made is taken back, whatever becomes of the
 /// caller.
 async fn split<A: Access<Plugin = Bw>>(access: &A, pid: Pid) -> Result<(), Interrupt> {
-    let Context { worker, structure, .. } = access.context();
+    let Context { worker, structure, local } = access.context();
     let (access, pin) = (OneSided::<Bw>::new(worker, structure.clone(), Proof::Checksum), worker.pin());
+    access.context().local.learn_from(local);
     let whole = async move {
         let Found::Page(page) = find(&access, pid).await? else { return Ok(()) };
         let mut made = Vec::new();
@@ -117,9 +131,12 @@ async fn split<A: Access<Plugin = Bw>>(access: &A, pid: Pid) -> Result<(), Inter
             true => return Ok(()),
             false => halve(&access, page, &mut made).await,
         };
-        if let Err(Interrupt::Restart(_)) = outcome {
+        if let Err(interrupt) = &outcome {
             for page in made {
-                clean_up(&access.context().worker, UNDO_MAX, async || Created::undo(page, &access).await).await;
+                let may_be_linked = matches!(interrupt, Interrupt::Failed(_));
+                if let Err(error) = page.undo(&access, may_be_linked).await {
+                    tracing::warn!(%error, "a page of a failed split was not freed");
+                }
             }
         }
         drop(pin);
@@ -129,12 +146,11 @@ async fn split<A: Access<Plugin = Bw>>(access: &A, pid: Pid) -> Result<(), Inter
 }
 
 /// Splits a page; of the new pages it makes a list.
-async fn halve<'a, A: Access<Plugin = Bw>>(
-    access: &'a A,
-    page: View<'a, A>,
-    made: &mut Vec<Created>,
-) -> Result<(), Interrupt> {
-    let (State { about, fences, .. }, level) = (&*page.state, page.level().saturating_add(1));
+async fn halve<A: Access<Plugin = Bw>>(access: &A, page: View, made: &mut Vec<Created>) -> Result<(), Interrupt> {
+    if page.state.merging.is_some() {
+        return merge::finish(access, page.level(), page.state.fences.low).await;
+    }
+    let (State { about, fences, .. }, level) = (&page.state, page.level().saturating_add(1));
     let (left, right) = page.state.entries.split_at(page.state.entries.len() / 2);
     let at = right.first().ok_or(page.stale("a page without entries is full"))?.0;
     let beside = page.at.page.remote().map_or(access.context().structure.root, |(at, _)| at);
@@ -149,11 +165,12 @@ async fn halve<'a, A: Access<Plugin = Bw>>(
         let left = create(left, Fences { low: fences.low, right: Some((at, new)) }).await?;
         let entries = vec![(fences.low, left.word()), (at, new.word())];
         let root = State { entries, ..State::new(About { level, ..*about }, Fences::ALL) };
-        page.replace(access, root).await?;
-    } else if add(access, (page.at, page.word), page.above()?, Change::Split { at, right: new }).await? {
-        clean_up(&access.context().worker, POST_MAX, async || post(access, level, at).await).await;
+        page.replace(access, root, &[]).await?;
     } else {
-        return Err(Interrupt::conflict());
+        let fences = Fences { low: fences.low, right: Some((at, new)) };
+        let left = State { entries: left.to_vec(), ..State::new(*about, fences) };
+        page.replace(access, left, &[]).await?;
+        clean_up(&access.context().worker, POST_MAX, async || post(access, level, at).await).await;
     }
     access.context().worker.count_split();
     Ok(())
@@ -172,6 +189,9 @@ pub(super) struct Created {
     pub(super) pid: Pid,
     at: WordPtr,
     word: MapWord,
+    base: Unlinked,
+    level: u8,
+    low: u64,
 }
 
 impl Created {
@@ -184,40 +204,80 @@ impl Created {
         for _ in 0..TAKE_MAX {
             let Free { pid, at, word: old } = table::free(access, state.about.level, beside).await?;
             let page = access.allocate(class_for(access, &state)?, placement(at)).await?;
-            let word = to(&page)?;
+            let (word, base) = (to(&page)?, Unlinked::from(&page));
             state.about.pid = pid;
             let write = |pages: &mut A::PagesMut<'_>| state.write(pages, Slot::new_page(0));
-            if access.install(vec![page], write, Swap { word: at, old: old.0, to: word.0 }, vec![]).await?.is_ok() {
-                return Ok(Self { pid, at, word });
+            let swap = Swap { word: at, old: old.0, to: word.0, found_by: None };
+            if access.install(vec![page], write, swap, vec![]).await?.is_ok() {
+                return Ok(Self { pid, at, word, base, level: state.about.level, low: state.fences.low });
             }
         }
         Err(Interrupt::conflict())
     }
 
-    /// Gives page and number up again.
-    pub(super) async fn undo<A: Access<Plugin = Bw>>(self, access: &A) -> Result<(), Interrupt> {
-        let Found::Page(View { records, .. }) = find(access, self.pid).await? else { return Ok(()) };
-        unmap(access, self.pid, (self.at, self.word), records).await.map(drop)
+    /// Gives page and number up again; unless the tree leads there, if it is not known whether it does.
+    ///
+    /// # Errors
+    /// If a memory server is lost.
+    pub(super) async fn undo<A: Access<Plugin = Bw>>(self, access: &A, may_be_linked: bool) -> Result<(), Box<Error>> {
+        let (Self { pid, at, word, base, level, low }, worker) = (self, &access.context().worker);
+        let find = async || descend(access, low, level, Search::TO_CHANGE).await;
+        if may_be_linked && persist(worker, find).await?.pid() == pid {
+            return Ok(());
+        }
+        give_up(access, pid, (at, word), base).await
     }
 }
 
-/// Gives a number up, and frees records; false if others were first.
-pub(super) async fn unmap<'a, A: Access<Plugin = Bw>>(
-    access: &'a A,
+/// Gives up a number to which nothing leads any more, and its record, unless others have.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(super) async fn give_up<A: Access<Plugin = Bw>>(
+    access: &A,
+    pid: Pid,
+    (at, word): (WordPtr, MapWord),
+    record: Unlinked,
+) -> Result<(), Box<Error>> {
+    let attempt = async || {
+        let is_done = unmap(access, pid, (at, word), vec![record], None).await?;
+        // A swap that was refused is one that failed.
+        match is_done || access.load(&[at]).await?[0] != word.0 {
+            true => Ok(()),
+            false => Err(Interrupt::stale(record.at(), "its number cannot be given up")),
+        }
+    };
+    persist(&access.context().worker, attempt).await
+}
+
+/// Gives a number up, and frees records; false if others were first. If others can be, the level and the low fence of the page say
+/// what became of a lost answer, as those of [`View::swap`] do.
+pub(super) async fn unmap<A: Access<Plugin = Bw>>(
+    access: &A,
     pid: Pid,
     (word, old): (WordPtr, MapWord),
-    records: Vec<A::Page<'a>>,
+    records: Vec<Unlinked>,
+    found_by: Option<[u64; 2]>,
 ) -> Result<bool, Interrupt> {
     let random = access.context().worker.random(|rng| rng.random::<u64>());
     let to = MapWord::not_mapped(pid.generation() + 1, random).0;
-    Ok(access.install(vec![], |_| (), Swap { word, old: old.0, to }, records).await?.is_ok())
+    Ok(access.install(vec![], |_| (), Swap { word, old: old.0, to, found_by }, records).await?.is_ok())
+}
+
+/// The records of a page: see [`View::swap`].
+pub(super) async fn reachable<A: Access<Plugin = Bw>>(
+    access: &A,
+    [level, low]: [u64; 2],
+) -> Result<Option<Vec<RemotePtr>>, Interrupt> {
+    let page = descend(access, low, u8::try_from(level).unwrap_or(u8::MAX), Search::TO_CHANGE).await?;
+    Ok(Some(page.records.iter().map(Unlinked::at).collect()))
 }
 
 /// Puts the index term of a split into the page above, unless it is there: `at` is where the split page ends, `level` that of the
 /// page above.
 pub(super) fn post<A: Access<Plugin = Bw>>(access: &A, level: u8, at: u64) -> Boxed<'_, ()> {
     Box::pin(async move {
-        let parent = descend(access, at, level, true).await?;
+        let parent = descend(access, at, level, Search::TO_CHANGE).await?;
         if parent.level() != level || parent.state.value(at).is_some() {
             return Ok(());
         }

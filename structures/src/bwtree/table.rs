@@ -10,7 +10,10 @@
 //! number says how often its place was used before, and so does each record: whoever holds a number that was given up, however
 //! long, finds that the page there is another one. So a place can be used again at once.
 
-use std::cell::{Cell, RefCell};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeSet,
+};
 
 use farlink_runtime::{
     access::*,
@@ -114,9 +117,7 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
     let Context { worker, structure, local } = access.context();
     let random = || worker.random(|rng| rng.random::<u32>());
     let server = match structure.placement(level, beside) {
-        Placement::RoundRobin => {
-            ServerId::new((random() as usize % worker.servers()) as u16).unwrap_or(beside.server())
-        }
+        Placement::RoundRobin => worker.next_server(),
         Placement::Server(server) => server,
         Placement::With(page) => page.server(),
     };
@@ -128,22 +129,35 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
         return Ok(local.free.borrow_mut().swap_remove(index));
     }
     loop {
-        let there: Vec<_> =
-            local.pages.borrow().iter().copied().enumerate().filter(|&(_, link)| is_there(link)).collect();
-        for _ in 0..if there.is_empty() { 0 } else { PROBE_TRIPS } {
-            let (number, page) = there[random() as usize % there.len()];
-            let room = page.remote().map_or(0, |(_, class)| class.words() - HEADER_WORDS);
-            let first = random() as usize % room.saturating_sub(PROBES).max(1);
-            let places = first..room.min(first + PROBES);
-            let words: Vec<_> = places.map(|place| WordPtr { page, index: HEADER_WORDS + place }).collect();
+        let rooms: Vec<(usize, Link, usize)> = {
+            let pages = local.pages.borrow();
+            let there = pages.iter().enumerate().filter(|&(_, &link)| is_there(link));
+            there.map(|(number, &link)| (number, link, room(link))).collect()
+        };
+        let all: usize = rooms.iter().map(|&(.., room)| room).sum();
+        for _ in 0..if all == 0 { 0 } else { PROBE_TRIPS } {
+            // Not side by side: places that were found together are taken together.
+            let places: BTreeSet<usize> = (0..PROBES).map(|_| random() as usize % all).collect();
+            let of = |mut place: usize| {
+                let &(number, page, _) = rooms.iter().find(|&&(.., room)| match place.checked_sub(room) {
+                    Some(beyond) => {
+                        place = beyond;
+                        false
+                    }
+                    None => true,
+                })?;
+                Some((((number + 1) << 16 | place) as u32, WordPtr { page, index: HEADER_WORDS + place }))
+            };
+            let (places, words): (Vec<u32>, Vec<WordPtr>) = places.into_iter().filter_map(of).unzip();
             let found = access.load(&words).await?;
-            for (&at, word) in words.iter().zip(found.into_iter().map(MapWord)) {
-                let place = ((number + 1) << 16 | (at.index - HEADER_WORDS)) as u32;
+            for ((&place, &at), word) in places.iter().zip(&words).zip(found.into_iter().map(MapWord)) {
+                let mut free = local.free.borrow_mut();
+                free.retain(|known| known.at != at);
                 if let Some(Mapped::Not(generation)) = word.target().filter(|&it| it != Mapped::Not(GENERATIONS - 1)) {
-                    local.free.borrow_mut().push(Free { pid: Pid::new(place, generation), at, word });
+                    free.push(Free { pid: Pid::new(place, generation), at, word });
                 }
             }
-            let found = local.free.borrow().iter().rposition(|free| free.at.page == page);
+            let found = local.free.borrow().iter().rposition(|free| is_there(free.at.page));
             if let Some(index) = found {
                 return Ok(local.free.borrow_mut().swap_remove(index));
             }
@@ -157,6 +171,18 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
     }
 }
 
+/// How many places a page of the table has.
+fn room(page: Link) -> usize {
+    page.remote().map_or(0, |(_, class)| class.words() - HEADER_WORDS)
+}
+
+impl Known {
+    /// Of the table what another handle knows.
+    pub(super) fn learn_from(&self, other: &Self) {
+        self.pages.borrow_mut().clone_from(&other.pages.borrow());
+    }
+}
+
 /// Adds a page to the table, unless others have. Its words are zero: places that were never used.
 async fn grow<A: Access<Plugin = Bw>>(access: &A, number: usize, server: ServerId) -> Result<(), Interrupt> {
     let doublings = (number / access.context().worker.servers()).min(4);
@@ -165,7 +191,7 @@ async fn grow<A: Access<Plugin = Bw>>(access: &A, number: usize, server: ServerI
         return Err(Error::OutOfMemory { class }.into());
     }
     let page = access.allocate(class, Placement::Server(server)).await?;
-    let swap = Swap { word: entry_of(access, number), old: 0, to: page.link().word() };
+    let swap = Swap { word: entry_of(access, number), old: 0, to: page.link().word(), found_by: None };
     let describe = |pages: &mut A::PagesMut<'_>| pages.describe_words(Slot::new_page(0), 0, TABLE_KIND);
     access.install(vec![page], describe, swap, vec![]).await?.ok();
     learn(access, number).await

@@ -44,6 +44,7 @@ pub fn hostile<M: Model>() {
         let met = [
             AccessVariant::OneSided,
             AccessVariant::CachedInner,
+            AccessVariant::CachedMapping,
             AccessVariant::Within,
             AccessVariant::Owned,
             AccessVariant::Strict,

@@ -23,7 +23,13 @@ const SHIFT: usize = 100;
 pub fn reclaim<M: Model>() {
     with_seeds("reclaim", |seed| {
         for variant in M::variants().into_iter().filter(|variant| {
-            matches!(variant, AccessVariant::OneSided | AccessVariant::CachedInner | AccessVariant::Owned)
+            matches!(
+                variant,
+                AccessVariant::OneSided
+                    | AccessVariant::CachedInner
+                    | AccessVariant::CachedMapping
+                    | AccessVariant::Owned
+            )
         }) {
             rounds::<M>(variant, seed);
         }

@@ -3,7 +3,8 @@
 use std::{fmt, rc::Rc};
 
 use farlink_offload::{
-    Adaptive, CacheOptions, Cached, CachedInner, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
+    Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Engine, EngineOptions, Hybrid,
+    MappingCache, Policies, Remote,
     policy::{Always, Choice, Miss, Never, Policy},
 };
 use farlink_runtime::{
@@ -31,6 +32,8 @@ pub enum AccessVariant {
     Within,
     /// Inner pages are cached, the structure is everybody's.
     CachedInner,
+    /// Mapping words and consolidated pages are cached, if it is latch-free; the structure is everybody's.
+    CachedMapping,
     /// One compute server owns all of it and caches it.
     Owned,
     /// An engine over that, which ships nothing.
@@ -53,11 +56,12 @@ pub enum AccessVariant {
 
 impl AccessVariant {
     /// All.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::OneSided,
         Self::LockBodyLock,
         Self::Within,
         Self::CachedInner,
+        Self::CachedMapping,
         Self::Owned,
         Self::NeverShipped,
         Self::Shipped,
@@ -104,6 +108,7 @@ impl Policy for NowAndThen {
 pub(super) enum Accessed<P: Plugin> {
     OneSided(OneSided<P>),
     CachedInner(CachedInner<P>),
+    CachedMapping(CachedMapping<P>),
     Owned(Cached<P>),
     Engine(Engine<P>),
     Coarse(Remote<P>),
@@ -132,6 +137,7 @@ impl<P: Plugin> Run for Accessed<P> {
         match self {
             Self::OneSided(it) => it.execute(operation).await,
             Self::CachedInner(it) => it.execute(operation).await,
+            Self::CachedMapping(it) => it.execute(operation).await,
             Self::Owned(it) => it.execute(operation).await,
             Self::Engine(it) => it.execute(operation).await,
             Self::Coarse(it) => it.execute(operation).await,
@@ -148,6 +154,7 @@ pub(super) struct Client<M: Model> {
     pub(super) structure: Structure,
     variant: AccessVariant,
     cache: Option<ComputeCache<M::Plugin>>,
+    mapping: MappingCache<M::Plugin>,
     memory: Option<LocalMemory>,
     seed: u64,
     is_alone: bool,
@@ -172,7 +179,8 @@ impl<M: Model> Client<M> {
         let mut options = CacheOptions::new(M::CACHE_BYTES);
         options.excludes_subtrees = variant.owns();
         let cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
-        Ok(Self { structure, variant, cache, memory, seed, is_alone })
+        let mapping = MappingCache::new(M::CACHE_BYTES);
+        Ok(Self { structure, variant, cache, mapping, memory, seed, is_alone })
     }
 
     /// The structure as a worker reaches it.
@@ -194,6 +202,7 @@ impl<M: Model> Client<M> {
                 None => one_sided(Proof::Checksum),
             }),
             AccessVariant::CachedInner => Accessed::CachedInner(share()?),
+            AccessVariant::CachedMapping => Accessed::CachedMapping(self.mapping.share(worker, structure.clone())),
             AccessVariant::Owned => Accessed::Owned(own().await?),
             AccessVariant::NeverShipped => engine(Policies::new(Never)).await?,
             AccessVariant::Shipped => engine(Policies::new(Always)).await?,

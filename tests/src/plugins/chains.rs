@@ -117,7 +117,7 @@ impl Operation for Push {
             pages.set(slot, VALUE, self.value);
             pages.set(slot, NEXT, if old & EMPTY == 0 { old } else { 0 });
         };
-        match access.install(vec![page], fill, Swap { word, old, to }, vec![]).await? {
+        match access.install(vec![page], fill, Swap { word, old, to, found_by: Some([self.set, 0]) }, vec![]).await? {
             Ok(()) => Ok(()),
             Err(_) => Err(Interrupt::conflict()),
         }
@@ -204,8 +204,11 @@ impl Operation for Take {
             return Ok(Vec::new());
         }
         let (pages, values) = chain(access, &root, first).await?;
+        let unlinked = pages.iter().map(|page| page.read(Unlinked::of)).collect::<Result<Vec<_>, _>>()?;
+        let unlinked = unlinked.into_iter().flatten().collect();
         let to = EMPTY | access.context().worker.random(rand::RngExt::random::<u64>) >> 2;
-        match access.install(vec![], |_| (), Swap { word, old: first, to }, pages).await? {
+        let swap = Swap { word, old: first, to, found_by: Some([self.set, 0]) };
+        match access.install(vec![], |_| (), swap, unlinked).await? {
             Ok(()) => Ok(values),
             Err(_) => Err(Interrupt::conflict()),
         }
@@ -228,6 +231,15 @@ impl Plugin for Chains {
 
     fn operations(to: &mut impl Operations<Self>) {
         to.add::<Push>().add::<Values>().add_in_pieces::<SentValues>().add::<Take>();
+    }
+
+    async fn reachable<A: Access<Plugin = Self>>(
+        access: &A,
+        [set, _]: [u64; 2],
+    ) -> Result<Option<Vec<RemotePtr>>, Interrupt> {
+        let root = access.open(Start::Root).await?;
+        let first = access.load(&[head(&root, set)]).await?[0];
+        Ok(Some(chain(access, &root, first).await?.0.iter().map(PageRef::at).collect()))
     }
 
     async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error> {

@@ -147,6 +147,7 @@ impl Summary {
             AccessMode::OneSided => [&shared[..], &changes].concat(),
             AccessMode::Cached | AccessMode::Engine => [&changes[..], &cached, &replaced].concat(),
             AccessMode::CachedInner => [&shared[..], &changes, &cached].concat(),
+            AccessMode::CachedMapping => [&changes[..], &cached].concat(),
             // What the memory servers count is not known here.
             AccessMode::Coarse => vec![("messages", self.peer_report.counter("two_sided"))],
             AccessMode::Hybrid | AccessMode::Adaptive => {
@@ -205,7 +206,7 @@ impl fmt::Display for Summary {
                     self.peer_report.counter("reads") as f64 / self.peer_report.operations as f64,
                 );
             }
-            AccessMode::Cached | AccessMode::Engine | AccessMode::CachedInner => {}
+            AccessMode::Cached | AccessMode::Engine | AccessMode::CachedInner | AccessMode::CachedMapping => {}
         }
         write!(
             f,

@@ -5,7 +5,7 @@ use std::{cell::Cell, future::Future, pin::Pin, rc::Rc};
 use farlink_runtime::{
     access::{
         Access, Context, Direction, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, Overlap, PageRef,
-        Pages, Placement, Plugin, Start, Swap, WordPtr, Words,
+        Pages, Placement, Plugin, Start, Swap, Unlinked, WordPtr, Words,
     },
     change::Role,
     error::Error,
@@ -384,21 +384,14 @@ impl<A: Access + 'static> Access for Attempt<A> {
         new: Vec<NewPage>,
         f: impl FnOnce(&mut Self::PagesMut<'a>),
         swap: Swap,
-        unlinked: Vec<Self::Page<'a>>,
+        unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         self.require_changing("swaps a word");
         if self.below.is_some() {
             return Err(self.decline());
         }
         self.be_nasty().await?;
-        let mut below = Vec::with_capacity(unlinked.len());
-        for mut page in unlinked {
-            below.push(match page.inner.take() {
-                Some(inner) => inner,
-                None => self.renewed(&page).await?,
-            });
-        }
-        let installed = self.inner().install(new, f, swap, below).await?;
+        let installed = self.inner().install(new, f, swap, unlinked).await?;
         self.changes.set(self.changes.get() + u32::from(installed.is_ok()));
         Ok(installed)
     }

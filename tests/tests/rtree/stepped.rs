@@ -14,7 +14,7 @@ use std::{
 use farlink_runtime::{
     access::{
         Access, Context, Direction, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, PagesMut, Placement,
-        Start, Swap, WordPtr, Words,
+        Start, Swap, Unlinked, WordPtr, Words,
     },
     error::Error,
     page::SizeClass,
@@ -265,7 +265,7 @@ impl<A: Access<Plugin = Tree<D>> + 'static, const D: usize> Access for Stepped<A
         _new: Vec<NewPage>,
         _f: impl FnOnce(&mut Self::PagesMut<'a>),
         _swap: Swap,
-        _unlinked: Vec<Self::Page<'a>>,
+        _unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         Err(Error::Malformed("an R-tree installs nothing").into())
     }
