@@ -40,6 +40,12 @@ pub struct NewPage {
 }
 
 impl NewPage {
+    /// Dropped, it is nobody's.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn of_nobody(page: FreePage) -> Self {
+        Self { page, worker: None }
+    }
+
     /// Its address, to be linked to.
     pub fn at(&self) -> RemotePtr {
         self.page.at
