@@ -97,7 +97,7 @@ pub(crate) struct SharedPages {
     free: Mutex<BTreeMap<(ServerId, SizeClass), Vec<FreePage>>>,
     deferred: Mutex<Deferred>,
     searches: Mutex<BTreeMap<(ServerId, SizeClass), Search>>,
-    /// Pages that dead compute servers held, whose grace is over.
+    /// Pages that go back to their chunks: those that dead compute servers held, once their grace is over.
     returning: Mutex<Vec<FreePage>>,
     /// Chunks that somebody had counted as leased, and never leased; none of a memory server where nobody has looked for them
     /// since they may have come to be.
@@ -147,6 +147,12 @@ impl SharedPages {
     /// A dead compute server held these pages; their grace period begins.
     pub(crate) fn reclaim(&self, pages: Vec<FreePage>) {
         lock(&self.deferred).reclaimed.extend(pages);
+    }
+
+    /// The page goes back to its chunk with the next round of maintenance. Nobody looks at it any more.
+    pub(crate) fn bring_back(&self, page: FreePage) {
+        self.is_used.store(true, Ordering::Relaxed);
+        lock(&self.returning).push(page);
     }
 
     /// Whether pages may be here that are in no bitmap.
