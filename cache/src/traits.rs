@@ -51,9 +51,21 @@ pub trait Store: Clone + 'static {
         join_all(pages.iter().map(|&(page, class)| self.read(page, class))).await
     }
 
-    /// Writes pages; an answer for each, in order. Suspends until all are written, or failed. The default writes one after
-    /// another; a store that can overlaps them.
+    /// Writes pages; an answer for each, in order. Suspends until all are written, or failed. Whether one after another
+    /// or all together is the store's choice.
     async fn write(&self, pages: Vec<(PageId, Self::Buffer)>) -> Vec<Result<(), Self::Error>>;
+
+    /// Whether changes of so many pages are to be [recorded](Store::record). By default none is.
+    #[inline]
+    fn records(&self, _pages: usize) -> bool {
+        false
+    }
+
+    /// A change is being made: these are its pages as it leaves them, new ones among them, with ids in place of swizzled links, and
+    /// the pages that it frees, as they were. Their locks are held: nobody has seen the change, and none of its pages is on its way to the
+    /// store. Must not suspend, and cannot refuse it. For a store that writes a log: from now on it is to write none of these pages before
+    /// that has them.
+    fn record(&self, _changed: Vec<(PageId, Box<[u64]>)>, _freed: Vec<(PageId, Box<[u64]>)>) {}
 
     /// Runs a task to its end on this thread: a write-back that nobody waits for. A store whose futures are never pending
     /// may run it on the spot.

@@ -11,8 +11,8 @@ use farlink_runtime::{
     error::Error,
     one_sided::{OneSided, Proof, ownership},
     partition::Part,
-    tenure::Tenure,
     worker::Handle,
+    write_ahead::Log,
 };
 
 use crate::{
@@ -35,7 +35,7 @@ enum Claim<P: Plugin> {
     Nothing,
     /// A worker is about to.
     Pending,
-    Of(P::Region, Arc<Tenure>),
+    Of(P::Region, Log),
 }
 
 impl<P: Plugin> Clone for ComputeCache<P> {
@@ -70,21 +70,21 @@ impl<P: Plugin> ComputeCache<P> {
     /// [`Error::HasWriter`] if another compute server that lives changes the structure one-sided; [`Error::BadOption`] if the
     /// structure cannot be owned in such parts, or the cache has another one; [`Error::Cache`] if the cache has no handle left.
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
-        let tenure = self.claim(worker, &structure, &region).await?;
+        let log = self.claim(worker, &structure, &region).await?;
         let one_sided = OneSided::new(worker, structure, Proof::Checksum).unguarded();
-        let store = RemoteStore::new(one_sided, Some(Owned { region, tenure }), self.freeing.clone());
+        let store = RemoteStore::new(one_sided, Some(Owned { region, log }), self.freeing.clone());
         Ok(Cached::new(self.handle(store)?))
     }
 
-    async fn claim(&self, worker: &Handle, structure: &Structure, region: &P::Region) -> Result<Arc<Tenure>, Error> {
+    async fn claim(&self, worker: &Handle, structure: &Structure, region: &P::Region) -> Result<Log, Error> {
         let mut attempt = 0;
         let pending = loop {
             match &mut *self.claimed() {
-                Claim::Of(_, tenure) if !tenure.is_valid() => {
+                Claim::Of(_, log) if !log.tenure().is_valid() => {
                     return Err(Error::GivenUp { name: structure.name.clone() });
                 }
-                Claim::Of(owned, tenure) if Part::region(owned) == Part::region(region) => {
-                    return Ok(Arc::clone(tenure));
+                Claim::Of(owned, log) if Part::region(owned) == Part::region(region) => {
+                    return Ok(log.clone());
                 }
                 Claim::Of(owned, _) => {
                     let why = format!("{region:?}; this cache is for {owned:?}, have another one");
@@ -100,9 +100,10 @@ impl<P: Plugin> ComputeCache<P> {
             attempt += 1;
         };
         let tenure = ownership::claim::<P>(worker, structure, region).await?;
+        let log = Log::new(worker, structure.id, tenure);
         std::mem::forget(pending);
-        *self.claimed() = Claim::Of(region.clone(), Arc::clone(&tenure));
-        Ok(tenure)
+        *self.claimed() = Claim::Of(region.clone(), log.clone());
+        Ok(log)
     }
 
     fn claimed(&self) -> MutexGuard<'_, Claim<P>> {

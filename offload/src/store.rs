@@ -19,7 +19,7 @@ use farlink_runtime::{
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
     ptr::ServerId,
     structure::Overlap,
-    tenure::Tenure,
+    write_ahead::{Log, PageRecord, Recorded},
 };
 
 /// A structure's pages, as the cache wants to know them.
@@ -64,11 +64,11 @@ impl Freeing {
     }
 }
 
-/// A region, and the right to it.
+/// A region, the right to it, and the log of what is changed in it.
 #[derive(Debug)]
 pub(crate) struct Owned<P: Plugin> {
     pub(crate) region: P::Region,
-    pub(crate) tenure: Arc<Tenure>,
+    pub(crate) log: Log,
 }
 
 #[derive(Debug)]
@@ -76,6 +76,8 @@ struct Inner<P: Plugin> {
     one_sided: OneSided<P>,
     /// What this compute server owns, if it owns anything.
     owned: Option<Owned<P>>,
+    /// The batch of the log with the latest change.
+    batch: Cell<u64>,
     freeing: Freeing,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
@@ -106,7 +108,8 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 
 impl<P: Plugin> RemoteStore<P> {
     pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, freeing: Freeing) -> Self {
-        Self(Rc::new(Inner { one_sided, owned, freeing, no_room: Cell::new(0), told: OnceCell::new() }))
+        let (batch, no_room, told) = (Cell::new(0), Cell::new(0), OnceCell::new());
+        Self(Rc::new(Inner { one_sided, owned, batch, freeing, no_room, told }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided<P> {
@@ -140,16 +143,21 @@ impl<P: Plugin> RemoteStore<P> {
         self.0.owned.as_ref().map(|owned| &owned.region)
     }
 
-    /// The right to what this compute server owns, if it owns anything.
-    pub(crate) fn tenure(&self) -> Option<&Tenure> {
-        self.0.owned.as_ref().map(|owned| &*owned.tenure)
+    /// The log of what this compute server owns, if it owns anything.
+    pub(crate) fn log(&self) -> Option<&Log> {
+        self.0.owned.as_ref().map(|owned| &owned.log)
+    }
+
+    /// The batch of the log with the latest change that was recorded.
+    pub(crate) fn latest_batch(&self) -> u64 {
+        self.0.batch.get()
     }
 
     /// That what is cached is this compute server's to use.
     #[inline(always)]
     pub(crate) fn require_tenure(&self) -> Result<(), Interrupt> {
         match &self.0.owned {
-            Some(owned) if !owned.tenure.is_valid() => Err(self.given_up()),
+            Some(owned) if !owned.log.tenure().is_valid() => Err(self.given_up()),
             _ => Ok(()),
         }
     }
@@ -203,25 +211,62 @@ impl<P: Plugin> Store for RemoteStore<P> {
     }
 
     async fn write(&self, pages: Vec<(PageId, Buffer)>) -> Vec<Result<(), Interrupt>> {
-        let worker = &self.context().worker;
+        let (worker, Some(log)) = (&self.context().worker, self.log()) else {
+            let refused = || Error::Cache("nothing is changed in a cache of pages that nobody owns".into()).into();
+            return pages.iter().map(|_| Err(refused())).collect();
+        };
+        // All pages in the log before the first in its place.
+        let record = |(page, image): &(PageId, Buffer)| {
+            log.record_image(link_of(*page), LockWord::from_word(image[LOCK]).version(), image)
+        };
+        if let Some(batch) = pages.iter().map(record).max()
+            && let Err(error) = log.arrival(worker, batch).await
+        {
+            let why = error.to_string();
+            let others = pages.iter().skip(1).map(|_| Err(Error::NotRecorded { why: why.clone() }.into()));
+            return std::iter::once(Err(error.into())).chain(others).collect();
+        }
         let post = |(page, mut image): (PageId, Buffer)| {
             self.require_tenure()?;
             let Some((at, _)) = link_of(page).remote() else {
                 return Err(Error::BadPointer { word: page.get(), why: "it is no page".into() }.into());
             };
+            let version = LockWord::from_word(image[LOCK]).version();
             // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
-            image[CHECKSUM] = page::checksum(&image, LockWord::from_word(image[LOCK]).version());
-            Ok(worker.write_private(at, image))
+            image[CHECKSUM] = page::checksum(&image, version);
+            Ok((link_of(page), version, worker.write_private(at, image)))
         };
         let posted: Vec<Result<_, Interrupt>> = pages.into_iter().map(post).collect();
         let mut results = Vec::with_capacity(posted.len());
         for posted in posted {
             results.push(match posted {
-                Ok(posted) => posted.await.map_err(Interrupt::from),
+                Ok((page, version, posted)) => {
+                    let written = posted.await.map_err(Interrupt::from);
+                    written.map(|()| log.is_written(page, version))
+                }
                 Err(refused) => Err(refused),
             });
         }
         results
+    }
+
+    #[inline]
+    fn records(&self, pages: usize) -> bool {
+        pages > 1
+    }
+
+    fn record(&self, changed: Vec<(PageId, Box<[u64]>)>, freed: Vec<(PageId, Box<[u64]>)>) {
+        let Some(log) = self.log() else { return };
+        let lock = |words: &[u64]| LockWord::from_word(words[LOCK]);
+        let image = |(page, words): (PageId, Box<[u64]>)| {
+            let version = lock(&words).version();
+            PageRecord { page: link_of(page), version, what: Recorded::Image(words) }
+        };
+        let free = |(page, words): (PageId, Box<[u64]>)| {
+            let version = lock(&words).next_version();
+            PageRecord { page: link_of(page), version, what: Recorded::Freed }
+        };
+        self.0.batch.set(log.record(changed.into_iter().map(image).chain(freed.into_iter().map(free))));
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {

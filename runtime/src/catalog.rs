@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! word 4      number of the plug-in's name, 0 = no entry       (head: the next structure id)
-//! word 5      structure id:32 | length of the name:16 | spread:8 | size class of the root:8
+//! word 5      structure id:32 | length of the name:16 | placement policy:8 | size class of the root:8
 //! word 6      root page; null in an entry that is *unfinished*
 //! word 7      link to the descriptor page; in an unfinished entry: the incarnation of whoever makes or drops the structure
 //! word 8..16  name, zero-padded UTF-8
@@ -113,7 +113,7 @@ fn access(worker: &Handle) -> OneSided<Catalog> {
         kind: Catalog::NAME.into(),
         class: CATALOG_CLASS,
         root: catalog_page_at(0),
-        spread: PlacementPolicy::default(),
+        policy: PlacementPolicy::default(),
         descriptor: None,
         options: [0; OPTIONS],
     };
@@ -221,7 +221,7 @@ fn decode(words: &[u64], at: RemotePtr) -> Result<Entry, Error> {
     let Some(class) = SizeClass::from_index(number as u8) else {
         return wrong("a catalog entry has no valid page size");
     };
-    let Some(spread) = PlacementPolicy::from_index((number >> 8) as u8) else {
+    let Some(policy) = PlacementPolicy::from_index((number >> 8) as u8) else {
         return wrong("a catalog entry does not say where its pages are");
     };
     let Some((root, _)) = Link::from_word(words[ROOT]).remote().filter(|&(_, of)| of == class) else {
@@ -233,7 +233,7 @@ fn decode(words: &[u64], at: RemotePtr) -> Result<Entry, Error> {
     }
     let kind = String::new();
     let structure =
-        Structure { id, name, kind, class, root, spread, descriptor: Some(descriptor), options: [0; OPTIONS] };
+        Structure { id, name, kind, class, root, policy, descriptor: Some(descriptor), options: [0; OPTIONS] };
     Ok(Entry::Whole(WholeEntry { structure, kind: words[KIND], descriptor }))
 }
 
@@ -245,7 +245,7 @@ fn entries(pages: &[PageCopy]) -> Result<Vec<(usize, Entry)>, Interrupt> {
 /// Adds what the descriptor says.
 async fn described(worker: &Handle, entry: WholeEntry) -> Result<Structure, Interrupt> {
     let WholeEntry { mut structure, kind, descriptor } = entry;
-    let of_structure = OneSided::<Catalog>::new(worker, structure.clone(), Proof::Checksum);
+    let of_structure = OneSided::<Catalog>::to_any(worker, structure.clone(), Proof::Checksum);
     let page = of_structure.read_page(descriptor).await?;
     let wrong = |why| Err(Error::Inconsistent { page: page.at(), why }.into());
     if page.kind() != DESCRIPTOR_KIND {
@@ -322,7 +322,7 @@ pub struct CreateOptions {
     /// The size of its root.
     pub class: SizeClass,
     /// Where its pages are.
-    pub placed: StructurePlacement,
+    pub placement: StructurePlacement,
     /// What its plug-in wants to know whenever it is opened.
     pub options: [u64; OPTIONS],
 }
@@ -355,13 +355,14 @@ pub async fn create_with<P: Plugin>(
 ) -> Result<OneSided<P>, Error> {
     require_name(name, "name")?;
     require_name(P::NAME, "name of the plug-in")?;
-    let &CreateOptions { class, placed, options } = options;
+    let &CreateOptions { class, placement, options } = options;
     if !P::ROOT_BYTES.contains(&class.bytes()) {
         let (least, most) = (P::ROOT_BYTES.start(), P::ROOT_BYTES.end());
         let why = format!("{}; a page of a {} has a power of two from {least} to {most} bytes", class.bytes(), P::NAME);
         return Err(Error::BadOption { option: "page-bytes", why });
     }
-    let placement = placed.root.map_or(Placement::RoundRobin, Placement::Server);
+    let StructurePlacement { root, policy } = placement;
+    let at = root.map_or(Placement::RoundRobin, Placement::Server);
     let (worker, name) = (worker.clone(), name.to_owned());
     // A task, so that nothing is left behind between the steps.
     let maker = worker.clone();
@@ -369,7 +370,7 @@ pub async fn create_with<P: Plugin>(
         let worker = &maker;
         let id = reserve(worker, &name, P::NAME).await?;
         let made = async {
-            let root = pages::allocate(worker, class, placement).await?;
+            let root = pages::allocate(worker, class, at).await?;
             let descriptor = pages::allocate(worker, DESCRIPTOR_CLASS, Placement::With(root.at())).await?;
             let structure = Structure {
                 id,
@@ -377,7 +378,7 @@ pub async fn create_with<P: Plugin>(
                 kind: P::NAME.into(),
                 class,
                 root: root.at(),
-                spread: placed.spread,
+                policy,
                 descriptor: Some(descriptor.link()),
                 options,
             };
@@ -564,7 +565,7 @@ fn write_entry(pages: &mut impl PagesMut, slot: Slot, structure: &Structure) {
     pages.set(slot, KIND, crate::operation::hash_name(&structure.kind, 0));
     let number = u64::from(structure.id.0) << 32
         | (structure.name.len() as u64) << 16
-        | u64::from(structure.spread.index()) << 8
+        | u64::from(structure.policy.index()) << 8
         | structure.class.index() as u64;
     pages.set(slot, NUMBER, number);
     pages.set(slot, ROOT, structure.root_link().word());

@@ -95,6 +95,13 @@ pub enum Error {
         owner: OwnerId,
     },
 
+    /// An owner's log could not be written, so that what it is about is not written either.
+    #[error("the log of what is owned was not written: {why}; what was changed stays cached, try again later")]
+    NotRecorded {
+        /// What was in the way.
+        why: String,
+    },
+
     /// A lock that this compute server held was taken from it.
     #[error(
         "page {page} was locked by this compute server and is {found:?} now: somebody took it for dead; end this process, and join anew"
@@ -289,6 +296,19 @@ pub enum Error {
     /// A request or reply does not decode.
     #[error("malformed message: {0}")]
     Malformed(&'static str),
+
+    /// A memory server was sent an operation that the program there does not have.
+    #[error(
+        "memory server {server} does not know the operation {operation:?} of {plugin}, or no structure of this kind has its number; serve with a program that has {plugin}"
+    )]
+    UnknownOperation {
+        /// The memory server.
+        server: ServerId,
+        /// The plug-in's name.
+        plugin: &'static str,
+        /// The operation's.
+        operation: &'static str,
+    },
 
     /// An operation failed on the memory server that it was sent to.
     #[error("on memory server {server}: {why}")]

@@ -54,6 +54,7 @@ mod shared;
 pub mod structure;
 pub mod tenure;
 pub mod worker;
+pub mod write_ahead;
 
 pub use farlink_fabric as fabric;
 pub use farlink_fabric::{buffer, clock, lock, ptr, size_class, sync, wire, words};

@@ -1,5 +1,7 @@
 //! What the workers of a compute server share.
 
+use std::collections::HashSet;
+
 use crate::{
     counters::Counters,
     epoch::{Epochs, round::Member},
@@ -25,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) member: Member,
     /// The number of the next record.
     pub(crate) sequence: AtomicU64,
+    /// The numbers of the logs that are written by some cache.
+    pub(crate) logs: Mutex<HashSet<u64>>,
     /// Rings that no worker uses.
     pub(crate) idle_rings: Mutex<Vec<RemotePtr>>,
     pub(crate) seed: u64,
@@ -60,6 +64,7 @@ impl Shared {
             locks: LocalLocks::new(),
             member,
             sequence: AtomicU64::new(1),
+            logs: Mutex::default(),
             idle_rings: Mutex::default(),
             seed,
             window: window.max(1),
@@ -87,6 +92,11 @@ impl Shared {
         if this.abandoned.swap(false, Ordering::AcqRel) {
             (this.leave)(this);
         }
+    }
+
+    /// The next number of a record, a batch or a log.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.sequence.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn has_workers(&self) -> bool {

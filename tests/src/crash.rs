@@ -119,6 +119,11 @@ pub trait Scene {
     /// Because the fabric is dead.
     async fn act(&self, open: &Self::Open) -> Result<(), Error>;
 
+    /// Whether somebody looks for dead compute servers before others read anything: what an owner has left is only then whole.
+    fn is_swept_first(&self) -> bool {
+        false
+    }
+
     /// Another compute server reads and changes everything. `acknowledged`: the victim's operation had succeeded.
     ///
     /// # Errors
@@ -221,6 +226,9 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, E
     cluster::with_worker(fabric, |worker| worker.block_on(scene.prepare(worker)))?;
     let (acknowledged, requests) = play_victim(&stage, scene, death)?;
     let survivor = Member::join(fabric, 2)?;
+    if scene.is_swept_first() {
+        survivor.maintain()?;
+    }
     survivor.worker.block_on(scene.verify(&survivor.worker, acknowledged))?;
     survivor.maintain()?;
     // With it go the pages that it had in hand.

@@ -159,6 +159,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let children = self.children_of(pages);
         let result = f(&mut change);
         let links = self.examine(pages, &new, &change, &children, true)?;
+        if self.store().records(pages.len() + new.len()) {
+            self.record(pages, &new, &change)?;
+        }
         self.forget_overwritten(&mut change);
         entered.pages.clear();
         let fates = std::mem::take(&mut change.fates);
@@ -179,6 +182,26 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         Ok(result)
+    }
+
+    /// Tells the store what a change has made of its pages. Pages that it leaves as they are, and the store has as they are, are not
+    /// among them.
+    fn record(&self, pages: &[&Page<'_, S, L>], new: &[NewPage<'_, S, L>], change: &Change<'_>) -> Result<(), Misuse> {
+        let ids = pages.iter().map(|page| page.id).chain(new.iter().map(|new| new.id));
+        let (mut changed, mut freed) = (Vec::with_capacity(change.bodies.len()), Vec::new());
+        for (at, (id, body)) in ids.zip(&change.bodies).enumerate() {
+            let fate = change.fates[at];
+            if fate == Fate::Kept && !pages[at].frame.is_dirty() {
+                continue;
+            }
+            let mut image = vec![0; body.len()].into_boxed_slice();
+            if !self.copy_unswizzled(body, &mut image) && fate != Fate::Freed {
+                return Err(Misuse::UnnamedLink { page: id, word: 0 });
+            }
+            if fate == Fate::Freed { &mut freed } else { &mut changed }.push((id, image));
+        }
+        self.store().record(changed, freed);
+        Ok(())
     }
 
     /// Locks a page of a change at the version at which it was read; `others` are locked already.
@@ -227,7 +250,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     ///
     /// # Panics
     /// As [`CacheHandle::change`], and if `f` frees the page.
-    pub fn alter<'a, R>(&'a self, page: &Page<'a, S, L>, f: impl FnOnce(&mut Change<'a>) -> R) -> Result<R, PageError> {
+    pub fn update<'a, R>(
+        &'a self,
+        page: &Page<'a, S, L>,
+        f: impl FnOnce(&mut Change<'a>) -> R,
+    ) -> Result<R, PageError> {
         self.alter_as(page, true, f)
     }
 
@@ -265,6 +292,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let result = f(&mut change);
         assert!(!change.fates.contains(&Fate::Freed), "a page is freed by a change, not altered away");
         let links = self.examine(&pages, &[], &change, &children, is_news)?;
+        if is_news && self.store().records(1) {
+            self.record(&pages, &[], &change)?;
+        }
         self.forget_overwritten(&mut change);
         let (fates, flushes) = (std::mem::take(&mut change.fates), self.cache().flushes());
         self.settle(&pages, &[], &fates, &links, &children, flushes);

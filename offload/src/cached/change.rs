@@ -1,5 +1,9 @@
 //! A change through the cache.
 
+use std::collections::HashSet;
+
+use farlink_runtime::write_ahead::Log;
+
 use super::*;
 
 impl<P: Plugin> Cached<P> {
@@ -17,7 +21,7 @@ impl<P: Plugin> Cached<P> {
             && let Some((page, _)) = old.pop()
         {
             self.require_owned(&page)?;
-            let altered = self.cache.alter(&page.0, |change| {
+            let altered = self.cache.update(&page.0, |change| {
                 let mut pages = CachedPages::open(change, structure, [Role::Current].into_iter(), &[]);
                 f(&mut pages);
                 pages.close(change, |words| self.overlap(words) == Overlap::Inside);
@@ -62,16 +66,22 @@ impl<P: Plugin> Cached<P> {
             }
         };
         new.into_iter().for_each(NewPage::publish);
+        self.tend_log();
         let mut after: SmallVec<[_; 4]> = old.into_iter().map(|(page, _)| Some(page)).collect();
         for (page, lock) in freed {
             let Some(link) = after[page].take().map(|page| page.link()) else { continue };
             let Some((at, class)) = link.remote() else { continue };
             let free = allocation::free_owned(self.worker().clone(), at, class, lock);
-            let freeing = self.cache.store().freeing().clone();
+            let (store, version) = (self.cache.store().clone(), lock.next_version());
+            let batch = store.latest_batch();
             // Nobody waits for it: the page is out of use already.
             let task = async move {
-                match free.await {
-                    Ok(()) => freeing.end(link),
+                let Some(log) = store.log() else { return };
+                match log_and_free(&store.context().worker, log, batch, free).await {
+                    Ok(()) => {
+                        log.is_written(link, version);
+                        store.freeing().end(link);
+                    }
                     Err(error) => tracing::warn!(page = %at, %error, "a page was not freed"),
                 }
             };
@@ -79,4 +89,49 @@ impl<P: Plugin> Cached<P> {
         }
         Ok(Pages::after(after))
     }
+
+    /// After a change of several pages: has the log written if much is pending, and pages that its oldest records are about.
+    fn tend_log(&self) {
+        let store = self.cache.store();
+        let Some(log) = store.log() else { return };
+        if log.is_due() {
+            let (store, batch) = (store.clone(), store.latest_batch());
+            drop(self.worker().spawn_to_end(async move {
+                if let Some(log) = store.log()
+                    && let Err(error) = log.arrival(&store.context().worker, batch).await
+                {
+                    tracing::debug!(%error, "an owner's log waits");
+                }
+            }));
+        }
+        if log.shorten() {
+            let (cache, store) = (self.cache.clone(), store.clone());
+            drop(self.worker().spawn_to_end(async move {
+                let Some(log) = store.log() else { return };
+                let oldest: HashSet<Link> = log.oldest_pages().into_iter().collect();
+                if let Err(error) = cache.flush_matching(|page, _| oldest.contains(&link_of(page))).await {
+                    tracing::debug!(%error, "pages in an owner's log were not written back");
+                }
+                log.is_shortened();
+            }));
+        }
+    }
+}
+
+/// Frees a page in remote memory once the log says so.
+async fn log_and_free(
+    worker: &Handle,
+    log: &Log,
+    batch: u64,
+    free: impl Future<Output = Result<(), Error>>,
+) -> Result<(), Error> {
+    let mut attempt = 0;
+    while let Err(error) = log.arrival(worker, batch).await {
+        if !matches!(error, Error::NotRecorded { .. }) {
+            return Err(error);
+        }
+        worker.back_off(attempt).await;
+        attempt += 1;
+    }
+    free.await
 }

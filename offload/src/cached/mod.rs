@@ -218,8 +218,11 @@ impl<P: Plugin> Cached<P> {
     pub async fn close(&self) -> Result<(), Error> {
         self.flush().await?;
         let Context { worker, structure, .. } = self.context();
-        match self.cache.store().tenure() {
-            Some(tenure) if tenure.is_valid() => ownership::give_up(worker, structure, tenure).await,
+        match self.cache.store().log() {
+            Some(log) if log.tenure().is_valid() => {
+                log.wipe(worker).await?;
+                ownership::give_up(worker, structure, log.tenure()).await
+            }
             _ => Ok(()),
         }
     }

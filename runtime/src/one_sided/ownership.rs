@@ -6,7 +6,8 @@
 //!   sees what the owner has written back, which may be old, and pages of one change that do not fit yet.
 //! - A claim beside a shared writer, a writer beside an owner, and a second owner are refused, with the name of who was first,
 //!   for as long as that one lives. Who is about to give up gets a little time.
-//! - A dead one's entries are dropped by whoever changes the map next. What a dead owner had not written back is lost.
+//! - A dead one's entries are dropped by whoever changes the map next. Before, what a dead owner has left is finished, its
+//!   [log](crate::write_ahead) replayed; and so is the log of an owner that ends without having given up in order.
 //!
 //! What a compute server has ends when the last holder drops it, is [given up](give_up), or leaves the cluster.
 
@@ -20,6 +21,7 @@ use crate::{
     lock::OwnerId,
     operation::retry,
     partition::{MAP, MapEntry, Part, PartitionMap},
+    recovery::{replay_own, take_over},
     report::Report,
     structure::{Overlap, Region, Structure},
     tenure::{Tenure, Tenures, Turn},
@@ -28,7 +30,7 @@ use crate::{
 };
 
 /// So long a claim waits for others to give up what they do not use any more: maintenance does that, by turns of 32 ms at most.
-const PATIENCE_NS: u64 = 250_000_000;
+const WAIT_MAX_NS: u64 = 250_000_000;
 
 /// A descriptor page, as a structure of its own.
 #[derive(Debug, Clone, Copy, Default)]
@@ -160,7 +162,7 @@ async fn enter(
     // A task, so that the map and what is known here of it do not part.
     let entering = async move {
         let turn = turn(&handle, &structure).await;
-        let until_ns = handle.clock().now_ns() + PATIENCE_NS;
+        let until_ns = handle.clock().now_ns() + WAIT_MAX_NS;
         let mut attempt = 0;
         loop {
             let mut tenures = turn.tenures();
@@ -175,8 +177,9 @@ async fn enter(
             let mut parts: Vec<Part> = tenures.iter().map(|tenure| tenure.part().clone()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
             may(&ours, handle.owner())?;
+            let kept = parts.clone();
             parts.push(part.clone());
-            match publish(&handle, &structure, &parts, &may).await {
+            match publish(&handle, &structure, &parts, Kept::Only(&kept), &may).await {
                 Ok(()) => break,
                 Err(Error::Owned { .. } | Error::HasWriter { .. }) if handle.clock().now_ns() < until_ns => {}
                 Err(error) => return Err(error),
@@ -216,7 +219,7 @@ async fn bring_up_to_date(worker: &Handle, structure: &Structure) -> Result<(), 
         let turn = turn(&handle, &structure).await;
         let tenures = turn.tenures();
         let parts: Vec<Part> = tenures.iter().map(|tenure| tenure.part().clone()).collect();
-        let published = publish(&handle, &structure, &parts, &|_, _| Ok(())).await;
+        let published = publish(&handle, &structure, &parts, Kept::Only(&parts), &|_, _| Ok(())).await;
         if matches!(published, Err(Error::Fabric(_))) {
             turn.remains_behind();
         }
@@ -243,15 +246,29 @@ pub(crate) async fn maintain(worker: &Handle) {
 /// Takes all entries of this compute server out of the maps: it leaves the cluster, and has no worker any more.
 pub(crate) async fn leave(worker: &Handle) {
     for structure in worker.compute().tenures.all() {
-        let left = publish(worker, &structure, &[], &|_, _| Ok(())).await;
+        let left = publish(worker, &structure, &[], Kept::Nothing, &|_, _| Ok(())).await;
         if let Err(error) = left {
             tracing::debug!(structure = structure.name, %error, "left with an entry in a partition map");
         }
     }
 }
 
+/// Which of its parts a compute server had before, and keeps.
+#[derive(Debug, Clone, Copy)]
+enum Kept<'a> {
+    Only(&'a [Part]),
+    /// Nobody uses any: it leaves.
+    Nothing,
+}
+
 /// Makes these the entries of this compute server, and drops those of the dead, if the others admit it.
-async fn publish(worker: &Handle, structure: &Structure, parts: &[Part], may: May<'_>) -> Result<(), Error> {
+async fn publish(
+    worker: &Handle,
+    structure: &Structure,
+    parts: &[Part],
+    kept: Kept<'_>,
+    may: May<'_>,
+) -> Result<(), Error> {
     let access = access(worker, structure);
     retry(worker, async || {
         let page = access.open(Start::Page(descriptor(structure)?)).await?;
@@ -261,7 +278,18 @@ async fn publish(worker: &Handle, structure: &Structure, parts: &[Part], may: Ma
         let (mut entries, dead): (Vec<MapEntry>, Vec<MapEntry>) = others.partition(|entry| lives(worker, entry.owner));
         may(&entries, worker.owner())?;
         for MapEntry { owner, part } in &dead {
+            if *part != Part::Shared {
+                take_over(worker, *owner).await?;
+            }
             tracing::info!(structure = structure.name, %owner, ?part, "taken over from the dead");
+        }
+        let (kept, leaves) = match kept {
+            Kept::Only(parts) => (parts, false),
+            Kept::Nothing => (&[][..], true),
+        };
+        let ends = |entry: &MapEntry| is_ours(entry) && entry.part != Part::Shared && !kept.contains(&entry.part);
+        if before.entries.iter().any(ends) {
+            replay_own(worker, structure.id, leaves).await?;
         }
         entries.extend(entries_of(worker, parts));
         let mut after = PartitionMap { epoch: before.epoch, entries };
@@ -282,7 +310,7 @@ fn lives(worker: &Handle, owner: OwnerId) -> bool {
 }
 
 fn access(worker: &Handle, structure: &Structure) -> OneSided<Descriptor> {
-    OneSided::new(worker, structure.clone(), Proof::Checksum).unguarded()
+    OneSided::to_any(worker, structure.clone(), Proof::Checksum).unguarded()
 }
 
 fn descriptor(structure: &Structure) -> Result<crate::ptr::Link, Error> {

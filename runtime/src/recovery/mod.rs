@@ -7,6 +7,8 @@
 
 mod reclaim;
 
+use std::collections::HashSet;
+
 use self::reclaim::reclaim;
 use crate::{
     epoch::round::{Board, read_slots},
@@ -14,15 +16,16 @@ use crate::{
     fabric::Liveness,
     layout::{self, Geometry},
     lock::{LockState, LockWord, OwnerId},
-    page::{self, Identity, LOCK, SizeClass},
+    page::{self, Identity, LOCK, SizeClass, StructureId},
     pages::{FreePage, allocate},
     ptr::{RemotePtr, ServerId},
     redo::{
         Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, read_rings,
+        replay,
     },
     remote::{claim_word, release_word, take_word, write_words},
     structure::Placement,
-    sync::{Ordering, lock},
+    sync::lock,
     worker::Handle,
 };
 
@@ -45,7 +48,7 @@ impl Recover for Handle {
     }
 
     fn next_sequence(&self) -> u64 {
-        self.compute().sequence.fetch_add(1, Ordering::Relaxed)
+        self.compute().next_sequence()
     }
 
     fn holds_page(&self, at: RemotePtr, class: SizeClass) -> bool {
@@ -116,7 +119,7 @@ pub(crate) async fn take_places(
 }
 
 /// An idle ring of the compute server's, or a new one.
-async fn another_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
+pub(crate) async fn another_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
     let compute = worker.compute();
     let idle = {
         let mut idle = lock(&compute.idle_rings);
@@ -222,6 +225,37 @@ where
     worker.spawn_to_end(async move { finish(&handle, &dead, free_unfinished).await }).await
 }
 
+/// Finishes the changes of a dead compute server, unless that has been done; the rest is left to a [`sweep`].
+///
+/// # Errors
+/// As [`sweep`].
+pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Error> {
+    let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
+    if slots.iter().all(|&[incarnation, _]| incarnation != u64::from(dead.incarnation())) {
+        return Ok(());
+    }
+    let handle = worker.clone();
+    Ok(worker.spawn_to_end(async move { finish_changes(&handle, dead).await }).await?)
+}
+
+/// Replays the logs of a structure that this compute server has written and writes no more; all of them, if it leaves.
+///
+/// # Errors
+/// If a memory server is lost, or there is no memory for records.
+pub(crate) async fn replay_own(worker: &Handle, structure: StructureId, leaves: bool) -> Result<(), Error> {
+    let in_use = if leaves { HashSet::new() } else { lock(&worker.compute().logs).clone() };
+    Ok(replay_all(worker, worker.owner(), |of, log| of == structure && !in_use.contains(&log)).await?)
+}
+
+async fn replay_all(
+    worker: &Handle,
+    owner: OwnerId,
+    are_meant: impl Fn(StructureId, u64) -> bool,
+) -> Result<(), Failure> {
+    let servers = worker.compute().geometry.iter().map(|geometry| geometry.server);
+    replay(worker, owner, servers, are_meant).await.map(drop)
+}
+
 async fn finish(
     worker: &Handle,
     dead: &[(usize, OwnerId)],
@@ -255,9 +289,9 @@ async fn finish(
     outcome.map(|()| finished.len())
 }
 
-/// Repairs all pages that records of a dead owner name and its locks hold.
+/// Replays the logs of a dead owner, and repairs all pages that its records name and its locks hold.
 async fn finish_changes(worker: &Handle, owner: OwnerId) -> Result<(), Failure> {
-    let mut outcome = Ok(());
+    let mut outcome = replay_all(worker, owner, |_, _| true).await;
     for geometry in &worker.compute().geometry {
         let newest = match Newest::read(worker, owner, geometry.server).await {
             Ok(newest) => newest,

@@ -53,6 +53,8 @@
 //!            mark: the sequence number once all locks are had
 //! ```
 //!
+//! The [log](crate::write_ahead) of a cached owner has rings of its own, with batches in parts of the same form.
+//!
 //! A record that is too long for a ring has several parts. Its words:
 //!
 //! ```text
@@ -65,18 +67,23 @@
 //! compute server uses them. When it leaves, they are freed. Those of a dead compute server are freed when none of its locks is
 //! left (`recovery`), the last of a list first, so that whoever dies of that leaves a shorter list.
 
+mod batch;
 mod record;
 mod recording;
 mod repair;
+mod replay;
 mod ring;
 
 pub(crate) use self::{
-    record::{Body, Evidence},
+    batch::encode,
+    record::{Body, Evidence, OVERHEAD, PartOf, SHARE_WORDS_MAX, seal},
     recording::Recording,
     repair::{Newest, finish_page, read_rings},
+    replay::replay,
     ring::WorkerRings,
 };
 pub use self::{
+    batch::{PageRecord, Recorded},
     repair::{Recover, Room},
     ring::{Places, RingSpace},
 };

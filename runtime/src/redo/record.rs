@@ -1,4 +1,4 @@
-//! Records as words.
+//! Records as words, in parts.
 
 use crate::{
     lock::{LockState, LockWord, OwnerId},
@@ -8,14 +8,23 @@ use crate::{
 
 use super::{RING_CLASS, RING_FIRST};
 
-const MAGIC: u64 = 0x5ed0_7ec0 << 32;
+/// What a part is of: the high half of its first word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum PartOf {
+    /// The record of a change under remote locks.
+    Change = 0x5ed0_7ec0 << 32,
+    /// A batch of an owner's [log](crate::write_ahead).
+    Batch = 0x5ed0_ba7c << 32,
+}
+
 /// Words in front of the share of a part.
 const HEADER: usize = 4;
 const SUM: usize = 3;
 /// Words of a part that are not its share: the header and the mark.
-const OVERHEAD: usize = HEADER + 1;
+pub(crate) const OVERHEAD: usize = HEADER + 1;
 /// Words of the longest share.
-const SHARE_WORDS_MAX: usize = RING_CLASS.words() - RING_FIRST - OVERHEAD;
+pub(crate) const SHARE_WORDS_MAX: usize = RING_CLASS.words() - RING_FIRST - OVERHEAD;
 
 /// What says that a change had all its locks; see the [module](super).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,15 +136,26 @@ impl Body {
         sequence: u64,
         parts: impl Iterator<Item = (RemotePtr, &'b mut [u64])>,
     ) {
-        let count = self.shares().len() as u64;
-        for (number, (share, (at, words))) in self.shares().zip(parts).enumerate() {
-            let who = u64::from(owner.incarnation()) << 32 | (number as u64) << 16 | count;
-            let length = words.len() as u64;
-            words[..HEADER].copy_from_slice(&[MAGIC | length, sequence, who, 0]);
-            words[HEADER..HEADER + share.len()].copy_from_slice(share);
-            words[HEADER + share.len()] = 0;
-            words[SUM] = sum(at, words);
-        }
+        self::seal(PartOf::Change, owner, sequence, self.shares(), parts);
+    }
+}
+
+/// Writes parts with these shares into buffers of their lengths, for these places.
+pub(crate) fn seal<'w, 'b>(
+    of: PartOf,
+    owner: OwnerId,
+    sequence: u64,
+    shares: impl ExactSizeIterator<Item = &'w [u64]>,
+    parts: impl Iterator<Item = (RemotePtr, &'b mut [u64])>,
+) {
+    let count = shares.len() as u64;
+    for (number, (share, (at, words))) in shares.zip(parts).enumerate() {
+        let who = u64::from(owner.incarnation()) << 32 | (number as u64) << 16 | count;
+        let length = words.len() as u64;
+        words[..HEADER].copy_from_slice(&[of as u64 | length, sequence, who, 0]);
+        words[HEADER..HEADER + share.len()].copy_from_slice(share);
+        words[HEADER + share.len()] = 0;
+        words[SUM] = sum(at, words);
     }
 }
 
@@ -161,9 +181,9 @@ pub(crate) struct Part {
 }
 
 /// The whole parts of `owner`'s records in the words of a ring at `ring`.
-pub(crate) fn scan(ring: RemotePtr, words: &[u64], owner: OwnerId, found: &mut Vec<Part>) {
+pub(crate) fn scan(of: PartOf, ring: RemotePtr, words: &[u64], owner: OwnerId, found: &mut Vec<Part>) {
     for first in RING_FIRST..words.len() {
-        if words[first] & !u64::from(u32::MAX) != MAGIC {
+        if words[first] & !u64::from(u32::MAX) != of as u64 {
             continue;
         }
         let length = words[first] as u32 as usize;
@@ -182,6 +202,18 @@ pub(crate) fn scan(ring: RemotePtr, words: &[u64], owner: OwnerId, found: &mut V
             is_marked: part[length - 1] == sequence,
         });
     }
+}
+
+/// What these parts make, where none is missing: number, whether the first part is marked, and words.
+pub(crate) fn whole(mut parts: Vec<Part>) -> Vec<(u64, bool, Vec<u64>)> {
+    parts.sort_unstable_by_key(|part| (part.sequence, part.number));
+    let whole = |parts: &[Part]| {
+        let [first, ..] = parts else { return None };
+        let in_order = (0..).zip(parts).all(|(number, part)| (part.number, part.count) == (number, first.count));
+        let words = || parts.iter().flat_map(|part| &part.share).copied().collect();
+        (in_order && parts.len() as u64 == first.count).then(|| (first.sequence, first.is_marked, words()))
+    };
+    parts.chunk_by(|a, b| a.sequence == b.sequence).filter_map(whole).collect()
 }
 
 /// A page that a change publishes.
@@ -207,18 +239,10 @@ pub(crate) struct Record {
 impl Record {
     /// The whole records that these parts make, all from one memory server. `is_page` says whether a page of a class can stand at
     /// an address.
-    pub(crate) fn all_of(mut parts: Vec<Part>, is_page: impl Fn(RemotePtr, SizeClass) -> bool) -> Vec<Self> {
-        parts.sort_unstable_by_key(|part| (part.sequence, part.number));
-        let whole = |parts: &[Part]| {
-            let [first, ..] = parts else { return None };
-            let in_order = (0..).zip(parts).all(|(number, part)| (part.number, part.count) == (number, first.count));
-            if !in_order || parts.len() as u64 != first.count {
-                return None;
-            }
-            let words: Vec<u64> = parts.iter().flat_map(|part| &part.share).copied().collect();
-            Self::decode(&words, first.sequence, first.is_marked, &is_page)
-        };
-        parts.chunk_by(|a, b| a.sequence == b.sequence).filter_map(whole).collect()
+    pub(crate) fn all_of(parts: Vec<Part>, is_page: impl Fn(RemotePtr, SizeClass) -> bool) -> Vec<Self> {
+        let decode =
+            |(sequence, is_marked, words): (u64, bool, Vec<u64>)| Self::decode(&words, sequence, is_marked, &is_page);
+        whole(parts).into_iter().filter_map(decode).collect()
     }
 
     fn decode(
@@ -306,7 +330,7 @@ mod tests {
 
     fn found(rings: &[(RemotePtr, Vec<u64>)], owner: OwnerId) -> Vec<Record> {
         let mut parts = Vec::new();
-        rings.iter().for_each(|(at, words)| scan(*at, words, owner, &mut parts));
+        rings.iter().for_each(|(at, words)| scan(PartOf::Change, *at, words, owner, &mut parts));
         Record::all_of(parts, |_, _| true)
     }
 

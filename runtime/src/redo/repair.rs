@@ -2,7 +2,7 @@
 
 use super::{
     RING_CLASS, RING_NEXT, RING_OWNER, RINGS,
-    record::{Evidence, NewPage, Record, RecordedPage, scan},
+    record::{Evidence, NewPage, PartOf, Record, RecordedPage, scan},
     recording::Recording,
     ring::Places,
 };
@@ -94,7 +94,7 @@ async fn records_on<R: Recover>(remote: &R, owner: OwnerId, server: ServerId) ->
 
 fn records_in<R: Recover>(remote: &R, rings: &[(RemotePtr, Buffer)], owner: OwnerId) -> Vec<Record> {
     let mut parts = Vec::new();
-    rings.iter().for_each(|(at, words)| scan(*at, words, owner, &mut parts));
+    rings.iter().for_each(|(at, words)| scan(PartOf::Change, *at, words, owner, &mut parts));
     Record::all_of(parts, |at, class| remote.holds_page(at, class))
 }
 

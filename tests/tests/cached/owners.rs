@@ -106,8 +106,12 @@ fn what_fits_needs_no_atomics_and_is_written_once_it_must_be() {
     for (owner, before) in scene.owners.iter().zip(before) {
         let did = owner.member.worker.counters() - before;
         let cache = owner.tree.access().counters();
-        assert_eq!((did.atomics, did.splits, did.two_sided), (0, 0, 0), "{did:?}");
-        assert_eq!(did.writes, cache.total().write_backs, "remote writes are write-backs");
+        assert_eq!((did.splits, did.two_sided), (0, 0), "{did:?}");
+        // A page is written to the log first, whose few segments take two atomics and three WRITEs each to make.
+        let (segments, pages) = (did.atomics / 2, cache.total().write_backs);
+        assert!(segments <= 3, "{did:?}");
+        let writes = did.writes - 3 * segments;
+        assert!(pages < writes && writes <= 2 * pages, "{pages} write-backs: {did:?}");
         assert!(cache.total().evictions > 100, "the cache holds it all: {cache:?}");
     }
     scene.close("what fits");

@@ -3,5 +3,7 @@
 
 mod catalog;
 mod maps;
+mod owners;
 mod rtrees;
 mod sweep;
+mod ways;

@@ -1,87 +1,42 @@
 //! Ordered maps.
 
-use std::{collections::BTreeMap, marker::PhantomData};
+use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
 use farlink_runtime::{
     access::Access,
     error::Error,
     one_sided::{OneSided, Proof},
     operation::Run,
+    page::SizeClass,
     pages::allocate,
     ptr::ServerId,
     report::Report,
-    structure::{Placement, PlacementPolicy, StructurePlacement},
+    structure::{Placement, StructurePlacement},
     worker::Worker,
 };
 use farlink_structures::map::Map;
 use farlink_tests::{
-    access_under_test::{AccessUnderTest, Admit, CacheSpec, Client, Tree},
     cluster::{FAST, WEAK},
-    crash::{MemoryServers, Scene, enumerate},
+    crash::{Scene, enumerate},
     subject::{StructureName, Subject},
     test_every_structure,
 };
 
-const MAP: &str = "map";
-const PAGE_BYTES: usize = 256;
+pub(crate) const MAP: &str = "map";
+pub(crate) const PAGE_BYTES: usize = 256;
 
-type Opened<S> = Map<S, OneSided<S>>;
-
-/// How the victim reaches the map, and who dies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    OneSided,
-    CachedInner,
-    Hybrid,
-    Coarse,
-    /// As coarse; it is the memory servers that die.
-    CoarseServersDie,
-}
-
-impl Way {
-    fn reach(self) -> AccessUnderTest {
-        match self {
-            Self::OneSided => AccessUnderTest::OneSided,
-            Self::CachedInner => {
-                let cache = CacheSpec { bytes: 256 << 10, page_bytes: PAGE_BYTES, admit: Admit::Always };
-                AccessUnderTest::CachedInner { cache }
-            }
-            Self::Hybrid => AccessUnderTest::Hybrid,
-            Self::Coarse | Self::CoarseServersDie => AccessUnderTest::Coarse,
-        }
-    }
-
-    /// Where the pages are that it needs there.
-    fn placed(self) -> StructurePlacement {
-        let root = ServerId::new(0);
-        match self {
-            Self::OneSided | Self::CachedInner => StructurePlacement::default(),
-            Self::Hybrid => StructurePlacement { spread: PlacementPolicy::Leaves, root },
-            Self::Coarse | Self::CoarseServersDie => StructurePlacement { spread: PlacementPolicy::OneServer, root },
-        }
-    }
-}
+pub(crate) type Opened<S> = Map<S, OneSided<S>>;
 
 /// An operation of the victim's script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Op {
+pub(crate) enum Op {
     Insert(u64),
     Update(u64),
     Remove(u64),
 }
 
 impl Op {
-    async fn run<S: Subject>(self, map: &Tree<S>) -> Result<(), Error> {
-        match map {
-            Tree::OneSided(map) => self.run_on(map).await,
-            Tree::CachedInner(map) => self.run_on(map).await,
-            Tree::Hybrid(map) => self.run_on(map).await,
-            Tree::Coarse(map) => self.run_on(map).await,
-            other => panic!("no scene is about {other:?}"),
-        }
-    }
-
-    async fn run_on<S: Subject, A: Run<Plugin = S>>(self, map: &Map<S, A>) -> Result<(), Error> {
+    pub(crate) async fn run<S: Subject, A: Run<Plugin = S>>(self, map: &Map<S, A>) -> Result<(), Error> {
         match self {
             Self::Insert(key) => map.insert(key, !key).await.map(drop),
             Self::Update(key) => map.update(key, !key).await.map(drop),
@@ -102,22 +57,34 @@ impl Op {
     }
 }
 
+/// Has a compute server take pages from both memory servers: from now on it has some.
+pub(crate) async fn have_pages(worker: &Worker, class: SizeClass) -> Result<(), Error> {
+    let server = |number| Placement::Server(ServerId::new(number).expect("a small number"));
+    drop((allocate(worker, class, server(0)).await?, allocate(worker, class, server(1)).await?));
+    Ok(())
+}
+
 /// Keys that are there, keys that are removed again before the victim comes, and what it does.
-#[derive(Debug, Clone)]
-struct Script<S> {
+#[derive(Clone)]
+pub(crate) struct Script<S> {
     keys: Vec<u64>,
     removed: Vec<u64>,
-    op: Op,
+    pub(crate) op: Op,
     /// The victim has no pages: it takes them from bitmaps first.
     allocates: bool,
-    way: Way,
     structure: PhantomData<S>,
 }
 
+impl<S> fmt::Debug for Script<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}, with {} keys, {} removed", self.op, self.keys.len(), self.removed.len())
+    }
+}
+
 impl<S: Subject> Script<S> {
-    fn new(keys: impl IntoIterator<Item = u64>, removed: impl IntoIterator<Item = u64>, op: Op) -> Self {
+    pub(crate) fn new(keys: impl IntoIterator<Item = u64>, removed: impl IntoIterator<Item = u64>, op: Op) -> Self {
         let (keys, removed) = (keys.into_iter().collect(), removed.into_iter().collect());
-        Self { keys, removed, op, allocates: false, way: Way::OneSided, structure: PhantomData }
+        Self { keys, removed, op, allocates: false, structure: PhantomData }
     }
 
     fn model(&self) -> BTreeMap<u64, u64> {
@@ -125,20 +92,10 @@ impl<S: Subject> Script<S> {
     }
 }
 
-impl<S: Subject> Scene for Script<S> {
-    /// The cache after what is made of it.
-    type Open = (Tree<S>, Client<S>);
-
-    fn memory_servers(&self) -> MemoryServers {
-        match self.way {
-            Way::OneSided | Way::CachedInner => MemoryServers::Passive,
-            Way::Hybrid | Way::Coarse => MemoryServers::Serve,
-            Way::CoarseServersDie => MemoryServers::Die,
-        }
-    }
-
-    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
-        let (page_bytes, placed) = (S::page_bytes(PAGE_BYTES), self.way.placed());
+impl<S: Subject> Script<S> {
+    /// [`Scene::prepare`], with pages here.
+    pub(crate) async fn prepare_at(&self, worker: &Worker, placed: StructurePlacement) -> Result<(), Error> {
+        let page_bytes = S::page_bytes(PAGE_BYTES);
         let map = Map::<S, _>::make_at(worker, MAP, page_bytes, Proof::Checksum, placed).await?;
         for &key in &self.keys {
             assert!(map.insert(key, key).await?);
@@ -148,29 +105,29 @@ impl<S: Subject> Scene for Script<S> {
         }
         Ok(())
     }
+}
 
-    async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
-        let map: Opened<S> = Map::open(worker, MAP, Proof::Checksum).await?;
-        if !self.allocates {
-            // From now on it has pages.
-            let class = map.access().context().structure.class;
-            let server = |number| Placement::Server(ServerId::new(number).expect("a small number"));
-            drop((allocate(worker, class, server(0)).await?, allocate(worker, class, server(1)).await?));
-        }
-        let client = Client::new(map.structure().clone(), Proof::Checksum, self.way.reach())?;
-        let tree = client.tree(worker).await?;
-        tree.connect().await?;
-        // What is kept between operations is there.
-        Op::Update(u64::MAX).run(&tree).await?;
-        Ok((tree, client))
+impl<S: Subject> Scene for Script<S> {
+    type Open = Opened<S>;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.prepare_at(worker, StructurePlacement::default()).await
     }
 
-    async fn act(&self, (map, _): &Self::Open) -> Result<(), Error> {
+    async fn open(&self, worker: &Worker) -> Result<Opened<S>, Error> {
+        let map: Opened<S> = Map::open(worker, MAP, Proof::Checksum).await?;
+        if !self.allocates {
+            have_pages(worker, map.access().context().structure.class).await?;
+        }
+        Ok(map)
+    }
+
+    async fn act(&self, map: &Opened<S>) -> Result<(), Error> {
         self.op.run(map).await
     }
 
     async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error> {
-        let map: Opened<S> = Map::open(worker, MAP, Proof::Checksum).await?;
+        let map = self.open(worker).await?;
         let (before, mut after) = (self.model(), self.model());
         self.op.apply(&mut after);
         let found: BTreeMap<u64, u64> = map.range(..).take(usize::MAX).await?.into_iter().collect();
@@ -203,7 +160,7 @@ impl<S: Subject> Scene for Script<S> {
 }
 
 /// Scripts that have the victim change one page, split and merge pages and the root, and even pages out.
-fn scripts<S: Subject>() -> Vec<Script<S>> {
+pub(crate) fn scripts<S: Subject>() -> Vec<Script<S>> {
     let even = |count: u64| (1..=count).map(|key| key * 10);
     let mut scripts = vec![
         Script::new(even(5), [], Op::Insert(15)),
@@ -239,29 +196,6 @@ fn one_sided<S: Subject>() {
     }
 }
 
-/// Some of the scripts.
-fn by_way<S: Subject>(way: Way) {
-    for script in scripts::<S>().into_iter().step_by(3) {
-        enumerate(FAST, &Script { way, ..script });
-    }
-}
-
-fn inner_pages_cached<S: Subject>() {
-    by_way::<S>(Way::CachedInner);
-}
-
-fn hybrid<S: Subject>() {
-    by_way::<S>(Way::Hybrid);
-}
-
-fn shipped<S: Subject>() {
-    by_way::<S>(Way::Coarse);
-}
-
-fn shipped_and_the_memory_servers_die<S: Subject>() {
-    by_way::<S>(Way::CoarseServersDie);
-}
-
 fn while_it_allocates<S: Subject>() {
     let script = Script::new((1..=12).map(|key| key * 10), [], Op::Insert(65));
     enumerate(FAST, &Script::<S> { allocates: true, ..script });
@@ -273,12 +207,4 @@ fn one_sided_over_a_weak_fabric<S: Subject>() {
     }
 }
 
-test_every_structure!(
-    one_sided,
-    one_sided_over_a_weak_fabric,
-    while_it_allocates,
-    inner_pages_cached,
-    hybrid,
-    shipped,
-    shipped_and_the_memory_servers_die
-);
+test_every_structure!(one_sided, one_sided_over_a_weak_fabric, while_it_allocates);

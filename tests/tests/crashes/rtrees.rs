@@ -4,10 +4,7 @@ use farlink_runtime::{
     access::Access,
     error::Error,
     one_sided::{OneSided, Proof},
-    pages::allocate,
-    ptr::ServerId,
     report::Report,
-    structure::Placement,
     worker::Worker,
 };
 use farlink_structures::rtree::{Query, RTree, RTreeOptions, Rect, Tree};
@@ -16,13 +13,15 @@ use farlink_tests::{
     crash::{Scene, enumerate},
 };
 
-const TREE: &str = "rtree";
+use crate::maps::have_pages;
 
-type Opened = RTree<OneSided<Tree<2>>, 2>;
+pub(crate) const TREE: &str = "rtree";
+
+pub(crate) type Opened = RTree<OneSided<Tree<2>>, 2>;
 
 /// An operation of the victim's script, on the rectangle with this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Op {
+pub(crate) enum Op {
     Insert(u64),
     Delete(u64),
     Move(u64),
@@ -30,10 +29,10 @@ enum Op {
 
 /// Rectangles that are there, and what the victim does.
 #[derive(Debug)]
-struct Script {
+pub(crate) struct Script {
     count: u64,
     deleted: std::ops::Range<u64>,
-    op: Op,
+    pub(crate) op: Op,
 }
 
 fn rect(number: u64) -> Rect<2> {
@@ -57,6 +56,16 @@ fn sorted(mut entries: Vec<(u64, bool)>) -> Vec<(u64, bool)> {
 async fn entries(tree: &Opened) -> Result<Vec<(u64, bool)>, Error> {
     let all = tree.search(Query::Intersects(everywhere())).all().await?;
     Ok(sorted(all.into_iter().map(|(rect, payload)| (payload, rect == moved(payload))).collect()))
+}
+
+impl Op {
+    pub(crate) async fn run<A: Access<Plugin = Tree<2>>>(self, tree: &RTree<A, 2>) -> Result<(), Error> {
+        match self {
+            Self::Insert(number) => tree.insert(rect(number), number).await,
+            Self::Delete(number) => tree.delete(rect(number), number).await.map(drop),
+            Self::Move(number) => tree.update(rect(number), number, moved(number)).await.map(drop),
+        }
+    }
 }
 
 impl Script {
@@ -94,18 +103,12 @@ impl Scene for Script {
 
     async fn open(&self, worker: &Worker) -> Result<Opened, Error> {
         let tree = Opened::open(worker, TREE, Proof::Checksum).await?;
-        let class = tree.access().context().structure.class;
-        let server = |number| Placement::Server(ServerId::new(number).expect("a small number"));
-        drop((allocate(worker, class, server(0)).await?, allocate(worker, class, server(1)).await?));
+        have_pages(worker, tree.access().context().structure.class).await?;
         Ok(tree)
     }
 
     async fn act(&self, tree: &Opened) -> Result<(), Error> {
-        match self.op {
-            Op::Insert(number) => tree.insert(rect(number), number).await,
-            Op::Delete(number) => tree.delete(rect(number), number).await.map(drop),
-            Op::Move(number) => tree.update(rect(number), number, moved(number)).await.map(drop),
-        }
+        self.op.run(tree).await
     }
 
     async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error> {
@@ -129,13 +132,16 @@ impl Scene for Script {
     }
 }
 
+pub(crate) fn scripts() -> Vec<Script> {
+    let grow = [3, 20, 21, 22, 23, 24, 25, 26].map(|count| Script { count, deleted: 0..0, op: Op::Insert(count) });
+    let shrink = [60, 12, 8, 7].map(|left| Script { count: 60, deleted: left..60, op: Op::Delete(left - 1) });
+    let across = Script { count: 60, deleted: 0..0, op: Op::Move(17) };
+    grow.into_iter().chain(shrink).chain([across]).collect()
+}
+
 #[test]
 fn one_sided() {
-    for count in [3, 20, 21, 22, 23, 24, 25, 26] {
-        enumerate(FAST, &Script { count, deleted: 0..0, op: Op::Insert(count) });
+    for script in scripts() {
+        enumerate(FAST, &script);
     }
-    for left in [60, 12, 8, 7] {
-        enumerate(FAST, &Script { count: 60, deleted: left..60, op: Op::Delete(left - 1) });
-    }
-    enumerate(FAST, &Script { count: 60, deleted: 0..0, op: Op::Move(17) });
 }

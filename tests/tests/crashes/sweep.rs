@@ -68,7 +68,7 @@ fn dies<T>(
 #[test]
 fn one_that_cannot_be_finished_keeps_no_other_waiting() -> Result<(), Error> {
     let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(2, 2 << 20, FAST)?);
-    let placed = StructurePlacement { root: Some(server_id(1)), spread: PlacementPolicy::default() };
+    let placed = StructurePlacement { root: Some(server_id(1)), policy: PlacementPolicy::default() };
     cluster::create_at::<Tree>(&fabric, NAME, 256, Proof::Checksum, placed)?;
     let open = async |worker: &Worker| {
         let map: Opened = Map::open(worker, NAME, Proof::Checksum).await?;

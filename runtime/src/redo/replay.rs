@@ -1,0 +1,148 @@
+//! What a dead owner's log says, made so.
+
+use std::collections::BTreeMap;
+
+use super::{
+    batch::{PageRecord, Recorded, decode},
+    record::{Evidence, PartOf, RecordedPage, scan, whole},
+    recording::Recording,
+    repair::{Recover, Room, read_rings},
+};
+use crate::{
+    error::Error,
+    fabric::Liveness,
+    lock::{LockState, LockWord, OwnerId},
+    page::{self, CHECKSUM, LOCK, SizeClass, StructureId},
+    ptr::{Link, RemotePtr, ServerId},
+    remote::{release_word, take_word, write_words},
+};
+
+type Failure = Box<Error>;
+
+/// Replays those logs of `owner` that are meant, by structure and number, and that it writes no more: see [`write_ahead`](crate::write_ahead). How many pages it has changed.
+///
+/// # Errors
+/// If a memory server is lost, or there is no memory for records. Others, or a later call, go on with it then.
+pub(crate) async fn replay<R: Recover>(
+    remote: &R,
+    owner: OwnerId,
+    servers: impl IntoIterator<Item = ServerId>,
+    are_meant: impl Fn(StructureId, u64) -> bool,
+) -> Result<usize, Failure> {
+    let mut parts = Vec::new();
+    for server in servers {
+        let Some(head) = remote.rings_of(owner, server).await? else { return Ok(0) };
+        for (at, words) in read_rings(remote, head, owner).await? {
+            scan(PartOf::Batch, at, &words, owner, &mut parts);
+        }
+    }
+    let mut pages: BTreeMap<u64, Vec<PageRecord>> = BTreeMap::new();
+    for (_, _, words) in whole(parts) {
+        let batch = decode(&words, |at, class| remote.holds_page(at, class));
+        if let Some((_, _, records)) = batch.filter(|&(structure, log, _)| are_meant(structure, log)) {
+            records.into_iter().for_each(|record| pages.entry(record.page.word()).or_default().push(record));
+        }
+    }
+    let mut replayed = 0;
+    for (page, records) in pages {
+        let Some((at, class)) = Link::from_word(page).remote() else { continue };
+        replayed += usize::from(replay_page(remote, at, class, records).await?);
+    }
+    Ok(replayed)
+}
+
+/// Brings a page to the newest version that its records know; false if it is at a later one.
+async fn replay_page<R: Recover>(
+    remote: &R,
+    at: RemotePtr,
+    class: SizeClass,
+    mut records: Vec<PageRecord>,
+) -> Result<bool, Failure> {
+    records.sort_by_key(|record| record.version);
+    let mut attempt = 0;
+    loop {
+        let found = LockWord::from_word(remote.load(at).await?);
+        let newest = records.last().map_or(0, |record| record.version);
+        let is_free = matches!(records.last(), Some(PageRecord { what: Recorded::Freed, .. }));
+        if found.version() > newest || is_free && found.version() == newest {
+            return Ok(false);
+        }
+        if let LockState::LockedBy(holder) = found.state() {
+            match remote.liveness(holder) {
+                Liveness::Dead => remote.repair(at, class, found, holder).await?,
+                _ => remote.back_off(attempt).await,
+            }
+            attempt += 1;
+            continue;
+        }
+        if is_free {
+            let free = LockWord::free(newest, Some(remote.owner()));
+            if take_word(remote, at, found.word(), free.word()).await? {
+                remote.retire(at, class, newest);
+                return Ok(true);
+            }
+            continue;
+        }
+        let Some(image) = newest_image(remote, at, class, found, &records).await? else { return Ok(false) };
+        if write_page(remote, at, class, found, LockWord::unlocked(newest), image).await? {
+            return Ok(true);
+        }
+    }
+}
+
+/// The page's words as the newest record leaves them; `None` if records are missing, as in what is left of a log that is done with.
+async fn newest_image<R: Recover>(
+    remote: &R,
+    at: RemotePtr,
+    class: SizeClass,
+    found: LockWord,
+    records: &[PageRecord],
+) -> Result<Option<Box<[u64]>>, Failure> {
+    let whole = |record: &&PageRecord| match &record.what {
+        Recorded::Image(image) => Some((record.version, image.clone())),
+        _ => None,
+    };
+    let base =
+        records.iter().rev().find_map(|record| whole(&record)).filter(|&(version, _)| version >= found.version());
+    let (mut version, mut image) = match base {
+        Some(base) => base,
+        None => (found.version(), remote.read(at, class.words()).await?[..].into()),
+    };
+    for record in records.iter().filter(|record| record.version > version).collect::<Vec<_>>() {
+        let Recorded::Words(runs) = &record.what else { return Ok(None) };
+        if LockWord::unlocked(version).next_version() != record.version {
+            return Ok(None);
+        }
+        for (first, words) in runs {
+            let first = *first as usize;
+            image[first..first + words.len()].copy_from_slice(words);
+        }
+        version = record.version;
+    }
+    Ok(Some(image))
+}
+
+/// Writes a page as its owner would have, one version later; false if its lock word is not as it was found.
+async fn write_page<R: Recover>(
+    remote: &R,
+    at: RemotePtr,
+    class: SizeClass,
+    found: LockWord,
+    lock: LockWord,
+    mut image: Box<[u64]>,
+) -> Result<bool, Failure> {
+    image[CHECKSUM] = page::checksum(&image, lock.next_version());
+    let runs = vec![(LOCK + 1, image[LOCK + 1..].to_vec())];
+    let page = RecordedPage { at, class, lock, frees: false, runs };
+    let mut recording = Recording::new(remote, page.body(), Evidence::Lock, [at.server()])?;
+    let Room { places, _slot } = remote.reserve(at, &recording.parts()).await?;
+    recording.seal(remote, remote.next_sequence(), [places]);
+    recording.write(remote).await?;
+    let ours = lock.locked_by(remote.owner()).word();
+    if !take_word(remote, at, found.word(), ours).await? {
+        return Ok(false);
+    }
+    write_words(remote, page.words_to_write().collect()).await?;
+    release_word(remote, at, ours, page.after(remote.owner()).word()).await?;
+    Ok(true)
+}

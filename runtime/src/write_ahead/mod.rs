@@ -1,0 +1,415 @@
+//! The write-ahead log of a cached owner: what it has changed in its cache survives its death, or is lost, in whole changes.
+//!
+//! An owner changes pages in its cache and writes them later, each by one WRITE of the whole page. If it dies, of a split some pages
+//! may be written and others not, and one may be half-written. So it writes to a log first: *batches* of records, each about one
+//! page at one version:
+//!
+//! - an *image*: all its words;
+//! - *words*: those that a change of this page alone has set, where each change is recorded;
+//! - *freed*: the page is free from this version on.
+//!
+//! # What is recorded
+//! A change of several pages is recorded with images of all of them, before its local locks are given back. A change of one page is
+//! not, unless the owner is asked for that: what it did is lost with the cache. Before a page is written back its image is recorded, too,
+//! so that a half-written page can be written again. Then:
+//!
+//! 1. **A batch counts as a whole or not at all**: a sum over each of its parts says whether it arrived.
+//! 2. **One batch at a time is on its way.** So whoever finds one knows that all before it had arrived; some of those are done with.
+//!    What is recorded meanwhile makes the next batch: one WRITE for all changes in flight.
+//! 3. **A page is written, or freed in remote memory, once its newest record has arrived**, and with it every record made before.
+//!    What a page's image shows of other pages' changes was recorded before that image was taken, under the locks of those changes.
+//!
+//! Whatever arrived last, the images in the log and the pages that are not in it make a state in which every recorded change is whole:
+//! the newest image of a page shows all changes of it in this and earlier batches.
+//!
+//! # Room
+//! Batches are written to *segments*, which are [rings](crate::redo) of the compute server, wherever there is room, and so are found
+//! through its slot. A record is *done with* when the page is in remote memory at that version or a later one, or a later image of it
+//! has arrived. A segment is used again when all its batches are done with. When many are in use, the owner writes the pages back
+//! that the oldest are about ([`Log::oldest_pages`]), which records them anew; it never waits for room, but for memory.
+//!
+//! # Replay
+//! Whoever finds the owner dead, or is about to own what it owned, takes for each page that the log names its newest record (and the
+//! words recorded after an image), and makes the page so, if the page's version is not newer. It is done like a repair: with
+//! a record of its own, under the page's remote lock, at a version *beyond* the record's. So:
+//!
+//! - what is replayed once is not replayed again, however late another one comes who has read the log before: the page's
+//!   version is beyond the record, or its compare-and-swap fails;
+//! - who dies of it leaves a lock that others finish.
+//!
+//! Records of done batches that are still there do no harm: their pages are at that version or a later one, and to write a page's
+//! image again changes nothing while nobody else owns it. An owner that gives up in order writes everything back and wipes its
+//! segments first ([`Log::wipe`]). Of one that drops its cache without, its compute server replays the log, before the
+//! partition map says that it owns nothing.
+//!
+//! A dead owner's pages are those that its log and its pages say; free pages that it held are taken back after replay, for a new
+//! page of a recorded change is marked free in remote memory until it is written.
+
+mod space;
+
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    sync::Arc as StdArc,
+    task::{Poll, Waker},
+};
+
+use self::space::{Held, Space};
+pub use crate::redo::{PageRecord, Recorded};
+use crate::{
+    buffer::Buffer,
+    error::Error,
+    fabric,
+    page::StructureId,
+    ptr::{Link, RemotePtr},
+    recovery::another_ring,
+    redo::{OVERHEAD, PartOf, RING_CLASS, RING_FIRST, encode, seal},
+    sync::{Arc, Mutex, MutexGuard, lock},
+    tenure::Tenure,
+    worker::Handle,
+};
+
+/// Segments that a log uses before pages are written back to have fewer: 1 MiB of them.
+const SEGMENTS_MAX: usize = 64;
+/// About as many words are written though nobody waits for them.
+const PENDING_WORDS_MAX: usize = 4 * RING_CLASS.words();
+
+/// The log of what one cache owns; shared by all workers that use the cache.
+#[derive(Debug, Clone)]
+pub struct Log(StdArc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    // In this order: while it has the tenure, the log lives.
+    life: Life,
+    tenure: StdArc<Tenure>,
+    structure: StructureId,
+    state: Mutex<State>,
+}
+
+/// The log's entry among those of the compute server that are in use.
+#[derive(Debug)]
+struct Life {
+    number: u64,
+    compute: Arc<crate::shared::Shared>,
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        lock(&self.compute.logs).remove(&self.number);
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    pending: Pending,
+    /// The number of the batch that they make.
+    next: u64,
+    /// All up to this one have arrived.
+    arrived: u64,
+    is_writing: bool,
+    /// Somebody writes pages back for it.
+    is_shortened: bool,
+    failures: u64,
+    failure: Option<Failure>,
+    waiting: Vec<Waker>,
+    space: Space,
+}
+
+/// Records that are not on their way yet.
+#[derive(Debug, Default)]
+struct Pending {
+    records: Vec<PageRecord>,
+    words: usize,
+    /// Where the last one of each page is.
+    last: HashMap<Link, usize>,
+}
+
+impl Pending {
+    /// The last one of a page.
+    fn last(&self, page: Link) -> Option<&PageRecord> {
+        self.last.get(&page).map(|&index| &self.records[index])
+    }
+
+    fn add(&mut self, record: PageRecord) {
+        let PageRecord { page, version, ref what } = record;
+        let last = self.last.get(&page).copied();
+        if let Some(index) = last.filter(|&index| what.is_whole() && self.records[index].version <= version) {
+            // A batch counts as a whole.
+            self.records[index] = record;
+            return;
+        }
+        if last.is_none_or(|index| self.records[index].version < version) {
+            self.last.insert(page, self.records.len());
+        }
+        self.words += what.words();
+        self.records.push(record);
+    }
+}
+
+/// Why a batch was not written, for all who wait for it.
+#[derive(Debug)]
+enum Failure {
+    ServerLost(fabric::Error),
+    Other(String),
+}
+
+impl Failure {
+    fn error(&self) -> Error {
+        match self {
+            Self::ServerLost(fabric::Error::ServerLost { server, address, why }) => {
+                fabric::Error::ServerLost { server: *server, address: address.clone(), why: why.clone() }.into()
+            }
+            Self::ServerLost(error) => Error::NotRecorded { why: error.to_string() },
+            Self::Other(why) => Error::NotRecorded { why: why.clone() },
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Fabric(error @ fabric::Error::ServerLost { .. }) => Self::ServerLost(error),
+            error => Self::Other(error.to_string()),
+        }
+    }
+}
+
+impl Log {
+    /// An empty log for what `tenure` is for.
+    pub fn new(worker: &Handle, structure: StructureId, tenure: StdArc<Tenure>) -> Self {
+        let compute = Arc::clone(worker.compute());
+        let number = compute.next_sequence();
+        lock(&compute.logs).insert(number);
+        let state = State {
+            pending: Pending::default(),
+            next: 1,
+            arrived: 0,
+            is_writing: false,
+            is_shortened: false,
+            failures: 0,
+            failure: None,
+            waiting: Vec::new(),
+            space: Space::default(),
+        };
+        Self(StdArc::new(Inner { life: Life { number, compute }, tenure, structure, state: Mutex::new(state) }))
+    }
+
+    /// The right to what the log is about.
+    pub fn tenure(&self) -> &StdArc<Tenure> {
+        &self.0.tenure
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.0.state)
+    }
+
+    /// Adds the records of one change, while its pages are locked locally; the number of the batch in which they will be. Nothing is
+    /// written yet.
+    pub fn record(&self, records: impl IntoIterator<Item = PageRecord>) -> u64 {
+        let mut state = self.state();
+        records.into_iter().for_each(|record| state.pending.add(record));
+        state.next
+    }
+
+    /// Whether there is so much pending that it should be written, whether or not somebody waits for it.
+    pub fn is_due(&self) -> bool {
+        let state = self.state();
+        !state.is_writing && state.pending.words > PENDING_WORDS_MAX
+    }
+
+    /// Adds the image of a page that is about to be written back, unless it is recorded as it is; the number of the batch in which it
+    /// will be.
+    pub fn record_image(&self, page: Link, version: u64, image: &[u64]) -> u64 {
+        let mut state = self.state();
+        if state.pending.last(page).is_some_and(|last| last.version == version && last.what.is_whole()) {
+            return state.next;
+        }
+        if let Some(batch) = state.space.batch_of(page, version) {
+            return batch;
+        }
+        state.pending.add(PageRecord { page, version, what: Recorded::Image(image.into()) });
+        state.next
+    }
+
+    /// Waits until a batch has arrived, and all before it; has it written if nobody does.
+    ///
+    /// # Errors
+    /// [`Error::NotRecorded`] if it was tried in vain meanwhile, for want of memory; if a memory server is lost. It is tried again
+    /// when somebody waits for it again.
+    pub async fn arrival(&self, worker: &Handle, batch: u64) -> Result<(), Error> {
+        let mut failures = None;
+        poll_fn(|cx| {
+            let mut state = self.state();
+            if state.arrived >= batch {
+                return Poll::Ready(Ok(()));
+            }
+            if *failures.get_or_insert(state.failures) != state.failures
+                && let Some(failure) = &state.failure
+            {
+                return Poll::Ready(Err(failure.error()));
+            }
+            if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                state.waiting.push(cx.waker().clone());
+            }
+            if !std::mem::replace(&mut state.is_writing, true) {
+                drop(state);
+                let (log, writer) = (self.clone(), worker.clone());
+                // To its end, whoever waits for it.
+                drop(worker.spawn_to_end(async move { log.write(&writer).await }));
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Writes what is pending now. There is one at a time.
+    async fn write(&self, worker: &Handle) {
+        let (batch, pending) = {
+            let mut state = self.state();
+            let batch = state.next;
+            state.next += 1;
+            (batch, std::mem::take(&mut state.pending))
+        };
+        let held: Vec<Held> = pending.records.iter().map(held).collect();
+        let written = self.write_batch(worker, batch, &pending.records, &held).await;
+        let waiting = {
+            let state = &mut *self.state();
+            state.is_writing = false;
+            match written {
+                Ok(()) => {
+                    state.arrived = batch;
+                    state.space.arrived(batch, &held);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "an owner's log was not written");
+                    state.space.failed(batch, &held);
+                    state.failures += 1;
+                    state.failure = Some(error.into());
+                    // It goes with the next batch.
+                    let later = std::mem::replace(&mut state.pending, pending);
+                    later.records.into_iter().for_each(|record| state.pending.add(record));
+                }
+            }
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    async fn write_batch(
+        &self,
+        worker: &Handle,
+        batch: u64,
+        records: &[PageRecord],
+        held: &[Held],
+    ) -> Result<(), Error> {
+        let words = encode(self.0.structure, self.0.life.number, records);
+        loop {
+            let missing = self.state().space.missing_for(words.len());
+            if missing == 0 {
+                break;
+            }
+            for _ in 0..missing {
+                let segment = any_ring(worker, batch as usize).await?;
+                self.state().space.add(segment);
+            }
+        }
+        let parts = self.state().space.take(batch, words.len(), held);
+        let lengths = parts.iter().map(|&(_, words)| words);
+        let mut buffers: Vec<Buffer> = lengths.map(|words| worker.buffer(words)).collect::<Result<_, _>>()?;
+        let (mut shares, mut rest) = (Vec::new(), &words[..]);
+        for &(_, part) in &parts {
+            let (share, after) = rest.split_at(part - OVERHEAD);
+            (rest, _) = (after, shares.push(share));
+        }
+        let places = parts.iter().map(|&(at, _)| at);
+        seal(
+            PartOf::Batch,
+            worker.owner(),
+            worker.compute().next_sequence(),
+            shares.into_iter(),
+            places.clone().zip(buffers.iter_mut().map(|buffer| &mut buffer[..])),
+        );
+        worker.count_round_trip();
+        let posted: Vec<_> = places.zip(buffers).map(|(at, buffer)| worker.write_private(at, buffer)).collect();
+        let mut outcome = Ok(());
+        for posted in posted {
+            outcome = outcome.and(posted.await);
+        }
+        Ok(outcome?)
+    }
+
+    /// A page is in remote memory at this version, free or not.
+    pub fn is_written(&self, page: Link, version: u64) {
+        self.state().space.written(page, version);
+    }
+
+    /// Whether the caller is to write pages back that old records are about, and then say that it [is](Log::is_shortened) done.
+    pub fn shorten(&self) -> bool {
+        let state = &mut *self.state();
+        state.space.in_use() > SEGMENTS_MAX && !std::mem::replace(&mut state.is_shortened, true)
+    }
+
+    /// See [`Log::shorten`].
+    pub fn is_shortened(&self) {
+        self.state().is_shortened = false;
+    }
+
+    /// The pages that the older half of the log is about.
+    pub fn oldest_pages(&self) -> Vec<Link> {
+        self.state().space.oldest()
+    }
+
+    /// Makes the log say nothing: once all pages are written back, and nobody changes anything any more. Pages that are being freed
+    /// are freed by those who do it.
+    ///
+    /// # Errors
+    /// If a memory server is lost, or there is no buffer.
+    pub async fn wipe(&self, worker: &Handle) -> Result<(), Error> {
+        let mut attempt = 0;
+        let segments = loop {
+            let pending = {
+                let mut state = self.state();
+                let pending = (!state.pending.records.is_empty()).then_some(state.next);
+                if pending.is_none() && !state.is_writing {
+                    break std::mem::take(&mut state.space).into_rings();
+                }
+                pending
+            };
+            match pending {
+                Some(batch) => self.arrival(worker, batch).await?,
+                None => worker.back_off(attempt).await,
+            }
+            attempt += 1;
+        };
+        let words = RING_CLASS.words() - RING_FIRST;
+        let wiper = worker.clone();
+        let wiping = async move {
+            for segment in segments {
+                let mut zeros = wiper.buffer(words)?;
+                zeros.fill(0);
+                wiper.write_private(segment.word(RING_FIRST), zeros).await?;
+                lock(&wiper.compute().idle_rings).push(segment);
+            }
+            Ok(())
+        };
+        worker.spawn_to_end(wiping).await
+    }
+}
+
+fn held(PageRecord { page, version, what }: &PageRecord) -> Held {
+    Held { page: *page, version: *version, is_whole: what.is_whole() }
+}
+
+/// A ring on any memory server that has room for one.
+async fn any_ring(worker: &Handle, first: usize) -> Result<RemotePtr, Error> {
+    let geometry = &worker.compute().geometry;
+    let mut servers = geometry.iter().cycle().skip(first % geometry.len()).take(geometry.len()).peekable();
+    while let Some(geometry) = servers.next() {
+        match another_ring(worker, geometry.server).await {
+            Err(Error::OutOfMemory { .. }) if servers.peek().is_some() => {}
+            ring => return ring,
+        }
+    }
+    Err(Error::OutOfMemory { class: RING_CLASS })
+}

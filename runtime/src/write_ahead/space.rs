@@ -1,0 +1,179 @@
+//! Where batches are written, and which of them are done with.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{
+    ptr::{Link, RemotePtr},
+    redo::{OVERHEAD, RING_CLASS, RING_FIRST, SHARE_WORDS_MAX},
+};
+
+/// A record, as far as room is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) page: Link,
+    pub(super) version: u64,
+    /// No other record is needed to have the page.
+    pub(super) is_whole: bool,
+}
+
+#[derive(Debug)]
+struct Segment {
+    ring: RemotePtr,
+    /// The first word that is not taken.
+    end: usize,
+    /// Parts in it that are not done with.
+    parts: usize,
+}
+
+impl Segment {
+    fn room(&self) -> usize {
+        RING_CLASS.words() - self.end
+    }
+}
+
+#[derive(Debug)]
+struct Batch {
+    /// Records that are not done with.
+    records: usize,
+    segments: Vec<usize>,
+}
+
+/// A record that is not done with.
+#[derive(Debug, Clone, Copy)]
+struct Live {
+    batch: u64,
+    version: u64,
+    is_whole: bool,
+}
+
+/// Segments, and what is in them.
+#[derive(Debug, Default)]
+pub(super) struct Space {
+    segments: Vec<Segment>,
+    /// Where the next part goes, if it fits.
+    current: Option<usize>,
+    batches: BTreeMap<u64, Batch>,
+    pages: HashMap<Link, Vec<Live>>,
+}
+
+impl Space {
+    /// Shares of a batch that does not fit into the rest of a segment.
+    fn shares(words: usize) -> impl Iterator<Item = usize> {
+        (0..words.div_ceil(SHARE_WORDS_MAX)).map(move |part| (words - part * SHARE_WORDS_MAX).min(SHARE_WORDS_MAX))
+    }
+
+    fn fits_in_current(&self, words: usize) -> bool {
+        self.current.is_some_and(|current| self.segments[current].room() >= words + OVERHEAD)
+    }
+
+    fn empty(&self) -> impl Iterator<Item = usize> {
+        let is_empty = |&(_, segment): &(usize, &Segment)| segment.end == RING_FIRST;
+        self.segments.iter().enumerate().filter(is_empty).map(|(index, _)| index)
+    }
+
+    /// How many segments more it takes for a batch of so many words.
+    pub(super) fn missing_for(&self, words: usize) -> usize {
+        if self.fits_in_current(words) { 0 } else { Self::shares(words).count().saturating_sub(self.empty().count()) }
+    }
+
+    pub(super) fn add(&mut self, ring: RemotePtr) {
+        self.segments.push(Segment { ring, end: RING_FIRST, parts: 0 });
+    }
+
+    /// Takes room for the parts of a batch: where each goes, and how many words it has. There are segments enough.
+    pub(super) fn take(&mut self, batch: u64, words: usize, held: &[Held]) -> Vec<(RemotePtr, usize)> {
+        let mut taken = Vec::new();
+        let mut segments = Vec::new();
+        let mut place = |this: &mut Self, index: usize, words: usize| {
+            let segment = &mut this.segments[index];
+            taken.push((segment.ring.word(segment.end), words));
+            segment.end += words;
+            segment.parts += 1;
+            this.current = Some(index);
+            segments.push(index);
+        };
+        match self.current.filter(|_| self.fits_in_current(words)) {
+            Some(current) => place(self, current, words + OVERHEAD),
+            None => {
+                let empty: Vec<usize> = self.empty().collect();
+                Self::shares(words).zip(empty).for_each(|(share, index)| place(self, index, share + OVERHEAD));
+            }
+        }
+        self.batches.insert(batch, Batch { records: held.len(), segments });
+        for &Held { page, version, is_whole } in held {
+            self.pages.entry(page).or_default().push(Live { batch, version, is_whole });
+        }
+        taken
+    }
+
+    /// The batch with the image of a page at a version.
+    pub(super) fn batch_of(&self, page: Link, version: u64) -> Option<u64> {
+        let live = self.pages.get(&page)?.iter();
+        live.filter(|live| live.version == version && live.is_whole).map(|live| live.batch).min()
+    }
+
+    /// A batch has arrived: earlier records of its pages are of no use where it has images.
+    pub(super) fn arrived(&mut self, batch: u64, held: &[Held]) {
+        for &Held { page, version, is_whole } in held {
+            if is_whole {
+                self.done(page, |live| live.version < version || live.version == version && live.batch < batch);
+            }
+        }
+        // One without records.
+        self.settle(batch, 0);
+    }
+
+    /// A batch was not written.
+    pub(super) fn failed(&mut self, batch: u64, held: &[Held]) {
+        held.iter().for_each(|held| self.done(held.page, |live| live.batch == batch));
+        self.settle(batch, 0);
+    }
+
+    /// A page is in remote memory at a version.
+    pub(super) fn written(&mut self, page: Link, version: u64) {
+        self.done(page, |live| live.version <= version);
+    }
+
+    fn done(&mut self, page: Link, is_done: impl Fn(&Live) -> bool) {
+        let Some(all) = self.pages.get_mut(&page) else { return };
+        let done: Vec<u64> = all.iter().filter(|live| is_done(live)).map(|live| live.batch).collect();
+        all.retain(|live| !is_done(live));
+        if all.is_empty() {
+            self.pages.remove(&page);
+        }
+        done.into_iter().for_each(|batch| self.settle(batch, 1));
+    }
+
+    /// So many records of a batch are done with.
+    fn settle(&mut self, number: u64, records: usize) {
+        let Some(batch) = self.batches.get_mut(&number) else { return };
+        batch.records -= records;
+        if batch.records != 0 {
+            return;
+        }
+        for index in self.batches.remove(&number).into_iter().flat_map(|batch| batch.segments) {
+            let segment = &mut self.segments[index];
+            segment.parts -= 1;
+            if segment.parts == 0 {
+                segment.end = RING_FIRST;
+            }
+        }
+    }
+
+    /// Segments with records that are not done with.
+    pub(super) fn in_use(&self) -> usize {
+        self.segments.iter().filter(|segment| segment.parts != 0).count()
+    }
+
+    /// The pages of the older half of the batches.
+    pub(super) fn oldest(&self) -> Vec<Link> {
+        let Some((&middle, _)) = self.batches.iter().nth(self.batches.len() / 2) else { return Vec::new() };
+        let is_old = |live: &Vec<Live>| live.iter().any(|live| live.batch <= middle);
+        self.pages.iter().filter(|(_, live)| is_old(live)).map(|(&page, _)| page).collect()
+    }
+
+    /// All its segments.
+    pub(super) fn into_rings(self) -> Vec<RemotePtr> {
+        self.segments.into_iter().map(|segment| segment.ring).collect()
+    }
+}

@@ -1,0 +1,186 @@
+//! Ordered maps and R-trees in the cache of an owner that writes back: it dies after each request of a change and the flush behind
+//! it. Others take over, or write one-sided; all that was stored and flushed before is there, and of the change all or nothing.
+
+use std::cell::Cell;
+
+use farlink_offload::{Admission, CacheOptions, Cached, ComputeCache};
+use farlink_runtime::{
+    access::{Access, Plugin},
+    error::Error,
+    one_sided::Proof,
+    report::Report,
+    structure::Structure,
+    worker::Worker,
+};
+use farlink_structures::{
+    map::{KeyRange, Map},
+    rtree::{self, RTree},
+};
+use farlink_tests::{
+    cluster::FAST,
+    crash::{Scene, enumerate},
+    subject::Subject,
+    test_every_structure,
+};
+
+use crate::{maps, rtrees};
+
+/// Access to all of a structure, through a cache that holds all of it or as little as can be.
+async fn own<P: Plugin>(
+    worker: &Worker,
+    structure: Structure,
+    region: P::Region,
+    bytes: usize,
+) -> Result<Cached<P>, Error> {
+    let mut options = CacheOptions::new(bytes);
+    (options.page_bytes, options.admission) = (structure.class.bytes(), Admission::Always);
+    ComputeCache::<P>::new(options)?.own(worker, structure, region).await
+}
+
+const CACHE_BYTES: usize = 1 << 20;
+/// Little enough for pages to leave.
+const CACHE_BYTES_MIN: usize = 64 << 10;
+
+/// What an owner does between two flushes.
+#[derive(Debug)]
+struct Owner<S> {
+    script: maps::Script<S>,
+    /// After the script's operation: keys that are inserted, and then removed again but for the first.
+    more: std::ops::Range<u64>,
+    cache_bytes: usize,
+    /// Whether others take over, or write one-sided.
+    takes_over: Cell<bool>,
+}
+
+/// Written back before anybody dies.
+const FLUSHED: u64 = u64::MAX - 1;
+
+impl<S: Subject> Owner<S> {
+    fn of(script: maps::Script<S>) -> Self {
+        Self { script, more: 0..0, cache_bytes: CACHE_BYTES, takes_over: Cell::new(false) }
+    }
+
+    /// Keys that are inserted beside, far from all others.
+    fn more(&self) -> impl Iterator<Item = u64> + use<S> {
+        self.more.clone().map(|key| 1_000_000 + key * 7919 % 10_000)
+    }
+}
+
+impl<S: Subject> Scene for Owner<S> {
+    type Open = Map<S, Cached<S>>;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.script.prepare(worker).await
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
+        let map: maps::Opened<S> = self.script.open(worker).await?;
+        let structure = map.structure().clone();
+        let map = Map::over(own::<S>(worker, structure, KeyRange::ALL, self.cache_bytes).await?);
+        assert!(map.insert(FLUSHED, 1).await?);
+        map.access().flush().await?;
+        assert_eq!(map.update(FLUSHED, 2).await?, Some(1));
+        Ok(map)
+    }
+
+    async fn act(&self, map: &Self::Open) -> Result<(), Error> {
+        self.script.op.run(map).await?;
+        for key in self.more() {
+            map.insert(key, key).await?;
+        }
+        for key in self.more().skip(1) {
+            map.remove(key).await?;
+        }
+        map.access().flush().await
+    }
+
+    fn is_swept_first(&self) -> bool {
+        !self.takes_over.get()
+    }
+
+    async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
+        let map: maps::Opened<S> = Map::open(worker, maps::MAP, Proof::Checksum).await?;
+        let takes_over = self.takes_over.replace(!self.takes_over.get());
+        let value = if takes_over {
+            let owned = own::<S>(worker, map.structure().clone(), KeyRange::ALL, self.cache_bytes).await?;
+            let owned = Map::over(owned);
+            let value = owned.remove(FLUSHED).await?;
+            for key in self.more() {
+                let found = owned.remove(key).await?;
+                assert!(found.is_none_or(|value| value == key), "{key}: {found:?}");
+            }
+            owned.access().close().await?;
+            value
+        } else {
+            let value = map.remove(FLUSHED).await?;
+            for key in self.more() {
+                map.remove(key).await?;
+            }
+            value
+        };
+        assert!(matches!((value, flushed), (Some(2), _) | (Some(1), false)), "{value:?}, flushed: {flushed}");
+        drop(map);
+        self.script.verify(worker, flushed).await
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        self.script.check(worker).await
+    }
+}
+
+fn write_back<S: Subject>() {
+    for script in maps::scripts::<S>() {
+        enumerate(FAST, &Owner::of(script));
+    }
+}
+
+/// Pages leave the cache all the time, and the log is written again and again.
+fn pages_leave<S: Subject>() {
+    let script = maps::Script::<S>::new((1..=1500).map(|key| key * 10), [], maps::Op::Insert(65));
+    let owner = Owner { more: 0..150, cache_bytes: CACHE_BYTES_MIN, ..Owner::of(script) };
+    enumerate(FAST, &owner);
+}
+
+test_every_structure!(write_back, pages_leave);
+
+/// An R-tree's owner.
+#[derive(Debug)]
+struct RTrees(rtrees::Script);
+
+impl Scene for RTrees {
+    type Open = RTree<Cached<rtree::Tree<2>>, 2>;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.0.prepare(worker).await
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
+        let tree = self.0.open(worker).await?;
+        let structure = tree.access().context().structure.clone();
+        Ok(RTree::over(own::<rtree::Tree<2>>(worker, structure, rtree::Rect::EVERYTHING, CACHE_BYTES).await?))
+    }
+
+    async fn act(&self, tree: &Self::Open) -> Result<(), Error> {
+        self.0.op.run(tree).await?;
+        tree.access().flush().await
+    }
+
+    async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
+        let tree = rtrees::Opened::open(worker, rtrees::TREE, Proof::Checksum).await?;
+        let structure = tree.access().context().structure.clone();
+        own::<rtree::Tree<2>>(worker, structure, rtree::Rect::EVERYTHING, CACHE_BYTES).await?.close().await?;
+        drop(tree);
+        self.0.verify(worker, flushed).await
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        self.0.check(worker).await
+    }
+}
+
+#[test]
+fn rtrees_write_back() {
+    for script in rtrees::scripts() {
+        enumerate(FAST, &RTrees(script));
+    }
+}
