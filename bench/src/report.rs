@@ -259,8 +259,17 @@ impl<W: Write> Reporter<W> {
     }
 
     /// Prints a line for people; with JSON, nothing.
-    pub(crate) fn note(&mut self, line: &str) -> io::Result<()> {
-        if self.json { Ok(()) } else { writeln!(self.out, "{line}") }
+    pub(crate) fn note(&mut self, text: &str) -> io::Result<()> {
+        if self.json {
+            return Ok(());
+        }
+        for line in text.split('\n') {
+            match line.chars().count() <= LINE_WIDTH {
+                true => writeln!(self.out, "{line}")?,
+                false => writeln!(self.out, "{}", in_lines(&line.split(' ').map(str::to_owned).collect::<Vec<_>>()))?,
+            }
+        }
+        Ok(())
     }
 
     /// Prints the structure's height and remote memory per entry.

@@ -277,3 +277,38 @@ fn die_with_parent(command: &mut Command) {
     // allocates nothing (an error from a number does not allocate).
     unsafe { command.pre_exec(arrange) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Set for the process that has children.
+    const TALKS: &str = "FARLINK_CHILDREN_TALK";
+    const CHILDREN: usize = 4;
+    const LINES: usize = 200;
+
+    /// Each line comes out whole, with the name of who wrote it, however slowly it was written.
+    #[test]
+    fn errors_of_several_children_come_line_by_line() {
+        if std::env::var_os(TALKS).is_some() {
+            let talk = format!("for i in $(seq {LINES}); do printf 'line ' >&2; printf $i >&2; echo ' ends' >&2; done");
+            let start = |number| {
+                let mut command = Command::new("sh");
+                command.args(["-c", &talk]);
+                Child::start(&format!("child {number}"), command).unwrap()
+            };
+            let children: Vec<_> = (0..CHILDREN).map(start).collect();
+            return children.into_iter().for_each(|child| child.finish().unwrap());
+        }
+        let test = "tests::errors_of_several_children_come_line_by_line";
+        let program = std::env::current_exe().unwrap();
+        let talk = Command::new(program).args(["--exact", test, "--nocapture"]).env(TALKS, "1").output().unwrap();
+        let errors = String::from_utf8(talk.stderr).unwrap();
+        let mut next = [1; CHILDREN];
+        for line in errors.lines().filter(|line| !line.is_empty()) {
+            let number = (0..CHILDREN).find(|number| line == format!("child {number}: line {} ends", next[*number]));
+            next[number.unwrap_or_else(|| panic!("{line:?} is no line of a child"))] += 1;
+        }
+        assert_eq!(next, [LINES + 1; CHILDREN]);
+    }
+}

@@ -229,7 +229,7 @@ pub(crate) fn run(args: &DesignsArgs, out: impl Write) -> anyhow::Result<()> {
     plot::write_svg(&plots(&points, &selectivities), &path)?;
     let mut reporter = Reporter::new(out, args.common.json);
     reporter.note(&format!(
-        "{} keys in pages of {}; {} memory servers, each with {} processors that take {} for a page, \n\
+        "{} keys in pages of {}; {} memory servers, each with {} processors that take {} for a page, \
          and a card for {}/s; {} added to every remote operation",
         show_count(args.keys as f64),
         show_bytes(args.page_bytes.into()),
@@ -326,12 +326,13 @@ fn show(rows: &[Row]) -> comfy_table::Table {
 fn plots(points: &[Point], selectivities: &[f64]) -> Vec<Plot> {
     let plot = |selectivity: f64, data: Data| {
         let points = points.iter().filter(move |point| (point.data, point.selectivity) == (data, selectivity));
-        let xy =
-            |point: &Point| Some((point.design.name().to_owned(), f64::from(point.clients), point.row.ops_per_second?));
+        let xy = |point: &Point| {
+            Some((point.design.name().to_owned(), f64::from(point.clients), point.row.ops_per_second? / 1e3))
+        };
         Plot {
             title: format!("{}, {} data", query(selectivity), data.name()),
             x_label: "clients".to_owned(),
-            y_label: "operations a second".to_owned(),
+            y_label: "thousand operations a second".to_owned(),
             lines: Line::by_name(points.filter_map(xy)),
             y_max: None,
         }

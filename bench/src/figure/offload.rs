@@ -225,7 +225,7 @@ fn checks(args: &OffloadArgs, points: &[Point]) -> Vec<CheckRow> {
 fn show(rows: &[Row]) -> comfy_table::Table {
     let header = [
         "policy",
-        "threads",
+        "cpus",
         "cache",
         "ops/s",
         "of\nnever",
@@ -234,7 +234,7 @@ fn show(rows: &[Row]) -> comfy_table::Table {
         "read\n/op",
         "write\n/op",
         "msg\n/op",
-        "shipped\n/op",
+        "ship\n/op",
     ];
     let line = |row: &Row| {
         vec![
