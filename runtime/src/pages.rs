@@ -44,9 +44,9 @@ pub struct NewPage {
 
 impl NewPage {
     /// A page for models, which nobody takes back.
-    #[cfg(loom)]
-    pub(crate) fn of_model(at: RemotePtr, class: SizeClass, version: u64) -> Self {
-        Self { page: FreePage { at, class, version }, worker: None }
+    #[cfg(any(test, loom))]
+    pub(crate) fn of_nobody(page: FreePage) -> Self {
+        Self { page, worker: None }
     }
 
     /// Its address, to be linked to.

@@ -5,27 +5,34 @@
 
 use std::{fmt::Debug, sync::Arc};
 
+use farlink_offload::ship::ShipServer;
 use farlink_runtime::{
     audit,
     compute::ComputeServer,
     error::Error,
     fabric::{
         Fabric,
+        listener::ListenOptions,
         mem::MemOptions,
         mortal::{MortalFabric, Order},
     },
     layout::CHUNK_BYTES,
     page::SizeClass,
     pages::allocate,
+    ptr::ServerId,
     report::Report,
     server,
     structure::Placement,
     worker::Worker,
 };
 
-use crate::{cluster, settings};
+use crate::{
+    backend::here::{self, Here},
+    cluster, fleet, settings,
+};
 
-/// Bytes of each of the two memory servers.
+const SERVERS: usize = 2;
+/// Bytes of each memory server.
 const SERVER_BYTES: u64 = 2 << 20;
 
 /// A member of the cluster that does its own maintenance.
@@ -72,11 +79,27 @@ impl Member {
     }
 }
 
+/// What memory servers do in a scene.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryServers {
+    /// They carry out nothing.
+    Passive,
+    /// They carry out what the victim sends, and outlive it.
+    Serve,
+    /// They are what dies, all at once, and leaves its memory: the victim, which sends its operation there, lives.
+    Die,
+}
+
 /// What the victim does, and what others must find.
 #[allow(async_fn_in_trait, reason = "tests run on one thread")]
 pub trait Scene {
     /// What the victim has opened.
     type Open: 'static;
+
+    /// What memory servers do.
+    fn memory_servers(&self) -> MemoryServers {
+        MemoryServers::Passive
+    }
 
     /// Makes what is there before.
     ///
@@ -122,15 +145,47 @@ struct Death {
     after: u64,
 }
 
-fn cluster(options: MemOptions) -> Result<Arc<dyn Fabric>, Error> {
-    Ok(Arc::new(server::in_process(2, SERVER_BYTES, options)?))
+/// A cluster, and the memory servers that are there to be asked.
+struct Stage {
+    fabric: Arc<dyn Fabric>,
+    here: Option<Arc<dyn Here>>,
 }
 
-/// The victim acts, and is gone; whether it has acknowledged its operation, and how many requests that took.
-fn play_victim<S: Scene>(fabric: &Arc<dyn Fabric>, scene: &S, death: Death) -> Result<(bool, u64), Error> {
-    let mortal = MortalFabric::new(Arc::clone(fabric), death.order, death.tears);
-    let as_fabric: Arc<dyn Fabric> = Arc::new(mortal.clone());
-    let victim = Member::join(&as_fabric, 1)?;
+impl Stage {
+    fn new(options: MemOptions, servers: MemoryServers) -> Result<Self, Error> {
+        // What a memory server does by hand its fabric does not see.
+        let atomic_against_cpu = options.atomic_against_cpu && servers != MemoryServers::Die;
+        let options = MemOptions { atomic_against_cpu, ..options };
+        if servers == MemoryServers::Passive {
+            return Ok(Self { fabric: Arc::new(server::in_process(SERVERS, SERVER_BYTES, options)?), here: None });
+        }
+        let here = here::start(SERVERS, SERVER_BYTES, options)?;
+        Ok(Self { fabric: here.fabric(), here: Some(here) })
+    }
+
+    /// Has the memory servers carry out operations, as one member of the cluster that `fabric` leads to.
+    fn serve(&self, fabric: &Arc<dyn Fabric>) -> Result<Vec<ShipServer>, Error> {
+        let Some(here) = &self.here else { return Ok(Vec::new()) };
+        let member = Arc::new(cluster::join_manual(fabric, 9)?);
+        let serve = |server: usize| {
+            let server = ServerId::new(server as u16).expect("a small number");
+            let listen = ListenOptions { endpoints: 1, ..ListenOptions::default() };
+            let member = Arc::clone(&member);
+            fleet::ship_at(here.listen(server, &listen)?, here.memory(server)?, move || Ok(Arc::clone(&member)))
+        };
+        (0..SERVERS).map(serve).collect()
+    }
+}
+
+/// The victim acts, and is gone, or the memory servers are; whether its operation was acknowledged, and how many requests were made by
+/// whoever was to die.
+fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool, u64), Error> {
+    let mortal = MortalFabric::new(Arc::clone(&stage.fabric), death.order, death.tears);
+    let (as_fabric, sound): (Arc<dyn Fabric>, _) = (Arc::new(mortal.clone()), Arc::clone(&stage.fabric));
+    let servers_die = scene.memory_servers() == MemoryServers::Die;
+    let (of_victim, of_servers) = if servers_die { (sound, as_fabric) } else { (as_fabric, sound) };
+    let servers = stage.serve(&of_servers)?;
+    let victim = Member::join(&of_victim, 1)?;
     let open = victim.worker.block_on(scene.open(&victim.worker))?;
     let before = mortal.requests();
     mortal.dies_after(death.after);
@@ -139,7 +194,14 @@ fn play_victim<S: Scene>(fabric: &Arc<dyn Fabric>, scene: &S, death: Death) -> R
     // It has not left: not even this arrives.
     mortal.dies_after(0);
     drop(open);
-    drop(victim);
+    // Who is dead first, so that the others need not wait for it.
+    if servers_die {
+        drop(servers);
+        drop(victim);
+    } else {
+        drop(victim);
+        drop(servers);
+    }
     Ok((outcome.is_ok(), requests))
 }
 
@@ -159,10 +221,11 @@ async fn lease_all(Member { worker, compute }: &Member) -> Result<(), Error> {
 }
 
 fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, Error> {
-    let fabric = cluster(options)?;
-    cluster::with_worker(&fabric, |worker| worker.block_on(scene.prepare(worker)))?;
-    let (acknowledged, requests) = play_victim(&fabric, scene, death)?;
-    let survivor = Member::join(&fabric, 2)?;
+    let stage = Stage::new(options, scene.memory_servers())?;
+    let fabric = &stage.fabric;
+    cluster::with_worker(fabric, |worker| worker.block_on(scene.prepare(worker)))?;
+    let (acknowledged, requests) = play_victim(&stage, scene, death)?;
+    let survivor = Member::join(fabric, 2)?;
     if scene.is_swept_first() {
         survivor.maintain()?;
     }
@@ -170,7 +233,7 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, E
     survivor.maintain()?;
     // With it go the pages that it had in hand.
     drop(survivor);
-    let auditor = Member::join(&fabric, 3)?;
+    let auditor = Member::join(fabric, 3)?;
     auditor.maintain()?;
     let report = auditor.worker.block_on(scene.check(&auditor.worker))?;
     assert!(report.is_clean() && !report.is_partial && report.audit.held == 0, "{report:?}");

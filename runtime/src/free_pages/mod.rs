@@ -140,7 +140,7 @@ pub(crate) struct SharedPages {
     free: Mutex<BTreeMap<(ServerId, SizeClass), Vec<FreePage>>>,
     deferred: Mutex<Deferred>,
     searches: Mutex<BTreeMap<(ServerId, SizeClass), Search>>,
-    /// Pages that dead compute servers held, whose grace is over.
+    /// Pages that go back to their chunks: those that dead compute servers held, once their grace is over.
     returning: Mutex<Vec<FreePage>>,
     /// Chunks that somebody had counted as leased, and never leased; none of a memory server where nobody has looked for them
     /// since they may have come to be.
@@ -203,6 +203,12 @@ impl SharedPages {
     /// Pages in doubt that are not in use: free, or nobody's.
     pub(crate) fn take_unclaimed(&self) -> Vec<Unlinked> {
         std::mem::take(&mut lock(&self.deferred).unclaimed)
+    }
+
+    /// The page goes back to its chunk with the next round of maintenance. Nobody looks at it any more.
+    pub(crate) fn bring_back(&self, page: FreePage) {
+        self.is_used.store(true, Ordering::Relaxed);
+        lock(&self.returning).push(page);
     }
 
     /// Whether pages may be here that are in no bitmap.

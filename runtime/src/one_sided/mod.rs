@@ -11,6 +11,8 @@
 //! stop: see [`proof`](self).
 
 mod change;
+#[cfg(all(test, not(loom)))]
+mod deaths;
 mod here;
 #[cfg(loom)]
 pub mod model;

@@ -10,7 +10,7 @@ use crate::{
     access::Interrupt,
     change::Role,
     page::{SizeClass, StructureId},
-    pages::NewPage,
+    pages::{FreePage, NewPage},
     ptr::RemotePtr,
     redo::Recover,
 };
@@ -62,7 +62,8 @@ pub async fn install<R: Recover>(
     f: impl FnOnce(&mut OneSidedPages),
     swap: (RemotePtr, u64, u64),
 ) -> Result<bool, Interrupt> {
-    let mut pages = OneSidedPages::open(remote, structure, [], vec![NewPage::of_model(at, class, version)])?;
+    let mut pages =
+        OneSidedPages::open(remote, structure, [], vec![NewPage::of_nobody(FreePage { at, class, version })])?;
     f(&mut pages);
     let mut staged = PreparedChange::of(pages);
     staged.seal();

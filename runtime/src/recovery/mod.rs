@@ -188,7 +188,7 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> 
             // One that was being made is in its maker's hands.
             if found.state() == LockState::Unlocked && take_word(worker, at, found.word(), free.word()).await? {
                 let page = FreePage { at, class: RING_CLASS, version: free.version() };
-                worker.compute().pages.put(std::iter::once(page));
+                worker.compute().pages.bring_back(page);
             }
         }
         release_word(worker, head, first, 0).await?;

@@ -6,3 +6,4 @@ mod maps;
 mod owners;
 mod rtrees;
 mod sweep;
+mod ways;

@@ -6,11 +6,12 @@ use farlink_runtime::{
     access::Access,
     error::Error,
     one_sided::{OneSided, Proof},
+    operation::Run,
     page::SizeClass,
     pages::allocate,
     ptr::ServerId,
     report::Report,
-    structure::Placement,
+    structure::{Placement, StructurePlacement},
     worker::Worker,
 };
 use farlink_structures::map::Map;
@@ -22,7 +23,7 @@ use farlink_tests::{
 };
 
 pub(crate) const MAP: &str = "map";
-const PAGE_BYTES: usize = 256;
+pub(crate) const PAGE_BYTES: usize = 256;
 
 pub(crate) type Opened<S> = Map<S, OneSided<S>>;
 
@@ -35,7 +36,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    pub(crate) async fn run<S: Subject, A: Access<Plugin = S>>(self, map: &Map<S, A>) -> Result<(), Error> {
+    pub(crate) async fn run<S: Subject, A: Run<Plugin = S>>(self, map: &Map<S, A>) -> Result<(), Error> {
         match self {
             Self::Insert(key) => map.insert(key, !key).await.map(drop),
             Self::Update(key) => map.update(key, !key).await.map(drop),
@@ -91,11 +92,11 @@ impl<S: Subject> Script<S> {
     }
 }
 
-impl<S: Subject> Scene for Script<S> {
-    type Open = Opened<S>;
-
-    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
-        let map = Map::<S, _>::make(worker, MAP, S::page_bytes(PAGE_BYTES), Proof::Checksum).await?;
+impl<S: Subject> Script<S> {
+    /// [`Scene::prepare`], with pages here.
+    pub(crate) async fn prepare_at(&self, worker: &Worker, placed: StructurePlacement) -> Result<(), Error> {
+        let page_bytes = S::page_bytes(PAGE_BYTES);
+        let map = Map::<S, _>::make_at(worker, MAP, page_bytes, Proof::Checksum, placed).await?;
         for &key in &self.keys {
             assert!(map.insert(key, key).await?);
         }
@@ -103,6 +104,14 @@ impl<S: Subject> Scene for Script<S> {
             assert_eq!(map.remove(key).await?, Some(key));
         }
         Ok(())
+    }
+}
+
+impl<S: Subject> Scene for Script<S> {
+    type Open = Opened<S>;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.prepare_at(worker, StructurePlacement::default()).await
     }
 
     async fn open(&self, worker: &Worker) -> Result<Opened<S>, Error> {
