@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farlink_offload::{
-    Adaptive, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Engine, EngineOptions, Hybrid, OffloadCounts,
-    Policies, Remote, ShardKey, Sharded, ShardedRemote, ship::Shipper,
+    Adaptive, CacheOptions, Cached, CachedInner, ComputeCache, Counters, Durability, Engine, EngineOptions, Hybrid,
+    OffloadCounts, Policies, Remote, ShardKey, Sharded, ShardedRemote, ship::Shipper,
 };
 use farlink_runtime::access::Region as _;
 use farlink_runtime::error::Error;
@@ -64,6 +64,11 @@ impl<S: Subject> Route<S> {
     /// The same through a cache, empty now, which holds all pages of this region or inner ones only.
     pub(crate) fn through(self, cache: CacheOptions, owned: S::Region) -> Result<Self, Error> {
         Ok(Self { cache: Some(ComputeCache::new(cache)?), owned, ..self })
+    }
+
+    /// The same, where changes in the cache are safe as this says.
+    pub(crate) fn durable(self, durability: Durability) -> Self {
+        Self { cache: self.cache.map(|cache| cache.with_durability(durability)), ..self }
     }
 
     /// The same, where a policy says for each miss whether the operation is shipped.

@@ -39,6 +39,7 @@ mod access_mode;
 mod adaptive;
 mod cached;
 mod compute_cache;
+mod durability;
 mod engine;
 mod hybrid;
 mod inner;
@@ -56,6 +57,7 @@ pub use crate::{
     adaptive::Adaptive,
     cached::{Cached, CachedPage, CachedPages},
     compute_cache::ComputeCache,
+    durability::{Durability, UnknownDurability},
     engine::{Engine, EngineOptions},
     hybrid::Hybrid,
     inner::CachedInner,
