@@ -14,7 +14,7 @@ use crate::figure::FigureArgs;
 use crate::maps::workload::Shares;
 use crate::place::{Address, ConnectArgs, VerbsArgs, WaitArgs};
 use crate::plan::{
-    AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, LoadChoice, Plan, PolicyChoice, SpreadChoice, Validation,
+    AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, LoadChoice, PlacementChoice, Plan, PolicyChoice, Validation,
 };
 use crate::program::{Kind, Programs};
 use crate::subject::{AccessMode, Distribution, InsertOrder, Setting};
@@ -109,8 +109,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum)]
     pub(crate) policy: Option<PolicyChoice>,
     /// On which memory servers pages are: round-robin, leaves, one-server, subtrees:LEVEL. Without it, what suits --access.
-    #[arg(long, value_name = "SPREAD")]
-    pub(crate) spread: Option<SpreadChoice>,
+    #[arg(long, alias = "spread", value_name = "POLICY")]
+    pub(crate) placement: Option<PlacementChoice>,
     /// The cache of each compute process, shared by its workers: 64MiB, or a share of the raw data (16 bytes a key), as 8%.
     /// Without it 8%, or more if what is in flight needs it.
     #[arg(long, value_name = "SIZE|SHARE%")]
@@ -481,8 +481,8 @@ impl BenchArgs {
             structure: known.name().to_owned(),
             access: self.access,
             policy,
-            spread: self.spread.unwrap_or(SpreadChoice::usual(self.access)),
-            is_spread_given: self.spread.is_some(),
+            placement: self.placement.unwrap_or(PlacementChoice::usual(self.access)),
+            is_placement_given: self.placement.is_some(),
             admission: self.admission.unwrap_or(AdmissionChoice::Frequency),
             durability: self.durability.unwrap_or_default(),
             cache_bytes: self.cache_bytes(0),
@@ -556,9 +556,9 @@ impl BenchArgs {
             if access.is_divided() { "sends every operation" } else { "sends none" }
         );
         ensure!(
-            self.spread.is_none_or(|spread| spread.is_fit_for(access)),
-            "--access {access} has its inner pages on one memory server: --spread {}; or leave it out",
-            SpreadChoice::usual(access)
+            self.placement.is_none_or(|placement| placement.is_fit_for(access)),
+            "--access {access} has its inner pages on one memory server: --placement {}; or leave it out",
+            PlacementChoice::usual(access)
         );
         ensure!(
             self.server_threads != Some(0) || !access.is_divided(),
@@ -694,14 +694,14 @@ mod tests {
         assert!(tree.removes(&shares.workloads[0]) && !tree.removes("a"));
         let engine = bench("--access engine --policy back-off --seconds 2s --warm-up 500ms").unwrap();
         assert_eq!(
-            (engine.policy, engine.spread, engine.server_threads),
-            (PolicyChoice::BackOff, SpreadChoice::Subtrees(2), Some(1))
+            (engine.policy, engine.placement, engine.server_threads),
+            (PolicyChoice::BackOff, PlacementChoice::Subtrees(2), Some(1))
         );
         assert_eq!((engine.limit, engine.warm_up), (Limit::For(Duration::from_secs(2)), Duration::from_millis(500)));
         let hybrid = bench("--access hybrid --server-threads 2 --connect d");
         assert!(hybrid.unwrap_err().to_string().contains("cannot be used with"));
         let list = bench("--structure skiplist --access coarse").unwrap();
-        assert_eq!((list.load, list.page_bytes, list.spread), (Load::Insert, 64, SpreadChoice::OneServer));
+        assert_eq!((list.load, list.page_bytes, list.placement), (Load::Insert, 64, PlacementChoice::OneServer));
     }
 
     #[test]
@@ -734,8 +734,8 @@ mod tests {
             ("--access cached-inner --durability logged", "nothing is owned"),
             ("--policy never", "--policy is for --access engine and adaptive; one-sided sends none"),
             ("--access coarse --policy never", "sends every operation"),
-            ("--access coarse --spread leaves", "--spread one-server"),
-            ("--access hybrid --spread round-robin", "--spread leaves"),
+            ("--access coarse --placement leaves", "--placement one-server"),
+            ("--access hybrid --placement round-robin", "--placement leaves"),
             ("--access hybrid --server-threads 0", "--server-threads is 1 at least"),
             ("--access engine --policy always --server-threads 0", "--server-threads is 1 at least"),
             ("--access coarse --validation lock-body-lock", "memory servers read their own"),
@@ -746,7 +746,7 @@ mod tests {
             ("--rects-file r --keys-file k", "cannot be used with"),
             ("--load bulk --insert-order rows", "an order of inserts: give --load insert"),
             ("--insert-order sideways", "[possible values: random, given, rows]"),
-            ("--spread some", "subtrees:LEVEL"),
+            ("--placement some", "subtrees:LEVEL"),
             ("--keys-file - --trace -", "both read standard input"),
             ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),
             ("--access cached --processes 2", "--access cached needs --processes 1"),

@@ -178,7 +178,7 @@ pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Resul
         .with("structure", plan.structure.as_str())
         .with("access", plan.access.name())
         .with("policy", plan.access.asks_a_policy().then_some(plan.policy.name()))
-        .with("spread", plan.spread.to_string())
+        .with("placement", plan.placement.to_string())
         .with("admission", plan.access.caches().then_some(plan.admission.name()))
         .with("durability", plan.access.owns().then_some(plan.durability.name()))
         .with("cache_bytes", plan.cache_bytes)

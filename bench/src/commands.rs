@@ -16,7 +16,7 @@ use crate::cluster::{self, Cluster};
 use crate::cluster_view::{self, ClusterView};
 use crate::input::{self, InputFile};
 use crate::place::Place;
-use crate::plan::{Plan, SpreadChoice};
+use crate::plan::{PlacementChoice, Plan};
 use crate::program::{self, Known, Programs, Trace};
 use crate::report::{Reporter, Row};
 use crate::serve::{self, StopSignals, announce_ready};
@@ -102,14 +102,14 @@ pub(crate) fn list(programs: Programs<'_>, args: &ListArgs) -> anyhow::Result<()
         reporter.note("there are no structures in this cluster")?;
     }
     for structure in structures {
-        let spread = SpreadChoice::from(structure.spread).to_string();
+        let placement = PlacementChoice::from(structure.policy).to_string();
         let bytes = structure.class.bytes();
-        let line = format!("{}: {}, pages of {bytes} B, {spread}", structure.name, structure.kind);
+        let line = format!("{}: {}, pages of {bytes} B, {placement}", structure.name, structure.kind);
         let fields = vec![
             ("name", structure.name.into()),
             ("structure", structure.kind.into()),
             ("page_bytes", bytes.into()),
-            ("spread", spread.into()),
+            ("placement", placement.into()),
             ("root_server", structure.root.server().index().into()),
         ];
         reporter.record("structure", fields, &line)?;

@@ -77,6 +77,11 @@ pub use crate::{
 
 use crate::args::{Cli, Command};
 
+/// The snippets of the guide's chapter on the program compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/running.md")]
+struct Guide;
+
 /// The whole program, for these structures. Of several, `bench` measures the first unless told otherwise.
 pub fn main(programs: &[Program]) -> ExitCode {
     let cli = Cli::parse();

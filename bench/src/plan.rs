@@ -144,7 +144,7 @@ impl AdmissionChoice {
 /// On which memory servers the pages of a structure are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum SpreadChoice {
+pub(crate) enum PlacementChoice {
     /// Each new page on the next server in turn.
     RoundRobin,
     /// Those of level 0 in turn, all others where the root is.
@@ -155,8 +155,8 @@ pub(crate) enum SpreadChoice {
     Subtrees(u8),
 }
 
-impl SpreadChoice {
-    pub(crate) fn spread(self) -> PlacementPolicy {
+impl PlacementChoice {
+    pub(crate) fn policy(self) -> PlacementPolicy {
         match self {
             Self::RoundRobin => PlacementPolicy::RoundRobin,
             Self::Leaves => PlacementPolicy::Leaves,
@@ -184,9 +184,9 @@ impl SpreadChoice {
     }
 }
 
-impl From<PlacementPolicy> for SpreadChoice {
-    fn from(spread: PlacementPolicy) -> Self {
-        match spread {
+impl From<PlacementPolicy> for PlacementChoice {
+    fn from(placement: PlacementPolicy) -> Self {
+        match placement {
             PlacementPolicy::RoundRobin => Self::RoundRobin,
             PlacementPolicy::Leaves => Self::Leaves,
             PlacementPolicy::OneServer => Self::OneServer,
@@ -195,7 +195,7 @@ impl From<PlacementPolicy> for SpreadChoice {
     }
 }
 
-impl fmt::Display for SpreadChoice {
+impl fmt::Display for PlacementChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::RoundRobin => f.write_str("round-robin"),
@@ -206,7 +206,7 @@ impl fmt::Display for SpreadChoice {
     }
 }
 
-impl FromStr for SpreadChoice {
+impl FromStr for PlacementChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -251,9 +251,9 @@ pub(crate) struct Plan {
     pub(crate) access: AccessMode,
     /// Where the access asks one.
     pub(crate) policy: PolicyChoice,
-    pub(crate) spread: SpreadChoice,
+    pub(crate) placement: PlacementChoice,
     /// Whether the user has named it.
-    pub(crate) is_spread_given: bool,
+    pub(crate) is_placement_given: bool,
     pub(crate) admission: AdmissionChoice,
     /// Where the process owns what it caches.
     #[serde(with = "crate::by_name")]
@@ -381,8 +381,8 @@ impl Plan {
             },
             format!("pages of {} B", self.page_bytes),
         ];
-        if self.spread != SpreadChoice::RoundRobin {
-            parts.push(self.spread.to_string());
+        if self.placement != PlacementChoice::RoundRobin {
+            parts.push(self.placement.to_string());
         }
         if self.access.asks_a_policy() {
             parts.push(format!("policy {}", self.policy.name()));
@@ -479,8 +479,8 @@ pub(crate) mod tests {
             structure: "btree".into(),
             access: AccessMode::OneSided,
             policy: PolicyChoice::CostAware,
-            spread: SpreadChoice::RoundRobin,
-            is_spread_given: false,
+            placement: PlacementChoice::RoundRobin,
+            is_placement_given: false,
             admission: AdmissionChoice::Frequency,
             durability: Durability::WriteBack,
             cache_bytes: None,
@@ -512,7 +512,7 @@ pub(crate) mod tests {
     fn plans_survive_the_wire() {
         let mut plan = plan();
         plan.limit = Limit::For(Duration::from_nanos(5));
-        plan.spread = SpreadChoice::Subtrees(3);
+        plan.placement = PlacementChoice::Subtrees(3);
         let line = serde_json::to_string(&plan).unwrap();
         assert!(!line.contains('\n'));
         assert_eq!(serde_json::from_str::<Plan>(&line).unwrap(), plan);
@@ -547,7 +547,7 @@ pub(crate) mod tests {
         let plan = Plan {
             access: AccessMode::Engine,
             cache_bytes: Some(1 << 20),
-            spread: SpreadChoice::Subtrees(2),
+            placement: PlacementChoice::Subtrees(2),
             latency_ns: 2000,
             nasty: true,
             loaded: 1,
@@ -565,9 +565,9 @@ pub(crate) mod tests {
     #[test]
     fn spreads_are_named() {
         let names = ["round-robin", "leaves", "one-server", "subtrees:3"];
-        assert_eq!(names.map(|name| name.parse::<SpreadChoice>().unwrap().to_string()), names);
+        assert_eq!(names.map(|name| name.parse::<PlacementChoice>().unwrap().to_string()), names);
         for wrong in ["", "subtrees", "subtrees:64", "subtrees:x"] {
-            assert!(wrong.parse::<SpreadChoice>().is_err(), "{wrong}");
+            assert!(wrong.parse::<PlacementChoice>().is_err(), "{wrong}");
         }
     }
 

@@ -22,7 +22,7 @@ use crate::cluster_view::{self, ClusterView};
 use crate::driver::{self, Client};
 use crate::host::{self, Work, Workers};
 use crate::place::Place;
-use crate::plan::{Load, Plan, SpreadChoice};
+use crate::plan::{Load, PlacementChoice, Plan};
 use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
 use crate::tally::Tally;
 use crate::victim::{self, Errand};
@@ -226,20 +226,20 @@ impl<S: Subject> DataOf<S> {
     /// What the catalog has of a part, if it is fit for the plan.
     fn opened(worker: &Worker, plan: &Plan, name: &str) -> anyhow::Result<Structure> {
         let found = worker.block_on(catalog::open::<S>(worker, name))?;
-        let (bytes, spread) = (found.class.bytes() as u32, SpreadChoice::from(found.spread));
+        let (bytes, placement) = (found.class.bytes() as u32, PlacementChoice::from(found.policy));
         ensure!(
             !plan.is_page_bytes_given || plan.page_bytes == bytes,
             "`{name}` is there, with pages of {bytes} bytes and not {}; leave --page-bytes out, or give another --name",
             plan.page_bytes
         );
         ensure!(
-            !plan.is_spread_given || plan.spread == spread,
-            "`{name}` is there, spread as {spread} and not {}; leave --spread out, or give another --name",
-            plan.spread
+            !plan.is_placement_given || plan.placement == placement,
+            "`{name}` is there, placed as {placement} and not {}; leave --placement out, or give another --name",
+            plan.placement
         );
         ensure!(
-            spread.is_fit_for(plan.access),
-            "`{name}` is there, spread as {spread}: not for --access {}; give another --name",
+            placement.is_fit_for(plan.access),
+            "`{name}` is there, placed as {placement}: not for --access {}; give another --name",
             plan.access
         );
         Ok(found)
@@ -273,8 +273,8 @@ impl<S: Subject> Data for DataOf<S> {
                     SizeClass::of_bytes(plan.page_bytes as usize).context("--page-bytes is no size of a page")?;
                 for (part, name) in plan.parts.iter().enumerate() {
                     let root = if plan.access.is_divided() { ServerId::new(part as u16) } else { None };
-                    let placed = StructurePlacement { spread: plan.spread.spread(), root };
-                    let options = CreateOptions { class, placed, options: [0; OPTIONS] };
+                    let placement = StructurePlacement { policy: plan.placement.policy(), root };
+                    let options = CreateOptions { class, placement, options: [0; OPTIONS] };
                     worker.block_on(S::make(worker, name, &options))?;
                 }
                 return Ok(());
@@ -290,7 +290,7 @@ impl<S: Subject> Data for DataOf<S> {
                 found.push(Self::opened(worker, plan, name)?);
             }
             let first = found.first().context("a structure has parts")?;
-            (plan.page_bytes, plan.spread) = (first.class.bytes() as u32, first.spread.into());
+            (plan.page_bytes, plan.placement) = (first.class.bytes() as u32, first.policy.into());
             for structure in &found {
                 let report = Of::<S>(PhantomData).check(worker, structure.clone())?;
                 if let Some(problem) = cluster_view::problem(&report) {

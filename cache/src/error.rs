@@ -126,7 +126,9 @@ pub enum CacheError<E: std::error::Error + 'static> {
         source: E,
     },
     /// A page from the store has a link that no store may hold.
-    #[error("{page} came from the store with a swizzled link in word {word}; the store is corrupt")]
+    #[error(
+        "{page} came from the store with a swizzled link in word {word}; the store is corrupt, or `Layout::links` names a word that is no link"
+    )]
     Swizzled {
         /// The page.
         page: PageId,

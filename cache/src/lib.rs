@@ -32,7 +32,7 @@
 //! *It is changed.* [`CacheHandle::change`] locks all its pages at the versions that were read, or none; runs a closure;
 //! and gives each a new version; if the closure panics, the words are put back. It never suspends, and no two changes wait for
 //! each other. Swizzled links may move from page
-//! to page in a change: the pages below learn who their parent is. [`CacheHandle::alter`] takes one page as it is, behind
+//! to page in a change: the pages below learn who their parent is. [`CacheHandle::update`] takes one page as it is, behind
 //! other writers.
 //!
 //! *It is written.* A snapshot is taken under the page's lock, with ids in place of swizzled links, and goes to the store

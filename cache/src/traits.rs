@@ -51,8 +51,8 @@ pub trait Store: Clone + 'static {
         join_all(pages.iter().map(|&(page, class)| self.read(page, class))).await
     }
 
-    /// Writes pages; an answer for each, in order. Suspends until all are written, or failed. The default writes one after
-    /// another; a store that can overlaps them.
+    /// Writes pages; an answer for each, in order. Suspends until all are written, or failed. Whether one after another
+    /// or all together is the store's choice.
     async fn write(&self, pages: Vec<(PageId, Self::Buffer)>) -> Vec<Result<(), Self::Error>>;
 
     /// Whether changes of so many pages are to be [recorded](Store::record). By default none is.

@@ -74,7 +74,7 @@ fn free_a_chain() -> [bool; 2] {
 /// One who flushes, and one who moves what is in page 2 to page 3. Returns whether it was moved.
 fn flush_and_move(loaded: [u64; 2]) -> bool {
     let (store, [flusher, mover]) = scene(&loaded.map(|page| (page, 0, 0)));
-    flusher.alter(&load(&flusher, 2), |change| change.set(0, 1, 21)).expect("nobody else is there");
+    flusher.update(&load(&flusher, 2), |change| change.set(0, 1, 21)).expect("nobody else is there");
     let stored = store.clone();
     let flusher = run(move || {
         block_on(flusher.flush()).expect("the store takes it");

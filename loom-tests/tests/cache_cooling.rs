@@ -83,7 +83,7 @@ fn alter_and_evict() -> [bool; 2] {
     let frame = block_on(writer.load(id(2), CLASS)).expect("it is there").frame();
     let writer = run(move || {
         let is_altered = match block_on(writer.load(id(2), CLASS)) {
-            Ok(page) => writer.alter(&page, |change| change.set(0, 1, 21)).is_ok(),
+            Ok(page) => writer.update(&page, |change| change.set(0, 1, 21)).is_ok(),
             Err(_) => false,
         };
         (is_altered, writer)

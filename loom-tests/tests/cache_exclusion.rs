@@ -53,7 +53,7 @@ fn serve(handle: &Handle, anchor: &Anchor<Tree>, store: &Pages, changed: PageId)
 /// Adds 100 to page 3 through the cache, without a link to it. False if it could not.
 fn add_here(handle: &Handle) -> bool {
     let Ok(page) = block_on(handle.load(id(3), CLASS)) else { return false };
-    let added = handle.alter(&page, |change| {
+    let added = handle.update(&page, |change| {
         let value = change.word(0, 1);
         change.set(0, 1, value + 100);
     });

@@ -158,7 +158,7 @@ fn swizzle_and_change() -> [bool; 2] {
     });
     let changer = run(move || {
         if let Ok(root) = changer.enter(&of_changer) {
-            let _ = changer.alter(&root, |change| change.set(0, 2, 7));
+            let _ = changer.update(&root, |change| change.set(0, 2, 7));
         }
         (changer, of_changer)
     });

@@ -18,7 +18,7 @@ use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 fn set(handle: &Handle, page: u64, value: u64) -> bool {
     let page = block_on(handle.load(id(page), CLASS)).expect("it is there");
-    handle.alter(&page, |change| change.set(0, 1, value)).is_ok()
+    handle.update(&page, |change| change.set(0, 1, value)).is_ok()
 }
 
 /// A writer, and one who flushes the page and then evicts it. Returns whether the writer succeeded, and whether the page was
@@ -75,7 +75,7 @@ fn write_and_read_again(flushes: bool) -> bool {
     let [writer, reader] = [1, 2].map(|seed| cache.handle(store.clone(), seed).expect("there are three handles"));
     let frame = {
         let page = block_on(writer.load(id(2), CLASS)).expect("it is there");
-        writer.alter(&page, |change| change.set(0, 1, 21)).expect("nobody else is there");
+        writer.update(&page, |change| change.set(0, 1, 21)).expect("nobody else is there");
         page.frame()
     };
     let writer = run(move || {
@@ -120,7 +120,7 @@ fn changed_bypass(store: &Pages) -> (Handle, Handle, (u32, PageId)) {
         let root = user.enter(&anchor).expect("nobody changes it");
         let word = root.read(|words| words[1].load(Relaxed)).expect("nobody changes it");
         let bypass = block_on(user.follow(&root, word, CLASS)).expect("it is there");
-        user.alter(&bypass, |change| change.set(0, 1, 21)).expect("it is here");
+        user.update(&bypass, |change| change.set(0, 1, 21)).expect("it is here");
         bypass.into_use()
     };
     (user, other, used)

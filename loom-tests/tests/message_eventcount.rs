@@ -86,7 +86,7 @@ fn ring_without_fence(words: &Words) -> bool {
 }
 
 #[test]
-fn broken_bells_lose_a_wake_up() {
+fn broken_eventcounts_lose_a_wake_up() {
     let sleepers: [(&str, Sleeper, &'static [Ringer]); 3] = [
         ("eventcount, prepare_waitd without a fence", prepare_wait_without_fence, &[ring]),
         ("eventcount, looked at before the announcement", look_first, &[ring]),

@@ -53,7 +53,7 @@ impl<P: Plugin> Hybrid<P> {
     ///
     /// # Errors
     /// As [`Run::execute`].
-    pub async fn perform_from<O: Operation<Plugin = P>>(&self, operation: &O, page: Link) -> Result<O::Output, Error> {
+    pub async fn execute_from<O: Operation<Plugin = P>>(&self, operation: &O, page: Link) -> Result<O::Output, Error> {
         self.perform_at(operation, Some(Start::Page(page))).await
     }
 

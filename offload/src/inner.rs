@@ -14,8 +14,8 @@ use std::{cell::Cell, sync::atomic::Ordering};
 use farlink_cache::{CacheHandle, Counters};
 use farlink_runtime::{
     access::{
-        Access, Cause, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start,
-        Swap, Way, WordPtr,
+        Access, Cause, Context, Direction, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin,
+        Start, Swap, WordPtr,
     },
     error::Error,
     one_sided::{OneSided, OneSidedPages, PageCopy},
@@ -178,16 +178,16 @@ impl<P: Plugin> Access for CachedInner<P> {
 
     async fn follow(&self, from: &SharedPage, link: Link, hint: Hint) -> Result<SharedPage, Interrupt> {
         // Level 0 is not cached.
-        let is_leaf = from.level() == 0 || from.level() == 1 && hint.way == Way::Down;
+        let is_leaf = from.level() == 0 || from.level() == 1 && hint.direction == Direction::Down;
         let page = match (is_leaf, from.is_cached) {
             (true, _) => self.current(link, None).await?,
             (false, true) => self.cached(link).await?,
             (false, false) => self.renewed(link).await?,
         };
-        match hint.way {
-            Way::Down => page.above.set(from.is_cached.then(|| from.link())),
-            Way::Beside => {}
-            Way::Moved => self.renew_above(from).await?,
+        match hint.direction {
+            Direction::Down => page.above.set(from.is_cached.then(|| from.link())),
+            Direction::Beside => {}
+            Direction::Moved => self.renew_above(from).await?,
         }
         Ok(page)
     }

@@ -14,8 +14,8 @@ use std::{
 
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, InPlace, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start,
-        Swap, Way, WordPtr,
+        Access, Context, Direction, FastPath, Hint, InPlace, Interrupt, Link, NewPage, PageRef, Pages, Placement,
+        Plugin, Start, Swap, WordPtr,
     },
     error::Error,
     lock::{LockState, LockWord},
@@ -229,10 +229,10 @@ impl<P: Plugin> Access for OnServer<P> {
     }
 
     async fn follow(&self, from: &PageCopy, link: Link, hint: Hint) -> Result<PageCopy, Interrupt> {
-        match (&self.scope, hint.way) {
+        match (&self.scope, hint.direction) {
             // What is beside the page where it began may be newer in the sender's cache.
-            (Scope::Below(_), Way::Beside | Way::Moved) => Err(self.decline(Decline::Leaves)),
-            (Scope::Above, Way::Down) if from.level() <= 1 => Err(self.decline(Decline::Leaves)),
+            (Scope::Below(_), Direction::Beside | Direction::Moved) => Err(self.decline(Decline::Leaves)),
+            (Scope::Above, Direction::Down) if from.level() <= 1 => Err(self.decline(Decline::Leaves)),
             _ => self.read(link).await,
         }
     }

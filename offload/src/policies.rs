@@ -10,7 +10,7 @@ use farlink_runtime::{
     access::{Operation, Plugin, Structure},
     error::Error,
     fabric::Error as FabricError,
-    messaging::{Error as MessagingError, Refusal},
+    messaging::Error as MessagingError,
     operation::Code,
     ptr::ServerId,
     worker::Handle,
@@ -167,8 +167,7 @@ impl<P: Plugin> Chooser<P> {
     /// The error, if it may have had one.
     pub(crate) fn undone<O: Operation>(&self, server: ServerId, error: Error) -> Result<(), Error> {
         match error {
-            Error::Fabric(FabricError::ServerMissing { .. })
-            | Error::Messaging(MessagingError::Refused { why: Refusal::UnknownKind, .. }) => {
+            Error::Fabric(FabricError::ServerMissing { .. }) | Error::UnknownOperation { .. } => {
                 tracing::warn!(%server, %error, "no operations are shipped there any more");
                 self.without.borrow_mut().push(server);
                 Ok(())

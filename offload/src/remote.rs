@@ -5,7 +5,7 @@
 use std::future::Future;
 
 use farlink_runtime::{
-    access::{Divided, Operation, Overlap, Plugin, Region, Structure},
+    access::{Operation, Overlap, Plugin, Region, Shards, Structure},
     error::Error,
     operation::Run,
     page::avalanche,
@@ -99,7 +99,7 @@ impl<A: Run> Sharded<A> {
     }
 }
 
-impl<A: Run> Divided for Sharded<A> {
+impl<A: Run> Shards for Sharded<A> {
     type Plugin = A::Plugin;
 
     fn about(&self, region: &<A::Plugin as Plugin>::Region) -> Vec<usize> {
@@ -125,6 +125,6 @@ impl<A: Run> Run for Sharded<A> {
         &self,
         operation: &O,
     ) -> impl Future<Output = Result<O::Output, Error>> {
-        operation.over(self)
+        operation.route(self)
     }
 }

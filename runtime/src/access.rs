@@ -53,7 +53,7 @@ pub enum Start {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hint {
     /// Where it leads.
-    pub way: Way,
+    pub direction: Direction,
     /// The words of the page that are read first, as pairs of first and end. An access whose pages are in local memory may
     /// have the processor fetch just them. Nothing: the first half.
     pub first: [(u16, u16); 3],
@@ -61,7 +61,7 @@ pub struct Hint {
 
 /// Where a link leads, seen from its page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// One level down.
     Down,
     /// To a page of the same level, as a matter of course.
@@ -72,11 +72,11 @@ pub enum Way {
 
 impl Hint {
     /// One level down.
-    pub const DOWN: Self = Self { way: Way::Down, first: [(0, 0); 3] };
+    pub const DOWN: Self = Self { direction: Direction::Down, first: [(0, 0); 3] };
     /// To a page of the same level.
-    pub const BESIDE: Self = Self { way: Way::Beside, ..Self::DOWN };
+    pub const BESIDE: Self = Self { direction: Direction::Beside, ..Self::DOWN };
     /// To a page of the same level of which the page above does not know yet.
-    pub const MOVED: Self = Self { way: Way::Moved, ..Self::DOWN };
+    pub const MOVED: Self = Self { direction: Direction::Moved, ..Self::DOWN };
 
     /// The same way; these words are read first.
     #[inline]
@@ -100,7 +100,9 @@ pub trait PageRef {
     fn kind(&self) -> u8;
 
     /// Reads from the page. `f` may see words of different moments and must cope with any; its result is handed out only
-    /// if they were all of one moment.
+    /// if they were all of one moment. Which one depends on the access: a page that is a private copy goes on showing the
+    /// moment when it was fetched, one that is cached is refused once it has changed. So what has to be true still is one of
+    /// the pages of a change, or validated.
     ///
     /// # Errors
     /// [`Interrupt::Restart`] if the page changed meanwhile.
@@ -471,17 +473,17 @@ pub trait Operation: Wire + Clone + 'static {
     ///
     /// # Errors
     /// What it failed with.
-    async fn over<D: Divided<Plugin = Self::Plugin>>(&self, parts: &D) -> Result<Self::Output, Error> {
-        over_all(self, parts).await
+    async fn route<D: Shards<Plugin = Self::Plugin>>(&self, parts: &D) -> Result<Self::Output, Error> {
+        route_to_all(self, parts).await
     }
 }
 
-/// Asks all parts that an operation is about, at the same time, and merges their answers: what [`Operation::over`] does if not
+/// Asks all parts that an operation is about, at the same time, and merges their answers: what [`Operation::route`] does if not
 /// said otherwise.
 ///
 /// # Errors
 /// What the first of those that failed failed with.
-pub async fn over_all<O: Operation, D: Divided<Plugin = O::Plugin>>(
+pub async fn route_to_all<O: Operation, D: Shards<Plugin = O::Plugin>>(
     operation: &O,
     parts: &D,
 ) -> Result<O::Output, Error> {
@@ -538,7 +540,7 @@ pub trait InPieces: Operation {
 
 /// A structure in several parts, each a structure of its own.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
-pub trait Divided {
+pub trait Shards {
     /// Their plug-in.
     type Plugin: Plugin;
 

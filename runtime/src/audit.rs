@@ -12,10 +12,9 @@ use crate::{
     fabric::Liveness,
     layout::CHUNK_BYTES,
     lock::{LockState, LockWord, OwnerId},
-    page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF},
+    page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, StructureId},
     pages::{self, ChunkState},
     ptr::{Link, RemotePtr},
-    structure::Structure,
     worker::Handle,
 };
 
@@ -79,9 +78,10 @@ impl Audit {
 ///
 /// # Errors
 /// If the fabric fails.
-pub async fn audit(
+pub(crate) async fn audit(
     worker: &Handle,
-    structure: &Structure,
+    structure: StructureId,
+    descriptor: Option<Link>,
     reachable: &HashSet<RemotePtr, impl BuildHasher>,
 ) -> Result<Audit, Error> {
     let compute = worker.compute();
@@ -90,7 +90,7 @@ pub async fn audit(
         let owner = OwnerId::new(incarnation).filter(|&owner| owner != compute.owner);
         audit.has_holders |= owner.is_some_and(|owner| compute.fabric.liveness(owner) == Liveness::Alive);
     }
-    let descriptor = structure.descriptor.and_then(Link::remote).map(|(at, _)| at);
+    let descriptor = descriptor.and_then(Link::remote).map(|(at, _)| at);
     for geometry in &worker.compute().geometry {
         for (chunk, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
             let Some(ChunkState { class, .. }) = ChunkState::from_word(entry[0]) else { continue };
@@ -115,12 +115,12 @@ pub async fn audit(
     Ok(audit)
 }
 
-fn classify(audit: &mut Audit, structure: &Structure, link: Link, header: &[u64], is_free: bool, reached: bool) {
+fn classify(audit: &mut Audit, structure: StructureId, link: Link, header: &[u64], is_free: bool, reached: bool) {
     let Some((at, _)) = link.remote() else { return };
     // With a lock word of zero it was never published, whatever its body says.
     let live =
         header[SELF] == at.raw() && header[LOCK] != 0 && LockWord::from_word(header[LOCK]).state() != LockState::Free;
-    let ours = Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == structure.id);
+    let ours = Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == structure);
     match (reached, is_free) {
         (true, true) => audit.reached_but_free.push(link),
         (true, false) => {}

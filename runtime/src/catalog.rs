@@ -6,11 +6,15 @@
 //!
 //! ```text
 //! word 4      number of the plug-in's name, 0 = no entry       (head: the next structure id)
-//! word 5      structure id:32 | length of the name:16 | spread:8 | size class of the root:8
-//! word 6      root page
-//! word 7      link to the descriptor page
+//! word 5      structure id:32 | length of the name:16 | placement policy:8 | size class of the root:8
+//! word 6      root page; null in an entry that is *unfinished*
+//! word 7      link to the descriptor page; in an unfinished entry: the incarnation of whoever makes or drops the structure
 //! word 8..16  name, zero-padded UTF-8
 //! ```
+//!
+//! A structure has an entry before it has a page, and until its last page is free: an unfinished one, which keeps the name and
+//! which nobody else finds. So when a compute server dies that was making a structure, filling it or dropping it, the others know
+//! that its pages are nobody's, and free them ([`free_unfinished`]).
 //!
 //! Each structure has a descriptor, a page of its own of 4 KiB:
 //!
@@ -27,12 +31,15 @@ use crate::{
     access::{Access, Cause, Each, Interrupt, NewPage, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
     audit,
     error::Error,
+    fabric::Liveness,
     layout::{CATALOG_CLASS, CATALOG_PAGES, catalog_page_at},
-    one_sided::{OneSided, PageCopy, Proof, ownership},
+    lock::OwnerId,
+    one_sided::{OneSided, OneSidedPages, PageCopy, Proof, ownership},
     operation::retry,
     page::{HEADER_WORDS, Identity, SizeClass, StructureId, seal},
     pages,
-    ptr::Link,
+    ptr::{Link, RemotePtr},
+    recovery,
     report::Report,
     structure::{OPTIONS, Overlap, Placement, PlacementPolicy, Structure, StructurePlacement},
     words::Words,
@@ -106,7 +113,7 @@ fn access(worker: &Handle) -> OneSided<Catalog> {
         kind: Catalog::NAME.into(),
         class: CATALOG_CLASS,
         root: catalog_page_at(0),
-        spread: PlacementPolicy::default(),
+        policy: PlacementPolicy::default(),
         descriptor: None,
         options: [0; OPTIONS],
     };
@@ -123,9 +130,42 @@ async fn read_each<A: Access>(
     pages.all().await.into_iter().collect()
 }
 
-/// An entry of the catalog, which names a descriptor.
+/// An entry of the catalog.
 #[derive(Debug, Clone)]
-struct Entry {
+enum Entry {
+    Empty,
+    Unfinished { id: StructureId, name: String, by: OwnerId },
+    Whole(WholeEntry),
+}
+
+impl Entry {
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::Empty => None,
+            Self::Unfinished { name, .. } => Some(name),
+            Self::Whole(entry) => Some(&entry.structure.name),
+        }
+    }
+
+    fn id(&self) -> Option<StructureId> {
+        match self {
+            Self::Empty => None,
+            Self::Unfinished { id, .. } => Some(*id),
+            Self::Whole(entry) => Some(entry.structure.id),
+        }
+    }
+
+    fn whole(self) -> Option<WholeEntry> {
+        match self {
+            Self::Whole(entry) => Some(entry),
+            Self::Empty | Self::Unfinished { .. } => None,
+        }
+    }
+}
+
+/// That of a structure, which names a descriptor.
+#[derive(Debug, Clone)]
+struct WholeEntry {
     structure: Structure,
     kind: u64,
     descriptor: Link,
@@ -161,17 +201,27 @@ fn write_name(pages: &mut impl PagesMut, slot: Slot, first: usize, name: &str) {
     }
 }
 
-/// What an entry says; `None` for an empty one.
-fn decode(words: &[u64], at: crate::ptr::RemotePtr) -> Result<Option<Entry>, Error> {
+/// What an entry says.
+fn decode(words: &[u64], at: RemotePtr) -> Result<Entry, Error> {
     let wrong = |why| Err(Error::Inconsistent { page: at, why });
     if words[KIND] == 0 {
-        return Ok(None);
+        return Ok(Entry::Empty);
     }
     let number = words[NUMBER];
+    let id = StructureId((number >> 32) as u32);
+    let Some(name) = read_name(words, NAME, number >> 16 & 0xffff) else {
+        return wrong("a catalog entry has no valid name");
+    };
+    if words[ROOT] == Link::NULL.word() {
+        return match OwnerId::new(words[DESCRIPTOR]) {
+            Some(by) => Ok(Entry::Unfinished { id, name, by }),
+            None => wrong("an unfinished catalog entry does not say whose it is"),
+        };
+    }
     let Some(class) = SizeClass::from_index(number as u8) else {
         return wrong("a catalog entry has no valid page size");
     };
-    let Some(spread) = PlacementPolicy::from_index((number >> 8) as u8) else {
+    let Some(policy) = PlacementPolicy::from_index((number >> 8) as u8) else {
         return wrong("a catalog entry does not say where its pages are");
     };
     let Some((root, _)) = Link::from_word(words[ROOT]).remote().filter(|&(_, of)| of == class) else {
@@ -181,25 +231,21 @@ fn decode(words: &[u64], at: crate::ptr::RemotePtr) -> Result<Option<Entry>, Err
     if descriptor.remote().is_none_or(|(_, class)| class != DESCRIPTOR_CLASS) {
         return wrong("a catalog entry has no valid descriptor");
     }
-    let Some(name) = read_name(words, NAME, number >> 16 & 0xffff) else {
-        return wrong("a catalog entry has no valid name");
-    };
-    let id = StructureId((number >> 32) as u32);
     let kind = String::new();
     let structure =
-        Structure { id, name, kind, class, root, spread, descriptor: Some(descriptor), options: [0; OPTIONS] };
-    Ok(Some(Entry { structure, kind: words[KIND], descriptor }))
+        Structure { id, name, kind, class, root, policy, descriptor: Some(descriptor), options: [0; OPTIONS] };
+    Ok(Entry::Whole(WholeEntry { structure, kind: words[KIND], descriptor }))
 }
 
-fn entries(pages: &[PageCopy]) -> Result<Vec<(usize, Option<Entry>)>, Interrupt> {
+fn entries(pages: &[PageCopy]) -> Result<Vec<(usize, Entry)>, Interrupt> {
     let entry = |(index, page): (usize, &PageCopy)| Ok((index, page.read(|words| decode(words, page.at()))??));
     pages.iter().enumerate().skip(1).map(entry).collect()
 }
 
 /// Adds what the descriptor says.
-async fn described(worker: &Handle, entry: Entry) -> Result<Structure, Interrupt> {
-    let Entry { mut structure, kind, descriptor } = entry;
-    let of_structure = OneSided::<Catalog>::new(worker, structure.clone(), Proof::Checksum);
+async fn described(worker: &Handle, entry: WholeEntry) -> Result<Structure, Interrupt> {
+    let WholeEntry { mut structure, kind, descriptor } = entry;
+    let of_structure = OneSided::<Catalog>::to_any(worker, structure.clone(), Proof::Checksum);
     let page = of_structure.read_page(descriptor).await?;
     let wrong = |why| Err(Error::Inconsistent { page: page.at(), why }.into());
     if page.kind() != DESCRIPTOR_KIND {
@@ -225,7 +271,7 @@ pub async fn list(worker: &Handle) -> Result<Vec<Structure>, Error> {
     retry(worker, async || {
         let mut all = Vec::new();
         for (_, entry) in entries(&read_all(&access).await?)? {
-            if let Some(entry) = entry {
+            if let Entry::Whole(entry) = entry {
                 all.push(described(worker, entry).await?);
             }
         }
@@ -242,7 +288,7 @@ pub async fn find(worker: &Handle, name: &str) -> Result<Structure, Error> {
     let access = access(worker);
     retry(worker, async || {
         let all = entries(&read_all(&access).await?)?;
-        let mut all: Vec<Entry> = all.into_iter().filter_map(|(_, entry)| entry).collect();
+        let mut all: Vec<WholeEntry> = all.into_iter().filter_map(|(_, entry)| entry.whole()).collect();
         match all.iter().position(|entry| entry.structure.name == name) {
             Some(index) => described(worker, all.swap_remove(index)).await,
             None => {
@@ -276,7 +322,7 @@ pub struct CreateOptions {
     /// The size of its root.
     pub class: SizeClass,
     /// Where its pages are.
-    pub placed: StructurePlacement,
+    pub placement: StructurePlacement,
     /// What its plug-in wants to know whenever it is opened.
     pub options: [u64; OPTIONS],
 }
@@ -309,40 +355,46 @@ pub async fn create_with<P: Plugin>(
 ) -> Result<OneSided<P>, Error> {
     require_name(name, "name")?;
     require_name(P::NAME, "name of the plug-in")?;
-    let &CreateOptions { class, placed, options } = options;
+    let &CreateOptions { class, placement, options } = options;
     if !P::ROOT_BYTES.contains(&class.bytes()) {
         let (least, most) = (P::ROOT_BYTES.start(), P::ROOT_BYTES.end());
         let why = format!("{}; a page of a {} has a power of two from {least} to {most} bytes", class.bytes(), P::NAME);
         return Err(Error::BadOption { option: "page-bytes", why });
     }
-    let id = next_id(worker).await?;
-    let at = placed.root.map_or(Placement::RoundRobin, Placement::Server);
-    let root = pages::allocate(worker, class, at).await?;
-    let descriptor = pages::allocate(worker, DESCRIPTOR_CLASS, Placement::With(root.at())).await?;
-    let structure = Structure {
-        id,
-        name: name.into(),
-        kind: P::NAME.into(),
-        class,
-        root: root.at(),
-        spread: placed.spread,
-        descriptor: Some(descriptor.link()),
-        options,
-    };
-    // Nobody else knows its pages yet.
-    let access = OneSided::new(worker, structure, proof).unguarded();
+    let StructurePlacement { root, policy } = placement;
+    let at = root.map_or(Placement::RoundRobin, Placement::Server);
+    let (worker, name) = (worker.clone(), name.to_owned());
     // A task, so that nothing is left behind between the steps.
+    let maker = worker.clone();
     let make = async move {
-        write_first_pages(&access, root, descriptor).await?;
-        let built = match build(&access).await {
-            Ok(()) => register(&access.context().worker, &access.context().structure).await,
-            failed => failed,
+        let worker = &maker;
+        let id = reserve(worker, &name, P::NAME).await?;
+        let made = async {
+            let root = pages::allocate(worker, class, at).await?;
+            let descriptor = pages::allocate(worker, DESCRIPTOR_CLASS, Placement::With(root.at())).await?;
+            let structure = Structure {
+                id,
+                name,
+                kind: P::NAME.into(),
+                class,
+                root: root.at(),
+                policy,
+                descriptor: Some(descriptor.link()),
+                options,
+            };
+            // Nobody else knows its pages yet.
+            let access = OneSided::new(worker, structure, proof).unguarded();
+            write_first_pages(&access, root, descriptor).await?;
+            build(&access).await?;
+            let structure = &access.context().structure;
+            change_entry(worker, id, |pages, entry| write_entry(pages, entry, structure)).await?;
+            Ok(access.guarded())
         };
-        if let Err(error) = built {
-            free_all(&access.context().worker, &access.context().structure).await?;
-            return Err(error);
+        let made = made.await;
+        if made.is_err() {
+            free_entry(worker, id).await?;
         }
-        Ok(access.guarded())
+        made
     };
     worker.spawn_to_end(make).await
 }
@@ -366,59 +418,108 @@ async fn write_first_pages<P: Plugin>(access: &OneSided<P>, root: NewPage, descr
     })
 }
 
-/// Reserves the next structure id. An id that is never registered is lost, which does no harm.
-async fn next_id(worker: &Handle) -> Result<StructureId, Error> {
+/// Takes the next structure id, and enters the name with it, unfinished.
+async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId, Error> {
     let access = access(worker);
-    retry(worker, async || {
-        let head = access.open(Start::Root).await?;
-        let next = head.read(|words| words[KIND])?;
-        let Ok(id) = u32::try_from(next) else {
-            return Err(Error::Inconsistent { page: head.at(), why: "structure ids are used up" }.into());
-        };
-        access.change(Pages::current(head), |pages| pages.set(Slot::ONLY, KIND, next + 1)).await?;
-        Ok(StructureId(id))
-    })
-    .await
-}
-
-/// Enters a structure, which is complete, into the catalog.
-async fn register(worker: &Handle, structure: &Structure) -> Result<(), Error> {
-    let access = access(worker);
-    retry(worker, async || {
-        let mut pages = read_all(&access).await?;
-        let entries = entries(&pages)?;
-        let is_taken = |entry: &Entry| entry.structure.name == structure.name;
-        if entries.iter().any(|(_, entry)| entry.as_ref().is_some_and(is_taken)) {
-            return Err(Error::NameTaken { name: structure.name.clone() }.into());
+    loop {
+        // Who is to be waited for, if a dead one was making or dropping what has the name.
+        let reserved = retry(worker, async || {
+            let mut pages = read_all(&access).await?;
+            let entries = entries(&pages)?;
+            match entries.iter().find(|(_, entry)| entry.name() == Some(name)) {
+                Some((_, Entry::Unfinished { by, .. })) if is_dead(worker, *by) => return Ok(Err(*by)),
+                Some(_) => return Err(Error::NameTaken { name: name.into() }.into()),
+                None => {}
+            }
+            let Some(&(index, _)) = entries.iter().find(|(_, entry)| matches!(entry, Entry::Empty)) else {
+                return Err(Error::CatalogFull { limit: CATALOG_PAGES - 1 }.into());
+            };
+            let head = &pages[0];
+            let next = head.read(|words| words[KIND])?;
+            let Ok(id) = u32::try_from(next) else {
+                return Err(Error::Inconsistent { page: head.at(), why: "structure ids are used up" }.into());
+            };
+            let mut changed = Pages::new();
+            let entry = changed.add(pages.swap_remove(index));
+            let head = changed.add(pages.swap_remove(0));
+            let write = |pages: &mut OneSidedPages| {
+                pages.set(head, KIND, next + 1);
+                pages.set(entry, KIND, crate::operation::hash_name(kind, 0));
+                pages.set(entry, NUMBER, u64::from(id) << 32 | (name.len() as u64) << 16);
+                write_name(pages, entry, NAME, name);
+                leave_unfinished(pages, entry, worker.owner());
+            };
+            access.change(changed, write).await?;
+            Ok(Ok(StructureId(id)))
+        });
+        match reserved.await? {
+            Ok(id) => return Ok(id),
+            Err(dead) => {
+                recovery::sweep(worker, free_unfinished).await?;
+                // If it had left its slot.
+                free_unfinished(worker, &[dead]).await?;
+            }
         }
-        let Some(&(index, _)) = entries.iter().find(|(_, entry)| entry.is_none()) else {
-            return Err(Error::CatalogFull { limit: CATALOG_PAGES - 1 }.into());
-        };
-        let mut changed = Pages::new();
-        let entry = changed.add(pages.swap_remove(index));
-        changed.add(pages.swap_remove(0));
-        access.change(changed, |pages| write_entry(pages, entry, structure)).await.map(drop)
-    })
-    .await
+    }
 }
 
-/// Takes a structure out of the catalog. Its pages stay.
-async fn unregister(worker: &Handle, structure: &Structure) -> Result<(), Error> {
+fn is_dead(worker: &Handle, owner: OwnerId) -> bool {
+    owner != worker.owner() && worker.compute().fabric.liveness(owner) == Liveness::Dead
+}
+
+fn leave_unfinished(pages: &mut OneSidedPages, entry: Slot, by: OwnerId) {
+    pages.set(entry, ROOT, Link::NULL.word());
+    pages.set(entry, DESCRIPTOR, u64::from(by.incarnation()));
+}
+
+/// Changes the entry of a structure.
+async fn change_entry(worker: &Handle, id: StructureId, f: impl Fn(&mut OneSidedPages, Slot)) -> Result<(), Error> {
     let access = access(worker);
     retry(worker, async || {
         let mut pages = read_all(&access).await?;
         let entries = entries(&pages)?;
-        let is_it = |entry: &Entry| entry.structure.id == structure.id;
-        let Some(&(index, _)) = entries.iter().find(|(_, entry)| entry.as_ref().is_some_and(is_it)) else {
-            let (name, known) = (structure.name.clone(), String::from("it was removed"));
+        let Some(&(index, _)) = entries.iter().find(|(_, entry)| entry.id() == Some(id)) else {
+            let (name, known) = (format!("structure {}", id.0), String::from("it was removed"));
             return Err(Error::NoSuchName { name, known }.into());
         };
         let mut changed = Pages::new();
         let entry = changed.add(pages.swap_remove(index));
         changed.add(pages.swap_remove(0));
-        access.change(changed, |pages| pages.set(entry, KIND, 0)).await.map(drop)
+        access.change(changed, |pages| f(pages, entry)).await.map(drop)
     })
     .await
+}
+
+/// Frees all pages of a structure whose entry is unfinished, and then the entry; how many pages.
+async fn free_entry(worker: &Handle, id: StructureId) -> Result<u64, Error> {
+    let count = free_all(worker, id).await?;
+    change_entry(worker, id, |pages, entry| pages.set(entry, KIND, 0)).await?;
+    Ok(count)
+}
+
+/// Frees the structures that those were making or dropping who are `dead`, and whose changes are finished. May be begun again by
+/// others at any point, and several may do it at once.
+///
+/// # Errors
+/// If the catalog is damaged, or the fabric fails: what is left then is still entered.
+pub(crate) async fn free_unfinished(worker: &Handle, dead: &[OwnerId]) -> Result<(), Error> {
+    let access = access(worker);
+    let all = retry(worker, async || entries(&read_all(&access).await?)).await?;
+    for (_, entry) in all {
+        if let Entry::Unfinished { id, name, by } = entry
+            && dead.contains(&by)
+        {
+            match free_entry(worker, id).await {
+                Ok(pages) => {
+                    tracing::info!(name, %by, pages, "freed what a dead compute server was making or dropping")
+                }
+                // Somebody else was faster.
+                Err(Error::NoSuchName { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Takes a structure out of the catalog and frees all its pages; how many. Nobody may use it any more: what others do to it
@@ -433,20 +534,21 @@ pub async fn destroy(worker: &Handle, name: &str) -> Result<u64, Error> {
     writer.enter(worker, &structure).await?;
     let handle = worker.clone();
     let end = async move {
-        unregister(&handle, &structure).await?;
+        let owner = handle.owner();
+        change_entry(&handle, structure.id, |pages, entry| leave_unfinished(pages, entry, owner)).await?;
         // Its partition map goes with it.
         ownership::forget(&handle, &structure);
-        free_all(&handle, &structure).await
+        free_entry(&handle, structure.id).await
     };
     worker.spawn_to_end(end).await
 }
 
 /// Frees every live page of a structure.
-async fn free_all(worker: &Handle, structure: &Structure) -> Result<u64, Error> {
-    let audit = audit::audit(worker, structure, &HashSet::new()).await?;
+async fn free_all(worker: &Handle, id: StructureId) -> Result<u64, Error> {
+    let audit = audit::audit(worker, id, None, &HashSet::new()).await?;
     let mut count = 0;
-    for page in audit.leaked.into_iter().chain(structure.descriptor) {
-        count += u64::from(pages::free_unlinked(worker, structure.id, page).await?);
+    for page in audit.leaked {
+        count += u64::from(pages::free_unlinked(worker, id, page).await?);
     }
     Ok(count)
 }
@@ -463,7 +565,7 @@ fn write_entry(pages: &mut impl PagesMut, slot: Slot, structure: &Structure) {
     pages.set(slot, KIND, crate::operation::hash_name(&structure.kind, 0));
     let number = u64::from(structure.id.0) << 32
         | (structure.name.len() as u64) << 16
-        | u64::from(structure.spread.index()) << 8
+        | u64::from(structure.policy.index()) << 8
         | structure.class.index() as u64;
     pages.set(slot, NUMBER, number);
     pages.set(slot, ROOT, structure.root_link().word());

@@ -155,7 +155,8 @@ pub trait PagesMut {
         }
     }
 
-    /// Says what a page is from now on: needed for each new page, and when a page changes its level in place.
+    /// Says what a page is from now on: a new page, which is of level 0 and kind 0 unless said otherwise, or one that changes
+    /// its level in place.
     fn describe(&mut self, slot: Slot, level: u8, kind: u8);
 
     /// [`PagesMut::describe`] for a new page whose words change by [`Access::install`](crate::access::Access::install) alone: it has
@@ -163,5 +164,8 @@ pub trait PagesMut {
     fn describe_words(&mut self, slot: Slot, level: u8, kind: u8);
 
     /// Frees a page, which this change unlinks: it becomes unreadable with the change, and is reused after a grace period.
+    ///
+    /// # Panics
+    /// If the page is not one of those [as they were read](Pages::add). As with any panic, nothing is changed then.
     fn free(&mut self, slot: Slot);
 }

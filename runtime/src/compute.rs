@@ -13,6 +13,7 @@ use std::{
 };
 
 use crate::{
+    catalog,
     clock::Clock,
     counters::Counters,
     epoch::round::{Board, Member, read_slots},
@@ -201,8 +202,10 @@ impl ComputeServer {
     /// # Errors
     /// If the fabric fails.
     pub async fn maintain(&self, worker: &Handle) -> Result<(), Error> {
-        recovery::sweep(worker).await?;
-        round(worker, &self.shared).await.map(drop)
+        // One that cannot be finished does not hold up the rest.
+        let swept = recovery::sweep(worker, catalog::free_unfinished).await;
+        round(worker, &self.shared).await?;
+        swept.map(drop)
     }
 
     /// Does at once what maintenance does by and by after compute servers have died: finishes what they have left, takes back what
@@ -212,7 +215,7 @@ impl ComputeServer {
     /// If the fabric fails.
     pub async fn settle(&self, worker: &Handle) -> Result<bool, Error> {
         for attempt in 0..SETTLE_ROUNDS_MAX {
-            let died = recovery::sweep(worker).await?;
+            let died = recovery::sweep(worker, catalog::free_unfinished).await?;
             round(worker, &self.shared).await?;
             if died == 0 && self.shared.pages.deferred() == 0 {
                 return Ok(true);
@@ -285,7 +288,7 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
     let (mut is_told, mut sweep_ns) = (false, 0);
     loop {
         if worker.clock().now_ns() >= sweep_ns {
-            if let Err(error) = worker.block_on(recovery::sweep(&worker)) {
+            if let Err(error) = worker.block_on(recovery::sweep(&worker, catalog::free_unfinished)) {
                 tracing::warn!(%error, "what dead compute servers have left was not finished");
             }
             sweep_ns = worker.clock().now_ns() + SWEEP_REST.as_nanos() as u64;

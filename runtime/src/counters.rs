@@ -58,7 +58,7 @@ counters! {
     bytes,
     /// Times that an operation waited for the fabric: requests awaited together count once.
     round_trips,
-    /// Attempts of operations that ended early and began anew.
+    /// Attempts of operations that lost a race and began anew. One that has made room first is none.
     restarts,
     /// Lock requests that lost: the page had changed, or was locked.
     lock_conflicts,

@@ -297,6 +297,19 @@ pub enum Error {
     #[error("malformed message: {0}")]
     Malformed(&'static str),
 
+    /// A memory server was sent an operation that the program there does not have.
+    #[error(
+        "memory server {server} does not know the operation {operation:?} of {plugin}, or no structure of this kind has its number; serve with a program that has {plugin}"
+    )]
+    UnknownOperation {
+        /// The memory server.
+        server: ServerId,
+        /// The plug-in's name.
+        plugin: &'static str,
+        /// The operation's.
+        operation: &'static str,
+    },
+
     /// An operation failed on the memory server that it was sent to.
     #[error("on memory server {server}: {why}")]
     OnServer {

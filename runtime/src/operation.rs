@@ -125,14 +125,14 @@ pub fn hold<'a, A: Access, O: Operation<Plugin = A::Plugin>>(access: &'a A, oper
     Box::pin(access.run_holding(operation))
 }
 
-/// Repeats an attempt at tidying up behind an operation that has had its effect: so many times at most, and whatever comes of
+/// Best-effort cleanup behind an operation that has had its effect: repeats an attempt so many times at most, whatever comes of
 /// it. What cannot be done now, because of others or of a damaged page, is left to a later operation.
-pub async fn tidy(worker: &Handle, attempts_max: u32, mut attempt: impl AsyncFnMut() -> Result<(), Interrupt>) {
+pub async fn clean_up(worker: &Handle, attempts_max: u32, mut attempt: impl AsyncFnMut() -> Result<(), Interrupt>) {
     for number in 0..attempts_max {
         match attempt().await {
             Ok(()) => return,
             Err(Interrupt::Restart(_)) => worker.back_off(number).await,
-            Err(interrupt) => return tracing::debug!(?interrupt, "left something untidy"),
+            Err(interrupt) => return tracing::debug!(?interrupt, "left something to be cleaned up"),
         }
     }
 }
@@ -223,7 +223,9 @@ impl Restarts {
                 }
                 Interrupt::Ship(_) => return Err(Error::Malformed("an access without an engine asked to ship")),
             }
-            bump(&worker.count().restarts);
+            if !is_unready {
+                bump(&worker.count().restarts);
+            }
             worker.back_off(self.count).await;
             self.count = self.count.saturating_add(1);
             Ok(())

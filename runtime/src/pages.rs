@@ -15,7 +15,7 @@
 //! beside the pointer, so allocation needs no remote access but for the refill of the pool: a chunk of pages at a time,
 //! from bitmaps if they have some (`free_pages/chunk.rs`), else by leasing a chunk. A pool with a large surplus returns it. A compute
 //! server that ends returns everything; what one holds that dies, or leaves before the grace of its last pages is over, others
-//! take over (`recovery/reclaim.rs`), and so a chunk that it was about to lease, or whose lease failed at the wrong moment.
+//! take over (`recovery/reclaim.rs`). A chunk that it was about to lease is found by whoever needs it, once there is no other.
 
 pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words, chunk::Chunk};
 use crate::{
@@ -179,7 +179,10 @@ async fn lease_chunk(worker: &Handle, geometry: &Geometry, class: SizeClass) -> 
             None => next_chunk(worker, geometry).await?,
         };
         if chunk >= geometry.chunks {
-            return Ok(false);
+            match find_lost_chunks(worker, geometry).await? {
+                true => continue,
+                false => return Ok(false),
+            }
         }
         worker.count_round_trip();
         // Somebody may have taken us for dead, or was faster with a chunk that was lost.
@@ -201,9 +204,27 @@ async fn next_chunk(worker: &Handle, geometry: &Geometry) -> Result<u64, Error> 
         worker.count_round_trip();
         match worker.fetch_add(geometry.dynamic_at(Dynamic::NextChunk), 1).await {
             Ok(chunk) => return Ok(chunk),
-            Err(error) => worker.before_trying_again(error, &mut attempt).await?,
+            Err(error) => {
+                worker.before_trying_again(error, &mut attempt).await?;
+                // It may have been counted.
+                worker.compute().pages.forget_lost_chunks();
+            }
         }
     }
+}
+
+/// Looks for chunks that count as leased and are not: their lessees died, or were told that a request had failed which had not.
+/// Whether there are any. To be called where there are no other chunks; it reads the whole directory, once after a death.
+async fn find_lost_chunks(worker: &Handle, geometry: &Geometry) -> Result<bool, Error> {
+    let pages = &worker.compute().pages;
+    if pages.knows_lost_chunks(geometry.server) {
+        return Ok(false);
+    }
+    let entries = directory(worker, geometry).await?;
+    let lost: Vec<u64> = (0..).zip(entries).filter(|(_, entry)| entry[0] == 0).map(|(chunk, _)| chunk).collect();
+    let is_any = !lost.is_empty();
+    pages.set_lost_chunks(geometry.server, lost);
+    Ok(is_any)
 }
 
 /// The chunk directory of a server up to the last chunk leased: for each chunk its state word and its free pages.

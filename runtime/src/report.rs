@@ -86,7 +86,7 @@ impl Report {
         structure: &Structure,
         reached: &HashSet<RemotePtr>,
     ) -> Result<(), Error> {
-        self.audit = audit::audit(worker, structure, reached).await?;
+        self.audit = audit::audit(worker, structure.id, structure.descriptor, reached).await?;
         self.bytes += structure.descriptor.and_then(Link::remote).map_or(0, |(_, class)| class.bytes() as u64);
         if self.is_partial {
             self.audit.leaked.clear();

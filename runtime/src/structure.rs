@@ -33,7 +33,7 @@ pub struct Structure {
     /// Its root page. A root grows and shrinks in place, so this never changes.
     pub root: RemotePtr,
     /// Where its pages are.
-    pub spread: PlacementPolicy,
+    pub policy: PlacementPolicy,
     /// Its descriptor page; none for the catalog itself.
     pub descriptor: Option<Link>,
     /// What it was made with, as its plug-in understands it: dimensions, a hash seed.
@@ -51,7 +51,7 @@ impl Structure {
 
     /// Where a new page of this level is to be that comes from the page `beside`, as half of it, say.
     pub fn placement(&self, level: u8, beside: RemotePtr) -> Placement {
-        match self.spread {
+        match self.policy {
             PlacementPolicy::RoundRobin => Placement::RoundRobin,
             PlacementPolicy::Leaves if level == 0 => Placement::RoundRobin,
             PlacementPolicy::Leaves | PlacementPolicy::OneServer => Placement::With(self.root),
@@ -62,7 +62,7 @@ impl Structure {
 
     /// The highest level of which each page is on one memory server with all that is below it, in a cluster of so many.
     pub fn colocated_level_max(&self, servers: usize) -> u8 {
-        match self.spread {
+        match self.policy {
             _ if servers == 1 => u8::MAX,
             PlacementPolicy::RoundRobin | PlacementPolicy::Leaves => 0,
             PlacementPolicy::OneServer => u8::MAX,
@@ -117,7 +117,7 @@ impl PlacementPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StructurePlacement {
     /// Where its pages will be.
-    pub spread: PlacementPolicy,
+    pub policy: PlacementPolicy,
     /// Where its root is; on the next server in turn if not said.
     pub root: Option<ServerId>,
 }
@@ -162,9 +162,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_is_what_its_index_says() {
+    fn a_policy_is_what_its_index_says() {
         let all = (0..=u8::MAX).filter_map(|index| Some((index, PlacementPolicy::from_index(index)?)));
-        let all: Vec<_> = all.inspect(|(index, spread)| assert_eq!(spread.index(), *index)).collect();
+        let all: Vec<_> = all.inspect(|(index, policy)| assert_eq!(policy.index(), *index)).collect();
         assert_eq!(all.len(), 3 + 64);
         assert_eq!(PlacementPolicy::Subtrees { level: 200 }.index(), PlacementPolicy::Subtrees { level: 63 }.index());
     }

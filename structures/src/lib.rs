@@ -5,6 +5,23 @@
 //! - [`skiplist`]: a skip list of u64 keys and values.
 //! - [`rtree`]: an R*-tree of rectangles.
 //! - [`map`]: what ordered maps have in common.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use farlink_runtime::{compute::{ComputeOptions, ComputeServer}, error::Error, fabric::mem::MemOptions, server};
+//! use farlink_structures::btree::{BTree, BTreeOptions};
+//!
+//! let cluster = server::in_process(2, 16 << 20, MemOptions::default())?;
+//! let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions::default())?;
+//! let worker = compute.worker()?;
+//! worker.block_on(async {
+//!     let tree = BTree::create(&worker, "ages", BTreeOptions::default()).await?;
+//!     tree.insert(7, 70).await?;
+//!     assert_eq!(tree.get(7).await?, Some(70));
+//!     Ok::<(), Error>(())
+//! })?;
+//! # Ok::<(), Error>(())
+//! ```
 
 pub mod btree;
 pub mod bwtree;
@@ -26,3 +43,25 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/rtree.md")]
 struct RTreeGuide;
+
+/// An operation runs over accesses to its own structure alone:
+///
+/// ```
+/// use farlink_runtime::{error::Error, one_sided::OneSided, operation::Run};
+/// use farlink_structures::{btree::Tree, map::ops::Get};
+///
+/// async fn get(tree: &OneSided<Tree>, get: &Get<Tree>) -> Result<Option<u64>, Error> {
+///     tree.execute(get).await
+/// }
+/// ```
+///
+/// ```compile_fail,E0271
+/// use farlink_runtime::{error::Error, one_sided::OneSided, operation::Run};
+/// use farlink_structures::{btree::Tree, map::ops::Get, skiplist::List};
+///
+/// async fn get(list: &OneSided<List>, get: &Get<Tree>) -> Result<Option<u64>, Error> {
+///     list.execute(get).await
+/// }
+/// ```
+#[cfg(doctest)]
+struct OneStructure;

@@ -143,11 +143,11 @@ pub fn create_at<S: Subject>(
     name: &str,
     page_bytes: usize,
     proof: Proof,
-    placed: StructurePlacement,
+    placement: StructurePlacement,
 ) -> Result<(), Error> {
     let page_bytes = S::page_bytes(page_bytes);
     let make =
-        |worker: &Worker| worker.block_on(Map::<S, _>::make_at(worker, name, page_bytes, proof, placed)).map(drop);
+        |worker: &Worker| worker.block_on(Map::<S, _>::make_at(worker, name, page_bytes, proof, placement)).map(drop);
     with_worker(fabric, make)
 }
 

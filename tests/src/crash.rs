@@ -6,6 +6,7 @@
 use std::{fmt::Debug, sync::Arc};
 
 use farlink_runtime::{
+    audit,
     compute::ComputeServer,
     error::Error,
     fabric::{
@@ -13,8 +14,12 @@ use farlink_runtime::{
         mem::MemOptions,
         mortal::{MortalFabric, Order},
     },
+    layout::CHUNK_BYTES,
+    page::SizeClass,
+    pages::allocate,
     report::Report,
     server,
+    structure::Placement,
     worker::Worker,
 };
 
@@ -22,8 +27,6 @@ use crate::{cluster, settings};
 
 /// Bytes of each of the two memory servers.
 const SERVER_BYTES: u64 = 2 << 20;
-/// Rounds of maintenance after which nothing is left to be done.
-const ROUNDS: usize = 6;
 
 /// A member of the cluster that does its own maintenance.
 #[derive(Debug)]
@@ -48,12 +51,24 @@ impl Member {
         &self.worker
     }
 
-    /// Rounds of maintenance until nothing is left to be done.
+    /// One round of maintenance.
+    ///
+    /// # Errors
+    /// As [`ComputeServer::maintain`].
+    pub fn maintain_once(&self) -> Result<(), Error> {
+        self.worker.block_on(self.compute.maintain(&self.worker))
+    }
+
+    /// Maintenance until nothing is left to be done.
     ///
     /// # Errors
     /// If the fabric fails.
+    ///
+    /// # Panics
+    /// If that takes too long.
     pub fn maintain(&self) -> Result<(), Error> {
-        (0..ROUNDS).try_for_each(|_| self.worker.block_on(self.compute.maintain(&self.worker)))
+        assert!(self.worker.block_on(self.compute.settle(&self.worker))?, "something holds up the epoch");
+        Ok(())
     }
 }
 
@@ -128,6 +143,21 @@ fn play_victim<S: Scene>(fabric: &Arc<dyn Fabric>, scene: &S, death: Death) -> R
     Ok((outcome.is_ok(), requests))
 }
 
+/// Every chunk can be leased: none was counted as leased by somebody who died before it was.
+async fn lease_all(Member { worker, compute }: &Member) -> Result<(), Error> {
+    let mut pages = Vec::new();
+    let outcome = loop {
+        match allocate(worker, SizeClass::LARGEST, Placement::RoundRobin).await {
+            Ok(page) => pages.push(page),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(outcome, Error::OutOfMemory { .. }), "{outcome}");
+    let chunks: u64 = compute.geometry().iter().map(|geometry| geometry.chunks).sum();
+    assert_eq!(audit::memory(worker).await?.leased_bytes, chunks * CHUNK_BYTES, "a chunk is lost");
+    Ok(())
+}
+
 fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, Error> {
     let fabric = cluster(options)?;
     cluster::with_worker(&fabric, |worker| worker.block_on(scene.prepare(worker)))?;
@@ -138,8 +168,16 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, E
     }
     survivor.worker.block_on(scene.verify(&survivor.worker, acknowledged))?;
     survivor.maintain()?;
-    let report = survivor.worker.block_on(scene.check(&survivor.worker))?;
-    assert!(report.is_clean() && !report.is_partial, "{report:?}");
+    // With it go the pages that it had in hand.
+    drop(survivor);
+    let auditor = Member::join(&fabric, 3)?;
+    auditor.maintain()?;
+    let report = auditor.worker.block_on(scene.check(&auditor.worker))?;
+    assert!(report.is_clean() && !report.is_partial && report.audit.held == 0, "{report:?}");
+    // Whatever is in use beside the structure belongs to nobody, or to a structure that nobody can find.
+    let used = auditor.worker.block_on(audit::memory(&auditor.worker))?.used_bytes();
+    assert_eq!(used, report.bytes, "bytes are in use that are not the structure's");
+    auditor.worker.block_on(lease_all(&auditor))?;
     Ok(requests)
 }
 

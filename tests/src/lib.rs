@@ -29,6 +29,8 @@
 //! - [`strict`]: an access that does everything to operations that it may.
 //! - [`subject`]: the ordered maps under test.
 //! - [`settings`]: seeds, durations and sizes from the environment or the command line.
+//!
+//! The head of [`mod@conformance`] has a structure under test, whole.
 
 pub mod access_under_test;
 pub mod atomic_map;

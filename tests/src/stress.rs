@@ -87,11 +87,11 @@ const CACHE_BYTES_MIN: usize = 64 << 10;
 const FILL: f64 = 0.85;
 
 /// Where the tree's pages are.
-pub fn placed(access: AccessMode) -> StructurePlacement {
+pub fn placement(access: AccessMode) -> StructurePlacement {
     let root = ServerId::new(0);
     match access {
-        AccessMode::Coarse | AccessMode::Adaptive => StructurePlacement { spread: PlacementPolicy::OneServer, root },
-        AccessMode::Hybrid => StructurePlacement { spread: PlacementPolicy::Leaves, root },
+        AccessMode::Coarse | AccessMode::Adaptive => StructurePlacement { policy: PlacementPolicy::OneServer, root },
+        AccessMode::Hybrid => StructurePlacement { policy: PlacementPolicy::Leaves, root },
         _ => StructurePlacement::default(),
     }
 }
@@ -388,7 +388,7 @@ fn cut<S: Subject>(fabric: &Arc<dyn Fabric>, parts: usize, initial: &BTreeMap<u6
 /// # Errors
 /// If the tree cannot be made.
 pub fn prepare<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options, histories: &Path) -> anyhow::Result<Vec<Work>> {
-    cluster::create_at::<S>(fabric, TREE, options.page_bytes, options.proof(), placed(options.access))?;
+    cluster::create_at::<S>(fabric, TREE, options.page_bytes, options.proof(), placement(options.access))?;
     let initial = options.initial();
     if !initial.is_empty() {
         cluster::load::<S>(fabric, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;

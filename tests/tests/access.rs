@@ -1,6 +1,7 @@
 //! What every way to reach pages promises to a structure's code, beyond what the structures at hand make use of.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     rc::Rc,
     sync::{Arc, atomic::Ordering},
@@ -173,6 +174,97 @@ fn a_change_without_effect_is_one_of_pages_as_they_are() {
             Ok(())
         });
         outcome.unwrap();
+    }
+    with_each_access!(test);
+}
+
+/// A page that a change only relies on: it has to be as it was read, and is left as it is.
+#[test]
+fn a_page_that_is_relied_on_is_compared_and_left_alone() {
+    const LAST: usize = PAGE_BYTES / 8 - 1;
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        let (altered, relied_on) = (scene.leaf(access, 0), scene.leaf(access, 1));
+        let before = scene.lock(relied_on);
+        for changes_between in [false, true] {
+            let outcome = scene.worker.block_on(async {
+                let _pin = scene.worker.pin();
+                let root = access.open(Start::Root).await?;
+                let links = children(access, &root).await?;
+                let first = access.follow(&root, links[0], Hint::DOWN).await?;
+                let second = access.follow(&root, links[1], Hint::DOWN).await?;
+                if changes_between {
+                    let again = access.follow(&root, links[1], Hint::DOWN).await?;
+                    access.change(as_read(again), |pages| pages.set(Slot::ONLY, LAST, 7)).await?;
+                }
+                let mut pages = as_read(first);
+                pages.add_relied_on(second);
+                access.change(pages, |pages| pages.set(Slot::ONLY, LAST, 8)).await.map(drop)
+            });
+            let seen = scene.worker.block_on(async {
+                let _pin = scene.worker.pin();
+                access.open(Start::Page(altered)).await?.read(|words| words.word(LAST))
+            });
+            match changes_between {
+                false => outcome.unwrap(),
+                true => assert!(matches!(outcome, Err(Interrupt::Restart(_))), "{outcome:?}"),
+            }
+            assert_eq!(seen.unwrap() == 8, !changes_between);
+            if !changes_between {
+                assert_eq!(scene.lock(relied_on), before, "it was written");
+                // The next round looks for another change.
+                let undo = async {
+                    let _pin = scene.worker.pin();
+                    let page = access.open(Start::Page(altered)).await?;
+                    access.change(as_read(page), |pages| pages.set(Slot::ONLY, LAST, 0)).await.map(drop)
+                };
+                scene.worker.block_on(undo).unwrap();
+            }
+        }
+    }
+    with_each_access!(test);
+}
+
+/// A page that was read before a change of it shows one moment, or is refused; never something in between.
+#[test]
+fn a_page_that_is_held_across_a_change_shows_one_moment() {
+    const LAST: usize = PAGE_BYTES / 8 - 1;
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        let outcome: Result<(), Interrupt> = scene.worker.block_on(async {
+            let _pin = scene.worker.pin();
+            let root = access.open(Start::Root).await?;
+            let links = children(access, &root).await?;
+            let held = access.follow(&root, links[0], Hint::DOWN).await?;
+            let read = |words: &<A::Page<'_> as PageRef>::Words| (words.word(LAST - 1), words.word(LAST));
+            let before = held.read(read)?;
+            let again = access.follow(&root, links[0], Hint::DOWN).await?;
+            let after = access.change(as_read(again), |pages| pages.fill(Slot::ONLY, LAST - 1, &[7, 7])).await?;
+            match held.read(read) {
+                Ok(seen) => assert!(seen == before || seen == (7, 7), "{seen:?}"),
+                Err(refused) => assert!(matches!(refused, Interrupt::Restart(_)), "{refused}"),
+            }
+            let left = after.1.into_each().flatten().next().expect("it was not freed");
+            assert_eq!(left.read(read)?, (7, 7), "a page is not as the change has left it");
+            Ok(())
+        });
+        outcome.unwrap();
+    }
+    with_each_access!(test);
+}
+
+/// A page that is altered as it is may be another one by then: it is not freed, over no access.
+#[test]
+fn a_page_that_is_altered_as_it_is_is_not_freed() {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        let leaf = scene.leaf(access, 0);
+        let free = async {
+            let _pin = scene.worker.pin();
+            let page = access.open(Start::Page(leaf)).await?;
+            access.change(Pages::current(page), |pages| pages.free(Slot::ONLY)).await.map(drop)
+        };
+        let freed = catch_unwind(AssertUnwindSafe(|| scene.worker.block_on(free)));
+        assert!(freed.is_err(), "{freed:?}");
+        assert_eq!(scene.leaf(access, 0), leaf);
+        assert_eq!(scene.lock(leaf).state(), LockState::Unlocked);
     }
     with_each_access!(test);
 }

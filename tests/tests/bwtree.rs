@@ -43,7 +43,7 @@ impl Scene {
         let fleet = Fleet::start(2, 4 << 20, 1, FAST).unwrap();
         let scene = Self { fabric: fleet.fabric(), _fleet: fleet };
         let (worker, compute) = scene.join(1);
-        let options = BwTreeOptions { page_bytes: 256, chain: 4, placed: StructurePlacement::default() };
+        let options = BwTreeOptions { page_bytes: 256, chain: 4, placement: StructurePlacement::default() };
         worker.block_on(BwTree::create(&worker, NAME, options)).unwrap();
         drop((worker, compute));
         scene

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
 use farlink_tests::{
-    conformance::{Model, Way},
+    conformance::{AccessVariant, Model},
     plugins::{
         chains::{self, Chains, Push, SETS, Take, Values},
         mixed::{self, Add, Mixed, Sum},
@@ -70,8 +70,8 @@ impl Model for Counters {
         }
     }
 
-    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
-        mixed::create(worker, name, placed).await.map(drop)
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        mixed::create(worker, name, placement).await.map(drop)
     }
 }
 
@@ -99,8 +99,8 @@ impl Model for Sets {
     const MAY_LOSE_PAGES: bool = true;
 
     /// What an owner has in its cache others would have to see at once.
-    fn ways() -> Vec<Way> {
-        Way::ALL.into_iter().filter(|way| !way.owns()).collect()
+    fn variants() -> Vec<AccessVariant> {
+        AccessVariant::ALL.into_iter().filter(|variant| !variant.owns()).collect()
     }
 
     fn draw(rng: &mut SmallRng, state: &Self::State) -> SetOp {
@@ -142,8 +142,8 @@ impl Model for Sets {
         }
     }
 
-    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
-        chains::create(worker, name, placed).await.map(drop)
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        chains::create(worker, name, placement).await.map(drop)
     }
 }
 

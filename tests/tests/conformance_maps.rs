@@ -19,7 +19,7 @@ use farlink_structures::{
     skiplist::List,
 };
 use farlink_tests::{
-    conformance::{Model, Way},
+    conformance::{AccessVariant, Model},
     subject::{StructureName, Subject},
 };
 use rand::{RngExt, rngs::SmallRng};
@@ -64,8 +64,8 @@ impl<S: Subject> Model for MapModel<S> {
     const MAY_LOSE_PAGES: bool = is_latch_free::<S>();
 
     /// What has no locks, nobody owns.
-    fn ways() -> Vec<Way> {
-        Way::ALL.into_iter().filter(|way| !(is_latch_free::<S>() && way.owns())).collect()
+    fn variants() -> Vec<AccessVariant> {
+        AccessVariant::ALL.into_iter().filter(|variant| !(is_latch_free::<S>() && variant.owns())).collect()
     }
 
     fn draw(rng: &mut SmallRng, state: &Self::State) -> MapOp {
@@ -156,8 +156,8 @@ impl<S: Subject> Model for MapModel<S> {
         })
     }
 
-    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
-        Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(256), Proof::Checksum, placed).await.map(drop)
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(256), Proof::Checksum, placement).await.map(drop)
     }
 }
 

@@ -36,7 +36,7 @@ use farlink_tests::{
 
 const TREE: &str = "endings";
 const OPTIONS: BTreeOptions =
-    BTreeOptions { page_bytes: 256, proof: Proof::Checksum, spread: PlacementPolicy::RoundRobin, root: None };
+    BTreeOptions { page_bytes: 256, proof: Proof::Checksum, placement: PlacementPolicy::RoundRobin, root: None };
 /// Far more than any single operation here takes, and far less than for ever.
 const ENDS: Bound = Bound { reads_max: 10_000, turns_max: 100_000 };
 /// More polls or turns than any future here takes.

@@ -3,20 +3,22 @@
 use std::time::Duration;
 
 use farlink_offload::{
-    CacheOptions, ComputeCache, Engine, EngineOptions, Policies,
+    CacheOptions, ComputeCache, Engine, EngineOptions, Policies, Remote,
     policy::{Always, Never},
 };
 use farlink_runtime::{
     access::Plugin,
-    catalog,
+    catalog::{self, CreateOptions},
     error::Error,
     fabric::mem::MemOptions,
     one_sided::{OneSided, Proof},
     operation::Run,
+    page::SizeClass,
     ptr::ServerId,
-    structure::{PlacementPolicy, StructurePlacement},
+    structure::{OPTIONS, PlacementPolicy, StructurePlacement},
     worker::Worker,
 };
+use farlink_structures::rtree::{self, RTree, RTreeOptions, Rect};
 use farlink_tests::{
     bounded::Watchdog,
     cluster::{self, FAST},
@@ -30,18 +32,18 @@ use farlink_tests::{
 /// A cluster with a structure, and a worker beside it.
 fn with(
     options: MemOptions,
-    placed: StructurePlacement,
+    placement: StructurePlacement,
     f: impl AsyncFnOnce(&Worker, StructurePlacement) -> Result<(), Error>,
 ) {
     let _watch = Watchdog::start("plug-ins", Duration::from_secs(100));
     let fleet = Fleet::start(3, 16 << 20, 1, options).unwrap();
     let compute = cluster::join(&fleet.fabric(), 1).unwrap();
     let worker = compute.worker().unwrap();
-    worker.block_on(f(&worker, placed)).unwrap();
+    worker.block_on(f(&worker, placement)).unwrap();
 }
 
-fn everywhere(spread: PlacementPolicy) -> StructurePlacement {
-    StructurePlacement { spread, root: ServerId::new(1) }
+fn everywhere(policy: PlacementPolicy) -> StructurePlacement {
+    StructurePlacement { policy, root: ServerId::new(1) }
 }
 
 fn cache<P: Plugin>(ships: bool) -> ComputeCache<P> {
@@ -60,8 +62,8 @@ async fn assert_clean<P: Plugin>(worker: &Worker) -> Result<(), Error> {
 /// The root, and then four pages at a time: five READs, two round trips.
 #[test]
 fn what_overlaps_is_one_round_trip() {
-    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
-        let made = mixed::create(worker, "s", placed).await?;
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let made = mixed::create(worker, "s", placement).await?;
         for forks in [false, true] {
             let before = worker.counters();
             made.execute(&Sum { forks }).await?;
@@ -75,8 +77,8 @@ fn what_overlaps_is_one_round_trip() {
 /// Nothing is cached: each of four parts is summed up where it is.
 #[test]
 fn each_part_of_a_fork_is_shipped() {
-    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
-        let made = mixed::create(worker, "s", placed).await?;
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let made = mixed::create(worker, "s", placement).await?;
         let structure = farlink_runtime::access::Access::context(&made).structure.clone();
         for (policies, shipped) in [(Policies::new(Always), 4), (Policies::new(Never), 0)] {
             let owned = cache::<Mixed>(true).own(worker, structure.clone(), ()).await?;
@@ -84,6 +86,63 @@ fn each_part_of_a_fork_is_shipped() {
             assert_eq!(engine.execute(&Sum { forks: true }).await?, 0);
             assert_eq!(engine.counts().shipped, shipped);
         }
+        // What is followed is never sent: the attempt goes on here, whatever the policy says.
+        let owned = cache::<Mixed>(true).own(worker, structure.clone(), ()).await?;
+        let engine = Engine::new(owned, Policies::new(Always), EngineOptions { level_max: Some(0) })?;
+        assert_eq!(engine.execute(&Sum { forks: false }).await?, 0);
+        assert_eq!(engine.counts().shipped, 0);
+        Ok(())
+    });
+}
+
+/// Round trips of a sum.
+async fn trips(worker: &Worker, of: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
+    let before = worker.counters();
+    of.execute(&Sum { forks: false }).await?;
+    Ok((worker.counters() - before).round_trips)
+}
+
+/// Whatever proves a page, and whatever caches it: the root, and four pages at the same time.
+#[test]
+fn what_is_followed_together_overlaps_over_every_access() {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let made = mixed::create(worker, "s", placement).await?;
+        let structure = farlink_runtime::access::Access::context(&made).structure.clone();
+        let slow = OneSided::<Mixed>::new(worker, structure.clone(), Proof::LockBodyLock);
+        let shared = cache::<Mixed>(false).share(worker, structure.clone(), Proof::Checksum)?;
+        // Lock word, body, lock word.
+        assert_eq!(trips(worker, &slow).await?, 6);
+        assert_eq!(trips(worker, &shared).await?, 2);
+        let owned = cache::<Mixed>(false).own(worker, structure, ()).await?;
+        assert_eq!(trips(worker, &owned).await?, 2);
+        Ok(())
+    });
+}
+
+/// A memory server whose program lacks the structure says which operation it does not know.
+#[test]
+fn an_operation_that_a_memory_server_does_not_have_is_named() {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let made: RTree<OneSided<rtree::Tree>> =
+            RTree::create(worker, "s", RTreeOptions { placement, ..RTreeOptions::default() }).await?;
+        let structure = farlink_runtime::access::Access::context(made.access()).structure.clone();
+        let sent = RTree::over(Remote::<rtree::Tree>::new(worker, structure));
+        let error = sent.insert(Rect::point([1.0, 2.0])?, 7).await.unwrap_err();
+        assert!(matches!(error, Error::UnknownOperation { .. }), "{error}");
+        assert!(error.to_string().contains(r#"does not know the operation "insert" of rtree"#), "{error}");
+        Ok(())
+    });
+}
+
+/// What a structure was made with is there for whoever opens it.
+#[test]
+fn options_are_kept_in_the_catalog() {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let all: [u64; OPTIONS] = std::array::from_fn(|index| u64::MAX - index as u64);
+        let class = SizeClass::of_bytes(1024).expect("a size class");
+        let options = CreateOptions { class, placement, options: all };
+        catalog::create::<rtree::Tree>(worker, "s", &options, Proof::Checksum).await?;
+        assert_eq!(catalog::open::<rtree::Tree>(worker, "s").await?.options, all);
         Ok(())
     });
 }
@@ -91,8 +150,8 @@ fn each_part_of_a_fork_is_shipped() {
 /// What an owner has in its cache nobody else sees: words that others swap would lead to what is not there.
 #[test]
 fn an_owner_refuses_what_others_would_have_to_see_at_once() {
-    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
-        let made = chains::create(worker, "s", placed).await?;
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let made = chains::create(worker, "s", placement).await?;
         let structure = farlink_runtime::access::Access::context(&made).structure.clone();
         let owned = cache::<Chains>(true).own(worker, structure, ()).await?;
         for refused in
@@ -109,9 +168,9 @@ fn an_owner_refuses_what_others_would_have_to_see_at_once() {
 
 #[test]
 fn a_structure_that_is_destroyed_leaves_nothing() {
-    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
         let before = farlink_runtime::audit::memory(worker).await?.used_bytes();
-        let made = chains::create(worker, "s", placed).await?;
+        let made = chains::create(worker, "s", placement).await?;
         for value in 0..100 {
             made.execute(&Push { set: value, value }).await?;
         }
@@ -122,8 +181,20 @@ fn a_structure_that_is_destroyed_leaves_nothing() {
         assert_eq!(pages, 102);
         assert!(matches!(catalog::open::<Chains>(worker, "s").await, Err(Error::NoSuchName { .. })));
         assert!(matches!(catalog::destroy(worker, "s").await, Err(Error::NoSuchName { .. })));
-        let again = chains::create(worker, "s", placed).await?;
+        let again = chains::create(worker, "s", placement).await?;
         assert!(again.execute(&Values { set: 0 }).await?.is_empty());
+        Ok(())
+    });
+}
+
+/// By hand, past the catalog.
+#[test]
+#[should_panic(expected = r#""s" is a structure of chains, and was taken for one of mixed"#)]
+fn a_structure_is_not_taken_for_another() {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let made = chains::create(worker, "s", placement).await?;
+        let structure = farlink_runtime::access::Access::context(&made).structure.clone();
+        drop(OneSided::<Mixed>::new(worker, structure, Proof::Checksum));
         Ok(())
     });
 }
@@ -131,8 +202,8 @@ fn a_structure_that_is_destroyed_leaves_nothing() {
 /// Opened as what it is not, by name.
 #[test]
 fn a_structure_is_opened_as_what_it_is() {
-    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placed| {
-        chains::create(worker, "s", placed).await?;
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        chains::create(worker, "s", placement).await?;
         let error = catalog::open::<Mixed>(worker, "s").await.unwrap_err();
         assert_eq!(error.to_string(), r#""s" is a structure of chains, not of mixed; open it as what it is"#);
         Ok(())

@@ -258,6 +258,48 @@ fn conflicts_in_a_row_end_in_an_attempt_that_trusts_no_copy() {
     assert_eq!(restarts.start_after(&Interrupt::again()), Start::Root);
 }
 
+/// A split is no lost race: what it has made room for is done by the next attempt.
+#[test]
+fn an_operation_that_comes_again_has_not_lost_a_race() {
+    let scene = Scene::new(FAST);
+    let tree = BTree::over(scene.one_sided());
+    let before = scene.worker.counters();
+    scene.worker.block_on(async {
+        for key in KEYS..KEYS + 1000 {
+            tree.insert(key, key).await.unwrap();
+        }
+    });
+    let cost = scene.worker.counters() - before;
+    assert!(cost.splits > 10 && cost.restarts == 0, "{cost:?}");
+}
+
+/// A new page is of level 0 and kind 0 until it is said to be something else.
+#[test]
+fn a_new_page_that_is_not_described_can_be_read() {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        let outcome: Result<(), Interrupt> = scene.worker.block_on(async {
+            let _pin = scene.worker.pin();
+            let mut pages = Pages::new();
+            let leaf = pages.add(first_leaf(access).await?);
+            let page = access.allocate(scene.structure.class, Placement::RoundRobin).await?;
+            let (link, new) = (page.link(), pages.add_new(page));
+            access
+                .change(pages, |pages| {
+                    pages.set(leaf, 60, 7);
+                    pages.set(new, 60, 8);
+                })
+                .await?;
+            let page = access.open(Start::Page(link)).await?;
+            assert_eq!((page.level(), page.kind(), page.read(|words| words.word(60))?), (0, 0, 8));
+            Ok(())
+        });
+        outcome.unwrap();
+    }
+    let scene = Scene::new(FAST);
+    test(&scene, &scene.one_sided());
+    test(&scene, &scene.cache(1 << 20).share(&scene.worker, scene.structure.clone(), Proof::Checksum).unwrap());
+}
+
 /// A structure whose operations are no good.
 #[derive(Debug, Clone, Copy, Default)]
 struct Trouble;
@@ -300,6 +342,8 @@ impl Operation for Answers {
 
     async fn run<A: Access<Plugin = Trouble>>(&self, access: &A, from: Start) -> Result<Vec<u64>, Interrupt> {
         access.open(from).await?;
+        let answers = &access.context().local;
+        answers.set(answers.get() + 1);
         Ok(vec![7; self.words as usize])
     }
 }
@@ -308,7 +352,8 @@ impl Plugin for Trouble {
     const NAME: &'static str = "trouble";
     const ROOT_BYTES: std::ops::RangeInclusive<usize> = 64..=64;
     type Region = ();
-    type Local = ();
+    /// Answers given.
+    type Local = std::cell::Cell<u64>;
 
     fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
         std::iter::empty()
@@ -342,7 +387,7 @@ fn a_shipped_operation_that_panics_or_answers_too_much_harms_nobody_else() {
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let class = SizeClass::SMALLEST;
-        let options = CreateOptions { class, placed: StructurePlacement::default(), options: [0; OPTIONS] };
+        let options = CreateOptions { class, placement: StructurePlacement::default(), options: [0; OPTIONS] };
         let made = catalog::create::<Trouble>(&worker, "s", &options, Proof::Checksum).await.unwrap();
         let remote = Remote::<Trouble>::new(&worker, made.context().structure.clone());
         for _ in 0..3 {
@@ -351,6 +396,11 @@ fn a_shipped_operation_that_panics_or_answers_too_much_harms_nobody_else() {
             let error = remote.execute(&Answers { words: 5 << 20 }).await.unwrap_err();
             assert!(matches!(error, Error::AnswerTooLarge { words, .. } if words > 5 << 20), "{error}");
             assert_eq!(remote.execute(&Answers { words: 1000 }).await.unwrap(), [7; 1000]);
+        }
+        // What a structure counts of its own stands in what the handle keeps.
+        for answers in 0..3 {
+            assert_eq!(made.context().local.get(), answers);
+            made.execute(&Answers { words: 1 }).await.unwrap();
         }
     });
 }

@@ -62,7 +62,7 @@ impl Design {
         }
     }
 
-    fn placed(self) -> (AccessMode, PlacementPolicy) {
+    fn placement(self) -> (AccessMode, PlacementPolicy) {
         match self {
             Self::Fine => (AccessMode::OneSided, PlacementPolicy::RoundRobin),
             Self::CoarseRange | Self::CoarseHash => (AccessMode::Coarse, PlacementPolicy::OneServer),
@@ -149,12 +149,12 @@ impl<'a> Serving<'a> {
                 ShardKey::Regions(KeyRange::cut_at(&lows))
             }
         };
-        let (mode, spread) = design.placed();
+        let (mode, placement) = design.placement();
         let mut parts = Vec::new();
         for (part, name) in names.iter().enumerate() {
             let root = ServerId::new(part as u16);
             let options =
-                BTreeOptions { page_bytes: args.page_bytes as usize, spread, root, ..BTreeOptions::default() };
+                BTreeOptions { page_bytes: args.page_bytes as usize, placement, root, ..BTreeOptions::default() };
             let entries =
                 (0..args.keys).map(entry).filter(|(key, _)| cut.about(&KeyRange::only(*key), names.len()) == [part]);
             parts.push(self.bed.load(name, options, entries, args.fill)?);

@@ -262,7 +262,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     ///
     /// # Panics
     /// As [`CacheHandle::change`], and if `f` frees the page.
-    pub fn alter<'a, R>(&'a self, page: &Page<'a, S, L>, f: impl FnOnce(&mut Change<'a>) -> R) -> Result<R, PageError> {
+    pub fn update<'a, R>(
+        &'a self,
+        page: &Page<'a, S, L>,
+        f: impl FnOnce(&mut Change<'a>) -> R,
+    ) -> Result<R, PageError> {
         self.alter_as(page, true, f)
     }
 

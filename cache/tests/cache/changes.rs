@@ -62,7 +62,7 @@ fn a_failed_change_changes_nothing() {
         let word = other.last().unwrap().read(|words| words[5].load(Ordering::Relaxed)).unwrap();
         assert_eq!(word, 1234);
         // As it is now, whatever it was.
-        tree.handle.alter(leaf, |change| change.set(0, 5, change.word(0, 5) + 1)).unwrap();
+        tree.handle.update(leaf, |change| change.set(0, 5, change.word(0, 5) + 1)).unwrap();
         assert_eq!(leaf.read(|words| words[5].load(Ordering::Relaxed)), Ok(1235));
     });
     assert!(!test_bed.flushed().is_empty());
@@ -89,7 +89,7 @@ fn a_page_that_has_gone_is_not_altered() {
         let before = other.read(words).unwrap();
         // It was not changed before it went.
         let gone = PageError::Conflict(Conflict::Moved);
-        let altered = tree.handle.alter(&leaf, |_| unreachable!("another page is there"));
+        let altered = tree.handle.update(&leaf, |_| unreachable!("another page is there"));
         assert_eq!((altered, tree.handle.refresh(&leaf, &image)), (Err(gone), Err(gone)));
         assert_eq!(other.read(words), Ok(before));
     });

@@ -103,7 +103,7 @@ async fn try_add(tree: &Tree, key: u64, by: u64, counts: &Counts) -> Result<Foun
 }
 
 fn add_here(tree: &Tree, leaf: &Page<'_, MapStore, TreeLayout>, key: u64, by: u64) -> Result<u64, Error> {
-    let added = tree.handle.alter(leaf, |change| {
+    let added = tree.handle.update(leaf, |change| {
         let view = View(change.words(0));
         let entry = view.find(key).ok().filter(|_| view.level() == 0 && view.covers(key))?;
         let value = view.value(entry);

@@ -85,11 +85,11 @@ fn a_swizzled_link_where_the_layout_names_none_is_refused() {
         refuse(&tree, "from elsewhere, as a link", |change| change.set(0, value_at(0), foreign)).await;
         refuse(&tree, "from elsewhere, as data", |change| change.set(1, 31, foreign)).await;
         let leaf = tree.path(100).await.unwrap().pop().unwrap();
-        let refused = tree.handle.alter(&leaf, |change| change.set(0, 31, foreign));
+        let refused = tree.handle.update(&leaf, |change| change.set(0, 31, foreign));
         assert!(matches!(refused, Err(PageError::Misuse(Misuse::UnnamedLink { word: 31, .. }))), "{refused:?}");
         // Data may look like a link.
         for word in [u64::MAX, 1 << 63, 1 << 63 | 1, 1 << 63 | 1 << 32 | 2] {
-            tree.handle.alter(&leaf, |change| change.set(0, 31, word)).unwrap();
+            tree.handle.update(&leaf, |change| change.set(0, 31, word)).unwrap();
         }
         tree.handle.flush().await.unwrap();
     });
@@ -106,10 +106,10 @@ fn swizzled_links_that_are_left_behind_are_unswizzled() {
             let above = &path[path.len() - 2];
             let stored = tree.handle.store().world().pages[&above.id().get()].clone();
             assert!(words(above).iter().any(|&word| is_swizzled(word)));
-            tree.handle.alter(above, |change| change.set(0, HEAD, change.word(0, HEAD) & mask)).unwrap();
+            tree.handle.update(above, |change| change.set(0, HEAD, change.word(0, HEAD) & mask)).unwrap();
             tree.handle.flush().await.unwrap();
             assert_eq!(tree.handle.store().world().pages[&above.id().get()][1..], stored[1..]);
-            tree.handle.alter(above, |change| change.set(0, HEAD, stored[HEAD])).unwrap();
+            tree.handle.update(above, |change| change.set(0, HEAD, stored[HEAD])).unwrap();
             assert_eq!(tree.get(100).await.unwrap(), Some(50));
         });
         assert_eq!(test_bed.flushed().len(), KEYS as usize);
@@ -164,7 +164,7 @@ fn what_belongs_to_another_cache_is_refused() {
         let anchor = other.handle.anchor(id(2), tree.class).await.unwrap();
         misuse(tree.handle.enter(&anchor).unwrap_err());
         misuse(tree.handle.change(&[&path[0], leaf], Vec::new(), |_| unreachable!()).unwrap_err());
-        misuse(tree.handle.alter(leaf, |_| unreachable!()).unwrap_err());
+        misuse(tree.handle.update(leaf, |_| unreachable!()).unwrap_err());
         misuse(tree.handle.refresh(leaf, &[0; 32]).unwrap_err());
         misuse(tree.handle.snapshot(leaf, &mut [0; 32]).unwrap_err());
         let new = other.handle.reserve(id(1 << 41), tree.class).await.unwrap();
@@ -208,8 +208,8 @@ fn a_panic_within_a_change_harms_nobody() {
                 change.set(1, 99, 0);
             });
         });
-        panics(&|| tree.handle.alter(leaf, |change| change.set(0, 32, 0)).unwrap_or_default());
-        panics(&|| tree.handle.alter(leaf, |change| change.free(0)).unwrap_or_default());
+        panics(&|| tree.handle.update(leaf, |change| change.set(0, 32, 0)).unwrap_or_default());
+        panics(&|| tree.handle.update(leaf, |change| change.free(0)).unwrap_or_default());
         // Who has read what was set then does not take it for the page.
         let (seen, torn) = (tree.path(100).await.unwrap().pop().unwrap(), std::cell::RefCell::default());
         let read = seen.read(|words| {
@@ -244,7 +244,7 @@ fn a_page_that_moved_is_told_from_one_that_changed() {
         let path = tree.path(100).await.unwrap();
         let leaf = path.last().unwrap();
         let seen = tree.path(100).await.unwrap().pop().unwrap();
-        tree.handle.alter(leaf, |change| change.set(0, value_at(0), 1)).unwrap();
+        tree.handle.update(leaf, |change| change.set(0, value_at(0), 1)).unwrap();
         assert_eq!(seen.read(|_| ()), Err(Conflict::Changed));
         let refused = tree.handle.change(&[&seen], Vec::new(), |_| unreachable!());
         assert_eq!(refused, Err(PageError::Conflict(Conflict::Changed)));

@@ -337,9 +337,10 @@ fn servers_with_threads_carry_out_operations() {
     let fabric = Arc::new(MemFabric::open(&dir, MemOptions::default()).unwrap());
     let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
     let worker = compute.worker().unwrap();
-    let (root, spread) = (ServerId::new(1), PlacementPolicy::OneServer);
+    let (root, placement) = (ServerId::new(1), PlacementPolicy::OneServer);
     worker.block_on(async {
-        let tree = BTree::create(&worker, "t", BTreeOptions { root, spread, ..BTreeOptions::default() }).await.unwrap();
+        let tree =
+            BTree::create(&worker, "t", BTreeOptions { root, placement, ..BTreeOptions::default() }).await.unwrap();
         let sent = BTree::over(Remote::new(&worker, tree.structure().clone()));
         // The first change enters it as a writer.
         assert!(sent.insert(0, !0).await.unwrap());
@@ -518,7 +519,7 @@ fn every_access_mode_and_structure() {
     for (options, fits) in [
         ("--access coarse --processes 2", (0.0, 1.0)),
         ("--access hybrid --server-threads 2", (1.0, 1.0)),
-        ("--access engine --policy always --cache 64KiB --spread one-server", (0.0, 0.5)),
+        ("--access engine --policy always --cache 64KiB --placement one-server", (0.0, 0.5)),
         ("--access engine --policy never --cache 64KiB --server-threads 0 --admission always", (0.3, 0.0)),
         ("--access adaptive --policy always", (0.0, 1.0)),
         ("--access adaptive --policy never", (3.0, 0.0)),
@@ -601,7 +602,7 @@ fn what_is_there_is_taken_as_it_is_or_refused() {
     bench(&["--page-bytes", "512"]).must_hold();
     assert!(bench(&[]).must_hold().out.contains("pages of 512 B"));
     bench(&["--page-bytes", "1KiB"]).must_fail_with(&["with pages of 512 bytes and not 1024", "--name"]);
-    bench(&["--spread", "leaves"]).must_fail_with(&["spread as round-robin and not leaves"]);
+    bench(&["--placement", "leaves"]).must_fail_with(&["placed as round-robin and not leaves"]);
     bench(&["--seed", "2"]).must_fail_with(&["lacks key", "--seed"]);
     bench(&["--structure", "skiplist"]).must_fail_with(&["btree", "skiplist"]);
     bench(&["--access", "coarse"]).must_fail_with(&["memory server"]);

@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let worker = compute.worker()?;
     worker.block_on(async {
         let made =
-            create(&worker, "words", StructurePlacement { spread: PlacementPolicy::OneServer, root: Some(here) })
+            create(&worker, "words", StructurePlacement { policy: PlacementPolicy::OneServer, root: Some(here) })
                 .await?;
         let words = Remote::<CounterSet>::new(&worker, made.context().structure.clone());
         for word in std::env::args().skip(1) {

@@ -300,9 +300,9 @@ impl Plugin for CounterSet {
 ///
 /// # Errors
 /// As [`catalog::create_with`].
-pub async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<OneSided<CounterSet>, Error> {
+pub async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<OneSided<CounterSet>, Error> {
     let class = |bytes| SizeClass::of_bytes(bytes).expect("a size class");
-    let options = CreateOptions { class: class(ROOT_BYTES), placed, options: [0; OPTIONS] };
+    let options = CreateOptions { class: class(ROOT_BYTES), placement, options: [0; OPTIONS] };
     catalog::create_with(worker, name, &options, Proof::Checksum, async move |access: &OneSided<CounterSet>| {
         let (mut pages, mut below, structure) = (Pages::new(), Vec::new(), &access.context().structure);
         let root = pages.add(access.open(Start::Root).await.map_err(|_| Error::NotEmpty)?);

@@ -65,7 +65,7 @@ impl Subject for CounterSet {
 
     async fn make(worker: &Handle, name: &str, options: &CreateOptions) -> Result<Structure, Error> {
         use farlink_runtime::access::Access as _;
-        Ok(crate::create(worker, name, options.placed.clone()).await?.context().structure.clone())
+        Ok(crate::create(worker, name, options.placement.clone()).await?.context().structure.clone())
     }
 
     fn source(setting: &Arc<Setting>, worker: WorkerId) -> Source {

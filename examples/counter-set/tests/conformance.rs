@@ -75,8 +75,8 @@ impl Model for Counters {
         }
     }
 
-    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
-        counter_set::create(worker, name, placed).await.map(drop)
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        counter_set::create(worker, name, placement).await.map(drop)
     }
 }
 

@@ -21,7 +21,7 @@ impl<P: Plugin> Cached<P> {
             && let Some((page, _)) = old.pop()
         {
             self.require_owned(&page)?;
-            let altered = self.cache.alter(&page.0, |change| {
+            let altered = self.cache.update(&page.0, |change| {
                 let mut pages = CachedPages::open(change, structure, [Role::Current].into_iter(), &[]);
                 f(&mut pages);
                 pages.close(change, |words| self.overlap(words) == Overlap::Inside);

@@ -137,6 +137,8 @@ impl PagesMut for CachedPages<'_> {
 
     fn free(&mut self, slot: Slot) {
         let page = slot.index(self.old);
+        assert!(page < self.old, "a new page is not freed: it is dropped before the change");
+        assert!(self.fates[page] != Fate::ReliedOn, "a page is freed only as it was read");
         self.change.free(page);
         self.fates[page] = Fate::Freed;
     }

@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
 use farlink_runtime::{
     access::{InPieces, Link, Operation, Plugin, Structure},
     error::Error,
-    messaging::{Channel, Error as MessagingError, Load, Priority},
+    messaging::{Channel, Error as MessagingError, Load, Priority, Refusal},
     one_sided::ownership::Writer,
     operation::Code,
     ptr::ServerId,
@@ -91,9 +91,24 @@ impl<P> fmt::Debug for Shipper<P> {
     }
 }
 
+/// Names the operation, not the kind of the message.
+fn unknown<O: Operation>(error: MessagingError) -> Error {
+    match error {
+        MessagingError::Refused { server, why: Refusal::UnknownKind, .. } => {
+            Error::UnknownOperation { server, plugin: O::Plugin::NAME, operation: O::NAME }
+        }
+        error => error.into(),
+    }
+}
+
 impl<P: Plugin> Shipper<P> {
     /// A way to ship operations on this structure.
+    ///
+    /// # Panics
+    /// If the structure is one of another plug-in.
     pub fn new(worker: &Handle, structure: Structure) -> Self {
+        let Structure { name, kind, .. } = &structure;
+        assert!(kind == P::NAME, "{name:?} is a structure of {kind}, and was taken for one of {}", P::NAME);
         Self { worker: worker.clone(), structure, shared: Rc::default(), of: PhantomData }
     }
 
@@ -117,7 +132,7 @@ impl<P: Plugin> Shipper<P> {
     ///
     /// # Errors
     /// What the operation failed with; [`Error::Owned`] if it may change something, begins at the root, and somebody owns some of
-    /// the structure; [`MessagingError::Refused`] if the memory server knows no such operation or structure;
+    /// the structure; [`Error::UnknownOperation`] if the memory server knows no such operation or structure;
     /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages;
     /// [`MessagingError::OutcomeUnknown`] if it was lost in mid-request.
     pub async fn ship<O: Operation<Plugin = P>>(
@@ -146,7 +161,7 @@ impl<P: Plugin> Shipper<P> {
         operation.encode(&mut words);
         let reply = channel.request_words(SHIP, &words, Priority::Latency).await;
         self.shared.spare.replace(words);
-        let reply = reply?;
+        let reply = reply.map_err(unknown::<O>)?;
         let mut words = reply.words();
         match ReplyHeader::decode(&mut words)? {
             (ReplyHeader::Done { changed }, pages_read) => {
@@ -180,7 +195,7 @@ impl<P: Plugin> Shipper<P> {
         operation.encode(&mut words);
         let reply = channel.request_words(SHIP, &words, Priority::Latency).await;
         self.shared.spare.replace(words);
-        let reply = reply?;
+        let reply = reply.map_err(unknown::<O>)?;
         let mut words = reply.words();
         match ReplyHeader::decode(&mut words)?.0 {
             ReplyHeader::Done { .. } => Ok(operation.assemble(words)?),

@@ -3,7 +3,7 @@
 //!
 //! From the bottom up:
 //!
-//! - [`ptr`], [`lock`], [`words`], [`mod@wire`]: remote pointers and connections, lock words, pages as words, values as words.
+//! - [`ptr`], [`lock`], [`words`], [`mod@wire`]: remote pointers and links, lock words, pages as words, values as words.
 //! - [`sync`], [`clock`], [`buffer`], [`region`], [`memory`]: atomics that loom can replace, time, registered local memory,
 //!   the memory of a memory server.
 //! - [`connection`], [`endpoint`], [`gather`], [`listener`]: posts and completions, and the memory that a worker and a memory server
@@ -12,6 +12,17 @@
 //!   several; RDMA; any fabric with failures from a seed; any fabric that dies.
 //!
 //! A fabric knows nothing of what stands in a region: whoever serves one says how it is formatted.
+//!
+//! ```
+//! use farlink_fabric::{ptr::{Link, RemotePtr, ServerId}, size_class::SizeClass};
+//!
+//! // A page of 256 B on memory server 1, and the word that leads to it from another page.
+//! let at = RemotePtr::new(ServerId::new(1).unwrap(), 4096)?;
+//! let class = SizeClass::of_bytes(256).unwrap();
+//! let link = Link::to(at, class);
+//! assert_eq!(Link::from_word(link.word()).remote(), Some((at, class)));
+//! # Ok::<(), farlink_fabric::ptr::PtrError>(())
+//! ```
 
 pub mod buffer;
 pub mod clock;

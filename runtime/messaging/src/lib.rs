@@ -37,6 +37,26 @@
 //! [`WINDOW`] others are unanswered. Nothing is dropped or overwritten.
 //!
 //! For statistics a request is one two-sided message, whatever carried it; its bytes and those of the reply count.
+//!
+//! ```
+//! use farlink_fabric::wire::decode_all;
+//! use farlink_messaging::{Kind, Refusal, Request, Responder, Service};
+//!
+//! const ADD: Kind = Kind(1);
+//!
+//! /// One for each thread of a memory server; it need not be Send.
+//! struct Adder;
+//!
+//! impl Service for Adder {
+//!     fn handle(&mut self, request: Request<'_>, reply: Responder) {
+//!         match (request.kind(), decode_all::<(u64, u64)>(request.words())) {
+//!             (ADD, Ok((a, b))) => reply.send(&a.wrapping_add(b)),
+//!             (ADD, Err(_)) => reply.refuse(Refusal::Malformed),
+//!             _ => reply.refuse(Refusal::UnknownKind),
+//!         }
+//!     }
+//! }
+//! ```
 
 mod channel;
 mod connection;

@@ -99,7 +99,8 @@ pub(crate) struct SharedPages {
     searches: Mutex<BTreeMap<(ServerId, SizeClass), Search>>,
     /// Pages that dead compute servers held, whose grace is over.
     returning: Mutex<Vec<FreePage>>,
-    /// Chunks that somebody who died had counted as leased, and never leased.
+    /// Chunks that somebody had counted as leased, and never leased; none of a memory server where nobody has looked for them
+    /// since they may have come to be.
     lost_chunks: Mutex<BTreeMap<ServerId, Vec<u64>>>,
     /// Whether there ever was a page here to hold.
     is_used: AtomicBool,
@@ -153,14 +154,24 @@ impl SharedPages {
         self.is_used.load(Ordering::Relaxed)
     }
 
-    /// Chunks of a memory server that nobody has leased, though they count as leased.
-    pub(crate) fn lose_chunks(&self, server: ServerId, chunks: Vec<u64>) {
+    /// These chunks of a memory server count as leased, and nobody has leased them. Or somebody is about to: then that is found out.
+    pub(crate) fn set_lost_chunks(&self, server: ServerId, chunks: Vec<u64>) {
         lock(&self.lost_chunks).insert(server, chunks);
     }
 
     /// One of them.
     pub(crate) fn take_lost_chunk(&self, server: ServerId) -> Option<u64> {
         lock(&self.lost_chunks).get_mut(&server)?.pop()
+    }
+
+    /// Whether it is known which these are.
+    pub(crate) fn knows_lost_chunks(&self, server: ServerId) -> bool {
+        lock(&self.lost_chunks).contains_key(&server)
+    }
+
+    /// There may be more.
+    pub(crate) fn forget_lost_chunks(&self) {
+        lock(&self.lost_chunks).clear();
     }
 
     /// What was retired up to now, to be stamped with an epoch that is read after this call.

@@ -110,7 +110,17 @@ impl PageRef for PageCopy {
 impl<P: Plugin> OneSided<P> {
     /// Access to `structure` through `worker`. With its first change the compute server is entered into the structure's
     /// partition map ([`ownership`]): beside an owner that is refused.
+    ///
+    /// # Panics
+    /// If the structure is one of another plug-in.
     pub fn new(worker: &Handle, structure: Structure, proof: Proof) -> Self {
+        let Structure { name, kind, .. } = &structure;
+        assert!(kind == P::NAME, "{name:?} is a structure of {kind}, and was taken for one of {}", P::NAME);
+        Self::to_any(worker, structure, proof)
+    }
+
+    /// The same for pages that structures of all kinds have.
+    pub(crate) fn to_any(worker: &Handle, structure: Structure, proof: Proof) -> Self {
         Self { context: Context::new(worker, structure), proof, memory: None, writer: Some(Writer::default()) }
     }
 

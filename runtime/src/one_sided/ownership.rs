@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// So long a claim waits for others to give up what they do not use any more: maintenance does that, by turns of 32 ms at most.
-const PATIENCE_NS: u64 = 250_000_000;
+const WAIT_MAX_NS: u64 = 250_000_000;
 
 /// A descriptor page, as a structure of its own.
 #[derive(Debug, Clone, Copy, Default)]
@@ -162,7 +162,7 @@ async fn enter(
     // A task, so that the map and what is known here of it do not part.
     let entering = async move {
         let turn = turn(&handle, &structure).await;
-        let until_ns = handle.clock().now_ns() + PATIENCE_NS;
+        let until_ns = handle.clock().now_ns() + WAIT_MAX_NS;
         let mut attempt = 0;
         loop {
             let mut tenures = turn.tenures();
@@ -310,7 +310,7 @@ fn lives(worker: &Handle, owner: OwnerId) -> bool {
 }
 
 fn access(worker: &Handle, structure: &Structure) -> OneSided<Descriptor> {
-    OneSided::new(worker, structure.clone(), Proof::Checksum).unguarded()
+    OneSided::to_any(worker, structure.clone(), Proof::Checksum).unguarded()
 }
 
 fn descriptor(structure: &Structure) -> Result<crate::ptr::Link, Error> {

@@ -220,7 +220,9 @@ impl PagesMut for OneSidedPages {
     fn free(&mut self, slot: Slot) {
         let index = slot.index(self.old.len());
         assert!(index < self.old.len(), "a new page is not freed: it is dropped before the change");
-        self.old[index].0.free = true;
+        let (page, role) = &mut self.old[index];
+        assert!(*role == Role::AsRead, "a page is freed only as it was read");
+        page.free = true;
     }
 }
 

@@ -197,11 +197,15 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> 
 }
 
 /// Finishes what compute servers have left that have died, takes back the pages that they held, and gives their slots free; how many.
+/// `free_unfinished` frees the structures that those were making or dropping whose changes are finished.
 ///
 /// # Errors
 /// If a memory server is lost, or there is no memory for records. What was not finished is left to the next time, or to whoever
-/// meets it.
-pub(crate) async fn sweep(worker: &Handle) -> Result<usize, Error> {
+/// meets it; the others' is finished.
+pub(crate) async fn sweep<F>(worker: &Handle, free_unfinished: F) -> Result<usize, Error>
+where
+    F: AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error> + 'static,
+{
     let compute = worker.compute();
     let slots = read_slots(worker, &Board::of(&compute.geometry[0])).await?;
     let mut dead = Vec::new();
@@ -216,19 +220,22 @@ pub(crate) async fn sweep(worker: &Handle) -> Result<usize, Error> {
     if dead.is_empty() {
         return Ok(0);
     }
+    compute.pages.forget_lost_chunks();
     let handle = worker.clone();
-    worker.spawn_to_end(async move { finish(&handle, &dead).await }).await
+    worker.spawn_to_end(async move { finish(&handle, &dead, free_unfinished).await }).await
 }
 
-/// Finishes what a dead compute server has left, unless that has been done.
+/// Finishes the changes of a dead compute server, unless that has been done; the rest is left to a [`sweep`].
 ///
 /// # Errors
 /// As [`sweep`].
 pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Error> {
     let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
-    let slot = slots.into_iter().position(|[incarnation, _]| incarnation == u64::from(dead.incarnation()));
-    let (Some(slot), handle) = (slot, worker.clone()) else { return Ok(()) };
-    worker.spawn_to_end(async move { finish(&handle, &[(slot, dead)]).await.map(drop) }).await
+    if slots.iter().all(|&[incarnation, _]| incarnation != u64::from(dead.incarnation())) {
+        return Ok(());
+    }
+    let handle = worker.clone();
+    Ok(worker.spawn_to_end(async move { finish_changes(&handle, dead).await }).await?)
 }
 
 /// Replays the logs of a structure that this compute server has written and writes no more; all of them, if it leaves.
@@ -237,42 +244,73 @@ pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Erro
 /// If a memory server is lost, or there is no memory for records.
 pub(crate) async fn replay_own(worker: &Handle, structure: StructureId, leaves: bool) -> Result<(), Error> {
     let in_use = if leaves { HashSet::new() } else { lock(&worker.compute().logs).clone() };
-    replay_all(worker, worker.owner(), |of, log| of == structure && !in_use.contains(&log)).await.map(drop)
+    Ok(replay_all(worker, worker.owner(), |of, log| of == structure && !in_use.contains(&log)).await?)
 }
 
 async fn replay_all(
     worker: &Handle,
     owner: OwnerId,
     are_meant: impl Fn(StructureId, u64) -> bool,
-) -> Result<usize, Error> {
+) -> Result<(), Failure> {
     let servers = worker.compute().geometry.iter().map(|geometry| geometry.server);
-    Ok(replay(worker, owner, servers, are_meant).await?)
+    replay(worker, owner, servers, are_meant).await.map(drop)
 }
 
-async fn finish(worker: &Handle, dead: &[(usize, OwnerId)]) -> Result<usize, Error> {
-    let mut repaired = 0;
+async fn finish(
+    worker: &Handle,
+    dead: &[(usize, OwnerId)],
+    free_unfinished: impl AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error>,
+) -> Result<usize, Error> {
+    let (mut finished, mut outcome) = (Vec::new(), Ok(()));
     for &(slot, owner) in dead {
-        repaired += replay_all(worker, owner, |_, _| true).await?;
-        for geometry in &worker.compute().geometry {
-            let newest = Newest::read(worker, owner, geometry.server).await?;
-            for page in newest.pages() {
-                let lock = page.lock.locked_by(owner);
-                if worker.load(page.at).await? == lock.word() {
-                    finish_page(worker, page.at, page.class, lock, owner).await?;
-                    repaired += 1;
-                }
-            }
+        match finish_changes(worker, owner).await {
+            Ok(()) => finished.push((slot, owner)),
+            // One that cannot be finished keeps nobody from finishing the others.
+            Err(error) => outcome = outcome.and(Err(*error)),
         }
+    }
+    let owners: Vec<OwnerId> = finished.iter().map(|&(_, owner)| owner).collect();
+    if owners.is_empty() {
+        return outcome.map(|()| 0);
+    }
+    free_unfinished(worker, &owners).await?;
+    for &(slot, owner) in &finished {
         free_rings(worker, owner, slot).await?;
     }
     // Only now: a new page of a change that is not finished says by its lock word what is to become of that change. So pages of
     // others, who died meanwhile, are left alone.
-    if !reclaim(worker, |owner| dead.iter().any(|&(_, dead)| dead == owner)).await? {
-        return Ok(0);
+    if !reclaim(worker, |owner| owners.contains(&owner)).await? {
+        return outcome.map(|()| 0);
     }
-    for &(slot, owner) in dead {
+    for &(slot, owner) in &finished {
         release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
     }
-    tracing::info!(?dead, repaired, "finished what dead compute servers have left");
-    Ok(dead.len())
+    tracing::info!(?owners, "finished what dead compute servers have left");
+    outcome.map(|()| finished.len())
+}
+
+/// Replays the logs of a dead owner, and repairs all pages that its records name and its locks hold.
+async fn finish_changes(worker: &Handle, owner: OwnerId) -> Result<(), Failure> {
+    let mut outcome = replay_all(worker, owner, |_, _| true).await;
+    for geometry in &worker.compute().geometry {
+        let newest = match Newest::read(worker, owner, geometry.server).await {
+            Ok(newest) => newest,
+            Err(error) => {
+                outcome = outcome.and(Err(error));
+                continue;
+            }
+        };
+        for page in newest.pages() {
+            let lock = page.lock.locked_by(owner);
+            let finished = match worker.load(page.at).await {
+                Ok(found) if found == lock.word() => finish_page(worker, page.at, page.class, lock, owner).await,
+                found => found.map(drop),
+            };
+            if let Err(error) = finished {
+                tracing::debug!(page = %page.at, %owner, %error, "not repaired");
+                outcome = outcome.and(Err(error));
+            }
+        }
+    }
+    outcome
 }

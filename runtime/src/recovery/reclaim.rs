@@ -1,4 +1,4 @@
-//! What dead compute servers held, taken back: pages that their own lock words call free, and chunks that nobody leased in the end.
+//! What dead compute servers held, taken back: pages that their own lock words call free.
 //!
 //! A compute server that dies, or leaves before the grace of its last pages is over, leaves its incarnation in its slot. Who finds
 //! it there and has finished its changes ([`sweep`](super::sweep)) looks through all chunks for its pages
@@ -24,14 +24,8 @@ pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) 
     let compute = worker.compute();
     let (mut is_complete, mut count) = (true, 0);
     for geometry in &compute.geometry {
-        let mut lost = Vec::new();
         for (number, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
-            let Some(state) = ChunkState::from_word(entry[0]) else {
-                if entry[0] == 0 {
-                    lost.push(number);
-                }
-                continue;
-            };
+            let Some(state) = ChunkState::from_word(entry[0]) else { continue };
             let chunk = Chunk::new(geometry, number, state.class);
             let mut attempt = 0;
             loop {
@@ -52,8 +46,6 @@ pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) 
                 worker.back_off(attempt).await;
             }
         }
-        // Or somebody leases one at this moment; then that is found out.
-        compute.pages.lose_chunks(geometry.server, lost);
     }
     tracing::debug!(pages = count, "took back what dead compute servers held");
     Ok(is_complete)

@@ -143,7 +143,7 @@ impl<'a, A: Access<Plugin = Tree> + Clone + 'static> Load<'a, A> {
     /// The page of a level that has so many to its left.
     async fn allocate(&self, level: usize, number: u64) -> Result<NewPage, Error> {
         let structure = &self.access.context().structure;
-        let placement = match structure.spread {
+        let placement = match structure.policy {
             PlacementPolicy::Subtrees { level: top } if level <= usize::from(top) => {
                 // All pages to the left are full, and the same number of them make each page above.
                 let pages = (self.fill_count as u64).saturating_pow(u32::from(top) - level as u32);

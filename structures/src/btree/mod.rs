@@ -56,14 +56,14 @@ pub struct BTreeOptions {
     /// How readers prove their copies whole. Each reader's own choice.
     pub proof: Proof,
     /// On which memory servers its pages are. Fixed when the tree is created.
-    pub spread: PlacementPolicy,
+    pub placement: PlacementPolicy,
     /// The memory server of its root; the next in turn if none is named. Fixed when the tree is created.
     pub root: Option<ServerId>,
 }
 
 impl Default for BTreeOptions {
     fn default() -> Self {
-        Self { page_bytes: 1024, proof: Proof::Checksum, spread: PlacementPolicy::RoundRobin, root: None }
+        Self { page_bytes: 1024, proof: Proof::Checksum, placement: PlacementPolicy::RoundRobin, root: None }
     }
 }
 
@@ -178,8 +178,8 @@ impl BTree<OneSided<Tree>> {
     /// # Errors
     /// As [`Map::make`].
     pub async fn create(worker: &Handle, name: &str, options: BTreeOptions) -> Result<Self, Error> {
-        let BTreeOptions { page_bytes, proof, spread, root } = options;
-        Self::make_at(worker, name, page_bytes, proof, StructurePlacement { spread, root }).await
+        let BTreeOptions { page_bytes, proof, placement, root } = options;
+        Self::make_at(worker, name, page_bytes, proof, StructurePlacement { policy: placement, root }).await
     }
 }
 

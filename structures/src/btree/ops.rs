@@ -126,7 +126,7 @@ pub(super) async fn remove<A: Access<Plugin = Tree>>(
     let Some(value) = removed.ok_or(Interrupt::conflict())? else { return Ok(None) };
     // The key is gone: from here on nothing may restart the operation.
     if leaves_little {
-        shrink::tidy(access, key).await;
+        shrink::clean_up(access, key).await;
     }
     Ok(Some(value))
 }

@@ -17,7 +17,7 @@ use super::{
     node::{Fences, Node, NodeMut, Side, capacity},
 };
 
-/// Attempts to tidy up behind one removal. If all meet conflicts, others are at work on the same pages; the next removal
+/// Attempts to clean up behind one removal. If all meet conflicts, others are at work on the same pages; the next removal
 /// there tries again.
 const ATTEMPTS_MAX: u32 = 16;
 
@@ -33,11 +33,11 @@ const fn merged_count_max(capacity: usize) -> usize {
 
 /// Merges or evens out what a removal of `key` has left too empty, from the leaf upwards. What cannot be done because of
 /// others, or of a damaged page, is left for later: the removal itself is done.
-pub(super) async fn tidy<A: Access<Plugin = Tree>>(access: &A, key: u64) {
+pub(super) async fn clean_up<A: Access<Plugin = Tree>>(access: &A, key: u64) {
     let level = Cell::new(0);
-    operation::tidy(&access.context().worker, ATTEMPTS_MAX, async || {
+    operation::clean_up(&access.context().worker, ATTEMPTS_MAX, async || {
         for _ in 0..ATTEMPTS_MAX {
-            match tidy_level(access, key, level.get()).await? {
+            match clean_up_level(access, key, level.get()).await? {
                 Next::Done => break,
                 Next::Level(next) => level.set(next),
             }
@@ -52,7 +52,7 @@ enum Next {
     Level(u8),
 }
 
-async fn tidy_level<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
+async fn clean_up_level<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
     let Descent { parent, page, .. } = descend::<_, Stays>(access, Start::Anew, key, level).await?;
     if page.at() == access.context().structure.root {
         return collapse_root(access, page).await;

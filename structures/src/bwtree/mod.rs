@@ -59,12 +59,12 @@ pub struct BwTreeOptions {
     /// Deltas on a base page, 1 to 32, before the next write makes a new one. Splits and merges add some.
     pub chain: u8,
     /// Where its pages are.
-    pub placed: StructurePlacement,
+    pub placement: StructurePlacement,
 }
 
 impl Default for BwTreeOptions {
     fn default() -> Self {
-        Self { page_bytes: 1024, chain: CHAIN, placed: StructurePlacement::default() }
+        Self { page_bytes: 1024, chain: CHAIN, placement: StructurePlacement::default() }
     }
 }
 
@@ -163,7 +163,7 @@ impl BwTree<OneSided<Bw>> {
     /// # Errors
     /// As [`Map::make`]; and if chains cannot be so long.
     pub async fn create(worker: &Handle, name: &str, options: BwTreeOptions) -> Result<Self, Error> {
-        let BwTreeOptions { page_bytes, chain, placed } = options;
+        let BwTreeOptions { page_bytes, chain, placement } = options;
         let bad = |option, why| Error::BadOption { option, why };
         let class = SizeClass::of_bytes(page_bytes)
             .ok_or(bad("page-bytes", format!("{page_bytes}; it is a power of two from 256 to 16384")))?;
@@ -172,7 +172,7 @@ impl BwTree<OneSided<Bw>> {
         }
         let mut all = [0; OPTIONS];
         all[0] = u64::from(chain);
-        let options = CreateOptions { class, placed, options: all };
+        let options = CreateOptions { class, placement, options: all };
         Ok(Self::over(catalog::create(worker, name, &options, Proof::Checksum).await?))
     }
 }

@@ -13,7 +13,7 @@ use farlink_runtime::{
     access::*,
     error::Error,
     one_sided::{OneSided, Proof},
-    operation::tidy,
+    operation::clean_up,
     page::SizeClass,
 };
 use rand::RngExt;
@@ -119,7 +119,7 @@ async fn split<A: Access<Plugin = Bw>>(access: &A, pid: Pid) -> Result<(), Inter
         };
         if let Err(Interrupt::Restart(_)) = outcome {
             for page in made {
-                tidy(&access.context().worker, UNDO_MAX, async || Created::undo(page, &access).await).await;
+                clean_up(&access.context().worker, UNDO_MAX, async || Created::undo(page, &access).await).await;
             }
         }
         drop(pin);
@@ -151,7 +151,7 @@ async fn halve<'a, A: Access<Plugin = Bw>>(
         let root = State { entries, ..State::new(About { level, ..*about }, Fences::ALL) };
         page.replace(access, root).await?;
     } else if add(access, (page.at, page.word), page.above()?, Change::Split { at, right: new }).await? {
-        tidy(&access.context().worker, POST_MAX, async || post(access, level, at).await).await;
+        clean_up(&access.context().worker, POST_MAX, async || post(access, level, at).await).await;
     } else {
         return Err(Interrupt::conflict());
     }

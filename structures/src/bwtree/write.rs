@@ -1,6 +1,6 @@
 //! Puts and removals: one delta.
 
-use farlink_runtime::{access::*, operation::tidy};
+use farlink_runtime::{access::*, operation::clean_up};
 
 use super::{Bw, merge, page::descend, record::Change};
 use crate::map::ops::{Put, PutMode};
@@ -30,7 +30,7 @@ pub(super) async fn remove<A: Access<Plugin = Bw>>(access: &A, key: u64) -> Resu
     let entries = page.state.entries.len().saturating_sub(1);
     let is_new = page.alter(access, Change::Delete { key }).await?;
     if merge::is_due(structure, entries, is_new) {
-        tidy(worker, MERGE_MAX, async || merge::begin(access, 0, key).await).await;
+        clean_up(worker, MERGE_MAX, async || merge::begin(access, 0, key).await).await;
     }
     Ok(Some(before))
 }

@@ -109,14 +109,14 @@ impl<S: OrderedMap> Map<S, OneSided<S>> {
         name: &str,
         page_bytes: usize,
         proof: Proof,
-        placed: StructurePlacement,
+        placement: StructurePlacement,
     ) -> Result<Self, Error> {
         let Some(class) = SizeClass::of_bytes(page_bytes) else {
             let (least, most) = (S::ROOT_BYTES.start(), S::ROOT_BYTES.end());
             let why = format!("{page_bytes}; a page of a {} has a power of two from {least} to {most} bytes", S::NAME);
             return Err(Error::BadOption { option: "page-bytes", why });
         };
-        let options = CreateOptions { class, placed, options: [0; OPTIONS] };
+        let options = CreateOptions { class, placement, options: [0; OPTIONS] };
         Ok(Self::over(catalog::create(worker, name, &options, proof).await?))
     }
 

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use farlink_runtime::{
-    access::{Access, Divided, Interrupt, Merge, Operation, Operations, Start, over_all},
+    access::{Access, Interrupt, Merge, Operation, Operations, Shards, Start, route_to_all},
     error::Error,
     wire::{DecodeError, Wire, wire},
 };
@@ -217,9 +217,11 @@ impl<S: OrderedMap> Operation for Scan<S> {
     }
 
     /// Ranges are asked one after another, each for what the one before has not; parts by hash are asked all at once.
-    async fn over<D: Divided<Plugin = S>>(&self, parts: &D) -> Result<ScanPart, Error> {
+    async fn route<D: Shards<Plugin = S>>(&self, parts: &D) -> Result<ScanPart, Error> {
         let Self { low, high, descending, .. } = *self;
-        let Some((part, next)) = first_of(parts, &self.scope(), descending) else { return over_all(self, parts).await };
+        let Some((part, next)) = first_of(parts, &self.scope(), descending) else {
+            return route_to_all(self, parts).await;
+        };
         let mut answer = parts.on(part, self).await?;
         answer.rest = answer.rest.or(next.filter(|&next| next >= low && next <= high));
         Ok(answer)
@@ -245,20 +247,20 @@ impl<S: OrderedMap> Operation for Count<S> {
         S::count(access, from, self.low, self.limit).await
     }
 
-    async fn over<D: Divided<Plugin = S>>(&self, parts: &D) -> Result<(u64, Option<u64>), Error> {
+    async fn route<D: Shards<Plugin = S>>(&self, parts: &D) -> Result<(u64, Option<u64>), Error> {
         let Self { low, limit, of } = *self;
         if let Some((part, next)) = first_of(parts, &self.scope(), false) {
             let (count, rest) = parts.on(part, self).await?;
             return Ok((count, rest.or(next)));
         }
         let limit = limit.min(ANSWER_ENTRIES_MAX);
-        let all = Scan { low, high: u64::MAX, limit, descending: false, of }.over(parts).await?;
+        let all = Scan { low, high: u64::MAX, limit, descending: false, of }.route(parts).await?;
         Ok((all.entries.len() as u64, all.rest))
     }
 }
 
 /// The part where a range of keys begins, and the key where the next one does; `None` if parts are cut by hash.
-fn first_of<D: Divided<Plugin: OrderedMap>>(
+fn first_of<D: Shards<Plugin: OrderedMap>>(
     parts: &D,
     range: &KeyRange,
     descending: bool,

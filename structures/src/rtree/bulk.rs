@@ -138,7 +138,7 @@ async fn write<A: Access<Plugin = Tree<D>>, const D: usize>(
     let context = access.context();
     retry(&context.worker, async || empty_root(access).await.map(drop)).await?;
     let (structure, servers) = (&context.structure, context.worker.servers());
-    let top = match structure.spread {
+    let top = match structure.policy {
         PlacementPolicy::Subtrees { level } => Some(usize::from(level)),
         _ => None,
     };

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use farlink_runtime::{
     access::{Access, FastPath, Forked, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Slot, Start, Words},
     error::Error,
-    operation::tidy,
+    operation::clean_up,
     page::{IDENTITY, Identity},
 };
 use smallvec::SmallVec;
@@ -18,8 +18,8 @@ use super::{
     shape,
 };
 
-/// Attempts to tidy up behind a delete.
-const TIDY_MAX: u32 = 8;
+/// Attempts to clean up behind a delete.
+const CLEAN_UP_MAX: u32 = 8;
 
 /// Levels of a tree, as a rule.
 const HEIGHT_USUAL: usize = 8;
@@ -271,17 +271,21 @@ pub(super) async fn delete<A: Access<Plugin = Tree<D>>, const D: usize>(
         return Err(Interrupt::conflict());
     }
     path.extend(after.take(Slot::ONLY));
-    tidy_up(access, path, rect).await;
+    clean_up_behind(access, path, rect).await;
     Ok(true)
 }
 
 /// Gives entries of a leaf that has too few to its siblings, and shrinks boxes, from the end of a path upwards. The entry is gone:
 /// what cannot be done is left.
-async fn tidy_up<'a, A: Access<Plugin = Tree<D>>, const D: usize>(access: &'a A, path: Path<'a, A>, rect: Rect<D>) {
+async fn clean_up_behind<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
+    access: &'a A,
+    path: Path<'a, A>,
+    rect: Rect<D>,
+) {
     let Some(page) = path.last() else { return };
     let at = Cell::new((page.link(), page.level()));
     let mut known = Some(path);
-    tidy(&access.context().worker, TIDY_MAX, async || {
+    clean_up(&access.context().worker, CLEAN_UP_MAX, async || {
         let path = match known.take() {
             Some(path) => path,
             None => {
@@ -328,7 +332,7 @@ pub(super) async fn update<A: Access<Plugin = Tree<D>>, const D: usize>(
             return Err(Interrupt::conflict());
         }
         old.extend(after.take(Slot::ONLY));
-        tidy_up(access, old, rect).await;
+        clean_up_behind(access, old, rect).await;
         return Ok(true);
     }
     let mut new = choose_path(access, from, &to).await?;
@@ -357,6 +361,6 @@ pub(super) async fn update<A: Access<Plugin = Tree<D>>, const D: usize>(
     let (_, mut after) = access.change(pages, move_over).await?;
     old.extend(after.take(leaf));
     drop(after);
-    tidy_up(access, old, rect).await;
+    clean_up_behind(access, old, rect).await;
     Ok(true)
 }

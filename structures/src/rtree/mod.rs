@@ -130,12 +130,12 @@ pub struct RTreeOptions {
     /// How readers prove their copies whole. Each reader's own choice.
     pub proof: Proof,
     /// On which memory servers its pages are. Fixed when the tree is created.
-    pub placed: StructurePlacement,
+    pub placement: StructurePlacement,
 }
 
 impl Default for RTreeOptions {
     fn default() -> Self {
-        Self { page_bytes: 1024, proof: Proof::Checksum, placed: StructurePlacement::default() }
+        Self { page_bytes: 1024, proof: Proof::Checksum, placement: StructurePlacement::default() }
     }
 }
 
@@ -173,10 +173,10 @@ impl<const D: usize> RTree<OneSided<Tree<D>>, D> {
     /// If the name is taken, empty or longer than 64 bytes, the page size is not possible, there is no such memory server, or
     /// memory or the catalog is full.
     pub async fn create(worker: &Handle, name: &str, options: RTreeOptions) -> Result<Self, Error> {
-        let RTreeOptions { page_bytes, proof, placed } = options;
+        let RTreeOptions { page_bytes, proof, placement } = options;
         let bad = || Error::BadOption { option: "page-bytes", why: format!("{page_bytes}; it is a power of two") };
         let class = SizeClass::of_bytes(page_bytes).ok_or_else(bad)?;
-        let options = CreateOptions { class, placed, options: [0; OPTIONS] };
+        let options = CreateOptions { class, placement, options: [0; OPTIONS] };
         Ok(Self::over(catalog::create(worker, name, &options, proof).await?))
     }
 

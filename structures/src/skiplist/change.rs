@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use farlink_runtime::{access::*, operation::tidy};
+use farlink_runtime::{access::*, operation::clean_up};
 
 use super::{List, node::*};
 
@@ -109,7 +109,7 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
         worker.count_merge();
         // The key is gone: from here on nothing may restart the operation.
         if is_alone {
-            tidy(worker, LOWER_MAX, async || lower_root(self.access).await).await;
+            clean_up(worker, LOWER_MAX, async || lower_root(self.access).await).await;
         }
         Ok(value)
     }

@@ -207,9 +207,9 @@ pub fn part_name(name: &str, part: usize) -> String {
 /// As [`Map::make_at`].
 pub async fn make_parts<S: Subject>(worker: &Handle, name: &str, page_bytes: usize, parts: usize) -> Result<(), Error> {
     for part in 0..parts {
-        let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: ServerId::new(part as u16) };
+        let placement = StructurePlacement { policy: PlacementPolicy::OneServer, root: ServerId::new(part as u16) };
         let page_bytes = S::page_bytes(page_bytes);
-        Map::<S, OneSided<S>>::make_at(worker, &part_name(name, part), page_bytes, Proof::Checksum, placed).await?;
+        Map::<S, OneSided<S>>::make_at(worker, &part_name(name, part), page_bytes, Proof::Checksum, placement).await?;
     }
     Ok(())
 }
@@ -258,8 +258,8 @@ pub fn in_one_part<S: Subject>(worker: &Handle, structure: Structure) -> Result<
 /// # Errors
 /// As [`Map::make_at`].
 pub async fn make_hybrid<S: Subject>(worker: &Handle, name: &str, page_bytes: usize) -> Result<(), Error> {
-    let placed = StructurePlacement { spread: PlacementPolicy::Leaves, root: ServerId::new(0) };
-    Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(page_bytes), Proof::Checksum, placed).await.map(drop)
+    let placement = StructurePlacement { policy: PlacementPolicy::Leaves, root: ServerId::new(0) };
+    Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(page_bytes), Proof::Checksum, placement).await.map(drop)
 }
 
 /// Opens a map of the hybrid design.
@@ -284,9 +284,9 @@ pub async fn make_parted_hybrid<S: Subject>(
 ) -> Result<Map<S, Sharded<Hybrid<S>>>, Error> {
     let mut hybrids = Vec::with_capacity(parts);
     for part in 0..parts {
-        let placed = StructurePlacement { spread: PlacementPolicy::Leaves, root: ServerId::new(part as u16) };
+        let placement = StructurePlacement { policy: PlacementPolicy::Leaves, root: ServerId::new(part as u16) };
         let (name, page_bytes) = (part_name(name, part), S::page_bytes(page_bytes));
-        let map = Map::<S, OneSided<S>>::make_at(worker, &name, page_bytes, Proof::Checksum, placed).await?;
+        let map = Map::<S, OneSided<S>>::make_at(worker, &name, page_bytes, Proof::Checksum, placement).await?;
         hybrids.push(Hybrid::new(worker, map.structure().clone(), Proof::Checksum));
     }
     Ok(Map::over(Sharded::new(hybrids, cut)?))

@@ -18,7 +18,7 @@ use farlink_runtime::{
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
-use super::{Model, Way, scene::Scene, ways::Accessed, with_seeds};
+use super::{AccessVariant, Model, scene::Scene, variants::Accessed, with_seeds};
 use crate::{
     backend::FabricProfile,
     bounded::{self, Bound},
@@ -41,15 +41,21 @@ const AFTER: usize = 12;
 /// If one does not, or panics.
 pub fn hostile<M: Model>() {
     with_seeds("hostile", |seed| {
-        let met = [Way::OneSided, Way::CachedInner, Way::Within, Way::Owned, Way::Strict];
-        for way in M::ways().into_iter().filter(|way| met.contains(way)) {
-            run::<M>(way, seed);
+        let met = [
+            AccessVariant::OneSided,
+            AccessVariant::CachedInner,
+            AccessVariant::Within,
+            AccessVariant::Owned,
+            AccessVariant::Strict,
+        ];
+        for variant in M::variants().into_iter().filter(|variant| met.contains(variant)) {
+            run::<M>(variant, seed);
         }
     });
 }
 
-fn run<M: Model>(way: Way, seed: u64) {
-    let scene = Scene::<M>::new(way, FabricProfile::Fast, seed);
+fn run<M: Model>(variant: AccessVariant, seed: u64) {
+    let scene = Scene::<M>::new(variant, FabricProfile::Fast, seed);
     let context = scene.context.clone();
     let client = scene.client(false);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();

@@ -19,9 +19,9 @@ use farlink_runtime::{
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use super::{
-    Event, Model, Way,
+    AccessVariant, Event, Model,
     scene::{self, Scene, profiles},
-    ways::{Accessed, Client},
+    variants::{Accessed, Client},
     with_seeds,
 };
 use crate::{
@@ -69,17 +69,17 @@ pub fn faults<M: Model>() {
 
 fn run<M: Model>(profile: FabricProfile, seed: u64, drops: bool) {
     let mut decided = 0;
-    for way in M::ways() {
-        decided += usize::from(of_way::<M>(way, profile, seed, drops));
+    for variant in M::variants() {
+        decided += usize::from(of_variant::<M>(variant, profile, seed, drops));
     }
     assert!(decided > 0, "histories are too long to be judged");
 }
 
 /// Whether it was found out that all is well.
-fn of_way<M: Model>(way: Way, profile: FabricProfile, seed: u64, drops: bool) -> bool {
-    let scene = Scene::<M>::new(way, profile, seed);
+fn of_variant<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u64, drops: bool) -> bool {
+    let scene = Scene::<M>::new(variant, profile, seed);
     let context = &scene.context;
-    let computes = if way.owns() { 1 } else { 2 };
+    let computes = if variant.owns() { 1 } else { 2 };
     let common = Common::of(computes * WORKERS);
     let clients: Vec<_> = (0..computes).map(|_| scene.client(false)).collect();
     let joined: Vec<_> = (0..computes).map(|compute| cluster::join(&scene.fabric, seed + compute as u64)).collect();
@@ -222,7 +222,7 @@ pub(super) fn look_by<M: Model>(
     context: &str,
 ) -> Vec<Event<M::Op, M::Output>> {
     let see = |worker: &Worker| {
-        let client = Client::<M>::new(structure.clone(), Way::OneSided, None, 0, false)?;
+        let client = Client::<M>::new(structure.clone(), AccessVariant::OneSided, None, 0, false)?;
         let reached = worker.block_on(client.reach(worker))?;
         let mut events = Vec::new();
         for op in M::looks() {

@@ -43,8 +43,8 @@
 //!     async fn run(op: &Add, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
 //!         on.execute(op).await
 //!     }
-//!     async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
-//!         mixed::create(worker, name, placed).await.map(drop)
+//!     async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+//!         mixed::create(worker, name, placement).await.map(drop)
 //!     }
 //! }
 //!
@@ -58,7 +58,7 @@ mod reclaim;
 mod scene;
 mod search;
 mod sequence;
-mod ways;
+mod variants;
 
 use std::{
     fmt::Debug,
@@ -76,7 +76,7 @@ pub use self::{
     reclaim::reclaim,
     search::{Event, Verdict, linearize},
     sequence::model,
-    ways::Way,
+    variants::AccessVariant,
 };
 use crate::settings;
 
@@ -99,9 +99,9 @@ pub trait Model: 'static {
     /// nobody can say what became (`Error::InstallUnknown`).
     const MAY_LOSE_PAGES: bool = false;
 
-    /// The ways in which it can be reached.
-    fn ways() -> Vec<Way> {
-        Way::ALL.to_vec()
+    /// The accesses over which it works.
+    fn variants() -> Vec<AccessVariant> {
+        AccessVariant::ALL.to_vec()
     }
 
     /// An operation. In the long run it keeps the state from growing.
@@ -139,7 +139,7 @@ pub trait Model: 'static {
     ///
     /// # Errors
     /// As [`catalog::create`](farlink_runtime::catalog::create).
-    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error>;
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error>;
 
     /// What else has to be true of a history.
     ///

@@ -13,10 +13,10 @@ use farlink_runtime::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Event, Model, Way,
+    AccessVariant, Event, Model,
     many::{self, Common, Plan},
     scene::{self, SERVER_BYTES, SERVERS},
-    ways::Client,
+    variants::Client,
     with_seeds,
 };
 use crate::{
@@ -38,7 +38,7 @@ const COMPUTES: usize = 2;
 struct Task {
     dir: PathBuf,
     /// Its place among the ways.
-    way: usize,
+    variant: usize,
     profile: FabricProfile,
     seed: u64,
     number: usize,
@@ -56,29 +56,29 @@ pub fn processes<M: Model>(child: &str) {
     if Backend::chosen() == Backend::Verbs {
         return println!("skipped on verbs");
     }
-    let ways = M::ways();
+    let variants = M::variants();
     with_seeds("processes", |seed| {
-        let number = (seed % ways.len() as u64) as usize;
+        let number = (seed % variants.len() as u64) as usize;
         let profile = scene::profiles();
         run::<M>(child, number, profile[(seed / 16 % profile.len() as u64) as usize], seed).unwrap();
     });
 }
 
 fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64) -> anyhow::Result<()> {
-    let way = M::ways()[number];
-    let context = format!("{way:?} and {profile:?} in processes, seed {seed}");
+    let variant = M::variants()[number];
+    let context = format!("{variant:?} and {profile:?} in processes, seed {seed}");
     let _watchdog = Watchdog::start(context.clone(), LIMIT);
     let dir = cluster::scratch()?;
     let start = |server| MemoryServer::start(&cluster::serve_options(dir.path(), server, SERVERS, SERVER_BYTES));
     let servers = (0..SERVERS).map(start).collect::<Result<Vec<_>, _>>()?;
     let serve = |server| fleet::ship_of(server, dir.path(), 1, profile, scene::registry::<M>());
-    let ships = if way.ships() { servers.iter().map(serve).collect::<Result<Vec<_>, _>>()? } else { Vec::new() };
+    let ships = if variant.ships() { servers.iter().map(serve).collect::<Result<Vec<_>, _>>()? } else { Vec::new() };
     let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), profile.options())?);
-    let structure = scene::create::<M>(&fabric, way)?;
-    let computes = if way.owns() { 1 } else { COMPUTES };
+    let structure = scene::create::<M>(&fabric, variant)?;
+    let computes = if variant.owns() { 1 } else { COMPUTES };
     let task = |number_of_child| Task {
         dir: dir.path().to_owned(),
-        way: number,
+        variant: number,
         profile,
         seed,
         number: number_of_child,
@@ -139,13 +139,13 @@ pub fn child<M: Model>() {
 }
 
 fn be_child<M: Model>(task: &str) -> anyhow::Result<()> {
-    let Task { dir, way, profile, seed, number, name } = serde_json::from_str(task)?;
-    let way: Way = *M::ways().get(way).context("there is no such way")?;
+    let Task { dir, variant, profile, seed, number, name } = serde_json::from_str(task)?;
+    let variant: AccessVariant = *M::variants().get(variant).context("there is no such variant")?;
     let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(&dir, profile.options())?);
     let compute = cluster::join(&fabric, seed + number as u64)?;
     let worker = compute.worker()?;
     let structure: Structure = worker.block_on(catalog::open::<M::Plugin>(&worker, &name))?;
-    let client = Client::<M>::new(structure, way, None, seed, false)?;
+    let client = Client::<M>::new(structure, variant, None, seed, false)?;
     println!("{MARK}{READY}");
     std::io::stdin().read_line(&mut String::new())?;
     let mut reported = Vec::<Reported>::new();

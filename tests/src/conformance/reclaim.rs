@@ -3,7 +3,7 @@
 use farlink_runtime::{audit, layout::CHUNK_BYTES};
 use rand::{SeedableRng, rngs::SmallRng};
 
-use super::{Model, Way, scene::Scene, with_seeds};
+use super::{AccessVariant, Model, scene::Scene, with_seeds};
 use crate::{backend::FabricProfile, cluster, settings};
 
 const ROUNDS: usize = 8;
@@ -22,14 +22,16 @@ const SHIFT: usize = 100;
 /// If they do, or memory is lost.
 pub fn reclaim<M: Model>() {
     with_seeds("reclaim", |seed| {
-        for way in M::ways().into_iter().filter(|way| matches!(way, Way::OneSided | Way::CachedInner | Way::Owned)) {
-            rounds::<M>(way, seed);
+        for variant in M::variants().into_iter().filter(|variant| {
+            matches!(variant, AccessVariant::OneSided | AccessVariant::CachedInner | AccessVariant::Owned)
+        }) {
+            rounds::<M>(variant, seed);
         }
     });
 }
 
-fn rounds<M: Model>(way: Way, seed: u64) {
-    let scene = Scene::<M>::new(way, FabricProfile::Fast, seed);
+fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
+    let scene = Scene::<M>::new(variant, FabricProfile::Fast, seed);
     let context = &scene.context;
     let client = scene.client(true);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();

@@ -13,7 +13,7 @@ use farlink_runtime::{
     structure::StructurePlacement,
 };
 
-use super::{Event, Model, Way, search, ways::Client};
+use super::{AccessVariant, Event, Model, search, variants::Client};
 use crate::{
     backend::{Backend, FabricProfile},
     bounded::Watchdog,
@@ -41,11 +41,11 @@ pub(super) fn registry<M: Model>() -> Registry {
 }
 
 /// Makes the structure.
-pub(super) fn create<M: Model>(fabric: &Arc<dyn Fabric>, way: Way) -> Result<Structure, Error> {
-    let placed = StructurePlacement { spread: way.spread(), root: ServerId::new(1) };
+pub(super) fn create<M: Model>(fabric: &Arc<dyn Fabric>, variant: AccessVariant) -> Result<Structure, Error> {
+    let placement = StructurePlacement { policy: variant.policy(), root: ServerId::new(1) };
     cluster::with_worker(fabric, |worker| {
         worker.block_on(async {
-            M::create(worker, NAME, placed).await?;
+            M::create(worker, NAME, placement).await?;
             catalog::open::<M::Plugin>(worker, NAME).await
         })
     })
@@ -76,28 +76,28 @@ pub(super) struct Scene<M: Model> {
     pub(super) fabric: Arc<dyn Fabric>,
     fleet: Fleet,
     structure: Structure,
-    way: Way,
+    variant: AccessVariant,
     seed: u64,
     _watchdog: Watchdog,
     of: PhantomData<M>,
 }
 
 impl<M: Model> Scene<M> {
-    pub(super) fn new(way: Way, profile: FabricProfile, seed: u64) -> Self {
-        let context = format!("{} over {way:?} and {profile:?}, seed {seed}", M::Plugin::NAME);
-        let threads = usize::from(way.ships());
+    pub(super) fn new(variant: AccessVariant, profile: FabricProfile, seed: u64) -> Self {
+        let context = format!("{} over {variant:?} and {profile:?}, seed {seed}", M::Plugin::NAME);
+        let threads = usize::from(variant.ships());
         let fleet = Fleet::start_of(SERVERS, SERVER_BYTES, threads, profile, &registry::<M>());
         let fleet = fleet.unwrap_or_else(|error| panic!("{context}: {error}"));
-        let structure = create::<M>(&fleet.cluster.sound_fabric(), way);
+        let structure = create::<M>(&fleet.cluster.sound_fabric(), variant);
         let structure = structure.unwrap_or_else(|error| panic!("{context}: {error}"));
         let watchdog = Watchdog::start(context.clone(), LIMIT);
-        Self { context, fabric: fleet.fabric(), fleet, structure, way, seed, _watchdog: watchdog, of: PhantomData }
+        Self { context, fabric: fleet.fabric(), fleet, structure, variant, seed, _watchdog: watchdog, of: PhantomData }
     }
 
     /// A compute server's way to the structure.
     pub(super) fn client(&self, is_alone: bool) -> Client<M> {
         let memory = self.fleet.cluster.memory(ServerId::new(0).expect("0 is a server id")).ok();
-        Client::new(self.structure.clone(), self.way, memory, self.seed, is_alone)
+        Client::new(self.structure.clone(), self.variant, memory, self.seed, is_alone)
             .unwrap_or_else(|error| panic!("{}: {error}", self.context))
     }
 

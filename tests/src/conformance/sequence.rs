@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rand::{SeedableRng, rngs::SmallRng};
 
 use super::{
-    Model, Way,
+    AccessVariant, Model,
     scene::{Scene, profiles},
     with_seeds,
 };
@@ -21,15 +21,15 @@ const TOLD: usize = 12;
 pub fn model<M: Model>() {
     with_seeds("model", |seed| {
         for profile in profiles() {
-            for way in M::ways() {
-                run::<M>(way, profile, seed);
+            for variant in M::variants() {
+                run::<M>(variant, profile, seed);
             }
         }
     });
 }
 
-fn run<M: Model>(way: Way, profile: FabricProfile, seed: u64) {
-    let scene = Scene::<M>::new(way, profile, seed);
+fn run<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u64) {
+    let scene = Scene::<M>::new(variant, profile, seed);
     let context = &scene.context;
     let client = scene.client(true);
     let compute = cluster::join(&scene.fabric, seed).unwrap();

@@ -44,7 +44,7 @@ impl Scene {
         let server = ServerId::new(0).expect("0 is a server id");
         let (channel, tree) = worker.block_on(async {
             let options =
-                BTreeOptions { page_bytes: 256, spread: PlacementPolicy::OneServer, ..BTreeOptions::default() };
+                BTreeOptions { page_bytes: 256, placement: PlacementPolicy::OneServer, ..BTreeOptions::default() };
             let tree = BTree::create(&worker, "fuzzed", options).await?;
             tree.bulk_load((0..100).map(|key| (key, key)), 0.7).await?;
             let options = ChannelOptions { eager_words: Some(1024), coalesce: true };

@@ -259,7 +259,7 @@ impl Plugin for Chains {
 ///
 /// # Errors
 /// As [`catalog::create`].
-pub async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<OneSided<Chains>, Error> {
+pub async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<OneSided<Chains>, Error> {
     let class = SizeClass::of_bytes(256).expect("256 B is a size class");
-    catalog::create(worker, name, &CreateOptions { class, placed, options: [0; OPTIONS] }, Proof::Checksum).await
+    catalog::create(worker, name, &CreateOptions { class, placement, options: [0; OPTIONS] }, Proof::Checksum).await
 }

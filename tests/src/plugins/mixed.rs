@@ -193,9 +193,9 @@ impl Plugin for Mixed {
 ///
 /// # Errors
 /// As [`catalog::create_with`].
-pub async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<OneSided<Mixed>, Error> {
+pub async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<OneSided<Mixed>, Error> {
     let class = SizeClass::of_bytes(256).expect("256 B is a size class");
-    let options = CreateOptions { class, placed, options: [0; OPTIONS] };
+    let options = CreateOptions { class, placement, options: [0; OPTIONS] };
     catalog::create_with(worker, name, &options, Proof::Checksum, async |access: &OneSided<Mixed>| {
         let mut pages = Pages::new();
         let root = pages.add(access.open(Start::Root).await.map_err(|_| Error::NotEmpty)?);

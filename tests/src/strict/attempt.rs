@@ -4,8 +4,8 @@ use std::{cell::Cell, future::Future, pin::Pin, rc::Rc};
 
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, Overlap, PageRef, Pages,
-        Placement, Plugin, Start, Swap, Way, WordPtr, Words,
+        Access, Context, Direction, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, Overlap, PageRef,
+        Pages, Placement, Plugin, Start, Swap, WordPtr, Words,
     },
     change::Role,
     error::Error,
@@ -218,10 +218,10 @@ impl<A: Access + 'static> Attempt<A> {
         link: Link,
         hint: Hint,
     ) -> Result<StrictPage<'a, A>, Interrupt> {
-        if self.below.is_some() && hint.way != Way::Down {
+        if self.below.is_some() && hint.direction != Direction::Down {
             return Err(self.decline());
         }
-        let is_leaf = from.level() == 0 || from.level() == 1 && hint.way == Way::Down;
+        let is_leaf = from.level() == 0 || from.level() == 1 && hint.direction == Direction::Down;
         let is_cached = from.is_cached && !is_leaf;
         if let Some(old) = is_cached.then(|| self.old(link)).flatten() {
             return Ok(old);

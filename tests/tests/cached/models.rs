@@ -30,7 +30,7 @@ fn admission() -> impl Strategy<Value = Admission> {
         Just(Admission::Frequency),
         Just(Admission::Probability { leaf: 0.1, inner: 1.0 }),
         Just(Admission::Probability { leaf: 0.0, inner: 0.5 }),
-        // Nothing but the root gets in: all are guests.
+        // Nothing but the root gets in: all are bypass pages.
         Just(Admission::Probability { leaf: 0.0, inner: 0.0 }),
     ]
 }

@@ -52,13 +52,13 @@ impl Served {
         profile: FabricProfile,
         entries: &Map,
         fill: f64,
-        spread: PlacementPolicy,
+        placement: PlacementPolicy,
         options: &ShipOptions,
     ) -> Self {
         let mem = Arc::new(in_process(servers, 16 << 20, profile.options()).unwrap());
         let fabric: Arc<dyn Fabric> = mem.clone();
-        let placed = StructurePlacement { spread, root: None };
-        cluster::create_at::<Tree>(&fabric, TREE, 256, farlink_runtime::one_sided::Proof::Checksum, placed).unwrap();
+        let placement = StructurePlacement { policy: placement, root: None };
+        cluster::create_at::<Tree>(&fabric, TREE, 256, farlink_runtime::one_sided::Proof::Checksum, placement).unwrap();
         if !entries.is_empty() {
             cluster::load::<Tree>(&fabric, TREE, entries.iter().map(|(&key, &value)| (key, value)), fill).unwrap();
         }
@@ -145,7 +145,7 @@ fn admission() -> impl Strategy<Value = Admission> {
         Just(Admission::Always),
         Just(Admission::Frequency),
         Just(Admission::Probability { leaf: 0.1, inner: 1.0 }),
-        // Guests below guests.
+        // Bypass pages below bypass pages.
         Just(Admission::Probability { leaf: 0.0, inner: 0.5 }),
     ]
 }
@@ -188,12 +188,12 @@ proptest! {
         fill in 0.3f64..1.0,
         nasty: bool,
         servers in 1usize..3,
-        spread in prop_oneof![Just(PlacementPolicy::RoundRobin), Just(PlacementPolicy::Subtrees { level: 1 }), Just(PlacementPolicy::OneServer)],
+        placement in prop_oneof![Just(PlacementPolicy::RoundRobin), Just(PlacementPolicy::Subtrees { level: 1 }), Just(PlacementPolicy::OneServer)],
         level_max in prop_oneof![Just(None), Just(Some(0)), Just(Some(1)), Just(Some(9))],
     ) {
         let mut model = sparse(loaded);
         let profile = if nasty { FabricProfile::Nasty } else { FabricProfile::Fast };
-        let served = Served::start_with(servers, 1, profile, &model, fill, spread, &ShipOptions::default());
+        let served = Served::start_with(servers, 1, profile, &model, fill, placement, &ShipOptions::default());
         let first = Member::join(&served.fabric, 1);
         let second = first.colleague();
         let cache = cache(CACHE_BYTES_MIN, admission);
@@ -289,9 +289,9 @@ fn a_cache_that_keeps_nothing_out_takes_no_engine() {
 
 /// Gets over a tree on three memory servers whose operations are always shipped: what the engine counted, and how many pages
 /// an operation read on its memory server.
-fn gets_over(spread: PlacementPolicy, level_max: Option<u8>) -> (OffloadCounts, f64) {
+fn gets_over(placement: PlacementPolicy, level_max: Option<u8>) -> (OffloadCounts, f64) {
     let model = sparse(20_000);
-    let served = Served::start_with(3, 1, FabricProfile::Fast, &model, 0.8, spread, &ShipOptions::default());
+    let served = Served::start_with(3, 1, FabricProfile::Fast, &model, 0.8, placement, &ShipOptions::default());
     let member = Member::join(&served.fabric, 1);
     let tree = engine(&member, &cache(CACHE_BYTES_MIN, Admission::Always), Policies::new(Always), level_max);
     member.worker.block_on(async {
@@ -304,7 +304,7 @@ fn gets_over(spread: PlacementPolicy, level_max: Option<u8>) -> (OffloadCounts, 
 
 #[test]
 fn operations_are_shipped_from_the_levels_whose_subtrees_are_on_one_server() {
-    for (spread, pages) in [
+    for (placement, pages) in [
         (PlacementPolicy::RoundRobin, 1.0..=1.0),
         (PlacementPolicy::Leaves, 1.0..=1.0),
         (PlacementPolicy::Subtrees { level: 1 }, 2.0..=2.0),
@@ -312,9 +312,9 @@ fn operations_are_shipped_from_the_levels_whose_subtrees_are_on_one_server() {
         // From the root's children on.
         (PlacementPolicy::OneServer, 4.0..=4.0),
     ] {
-        let (counts, read) = gets_over(spread, None);
-        assert_eq!((counts.shipped, counts.came_back), (200, 0), "{spread:?}: {counts:?}");
-        assert!(pages.contains(&read), "{spread:?}: an operation read {read} pages");
+        let (counts, read) = gets_over(placement, None);
+        assert_eq!((counts.shipped, counts.came_back), (200, 0), "{placement:?}: {counts:?}");
+        assert!(pages.contains(&read), "{placement:?}: an operation read {read} pages");
     }
     // Against better knowledge: the pages below are elsewhere, and the operation comes back.
     let (counts, _) = gets_over(PlacementPolicy::RoundRobin, Some(1));

@@ -1,6 +1,8 @@
 //! A compute server dies after each request of an operation, in turn: what others find is whole, every operation that was
 //! acknowledged is there, and no page is lost.
 
+mod catalog;
 mod maps;
 mod owners;
 mod rtrees;
+mod sweep;

@@ -146,7 +146,7 @@ impl<S: Subject> Scene for Script<S> {
     }
 
     async fn check(&self, worker: &Worker) -> Result<Report, Error> {
-        self.open(worker).await?.check().await
+        Map::<S, _>::open(worker, MAP, Proof::Checksum).await?.check().await
     }
 }
 

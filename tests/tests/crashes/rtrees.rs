@@ -128,7 +128,7 @@ impl Scene for Script {
     }
 
     async fn check(&self, worker: &Worker) -> Result<Report, Error> {
-        self.open(worker).await?.check().await
+        Opened::open(worker, TREE, Proof::Checksum).await?.check().await
     }
 }
 

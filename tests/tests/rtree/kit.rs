@@ -163,8 +163,8 @@ impl<const D: usize> Model for Places<D> {
         })
     }
 
-    async fn create(worker: &Handle, name: &str, placed: StructurePlacement) -> Result<(), Error> {
-        let options = RTreeOptions { placed, ..RTreeOptions::default() };
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        let options = RTreeOptions { placement, ..RTreeOptions::default() };
         RTree::<_, D>::create(worker, name, options).await.map(drop)
     }
 

@@ -13,8 +13,8 @@ use std::{
 
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, PagesMut, Placement, Start, Swap,
-        Way, WordPtr, Words,
+        Access, Context, Direction, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, PagesMut, Placement,
+        Start, Swap, WordPtr, Words,
     },
     error::Error,
     page::SizeClass,
@@ -212,7 +212,7 @@ impl<A: Access<Plugin = Tree<D>> + 'static, const D: usize> Access for Stepped<A
     ) -> Result<Copied<A::Page<'a>>, Interrupt> {
         let page = self.reads(self.inner.follow(&from.inner, link, hint)).await?;
         let mut page = self.copied(page)?;
-        if self.fault == Fault::DropsRightLinks && hint.way == Way::Down && page.words[RIGHT] != 0 {
+        if self.fault == Fault::DropsRightLinks && hint.direction == Direction::Down && page.words[RIGHT] != 0 {
             let above = Children::<D>::of(&from.words);
             page.words[STAMP] = above.position(link.word()).map_or(page.words[STAMP], |index| above.stamp(index));
         }

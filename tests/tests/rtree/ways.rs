@@ -129,8 +129,8 @@ fn subtrees_are_searched_by_their_memory_servers() {
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let mut rng = SmallRng::seed_from_u64(11);
-        let placed = StructurePlacement { spread: PlacementPolicy::Subtrees { level: 1 }, root: None };
-        let options = RTreeOptions { placed, ..RTreeOptions::default() };
+        let placement = StructurePlacement { policy: PlacementPolicy::Subtrees { level: 1 }, root: None };
+        let options = RTreeOptions { placement, ..RTreeOptions::default() };
         let made = RTree::create(&worker, "spread", options).await.unwrap();
         let model: Vec<Entry> = (0..40_000).map(|number| (a_rect(&mut rng, 1), number)).collect();
         made.bulk_load(model.iter().copied(), 0.9).await.unwrap();

@@ -123,7 +123,7 @@ fn an_operation_begins_at_a_page_that_is_known() {
         let (page, done) = (raw::page_of(tree.access(), 0, 0).await.unwrap(), fleet.counts().done);
         for key in 100..200 {
             let put = Put::<Tree> { key, value: 7, mode: PutMode::Insert, of: PhantomData };
-            assert_eq!(map.access().perform_from(&put, page).await?, None);
+            assert_eq!(map.access().execute_from(&put, page).await?, None);
             model.insert(key, 7);
         }
         assert_eq!(fleet.counts().done, done);

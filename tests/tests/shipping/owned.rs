@@ -41,9 +41,9 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(worker: &Worker, fill: f64, spread: PlacementPolicy) -> Self {
+    async fn new(worker: &Worker, fill: f64, placement: PlacementPolicy) -> Self {
         let root = ServerId::new(0);
-        let options = BTreeOptions { page_bytes: PAGE_BYTES, spread, root, ..BTreeOptions::default() };
+        let options = BTreeOptions { page_bytes: PAGE_BYTES, placement, root, ..BTreeOptions::default() };
         let tree = BTree::create(worker, "owned", options).await.unwrap();
         tree.bulk_load((0..KEYS).map(|key| (key, key)), fill).await.unwrap();
         let shipper = Shipper::new(worker, tree.structure().clone());
@@ -294,8 +294,8 @@ fn what_makes_no_sense_is_refused_and_others_are_served() {
 #[test]
 fn a_structure_that_goes_sideways_is_left_to_the_sender() {
     with(NASTY, async |worker, _| {
-        let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: None };
-        let list = Map::<List, OneSided<List>>::make_at(worker, "list", 64, Proof::Checksum, placed).await.unwrap();
+        let placement = StructurePlacement { policy: PlacementPolicy::OneServer, root: None };
+        let list = Map::<List, OneSided<List>>::make_at(worker, "list", 64, Proof::Checksum, placement).await.unwrap();
         let list_on_server = Map::<List, _>::over(fleet::in_one_part(worker, list.structure().clone()).unwrap());
         for key in 0..KEYS {
             list_on_server.insert(key, key).await.unwrap();

@@ -44,8 +44,8 @@ pub(crate) fn fleet(options: MemOptions, gather: GatherRule) -> Fleet {
 }
 
 async fn shipper(worker: &Worker) -> Result<Shipper<Chains>, Error> {
-    let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: ServerId::new(0) };
-    let made = chains::create(worker, "s", placed).await?;
+    let placement = StructurePlacement { policy: PlacementPolicy::OneServer, root: ServerId::new(0) };
+    let made = chains::create(worker, "s", placement).await?;
     Ok(Remote::new(worker, made.context().structure.clone()).shipper().clone())
 }
 

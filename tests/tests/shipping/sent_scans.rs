@@ -32,8 +32,8 @@ use crate::pieces::fleet;
 const CHAINS: [Option<bool>; 3] = [Some(false), Some(true), None];
 
 async fn tree(worker: &Worker, page_bytes: usize) -> Result<(BwTree<Remote<Bw>>, Shipper<Bw>), Error> {
-    let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: ServerId::new(0) };
-    let made = BwTree::create(worker, "s", BwTreeOptions { page_bytes, placed, ..BwTreeOptions::default() }).await?;
+    let placement = StructurePlacement { policy: PlacementPolicy::OneServer, root: ServerId::new(0) };
+    let made = BwTree::create(worker, "s", BwTreeOptions { page_bytes, placement, ..BwTreeOptions::default() }).await?;
     let remote = Remote::new(worker, made.structure().clone());
     let shipper = remote.shipper().clone();
     Ok((BwTree::over(remote), shipper))

@@ -93,8 +93,8 @@ impl Machines {
 
     /// A tree on the memory server, with entries.
     async fn tree(worker: &Handle) -> BTree<OneSided<Tree>> {
-        let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: Some(SERVER) };
-        let tree = BTree::make_at(worker, "tree", 256, Proof::Checksum, placed).await.unwrap();
+        let placement = StructurePlacement { policy: PlacementPolicy::OneServer, root: Some(SERVER) };
+        let tree = BTree::make_at(worker, "tree", 256, Proof::Checksum, placement).await.unwrap();
         tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.7).await.unwrap();
         tree
     }

@@ -65,9 +65,9 @@ fn everything(seed: u64) -> Story {
         tell(format!("{number} joined"));
         let worker = compute.worker_with(clock.clone()).unwrap();
         let work = async {
-            let placed = StructurePlacement { spread: PlacementPolicy::OneServer, root: Some(here) };
+            let placement = StructurePlacement { policy: PlacementPolicy::OneServer, root: Some(here) };
             let name = format!("tree {number}");
-            let made = BTree::make_at(&worker, &name, 256, Proof::Checksum, placed).await.unwrap();
+            let made = BTree::make_at(&worker, &name, 256, Proof::Checksum, placement).await.unwrap();
             let shipped = BTree::over(Remote::new(&worker, made.structure().clone()));
             for round in 0..OPERATIONS {
                 let key = worker.random(|rng| rand::RngExt::random_range(rng, 0..40));

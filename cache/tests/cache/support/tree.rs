@@ -124,7 +124,7 @@ impl Tree {
                 Step::Lost => return Err(Conflict::Changed.into()),
                 Step::Leaf { found: Some(value), .. } => {
                     // As it is by then: somebody may have been faster.
-                    let old = self.handle.alter(&page, |change| {
+                    let old = self.handle.update(&page, |change| {
                         let view = View(change.words(0));
                         let is_here = view.level() == 0 && view.covers(key) && view.word(ID) == page.id().get();
                         let entry = view.find(key).ok().filter(|_| is_here)?;

@@ -296,7 +296,7 @@ impl RegionFile {
     }
 
     /// What is wrong with the file. A few system calls; answers that the system does not give prove nothing.
-    pub(super) fn trouble(&self, region: &Region) -> Option<String> {
+    pub(super) fn damage(&self, region: &Region) -> Option<String> {
         if !self.is_in_place() {
             return Some("its file was deleted or replaced".to_owned());
         }

@@ -166,7 +166,7 @@ impl Looks {
             *unserved = since;
             let is_gone = since.is_some_and(|since| now.duration_since(since) >= UNSERVED_MAX);
             let gone = is_gone.then(|| "the process that served it has ended".to_owned());
-            if let Some(why) = file.trouble(region).or(gone) {
+            if let Some(why) = file.damage(region).or(gone) {
                 region.lose(why);
             }
         }

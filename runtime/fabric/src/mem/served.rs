@@ -134,7 +134,7 @@ impl ServedRegion {
     /// # Errors
     /// [`Error::BadRegion`] if it was deleted, replaced, shortened, or overwritten by an earlier copy of it.
     pub fn check(&self) -> Result<(), Error> {
-        match self.file.trouble(self.region()) {
+        match self.file.damage(self.region()) {
             None => Ok(()),
             Some(why) => {
                 Err(Error::BadRegion { server: self.server, why: format!("{}: {why}", self.path().display()) })

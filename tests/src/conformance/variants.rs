@@ -1,4 +1,4 @@
-//! The ways in which a compute server reaches a structure.
+//! The accesses over which a structure is tested.
 
 use std::{fmt, rc::Rc};
 
@@ -20,9 +20,9 @@ use rand::RngExt;
 use super::Model;
 use crate::strict::{Rules, Strict};
 
-/// A way to reach a structure.
+/// An access with what it is made of: a proof, a policy, [`Strict`] around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum AccessVariant {
     /// One-sided, each page proven by its checksum.
     OneSided,
     /// One-sided, each page read between two reads of its lock word.
@@ -51,7 +51,7 @@ pub enum Way {
     StrictOwned,
 }
 
-impl Way {
+impl AccessVariant {
     /// All.
     pub const ALL: [Self; 13] = [
         Self::OneSided,
@@ -80,7 +80,7 @@ impl Way {
     }
 
     /// Where the structure's pages are.
-    pub(super) const fn spread(self) -> PlacementPolicy {
+    pub(super) const fn policy(self) -> PlacementPolicy {
         match self {
             Self::Coarse | Self::Shipped => PlacementPolicy::OneServer,
             Self::Hybrid => PlacementPolicy::Leaves,
@@ -146,7 +146,7 @@ impl<P: Plugin> Run for Accessed<P> {
 /// What the workers of a compute server share.
 pub(super) struct Client<M: Model> {
     pub(super) structure: Structure,
-    way: Way,
+    variant: AccessVariant,
     cache: Option<ComputeCache<M::Plugin>>,
     memory: Option<LocalMemory>,
     seed: u64,
@@ -155,7 +155,7 @@ pub(super) struct Client<M: Model> {
 
 impl<M: Model> fmt::Debug for Client<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Client({:?}, seed {})", self.way, self.seed)
+        write!(f, "Client({:?}, seed {})", self.variant, self.seed)
     }
 }
 
@@ -163,16 +163,16 @@ impl<M: Model> Client<M> {
     /// A compute server's way to a structure. `is_alone` says that one operation after another is all that happens to it.
     pub(super) fn new(
         structure: Structure,
-        way: Way,
+        variant: AccessVariant,
         memory: Option<LocalMemory>,
         seed: u64,
         is_alone: bool,
     ) -> Result<Self, Error> {
-        let has_cache = way.owns() || way == Way::CachedInner;
+        let has_cache = variant.owns() || variant == AccessVariant::CachedInner;
         let mut options = CacheOptions::new(M::CACHE_BYTES);
-        options.excludes_subtrees = way.owns();
+        options.excludes_subtrees = variant.owns();
         let cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
-        Ok(Self { structure, way, cache, memory, seed, is_alone })
+        Ok(Self { structure, variant, cache, memory, seed, is_alone })
     }
 
     /// The structure as a worker reaches it.
@@ -186,26 +186,30 @@ impl<M: Model> Client<M> {
             // Subtrees of two levels are often on one server; those that are not come back.
             Engine::new(own().await?, policies, EngineOptions { level_max: Some(1) }).map(Accessed::Engine)
         };
-        Ok(match self.way {
-            Way::OneSided => Accessed::OneSided(one_sided(Proof::Checksum)),
-            Way::LockBodyLock => Accessed::OneSided(one_sided(Proof::LockBodyLock)),
-            Way::Within => Accessed::OneSided(match &self.memory {
+        Ok(match self.variant {
+            AccessVariant::OneSided => Accessed::OneSided(one_sided(Proof::Checksum)),
+            AccessVariant::LockBodyLock => Accessed::OneSided(one_sided(Proof::LockBodyLock)),
+            AccessVariant::Within => Accessed::OneSided(match &self.memory {
                 Some(memory) => OneSided::within(worker, structure.clone(), memory.clone()),
                 None => one_sided(Proof::Checksum),
             }),
-            Way::CachedInner => Accessed::CachedInner(share()?),
-            Way::Owned => Accessed::Owned(own().await?),
-            Way::NeverShipped => engine(Policies::new(Never)).await?,
-            Way::Shipped => engine(Policies::new(Always)).await?,
-            Way::NowAndThen => engine(Policies::new(NowAndThen)).await?,
-            Way::Coarse => Accessed::Coarse(Remote::new(worker, structure.clone())),
-            Way::Hybrid => Accessed::Hybrid(Hybrid::new(worker, structure.clone(), Proof::Checksum)),
-            Way::Adaptive => {
+            AccessVariant::CachedInner => Accessed::CachedInner(share()?),
+            AccessVariant::Owned => Accessed::Owned(own().await?),
+            AccessVariant::NeverShipped => engine(Policies::new(Never)).await?,
+            AccessVariant::Shipped => engine(Policies::new(Always)).await?,
+            AccessVariant::NowAndThen => engine(Policies::new(NowAndThen)).await?,
+            AccessVariant::Coarse => Accessed::Coarse(Remote::new(worker, structure.clone())),
+            AccessVariant::Hybrid => Accessed::Hybrid(Hybrid::new(worker, structure.clone(), Proof::Checksum)),
+            AccessVariant::Adaptive => {
                 let (here, policies) = (one_sided(Proof::Checksum), Policies::new(NowAndThen));
                 Accessed::Adaptive(Adaptive::new(here, worker, structure.clone(), policies))
             }
-            Way::Strict => Accessed::Strict(self.strict(worker, one_sided(Proof::Checksum), true, Accessed::OneSided)),
-            Way::StrictOwned => Accessed::StrictOwned(self.strict(worker, own().await?, false, Accessed::Owned)),
+            AccessVariant::Strict => {
+                Accessed::Strict(self.strict(worker, one_sided(Proof::Checksum), true, Accessed::OneSided))
+            }
+            AccessVariant::StrictOwned => {
+                Accessed::StrictOwned(self.strict(worker, own().await?, false, Accessed::Owned))
+            }
         })
     }
 
