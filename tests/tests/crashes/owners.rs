@@ -22,7 +22,7 @@ use farlink_structures::{
 };
 use farlink_tests::{
     cluster::FAST,
-    crash::{Scene, enumerate},
+    crash::{Scene, enumerate, enumerate_one_in},
     subject::Subject,
     test_every_structure,
 };
@@ -184,7 +184,7 @@ fn write_back<S: Subject>() {
 fn pages_leave<S: Subject>() {
     let script = maps::Script::<S>::new((1..=1500).map(|key| key * 10), [], maps::Op::Insert(65));
     let owner = Owner { more: 0..150, cache_bytes: CACHE_BYTES_MIN, ..Owner::of(script) };
-    enumerate(FAST, &owner);
+    enumerate_one_in(8, FAST, &owner);
 }
 
 fn logged<S: Subject>() {
@@ -198,7 +198,7 @@ fn pages_leave_logged<S: Subject>() {
     let script = maps::Script::<S>::new((1..=1500).map(|key| key * 10), [], maps::Op::Insert(65));
     let durability = Durability::Logged;
     let owner = Owner { more: 0..50, cache_bytes: CACHE_BYTES_MIN, durability, ..Owner::of(script) };
-    enumerate(FAST, &owner);
+    enumerate_one_in(8, FAST, &owner);
 }
 
 test_every_structure!(write_back, pages_leave, logged, pages_leave_logged);
