@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+use farlink_offload::Durability;
 
 use crate::figure::FigureArgs;
 use crate::maps::workload::Shares;
@@ -117,6 +118,9 @@ pub(crate) struct BenchArgs {
     /// How the cache decides which missed leaves to take in (frequency).
     #[arg(long, value_enum)]
     pub(crate) admission: Option<AdmissionChoice>,
+    /// With cached and engine: what of the changes in the cache survives the death of their process (write-back).
+    #[arg(long, value_parser = crate::by_name::durability())]
+    pub(crate) durability: Option<Durability>,
     /// Memory servers to start, each a process.
     #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) servers: u32,
@@ -305,6 +309,9 @@ pub(crate) struct ChaosArgs {
     /// How processes reach it, as of `farlink bench`.
     #[arg(long, value_parser = crate::by_name::access_mode(), default_value = "one-sided")]
     pub(crate) access: AccessMode,
+    /// What of an owner's changes survives its death, as of `farlink bench`.
+    #[arg(long, value_parser = crate::by_name::durability())]
+    pub(crate) durability: Option<Durability>,
     /// Compute processes: 4, or 1 where one process owns the structure.
     #[arg(long, value_parser = value_parser!(u32).range(1..=64))]
     pub(crate) processes: Option<u32>,
@@ -327,7 +334,7 @@ impl ChaosArgs {
     pub(crate) fn plan(&self, known: &dyn Kind) -> anyhow::Result<(Plan, BenchArgs)> {
         let owns = matches!(self.access, AccessMode::Cached | AccessMode::Engine);
         let processes = self.processes.unwrap_or(if owns { 1 } else { 4 });
-        let args = [
+        let mut args = vec![
             "farlink".to_owned(),
             "bench".to_owned(),
             format!("--structure={}", known.name()),
@@ -339,6 +346,7 @@ impl ChaosArgs {
             "--load=insert".to_owned(),
             format!("--seed={}", self.seed),
         ];
+        args.extend(self.durability.map(|durability| format!("--durability={durability}")));
         let Command::Bench(args) = Cli::try_parse_from(args)?.command else { bail!("no arguments of a bench") };
         Ok((args.plan(known)?, *args))
     }
@@ -476,6 +484,7 @@ impl BenchArgs {
             placement: self.placement.unwrap_or(PlacementChoice::usual(self.access)),
             is_placement_given: self.placement.is_some(),
             admission: self.admission.unwrap_or(AdmissionChoice::Frequency),
+            durability: self.durability.unwrap_or_default(),
             cache_bytes: self.cache_bytes(0),
             name: self.name.clone(),
             parts: Vec::new(),
@@ -582,6 +591,12 @@ impl BenchArgs {
 
     fn validate_cache(&self) -> anyhow::Result<()> {
         let access = self.access;
+        if !access.owns() {
+            ensure!(
+                self.durability.is_none(),
+                "--durability is for --access cached or engine; with {access} nothing is owned"
+            );
+        }
         if !access.caches() {
             let of = "is for --access cached, cached-inner, cached-mapping or engine";
             ensure!(self.cache.is_none(), "--cache {of}; {access} has no cache");
@@ -716,6 +731,7 @@ mod tests {
             ("--connect verbs://host:1 --nasty", "imitate a network"),
             ("--cache 1MiB", "--cache is for --access cached"),
             ("--access coarse --admission always", "coarse has no cache"),
+            ("--access cached-inner --durability logged", "nothing is owned"),
             ("--policy never", "--policy is for --access engine and adaptive; one-sided sends none"),
             ("--access coarse --policy never", "sends every operation"),
             ("--access coarse --placement leaves", "--placement one-server"),

@@ -180,6 +180,7 @@ pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Resul
         .with("policy", plan.access.asks_a_policy().then_some(plan.policy.name()))
         .with("placement", plan.placement.to_string())
         .with("admission", plan.access.caches().then_some(plan.admission.name()))
+        .with("durability", plan.access.owns().then_some(plan.durability.name()))
         .with("cache_bytes", plan.cache_bytes)
         .with("in_flight", in_flight)
         .with("workers", plan.workers)

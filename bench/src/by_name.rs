@@ -3,7 +3,7 @@
 use std::{fmt::Display, str::FromStr};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use farlink_offload::AccessMode;
+use farlink_offload::{AccessMode, Durability};
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
 pub(crate) fn serialize<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
@@ -18,4 +18,10 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(d
 pub(crate) fn access_mode() -> impl TypedValueParser<Value = AccessMode> {
     let values = AccessMode::ALL.map(|mode| PossibleValue::new(mode.name()).help(mode.summary()));
     PossibleValuesParser::new(values).try_map(|name| name.parse::<AccessMode>())
+}
+
+/// Takes a durability from the command line.
+pub(crate) fn durability() -> impl TypedValueParser<Value = Durability> {
+    let values = Durability::ALL.map(|all| PossibleValue::new(all.name()).help(all.summary()));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Durability>())
 }

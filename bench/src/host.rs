@@ -163,7 +163,7 @@ pub(crate) fn route<S: Subject>(plan: &Plan, data: &S::Data, compute: &ComputeSe
     let mut options = plan.admission.options(usize::try_from(plan.cache_bytes.unwrap_or_default())?);
     (options.page_bytes, options.handles_max) = (plan.page_bytes as usize, plan.workers as usize);
     options.excludes_subtrees = plan.access == AccessMode::Engine;
-    Ok(route.through(options, S::Region::everything())?)
+    Ok(route.through(options, S::Region::everything())?.durable(plan.durability))
 }
 
 impl Work for Workers {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use farlink_offload::policy::{Always, BackOff, CostAware, Never};
-use farlink_offload::{Admission, CacheOptions, Policies};
+use farlink_offload::{Admission, CacheOptions, Durability, Policies};
 use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::one_sided::Proof;
@@ -257,6 +257,9 @@ pub(crate) struct Plan {
     /// Whether the user has named it.
     pub(crate) is_placement_given: bool,
     pub(crate) admission: AdmissionChoice,
+    /// Where the process owns what it caches.
+    #[serde(with = "crate::by_name")]
+    pub(crate) durability: Durability,
     /// The cache of each process. `None` without one, and until the number of entries is known that decides the default.
     pub(crate) cache_bytes: Option<u64>,
     /// The structure's name in the catalog; [`Plan::parts`] are what the catalog has.
@@ -389,6 +392,9 @@ impl Plan {
         if let Some(bytes) = self.cache_bytes {
             parts.push(format!("cache of {}", show_bytes(bytes)));
         }
+        if self.durability == Durability::Logged {
+            parts.push(self.durability.to_string());
+        }
         if self.latency_ns > 0 {
             parts.push(format!("latency {}", show_nanoseconds(self.latency_ns)));
         }
@@ -478,6 +484,7 @@ pub(crate) mod tests {
             placement: PlacementChoice::RoundRobin,
             is_placement_given: false,
             admission: AdmissionChoice::Frequency,
+            durability: Durability::WriteBack,
             cache_bytes: None,
             name: "bench".into(),
             parts: vec!["bench".into()],

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farlink_offload::{
-    Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Engine, EngineOptions, Hybrid,
-    MappingCache, OffloadCounts, Policies, Remote, ShardKey, Sharded, ShardedRemote, ValueCounters, ship::Shipper,
+    Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Durability, Engine,
+    EngineOptions, Hybrid, MappingCache, OffloadCounts, Policies, Remote, ShardKey, Sharded, ShardedRemote,
+    ValueCounters, ship::Shipper,
 };
 use farlink_runtime::access::Region as _;
 use farlink_runtime::error::Error;
@@ -68,6 +69,11 @@ impl<S: Subject> Route<S> {
             true => Self { mapping: Some(MappingCache::new(cache.bytes)), ..self },
             false => Self { cache: Some(ComputeCache::new(cache)?), owned, ..self },
         })
+    }
+
+    /// The same, where changes in the cache are safe as this says.
+    pub(crate) fn durable(self, durability: Durability) -> Self {
+        Self { cache: self.cache.map(|cache| cache.with_durability(durability)), ..self }
     }
 
     /// The same, where a policy says for each miss whether the operation is shipped.

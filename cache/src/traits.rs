@@ -67,6 +67,10 @@ pub trait Store: Clone + 'static {
     /// that has them.
     fn record(&self, _changed: Vec<(PageId, Box<[u64]>)>, _freed: Vec<(PageId, Box<[u64]>)>) {}
 
+    /// As [`record`](Store::record), for a change of one page without links: its words, and the positions of those that were set, in
+    /// ascending order.
+    fn record_words(&self, _page: PageId, _words: &[AtomicU64], _set: &[u32]) {}
+
     /// Runs a task to its end on this thread: a write-back that nobody waits for. A store whose futures are never pending
     /// may run it on the spot.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);

@@ -17,6 +17,7 @@ use farlink_runtime::{
 
 use crate::{
     cached::Cached,
+    durability::Durability,
     inner::CachedInner,
     store::{CacheLayout, Freeing, Owned, RemoteStore},
 };
@@ -27,6 +28,7 @@ pub struct ComputeCache<P: Plugin> {
     cache: Arc<PageCache<CacheLayout<P>>>,
     freeing: Freeing,
     owned: Arc<Mutex<Claim<P>>>,
+    durability: Durability,
 }
 
 /// What the cache's compute server owns.
@@ -40,8 +42,8 @@ enum Claim<P: Plugin> {
 
 impl<P: Plugin> Clone for ComputeCache<P> {
     fn clone(&self) -> Self {
-        let Self { cache, freeing, owned } = self;
-        Self { cache: Arc::clone(cache), freeing: freeing.clone(), owned: Arc::clone(owned) }
+        let Self { cache, freeing, owned, durability } = self;
+        Self { cache: Arc::clone(cache), freeing: freeing.clone(), owned: Arc::clone(owned), durability: *durability }
     }
 }
 
@@ -55,7 +57,14 @@ impl<P: Plugin> ComputeCache<P> {
             OptionsError::Unusable { option, why } => Error::BadOption { option, why },
             error => Error::Cache(error.to_string()),
         })?;
-        Ok(Self { cache, freeing: Freeing::default(), owned: Arc::new(Mutex::new(Claim::Nothing)) })
+        let owned = Arc::new(Mutex::new(Claim::Nothing));
+        Ok(Self { cache, freeing: Freeing::default(), owned, durability: Durability::default() })
+    }
+
+    /// The same, where changes of what is owned are safe as this says. For a cache that nothing was made by yet.
+    #[must_use]
+    pub fn with_durability(self, durability: Durability) -> Self {
+        Self { durability, ..self }
     }
 
     /// Access to a part of `structure` that this compute server owns from now on, and nobody else reads or writes: all its pages
@@ -72,8 +81,18 @@ impl<P: Plugin> ComputeCache<P> {
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
         let log = self.claim(worker, &structure, &region).await?;
         let one_sided = OneSided::new(worker, structure, Proof::Checksum).unguarded();
-        let store = RemoteStore::new(one_sided, Some(Owned { region, log }), self.freeing.clone());
+        let owned = Owned { region, log, records_all: self.durability == Durability::Logged };
+        let store = RemoteStore::new(one_sided, Some(owned), self.freeing.clone());
         Ok(Cached::new(self.handle(store)?))
+    }
+
+    /// How long an owner's log gets. Where all is recorded, half as long as the cache is large: so a page is written back for the
+    /// log's sake about as often as one that leaves the cache would be.
+    fn log_bytes(&self) -> usize {
+        match self.durability {
+            Durability::WriteBack => 0,
+            Durability::Logged => self.cache.memory().limit / 2,
+        }
     }
 
     async fn claim(&self, worker: &Handle, structure: &Structure, region: &P::Region) -> Result<Log, Error> {
@@ -100,7 +119,7 @@ impl<P: Plugin> ComputeCache<P> {
             attempt += 1;
         };
         let tenure = ownership::claim::<P>(worker, structure, region).await?;
-        let log = Log::new(worker, structure.id, tenure);
+        let log = Log::new(worker, structure.id, tenure, self.log_bytes());
         std::mem::forget(pending);
         *self.claimed() = Claim::Of(region.clone(), log.clone());
         Ok(log)

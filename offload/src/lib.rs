@@ -41,6 +41,7 @@ mod access_mode;
 mod adaptive;
 mod cached;
 mod compute_cache;
+mod durability;
 mod engine;
 mod hybrid;
 mod inner;
@@ -59,6 +60,7 @@ pub use crate::{
     adaptive::Adaptive,
     cached::{Cached, CachedPage, CachedPages},
     compute_cache::ComputeCache,
+    durability::{Durability, UnknownDurability},
     engine::{Engine, EngineOptions},
     hybrid::Hybrid,
     inner::CachedInner,

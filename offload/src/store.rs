@@ -69,6 +69,8 @@ impl Freeing {
 pub(crate) struct Owned<P: Plugin> {
     pub(crate) region: P::Region,
     pub(crate) log: Log,
+    /// Changes of one page, too, and operations wait for that.
+    pub(crate) records_all: bool,
 }
 
 #[derive(Debug)]
@@ -146,6 +148,12 @@ impl<P: Plugin> RemoteStore<P> {
     /// The log of what this compute server owns, if it owns anything.
     pub(crate) fn log(&self) -> Option<&Log> {
         self.0.owned.as_ref().map(|owned| &owned.log)
+    }
+
+    /// Whether operations wait until their changes are recorded.
+    #[inline]
+    pub(crate) fn records_all(&self) -> bool {
+        self.0.owned.as_ref().is_some_and(|owned| owned.records_all)
     }
 
     /// The batch of the log with the latest change that was recorded.
@@ -252,7 +260,22 @@ impl<P: Plugin> Store for RemoteStore<P> {
 
     #[inline]
     fn records(&self, pages: usize) -> bool {
-        pages > 1
+        pages > 1 || self.records_all()
+    }
+
+    fn record_words(&self, page: PageId, words: &[AtomicU64], set: &[u32]) {
+        let Some(log) = self.log() else { return };
+        let word = |index: usize| words[index].load(std::sync::atomic::Ordering::Relaxed);
+        let version = LockWord::from_word(word(LOCK)).version();
+        let mut runs: Vec<(u32, Vec<u64>)> = Vec::new();
+        for &index in set.iter().filter(|&&index| index as usize != LOCK) {
+            match runs.last_mut() {
+                Some((first, run)) if *first as usize + run.len() == index as usize => run.push(word(index as usize)),
+                _ => runs.push((index, vec![word(index as usize)])),
+            }
+        }
+        let record = PageRecord { page: link_of(page), version, what: Recorded::Words(runs) };
+        self.0.batch.set(log.record([record]));
     }
 
     fn record(&self, changed: Vec<(PageId, Box<[u64]>)>, freed: Vec<(PageId, Box<[u64]>)>) {

@@ -249,10 +249,18 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, E
 /// # Panics
 /// If others do not find what they must: it says after how many requests the victim died, and how.
 pub fn enumerate<S: Scene + Debug>(options: MemOptions, scene: &S) -> u64 {
+    enumerate_one_in(1, options, scene)
+}
+
+/// [`enumerate`] for one in so many of those requests: of a scene with many that are alike.
+///
+/// # Panics
+/// As [`enumerate`].
+pub fn enumerate_one_in<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
     let in_full = Death { order: Order::Posted, tears: false, after: u64::MAX - 1 };
     let requests = play(options, scene, in_full).unwrap_or_else(|error| panic!("{scene:?}, in full: {error}"));
     assert!(requests > 0, "{scene:?}: the victim did nothing");
-    let (mut deaths, every) = (0, settings::from_env("FARLINK_CRASH_EVERY", 5).max(1));
+    let (mut deaths, every) = (0, share * settings::from_env("FARLINK_CRASH_EVERY", 5).max(1));
     for (order, tears) in [(Order::Posted, false), (Order::Lower, true), (Order::Higher, false)] {
         // Another share of them in each run.
         let first = rand::random_range(0..every);

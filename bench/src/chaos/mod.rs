@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use farlink_children::Child;
+use farlink_offload::Durability;
 use farlink_runtime::report::Report;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::Value;
@@ -122,7 +123,8 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(plan: &'a Plan, place: &'a Place, args: &'a ChaosArgs) -> anyhow::Result<Self> {
-        let writes_back = matches!(plan.access, AccessMode::Cached | AccessMode::Engine);
+        let owns = matches!(plan.access, AccessMode::Cached | AccessMode::Engine);
+        let writes_back = owns && plan.durability == Durability::WriteBack;
         let outcome = Outcome {
             answers: 0,
             kills: 0,

@@ -204,6 +204,18 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         Ok(())
     }
 
+    /// Tells the store what a change has made of its only page.
+    fn record_one(&self, page: &Page<'_, S, L>, change: &Change<'_>) -> Result<(), Misuse> {
+        if self.cache().layout.links(page.words).next().is_some() {
+            return self.record(&[page], &[], change);
+        }
+        let mut set: SmallVec<[u32; 64]> = change.overwritten.iter().map(|before| before.index).collect();
+        set.sort_unstable();
+        set.dedup();
+        self.store().record_words(page.id, page.words, &set);
+        Ok(())
+    }
+
     /// Locks a page of a change at the version at which it was read; `others` are locked already.
     fn lock_for_change(&self, page: &Page<'_, S, L>, others: &[&Page<'_, S, L>]) -> Result<(), PageError> {
         if !self.is_ours(page) {
@@ -292,8 +304,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let result = f(&mut change);
         assert!(!change.fates.contains(&Fate::Freed), "a page is freed by a change, not altered away");
         let links = self.examine(&pages, &[], &change, &children, is_news)?;
-        if is_news && self.store().records(1) {
-            self.record(&pages, &[], &change)?;
+        if is_news && change.fates[0] == Fate::Changed && self.store().records(1) {
+            self.record_one(page, &change)?;
         }
         self.forget_overwritten(&mut change);
         let (fates, flushes) = (std::mem::take(&mut change.fates), self.cache().flushes());

@@ -27,6 +27,10 @@ impl<P: Plugin> Cached<P> {
                 pages.close(change, |words| self.overlap(words) == Overlap::Inside);
             });
             altered.map_err(|error| self.refused(error, page.at()))?;
+            if self.cache.store().records_all() {
+                self.tend_log();
+                self.until_recorded().await?;
+            }
             return Ok(Pages::after([Some(page)]));
         }
         for (index, (page, role)) in old.iter().enumerate() {
@@ -66,7 +70,6 @@ impl<P: Plugin> Cached<P> {
             }
         };
         new.into_iter().for_each(NewPage::publish);
-        self.tend_log();
         let mut after: SmallVec<[_; 4]> = old.into_iter().map(|(page, _)| Some(page)).collect();
         for (page, lock) in freed {
             let Some(link) = after[page].take().map(|page| page.link()) else { continue };
@@ -87,7 +90,22 @@ impl<P: Plugin> Cached<P> {
             };
             drop(self.worker().spawn_to_end(task));
         }
+        self.tend_log();
+        self.until_recorded().await?;
         Ok(Pages::after(after))
+    }
+
+    /// Where all changes are recorded, waits until the latest is.
+    async fn until_recorded(&self) -> Result<(), Interrupt> {
+        let store = self.cache.store();
+        if !store.records_all() {
+            return Ok(());
+        }
+        let batch = store.latest_batch();
+        match store.log() {
+            Some(log) => Ok(log.arrival(self.worker(), batch).await?),
+            None => Ok(()),
+        }
     }
 
     /// After a change of several pages: has the log written if much is pending, and pages that its oldest records are about.

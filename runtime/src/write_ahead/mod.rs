@@ -60,6 +60,7 @@ use crate::{
     buffer::Buffer,
     error::Error,
     fabric,
+    layout::CHUNK_BYTES,
     page::StructureId,
     ptr::{Link, RemotePtr},
     recovery::another_ring,
@@ -69,8 +70,10 @@ use crate::{
     worker::Handle,
 };
 
-/// Segments that a log uses before pages are written back to have fewer: 1 MiB of them.
-const SEGMENTS_MAX: usize = 64;
+/// Segments that a log uses before pages are written back to have fewer, at least: 1 MiB of them.
+const SEGMENTS: usize = 64;
+/// One part in so many of all memory is for a log, at most.
+const MEMORY_SHARE: u64 = 16;
 /// About as many words are written though nobody waits for them.
 const PENDING_WORDS_MAX: usize = 4 * RING_CLASS.words();
 
@@ -84,6 +87,7 @@ struct Inner {
     life: Life,
     tenure: StdArc<Tenure>,
     structure: StructureId,
+    segments_max: usize,
     state: Mutex<State>,
 }
 
@@ -176,8 +180,9 @@ impl From<Error> for Failure {
 }
 
 impl Log {
-    /// An empty log for what `tenure` is for.
-    pub fn new(worker: &Handle, structure: StructureId, tenure: StdArc<Tenure>) -> Self {
+    /// An empty log for what `tenure` is for. Once it takes more than `bytes`, pages are written back for its sake: 1 MiB or more, and
+    /// no more than a sixteenth of the cluster's memory.
+    pub fn new(worker: &Handle, structure: StructureId, tenure: StdArc<Tenure>, bytes: usize) -> Self {
         let compute = Arc::clone(worker.compute());
         let number = compute.next_sequence();
         lock(&compute.logs).insert(number);
@@ -192,7 +197,11 @@ impl Log {
             waiting: Vec::new(),
             space: Space::default(),
         };
-        Self(StdArc::new(Inner { life: Life { number, compute }, tenure, structure, state: Mutex::new(state) }))
+        let memory: u64 = compute.geometry.iter().map(|geometry| geometry.chunks * CHUNK_BYTES).sum();
+        let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
+        let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
+        let life = Life { number, compute };
+        Self(StdArc::new(Inner { life, tenure, structure, segments_max, state: Mutex::new(state) }))
     }
 
     /// The right to what the log is about.
@@ -347,7 +356,7 @@ impl Log {
     /// Whether the caller is to write pages back that old records are about, and then say that it [is](Log::is_shortened) done.
     pub fn shorten(&self) -> bool {
         let state = &mut *self.state();
-        state.space.in_use() > SEGMENTS_MAX && !std::mem::replace(&mut state.is_shortened, true)
+        state.space.in_use() > self.0.segments_max && !std::mem::replace(&mut state.is_shortened, true)
     }
 
     /// See [`Log::shorten`].

@@ -177,3 +177,81 @@ impl Space {
         self.segments.into_iter().map(|segment| segment.ring).collect()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{page::SizeClass, ptr::ServerId};
+
+    fn at(number: u64) -> RemotePtr {
+        RemotePtr::new(ServerId::new(0).unwrap(), number << 14).unwrap()
+    }
+
+    fn page(number: u64) -> Link {
+        Link::to(at(1000 + number), SizeClass::SMALLEST)
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// A batch of so many words with images of these pages; whether it arrives.
+        Batch(usize, Vec<u64>, bool),
+        Written(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (1usize..5000, prop::collection::vec(0u64..6, 1..4), prop::bool::weighted(0.9))
+                .prop_map(|(words, pages, arrives)| Step::Batch(words, pages, arrives)),
+            (0u64..6).prop_map(Step::Written),
+        ]
+    }
+
+    proptest! {
+        /// The newest image of a page is in nobody's way until the page is written, and with it all of its batch.
+        #[test]
+        fn what_is_needed_is_not_overwritten(steps in prop::collection::vec(step(), 1..60)) {
+            let (mut space, mut next_ring, mut version) = (Space::default(), 0, 0);
+            // Of each page, the places of its newest batch.
+            let mut needed: HashMap<u64, Vec<(RemotePtr, usize)>> = HashMap::new();
+            for (batch, step) in (1..).zip(steps) {
+                match step {
+                    Step::Written(number) => {
+                        space.written(page(number), version);
+                        needed.remove(&number);
+                    }
+                    Step::Batch(words, mut numbers, arrives) => {
+                        numbers.sort_unstable();
+                        numbers.dedup();
+                        version += 1;
+                        let held: Vec<Held> =
+                            numbers.iter().map(|&number| Held { page: page(number), version, is_whole: true }).collect();
+                        for _ in 0..space.missing_for(words) {
+                            next_ring += 1;
+                            space.add(at(next_ring));
+                        }
+                        let places = space.take(batch, words, &held);
+                        let taken: usize = places.iter().map(|(_, words)| words - OVERHEAD).sum();
+                        prop_assert_eq!(taken, words);
+                        for &(place, words) in needed.values().flatten() {
+                            for &(other, count) in &places {
+                                let (a, b) = (place.offset(), other.offset());
+                                prop_assert!(a + words as u64 * 8 <= b || b + count as u64 * 8 <= a, "overwritten");
+                            }
+                        }
+                        if arrives {
+                            space.arrived(batch, &held);
+                            numbers.iter().for_each(|&number| drop(needed.insert(number, places.clone())));
+                        } else {
+                            space.failed(batch, &held);
+                        }
+                    }
+                }
+            }
+            (0..6).for_each(|number| space.written(page(number), version));
+            prop_assert_eq!(space.in_use(), 0);
+            prop_assert!(space.pages.is_empty() && space.batches.is_empty());
+        }
+    }
+}
