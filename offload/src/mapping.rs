@@ -1,22 +1,4 @@
 //! Latch-free structures that anybody changes: a compute server's cache of their mapping words and consolidated pages.
-//!
-//! Such a structure has logical pages: a word for each, which installs change by compare-and-swap, and behind it records that are never
-//! changed (a Bw-tree, Levandoski et al., ICDE 2013). What they come to is cached with the word as it was then. Nobody tells
-//! anybody of a change. So an operation reads the word that it answers from, 8 bytes, and compares: if it is the one that goes with what is
-//! cached, that is the page, as of the moment when the word was read; if not, it reads the records above the one that the
-//! cached word leads to, and nothing below. On its way to that page it uses others as they are cached, if the structure copes with
-//! old ones as it does with old copies of inner pages ([`CachedInner`](crate::CachedInner)).
-//!
-//! | an operation of one page | round trips | READs | WRITEs | CASs |
-//! |---|---|---|---|---|
-//! | get, nothing changed | 1 | 8 bytes | | |
-//! | get, `n` new deltas | 1 + n | 8 bytes, n records | | |
-//! | put, nothing changed | 2 | 8 bytes | 1 record | 1 |
-//!
-//! What it promises is what the structure promises over [`OneSided`]: nothing is answered from memory alone. A word cannot come
-//! back with another meaning while it is cached: see [`FastPath::remember`].
-//!
-//! The cache is one budget of bytes, shared by the workers of a compute server: [`ValueCache`].
 
 use std::{any::Any, fmt, marker::PhantomData, sync::Arc};
 
@@ -84,7 +66,25 @@ impl<P: Plugin> MappingCache<P> {
     }
 }
 
-/// One-sided access that caches mapping words and consolidated pages; see the [module](self).
+/// One-sided access that caches mapping words and consolidated pages.
+///
+/// Such a structure has logical pages: a word for each, which installs change by compare-and-swap, and behind it records that are never
+/// changed (a Bw-tree, Levandoski et al., ICDE 2013). What they come to is cached with the word as it was then. Nobody tells
+/// anybody of a change. So an operation reads the word that it answers from, 8 bytes, and compares: if it is the one that goes with what is
+/// cached, that is the page, as of the moment when the word was read; if not, it reads the records above the one that the
+/// cached word leads to, and nothing below. On its way to that page it uses others as they are cached, if the structure copes with
+/// old ones as it does with old copies of inner pages ([`CachedInner`](crate::CachedInner)).
+///
+/// | an operation of one page | round trips | READs | WRITEs | CASs |
+/// |---|---|---|---|---|
+/// | get, nothing changed | 1 | 8 bytes | | |
+/// | get, `n` new deltas | 1 + n | 8 bytes, n records | | |
+/// | put, nothing changed | 2 | 8 bytes | 1 record | 1 |
+///
+/// What it promises is what the structure promises over [`OneSided`]: nothing is answered from memory alone. A word cannot come
+/// back with another meaning while it is cached: see [`FastPath::remember`].
+///
+/// The cache is one budget of bytes, shared by the workers of a compute server: [`ValueCache`].
 #[derive(Debug)]
 pub struct CachedMapping<P: Plugin> {
     one_sided: OneSided<P>,

@@ -14,7 +14,7 @@
 //!
 //! A structure has an entry before it has a page, and until its last page is free: an unfinished one, which keeps the name and
 //! which nobody else finds. So when a compute server dies that was making a structure, filling it or dropping it, the others know
-//! that its pages are nobody's, and free them ([`free_unfinished`]).
+//! that its pages are nobody's, and free them (`free_unfinished`).
 //!
 //! Each structure has a descriptor, a page of its own of 4 KiB:
 //!
