@@ -265,6 +265,27 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         refused.map_or(Ok(()), Err)
     }
 
+    /// Writes a page, if it is cached and dirty, and waits until that is done.
+    ///
+    /// # Errors
+    /// What the store failed with: the page stays cached and dirty.
+    pub async fn flush_page(&self, page: PageId) -> Result<(), CacheError<S::Error>> {
+        let cache = self.cache();
+        loop {
+            match cache.table.find(&cache.arena, page, None) {
+                Found::Here { frame, version, state } => {
+                    // Counts as a user, if the page is there for its users.
+                    let _user = self.found(frame, version, page, state == State::Bypass);
+                    let level = cache.frame(frame).level();
+                    return self.flush_pages(&[(level, frame, page)], cache.flushes().wrapping_add(1)).await;
+                }
+                Found::Busy => yield_once().await,
+                // It has left the cache, written; or is on its way back.
+                _ => return Ok(()),
+            }
+        }
+    }
+
     /// Writes pages for the latest of so many flushes, and waits for those that are being written.
     async fn flush_pages(&self, pages: &[(u8, u32, PageId)], flushes: u32) -> Result<(), CacheError<S::Error>> {
         let cache = self.cache();

@@ -273,6 +273,10 @@ impl<B: Breaks> Recover for BrokenRemote<'_, B> {
     ) -> impl Future<Output = Result<(), Box<Error>>> {
         ready(Err(Box::new(Error::PageDamaged { page, owner })))
     }
+
+    fn replay_logs(&self, _: OwnerId) -> impl Future<Output = Result<(), Box<Error>>> {
+        ready(Ok(()))
+    }
 }
 
 /// The output of a future that never waits for others.

@@ -19,14 +19,14 @@ use crate::{
     cached::Cached,
     durability::Durability,
     inner::CachedInner,
-    store::{CacheLayout, Freeing, Owned, RemoteStore},
+    store::{CacheLayout, Known, Owned, RemoteStore},
 };
 
 /// The cache of a compute server for the pages of one structure, shared by its workers.
 #[derive(Debug)]
 pub struct ComputeCache<P: Plugin> {
     cache: Arc<PageCache<CacheLayout<P>>>,
-    freeing: Freeing,
+    known: Known,
     owned: Arc<Mutex<Claim<P>>>,
     durability: Durability,
 }
@@ -42,8 +42,8 @@ enum Claim<P: Plugin> {
 
 impl<P: Plugin> Clone for ComputeCache<P> {
     fn clone(&self) -> Self {
-        let Self { cache, freeing, owned, durability } = self;
-        Self { cache: Arc::clone(cache), freeing: freeing.clone(), owned: Arc::clone(owned), durability: *durability }
+        let Self { cache, known, owned, durability } = self;
+        Self { cache: Arc::clone(cache), known: known.clone(), owned: Arc::clone(owned), durability: *durability }
     }
 }
 
@@ -58,7 +58,7 @@ impl<P: Plugin> ComputeCache<P> {
             error => Error::Cache(error.to_string()),
         })?;
         let owned = Arc::new(Mutex::new(Claim::Nothing));
-        Ok(Self { cache, freeing: Freeing::default(), owned, durability: Durability::default() })
+        Ok(Self { cache, known: Known::default(), owned, durability: Durability::default() })
     }
 
     /// The same, where changes of what is owned are safe as this says. For a cache that nothing was made by yet.
@@ -82,7 +82,7 @@ impl<P: Plugin> ComputeCache<P> {
         let log = self.claim(worker, &structure, &region).await?;
         let one_sided = OneSided::new(worker, structure, Proof::Checksum).unguarded();
         let owned = Owned { region, log, records_all: self.durability == Durability::Logged };
-        let store = RemoteStore::new(one_sided, Some(owned), self.freeing.clone());
+        let store = RemoteStore::new(one_sided, Some(owned), self.known.clone());
         Ok(Cached::new(self.handle(store)?))
     }
 
@@ -135,7 +135,7 @@ impl<P: Plugin> ComputeCache<P> {
     /// If the cache has no handle left.
     pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<P>, Error> {
         let one_sided = OneSided::new(worker, structure, proof);
-        Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None, self.freeing.clone()))?))
+        Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None, self.known.clone()))?))
     }
 
     fn handle(&self, store: RemoteStore<P>) -> Result<CacheHandle<RemoteStore<P>, CacheLayout<P>>, Error> {

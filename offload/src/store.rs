@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, OnceCell},
-    collections::HashSet,
+    collections::HashMap,
     future::Future,
     marker::PhantomData,
     rc::Rc,
@@ -42,25 +42,44 @@ pub(crate) fn identity(page: &[AtomicU64]) -> Option<Identity> {
     Identity::from_word(page.get(IDENTITY)?.load(std::sync::atomic::Ordering::Relaxed))
 }
 
-/// Pages that a compute server has freed and that do not say so in remote memory yet.
+/// Pages, as often as they were inserted: a set that the handles of a cache share.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Freeing(Arc<Mutex<HashSet<Link>>>);
+pub(crate) struct PageSet(Arc<Mutex<HashMap<Link, u32>>>);
 
-impl Freeing {
-    fn pages(&self) -> std::sync::MutexGuard<'_, HashSet<Link>> {
+impl PageSet {
+    fn pages(&self) -> std::sync::MutexGuard<'_, HashMap<Link, u32>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn begin(&self, page: Link) {
-        self.pages().insert(page);
+    pub(crate) fn insert(&self, page: Link) {
+        *self.pages().entry(page).or_insert(0) += 1;
     }
 
-    pub(crate) fn end(&self, page: Link) {
+    pub(crate) fn remove(&self, page: Link) {
+        let mut pages = self.pages();
+        if let Some(count) = pages.get_mut(&page) {
+            *count -= 1;
+            if *count == 0 {
+                pages.remove(&page);
+            }
+        }
+    }
+
+    /// Removes it, however often it was inserted.
+    pub(crate) fn forget(&self, page: Link) {
         self.pages().remove(&page);
     }
 
+    pub(crate) fn all(&self) -> Vec<Link> {
+        self.pages().keys().copied().collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pages().is_empty()
+    }
+
     pub(crate) fn contains(&self, page: Link) -> bool {
-        self.pages().contains(&page)
+        self.pages().contains_key(&page)
     }
 }
 
@@ -73,6 +92,17 @@ pub(crate) struct Owned<P: Plugin> {
     pub(crate) records_all: bool,
 }
 
+/// What the handles of a cache know together of pages.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Known {
+    /// Freed, and in remote memory they do not say so yet.
+    pub(crate) freeing: PageSet,
+    /// Changed, and in remote memory this compute server still has them locked.
+    pub(crate) unlocking: PageSet,
+    /// Cached, and other owners share them; perhaps not any more.
+    pub(crate) shared: PageSet,
+}
+
 #[derive(Debug)]
 struct Inner<P: Plugin> {
     one_sided: OneSided<P>,
@@ -80,7 +110,7 @@ struct Inner<P: Plugin> {
     owned: Option<Owned<P>>,
     /// The batch of the log with the latest change.
     batch: Cell<u64>,
-    freeing: Freeing,
+    known: Known,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
     told: OnceCell<ReadObserver>,
@@ -109,9 +139,9 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 }
 
 impl<P: Plugin> RemoteStore<P> {
-    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, freeing: Freeing) -> Self {
+    pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, known: Known) -> Self {
         let (batch, no_room, told) = (Cell::new(0), Cell::new(0), OnceCell::new());
-        Self(Rc::new(Inner { one_sided, owned, batch, freeing, no_room, told }))
+        Self(Rc::new(Inner { one_sided, owned, batch, known, no_room, told }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided<P> {
@@ -136,8 +166,8 @@ impl<P: Plugin> RemoteStore<P> {
         interrupt(error)
     }
 
-    pub(crate) fn freeing(&self) -> &Freeing {
-        &self.0.freeing
+    pub(crate) fn known(&self) -> &Known {
+        &self.0.known
     }
 
     /// What this compute server owns, if it owns anything.
@@ -214,7 +244,14 @@ impl<P: Plugin> Store for RemoteStore<P> {
         match self.overlap(&*words) {
             Overlap::Outside => Err(Error::OutsidePartition { page: at }.into()),
             Overlap::Partly if is_leaf => Err(Error::OutsidePartition { page: at }.into()),
-            _ => Ok(words),
+            Overlap::Partly => {
+                let shared = &self.known().shared;
+                if !shared.contains(link_of(page)) {
+                    shared.insert(link_of(page));
+                }
+                Ok(words)
+            }
+            Overlap::Inside => Ok(words),
         }
     }
 
@@ -223,6 +260,10 @@ impl<P: Plugin> Store for RemoteStore<P> {
             let refused = || Error::Cache("nothing is changed in a cache of pages that nobody owns".into()).into();
             return pages.iter().map(|_| Err(refused())).collect();
         };
+        // Theirs are the last words of this compute server's own change.
+        while pages.iter().any(|&(page, _)| self.known().unlocking.contains(link_of(page))) {
+            worker.yield_now().await;
+        }
         // All pages in the log before the first in its place.
         let record = |(page, image): &(PageId, Buffer)| {
             log.record_image(link_of(*page), LockWord::from_word(image[LOCK]).version(), image)
@@ -239,6 +280,10 @@ impl<P: Plugin> Store for RemoteStore<P> {
             let Some((at, _)) = link_of(page).remote() else {
                 return Err(Error::BadPointer { word: page.get(), why: "it is no page".into() }.into());
             };
+            // The lock word of a shared page may be somebody else's.
+            if self.overlap(&*image) != Overlap::Inside {
+                return Err(Error::SharedPage { page: at }.into());
+            }
             let version = LockWord::from_word(image[LOCK]).version();
             // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
             image[CHECKSUM] = page::checksum(&image, version);
@@ -274,20 +319,23 @@ impl<P: Plugin> Store for RemoteStore<P> {
                 _ => runs.push((index, vec![word(index as usize)])),
             }
         }
-        let record = PageRecord { page: link_of(page), version, what: Recorded::Words(runs) };
+        let record = PageRecord { page: link_of(page), version, is_shared: false, what: Recorded::Words(runs) };
         self.0.batch.set(log.record([record]));
     }
 
     fn record(&self, changed: Vec<(PageId, Box<[u64]>)>, freed: Vec<(PageId, Box<[u64]>)>) {
         let Some(log) = self.log() else { return };
         let lock = |words: &[u64]| LockWord::from_word(words[LOCK]);
+        let is_shared = |page| self.known().unlocking.contains(page);
         let image = |(page, words): (PageId, Box<[u64]>)| {
             let version = lock(&words).version();
-            PageRecord { page: link_of(page), version, what: Recorded::Image(words) }
+            let page = link_of(page);
+            PageRecord { page, version, is_shared: is_shared(page), what: Recorded::Image(words) }
         };
         let free = |(page, words): (PageId, Box<[u64]>)| {
             let version = lock(&words).next_version();
-            PageRecord { page: link_of(page), version, what: Recorded::Freed }
+            let page = link_of(page);
+            PageRecord { page, version, is_shared: is_shared(page), what: Recorded::Freed }
         };
         self.0.batch.set(log.record(changed.into_iter().map(image).chain(freed.into_iter().map(free))));
     }

@@ -190,9 +190,9 @@ pub enum Error {
         page: RemotePtr,
     },
 
-    /// A structure change would reach a page that several compute servers share.
+    /// A page of this compute server alone would come to reach beyond what it owns.
     #[error(
-        "page {page} is shared by several compute servers and cannot be changed by one of them; nothing was changed; give the structure to one owner first"
+        "page {page} reaches beyond what this compute server owns, or would after the change; nothing was changed; give the structure to one owner first"
     )]
     SharedPage {
         /// The page.

@@ -16,6 +16,8 @@ pub struct Change<'a> {
     pub(super) fates: Few<Fate>,
     pub(super) overwritten: Vec<Overwritten>,
     pub(super) is_refused: bool,
+    /// Pages that the caller writes to the store.
+    pub(super) written_through: Few<usize>,
 }
 
 /// What a change makes of a page.
@@ -37,7 +39,7 @@ impl<'a> Change<'a> {
         let mut fates: Few<_> = SmallVec::from_elem(Fate::Kept, bodies.len());
         bodies.extend(new);
         fates.resize(bodies.len(), Fate::Changed);
-        Self { bodies, fates, overwritten, is_refused: false }
+        Self { bodies, fates, overwritten, is_refused: false, written_through: Few::new() }
     }
 }
 
@@ -90,6 +92,12 @@ impl Change<'_> {
     /// [`Misuse::Refused`](crate::Misuse::Refused).
     pub fn refuse(&mut self) {
         self.is_refused = true;
+    }
+
+    /// The caller writes `page`, as this change leaves it, to the store itself, and nobody else changes the store's copy: the cache
+    /// does not take it for dirty. Whoever reads it from the store waits until it is there.
+    pub fn write_through(&mut self, page: usize) {
+        self.written_through.push(page);
     }
 
     /// Drops `page` from the cache with this change, unwritten: nothing links to it any more.

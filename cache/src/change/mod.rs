@@ -165,8 +165,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         self.forget_overwritten(&mut change);
         entered.pages.clear();
         let fates = std::mem::take(&mut change.fates);
+        let written_through = std::mem::take(&mut change.written_through);
         self.settle(pages, &new, &fates, &links, &children, flushes);
-        for (NewPage { taken, id }, &fate) in new.into_iter().zip(&fates[pages.len()..]) {
+        for (at, (NewPage { taken, id }, &fate)) in new.into_iter().zip(&fates[pages.len()..]).enumerate() {
+            if written_through.contains(&(pages.len() + at)) {
+                self.cache().frame(taken.index).set_clean();
+            }
             if fate == Fate::Freed {
                 self.cache().table.remove(id, taken.index);
             } else {
@@ -177,8 +181,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         locked.count = 0;
         let is_last = |fate| fate == Fate::Freed && !is_left_out(Step::FreedLast);
         for last in [false, true] {
-            for (page, &fate) in pages.iter().zip(&fates).filter(|&(_, &fate)| is_last(fate) == last) {
-                self.close(page, fate, Some(flushes));
+            for (at, (page, &fate)) in
+                pages.iter().zip(&fates).enumerate().filter(|&(_, (_, &fate))| is_last(fate) == last)
+            {
+                self.close(page, fate, (!written_through.contains(&at)).then_some(flushes));
             }
         }
         Ok(result)

@@ -58,6 +58,19 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// # Errors
     /// [`Conflict`](crate::Conflict) if the page is no longer here; [`Misuse::OtherCache`](crate::Misuse::OtherCache).
     pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), PageError> {
+        self.refresh_if(page, image, |_| true)
+    }
+
+    /// [`CacheHandle::refresh`], if the page as it is then is older than the image, by what its words say.
+    ///
+    /// # Errors
+    /// As [`CacheHandle::refresh`].
+    pub fn refresh_if<'a>(
+        &'a self,
+        page: &Page<'a, S, L>,
+        image: &[u64],
+        is_older: impl FnOnce(&[AtomicU64]) -> bool,
+    ) -> Result<(), PageError> {
         let swizzled = |words: &[AtomicU64]| {
             let mut links = Vec::new();
             for slot in self.cache().layout.links(words) {
@@ -70,6 +83,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             links
         };
         self.alter_as(page, false, |change| {
+            if !is_older(change.words(0)) {
+                return;
+            }
             let links = swizzled(change.words(0));
             for (index, &word) in image.iter().enumerate().take(change.count(0)) {
                 change.set(0, index, word);

@@ -345,6 +345,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         if page.is_current() { Ok(()) } else { Err(page.conflict().into()) }
     }
 
+    /// Copies the words of a page of a [`Change`](crate::Change), from inside it, with the ids of pages in place of swizzled links.
+    pub fn unswizzled(&self, words: &[AtomicU64], into: &mut [u64]) {
+        self.copy_unswizzled(words, into);
+    }
+
     /// Copies a page's words with ids in place of swizzled links; false if a link leads to no page. Of use only if the page
     /// did not change meanwhile: a child with a swizzled link stays in its frame until its parent has a new version.
     pub(crate) fn copy_unswizzled(&self, body: &[AtomicU64], into: &mut [u64]) -> bool {

@@ -2,8 +2,6 @@
 
 use std::collections::HashSet;
 
-use farlink_runtime::write_ahead::Log;
-
 use super::*;
 
 impl<P: Plugin> Cached<P> {
@@ -13,18 +11,21 @@ impl<P: Plugin> Cached<P> {
         pages: Pages<CachedPage<'a, P>>,
         f: &mut dyn FnMut(&mut CachedPages<'a>),
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
-        let Structure { id: structure, root: structure_root, .. } = self.context().structure;
         self.cache.store().require_tenure()?;
+        let structure = self.context().structure.id;
         let (old, new) = pages.into_parts();
         let mut old: SmallVec<[_; 2]> = old.collect();
-        if let ([(_, Role::Current)], true) = (&*old, new.is_empty())
+        if let ([(page, Role::Current)], true) = (&*old, new.is_empty())
+            && self.overlap_of(page)? == Overlap::Inside
             && let Some((page, _)) = old.pop()
         {
-            self.require_owned(&page)?;
+            if page.level() > 0 {
+                self.until_unlocked(std::iter::once(page.link())).await;
+            }
             let altered = self.cache.update(&page.0, |change| {
                 let mut pages = CachedPages::open(change, structure, [Role::Current].into_iter(), &[]);
                 f(&mut pages);
-                pages.close(change, |words| self.overlap(words) == Overlap::Inside);
+                pages.close(change, |_, words| self.overlap(words) == Overlap::Inside);
             });
             altered.map_err(|error| self.refused(error, page.at()))?;
             if self.cache.store().records_all() {
@@ -33,45 +34,49 @@ impl<P: Plugin> Cached<P> {
             }
             return Ok(Pages::after([Some(page)]));
         }
-        for (index, (page, role)) in old.iter().enumerate() {
-            if *role != Role::ReliedOn {
-                self.require_owned(page)?;
-            }
+        let mut is_shared = false;
+        let mut overlaps: SmallVec<[Overlap; 4]> = SmallVec::new();
+        for (index, (page, _)) in old.iter().enumerate() {
+            let overlap = self.overlap_of(page)?;
+            is_shared |= overlap != Overlap::Inside;
+            overlaps.push(overlap);
             if old[..index].iter().any(|(other, _)| other.0.id() == page.0.id()) {
                 return Err(Error::PageTwice { page: page.at() }.into());
             }
         }
+        if is_shared {
+            let old = old.into_iter().zip(overlaps).map(|((page, role), overlap)| (page, role, overlap)).collect();
+            return Box::pin(self.change_shared(old, new, f)).await;
+        }
+        self.until_unlocked(old.iter().map(|(page, _)| page).filter(|page| page.level() > 0).map(PageRef::link)).await;
         let mut reserved = Vec::with_capacity(new.len());
         for page in &new {
-            reserved.push(
-                self.cache
-                    .reserve(page_id(page.link()), to_cache(page.class()))
-                    .await
-                    .map_err(|error| self.cache.store().interrupt(error))?,
-            );
+            reserved.push(self.reserve(page).await?);
         }
         let held: SmallVec<[_; 4]> = old.iter().map(|(page, _)| &page.0).collect();
         let mut begun: SmallVec<[Link; 2]> = SmallVec::new();
         let changed = self.cache.change(&held, reserved, |change| {
             let mut pages = CachedPages::open(change, structure, old.iter().map(|&(_, role)| role), &new);
             f(&mut pages);
-            let freed = pages.close(change, |words| self.overlap(words) == Overlap::Inside);
+            let closed = pages.close(change, |_, words| self.overlap(words) == Overlap::Inside);
             // Before anybody can see the change, and read from remote memory what it has freed.
-            begun.extend(freed.iter().map(|&(page, _)| old[page].0.link()));
-            begun.iter().for_each(|&page| self.cache.store().freeing().begin(page));
-            freed
+            begun.extend(closed.freed().map(|(page, _)| old[page].0.link()));
+            begun.iter().for_each(|&page| self.cache.store().known().freeing.insert(page));
+            closed
         });
         drop(held);
-        let freed = match changed {
-            Ok(freed) => freed,
+        let closed = match changed {
+            Ok(closed) => closed,
             Err(error) => {
-                begun.iter().for_each(|&page| self.cache.store().freeing().end(page));
-                return Err(self.refused(error, old.first().map_or(structure_root, |(page, _)| page.at())));
+                begun.iter().for_each(|&page| self.cache.store().known().freeing.remove(page));
+                return Err(
+                    self.refused(error, old.first().map_or(self.context().structure.root, |(page, _)| page.at()))
+                );
             }
         };
         new.into_iter().for_each(NewPage::publish);
         let mut after: SmallVec<[_; 4]> = old.into_iter().map(|(page, _)| Some(page)).collect();
-        for (page, lock) in freed {
+        for (page, lock) in closed.freed() {
             let Some(link) = after[page].take().map(|page| page.link()) else { continue };
             let Some((at, class)) = link.remote() else { continue };
             let free = allocation::free_owned(self.worker().clone(), at, class, lock);
@@ -80,10 +85,10 @@ impl<P: Plugin> Cached<P> {
             // Nobody waits for it: the page is out of use already.
             let task = async move {
                 let Some(log) = store.log() else { return };
-                match log_and_free(&store.context().worker, log, batch, free).await {
+                match log_and_free(&store, batch, free).await {
                     Ok(()) => {
                         log.is_written(link, version);
-                        store.freeing().end(link);
+                        store.known().freeing.remove(link);
                     }
                     Err(error) => tracing::warn!(page = %at, %error, "a page was not freed"),
                 }
@@ -109,7 +114,7 @@ impl<P: Plugin> Cached<P> {
     }
 
     /// After a change of several pages: has the log written if much is pending, and pages that its oldest records are about.
-    fn tend_log(&self) {
+    pub(super) fn tend_log(&self) {
         let store = self.cache.store();
         let Some(log) = store.log() else { return };
         if log.is_due() {
@@ -137,12 +142,21 @@ impl<P: Plugin> Cached<P> {
 }
 
 /// Frees a page in remote memory once the log says so.
-async fn log_and_free(
-    worker: &Handle,
-    log: &Log,
+async fn log_and_free<P: Plugin>(
+    store: &RemoteStore<P>,
     batch: u64,
     free: impl Future<Output = Result<(), Error>>,
 ) -> Result<(), Error> {
+    until_arrived(store, batch).await?;
+    free.await
+}
+
+/// Waits until a batch of the log has arrived, however long there is no memory for it.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(super) async fn until_arrived<P: Plugin>(store: &RemoteStore<P>, batch: u64) -> Result<(), Error> {
+    let (worker, Some(log)) = (&store.context().worker, store.log()) else { return Ok(()) };
     let mut attempt = 0;
     while let Err(error) = log.arrival(worker, batch).await {
         if !matches!(error, Error::NotRecorded { .. }) {
@@ -151,5 +165,5 @@ async fn log_and_free(
         worker.back_off(attempt).await;
         attempt += 1;
     }
-    free.await
+    Ok(())
 }

@@ -2,8 +2,8 @@
 //!
 //! Nobody else reads or writes what it owns, so pages need no remote lock: they are cached down to the leaves, changed in the
 //! cache under local locks, and written when they leave it or are flushed. Pages that reach beyond the owned region (the
-//! root, and a few below it) are cached too, and never changed: an operation that would have to is refused with
-//! [`Error::SharedPage`], before it has any effect, and one whose key lies elsewhere with [`Error::OutsidePartition`].
+//! root, and a few below it) are cached too, and changed under their remote locks (see `shared`). An operation whose key lies
+//! elsewhere is refused with [`Error::OutsidePartition`], before it has any effect.
 //!
 //! An operation on cached pages never suspends, except to let other tasks of the worker run while a page comes from
 //! memory: with several in flight that hides the latency of DRAM, with one it is not done.
@@ -11,6 +11,7 @@
 mod change;
 mod holding;
 mod pages;
+mod shared;
 
 use std::{
     cell::OnceCell,
@@ -25,13 +26,14 @@ use farlink_cache::{
 };
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, NewPage, Operation, PageRef, Pages, Placement, Plugin, Start,
-        Structure, Swap, Unlinked, WordPtr,
+        Access, Context, FastPath, Hint, Interrupt, NewPage, Operation, PageRef, Pages, Placement, Plugin, Start, Swap,
+        Unlinked, WordPtr,
     },
     change::Role,
     error::Error,
+    lock::LockWord,
     one_sided::{OneSided, ownership},
-    page::{IDENTITY, Identity, SizeClass},
+    page::{IDENTITY, Identity, LOCK, SizeClass},
     pages as allocation,
     ptr::{Link, RemotePtr, ServerId},
     structure::Overlap,
@@ -42,6 +44,7 @@ use smallvec::SmallVec;
 
 use self::holding::Holding;
 pub use self::pages::CachedPages;
+use self::pages::Fate;
 use crate::store::{CacheLayout, RemoteStore, link_of, page_id, refused, to_cache};
 
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.
@@ -54,9 +57,8 @@ const SMALL_BYTES: usize = 4 << 20;
 /// Access through the cache to what this compute server owns, and nobody else reads or writes. Made by
 /// [`ComputeCache::own`](crate::ComputeCache::own).
 ///
-/// An operation whose key lies elsewhere fails with [`Error::OutsidePartition`], one that would change a page which reaches
-/// beyond with [`Error::SharedPage`], both before any effect. Changes are in remote memory once their pages leave the cache,
-/// or after a flush.
+/// An operation whose key lies elsewhere fails with [`Error::OutsidePartition`], before any effect. Changes are in remote memory
+/// once their pages leave the cache, or after a flush.
 #[derive(Debug)]
 pub struct Cached<P: Plugin> {
     cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>,
@@ -237,8 +239,10 @@ impl<P: Plugin> Cached<P> {
                     return Some(Ok(CachedPage(page)));
                 }
             }
-            // What is cached is current: nobody else changes it.
-            Start::Root | Start::Anew => {}
+            // What is cached is current: nobody else changes it, but for pages that are shared.
+            Start::Root => {}
+            Start::Anew if self.cache.store().known().shared.is_empty() => {}
+            Start::Anew => return None,
         }
         self.cache.store().require_tenure().ok()?;
         Some(self.cache.enter(self.root.get()?).map(CachedPage).map_err(refused))
@@ -250,6 +254,9 @@ impl<P: Plugin> Cached<P> {
         Box::pin(async move {
             let failed = |error| self.cache.store().interrupt(error);
             let Start::Page(page) = start else {
+                if start == Start::Anew {
+                    self.renew_shared().await?;
+                }
                 self.cache.store().require_tenure()?;
                 let anchor = match self.root.get() {
                     Some(anchor) => anchor,
@@ -264,7 +271,7 @@ impl<P: Plugin> Cached<P> {
             let Some((at, class)) = page.remote() else {
                 return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }.into());
             };
-            if self.cache.store().freeing().contains(page) {
+            if self.cache.store().known().freeing.contains(page) {
                 return Err(Interrupt::stale(at, "it was freed just now"));
             }
             Ok(CachedPage(self.cache.load(page_id(page), to_cache(class)).await.map_err(failed)?))
@@ -300,18 +307,6 @@ impl<P: Plugin> Cached<P> {
             // What it had set would have reached beyond what is owned.
             PageError::Misuse(Misuse::Refused) => Error::SharedPage { page }.into(),
             error => refused(error),
-        }
-    }
-
-    /// Whether this compute server may change a page.
-    fn require_owned(&self, page: &CachedPage<'_, P>) -> Result<(), Interrupt> {
-        // A leaf got into the cache because it is.
-        if page.level() == 0 {
-            return Ok(());
-        }
-        match page.read(|words| self.cache.store().overlap(words))? {
-            Overlap::Inside => Ok(()),
-            _ => Err(Error::SharedPage { page: page.at() }.into()),
         }
     }
 }
@@ -367,7 +362,10 @@ impl<'f, 'a, P: Plugin> Follow<'f, 'a, P> {
         let class = access.class_of(word);
         Box::pin(async move {
             let page = access.cache.follow(&from.0, word, class).await;
-            page.map(CachedPage).map_err(|error| access.cache.store().interrupt(error))
+            match page {
+                Ok(page) => Ok(CachedPage(page)),
+                Err(error) => Err(access.strayed(from, access.cache.store().interrupt(error)).await),
+            }
         })
     }
 }

@@ -22,14 +22,36 @@ pub struct CachedPages<'a> {
 
 type Fates = SmallVec<[Fate; 4]>;
 
+/// What a change makes of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+pub(super) enum Fate {
     Kept,
     /// Kept, and not to be altered.
     ReliedOn,
     Changed,
     Freed,
     New,
+}
+
+/// What a change has made of its pages.
+#[derive(Debug)]
+pub(super) struct Closed(SmallVec<[(Fate, LockWord); 4]>);
+
+impl Closed {
+    pub(super) fn fate(&self, page: usize) -> Fate {
+        self.0[page].0
+    }
+
+    /// The lock word that it had before.
+    pub(super) fn lock(&self, page: usize) -> LockWord {
+        self.0[page].1
+    }
+
+    /// The pages that were freed, with their lock words.
+    pub(super) fn freed(&self) -> impl Iterator<Item = (usize, LockWord)> {
+        let freed = self.0.iter().enumerate().filter(|(_, (fate, _))| *fate == Fate::Freed);
+        freed.map(|(page, &(_, lock))| (page, lock))
+    }
 }
 
 impl<'a> CachedPages<'a> {
@@ -54,29 +76,28 @@ impl<'a> CachedPages<'a> {
         Self { change, structure, fates, old }
     }
 
-    /// Gives changed pages their new version, and the change back; returns the pages that were freed with their lock words.
-    /// All that it leaves must be `owned`, or the change is taken back.
+    /// Gives changed pages their new version, and the change back. All that it leaves must be what `may_be` admits, or the change is
+    /// taken back.
     pub(super) fn close(
         mut self,
         change: &mut Change<'a>,
-        is_owned: impl Fn(&[AtomicU64]) -> bool,
-    ) -> Vec<(usize, LockWord)> {
-        let mut freed = Vec::new();
+        mut may_be: impl FnMut(usize, &[AtomicU64]) -> bool,
+    ) -> Closed {
+        let mut closed = SmallVec::new();
         for (page, &fate) in self.fates.iter().enumerate() {
             let lock = LockWord::from_word(self.change.word(page, LOCK));
-            match fate {
-                Fate::Changed => self.change.set(page, LOCK, LockWord::unlocked(lock.next_version()).word()),
-                Fate::Freed => freed.push((page, lock)),
-                Fate::Kept | Fate::ReliedOn | Fate::New => {}
+            if fate == Fate::Changed {
+                self.change.set(page, LOCK, LockWord::unlocked(lock.next_version()).word());
             }
+            closed.push((fate, lock));
         }
         let is_left = |fate: Fate| matches!(fate, Fate::Changed | Fate::New);
         let mut left = self.fates.iter().enumerate().filter(|&(_, &fate)| is_left(fate));
-        if !left.all(|(page, _)| is_owned(self.change.words(page))) {
+        if !left.all(|(page, _)| may_be(page, self.change.words(page))) {
             self.change.refuse();
         }
         *change = self.change;
-        freed
+        Closed(closed)
     }
 
     #[inline]

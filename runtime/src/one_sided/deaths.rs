@@ -369,6 +369,10 @@ impl Recover for Peer {
     async fn repair(&self, page: RemotePtr, class: SizeClass, lock: LockWord, owner: OwnerId) -> Result<(), Failure> {
         finish_page(self, page, class, lock, owner).await
     }
+
+    async fn replay_logs(&self, _: OwnerId) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// What the victim does.

@@ -14,6 +14,7 @@ mod change;
 #[cfg(all(test, not(loom)))]
 mod deaths;
 mod here;
+mod locked;
 #[cfg(loom)]
 pub mod model;
 pub mod ownership;
@@ -21,15 +22,18 @@ mod pages;
 mod proof;
 mod protocol;
 
-pub use self::pages::OneSidedPages;
+use std::{future::Future, pin::Pin};
+
 use self::{
     change::{PreparedChange, are_unchanged},
     ownership::Writer,
     pages::Changed,
     proof::{RawRead, Reader},
 };
-use std::{future::Future, pin::Pin};
-
+pub use self::{
+    locked::{After, LockedPages},
+    pages::OneSidedPages,
+};
 use crate::{
     access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, Unlinked, WordPtr},
     buffer::Buffer,
@@ -195,6 +199,16 @@ impl<P: Plugin> OneSided<P> {
             }
             _ => Err(reader.stale(at, "it is no copy of a page in use")),
         }
+    }
+
+    /// Locks pages as they were read, all or none: for an owner whose change of pages that others share is computed under their
+    /// locks. `None` if one of them has changed. If the returned future is dropped, none stays locked.
+    ///
+    /// # Errors
+    /// If the fabric fails.
+    pub async fn lock(&self, pages: Vec<PageCopy>) -> Result<Option<LockedPages>, Interrupt> {
+        let worker = self.worker();
+        worker.spawn_to_end(locked::lock(worker.clone(), pages)).await
     }
 
     /// That pages are as they were read: one READ of each lock word, in one round trip. Which of them are.

@@ -67,7 +67,7 @@ pub(super) struct Changed {
 }
 
 impl Changed {
-    fn open(copy: PageCopy) -> Self {
+    pub(super) fn open(copy: PageCopy) -> Self {
         let (at, lock) = (copy.at(), copy.lock());
         let image = copy.0;
         let dirty = Dirty::none(image.len());
@@ -75,7 +75,7 @@ impl Changed {
         Self { at, lock, image, dirty, free: false, sum }
     }
 
-    fn set(&mut self, index: usize, word: u64) {
+    pub(super) fn set(&mut self, index: usize, word: u64) {
         let old = std::mem::replace(&mut self.image[index], word);
         if old != word {
             self.sum = self.sum.wrapping_sub(mix(index, old)).wrapping_add(mix(index, word));

@@ -49,6 +49,18 @@ impl ChangeBuffers {
         remote: &impl Remote,
         PreparedChange { changed, relied_on, added }: &PreparedChange,
     ) -> Result<Self, Error> {
+        let recording = match changed.is_empty() {
+            true => None,
+            false => Some(record(remote, changed, relied_on.len(), added)?),
+        };
+        Ok(Self { recording, ..Self::unrecorded(remote, changed, added)? })
+    }
+
+    /// The same of a change that has its record already.
+    ///
+    /// # Errors
+    /// If a buffer cannot be had.
+    pub(super) fn unrecorded(remote: &impl Remote, changed: &[Changed], added: &[Added]) -> Result<Self, Error> {
         let copied = |words: &[u64]| {
             let mut buffer = remote.buffer(words.len())?;
             buffer.copy_from_slice(words);
@@ -66,11 +78,7 @@ impl ChangeBuffers {
             }
         }
         let bodies = added.iter().map(|added| copied(&added.image[LOCK + 1..])).collect::<Result<_, _>>()?;
-        let recording = match changed.is_empty() {
-            true => None,
-            false => Some(record(remote, changed, relied_on.len(), added)?),
-        };
-        Ok(Self { writes, bodies, recording })
+        Ok(Self { writes, bodies, recording: None })
     }
 }
 
@@ -92,10 +100,21 @@ pub(super) fn record(
     for Added { page, .. } in added {
         body.new_page(page.link(), page.free_version());
     }
-    let mut servers: SmallVec<[ServerId; 4]> = changed.iter().map(|page| page.at.server()).collect();
+    Recording::new(remote, body, evidence, servers_of(changed))
+}
+
+/// The record of locks under which a change is computed: what becomes of the pages is in the owner's log.
+pub(super) fn record_locks(remote: &impl Remote, locked: &[Changed]) -> Result<Recording, Error> {
+    let mut body = Body::new(locked.len(), 0, Evidence::Log);
+    locked.iter().for_each(|page| body.page(page.at, page.class(), page.lock, false));
+    Recording::new(remote, body, Evidence::Log, servers_of(locked))
+}
+
+fn servers_of(pages: &[Changed]) -> SmallVec<[ServerId; 4]> {
+    let mut servers: SmallVec<[ServerId; 4]> = pages.iter().map(|page| page.at.server()).collect();
     servers.sort_unstable();
     servers.dedup();
-    Recording::new(remote, body, evidence, servers)
+    servers
 }
 
 /// Locks all pages, from the words that their copies were read under, or none of them; whether it did. The record of the change is
@@ -391,7 +410,7 @@ pub(super) async fn write_and_unlock<R: Remote>(
 }
 
 /// Ends the change of a page of which requests have failed.
-async fn finish<R: Remote>(remote: &R, page: &Changed) -> Result<(), Failure> {
+pub(super) async fn finish<R: Remote>(remote: &R, page: &Changed) -> Result<(), Failure> {
     let mut attempt = 0;
     loop {
         if remote.load(page.at).await? != page.ours(remote.owner()).word() {

@@ -73,6 +73,10 @@ impl Recover for Handle {
             finish_page(&worker, page, class, lock, owner).await
         }))
     }
+
+    fn replay_logs(&self, owner: OwnerId) -> impl Future<Output = Result<(), Failure>> {
+        replay_all(self, owner, |_, _| true)
+    }
 }
 
 /// Makes sure that the worker has the rings on a memory server that a record of so many parts needs.

@@ -3,7 +3,7 @@
 //! ```text
 //! structure:32 | records:32
 //! number of the log
-//! for each record    link to the page, 0:22 | kind:2 | version:40
+//! for each record    link to the page, 0:21 | shared:1 | kind:2 | version:40
 //!    an image        the page's words from word 1 on
 //!    words           number of runs, and for each: first word:32 | words:32, the words
 //! ```
@@ -18,6 +18,7 @@ const IMAGE: u64 = 1;
 const WORDS: u64 = 2;
 const FREED: u64 = 3;
 const KIND: u32 = 40;
+const SHARED: u64 = 1 << 42;
 
 /// What is recorded of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +54,8 @@ pub struct PageRecord {
     pub page: Link,
     /// The version that it has then.
     pub version: u64,
+    /// Others change it, too, under its remote lock, which the log's owner holds until the page is there.
+    pub is_shared: bool,
     /// What it is then.
     pub what: Recorded,
 }
@@ -60,8 +63,10 @@ pub struct PageRecord {
 /// The words of a batch.
 pub(crate) fn encode(structure: StructureId, log: u64, records: &[PageRecord]) -> Vec<u64> {
     let mut words = vec![u64::from(structure.0) << 32 | records.len() as u64, log];
-    for PageRecord { page, version, what } in records {
-        let mut head = |kind: u64| words.extend([page.word(), kind << KIND | LockWord::unlocked(*version).version()]);
+    for PageRecord { page, version, is_shared, what } in records {
+        let shared = if *is_shared { SHARED } else { 0 };
+        let mut head =
+            |kind: u64| words.extend([page.word(), shared | kind << KIND | LockWord::unlocked(*version).version()]);
         match what {
             Recorded::Image(image) => {
                 head(IMAGE);
@@ -97,7 +102,7 @@ pub(crate) fn decode(
             let taken: Vec<u64> = words.take(count).collect();
             (taken.len() == count).then_some(taken)
         };
-        let what = match head >> KIND {
+        let what = match (head & !SHARED) >> KIND {
             IMAGE => {
                 let mut image = vec![0; LOCK + 1];
                 image.extend(exactly(&mut words, class.words() - image.len())?);
@@ -115,7 +120,7 @@ pub(crate) fn decode(
             FREED => Recorded::Freed,
             _ => return None,
         };
-        Some(PageRecord { page, version: LockWord::from_word(head).version(), what })
+        Some(PageRecord { page, version: LockWord::from_word(head).version(), is_shared: head & SHARED != 0, what })
     };
     let records = (0..head as u32).map(|_| record()).collect::<Option<_>>()?;
     words.next().is_none().then_some((StructureId((head >> 32) as u32), log, records))
@@ -136,9 +141,9 @@ mod tests {
         let image = [0, 11, 12, 13, 14, 15, 16, 17];
         let runs = vec![(1, vec![5]), (4, vec![6, 7])];
         vec![
-            PageRecord { page: link(1), version: 9, what: Recorded::Image(image.into()) },
-            PageRecord { page: link(2), version: 1 << 39, what: Recorded::Freed },
-            PageRecord { page: link(1), version: 10, what: Recorded::Words(runs) },
+            PageRecord { page: link(1), version: 9, is_shared: true, what: Recorded::Image(image.into()) },
+            PageRecord { page: link(2), version: 1 << 39, is_shared: false, what: Recorded::Freed },
+            PageRecord { page: link(1), version: 10, is_shared: false, what: Recorded::Words(runs) },
         ]
     }
 

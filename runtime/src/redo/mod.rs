@@ -26,6 +26,10 @@
 //! - Any other change sets a *mark* behind the record, on each memory server of its pages in front of the first word that it
 //!   writes there: one small WRITE more in a doorbell that it rings anyway.
 //!
+//! - A change of a cached owner, of pages that it shares with others together with its own, is computed under the locks. Its record names
+//!   the locks alone; what becomes of its pages is in one batch of the owner's [log](crate::write_ahead), which is evidence and record in
+//!   one. Who finds such a lock replays the log, and unlocks as they were what it did not change.
+//!
 //! With the evidence, every page of the record that its owner still holds is *rolled forward*: it gets its words and its new
 //! lock word. Without, nothing was written: new pages that were published are freed, and then every page that the owner still holds is
 //! unlocked as it was. What the owner does not hold any more is left alone. A dead owner writes nothing, so this decision is the same for all who

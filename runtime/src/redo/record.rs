@@ -36,6 +36,8 @@ pub(crate) enum Evidence {
     NewPages,
     /// The mark behind the record.
     Mark,
+    /// A batch of the owner's [log](crate::write_ahead), which says what becomes of its pages.
+    Log,
 }
 
 impl Evidence {
@@ -49,7 +51,7 @@ impl Evidence {
     }
 
     fn from_word(word: u64) -> Option<Self> {
-        [Self::Lock, Self::NewPages, Self::Mark].into_iter().find(|&evidence| evidence as u64 == word & 3)
+        [Self::Lock, Self::NewPages, Self::Mark, Self::Log].into_iter().find(|&evidence| evidence as u64 == word & 3)
     }
 }
 

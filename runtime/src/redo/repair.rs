@@ -55,6 +55,12 @@ pub trait Recover: Remote {
         lock: LockWord,
         owner: OwnerId,
     ) -> impl Future<Output = Result<(), Failure>>;
+
+    /// Replays the logs of a dead owner.
+    ///
+    /// # Errors
+    /// If a memory server is lost, or there is no memory for records.
+    fn replay_logs(&self, owner: OwnerId) -> impl Future<Output = Result<(), Failure>>;
 }
 
 /// The rings in a list, the first one first, with what is in them.
@@ -141,6 +147,11 @@ impl Newest {
                 }
                 Ok(true)
             }
+            Evidence::Log => {
+                remote.replay_logs(self.owner).await?;
+                // What it still holds is in no batch that arrived.
+                Ok(false)
+            }
             Evidence::Mark if record.is_marked => Ok(true),
             Evidence::Mark => {
                 let mut servers: Vec<ServerId> = record.pages.iter().map(|page| page.at.server()).collect();
@@ -195,7 +206,7 @@ async fn roll_back<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) 
     release_word(remote, page.at, page.lock.locked_by(owner).word(), page.lock.word()).await
 }
 
-async fn roll_forward<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) -> Result<(), Failure> {
+pub(super) async fn roll_forward<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) -> Result<(), Failure> {
     let theirs = page.lock.locked_by(owner).word();
     if remote.load(page.at).await? != theirs {
         return Ok(());

@@ -6,7 +6,7 @@ use super::{
     batch::{PageRecord, Recorded, decode},
     record::{Evidence, PartOf, RecordedPage, scan, whole},
     recording::Recording,
-    repair::{Recover, Room, read_rings},
+    repair::{Recover, Room, read_rings, roll_forward},
 };
 use crate::{
     error::Error,
@@ -43,12 +43,61 @@ pub(crate) async fn replay<R: Recover>(
             records.into_iter().for_each(|record| pages.entry(record.page.word()).or_default().push(record));
         }
     }
-    let mut replayed = 0;
+    let (mut replayed, mut new, mut locked) = (0, Vec::new(), Vec::new());
     for (page, records) in pages {
         let Some((at, class)) = Link::from_word(page).remote() else { continue };
-        replayed += usize::from(replay_page(remote, at, class, records).await?);
+        let (shared, private): (Vec<_>, Vec<_>) = records.into_iter().partition(|record| record.is_shared);
+        if !private.is_empty() {
+            replayed += usize::from(replay_page(remote, at, class, private).await?);
+        }
+        for record in shared {
+            match LockWord::from_word(remote.load(at).await?).state() {
+                LockState::LockedBy(holder) if holder == owner => locked.push((at, class, record)),
+                _ => new.push((at, class, record)),
+            }
+        }
+    }
+    // Pages before those that lead to them.
+    for (at, class, record) in new.into_iter().chain(locked) {
+        replayed += usize::from(replay_shared(remote, owner, at, class, record).await?);
     }
     Ok(replayed)
+}
+
+/// Brings a page that others share to the version of a record, if `owner` still holds it at the version before or it is new and still
+/// free. Otherwise the change was finished, and others may have changed the page since.
+async fn replay_shared<R: Recover>(
+    remote: &R,
+    owner: OwnerId,
+    at: RemotePtr,
+    class: SizeClass,
+    PageRecord { version, what, .. }: PageRecord,
+) -> Result<bool, Failure> {
+    let found = LockWord::from_word(remote.load(at).await?);
+    let before = LockWord::unlocked(found.version());
+    match (found.state(), what) {
+        (LockState::LockedBy(holder), what) if holder == owner && before.next_version() == version => {
+            let (frees, runs) = match what {
+                Recorded::Freed => (true, Vec::new()),
+                Recorded::Image(mut image) => {
+                    image[CHECKSUM] = page::checksum(&image, version);
+                    (false, vec![(LOCK + 1, image[LOCK + 1..].to_vec())])
+                }
+                Recorded::Words(_) => return Ok(false),
+            };
+            roll_forward(remote, &RecordedPage { at, class, lock: before, frees, runs }, owner).await?;
+            Ok(true)
+        }
+        (_, Recorded::Image(image)) if is_free(found) && found.version() < version => {
+            write_page(remote, at, class, found, LockWord::unlocked(version), image).await
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Whether a page is free: one that was never used has a word of zero.
+fn is_free(found: LockWord) -> bool {
+    found.state() == LockState::Free || found.word() == 0
 }
 
 /// Brings a page to the newest version that its records know; false if it is at a later one.

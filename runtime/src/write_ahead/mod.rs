@@ -136,7 +136,7 @@ impl Pending {
     }
 
     fn add(&mut self, record: PageRecord) {
-        let PageRecord { page, version, ref what } = record;
+        let PageRecord { page, version, ref what, .. } = record;
         let last = self.last.get(&page).copied();
         if let Some(index) = last.filter(|&index| what.is_whole() && self.records[index].version <= version) {
             // A batch counts as a whole.
@@ -237,7 +237,7 @@ impl Log {
         if let Some(batch) = state.space.batch_of(page, version) {
             return batch;
         }
-        state.pending.add(PageRecord { page, version, what: Recorded::Image(image.into()) });
+        state.pending.add(PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) });
         state.next
     }
 
@@ -406,7 +406,7 @@ impl Log {
     }
 }
 
-fn held(PageRecord { page, version, what }: &PageRecord) -> Held {
+fn held(PageRecord { page, version, what, .. }: &PageRecord) -> Held {
     Held { page: *page, version: *version, is_whole: what.is_whole() }
 }
 
