@@ -10,7 +10,7 @@ use farlink_runtime::{
 use farlink_structures::btree::{KeyRange, Tree};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
-    raw,
+    raw, settings,
 };
 use proptest::prelude::*;
 
@@ -189,6 +189,21 @@ fn shared_pages_split_and_merge_whoever_changed_them_last() {
     }
 }
 
+/// A shared page splits, and its left half is the lower owner's alone. The upper owner's root still leads there.
+#[test]
+fn a_page_that_was_shared_may_be_the_other_owners_alone() {
+    let mut scene = Scene::new(4000, 0.9, 1800, Admission::Frequency, false);
+    let cut = scene.cut;
+    scene.take(cut, &Step::Get(cut)).unwrap();
+    scene.take(0, &Step::InsertRun(cut - 300, 300)).unwrap();
+    // More than its cache can hold.
+    let keys: Vec<u64> = scene.model.range(cut..).map(|(&key, _)| key).collect();
+    for &key in keys.iter().rev().chain(&keys) {
+        scene.take(key, &Step::Get(key)).unwrap();
+    }
+    scene.close("a half of a page");
+}
+
 /// A page that is freed gets a version that nothing in it had, also if it was not changed since it was written: who has read
 /// it by an old link notices.
 #[test]
@@ -264,7 +279,7 @@ fn everything_is_removed_up_to_the_edges_and_comes_back() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: settings::from_env("FARLINK_MODEL_CASES", 30), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn two_owners_and_a_model(

@@ -5,5 +5,6 @@ mod catalog;
 mod maps;
 mod owners;
 mod rtrees;
+mod shared;
 mod sweep;
 mod ways;

@@ -30,7 +30,7 @@ use farlink_tests::{
 use crate::{maps, rtrees};
 
 /// Access to all of a structure, through a cache that holds all of it or as little as can be.
-async fn own<P: Plugin>(
+pub(crate) async fn own<P: Plugin>(
     worker: &Worker,
     structure: Structure,
     region: P::Region,

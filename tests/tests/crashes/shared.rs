@@ -1,0 +1,148 @@
+//! An owner of the upper keys of a B+-tree dies while it splits and merges pages, some of which the owner of the lower keys shares. That
+//! one goes on, before anybody has looked for the dead, and another one takes the upper keys over: all that was flushed is there, and
+//! no page is lost.
+
+use std::cell::Cell;
+
+use farlink_offload::{Cached, Durability};
+use farlink_runtime::{error::Error, one_sided::Proof, report::Report, worker::Worker};
+use farlink_structures::{
+    btree::{BTree, Tree},
+    map::KeyRange,
+};
+use farlink_tests::{
+    cluster::{FAST, WEAK},
+    crash::{Scene, enumerate_one_in},
+};
+
+use crate::{maps, owners::own};
+
+type Half = BTree<Cached<Tree>>;
+
+/// Keys that are there before: every tenth.
+const KEYS: u64 = 160;
+/// Keys that each owner inserts beside the cut.
+const MORE: u64 = 80;
+
+#[derive(Debug)]
+struct Halves {
+    script: maps::Script<Tree>,
+    /// Where the keys are cut.
+    near: u64,
+    cut: Cell<u64>,
+    /// Who comes first: the owner of the lower keys, or who takes the upper ones over.
+    is_lower_first: Cell<bool>,
+}
+
+impl Halves {
+    fn cut_at(near: u64) -> Self {
+        let script = maps::Script::new((0..KEYS).map(|key| key * 10), [], maps::Op::Insert(0));
+        Self { script, near, cut: Cell::new(0), is_lower_first: Cell::new(true) }
+    }
+
+    async fn own(&self, worker: &Worker, range: KeyRange) -> Result<Half, Error> {
+        let map: maps::Opened<Tree> = BTree::open(worker, maps::MAP, Proof::Checksum).await?;
+        let structure = map.structure().clone();
+        Ok(BTree::over(own::<Tree>(worker, structure, range, 1 << 20, Durability::WriteBack).await?))
+    }
+
+    fn lower(&self) -> KeyRange {
+        KeyRange { low: 0, high: Some(self.cut.get()) }
+    }
+
+    fn upper(&self) -> KeyRange {
+        KeyRange { low: self.cut.get(), high: None }
+    }
+
+    /// That an owner finds its keys, inserts and removes.
+    async fn use_lower(&self, worker: &Worker) -> Result<Half, Error> {
+        let (lower, cut) = (self.own(worker, self.lower()).await?, self.cut.get());
+        for key in cut - MORE..cut {
+            assert_eq!(lower.insert(key, key).await?, key % 10 != 0, "{key}");
+        }
+        for key in cut - MORE..cut {
+            assert_eq!(lower.remove(key).await?, Some(key));
+        }
+        for key in (0..cut - MORE).filter(|key| key % 10 == 0) {
+            assert_eq!(lower.get(key).await?, Some(key));
+        }
+        Ok(lower)
+    }
+
+    async fn use_upper(&self, worker: &Worker, flushed: bool) -> Result<Half, Error> {
+        let (upper, cut) = (self.own(worker, self.upper()).await?, self.cut.get());
+        for key in cut..cut + MORE {
+            let found = upper.remove(key).await?;
+            // The victim has inserted and then removed them all.
+            assert!(if flushed { found.is_none() } else { found.is_none_or(|value| value == key) }, "{key}: {found:?}");
+        }
+        for key in (cut + MORE..KEYS * 10).filter(|key| key % 10 == 0) {
+            assert_eq!(upper.get(key).await?, Some(key));
+        }
+        for key in cut..cut + MORE {
+            assert!(upper.insert(key, key).await?, "{key}");
+        }
+        for key in cut..cut + MORE {
+            assert_eq!(upper.remove(key).await?, Some(key));
+        }
+        Ok(upper)
+    }
+}
+
+impl Scene for Halves {
+    type Open = Half;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.script.prepare(worker).await
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<Half, Error> {
+        let map = self.script.open(worker).await?;
+        self.cut.set(map.leaf_low(self.near).await?);
+        let upper = self.own(worker, self.upper()).await?;
+        // Its pages are cached, and its log has room.
+        upper.update(self.cut.get(), self.cut.get()).await?;
+        upper.access().flush().await?;
+        Ok(upper)
+    }
+
+    async fn act(&self, upper: &Half) -> Result<(), Error> {
+        let cut = self.cut.get();
+        for key in cut..cut + MORE {
+            upper.insert(key, key).await?;
+        }
+        for key in cut..cut + MORE {
+            upper.remove(key).await?;
+        }
+        upper.access().flush().await
+    }
+
+    async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
+        let is_lower_first = self.is_lower_first.replace(!self.is_lower_first.get());
+        let (lower, upper) = match is_lower_first {
+            true => {
+                let lower = self.use_lower(worker).await?;
+                (lower, self.use_upper(worker, flushed).await?)
+            }
+            false => {
+                let upper = self.use_upper(worker, flushed).await?;
+                (self.use_lower(worker).await?, upper)
+            }
+        };
+        lower.access().close().await?;
+        upper.access().close().await
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        self.script.check(worker).await
+    }
+}
+
+#[test]
+fn an_owner_dies_with_shared_pages() {
+    // The cut lies in a page below the root, or between two of them.
+    for near in [300, 600, 900] {
+        enumerate_one_in(8, FAST, &Halves::cut_at(near));
+    }
+    enumerate_one_in(24, WEAK, &Halves::cut_at(600));
+}
