@@ -1,6 +1,7 @@
 //! The B+-tree through a compute server's cache: as an owner of keys sees it, and with inner pages cached only.
 
 mod counts;
+mod crowd;
 mod endings;
 mod models;
 mod owners;
