@@ -190,8 +190,17 @@ impl<P: Plugin> Cached<P> {
         }
         let there = async || {
             let cached = page_lock(from)?;
-            if self.overlap_of(from)? != Overlap::Partly {
-                return Ok(true);
+            match self.overlap_of(from)? {
+                Overlap::Inside => return Ok(true),
+                // It was shared, and became somebody else's alone: whoever comes there again is to be told by the page above.
+                Overlap::Outside => {
+                    let class = from.link().remote().map_or(SizeClass::SMALLEST, |(_, class)| class);
+                    if let Err(error) = self.cache.invalidate(from.0.id(), to_cache(class)).await {
+                        tracing::debug!(%error, "a page of others stays cached");
+                    }
+                    return Ok(false);
+                }
+                Overlap::Partly => {}
             }
             self.worker().count_round_trip();
             let word = self.worker().read(from.at(), LOCK + 1).await.map_err(Interrupt::from)?[LOCK];

@@ -2,7 +2,11 @@
 //! in flight, which split and merge the same shared pages at once. Nothing is refused, and every change of a shared page has bumped its
 //! version under its lock.
 
-use std::{rc::Rc, sync::Barrier};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    rc::Rc,
+    sync::Barrier,
+};
 
 use farlink_offload::Admission;
 use farlink_structures::btree::KeyRange;
@@ -62,50 +66,54 @@ fn four_owners_change_shared_pages_at_once() {
                         let member = Member::join(fabric, seed ^ number);
                         let cache = cache(CACHE_BYTES_MIN, Admission::Frequency);
                         let tree = Rc::new(member.own(&cache, range));
-                        let mut mine: Map = before.range(range.low..).map(|(&k, &v)| (k, v)).collect();
-                        mine.retain(|&key, _| range.contains(key));
                         barrier.wait();
-                        for (round, steps) in steps(range, seed.wrapping_add(number)).into_iter().enumerate() {
-                            for steps in steps.chunks(IN_FLIGHT as usize) {
-                                let all: Vec<_> = steps
-                                    .iter()
-                                    .map(|&(key, inserts)| {
-                                        let tree = Rc::clone(&tree);
-                                        member.worker.spawn(async move {
-                                            match inserts {
-                                                true => tree.insert(key, !key).await.unwrap(),
-                                                false => tree.remove(key).await.unwrap().is_some(),
-                                            }
+                        // The others are not left waiting.
+                        let outcome = catch_unwind(AssertUnwindSafe(|| {
+                            let mut mine: Map = before.range(range.low..).map(|(&k, &v)| (k, v)).collect();
+                            mine.retain(|&key, _| range.contains(key));
+                            for (round, steps) in steps(range, seed.wrapping_add(number)).into_iter().enumerate() {
+                                for steps in steps.chunks(IN_FLIGHT as usize) {
+                                    let all: Vec<_> = steps
+                                        .iter()
+                                        .map(|&(key, inserts)| {
+                                            let tree = Rc::clone(&tree);
+                                            member.worker.spawn(async move {
+                                                match inserts {
+                                                    true => tree.insert(key, !key).await.unwrap(),
+                                                    false => tree.remove(key).await.unwrap().is_some(),
+                                                }
+                                            })
                                         })
-                                    })
-                                    .collect();
-                                for (&(key, inserts), done) in steps.iter().zip(all) {
-                                    let done = member.worker.block_on(done);
-                                    let was_there = match inserts {
-                                        true => {
-                                            let was_there = mine.contains_key(&key);
-                                            mine.entry(key).or_insert(!key);
-                                            was_there
-                                        }
-                                        false => mine.remove(&key).is_some(),
-                                    };
-                                    assert_eq!(done, inserts != was_there, "key {key}, inserts: {inserts}");
+                                        .collect();
+                                    for (&(key, inserts), done) in steps.iter().zip(all) {
+                                        let done = member.worker.block_on(done);
+                                        let was_there = match inserts {
+                                            true => {
+                                                let was_there = mine.contains_key(&key);
+                                                mine.entry(key).or_insert(!key);
+                                                was_there
+                                            }
+                                            false => mine.remove(&key).is_some(),
+                                        };
+                                        assert_eq!(done, inserts != was_there, "key {key}, inserts: {inserts}");
+                                    }
+                                }
+                                if round % 8 == 0 {
+                                    member.maintain();
                                 }
                             }
-                            if round % 8 == 0 {
-                                member.maintain();
-                            }
-                        }
-                        let did = member.worker.counters();
-                        assert!(did.splits > 0 && did.merges > 0, "{did:?}");
-                        member.worker.block_on(tree.access().close()).unwrap();
+                            let did = member.worker.counters();
+                            assert!(did.splits > 0 && did.merges > 0, "{did:?}");
+                            member.worker.block_on(tree.access().close()).unwrap();
+                            mine
+                        }));
                         drop(tree);
                         for _ in 0..8 {
                             barrier.wait();
                             member.maintain();
                         }
                         barrier.wait();
-                        mine
+                        outcome.unwrap_or_else(|panic| resume_unwind(panic))
                     })
                 })
                 .collect();
