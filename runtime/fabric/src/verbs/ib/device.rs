@@ -234,9 +234,7 @@ impl Device {
             0 => "this system has none; load the card's driver, or make a software device: `modprobe rdma_rxe && rdma \
                   connection add rxe0 type rxe netdev eth0`"
                 .into(),
-            _ => format!(
-                "of {known} none has an active port; set its network interface up (`rdma link`, `ip link`)"
-            ),
+            _ => format!("of {known} none has an active port; set its network interface up (`rdma link`, `ip link`)"),
         };
         Err(Error::NoDevice { wanted: "an RDMA device".into(), why })
     }
