@@ -19,6 +19,10 @@
 //! 3. **A page is written, or freed in remote memory, once its newest record has arrived**, and with it every record made before.
 //!    What a page's image shows of other pages' changes was recorded before that image was taken, under the locks of those changes.
 //!
+//! 4. **A page that others share is not written, nor unlocked, before the batch of its change has arrived.** Its record is marked as shared:
+//!    it counts only while the owner still holds the page at the version before, or the page is new and still free. Later, others may
+//!    have changed it. Who meets a lock of a dead owner replays its logs ([`redo`](crate::redo)).
+//!
 //! Whatever arrived last, the images in the log and the pages that are not in it make a state in which every recorded change is whole:
 //! the newest image of a page shows all changes of it in this and earlier batches.
 //!
