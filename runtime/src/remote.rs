@@ -135,13 +135,18 @@ pub trait Remote {
     fn count(&self, _what: Count) {}
 }
 
+/// Words that are posted again at a time. A connection that breaks fails all that is under way: where that happens now and then,
+/// thousands of requests at once would never all get through.
+const AGAIN_MAX: usize = 64;
+
 /// Writes words that nobody else writes, until all are there. Takes no buffers.
 ///
 /// # Errors
 /// If a memory server is lost.
 pub(crate) async fn write_words<R: Remote>(remote: &R, mut words: Vec<(RemotePtr, u64)>) -> Result<(), Box<Error>> {
-    let mut attempt = 0;
+    let (mut attempt, mut window) = (0, words.len());
     while !words.is_empty() {
+        let later = words.split_off(window.min(words.len()));
         let posted: Vec<_> = words.iter().map(|&(at, word)| remote.write(at, Payload::Word(word))).collect();
         let (mut left, mut failure) = (Vec::new(), None);
         for (&word, posted) in words.iter().zip(posted) {
@@ -151,7 +156,9 @@ pub(crate) async fn write_words<R: Remote>(remote: &R, mut words: Vec<(RemotePtr
             }
         }
         words = left;
+        words.extend(later);
         if let Some(error) = failure {
+            window = AGAIN_MAX;
             remote.before_trying_again(error, &mut attempt).await?;
         }
     }

@@ -97,11 +97,13 @@ const AGAIN_MAX: usize = 50;
 
 /// Whether a fabric that fails now and then is to blame.
 fn is_passing(error: &Error) -> bool {
-    let is_message = matches!(
+    let is_other = matches!(
         error,
-        Error::Messaging(MessagingError::OutcomeUnknown { .. }) | Error::Fabric(FabricError::ServerMissing { .. })
+        Error::Messaging(MessagingError::OutcomeUnknown { .. })
+            | Error::Fabric(FabricError::ServerMissing { .. })
+            | Error::NotRecorded { .. }
     );
-    let Error::Fabric(error) = error else { return is_message };
+    let Error::Fabric(error) = error else { return is_other };
     matches!(
         error,
         FabricError::ServerMissing { .. }

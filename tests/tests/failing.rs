@@ -3,10 +3,11 @@
 //!
 //! `FARLINK_FAILING_RUNS` says how many runs of each kind, each with another seed; `FARLINK_FAILING_SECONDS` how long each.
 
+use farlink_runtime::{error::Error, page::SizeClass, ptr::RemotePtr};
 use farlink_tests::{
     access_under_test::ShipChoice,
-    backend::{FabricProfile, Fate, Faults},
-    in_process, settings,
+    backend::{Backend, Cluster, FabricProfile, Fate, Faults},
+    cluster, in_process, settings,
     stress::{AccessMode, Options},
     subject::{StructureName, Subject},
     test_every_structure,
@@ -91,3 +92,51 @@ test_every_structure!(
     searched_by_memory_servers,
     cached_and_shipped,
 );
+
+/// Buffers that are on their way at a time, as the parts of one batch of an owner's log; and how often.
+const AT_A_TIME: usize = 8;
+const ROUNDS: u64 = 40;
+
+/// A connection that breaks costs one more WRITE for each that was under way, not one for each of their words.
+#[test]
+fn a_buffer_is_written_again_as_a_whole() {
+    let seed = settings::seed("written again");
+    let faults = Faults { seed, one_in: 30, fate: Fate::Lost, is_weak: false };
+    let bytes = 4 << 20;
+    let fabric = Cluster::start(Backend::chosen(), 1, bytes, FabricProfile::Faulty(faults)).unwrap();
+    let compute = cluster::join(&fabric, seed).unwrap();
+    let worker = compute.worker().unwrap();
+    let words = SizeClass::of_bytes(16 << 10).unwrap().words();
+    // In chunks that nobody leases.
+    let free = RemotePtr::from_raw(bytes - (AT_A_TIME * words * 8) as u64).unwrap();
+    let before = worker.counters().writes;
+    worker
+        .block_on(async {
+            // Memory is refused, too.
+            let mut spare = Vec::new();
+            while spare.len() < 3 * AT_A_TIME {
+                spare.extend(worker.buffer(words));
+            }
+            drop(spare);
+            for round in 0..ROUNDS {
+                let mut posted = Vec::new();
+                for index in 0..AT_A_TIME {
+                    let mut buffer = worker.buffer(words)?;
+                    buffer.fill(round);
+                    posted.push(worker.write_private(free.word(index * words), buffer));
+                }
+                for posted in posted {
+                    posted.await?;
+                }
+            }
+            for index in 0..AT_A_TIME {
+                let found = worker.read(free.word(index * words), words).await?;
+                assert!(found.iter().all(|&word| word == ROUNDS - 1));
+            }
+            Ok::<_, Box<Error>>(())
+        })
+        .unwrap();
+    let writes = worker.counters().writes - before;
+    let asked = ROUNDS * AT_A_TIME as u64;
+    assert!((asked + 1..asked * 4).contains(&writes), "{writes} WRITEs for {asked}");
+}

@@ -162,6 +162,32 @@ impl<P: Plugin> OneSided<P> {
         }
     }
 
+    /// What a change is once its pages are computed. Apart from that, so that it is compiled once and not for each closure.
+    async fn carry_out(&self, staged: PreparedChange) -> Result<Vec<Option<PageCopy>>, Interrupt> {
+        if staged.is_idle() {
+            // A single copy was true of one moment anyway.
+            let all: Vec<&Changed> = staged.all().collect();
+            if all.len() > 1 && !are_unchanged(self.worker(), all.into_iter()).await? {
+                return Err(Interrupt::conflict());
+            }
+            return Ok(staged.into_pages());
+        }
+        self.require_writer().await?;
+        let by_hand = self.worker().capabilities().atomic_against_cpu;
+        if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
+            return here::carry_out(self.worker(), memory, staged).await;
+        }
+        // Pages whose lock words it may still write are not reused, whatever becomes of the caller.
+        let pin = self.worker().pin();
+        let change = change::carry_out(self.worker().clone(), staged);
+        let whole = async move {
+            let after = change.await?;
+            drop(pin);
+            Ok::<_, Interrupt>(after)
+        };
+        self.worker().spawn_to_end(whole).await
+    }
+
     /// Reads the page that a link leads to.
     ///
     /// # Errors
@@ -279,31 +305,7 @@ impl<P: Plugin> Access for OneSided<P> {
         let (old, new) = pages.into_parts();
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, old, new)?;
         let result = f(&mut pages);
-        let staged = PreparedChange::of(pages);
-        if staged.is_idle() {
-            // A single copy was true of one moment anyway.
-            let all: Vec<&Changed> = staged.all().collect();
-            if all.len() > 1 && !are_unchanged(self.worker(), all.into_iter()).await? {
-                return Err(Interrupt::conflict());
-            }
-            return Ok((result, Pages::after(staged.into_pages())));
-        }
-        self.require_writer().await?;
-        let by_hand = self.worker().capabilities().atomic_against_cpu;
-        if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
-            let after = here::carry_out(self.worker(), memory, staged).await?;
-            return Ok((result, Pages::after(after)));
-        }
-        // Pages whose lock words it may still write are not reused, whatever becomes of the caller.
-        let pin = self.worker().pin();
-        let change = change::carry_out(self.worker().clone(), staged);
-        let whole = async move {
-            let after = change.await?;
-            drop(pin);
-            Ok::<_, Interrupt>(after)
-        };
-        let after = self.worker().spawn_to_end(whole).await?;
-        Ok((result, Pages::after(after)))
+        Ok((result, Pages::after(self.carry_out(PreparedChange::of(pages)).await?)))
     }
 
     async fn install<'a>(

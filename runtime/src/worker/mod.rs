@@ -362,7 +362,7 @@ impl Handle {
         self.post(at, Verb::Write(buffer), ())
     }
 
-    /// Posts a WRITE of a whole buffer to where nobody else writes. If its connection breaks, the words are written again: it
+    /// Posts a WRITE of a whole buffer to where nobody else writes. If its connection breaks, it is written again: it
     /// fails only if the memory server is lost, or no buffer can be had.
     pub fn write_private(&self, at: RemotePtr, words: Buffer) -> impl Future<Output = Result<(), Box<Error>>> + use<> {
         let kept = self.buffer(words.len()).map(|mut kept| {
@@ -372,14 +372,23 @@ impl Handle {
         let posted = kept.map(|kept| (kept, self.write(at, words)));
         let handle = self.clone();
         async move {
-            let (kept, posted) = posted?;
-            match posted.await {
-                Err(error) if error.may_be_tried_again() => {
-                    let words = kept.iter().enumerate().map(|(index, &word)| (at.word(index), word));
-                    write_words(&handle, words.collect()).await
-                }
-                outcome => outcome,
+            let (kept, mut posted) = posted?;
+            let mut attempt = 0;
+            while let Err(error) = posted.await {
+                handle.before_trying_again(error, &mut attempt).await?;
+                posted = match handle.buffer(kept.len()) {
+                    Ok(mut again) => {
+                        again.copy_from_slice(&kept);
+                        handle.write(at, again)
+                    }
+                    // It can do without.
+                    Err(_) => {
+                        let words = kept.iter().enumerate().map(|(index, &word)| (at.word(index), word));
+                        return write_words(&handle, words.collect()).await;
+                    }
+                };
             }
+            Ok(())
         }
     }
 

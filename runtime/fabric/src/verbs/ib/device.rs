@@ -147,10 +147,10 @@ impl DeviceList {
         let Some(list) = NonNull::new(list) else {
             let cause = std::io::Error::last_os_error();
             return Err(Error::NoDevice {
-                wanted: "any RDMA device".into(),
+                wanted: "RDMA device".into(),
                 why: format!(
                     "this system offers none ({cause}); load the card's driver and `ib_uverbs`, or make a software device: \
-                     `modprobe rdma_rxe && rdma connection add rxe0 type rxe netdev eth0`"
+                     `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`"
                 ),
             });
         };
@@ -234,9 +234,7 @@ impl Device {
             0 => "this system has none; load the card's driver, or make a software device: `modprobe rdma_rxe && rdma \
                   connection add rxe0 type rxe netdev eth0`"
                 .into(),
-            _ => format!(
-                "of {known} none has an active port; set its network interface up (`rdma connection`, `ip connection`)"
-            ),
+            _ => format!("of {known} none has an active port; set its network interface up (`rdma link`, `ip link`)"),
         };
         Err(Error::NoDevice { wanted: "an RDMA device".into(), why })
     }
