@@ -61,7 +61,7 @@ impl Cluster {
     /// had, and no threads. Of lasting ones, from the main thread.
     pub(crate) fn restart_without_threads(&mut self) -> anyhow::Result<()> {
         let count = self.servers.len() as u32;
-        self.servers.drain(..).map(Child::stop).collect::<anyhow::Result<()>>()?;
+        self.servers.drain(..).try_for_each(Child::stop)?;
         self.servers = self.launch(count, 0, Memory::Ephemeral)?;
         Ok(())
     }
