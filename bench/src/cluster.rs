@@ -25,6 +25,14 @@ pub(crate) struct Cluster {
     /// Before the folder, so that a cluster that is dropped ends its servers before their memory goes.
     servers: Vec<Child>,
     scratch: Scratch,
+    server_bytes: u64,
+}
+
+/// What becomes of a server's memory when it stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    Ephemeral,
+    Lasting,
 }
 
 /// How much memory each server gives unless the user says.
@@ -37,26 +45,49 @@ impl Cluster {
     /// Starts the servers and waits until all are ready. Call this from the main thread: servers end with the thread
     /// that started them.
     pub(crate) fn start(servers: u32, server_bytes: u64, threads: u32) -> anyhow::Result<Self> {
+        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes };
+        cluster.servers = cluster.launch(servers, threads, Memory::Ephemeral)?;
+        Ok(cluster)
+    }
+
+    /// Servers whose memory outlives them until the cluster ends, as [`Cluster::start`] starts them.
+    pub(crate) fn start_lasting(servers: u32, server_bytes: u64, threads: u32) -> anyhow::Result<Self> {
+        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes };
+        cluster.servers = cluster.launch(servers, threads, Memory::Lasting)?;
+        Ok(cluster)
+    }
+
+    /// Stops the servers, which gives back the pages that their threads had in hand, and starts them again with the memory that they
+    /// had, and no threads. Of lasting ones, from the main thread.
+    pub(crate) fn restart_without_threads(&mut self) -> anyhow::Result<()> {
+        let count = self.servers.len() as u32;
+        self.servers.drain(..).try_for_each(Child::stop)?;
+        self.servers = self.launch(count, 0, Memory::Ephemeral)?;
+        Ok(())
+    }
+
+    fn launch(&self, servers: u32, threads: u32, memory: Memory) -> anyhow::Result<Vec<Child>> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()? };
+        let mut children = Vec::new();
         // All are started before any is waited for: they get ready side by side.
         for server in 0..servers {
             let mut command = Command::new(&program);
-            command.args(["serve", "--ephemeral", "--dir"]).arg(cluster.dir());
+            command.args(["serve", "--dir"]).arg(self.dir());
+            command.args((memory == Memory::Ephemeral).then_some("--ephemeral"));
             command.args([
                 format!("--server={server}"),
                 format!("--servers={servers}"),
-                format!("--bytes={server_bytes}"),
+                format!("--bytes={}", self.server_bytes),
                 format!("--threads={threads}"),
             ]);
-            cluster.servers.push(Child::start(&format!("memory server {server}"), command)?);
+            children.push(Child::start(&format!("memory server {server}"), command)?);
         }
-        for (server, child) in (0u32..).zip(&mut cluster.servers) {
+        for (server, child) in (0u32..).zip(&mut children) {
             let line = child.receive(Some(READY_LIMIT))?;
             let expected = ready_line(server);
             ensure!(line == expected, "{} said `{line}` instead of `{expected}`", child.name());
         }
-        Ok(cluster)
+        Ok(children)
     }
 
     /// The cluster's folder.
@@ -66,7 +97,7 @@ impl Cluster {
 
     /// Stops every server and waits for it, then removes the folder. The first error is reported, after all have ended.
     pub(crate) fn stop(self) -> anyhow::Result<()> {
-        let Self { servers, scratch } = self;
+        let Self { servers, scratch, .. } = self;
         let results: Vec<anyhow::Result<()>> = servers.into_iter().map(Child::stop).collect();
         drop(scratch);
         results.into_iter().collect()

@@ -64,11 +64,15 @@ pub struct ComputeOptions {
     /// Pages that one operation has on their way at a time, at most, where it needs several and knows which
     /// ([`follow_each`](crate::access::Access::follow_each)): 16. 1, or 0: one page after the other.
     pub window: usize,
+    /// How long an operation waits for a page that a compute server which lives has locked and does not unlock, because its process is
+    /// stopped, say; then it fails with [`Error::OwnerStalled`]. `None`: until the other one goes on. Much more than a busy machine takes from
+    /// a process at a time, or what is only slow counts as stopped.
+    pub lock_wait: Option<Duration>,
 }
 
 impl Default for ComputeOptions {
     fn default() -> Self {
-        Self { seed: 0, maintenance: Maintenance::default(), window: 16 }
+        Self { seed: 0, maintenance: Maintenance::default(), window: 16, lock_wait: None }
     }
 }
 
@@ -83,7 +87,8 @@ struct Joined {
 impl Joined {
     fn share(self, fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>) -> Shared {
         let member = Member::new(self.slot, self.epoch);
-        let shared = Shared::new(fabric, self.owner, geometry, (options.seed, options.window), member, leave_by_hand);
+        let tuning = (options.seed, options.window, options.lock_wait);
+        let shared = Shared::new(fabric, self.owner, geometry, tuning, member, leave_by_hand);
         shared.epoch.advance(self.epoch);
         *lock(&shared.claim) = self.claim;
         shared

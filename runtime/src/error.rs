@@ -95,6 +95,19 @@ pub enum Error {
         owner: OwnerId,
     },
 
+    /// A page has been locked for longer than this compute server [waits](crate::compute::ComputeOptions::lock_wait), by one that lives.
+    #[error(
+        "page {page} has been locked by {owner} for more than {} ms: that one lives, and does not go on; continue or kill its process, then try again", waited.as_millis()
+    )]
+    OwnerStalled {
+        /// The page.
+        page: RemotePtr,
+        /// Who holds its lock.
+        owner: OwnerId,
+        /// How long was waited.
+        waited: std::time::Duration,
+    },
+
     /// An owner's log could not be written, so that what it is about is not written either.
     #[error("the log of what is owned was not written: {why}; what was changed stays cached, try again later")]
     NotRecorded {

@@ -23,6 +23,7 @@ pub use crate::free_pages::Unlinked;
 pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words, chunk::Chunk};
 use crate::{
     error::Error,
+    free_pages::Lot,
     layout::{CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SizeClass, StructureId},
@@ -32,8 +33,8 @@ use crate::{
     worker::Handle,
 };
 
-/// Pages that one scan of the bitmaps aims to collect.
-const COLLECT_MIN: usize = 256;
+/// What one scan of the bitmaps aims to collect.
+const COLLECTED: Lot = Lot::new(256, 256 << 10);
 
 /// An allocated page that is not yet part of a structure. Dropped, it is free again.
 #[derive(Debug)]
@@ -324,7 +325,7 @@ async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resu
                     found += taken.len();
                     pages.put(taken.into_iter());
                 }
-                if found >= COLLECT_MIN {
+                if found >= COLLECTED.of(class) {
                     pages.alter_search(key, |search| search.from = chunk);
                     return Ok(Collected::Some);
                 }

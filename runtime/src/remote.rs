@@ -3,7 +3,7 @@
 //! They are written over [`Remote`], so that the same code runs on a worker and in loom models, where each thread has an
 //! endpoint and no executor.
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 #[cfg(doc)]
 use crate::worker::Handle;
@@ -11,9 +11,12 @@ use crate::{
     buffer::Buffer,
     error::Error,
     fabric::{Capabilities, Liveness},
-    lock::OwnerId,
+    lock::{LockWord, OwnerId},
     ptr::RemotePtr,
 };
+
+/// Looks at a lock before its wait is over, at least.
+const LOOKS_MIN: u64 = 8;
 
 /// What a WRITE carries.
 #[derive(Debug)]
@@ -35,6 +38,55 @@ pub enum Count {
     TornRead,
     /// See [`Counters::stale_pages`](crate::counters::Counters::stale_pages).
     StalePage,
+}
+
+/// A wait for the lock of a living owner, who may have been stopped.
+#[derive(Debug, Clone, Copy)]
+pub struct LockWait {
+    clock_ns: u64,
+    limit: Duration,
+}
+
+impl LockWait {
+    /// A wait of so long at most, at this time.
+    pub fn new(clock_ns: u64, limit: Duration) -> Self {
+        Self { clock_ns, limit }
+    }
+}
+
+/// The lock word that somebody waits for, and how long it has been the same.
+#[derive(Debug, Default)]
+pub(crate) struct Waited {
+    lock: Option<LockWord>,
+    seen_ns: u64,
+    waited_ns: u64,
+}
+
+impl Waited {
+    /// The page is locked by `owner`, who lives; time is counted while its lock word stays the same.
+    ///
+    /// # Errors
+    /// [`Error::OwnerStalled`] if that has been for too long.
+    pub(crate) fn bear<R: Remote>(
+        &mut self,
+        remote: &R,
+        page: RemotePtr,
+        lock: LockWord,
+        owner: OwnerId,
+    ) -> Result<(), Box<Error>> {
+        let Some(LockWait { clock_ns, limit }) = remote.lock_wait() else { return Ok(()) };
+        if self.lock.replace(lock) != Some(lock) {
+            (self.seen_ns, self.waited_ns) = (clock_ns, 0);
+        }
+        // Whoever was stopped itself has not waited meanwhile.
+        let step_max = limit.as_nanos() as u64 / LOOKS_MIN;
+        self.waited_ns += (clock_ns.saturating_sub(self.seen_ns)).min(step_max);
+        self.seen_ns = clock_ns;
+        if u128::from(self.waited_ns) < u128::from(step_max * LOOKS_MIN) {
+            return Ok(());
+        }
+        Err(Box::new(Error::OwnerStalled { page, owner, waited: limit }))
+    }
 }
 
 /// Posts requests; [`Handle`] is the one that runs. A request is posted when the function is called, not when its future is
@@ -73,6 +125,11 @@ pub trait Remote {
 
     /// Whether the compute server with this incarnation still runs.
     fn liveness(&self, owner: OwnerId) -> Liveness;
+
+    /// How long a lock of a living owner is waited for; for ever, if there is no limit.
+    fn lock_wait(&self) -> Option<LockWait> {
+        None
+    }
 
     /// Counts one.
     fn count(&self, _what: Count) {}

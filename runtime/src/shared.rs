@@ -1,6 +1,6 @@
 //! What the workers of a compute server share.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
 use crate::{
     counters::Counters,
@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) seed: u64,
     /// Pages that one operation has on their way at a time, at most.
     pub(crate) window: usize,
+    /// How long a lock of another one that lives is waited for.
+    pub(crate) lock_wait: Option<Duration>,
     pub(crate) workers_made: AtomicU64,
     pub(crate) workers_alive: AtomicU64,
     /// The last worker is to leave the cluster.
@@ -51,7 +53,7 @@ impl Shared {
         fabric: &Arc<dyn Fabric>,
         owner: OwnerId,
         geometry: Vec<Geometry>,
-        (seed, window): (u64, usize),
+        (seed, window, lock_wait): (u64, usize, Option<Duration>),
         member: Member,
         leave: fn(&Arc<Self>),
     ) -> Self {
@@ -68,6 +70,7 @@ impl Shared {
             idle_rings: Mutex::default(),
             seed,
             window: window.max(1),
+            lock_wait,
             workers_made: AtomicU64::new(0),
             workers_alive: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),

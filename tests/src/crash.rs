@@ -143,7 +143,21 @@ struct Death {
     order: Order,
     tears: bool,
     after: u64,
+    /// Who sweeps first, dies after so many requests of that.
+    sweeper_after: Option<u64>,
 }
+
+/// Requests of those who die: the victim's, and those of who dies sweeping.
+#[derive(Debug, Clone, Copy)]
+struct Requests {
+    victim: u64,
+    sweeper: u64,
+}
+
+/// Requests of a sweep in which what the dead have left is finished.
+const FINISHING: u64 = 100;
+/// More than anybody makes.
+const NEVER: u64 = u64::MAX - 1;
 
 /// A cluster, and the memory servers that are there to be asked.
 struct Stage {
@@ -205,6 +219,21 @@ fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool
     Ok((outcome.is_ok(), requests))
 }
 
+/// A member looks for dead ones and finishes what they have left, until it dies after so many requests; how many requests it made.
+fn play_sweeper(fabric: &Arc<dyn Fabric>, death: Death, after: u64) -> Result<u64, Error> {
+    let mortal = MortalFabric::new(Arc::clone(fabric), death.order, death.tears);
+    let as_fabric: Arc<dyn Fabric> = Arc::new(mortal.clone());
+    let sweeper = Member::join(&as_fabric, 4)?;
+    let before = mortal.requests();
+    mortal.dies_after(after);
+    let swept = sweeper.maintain_once();
+    assert!(swept.is_ok() || after != NEVER, "{swept:?}");
+    let requests = mortal.requests() - before;
+    mortal.dies_after(0);
+    drop(sweeper);
+    Ok(requests)
+}
+
 /// Every chunk can be leased: none was counted as leased by somebody who died before it was.
 async fn lease_all(Member { worker, compute }: &Member) -> Result<(), Error> {
     let mut pages = Vec::new();
@@ -220,11 +249,12 @@ async fn lease_all(Member { worker, compute }: &Member) -> Result<(), Error> {
     Ok(())
 }
 
-fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, Error> {
+fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<Requests, Error> {
     let stage = Stage::new(options, scene.memory_servers())?;
     let fabric = &stage.fabric;
     cluster::with_worker(fabric, |worker| worker.block_on(scene.prepare(worker)))?;
-    let (acknowledged, requests) = play_victim(&stage, scene, death)?;
+    let (acknowledged, victim) = play_victim(&stage, scene, death)?;
+    let sweeper = death.sweeper_after.map_or(Ok(0), |after| play_sweeper(fabric, death, after))?;
     let survivor = Member::join(fabric, 2)?;
     if scene.is_swept_first() {
         survivor.maintain()?;
@@ -241,7 +271,7 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<u64, E
     let used = auditor.worker.block_on(audit::memory(&auditor.worker))?.used_bytes();
     assert_eq!(used, report.bytes, "bytes are in use that are not the structure's");
     auditor.worker.block_on(lease_all(&auditor))?;
-    Ok(requests)
+    Ok(Requests { victim, sweeper })
 }
 
 /// Plays the scene for each request of the victim, or one in `FARLINK_CRASH_EVERY` (5); how many deaths that were.
@@ -257,26 +287,59 @@ pub fn enumerate<S: Scene + Debug>(options: MemOptions, scene: &S) -> u64 {
 /// # Panics
 /// As [`enumerate`].
 pub fn enumerate_one_in<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
-    let in_full = Death { order: Order::Posted, tears: false, after: u64::MAX - 1 };
-    let requests = play(options, scene, in_full).unwrap_or_else(|error| panic!("{scene:?}, in full: {error}"));
+    let requests = played(options, scene, IN_FULL).victim;
     assert!(requests > 0, "{scene:?}: the victim did nothing");
     let (mut deaths, every) = (0, share * settings::from_env("FARLINK_CRASH_EVERY", 5).max(1));
     for (order, tears) in [(Order::Posted, false), (Order::Lower, true), (Order::Higher, false)] {
         // Another share of them in each run.
         let first = rand::random_range(0..every);
         for after in (first..requests).step_by(every as usize) {
-            let death = Death { order, tears, after };
-            let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(options, scene, death)));
-            match played {
-                Ok(Ok(_)) => deaths += 1,
-                Ok(Err(error)) => panic!("{scene:?}, {death:?}: {error}"),
-                Err(panic) => {
-                    println!("{scene:?}, {death:?}");
-                    std::panic::resume_unwind(panic);
-                }
-            }
+            played(options, scene, Death { order, tears, after, sweeper_after: None });
+            deaths += 1;
         }
     }
     println!("{scene:?}: {requests} requests, {deaths} deaths");
     deaths
+}
+
+/// Plays the scene for some deaths of the victim, `victims` of them, and for the first 100 requests of who sweeps then, one in four
+/// times `FARLINK_CRASH_EVERY` (5): that one dies, too, and others finish what both have left. Of the thousands of requests behind
+/// those, which look at all pages of the cluster, for a few.
+///
+/// # Panics
+/// As [`enumerate`].
+pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, victims: u64) {
+    let requests = played(options, scene, IN_FULL).victim;
+    let every = 4 * settings::from_env("FARLINK_CRASH_EVERY", 5).max(1);
+    let (mut deaths, step) = (0, requests.div_ceil(victims).max(1));
+    for after in (rand::random_range(0..step)..requests).step_by(step as usize) {
+        let of_victim = Death { after, sweeper_after: Some(NEVER), ..IN_FULL };
+        let requests = played(options, scene, of_victim).sweeper;
+        assert!(requests > 0, "{scene:?}, {of_victim:?}: there was nothing to be swept");
+        for tears in [false, true] {
+            let finishing = (rand::random_range(0..every)..requests.min(FINISHING)).step_by(every as usize);
+            let looking = (finishing.clone().count() / 4).max(1);
+            let looking = (0..looking).map(|_| rand::random_range(0..requests));
+            for after in finishing.chain(looking) {
+                played(options, scene, Death { tears, sweeper_after: Some(after), ..of_victim });
+                deaths += 1;
+            }
+        }
+    }
+    println!("{scene:?}: {requests} requests, {deaths} deaths of who sweeps");
+}
+
+/// Nobody dies before the end.
+const IN_FULL: Death = Death { order: Order::Posted, tears: false, after: NEVER, sweeper_after: None };
+
+fn played<S: Scene + Debug>(options: MemOptions, scene: &S, death: Death) -> Requests {
+    let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(options, scene, death)));
+    match played {
+        Ok(Ok(requests)) => requests,
+        Ok(Err(error)) => panic!("{scene:?}, {death:?}: {error}"),
+        Err(panic) => {
+            println!("{scene:?}, {death:?}");
+            std::panic::resume_unwind(panic);
+        }
+    }
 }

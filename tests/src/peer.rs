@@ -267,6 +267,16 @@ impl Peer {
         Ok(peer_report)
     }
 
+    /// Stops it where it is (SIGSTOP), until it is [resumed](Peer::resume).
+    pub fn pause(&mut self) {
+        self.child.pause();
+    }
+
+    /// Lets it go on after [`Peer::pause`].
+    pub fn resume(&mut self) {
+        self.child.resume();
+    }
+
     /// Kills it with SIGKILL, and waits until it is gone.
     ///
     /// # Errors

@@ -3,7 +3,13 @@
 
 use std::{collections::HashSet, path::Path, time::Duration};
 
-use farlink_runtime::{compute::ComputeServer, error::Error, one_sided::OneSided, ptr::RemotePtr, worker::Worker};
+use farlink_runtime::{
+    compute::{ComputeOptions, ComputeServer},
+    error::Error,
+    one_sided::{OneSided, Proof},
+    ptr::RemotePtr,
+    worker::Worker,
+};
 use farlink_structures::btree::{self, BTree, BTreeOptions, Report};
 use farlink_tests::{
     backend::{Backend, Cluster, FabricProfile},
@@ -176,6 +182,37 @@ fn a_live_owner_is_waited_for() {
     assert_eq!((read, replaced), (Some(key), Some(key)));
     assert_eq!(scene.worker.block_on(scan).unwrap().len() as u64, KEYS);
     assert_eq!(scene.leaf(key), page);
+    assert!(cluster::check_tree(&scene.fabric, TREE).unwrap().is_clean());
+}
+
+/// For no longer than one wants to; and what it had begun, it ends when it goes on.
+#[test]
+fn a_stopped_owner_is_named_when_the_wait_is_over() {
+    let _watchdog = Watchdog::start("a stopped owner", LIMIT);
+    let scene = Scene::new();
+    let key = 100;
+    let (mut peer, page) = scene.hold(key);
+    let owner = peer.ready().owner;
+    peer.pause();
+    let fabric = scene.fabric.place().unwrap().open(FabricProfile::Fast).unwrap();
+    let waited = Duration::from_millis(20);
+    let compute =
+        ComputeServer::join(fabric, ComputeOptions { lock_wait: Some(waited), ..ComputeOptions::default() }).unwrap();
+    let worker = compute.worker().unwrap();
+    let tree = worker.block_on(BTree::open(&worker, TREE, Proof::Checksum)).unwrap();
+    let says = |what: &str, outcome: Result<(), Error>| match outcome {
+        Err(Error::OwnerStalled { page: named, owner: by, waited: so_long }) => {
+            assert_eq!((named, by.incarnation(), so_long), (page, owner, waited), "{what}");
+        }
+        other => panic!("{what}: {other:?}"),
+    };
+    says("get", worker.block_on(tree.get(key)).map(drop));
+    says("update", worker.block_on(tree.update(key, 7)).map(drop));
+    says("scan", worker.block_on(tree.scan(0, usize::MAX)).map(drop));
+    peer.resume();
+    peer.go().unwrap();
+    peer.finish().unwrap();
+    assert_eq!(worker.block_on(tree.update(key, 7)).unwrap(), Some(key));
     assert!(cluster::check_tree(&scene.fabric, TREE).unwrap().is_clean());
 }
 

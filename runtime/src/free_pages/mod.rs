@@ -22,16 +22,30 @@ use crate::{
     words::Words,
 };
 
-/// Pages that a worker takes from the pool at a time, and bytes.
-const BATCH: usize = 32;
-const BATCH_BYTES: usize = 128 << 10;
-/// A list of the pool that is longer than this keeps [`KEPT_PAGES`] and returns the rest to the bitmaps, for others.
-const SURPLUS_PAGES: usize = 1024;
-const KEPT_PAGES: usize = 256;
-
-fn batch(class: SizeClass) -> usize {
-    (BATCH_BYTES / class.bytes()).clamp(1, BATCH)
+/// A number of pages that are taken, kept or returned at a time. Of large pages it is fewer: what a compute server holds and does not
+/// use, others lack.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lot {
+    pages_max: usize,
+    bytes_max: usize,
 }
+
+impl Lot {
+    pub(crate) const fn new(pages_max: usize, bytes_max: usize) -> Self {
+        Self { pages_max, bytes_max }
+    }
+
+    /// How many pages of this class, one at least.
+    pub(crate) fn of(self, class: SizeClass) -> usize {
+        (self.bytes_max / class.bytes()).clamp(1, self.pages_max)
+    }
+}
+
+/// What a worker takes from the pool at a time.
+const BATCH: Lot = Lot::new(32, 128 << 10);
+/// A list of the pool that is longer than this keeps [`KEPT`] and returns the rest to the bitmaps, for others.
+const SURPLUS: Lot = Lot::new(1024, 1 << 20);
+const KEPT: Lot = Lot::new(256, 256 << 10);
 
 /// A page that nobody uses, with the version in its lock word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +101,7 @@ impl LocalPages {
         let mut free = self.free.borrow_mut();
         let list = free.entry(key).or_default();
         if list.is_empty() {
-            shared.take(key, batch(key.1), list);
+            shared.take(key, BATCH.of(key.1), list);
         }
         list.pop()
     }
@@ -97,7 +111,7 @@ impl LocalPages {
         let mut free = self.free.borrow_mut();
         let list = free.entry(key).or_default();
         list.push(page);
-        let most = 4 * batch(page.class);
+        let most = 4 * BATCH.of(page.class);
         if list.len() > most {
             let surplus = list.drain(..most / 2);
             shared.put(surplus);
@@ -264,8 +278,8 @@ impl SharedPages {
     pub(crate) fn take_surplus(&self) -> Vec<FreePage> {
         let mut surplus = std::mem::take(&mut *lock(&self.returning));
         let mut free = lock(&self.free);
-        let long = free.values_mut().filter(|list| list.len() > SURPLUS_PAGES);
-        surplus.extend(long.flat_map(|list| list.drain(KEPT_PAGES..)));
+        let long = free.iter_mut().filter(|((_, class), list)| list.len() > SURPLUS.of(*class));
+        surplus.extend(long.flat_map(|((_, class), list)| list.drain(KEPT.of(*class)..)));
         surplus
     }
 

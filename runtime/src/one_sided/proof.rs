@@ -1,7 +1,7 @@
 //! Reading a page until the copy is proven whole, or there is a reason to stop.
 //!
-//! A page that is locked is read again; its owner's liveness is asked for first after a few tries, and what a dead owner has left
-//! is finished first ([`redo`](crate::redo)). A copy that is not whole is read again too: somebody is writing, or was. What does
+//! A page that is locked is read again; its owner's liveness is asked for first after a few tries, a living one is waited for, for as
+//! long as the compute server [waits](crate::compute::ComputeOptions::lock_wait), and what a dead owner has left is finished first ([`redo`](crate::redo)). A copy that is not whole is read again too: somebody is writing, or was. What does
 //! not change under an unlocked lock word for many tries, and does not fit its checksum, is corrupt. A few tries would prove
 //! nothing: the owner of a cached page writes it back without a lock, and may be interrupted in the middle.
 
@@ -16,6 +16,7 @@ use crate::{
     page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
     ptr::RemotePtr,
     redo::Recover,
+    remote::Waited,
     sync::{Ordering, fence},
     worker::remote::Count,
 };
@@ -97,7 +98,7 @@ impl<R: Recover> Reader<'_, R> {
 
     /// Accepts what was seen, or reads again until there is something to accept or a reason to stop.
     pub(super) async fn prove(&self, at: RemotePtr, class: SizeClass, mut seen: RawRead) -> Result<Buffer, Interrupt> {
-        let (mut locked_reads, mut misfits) = (0, 0);
+        let (mut locked_reads, mut misfits, mut waited) = (0, 0, Waited::default());
         loop {
             match seen.lock.state() {
                 LockState::Free => return Err(self.stale(at, "the page is free")),
@@ -105,7 +106,10 @@ impl<R: Recover> Reader<'_, R> {
                     self.remote.count(Count::LockedRead);
                     locked_reads += 1;
                     if locked_reads % LOCKED_READS_MAX == 0 {
-                        self.require_alive(at, class, seen.lock, owner).await?;
+                        match self.remote.liveness(owner) {
+                            Liveness::Alive => waited.bear(self.remote, at, seen.lock, owner)?,
+                            _ => self.recover(at, class, seen.lock, owner).await?,
+                        }
                     }
                     self.remote.back_off(locked_reads).await;
                     seen = self.fetch(at, class).await?;
@@ -125,16 +129,7 @@ impl<R: Recover> Reader<'_, R> {
         }
     }
 
-    async fn require_alive(
-        &self,
-        at: RemotePtr,
-        class: SizeClass,
-        lock: LockWord,
-        owner: OwnerId,
-    ) -> Result<(), Interrupt> {
-        if self.remote.liveness(owner) == Liveness::Alive {
-            return Ok(());
-        }
+    async fn recover(&self, at: RemotePtr, class: SizeClass, lock: LockWord, owner: OwnerId) -> Result<(), Interrupt> {
         // It may have unlocked between our READ and its end.
         if self.remote.load(at).await? == lock.word() {
             self.remote.repair(at, class, lock, owner).await?;

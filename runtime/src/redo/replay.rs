@@ -14,7 +14,7 @@ use crate::{
     lock::{LockState, LockWord, OwnerId},
     page::{self, CHECKSUM, LOCK, SizeClass, StructureId},
     ptr::{Link, RemotePtr, ServerId},
-    remote::{release_word, take_word, write_words},
+    remote::{Waited, release_word, take_word, write_words},
 };
 
 type Failure = Box<Error>;
@@ -108,7 +108,7 @@ async fn replay_page<R: Recover>(
     mut records: Vec<PageRecord>,
 ) -> Result<bool, Failure> {
     records.sort_by_key(|record| record.version);
-    let mut attempt = 0;
+    let (mut attempt, mut waited) = (0, Waited::default());
     loop {
         let found = LockWord::from_word(remote.load(at).await?);
         let newest = records.last().map_or(0, |record| record.version);
@@ -119,7 +119,10 @@ async fn replay_page<R: Recover>(
         if let LockState::LockedBy(holder) = found.state() {
             match remote.liveness(holder) {
                 Liveness::Dead => remote.repair(at, class, found, holder).await?,
-                _ => remote.back_off(attempt).await,
+                _ => {
+                    waited.bear(remote, at, found, holder)?;
+                    remote.back_off(attempt).await;
+                }
             }
             attempt += 1;
             continue;

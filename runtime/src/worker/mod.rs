@@ -83,6 +83,8 @@ pub(crate) struct Inner {
     rng: RefCell<SmallRng>,
     pub(crate) clock: Clock,
     timers: Timers,
+    /// A task has waited in vain for a while: other threads get the core when this turn is over.
+    yields: Cell<bool>,
     epoch: LocalEpoch,
     pages: LocalPages,
     rings: WorkerRings,
@@ -176,6 +178,7 @@ impl Worker {
             rng: RefCell::new(SmallRng::seed_from_u64(seed)),
             clock,
             timers: Timers::default(),
+            yields: Cell::new(false),
             epoch,
             pages: LocalPages::default(),
             rings: WorkerRings::default(),
@@ -251,6 +254,11 @@ impl Worker {
         });
         progress |= inner.exchange(true);
         inner.epoch.rest();
+        // Once for all tasks, and when what they post is on its way: on a busy machine each time is long, and some of them may hold
+        // what other workers wait for.
+        if inner.yields.take() {
+            yield_thread();
+        }
         progress
     }
 
@@ -521,12 +529,12 @@ impl Handle {
     }
 
     /// Waits before the `attempt`th try (from 0): for a time of up to 3.2 us, longer and longer at random. From the fourth try
-    /// on other threads get the core.
+    /// on other threads get the core, once a turn.
     pub async fn back_off(&self, attempt: u32) {
         let wait_ns = self.random(|rng| rng.random_range(0..=BACK_OFF_NS << attempt.min(6)));
         self.0.timers.until(&self.0.clock, self.0.clock.now_ns() + wait_ns).await;
         if attempt > 3 {
-            yield_thread();
+            self.0.yields.set(true);
         }
     }
 

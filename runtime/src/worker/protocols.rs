@@ -10,7 +10,7 @@ use crate::{
     fabric::{Capabilities, Liveness},
     lock::OwnerId,
     ptr::RemotePtr,
-    remote::{Count, Payload, Remote},
+    remote::{Count, LockWait, Payload, Remote},
 };
 
 impl Remote for Handle {
@@ -59,6 +59,11 @@ impl Remote for Handle {
 
     fn liveness(&self, owner: OwnerId) -> Liveness {
         self.compute().fabric.liveness(owner)
+    }
+
+    fn lock_wait(&self) -> Option<LockWait> {
+        let limit = self.compute().lock_wait?;
+        Some(LockWait::new(self.clock().now_ns(), limit))
     }
 
     fn count(&self, what: Count) {

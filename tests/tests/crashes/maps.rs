@@ -17,7 +17,7 @@ use farlink_runtime::{
 use farlink_structures::map::Map;
 use farlink_tests::{
     cluster::{FAST, WEAK},
-    crash::{Scene, enumerate},
+    crash::{Scene, enumerate, enumerate_sweepers},
     subject::{StructureName, Subject},
     test_every_structure,
 };
@@ -207,4 +207,11 @@ fn one_sided_over_a_weak_fabric<S: Subject>() {
     }
 }
 
-test_every_structure!(one_sided, one_sided_over_a_weak_fabric, while_it_allocates);
+/// A few scripts, each of which changes several pages.
+fn who_finishes_it_dies_too<S: Subject>() {
+    for script in scripts::<S>().iter().skip(6).step_by(8) {
+        enumerate_sweepers(FAST, script, 2);
+    }
+}
+
+test_every_structure!(one_sided, one_sided_over_a_weak_fabric, while_it_allocates, who_finishes_it_dies_too);

@@ -22,7 +22,7 @@ use farlink_structures::{
 };
 use farlink_tests::{
     cluster::FAST,
-    crash::{Scene, enumerate, enumerate_one_in},
+    crash::{Scene, enumerate, enumerate_one_in, enumerate_sweepers},
     subject::Subject,
     test_every_structure,
 };
@@ -201,7 +201,15 @@ fn pages_leave_logged<S: Subject>() {
     enumerate_one_in(8, FAST, &owner);
 }
 
-test_every_structure!(write_back, pages_leave, logged, pages_leave_logged);
+/// Nobody has taken over when who replays the log dies.
+fn who_replays_dies_too<S: Subject>() {
+    for (index, script) in maps::scripts::<S>().into_iter().skip(6).step_by(8).enumerate() {
+        let durability = [Durability::WriteBack, Durability::Logged][index % 2];
+        enumerate_sweepers(FAST, &Owner { durability, ..Owner::of(script) }, 2);
+    }
+}
+
+test_every_structure!(write_back, pages_leave, logged, pages_leave_logged, who_replays_dies_too);
 
 /// An R-tree's owner, and whether its operation has answered.
 #[derive(Debug)]

@@ -101,3 +101,20 @@ fn one_that_cannot_be_finished_keeps_no_other_waiting() -> Result<(), Error> {
     assert!(survivor.worker().block_on(map.check())?.is_clean());
     Ok(())
 }
+
+/// Who needs one page, as for a ring, takes few, and no more than are worth the search: the others may need what a dead one has left.
+#[test]
+fn one_large_page_takes_few_out_of_bitmaps() -> Result<(), Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 4 << 20, FAST)?);
+    let first = Member::join(&fabric, 1)?;
+    drop(first.worker().block_on(fill(first.worker(), server_id(0)))?);
+    drop(first);
+    let second = Member::join(&fabric, 2)?;
+    let free = || Ok::<_, Error>(second.worker().block_on(audit::memory(second.worker()))?.free_bytes);
+    let before = free()?;
+    let page = second.worker().block_on(allocate(second.worker(), CLASS, Placement::Server(server_id(0))))?;
+    let taken = before - free()?;
+    assert!(before > 2 << 20 && taken <= 256 << 10, "{taken} of {before} bytes");
+    drop(page);
+    Ok(())
+}
