@@ -253,6 +253,44 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 dirty.push((frame.level(), index, page));
             }
         }
+        self.flush_by_level(dirty, flushes).await
+    }
+
+    /// Writes those of these pages that are cached and dirty, those below before those above, and waits until that is done. Unlike
+    /// [`flush`](CacheHandle::flush) it looks at these pages only, and does not wait for changes that have begun.
+    ///
+    /// # Errors
+    /// The first that the store refused. The others were tried; those refused stay cached and dirty.
+    pub async fn flush_each(&self, pages: impl IntoIterator<Item = PageId>) -> Result<(), CacheError<S::Error>> {
+        let cache = self.cache();
+        let (mut users, mut dirty) = (Vec::new(), Vec::new());
+        for page in pages {
+            loop {
+                match cache.table.find(&cache.arena, page, None) {
+                    Found::Here { frame, version, state } => {
+                        dirty.push((cache.frame(frame).level(), frame, page));
+                        // Counts as a user, if the page is there for its users.
+                        users.push(self.found(frame, version, page, state == State::Bypass));
+                    }
+                    Found::Busy => {
+                        yield_once().await;
+                        continue;
+                    }
+                    // It has left the cache, written; or is on its way back.
+                    _ => {}
+                }
+                break;
+            }
+        }
+        self.flush_by_level(dirty, cache.flushes().wrapping_add(1)).await
+    }
+
+    /// Writes pages, those below before those above.
+    async fn flush_by_level(
+        &self,
+        mut dirty: Vec<(u8, u32, PageId)>,
+        flushes: u32,
+    ) -> Result<(), CacheError<S::Error>> {
         dirty.sort_unstable();
         let mut refused = None;
         for level in dirty.chunk_by(|a, b| a.0 == b.0) {
@@ -263,27 +301,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         refused.map_or(Ok(()), Err)
-    }
-
-    /// Writes a page, if it is cached and dirty, and waits until that is done.
-    ///
-    /// # Errors
-    /// What the store failed with: the page stays cached and dirty.
-    pub async fn flush_page(&self, page: PageId) -> Result<(), CacheError<S::Error>> {
-        let cache = self.cache();
-        loop {
-            match cache.table.find(&cache.arena, page, None) {
-                Found::Here { frame, version, state } => {
-                    // Counts as a user, if the page is there for its users.
-                    let _user = self.found(frame, version, page, state == State::Bypass);
-                    let level = cache.frame(frame).level();
-                    return self.flush_pages(&[(level, frame, page)], cache.flushes().wrapping_add(1)).await;
-                }
-                Found::Busy => yield_once().await,
-                // It has left the cache, written; or is on its way back.
-                _ => return Ok(()),
-            }
-        }
     }
 
     /// Writes pages for the latest of so many flushes, and waits for those that are being written.

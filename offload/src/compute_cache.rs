@@ -87,12 +87,13 @@ impl<P: Plugin> ComputeCache<P> {
     }
 
     /// How long an owner's log gets. Where all is recorded, half as long as the cache is large: so a page is written back for the
-    /// log's sake about as often as one that leaves the cache would be.
+    /// log's sake about as often as one that leaves the cache would be. Else, where only changes of several pages are, less.
     fn log_bytes(&self) -> usize {
-        match self.durability {
-            Durability::WriteBack => 0,
-            Durability::Logged => self.cache.memory().limit / 2,
-        }
+        let share = match self.durability {
+            Durability::WriteBack => 8,
+            Durability::Logged => 2,
+        };
+        self.cache.memory().limit / share
     }
 
     async fn claim(&self, worker: &Handle, structure: &Structure, region: &P::Region) -> Result<Log, Error> {

@@ -1,7 +1,5 @@
 //! A change through the cache.
 
-use std::collections::HashSet;
-
 use super::*;
 
 impl<P: Plugin> Cached<P> {
@@ -131,8 +129,7 @@ impl<P: Plugin> Cached<P> {
             let (cache, store) = (self.cache.clone(), store.clone());
             drop(self.worker().spawn_to_end(async move {
                 let Some(log) = store.log() else { return };
-                let oldest: HashSet<Link> = log.oldest_pages().into_iter().collect();
-                if let Err(error) = cache.flush_matching(|page, _| oldest.contains(&link_of(page))).await {
+                if let Err(error) = cache.flush_each(log.oldest_pages().into_iter().map(page_id)).await {
                     tracing::debug!(%error, "pages in an owner's log were not written back");
                 }
                 log.is_shortened();

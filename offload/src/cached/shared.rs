@@ -148,7 +148,7 @@ impl<P: Plugin> Cached<P> {
             let arrived = until_arrived(store, batch).await;
             let mut attempt = 0;
             for page in written_back {
-                while let Err(error) = handle.cache.flush_page(page).await {
+                while let Err(error) = handle.cache.flush_each([page]).await {
                     if attempt >= WRITES_MAX {
                         tracing::warn!(%error, "a new page was not written before a page that leads to it");
                         break;
