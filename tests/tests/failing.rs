@@ -59,6 +59,9 @@ fn one_sided<S: Subject>() {
 
 fn dropped_in_mid_flight<S: Subject>() {
     holds::<S>("one-sided, dropping", &Options { drop_one_in: 20, ..shared::<S>(AccessMode::OneSided) });
+}
+
+fn cached_and_dropped<S: Subject>() {
     holds::<S>("cached, dropping", &Options { drop_one_in: 20, ..owned::<S>() });
 }
 
@@ -85,9 +88,11 @@ fn cached_and_shipped<S: Subject>() {
 test_every_structure!(
     one_sided,
     dropped_in_mid_flight,
+    cached_and_dropped,
     cached,
     cached_inner_pages,
     shipped,
     searched_by_memory_servers,
-    cached_and_shipped,
+    cached_and_shipped;
+    bwtree: one_sided, dropped_in_mid_flight, cached_inner_pages, shipped, searched_by_memory_servers,
 );
