@@ -94,5 +94,5 @@ test_every_structure!(
     shipped,
     searched_by_memory_servers,
     cached_and_shipped;
-    bwtree: one_sided, dropped_in_mid_flight, cached_inner_pages, shipped, searched_by_memory_servers,
+    bwtree: dropped_in_mid_flight, cached_inner_pages,
 );
