@@ -38,6 +38,8 @@ const IDLE_REST: Duration = Duration::from_millis(32);
 const SWEEP_REST: Duration = Duration::from_millis(100);
 /// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages; then it hands them over.
 const LEAVE_ROUNDS_MAX: u32 = 100;
+/// The same while there are pages in doubt, which are lost with who leaves: some seconds, more than an operation of others takes.
+const DOUBT_ROUNDS_MAX: u32 = 5000;
 /// Rounds of maintenance for which [`ComputeServer::settle`] waits for a grace.
 const SETTLE_ROUNDS_MAX: u32 = 2000;
 /// Tries of a step of leaving for which there is no memory.
@@ -404,8 +406,9 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
 async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
     let deregistered = async {
         ownership::leave(worker).await;
-        for attempt in 0..LEAVE_ROUNDS_MAX {
-            if shared.pages.deferred() == 0 {
+        for attempt in 0..DOUBT_ROUNDS_MAX {
+            let may_hand_over = attempt >= LEAVE_ROUNDS_MAX && shared.pages.in_doubt() == 0;
+            if may_hand_over || shared.pages.deferred() == 0 {
                 break;
             }
             repeat(worker, async || round(worker, shared).await).await?;
@@ -425,7 +428,11 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
     if let Err(error) = deregistered.await {
         tracing::warn!(%error, "left the cluster without deregistering");
     }
-    let pages = shared.pages.deferred();
+    let in_doubt = shared.pages.in_doubt();
+    if in_doubt != 0 {
+        tracing::warn!(pages = in_doubt, "pages are lost: another compute server holds the epoch back for too long");
+    }
+    let pages = shared.pages.deferred() - in_doubt;
     if pages != 0 {
         tracing::info!(pages, "retired pages are handed over: another compute server holds the epoch back");
     }

@@ -86,7 +86,10 @@ fn the_last_key_is_a_key<S: Subject>() {
     assert!(report.is_clean() && report.entries == 0, "{report:?}");
 }
 
-test_every_structure!(one_entry_is_loaded, nothing_is_loaded, the_last_key_is_a_key);
+test_every_structure!(
+    one_entry_is_loaded, nothing_is_loaded, the_last_key_is_a_key;
+    bwtree: one_entry_is_loaded, nothing_is_loaded, the_last_key_is_a_key,
+);
 
 /// A full leaf that ends below the last key: its high fence is the greatest word there is, and it is one.
 #[test]

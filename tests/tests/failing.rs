@@ -60,6 +60,9 @@ fn one_sided<S: Subject>() {
 
 fn dropped_in_mid_flight<S: Subject>() {
     holds::<S>("one-sided, dropping", &Options { drop_one_in: 20, ..shared::<S>(AccessMode::OneSided) });
+}
+
+fn cached_and_dropped<S: Subject>() {
     holds::<S>("cached, dropping", &Options { drop_one_in: 20, ..owned::<S>() });
 }
 
@@ -86,11 +89,13 @@ fn cached_and_shipped<S: Subject>() {
 test_every_structure!(
     one_sided,
     dropped_in_mid_flight,
+    cached_and_dropped,
     cached,
     cached_inner_pages,
     shipped,
     searched_by_memory_servers,
-    cached_and_shipped,
+    cached_and_shipped;
+    bwtree: dropped_in_mid_flight, cached_inner_pages,
 );
 
 /// Buffers that are on their way at a time, as the parts of one batch of an owner's log; and how often.

@@ -94,7 +94,10 @@ fn grows_and_shrinks_to_nothing_and_gives_its_pages_back<S: Subject>() {
         .unwrap();
 }
 
-test_every_structure!(grows_and_shrinks_to_nothing_and_gives_its_pages_back);
+test_every_structure!(
+    grows_and_shrinks_to_nothing_and_gives_its_pages_back;
+    bwtree: grows_and_shrinks_to_nothing_and_gives_its_pages_back,
+);
 
 #[test]
 fn failed_bulk_loads_leave_nothing_behind() {

@@ -143,8 +143,12 @@ struct Deferred {
 impl Deferred {
     fn count(&self) -> usize {
         let stamped = self.stamped.iter().chain(&self.reclaimed_stamped).map(|(_, pages)| pages.len());
-        let doubtful = self.doubtful.len() + self.doubtful_stamped.iter().map(|(_, pages)| pages.len()).sum::<usize>();
-        self.retired.len() + self.reclaimed.len() + stamped.sum::<usize>() + doubtful + self.unclaimed.len()
+        self.retired.len() + self.reclaimed.len() + stamped.sum::<usize>() + self.in_doubt()
+    }
+
+    fn in_doubt(&self) -> usize {
+        let stamped = self.doubtful_stamped.iter().map(|(_, pages)| pages.len());
+        self.doubtful.len() + stamped.sum::<usize>() + self.unclaimed.len()
     }
 }
 
@@ -272,6 +276,11 @@ impl SharedPages {
 
     pub(crate) fn deferred(&self) -> usize {
         lock(&self.deferred).count()
+    }
+
+    /// How many of these are in [doubt](Self::doubt). They say nowhere in remote memory that they are, so nobody can take them over.
+    pub(crate) fn in_doubt(&self) -> usize {
+        lock(&self.deferred).in_doubt()
     }
 
     /// Takes what is too much of every list, and what dead compute servers held.

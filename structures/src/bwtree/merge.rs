@@ -152,7 +152,7 @@ async fn lower<A: Access<Plugin = Bw>>(access: &A, root: View, removed: Removed)
             }
         };
         if !is_led_to().await? {
-            give_up(&access, pid, (at, word), head).await?;
+            give_up(&access, pid, (at, word), head, [u64::from(content.level()), 0]).await?;
         }
         drop(pin);
         outcome
@@ -181,6 +181,6 @@ async fn absorb<A: Access<Plugin = Bw>>(access: &A, above: &View, at: u64, remov
         let more = removed.below_count.saturating_add(1);
         return left.add(access, Change::Merge { at, absorbed: removed.below }, more).await.map(drop);
     }
-    let found_by = Some([u64::from(left.level()), at]);
+    let found_by = [u64::from(left.level()), at];
     unmap(access, removed.pid, (removed.at, removed.word), vec![removed.head], found_by).await.map(drop)
 }

@@ -225,11 +225,12 @@ impl Created {
         if may_be_linked && persist(worker, find).await?.pid() == pid {
             return Ok(());
         }
-        give_up(access, pid, (at, word), base).await
+        give_up(access, pid, (at, word), base, [u64::from(level), low]).await
     }
 }
 
-/// Gives up a number to which nothing leads any more, and its record, unless others have.
+/// Gives up a number to which nothing leads any more, and its record, unless others have. `found_by` are the level and the low fence
+/// of its page: if an answer is lost, the place may be another page's when its word is read again.
 ///
 /// # Errors
 /// If a memory server is lost.
@@ -238,9 +239,10 @@ pub(super) async fn give_up<A: Access<Plugin = Bw>>(
     pid: Pid,
     (at, word): (WordPtr, MapWord),
     record: Unlinked,
+    found_by: [u64; 2],
 ) -> Result<(), Box<Error>> {
     let attempt = async || {
-        let is_done = unmap(access, pid, (at, word), vec![record], None).await?;
+        let is_done = unmap(access, pid, (at, word), vec![record], found_by).await?;
         // A swap that was refused is one that failed.
         match is_done || access.load(&[at]).await?[0] != word.0 {
             true => Ok(()),
@@ -250,18 +252,19 @@ pub(super) async fn give_up<A: Access<Plugin = Bw>>(
     persist(&access.context().worker, attempt).await
 }
 
-/// Gives a number up, and frees records; false if others were first. If others can be, the level and the low fence of the page say
-/// what became of a lost answer, as those of [`View::swap`] do.
+/// Gives a number up, and frees records; false if others were first. The level and the low fence of the page say what became of a
+/// lost answer, as those of [`View::swap`] do.
 pub(super) async fn unmap<A: Access<Plugin = Bw>>(
     access: &A,
     pid: Pid,
     (word, old): (WordPtr, MapWord),
     records: Vec<Unlinked>,
-    found_by: Option<[u64; 2]>,
+    found_by: [u64; 2],
 ) -> Result<bool, Interrupt> {
     let random = access.context().worker.random(|rng| rng.random::<u64>());
     let to = MapWord::not_mapped(pid.generation() + 1, random).0;
-    Ok(access.install(vec![], |_| (), Swap { word, old: old.0, to, found_by }, records).await?.is_ok())
+    let swap = Swap { word, old: old.0, to, found_by: Some(found_by) };
+    Ok(access.install(vec![], |_| (), swap, records).await?.is_ok())
 }
 
 /// The records of a page: see [`View::swap`].

@@ -100,6 +100,10 @@ impl<S: Subject> Scene for Reached<S> {
         run(self.script.op, map).await
     }
 
+    fn may_lose_pages(&self) -> bool {
+        self.script.may_lose_pages()
+    }
+
     async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error> {
         self.script.verify(worker, acknowledged).await
     }
