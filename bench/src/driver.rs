@@ -48,15 +48,25 @@ pub(crate) fn counted<S: Subject>(
 /// Runs a future of the first client's, and whatever tasks all of them have, until it is ready.
 pub(crate) fn block_on<S: Subject, T>(clients: &[Client<S>], future: impl Future<Output = T>) -> anyhow::Result<T> {
     let (first, others) = clients.split_first().context("there are no workers")?;
-    let mut future = pin!(future);
+    if others.is_empty() {
+        return Ok(first.worker.block_on(future));
+    }
+    let (mut future, mut output) = (pin!(future), None);
     Ok(first.worker.block_on(poll_fn(|cx| {
-        if !others.is_empty() {
-            for client in others {
-                client.worker.turn();
-            }
-            cx.waker().wake_by_ref();
+        for client in others {
+            client.worker.turn();
         }
-        future.as_mut().poll(cx)
+        cx.waker().wake_by_ref();
+        if output.is_none()
+            && let Poll::Ready(ready) = future.as_mut().poll(cx)
+        {
+            output = Some(ready);
+        }
+        // What one worker has to finish may wait for another one.
+        if clients.iter().any(|client| client.worker.is_unfinished()) {
+            return Poll::Pending;
+        }
+        output.take().map_or(Poll::Pending, Poll::Ready)
     })))
 }
 

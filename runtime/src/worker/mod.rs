@@ -262,10 +262,17 @@ impl Worker {
         progress
     }
 
+    /// Whether the worker has tasks that must not be cut off, whose end [`block_on`](Worker::block_on) and dropping it wait for. One
+    /// may wait for another worker's, as for the log of what they both own: who [turns](Worker::turn) several workers on one thread goes
+    /// on until none of them has any.
+    pub fn is_unfinished(&self) -> bool {
+        self.handle.0.executor.critical() > 0
+    }
+
     /// Runs the tasks that must not be cut off to their end. What they do under locks completes or fails at the fabric's
     /// pace. Virtual time goes on by itself here: whoever drives it is not asked.
     fn finish_critical(&self) {
-        while self.handle.0.executor.critical() > 0 {
+        while self.is_unfinished() {
             if !self.turn() {
                 self.next_due_ns().into_iter().for_each(|due_ns| self.handle.0.clock.skip_to(due_ns));
                 yield_thread();
