@@ -78,7 +78,7 @@ impl Summary {
         let (linear, scans) = (linear::check(&history), check_scans(&history, &peer_report.seen));
         let (seed, access) = (options.seed, options.access);
         let servers_keep = options.place.is_some() && (access.is_divided() || access.asks_a_policy());
-        let tears = options.tears();
+        let tears = options.tears() && options.awaits;
         Ok(Self {
             seed,
             seconds,
