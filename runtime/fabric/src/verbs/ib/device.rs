@@ -139,6 +139,10 @@ struct DeviceList {
     count: usize,
 }
 
+/// What helps where there is no card.
+const SOFTWARE_DEVICE: &str =
+    "or make a software device: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`";
+
 impl DeviceList {
     fn read() -> Result<Self, Error> {
         let mut count = 0;
@@ -149,8 +153,7 @@ impl DeviceList {
             return Err(Error::NoDevice {
                 wanted: "RDMA device".into(),
                 why: format!(
-                    "this system offers none ({cause}); load the card's driver and `ib_uverbs`, or make a software device: \
-                     `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`"
+                    "this system offers none ({cause}); load the card's driver and `ib_uverbs`, {SOFTWARE_DEVICE}"
                 ),
             });
         };
@@ -231,12 +234,10 @@ impl Device {
             return Err(error);
         }
         let why = match all.len() {
-            0 => "this system has none; load the card's driver, or make a software device: `modprobe rdma_rxe && rdma \
-                  connection add rxe0 type rxe netdev eth0`"
-                .into(),
+            0 => format!("this system has none; load the card's driver, {SOFTWARE_DEVICE}"),
             _ => format!("of {known} none has an active port; set its network interface up (`rdma link`, `ip link`)"),
         };
-        Err(Error::NoDevice { wanted: "an RDMA device".into(), why })
+        Err(Error::NoDevice { wanted: "RDMA device".into(), why })
     }
 
     fn open_raw(device: *mut rdma::ibv_device) -> Result<Self, Error> {
