@@ -231,5 +231,5 @@ fn who_finishes_it_dies_too<S: Subject>() {
 
 test_every_structure!(
     one_sided, one_sided_over_a_weak_fabric, while_it_allocates, who_finishes_it_dies_too;
-    bwtree: one_sided,
+    bwtree: one_sided, one_sided_over_a_weak_fabric, while_it_allocates, who_finishes_it_dies_too,
 );

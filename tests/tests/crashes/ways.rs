@@ -136,4 +136,7 @@ fn shipped_and_the_memory_servers_die<S: Subject>() {
     play::<S>(Way::CoarseServersDie);
 }
 
-test_every_structure!(inner_pages_cached, hybrid, shipped, shipped_and_the_memory_servers_die);
+test_every_structure!(
+    inner_pages_cached, hybrid, shipped, shipped_and_the_memory_servers_die;
+    bwtree: inner_pages_cached, hybrid, shipped, shipped_and_the_memory_servers_die,
+);
