@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     endpoint::{Completion, Done, Request, Verb},
+    ptr::ServerId,
     sync::{AtomicU64, Mutex, Ordering, fence, lock, yield_thread},
 };
 
@@ -131,10 +132,13 @@ impl Nasty {
     pub(super) fn step(&mut self, space: &Space, executed: &mut Vec<(u64, Completion)>) {
         executed.append(&mut self.refused);
         let steps = self.rng.random_range(1..=8 + 4 * self.pending.len());
+        let mut eligible = self.eligible();
         for _ in 0..steps {
-            let eligible: Vec<usize> = (0..self.pending.len()).filter(|&index| self.is_eligible(index)).collect();
             let Some(&index) = eligible.get(self.rng.next_u32() as usize % eligible.len().max(1)) else { break };
             self.advance(space, index);
+            if self.pending[index].is_placed() {
+                eligible = self.eligible();
+            }
             if self.rng.random_ratio(1, 16) {
                 self.rest.rest();
             }
@@ -158,15 +162,18 @@ impl Nasty {
         }
     }
 
-    fn is_eligible(&self, index: usize) -> bool {
-        let this = &self.pending[index];
-        let server = this.request.at.server();
-        let held_back = || {
-            self.pending[..index]
-                .iter()
-                .any(|earlier| earlier.request.at.server() == server && !earlier.is_read() && !earlier.is_placed())
+    /// The requests of which a line, or all, may be carried out next.
+    fn eligible(&self) -> Vec<usize> {
+        let mut held_back: Vec<ServerId> = Vec::new();
+        let is_eligible = |pending: &Pending| {
+            let server = pending.request.at.server();
+            let is_held_back = held_back.contains(&server);
+            if self.ordered && !is_held_back && !pending.is_read() && !pending.is_placed() {
+                held_back.push(server);
+            }
+            !is_held_back && !pending.is_placed()
         };
-        !(this.is_placed() || self.ordered && held_back())
+        self.pending.iter().map(is_eligible).enumerate().filter_map(|(index, is)| is.then_some(index)).collect()
     }
 
     fn advance(&mut self, space: &Space, index: usize) {
