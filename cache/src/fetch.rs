@@ -92,7 +92,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         class: SizeClass,
     ) -> Option<Page<'a, S, L>> {
         let page = PageId::new(word)?;
-        if !self.is_ours(from) || from.is_bypass() {
+        if !self.is_ours(from) {
             return None;
         }
         let _pinned = self.pin(from).ok()?;

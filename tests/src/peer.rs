@@ -126,7 +126,9 @@ impl Work {
             _ => spread_keys(self.keys),
         };
         let scan_limit_max = self.scan_limit_max;
-        WorkloadSpec { seed, keys, theta: 0.6, mix: self.mix, scan_limit_max }
+        // A tree that is to grow gets all of its keys, not the popular ones again.
+        let theta = if self.mix == Mix::INSERTS { 0.0 } else { 0.6 };
+        WorkloadSpec { seed, keys, theta, mix: self.mix, scan_limit_max }
     }
 
     /// How each of its workers goes about it.

@@ -48,6 +48,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --workers 2       worker threads of each
   --in-flight 8     operations in flight for each worker
   --keys 1000       how many keys they share; 400000 by default with --access cached
+  --mix mixed       mixed: keys come and go; inserts: with --access cached, the tree grows from a tenth of the keys
   --scan-limit 40   entries that a scan asks for, at most
   --page-bytes 256  a power of two from 256 to 4096; always 64 for a skip list
   --servers 3       memory servers
@@ -112,6 +113,9 @@ pub struct Options {
     pub in_flight: usize,
     /// How many keys they share.
     pub keys: usize,
+    /// Whether most operations insert, into a tree that is loaded with a tenth of the keys and grows. With
+    /// [`AccessMode::Cached`].
+    pub grows: bool,
     /// Entries that a scan asks for, at most.
     pub scan_limit_max: u32,
     /// Bytes of a page.
@@ -155,6 +159,7 @@ impl Default for Options {
             workers: 2,
             in_flight: 8,
             keys: 1000,
+            grows: false,
             scan_limit_max: 40,
             page_bytes: 256,
             servers: 3,
@@ -211,6 +216,14 @@ impl Options {
             options.keys = KEYS_CACHED;
         }
         arguments.take("keys", &mut options.keys)?;
+        let mut mix = String::from("mixed");
+        arguments.take("mix", &mut mix)?;
+        options.grows = match (mix.as_str(), options.access) {
+            ("mixed", _) => false,
+            ("inserts", AccessMode::Cached) => true,
+            ("inserts", other) => anyhow::bail!("--mix inserts is not for --access {other}"),
+            (other, _) => anyhow::bail!("--mix {other}: it is mixed or inserts"),
+        };
         arguments.take("cache-percent", &mut options.cache_percent)?;
         let mut bytes = 0;
         arguments.take("cache-bytes", &mut bytes)?;
@@ -273,17 +286,20 @@ impl Options {
         if self.three_waits { Proof::LockBodyLock } else { Proof::Checksum }
     }
 
-    /// What the tree holds before the run: nothing, or every other key.
+    /// What the tree holds before the run: nothing, every other key, or one in ten.
     pub fn initial(&self) -> BTreeMap<u64, u64> {
         if !self.is_loaded() {
             return BTreeMap::new();
         }
-        let keys = spread_keys(self.keys).into_iter().step_by(2);
+        let keys = spread_keys(self.keys).into_iter().step_by(if self.grows { 10 } else { 2 });
         keys.zip(1..).map(|(key, sequence)| (key, value_of(CLIENT_MAX, sequence))).collect()
     }
 
     /// How long keys come before they go again: a larger tree takes longer. A short run has two tides of each kind, too.
     fn tide_ns(&self) -> u64 {
+        if self.grows {
+            return 0;
+        }
         let tide_ns = TIDE_NS * (self.keys as u64 / 1000).clamp(1, 5);
         // Over verbs, under emulation, the same takes ten times as long.
         if self.backend == Backend::Verbs { 8 * tide_ns } else { tide_ns.min((self.seconds * 0.25e9) as u64) }
@@ -303,7 +319,7 @@ impl Options {
                 | AccessMode::Adaptive
         );
         let torn_reads = conflicts && self.tears();
-        Awaited { changes: self.access != AccessMode::Coarse, conflicts, torn_reads }
+        Awaited { changes: self.access != AccessMode::Coarse && !self.grows, conflicts, torn_reads }
     }
 
     /// Whether READs are torn now and then: verbs tear what they please, and SoftRoCE hardly anything that fits into one
@@ -336,7 +352,11 @@ impl Options {
             awaits: self.awaited(),
             deadly: false,
             failures_expected: self.profile.faults().is_some(),
-            mix: if self.access == AccessMode::Cached { Mix::WRITES } else { Mix::ALL },
+            mix: match self.access {
+                AccessMode::Cached if self.grows => Mix::INSERTS,
+                AccessMode::Cached => Mix::WRITES,
+                _ => Mix::ALL,
+            },
             reach: AccessUnderTest::OneSided,
         }
     }

@@ -94,6 +94,8 @@ impl Mix {
     pub const ALL: Self = Self { get: 35, insert: 17, upsert: 10, update: 10, remove: 18, scan: 10 };
     /// All operations, most of them writes.
     pub const WRITES: Self = Self { get: 17, insert: 28, upsert: 10, update: 10, remove: 30, scan: 5 };
+    /// Most of them inserts (DEX, VLDB 2024, section 8), so that a tree grows.
+    pub const INSERTS: Self = Self { get: 14, insert: 80, upsert: 2, update: 1, remove: 2, scan: 1 };
     /// Inserts and removals, so that a tree splits and merges.
     pub const CHURN: Self = Self { get: 10, insert: 45, upsert: 0, update: 0, remove: 45, scan: 0 };
 

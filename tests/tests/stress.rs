@@ -5,7 +5,7 @@ use std::path::Path;
 
 use farlink_tests::{
     access_under_test::{Admit, ShipChoice},
-    backend::{Backend, FabricProfile},
+    backend::{Backend, FabricProfile, Fate, Faults},
     settings,
     stress::{self, AccessMode, KEYS_CACHED, Options, Summary},
     subject::StructureName,
@@ -68,6 +68,21 @@ fn three_owners_of_one_tree() {
     // Few enough that the pages at the cuts fill up.
     let summary = holds("three owners of a small tree", Options { processes: 3, keys: 20_000, ..cached() });
     assert_eq!(summary.peer_report.refused, 0, "an owner was refused a page that others share: {summary}");
+}
+
+/// A tree that grows tenfold, at the hands of four owners, over a fabric that tears and over one that fails as well: nothing is
+/// refused, and no page of those that they share is lost. `FARLINK_OWNERS_KEYS` says how many keys, `FARLINK_CACHED_SECONDS` how long.
+#[test]
+fn four_owners_insert_into_one_tree() {
+    let keys = settings::from_env("FARLINK_OWNERS_KEYS", 10_000);
+    let grows = Options { processes: 4, workers: 1, keys, grows: true, ..cached() };
+    let faults = Faults { seed: settings::seed("four owners"), one_in: 200, fate: Fate::Any, is_weak: false };
+    for (name, profile) in [("nasty", FabricProfile::Nasty), ("faulty", FabricProfile::Faulty(faults))] {
+        let summary = holds(&format!("four owners insert, {name}"), Options { profile, ..grows.clone() });
+        assert_eq!(summary.peer_report.refused, 0, "an owner was refused: {summary}");
+        let before = grows.initial().len() as u64;
+        assert!(summary.check.entries > before, "the tree has not grown from {before}: {summary}");
+    }
 }
 
 #[test]

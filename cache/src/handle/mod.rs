@@ -192,7 +192,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         if is_swizzled(word) {
             self.follow_swizzled(from, word, class, words)
         } else {
-            self.follow_found(from, word, class)
+            self.follow_found(&from.copy()?, word, class)
         }
     }
 

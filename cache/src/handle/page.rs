@@ -113,11 +113,19 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
         if self.is_current() { Ok(result) } else { Err(self.conflict()) }
     }
 
+    /// The same page once more; `None` if it is a bypass page, which counts its users. For calls on the way of a miss: what is
+    /// handed to one lives in memory, on the way of a hit, too.
+    #[inline(always)]
+    pub(super) fn copy(&self) -> Option<Self> {
+        let Self { handle, frame, words, ref stamp, id } = *self;
+        (!self.is_bypass()).then(|| Self { handle, frame, words, stamp: Stamp(Cell::new(stamp.0.get())), id })
+    }
+
     /// Why it is not current.
-    #[cold]
-    #[inline(never)]
+    // By what it has, not by itself: see `copy`.
+    #[inline(always)]
     pub(crate) fn conflict(&self) -> Conflict {
-        if self.frame.lock.is_unchanged_since(self.version()) { Conflict::Moved } else { Conflict::Changed }
+        conflict(self.frame, self.version())
     }
 
     /// Has the processor fetch these words, as far as the page has them.
@@ -162,6 +170,12 @@ impl<S: Store, L: Layout> Drop for Page<'_, S, L> {
             leave(self.handle, self.frame);
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn conflict(frame: &Frame, version: Version) -> Conflict {
+    if frame.lock.is_unchanged_since(version) { Conflict::Moved } else { Conflict::Changed }
 }
 
 #[cold]

@@ -52,6 +52,8 @@ pub struct Summary {
     pub tears: bool,
     /// Whether the fabric fails now and then.
     pub fails: bool,
+    /// Whether the tree only grew: see [`Options::grows`].
+    pub grows: bool,
     /// Parts of which the owner saw other entries than are read one-sided.
     pub misseen: Vec<(Seen, Seen)>,
 }
@@ -92,6 +94,7 @@ impl Summary {
             access,
             tears,
             fails: options.profile.faults().is_some(),
+            grows: options.grows,
             misseen,
         })
     }
@@ -141,17 +144,20 @@ impl Summary {
         let torn = [("torn reads", self.peer_report.counter("torn_reads"))];
         let shared = [if self.tears { &torn[..] } else { &[] }, &[("lock conflicts", self.conflicts())]].concat();
         let changes = [("splits", self.peer_report.counter("splits")), ("merges", self.peer_report.counter("merges"))];
+        let changes = &changes[..if self.grows { 1 } else { 2 }];
         let cached = ["cache_hits", "cache_misses"].map(|name| (name, self.peer_report.counter(name)));
         let replaced = ["cache_evictions", "cache_write_backs"].map(|name| (name, self.peer_report.counter(name)));
         let counted = match self.access {
-            AccessMode::OneSided => [&shared[..], &changes].concat(),
-            AccessMode::Cached | AccessMode::Engine => [&changes[..], &cached, &replaced].concat(),
-            AccessMode::CachedInner => [&shared[..], &changes, &cached].concat(),
-            AccessMode::CachedMapping => [&changes[..], &cached].concat(),
+            AccessMode::OneSided => [&shared[..], changes].concat(),
+            // A short run does not fill the caches.
+            AccessMode::Cached if self.grows => [changes, &cached].concat(),
+            AccessMode::Cached | AccessMode::Engine => [changes, &cached, &replaced].concat(),
+            AccessMode::CachedInner => [&shared[..], changes, &cached].concat(),
+            AccessMode::CachedMapping => [changes, &cached].concat(),
             // What the memory servers count is not known here.
             AccessMode::Coarse => vec![("messages", self.peer_report.counter("two_sided"))],
             AccessMode::Hybrid | AccessMode::Adaptive => {
-                [&shared[..], &changes, &[("messages", self.peer_report.counter("two_sided"))]].concat()
+                [&shared[..], changes, &[("messages", self.peer_report.counter("two_sided"))]].concat()
             }
         };
         let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
