@@ -61,7 +61,7 @@ impl<A: Access<Plugin = Bw> + 'static> Planted<A> {
     /// The number whose page's newest record this is.
     async fn pid_of(&self, record: Unlinked) -> Result<Pid, Interrupt> {
         let page = self.inner.open(Start::Page(Link::to(record.at(), record.class()))).await?;
-        Ok(page.read(|words| Record::of(words).expect("it is a record").about().pid)?)
+        page.read(|words| Record::of(words).expect("it is a record").about().pid)
     }
 
     /// Another page takes a place.
