@@ -13,7 +13,7 @@ use farlink_runtime::{
     clock::Clock,
     error::Error,
     fabric::{
-        Capabilities, Done, Endpoint, Fabric, Liveness, Request, Ticket, Verb,
+        Capabilities, Done, Endpoint, Error as FabricError, Fabric, Liveness, Request, Ticket, Verb,
         mem::{MemFabric, MemOptions},
         region::Region,
     },
@@ -69,6 +69,11 @@ pub trait Breaks {
     /// WRITE.
     fn write(&self, peer: &Peer, at: RemotePtr, words: &[u64]) {
         peer.write(at, words);
+    }
+
+    /// Whether the answer to the next WRITE comes: it has its effect in any case.
+    fn answers(&self) -> bool {
+        true
     }
 
     /// Compare-and-swap; the word before.
@@ -220,7 +225,13 @@ impl<B: Breaks> Remote for BrokenRemote<'_, B> {
             Payload::Word(word) => self.breaks.write(self.peer, at, &[word]),
             Payload::Words(words) => self.breaks.write(self.peer, at, &words),
         }
-        ready(Ok(()))
+        ready(match self.breaks.answers() {
+            true => Ok(()),
+            false => {
+                let error = FabricError::RequestFailed { what: "WRITE", at, why: "its answer is lost".into() };
+                Err(Box::new(error.into()))
+            }
+        })
     }
 
     fn compare_swap(&self, at: RemotePtr, expected: u64, new: u64) -> impl Future<Output = Result<u64, Box<Error>>> {

@@ -12,17 +12,17 @@
 //! other one does a step; an answer over the cache is no older than the word that was read for it; bytes are counted once.
 //!
 //! Broken variants: a swap in two steps; a consolidation, or a step of a merge, that swaps the word as it is
-//! now and not as it was when it looked; an answer from the cache without a look at the word; a version and a value of two entries;
+//! now and not as it was when it looked; a lock word that is written again though others may have freed the page; an answer from the cache without a look at the word; a version and a value of two entries;
 //! bytes that are given back by who has not taken the entry out.
 #![cfg(loom)]
 
-use std::sync::Arc;
+use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use farlink_cache::{ValueCache, model::Step};
 use farlink_loom_tests::{Breaks, Peer, Seen, SharedMemory, Sound, explore, now, refuse, refuse_without, run, share};
 use farlink_runtime::{
     access::{PageRef, PagesMut, Slot, Words},
-    lock::LockWord,
+    lock::{LockState, LockWord, OwnerId},
     one_sided::{Proof, model},
     page::{HEADER_WORDS, LOCK, SizeClass, StructureId},
     ptr::RemotePtr,
@@ -159,6 +159,73 @@ fn a_consolidation_of_an_old_chain_is_noticed() {
     });
 }
 
+/// The answer to the first WRITE is lost. `looks`: whether its lock word is set again only if it is the one from before.
+#[derive(Debug, Clone)]
+struct LostAnswer {
+    is_over: Rc<Cell<bool>>,
+    looks: bool,
+}
+
+impl Breaks for LostAnswer {
+    fn answers(&self) -> bool {
+        self.is_over.replace(true)
+    }
+
+    fn compare_swap(&self, peer: &Peer, at: RemotePtr, expected: u64, new: u64) -> u64 {
+        if !self.looks && at != peer.memory().at(WORD) {
+            peer.write(at, &[new]);
+            return expected;
+        }
+        peer.swap(at, expected, new)
+    }
+}
+
+/// One thread adds a delta and does not hear that it is written; one consolidates, and frees what it has unlinked.
+fn lose_an_answer(looks: bool, freed: &Seen) {
+    let memory = with_base(3);
+    let (of_writer, of_consolidator) = (Arc::clone(&memory), Arc::clone(&memory));
+    let writer = run(move || {
+        let peer = Peer::of(&of_writer, 1);
+        let old = word(&peer);
+        install(&peer, LostAnswer { is_over: Rc::default(), looks }, 2, 10, old, old)
+    });
+    let (owner, freed) = (OwnerId::new(2).expect("a small number"), freed.clone());
+    let consolidator = run(move || {
+        let peer = Peer::of(&of_consolidator, 2);
+        let head = word(&peer);
+        let (amount, records) = sum(&peer, head);
+        if !install(&peer, Sound, 3, amount, 0, head) {
+            return Vec::new();
+        }
+        if records.len() > 1 {
+            freed.mark();
+        }
+        let free = LockWord::free(FREE_VERSION + 2, Some(owner)).word();
+        records.iter().for_each(|&record| peer.write(place(peer.memory(), record), &[free]));
+        records
+    });
+    let (added, freed) = (writer.join(), consolidator.join());
+    let peer = Peer::new(&memory);
+    assert_eq!(sum(&peer, word(&peer)).0, if added { 11 } else { 1 }, "a delta is lost or counted twice");
+    for record in freed {
+        let lock = LockWord::from_word(peer.read(place(&memory, record), 1)[LOCK]);
+        assert_eq!(lock.state(), LockState::Free, "a page that was freed is not free");
+    }
+}
+
+#[test]
+fn what_others_have_freed_stays_free() {
+    let freed = Seen::new();
+    let of_model = freed.clone();
+    explore("an install whose answer is lost", move || lose_an_answer(true, &of_model));
+    freed.require("the delta was freed");
+}
+
+#[test]
+fn a_lock_word_that_is_written_again_without_a_look_is_noticed() {
+    refuse("a lock word that is written again", "freed is not free", || lose_an_answer(false, &Seen::new()));
+}
+
 /// Who has swapped a word has unlinked the records behind it, and frees each of them once.
 #[test]
 fn records_are_freed_by_one() {
@@ -183,7 +250,7 @@ fn records_are_freed_by_one() {
         assert!(freed.is_sorted_by(|a, b| a < b), "a record is freed twice: {freed:?}");
         assert!(!freed.contains(&live[0]), "a record in use is freed");
         let lock = LockWord::from_word(peer.read(place(&memory, live[0]), 1)[LOCK]);
-        assert_eq!(lock.state(), farlink_runtime::lock::LockState::Unlocked);
+        assert_eq!(lock.state(), LockState::Unlocked);
     });
 }
 

@@ -60,7 +60,7 @@ counters! {
     round_trips,
     /// Attempts of operations that lost a race and began anew. One that has made room first is none.
     restarts,
-    /// Lock requests that lost: the page had changed, or was locked.
+    /// Lock requests and swaps of words that lost: the page had changed, or was locked; the word was another one.
     lock_conflicts,
     /// Changes that waited because another change of the same compute server held the page.
     local_waits,

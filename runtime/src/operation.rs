@@ -8,6 +8,7 @@ use std::{future::Future, pin::Pin};
 use crate::{
     access::{Access, Cause, InPieces, Interrupt, Operation, Plugin, Start},
     error::Error,
+    fabric::Error as FabricError,
     page::avalanche,
     ptr::RemotePtr,
     worker::{Handle, counters::bump},
@@ -21,6 +22,8 @@ const STALE_MAX: u32 = 1000;
 const REPEATS_BEFORE_ANEW: u32 = 8;
 /// After so many attempts in a row that have lost a page to the cache the next one holds copies.
 const MOVES_BEFORE_HOLDING: u32 = 8;
+/// What must not be left undone is tried again so often, if memory for it is refused.
+const REFUSALS_MAX: u32 = 20;
 
 /// Names an operation in messages: made of the names of its plug-in and its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -165,6 +168,11 @@ pub async fn persist<T>(
             Ok(output) => return Ok(output),
             // Of a step on the way. What it was about is settled.
             Err(Error::InstallUnknown { .. }) => worker.back_off(0).await,
+            // Others give theirs back.
+            Err(Error::Fabric(FabricError::RegistrationRefused { .. })) if count < REFUSALS_MAX => {
+                worker.back_off(count).await;
+                count += 1;
+            }
             Err(error) => worker.before_trying_again(Box::new(error), &mut count).await?,
         }
     }

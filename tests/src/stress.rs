@@ -323,9 +323,9 @@ impl Options {
     }
 
     /// Whether READs are torn now and then: verbs tear what they please, and SoftRoCE hardly anything that fits into one
-    /// packet.
+    /// packet. What a Bw-tree has written nobody reads while it is written.
     pub fn tears(&self) -> bool {
-        self.backend != Backend::Verbs
+        self.backend != Backend::Verbs && self.structure != StructureName::BwTree
     }
 
     /// Whether the tree holds keys before the run: it would not become as large in the time of a short one.

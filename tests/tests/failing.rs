@@ -95,7 +95,7 @@ test_every_structure!(
     shipped,
     searched_by_memory_servers,
     cached_and_shipped;
-    bwtree: dropped_in_mid_flight, cached_inner_pages,
+    bwtree: one_sided, dropped_in_mid_flight, cached_inner_pages, shipped, searched_by_memory_servers,
 );
 
 /// Buffers that are on their way at a time, as the parts of one batch of an owner's log; and how often.

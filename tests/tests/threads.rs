@@ -78,5 +78,7 @@ test_every_structure!(
     a_nasty_fabric_and_larger_pages,
     a_weak_fabric,
     readers_that_wait_three_times,
-    operations_dropped_in_mid_flight,
+    operations_dropped_in_mid_flight;
+    bwtree: all_is_sent, inner_levels_are_searched_where_they_are, a_nasty_fabric, a_nasty_fabric_and_larger_pages, a_weak_fabric,
+    readers_that_wait_three_times, operations_dropped_in_mid_flight,
 );

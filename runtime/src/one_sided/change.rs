@@ -214,6 +214,7 @@ pub(super) async fn install(
         }
     }
     if let Installed::No(found) = installed? {
+        bump(&worker.count().lock_conflicts);
         return Ok(Err(found));
     }
     if !unlinked.is_empty() {

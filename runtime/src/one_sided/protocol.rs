@@ -10,6 +10,9 @@
 //! - The record of a change is in front of its locks: a lock that was had has its record. The mark, where there is one, is in
 //!   front of the words of its memory server, and is written again before they are.
 //! - While the word is ours, the WRITEs of the change may be repeated; they are, one word at a time, which takes no buffers.
+//! - A new page that is linked with the doorbell that writes it may be read, unlinked and freed by others before it is known that
+//!   its WRITE failed. So its body may be written again, for it is not used again meanwhile; its lock word only if it is
+//!   the one from before.
 //!
 //! That goes on until all is done or a memory server is lost. What is on the others is finished even then: no page stays
 //! locked by a compute server that lives.
@@ -27,7 +30,7 @@ use crate::{
     page::LOCK,
     ptr::{RemotePtr, ServerId},
     redo::{Body, Evidence, Recording},
-    worker::remote::{Count, Payload, Remote, settle_claim, write_words},
+    worker::remote::{Count, Payload, Remote, release_word, settle_claim, write_words},
 };
 
 type Failure = Box<Error>;
@@ -247,6 +250,18 @@ fn lock_word(added: &Added) -> (RemotePtr, u64) {
     (added.page.at(), added.image[LOCK])
 }
 
+/// Sets the lock word of a page whose WRITE has failed, if that had no effect. If it had, others may have been led to the page and
+/// have freed it since: then it stays free.
+///
+/// # Errors
+/// If the memory server is lost.
+async fn set_first_lock<R: Remote>(remote: &R, added: &Added) -> Result<(), Failure> {
+    let ((at, lock), version) = (lock_word(added), added.page.free_version());
+    release_word(remote, at, LockWord::free(version, Some(remote.owner())).word(), lock).await?;
+    // A page that was never written.
+    if version == 0 { release_word(remote, at, 0, lock).await } else { Ok(()) }
+}
+
 /// Writes new pages. Their lock words say *free* until the bodies are there, to those who still have links from an earlier use.
 ///
 /// # Errors
@@ -316,7 +331,10 @@ pub(super) async fn install<R: Remote>(
     let posted: Vec<_> = added.iter().zip(images).map(write).enumerate().collect();
     let written = async |posted| {
         let failed = end_pages(remote, added, posted).await?;
-        write_words(remote, failed.of(added).map(|(_, added)| lock_word(added)).collect()).await
+        for (_, added) in failed.of(added) {
+            set_first_lock(remote, added).await?;
+        }
+        Ok::<_, Failure>(())
     };
     let swapped = if in_order && added.iter().all(|added| added.page.at().server() == word.server()) {
         // With one doorbell. If a WRITE fails and the swap does not, the word leads to a page that is still free to readers:

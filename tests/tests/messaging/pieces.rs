@@ -72,6 +72,8 @@ enum Return {
     WhenSent,
     /// At once: planted.
     AtOnce,
+    /// With the next request: planted.
+    WithTheNext,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +86,7 @@ struct Shelf {
     memory: LocalMemory,
     free: Rc<RefCell<Vec<usize>>>,
     returned: Return,
+    kept: Option<Guard>,
     lent: Arc<Lent>,
 }
 
@@ -130,6 +133,10 @@ impl Service for Shelf {
                 drop(guard);
                 None
             }
+            Return::WithTheNext => {
+                self.kept = Some(guard);
+                None
+            }
         };
         reply.send_pieces(guard, |to| {
             to.own(|to| to.extend((0..own).map(|word| !(seed << 40 | word))));
@@ -158,7 +165,7 @@ fn lending(
     let serve = ServeMessages { gather: GatherRule::ALWAYS, ..*serve };
     let messages = MessageServer::start(listener, &serve, move |_| {
         let free = Rc::new(RefCell::new((0..PIECES).collect()));
-        Ok(Box::new(Shelf { memory: memory.clone(), free, returned, lent: Arc::clone(&shared) }))
+        Ok(Box::new(Shelf { memory: memory.clone(), free, returned, kept: None, lent: Arc::clone(&shared) }))
     });
     (Scene::of(cluster, vec![messages.unwrap()], Arc::new(Seen::default())), lent)
 }
@@ -229,10 +236,15 @@ fn pieces_arrive_as_they_were_and_come_back() {
 /// Planted: whoever lets go of pieces before they are sent sends something else.
 #[test]
 fn a_guard_that_is_dropped_before_completion_is_caught() {
-    for options in [FAST, NASTY] {
-        let (scene, _) = lending(Err(options), SMALL, &ServeMessages::default(), Return::AtOnce);
+    for (options, returned, least) in [
+        (FAST, Return::AtOnce, 12),
+        (NASTY, Return::AtOnce, 12),
+        (FAST, Return::WithTheNext, 1),
+        (NASTY, Return::WithTheNext, 1),
+    ] {
+        let (scene, _) = lending(Err(options), SMALL, &ServeMessages::default(), returned);
         let damaged = damaged(&scene, 2);
-        assert!(damaged > 12, "{damaged} of 24 replies were damaged");
+        assert!(damaged >= least, "{returned:?}: {damaged} of 24 replies were damaged");
     }
 }
 

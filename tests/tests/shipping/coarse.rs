@@ -76,7 +76,7 @@ fn long_scans_come_in_parts<S: Subject>() {
 
 test_every_structure!(
     agrees_with_a_model, long_scans_come_in_parts;
-    bwtree: long_scans_come_in_parts,
+    bwtree: agrees_with_a_model, long_scans_come_in_parts,
 );
 
 /// A get is one exchange of messages, and nothing else.

@@ -55,7 +55,10 @@ fn agrees_with_a_model<S: Subject>() {
     }
 }
 
-test_every_structure!(agrees_with_a_model, parts_agree_with_a_model);
+test_every_structure!(
+    agrees_with_a_model, parts_agree_with_a_model;
+    bwtree: agrees_with_a_model, parts_agree_with_a_model,
+);
 
 /// A get is one exchange of messages and one READ, whatever the height; a put has a lock and a write besides.
 #[test]

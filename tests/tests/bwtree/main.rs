@@ -1,5 +1,7 @@
 //! The Bw-tree: what stops in the middle of a change harms nobody, and what a write costs.
 
+mod plants;
+
 use std::{
     collections::BTreeMap,
     future::Future,
@@ -10,6 +12,7 @@ use std::{
 
 use farlink_offload::{CachedMapping, MappingCache};
 use farlink_runtime::{
+    access::Access,
     compute::ComputeServer,
     error::Error,
     fabric::Fabric,
@@ -65,7 +68,7 @@ fn operation(number: u64) -> (u64, bool) {
     if number < KEYS { (number * 10, true) } else { ((number - KEYS) * 7 % KEYS * 10, false) }
 }
 
-async fn operate(tree: &Tree, number: u64) -> Result<(), Error> {
+async fn operate<A: Access<Plugin = Bw>>(tree: &BwTree<A>, number: u64) -> Result<(), Error> {
     match operation(number) {
         (key, true) => tree.insert(key, key + 1).await.map(drop),
         (key, false) => tree.remove(key).await.map(drop),
