@@ -157,7 +157,8 @@ pub async fn retry<T>(worker: &Handle, mut attempt: impl AsyncFnMut() -> Result<
 /// [`retry`], and again where requests fail: for what must not be left undone.
 ///
 /// # Errors
-/// What the attempt failed with, if it is of no use to try again: a memory server is lost, say.
+/// What the attempt failed with, if it is of no use to try again: a memory server is lost, say, or registering memory was refused
+/// 20 times.
 pub async fn persist<T>(
     worker: &Handle,
     mut attempt: impl AsyncFnMut() -> Result<T, Interrupt>,
