@@ -49,7 +49,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "scan", samples: scans, read: same_again::<Scan<Tree>> },
     Target { name: "sent scan", samples: sent_scans, read: same_again::<SentScan> },
     Target { name: "pieces of a scan", samples: pieces, read: assembled },
-    Target { name: "count", samples: pairs, read: same_again::<Count<Tree>> },
+    Target { name: "count", samples: counts, read: same_again::<Count<Tree>> },
     Target { name: "region", samples: regions, read: same_again::<KeyRange> },
     Target { name: "header of a call", samples: headers, read: same_again::<CallHeader> },
     Target { name: "reply to a call", samples: replies, read: reply },
@@ -127,8 +127,8 @@ fn keys() -> Vec<Vec<u64>> {
     vec![vec![7]]
 }
 
-fn pairs() -> Vec<Vec<u64>> {
-    vec![vec![7, 1], vec![0, 4096]]
+fn counts() -> Vec<Vec<u64>> {
+    vec![vec![7, 9, 1], vec![0, u64::MAX, 4096]]
 }
 
 fn puts() -> Vec<Vec<u64>> {
