@@ -152,8 +152,8 @@ fn replies() -> Vec<Vec<u64>> {
 }
 
 fn calls() -> Vec<Vec<u64>> {
-    let parameters = [keys(), puts(), keys(), scans(), pairs(), pairs()];
-    let operations = (1..).zip(parameters).chain([(64, pairs())]);
+    let parameters = [keys(), puts(), keys(), scans(), counts(), counts()];
+    let operations = (1..).zip(parameters).chain([(64, counts())]);
     let call = |(operation, parameters): (u64, Vec<Vec<u64>>)| {
         parameters.into_iter().flat_map(move |parameters| {
             let code = 1 << 32 | operation << 16;
