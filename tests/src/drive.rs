@@ -70,7 +70,8 @@ pub(crate) fn is_the_fabrics(error: &Error) -> bool {
         Error::Fabric(FabricError::RegistrationRefused { .. } | FabricError::RequestFailed { what: "CONNECT", .. })
         | Error::Messaging(MessagingError::OutcomeUnknown { .. })
         | Error::InstallUnknown { .. } => true,
-        Error::OnServer { why, .. } => why.contains("refuses to register"),
+        Error::OwnerLost { .. } => true,
+        Error::OnServer { why, .. } | Error::AtOwner { why, .. } => why.contains("refuses to register"),
         _ => false,
     }
 }
