@@ -59,8 +59,11 @@ type Running = Pin<Box<dyn Future<Output = ()>>>;
 /// A structure of which a compute server owns a part, for its threads to carry out others' operations on it.
 pub struct Served {
     structure: Structure,
-    open: Box<dyn Fn(&Handle, &Arc<Counts>) -> Box<dyn Serve> + Send + Sync>,
+    open: Box<Open>,
 }
+
+/// Makes a thread's way to it.
+type Open = dyn Fn(&Handle, &Arc<Counts>) -> Box<dyn Serve> + Send + Sync;
 
 impl fmt::Debug for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

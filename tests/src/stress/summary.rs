@@ -79,7 +79,8 @@ impl Summary {
         history.merge(last);
         let check = cluster::check_tree(fabric, TREE).context("checking what is left")?;
         let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;
-        let (linear, scans) = (linear::check(&history), check_scans(&history, if options.route { &[] } else { &peer_report.seen }));
+        let (linear, scans) =
+            (linear::check(&history), check_scans(&history, if options.route { &[] } else { &peer_report.seen }));
         let (seed, access) = (options.seed, options.access);
         let servers_keep = options.place.is_some() && (access.is_divided() || access.asks_a_policy());
         let tears = options.tears() && options.awaits;
