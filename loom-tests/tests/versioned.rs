@@ -8,7 +8,7 @@
 
 use std::{cell::RefCell, sync::Arc};
 
-use farlink_loom_tests::{explore, refuse};
+use farlink_loom_tests::{explore, refuse, run};
 use farlink_runtime::{
     sync::{AtomicU64, Mutex, Ordering, lock},
     versioned::{Versioned, VersionedReader},
@@ -23,7 +23,7 @@ trait Value: Send + Sync + 'static {
     fn get(reader: &Self::Reader) -> (u64, u64);
 }
 
-struct Real(farlink_runtime::sync::Arc<Versioned<(u64, u64)>>);
+struct Real(Arc<Versioned<(u64, u64)>>);
 
 impl Value for Real {
     type Reader = VersionedReader<(u64, u64)>;
@@ -82,24 +82,26 @@ fn changed_and_read<V: Value>() {
     let value = V::new();
     let told = Arc::new(AtomicU64::new(0));
     let (changed, tells) = (Arc::clone(&value), Arc::clone(&told));
-    let changer = loom::thread::spawn(move || {
+    let changer = run(move || {
         for change in 1..=2 {
             changed.count_up();
             tells.store(change, Ordering::Release);
         }
     });
-    let reader = value.reader();
-    let mut last = 0;
-    for _ in 0..2 {
-        let known = told.load(Ordering::Acquire);
-        let (a, b) = V::get(&reader);
-        assert_eq!(a, b, "it is not whole");
-        assert!(a >= last, "it has gone back from {last} to {a}");
-        assert!(a >= known, "change {known} is over, and {a} is read");
-        last = a;
-    }
-    changer.join().unwrap();
-    assert_eq!(V::get(&reader), (2, 2), "the last change is not read");
+    let reading = run(move || {
+        let reader = value.reader();
+        let mut last = 0;
+        for _ in 0..2 {
+            let known = told.load(Ordering::Acquire);
+            let (a, b) = V::get(&reader);
+            assert_eq!(a, b, "it is not whole");
+            assert!(a >= last, "it has gone back from {last} to {a}");
+            assert!(a >= known, "change {known} is over, and {a} is read");
+            last = a;
+        }
+    });
+    changer.join();
+    reading.join();
 }
 
 #[test]

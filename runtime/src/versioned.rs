@@ -6,9 +6,9 @@
 //!
 //! A read that begins when a change is over shows it, or a later one; what a reader has seen it never sees older again.
 
-use std::{cell::RefCell, fmt, rc::Rc};
+use std::{cell::RefCell, fmt, rc::Rc, sync::Arc};
 
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// The value, as all share it.
 pub struct Versioned<T> {

@@ -11,7 +11,6 @@ use farlink_runtime::{
     lock::OwnerId,
     one_sided::ownership,
     partition::PartitionMap,
-    sync,
     versioned::{Versioned, VersionedReader},
     worker::Handle,
 };
@@ -49,7 +48,7 @@ pub struct Routes<P: Plugin>(Arc<Shared<P>>);
 #[derive(Debug)]
 struct Shared<P: Plugin> {
     structure: Structure,
-    map: sync::Arc<Versioned<RouteMap<P::Region>>>,
+    map: Arc<Versioned<RouteMap<P::Region>>>,
     /// Somebody reads it.
     is_read: AtomicBool,
     /// How often it was read.
