@@ -19,7 +19,10 @@ use farlink_runtime::{
     structure::Structure,
     worker::{Handle, Worker},
 };
-use farlink_structures::map::{Map, OrderedMap};
+use farlink_structures::{
+    btree::KeyRange,
+    map::{Map, OrderedMap},
+};
 use serde::{Deserialize, Serialize};
 
 pub use crate::workload::Part;
@@ -29,6 +32,11 @@ use crate::{
     history::{Recorder, mix},
     workload::Workload,
 };
+
+/// What a part is to a tree.
+pub fn key_range(part: Part) -> KeyRange {
+    KeyRange { low: part.low, high: part.high.checked_add(1) }
+}
 
 /// How a compute server reaches the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -266,7 +274,7 @@ impl<S: OrderedMap> Client<S> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
             (AccessUnderTest::Cached { part, ship, .. }, Some(cache)) => {
-                let owned = cache.own(worker, structure, part.range()).await?;
+                let owned = cache.own(worker, structure, key_range(part)).await?;
                 match ship {
                     None => Tree::Cached(Map::over(owned)),
                     Some(ship) => {
