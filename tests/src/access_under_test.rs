@@ -22,7 +22,10 @@ use farlink_runtime::{
     structure::Structure,
     worker::{Handle, Worker},
 };
-use farlink_structures::map::{Map, OrderedMap};
+use farlink_structures::{
+    btree::KeyRange,
+    map::{Map, OrderedMap},
+};
 use serde::{Deserialize, Serialize};
 
 pub use crate::workload::Part;
@@ -32,6 +35,11 @@ use crate::{
     history::{Recorder, mix},
     workload::Workload,
 };
+
+/// What a part is to a tree.
+pub fn key_range(part: Part) -> KeyRange {
+    KeyRange { low: part.low, high: part.high.checked_add(1) }
+}
 
 /// How a compute server reaches the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -276,7 +284,7 @@ impl<S: OrderedMap> Client<S> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
             (AccessUnderTest::Cached { part, ship, routed, .. }, Some(cache)) => {
-                let owned = cache.own(worker, structure.clone(), part.range()).await?;
+                let owned = cache.own(worker, structure.clone(), key_range(part)).await?;
                 match ship {
                     _ if routed => Tree::Routed(Map::over(Router::new(worker, &self.routes(worker).await?, owned))),
                     None => Tree::Cached(Map::over(owned)),
