@@ -69,7 +69,7 @@ pub use crate::{
     mapping::{CachedMapping, MappingCache},
     policies::{OffloadCounts, Policies},
     remote::{Remote, ShardKey, Sharded, ShardedRemote},
-    route::{OwnerServer, Router, Routes, Served},
+    route::{Holdings, OwnerServer, Router, Routes, Served},
 };
 
 /// The snippets of the guide's chapter compile.

@@ -14,6 +14,7 @@ use farlink_runtime::{
     access::{Access, Context, Interrupt, Link, PageRef, Plugin},
     buffer::Buffer,
     error::Error,
+    gate::{Gate, Passage, Way},
     lock::LockWord,
     one_sided::{OneSided, PageCopy},
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
@@ -101,6 +102,8 @@ pub(crate) struct Known {
     pub(crate) unlocking: PageSet,
     /// Cached, and other owners share them; perhaps not any more.
     pub(crate) shared: PageSet,
+    /// Who changes pages passes it; shut before what is owned is given up.
+    pub(crate) gate: Arc<Gate>,
 }
 
 #[derive(Debug)]
@@ -111,6 +114,8 @@ struct Inner<P: Plugin> {
     /// The batch of the log with the latest change.
     batch: Cell<u64>,
     known: Known,
+    /// This handle's way through the gate.
+    way: Way,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
     told: OnceCell<ReadObserver>,
@@ -140,8 +145,8 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 
 impl<P: Plugin> RemoteStore<P> {
     pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, known: Known) -> Self {
-        let (batch, no_room, told) = (Cell::new(0), Cell::new(0), OnceCell::new());
-        Self(Rc::new(Inner { one_sided, owned, batch, known, no_room, told }))
+        let (batch, no_room, told, way) = (Cell::new(0), Cell::new(0), OnceCell::new(), known.gate.way());
+        Self(Rc::new(Inner { one_sided, owned, batch, known, way, no_room, told }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided<P> {
@@ -198,6 +203,16 @@ impl<P: Plugin> RemoteStore<P> {
             Some(owned) if !owned.log.tenure().is_valid() => Err(self.given_up()),
             _ => Ok(()),
         }
+    }
+
+    /// Leave to change what is owned, for as long as it exists.
+    ///
+    /// # Errors
+    /// [`Error::GivenUp`] if it is given up, or about to be.
+    #[inline]
+    pub(crate) fn begin_change(&self) -> Result<Passage, Interrupt> {
+        self.require_tenure()?;
+        self.0.way.pass().ok_or_else(|| self.given_up())
     }
 
     #[cold]

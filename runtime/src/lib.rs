@@ -11,7 +11,7 @@
 //! - [`messaging`], a crate of its own: requests that a memory server's threads answer.
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
 //! - [`partition`], [`tenure`], [`one_sided::ownership`]: who owns which part of a structure, or writes it without owning any.
-//! - [`versioned`]: values that change seldom and are read without a lock.
+//! - [`versioned`], [`gate`]: values that change seldom and are read without a lock; what is shut before something is handed over.
 //! - [`redo`], `recovery`: records of changes, and what becomes of those of compute servers that have died.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
@@ -38,6 +38,7 @@ pub mod error;
 pub mod free_pages;
 #[cfg(not(loom))]
 mod free_pages;
+pub mod gate;
 pub mod interrupt;
 pub mod layout;
 pub mod local_locks;

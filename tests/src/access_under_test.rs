@@ -10,8 +10,10 @@ use std::{
 use anyhow::{Context, ensure};
 use farlink_offload::{
     Adaptive, Admission, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Engine,
-    EngineOptions, Hybrid, MappingCache, OffloadCounts, OwnerServer, Policies, Remote, Router, Routes, Served,
+    EngineOptions, Holdings, Hybrid, MappingCache, OffloadCounts, OwnerServer, Policies, Remote, Router, Routes,
+    Served,
     policy::{Always, CostAware, CostOptions, Never},
+    route::Here,
 };
 use farlink_runtime::{
     compute::ComputeServer,
@@ -175,6 +177,8 @@ pub struct Client<S: OrderedMap> {
     proof: Proof,
     reach: AccessUnderTest,
     cache: Option<ComputeCache<S>>,
+    /// What it owns, if operations go to the owners.
+    holdings: Option<Holdings<S>>,
     mapping: Option<MappingCache<S>>,
     /// Who owns which keys, if operations go to them.
     routes: Arc<Mutex<Option<Routes<S>>>>,
@@ -192,7 +196,7 @@ pub enum Tree<S: OrderedMap> {
     /// Through such a cache, and what is not cached is shipped if that is cheaper.
     Shipping(Map<S, Engine<S>>),
     /// Through such a cache, and by messages to other owners.
-    Routed(Map<S, Router<Cached<S>>>),
+    Routed(Map<S, Router<Here<S>>>),
     /// Through a cache of inner pages.
     CachedInner(Map<S, CachedInner<S>>),
     /// Through a cache of mapping words and consolidated pages.
@@ -258,6 +262,7 @@ impl<S: OrderedMap> Client<S> {
             | AccessUnderTest::Coarse
             | AccessUnderTest::Hybrid
             | AccessUnderTest::Adaptive { .. } => None,
+            AccessUnderTest::Cached { routed: true, .. } => None,
             AccessUnderTest::Cached { cache, ship, .. } => Some(cache.build::<S>(ship.is_some())?),
             AccessUnderTest::CachedInner { cache } => Some(cache.build::<S>(false)?),
         };
@@ -265,7 +270,14 @@ impl<S: OrderedMap> Client<S> {
             AccessUnderTest::CachedMapping { bytes } => Some(MappingCache::new(bytes)),
             _ => None,
         };
-        Ok(Self { structure, proof, reach, cache, mapping, routes: Arc::default(), engines: Arc::default() })
+        let holdings = match reach {
+            AccessUnderTest::Cached { routed: true, cache, .. } => {
+                Some(Holdings::new(&structure, move || cache.build::<S>(false)))
+            }
+            _ => None,
+        };
+        let (routes, engines) = (Arc::default(), Arc::default());
+        Ok(Self { structure, proof, reach, cache, holdings, mapping, routes, engines })
     }
 
     /// The keys whose operations are for this compute server.
@@ -283,10 +295,14 @@ impl<S: OrderedMap> Client<S> {
     pub async fn tree(&self, worker: &Handle) -> Result<Tree<S>, Error> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
-            (AccessUnderTest::Cached { part, ship, routed, .. }, Some(cache)) => {
+            (AccessUnderTest::Cached { routed: true, .. }, _) => {
+                let routes = self.routes(worker).await?;
+                let here = self.holdings.as_ref().expect("it was made with them").here(worker);
+                Tree::Routed(Map::over(Router::new(worker, &routes, here)))
+            }
+            (AccessUnderTest::Cached { part, ship, .. }, Some(cache)) => {
                 let owned = cache.own(worker, structure.clone(), key_range(part)).await?;
                 match ship {
-                    _ if routed => Tree::Routed(Map::over(Router::new(worker, &self.routes(worker).await?, owned))),
                     None => Tree::Cached(Map::over(owned)),
                     Some(ship) => {
                         // Subtrees of two levels are often on one server; those that are not come back.
@@ -321,16 +337,18 @@ impl<S: OrderedMap> Client<S> {
         Ok(known().get_or_insert(read).clone())
     }
 
-    /// Carries out what other compute servers send to this one, if they do.
+    /// Owns its part, and carries out what other compute servers send to this one, if they do.
     ///
     /// # Errors
     /// If it cannot listen, or have a thread.
     pub fn serve(&self, compute: &Arc<ComputeServer>) -> Result<Option<OwnerServer>, Error> {
-        let (AccessUnderTest::Cached { routed: true, .. }, Some(cache)) = (self.reach, &self.cache) else {
+        let (AccessUnderTest::Cached { routed: true, part, .. }, Some(holdings)) = (self.reach, &self.holdings) else {
             return Ok(None);
         };
+        let worker = again(|| compute.worker())?;
+        worker.block_on(again_async(async || holdings.take(&worker, key_range(part)).await))?;
         again(|| {
-            let served = vec![Served::new(cache, &self.structure)];
+            let served = vec![Served::new(holdings)];
             // There are more threads than cores.
             let messages = ServeMessages { wait: Wait::Event, ..ServeMessages::default() };
             OwnerServer::start(compute.listen(&ListenOptions::default())?, compute, served, &messages).map(Some)
@@ -341,14 +359,31 @@ impl<S: OrderedMap> Client<S> {
     ///
     /// # Errors
     /// If it cannot be read or written, differs after it was written, or the cache has used more memory than it was given.
-    pub async fn close(&self, worker: &Handle) -> anyhow::Result<Option<Seen>> {
+    pub async fn close(&self, worker: &Handle) -> anyhow::Result<Vec<Seen>> {
         let part = self.part();
-        let tree = match again_async(async || self.tree(worker).await).await? {
-            Tree::Cached(tree) => tree,
-            Tree::Shipping(tree) => Map::over(tree.access().cached().clone()),
-            Tree::Routed(tree) => Map::over(tree.access().here().context("it owns a part")?.clone()),
-            _ => return Ok(None),
+        let parts = match again_async(async || self.tree(worker).await).await? {
+            Tree::Cached(tree) => vec![(part, tree)],
+            Tree::Shipping(tree) => vec![(part, Map::over(tree.access().cached().clone()))],
+            Tree::Routed(tree) => {
+                let here = tree.access().here().context("it has what it owns")?;
+                let mut parts = Vec::new();
+                for range in here.holdings().regions() {
+                    let part = Part { low: range.low, high: range.high.map_or(u64::MAX, |high| high - 1) };
+                    let owned = here.with(&range)?.context("it owns this part")?;
+                    parts.push((part, Map::over(Cached::clone(&owned))));
+                }
+                parts
+            }
+            _ => return Ok(Vec::new()),
         };
+        let mut all = Vec::new();
+        for (part, tree) in parts {
+            all.push(self.close_part(part, &tree).await?);
+        }
+        Ok(all)
+    }
+
+    async fn close_part(&self, part: Part, tree: &Map<S, Cached<S>>) -> anyhow::Result<Seen> {
         let entries = || again_async(async || tree.range(part.low..=part.high).take(usize::MAX).await);
         let seen = Seen::of(part, &entries().await.context("what the owner sees")?);
         again_async(async || tree.access().flush().await).await.context("the last flush")?;
@@ -358,12 +393,14 @@ impl<S: OrderedMap> Client<S> {
             let memory = cache.memory();
             ensure!(memory.used() <= memory.limit, "the cache uses more than it was given: {memory:?}");
         }
-        Ok(Some(seen))
+        Ok(seen)
     }
 
     /// What the cache did, by name. Accesses count once they have ended.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
-        let mut counts = self.cache.as_ref().map(|cache| named(&cache.counters())).unwrap_or_default();
+        let counters = self.cache.as_ref().map(ComputeCache::counters);
+        let counters = counters.or_else(|| self.holdings.as_ref().map(Holdings::counters));
+        let mut counts = counters.map(|counters| named(&counters)).unwrap_or_default();
         if let Some(mapping) = &self.mapping {
             let counters = mapping.counters();
             counts.extend([("cache_hits", counters.hits), ("cache_misses", counters.misses)]);

@@ -186,7 +186,7 @@ impl PeerReport {
     }
 
     /// Adds what the compute server's cache did, and what it saw in the end.
-    pub fn add_client(&mut self, client: &Client<impl Subject>, seen: Option<Seen>) {
+    pub fn add_client(&mut self, client: &Client<impl Subject>, seen: Vec<Seen>) {
         self.seen.extend(seen);
         for (name, count) in client.counts() {
             *self.counters.entry(name.to_owned()).or_default() += count;

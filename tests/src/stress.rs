@@ -9,18 +9,31 @@
 
 mod summary;
 
-use std::{collections::BTreeMap, ffi::OsString, path::Path, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use farlink_children::Scratch;
 pub use farlink_offload::AccessMode;
+use farlink_offload::route::move_region;
 use farlink_runtime::{
+    catalog,
     fabric::Fabric,
-    one_sided::Proof,
+    lock::OwnerId,
+    one_sided::{Proof, ownership},
     ptr::ServerId,
     structure::{PlacementPolicy, StructurePlacement},
 };
-use farlink_structures::map::Map;
+use farlink_structures::map::{KeyRange, Map};
+use rand::{SeedableRng, rngs::StdRng, seq::IteratorRandom};
 
 pub use self::summary::Summary;
 use crate::{
@@ -70,6 +83,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
   --route no        with --access cached, yes: all workers use all keys, and operations go to the owners
+  --move-every 0    with --route yes: a range goes to another owner each so many milliseconds; 0 for never
   --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
   --seed N          decides what is random; a fresh one by default
 ";
@@ -147,6 +161,8 @@ pub struct Options {
     pub ship: Option<ShipChoice>,
     /// Whether all workers use all keys, and operations are sent to their owners. With [`AccessMode::Cached`].
     pub route: bool,
+    /// Milliseconds between two moves of a range from one owner to another; 0 for none. With `route`.
+    pub move_every_ms: u64,
     /// Whether the run goes on until all has happened that it is about.
     pub awaits: bool,
     /// Decides what is random.
@@ -178,6 +194,7 @@ impl Default for Options {
             admit: Admit::Frequency,
             ship: None,
             route: false,
+            move_every_ms: 0,
             awaits: true,
             seed: rand::random(),
         }
@@ -263,6 +280,8 @@ impl Options {
             ("yes", ..) => anyhow::bail!("--route yes is for --access cached without --ship"),
             (other, ..) => anyhow::bail!("--route {other}: it is yes or no"),
         };
+        arguments.take("move-every", &mut options.move_every_ms)?;
+        anyhow::ensure!(options.route || options.move_every_ms == 0, "--move-every is for --route yes");
         let (mut one_in, mut fate) = (0, Fate::Any);
         arguments.take("faulty", &mut one_in)?;
         arguments.take("fate", &mut fate)?;
@@ -422,6 +441,34 @@ fn cut<S: Subject>(fabric: &Arc<dyn Fabric>, parts: usize, initial: &BTreeMap<u6
     })
 }
 
+/// Has a range drawn at random go to another owner, again and again, until it is over; how many did.
+fn keep_moving<S: Subject>(
+    fabric: &Arc<dyn Fabric>,
+    options: &Options,
+    owners: &[OwnerId],
+    is_over: &AtomicBool,
+) -> anyhow::Result<u64> {
+    if options.move_every_ms == 0 || owners.len() < 2 {
+        return Ok(0);
+    }
+    let mut random = StdRng::seed_from_u64(options.seed);
+    cluster::with_worker(fabric, |worker| {
+        worker.block_on(async {
+            let structure = catalog::open::<S>(worker, TREE).await?;
+            let mut moves = 0;
+            while !is_over.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(options.move_every_ms));
+                let map = ownership::read(worker, &structure).await?;
+                let Some((from, part)) = map.owners().choose(&mut random) else { continue };
+                let Some(region) = part.to_region::<KeyRange>()? else { continue };
+                let Some(&to) = owners.iter().filter(|&&owner| owner != from).choose(&mut random) else { continue };
+                moves += u64::from(move_region(worker, &structure, &region, from, to).await?);
+            }
+            Ok(moves)
+        })
+    })
+}
+
 /// Makes the tree, and says what each compute server is to do.
 ///
 /// # Errors
@@ -469,11 +516,22 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
     }
     let begun = Instant::now();
     peers.iter_mut().try_for_each(Peer::go)?;
+    let mut moves = 0;
     if options.route {
-        peers.iter_mut().try_for_each(Peer::wait_until_done)?;
+        let owners = peers.iter().map(|peer| OwnerId::new(peer.ready().owner.into()).context("an incarnation"));
+        let owners: Vec<OwnerId> = owners.collect::<anyhow::Result<_>>()?;
+        let is_over = AtomicBool::new(false);
+        moves = std::thread::scope(|scope| {
+            let mover = scope.spawn(|| keep_moving::<S>(&fast, options, &owners, &is_over));
+            let done = peers.iter_mut().try_for_each(Peer::wait_until_done);
+            is_over.store(true, Ordering::Release);
+            let moves = mover.join().map_err(|_| anyhow::anyhow!("the mover panicked"))?;
+            done.and(moves)
+        })?;
         peers.iter_mut().try_for_each(Peer::go)?;
     }
     let mut peer_report = PeerReport::default();
+    peer_report.counters.insert("moves".into(), moves);
     for peer in peers {
         peer_report.add(&peer.finish().with_context(|| format!("seed {}", options.seed))?);
     }

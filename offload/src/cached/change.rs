@@ -9,7 +9,8 @@ impl<P: Plugin> Cached<P> {
         pages: Pages<CachedPage<'a, P>>,
         f: &mut dyn FnMut(&mut CachedPages<'a>),
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
-        self.cache.store().require_tenure()?;
+        // Until all of it is done: also by tasks that go on when this is dropped.
+        let passage = self.cache.store().begin_change()?;
         let structure = self.context().structure.id;
         let (old, new) = pages.into_parts();
         let mut old: SmallVec<[_; 2]> = old.collect();
@@ -44,7 +45,7 @@ impl<P: Plugin> Cached<P> {
         }
         if is_shared {
             let old = old.into_iter().zip(overlaps).map(|((page, role), overlap)| (page, role, overlap)).collect();
-            return Box::pin(self.change_shared(old, new, f)).await;
+            return Box::pin(self.change_shared(old, new, f, passage)).await;
         }
         self.until_unlocked(old.iter().map(|(page, _)| page).filter(|page| page.level() > 0).map(PageRef::link)).await;
         let mut reserved = Vec::with_capacity(new.len());
@@ -81,7 +82,9 @@ impl<P: Plugin> Cached<P> {
             let (store, version) = (self.cache.store().clone(), lock.next_version());
             let batch = store.latest_batch();
             // Nobody waits for it: the page is out of use already.
+            let passage = passage.clone();
             let task = async move {
+                let _passage = passage;
                 let Some(log) = store.log() else { return };
                 match log_and_free(&store, batch, free).await {
                     Ok(()) => {

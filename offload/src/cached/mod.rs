@@ -31,6 +31,7 @@ use farlink_runtime::{
     },
     change::Role,
     error::Error,
+    gate::{Gate, Passage},
     lock::LockWord,
     one_sided::{OneSided, ownership},
     page::{IDENTITY, Identity, LOCK, SizeClass},
@@ -39,6 +40,7 @@ use farlink_runtime::{
     structure::Overlap,
     sync::{AtomicU64, Ordering},
     worker::{Handle, YieldNow},
+    write_ahead::Log,
 };
 use smallvec::SmallVec;
 
@@ -179,6 +181,17 @@ impl<P: Plugin> Cached<P> {
         self.cache.store().region().expect("cached access is made with a region")
     }
 
+    /// Leave for somebody else to change what is owned.
+    ///
+    /// # Errors
+    /// [`Error::GivenUp`] if it is given up, or about to be.
+    pub(crate) fn begin_change(&self) -> Result<Passage, Error> {
+        self.cache.store().begin_change().map_err(|interrupt| match interrupt {
+            Interrupt::Failed(error) => *error,
+            _ => Error::GivenUp { name: self.context().structure.name.clone() },
+        })
+    }
+
     /// Whether this compute server still has what it owned when the access was made.
     pub(crate) fn is_held(&self) -> bool {
         self.cache.store().require_tenure().is_ok()
@@ -217,21 +230,38 @@ impl<P: Plugin> Cached<P> {
         self.cache.flush_matching(is_meant).await.map_err(failed)
     }
 
-    /// Flushes, and gives up what this compute server owns: others can claim it from then on. No operation may be under way, over
-    /// any handle of the cache; all that come later are refused with [`Error::GivenUp`].
+    /// Flushes, and gives up what this compute server owns: others can claim it from then on. Operations may be under way, over all
+    /// handles of the cache. They go on while what is cached is written; then those that would change something are refused with
+    /// [`Error::GivenUp`], while what was changed meanwhile is written, and in the end all are. What an operation is refused it has not
+    /// done: a [`Router`](crate::Router) has it done by the next owner.
     ///
     /// # Errors
     /// As [`Cached::flush`]: nothing is given up then. If the fabric fails later, maintenance goes on with it.
     pub async fn close(&self) -> Result<(), Error> {
+        // The second one has what the first one has left, and leaves less.
+        self.flush().await?;
         self.flush().await?;
         let Context { worker, structure, .. } = self.context();
-        match self.cache.store().log() {
-            Some(log) if log.tenure().is_valid() => {
-                log.wipe(worker).await?;
-                ownership::give_up(worker, structure, log.tenure()).await
+        let (gate, Some(log)) = (&self.cache.store().known().gate, self.cache.store().log()) else { return Ok(()) };
+        let mut attempt = 0;
+        while !gate.shut() {
+            // Somebody else does it.
+            if !log.tenure().is_valid() {
+                return Ok(());
             }
-            _ => Ok(()),
+            worker.back_off(attempt).await;
+            attempt += 1;
         }
+        let opens = OpensAgain { gate, log };
+        while !gate.is_empty() {
+            worker.back_off(attempt).await;
+            attempt += 1;
+        }
+        self.flush().await?;
+        log.wipe(worker).await?;
+        let given_up = ownership::give_up(worker, structure, log.tenure()).await;
+        drop(opens);
+        given_up
     }
 
     /// The page where an operation begins, if it is cached.
@@ -312,6 +342,20 @@ impl<P: Plugin> Cached<P> {
             // What it had set would have reached beyond what is owned.
             PageError::Misuse(Misuse::Refused) => Error::SharedPage { page }.into(),
             error => refused(error),
+        }
+    }
+}
+
+/// Opens a gate again, if what is behind it was not given up.
+struct OpensAgain<'a> {
+    gate: &'a Gate,
+    log: &'a Log,
+}
+
+impl Drop for OpensAgain<'_> {
+    fn drop(&mut self) {
+        if self.log.tenure().is_valid() {
+            self.gate.open();
         }
     }
 }

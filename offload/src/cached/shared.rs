@@ -42,6 +42,7 @@ impl<P: Plugin> Cached<P> {
         old: Vec<Old<'a, P>>,
         new: Vec<NewPage>,
         f: &mut dyn FnMut(&mut CachedPages<'a>),
+        passage: Passage,
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
         let (structure, store) = (self.context().structure.id, self.cache.store());
         let mut reserved = Vec::with_capacity(new.len());
@@ -143,6 +144,7 @@ impl<P: Plugin> Cached<P> {
         }
         let handle = self.clone();
         let finish = async move {
+            let _passage = passage;
             let store = handle.cache.store();
             // If a memory server is lost, what is on the others is finished all the same.
             let arrived = until_arrived(store, batch).await;

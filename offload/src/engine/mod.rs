@@ -191,6 +191,10 @@ impl<P: Plugin> Shared<P> {
         missing: Missing<P>,
     ) -> Result<Option<O::Output>, Error> {
         let Missing { excluded, page, level } = missing;
+        let _passage = match O::READS_ONLY {
+            true => None,
+            false => Some(self.cached.begin_change()?),
+        };
         let Some((at, _)) = page.remote() else { return Ok(None) };
         let owned = self.cached.region();
         let clock = self.cached.worker().clock();

@@ -11,6 +11,9 @@
 //! the operation goes on to the owner that it names. So an operation that is sent to the right owner costs one exchange of
 //! messages, and the first one after a change of the map another one, and a READ.
 //!
+//! What a compute server owns can change while operations run ([`Holdings`]): a region that it gives up is written while
+//! operations on it go on; in the end they are refused, with no effect, and wait here for the owner that takes it.
+//!
 //! An operation about the parts of several owners is cut to each of them
 //! ([`Operation::within`](farlink_runtime::access::Operation::within)); each piece finds its way by itself, so none is done twice.
 //!
@@ -21,6 +24,8 @@
 //! | the owner was lost with it | again if it only reads, else [`OwnerLost`](farlink_runtime::error::Error::OwnerLost) |
 //! | the connection was lost, the owner was not | it is sent again, and done once (see [`farlink_runtime::messaging`]) |
 
+mod holdings;
+mod moves;
 mod owner;
 mod router;
 mod routes;
@@ -28,8 +33,10 @@ mod routes;
 use farlink_runtime::messaging::Kind;
 
 pub use self::{
+    holdings::{Here, Holdings},
+    moves::{GIVE_UP, TAKE, move_region},
     owner::{OwnerCounts, OwnerServer, Served},
-    router::{Owns, Router},
+    router::Router,
     routes::Routes,
 };
 

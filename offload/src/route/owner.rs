@@ -1,7 +1,7 @@
 //! An owner's side: threads that carry out what others send, over the owner's cache.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     collections::HashMap,
     fmt,
     future::Future,
@@ -20,7 +20,7 @@ use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
     fabric::listener::Listener,
-    messaging::{MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
+    messaging::{Kind, MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
     one_sided::ownership,
     operation::{Code, Run},
     page::StructureId,
@@ -28,12 +28,12 @@ use farlink_runtime::{
     worker::{Handle, Worker},
 };
 
-use super::{ROUTE, router::Owns};
-use crate::{
-    cached::Cached,
-    compute_cache::ComputeCache,
-    ship::{At, CallHeader, ReplyHeader, unpanicked},
+use super::{
+    ROUTE,
+    holdings::{Here, Holdings},
+    moves::{GIVE_UP, MoveHeader, TAKE},
 };
+use crate::ship::{At, CallHeader, ReplyHeader, unpanicked};
 
 /// What an owner has done for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,39 +72,40 @@ impl fmt::Debug for Served {
 }
 
 impl Served {
-    /// What this cache owns of a structure, at any time.
-    pub fn new<P: Plugin>(cache: &ComputeCache<P>, structure: &Structure) -> Self {
-        let (cache, of) = (cache.clone(), structure.clone());
+    /// The regions that a compute server has of a structure, at any time.
+    pub fn new<P: Plugin>(holdings: &Holdings<P>) -> Self {
+        let (structure, holdings) = (holdings.structure().clone(), holdings.clone());
         let mut operations = HashMap::new();
         P::operations(&mut Naming::<P>(&mut operations));
         let operations = Arc::new(operations);
         let open = move |worker: &Handle, counts: &Arc<Counts>| -> Box<dyn Serve> {
             Box::new(Rc::new(Part {
-                cache: cache.clone(),
-                structure: of.clone(),
+                here: holdings.here(worker),
+                structure: holdings.structure().clone(),
                 worker: worker.clone(),
-                owned: RefCell::default(),
                 operations: Arc::clone(&operations),
                 counts: Arc::clone(counts),
             }))
         };
-        Self { structure: structure.clone(), open: Box::new(open) }
+        Self { structure, open: Box::new(open) }
     }
 }
 
 /// One thread's way to what is owned of a structure.
 trait Serve {
+    /// Gives up a region, or takes it.
+    fn moves(&self, what: Kind, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)>;
+
+    /// Carries out an operation.
     fn begin(&self, call: CallHeader, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)>;
 }
 
 type Begin<P> = fn(&Rc<Part<P>>, &[u64], Responder) -> Result<Running, (Refusal, Responder)>;
 
 struct Part<P: Plugin> {
-    cache: ComputeCache<P>,
+    here: Here<P>,
     structure: Structure,
     worker: Handle,
-    /// Once something was.
-    owned: RefCell<Option<Rc<Cached<P>>>>,
     operations: Arc<HashMap<Code, Begin<P>>>,
     counts: Arc<Counts>,
 }
@@ -120,6 +121,19 @@ impl<P: Plugin> Operations<P> for Naming<'_, P> {
 }
 
 impl<P: Plugin> Serve for Rc<Part<P>> {
+    fn moves(&self, what: Kind, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)> {
+        let Ok(region) = decode_all::<P::Region>(words) else { return Err((Refusal::Malformed, reply)) };
+        let part = Self::clone(self);
+        Ok(Box::pin(async move {
+            let outcome = match what {
+                GIVE_UP => part.here.holdings().give_up(&part.worker, &region).await,
+                _ => part.here.holdings().take(&part.worker, region).await.map(|()| true),
+            };
+            let done = ReplyHeader::Done { changed: Vec::new() };
+            ReplyHeader::reply(outcome.map(|moved| (done, moved)).map_err(ReplyHeader::of), 0, reply);
+        }))
+    }
+
     fn begin(&self, call: CallHeader, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)> {
         match self.operations.get(&call.code) {
             Some(begin) => begin(self, words, reply),
@@ -140,15 +154,6 @@ fn begin<O: Operation>(
 }
 
 impl<P: Plugin> Part<P> {
-    /// The access to what is owned, if anything is.
-    fn owned(&self) -> Result<Option<Rc<Cached<P>>>, Error> {
-        let mut owned = self.owned.borrow_mut();
-        if owned.as_ref().is_none_or(|owned| !owned.is_held()) {
-            *owned = self.cache.owned(&self.worker, &self.structure)?.map(Rc::new);
-        }
-        Ok(owned.clone())
-    }
-
     async fn carry_out<O: Operation<Plugin = P>>(&self, operation: O, reply: Responder) {
         let outcome = self.outcome(operation).await;
         let count = match &outcome {
@@ -163,9 +168,7 @@ impl<P: Plugin> Part<P> {
 
     async fn outcome<O: Operation<Plugin = P>>(&self, operation: O) -> Result<O::Output, ReplyHeader> {
         let not_owned = || ReplyHeader::NotOwned(ownership::seen_epoch(&self.worker, &self.structure));
-        let owned = self.owned().map_err(ReplyHeader::of)?;
-        let owned = owned.filter(|owned| owned.owns(&operation.scope())).ok_or_else(not_owned)?;
-        match unpanicked(owned.execute(&operation)).await {
+        match unpanicked(self.here.execute(&operation)).await {
             Ok(Ok(output)) => Ok(output),
             Ok(Err(Error::GivenUp { .. })) => Err(not_owned()),
             Ok(Err(error)) => Err(ReplyHeader::of(error)),
@@ -236,18 +239,26 @@ struct OwnerService {
 
 impl Service for OwnerService {
     fn handle(&mut self, request: Request<'_>, reply: Responder) {
-        if request.kind() != ROUTE {
-            return reply.refuse(Refusal::UnknownKind);
-        }
         let mut words = request.words();
-        let call = match CallHeader::decode(&mut words) {
-            Ok(call) if call.start == At::Root => call,
-            _ => return reply.refuse(Refusal::Malformed),
+        let not_owned = |reply: Responder| reply.send_with(|to| ReplyHeader::NotOwned(0).encode(0, to));
+        let begun = match request.kind() {
+            ROUTE => match CallHeader::decode(&mut words) {
+                Ok(call) if call.start == At::Root => match self.structures.get(&call.structure) {
+                    Some(structure) => structure.begin(call, words, reply),
+                    None => return not_owned(reply),
+                },
+                _ => Err((Refusal::Malformed, reply)),
+            },
+            what @ (GIVE_UP | TAKE) => match MoveHeader::decode(&mut words).ok().and_then(MoveHeader::structure) {
+                Some(id) => match self.structures.get(&id) {
+                    Some(structure) => structure.moves(what, words, reply),
+                    None => return not_owned(reply),
+                },
+                None => Err((Refusal::Malformed, reply)),
+            },
+            _ => Err((Refusal::UnknownKind, reply)),
         };
-        let Some(structure) = self.structures.get(&call.structure) else {
-            return reply.send_with(|to| ReplyHeader::NotOwned(0).encode(0, to));
-        };
-        let mut running = match structure.begin(call, words, reply) {
+        let mut running = match begun {
             Ok(running) => running,
             Err((why, reply)) => return reply.refuse(why),
         };

@@ -14,34 +14,16 @@ use farlink_runtime::{
     worker::Handle,
 };
 
-use super::{PATIENCE_NS, ROUTE, routes::RouteMap, routes::Routes};
-use crate::{
-    cached::Cached,
-    engine::Engine,
-    ship::{At, CallHeader, ReplyHeader},
+use super::{
+    PATIENCE_NS, ROUTE,
+    holdings::Here,
+    routes::{RouteMap, Routes},
 };
+use crate::ship::{At, CallHeader, ReplyHeader};
 
 type RegionOf<A> = <<A as Run>::Plugin as Plugin>::Region;
 
-/// Whoever runs operations on what this compute server owns.
-pub trait Owns: Run {
-    /// Whether all of a region is this compute server's.
-    fn owns(&self, region: &RegionOf<Self>) -> bool;
-}
-
-impl<P: Plugin> Owns for Cached<P> {
-    fn owns(&self, region: &P::Region) -> bool {
-        self.is_held() && region.overlap(self.region()) == Overlap::Inside
-    }
-}
-
-impl<P: Plugin> Owns for Engine<P> {
-    fn owns(&self, region: &P::Region) -> bool {
-        self.cached().owns(region)
-    }
-}
-
-/// Has each operation done by the owner of what it is about: here, through `A`, or by the compute server that owns it. See the
+/// Has each operation done by the owner of what it is about: here, through `A`, which has all that this compute server owns, or by the compute server that owns it. See the
 /// [module](super). Cheap to clone; belongs to one worker.
 #[derive(Debug)]
 pub struct Router<A: Run>(Rc<Inner<A>>);
@@ -63,14 +45,14 @@ impl<A: Run> Clone for Router<A> {
     }
 }
 
-impl<P: Plugin> Router<Cached<P>> {
+impl<P: Plugin> Router<Here<P>> {
     /// For a compute server that owns nothing.
     pub fn to_owners(worker: &Handle, routes: &Routes<P>) -> Self {
         Self::with(worker, routes, None)
     }
 }
 
-impl<A: Owns> Router<A> {
+impl<A: Run> Router<A> {
     /// For one that has an access of its own to what it owns.
     pub fn new(worker: &Handle, routes: &Routes<A::Plugin>, here: A) -> Self {
         Self::with(worker, routes, Some(here))
@@ -100,13 +82,13 @@ impl<A: Owns> Router<A> {
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
 
-impl<A: Owns> Inner<A> {
+impl<A: Run> Inner<A> {
     async fn run<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<O::Output, Error> {
         let map = self.map.get();
-        let Some((owner, region)) = map.part_with(&operation.scope()) else {
+        let Some(&owner) = map.owner_of(&operation.scope()) else {
             return self.again(operation, None).await;
         };
-        match self.at(*owner, region, operation, map.epoch).await {
+        match self.at(owner, operation, map.epoch).await {
             Err(why) if is_to_be_sent_on::<O>(&why) => self.again(operation, Some((map.epoch, why))).await,
             outcome => outcome,
         }
@@ -127,8 +109,8 @@ impl<A: Owns> Inner<A> {
                     self.look_anew(epoch, why, &mut patience).await?;
                 }
                 let map = self.map.get();
-                let outcome = match map.part_with(&operation.scope()) {
-                    Some((owner, region)) => self.at(*owner, region, operation, map.epoch).await,
+                let outcome = match map.owner_of(&operation.scope()) {
+                    Some(&owner) => self.at(owner, operation, map.epoch).await,
                     None if map.is_whole => return operation.route(&Parts { of: self, map }).await,
                     None => Err(Error::NoOwner { name: self.routes.structure().name.clone() }),
                 };
@@ -168,12 +150,11 @@ impl<A: Owns> Inner<A> {
     async fn at<O: Operation<Plugin = A::Plugin>>(
         &self,
         owner: OwnerId,
-        region: &RegionOf<A>,
         operation: &O,
         epoch: u64,
     ) -> Result<O::Output, Error> {
         if owner == self.worker.owner()
-            && let Some(here) = self.here.as_ref().filter(|here| here.owns(region))
+            && let Some(here) = &self.here
         {
             return match here.execute(operation).await {
                 Err(Error::GivenUp { name }) => Err(Error::NotOwned { name, epoch }),
@@ -252,7 +233,7 @@ struct Parts<'a, A: Run> {
     map: Rc<RouteMap<RegionOf<A>>>,
 }
 
-impl<A: Owns> Shards for Parts<'_, A> {
+impl<A: Run> Shards for Parts<'_, A> {
     type Plugin = A::Plugin;
 
     fn about(&self, region: &RegionOf<A>) -> Vec<usize> {
@@ -273,14 +254,14 @@ impl<A: Owns> Shards for Parts<'_, A> {
                 "an operation does not say what of it is about a part: see `Operation::within`",
             ));
         }
-        match self.of.at(*owner, region, &piece, self.map.epoch).await {
+        match self.of.at(*owner, &piece, self.map.epoch).await {
             Err(why) if is_to_be_sent_on::<O>(&why) => self.of.again(&piece, Some((self.map.epoch, why))).await,
             outcome => outcome,
         }
     }
 }
 
-impl<A: Owns> Run for Router<A> {
+impl<A: Run> Run for Router<A> {
     type Plugin = A::Plugin;
 
     fn execute<O: Operation<Plugin = A::Plugin>>(

@@ -34,10 +34,10 @@ impl<R: Region> RouteMap<R> {
         Ok(Self { epoch: map.epoch, parts, is_whole: R::are_everything(&regions) })
     }
 
-    /// The part in which all of a region lies.
+    /// The owner of a part in which all of a region lies.
     #[inline]
-    pub(super) fn part_with(&self, region: &R) -> Option<&(OwnerId, R)> {
-        self.parts.iter().find(|(_, part)| region.overlap(part) == Overlap::Inside)
+    pub(super) fn owner_of(&self, region: &R) -> Option<&OwnerId> {
+        self.parts.iter().find(|(_, part)| region.overlap(part) == Overlap::Inside).map(|(owner, _)| owner)
     }
 }
 

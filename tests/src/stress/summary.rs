@@ -56,6 +56,8 @@ pub struct Summary {
     pub grows: bool,
     /// Whether operations were sent to the owners of their keys: see [`Options::route`].
     pub routed: bool,
+    /// Whether ranges went from owner to owner.
+    pub moves: bool,
     /// Parts of which the owner saw other entries than are read one-sided.
     pub misseen: Vec<(Seen, Seen)>,
 }
@@ -99,6 +101,7 @@ impl Summary {
             fails: options.profile.faults().is_some(),
             grows: options.grows,
             routed: options.route,
+            moves: options.move_every_ms != 0,
             misseen,
         })
     }
@@ -170,6 +173,9 @@ impl Summary {
         if self.routed && self.peer_report.counter("two_sided") == 0 {
             omissions.push("no messages: the test has not tested them".into());
         }
+        if self.moves && self.peer_report.counter("moves") == 0 {
+            omissions.push("no range went to another owner: the test has not tested it".into());
+        }
         if self.peer_report.seen.len() > 1 && self.peer_report.strays == 0 && !self.routed {
             omissions.push("no operation on another owner's keys: the test has not tested them".into());
         }
@@ -223,7 +229,8 @@ impl fmt::Display for Summary {
         }
         if self.routed {
             let messages = self.peer_report.counter("two_sided") as f64 / self.peer_report.operations as f64;
-            write!(f, "; {messages:.3} messages an operation")?;
+            let moves = self.peer_report.counter("moves");
+            write!(f, "; {messages:.3} messages an operation, {moves} moves")?;
         }
         write!(
             f,

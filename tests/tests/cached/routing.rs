@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use farlink_offload::{Admission, Cached, ComputeCache, OwnerServer, Router, Routes, Served};
+use farlink_offload::{Admission, Holdings, OwnerServer, Router, Routes, Served, route::Here};
 use farlink_runtime::{
     clock::Clock,
     error::Error,
@@ -21,34 +21,35 @@ use farlink_tests::{
 use proptest::prelude::*;
 
 use crate::{
-    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, Owned, assert_left_clean, cache, fabric, settle, sparse},
+    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, assert_left_clean, cache, fabric, settle, sparse},
     steps::{NEVER, step, take},
 };
 
-type Routed = BTree<Router<Cached<Tree>>>;
+pub(crate) type Routed = BTree<Router<Here<Tree>>>;
 
 /// A compute server that owns a range and does what others send.
-struct Owner {
+pub(crate) struct Owner {
     // Before its worker.
-    tree: Owned,
     server: Option<OwnerServer>,
-    member: Member,
-    cache: ComputeCache<Tree>,
+    pub(crate) holdings: Holdings<Tree>,
+    pub(crate) member: Member,
 }
 
 impl Owner {
-    fn new(fabric: &Cluster, seed: u64, range: KeyRange, cache_bytes: usize) -> Self {
+    pub(crate) fn new(fabric: &Cluster, seed: u64, ranges: &[KeyRange], cache_bytes: usize) -> Self {
         let member = Member::join(fabric, seed);
-        let cache = cache(cache_bytes, Admission::Always);
-        let tree = member.own(&cache, range);
-        let mut owner = Self { tree, server: None, member, cache };
+        let holdings = Holdings::new(member.tree.structure(), move || Ok(cache(cache_bytes, Admission::Always)));
+        for &range in ranges {
+            member.worker.block_on(holdings.take(&member.worker, range)).unwrap();
+        }
+        let mut owner = Self { server: None, holdings, member };
         owner.listen().unwrap();
         owner
     }
 
     fn listen(&mut self) -> Result<(), Error> {
         let compute = &self.member.compute;
-        let served = vec![Served::new(&self.cache, self.member.tree.structure())];
+        let served = vec![Served::new(&self.holdings)];
         let messages = ServeMessages { wait: Wait::Event, ..ServeMessages::default() };
         let listener = compute.listen(&ListenOptions::default())?;
         self.server = Some(OwnerServer::start(listener, compute, served, &messages)?);
@@ -58,19 +59,19 @@ impl Owner {
     /// Its way to all keys.
     fn router(&self) -> Routed {
         let routes = routes(&self.member);
-        Ordered::over(Router::new(&self.member.worker, &routes, self.tree.access().clone()))
+        Ordered::over(Router::new(&self.member.worker, &routes, self.holdings.here(&self.member.worker)))
     }
 
-    fn close(&self) {
-        self.member.worker.block_on(self.tree.access().close()).unwrap();
+    pub(crate) fn close(&self) {
+        self.member.worker.block_on(self.holdings.give_up_all(&self.member.worker)).unwrap();
     }
 }
 
-fn routes(member: &Member) -> Routes<Tree> {
+pub(crate) fn routes(member: &Member) -> Routes<Tree> {
     member.worker.block_on(Routes::read(&member.worker, member.tree.structure().clone())).unwrap()
 }
 
-fn to_owners(member: &Member, routes: &Routes<Tree>) -> Routed {
+pub(crate) fn to_owners(member: &Member, routes: &Routes<Tree>) -> Routed {
     Ordered::over(Router::to_owners(&member.worker, routes))
 }
 
@@ -90,7 +91,7 @@ impl Scene {
         let guest = Member::join(&fabric, 3);
         let cut = guest.worker.block_on(guest.tree.leaf_low(20_000)).unwrap();
         let ranges = [KeyRange { low: 0, high: Some(cut) }, KeyRange { low: cut, high: None }];
-        let owners = [0, 1].map(|owner| Owner::new(&fabric, owner as u64 + 1, ranges[owner], cache_bytes));
+        let owners = [0, 1].map(|owner| Owner::new(&fabric, owner as u64 + 1, &ranges[owner..=owner], cache_bytes));
         Self { owners, guest, fabric, cut, model }
     }
 
@@ -167,10 +168,8 @@ fn who_asks_the_wrong_owner_asks_twice_once_an_epoch() {
     }
     for round in 0..3 {
         // The upper range goes to a compute server that has just come, and that the workers do not know.
-        let old = scene.owners[1].tree.access().clone();
-        scene.owners[1].member.worker.block_on(old.close()).unwrap();
-        drop(old);
-        let new = Owner::new(&scene.fabric, 10 + round, KeyRange { low: cut, high: None }, CACHE_BYTES_ALL);
+        scene.owners[1].close();
+        let new = Owner::new(&scene.fabric, 10 + round, &[KeyRange { low: cut, high: None }], CACHE_BYTES_ALL);
         let (epoch, reads) = (routes.epoch(), routes.reads());
         let did = counted(&scene.guest.worker, async || get(&trees[0], cut).await);
         // The READ is of the map; a page proves itself, so one is enough.

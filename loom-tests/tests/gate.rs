@@ -1,0 +1,133 @@
+//! A gate that is shut before something is handed over.
+//!
+//! Asserted: once the gate is shut and nobody is inside, nobody changes what is behind it, and all that was changed there is seen.
+//!
+//! Broken variants: who looks whether the gate is shut before he counts himself in is overlooked; so is who does so without a fence.
+#![cfg(loom)]
+
+use std::{cell::Cell, rc::Rc, sync::Arc};
+
+use farlink_loom_tests::{Plain, explore, refuse, run};
+use farlink_runtime::{
+    gate::{Gate, Way},
+    sync::{AtomicBool, AtomicU64, Ordering, fence},
+};
+
+/// What the models need of a gate. One thread passes.
+trait Gated: Send + Sync + 'static {
+    type Way;
+    fn new() -> Arc<Self>;
+    /// Made by the thread that uses it.
+    fn way(self: &Arc<Self>) -> Self::Way;
+    /// Does something inside, if it gets there.
+    fn pass(way: &Self::Way, inside: impl FnOnce());
+    fn shut(&self);
+    fn is_empty(&self) -> bool;
+}
+
+struct Real(Arc<Gate>);
+
+impl Gated for Real {
+    type Way = Way;
+
+    fn new() -> Arc<Self> {
+        Arc::new(Self(Arc::default()))
+    }
+
+    fn way(self: &Arc<Self>) -> Way {
+        self.0.way()
+    }
+
+    fn pass(way: &Way, inside: impl FnOnce()) {
+        if let Some(passage) = way.pass() {
+            let longer = passage.clone();
+            drop(passage);
+            inside();
+            drop(longer);
+        }
+    }
+
+    fn shut(&self) {
+        self.0.shut();
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// `LOOKS_FIRST`: whether the gate is shut is looked at before one counts oneself in. Without a fence in any case.
+struct Broken<const LOOKS_FIRST: bool>(AtomicBool, AtomicU64);
+
+impl<const LOOKS_FIRST: bool> Gated for Broken<LOOKS_FIRST> {
+    type Way = Rc<Cell<Option<Arc<Self>>>>;
+
+    fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicBool::new(false), AtomicU64::new(0)))
+    }
+
+    fn way(self: &Arc<Self>) -> Self::Way {
+        Rc::new(Cell::new(Some(Arc::clone(self))))
+    }
+
+    fn pass(way: &Self::Way, inside: impl FnOnce()) {
+        let gate = way.take().expect("it passes once");
+        if LOOKS_FIRST {
+            let is_shut = gate.0.load(Ordering::SeqCst);
+            gate.1.store(1, Ordering::Release);
+            fence(Ordering::SeqCst);
+            if !is_shut {
+                inside();
+            }
+        } else {
+            gate.1.store(1, Ordering::Release);
+            if !gate.0.load(Ordering::Relaxed) {
+                inside();
+            }
+        }
+        gate.1.store(0, Ordering::Release);
+    }
+
+    fn shut(&self) {
+        self.0.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.1.load(Ordering::Acquire) == 0
+    }
+}
+
+/// One comes to the gate and changes something behind it, one shuts it and takes over.
+fn handed_over<G: Gated>() {
+    let gate = G::new();
+    let behind = Arc::new(Plain::new(0));
+    let (changed, theirs) = (Arc::clone(&behind), Arc::clone(&gate));
+    let changer = run(move || {
+        let way = theirs.way();
+        G::pass(&way, || changed.write(changed.read() + 1));
+    });
+    let shutter = run(move || {
+        gate.shut();
+        if gate.is_empty() {
+            behind.write(behind.read() + 1);
+        }
+    });
+    changer.join();
+    shutter.join();
+}
+
+#[test]
+fn nobody_changes_what_was_handed_over() {
+    explore("nobody_changes_what_was_handed_over", handed_over::<Real>);
+}
+
+#[test]
+fn who_looks_before_he_counts_is_caught() {
+    refuse("who_looks_before_he_counts_is_caught", "", handed_over::<Broken<true>>);
+}
+
+#[test]
+fn who_has_no_fence_is_caught() {
+    refuse("who_has_no_fence_is_caught", "", handed_over::<Broken<false>>);
+}
