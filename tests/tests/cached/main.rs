@@ -4,6 +4,7 @@ mod counts;
 mod crowd;
 mod endings;
 mod models;
+mod moving;
 mod owners;
 mod ownership;
 mod routing;

@@ -2,7 +2,10 @@
 
 use std::rc::Rc;
 
-use farlink_offload::{Admission, Holdings, OwnerServer, Router, Routes, Served, route::Here};
+use farlink_offload::{
+    Admission, Holdings, OwnerServer, Router, Routes, Served,
+    route::{Here, OwnerCounts},
+};
 use farlink_runtime::{
     clock::Clock,
     error::Error,
@@ -54,6 +57,11 @@ impl Owner {
         let listener = compute.listen(&ListenOptions::default())?;
         self.server = Some(OwnerServer::start(listener, compute, served, &messages)?);
         Ok(())
+    }
+
+    /// What it has done for others.
+    pub(crate) fn counts(&self) -> OwnerCounts {
+        self.server.as_ref().unwrap().counts()
     }
 
     /// Its way to all keys.
@@ -147,7 +155,7 @@ fn one_message_to_the_owner_and_none_to_oneself() {
     assert_eq!((did.two_sided, did.reads), (2, 0), "{did:?}");
     assert_eq!(guest.worker.block_on(routed.len()).unwrap(), 4000);
     assert_eq!(routes.reads(), 1);
-    let counts = [low, high].map(|owner| owner.server.as_ref().unwrap().counts());
+    let counts = [low, high].map(Owner::counts);
     assert!(counts.iter().all(|counts| counts.done > 3 && counts.not_owned == 0 && counts.failed == 0), "{counts:?}");
     drop((routed, router));
     scene.close("routed");
@@ -186,7 +194,7 @@ fn who_asks_the_wrong_owner_asks_twice_once_an_epoch() {
         }
         assert_eq!(routes.reads() - reads, 1);
         let before = std::mem::replace(&mut scene.owners[1], new);
-        assert_eq!(before.server.as_ref().unwrap().counts().not_owned, 1);
+        assert_eq!(before.counts().not_owned, 1);
         settle([&before.member, &scene.owners[0].member, &scene.owners[1].member, &scene.guest]);
         drop(before);
     }

@@ -1,0 +1,163 @@
+//! Regions go from owner to owner while operations run: each operation is done once, and none fails.
+
+use std::{
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use farlink_offload::{Router, Routes, route::move_region};
+use farlink_runtime::{compute::ComputeServer, error::Error, one_sided::ownership, structure::Structure};
+use farlink_structures::{
+    btree::{KeyRange, Tree},
+    map::Map as Ordered,
+};
+use farlink_tests::{
+    backend::{Cluster, FabricProfile},
+    drive::{Plan, drive},
+    history::{Flush, History, Recorder},
+    linear, scans, settings,
+    workload::{Mix, Part, Workload, WorkloadSpec, spread_keys, value_of},
+};
+use rand::{SeedableRng, rngs::StdRng, seq::IteratorRandom};
+
+use crate::{
+    routing::{Owner, routes, to_owners},
+    scene::{CACHE_BYTES_MIN, Map, Member, assert_left_clean, fabric, settle},
+};
+
+const CLIENTS: u32 = 2;
+const KEYS: usize = 600;
+const MOVES: u32 = 20;
+
+/// Three owners, of which the last has nothing at first, and somebody who owns nothing.
+struct Scene {
+    owners: Vec<Owner>,
+    guest: Member,
+    fabric: Cluster,
+    model: Map,
+}
+
+impl Scene {
+    fn new(profile: FabricProfile) -> Self {
+        let keys = spread_keys(KEYS).into_iter().step_by(2);
+        let model: Map = keys.zip(1..).map(|(key, sequence)| (key, value_of(CLIENTS, sequence))).collect();
+        let fabric = fabric(profile, 256, &model, 0.8);
+        let guest = Member::join(&fabric, 9);
+        let cut = |part: u64| guest.worker.block_on(guest.tree.leaf_low(u64::MAX / 4 * part)).unwrap();
+        let ranges = KeyRange::cut_at(&[cut(1), cut(2), cut(3)]);
+        let ranges: [&[KeyRange]; 3] = [&ranges[..2], &ranges[2..], &[]];
+        let owners = (1..).zip(ranges).map(|(seed, of)| Owner::new(&fabric, seed, of, CACHE_BYTES_MIN)).collect();
+        Self { owners, guest, fabric, model }
+    }
+
+    fn structure(&self) -> &Structure {
+        self.guest.tree.structure()
+    }
+
+    /// Has a range go from one owner to another, both drawn at random.
+    fn move_one(&self, random: &mut StdRng) -> Result<bool, Error> {
+        let worker = &self.guest.worker;
+        worker.block_on(async {
+            let map = ownership::read(worker, self.structure()).await?;
+            let (from, part) = map.owners().choose(random).expect("there are owners");
+            let region: KeyRange = part.to_region()?.expect("it is one of keys");
+            let others = self.owners.iter().map(|owner| owner.member.compute.owner());
+            let to = others.filter(|&other| other != from).choose(random).expect("there are others");
+            move_region(worker, self.structure(), &region, from, to).await
+        })
+    }
+
+    /// All give up what they own, and leave. The cluster.
+    fn leave(self) -> (Cluster, Map) {
+        let Self { owners, guest, fabric, model } = self;
+        owners.iter().for_each(Owner::close);
+        settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
+        (fabric, model)
+    }
+}
+
+/// One client's operations, none of whose keys are its own, until it is over; their history.
+fn client(compute: &ComputeServer, structure: &Structure, number: u32, seed: u64, is_over: Arc<AtomicBool>) -> Vec<u8> {
+    let worker = compute.worker().unwrap();
+    let routes = worker.block_on(Routes::<Tree>::read(&worker, structure.clone())).unwrap();
+    let tree = Ordered::over(Router::to_owners(&worker, &routes));
+    let mix = Mix { scan: 5, ..Mix::CHURN };
+    let spec = WorkloadSpec { seed, keys: spread_keys(KEYS), theta: 0.3, mix, scan_limit_max: 40 };
+    let recorder = Rc::new(Recorder::new(Vec::new(), number, Flush::WhenFull).unwrap());
+    let plan = Plan {
+        in_flight: 4,
+        drop_one_in: 0,
+        damage_expected: false,
+        failures_expected: false,
+        tide_ns: 0,
+        part: Part::ALL,
+    };
+    let workload = Workload::new(&spec, number).unwrap();
+    drive(&worker, &tree, workload, &recorder, plan, move || is_over.load(Ordering::Acquire)).unwrap();
+    drop((tree, worker));
+    Rc::into_inner(recorder).unwrap().finish().unwrap()
+}
+
+/// Whoever moves ranges meanwhile, two clients see one tree.
+#[test]
+fn nothing_is_lost_done_twice_or_refused_by_a_move() {
+    let seed = settings::seed("moving");
+    for profile in [FabricProfile::Fast, FabricProfile::Nasty] {
+        let scene = Scene::new(profile);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let histories: Vec<Vec<u8>> = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|number| {
+                    let (compute, is_over) = (Arc::clone(&scene.guest.compute), Arc::clone(&is_over));
+                    let structure = scene.structure().clone();
+                    scope.spawn(move || client(&compute, &structure, number, seed, is_over))
+                })
+                .collect();
+            let mut random = StdRng::seed_from_u64(seed);
+            for _ in 0..MOVES {
+                assert!(scene.move_one(&mut random).unwrap(), "an owner does not have what the map says");
+                scene.owners.iter().map(|owner| &owner.member).chain([&scene.guest]).for_each(Member::maintain);
+            }
+            is_over.store(true, Ordering::Release);
+            clients.into_iter().map(|client| client.join().unwrap()).collect()
+        });
+        let mut history = History::default();
+        history.set_initial(scene.model.clone());
+        histories.iter().for_each(|words| history.merge(History::decode(words).unwrap()));
+        assert!(history.len() > 100, "{} operations", history.len());
+        let counts = scene.owners.iter().map(|owner| owner.counts());
+        assert!(counts.map(|counts| counts.not_owned).sum::<u64>() > 0, "no operation met a move");
+        // What is left is what a client would read next.
+        let routes = routes(&scene.guest);
+        let left = scene.guest.worker.block_on(to_owners(&scene.guest, &routes).range(..).take(usize::MAX)).unwrap();
+        linear::check(&history).unwrap_or_else(|error| panic!("{error}"));
+        scans::check(&history).unwrap_or_else(|error| panic!("{error}"));
+        let (fabric, _) = scene.leave();
+        assert_left_clean(&fabric, &left.into_iter().collect(), "moved");
+    }
+}
+
+/// A range that its owner does not have any more is not moved; one that nobody can take stays where it was.
+#[test]
+fn a_move_that_cannot_be_changes_nothing() {
+    let scene = Scene::new(FabricProfile::Fast);
+    let [first, second, third] = &scene.owners[..] else { panic!("there are three") };
+    let (worker, structure) = (&scene.guest.worker, scene.structure());
+    let id = |owner: &Owner| owner.member.compute.owner();
+    let region = first.holdings.regions()[0];
+    let moved = |from, to| worker.block_on(move_region(worker, structure, &region, from, to));
+    assert!(!moved(id(second), id(third)).unwrap());
+    assert!(!moved(id(third), id(second)).unwrap());
+    let nobody = moved(id(first), scene.guest.compute.owner());
+    assert!(matches!(nobody, Err(Error::OwnerMissing { .. })), "{nobody:?}");
+    assert!(first.holdings.regions().contains(&region));
+    assert!(moved(id(first), id(third)).unwrap());
+    assert_eq!((first.holdings.regions().len(), third.holdings.regions()), (1, vec![region]));
+    let found = worker.block_on(to_owners(&scene.guest, &routes(&scene.guest)).range(..).take(usize::MAX)).unwrap();
+    assert!(found.into_iter().collect::<Map>() == scene.model);
+    let (fabric, model) = scene.leave();
+    assert_left_clean(&fabric, &model, "not moved");
+}
