@@ -130,7 +130,7 @@ impl<P: Plugin> Holdings<P> {
 
     /// The counts of all caches, also of those that are gone.
     pub fn counters(&self) -> Counters {
-        let mut all = self.past().clone();
+        let mut all = *self.past();
         self.0.held.copy().iter().for_each(|held| all += held.cache.counters());
         all
     }
