@@ -192,6 +192,11 @@ impl<P: Plugin> Cached<P> {
         })
     }
 
+    /// Whether somebody is giving up what this compute server owns.
+    pub(crate) fn is_being_given_up(&self) -> bool {
+        self.cache.store().known().gate.is_shut()
+    }
+
     /// Whether this compute server still has what it owned when the access was made.
     pub(crate) fn is_held(&self) -> bool {
         self.cache.store().require_tenure().is_ok()

@@ -140,6 +140,12 @@ impl<P: Plugin> Holdings<P> {
     }
 }
 
+/// Waits for the `attempt`th time (from 0) for what takes others a while: longer and longer, up to about a millisecond.
+pub(super) async fn rest(worker: &Handle, attempt: u32) {
+    let until_ns = worker.clock().now_ns() + (4000 << attempt.min(8));
+    worker.sleep_until(until_ns).await;
+}
+
 fn is_same<R: Region>(a: &R, b: &R) -> bool {
     a.overlap(b) == Overlap::Inside && b.overlap(a) == Overlap::Inside
 }
@@ -209,9 +215,21 @@ impl<P: Plugin> Run for Here<P> {
     type Plugin = P;
 
     async fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
-        match self.with(&operation.scope())? {
-            Some(part) => part.execute(operation).await,
-            None => Err(Error::GivenUp { name: self.holdings.structure().name.clone() }),
+        loop {
+            let Some(part) = self.with(&operation.scope())? else {
+                return Err(Error::GivenUp { name: self.holdings.structure().name.clone() });
+            };
+            match part.execute(operation).await {
+                // Somebody is about to give it up: until that is done, or has failed, nobody else can do this.
+                Err(Error::GivenUp { .. }) if part.is_held() => {
+                    let mut waited = 0;
+                    while part.is_held() && part.is_being_given_up() {
+                        rest(&self.worker, waited).await;
+                        waited += 1;
+                    }
+                }
+                outcome => return outcome,
+            }
         }
     }
 }

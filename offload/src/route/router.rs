@@ -16,7 +16,7 @@ use farlink_runtime::{
 
 use super::{
     PATIENCE_NS, ROUTE,
-    holdings::Here,
+    holdings::{Here, rest},
     routes::{RouteMap, Routes},
 };
 use crate::ship::{At, CallHeader, ReplyHeader};
@@ -103,7 +103,7 @@ impl<A: Run> Inner<A> {
     ) -> Boxed<'a, O::Output> {
         Box::pin(async move {
             let mut undone = undone;
-            let mut patience = Patience { until_ns: None, attempt: 0 };
+            let mut patience = Patience::default();
             loop {
                 if let Some((epoch, why)) = undone.take() {
                     self.look_anew(epoch, why, &mut patience).await?;
@@ -127,6 +127,10 @@ impl<A: Run> Inner<A> {
     /// # Errors
     /// The error, if it takes too long, or what reading the map failed with.
     async fn look_anew(&self, epoch: u64, why: Error, patience: &mut Patience) -> Result<(), Error> {
+        // Each change of the map gives hope: the next owner may be about to be what it says.
+        if patience.epoch != epoch {
+            *patience = Patience { epoch, ..Patience::default() };
+        }
         while self.map.get().epoch <= epoch {
             let now_ns = self.worker.clock().now_ns();
             if now_ns > *patience.until_ns.get_or_insert(now_ns + PATIENCE_NS) {
@@ -136,7 +140,7 @@ impl<A: Run> Inner<A> {
             if self.map.get().epoch > epoch {
                 break;
             }
-            self.worker.back_off(patience.attempt).await;
+            rest(&self.worker, patience.attempt).await;
             patience.attempt += 1;
             if has_read {
                 // Whoever was asked may be about to be what the map says.
@@ -222,7 +226,10 @@ fn is_to_be_sent_on<O: Operation>(why: &Error) -> bool {
     }
 }
 
+/// With a map of this epoch.
+#[derive(Default)]
 struct Patience {
+    epoch: u64,
     until_ns: Option<u64>,
     attempt: u32,
 }

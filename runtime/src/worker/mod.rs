@@ -535,6 +535,12 @@ impl Handle {
         YieldNow { executor: self.executor(), yielded: false }
     }
 
+    /// Waits until the worker's clock shows this time. Other tasks run meanwhile; without any, other threads get the core.
+    pub async fn sleep_until(&self, ns: u64) {
+        self.0.timers.until(&self.0.clock, ns).await;
+        self.0.yields.set(true);
+    }
+
     /// Waits before the `attempt`th try (from 0): for a time of up to 3.2 us, longer and longer at random. From the fourth try
     /// on other threads get the core, once a turn.
     pub async fn back_off(&self, attempt: u32) {
