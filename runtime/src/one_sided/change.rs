@@ -16,6 +16,7 @@
 //! its end: it is a task of the worker, which dropping the caller's future does not touch. [`protocol`](super::protocol) says
 //! what becomes of requests that fail.
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::{
@@ -26,6 +27,7 @@ use super::{
 use crate::{
     access::Interrupt,
     change::Role,
+    epoch::Pin,
     error::Error,
     fabric::memory::LocalMemory,
     local_locks::SlotGuard,
@@ -176,13 +178,14 @@ pub(super) async fn make<R: Remote>(
 }
 
 /// Writes new pages and replaces a word that leads to them, to its end even if the caller is dropped. The word, if it was
-/// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free.
+/// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free. Nobody waits for either.
 ///
 /// If the answer is lost and the word is neither, `reachable` says what readers can come to: either a new page is among that, or
 /// one that was to be unlinked. If none of them is, those of them that are not freed in the end by who has unlinked them are nobody's:
-/// see [`SharedPages::doubt`](crate::free_pages::SharedPages::doubt). `is_kept` says that nobody replaces `to`.
+/// see [`SharedPages::doubt`](crate::free_pages::SharedPages::doubt). So the `pin` of the operation lasts until they are free.
+/// `is_kept` says that nobody replaces `to`.
 pub(super) async fn install(
-    worker: Handle,
+    (worker, pin): (Handle, Pin),
     staged: PreparedChange,
     (word, old, to): (RemotePtr, u64, u64),
     is_kept: bool,
@@ -208,7 +211,7 @@ pub(super) async fn install(
     };
     for Added { page, .. } in added {
         match installed {
-            Ok(Installed::No(_)) => page.take_back().await,
+            Ok(Installed::No(_)) => drop(worker.spawn_to_end(page.take_back())),
             // If it failed, something may lead to them.
             _ => page.publish(),
         }
@@ -218,14 +221,14 @@ pub(super) async fn install(
         return Ok(Err(found));
     }
     if !unlinked.is_empty() {
-        worker.count_round_trip();
-        let free = |Unlinked { at, class, lock }| worker.spawn_to_end(free_owned(worker.clone(), at, class, lock));
-        for freed in unlinked.into_iter().map(free).collect::<Vec<_>>() {
-            // The word is swapped: what becomes of these pages has no say in that.
-            if let Err(error) = freed.await {
+        let free = |Unlinked { at, class, lock }| free_owned(worker.clone(), at, class, lock);
+        let freed = join_all(unlinked.into_iter().map(free).collect::<Vec<_>>());
+        drop(worker.spawn_to_end(async move {
+            for error in freed.await.into_iter().filter_map(Result::err) {
                 tracing::debug!(%error, "an unlinked page was not freed");
             }
-        }
+            drop(pin);
+        }));
     }
     Ok(Ok(()))
 }
