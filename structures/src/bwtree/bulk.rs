@@ -11,8 +11,9 @@ use farlink_runtime::{
 
 use super::{
     Bw,
+    chain::State,
     page::{Found, View, find},
-    record::{About, Fences, Pid, State, capacity},
+    record::{About, Fences, Pid, capacity},
     split::Created,
 };
 

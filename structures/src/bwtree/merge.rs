@@ -27,8 +27,9 @@ use farlink_runtime::{
 
 use super::{
     Bw,
+    chain::State,
     page::{Found, Removed, Search, View, descend, find, right_of},
-    record::{About, Change, Pid, Side, State, capacity},
+    record::{About, Change, Pid, Side, capacity},
     split::{Boxed, give_up, unmap},
 };
 

@@ -10,8 +10,10 @@ use std::{ops::Deref, sync::Arc};
 use farlink_runtime::access::*;
 
 use super::{
-    Bw, merge,
-    record::{About, Chain, Change, Delta, Fences, Logical, MapWord, Mapped, Pid, Record, Side, State},
+    Bw,
+    chain::{Chain, Logical, Record, State},
+    merge,
+    record::{About, Change, Fences, MapWord, Mapped, Pid, Side},
     split, table,
 };
 
@@ -185,8 +187,7 @@ async fn read_chain<'a, A: Access<Plugin = Bw>>(
     let mut chain = Chain::new(pid, head);
     let mut at = access.context().structure.root;
     while let Some(word) = chain.next() {
-        if let Some((_, page)) = known.filter(|known| known.0 == word.0) {
-            chain.add_known(page);
+        if known.is_some_and(|(word, page)| chain.add_known(MapWord(*word), page)) {
             continue;
         }
         let page = match first.take() {
@@ -236,7 +237,7 @@ async fn read<A: Access<Plugin = Bw>>(
         Some(Mapped::Not(0)) if pid == Pid::ROOT && word == MapWord::NEVER => {
             // Nobody has put anything into the tree yet.
             let state = State::new(About { pid, level: 0, below: u8::MAX }, Fences::ALL);
-            let page = Arc::new(Logical { state, records: Vec::new() });
+            let page = Arc::new(Logical::of_base(state, None));
             return Ok(Found::Page(View { at, word, page, is_fresh: true }));
         }
         Some(Mapped::To(_)) => {}
@@ -250,8 +251,11 @@ async fn read<A: Access<Plugin = Bw>>(
     if newest.about().pid != pid {
         return Ok(Found::Gone);
     }
-    if let Record::Delta(Delta { next, change: Change::Remove, about }) = newest {
-        return Ok(Found::Removed(Removed { at, word, pid, head: page, below: next, below_count: about.below }));
+    if let Record::Delta(delta) = &newest
+        && delta.changes[0] == Change::Remove
+    {
+        let (below, below_count) = (delta.next, delta.about.below);
+        return Ok(Found::Removed(Removed { at, word, pid, head: page, below, below_count }));
     }
     let page = Arc::new(read_chain(access, pid, word, Some(head), known.as_ref()).await?);
     remember(access, at, word, &page);

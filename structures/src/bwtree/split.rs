@@ -20,9 +20,11 @@ use farlink_runtime::{
 use rand::RngExt;
 
 use super::{
-    Bw, merge,
+    Bw,
+    chain::{Logical, State},
+    merge,
     page::{Found, Search, View, descend, find, remember, right_of},
-    record::{About, Change, DELTA, Delta, Fences, Logical, MapWord, Pid, Side, State, capacity},
+    record::{About, Change, Fences, MapWord, Pid, Side, capacity},
     table::{self, Free},
 };
 
@@ -72,13 +74,13 @@ impl View {
     ) -> Result<Result<(), MapWord>, Interrupt> {
         let below = self.state.about.below.checked_add(more).ok_or(self.stale("its chain is too long"))?;
         let about = About { below, ..self.state.about };
-        let delta = Delta { about, next: self.word, change };
+        let delta = self.delta(self.word, about, change);
         let write = |pages: &mut A::PagesMut<'_>| delta.write(pages, Slot::new_page(0));
         let found_by = self.found_by(self.level());
-        Ok(publish(access, DELTA, write, (self.at, self.word), found_by, vec![]).await?.map(|(to, added)| {
+        Ok(publish(access, delta.class(), write, (self.at, self.word), found_by, vec![]).await?.map(|(to, added)| {
             // What is absorbed, or about to be, is read when it is next needed.
-            if A::REMEMBERS && matches!(change, Change::Put { .. } | Change::Delete { .. }) {
-                remember(access, self.at, to, &Arc::new(self.with(change, about, added)));
+            if A::REMEMBERS && change.entry().is_some() {
+                remember(access, self.at, to, &Arc::new(self.with(change, delta, added)));
             }
         }))
     }
@@ -127,7 +129,7 @@ impl View {
         let published = publish(access, class, write, (self.at, self.word), found_by, unlinked).await?;
         Ok(published.map(|(to, base)| {
             state.about.below = 0;
-            remember(access, self.at, to, &Arc::new(Logical { state, records: vec![base] }));
+            remember(access, self.at, to, &Arc::new(Logical::of_base(state, Some(base))));
         }))
     }
 }
