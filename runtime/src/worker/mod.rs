@@ -603,6 +603,11 @@ impl Handle {
         bump(&self.0.counters.splits);
     }
 
+    /// Counts a chain in place of which a base page was made.
+    pub fn count_consolidation(&self) {
+        bump(&self.0.counters.consolidations);
+    }
+
     /// Counts a merge or an evening-out by a structure.
     pub fn count_merge(&self) {
         bump(&self.0.counters.merges);

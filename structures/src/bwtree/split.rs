@@ -128,6 +128,7 @@ impl View {
         let unlinked = [&self.records, others].concat();
         let published = publish(access, class, write, (self.at, self.word), found_by, unlinked).await?;
         Ok(published.map(|(to, base)| {
+            access.context().worker.count_consolidation();
             state.about.below = 0;
             remember(access, self.at, to, &Arc::new(Logical::of_base(state, Some(base))));
         }))

@@ -34,7 +34,7 @@ const LATENCY_NS: u64 = 2000;
 /// Compute servers, and workers of each.
 const MACHINES: u64 = 4;
 const WORKERS: usize = 2;
-const KEYS: u64 = 100;
+const KEYS: u64 = 10_000;
 const SKEW: f64 = 0.99;
 const UPDATES_PERCENT: u32 = 90;
 const PAGE_BYTES: usize = 1024;
@@ -174,7 +174,7 @@ fn bw_tree() -> Done {
     let maker = scene.join(SEED - 1);
     let worker = maker.worker_with(scene.clock.clone()).unwrap();
     let structure = scene.run(worker.drive(async {
-        let options = BwTreeOptions { page_bytes: PAGE_BYTES, chain: std::env::var("CHAIN").map_or(4, |it| it.parse().unwrap()), ..BwTreeOptions::default() };
+        let options = BwTreeOptions { page_bytes: PAGE_BYTES, ..BwTreeOptions::default() };
         let tree = BwTree::create(&worker, "mix", options).await.unwrap();
         tree.bulk_load(entries(), 0.7).await.unwrap();
         tree.structure().clone()
