@@ -55,7 +55,7 @@ fn none(updates: u64) -> Chain {
 }
 
 fn counted(length: u64, updates: u64, seed: u64) -> anyhow::Result<Chain> {
-    let bed = TestBed::start(1, updates * 128, MemOptions::default())?;
+    let bed = TestBed::start(1, updates * 256, MemOptions::default())?;
     let compute = bed.join(seed)?;
     let worker = compute.worker()?;
     let mut rng = StdRng::seed_from_u64(seed);
