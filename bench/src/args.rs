@@ -105,7 +105,8 @@ pub(crate) struct BenchArgs {
     /// leave the cache, and at the end of each phase, untimed. With coarse and hybrid each memory server has a part of it.
     #[arg(long, value_parser = crate::by_name::access_mode(), default_value = "one-sided")]
     pub(crate) access: AccessMode,
-    /// With engine and adaptive: who decides whether an operation is shipped (cost-aware).
+    /// With engine and adaptive: who decides whether an operation is shipped (cost-aware). With cached, which it makes an
+    /// engine.
     #[arg(long, value_enum)]
     pub(crate) policy: Option<PolicyChoice>,
     /// On which memory servers pages are: round-robin, leaves, one-server, subtrees:LEVEL. Without it, what suits --access.
@@ -456,6 +457,14 @@ impl BenchArgs {
         self.structure.as_deref().or(first).context("this program knows no structures")
     }
 
+    /// How workers reach it: a cache whose misses are decided about is an engine's.
+    fn access(&self) -> AccessMode {
+        match (self.access, self.policy) {
+            (AccessMode::Cached, Some(_)) => AccessMode::Engine,
+            (access, _) => access,
+        }
+    }
+
     /// The plan that these arguments mean for a structure.
     pub(crate) fn plan(&self, known: &dyn Kind) -> anyhow::Result<Plan> {
         self.validate_access(known)?;
@@ -476,12 +485,12 @@ impl BenchArgs {
         );
         ensure!(self.rounds == 0 || known.has_rounds(), "--rounds: a {} has none", known.name());
         let policy = self.policy.unwrap_or(PolicyChoice::CostAware);
-        let ships = self.access.is_divided() || (self.access.asks_a_policy() && policy != PolicyChoice::Never);
+        let ships = self.access().is_divided() || (self.access().asks_a_policy() && policy != PolicyChoice::Never);
         Ok(Plan {
             structure: known.name().to_owned(),
-            access: self.access,
+            access: self.access(),
             policy,
-            placement: self.placement.unwrap_or(PlacementChoice::usual(self.access)),
+            placement: self.placement.unwrap_or(PlacementChoice::usual(self.access())),
             is_placement_given: self.placement.is_some(),
             admission: self.admission.unwrap_or(AdmissionChoice::Frequency),
             durability: self.durability.unwrap_or_default(),
@@ -546,13 +555,13 @@ impl BenchArgs {
 
     /// What does not go together with --access.
     fn validate_access(&self, known: &dyn Kind) -> anyhow::Result<()> {
-        let access = self.access;
+        let access = self.access();
         if let Some(why) = known.refuses(access) {
             bail!("--access {access} is not for a {}: {why}", known.name());
         }
         ensure!(
             self.policy.is_none() || access.asks_a_policy(),
-            "--policy is for --access engine and adaptive; {access} {}",
+            "--policy is for --access cached, engine and adaptive; {access} {}",
             if access.is_divided() { "sends every operation" } else { "sends none" }
         );
         ensure!(
@@ -590,7 +599,7 @@ impl BenchArgs {
     }
 
     fn validate_cache(&self) -> anyhow::Result<()> {
-        let access = self.access;
+        let access = self.access();
         if !access.owns() {
             ensure!(
                 self.durability.is_none(),
@@ -698,6 +707,12 @@ mod tests {
             (PolicyChoice::BackOff, PlacementChoice::Subtrees(2), Some(1))
         );
         assert_eq!((engine.limit, engine.warm_up), (Limit::For(Duration::from_secs(2)), Duration::from_millis(500)));
+        let cached = bench("--access cached --policy cold --server-threads 2 --cache 1%").unwrap();
+        assert_eq!(
+            (cached.access, cached.policy, cached.server_threads),
+            (AccessMode::Engine, PolicyChoice::Cold, Some(2))
+        );
+        assert_eq!(bench("--access cached").unwrap().access, AccessMode::Cached);
         let hybrid = bench("--access hybrid --server-threads 2 --connect d");
         assert!(hybrid.unwrap_err().to_string().contains("cannot be used with"));
         let list = bench("--structure skiplist --access coarse").unwrap();
@@ -732,7 +747,7 @@ mod tests {
             ("--cache 1MiB", "--cache is for --access cached"),
             ("--access coarse --admission always", "coarse has no cache"),
             ("--access cached-inner --durability logged", "nothing is owned"),
-            ("--policy never", "--policy is for --access engine and adaptive; one-sided sends none"),
+            ("--policy never", "--policy is for --access cached, engine and adaptive; one-sided sends none"),
             ("--access coarse --policy never", "sends every operation"),
             ("--access coarse --placement leaves", "--placement one-server"),
             ("--access hybrid --placement round-robin", "--placement leaves"),
