@@ -88,7 +88,8 @@ impl<P: Plugin> Attempt<P> {
         else {
             return Ok(None);
         };
-        if !engine.chooser.choose(operation, at.server(), level, &|| cached.is_hot(link, level)) {
+        let hot = || cached.is_hot(link, level);
+        if !engine.chooser.choose(operation, at.server(), level, (&hot, cached.counts_uses())) {
             return Ok(None);
         }
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
