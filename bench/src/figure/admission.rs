@@ -21,8 +21,8 @@ use crate::units::{plural, show_count};
 
 const FILE: &str = "dex-admission.svg";
 const FREQUENCY: &str = "frequency";
-/// Without a chance, every lookup reads its leaf: nearly so many READs.
-const NEVER_LEAST: f64 = 0.999;
+/// Without a chance, every operation reads its leaf, but for the few that find it while it is written for another.
+const NEVER_LEAST: f64 = 0.98;
 
 /// A row, and where it stands.
 #[derive(Debug, Clone)]
@@ -184,6 +184,6 @@ mod tests {
             checks(&points).iter().map(|check| check.ok).collect::<Vec<_>>()
         };
         assert_eq!(held([1.1, 0.9, 1.05], 1.0, 1.2), [true; 4]);
-        assert_eq!(held([0.8, 1.1, 1.05], 0.9, 1.05), [false, true, false, false]);
+        assert_eq!(held([0.8, 1.1, 1.05], 0.97, 1.05), [false, true, false, false]);
     }
 }

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use farlink_offload::{Admission, CacheOptions, Policies};
 use farlink_runtime::fabric::mem::MemOptions;
@@ -24,8 +23,6 @@ use crate::subject::AccessMode;
 const NAME: &str = "figure";
 /// Operations are shipped from this level down, as in DEX.
 const SUBTREE_LEVEL: u8 = 2;
-/// Threads of each memory server, where operations are shipped.
-const SERVER_THREADS: usize = 2;
 
 /// Which missed pages a cache takes in.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -136,7 +133,7 @@ impl Loaded {
         let Trial { key_set, way, cache, mix, warm_up_ops, ops, seed, in_flight, run } = *trial;
         let Way { name, mode, admit, policies } = way;
         let ships = mode == AccessMode::Engine;
-        let _serving = if ships { Some(self.bed.serve(SERVER_THREADS, Duration::ZERO, seed)?) } else { None };
+        let _serving = if ships { Some(self.bed.serve_at_once(seed)?) } else { None };
         let route = |server: usize| {
             let route = Route::<Tree>::new(mode, self.tree.clone(), Proof::Checksum);
             if !mode.caches() {
@@ -161,7 +158,7 @@ impl Loaded {
                 Box::new(key_set.operations(server, draws, mix, seed, version))
             },
             limits: [None; 2],
-            on_one_core: ships,
+            on_one_core: false,
             seed,
         };
         let (row, tally) = load.run(&self.bed, name)?;
