@@ -154,6 +154,8 @@ impl Loaded {
             operations: &|Lot { server, is_warm_up, .. }| {
                 let (draws, other) = if is_warm_up { (warm_up_ops, 1) } else { (ops, 0) };
                 let (seed, version) = (seed.wrapping_add(other << 32), run << 27 | (other as u32) << 26);
+                // What one run has inserted is no insert of the next.
+                let seed = if mix.insert_percent > 0 { seed.wrapping_add(u64::from(run) << 33) } else { seed };
                 let mix = if is_warm_up { FigureMix { insert_percent: 0, ..mix } } else { mix };
                 Box::new(key_set.operations(server, draws, mix, seed, version))
             },
