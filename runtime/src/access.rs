@@ -470,6 +470,13 @@ pub trait Operation: Wire + Clone + 'static {
     /// What of the structure it is about, where it begins: whoever routes it asks this, and nothing else.
     fn scope(&self) -> RegionOf<Self>;
 
+    /// What of it is about a region of which its scope has something; itself, if it need not say so: whoever has that region must not
+    /// be asked for what is beyond.
+    #[must_use]
+    fn within(&self, _region: &RegionOf<Self>) -> Self {
+        self.clone()
+    }
+
     /// Takes back what it asks for beyond the size of one message. Called where it comes from afar.
     fn limit(&mut self) {}
 
