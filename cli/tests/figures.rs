@@ -73,7 +73,7 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
     let ours = [
         "farlink FG",
         "farlink, shared-everything",
-        "farlink as P-Sherman",
+        "farlink, P-Sherman",
         "farlink, owned ranges",
         "farlink, shipped",
         "static optimum",
@@ -92,8 +92,9 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
         // One leaf is read each time; the inner pages are all cached.
         assert!((1.0..1.05).contains(&number(shared, "reads_per_op")), "{shared}");
         assert!((0.65..0.67).contains(&number(shared, "hit_ratio")), "{shared}");
-        // The same, without a lock in memory.
-        assert!((0.9..1.05).contains(&number(private, "reads_per_op")), "{private}");
+        // The same, without a lock in memory; a leaf that is being written can be used meanwhile.
+        let is_written = private["mix"] == "write-intensive";
+        assert!((if is_written { 0.5 } else { 0.95 }..1.05).contains(&number(private, "reads_per_op")), "{private}");
         assert_eq!(number(private, "atomics_per_op"), 0.0, "{private}");
         assert!(number(owned, "reads_per_op") >= number(best, "reads_per_op"), "{owned}\n{best}");
         assert!((1.0..1.6).contains(&number(owned, "leaf_misses_over_optimum")), "{owned}");
@@ -136,7 +137,7 @@ fn each_part_of_dex_saves_something() {
         let atomics: Vec<f64> = rows.iter().map(|row| number(row, "atomics_per_op")).collect();
         assert!(atomics[0] > 0.4 && atomics[1..] == [0.0; 3], "{atomics:?}");
         // All but the root is read each time, unless the leaf is still being written.
-        assert!((1.9..2.01).contains(&number(&rows[1], "reads_per_op")), "{}", rows[1]);
+        assert!((1.7..2.01).contains(&number(&rows[1], "reads_per_op")), "{}", rows[1]);
         assert!(number(&rows[3], "two_sided_per_op") > 0.0 && rows[0]["gain_ops"].is_null());
     }
     assert_eq!(

@@ -36,7 +36,7 @@ fn ways(admission: AdmissionChoice) -> [Way; 5] {
         Way::new("farlink FG", AccessMode::OneSided, admit),
         Way::new("farlink, shared-everything", AccessMode::CachedInner, admit),
         // Leaves are private, and written without a lock, but never kept.
-        Way::new("farlink as P-Sherman", AccessMode::Cached, Admit::With { leaf: 0.0, inner: 1.0 }),
+        Way::new("farlink, P-Sherman", AccessMode::Cached, Admit::With { leaf: 0.0, inner: 1.0 }),
         Way::new("farlink, owned ranges", AccessMode::Cached, admit),
         Way::shipping("farlink, shipped", admit, || Policies::new(Cold)),
     ]
