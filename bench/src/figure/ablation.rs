@@ -38,6 +38,9 @@ fn ways() -> [Way; 4] {
     ]
 }
 
+/// What a row costs.
+type Cost = fn(&Row) -> f64;
+
 /// READs, WRITEs, atomics and messages.
 fn remote_ops(row: &Row) -> f64 {
     let all = [row.reads_per_op, row.writes_per_op, row.atomics_per_op, row.two_sided_per_op];
@@ -120,7 +123,7 @@ fn checks(name: &str, rows: &[Row]) -> Vec<CheckRow> {
     let mut all = Vec::new();
     for pair in rows.windows(2) {
         let [before, row] = pair else { continue };
-        let gains: [(_, fn(&Row) -> f64); 2] = [("operations", remote_ops), ("bytes", bytes)];
+        let gains: [(_, Cost); 2] = [("operations", remote_ops), ("bytes", bytes)];
         for (what, of) in gains {
             let gain = of(before) / of(row);
             all.push(CheckRow::within(&format!("{name}: {what} saved by {}", row.name), gain, 1.0..=f64::MAX));
@@ -168,7 +171,7 @@ fn show(rows: &[Row]) -> Table {
 
 /// A line for each kind of keys, over the steps.
 fn plots(figures: &[(String, Vec<Row>)]) -> Vec<Plot> {
-    let ys: [(_, fn(&Row) -> f64); 2] =
+    let ys: [(_, Cost); 2] =
         [("Remote operations for each operation", remote_ops), ("Bytes for each operation", bytes)];
     let plot = |(title, of): (&str, fn(&Row) -> f64)| {
         let points = figures.iter().flat_map(|(name, rows)| {
