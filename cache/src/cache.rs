@@ -234,8 +234,7 @@ impl<L: Layout> PageCache<L> {
         self.bypass_frames.load(Ordering::Relaxed) > self.frames_used.load(Ordering::Relaxed) / 8
     }
 
-    /// Whether it counts how often pages are used: [`Admission::Frequency`].
-    pub fn counts_uses(&self) -> bool {
+    pub(crate) fn counts_uses(&self) -> bool {
         self.options.admission == Admission::Frequency
     }
 

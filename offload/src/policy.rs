@@ -35,8 +35,6 @@ pub struct Miss<'a> {
     pub random: &'a dyn Fn() -> u64,
     /// [`Miss::is_hot`].
     pub hot: &'a dyn Fn() -> bool,
-    /// Whether the cache counts how often pages are used, so that one which it would keep is worth its fetch.
-    pub counts_uses: bool,
 }
 
 impl fmt::Debug for Miss<'_> {
@@ -211,8 +209,7 @@ impl Default for CostOptions {
 
 /// Ships if that is expected to be faster than to fetch the rest of the path: if *rpc* < (*l* + 1) x (*fetch* + *search*) x
 /// *c*, where *rpc* and *fetch* are the averages of the last 50 shipped operations and fetches (DEX, VLDB 2024, section
-/// 6.1). Until it has tried both twice, it tries the one that it does not know. A page that the cache would keep because it is used
-/// often is fetched all the same: shipped, it would be missing the next time, too. DEX tries the other way once in a hundred times,
+/// 6.1). Until it has tried both twice, it tries the one that it does not know. DEX tries the other way once in a hundred times,
 /// whatever that costs; here it is the rarer, the dearer it is thought.
 #[derive(Debug, Clone, Default)]
 pub struct CostAware {
@@ -265,9 +262,6 @@ impl Policy for CostAware {
             (None, _) => return Choice::SHIP.contrary(),
             (_, None) => return Choice::FETCH.contrary(),
         };
-        if miss.counts_uses && miss.is_hot() {
-            return Choice::FETCH;
-        }
         let rest = (f64::from(miss.level) + 1.0) * fetch.saturating_add(search_ns) as f64 * factor;
         let rpc = rpc as f64;
         let cheaper = if rpc < rest { Choice::SHIP } else { Choice::FETCH };

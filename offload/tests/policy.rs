@@ -13,7 +13,7 @@ const SERVER: ServerId = ServerId::new(0).unwrap();
 /// A miss at a level, with random numbers that count up.
 fn ask(policy: &mut impl Policy, level: u8, load: Option<Load>, random: &Cell<u64>) -> Choice {
     let random = || random.replace(random.get() + 1);
-    policy.choose(&Miss { server: SERVER, level, load, random: &random, hot: &|| false, counts_uses: true })
+    policy.choose(&Miss { server: SERVER, level, load, random: &random, hot: &|| false })
 }
 
 fn load(report: u16, busy_permille: u16) -> Option<Load> {
@@ -41,19 +41,8 @@ fn the_constant_ones_are_constant() {
 
 #[test]
 fn the_cold_one_ships_what_would_not_be_kept() {
-    let miss = |hot| Cold.choose(&Miss { server: SERVER, level: 0, load: None, random: &|| 0, hot, counts_uses: true });
+    let miss = |hot| Cold.choose(&Miss { server: SERVER, level: 0, load: None, random: &|| 0, hot });
     assert_eq!((miss(&|| true), miss(&|| false)), (Choice::FETCH, Choice::SHIP));
-}
-
-#[test]
-fn the_cost_aware_one_fetches_what_is_used_often() {
-    let mut policy = informed(CostOptions { contrary_one_in: 0, ..CostOptions::default() }, 10_000, 5000);
-    let mut choose = |hot, counts_uses| {
-        policy.choose(&Miss { server: SERVER, level: 2, load: None, random: &|| 1, hot, counts_uses })
-    };
-    assert_eq!(choose(&|| true, true), Choice::FETCH);
-    // Everything is kept where nothing is counted: that says nothing.
-    assert_eq!((choose(&|| true, false), choose(&|| false, true)), (Choice::SHIP, Choice::SHIP));
 }
 
 #[test]

@@ -145,11 +145,6 @@ impl<P: Plugin> Cached<P> {
         self.cache.is_hot(page_id(link), level)
     }
 
-    /// Whether the cache knows that by how often pages are used.
-    pub(crate) fn counts_uses(&self) -> bool {
-        self.cache.cache().counts_uses()
-    }
-
     /// Counts a use of the page that an unswizzled link leads to, and that is not fetched.
     pub(crate) fn count_absent(&self, link: Link) {
         self.cache.count_absent(page_id(link));

@@ -88,8 +88,7 @@ impl<P: Plugin> Attempt<P> {
         else {
             return Ok(None);
         };
-        let hot = || cached.is_hot(link, level);
-        if !engine.chooser.choose(operation, at.server(), level, (&hot, cached.counts_uses())) {
+        if !engine.chooser.choose(operation, at.server(), level, &|| cached.is_hot(link, level)) {
             return Ok(None);
         }
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
