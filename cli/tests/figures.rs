@@ -155,7 +155,7 @@ fn each_part_of_dex_saves_something() {
 fn admission_by_probability_has_its_rows_and_never_means_never() {
     let small = "--keys 20000 --warm-up-ops 10000 --cache-percents 25,50 --probabilities 0,0.1";
     let (_, lines, plot) = figure("dex-admission", &format!("{small} --ops 5000"));
-    assert_eq!(lines.len(), 2 * 4 + 1 + 4, "{lines:?}");
+    assert_eq!(lines.len(), 2 * 4 + 1 + 3, "{lines:?}");
     for rows in lines[..8].chunks(4) {
         assert_eq!(names(rows), ["probability", "probability", "probability", "frequency"]);
         assert_eq!((number(&rows[0], "probability"), number(&rows[0], "over_always")), (1.0, 1.0));
