@@ -232,8 +232,8 @@ fn who_finishes_it_dies_too<S: Subject>() {
 
 /// It was only stopped, and goes on once others have finished its change.
 fn one_sided_goes_on<S: Subject>() {
-    for script in scripts::<S>().iter().skip(1).step_by(6) {
-        enumerate_resumed(FAST, script);
+    for script in scripts::<S>().iter().skip(2).step_by(7) {
+        enumerate_resumed(30, FAST, script);
     }
 }
 

@@ -213,7 +213,7 @@ fn who_replays_dies_too<S: Subject>() {
 fn goes_on<S: Subject>() {
     for (index, script) in maps::scripts::<S>().into_iter().skip(2).step_by(5).enumerate() {
         let durability = [Durability::WriteBack, Durability::Logged][index % 2];
-        enumerate_resumed(FAST, &Owner { durability, ..Owner::of(script) });
+        enumerate_resumed(4, FAST, &Owner { durability, ..Owner::of(script) });
     }
 }
 
