@@ -89,7 +89,9 @@ mod with {
             ..VerbsOptions::new(servers, secret.clone())
         };
         let listener = server.listen(&serve::listen_options(args.threads))?;
-        serve::ship_at(listener, server.memory(), registry, args.lock_wait, move || Ok(Arc::new(VerbsFabric::connect(&options)?)))
+        serve::ship_at(listener, server.memory(), registry, args.lock_wait, move || {
+            Ok(Arc::new(VerbsFabric::connect(&options)?))
+        })
     }
 
     /// Lists the RDMA devices.

@@ -179,7 +179,9 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
-            Error::Fabric(fabric::Error::ServerLost { server, address, why }) => Self::ServerLost { server, address, why },
+            Error::Fabric(fabric::Error::ServerLost { server, address, why }) => {
+                Self::ServerLost { server, address, why }
+            }
             Error::Fabric(fabric::Error::TakenForDead { owner }) => Self::TakenForDead(owner),
             error => Self::Other(error.to_string()),
         }

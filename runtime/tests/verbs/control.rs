@@ -83,10 +83,16 @@ fn nobody_there_and_no_such_device_say_so() {
     assert!(matches!(error, Error::NoDevice { .. }) && error.to_string().contains("none0"), "{error}");
     let mut options = serve_options(0, 1);
     options.device.port = Some(77);
-    assert!(matches!(serve_verbs(&options, Records::All), Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))));
+    assert!(matches!(
+        serve_verbs(&options, Records::All),
+        Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))
+    ));
     options.device.port = None;
     options.device.gid_index = Some(200);
-    assert!(matches!(serve_verbs(&options, Records::All), Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))));
+    assert!(matches!(
+        serve_verbs(&options, Records::All),
+        Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))
+    ));
 }
 
 #[test]

@@ -235,8 +235,9 @@ fn several_memory_servers_are_told_apart() {
     if !scene::has_device() {
         return;
     }
-    let servers: Vec<_> =
-        (0..3).map(|server| farlink_runtime::server::serve_verbs(&serve_options(server, 3), Records::All).unwrap()).collect();
+    let servers: Vec<_> = (0..3)
+        .map(|server| farlink_runtime::server::serve_verbs(&serve_options(server, 3), Records::All).unwrap())
+        .collect();
     // In any order.
     let fabric = connect(&[&servers[2], &servers[0], &servers[1]]);
     let mut wire = Wire::new(&fabric);

@@ -154,7 +154,8 @@ impl VerbsFabric {
         }
         let domain = Domain::new(&device)?;
         let losses = Losses::new(AtomicU64::new(0));
-        let connect = |address: &String| Session::connect(address, &options.secret, &losses, HANDSHAKE_LIMIT).map(Arc::new);
+        let connect =
+            |address: &String| Session::connect(address, &options.secret, &losses, HANDSHAKE_LIMIT).map(Arc::new);
         let mut sessions = options.servers.iter().map(connect).collect::<Result<Vec<_>, Error>>()?;
         sessions.sort_by_key(|session| session.server());
         require_whole(&sessions)?;
@@ -308,14 +309,16 @@ struct VerbsClaim {
 }
 
 impl VerbsClaim {
-    /// Asks the memory servers over connections of their own.
-    fn ask_if_dead(&self) -> bool {
-        self.sessions.iter().any(|lost| {
+    /// Asks the memory servers over connections of their own; none if one is about to count it as dead.
+    fn ask_if_dead(&self) -> Option<bool> {
+        let ask = |lost: &Arc<Session>| {
             let losses = Losses::new(AtomicU64::new(0));
-            let lives = Session::connect(lost.address(), &self.secret, &losses, STANDING_LIMIT)
-                .and_then(|session| session.ask(&Question::Lives(self.owner))?.wait_for(STANDING_LIMIT));
-            matches!(lives, Ok(Answer::Lives(false)))
-        })
+            Session::connect(lost.address(), &self.secret, &losses, STANDING_LIMIT)
+                .and_then(|session| session.ask(&Question::Lives(self.owner))?.wait_for(STANDING_LIMIT))
+        };
+        let answers: Vec<Answer> = self.sessions.iter().filter_map(|lost| ask(lost).ok()).collect();
+        let is_dead = answers.contains(&Answer::Lives(false));
+        (is_dead || !answers.contains(&Answer::Lives(true))).then_some(is_dead)
     }
 }
 
@@ -323,8 +326,14 @@ impl OwnerClaim for VerbsClaim {
     /// While one memory server has its connection, that one counts it as alive, and so does everybody. If all are lost, they are gone
     /// or have cut this one off: those that are there say which.
     fn holds(&self) -> bool {
-        self.sessions.iter().any(|session| session.lost().is_none())
-            || !*self.is_counted_dead.get_or_init(|| self.ask_if_dead())
+        if self.sessions.iter().any(|session| session.lost().is_none()) {
+            return true;
+        }
+        let known = self.is_counted_dead.get().copied().or_else(|| {
+            let answered = self.ask_if_dead()?;
+            Some(*self.is_counted_dead.get_or_init(|| answered))
+        });
+        known != Some(true)
     }
 }
 

@@ -126,7 +126,6 @@ async fn repair_all(peer: &Peer) -> Result<(), Failure> {
     Ok(())
 }
 
-
 /// Switches between two that repair: `FARLINK_DEATHS_SWITCHES` (0). With 1 there are some 150,000 executions.
 fn switches() -> usize {
     std::env::var("FARLINK_DEATHS_SWITCHES").ok().and_then(|text| text.parse().ok()).unwrap_or(0)

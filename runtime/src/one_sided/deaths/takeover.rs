@@ -211,10 +211,8 @@ impl Takeover {
         let world = Rc::new(RefCell::new(World::new()));
         let recorded: [Rc<Cell<bool>>; 3] = Default::default();
         let (peer, is_recorded) = (Peer::new(&world, VICTIM, self.victim), Rc::clone(&recorded[0]));
-        let life: Life<Answered> = (
-            VICTIM,
-            Box::pin(async move { write_back(&peer, NEW, [FIRST + 1; SERVERS], &is_recorded).await }),
-        );
+        let life: Life<Answered> =
+            (VICTIM, Box::pin(async move { write_back(&peer, NEW, [FIRST + 1; SERVERS], &is_recorded).await }));
         let Some(victim) = self.begin(&world, search, life) else { return };
         let (peer, of_victim, is_recorded) =
             (Peer::new(&world, 1, Break::Nothing), Rc::clone(&recorded[0]), Rc::clone(&recorded[1]));
@@ -253,7 +251,8 @@ impl Takeover {
         for at in [page_at(0, 0), page_at(1, 0)] {
             let lock = world.lock(at);
             let words = world.words_at(at, CLASS.words());
-            let is_heirs = lock.state() == LockState::Unlocked && page::is_whole(words) && words[CONTENT] == FIRST_HEIRS;
+            let is_heirs =
+                lock.state() == LockState::Unlocked && page::is_whole(words) && words[CONTENT] == FIRST_HEIRS;
             let is_freed = lock.state() == LockState::Free && act == Act::Merge;
             assert!(is_heirs || is_freed, "half of what the dead did has landed late: {lock:?}, {words:?}");
         }
@@ -286,7 +285,10 @@ fn an_owner_that_comes_back_is_refused() {
 #[test]
 fn a_change_that_comes_back_is_refused() {
     for act in [Act::One, Act::Two, Act::Split, Act::Merge] {
-        refuse(|search| Takeover { victim: Break::ComesBack, ..SOUND }.of_a_change(act, search), "half of what the dead did");
+        refuse(
+            |search| Takeover { victim: Break::ComesBack, ..SOUND }.of_a_change(act, search),
+            "half of what the dead did",
+        );
     }
 }
 

@@ -400,7 +400,6 @@ impl Recover for Peer {
     }
 }
 
-
 pub(super) type Life<T> = (usize, Pin<Box<dyn Future<Output = T>>>);
 
 /// Who can die, and how often it may be somebody else's turn.
