@@ -80,6 +80,22 @@ impl<P: Plugin> ComputeCache<P> {
     /// structure cannot be owned in such parts, or the cache has another one; [`Error::Cache`] if the cache has no handle left.
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
         let log = self.claim(worker, &structure, &region).await?;
+        self.access(worker, structure, region, log)
+    }
+
+    /// Access to what this cache owns already, if it owns anything.
+    ///
+    /// # Errors
+    /// [`Error::Cache`] if the cache has no handle left.
+    pub fn owned(&self, worker: &Handle, structure: &Structure) -> Result<Option<Cached<P>>, Error> {
+        let (region, log) = match &*self.claimed() {
+            Claim::Of(region, log) if log.tenure().is_valid() => (region.clone(), log.clone()),
+            _ => return Ok(None),
+        };
+        self.access(worker, structure.clone(), region, log).map(Some)
+    }
+
+    fn access(&self, worker: &Handle, structure: Structure, region: P::Region, log: Log) -> Result<Cached<P>, Error> {
         let one_sided = OneSided::new(worker, structure, Proof::Checksum).unguarded();
         let owned = Owned { region, log, records_all: self.durability == Durability::Logged };
         let store = RemoteStore::new(one_sided, Some(owned), self.known.clone());

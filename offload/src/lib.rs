@@ -10,6 +10,7 @@
 //! - [`Remote`], [`ShardedRemote`]: all operations are; the coarse-grained design of Ziegler et al. (SIGMOD 2019).
 //! - [`Hybrid`]: inner levels are searched there, leaves accessed one-sided; their hybrid design.
 //! - [`Adaptive`]: each operation is sent as a whole, or done here, as a policy says; the client of Catfish (ICDCS 2019).
+//! - [`Router`], [`OwnerServer`]: operations go to the compute servers that own what they are about.
 //! - [`Engine`]: over [`Cached`], what is left of an operation is sent on a miss, if a policy says so (DEX, section 6).
 //!
 //! ```
@@ -50,6 +51,7 @@ mod on_server;
 mod policies;
 pub mod policy;
 mod remote;
+pub mod route;
 pub mod ship;
 mod store;
 
@@ -67,6 +69,7 @@ pub use crate::{
     mapping::{CachedMapping, MappingCache},
     policies::{OffloadCounts, Policies},
     remote::{Remote, ShardKey, Sharded, ShardedRemote},
+    route::{OwnerServer, Router, Routes, Served},
 };
 
 /// The snippets of the guide's chapter compile.

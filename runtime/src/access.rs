@@ -316,9 +316,9 @@ pub trait Access: FastPath {
     /// Writes new pages, whose words `f` sets, and then replaces one word if it is as expected, without a lock: for latch-free
     /// structures. Frees the pages that this has `unlinked`. None of all these is ever changed by [`Access::change`].
     ///
-    /// One round trip if the fabric keeps order and the new pages are on the word's memory server, else two; and one to free
-    /// pages. If the returned future is dropped, all of it is done or nothing. If the word is not as expected, the new pages are
-    /// free again, and the word comes back.
+    /// One round trip if the fabric keeps order and the new pages are on the word's memory server, else two, as for a new page whose
+    /// words installs change; and one to free pages. If the returned future is dropped, all of it is done or nothing. If the word is
+    /// not as expected, the new pages are free again, and the word comes back.
     ///
     /// # Errors
     /// [`Error::NotCoherent`] over an access that could not tell others; [`Error::InstallUnknown`] if the answer was lost, and what
@@ -469,6 +469,13 @@ pub trait Operation: Wire + Clone + 'static {
 
     /// What of the structure it is about, where it begins: whoever routes it asks this, and nothing else.
     fn scope(&self) -> RegionOf<Self>;
+
+    /// What of it is about a region of which its scope has something; itself, if it need not say so: whoever has that region must not
+    /// be asked for what is beyond.
+    #[must_use]
+    fn within(&self, _region: &RegionOf<Self>) -> Self {
+        self.clone()
+    }
 
     /// Takes back what it asks for beyond the size of one message. Called where it comes from afar.
     fn limit(&mut self) {}

@@ -18,7 +18,10 @@ use crate::{
     counters::Counters,
     epoch::round::{Board, Member, read_slots},
     error::Error,
-    fabric::{Error as FabricError, Fabric, Liveness, OwnerClaim},
+    fabric::{
+        Error as FabricError, Fabric, Liveness, OwnerClaim,
+        listener::{ListenOptions, Listener},
+    },
     layout::{self, Dynamic, Geometry, SLOTS, SUPERBLOCK_WORDS},
     lock::OwnerId,
     one_sided::ownership,
@@ -175,6 +178,16 @@ impl ComputeServer {
         let worker = Worker::new(&self.shared, number as u32, seed, clock)?;
         self.shared.workers_alive.fetch_add(1, Ordering::Relaxed);
         Ok(worker)
+    }
+
+    /// Opens it to messages of other compute servers, as memory servers are, until the listener is dropped. The number of endpoints
+    /// is that of the threads that will serve them.
+    ///
+    /// # Errors
+    /// [`FabricError::NoPeers`] if the fabric carries no messages between compute servers; if it listens already, or an option
+    /// cannot work.
+    pub fn listen(&self, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        Ok(self.shared.fabric.peer_listener(self.shared.owner, options)?)
     }
 
     /// Its incarnation.

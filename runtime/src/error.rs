@@ -223,6 +223,27 @@ pub enum Error {
         owner: OwnerId,
     },
 
+    /// This compute server does not own what an operation is about, or not any more. Whoever has sent it reads the map, and sends it
+    /// on.
+    #[error(
+        "another compute server than the one that was asked owns this part of {name:?}; read its partition map, which has epoch {epoch} or a later one"
+    )]
+    NotOwned {
+        /// The structure.
+        name: String,
+        /// The newest epoch of its map that is known where it was sent.
+        epoch: u64,
+    },
+
+    /// Nobody owns what an operation is about.
+    #[error(
+        "nobody owns the part of {name:?} that this is about; have a compute server own it, or use one-sided access"
+    )]
+    NoOwner {
+        /// The structure.
+        name: String,
+    },
+
     /// A structure that was to be owned is changed one-sided by a compute server that lives.
     #[error(
         "{name:?} is changed one-sided by {writer}, which lives, so nobody can own it; close its handles there first"
@@ -321,6 +342,39 @@ pub enum Error {
         plugin: &'static str,
         /// The operation's.
         operation: &'static str,
+    },
+
+    /// The owner that an operation was sent to cannot be asked.
+    #[error(
+        "{owner} owns this part of {name:?}, and cannot be asked: {why}; have it listen, or have another one own it"
+    )]
+    OwnerMissing {
+        /// The structure.
+        name: String,
+        /// The owner.
+        owner: OwnerId,
+        /// What is in the way.
+        why: String,
+    },
+
+    /// The owner that an operation was sent to was lost before it answered.
+    #[error("{owner} was lost with an operation on {name:?}, which it has carried out or not: {why}")]
+    OwnerLost {
+        /// The structure.
+        name: String,
+        /// The owner.
+        owner: OwnerId,
+        /// What happened.
+        why: String,
+    },
+
+    /// An operation failed at the owner that it was sent to.
+    #[error("at {owner}: {why}")]
+    AtOwner {
+        /// The owner.
+        owner: OwnerId,
+        /// What the operation failed with there.
+        why: String,
     },
 
     /// An operation failed on the memory server that it was sent to.

@@ -11,6 +11,7 @@
 //! - [`messaging`], a crate of its own: requests that a memory server's threads answer.
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
 //! - [`partition`], [`tenure`], [`one_sided::ownership`]: who owns which part of a structure, or writes it without owning any.
+//! - [`versioned`]: values that change seldom and are read without a lock.
 //! - [`redo`], `recovery`: records of changes, and what becomes of those of compute servers that have died.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
@@ -53,6 +54,7 @@ pub mod server;
 mod shared;
 pub mod structure;
 pub mod tenure;
+pub mod versioned;
 pub mod worker;
 pub mod write_ahead;
 

@@ -153,9 +153,11 @@ pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
     let mut failure = Ok(());
     for page in worker.compute().pages.take_unclaimed() {
         let Unlinked { at, class, lock } = page;
-        let free = LockWord::free(lock.next_version(), Some(worker.owner()));
-        let taken = take_word(worker, at, lock.word(), free.word()).await;
-        match taken {
+        // Not the word that a worker of this compute server writes who has unlinked the page: if the answer is lost, it has to be
+        // told which of the two is there, for the page is free once. So this takes a version more than an unlock.
+        let freed = LockWord::unlocked(lock.next_version() + 1);
+        let free = LockWord::free(freed.next_version(), Some(worker.owner()));
+        match take_word(worker, at, lock.word(), free.word()).await {
             Ok(true) => {
                 let page = FreePage { at, class, version: free.version() };
                 worker.compute().pages.retire(std::iter::once(page));
@@ -398,4 +400,62 @@ async fn give_back_to(
         }
     }
     Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{collections::HashSet, sync::Arc};
+
+    use super::*;
+    use crate::{
+        compute::{ComputeOptions, ComputeServer, Maintenance},
+        fabric::{
+            faulty::{FaultKinds, FaultOptions, FaultyFabric},
+            mem::MemOptions,
+        },
+    };
+
+    /// Pages in doubt of which some were freed by who had unlinked them, others by nobody, and of which two operations were in doubt.
+    /// Whatever requests fail, each is free once.
+    #[test]
+    fn a_page_in_doubt_is_free_once() {
+        const PAGES: usize = 12;
+        let memory = Arc::new(crate::server::in_process(1, 4 << 20, MemOptions::default()).unwrap());
+        for seed in 0..16 {
+            let kinds = FaultKinds { refused: true, done: seed % 2 == 0, lost: false };
+            let options =
+                FaultOptions { kinds, registrations_one_in: 0, connections_one_in: 0, ..FaultOptions::one_in(6, seed) };
+            let fabric = Arc::new(FaultyFabric::new(memory.clone(), options));
+            let options = ComputeOptions { maintenance: Maintenance::Manual, seed, ..ComputeOptions::default() };
+            let compute = (0..100).find_map(|_| ComputeServer::join(fabric.clone(), options).ok()).unwrap();
+            let worker = compute.worker().unwrap();
+            let shared = &worker.compute().pages;
+            let mut made = HashSet::new();
+            worker.block_on(async {
+                for number in 0..PAGES {
+                    let page = allocate(&worker, SizeClass::SMALLEST, Placement::RoundRobin).await.unwrap();
+                    let unlinked = Unlinked::from(&page);
+                    page.publish();
+                    made.insert(unlinked.at);
+                    let lock = vec![(unlinked.at, unlinked.lock.word())];
+                    crate::remote::write_words(&*worker, lock).await.unwrap();
+                    for _ in 0..1 + number % 2 {
+                        shared.doubt(std::iter::once(unlinked));
+                    }
+                    if number % 3 != 0 {
+                        let Unlinked { at, class, lock } = unlinked;
+                        free_owned((*worker).clone(), at, class, lock).await.unwrap();
+                    }
+                }
+            });
+            while shared.deferred() != 0 {
+                // A round that failed is made again.
+                let _ = worker.block_on(compute.maintain(&worker));
+            }
+            worker.pages().give_back(shared);
+            let free: Vec<RemotePtr> = shared.take_all().into_iter().map(|page| page.at).collect();
+            assert_eq!(free.iter().collect::<HashSet<_>>().len(), free.len(), "seed {seed}: a page is free twice");
+            assert!(made.iter().all(|page| free.contains(page)), "seed {seed}: a page was lost");
+        }
+    }
 }

@@ -142,6 +142,12 @@ pub trait Region: Wire + Clone + fmt::Debug + Send + Sync + 'static {
     /// Where this region lies, seen from another one.
     fn overlap(&self, other: &Self) -> Overlap;
 
+    /// Whether these regions, of which no two overlap, are all of a structure together. Provided for what is owned as a whole or not
+    /// at all.
+    fn are_everything(regions: &[Self]) -> bool {
+        regions.iter().any(|region| Self::everything().overlap(region) == Overlap::Inside)
+    }
+
     /// A number that stands for the region if it is a single point, such as a key: what is cut by hash is cut by it.
     fn point(&self) -> Option<u64> {
         None

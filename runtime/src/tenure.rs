@@ -72,11 +72,13 @@ pub(crate) struct Tenures {
     held: Mutex<HashMap<StructureId, Held>>,
     /// Some map is behind.
     is_behind: AtomicBool,
+    /// The newest epochs of maps that were seen.
+    epochs: Mutex<HashMap<StructureId, u64>>,
 }
 
 impl Default for Tenures {
     fn default() -> Self {
-        Self { held: Mutex::new(HashMap::new()), is_behind: AtomicBool::new(false) }
+        Self { held: Mutex::new(HashMap::new()), is_behind: AtomicBool::new(false), epochs: Mutex::new(HashMap::new()) }
     }
 }
 
@@ -95,6 +97,18 @@ impl Tenures {
         }
         held.is_behind = false;
         Some(Turn { all: StdArc::clone(this), structure: structure.id })
+    }
+
+    /// A map with this epoch was seen.
+    pub(crate) fn saw_epoch(&self, structure: StructureId, epoch: u64) {
+        let mut epochs = lock(&self.epochs);
+        let newest = epochs.entry(structure).or_default();
+        *newest = epoch.max(*newest);
+    }
+
+    /// The newest epoch of a structure's map that was seen; 0 if none was.
+    pub(crate) fn epoch(&self, structure: StructureId) -> u64 {
+        lock(&self.epochs).get(&structure).copied().unwrap_or(0)
     }
 
     /// Structures whose maps are behind.

@@ -10,25 +10,36 @@ use std::{
 use anyhow::{Context, ensure};
 use farlink_offload::{
     Adaptive, Admission, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Engine,
-    EngineOptions, Hybrid, MappingCache, OffloadCounts, Policies, Remote,
+    EngineOptions, Hybrid, MappingCache, OffloadCounts, OwnerServer, Policies, Remote, Router, Routes, Served,
     policy::{Always, CostAware, CostOptions, Never},
 };
 use farlink_runtime::{
+    compute::ComputeServer,
     error::Error,
+    fabric::listener::ListenOptions,
+    messaging::{ServeMessages, Wait},
     one_sided::{OneSided, Proof},
     structure::Structure,
     worker::{Handle, Worker},
 };
-use farlink_structures::map::{Map, OrderedMap};
+use farlink_structures::{
+    btree::KeyRange,
+    map::{Map, OrderedMap},
+};
 use serde::{Deserialize, Serialize};
 
 pub use crate::workload::Part;
 use crate::{
-    cluster::again_async,
+    cluster::{again, again_async},
     drive::{Plan, Tally, drive},
     history::{Recorder, mix},
     workload::Workload,
 };
+
+/// What a part is to a tree.
+pub fn key_range(part: Part) -> KeyRange {
+    KeyRange { low: part.low, high: part.high.checked_add(1) }
+}
 
 /// How a compute server reaches the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +54,8 @@ pub enum AccessUnderTest {
         cache: CacheSpec,
         /// Who decides what is shipped; nobody if nothing is.
         ship: Option<ShipChoice>,
+        /// Whether operations on others' keys are sent to their owners, and it carries out those that others send.
+        routed: bool,
     },
     /// It caches inner pages of a tree that others change, too.
     CachedInner {
@@ -163,6 +176,8 @@ pub struct Client<S: OrderedMap> {
     reach: AccessUnderTest,
     cache: Option<ComputeCache<S>>,
     mapping: Option<MappingCache<S>>,
+    /// Who owns which keys, if operations go to them.
+    routes: Arc<Mutex<Option<Routes<S>>>>,
     /// What the engines of workers that have ended have counted.
     engines: Arc<Mutex<OffloadCounts>>,
 }
@@ -176,6 +191,8 @@ pub enum Tree<S: OrderedMap> {
     Cached(Map<S, Cached<S>>),
     /// Through such a cache, and what is not cached is shipped if that is cheaper.
     Shipping(Map<S, Engine<S>>),
+    /// Through such a cache, and by messages to other owners.
+    Routed(Map<S, Router<Cached<S>>>),
     /// Through a cache of inner pages.
     CachedInner(Map<S, CachedInner<S>>),
     /// Through a cache of mapping words and consolidated pages.
@@ -219,6 +236,7 @@ impl<S: OrderedMap> Tree<S> {
             Self::OneSided(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Cached(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Shipping(tree) => drive(worker, tree, workload, recorder, plan, stop),
+            Self::Routed(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::CachedInner(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::CachedMapping(tree) => drive(worker, tree, workload, recorder, plan, stop),
             Self::Coarse(tree) => drive(worker, tree, workload, recorder, plan, stop),
@@ -247,7 +265,7 @@ impl<S: OrderedMap> Client<S> {
             AccessUnderTest::CachedMapping { bytes } => Some(MappingCache::new(bytes)),
             _ => None,
         };
-        Ok(Self { structure, proof, reach, cache, mapping, engines: Arc::default() })
+        Ok(Self { structure, proof, reach, cache, mapping, routes: Arc::default(), engines: Arc::default() })
     }
 
     /// The keys whose operations are for this compute server.
@@ -265,9 +283,10 @@ impl<S: OrderedMap> Client<S> {
     pub async fn tree(&self, worker: &Handle) -> Result<Tree<S>, Error> {
         let structure = self.structure.clone();
         Ok(match (self.reach, &self.cache) {
-            (AccessUnderTest::Cached { part, ship, .. }, Some(cache)) => {
-                let owned = cache.own(worker, structure, part.range()).await?;
+            (AccessUnderTest::Cached { part, ship, routed, .. }, Some(cache)) => {
+                let owned = cache.own(worker, structure.clone(), key_range(part)).await?;
                 match ship {
+                    _ if routed => Tree::Routed(Map::over(Router::new(worker, &self.routes(worker).await?, owned))),
                     None => Tree::Cached(Map::over(owned)),
                     Some(ship) => {
                         // Subtrees of two levels are often on one server; those that are not come back.
@@ -293,6 +312,31 @@ impl<S: OrderedMap> Client<S> {
         })
     }
 
+    async fn routes(&self, worker: &Handle) -> Result<Routes<S>, Error> {
+        let known = || self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(routes) = &*known() {
+            return Ok(routes.clone());
+        }
+        let read = Routes::read(worker, self.structure.clone()).await?;
+        Ok(known().get_or_insert(read).clone())
+    }
+
+    /// Carries out what other compute servers send to this one, if they do.
+    ///
+    /// # Errors
+    /// If it cannot listen, or have a thread.
+    pub fn serve(&self, compute: &Arc<ComputeServer>) -> Result<Option<OwnerServer>, Error> {
+        let (AccessUnderTest::Cached { routed: true, .. }, Some(cache)) = (self.reach, &self.cache) else {
+            return Ok(None);
+        };
+        again(|| {
+            let served = vec![Served::new(cache, &self.structure)];
+            // There are more threads than cores.
+            let messages = ServeMessages { wait: Wait::Event, ..ServeMessages::default() };
+            OwnerServer::start(compute.listen(&ListenOptions::default())?, compute, served, &messages).map(Some)
+        })
+    }
+
     /// What an owner sees of its part once its other workers have left, which it then writes.
     ///
     /// # Errors
@@ -302,6 +346,7 @@ impl<S: OrderedMap> Client<S> {
         let tree = match again_async(async || self.tree(worker).await).await? {
             Tree::Cached(tree) => tree,
             Tree::Shipping(tree) => Map::over(tree.access().cached().clone()),
+            Tree::Routed(tree) => Map::over(tree.access().here().context("it owns a part")?.clone()),
             _ => return Ok(None),
         };
         let entries = || again_async(async || tree.range(part.low..=part.high).take(usize::MAX).await);

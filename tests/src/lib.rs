@@ -1,15 +1,7 @@
 //! What tests of concurrent maps need, across crates and processes.
 //!
-//! Judging what happened:
-//!
-//! - [`workload`]: seeded streams of operations whose every write has a value of its own.
-//! - [`history`]: recording what was invoked, when, and what it returned, in files that survive a killed process.
-//! - [`linear`]: whether the point operations of a history are linearizable.
-//! - [`scans`]: whether its scans keep the weaker promise that scans make.
-//! - [`model`]: what one operation says of the state of its key.
-//! - [`atomic_map`]: a simulated map whose histories are legal by construction, to check the checkers.
-//!
-//! Making it happen:
+//! Judging what happened is a crate of its own, `farlink-histories`: [`workload`], [`history`], [`linear`], [`scans`], [`model`]
+//! and [`atomic_map`] are its modules. Making it happen:
 //!
 //! - [`backend`]: on what a cluster runs: `mem` in one process or across processes, fast or nasty; or `verbs`.
 //! - [`cluster`]: clusters joined, filled and checked.
@@ -33,7 +25,6 @@
 //! The head of [`mod@conformance`] has a structure under test, whole.
 
 pub mod access_under_test;
-pub mod atomic_map;
 pub mod backend;
 pub mod bounded;
 pub mod cluster;
@@ -43,19 +34,15 @@ pub mod deadlines;
 pub mod direct;
 pub mod drive;
 pub mod fuzz;
-pub mod history;
 pub mod in_process;
-pub mod linear;
-pub mod model;
 pub mod peer;
 pub mod plugins;
 pub mod raw;
-pub mod scans;
 pub mod settings;
 pub mod stress;
 pub mod strict;
 pub mod subject;
 pub mod torn;
-pub mod workload;
 
 pub use backend::{fleet, here};
+pub use farlink_histories::{atomic_map, history, linear, model, scans, workload};

@@ -140,7 +140,7 @@ impl Work {
             failures_expected: self.failures_expected,
             tide_ns: self.tide_ns,
             part: match self.reach {
-                AccessUnderTest::Cached { part, .. } => part,
+                AccessUnderTest::Cached { part, routed: false, .. } => part,
                 _ => Part::ALL,
             },
         }
@@ -254,6 +254,16 @@ impl Peer {
         self.child.send("go")
     }
 
+    /// Waits until one that others send operations to has none of its own left. It then goes on carrying out theirs until
+    /// [`Peer::go`].
+    ///
+    /// # Errors
+    /// If it failed.
+    pub fn wait_until_done(&mut self) -> anyhow::Result<()> {
+        let _: Ready = self.answer()?;
+        Ok(())
+    }
+
     /// Tells it to stop.
     pub fn stop(&mut self) {
         self.child.close_input();
@@ -315,6 +325,7 @@ fn work_on<S: Subject>(spec: &Spec, work: &Work, compute: ComputeServer, orders:
     let limit = Duration::from_secs_f64(work.seconds) + PATIENCE + GRACE;
     let _watchdog = Watchdog::start(format!("peer of clients from {}", work.first_client), limit);
     let client = open_client::<S>(&compute, &spec.tree, proof(spec), work.reach)?;
+    let compute = Arc::new(compute);
     let wait_for_go = || {
         say(&Ready { owner: compute.owner().incarnation(), page: None })?;
         if !orders.wait_for_go() {
@@ -322,8 +333,15 @@ fn work_on<S: Subject>(spec: &Spec, work: &Work, compute: ComputeServer, orders:
         }
         Ok(())
     };
+    let serving = client.serve(&compute)?;
     let tally = run_work(work, spec.seed, &client, &compute, &orders.stopped, wait_for_go)?;
-    say(&close(tally, &client, compute)?)
+    if serving.is_some() {
+        // Others may still send operations.
+        say(&Ready { owner: compute.owner().incarnation(), page: None })?;
+        orders.wait_for_go();
+    }
+    drop(serving);
+    say(&close(tally, &client, Arc::into_inner(compute).context("somebody still has the compute server")?)?)
 }
 
 /// What a compute server has to tell when its workers have ended; it leaves.

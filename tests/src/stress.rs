@@ -69,6 +69,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --server-threads 2  threads of each memory server that carry out operations, if any are sent
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
+  --route no        with --access cached, yes: all workers use all keys, and operations go to the owners
   --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
   --seed N          decides what is random; a fresh one by default
 ";
@@ -144,6 +145,8 @@ pub struct Options {
     pub admit: Admit,
     /// Who decides what is shipped, with [`AccessMode::Cached`] and [`AccessMode::Adaptive`].
     pub ship: Option<ShipChoice>,
+    /// Whether all workers use all keys, and operations are sent to their owners. With [`AccessMode::Cached`].
+    pub route: bool,
     /// Whether the run goes on until all has happened that it is about.
     pub awaits: bool,
     /// Decides what is random.
@@ -174,6 +177,7 @@ impl Default for Options {
             cache_bytes: None,
             admit: Admit::Frequency,
             ship: None,
+            route: false,
             awaits: true,
             seed: rand::random(),
         }
@@ -251,6 +255,14 @@ impl Options {
         arguments.take("proof", &mut proof)?;
         arguments.take("drop-one-in", &mut options.drop_one_in)?;
         arguments.take("seed", &mut options.seed)?;
+        let mut route = String::from("no");
+        arguments.take("route", &mut route)?;
+        options.route = match (route.as_str(), options.access, options.ship) {
+            ("no", ..) => false,
+            ("yes", AccessMode::Cached, None) => true,
+            ("yes", ..) => anyhow::bail!("--route yes is for --access cached without --ship"),
+            (other, ..) => anyhow::bail!("--route {other}: it is yes or no"),
+        };
         let (mut one_in, mut fate) = (0, Fate::Any);
         arguments.take("faulty", &mut one_in)?;
         arguments.take("fate", &mut fate)?;
@@ -387,7 +399,8 @@ fn reaches<S: Subject>(
         }
         AccessMode::Cached | AccessMode::Engine => {
             let parts = cut::<S>(fabric, processes, initial)?;
-            Ok(parts.into_iter().map(|part| AccessUnderTest::Cached { part, cache, ship: options.ship }).collect())
+            let reach = |part| AccessUnderTest::Cached { part, cache, ship: options.ship, routed: options.route };
+            Ok(parts.into_iter().map(reach).collect())
         }
     }
 }
@@ -456,6 +469,10 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
     }
     let begun = Instant::now();
     peers.iter_mut().try_for_each(Peer::go)?;
+    if options.route {
+        peers.iter_mut().try_for_each(Peer::wait_until_done)?;
+        peers.iter_mut().try_for_each(Peer::go)?;
+    }
     let mut peer_report = PeerReport::default();
     for peer in peers {
         peer_report.add(&peer.finish().with_context(|| format!("seed {}", options.seed))?);

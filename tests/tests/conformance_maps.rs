@@ -151,7 +151,7 @@ impl<S: Subject> Model for MapModel<S> {
             MapOp::Count(mut low) => {
                 let mut all = 0;
                 loop {
-                    let (count, rest) = on.execute(&Count { low, limit: 20, of }).await?;
+                    let (count, rest) = on.execute(&Count { low, high: u64::MAX, limit: 20, of }).await?;
                     all += count;
                     let Some(rest) = rest else { break MapOutput::Count(all) };
                     low = rest;

@@ -24,7 +24,7 @@ use farlink_structures::{
     map::Report,
 };
 use farlink_tests::{
-    access_under_test::{AccessUnderTest, Part, ShipChoice},
+    access_under_test::{AccessUnderTest, Part, ShipChoice, key_range},
     backend::{Backend, Cluster, FabricProfile},
     bounded::{self, Bound, Watchdog},
     cluster,
@@ -215,7 +215,7 @@ fn expect_one_part_old(left: &Left) {
     let heir = |worker: &Worker| {
         worker.block_on(async {
             let structure = catalog::find(worker, TREE).await?;
-            ownership::claim::<Tree>(worker, &structure, &part.range()).await
+            ownership::claim::<Tree>(worker, &structure, &key_range(part)).await
         })
     };
     drop(cluster::with_worker(&left.fabric, heir).unwrap());

@@ -16,13 +16,13 @@ use farlink_runtime::{
     page::{HEADER_WORDS, SizeClass},
     report::Report,
     structure::{OPTIONS, StructurePlacement},
-    wire::wire,
+    wire::{DecodeError, Wire, wire},
     worker::Worker,
 };
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
     cluster, settings,
-    strict::{Counts, Rules, Strict},
+    strict::{Counts, Rules, Strict, sent},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
@@ -456,4 +456,17 @@ fn a_change_by_what_only_reads_is_refused() {
 fn more_pages_than_are_allowed_are_refused() {
     let rules = Rules { pages_max: 1, ..calm(1) };
     with_strict(rules, async |strict| strict.execute(&All { changes: false }).await.map(drop));
+}
+
+#[test]
+#[should_panic(expected = "add does not survive being sent")]
+fn what_is_not_the_same_at_the_other_end_is_refused() {
+    struct Lost;
+    impl Wire for Lost {
+        fn encode(&self, _to: &mut Vec<u64>) {}
+        fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+            u64::decode(from).map(|_| Self)
+        }
+    }
+    sent(&Lost, "add");
 }

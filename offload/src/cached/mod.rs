@@ -179,6 +179,11 @@ impl<P: Plugin> Cached<P> {
         self.cache.store().region().expect("cached access is made with a region")
     }
 
+    /// Whether this compute server still has what it owned when the access was made.
+    pub(crate) fn is_held(&self) -> bool {
+        self.cache.store().require_tenure().is_ok()
+    }
+
     /// Whether pages can be kept out of the cache.
     pub(crate) fn excludes_subtrees(&self) -> bool {
         self.cache.cache().excludes_subtrees()

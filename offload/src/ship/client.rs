@@ -169,7 +169,8 @@ impl<P: Plugin> Shipper<P> {
             }
             (ReplyHeader::Declined(why), _) => Ok(Answer::Declined(why)),
             (ReplyHeader::GoOn(page), _) => Ok(Answer::GoOn(page)),
-            (ReplyHeader::Failed(failure), _) => Err(failure.into_error(server)),
+            (ReplyHeader::NotOwned(_), _) => Err(Error::Malformed("a memory server answered as an owner would")),
+            (ReplyHeader::Failed(failure), _) => Err(failure.into_error(|why| Error::OnServer { server, why })),
         }
     }
 
@@ -199,7 +200,7 @@ impl<P: Plugin> Shipper<P> {
         let mut words = reply.words();
         match ReplyHeader::decode(&mut words)?.0 {
             ReplyHeader::Done { .. } => Ok(operation.assemble(words)?),
-            ReplyHeader::Failed(failure) => Err(failure.into_error(server)),
+            ReplyHeader::Failed(failure) => Err(failure.into_error(|why| Error::OnServer { server, why })),
             _ => Err(Error::Malformed("an operation that began at the root was declined")),
         }
     }

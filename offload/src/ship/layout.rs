@@ -12,6 +12,7 @@
 //!          declined  which reason
 //!          go on     the link to the page from which the rest is to be done
 //!          failed    which failure; its words
+//!          not owned the epoch of the partition map, as the compute server that was asked knows it
 //! ```
 
 use farlink_runtime::{
@@ -20,7 +21,7 @@ use farlink_runtime::{
     messaging::{Kind, MESSAGE_WORDS_MAX},
     operation::Code,
     page::{SizeClass, StructureId},
-    ptr::{Link, RemotePtr, ServerId},
+    ptr::{Link, RemotePtr},
     wire::{DecodeError, Wire},
 };
 
@@ -30,7 +31,7 @@ use super::Decline;
 pub const SHIP: Kind = Kind(0x5348_4950);
 
 /// Words of an operation's answer, its header included.
-pub(super) const ANSWER_WORDS_MAX: u64 = MESSAGE_WORDS_MAX as u64;
+pub(crate) const ANSWER_WORDS_MAX: u64 = MESSAGE_WORDS_MAX as u64;
 
 /// What comes before an operation's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,19 +83,24 @@ const DONE: u8 = 0;
 const DECLINED: u8 = 1;
 const FAILED: u8 = 2;
 const GO_ON: u8 = 3;
+const NOT_OWNED: u8 = 4;
 
 /// A reply, its result as words.
 #[derive(Debug)]
-pub(super) enum ReplyHeader {
-    Done { changed: Vec<Link> },
+pub(crate) enum ReplyHeader {
+    Done {
+        changed: Vec<Link>,
+    },
     Declined(Decline),
     GoOn(Link),
     Failed(Failure),
+    /// By a compute server that does not own what it is about; the newest epoch of the partition map that it knows.
+    NotOwned(u64),
 }
 
 /// What an operation failed with, where that is known elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     Damaged(RemotePtr, OwnerId),
     Corrupt(RemotePtr),
     OutOfMemory(SizeClass),
@@ -105,7 +111,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn of(error: &Error) -> Self {
+    pub(crate) fn of(error: &Error) -> Self {
         match *error {
             Error::PageDamaged { page, owner } => Self::Damaged(page, owner),
             Error::PageCorrupt { page } => Self::Corrupt(page),
@@ -117,7 +123,8 @@ impl Failure {
         }
     }
 
-    pub(super) fn into_error(self, server: ServerId) -> Error {
+    /// What it is here; what it failed with there, if nothing else is known of that, is what `other` says.
+    pub(crate) fn into_error(self, other: impl FnOnce(String) -> Error) -> Error {
         match self {
             Self::Damaged(page, owner) => Error::PageDamaged { page, owner },
             Self::Corrupt(page) => Error::PageCorrupt { page },
@@ -125,7 +132,7 @@ impl Failure {
             Self::Panicked(why) => Error::Panicked { what: "a shipped operation", why },
             Self::TooLarge(words) => Error::AnswerTooLarge { words, limit: ANSWER_WORDS_MAX },
             Self::InstallUnknown(word) => Error::InstallUnknown { word },
-            Self::Other(why) => Error::OnServer { server, why },
+            Self::Other(why) => other(why),
         }
     }
 }
@@ -179,7 +186,7 @@ impl Wire for Failure {
 }
 
 impl ReplyHeader {
-    pub(super) fn encode(&self, pages_read: u32, to: &mut Vec<u64>) {
+    pub(crate) fn encode(&self, pages_read: u32, to: &mut Vec<u64>) {
         let first = |what: u8| u64::from(what) << 56 | u64::from(pages_read);
         match self {
             Self::Done { changed } => {
@@ -188,6 +195,7 @@ impl ReplyHeader {
             }
             Self::Declined(why) => to.extend([first(DECLINED), *why as u64]),
             Self::GoOn(page) => to.extend([first(GO_ON), page.word()]),
+            Self::NotOwned(epoch) => to.extend([first(NOT_OWNED), *epoch]),
             Self::Failed(failure) => {
                 to.push(first(FAILED));
                 failure.encode(to);
@@ -196,7 +204,7 @@ impl ReplyHeader {
     }
 
     /// Reads it, and how many pages were read.
-    pub(super) fn decode(from: &mut &[u64]) -> Result<(Self, u32), DecodeError> {
+    pub(crate) fn decode(from: &mut &[u64]) -> Result<(Self, u32), DecodeError> {
         let first = u64::decode(from)?;
         let header = match (first >> 56) as u8 {
             DONE => Self::Done { changed: Vec::decode(from)? },
@@ -206,6 +214,7 @@ impl ReplyHeader {
             }
             GO_ON => Self::GoOn(Link::decode(from)?),
             FAILED => Self::Failed(Failure::decode(from)?),
+            NOT_OWNED => Self::NotOwned(u64::decode(from)?),
             _ => return Err(DecodeError("nobody knows what became of a shipped operation")),
         };
         Ok((header, first as u32))

@@ -26,4 +26,5 @@ pub use self::{
     registry::Registry,
     serve::{HoldReply, ManualShipServer, ShipCounts, ShipOptions, ShipServer},
 };
+pub(crate) use self::{layout::ReplyHeader, registry::unpanicked};
 pub use crate::on_server::Decline;

@@ -173,22 +173,8 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Err(_) => Outcome::Failed,
     };
     thread.carried_out(kind, pages).await;
-    match outcome {
-        Ok(output) => {
-            let done = ReplyHeader::Done { changed: access.into_changed() };
-            reply.send_with(|to| {
-                let start = to.len();
-                done.encode(pages, to);
-                output.encode(to);
-                let words = (to.len() - start) as u64;
-                if words > ANSWER_WORDS_MAX {
-                    to.truncate(start);
-                    ReplyHeader::Failed(Failure::TooLarge(words)).encode(pages, to);
-                }
-            });
-        }
-        Err(header) => reply.send_with(|to| header.encode(pages, to)),
-    }
+    let outcome = outcome.map(|output| (ReplyHeader::Done { changed: access.into_changed() }, output));
+    ReplyHeader::reply(outcome, pages, reply);
 }
 
 /// Runs an operation that appends pieces, and replies with those. They stay what they are until they are sent: the epoch is pinned
@@ -250,7 +236,7 @@ async fn attempt<O: Operation>(access: &OnServer<O::Plugin>, operation: &O) -> R
 
 /// Runs a future; what it panics with, if it does, so that its thread goes on. What others see is whole even then: changes are
 /// carried out after the code of a structure has computed them.
-async fn unpanicked<T>(future: impl Future<Output = T>) -> Result<T, String> {
+pub(crate) async fn unpanicked<T>(future: impl Future<Output = T>) -> Result<T, String> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(polled) => polled.map(Ok),
@@ -265,8 +251,25 @@ fn message(panic: &(dyn Any + Send)) -> String {
 }
 
 impl ReplyHeader {
-    fn of(error: Error) -> Self {
+    pub(crate) fn of(error: Error) -> Self {
         Self::Failed(Failure::of(&error))
+    }
+
+    /// Replies with what an operation has come to.
+    pub(crate) fn reply<T: Wire>(outcome: Result<(Self, T), Self>, pages: u32, reply: Responder) {
+        match outcome {
+            Ok((done, output)) => reply.send_with(|to| {
+                let start = to.len();
+                done.encode(pages, to);
+                output.encode(to);
+                let words = (to.len() - start) as u64;
+                if words > ANSWER_WORDS_MAX {
+                    to.truncate(start);
+                    Self::Failed(Failure::TooLarge(words)).encode(pages, to);
+                }
+            }),
+            Err(header) => reply.send_with(|to| header.encode(pages, to)),
+        }
     }
 }
 

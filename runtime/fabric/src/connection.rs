@@ -1,6 +1,8 @@
 //! Connections: memory that a worker's endpoint and a memory server open to each other, and the duties of both.
 //!
-//! Messages need little of a fabric. A *connection* joins one endpoint and one memory server. Each side opens memory of its
+//! Messages need little of a fabric. A *connection* joins one endpoint and one listener: a memory server's, or a compute server's
+//! ([`Fabric::peer_listener`]), which an endpoint calls by a number that it gives it ([`Endpoint::peer`]). What is said here of
+//! memory servers holds for both. Each side opens memory of its
 //! own to the other, zeroed and of the same size (the memory server says which); the other side reaches it with
 //! [`Verb::Read`](crate::Verb::Read), [`Verb::Write`](crate::Verb::Write), [`Verb::WriteWord`](crate::Verb::WriteWord) and
 //! [`Verb::Notify`](crate::Verb::Notify) at [`far`] addresses. What stands in that memory is no business of the fabric's.
@@ -36,6 +38,7 @@ use std::{fmt, ops::Deref, ops::Range};
 #[cfg(doc)]
 use crate::{
     endpoint::Endpoint,
+    fabric::Fabric,
     listener::{Change, ServerEndpoint},
 };
 use crate::{
@@ -57,6 +60,24 @@ pub struct PeerId {
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "worker {} of {}", self.worker, self.owner)
+    }
+}
+
+/// Who takes messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ListenerId {
+    /// A memory server.
+    Memory(ServerId),
+    /// A compute server.
+    Compute(OwnerId),
+}
+
+impl fmt::Display for ListenerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(server) => write!(f, "memory server {server}"),
+            Self::Compute(owner) => write!(f, "{owner}"),
+        }
     }
 }
 

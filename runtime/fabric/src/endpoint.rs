@@ -27,7 +27,6 @@ use std::{fmt, ptr::NonNull};
 
 use crate::{
     buffer::{Buffer, LocalKey},
-    clock::Clock,
     connection::{ConnectionState, OpenMemory, PeerId},
     error::Error,
     gather::Gather,
@@ -175,6 +174,17 @@ pub trait Endpoint: fmt::Debug {
         Err(Error::ServerMissing { server, why: "this fabric carries no messages".into() })
     }
 
+    /// The number by which this endpoint calls a compute server that [listens](crate::Fabric::peer_listener), for connections: always the
+    /// same, and no memory server's.
+    ///
+    /// # Errors
+    /// [`Error::NoPeers`] if the fabric carries no messages between compute servers, [`Error::PeerMissing`] if there are no more
+    /// numbers.
+    fn peer(&mut self, peer: OwnerId) -> Result<ServerId, Error> {
+        let _ = peer;
+        Err(Error::NoPeers)
+    }
+
     /// Closes the connection to this memory server, if there is one, in good order. Dropping the endpoint closes all.
     fn disconnect(&mut self, server: ServerId) {
         let _ = server;
@@ -184,57 +194,5 @@ pub trait Endpoint: fmt::Debug {
     fn connection_state(&mut self, server: ServerId) -> ConnectionState {
         let _ = server;
         ConnectionState::Dead
-    }
-}
-
-/// Whether a compute server still runs. Never a guess: *dead* is said only when none of its requests can take effect any
-/// more (rule 11 of one-sided access).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Liveness {
-    /// It runs, or nothing proves that it does not.
-    Alive,
-    /// It is gone for good.
-    Dead,
-}
-
-/// Proof that a compute server runs: while this exists, others see its incarnation as alive.
-pub trait OwnerClaim: Send + Sync + fmt::Debug {
-    /// Whether it stands: false, for ever, once others may count the incarnation as dead though its process goes on. To be asked
-    /// when a request has failed or a connection is lost, and now and then. May make a system call; where memory servers have cut
-    /// the connection, it asks them anew and blocks for as long as they take, a second at most each.
-    fn holds(&self) -> bool;
-}
-
-/// The memory servers of one cluster and the way to them.
-pub trait Fabric: Send + Sync + fmt::Debug {
-    /// How many memory servers there are; their ids count from 0.
-    fn servers(&self) -> usize;
-
-    /// Bytes of the region of `server`.
-    fn region_bytes(&self, server: ServerId) -> u64;
-
-    /// A new endpoint; `seed` decides whatever the fabric does at random.
-    ///
-    /// # Errors
-    /// If a connection cannot be made.
-    fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error>;
-
-    /// Marks a fresh incarnation as alive until the claim is dropped or the process dies.
-    ///
-    /// # Errors
-    /// If the mark cannot be set.
-    fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error>;
-
-    /// Whether the compute server with this incarnation still runs. May make a system call.
-    fn liveness(&self, owner: OwnerId) -> Liveness;
-
-    /// Whether all memory servers are there. Asks none of them; makes a few system calls where the memory outlives its
-    /// servers, and a load elsewhere. To be called now and then, on whatever thread: there, it is what makes requests to a
-    /// memory server that is gone fail. Compute servers' maintenance does.
-    ///
-    /// # Errors
-    /// [`Error::ServerLost`] for one that is gone. In memory of one process none ever is.
-    fn check_servers(&self) -> Result<(), Error> {
-        Ok(())
     }
 }

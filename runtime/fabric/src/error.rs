@@ -42,6 +42,21 @@ pub enum Error {
         why: String,
     },
 
+    /// A compute server takes no messages.
+    #[error("compute server {peer} takes no messages: {why}")]
+    PeerMissing {
+        /// The compute server.
+        peer: OwnerId,
+        /// What is missing.
+        why: String,
+    },
+
+    /// The fabric does not carry messages from one compute server to another.
+    #[error(
+        "this fabric carries no messages between compute servers; use one that does (mem), or have one owner for all of a structure"
+    )]
+    NoPeers,
+
     /// Somebody already serves this region.
     #[error("memory server {server} of {} is already running; stop it first or choose another --server", path.display())]
     AlreadyServed {

@@ -34,10 +34,11 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use crate::{
     buffer::LocalKey,
     clock::Clock,
-    connection::{ConnectionState, OpenMemory, PeerId, far, far_offset},
-    endpoint::{Capabilities, Completion, Endpoint, Fabric, Liveness, OwnerClaim, Request, Ticket},
+    connection::{ConnectionState, ListenerId, OpenMemory, PeerId, far, far_offset},
+    endpoint::{Capabilities, Completion, Endpoint, Request, Ticket},
     error::Error,
-    listener::{Change, EndpointWaker, Listener, ServerEndpoint},
+    fabric::{Fabric, Liveness, OwnerClaim},
+    listener::{Change, EndpointWaker, ListenOptions, Listener, ServerEndpoint},
     lock::OwnerId,
     memory::LocalMemory,
     ptr::{RemotePtr, ServerId},
@@ -290,6 +291,10 @@ impl Fabric for FaultyFabric {
         self.inner.liveness(owner)
     }
 
+    fn peer_listener(&self, owner: OwnerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        Ok(Box::new(FaultyListener::new(self.inner.peer_listener(owner, options)?, self.options)))
+    }
+
     fn check_servers(&self) -> Result<(), Error> {
         self.inner.check_servers()
     }
@@ -352,6 +357,10 @@ impl<E: Endpoint + ?Sized> Endpoint for FaultyEndpoint<E> {
         Ok(opened)
     }
 
+    fn peer(&mut self, peer: OwnerId) -> Result<ServerId, Error> {
+        self.inner.peer(peer)
+    }
+
     fn disconnect(&mut self, server: ServerId) {
         self.inner.disconnect(server);
         self.injector.forget_connection(server, &mut self.early);
@@ -409,8 +418,8 @@ impl FaultyListener {
 }
 
 impl Listener for FaultyListener {
-    fn server(&self) -> ServerId {
-        self.inner.server()
+    fn listens_as(&self) -> ListenerId {
+        self.inner.listens_as()
     }
 
     fn endpoints(&self) -> usize {

@@ -8,6 +8,7 @@
 //!   the memory of a memory server.
 //! - [`connection`], [`endpoint`], [`gather`], [`listener`]: posts and completions, and the memory that a worker and a memory server
 //!   open to each other for messages.
+//! - [`mod@fabric`]: all that a fabric has to be.
 //! - [`mem`], `verbs` (with the feature of that name), [`faulty`], [`mortal`]: memory mapped into the process or shared by
 //!   several; RDMA; any fabric with failures from a seed; any fabric that dies.
 //!
@@ -29,6 +30,7 @@ pub mod clock;
 pub mod connection;
 pub mod endpoint;
 pub mod error;
+pub mod fabric;
 pub mod faulty;
 pub mod gather;
 pub mod hash;
@@ -49,6 +51,7 @@ pub mod words;
 
 pub use self::{
     buffer::LocalKey,
-    endpoint::{Capabilities, Completion, Done, Endpoint, Fabric, Liveness, OwnerClaim, Request, Ticket, Verb},
+    endpoint::{Capabilities, Completion, Done, Endpoint, Request, Ticket, Verb},
     error::Error,
+    fabric::{Fabric, Liveness, OwnerClaim},
 };

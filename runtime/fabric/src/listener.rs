@@ -1,10 +1,11 @@
-//! A memory server's side of connections: where workers come in, and the endpoint of each thread that serves them.
+//! A listener's side of connections: where workers come in, and the endpoint of each thread that serves them. Memory servers listen,
+//! and compute servers may.
 
 use std::{fmt, time::Duration};
 
 use crate::{
     clock::Clock,
-    connection::{OpenMemory, PeerId},
+    connection::{ListenerId, OpenMemory, PeerId},
     endpoint::Endpoint,
     error::Error,
     memory::LocalMemory,
@@ -44,7 +45,7 @@ pub trait ServerEndpoint: Endpoint {
     /// died without a word; once in a while is enough.
     fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>);
 
-    /// The memory server's region, of which [`Verb::Gather`](crate::Verb::Gather) sends pieces.
+    /// The memory server's region, of which [`Verb::Gather`](crate::Verb::Gather) sends pieces; of a compute server, none.
     fn memory(&self) -> &LocalMemory;
 
     /// Closes the connection to a peer. Requests to it that are under way complete, with or without an error.
@@ -58,10 +59,10 @@ pub trait ServerEndpoint: Endpoint {
     fn waker(&self) -> std::sync::Arc<dyn EndpointWaker>;
 }
 
-/// Where workers connect: a memory server's side of all its connections.
+/// Where workers connect: a memory server's side of all its connections, or a compute server's.
 pub trait Listener: Send + Sync + fmt::Debug {
-    /// The memory server.
-    fn server(&self) -> ServerId;
+    /// Who listens.
+    fn listens_as(&self) -> ListenerId;
 
     /// How many endpoints there are; a worker always comes to the same one.
     fn endpoints(&self) -> usize;

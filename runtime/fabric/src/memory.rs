@@ -29,6 +29,11 @@ impl LocalMemory {
         Self { regions: Arc::clone(regions), index, server }
     }
 
+    /// That of somebody who has none.
+    pub(crate) fn none() -> Self {
+        Self { regions: Arc::default(), index: 0, server: ServerId::new(0).expect("0 is a server id") }
+    }
+
     /// The memory server.
     pub fn server(&self) -> ServerId {
         self.server
@@ -37,7 +42,7 @@ impl LocalMemory {
     /// Where its words are, for a device; and how many there are.
     #[cfg(feature = "verbs")]
     pub(crate) fn base(&self) -> (std::ptr::NonNull<u64>, usize) {
-        let words = self.regions[self.index].words();
+        let words = self.regions.get(self.index).map_or(&[][..], Region::words);
         (std::ptr::NonNull::from(words).cast(), words.len())
     }
 
@@ -48,7 +53,7 @@ impl LocalMemory {
             return None;
         }
         let first = usize::try_from(at.offset() / 8).ok()?;
-        let region = &self.regions[self.index];
+        let region = self.regions.get(self.index)?;
         if region.is_lost() {
             return None;
         }

@@ -20,8 +20,10 @@ use crate::{
     buffer::LocalKey,
     clock::Clock,
     connection::{ConnectionState, OpenMemory, PeerId},
-    endpoint::{Capabilities, Completion, Endpoint, Fabric, Liveness, OwnerClaim, Request, Ticket, Verb},
+    endpoint::{Capabilities, Completion, Endpoint, Request, Ticket, Verb},
     error::Error,
+    fabric::{Fabric, Liveness, OwnerClaim},
+    listener::{ListenOptions, Listener},
     lock::OwnerId,
     ptr::ServerId,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
@@ -131,6 +133,10 @@ impl Fabric for MortalFabric {
 
     fn liveness(&self, owner: OwnerId) -> Liveness {
         self.inner.liveness(owner)
+    }
+
+    fn peer_listener(&self, owner: OwnerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        self.inner.peer_listener(owner, options)
     }
 
     fn check_servers(&self) -> Result<(), Error> {
@@ -277,6 +283,10 @@ impl Endpoint for MortalEndpoint {
 
     fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
         self.inner.connect(server, who)
+    }
+
+    fn peer(&mut self, peer: OwnerId) -> Result<ServerId, Error> {
+        self.inner.peer(peer)
     }
 
     fn disconnect(&mut self, server: ServerId) {

@@ -143,12 +143,12 @@ struct Deferred {
 impl Deferred {
     fn count(&self) -> usize {
         let stamped = self.stamped.iter().chain(&self.reclaimed_stamped).map(|(_, pages)| pages.len());
-        self.retired.len() + self.reclaimed.len() + stamped.sum::<usize>() + self.in_doubt()
+        self.retired.len() + self.reclaimed.len() + stamped.sum::<usize>() + self.in_doubt().count()
     }
 
-    fn in_doubt(&self) -> usize {
-        let stamped = self.doubtful_stamped.iter().map(|(_, pages)| pages.len());
-        self.doubtful.len() + stamped.sum::<usize>() + self.unclaimed.len()
+    fn in_doubt(&self) -> impl Iterator<Item = &Unlinked> {
+        let stamped = self.doubtful_stamped.iter().flat_map(|(_, pages)| pages);
+        self.doubtful.iter().chain(stamped).chain(&self.unclaimed)
     }
 }
 
@@ -212,10 +212,15 @@ impl SharedPages {
 
     /// No reader can come to these pages any more, and it is not known whether they were ever linked. If they were, who has
     /// unlinked them frees them before its operation ends. So those that are not free once all operations have ended that run now are
-    /// nobody's.
+    /// nobody's. Of two operations that are in doubt about a page the later one leaves it to the earlier one: the page is free once.
     pub(crate) fn doubt(&self, pages: impl Iterator<Item = Unlinked>) {
         self.is_used.store(true, Ordering::Relaxed);
-        lock(&self.deferred).doubtful.extend(pages);
+        let mut deferred = lock(&self.deferred);
+        for page in pages {
+            if !deferred.in_doubt().any(|&known| known == page) {
+                deferred.doubtful.push(page);
+            }
+        }
     }
 
     /// Pages in doubt that are not in use: free, or nobody's.
@@ -280,7 +285,7 @@ impl SharedPages {
 
     /// How many of these are in [doubt](Self::doubt). They say nowhere in remote memory that they are, so nobody can take them over.
     pub(crate) fn in_doubt(&self) -> usize {
-        lock(&self.deferred).in_doubt()
+        lock(&self.deferred).in_doubt().count()
     }
 
     /// Takes what is too much of every list, and what dead compute servers held.

@@ -55,6 +55,11 @@ impl Plugin for Descriptor {
     }
 }
 
+/// The newest epoch of a structure's partition map that this compute server has seen; 0 if it has seen none. Asks nobody.
+pub fn seen_epoch(worker: &Handle, structure: &Structure) -> u64 {
+    worker.compute().tenures.epoch(structure.id)
+}
+
 /// The partition map of a structure, as it is now. One READ.
 ///
 /// # Errors
@@ -63,7 +68,9 @@ pub async fn read(worker: &Handle, structure: &Structure) -> Result<PartitionMap
     let access = access(worker, structure);
     retry(worker, async || {
         let page = access.open(Start::Page(descriptor(structure)?)).await?;
-        Ok(decode(&page)?)
+        let map = decode(&page)?;
+        worker.compute().tenures.saw_epoch(structure.id, map.epoch);
+        Ok(map)
     })
     .await
 }
@@ -294,13 +301,16 @@ async fn publish(
         entries.extend(entries_of(worker, parts));
         let mut after = PartitionMap { epoch: before.epoch, entries };
         if after.entries == before.entries {
+            worker.compute().tenures.saw_epoch(structure.id, before.epoch);
             return Ok(());
         }
         after.epoch += u64::from(!after.owners().eq(before.owners()));
         let words = after.encode(page.read(|words| words.len())? - MAP)?;
         let mut pages = Pages::new();
         let slot = pages.add(page);
-        access.change(pages, |pages| pages.fill(slot, MAP, &words)).await.map(drop)
+        access.change(pages, |pages| pages.fill(slot, MAP, &words)).await?;
+        worker.compute().tenures.saw_epoch(structure.id, after.epoch);
+        Ok(())
     })
     .await
 }

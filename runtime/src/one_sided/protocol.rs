@@ -28,7 +28,7 @@ use crate::{
     error::Error,
     layout::Records,
     lock::LockWord,
-    page::LOCK,
+    page::{LOCK, has_words},
     ptr::{RemotePtr, ServerId},
     redo::{Body, Evidence, Recording},
     worker::remote::{Count, Payload, Remote, release_word, settle_claim, write_words},
@@ -337,7 +337,9 @@ pub(super) async fn install<R: Remote>(
         }
         Ok::<_, Failure>(())
     };
-    let swapped = if in_order && added.iter().all(|added| added.page.at().server() == word.server()) {
+    // Words that others swap as soon as something leads to them are not to be written again then.
+    let at_once = |added: &Added| added.page.at().server() == word.server() && !has_words(&added.image);
+    let swapped = if in_order && added.iter().all(at_once) {
         // With one doorbell. If a WRITE fails and the swap does not, the word leads to a page that is still free to readers:
         // they begin anew until it is there.
         let swapped = remote.compare_swap(word, old, to);

@@ -8,6 +8,7 @@ use crate::{
     counters::{add, bump},
     error::Error,
     fabric::{Capabilities, Endpoint, Error as FabricError, Request, connection::PeerId},
+    lock::OwnerId,
     messaging::{Channel, ChannelOptions, Channels, Host, Tasks},
     ptr::ServerId,
 };
@@ -67,6 +68,17 @@ impl Handle {
     /// [`ServerMissing`](FabricError::ServerMissing) if the memory server takes no messages.
     pub async fn channel(&self, server: ServerId) -> Result<Channel, Error> {
         self.channel_with(server, ChannelOptions::default()).await
+    }
+
+    /// The channel to a compute server that [listens](crate::compute::ComputeServer::listen), opened if it is not. It and its errors
+    /// call the compute server by a number that is no memory server's.
+    ///
+    /// # Errors
+    /// [`PeerMissing`](FabricError::PeerMissing) if it takes no messages, [`NoPeers`](FabricError::NoPeers) if the fabric carries
+    /// none between compute servers.
+    pub async fn channel_to(&self, owner: OwnerId) -> Result<Channel, Error> {
+        let number = self.0.endpoint.borrow_mut().peer(owner)?;
+        self.channel(number).await
     }
 
     /// The channel to a memory server, opened with these options if it is not open.

@@ -45,7 +45,7 @@ use self::node::{Fences, Node, NodeMut, PAGE_BYTES_MIN};
 pub use crate::map::{KeyRange, Problem, PutMode, Range, Report, ScanPart};
 use crate::map::{
     Map, OrderedMap,
-    ops::{self as map_ops, Put, Scan},
+    ops::{self as map_ops, Count, Put, Scan},
 };
 
 /// How a tree is made and read.
@@ -165,10 +165,9 @@ impl OrderedMap for Tree {
     async fn count<A: Access<Plugin = Self>>(
         access: &A,
         from: Start,
-        low: u64,
-        limit: u64,
+        count: &Count<Self>,
     ) -> Result<(u64, Option<u64>), Interrupt> {
-        scan::count(access, from, low, limit).await
+        scan::count(access, from, count).await
     }
 }
 

@@ -21,7 +21,7 @@ use super::{
     descend::{Down, Ships, Stays, beside, descend, require_level},
     node::{Node, Side},
 };
-use crate::map::ops::{Scan, ScanPart};
+use crate::map::ops::{Count, Scan, ScanPart};
 
 /// Leaves fetched at once, at most.
 const AHEAD_MAX: usize = 16;
@@ -62,10 +62,10 @@ pub(super) async fn scan<A: Access<Plugin = Tree>>(
 pub(super) async fn count<A: Access<Plugin = Tree>>(
     access: &A,
     from: Start,
-    low: u64,
-    limit: u64,
+    count: &Count<Tree>,
 ) -> Result<(u64, Option<u64>), Interrupt> {
-    let mut walk = Walk { low, high: u64::MAX, cursor: Some(low) };
+    let Count { low, high, limit, .. } = *count;
+    let mut walk = Walk { low, high, cursor: Some(low) };
     let mut counted = 0;
     let mut count = |entries: &[(u64, u64)]| {
         counted += entries.len() as u64;
@@ -75,7 +75,7 @@ pub(super) async fn count<A: Access<Plugin = Tree>>(
         Err(Interrupt::Restart(_)) if walk.cursor != Some(low) => {}
         other => other?,
     }
-    Ok((counted, walk.cursor))
+    Ok((counted, walk.cursor.filter(|&rest| rest <= high)))
 }
 
 /// A way along the leaves from one end of a range of keys to the other. `visit` is given each leaf's entries in the range,

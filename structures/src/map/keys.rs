@@ -57,6 +57,19 @@ impl Region for KeyRange {
         if is_inside { Overlap::Inside } else { Overlap::Partly }
     }
 
+    fn are_everything(ranges: &[Self]) -> bool {
+        let mut ranges: Vec<Self> = ranges.to_vec();
+        ranges.sort_unstable_by_key(|range| range.low);
+        let mut next = Some(0);
+        for range in &ranges {
+            if next != Some(range.low) {
+                return false;
+            }
+            next = range.high;
+        }
+        next.is_none()
+    }
+
     fn point(&self) -> Option<u64> {
         (*self == Self::only(self.low)).then_some(self.low)
     }

@@ -66,14 +66,14 @@ pub trait OrderedMap: Plugin<Region = KeyRange> {
         Ok(key)
     }
 
-    /// Counts about `limit` entries from `low` on; the count, and the key from which the rest continues, if there is a rest.
+    /// Counts about as many entries of a range as it says; the count, and the key from which the rest continues, if there is a rest.
     async fn count<A: Access<Plugin = Self>>(
         access: &A,
         from: Start,
-        low: u64,
-        limit: u64,
+        count: &Count<Self>,
     ) -> Result<(u64, Option<u64>), Interrupt> {
-        let scan = Scan { low, high: u64::MAX, limit, descending: false, of: PhantomData };
+        let Count { low, high, limit, .. } = *count;
+        let scan = Scan { low, high, limit, descending: false, of: PhantomData };
         let part = Self::scan(access, from, &scan).await?;
         Ok((part.entries.len() as u64, part.rest))
     }
@@ -236,7 +236,8 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     pub async fn len(&self) -> Result<u64, Error> {
         let (mut total, mut next) = (0, Some(0));
         while let Some(low) = next {
-            let (count, rest) = self.access.execute(&Count::<S> { low, limit: PART_ENTRIES, of: PhantomData }).await?;
+            let count = Count::<S> { low, high: u64::MAX, limit: PART_ENTRIES, of: PhantomData };
+            let (count, rest) = self.access.execute(&count).await?;
             total += count;
             next = rest;
         }

@@ -23,7 +23,7 @@ wire! {
     struct Put<S> { key, value, mode, of }
     struct Remove<S> { key, of }
     struct Scan<S> { low, high, limit, descending, of }
-    struct Count<S> { low, limit, of }
+    struct Count<S> { low, high, limit, of }
     struct ScanPart { entries, rest, descending }
 }
 
@@ -133,11 +133,13 @@ impl Merge for ScanPart {
     }
 }
 
-/// Counts entries from `low` on.
+/// Counts entries from one end of a range on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Count<S> {
     /// The least key to count.
     pub low: u64,
+    /// The greatest key to count; none if it is less than `low`.
+    pub high: u64,
     /// How many entries to count, about, before the answer is given.
     pub limit: u64,
     /// The structure.
@@ -205,6 +207,11 @@ impl<S: OrderedMap> Operation for Scan<S> {
         KeyRange { low: self.low, high: self.high.checked_add(1) }
     }
 
+    fn within(&self, range: &KeyRange) -> Self {
+        let (low, high) = clipped((self.low, self.high), range);
+        Self { low, high, ..*self }
+    }
+
     fn limit(&mut self) {
         self.limit = self.limit.min(ANSWER_ENTRIES_MAX);
     }
@@ -236,7 +243,12 @@ impl<S: OrderedMap> Operation for Count<S> {
     const READS_ONLY: bool = true;
 
     fn scope(&self) -> KeyRange {
-        KeyRange { low: self.low, high: None }
+        KeyRange { low: self.low, high: self.high.checked_add(1) }
+    }
+
+    fn within(&self, range: &KeyRange) -> Self {
+        let (low, high) = clipped((self.low, self.high), range);
+        Self { low, high, ..*self }
     }
 
     fn limit(&mut self) {
@@ -244,19 +256,24 @@ impl<S: OrderedMap> Operation for Count<S> {
     }
 
     async fn run<A: Access<Plugin = S>>(&self, access: &A, from: Start) -> Result<(u64, Option<u64>), Interrupt> {
-        S::count(access, from, self.low, self.limit).await
+        S::count(access, from, self).await
     }
 
     async fn route<D: Shards<Plugin = S>>(&self, parts: &D) -> Result<(u64, Option<u64>), Error> {
-        let Self { low, limit, of } = *self;
+        let Self { low, high, limit, of } = *self;
         if let Some((part, next)) = first_of(parts, &self.scope(), false) {
             let (count, rest) = parts.on(part, self).await?;
             return Ok((count, rest.or(next)));
         }
         let limit = limit.min(ANSWER_ENTRIES_MAX);
-        let all = Scan { low, high: u64::MAX, limit, descending: false, of }.route(parts).await?;
+        let all = Scan { low, high, limit, descending: false, of }.route(parts).await?;
         Ok((all.entries.len() as u64, all.rest))
     }
+}
+
+/// Of the keys from one to another, both included, those in a range; there are some.
+fn clipped((low, high): (u64, u64), range: &KeyRange) -> (u64, u64) {
+    (low.max(range.low), range.high.map_or(high, |end| high.min(end.saturating_sub(1))))
 }
 
 /// The part where a range of keys begins, and the key where the next one does; `None` if parts are cut by hash.

@@ -56,7 +56,7 @@ mod many;
 mod processes;
 mod reclaim;
 mod scene;
-mod search;
+pub mod search;
 mod sequence;
 mod variants;
 

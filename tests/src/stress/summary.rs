@@ -54,6 +54,8 @@ pub struct Summary {
     pub fails: bool,
     /// Whether the tree only grew: see [`Options::grows`].
     pub grows: bool,
+    /// Whether operations were sent to the owners of their keys: see [`Options::route`].
+    pub routed: bool,
     /// Parts of which the owner saw other entries than are read one-sided.
     pub misseen: Vec<(Seen, Seen)>,
 }
@@ -77,7 +79,8 @@ impl Summary {
         history.merge(last);
         let check = cluster::check_tree(fabric, TREE).context("checking what is left")?;
         let unaccounted_bytes = cluster::unaccounted_bytes(fabric, &check)?;
-        let (linear, scans) = (linear::check(&history), check_scans(&history, &peer_report.seen));
+        let (linear, scans) =
+            (linear::check(&history), check_scans(&history, if options.route { &[] } else { &peer_report.seen }));
         let (seed, access) = (options.seed, options.access);
         let servers_keep = options.place.is_some() && (access.is_divided() || access.asks_a_policy());
         let tears = options.tears() && options.awaits;
@@ -95,6 +98,7 @@ impl Summary {
             tears,
             fails: options.profile.faults().is_some(),
             grows: options.grows,
+            routed: options.route,
             misseen,
         })
     }
@@ -163,7 +167,10 @@ impl Summary {
         let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
         let mut omissions: Vec<String> =
             nothing.map(|(name, _)| format!("no {name}: the test has not tested them")).collect();
-        if self.peer_report.seen.len() > 1 && self.peer_report.strays == 0 {
+        if self.routed && self.peer_report.counter("two_sided") == 0 {
+            omissions.push("no messages: the test has not tested them".into());
+        }
+        if self.peer_report.seen.len() > 1 && self.peer_report.strays == 0 && !self.routed {
             omissions.push("no operation on another owner's keys: the test has not tested them".into());
         }
         omissions
@@ -213,6 +220,10 @@ impl fmt::Display for Summary {
                 );
             }
             AccessMode::Cached | AccessMode::Engine | AccessMode::CachedInner | AccessMode::CachedMapping => {}
+        }
+        if self.routed {
+            let messages = self.peer_report.counter("two_sided") as f64 / self.peer_report.operations as f64;
+            write!(f, "; {messages:.3} messages an operation")?;
         }
         write!(
             f,

@@ -1,5 +1,6 @@
 //! The Bw-tree: what stops in the middle of a change harms nobody, and what a write costs.
 
+mod faults;
 mod plants;
 
 use std::{

@@ -6,6 +6,7 @@ mod endings;
 mod models;
 mod owners;
 mod ownership;
+mod routing;
 mod scene;
 mod shipped;
 mod steps;

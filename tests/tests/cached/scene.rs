@@ -1,6 +1,6 @@
 //! A cluster in this process, and compute servers that nobody maintains but the test.
 
-use std::{collections::BTreeMap, rc::Rc, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use farlink_offload::{Admission, CacheOptions, Cached, CachedInner, ComputeCache};
 use farlink_runtime::{
@@ -68,20 +68,20 @@ pub(crate) struct MemberOf<S: Subject> {
     // Before the compute server, which it belongs to.
     pub(crate) tree: Ordered<S, OneSided<S>>,
     pub(crate) worker: Worker,
-    pub(crate) compute: Rc<ComputeServer>,
+    pub(crate) compute: Arc<ComputeServer>,
 }
 
 impl<S: Subject> MemberOf<S> {
     pub(crate) fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Self {
-        Self::of(Rc::new(cluster::join_manual(fabric, seed).unwrap()))
+        Self::of(Arc::new(cluster::join_manual(fabric, seed).unwrap()))
     }
 
     /// A second worker of the same compute server.
     pub(crate) fn colleague(&self) -> Self {
-        Self::of(Rc::clone(&self.compute))
+        Self::of(Arc::clone(&self.compute))
     }
 
-    fn of(compute: Rc<ComputeServer>) -> Self {
+    fn of(compute: Arc<ComputeServer>) -> Self {
         let worker = compute.worker().unwrap();
         let tree = worker.block_on(Ordered::open(&worker, TREE, Proof::Checksum)).unwrap();
         Self { tree, worker, compute }

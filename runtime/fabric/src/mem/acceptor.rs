@@ -1,12 +1,13 @@
 //! Acceptors: how a worker's endpoint and a memory server of the `mem` fabric find each other and open memory.
 //!
-//! A listening memory server has an *acceptor*, shared words with an eventcount for each endpoint. A worker that connects
+//! A listening memory server, or compute server, has an *acceptor*, shared words with an eventcount for each endpoint. A worker that connects
 //! makes the memory of the connection, both sides' in one piece, leaves it where the endpoint looks, and notifies it. In one
 //! process the acceptor is kept by the fabric and connections are handed over through a list. Across processes:
 //!
 //! ```text
-//! acceptor-N               the acceptor of memory server N; locked by the process that listens
-//! connections/N.P.I.W.T    a connection to endpoint P of server N, of worker W of incarnation I; locked by the worker's
+//! acceptor-N               the acceptor of memory server N, or of the compute server with incarnation I: then N is cI;
+//!                          locked by the process that listens
+//! connections/N.P.I.W.T    a connection to endpoint P of that acceptor, of worker W of incarnation I; locked by the worker's
 //!                          process. T tells apart connections that this worker has opened one after another
 //! ```
 //!
@@ -20,16 +21,17 @@ use std::{
     sync::OnceLock,
 };
 
+use hashbrown::HashMap;
+
 use super::{
     eventcount::Eventcount,
     files::{self, is_locked},
 };
 use crate::{
-    connection::{ConnectionState, OpenMemory, PeerId},
+    connection::{ConnectionState, ListenerId, OpenMemory, PeerId},
     error::Error,
     listener::{CONNECTION_BYTES_MIN, ListenOptions},
     lock::OwnerId,
-    ptr::ServerId,
     region::Region,
     sync::{Arc, AtomicU64, Mutex, Ordering, lock},
 };
@@ -59,18 +61,34 @@ enum Place {
     Files { dir: PathBuf, acceptor: File },
 }
 
-/// A memory server's acceptor, from either side.
+/// A listener's acceptor, from either side.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
-    server: ServerId,
+    whose: ListenerId,
     region: Region,
     endpoints: usize,
     connection_bytes: usize,
     place: Place,
 }
 
-/// The acceptors of the memory servers of one process.
-pub(super) type AcceptorList = Arc<Mutex<Vec<Option<Arc<Acceptor>>>>>;
+/// The acceptors of one process.
+pub(super) type AcceptorList = Arc<Mutex<HashMap<ListenerId, Arc<Acceptor>>>>;
+
+/// What names of files have of a listener.
+fn file_name(whose: ListenerId) -> String {
+    match whose {
+        ListenerId::Memory(server) => server.to_string(),
+        ListenerId::Compute(owner) => format!("c{}", owner.incarnation()),
+    }
+}
+
+/// It cannot be connected to.
+pub(super) fn missing(whose: ListenerId, why: impl Into<String>) -> Error {
+    match whose {
+        ListenerId::Memory(server) => Error::ServerMissing { server, why: why.into() },
+        ListenerId::Compute(peer) => Error::PeerMissing { peer, why: why.into() },
+    }
+}
 
 impl Acceptor {
     fn format(region: &Region, options: &ListenOptions) {
@@ -86,23 +104,27 @@ impl Acceptor {
     }
 
     /// An acceptor inside this process.
-    pub(super) fn in_process(server: ServerId, options: &ListenOptions) -> Result<Self, Error> {
+    pub(super) fn in_process(whose: ListenerId, options: &ListenOptions) -> Result<Self, Error> {
         let region = Region::anonymous(Self::bytes(options.endpoints))?;
         Self::format(&region, options);
         let lists = (0..options.endpoints).map(|_| Mutex::new(Vec::new())).collect();
         let place = Place::InProcess(lists);
-        Ok(Self { server, region, endpoints: options.endpoints, connection_bytes: options.connection_bytes, place })
+        Ok(Self { whose, region, endpoints: options.endpoints, connection_bytes: options.connection_bytes, place })
     }
 
-    /// Makes the acceptor of a memory server in the cluster's directory. Who serves its region makes it, so it is alone.
-    pub(crate) fn create(dir: &Path, server: ServerId, options: &ListenOptions) -> Result<Self, Error> {
-        let path = acceptor_path(dir, server);
+    /// Makes an acceptor in the cluster's directory. Who serves the memory server's region, or has the compute server's claim, makes
+    /// it, so it is alone.
+    pub(crate) fn create(dir: &Path, whose: ListenerId, options: &ListenOptions) -> Result<Self, Error> {
+        let path = acceptor_path(dir, whose);
         let failed = || format!("making {}", path.display());
         files::make_dir(&dir.join("connections")).map_err(Error::io(failed()))?;
         files::require_own(&dir.join("connections"))?;
-        remove_connections(dir, server);
-        let draft = dir.join(format!("acceptor-{server}.{:016x}", rand::random::<u64>()));
-        let made = Self::make(&draft, server, dir, options);
+        remove_connections(dir, whose);
+        if let ListenerId::Compute(_) = whose {
+            remove_abandoned(dir);
+        }
+        let draft = dir.join(format!("acceptor-{}.{:016x}", file_name(whose), rand::random::<u64>()));
+        let made = Self::make(&draft, whose, dir, options);
         let acceptor =
             made.and_then(|acceptor| fs::rename(&draft, &path).map_err(Error::io(failed())).map(|()| acceptor));
         if acceptor.is_err() {
@@ -111,7 +133,7 @@ impl Acceptor {
         acceptor
     }
 
-    fn make(draft: &Path, server: ServerId, dir: &Path, options: &ListenOptions) -> Result<Self, Error> {
+    fn make(draft: &Path, whose: ListenerId, dir: &Path, options: &ListenOptions) -> Result<Self, Error> {
         let failed = || format!("making {}", draft.display());
         let acceptor = files::private().create_new(true).open(draft).map_err(Error::io(failed()))?;
         files::reserve(&acceptor, Self::bytes(options.endpoints) as u64).map_err(Error::io(failed()))?;
@@ -119,25 +141,24 @@ impl Acceptor {
         let region = Region::of_file(&acceptor, draft)?;
         Self::format(&region, options);
         let place = Place::Files { dir: dir.to_path_buf(), acceptor };
-        Ok(Self { server, region, endpoints: options.endpoints, connection_bytes: options.connection_bytes, place })
+        Ok(Self { whose, region, endpoints: options.endpoints, connection_bytes: options.connection_bytes, place })
     }
 
-    /// The acceptor of a memory server of the cluster in `dir`, if it listens.
-    pub(super) fn open(dir: &Path, server: ServerId) -> Result<Self, Error> {
-        let missing = |why: String| Error::ServerMissing { server, why };
-        let path = acceptor_path(dir, server);
+    /// The acceptor of a listener of the cluster in `dir`, if it listens.
+    pub(super) fn open(dir: &Path, whose: ListenerId) -> Result<Self, Error> {
+        let path = acceptor_path(dir, whose);
         let acceptor = match files::private().open(&path) {
             Ok(acceptor) => acceptor,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(missing("it takes no messages; start one that does".into()));
+                return Err(missing(whose, "it takes no messages; start one that does"));
             }
             Err(error) => return Err(Error::io(format!("opening {}", path.display()))(error)),
         };
         if !is_locked(&acceptor) {
-            return Err(missing("it took messages and is gone; start it again".into()));
+            return Err(missing(whose, "it took messages and is gone; start it again"));
         }
         let bytes = acceptor.metadata().map_err(Error::io(format!("reading the size of {}", path.display())))?.len();
-        let bad = || missing(format!("{} is not the acceptor of a memory server", path.display()));
+        let bad = || missing(whose, format!("{} is not an acceptor", path.display()));
         if bytes < 4096 || !bytes.is_multiple_of(4096) {
             return Err(bad());
         }
@@ -149,11 +170,11 @@ impl Acceptor {
             return Err(bad());
         }
         let place = Place::Files { dir: dir.to_path_buf(), acceptor };
-        Ok(Self { server, region, endpoints, connection_bytes, place })
+        Ok(Self { whose, region, endpoints, connection_bytes, place })
     }
 
-    pub(super) fn server(&self) -> ServerId {
-        self.server
+    pub(super) fn whose(&self) -> ListenerId {
+        self.whose
     }
 
     pub(super) fn endpoints(&self) -> usize {
@@ -190,11 +211,11 @@ impl Acceptor {
         match &self.place {
             Place::InProcess(lists) => lists.iter().for_each(|list| lock(list).clear()),
             Place::Files { dir, acceptor } => {
-                let path = acceptor_path(dir, self.server);
+                let path = acceptor_path(dir, self.whose);
                 if files::is_still_at(acceptor, &path).unwrap_or(false) {
                     let _ = fs::remove_file(path);
                 }
-                remove_connections(dir, self.server);
+                remove_connections(dir, self.whose);
                 let _ = acceptor.unlock();
             }
         }
@@ -210,16 +231,13 @@ impl Acceptor {
                 memory
             }
             Place::Files { dir, .. } => {
-                ConnectionMemory::file(dir, acceptor.server, endpoint, acceptor.connection_bytes, who)?
+                ConnectionMemory::file(dir, acceptor.whose, endpoint, acceptor.connection_bytes, who)?
             }
         };
         acceptor.tell(endpoint);
         if !acceptor.is_open() {
             memory.remove_file();
-            return Err(Error::ServerMissing {
-                server: acceptor.server,
-                why: "it has just stopped to take messages".into(),
-            });
+            return Err(missing(acceptor.whose, "it has just stopped to take messages"));
         }
         Ok(WorkerEnd { acceptor: Arc::clone(acceptor), endpoint, memory, end: IN_ORDER })
     }
@@ -229,7 +247,7 @@ impl Acceptor {
         match &self.place {
             Place::InProcess(lists) => std::mem::take(&mut *lock(&lists[endpoint])),
             Place::Files { dir, .. } => {
-                let prefix = format!("{}.{endpoint}.", self.server);
+                let prefix = format!("{}.{endpoint}.", file_name(self.whose));
                 let Ok(entries) = fs::read_dir(dir.join("connections")) else { return Vec::new() };
                 let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
                 ours.map(|entry| entry.path())
@@ -241,13 +259,27 @@ impl Acceptor {
     }
 }
 
-fn acceptor_path(dir: &Path, server: ServerId) -> PathBuf {
-    dir.join(format!("acceptor-{server}"))
+fn acceptor_path(dir: &Path, whose: ListenerId) -> PathBuf {
+    dir.join(format!("acceptor-{}", file_name(whose)))
 }
 
-/// Removes what connections there are to a memory server that does not listen.
-fn remove_connections(dir: &Path, server: ServerId) {
-    let prefix = format!("{server}.");
+/// Removes what compute servers that were killed have left.
+fn remove_abandoned(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let incarnation = name.to_str().and_then(|name| name.strip_prefix("acceptor-c")?.parse().ok());
+        let Some(owner) = incarnation.and_then(OwnerId::new) else { continue };
+        // One that is being made has another name until it is locked.
+        if files::private().open(entry.path()).is_ok_and(|file| !is_locked(&file)) {
+            let _ = fs::remove_file(entry.path());
+            remove_connections(dir, ListenerId::Compute(owner));
+        }
+    }
+}
+
+/// Removes what connections there are to one that does not listen.
+fn remove_connections(dir: &Path, whose: ListenerId) {
+    let prefix = format!("{}.", file_name(whose));
     for entry in fs::read_dir(dir.join("connections")).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(&prefix) {
             let _ = fs::remove_file(entry.path());
@@ -278,14 +310,14 @@ impl ConnectionMemory {
     /// A locked file with its memory reserved, given its name only when it is whole.
     fn file(
         dir: &Path,
-        server: ServerId,
+        whose: ListenerId,
         endpoint: usize,
         connection_bytes: usize,
         who: PeerId,
     ) -> Result<Self, Error> {
         static TURN: OnceLock<std::sync::atomic::AtomicU64> = OnceLock::new();
         let turn = TURN.get_or_init(Default::default).fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let name = format!("{server}.{endpoint}.{}.{}.{turn}", who.owner.incarnation(), who.worker);
+        let name = format!("{}.{endpoint}.{}.{}.{turn}", file_name(whose), who.owner.incarnation(), who.worker);
         let path = dir.join("connections").join(&name);
         let failed = || format!("making {}", path.display());
         let draft = dir.join("connections").join(format!("draft.{name}"));

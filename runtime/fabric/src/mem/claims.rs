@@ -12,8 +12,8 @@ use hashbrown::HashSet;
 
 use super::files::{self, is_locked};
 use crate::{
-    endpoint::{Liveness, OwnerClaim},
     error::Error,
+    fabric::{Liveness, OwnerClaim},
     lock::OwnerId,
     ptr::ServerId,
     sync::{Arc, Mutex, lock},

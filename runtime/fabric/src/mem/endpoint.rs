@@ -10,10 +10,11 @@ use super::{
 use crate::{
     buffer::LocalKey,
     clock::Clock,
-    connection::{ConnectionState, OpenMemory, PeerId, far_offset},
+    connection::{ConnectionState, ListenerId, OpenMemory, PeerId, far_offset},
     endpoint::{Capabilities, Completion, Done, Endpoint, Request, Verb},
     error::Error,
     gather::Gather,
+    lock::OwnerId,
     memory::LocalMemory,
     ptr::{RemotePtr, ServerId},
     region::Region,
@@ -84,9 +85,9 @@ impl Space {
     }
 }
 
-/// How an endpoint finds the memory servers' acceptors.
+/// How an endpoint finds the acceptors of memory servers and compute servers.
 pub(super) trait FindAcceptor: std::fmt::Debug {
-    fn find(&self, server: ServerId) -> Result<Arc<Acceptor>, Error>;
+    fn find(&self, whose: ListenerId) -> Result<Arc<Acceptor>, Error>;
 }
 
 #[derive(Debug)]
@@ -95,6 +96,8 @@ pub(super) struct MemEndpoint {
     /// Its own connections, by server. None for an endpoint, whose peers have made theirs.
     connections: Vec<Option<WorkerEnd>>,
     acceptors: Option<Box<dyn FindAcceptor>>,
+    /// Compute servers that it has called; the numbers after those of the memory servers are theirs.
+    peers: Vec<OwnerId>,
     options: MemOptions,
     mode: Mode,
 }
@@ -169,7 +172,7 @@ impl MemEndpoint {
             _ => Mode::Direct { done: Vec::new() },
         };
         let space = Space { regions, own: None, connections: Vec::new() };
-        Self { space, connections: Vec::new(), acceptors: None, options, mode }
+        Self { space, connections: Vec::new(), acceptors: None, peers: Vec::new(), options, mode }
     }
 
     /// Lets it connect to the memory servers behind these acceptors.
@@ -287,7 +290,9 @@ impl Endpoint for MemEndpoint {
                 why: "an endpoint of a memory server connects to nobody".into(),
             });
         };
-        let end = Acceptor::connect(&acceptors.find(server)?, who)?;
+        let peer = server.index().checked_sub(self.space.regions.len()).and_then(|peer| self.peers.get(peer));
+        let whose = peer.map_or(ListenerId::Memory(server), |&peer| ListenerId::Compute(peer));
+        let end = Acceptor::connect(&acceptors.find(whose)?, who)?;
         self.attach(server, end.far());
         let own = end.own();
         if self.connections.len() <= server.index() {
@@ -295,6 +300,17 @@ impl Endpoint for MemEndpoint {
         }
         self.connections[server.index()] = Some(end);
         Ok(own)
+    }
+
+    fn peer(&mut self, peer: OwnerId) -> Result<ServerId, Error> {
+        let known = self.peers.iter().position(|&known| known == peer);
+        let number = self.space.regions.len() + known.unwrap_or(self.peers.len());
+        let none_left = || Error::PeerMissing { peer, why: "this worker has called too many others".into() };
+        let number = u16::try_from(number).ok().and_then(ServerId::new).ok_or_else(none_left)?;
+        if known.is_none() {
+            self.peers.push(peer);
+        }
+        Ok(number)
     }
 
     fn disconnect(&mut self, server: ServerId) {

@@ -13,6 +13,7 @@
 //! started-N        text: the stamp that memory server N has given its region when it was last started
 //! owners/I         locked by the compute server with incarnation I while it runs
 //! acceptor-N, connections/   where memory server N takes messages, and the connections to it (see `acceptor.rs`)
+//! acceptor-cI                the same of the compute server with incarnation I
 //! ```
 //!
 //! All of them are made for their user alone, and a directory to which somebody else can write is refused: whoever can lock
@@ -40,10 +41,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hashbrown::HashMap;
+
 pub use self::served::{ServeRegion, ServedRegion};
 
 use self::{
-    acceptor::{Acceptor, AcceptorList},
+    acceptor::{Acceptor, AcceptorList, missing},
     claims::Claims,
     endpoint::{FindAcceptor, MemEndpoint},
     files::RegionFile,
@@ -51,8 +54,10 @@ use self::{
 };
 use crate::{
     clock::Clock,
-    endpoint::{Capabilities, Endpoint, Fabric, Liveness, OwnerClaim},
+    connection::ListenerId,
+    endpoint::{Capabilities, Endpoint},
     error::Error,
+    fabric::{Fabric, Liveness, OwnerClaim},
     listener::{ListenOptions, Listener},
     lock::OwnerId,
     memory::LocalMemory,
@@ -173,7 +178,7 @@ impl Looks {
     }
 }
 
-/// Where the acceptors of the memory servers are.
+/// Where the acceptors are.
 #[derive(Debug, Clone)]
 enum AcceptorSource {
     Here(AcceptorList),
@@ -181,20 +186,19 @@ enum AcceptorSource {
 }
 
 impl AcceptorSource {
-    fn here(servers: usize) -> Self {
-        Self::Here(Arc::new(Mutex::new((0..servers).map(|_| None).collect())))
+    fn here() -> Self {
+        Self::Here(Arc::new(Mutex::new(HashMap::new())))
     }
 }
 
 impl FindAcceptor for AcceptorSource {
-    fn find(&self, server: ServerId) -> Result<Arc<Acceptor>, Error> {
+    fn find(&self, whose: ListenerId) -> Result<Arc<Acceptor>, Error> {
         match self {
             Self::Here(acceptors) => {
-                let missing =
-                    || Error::ServerMissing { server, why: "it takes no messages; start a server that does".into() };
-                lock(acceptors).get(server.index()).and_then(Clone::clone).ok_or_else(missing)
+                let missing = || missing(whose, "it takes no messages; start one that does");
+                lock(acceptors).get(&whose).cloned().ok_or_else(missing)
             }
-            Self::In(dir) => Acceptor::open(dir, server).map(Arc::new),
+            Self::In(dir) => Acceptor::open(dir, whose).map(Arc::new),
         }
     }
 }
@@ -202,7 +206,7 @@ impl FindAcceptor for AcceptorSource {
 impl MemFabric {
     /// Memory servers inside this process, whose regions these are: formatted by the caller, and gone with the value.
     pub fn in_process(regions: Vec<Region>, options: MemOptions) -> Self {
-        let acceptors = AcceptorSource::here(regions.len());
+        let acceptors = AcceptorSource::here();
         Self { regions: Arc::new(regions), files: Mutex::default(), claims: Claims::in_process(), acceptors, options }
     }
 
@@ -233,13 +237,13 @@ impl MemFabric {
         let AcceptorSource::Here(acceptors) = &self.acceptors else {
             return Err(bad(format!("memory server {server} listens in the process that serves it")));
         };
-        match lock(acceptors).get(server.index()) {
-            Some(None) => {}
-            Some(Some(_)) => return Err(bad(format!("memory server {server} listens already"))),
-            None => return Err(bad(format!("there is no memory server {server}"))),
+        let memory = self.memory(server)?;
+        let whose = ListenerId::Memory(server);
+        if lock(acceptors).contains_key(&whose) {
+            return Err(bad(format!("memory server {server} listens already")));
         }
-        let acceptor = Acceptor::in_process(server, options)?;
-        Ok(Box::new(MemListener::new(acceptor, self.memory(server)?, self.options, Some(Arc::clone(acceptors)))))
+        let acceptor = Acceptor::in_process(whose, options)?;
+        Ok(Box::new(MemListener::new(acceptor, memory, self.options, Some(Arc::clone(acceptors)))))
     }
 
     /// The memory of a memory server of this process, for its threads.
@@ -280,6 +284,19 @@ impl Fabric for MemFabric {
 
     fn liveness(&self, owner: OwnerId) -> Liveness {
         self.claims.liveness(owner)
+    }
+
+    fn peer_listener(&self, owner: OwnerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        options.validate()?;
+        let whose = ListenerId::Compute(owner);
+        if self.acceptors.find(whose).is_ok() {
+            return Err(Error::BadOption { option: "owner", why: format!("{owner} listens already") });
+        }
+        let (acceptor, here) = match &self.acceptors {
+            AcceptorSource::Here(acceptors) => (Acceptor::in_process(whose, options)?, Some(Arc::clone(acceptors))),
+            AcceptorSource::In(dir) => (Acceptor::create(dir, whose, options)?, None),
+        };
+        Ok(Box::new(MemListener::new(acceptor, LocalMemory::none(), self.options, here)))
     }
 
     fn check_servers(&self) -> Result<(), Error> {

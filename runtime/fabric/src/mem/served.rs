@@ -13,6 +13,7 @@ use super::{
     server_endpoint::MemListener,
 };
 use crate::{
+    connection::ListenerId,
     error::Error,
     listener::{ListenOptions, Listener},
     memory::LocalMemory,
@@ -168,7 +169,7 @@ impl ServedRegion {
     /// If an option cannot work, or a file cannot be made.
     pub fn listen(&self, options: &ListenOptions, fabric: MemOptions) -> Result<Box<dyn Listener>, Error> {
         options.validate()?;
-        let acceptor = Acceptor::create(&self.dir, self.server, options)?;
+        let acceptor = Acceptor::create(&self.dir, ListenerId::Memory(self.server), options)?;
         Ok(Box::new(MemListener::new(acceptor, self.memory(), fabric, None)))
     }
 }

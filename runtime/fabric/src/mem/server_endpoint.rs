@@ -1,4 +1,4 @@
-//! An endpoint of a memory server on the `mem` fabric, and the listener that gives them out.
+//! An endpoint of a listener on the `mem` fabric, and the listener that gives them out.
 
 use std::{ptr::NonNull, time::Duration};
 
@@ -10,6 +10,7 @@ use super::{
 use crate::{
     buffer::LocalKey,
     clock::Clock,
+    connection::ListenerId,
     endpoint::{Capabilities, Completion, Endpoint, Request},
     error::Error,
     listener::{Change, EndpointWaker, Listener, ServerEndpoint},
@@ -30,7 +31,7 @@ pub(crate) struct MemListener {
 }
 
 impl MemListener {
-    /// `memory` is the region of the acceptor's memory server.
+    /// `memory` is the region of the acceptor's memory server; a compute server has none.
     pub(crate) fn new(
         acceptor: Acceptor,
         memory: LocalMemory,
@@ -40,15 +41,15 @@ impl MemListener {
         let taken = (0..acceptor.endpoints()).map(|_| AtomicBool::new(false)).collect();
         let acceptor = Arc::new(acceptor);
         if let Some(acceptors) = &acceptors {
-            lock(acceptors)[acceptor.server().index()] = Some(Arc::clone(&acceptor));
+            lock(acceptors).insert(acceptor.whose(), Arc::clone(&acceptor));
         }
         Self { acceptor, memory, taken, options, acceptors }
     }
 }
 
 impl Listener for MemListener {
-    fn server(&self) -> ServerId {
-        self.acceptor.server()
+    fn listens_as(&self) -> ListenerId {
+        self.acceptor.whose()
     }
 
     fn endpoints(&self) -> usize {
@@ -71,9 +72,9 @@ impl Listener for MemListener {
     fn shut(&self) {
         if let Some(acceptors) = &self.acceptors {
             let mut acceptors = lock(acceptors);
-            let hangs = &mut acceptors[self.acceptor.server().index()];
-            if hangs.as_ref().is_some_and(|acceptor| Arc::ptr_eq(acceptor, &self.acceptor)) {
-                *hangs = None;
+            let whose = self.acceptor.whose();
+            if acceptors.get(&whose).is_some_and(|acceptor| Arc::ptr_eq(acceptor, &self.acceptor)) {
+                acceptors.remove(&whose);
             }
         }
         self.acceptor.shut();

@@ -51,8 +51,9 @@ use self::{
 };
 use crate::{
     clock::Clock,
-    endpoint::{Endpoint, Fabric, Liveness, OwnerClaim},
+    endpoint::Endpoint,
     error::Error,
+    fabric::{Fabric, Liveness, OwnerClaim},
     lock::OwnerId,
     ptr::ServerId,
     sync::{Arc, AtomicU64, Mutex, Ordering, lock},

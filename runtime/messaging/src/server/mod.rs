@@ -109,7 +109,7 @@ struct ShutOnPanic(std::sync::Arc<dyn Listener>);
 impl Drop for ShutOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!(server = %self.0.server(), "a thread for messages panicked; no more messages are taken");
+            tracing::error!(listener = %self.0.listens_as(), "a thread for messages panicked; no more messages are taken");
             self.0.shut();
         }
     }

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     buffer::LocalKey,
     clock::Clock,
+    connection::ListenerId,
     endpoint::{Capabilities, Completion, Endpoint, Request},
     error::Error,
     listener::{Change, EndpointWaker, Listener, ServerEndpoint},
@@ -37,8 +38,8 @@ impl VerbsListener {
 }
 
 impl Listener for VerbsListener {
-    fn server(&self) -> ServerId {
-        self.serving.place.server
+    fn listens_as(&self) -> ListenerId {
+        ListenerId::Memory(self.serving.place.server)
     }
 
     fn endpoints(&self) -> usize {

@@ -30,7 +30,7 @@ use std::{
 };
 
 use self::cells::Decoder;
-pub(crate) use self::cells::mix;
+pub use self::cells::mix;
 pub use self::{
     cells::CELL_BYTES,
     recorder::{Flush, Recorder, Ticket},

@@ -33,7 +33,7 @@ pub(super) const FLAG_DESCENDING: u8 = 1;
 pub(super) const ENTRIES_PER_CELL: usize = 3;
 
 /// A strong 64-bit mix (the finaliser of SplitMix64).
-pub(crate) fn mix(mut word: u64) -> u64 {
+pub fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)

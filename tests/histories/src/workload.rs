@@ -3,7 +3,6 @@
 //! Every write has a value of its own, made of the client's number and a sequence number, so that a history tells which
 //! write a reader saw. The keys are few and their popularity is skewed, so that operations meet.
 
-use farlink_structures::btree::KeyRange;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -29,11 +28,6 @@ impl Part {
     /// Whether a key is one of them.
     pub fn contains(self, key: u64) -> bool {
         (self.low..=self.high).contains(&key)
-    }
-
-    /// What it is to the tree.
-    pub fn range(self) -> KeyRange {
-        KeyRange { low: self.low, high: self.high.checked_add(1) }
     }
 }
 

@@ -1,0 +1,40 @@
+//! Operations go to the owners of what they are about.
+//!
+//! Compute servers that own parts of a structure listen, as memory servers do: a thread or more of each carries out what others
+//! send ([`OwnerServer`]), over the very cache that its own workers use. A [`Router`] knows the partition map ([`Routes`]) and has each
+//! operation done by the owner of what it is about ([`Operation::scope`](farlink_runtime::access::Operation::scope)): by this compute
+//! server itself, through its cache, or by a message to another one. A compute server that owns nothing reads and writes so, too.
+//!
+//! The map of a process is one value, read with each operation and without a lock
+//! ([`Versioned`](farlink_runtime::versioned::Versioned)). It may be old. Whoever is asked and does not own what the operation is about
+//! says so before any effect, and names the epoch of the map that it knows; then the map is read, once for the whole process, and
+//! the operation goes on to the owner that it names. So an operation that is sent to the right owner costs one exchange of
+//! messages, and the first one after a change of the map another one, and a READ.
+//!
+//! An operation about the parts of several owners is cut to each of them
+//! ([`Operation::within`](farlink_runtime::access::Operation::within)); each piece finds its way by itself, so none is done twice.
+//!
+//! | what can go wrong | what happens |
+//! |---|---|
+//! | the owner that was asked is no longer it | the map is read, and the operation is sent on |
+//! | nobody owns it for the time being, or the owner takes no messages | again for [two seconds](PATIENCE_NS), then [`NoOwner`](farlink_runtime::error::Error::NoOwner) or [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) |
+//! | the owner was lost with it | again if it only reads, else [`OwnerLost`](farlink_runtime::error::Error::OwnerLost) |
+//! | the connection was lost, the owner was not | it is sent again, and done once (see [`farlink_runtime::messaging`]) |
+
+mod owner;
+mod router;
+mod routes;
+
+use farlink_runtime::messaging::Kind;
+
+pub use self::{
+    owner::{OwnerCounts, OwnerServer, Served},
+    router::{Owns, Router},
+    routes::Routes,
+};
+
+/// The kind of message that carries an operation to an owner. Its layout is that of a shipped one which begins at the root.
+pub const ROUTE: Kind = Kind(0x524f_5554);
+
+/// How long an operation looks for an owner.
+pub const PATIENCE_NS: u64 = 2_000_000_000;

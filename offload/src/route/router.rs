@@ -1,0 +1,292 @@
+//! Has operations done by the owners of what they are about.
+
+use std::{cell::RefCell, future::Future, pin::Pin, rc::Rc};
+
+use farlink_runtime::{
+    access::{Operation, Overlap, Plugin, Region, Shards, Structure},
+    error::Error,
+    fabric::Error as FabricError,
+    lock::OwnerId,
+    messaging::{Channel, Error as MessagingError, Priority},
+    operation::{Code, Run},
+    versioned::VersionedReader,
+    wire::{Wire, decode_all},
+    worker::Handle,
+};
+
+use super::{PATIENCE_NS, ROUTE, routes::RouteMap, routes::Routes};
+use crate::{
+    cached::Cached,
+    engine::Engine,
+    ship::{At, CallHeader, ReplyHeader},
+};
+
+type RegionOf<A> = <<A as Run>::Plugin as Plugin>::Region;
+
+/// Whoever runs operations on what this compute server owns.
+pub trait Owns: Run {
+    /// Whether all of a region is this compute server's.
+    fn owns(&self, region: &RegionOf<Self>) -> bool;
+}
+
+impl<P: Plugin> Owns for Cached<P> {
+    fn owns(&self, region: &P::Region) -> bool {
+        self.is_held() && region.overlap(self.region()) == Overlap::Inside
+    }
+}
+
+impl<P: Plugin> Owns for Engine<P> {
+    fn owns(&self, region: &P::Region) -> bool {
+        self.cached().owns(region)
+    }
+}
+
+/// Has each operation done by the owner of what it is about: here, through `A`, or by the compute server that owns it. See the
+/// [module](super). Cheap to clone; belongs to one worker.
+#[derive(Debug)]
+pub struct Router<A: Run>(Rc<Inner<A>>);
+
+#[derive(Debug)]
+struct Inner<A: Run> {
+    worker: Handle,
+    routes: Routes<A::Plugin>,
+    map: VersionedReader<RouteMap<RegionOf<A>>>,
+    here: Option<A>,
+    channels: RefCell<Vec<(OwnerId, Channel)>>,
+    /// Memory for the words of a request.
+    spare: RefCell<Vec<u64>>,
+}
+
+impl<A: Run> Clone for Router<A> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<P: Plugin> Router<Cached<P>> {
+    /// For a compute server that owns nothing.
+    pub fn to_owners(worker: &Handle, routes: &Routes<P>) -> Self {
+        Self::with(worker, routes, None)
+    }
+}
+
+impl<A: Owns> Router<A> {
+    /// For one that has an access of its own to what it owns.
+    pub fn new(worker: &Handle, routes: &Routes<A::Plugin>, here: A) -> Self {
+        Self::with(worker, routes, Some(here))
+    }
+
+    fn with(worker: &Handle, routes: &Routes<A::Plugin>, here: Option<A>) -> Self {
+        let (channels, spare) = (RefCell::default(), RefCell::default());
+        let (worker, routes, map) = (worker.clone(), routes.clone(), routes.reader());
+        Self(Rc::new(Inner { worker, routes, map, here, channels, spare }))
+    }
+
+    /// The map that it knows.
+    pub fn routes(&self) -> &Routes<A::Plugin> {
+        &self.0.routes
+    }
+
+    /// The structure.
+    pub fn structure(&self) -> &Structure {
+        self.0.routes.structure()
+    }
+
+    /// How it reaches what this compute server owns.
+    pub fn here(&self) -> Option<&A> {
+        self.0.here.as_ref()
+    }
+}
+
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
+
+impl<A: Owns> Inner<A> {
+    async fn run<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<O::Output, Error> {
+        let map = self.map.get();
+        let Some((owner, region)) = map.part_with(&operation.scope()) else {
+            return self.again(operation, None).await;
+        };
+        match self.at(*owner, region, operation, map.epoch).await {
+            Err(why) if is_to_be_sent_on::<O>(&why) => self.again(operation, Some((map.epoch, why))).await,
+            outcome => outcome,
+        }
+    }
+
+    /// Has an operation done that was not yet: nobody was asked, or whoever was by a map of this epoch did not do it.
+    #[cold]
+    fn again<'a, O: Operation<Plugin = A::Plugin>>(
+        &'a self,
+        operation: &'a O,
+        undone: Option<(u64, Error)>,
+    ) -> Boxed<'a, O::Output> {
+        Box::pin(async move {
+            let mut undone = undone;
+            let mut patience = Patience { until_ns: None, attempt: 0 };
+            loop {
+                if let Some((epoch, why)) = undone.take() {
+                    self.look_anew(epoch, why, &mut patience).await?;
+                }
+                let map = self.map.get();
+                let outcome = match map.part_with(&operation.scope()) {
+                    Some((owner, region)) => self.at(*owner, region, operation, map.epoch).await,
+                    None if map.is_whole => return operation.route(&Parts { of: self, map }).await,
+                    None => Err(Error::NoOwner { name: self.routes.structure().name.clone() }),
+                };
+                match outcome {
+                    Err(why) if is_to_be_sent_on::<O>(&why) => undone = Some((map.epoch, why)),
+                    outcome => return outcome,
+                }
+            }
+        })
+    }
+
+    /// Waits until the map has another epoch than this, for a while; then the operation is tried again.
+    ///
+    /// # Errors
+    /// The error, if it takes too long, or what reading the map failed with.
+    async fn look_anew(&self, epoch: u64, why: Error, patience: &mut Patience) -> Result<(), Error> {
+        while self.map.get().epoch <= epoch {
+            let now_ns = self.worker.clock().now_ns();
+            if now_ns > *patience.until_ns.get_or_insert(now_ns + PATIENCE_NS) {
+                return Err(why);
+            }
+            let has_read = self.routes.renew(&self.worker).await?;
+            if self.map.get().epoch > epoch {
+                break;
+            }
+            self.worker.back_off(patience.attempt).await;
+            patience.attempt += 1;
+            if has_read {
+                // Whoever was asked may be about to be what the map says.
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has an operation done by the owner that the map names for it.
+    async fn at<O: Operation<Plugin = A::Plugin>>(
+        &self,
+        owner: OwnerId,
+        region: &RegionOf<A>,
+        operation: &O,
+        epoch: u64,
+    ) -> Result<O::Output, Error> {
+        if owner == self.worker.owner()
+            && let Some(here) = self.here.as_ref().filter(|here| here.owns(region))
+        {
+            return match here.execute(operation).await {
+                Err(Error::GivenUp { name }) => Err(Error::NotOwned { name, epoch }),
+                outcome => outcome,
+            };
+        }
+        self.send(owner, operation).await
+    }
+
+    async fn send<O: Operation<Plugin = A::Plugin>>(&self, owner: OwnerId, operation: &O) -> Result<O::Output, Error> {
+        let Structure { name, id, .. } = self.routes.structure();
+        let channel = self.channel(owner).await.map_err(|error| self.not_sent(owner, error))?;
+        let mut words = self.spare.take();
+        words.clear();
+        CallHeader { code: Code::of::<O>(), structure: *id, start: At::Root }.encode(&mut words);
+        operation.encode(&mut words);
+        let reply = channel.request_words(ROUTE, &words, Priority::Latency).await;
+        self.spare.replace(words);
+        let reply = reply.map_err(|error| match error {
+            MessagingError::OutcomeUnknown { why, .. } => Error::OwnerLost { name: name.clone(), owner, why },
+            MessagingError::Refused { why, .. } => {
+                Error::AtOwner { owner, why: format!("{why}: it was asked for {:?} of a {}", O::NAME, A::Plugin::NAME) }
+            }
+            error => self.not_sent(owner, error.into()),
+        })?;
+        let mut words = reply.words();
+        match ReplyHeader::decode(&mut words)?.0 {
+            ReplyHeader::Done { .. } => Ok(decode_all(words)?),
+            ReplyHeader::NotOwned(epoch) => Err(Error::NotOwned { name: name.clone(), epoch }),
+            ReplyHeader::Failed(failure) => Err(failure.into_error(|why| Error::AtOwner { owner, why })),
+            ReplyHeader::Declined(_) | ReplyHeader::GoOn(_) => {
+                Err(Error::Malformed("an owner answered as a memory server would"))
+            }
+        }
+    }
+
+    #[cold]
+    fn not_sent(&self, owner: OwnerId, error: Error) -> Error {
+        match error {
+            Error::Fabric(FabricError::PeerMissing { why, .. } | FabricError::ServerMissing { why, .. }) => {
+                // It may listen again, over another connection.
+                self.channels.borrow_mut().retain(|(other, _)| *other != owner);
+                Error::OwnerMissing { name: self.routes.structure().name.clone(), owner, why }
+            }
+            error => error,
+        }
+    }
+
+    async fn channel(&self, owner: OwnerId) -> Result<Channel, Error> {
+        if let Some((_, channel)) = self.channels.borrow().iter().find(|(other, _)| *other == owner) {
+            return Ok(channel.clone());
+        }
+        let channel = self.worker.channel_to(owner).await?;
+        self.channels.borrow_mut().push((owner, channel.clone()));
+        Ok(channel)
+    }
+}
+
+/// Whether an operation was not done, or may be done again, and may fare better with another map or later.
+fn is_to_be_sent_on<O: Operation>(why: &Error) -> bool {
+    match why {
+        Error::NotOwned { .. } | Error::NoOwner { .. } | Error::OwnerMissing { .. } => true,
+        Error::OwnerLost { .. } => O::READS_ONLY,
+        _ => false,
+    }
+}
+
+struct Patience {
+    until_ns: Option<u64>,
+    attempt: u32,
+}
+
+/// The parts of a structure that has an owner for everything.
+struct Parts<'a, A: Run> {
+    of: &'a Inner<A>,
+    map: Rc<RouteMap<RegionOf<A>>>,
+}
+
+impl<A: Owns> Shards for Parts<'_, A> {
+    type Plugin = A::Plugin;
+
+    fn about(&self, region: &RegionOf<A>) -> Vec<usize> {
+        let parts = self.map.parts.iter().enumerate();
+        let about = parts.filter(|(_, (_, part))| region.overlap(part) != Overlap::Outside);
+        about.map(|(number, _)| number).collect()
+    }
+
+    fn region(&self, part: usize) -> Option<&RegionOf<A>> {
+        self.map.parts.get(part).map(|(_, region)| region)
+    }
+
+    async fn on<O: Operation<Plugin = A::Plugin>>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
+        let (owner, region) = &self.map.parts[part];
+        let piece = operation.within(region);
+        if piece.scope().overlap(region) != Overlap::Inside {
+            return Err(Error::Malformed(
+                "an operation does not say what of it is about a part: see `Operation::within`",
+            ));
+        }
+        match self.of.at(*owner, region, &piece, self.map.epoch).await {
+            Err(why) if is_to_be_sent_on::<O>(&why) => self.of.again(&piece, Some((self.map.epoch, why))).await,
+            outcome => outcome,
+        }
+    }
+}
+
+impl<A: Owns> Run for Router<A> {
+    type Plugin = A::Plugin;
+
+    fn execute<O: Operation<Plugin = A::Plugin>>(
+        &self,
+        operation: &O,
+    ) -> impl Future<Output = Result<O::Output, Error>> {
+        self.0.run(operation)
+    }
+}

@@ -1,0 +1,123 @@
+//! A structure's partition map, as a process knows it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use farlink_runtime::{
+    access::{Overlap, Plugin, Region, Structure},
+    error::Error,
+    lock::OwnerId,
+    one_sided::ownership,
+    partition::PartitionMap,
+    versioned::{Versioned, VersionedReader},
+    worker::Handle,
+};
+
+/// A partition map whose regions are those of a plug-in.
+#[derive(Debug, Clone)]
+pub(super) struct RouteMap<R> {
+    pub(super) epoch: u64,
+    pub(super) parts: Vec<(OwnerId, R)>,
+    /// Everything has an owner.
+    pub(super) is_whole: bool,
+}
+
+impl<R: Region> RouteMap<R> {
+    fn of(map: &PartitionMap) -> Result<Self, Error> {
+        let mut parts = Vec::new();
+        for (owner, part) in map.owners() {
+            parts.extend(part.to_region::<R>()?.map(|region| (owner, region)));
+        }
+        let regions: Vec<R> = parts.iter().map(|(_, region)| region.clone()).collect();
+        Ok(Self { epoch: map.epoch, parts, is_whole: R::are_everything(&regions) })
+    }
+
+    /// The part in which all of a region lies.
+    #[inline]
+    pub(super) fn part_with(&self, region: &R) -> Option<&(OwnerId, R)> {
+        self.parts.iter().find(|(_, part)| region.overlap(part) == Overlap::Inside)
+    }
+}
+
+/// The partition map of a structure, as all workers of a process know it. Cheap to clone.
+#[derive(Debug)]
+pub struct Routes<P: Plugin>(Arc<Shared<P>>);
+
+#[derive(Debug)]
+struct Shared<P: Plugin> {
+    structure: Structure,
+    map: Arc<Versioned<RouteMap<P::Region>>>,
+    /// Somebody reads it.
+    is_read: AtomicBool,
+    /// How often it was read.
+    reads: AtomicU64,
+}
+
+impl<P: Plugin> Clone for Routes<P> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<P: Plugin> Routes<P> {
+    /// The map as it is now. One READ.
+    ///
+    /// # Errors
+    /// As [`ownership::read`].
+    pub async fn read(worker: &Handle, structure: Structure) -> Result<Self, Error> {
+        let map = RouteMap::of(&ownership::read(worker, &structure).await?)?;
+        let (map, is_read, reads) = (Versioned::new(map), AtomicBool::new(false), AtomicU64::new(1));
+        Ok(Self(Arc::new(Shared { structure, map, is_read, reads })))
+    }
+
+    /// The structure.
+    pub fn structure(&self) -> &Structure {
+        &self.0.structure
+    }
+
+    /// The epoch of the map that is known.
+    pub fn epoch(&self) -> u64 {
+        self.0.map.copy().epoch
+    }
+
+    /// How often the map was read.
+    pub fn reads(&self) -> u64 {
+        self.0.reads.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn reader(&self) -> VersionedReader<RouteMap<P::Region>> {
+        self.0.map.reader()
+    }
+
+    /// Reads the map, unless somebody else of this process does: false then.
+    ///
+    /// # Errors
+    /// As [`ownership::read`].
+    pub(super) async fn renew(&self, worker: &Handle) -> Result<bool, Error> {
+        if self.0.is_read.swap(true, Ordering::Acquire) {
+            return Ok(false);
+        }
+        let _reading = Reading(&self.0.is_read);
+        let new = RouteMap::of(&ownership::read(worker, &self.0.structure).await?)?;
+        self.0.reads.fetch_add(1, Ordering::Relaxed);
+        self.0.map.update(|map| {
+            let is_newer = new.epoch > map.epoch;
+            if is_newer {
+                *map = new;
+            }
+            is_newer
+        });
+        Ok(true)
+    }
+}
+
+/// Over when it is dropped.
+struct Reading<'a>(&'a AtomicBool);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}

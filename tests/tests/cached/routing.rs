@@ -1,0 +1,266 @@
+//! Operations find the owners of their keys: what that takes, in messages and READs, and that nothing is lost or done twice.
+
+use std::rc::Rc;
+
+use farlink_offload::{Admission, Cached, ComputeCache, OwnerServer, Router, Routes, Served};
+use farlink_runtime::{
+    clock::Clock,
+    error::Error,
+    fabric::{Error as FabricError, listener::ListenOptions},
+    messaging::{ServeMessages, Wait},
+    worker::{Counters, Worker},
+};
+use farlink_structures::{
+    btree::{BTree, KeyRange, Tree},
+    map::Map as Ordered,
+};
+use farlink_tests::{
+    backend::{Cluster, FabricProfile},
+    settings,
+};
+use proptest::prelude::*;
+
+use crate::{
+    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, Owned, assert_left_clean, cache, fabric, settle, sparse},
+    steps::{NEVER, step, take},
+};
+
+type Routed = BTree<Router<Cached<Tree>>>;
+
+/// A compute server that owns a range and does what others send.
+struct Owner {
+    // Before its worker.
+    tree: Owned,
+    server: Option<OwnerServer>,
+    member: Member,
+    cache: ComputeCache<Tree>,
+}
+
+impl Owner {
+    fn new(fabric: &Cluster, seed: u64, range: KeyRange, cache_bytes: usize) -> Self {
+        let member = Member::join(fabric, seed);
+        let cache = cache(cache_bytes, Admission::Always);
+        let tree = member.own(&cache, range);
+        let mut owner = Self { tree, server: None, member, cache };
+        owner.listen().unwrap();
+        owner
+    }
+
+    fn listen(&mut self) -> Result<(), Error> {
+        let compute = &self.member.compute;
+        let served = vec![Served::new(&self.cache, self.member.tree.structure())];
+        let messages = ServeMessages { wait: Wait::Event, ..ServeMessages::default() };
+        let listener = compute.listen(&ListenOptions::default())?;
+        self.server = Some(OwnerServer::start(listener, compute, served, &messages)?);
+        Ok(())
+    }
+
+    /// Its way to all keys.
+    fn router(&self) -> Routed {
+        let routes = routes(&self.member);
+        Ordered::over(Router::new(&self.member.worker, &routes, self.tree.access().clone()))
+    }
+
+    fn close(&self) {
+        self.member.worker.block_on(self.tree.access().close()).unwrap();
+    }
+}
+
+fn routes(member: &Member) -> Routes<Tree> {
+    member.worker.block_on(Routes::read(&member.worker, member.tree.structure().clone())).unwrap()
+}
+
+fn to_owners(member: &Member, routes: &Routes<Tree>) -> Routed {
+    Ordered::over(Router::to_owners(&member.worker, routes))
+}
+
+/// Two owners of 4000 keys, and somebody who owns nothing.
+struct Scene {
+    owners: [Owner; 2],
+    guest: Member,
+    fabric: Cluster,
+    cut: u64,
+    model: Map,
+}
+
+impl Scene {
+    fn new(profile: FabricProfile, cache_bytes: usize) -> Self {
+        let model = sparse(4000);
+        let fabric = fabric(profile, 256, &model, 0.8);
+        let guest = Member::join(&fabric, 3);
+        let cut = guest.worker.block_on(guest.tree.leaf_low(20_000)).unwrap();
+        let ranges = [KeyRange { low: 0, high: Some(cut) }, KeyRange { low: cut, high: None }];
+        let owners = [0, 1].map(|owner| Owner::new(&fabric, owner as u64 + 1, ranges[owner], cache_bytes));
+        Self { owners, guest, fabric, cut, model }
+    }
+
+    /// Writes all, leaves, and judges what is there.
+    fn close(self, context: &str) {
+        let Self { owners, guest, fabric, model, .. } = self;
+        owners.iter().for_each(Owner::close);
+        settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
+        drop((owners, guest));
+        assert_left_clean(&fabric, &model, context);
+    }
+}
+
+/// What a worker counted meanwhile.
+fn counted(worker: &Worker, act: impl AsyncFnOnce() -> Result<(), Error>) -> Counters {
+    let before = worker.counters();
+    worker.block_on(act()).unwrap();
+    worker.counters() - before
+}
+
+#[test]
+fn one_message_to_the_owner_and_none_to_oneself() {
+    let scene = Scene::new(FabricProfile::Fast, CACHE_BYTES_ALL);
+    let guest = &scene.guest;
+    let routes = routes(guest);
+    let routed = to_owners(guest, &routes);
+    for (key, value) in [(10, 1), (scene.cut, scene.cut / 10)] {
+        let did = counted(&guest.worker, async || {
+            assert_eq!(routed.get(key).await?, Some(value));
+            assert_eq!(routed.update(key, value).await?, Some(value));
+            assert_eq!(routed.get(key + 1).await?, None);
+            Ok(())
+        });
+        assert_eq!((did.two_sided, did.reads, did.writes, did.atomics, did.round_trips), (3, 0, 0, 0, 3), "{did:?}");
+    }
+    let [low, high] = &scene.owners;
+    let router = low.router();
+    low.member.worker.block_on(router.get(10)).unwrap();
+    let did = counted(&low.member.worker, async || {
+        assert_eq!(router.get(10).await?, Some(1));
+        assert_eq!(router.upsert(10, 1).await?, Some(1));
+        Ok(())
+    });
+    assert_eq!((did.two_sided, did.reads), (0, 0), "{did:?}");
+    let did = counted(&low.member.worker, async || router.get(scene.cut).await.map(drop));
+    assert_eq!((did.two_sided, did.reads), (1, 0), "{did:?}");
+    // A scan asks the owners in turn, each for its own.
+    let did = counted(&guest.worker, async || {
+        let found = routed.range(scene.cut - 50..scene.cut + 50).take(usize::MAX).await?;
+        assert_eq!(found.len(), 10);
+        Ok(())
+    });
+    assert_eq!((did.two_sided, did.reads), (2, 0), "{did:?}");
+    assert_eq!(guest.worker.block_on(routed.len()).unwrap(), 4000);
+    assert_eq!(routes.reads(), 1);
+    let counts = [low, high].map(|owner| owner.server.as_ref().unwrap().counts());
+    assert!(counts.iter().all(|counts| counts.done > 3 && counts.not_owned == 0 && counts.failed == 0), "{counts:?}");
+    drop((routed, router));
+    scene.close("routed");
+}
+
+#[test]
+fn who_asks_the_wrong_owner_asks_twice_once_an_epoch() {
+    let mut scene = Scene::new(FabricProfile::Fast, CACHE_BYTES_ALL);
+    let routes = routes(&scene.guest);
+    let colleague = scene.guest.colleague();
+    let trees = [to_owners(&scene.guest, &routes), to_owners(&colleague, &routes)];
+    let cut = scene.cut;
+    let get = async |tree: &Routed, key: u64| tree.get(key).await.map(|value| assert_eq!(value, Some(key / 10)));
+    for (tree, worker) in trees.iter().zip([&scene.guest.worker, &colleague.worker]) {
+        for key in [0, cut] {
+            worker.block_on(get(tree, key)).unwrap();
+        }
+    }
+    for round in 0..3 {
+        // The upper range goes to a compute server that has just come, and that the workers do not know.
+        let old = scene.owners[1].tree.access().clone();
+        scene.owners[1].member.worker.block_on(old.close()).unwrap();
+        drop(old);
+        let new = Owner::new(&scene.fabric, 10 + round, KeyRange { low: cut, high: None }, CACHE_BYTES_ALL);
+        let (epoch, reads) = (routes.epoch(), routes.reads());
+        let did = counted(&scene.guest.worker, async || get(&trees[0], cut).await);
+        // The READ is of the map; a page proves itself, so one is enough.
+        assert_eq!((did.two_sided, did.reads, routes.reads() - reads), (2, 1, 1), "{did:?}");
+        assert_eq!(routes.epoch(), epoch + 2);
+        for (tree, worker) in trees.iter().zip([&scene.guest.worker, &colleague.worker]) {
+            let did = counted(worker, async || {
+                for key in 0..20 {
+                    get(tree, (cut / 10 + key) * 10).await?;
+                }
+                get(tree, 0).await
+            });
+            assert_eq!((did.two_sided, did.reads), (21, 0), "round {round}: {did:?}");
+        }
+        assert_eq!(routes.reads() - reads, 1);
+        let before = std::mem::replace(&mut scene.owners[1], new);
+        assert_eq!(before.server.as_ref().unwrap().counts().not_owned, 1);
+        settle([&before.member, &scene.owners[0].member, &scene.owners[1].member, &scene.guest]);
+        drop(before);
+    }
+    drop((trees, colleague));
+    scene.close("another owner");
+}
+
+#[test]
+fn where_nobody_answers_it_is_said_who_does_not() {
+    let mut scene = Scene::new(FabricProfile::Fast, CACHE_BYTES_ALL);
+    let cut = scene.cut;
+    // Time passes as fast as it is asked for: nobody waits.
+    let worker = scene.guest.compute.worker_with(Clock::Virtual(Rc::default())).unwrap();
+    let routes = routes(&scene.guest);
+    let tree: Routed = Ordered::over(Router::to_owners(&worker, &routes));
+    impatient(&worker, tree.get(cut)).unwrap();
+    scene.owners[1].server = None;
+    let silent = scene.owners[1].member.compute.owner();
+    let found = impatient(&worker, tree.get(cut));
+    assert!(matches!(&found, Err(Error::OwnerMissing { owner, .. }) if *owner == silent), "{found:?}");
+    scene.owners[1].close();
+    let found = impatient(&worker, tree.insert(cut + 1, 5));
+    assert!(matches!(found, Err(Error::NoOwner { .. })), "{found:?}");
+    let found = impatient(&worker, tree.len());
+    assert!(matches!(found, Err(Error::NoOwner { .. })), "{found:?}");
+    // What has an owner is done all the same.
+    assert_eq!(impatient(&worker, tree.get(10)).unwrap(), Some(1));
+    drop((tree, worker));
+    scene.close("nobody answers");
+}
+
+/// Runs a future on a worker whose clock jumps.
+fn impatient<T>(worker: &Worker, future: impl Future<Output = T>) -> T {
+    let mut now_ns = worker.clock().now_ns();
+    worker.block_on(async {
+        let mut future = std::pin::pin!(future);
+        std::future::poll_fn(|cx| {
+            now_ns += 100_000_000;
+            worker.clock().skip_to(now_ns);
+            cx.waker().wake_by_ref();
+            future.as_mut().poll(cx)
+        })
+        .await
+    })
+}
+
+#[test]
+fn a_compute_server_listens_once() {
+    let mut scene = Scene::new(FabricProfile::Fast, CACHE_BYTES_ALL);
+    let again = scene.owners[0].listen();
+    assert!(matches!(again, Err(Error::Fabric(FabricError::BadOption { option: "owner", .. }))), "{again:?}");
+    scene.owners[0].server = None;
+    scene.owners[0].listen().unwrap();
+    let routes = routes(&scene.guest);
+    assert_eq!(scene.guest.worker.block_on(to_owners(&scene.guest, &routes).get(10)).unwrap(), Some(1));
+    scene.close("listens once");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: settings::from_env("FARLINK_MODEL_CASES", 6), failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whoever sends an operation, it is done once, by whoever owns its keys.
+    #[test]
+    fn owners_a_guest_and_a_model(steps in prop::collection::vec((step(), 0usize..3), 1..200), nasty: bool) {
+        let profile = if nasty { FabricProfile::Nasty } else { FabricProfile::Fast };
+        let mut scene = Scene::new(profile, CACHE_BYTES_MIN);
+        let routes = routes(&scene.guest);
+        let trees = [scene.owners[0].router(), scene.owners[1].router(), to_owners(&scene.guest, &routes)];
+        for (step, who) in &steps {
+            let worker = [&scene.owners[0].member.worker, &scene.owners[1].member.worker, &scene.guest.worker][*who];
+            worker.block_on(take(&trees[*who], &mut scene.model, step, NEVER)).map_err(TestCaseError::fail)?;
+        }
+        drop(trees);
+        scene.close("a guest");
+    }
+}
