@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use farlink_offload::Durability;
+use farlink_runtime::layout::Records;
 
 use crate::figure::FigureArgs;
 use crate::maps::workload::Shares;
@@ -122,6 +123,9 @@ pub(crate) struct BenchArgs {
     /// With cached and engine: what of the changes in the cache survives the death of their process (write-back).
     #[arg(long, value_parser = crate::by_name::durability())]
     pub(crate) durability: Option<Durability>,
+    /// Which changes of pages in remote memory are recorded first, so that others can finish them (all).
+    #[arg(long, value_parser = crate::by_name::records())]
+    pub(crate) records: Option<Records>,
     /// Memory servers to start, each a process.
     #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) servers: u32,
@@ -214,7 +218,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "shares", "rounds", "seconds", "ops", "warm_up"])]
     pub(crate) trace: Option<PathBuf>,
     /// Use running servers instead of starting some: those of this folder, or verbs://HOST:PORT[,HOST:PORT...] over RDMA.
-    #[arg(long, value_name = "DIR|verbs://...", conflicts_with_all = ["servers", "server_bytes", "server_threads"])]
+    #[arg(long, value_name = "DIR|verbs://...", conflicts_with_all = ["servers", "server_bytes", "server_threads", "records"])]
     pub(crate) connect: Option<Address>,
     #[command(flatten)]
     pub(crate) verbs: VerbsArgs,
@@ -294,6 +298,14 @@ pub(crate) struct ServeArgs {
     /// Threads that carry out operations which compute servers send; without them it only gives memory.
     #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(..=256))]
     pub(crate) threads: u32,
+    /// With --threads: how long an operation waits for a page that is locked by a compute server which does not go on, as 5s; then
+    /// it fails, and says whom it waited for. Without it, until that one goes on.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) lock_wait: Option<Duration>,
+    /// Which changes of pages compute servers record first, so that others can finish them; the same for all servers of a cluster.
+    /// Without it, what an earlier run of this server says, else all.
+    #[arg(long, value_parser = crate::by_name::records())]
+    pub(crate) records: Option<Records>,
     /// With verbs, --threads and several servers: where all of them are, this one too. Its threads use them.
     #[arg(long, value_name = "HOST:PORT[,HOST:PORT...]", value_delimiter = ',')]
     pub(crate) cluster: Vec<String>,
@@ -413,6 +425,10 @@ impl ServeArgs {
             "--server {} is not one of the {} servers; they are numbered from 0",
             self.server,
             self.servers
+        );
+        ensure!(
+            self.threads > 0 || self.lock_wait.is_none(),
+            "--lock-wait is for operations that this server carries out: give it --threads"
         );
         match self.fabric {
             FabricChoice::Mem => {
