@@ -101,10 +101,7 @@ impl PreparedChange {
 pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Result<Vec<Option<PageCopy>>, Interrupt> {
     staged.seal();
     let mut prepared = ChangeBuffers::new(&worker, &staged)?;
-    let _taken = match &mut prepared.recording {
-        Some(recording) => Some(begin(&worker, recording, &staged.changed).await?),
-        None => None,
-    };
+    let _taken = begin(&worker, prepared.recording.as_mut(), &staged.changed).await?;
     // After a wait the pages have probably changed. The compare-and-swaps decide: others' pages can share a slot.
     let mut are_published = false;
     let made = make(&worker, &staged, prepared, &mut are_published).await;
@@ -127,21 +124,23 @@ pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Res
     Ok(staged.into_pages())
 }
 
-/// Takes the local slots of pages, and places for the record of their change.
+/// Takes the local slots of pages, and places for the record of their change, if it has one.
 ///
 /// # Errors
 /// If there is no memory for a ring, or a memory server is lost.
 pub(super) async fn begin(
     worker: &Handle,
-    recording: &mut Recording,
+    recording: Option<&mut Recording>,
     changed: &[Changed],
 ) -> Result<SlotGuard, Interrupt> {
+    let pages = changed.iter().map(|page| page.at);
+    let Some(recording) = recording else { return Ok(worker.take_slots(pages).await) };
     let parts = recording.parts();
     let servers: SmallVec<[ServerId; 4]> = recording.servers().collect();
     for &server in &servers {
         ensure_rings(worker, server, parts.len()).await?;
     }
-    let taken = worker.take_slots(changed.iter().map(|page| page.at)).await;
+    let taken = worker.take_slots(pages).await;
     let places = take_places(worker, servers.iter().copied(), &parts).await;
     recording.seal(worker, worker.next_sequence(), places);
     Ok(taken)

@@ -108,11 +108,15 @@ impl Inner {
         let mut endpoint = self.endpoint.borrow_mut();
         let mut outbox = self.outbox.borrow_mut();
         let mut progress = news | !outbox.is_empty();
-        if !outbox.is_empty() {
+        let mut arrived = self.arrived.borrow_mut();
+        if self.compute.is_fallen() {
+            // A connection that is made anew must not let in what was cut off.
+            let fail = |Request { ticket, .. }| Completion { ticket, outcome: Err(Box::new(self.compute.fallen())) };
+            arrived.extend(outbox.drain(..).map(fail));
+        } else if !outbox.is_empty() {
             endpoint.ring(&mut outbox);
         }
         drop(outbox);
-        let mut arrived = self.arrived.borrow_mut();
         endpoint.poll(&mut arrived);
         drop(endpoint);
         for completion in arrived.drain(..) {
@@ -474,6 +478,15 @@ impl Handle {
         if self.executor().trips.begins() {
             bump(&self.0.counters.round_trips);
         }
+    }
+
+    /// Whether others still count this compute server as alive, as far as can be told here: to be asked when a request to a memory
+    /// server has failed. See [`OwnerClaim::holds`](crate::fabric::OwnerClaim::holds) for what it takes.
+    ///
+    /// # Errors
+    /// [`FabricError::TakenForDead`] if they do not: from then on nothing of this compute server goes out, and all that it owned is ended.
+    pub fn check_standing(&self) -> Result<(), Error> {
+        self.compute().check_standing()
     }
 
     /// The counts since the worker's start.
