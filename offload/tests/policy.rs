@@ -90,14 +90,7 @@ fn the_cost_aware_one_first_learns_what_it_does_not_know() {
     assert_eq!(ask(&mut policy, 2, None, &random), Choice::FETCH);
     // Another server is another matter.
     let draw = || 1;
-    let other = Miss {
-        server: ServerId::new(3).unwrap(),
-        level: 2,
-        load: None,
-        random: &draw,
-        hot: &|| false,
-        counts_uses: true,
-    };
+    let other = Miss { server: ServerId::new(3).unwrap(), level: 2, load: None, random: &draw, hot: &|| false };
     assert!(policy.choose(&other).is_contrary);
 }
 
