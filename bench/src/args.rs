@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use farlink_offload::Durability;
+use farlink_runtime::layout::Records;
 
 use crate::figure::FigureArgs;
 use crate::maps::workload::Shares;
@@ -105,7 +106,8 @@ pub(crate) struct BenchArgs {
     /// leave the cache, and at the end of each phase, untimed. With coarse and hybrid each memory server has a part of it.
     #[arg(long, value_parser = crate::by_name::access_mode(), default_value = "one-sided")]
     pub(crate) access: AccessMode,
-    /// With engine and adaptive: who decides whether an operation is shipped (cost-aware).
+    /// With engine and adaptive: who decides whether an operation is shipped (cost-aware). With cached, which it makes an
+    /// engine.
     #[arg(long, value_enum)]
     pub(crate) policy: Option<PolicyChoice>,
     /// On which memory servers pages are: round-robin, leaves, one-server, subtrees:LEVEL. Without it, what suits --access.
@@ -121,6 +123,9 @@ pub(crate) struct BenchArgs {
     /// With cached and engine: what of the changes in the cache survives the death of their process (write-back).
     #[arg(long, value_parser = crate::by_name::durability())]
     pub(crate) durability: Option<Durability>,
+    /// Which changes of pages in remote memory are recorded first, so that others can finish them (all).
+    #[arg(long, value_parser = crate::by_name::records())]
+    pub(crate) records: Option<Records>,
     /// Memory servers to start, each a process.
     #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) servers: u32,
@@ -213,7 +218,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "shares", "rounds", "seconds", "ops", "warm_up"])]
     pub(crate) trace: Option<PathBuf>,
     /// Use running servers instead of starting some: those of this folder, or verbs://HOST:PORT[,HOST:PORT...] over RDMA.
-    #[arg(long, value_name = "DIR|verbs://...", conflicts_with_all = ["servers", "server_bytes", "server_threads"])]
+    #[arg(long, value_name = "DIR|verbs://...", conflicts_with_all = ["servers", "server_bytes", "server_threads", "records"])]
     pub(crate) connect: Option<Address>,
     #[command(flatten)]
     pub(crate) verbs: VerbsArgs,
@@ -293,6 +298,14 @@ pub(crate) struct ServeArgs {
     /// Threads that carry out operations which compute servers send; without them it only gives memory.
     #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(..=256))]
     pub(crate) threads: u32,
+    /// With --threads: how long an operation waits for a page that is locked by a compute server which does not go on, as 5s; then
+    /// it fails, and says whom it waited for. Without it, until that one goes on.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) lock_wait: Option<Duration>,
+    /// Which changes of pages compute servers record first, so that others can finish them; the same for all servers of a cluster.
+    /// Without it, what an earlier run of this server says, else all.
+    #[arg(long, value_parser = crate::by_name::records())]
+    pub(crate) records: Option<Records>,
     /// With verbs, --threads and several servers: where all of them are, this one too. Its threads use them.
     #[arg(long, value_name = "HOST:PORT[,HOST:PORT...]", value_delimiter = ',')]
     pub(crate) cluster: Vec<String>,
@@ -413,6 +426,10 @@ impl ServeArgs {
             self.server,
             self.servers
         );
+        ensure!(
+            self.threads > 0 || self.lock_wait.is_none(),
+            "--lock-wait is for operations that this server carries out: give it --threads"
+        );
         match self.fabric {
             FabricChoice::Mem => {
                 ensure!(
@@ -456,6 +473,14 @@ impl BenchArgs {
         self.structure.as_deref().or(first).context("this program knows no structures")
     }
 
+    /// How workers reach it: a cache whose misses are decided about is an engine's.
+    fn access(&self) -> AccessMode {
+        match (self.access, self.policy) {
+            (AccessMode::Cached, Some(_)) => AccessMode::Engine,
+            (access, _) => access,
+        }
+    }
+
     /// The plan that these arguments mean for a structure.
     pub(crate) fn plan(&self, known: &dyn Kind) -> anyhow::Result<Plan> {
         self.validate_access(known)?;
@@ -476,12 +501,12 @@ impl BenchArgs {
         );
         ensure!(self.rounds == 0 || known.has_rounds(), "--rounds: a {} has none", known.name());
         let policy = self.policy.unwrap_or(PolicyChoice::CostAware);
-        let ships = self.access.is_divided() || (self.access.asks_a_policy() && policy != PolicyChoice::Never);
+        let ships = self.access().is_divided() || (self.access().asks_a_policy() && policy != PolicyChoice::Never);
         Ok(Plan {
             structure: known.name().to_owned(),
-            access: self.access,
+            access: self.access(),
             policy,
-            placement: self.placement.unwrap_or(PlacementChoice::usual(self.access)),
+            placement: self.placement.unwrap_or(PlacementChoice::usual(self.access())),
             is_placement_given: self.placement.is_some(),
             admission: self.admission.unwrap_or(AdmissionChoice::Frequency),
             durability: self.durability.unwrap_or_default(),
@@ -546,13 +571,13 @@ impl BenchArgs {
 
     /// What does not go together with --access.
     fn validate_access(&self, known: &dyn Kind) -> anyhow::Result<()> {
-        let access = self.access;
+        let access = self.access();
         if let Some(why) = known.refuses(access) {
             bail!("--access {access} is not for a {}: {why}", known.name());
         }
         ensure!(
             self.policy.is_none() || access.asks_a_policy(),
-            "--policy is for --access engine and adaptive; {access} {}",
+            "--policy is for --access cached, engine and adaptive; {access} {}",
             if access.is_divided() { "sends every operation" } else { "sends none" }
         );
         ensure!(
@@ -590,7 +615,7 @@ impl BenchArgs {
     }
 
     fn validate_cache(&self) -> anyhow::Result<()> {
-        let access = self.access;
+        let access = self.access();
         if !access.owns() {
             ensure!(
                 self.durability.is_none(),
@@ -698,6 +723,12 @@ mod tests {
             (PolicyChoice::BackOff, PlacementChoice::Subtrees(2), Some(1))
         );
         assert_eq!((engine.limit, engine.warm_up), (Limit::For(Duration::from_secs(2)), Duration::from_millis(500)));
+        let cached = bench("--access cached --policy cold --server-threads 2 --cache 1%").unwrap();
+        assert_eq!(
+            (cached.access, cached.policy, cached.server_threads),
+            (AccessMode::Engine, PolicyChoice::Cold, Some(2))
+        );
+        assert_eq!(bench("--access cached").unwrap().access, AccessMode::Cached);
         let hybrid = bench("--access hybrid --server-threads 2 --connect d");
         assert!(hybrid.unwrap_err().to_string().contains("cannot be used with"));
         let list = bench("--structure skiplist --access coarse").unwrap();
@@ -732,7 +763,7 @@ mod tests {
             ("--cache 1MiB", "--cache is for --access cached"),
             ("--access coarse --admission always", "coarse has no cache"),
             ("--access cached-inner --durability logged", "nothing is owned"),
-            ("--policy never", "--policy is for --access engine and adaptive; one-sided sends none"),
+            ("--policy never", "--policy is for --access cached, engine and adaptive; one-sided sends none"),
             ("--access coarse --policy never", "sends every operation"),
             ("--access coarse --placement leaves", "--placement one-server"),
             ("--access hybrid --placement round-robin", "--placement leaves"),

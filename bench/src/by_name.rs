@@ -4,6 +4,7 @@ use std::{fmt::Display, str::FromStr};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farlink_offload::{AccessMode, Durability};
+use farlink_runtime::layout::Records;
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
 pub(crate) fn serialize<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
@@ -24,4 +25,10 @@ pub(crate) fn access_mode() -> impl TypedValueParser<Value = AccessMode> {
 pub(crate) fn durability() -> impl TypedValueParser<Value = Durability> {
     let values = Durability::ALL.map(|all| PossibleValue::new(all.name()).help(all.summary()));
     PossibleValuesParser::new(values).try_map(|name| name.parse::<Durability>())
+}
+
+/// Takes what is recorded from the command line.
+pub(crate) fn records() -> impl TypedValueParser<Value = Records> {
+    let values = Records::CHOICES.map(|records| PossibleValue::new(records.name()).help(records.summary()));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Records>())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use farlink_children::{Child, Scratch};
+use farlink_runtime::layout::Records;
 
 use crate::{serve::ready_line, signals};
 
@@ -26,6 +27,7 @@ pub(crate) struct Cluster {
     servers: Vec<Child>,
     scratch: Scratch,
     server_bytes: u64,
+    records: Records,
 }
 
 /// What becomes of a server's memory when it stops.
@@ -44,15 +46,16 @@ pub(crate) fn default_server_bytes(keys: u64, servers: u32) -> u64 {
 impl Cluster {
     /// Starts the servers and waits until all are ready. Call this from the main thread: servers end with the thread
     /// that started them.
-    pub(crate) fn start(servers: u32, server_bytes: u64, threads: u32) -> anyhow::Result<Self> {
-        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes };
+    pub(crate) fn start(servers: u32, server_bytes: u64, threads: u32, records: Records) -> anyhow::Result<Self> {
+        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes, records };
         cluster.servers = cluster.launch(servers, threads, Memory::Ephemeral)?;
         Ok(cluster)
     }
 
     /// Servers whose memory outlives them until the cluster ends, as [`Cluster::start`] starts them.
     pub(crate) fn start_lasting(servers: u32, server_bytes: u64, threads: u32) -> anyhow::Result<Self> {
-        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes };
+        let records = Records::default();
+        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes, records };
         cluster.servers = cluster.launch(servers, threads, Memory::Lasting)?;
         Ok(cluster)
     }
@@ -79,6 +82,7 @@ impl Cluster {
                 format!("--servers={servers}"),
                 format!("--bytes={}", self.server_bytes),
                 format!("--threads={threads}"),
+                format!("--records={}", self.records),
             ]);
             children.push(Child::start(&format!("memory server {server}"), command)?);
         }

@@ -38,10 +38,11 @@ pub(crate) fn serve(programs: Programs<'_>, args: &ServeArgs) -> anyhow::Result<
         servers: args.servers as usize,
         bytes: args.bytes,
         ephemeral: args.ephemeral,
+        records: args.records,
     })?;
     let shipping = match args.threads {
         0 => None,
-        _ => Some(serve::ship(&server, &dir, args.threads, registry)?),
+        _ => Some(serve::ship(&server, &dir, args, registry)?),
     };
     announce_ready(&mut io::stdout(), args.server)?;
     let ended = signals.wait(|| server.check());
@@ -173,7 +174,8 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
     let Some(place) = there else {
         let plan = &prepared.plan;
         let bytes = args.server_bytes.unwrap_or_else(|| cluster::default_server_bytes(plan.loaded, plan.servers));
-        let own = Cluster::start(plan.servers, bytes, plan.server_threads.unwrap_or(0))?;
+        let records = prepared.args.records.unwrap_or_default();
+        let own = Cluster::start(plan.servers, bytes, plan.server_threads.unwrap_or(0), records)?;
         let result = prepared.run(&Place::Folder(own.dir().to_owned()));
         let stopped = own.stop();
         return result.and(stopped);

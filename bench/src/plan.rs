@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
-use farlink_offload::policy::{Always, BackOff, CostAware, Never};
+use farlink_offload::policy::{Always, BackOff, Cold, CostAware, Never};
 use farlink_offload::{Admission, CacheOptions, Durability, Policies};
 use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::mem::MemOptions;
@@ -68,6 +68,8 @@ pub(crate) enum PolicyChoice {
     Never,
     /// Whatever can be shipped is.
     Always,
+    /// What the cache would not keep.
+    Cold,
     /// What is expected to be faster (DEX).
     CostAware,
     /// Shipped unless the memory server is busy (Catfish).
@@ -80,6 +82,7 @@ impl PolicyChoice {
         match self {
             Self::Never => "never",
             Self::Always => "always",
+            Self::Cold => "cold",
             Self::CostAware => "cost-aware",
             Self::BackOff => "back-off",
         }
@@ -90,6 +93,7 @@ impl PolicyChoice {
         match self {
             Self::Never => || Policies::new(Never),
             Self::Always => || Policies::new(Always),
+            Self::Cold => || Policies::new(Cold),
             Self::CostAware => || Policies::for_each_kind(CostAware::default()),
             Self::BackOff => || Policies::new(BackOff::default()),
         }

@@ -39,6 +39,8 @@ pub(crate) struct Row {
     pub(crate) bytes_per_op: Option<f64>,
     pub(crate) round_trips_per_op: Option<f64>,
     pub(crate) restarts_per_op: Option<f64>,
+    /// Base pages that were made in place of chains; what they cost is part of the rest.
+    pub(crate) consolidations_per_op: Option<f64>,
     /// Entries that searches and scans returned.
     pub(crate) results_per_op: Option<f64>,
     /// Operations on loaded entries that found nothing, because others have removed them.
@@ -64,7 +66,8 @@ impl Row {
         let ops = tally.outcomes.ops;
         let per_op = |count: u64| Some(if ops == 0 { 0.0 } else { count as f64 / ops as f64 });
         let cached = |count: u64| per_op(count).filter(|_| has_cache);
-        let Counters { reads, writes, atomics, two_sided, bytes, round_trips, restarts } = tally.counters;
+        let Counters { reads, writes, atomics, two_sided, bytes, round_trips, restarts, consolidations } =
+            tally.counters;
         let (cache, misses) = (&tally.cache, &tally.cache.misses);
         let levels = misses.0.iter().rposition(|misses| *misses > 0).map_or(1, |level| level + 1);
         Self {
@@ -82,6 +85,7 @@ impl Row {
             bytes_per_op: per_op(bytes),
             round_trips_per_op: per_op(round_trips),
             restarts_per_op: per_op(restarts),
+            consolidations_per_op: per_op(consolidations),
             results_per_op: per_op(tally.outcomes.scanned),
             missed_per_op: per_op(tally.outcomes.missing + tally.outcomes.remove_missing),
             // A bulk load looks up a few pages before it begins: that is no ratio to speak of.
@@ -390,7 +394,8 @@ pub(crate) mod tests {
         assert!(text.ends_with('\n') && text.lines().count() == 1);
         let object: Map<String, Value> = serde_json::from_str(&text).unwrap();
         let fields = "kind name ops seconds ops_per_second p50_ns p99_ns p999_ns reads_per_op writes_per_op atomics_per_op \
-                      two_sided_per_op bytes_per_op round_trips_per_op hit_ratio restarts_per_op results_per_op in_flight";
+                      two_sided_per_op bytes_per_op round_trips_per_op hit_ratio restarts_per_op \
+                      consolidations_per_op results_per_op in_flight";
         for field in fields.split(' ') {
             assert!(object.contains_key(field), "{field}");
         }

@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use crate::args::ServeArgs;
 use anyhow::Context as _;
 use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
@@ -58,10 +59,17 @@ pub(crate) fn listen_options(threads: u32) -> ListenOptions {
 }
 
 /// Starts threads that carry out these operations.
-pub(crate) fn ship(server: &MemoryServer, dir: &Path, threads: u32, registry: Registry) -> Result<ShipServer, Error> {
-    let listener = server.listen(&listen_options(threads), MemOptions::default())?;
+pub(crate) fn ship(
+    server: &MemoryServer,
+    dir: &Path,
+    args: &ServeArgs,
+    registry: Registry,
+) -> Result<ShipServer, Error> {
+    let listener = server.listen(&listen_options(args.threads), MemOptions::default())?;
     let dir = dir.to_path_buf();
-    ship_at(listener, server.memory(), registry, move || Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?)))
+    ship_at(listener, server.memory(), registry, args.lock_wait, move || {
+        Ok(Arc::new(MemFabric::open(&dir, MemOptions::default())?))
+    })
 }
 
 /// [`ship`], on whatever fabric. The threads join the cluster, which `open` leads to, with the first operation.
@@ -69,9 +77,11 @@ pub(crate) fn ship_at(
     listener: Box<dyn Listener>,
     memory: LocalMemory,
     registry: Registry,
+    lock_wait: Option<Duration>,
     open: impl Fn() -> Result<Arc<dyn Fabric>, Error> + Send + Sync + 'static,
 ) -> Result<ShipServer, Error> {
-    let join = move || Ok(Arc::new(ComputeServer::join(open()?, ComputeOptions::default())?));
+    let options = ComputeOptions { lock_wait, ..ComputeOptions::default() };
+    let join = move || Ok(Arc::new(ComputeServer::join(open()?, options)?));
     ShipServer::start(listener, memory, registry, &ShipOptions::default(), join)
 }
 

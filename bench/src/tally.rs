@@ -20,6 +20,7 @@ counts! {
         bytes: u64,
         round_trips: u64,
         restarts: u64,
+        consolidations: u64,
     }
 }
 
@@ -73,9 +74,17 @@ impl Sub for Levels {
 impl From<farlink_runtime::worker::Counters> for Counters {
     fn from(counters: farlink_runtime::worker::Counters) -> Self {
         let farlink_runtime::worker::Counters {
-            reads, writes, atomics, two_sided, bytes, round_trips, restarts, ..
+            reads,
+            writes,
+            atomics,
+            two_sided,
+            bytes,
+            round_trips,
+            restarts,
+            consolidations,
+            ..
         } = counters;
-        Self { reads, writes, atomics, two_sided, bytes, round_trips, restarts }
+        Self { reads, writes, atomics, two_sided, bytes, round_trips, restarts, consolidations }
     }
 }
 

@@ -55,14 +55,15 @@ mod with {
             }
         };
         let defaults = VerbsServeOptions::new(secret.clone());
-        let server = farlink_runtime::server::serve_verbs(&VerbsServeOptions {
+        let options = VerbsServeOptions {
             server: args.server as usize,
             servers: args.servers as usize,
             bytes: args.bytes.unwrap_or(defaults.bytes),
             listen: args.listen.unwrap_or(defaults.listen),
             device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
             ..defaults
-        })?;
+        };
+        let server = farlink_runtime::server::serve_verbs(&options, args.records.unwrap_or_default())?;
         let shipping = match args.threads {
             0 => None,
             _ => Some(ship(&server, args, &secret, registry)?),
@@ -88,7 +89,9 @@ mod with {
             ..VerbsOptions::new(servers, secret.clone())
         };
         let listener = server.listen(&serve::listen_options(args.threads))?;
-        serve::ship_at(listener, server.memory(), registry, move || Ok(Arc::new(VerbsFabric::connect(&options)?)))
+        serve::ship_at(listener, server.memory(), registry, args.lock_wait, move || {
+            Ok(Arc::new(VerbsFabric::connect(&options)?))
+        })
     }
 
     /// Lists the RDMA devices.

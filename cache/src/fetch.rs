@@ -263,7 +263,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         // Below a bypass page, nothing is kept.
         let admitted = match from {
             Some(_) if pinned.is_none() => false,
-            _ => self.admits(level, uses) || cache.has_many_bypass_frames(),
+            _ => self.admits(level, uses),
         };
         let is_bypass = !admitted && from.is_some();
         if is_left_out(Step::StateBeforeWake) {
@@ -303,17 +303,32 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         self.cache().layout.links(body).find(is_there)
     }
 
+    /// Whether a page at this level that is not cached would be admitted if it were read now: it is used at least as often as
+    /// one that would go for it. Each answer is drawn anew.
+    pub fn is_hot(&self, page: PageId, level: u8) -> bool {
+        let uses = if self.cache().counts_uses() { self.cache().frequency.of_absent(page) } else { 0 };
+        self.admits(level, uses)
+    }
+
+    /// Counts a use of a page that is not cached and is not read, because somebody else does what it was wanted for.
+    pub fn count_absent(&self, page: PageId) {
+        if self.cache().counts_uses() {
+            self.cache().frequency.miss(page, self.random_u32());
+        }
+    }
+
     fn admits(&self, level: u8, uses: u8) -> bool {
         let cache = self.cache();
-        if !cache.is_full() {
-            return true;
-        }
+        let (is_full, is_crowded) = (cache.is_full(), cache.has_many_bypass_frames());
         match cache.options.admission {
-            Admission::Always => true,
             Admission::Probability { leaf, inner } => {
                 let probability = if level == 0 { leaf } else { inner };
-                f64::from(self.random_u32()) < probability * f64::from(u32::MAX)
+                // Of what never gets in, too, there must be something to evict.
+                let rest = if probability == 0.0 { is_full && is_crowded } else { !is_full || is_crowded };
+                rest || f64::from(self.random_u32()) < probability * f64::from(u32::MAX)
             }
+            _ if !is_full || is_crowded => true,
+            Admission::Always => true,
             Admission::Frequency => {
                 let rival = (0..RIVALS_MAX).find_map(|_| cache.cooling.peek(self.random()));
                 rival.is_none_or(|rival| uses >= cache.frequency.of(&cache.frame(rival.frame).frequency))

@@ -128,9 +128,14 @@ impl Frequencies {
         [at(0x9e37_79b9_7f4a_7c15), at(0xc2b2_ae3d_27d4_eb4f)]
     }
 
+    /// The count of a page that is not cached.
+    pub(crate) fn of_absent(&self, page: PageId) -> u8 {
+        self.counters(page).map(|counter| counter.load(Ordering::Relaxed)).into_iter().min().unwrap_or(0)
+    }
+
     /// A page that is not cached was used: its count with this use.
     pub(crate) fn miss(&self, page: PageId, random: u32) -> u8 {
-        let count = self.counters(page).map(|counter| counter.load(Ordering::Relaxed)).into_iter().min().unwrap_or(0);
+        let count = self.of_absent(page);
         if random < self.odds[usize::from(count)] && count < u8::MAX {
             self.remember(page, count + 1);
             return count + 1;

@@ -2,12 +2,14 @@
 
 use crate::{error::OptionsError, frame_lock::WAITERS_MAX, id::SizeClass};
 
-/// Which pages get into a full cache.
+/// Which pages get in. A cache that is not full admits all, but for those that [`Admission::Probability`] gives none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Admission {
     /// All.
     Always,
-    /// With this probability, by level (DEX, VLDB 2024, section 5.4). DEX uses 0.1 and 1.
+    /// With this probability, by level (DEX, VLDB 2024, section 5.4). DEX uses 0.1 and 1. 0 means never, also while the cache
+    /// is not full: such pages are read again each time. (In a full cache with a frame of eight held by pages that are in use,
+    /// some get in all the same, for then they can be evicted.)
     Probability {
         /// Of a page at level 0.
         leaf: f64,
@@ -38,7 +40,7 @@ pub struct CacheOptions {
     /// The usual size of a page, in bytes: decides how large the bookkeeping is made. Pages of other sizes share the memory.
     /// Default 1024; a power of two from 64 to 65536.
     pub page_bytes: usize,
-    /// Which pages get in once the cache is full. Default [`Admission::Frequency`].
+    /// Which pages get in. Default [`Admission::Frequency`].
     pub admission: Admission,
     /// The share of the frames that the cooling map has slots for. Default 0.1, which is DEX's; 0 to 0.5.
     pub cooling_share: f64,

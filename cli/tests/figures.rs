@@ -57,43 +57,53 @@ fn copies_and_gathers_are_counted() {
 
 #[test]
 fn table_2_has_its_rows_in_order_and_they_make_sense() {
-    let options = "--keys 50000 --compute-servers 1 --memory-servers 2 --cache-percent 32 --in-flight 2";
+    let options =
+        "--keys 20000 --warm-up-ops 12000 --compute-servers 1 --memory-servers 2 --cache-percent 32 --in-flight 2";
     let output = Command::new(env!("CARGO_BIN_EXE_farlink"))
         .args(["figure", "dex-table2", "--json"])
         .args(options.split(' '))
+        .args(["--ops", "6000"])
         .output()
         .unwrap();
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let mix = [
-        "DEX",
-        "Sherman",
-        "SMART",
-        "P-Sherman",
-        "P-SMART",
-        "DEX's public code",
-        "DEX's public code, no offload",
+    let papers = ["DEX", "Sherman", "SMART", "P-Sherman", "P-SMART"];
+    let public = ["DEX's public code", "DEX's public code, no offload"];
+    let ours = [
         "farlink FG",
         "farlink, shared-everything",
+        "farlink, P-Sherman",
         "farlink, owned ranges",
+        "farlink, shipped",
         "static optimum",
     ];
-    assert_eq!(names(&lines), [&mix[..], &mix[..], &["btree"]].concat());
-    assert_eq!((&lines[22]["ok"], &lines[22]["entries"]), (&Value::Bool(true), &50_000.into()));
-    for mix in [&lines[7..11], &lines[18..22]] {
-        let [fine, shared, owned, best] = mix else { panic!("four rows") };
+    let mix = [&papers[..], &public, &ours].concat();
+    assert_eq!(names(&lines), [&mix[..], &mix, &ours[..5], &["btree"]].concat());
+    let check = lines.last().unwrap();
+    let inserted = check["entries"].as_u64().unwrap() - 20_000;
+    // Five rows of 6000 operations, half of them inserts.
+    assert!(check["ok"] == true && (14_300..15_700).contains(&inserted), "{check}");
+    for mix in [&lines[7..13], &lines[20..26]] {
+        let [fine, shared, private, owned, shipped, best] = mix else { panic!("six rows") };
         // Two in flight may meet on a page, and one of them begins anew.
         assert!((3.0..3.05).contains(&number(fine, "reads_per_op")), "{fine}");
         assert_eq!(fine["hit_ratio"], Value::Null);
         // One leaf is read each time; the inner pages are all cached.
         assert!((1.0..1.05).contains(&number(shared, "reads_per_op")), "{shared}");
         assert!((0.65..0.67).contains(&number(shared, "hit_ratio")), "{shared}");
+        // The same, without a lock in memory; a leaf that is being written can be used meanwhile.
+        let is_written = private["mix"] == "write-intensive";
+        assert!((if is_written { 0.5 } else { 0.95 }..1.05).contains(&number(private, "reads_per_op")), "{private}");
+        assert_eq!(number(private, "atomics_per_op"), 0.0, "{private}");
         assert!(number(owned, "reads_per_op") >= number(best, "reads_per_op"), "{owned}\n{best}");
         assert!((1.0..1.6).contains(&number(owned, "leaf_misses_over_optimum")), "{owned}");
         assert!(number(shared, "leaf_misses_over_optimum") > number(owned, "leaf_misses_over_optimum"));
         assert_eq!(number(best, "leaf_misses_over_optimum"), 1.0);
         assert_eq!((number(owned, "atomics_per_op"), &owned["in_flight"]), (0.0, &2.into()));
+        // What it would read and not keep, it has others do.
+        let (messages, reads) = (number(shipped, "two_sided_per_op"), number(shipped, "reads_per_op"));
+        assert!(messages > 0.0 && reads < number(owned, "reads_per_op"), "{shipped}\n{owned}");
         // Pages that are written back, and a log of them, of which one WRITE has several.
         let write_backs = number(owned, "write_backs_per_op");
         assert!((write_backs..=2.0 * write_backs).contains(&number(owned, "writes_per_op")), "{owned}");
@@ -102,17 +112,61 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
             assert!(owned.get(field).is_some_and(|value| !value.is_null()), "{field}: {owned}");
         }
     }
-    assert_eq!(number(&lines[9], "writes_per_op"), 0.0);
-    assert!(number(&lines[20], "write_backs_per_op") > 0.0);
+    assert_eq!(number(&lines[10], "writes_per_op"), 0.0);
+    assert!(number(&lines[23], "write_backs_per_op") > 0.0);
     // One in flight meets nobody: three levels, and one READ of 1 KiB for each.
-    let (ok, text) = run(&format!("dex-table2 --json {} --ops 5000", options.replace("flight 2", "flight 1")), None);
+    let (ok, text) = run(&format!("dex-table2 --json {} --ops 2000", options.replace("flight 2", "flight 1")), None);
     let fine: Value = text.lines().nth(7).map(|line| serde_json::from_str(line).unwrap()).unwrap();
     assert!(ok && fine["name"] == "farlink FG", "{text}");
     let costs = ["reads_per_op", "bytes_per_op", "writes_per_op", "atomics_per_op"].map(|field| number(&fine, field));
     assert_eq!(costs, [3.0, 3.0 * 1024.0, 0.0, 0.0], "{fine}");
-    let (ok, text) = run(&format!("dex-table2 {options} --ops 1000 --warm-up-ops 1000"), None);
+    let (ok, text) = run(&format!("dex-table2 {options} --ops 500"), None);
     assert!(ok && text.contains("\nread-only\n") && text.contains("public code"), "{text}");
     assert!(is_narrow(&text), "{text}");
+}
+
+/// Each step of DEX saves remote operations and bytes.
+#[test]
+fn each_part_of_dex_saves_something() {
+    let small = "--keys 20000 --ops 2000 --warm-up-ops 3000 --cache-percent 20";
+    let (ok, lines, plot) = figure("dex-ablation", small);
+    assert!(ok && lines.len() == 2 * 4 + 1 + 2 * 7, "{lines:?}");
+    assert!(lines[8..].iter().all(|check| check["ok"] == true), "{lines:?}");
+    for rows in lines[..8].chunks(4) {
+        assert_eq!(names(rows), ["base", "+ partition", "+ cache", "+ offloading"]);
+        let atomics: Vec<f64> = rows.iter().map(|row| number(row, "atomics_per_op")).collect();
+        assert!(atomics[0] > 0.4 && atomics[1..] == [0.0; 3], "{atomics:?}");
+        // All but the root is read each time, unless the leaf is still being written.
+        assert!((1.7..2.01).contains(&number(&rows[1], "reads_per_op")), "{}", rows[1]);
+        assert!(number(&rows[3], "two_sided_per_op") > 0.0 && rows[0]["gain_ops"].is_null());
+    }
+    assert_eq!(
+        (number(&lines[3], "paper_gain"), &lines[0]["theta"], &lines[4]["theta"]),
+        (1.55, &0.99.into(), &0.0.into())
+    );
+    assert!(plot.contains("zipf 0.99") && plot.contains("uniform"));
+    let folder = tempfile::tempdir().unwrap();
+    let (_, text) =
+        run("dex-ablation --keys 20000 --ops 200 --warm-up-ops 200 --cache-percent 20", folder.path().to_str());
+    assert!(text.contains("+ offloading") && is_narrow(&text), "{text}");
+}
+
+#[test]
+fn admission_by_probability_has_its_rows_and_never_means_never() {
+    let small = "--keys 20000 --warm-up-ops 10000 --cache-percents 25,50 --probabilities 0,0.1";
+    let (_, lines, plot) = figure("dex-admission", &format!("{small} --ops 5000"));
+    assert_eq!(lines.len(), 2 * 4 + 1 + 3, "{lines:?}");
+    for rows in lines[..8].chunks(4) {
+        assert_eq!(names(rows), ["probability", "probability", "probability", "frequency"]);
+        assert_eq!((number(&rows[0], "probability"), number(&rows[0], "over_always")), (1.0, 1.0));
+        let never = &rows[1];
+        assert!(number(never, "probability") == 0.0 && number(never, "leaf_misses_per_op") > 0.98, "{never}");
+        assert!(rows[3]["probability"].is_null() && number(&rows[3], "over_always") > 1.0, "{}", rows[3]);
+    }
+    assert!(plot.contains("p = 0.1") && plot.contains("frequency"));
+    let folder = tempfile::tempdir().unwrap();
+    let (_, text) = run(&format!("dex-admission {small} --ops 500"), folder.path().to_str());
+    assert!(text.contains("cache of 50%") && is_narrow(&text), "{text}");
 }
 
 #[test]
@@ -248,6 +302,8 @@ fn impossible_numbers_are_errors() {
         ("replacement --keys 1000", "give more --keys"),
         ("replacement --cache-percents 0", "a number above 0"),
         ("replacement --theta 0.5,-1", "--theta must be a number of at least 0"),
+        ("dex-admission --keys 1000", "give more --keys"),
+        ("dex-admission --probabilities 2", "from 0 to 1"),
         ("dex-table2 --keys 0", "1 or more"),
         ("dex-table2 --compute-servers 200", "--compute-servers 200"),
         ("offload --repeats 0", "0 is not in 1.."),

@@ -119,7 +119,7 @@ impl<A: Run> Adaptive<A> {
     async fn run<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<O::Output, Error> {
         let (chooser, server) = (&self.0.chooser, self.structure().root.server());
         if chooser.may_serve(server)
-            && chooser.choose(Code::of::<O>(), server, 0)
+            && chooser.choose(Code::of::<O>(), server, 0, &|| false)
             && let Some(output) = self.shipped(operation).await?
         {
             return Ok(output);

@@ -117,6 +117,7 @@ impl<P: Plugin> ComputeCache<P> {
         let pending = loop {
             match &mut *self.claimed() {
                 Claim::Of(_, log) if !log.tenure().is_valid() => {
+                    worker.check_standing()?;
                     return Err(Error::GivenUp { name: structure.name.clone() });
                 }
                 Claim::Of(owned, log) if Part::region(owned) == Part::region(region) => {

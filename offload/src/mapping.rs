@@ -78,8 +78,8 @@ impl<P: Plugin> MappingCache<P> {
 /// | an operation of one page | round trips | READs | WRITEs | CASs |
 /// |---|---|---|---|---|
 /// | get, nothing changed | 1 | 8 bytes | | |
-/// | get, `n` new deltas | 1 + n | 8 bytes, n records | | |
-/// | put, nothing changed | 2 | 8 bytes | 1 record | 1 |
+/// | get, `n` new deltas | 1 + n at most | 8 bytes, n records at most | | |
+/// | put, nothing changed | 1 | | 1 record | 1 |
 ///
 /// What it promises is what the structure promises over [`OneSided`]: nothing is answered from memory alone. A word cannot come
 /// back with another meaning while it is cached: see [`FastPath::remember`].

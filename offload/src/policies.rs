@@ -142,11 +142,11 @@ impl<P: Plugin> Chooser<P> {
         !self.without.borrow().contains(&server)
     }
 
-    /// Asks the policy whether an operation is shipped.
-    pub(crate) fn choose(&self, operation: Code, server: ServerId, level: u8) -> bool {
+    /// Asks the policy whether an operation is shipped. `hot`: whether the cache would keep the page.
+    pub(crate) fn choose(&self, operation: Code, server: ServerId, level: u8, hot: &dyn Fn() -> bool) -> bool {
         let worker = self.shipper.worker();
         let random = || worker.random(rand::RngExt::random);
-        let miss = Miss { server, level, load: self.shipper.load(server), random: &random };
+        let miss = Miss { server, level, load: self.shipper.load(server), random: &random, hot };
         let choice = self.policies.borrow_mut().of(operation).choose(&miss);
         self.count(|counts| {
             counts.asked += 1;

@@ -1,8 +1,8 @@
 //! Who decides whether an operation goes on here or is shipped to the memory server.
 //!
 //! A [`Policy`] is asked by the one worker that it belongs to, and told what fetches and shipped operations took. An
-//! [`Engine`](crate::Engine) asks on misses only; an [`Adaptive`](crate::Adaptive) client asks before each operation. Those that come with the crate: [`Never`], [`Always`], [`CostAware`] (DEX, VLDB 2024, section 6.1) and
-//! [`BackOff`] (Catfish, ICDCS 2019, algorithm 1). One of your own:
+//! [`Engine`](crate::Engine) asks on misses only; an [`Adaptive`](crate::Adaptive) client asks before each operation. Those that come with the crate: [`Never`], [`Always`], [`Cold`], [`CostAware`] (DEX, VLDB 2024, section 6.1)
+//! and [`BackOff`] (Catfish, ICDCS 2019, algorithm 1). One of your own:
 //!
 //! ```
 //! use farlink_offload::policy::{Choice, Miss, Policy};
@@ -33,6 +33,8 @@ pub struct Miss<'a> {
     pub load: Option<Load>,
     /// The worker's random source.
     pub random: &'a dyn Fn() -> u64,
+    /// [`Miss::is_hot`].
+    pub hot: &'a dyn Fn() -> bool,
 }
 
 impl fmt::Debug for Miss<'_> {
@@ -43,6 +45,11 @@ impl fmt::Debug for Miss<'_> {
 }
 
 impl Miss<'_> {
+    /// Whether the cache would keep the page if it were fetched; false where there is no cache.
+    pub fn is_hot(&self) -> bool {
+        (self.hot)()
+    }
+
     /// True once in `count` times, at random; never if that is 0.
     pub fn one_in(&self, count: u32) -> bool {
         count != 0 && (self.random)().is_multiple_of(u64::from(count))
@@ -101,6 +108,17 @@ pub struct Always;
 impl Policy for Always {
     fn choose(&mut self, _: &Miss<'_>) -> Choice {
         Choice::SHIP
+    }
+}
+
+/// Fetches what the cache would keep, and ships the rest: a page that would be read and dropped costs a message at most, with all
+/// that is below it. Looks at no times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cold;
+
+impl Policy for Cold {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        if miss.is_hot() { Choice::FETCH } else { Choice::SHIP }
     }
 }
 

@@ -217,6 +217,9 @@ impl<P: Plugin> RemoteStore<P> {
 
     #[cold]
     fn given_up(&self) -> Interrupt {
+        if let Err(error) = self.context().worker.check_standing() {
+            return error.into();
+        }
         Error::GivenUp { name: self.context().structure.name.clone() }.into()
     }
 

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use farlink_offload::policy::{
-    Always, BackOff, BackOffOptions, Choice, CostAware, CostOptions, Miss, MovingAverage, Never, Policy, RARER_MAX,
-    SAMPLES,
+    Always, BackOff, BackOffOptions, Choice, Cold, CostAware, CostOptions, Miss, MovingAverage, Never, Policy,
+    RARER_MAX, SAMPLES,
 };
 use farlink_runtime::{messaging::Load, ptr::ServerId};
 
@@ -13,7 +13,7 @@ const SERVER: ServerId = ServerId::new(0).unwrap();
 /// A miss at a level, with random numbers that count up.
 fn ask(policy: &mut impl Policy, level: u8, load: Option<Load>, random: &Cell<u64>) -> Choice {
     let random = || random.replace(random.get() + 1);
-    policy.choose(&Miss { server: SERVER, level, load, random: &random })
+    policy.choose(&Miss { server: SERVER, level, load, random: &random, hot: &|| false })
 }
 
 fn load(report: u16, busy_permille: u16) -> Option<Load> {
@@ -37,6 +37,12 @@ fn the_constant_ones_are_constant() {
         assert_eq!(ask(&mut Never, level, load(1, 0), &random), Choice::FETCH);
         assert_eq!(ask(&mut Always, level, load(1, 1000), &random), Choice::SHIP);
     }
+}
+
+#[test]
+fn the_cold_one_ships_what_would_not_be_kept() {
+    let miss = |hot| Cold.choose(&Miss { server: SERVER, level: 0, load: None, random: &|| 0, hot });
+    assert_eq!((miss(&|| true), miss(&|| false)), (Choice::FETCH, Choice::SHIP));
 }
 
 #[test]
@@ -84,7 +90,7 @@ fn the_cost_aware_one_first_learns_what_it_does_not_know() {
     assert_eq!(ask(&mut policy, 2, None, &random), Choice::FETCH);
     // Another server is another matter.
     let draw = || 1;
-    let other = Miss { server: ServerId::new(3).unwrap(), level: 2, load: None, random: &draw };
+    let other = Miss { server: ServerId::new(3).unwrap(), level: 2, load: None, random: &draw, hot: &|| false };
     assert!(policy.choose(&other).is_contrary);
 }
 

@@ -222,6 +222,7 @@ impl ComputeServer {
     /// # Errors
     /// If the fabric fails.
     pub async fn maintain(&self, worker: &Handle) -> Result<(), Error> {
+        self.shared.check_standing()?;
         // One that cannot be finished does not hold up the rest.
         let swept = recovery::sweep(worker, catalog::free_unfinished).await;
         round(worker, &self.shared).await?;
@@ -234,6 +235,7 @@ impl ComputeServer {
     /// # Errors
     /// If the fabric fails.
     pub async fn settle(&self, worker: &Handle) -> Result<bool, Error> {
+        self.shared.check_standing()?;
         for attempt in 0..SETTLE_ROUNDS_MAX {
             let died = recovery::sweep(worker, catalog::free_unfinished).await?;
             round(worker, &self.shared).await?;
@@ -307,6 +309,14 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
     let mut rest = BUSY_REST;
     let (mut is_told, mut sweep_ns) = (false, 0);
     loop {
+        if shared.check_standing().is_err() {
+            // All that is left is to end.
+            let _ = stopped.recv();
+            while shared.has_workers() {
+                std::thread::sleep(IDLE_REST);
+            }
+            break;
+        }
         if worker.clock().now_ns() >= sweep_ns {
             if let Err(error) = worker.block_on(recovery::sweep(&worker, catalog::free_unfinished)) {
                 tracing::warn!(%error, "what dead compute servers have left was not finished");
@@ -347,6 +357,10 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
         let geometry = Geometry::read(words, server, fabric.region_bytes(server))?;
         if let Some(first) = all.first().filter(|first| first.cluster != geometry.cluster) {
             return Err(FabricError::WrongCluster { server, found: geometry.cluster, expected: first.cluster }.into());
+        }
+        if let Some(first) = all.first().filter(|first| first.records != geometry.records) {
+            let why = format!("it says that {:?} is recorded, memory server 0 {:?}", geometry.records, first.records);
+            return Err(Error::BadSuperblock { server, why });
         }
         if geometry.servers != fabric.servers() {
             let why = format!("it says there are {} memory servers, not {}", geometry.servers, fabric.servers());
@@ -408,7 +422,11 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     let surplus = shared.pages.take_surplus();
     if !surplus.is_empty() {
         let worker_of_task = worker.clone();
-        worker.spawn_to_end(async move { pages::give_back(&worker_of_task, surplus).await }).await?;
+        match worker.spawn_to_end(async move { pages::give_back(&worker_of_task, surplus).await }).await {
+            // They are in the pool again, and go with another round.
+            Err(error @ Error::OwnerStalled { .. }) => tracing::debug!(%error, "pages were not returned"),
+            returned => returned?,
+        }
     }
     Ok(is_busy)
 }
@@ -418,6 +436,8 @@ async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
 /// after each round of waiting for the grace of pages, by their number.
 async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
     let deregistered = async {
+        // What it had is others' already.
+        shared.check_standing()?;
         ownership::leave(worker).await;
         for attempt in 0..DOUBT_ROUNDS_MAX {
             let may_hand_over = attempt >= LEAVE_ROUNDS_MAX && shared.pages.in_doubt() == 0;
@@ -440,6 +460,10 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
     };
     if let Err(error) = deregistered.await {
         tracing::warn!(%error, "left the cluster without deregistering");
+    }
+    if shared.is_fallen() {
+        lock(&shared.claim).take();
+        return;
     }
     let in_doubt = shared.pages.in_doubt();
     if in_doubt != 0 {

@@ -74,6 +74,8 @@ counters! {
     splits,
     /// Pages merged with a neighbour, or evened out with it.
     merges,
+    /// Chains of records in place of which a base page was made.
+    consolidations,
 }
 
 pub(crate) fn bump(cell: &Cell<u64>) {

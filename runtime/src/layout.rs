@@ -16,6 +16,8 @@
 //! Everything that changes is changed by compute servers with one-sided operations, so a memory server needs no processor
 //! for it and every fabric can do it.
 
+use std::{fmt, str::FromStr};
+
 use crate::{
     error::Error,
     page::{SizeClass, mix},
@@ -84,6 +86,53 @@ impl Dynamic {
     }
 }
 
+/// Which changes of pages compute servers [record](crate::redo) before they make them. It is the same in a whole cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Records {
+    /// All: whatever a compute server dies of, others finish or undo its changes.
+    #[default]
+    All,
+    /// Those of several pages, which would leave half a change. A change of one page costs no WRITE more, but if its compute server dies
+    /// while it is written, that page stays damaged.
+    SeveralPages,
+}
+
+impl Records {
+    /// Both.
+    pub const CHOICES: [Self; 2] = [Self::All, Self::SeveralPages];
+
+    /// As it is called on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::SeveralPages => "several-pages",
+        }
+    }
+
+    /// What it means, in a line.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Self::All => "all changes: whoever dies of one, others finish or undo it",
+            Self::SeveralPages => "those of several pages: who dies of writing one page alone may leave it damaged",
+        }
+    }
+}
+
+impl fmt::Display for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Records {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::CHOICES.into_iter().find(|records| records.name() == name);
+        found.ok_or_else(|| format!("{name:?} is neither all nor several-pages"))
+    }
+}
+
 /// The fixed part of a superblock: a region's place in the cluster, and its sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
@@ -97,6 +146,8 @@ pub struct Geometry {
     pub region_bytes: u64,
     /// How many chunks fit.
     pub chunks: u64,
+    /// What is recorded.
+    pub records: Records,
 }
 
 impl Geometry {
@@ -121,11 +172,18 @@ impl Geometry {
                 format!("{region_bytes}; a region has {least} to {REGION_BYTES_MAX} bytes, in multiples of 4096"),
             );
         }
-        Ok(Self { server: id, servers, cluster, region_bytes, chunks })
+        Ok(Self { server: id, servers, cluster, region_bytes, chunks, records: Records::All })
+    }
+
+    /// The same, where this is recorded.
+    #[must_use]
+    pub fn with_records(self, records: Records) -> Self {
+        Self { records, ..self }
     }
 
     fn superblock(&self) -> [u64; SUPERBLOCK_WORDS] {
-        let servers = (self.server.number() as u64) << 32 | self.servers as u64;
+        let records = self.records as u64;
+        let servers = (self.server.number() as u64) << 32 | records << 16 | self.servers as u64;
         let mut words = [MAGIC, FORMAT_VERSION, self.cluster, servers, self.region_bytes, CHUNK_BYTES, self.chunks, 0];
         words[SUPERBLOCK_WORDS - 1] = superblock_check(&words);
         words
@@ -146,14 +204,18 @@ impl Geometry {
         if words[SUPERBLOCK_WORDS - 1] != superblock_check(words) {
             return bad("the superblock's check word does not fit".into());
         }
-        let (stated, servers) = (words[3] >> 32, words[3] as u32 as usize);
+        let (stated, servers) = (words[3] >> 32, words[3] as u16 as usize);
+        let found = (words[3] >> 16) as u16;
+        let Some(records) = Records::CHOICES.into_iter().find(|&records| records as u16 == found) else {
+            return bad("it does not say what is recorded".into());
+        };
         if stated != u64::from(server.number()) {
             return bad(format!("it says it is memory server {stated}; the files were renamed or mixed"));
         }
         if words[4] != mapped_bytes {
             return Err(Error::WrongSize { server, found: mapped_bytes, expected: words[4] });
         }
-        let geometry = Self::plan(server.index(), servers, words[4], words[2])?;
+        let geometry = Self::plan(server.index(), servers, words[4], words[2])?.with_records(records);
         if (words[5], words[6]) != (CHUNK_BYTES, geometry.chunks) {
             return bad(format!("{} chunks of {} bytes do not fit its size", words[6], words[5]));
         }
@@ -274,7 +336,9 @@ mod tests {
             assert!(end <= mib << 20 && end + CHUNK_BYTES + (1 << 20) > mib << 20, "{mib} MiB");
             let bitmaps_end = geometry.bitmap_at(geometry.chunks - 1).offset() + (BITMAP_WORDS * 8) as u64;
             assert!(bitmaps_end <= geometry.chunk_at(0).offset());
-            assert_eq!(Geometry::read(&geometry.superblock(), geometry.server, mib << 20).unwrap(), geometry);
+            for geometry in [geometry, geometry.with_records(Records::SeveralPages)] {
+                assert_eq!(Geometry::read(&geometry.superblock(), geometry.server, mib << 20).unwrap(), geometry);
+            }
         }
         assert!(Geometry::plan(0, 1, 4096, 1).is_err());
         assert!(Geometry::plan(2, 2, 1 << 20, 1).is_err());

@@ -162,7 +162,11 @@ pub fn checksum(page: &[u64], version: u64) -> u64 {
 /// by one.
 #[inline]
 pub fn is_whole(page: &[u64]) -> bool {
-    let version = LockWord::from_word(page[LOCK]).version();
+    is_whole_at(page, LockWord::from_word(page[LOCK]).version())
+}
+
+/// Whether a copy of a page is whole at this version, whatever its lock word says.
+pub(crate) fn is_whole_at(page: &[u64], version: u64) -> bool {
     page[CHECKSUM] == checksum(page, version) || has_words(page) && page[CHECKSUM] == checksum(header(page), version)
 }
 

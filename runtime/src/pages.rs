@@ -17,6 +17,8 @@
 //! server that ends returns everything; what one holds that dies, or leaves before the grace of its last pages is over, others
 //! take over (`recovery/reclaim.rs`). A chunk that it was about to lease is found by whoever needs it, once there is no other.
 
+use std::time::Duration;
+
 #[cfg(doc)]
 use crate::free_pages::SharedPages;
 pub use crate::free_pages::Unlinked;
@@ -35,6 +37,8 @@ use crate::{
 
 /// What one scan of the bitmaps aims to collect.
 const COLLECTED: Lot = Lot::new(256, 256 << 10);
+/// Tries to return pages to a chunk that others change; a tenth of a second or more.
+const GIVE_BACK_ATTEMPTS_MAX: u32 = 10_000;
 
 /// An allocated page that is not yet part of a structure. Dropped, it is free again.
 #[derive(Debug)]
@@ -345,7 +349,7 @@ async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resu
 /// Returns pages to the bitmaps of their chunks. Those of which that fails go back to the pool.
 ///
 /// # Errors
-/// If a memory server is lost, or no buffers can be had. The others are returned even then.
+/// [`Error::OwnerStalled`] if somebody who lives holds a chunk for long; if a memory server is lost, or no buffers can be had. The others are returned even then.
 pub(crate) async fn give_back(worker: &Handle, mut pages: Vec<FreePage>) -> Result<(), Error> {
     pages.sort_unstable_by_key(|page| page.at);
     let compute = worker.compute();
@@ -375,8 +379,14 @@ async fn give_back_to(
 ) -> Result<(), Box<Error>> {
     let at = Chunk::new(geometry, chunk, class);
     let taken = worker.take_slots([at.entry].into_iter()).await;
-    let mut attempt = 0;
+    let (mut attempt, begun_ns) = (0, worker.clock().now_ns());
     while !at.give_back(worker, indices).await? {
+        if attempt >= GIVE_BACK_ATTEMPTS_MAX
+            && let Some(owner) = at.holder(worker).await?
+        {
+            let waited = Duration::from_nanos(worker.clock().now_ns() - begun_ns);
+            return Err(Box::new(Error::OwnerStalled { page: at.entry, owner, waited }));
+        }
         worker.back_off(attempt).await;
         attempt += 1;
     }

@@ -11,6 +11,7 @@ use crate::{
     buffer::Buffer,
     error::Error,
     fabric::{Capabilities, Liveness},
+    layout::Records,
     lock::{LockWord, OwnerId},
     ptr::RemotePtr,
 };
@@ -125,6 +126,11 @@ pub trait Remote {
 
     /// Whether the compute server with this incarnation still runs.
     fn liveness(&self, owner: OwnerId) -> Liveness;
+
+    /// Which changes are recorded.
+    fn records(&self) -> Records {
+        Records::All
+    }
 
     /// How long a lock of a living owner is waited for; for ever, if there is no limit.
     fn lock_wait(&self) -> Option<LockWait> {

@@ -20,7 +20,7 @@ use farlink_fabric::{
 use crate::{
     catalog,
     error::Error,
-    layout::{self, Dynamic, Geometry},
+    layout::{self, Dynamic, Geometry, Records},
 };
 
 /// Bytes served where none are named: 1 GiB.
@@ -31,10 +31,23 @@ pub const DEFAULT_REGION_BYTES: u64 = 1 << 30;
 /// # Errors
 /// If the numbers cannot work, or the memory cannot be had.
 pub fn in_process(servers: usize, bytes: u64, options: MemOptions) -> Result<MemFabric, Error> {
+    in_process_recording(servers, bytes, options, Records::All)
+}
+
+/// [`in_process`], for a cluster in which this is recorded.
+///
+/// # Errors
+/// As [`in_process`].
+pub fn in_process_recording(
+    servers: usize,
+    bytes: u64,
+    options: MemOptions,
+    records: Records,
+) -> Result<MemFabric, Error> {
     let cluster = rand::random();
     let mut regions = Vec::with_capacity(servers);
     for index in 0..servers {
-        let geometry = Geometry::plan(index, servers, bytes, cluster)?;
+        let geometry = Geometry::plan(index, servers, bytes, cluster)?.with_records(records);
         let region = Region::anonymous(geometry.region_bytes as usize)?;
         layout::format(region.words(), &geometry, catalog::empty_page);
         regions.push(region);
@@ -48,8 +61,9 @@ pub fn in_process(servers: usize, bytes: u64, options: MemOptions) -> Result<Mem
 /// # Errors
 /// If there is no such device, it has no atomics, the numbers cannot work, or memory or address cannot be had.
 #[cfg(feature = "verbs")]
-pub fn serve_verbs(options: &VerbsServeOptions) -> Result<VerbsServer, Error> {
+pub fn serve_verbs(options: &VerbsServeOptions, records: Records) -> Result<VerbsServer, Error> {
     let geometry = Geometry::plan(options.server, options.servers, options.bytes, options.secret.cluster())?;
+    let geometry = geometry.with_records(records);
     Ok(VerbsServer::start(options, |words| layout::format(words, &geometry, catalog::empty_page))?)
 }
 
@@ -66,6 +80,9 @@ pub struct ServeOptions {
     pub bytes: Option<u64>,
     /// Remove the region when the server stops, and the directory with the last one.
     pub ephemeral: bool,
+    /// What compute servers record, the same at all memory servers. For a region that exists: what it says, or `None` to take it as it
+    /// is; for a new one `None` is [`Records::All`].
+    pub records: Option<Records>,
 }
 
 /// A running memory server of the `mem` fabric. Dropping it stops it; the region stays on disk unless it is ephemeral.
@@ -99,7 +116,8 @@ impl MemoryServer {
         if !resumed {
             layout::format(
                 words,
-                &Geometry::plan(options.server, options.servers, wanted, region.cluster())?,
+                &Geometry::plan(options.server, options.servers, wanted, region.cluster())?
+                    .with_records(options.records.unwrap_or_default()),
                 catalog::empty_page,
             );
         }
@@ -110,6 +128,10 @@ impl MemoryServer {
             return Err(
                 FabricError::WrongCluster { server, found: geometry.cluster, expected: region.cluster() }.into()
             );
+        }
+        if let Some(records) = options.records.filter(|&records| records != geometry.records) {
+            let why = format!("{records:?}; the region that is there says {:?}", geometry.records);
+            return Err(Error::BadOption { option: "records", why });
         }
         if options.ephemeral {
             region.make_ephemeral();

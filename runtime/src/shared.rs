@@ -5,7 +5,8 @@ use std::{collections::HashSet, time::Duration};
 use crate::{
     counters::Counters,
     epoch::{Epochs, round::Member},
-    fabric::{Fabric, OwnerClaim},
+    error::Error,
+    fabric::{Error as FabricError, Fabric, OwnerClaim},
     free_pages::SharedPages,
     layout::Geometry,
     local_locks::LocalLocks,
@@ -42,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) abandoned: AtomicBool,
     pub(crate) past: Mutex<Counters>,
     pub(crate) claim: Mutex<Option<Box<dyn OwnerClaim>>>,
+    /// It was taken for dead, and knows.
+    is_fallen: AtomicBool,
     /// What it has of the structures that it uses.
     pub(crate) tenures: std::sync::Arc<Tenures>,
     /// Leaves the cluster from the calling thread.
@@ -76,9 +79,37 @@ impl Shared {
             abandoned: AtomicBool::new(false),
             past: Mutex::new(Counters::default()),
             claim: Mutex::new(None),
+            is_fallen: AtomicBool::new(false),
             tenures: std::sync::Arc::default(),
             leave,
         }
+    }
+
+    /// Whether it knows that it was taken for dead: then nothing of it goes out any more.
+    #[inline]
+    pub(crate) fn is_fallen(&self) -> bool {
+        self.is_fallen.load(Ordering::Acquire)
+    }
+
+    /// To be asked when a request has failed or a connection is lost, and now and then. Who finds out that others count this compute
+    /// server as dead ends all that it has: what is cached may be old.
+    ///
+    /// # Errors
+    /// [`TakenForDead`](FabricError::TakenForDead).
+    pub(crate) fn check_standing(&self) -> Result<(), Error> {
+        if !self.is_fallen() {
+            if lock(&self.claim).as_ref().is_none_or(|claim| claim.holds()) {
+                return Ok(());
+            }
+            tracing::warn!(owner = %self.owner, "taken for dead by others; nothing is done any more");
+            self.is_fallen.store(true, Ordering::Release);
+            self.tenures.end_all();
+        }
+        Err(self.fallen().into())
+    }
+
+    pub(crate) fn fallen(&self) -> FabricError {
+        FabricError::TakenForDead { owner: self.owner }
     }
 
     /// A worker is gone; these are its counts.

@@ -132,6 +132,14 @@ impl Tenures {
         tenures.iter().filter_map(Weak::upgrade).for_each(|tenure| tenure.end());
     }
 
+    /// Ends all: others take over what this compute server had. Their maps are left to them.
+    pub(crate) fn end_all(&self) {
+        let held = lock(&self.held);
+        let tenures: Vec<StdArc<Tenure>> = held.values().flat_map(|of| &of.tenures).filter_map(Weak::upgrade).collect();
+        drop(held);
+        tenures.iter().for_each(|tenure| tenure.end());
+    }
+
     /// All structures that this compute server may have an entry of.
     pub(crate) fn all(&self) -> Vec<Structure> {
         lock(&self.held).values().map(|held| held.structure.clone()).collect()

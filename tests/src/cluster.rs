@@ -125,7 +125,7 @@ pub fn join_manual(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer,
 
 /// What one memory server of a test cluster serves.
 pub fn serve_options(dir: &Path, server: usize, servers: usize, bytes: u64) -> ServeOptions {
-    ServeOptions { dir: PathBuf::from(dir), server, servers, bytes: Some(bytes), ephemeral: false }
+    ServeOptions { dir: PathBuf::from(dir), server, servers, bytes: Some(bytes), ephemeral: false, records: None }
 }
 
 /// Makes an empty map, as a compute server that leaves again.

@@ -3,7 +3,13 @@
 //! A [`Scene`] says what is there before, what the victim does, and what others must find after. [`enumerate`] plays it once for
 //! each request of the victim, each time in a cluster of its own, with a [mortal fabric](farlink_runtime::fabric::mortal).
 
-use std::{fmt::Debug, sync::Arc};
+use std::{
+    fmt::Debug,
+    future::Future as _,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
 use farlink_offload::ship::ShipServer;
 use farlink_runtime::{
@@ -11,7 +17,7 @@ use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
     fabric::{
-        Fabric,
+        Error as FabricError, Fabric,
         listener::ListenOptions,
         mem::MemOptions,
         mortal::{MortalFabric, Order},
@@ -19,7 +25,7 @@ use farlink_runtime::{
     layout::CHUNK_BYTES,
     page::SizeClass,
     pages::allocate,
-    ptr::ServerId,
+    ptr::{RemotePtr, ServerId},
     report::Report,
     server,
     structure::Placement,
@@ -28,7 +34,9 @@ use farlink_runtime::{
 
 use crate::{
     backend::here::{self, Here},
-    cluster, fleet, settings,
+    cluster,
+    direct::Direct,
+    fleet, settings,
 };
 
 const SERVERS: usize = 2;
@@ -238,6 +246,129 @@ fn play_sweeper(fabric: &Arc<dyn Fabric>, death: Death, after: u64) -> Result<u6
     mortal.dies_after(0);
     drop(sweeper);
     Ok(requests)
+}
+
+/// All that the memory servers hold.
+fn memory_of(fabric: &Arc<dyn Fabric>) -> Result<Vec<u64>, Error> {
+    const READ_BYTES: u64 = 64 << 10;
+    let (direct, mut words) = (Direct::new(fabric, 8)?, Vec::new());
+    for server in 0..SERVERS {
+        let server = ServerId::new(server as u16).expect("a small number");
+        for first in (0..SERVER_BYTES).step_by(READ_BYTES as usize) {
+            // The first word of a region is no address.
+            let from = first.max(8);
+            let at = RemotePtr::new(server, from).expect("inside the region");
+            words.extend(direct.read(at, ((first + READ_BYTES - from) / 8) as usize)?);
+        }
+    }
+    Ok(words)
+}
+
+fn is_told(outcome: &Result<(), Error>) -> bool {
+    matches!(outcome, Err(Error::Fabric(FabricError::TakenForDead { .. })))
+}
+
+/// What came of a victim that went on.
+#[derive(Debug, Clone, Copy)]
+struct Resumed {
+    /// Those that it made until it stopped.
+    requests: u64,
+    /// It answered afterwards: all that it had yet to do was what an operation does not depend on.
+    answered_late: bool,
+}
+
+/// The victim stops after so many requests, is taken for dead, and goes on once others have taken over. `is_late`: it is known to answer
+/// then, so others must find its operation done.
+fn play_resumed<S: Scene>(options: MemOptions, scene: &S, after: u64, is_late: bool) -> Result<Resumed, Error> {
+    let stage = Stage::new(options, scene.memory_servers())?;
+    cluster::with_worker(&stage.fabric, |worker| worker.block_on(scene.prepare(worker)))?;
+    let mortal = MortalFabric::new(Arc::clone(&stage.fabric), Order::Posted, false);
+    let as_fabric: Arc<dyn Fabric> = Arc::new(mortal.clone());
+    let victim = Member::join(&as_fabric, 1)?;
+    let open = victim.worker.block_on(scene.open(&victim.worker))?;
+    let before = mortal.requests();
+    mortal.stops_after(after);
+    let survivor = Member::join(&stage.fabric, 2)?;
+    let (resumed, memory) = {
+        let mut acting = pin!(victim.worker.drive(scene.act(&open)));
+        let mut turn = || acting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let mut outcome = Poll::Pending;
+        while outcome.is_pending() && !mortal.has_stopped() {
+            outcome = turn();
+        }
+        let requests = mortal.requests() - before;
+        mortal.is_taken_for_dead();
+        if scene.is_swept_first() {
+            survivor.maintain()?;
+        }
+        let acknowledged = is_late || matches!(outcome, Poll::Ready(Ok(())));
+        survivor.worker.block_on(scene.verify(&survivor.worker, acknowledged))?;
+        survivor.maintain()?;
+        let memory = memory_of(&stage.fabric)?;
+        // It goes on.
+        let had_stopped = outcome.is_pending();
+        let outcome = loop {
+            match outcome {
+                Poll::Ready(outcome) => break outcome,
+                Poll::Pending => outcome = turn(),
+            }
+        };
+        assert!(outcome.is_ok() || had_stopped && is_told(&outcome), "{outcome:?}");
+        (Resumed { requests, answered_late: had_stopped && outcome.is_ok() }, memory)
+    };
+    // What asks no memory server learns of it from maintenance.
+    assert!(is_told(&victim.maintain_once()));
+    for _ in 0..2 {
+        let again = victim.worker.block_on(scene.act(&open));
+        assert!(is_told(&again), "{again:?}");
+    }
+    drop(open);
+    drop(victim);
+    assert!(memory_of(&stage.fabric)? == memory, "something of the resumed one has landed");
+    drop(survivor);
+    let auditor = Member::join(&stage.fabric, 3)?;
+    auditor.maintain()?;
+    let report = auditor.worker.block_on(scene.check(&auditor.worker))?;
+    assert!(report.is_clean() && !report.is_partial && report.audit.held == 0, "{report:?}");
+    Ok(resumed)
+}
+
+/// Plays the scene with a victim that stops after some of its requests, one in `share` and more or fewer as `FARLINK_CRASH_EVERY` is
+/// more or less than 20; others take it for dead, and take over, and then it goes on: it is told so, and nothing that it does lands. How many resumptions that were.
+///
+/// # Panics
+/// If it is not told, something lands, or others do not find what they must.
+pub fn enumerate_resumed<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
+    let every = (share * settings::from_env("FARLINK_CRASH_EVERY", 20) / 20).max(1);
+    let requests = resumed(options, scene, NEVER);
+    let first = rand::random_range(0..every);
+    let stops = (first..requests).step_by(every as usize);
+    let resumptions = 1 + stops.clone().count() as u64;
+    for after in stops {
+        resumed(options, scene, after);
+    }
+    println!("{scene:?}: {requests} requests, {resumptions} resumptions");
+    resumptions
+}
+
+fn resumed<S: Scene + Debug>(options: MemOptions, scene: &S, after: u64) -> u64 {
+    let play = |is_late| {
+        let played =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play_resumed(options, scene, after, is_late)));
+        match played {
+            Ok(Ok(resumed)) => resumed,
+            Ok(Err(error)) => panic!("{scene:?}, stopped after {after}, answers late: {is_late}: {error}"),
+            Err(panic) => {
+                println!("{scene:?}, stopped after {after}, answers late: {is_late}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    };
+    let Resumed { requests, answered_late } = play(false);
+    if answered_late {
+        play(true);
+    }
+    requests
 }
 
 /// Every chunk can be leased: none was counted as leased by somebody who died before it was.

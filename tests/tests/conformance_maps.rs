@@ -61,7 +61,6 @@ impl<S: Subject> Model for MapModel<S> {
     type State = BTreeMap<u64, u64>;
 
     const CACHE_BYTES: usize = 64 << 10;
-    const MAY_LOSE_PAGES: bool = is_latch_free::<S>();
 
     /// What has no locks, nobody owns; what has no words that are swapped has no mapping to cache.
     fn variants() -> Vec<AccessVariant> {

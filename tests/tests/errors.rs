@@ -12,6 +12,7 @@ use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     error::Error,
     fabric::{Error as FabricError, mem::MemFabric},
+    layout::Records,
     messaging::{Error as MessagingError, Refusal},
     ptr::{RemotePtr, ServerId},
     server::{MemoryServer, ServeOptions, in_process},
@@ -121,6 +122,20 @@ fn a_damaged_superblock_met_by_a_compute_server() {
     assert!(matches!(error, Error::BadSuperblock { .. }));
     overwrite(dir.path(), 0, 0, 0);
     assert!(matches!(says(join(dir.path()), &["memory server 0", "magic"]), Error::BadSuperblock { .. }));
+}
+
+#[test]
+fn memory_servers_that_do_not_record_the_same() {
+    let dir = cluster::scratch().unwrap();
+    let several = ServeOptions { records: Some(Records::SeveralPages), ..options(dir.path(), 1) };
+    let servers = (start(dir.path(), 0).unwrap(), MemoryServer::start(&several).unwrap());
+    let error = says(join(dir.path()), &["memory server 1", "SeveralPages", "All"]);
+    assert!(matches!(error, Error::BadSuperblock { .. }));
+    drop(servers);
+    let other = ServeOptions { records: Some(Records::All), ..options(dir.path(), 1) };
+    let error = says(MemoryServer::start(&other), &["records", "All", "SeveralPages"]);
+    assert!(matches!(error, Error::BadOption { option: "records", .. }));
+    assert_eq!(start(dir.path(), 1).unwrap().geometry().records, Records::SeveralPages);
 }
 
 #[test]

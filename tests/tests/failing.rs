@@ -74,6 +74,13 @@ fn cached_inner_pages<S: Subject>() {
     holds::<S>("shared inner", &shared::<S>(AccessMode::CachedInner));
 }
 
+/// One that reads nothing before it changes what it remembers.
+fn cached_mapping<S: Subject>() {
+    let options = shared::<S>(AccessMode::CachedMapping);
+    holds::<S>("cached mapping", &options);
+    holds::<S>("cached mapping, dropping", &Options { drop_one_in: 20, ..options });
+}
+
 fn shipped<S: Subject>() {
     holds::<S>("coarse", &shared::<S>(AccessMode::Coarse));
 }
@@ -95,7 +102,7 @@ test_every_structure!(
     shipped,
     searched_by_memory_servers,
     cached_and_shipped;
-    bwtree: one_sided, dropped_in_mid_flight, cached_inner_pages, shipped, searched_by_memory_servers,
+    bwtree: one_sided, dropped_in_mid_flight, cached_inner_pages, cached_mapping, shipped, searched_by_memory_servers,
 );
 
 /// Buffers that are on their way at a time, as the parts of one batch of an owner's log; and how often.

@@ -25,6 +25,14 @@ pub(crate) enum Figure {
     ///
     /// A bulk-loaded tree in this process's memory; every compute server is one worker on a thread of its own.
     DexTable2(Table2Args),
+    /// What each part of DEX brings (VLDB 2024, figure 8): partitions, a cache, shipping; in remote operations and bytes.
+    ///
+    /// Rows for skewed and for uniform keys, and plots, dex-ablation.svg. Everything is counted, nothing is timed.
+    DexAblation(AblationArgs),
+    /// Leaves admitted to the cache with a probability, over cache sizes (DEX, VLDB 2024, figure 18).
+    ///
+    /// Rows, and a plot, dex-admission.svg. Everything is counted, nothing is timed.
+    DexAdmission(AdmissionArgs),
     /// How close cache replacement comes to the best that is possible: hit ratios over cache sizes, skews and policies.
     ///
     /// Rows, and a plot with a panel for each skew, replacement.svg. Lookups of a tree in this process's memory.
@@ -101,6 +109,63 @@ pub(crate) struct Table2Args {
     /// How a cache decides which missed leaves to take in.
     #[arg(long, value_enum, default_value = "frequency")]
     pub(crate) admission: AdmissionChoice,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AblationArgs {
+    /// Keys in the tree.
+    #[arg(long, value_name = "COUNT", default_value = "1M", value_parser = parse_count)]
+    pub(crate) keys: u64,
+    /// The exponent of zipf of the skewed keys.
+    #[arg(long, default_value_t = 0.99)]
+    pub(crate) theta: f64,
+    /// Compute servers; each owns an equal range of the keys.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) compute_servers: u64,
+    /// Memory servers.
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u64).range(1..=256))]
+    pub(crate) memory_servers: u64,
+    /// The cache of each compute server, in percent of the raw data (16 bytes a key) of all keys; 64 KiB at least.
+    #[arg(long, default_value_t = 1.0, value_parser = parse_percent)]
+    pub(crate) cache_percent: f64,
+    /// Measured operations of each step, over all compute servers; as many as there are keys unless given.
+    #[arg(long, value_parser = parse_count)]
+    pub(crate) ops: Option<u64>,
+    /// Operations before those, to fill caches; twice as many as there are keys unless given.
+    #[arg(long, value_name = "COUNT", value_parser = parse_warm_up_ops)]
+    pub(crate) warm_up_ops: Option<u64>,
+    /// The folder to which `dex-ablation.svg` is written.
+    #[arg(long, value_name = "DIR", default_value = "target/figures")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AdmissionArgs {
+    /// Keys in the tree.
+    #[arg(long, value_name = "COUNT", default_value = "1M", value_parser = parse_count)]
+    pub(crate) keys: u64,
+    /// The exponent of zipf: 0 is uniform, larger is more skewed.
+    #[arg(long, default_value_t = 0.99)]
+    pub(crate) theta: f64,
+    /// Cache sizes in percent of the raw data, 16 bytes a key; the paper has 2 to 32.
+    #[arg(long, value_name = "PERCENT[,...]", value_delimiter = ',', default_value = "2,4,8,16,32", value_parser = parse_percent)]
+    pub(crate) cache_percents: Vec<f64>,
+    /// Probabilities, beside 1, with which they are compared; 0: never.
+    #[arg(long, value_name = "P[,...]", value_delimiter = ',', default_value = "0,0.01,0.1,0.5", value_parser = parse_probability)]
+    pub(crate) probabilities: Vec<f64>,
+    /// Measured operations of each run; as many as there are keys unless given.
+    #[arg(long, value_parser = parse_count)]
+    pub(crate) ops: Option<u64>,
+    /// Operations before those, to fill the cache; twice as many as there are keys unless given.
+    #[arg(long, value_name = "COUNT", value_parser = parse_warm_up_ops)]
+    pub(crate) warm_up_ops: Option<u64>,
+    /// The folder to which `dex-admission.svg` is written.
+    #[arg(long, value_name = "DIR", default_value = "target/figures")]
+    pub(crate) out: PathBuf,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
@@ -317,6 +382,10 @@ fn parse_rects(text: &str) -> Result<u64, String> {
 
 fn parse_percent(text: &str) -> Result<f64, String> {
     number(text, |percent| percent.is_finite() && percent > 0.0, "a number above 0")
+}
+
+fn parse_probability(text: &str) -> Result<f64, String> {
+    number(text, |probability| (0.0..=1.0).contains(&probability), "a number from 0 to 1")
 }
 
 fn parse_warm_up_ops(text: &str) -> Result<u64, String> {

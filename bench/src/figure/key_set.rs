@@ -28,6 +28,25 @@ pub(crate) const ENTRIES_PER_PAGE: u64 = 54;
 const KEYS_MAX: u64 = 1 << 40;
 const SERVERS_MAX: u64 = 128;
 
+/// A mix of the paper, as far as figures need it: the rest are lookups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FigureMix {
+    pub(crate) name: &'static str,
+    pub(crate) update_percent: u32,
+    pub(crate) insert_percent: u32,
+}
+
+impl FigureMix {
+    const fn new(name: &'static str, update_percent: u32, insert_percent: u32) -> Self {
+        Self { name, update_percent, insert_percent }
+    }
+}
+
+pub(crate) const READ_ONLY: FigureMix = FigureMix::new("read-only", 0, 0);
+pub(crate) const READ_INTENSIVE: FigureMix = FigureMix::new("read-intensive", 5, 0);
+pub(crate) const WRITE_INTENSIVE: FigureMix = FigureMix::new("write-intensive", 50, 0);
+pub(crate) const INSERT_INTENSIVE: FigureMix = FigureMix::new("insert-intensive", 0, 50);
+
 /// The keys, their popularity, and their owners.
 #[derive(Debug)]
 pub(crate) struct KeySet {
@@ -95,24 +114,32 @@ impl KeySet {
         (even + u64::from(is_next)) as usize
     }
 
-    /// The operations of `server` among `draws` operations of all servers, with so many percent updates. Each has a value of
-    /// its own, numbered from `version` on: an update to the same value would change nothing.
+    /// The operations of `server` among `draws` operations of all servers. Each has a value of its own, numbered from `version`
+    /// on: an update to the same value would change nothing. What is inserted lies anywhere between the keys that are there.
     pub(crate) fn operations(
         self: &Arc<Self>,
         server: usize,
         draws: u64,
-        update_percent: u32,
+        what: FigureMix,
         seed: u64,
         version: u32,
     ) -> impl Iterator<Item = MapRequest> + use<> {
         let (key_set, mut random) = (Arc::clone(self), SmallRng::seed_from_u64(mix(seed)));
+        let FigureMix { update_percent, insert_percent, .. } = what;
         (0..draws).filter_map(move |draw| {
-            let number = key_set.chooser.draw(&mut random);
-            let update = update_percent > 0 && random.random_range(0..100) < update_percent;
-            let key = Self::key(number);
+            let mut number = key_set.chooser.draw(&mut random);
+            let kind = if update_percent + insert_percent > 0 { random.random_range(0..100) } else { 100 };
+            let (mut key, is_insert) = (Self::key(number), kind < insert_percent);
+            if is_insert {
+                number = random.random_range(0..key_set.keys);
+                key = Self::key(number) + random.random_range(1..STRIDE);
+            }
             let value = value_for(key, version.wrapping_add(draw as u32));
-            let request =
-                if update { MapRequest::Update { key, value } } else { MapRequest::Get { key, latest: false } };
+            let request = match kind {
+                _ if is_insert => MapRequest::Insert { key, value },
+                kind if kind < insert_percent + update_percent => MapRequest::Update { key, value },
+                _ => MapRequest::Get { key, latest: false },
+            };
             (key_set.owner(number) == server).then_some(request)
         })
     }
@@ -150,7 +177,7 @@ mod tests {
         let mut updates = 0;
         let mut total = 0;
         for server in 0..4 {
-            for request in key_set.operations(server, 100_000, 50, 3, 0) {
+            for request in key_set.operations(server, 100_000, WRITE_INTENSIVE, 3, 0) {
                 let (MapRequest::Get { key, .. } | MapRequest::Update { key, .. }) = request else {
                     panic!("{request:?}")
                 };
@@ -161,6 +188,14 @@ mod tests {
         }
         assert_eq!(total, 100_000);
         assert!((49_000..51_000).contains(&updates), "{updates}");
-        assert!(key_set.operations(0, 1000, 0, 3, 0).all(|request| matches!(request, MapRequest::Get { .. })));
+        assert!(key_set.operations(0, 1000, READ_ONLY, 3, 0).all(|request| matches!(request, MapRequest::Get { .. })));
+        let mut inserts = 0;
+        for request in key_set.operations(1, 10_000, INSERT_INTENSIVE, 3, 0) {
+            if let MapRequest::Insert { key, .. } = request {
+                assert!(!key.is_multiple_of(STRIDE) && key_set.owned(1).contains(&(key / STRIDE)));
+                inserts += 1;
+            }
+        }
+        assert!((1100..1400).contains(&inserts), "{inserts}");
     }
 }

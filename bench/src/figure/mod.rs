@@ -2,10 +2,12 @@
 //!
 //! `test_bed.rs` has memory servers in this process, `load.rs` runs compute servers on them, over the driver that a bench uses, and
 //! every figure reports the rows of a bench; `rows.rs` says what they say beyond those. `key_set.rs` says which keys there are
-//! and who owns them. `table2.rs`, `replacement.rs`, `offload.rs`, `designs.rs`, `rtree.rs`, `rtree_map.rs` and, over
+//! and who owns them, `trial.rs` runs mixes of DEX on them. `table2.rs`, `ablation.rs`, `admission.rs`, `replacement.rs`, `offload.rs`, `designs.rs`, `rtree.rs`, `rtree_map.rs` and, over
 //! `spatial.rs`, `rtree_local.rs` and, over `card.rs`, `chains.rs` and `transmit.rs`, `to_copy.rs` are the figures; `optimum.rs` computes the best that any cache contents could do, `paper.rs`
 //! holds what papers report, `plot.rs` draws.
 
+mod ablation;
+mod admission;
 mod args;
 mod card;
 mod chains;
@@ -28,6 +30,7 @@ mod table2;
 mod test_bed;
 mod to_copy;
 mod transmit;
+mod trial;
 
 use std::io;
 
@@ -39,6 +42,8 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
     let out = io::stdout().lock();
     match &args.figure {
         Figure::DexTable2(args) => table2::run(args, out),
+        Figure::DexAblation(args) => ablation::run(args, out),
+        Figure::DexAdmission(args) => admission::run(args, out),
         Figure::Replacement(args) => replacement::run(args, out),
         Figure::Offload(args) => offload::run(args, out),
         Figure::FgCgHybrid(args) => designs::run(args, out),

@@ -16,7 +16,7 @@ use farlink_runtime::structure::Structure;
 use farlink_structures::btree::{BTreeOptions, KeyRange, Tree};
 
 use super::args::OffloadArgs;
-use super::key_set::KeySet;
+use super::key_set::{FigureMix, KeySet};
 use super::load::{Load, Lot};
 use super::plot::{self, Line, Plot};
 use super::test_bed::TestBed;
@@ -102,7 +102,8 @@ impl<'a> Loaded<'a> {
             route: &route,
             operations: &|Lot { worker, is_warm_up, .. }| {
                 let seed = seed ^ (2 * worker as u64 + u64::from(is_warm_up) + 1) << 32;
-                Box::new(self.key_set.operations(0, u64::MAX, args.update_percent, seed, 1))
+                let mix = FigureMix { name: place.name, update_percent: args.update_percent, insert_percent: 0 };
+                Box::new(self.key_set.operations(0, u64::MAX, mix, seed, 1))
             },
             limits: [args.warm_up_seconds, args.seconds].map(Some),
             on_one_core: true,

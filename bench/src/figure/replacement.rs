@@ -8,11 +8,12 @@ use crate::subject::AccessMode;
 use anyhow::{Context as _, ensure};
 
 use super::args::ReplacementArgs;
-use super::key_set::{KeySet, PAGE_BYTES};
+use super::key_set::{KeySet, PAGE_BYTES, READ_ONLY};
 use super::optimum::Optimum;
 use super::plot::{self, Line, Plot};
 use super::rows::CacheSize;
-use super::table2::{Loaded, READ_ONLY, Trial, against, shape, show};
+use super::table2::show;
+use super::trial::{Admit, Loaded, Trial, Way, against, shape};
 use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN};
 use crate::progress::Progress;
 use crate::report::{Reporter, Row};
@@ -47,7 +48,7 @@ pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()>
         plural(ops, "lookup")
     ))?;
     let mut progress = Progress::new(2 + (key_sets.len() * caches.len()) as u64, args.common.json);
-    let loaded = progress.step("load", || Loaded::load(first, 1))?;
+    let loaded = progress.step("load", || Loaded::load(first, 1, 0))?;
     let mut panels = Vec::new();
     for key_set in &key_sets {
         let optimum = Optimum::new(key_set, &shape(keys));
@@ -57,10 +58,10 @@ pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()>
             progress.begin(&format!("zipf {}, cache of {}%", key_set.theta, cache.cache_percent));
             // One after the other: the tree has one owner at a time.
             for (name, admission) in POLICIES {
-                let mix = READ_ONLY;
-                let (mode, in_flight, run) = (AccessMode::Cached, 1, 0);
-                let trial = Trial { key_set, mode, cache, admission, mix, warm_up_ops, ops, seed, in_flight, run };
-                rows.push(against(loaded.run(name, &trial)?, &least));
+                let way = Way::new(name, AccessMode::Cached, Admit::As(admission));
+                let (mix, in_flight, run) = (READ_ONLY, 1, 0);
+                let trial = Trial { key_set, way, cache, mix, warm_up_ops, ops, seed, in_flight, run };
+                rows.push(against(loaded.run(&trial)?, &least));
             }
             rows.push(loaded.optimum(&least, READ_ONLY, key_set, cache));
             progress.finish_step();
@@ -73,7 +74,8 @@ pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()>
     drop(progress);
     plot::write_svg(&panels, &path)?;
     reporter.note(&format!("\nwrote {}", path.display()))?;
-    loaded.check(&mut reporter)
+    loaded.check(&mut reporter)?;
+    reporter.all_held()
 }
 
 /// Hit ratios over cache sizes, a line for each policy.

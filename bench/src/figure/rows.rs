@@ -1,6 +1,7 @@
 //! What the rows of figures say beyond those of a bench: where their numbers come from, and how large a cache is.
 
 use super::key_set::PAGE_BYTES;
+use crate::plan::CACHE_BYTES_MIN;
 use crate::report::Row;
 
 /// The cache of each compute server.
@@ -16,6 +17,12 @@ impl CacheSize {
     pub(crate) fn percent_of(keys: u64, cache_percent: f64) -> Self {
         const RAW_BYTES_PER_KEY: f64 = 16.0;
         Self { cache_bytes: (keys as f64 * RAW_BYTES_PER_KEY * cache_percent / 100.0) as u64, cache_percent }
+    }
+
+    /// The same, or as little as a cache works with.
+    pub(crate) fn at_least_percent_of(keys: u64, cache_percent: f64) -> Self {
+        let size = Self::percent_of(keys, cache_percent);
+        Self { cache_bytes: size.cache_bytes.max(CACHE_BYTES_MIN), ..size }
     }
 
     pub(crate) fn frames(self) -> u64 {

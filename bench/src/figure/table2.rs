@@ -6,158 +6,40 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::subject::AccessMode;
 use comfy_table::Table;
-use farlink_runtime::fabric::mem::MemOptions;
-use farlink_runtime::one_sided::Proof;
-use farlink_runtime::structure::Structure;
-use farlink_structures::btree::{BTreeOptions, KeyRange, Tree};
+use farlink_offload::Policies;
+use farlink_offload::policy::Cold;
 
 use super::args::Table2Args;
-use super::key_set::{ENTRIES_PER_PAGE, FILL, KeySet, PAGE_BYTES};
-use super::load::{Load, Lot};
-use super::optimum::{Misses, Optimum, Shape};
+use super::key_set::{FigureMix, INSERT_INTENSIVE, KeySet, READ_ONLY, WRITE_INTENSIVE};
+use super::optimum::Optimum;
 use super::paper;
-use super::rows::{CacheSize, described, with_cache};
-use super::test_bed::TestBed;
+use super::rows::CacheSize;
+use super::trial::{Admit, Loaded, Trial, Way, against, shape};
 use crate::plan::AdmissionChoice;
 use crate::progress::Progress;
 use crate::report::{Reporter, Row};
-use crate::route::Route;
+use crate::subject::AccessMode;
 use crate::table::{digits, table};
 use crate::units::plural;
 
-/// A mix of the paper, as far as figures need it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FigureMix {
-    pub(crate) name: &'static str,
-    pub(crate) update_percent: u32,
-}
-
-pub(crate) const READ_ONLY: FigureMix = FigureMix { name: "read-only", update_percent: 0 };
-const MIXES: [FigureMix; 2] = [READ_ONLY, FigureMix { name: "write-intensive", update_percent: 50 }];
-const DESIGNS: [(&str, AccessMode); 3] = [
-    ("farlink FG", AccessMode::OneSided),
-    ("farlink, shared-everything", AccessMode::CachedInner),
-    ("farlink, owned ranges", AccessMode::Cached),
-];
+const MIXES: [FigureMix; 3] = [READ_ONLY, WRITE_INTENSIVE, INSERT_INTENSIVE];
 /// More would not make a count more certain. Without a cache, where every operation costs about the same, even fewer do.
 const OPS_MAX: u64 = 10_000_000;
 const UNCACHED_OPS_MAX: u64 = 2_000_000;
-const NAME: &str = "figure";
+/// One operation for so many keys, where half of them insert: the tree stays nearly what it is from row to row.
+const KEYS_PER_INSERTING_OP: u64 = 10;
 
-/// A test bed with the tree of all keys.
-#[derive(Debug)]
-pub(crate) struct Loaded {
-    bed: TestBed,
-    tree: Structure,
-    keys: u64,
-    memory_servers: u64,
-}
-
-/// One run on it.
-#[derive(Debug, Clone)]
-pub(crate) struct Trial<'a> {
-    pub(crate) key_set: &'a Arc<KeySet>,
-    pub(crate) mode: AccessMode,
-    pub(crate) cache: CacheSize,
-    pub(crate) admission: AdmissionChoice,
-    pub(crate) mix: FigureMix,
-    /// Over all compute servers.
-    pub(crate) warm_up_ops: u64,
-    pub(crate) ops: u64,
-    pub(crate) seed: u64,
-    /// Of each compute server.
-    pub(crate) in_flight: u32,
-    /// The number of the run on its tree: no two write the same values, for that would change nothing.
-    pub(crate) run: u32,
-}
-
-pub(crate) fn shape(keys: u64) -> Shape {
-    Shape::bulk_loaded(keys, ENTRIES_PER_PAGE)
-}
-
-impl Loaded {
-    pub(crate) fn load(key_set: &KeySet, memory_servers: u64) -> anyhow::Result<Self> {
-        let tree_bytes = shape(key_set.keys).pages() * PAGE_BYTES / memory_servers * 11 / 10;
-        let bed = TestBed::start(usize::try_from(memory_servers)?, tree_bytes, MemOptions::default())?;
-        let options = BTreeOptions { page_bytes: PAGE_BYTES as usize, ..BTreeOptions::default() };
-        let tree = bed.load(NAME, options, key_set.entries(), FILL)?;
-        Ok(Self { bed, tree, keys: key_set.keys, memory_servers })
-    }
-
-    pub(crate) fn check<W: Write>(&self, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
-        reporter.check(&self.bed.check(&[NAME.to_owned()], self.keys)?)?;
-        reporter.all_held()
-    }
-
-    /// Runs a trial. Each begins with an empty cache, warmed up by the mix itself.
-    pub(crate) fn run(&self, name: &str, trial: &Trial<'_>) -> anyhow::Result<Row> {
-        let Trial { key_set, mode, cache, admission, mix, warm_up_ops, ops, seed, in_flight, run } = *trial;
-        let route = |server: usize| {
-            let route = Route::<Tree>::new(mode, self.tree.clone(), Proof::Checksum);
-            if !mode.caches() {
-                return Ok(route);
-            }
-            let (low, owned) = (key_set.owned(server).start, key_set.owned(server).end);
-            let high = (owned < key_set.keys).then(|| KeySet::key(owned));
-            let mut options = admission.options(usize::try_from(cache.cache_bytes)?);
-            options.handles_max = 4;
-            Ok(route.through(options, KeyRange { low: KeySet::key(low), high })?)
-        };
-        let load = Load {
-            compute_servers: key_set.servers(),
-            workers: 1,
-            in_flight,
-            route: &route,
-            operations: &|Lot { server, is_warm_up, .. }| {
-                let (draws, other) = if is_warm_up { (warm_up_ops, 1) } else { (ops, 0) };
-                let (seed, version) = (seed.wrapping_add(other << 32), run << 27 | (other as u32) << 26);
-                Box::new(key_set.operations(server, draws, mix.update_percent, seed, version))
-            },
-            limits: [None; 2],
-            on_one_core: false,
-            seed,
-        };
-        let (row, _) = load.run(&self.bed, name)?;
-        let row = described(row, "measured", mode.name(), mix.name)
-            .with("warm_up_ops", warm_up_ops)
-            .with("in_flight", in_flight)
-            .with("admission", mode.caches().then_some(admission.name()));
-        Ok(self.setting(with_cache(row, mode.caches().then_some(cache)), key_set, Some(seed)))
-    }
-
-    /// The row of the best contents of a cache of this size.
-    pub(crate) fn optimum(&self, misses: &Misses, mix: FigureMix, key_set: &KeySet, cache: CacheSize) -> Row {
-        let row = Row {
-            name: "static optimum".to_owned(),
-            reads_per_op: Some(misses.reads_per_op),
-            bytes_per_op: (mix.update_percent == 0).then_some(misses.reads_per_op * PAGE_BYTES as f64),
-            hit_ratio: Some(misses.hit_ratio()),
-            leaf_misses_per_op: misses.by_level.first().copied(),
-            inner_misses_per_op: Some(misses.by_level.iter().skip(1).sum()),
-            misses_by_level: Some(misses.by_level.clone()),
-            ..Row::default()
-        };
-        let row = with_cache(described(row, "computed", "cached", mix.name), Some(cache));
-        against(self.setting(row, key_set, None), misses)
-    }
-
-    fn setting(&self, row: Row, key_set: &KeySet, seed: Option<u64>) -> Row {
-        row.with("keys", key_set.keys)
-            .with("compute_servers", key_set.servers())
-            .with("memory_servers", self.memory_servers)
-            .with("theta", key_set.theta)
-            .with("page_bytes", PAGE_BYTES)
-            .with("seed", seed)
-    }
-}
-
-/// The row with its leaf misses compared with the least.
-pub(crate) fn against(row: Row, least: &Misses) -> Row {
-    let least = least.by_level.first().copied().filter(|misses| *misses > 0.0);
-    let over = row.leaf_misses_per_op.zip(least).map(|(leaf, least)| leaf / least);
-    row.with("leaf_misses_over_optimum", over)
+fn ways(admission: AdmissionChoice) -> [Way; 5] {
+    let admit = Admit::As(admission);
+    [
+        Way::new("farlink FG", AccessMode::OneSided, admit),
+        Way::new("farlink, shared-everything", AccessMode::CachedInner, admit),
+        // Leaves are private, and written without a lock, but never kept.
+        Way::new("farlink, P-Sherman", AccessMode::Cached, Admit::With { leaf: 0.0, inner: 1.0 }),
+        Way::new("farlink, owned ranges", AccessMode::Cached, admit),
+        Way::shipping("farlink, shipped", admit, || Policies::new(Cold)),
+    ]
 }
 
 /// Rows side by side.
@@ -197,6 +79,7 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     let key_set = Arc::new(KeySet::new(args.keys, args.theta, args.compute_servers, args.common.seed)?);
     let keys = key_set.keys;
     let cache = CacheSize::percent_of(keys, args.cache_percent);
+    let ways = ways(args.admission);
     let mut reporter = Reporter::new(out, args.common.json);
     reporter.note(&format!(
         "{}, zipf {}, {} with {} bytes of cache each,\nadmission {}",
@@ -210,37 +93,46 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     if paper::dex_code(READ_ONLY.name, args.compute_servers, args.cache_percent).next().is_some() {
         reporter.note("DEX's public code: measured, with 10M keys and one compute server")?;
     }
-    let mut progress = Progress::new(3 + (DESIGNS.len() * MIXES.len()) as u64, args.common.json);
+    let mut progress = Progress::new(3 + (ways.len() * MIXES.len()) as u64, args.common.json);
     let optimum = progress.step("optimum", || Optimum::new(&key_set, &shape(keys)).with_frames(cache.frames()));
-    let loaded = progress.step("load", || Loaded::load(&key_set, args.memory_servers))?;
+    let inserting_ops = args.ops.unwrap_or(keys / KEYS_PER_INSERTING_OP).min(keys);
+    let more = inserting_ops * ways.len() as u64;
+    let loaded = progress.step("load", || Loaded::load(&key_set, args.memory_servers, more))?;
     let mut run = 0;
     for mix in MIXES {
         let papers = paper::table_2(mix.name);
         papers
             .chain(paper::dex_code(mix.name, args.compute_servers, args.cache_percent))
             .try_for_each(|row| reporter.row(row))?;
-        for (name, mode) in DESIGNS {
-            let ops = keys.min(if mode.caches() { OPS_MAX } else { UNCACHED_OPS_MAX });
+        for way in ways {
+            let caches = way.mode.caches();
+            let ops = match mix.insert_percent {
+                0 => args.ops.unwrap_or(keys.min(if caches { OPS_MAX } else { UNCACHED_OPS_MAX })),
+                _ => inserting_ops,
+            };
             let trial = Trial {
                 key_set: &key_set,
-                mode,
+                way,
                 cache,
-                admission: args.admission,
                 mix,
-                warm_up_ops: if mode.caches() { args.warm_up_ops.unwrap_or(2 * keys) } else { 0 },
-                ops: args.ops.unwrap_or(ops),
+                warm_up_ops: if caches { args.warm_up_ops.unwrap_or(2 * keys) } else { 0 },
+                ops,
                 seed: args.common.seed,
                 in_flight: args.in_flight,
                 run,
             };
             run += 1;
-            let row = progress.step(&format!("{name}, {}", mix.name), || loaded.run(name, &trial))?;
-            reporter.row(against(row, &optimum))?;
+            let row = progress.step(&format!("{}, {}", way.name, mix.name), || loaded.run(&trial))?;
+            reporter.row(if mix.insert_percent == 0 { against(row, &optimum) } else { row })?;
         }
-        reporter.row(loaded.optimum(&optimum, mix, &key_set, cache))?;
+        // It knows nothing of pages that split.
+        if mix.insert_percent == 0 {
+            reporter.row(loaded.optimum(&optimum, mix, &key_set, cache))?;
+        }
         progress.suspend(|| reporter.table(&format!("\n{}\n", mix.name), show))?;
     }
     progress.begin("check");
     drop(progress);
-    loaded.check(&mut reporter)
+    loaded.check(&mut reporter)?;
+    reporter.all_held()
 }

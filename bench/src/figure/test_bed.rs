@@ -85,13 +85,30 @@ impl TestBed {
     /// Has every memory server carry out operations: each on so many modelled processors, which take so long for a page. What
     /// is modelled is waited for, not worked, and all threads that serve share one core: two cores suffice.
     pub(crate) fn serve(&self, processors: usize, page: Duration, seed: u64) -> anyhow::Result<Processors> {
-        let start = |member: &Arc<ComputeServer>, server: usize| {
+        let messages = ServeMessages { wait: Wait::Poll, seed, ..ServeMessages::default() };
+        let start_all = || -> anyhow::Result<Processors> {
+            // Threads stay on the core of the one that starts them.
+            stay_on_core(1);
+            self.start_serving(messages, &|| Some(modelled(processors, page)))
+        };
+        thread::scope(|scope| scope.spawn(start_all).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+
+    /// The same with one thread each, which carries operations out at once and sleeps in between: where nothing is timed.
+    pub(crate) fn serve_at_once(&self, seed: u64) -> anyhow::Result<Processors> {
+        self.start_serving(ServeMessages { wait: Wait::Event, seed, ..ServeMessages::default() }, &|| None)
+    }
+
+    fn start_serving(
+        &self,
+        messages: ServeMessages,
+        hold: &dyn Fn() -> Option<HoldReply>,
+    ) -> anyhow::Result<Processors> {
+        let member = Arc::new(self.join(messages.seed)?);
+        let start = |server: usize| {
             let server = u16::try_from(server).ok().and_then(ServerId::new).context("too many memory servers")?;
-            let options = ShipOptions {
-                messages: ServeMessages { wait: Wait::Poll, seed, ..ServeMessages::default() },
-                hold: Some(modelled(processors, page)),
-            };
-            let (listener, member) = (self.fabric.listen(server, &ListenOptions::default())?, Arc::clone(member));
+            let options = ShipOptions { messages, hold: hold() };
+            let (listener, member) = (self.fabric.listen(server, &ListenOptions::default())?, Arc::clone(&member));
             let memory = self.fabric.memory(server)?;
             Ok(ShipServer::start(
                 listener,
@@ -101,14 +118,7 @@ impl TestBed {
                 move || Ok(Arc::clone(&member)),
             )?)
         };
-        let start_all = || -> anyhow::Result<Processors> {
-            // Threads stay on the core of the one that starts them.
-            stay_on_core(1);
-            let member = Arc::new(self.join(seed)?);
-            let servers = (0..self.fabric.servers()).map(|server| start(&member, server));
-            servers.collect::<anyhow::Result<_>>().map(Processors)
-        };
-        thread::scope(|scope| scope.spawn(start_all).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        (0..self.fabric.servers()).map(start).collect::<anyhow::Result<_>>().map(Processors)
     }
 
     /// A tree's look at itself, past all caches: take it when they are flushed.

@@ -170,6 +170,20 @@ fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
     }
 }
 
+/// A probability of 0 is never, also while there is room.
+#[test]
+fn what_has_no_chance_is_not_kept() {
+    let test_bed = test_bed(Admission::Probability { leaf: 0.0, inner: 1.0 });
+    let before = test_bed.tree.handle.counters().levels[0];
+    test_bed.run(|tree| async move {
+        for key in (0..KEYS).step_by(3).chain((0..KEYS).step_by(3)) {
+            assert_eq!(tree.get(key).await.unwrap(), Some(key));
+        }
+    });
+    let after = test_bed.tree.handle.counters().levels[0];
+    assert_eq!((after.hits - before.hits, after.misses - before.misses), (0, 2 * KEYS.div_ceil(3)));
+}
+
 /// A bypass page that was freed keeps its words for as long as it has users: what a link in it led to may have been freed, too.
 #[test]
 fn a_link_of_a_freed_bypass_page_is_not_followed() {

@@ -1,7 +1,7 @@
 //! Admission by frequency: what was used often long ago gives way to what is used now.
 
 use crate::support::*;
-use farlink_cache::Admission;
+use farlink_cache::{Admission, PageId};
 
 const KEYS: u64 = 20_000;
 /// Keys that are used often: on two thirds of the pages that there is room for.
@@ -32,5 +32,22 @@ fn a_hot_set_that_moves_is_followed() {
         let shares = format!("{first:.3} before, {moved:.3} right after, {settled:.3} then");
         println!("{shares}");
         assert!(first > 0.85 && moved > 0.75 && settled > 0.82, "{shares}");
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "no other code than elsewhere, many operations")]
+fn a_page_that_is_not_cached_gets_hot_by_its_uses() {
+    let seed = seed(6);
+    let test_bed = TestBed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, Admission::Frequency), seed);
+    test_bed.run(move |tree| async move {
+        let absent = PageId::new(1 << 40).unwrap();
+        assert!(tree.handle.is_hot(absent, 0), "there is room");
+        use_hot(&tree, &mut Random(seed), 1000, OPS).await;
+        let hot = || (0..100).filter(|_| tree.handle.is_hot(absent, 0)).count();
+        let before = hot();
+        (0..500).for_each(|_| tree.handle.count_absent(absent));
+        let after = hot();
+        assert!(before < 30 && after > 90 && !tree.handle.contains(absent), "{before}, then {after} of 100");
     });
 }

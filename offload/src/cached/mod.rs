@@ -142,6 +142,16 @@ impl<P: Plugin> Cached<P> {
         self.cache.contains(page_id(link))
     }
 
+    /// Whether the cache would keep the page that an unswizzled link leads to.
+    pub(crate) fn is_hot(&self, link: Link, level: u8) -> bool {
+        self.cache.is_hot(page_id(link), level)
+    }
+
+    /// Counts a use of the page that an unswizzled link leads to, and that is not fetched.
+    pub(crate) fn count_absent(&self, link: Link) {
+        self.cache.count_absent(page_id(link));
+    }
+
     /// Where a page lies in what this compute server owns.
     pub(crate) fn overlap(&self, words: &[AtomicU64]) -> Overlap {
         self.cache.store().overlap(words)

@@ -88,14 +88,17 @@ impl<P: Plugin> Attempt<P> {
         else {
             return Ok(None);
         };
-        if !engine.chooser.choose(operation, at.server(), level) {
+        if !engine.chooser.choose(operation, at.server(), level, &|| cached.is_hot(link, level)) {
             return Ok(None);
         }
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
             identity(words).is_none_or(|page| page.level < level) && P::overlap(words, &region) != Overlap::Outside
         };
         match cached.exclude(from, link, class, is_below).await {
-            Ok(Some(excluded)) => Ok(Some(Missing { excluded, page: link, level })),
+            Ok(Some(excluded)) => {
+                cached.count_absent(link);
+                Ok(Some(Missing { excluded, page: link, level }))
+            }
             Ok(None) => {
                 engine.chooser.count(|counts| counts.cached_below += 1);
                 Ok(None)

@@ -161,7 +161,7 @@ impl<P: Plugin> Shipper<P> {
         operation.encode(&mut words);
         let reply = channel.request_words(SHIP, &words, Priority::Latency).await;
         self.shared.spare.replace(words);
-        let reply = reply.map_err(unknown::<O>)?;
+        let reply = reply.map_err(|error| self.failed::<O>(error))?;
         let mut words = reply.words();
         match ReplyHeader::decode(&mut words)? {
             (ReplyHeader::Done { changed }, pages_read) => {
@@ -196,7 +196,7 @@ impl<P: Plugin> Shipper<P> {
         operation.encode(&mut words);
         let reply = channel.request_words(SHIP, &words, Priority::Latency).await;
         self.shared.spare.replace(words);
-        let reply = reply.map_err(unknown::<O>)?;
+        let reply = reply.map_err(|error| self.failed::<O>(error))?;
         let mut words = reply.words();
         match ReplyHeader::decode(&mut words)?.0 {
             ReplyHeader::Done { .. } => Ok(operation.assemble(words)?),
@@ -232,6 +232,11 @@ impl<P: Plugin> Shipper<P> {
     /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages.
     pub async fn connect(&self, server: ServerId) -> Result<(), Error> {
         self.channel(server).await.map(drop)
+    }
+
+    /// Why there was no answer.
+    fn failed<O: Operation>(&self, error: MessagingError) -> Error {
+        self.worker.check_standing().err().unwrap_or_else(|| unknown::<O>(error))
     }
 
     async fn channel(&self, server: ServerId) -> Result<Channel, Error> {

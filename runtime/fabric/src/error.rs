@@ -154,6 +154,15 @@ pub enum Error {
         why: String,
     },
 
+    /// This compute server was taken for dead: others finish what it was about, and take over what it owned.
+    #[error(
+        "{owner}, which is this compute server, was taken for dead: what was under way may have taken effect or not, nothing it does from now on does, and others take over what it owned; end this process, and join anew"
+    )]
+    TakenForDead {
+        /// Its incarnation.
+        owner: OwnerId,
+    },
+
     /// A request is for memory that no memory server has opened.
     #[error("{what} at {at} makes no sense: {why}")]
     BadAddress {

@@ -22,7 +22,12 @@ pub enum Liveness {
 }
 
 /// Proof that a compute server runs: while this exists, others see its incarnation as alive.
-pub trait OwnerClaim: Send + Sync + fmt::Debug {}
+pub trait OwnerClaim: Send + Sync + fmt::Debug {
+    /// Whether it stands: false, for ever, once others may count the incarnation as dead though its process goes on. To be asked
+    /// when a request has failed or a connection is lost, and now and then. May make a system call; where memory servers have cut
+    /// the connection, it asks them anew and blocks for as long as they take, a second at most each.
+    fn holds(&self) -> bool;
+}
 
 /// The memory servers of one cluster and the way to them.
 pub trait Fabric: Send + Sync + fmt::Debug {

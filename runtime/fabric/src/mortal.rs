@@ -1,4 +1,4 @@
-//! A fabric that dies: it carries out so many requests, and none after them.
+//! A fabric that dies, or stops: it carries out so many requests, and none after them.
 //!
 //! For tests that kill a compute server after each of its requests in turn, inside one process. To the memory servers it looks as
 //! if the compute server had been killed: nothing of it arrives any more. The compute server itself is told that all memory servers
@@ -7,6 +7,12 @@
 //! The doorbell in which it dies has its requests carried out in the order of posting for each memory server, and one memory server's
 //! before another's: whose first is up to the [`Order`]. The request at which it dies can be torn: of a WRITE of several words the first
 //! half arrives.
+
+//!
+//! One that stops keeps its requests back, as those of a process that was stopped; others may then [take it for
+//! dead](MortalFabric::is_taken_for_dead), and it may go on. So it does over connections that are made anew: what was kept back fails, and
+//! so does what is posted before that is known; *all later requests are carried out*. Nothing but the compute server's own looks at its
+//! [claim](OwnerClaim::holds) keeps it from changing what is others' by then.
 
 use std::ptr::NonNull;
 
@@ -20,7 +26,7 @@ use crate::{
     listener::{ListenOptions, Listener},
     lock::OwnerId,
     ptr::ServerId,
-    sync::{Arc, AtomicBool, AtomicU64, Ordering},
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
 };
 
 /// Which memory server's requests of a doorbell are carried out first.
@@ -44,6 +50,12 @@ struct Life {
     /// Requests that came so far.
     came: AtomicU64,
     is_dead: AtomicBool,
+    /// Instead of dying it stops.
+    stops: AtomicBool,
+    has_stopped: AtomicBool,
+    is_cut_off: AtomicBool,
+    /// What others know its compute server by.
+    claims: Mutex<Vec<Box<dyn OwnerClaim>>>,
 }
 
 /// A fabric that dies; see the [module](self).
@@ -59,13 +71,38 @@ impl MortalFabric {
     /// Wraps `inner`; it lives until [`MortalFabric::dies_after`] says otherwise. If it `tears`, the request at which it dies is half
     /// carried out.
     pub fn new(inner: Arc<dyn Fabric>, order: Order, tears: bool) -> Self {
-        let life = Life { left: AtomicU64::new(u64::MAX), came: AtomicU64::new(0), is_dead: AtomicBool::new(false) };
+        let life = Life {
+            left: AtomicU64::new(u64::MAX),
+            came: AtomicU64::new(0),
+            is_dead: AtomicBool::new(false),
+            stops: AtomicBool::new(false),
+            has_stopped: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
+            claims: Mutex::default(),
+        };
         Self { inner, life: Arc::new(life), order, tears }
     }
 
     /// It carries out so many more requests, of all its endpoints.
     pub fn dies_after(&self, requests: u64) {
         self.life.left.store(requests, Ordering::Relaxed);
+    }
+
+    /// It carries out so many more requests, and keeps back those that come after.
+    pub fn stops_after(&self, requests: u64) {
+        self.life.stops.store(true, Ordering::Relaxed);
+        self.dies_after(requests);
+    }
+
+    /// Whether a request was kept back.
+    pub fn has_stopped(&self) -> bool {
+        self.life.has_stopped.load(Ordering::Relaxed)
+    }
+
+    /// Others take it for dead: it has stopped, and its connections are cut.
+    pub fn is_taken_for_dead(&self) {
+        self.life.is_cut_off.store(true, Ordering::Release);
+        lock(&self.life.claims).clear();
     }
 
     /// How many requests came so far, carried out or not.
@@ -85,11 +122,13 @@ impl Fabric for MortalFabric {
 
     fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
         let inner = self.inner.endpoint(seed, clock)?;
-        Ok(Box::new(MortalEndpoint { inner, fabric: self.clone(), failed: Vec::new() }))
+        let (fabric, is_broken) = (self.clone(), false);
+        Ok(Box::new(MortalEndpoint { inner, fabric, failed: Vec::new(), kept: Vec::new(), is_broken, knows: false }))
     }
 
     fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
-        self.inner.claim(owner)
+        lock(&self.life.claims).push(self.inner.claim(owner)?);
+        Ok(Box::new(MortalClaim(Arc::clone(&self.life))))
     }
 
     fn liveness(&self, owner: OwnerId) -> Liveness {
@@ -105,11 +144,32 @@ impl Fabric for MortalFabric {
     }
 }
 
+/// Of a compute server that is the only one over its fabric. Lasts for as long as its holder, unless others take that one for dead.
+#[derive(Debug)]
+struct MortalClaim(Arc<Life>);
+
+impl OwnerClaim for MortalClaim {
+    fn holds(&self) -> bool {
+        lock(&self.0.claims).iter().any(|claim| claim.holds())
+    }
+}
+
+impl Drop for MortalClaim {
+    fn drop(&mut self) {
+        lock(&self.0.claims).clear();
+    }
+}
+
 #[derive(Debug)]
 struct MortalEndpoint {
     inner: Box<dyn Endpoint>,
     fabric: MortalFabric,
     failed: Vec<Completion>,
+    /// Those of one that has stopped.
+    kept: Vec<Request>,
+    /// Its connections are cut, and are made anew once it was told.
+    is_broken: bool,
+    knows: bool,
 }
 
 impl MortalEndpoint {
@@ -120,6 +180,41 @@ impl MortalEndpoint {
             why: "the compute server has died".into(),
         };
         self.failed.push(Completion { ticket: request.ticket, outcome: Err(Box::new(lost)) });
+    }
+
+    /// It stops, or goes on and finds its connections cut.
+    fn ring_stopped(&mut self, requests: &mut Vec<Request>) {
+        let life = Arc::clone(&self.fabric.life);
+        if life.is_cut_off.load(Ordering::Acquire) {
+            if self.knows {
+                return self.inner.ring(requests);
+            }
+            self.is_broken = true;
+            return self.kept.append(requests);
+        }
+        let left = life.left.load(Ordering::Relaxed);
+        let count = (requests.len() as u64).min(left);
+        life.left.store(left - count, Ordering::Relaxed);
+        let kept = requests.split_off(count as usize);
+        if !kept.is_empty() {
+            life.has_stopped.store(true, Ordering::Relaxed);
+            self.kept.extend(kept);
+        }
+        if !requests.is_empty() {
+            self.inner.ring(requests);
+        }
+    }
+
+    /// It is told that its connections broke.
+    fn break_kept(&mut self, completions: &mut Vec<Completion>) {
+        if self.fabric.life.is_cut_off.load(Ordering::Acquire) && (self.is_broken || !self.kept.is_empty()) {
+            (self.is_broken, self.knows) = (false, true);
+            completions.extend(self.kept.drain(..).map(|request| {
+                let why = "the connection was cut".into();
+                let failed = Error::RequestFailed { what: request.verb.name(), at: request.at, why };
+                Completion { ticket: request.ticket, outcome: Err(Box::new(failed)) }
+            }));
+        }
     }
 }
 
@@ -150,6 +245,9 @@ impl Endpoint for MortalEndpoint {
         if left == u64::MAX {
             return self.inner.ring(requests);
         }
+        if life.stops.load(Ordering::Relaxed) {
+            return self.ring_stopped(requests);
+        }
         match self.fabric.order {
             Order::Posted => {}
             Order::Lower => requests.sort_by_key(|request| request.at.server()),
@@ -176,6 +274,7 @@ impl Endpoint for MortalEndpoint {
         self.inner.poll(completions);
         completions.retain(|completion| completion.ticket != FORGOTTEN);
         completions.append(&mut self.failed);
+        self.break_kept(completions);
     }
 
     fn next_due_ns(&self) -> Option<u64> {

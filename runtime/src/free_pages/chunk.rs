@@ -198,6 +198,14 @@ impl Chunk {
         outcome.map(|(_, result)| Some(result))
     }
 
+    /// Who changes the bitmap now.
+    ///
+    /// # Errors
+    /// If the memory server is lost.
+    pub(crate) async fn holder<R: Remote>(&self, remote: &R) -> Result<Option<OwnerId>, Failure> {
+        Ok(ChunkState::from_word(remote.load(self.entry).await?).and_then(|state| state.holder))
+    }
+
     /// Becomes the holder.
     async fn try_hold<R: Remote>(&self, remote: &R) -> Result<Option<ChunkState>, Failure> {
         let found = remote.load(self.entry).await?;

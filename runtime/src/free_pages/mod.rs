@@ -15,9 +15,9 @@ use std::{
 
 pub(crate) use self::chunk::{ChunkState, bitmap_words};
 use crate::{
-    lock::LockWord,
+    lock::{LockState, LockWord},
     page::{LOCK, SELF, SizeClass},
-    ptr::{RemotePtr, ServerId},
+    ptr::{Link, RemotePtr, ServerId},
     sync::{AtomicBool, Mutex, Ordering, lock},
     words::Words,
 };
@@ -70,6 +70,18 @@ impl Unlinked {
         let class = SizeClass::of_bytes(words.count() * 8)?;
         let at = RemotePtr::from_raw(words.word(SELF)).ok()?;
         Some(Self { at, class, lock: LockWord::from_word(words.word(LOCK)) })
+    }
+
+    /// As words of a page that names it.
+    pub fn words(&self) -> [u64; 2] {
+        [Link::to(self.at, self.class).word(), self.lock.word()]
+    }
+
+    /// What those words name; `None` if it is no page.
+    pub fn from_words([link, lock]: [u64; 2]) -> Option<Self> {
+        let (at, class) = Link::from_word(link).remote()?;
+        let lock = LockWord::from_word(lock);
+        (lock.state() == LockState::Unlocked).then_some(Self { at, class, lock })
     }
 
     /// Its address.

@@ -16,6 +16,7 @@
 //! its end: it is a task of the worker, which dropping the caller's future does not touch. [`protocol`](super::protocol) says
 //! what becomes of requests that fail.
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::{
@@ -26,6 +27,7 @@ use super::{
 use crate::{
     access::Interrupt,
     change::Role,
+    epoch::Pin,
     error::Error,
     fabric::memory::LocalMemory,
     local_locks::SlotGuard,
@@ -99,10 +101,7 @@ impl PreparedChange {
 pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Result<Vec<Option<PageCopy>>, Interrupt> {
     staged.seal();
     let mut prepared = ChangeBuffers::new(&worker, &staged)?;
-    let _taken = match &mut prepared.recording {
-        Some(recording) => Some(begin(&worker, recording, &staged.changed).await?),
-        None => None,
-    };
+    let _taken = begin(&worker, prepared.recording.as_mut(), &staged.changed).await?;
     // After a wait the pages have probably changed. The compare-and-swaps decide: others' pages can share a slot.
     let mut are_published = false;
     let made = make(&worker, &staged, prepared, &mut are_published).await;
@@ -125,21 +124,23 @@ pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Res
     Ok(staged.into_pages())
 }
 
-/// Takes the local slots of pages, and places for the record of their change.
+/// Takes the local slots of pages, and places for the record of their change, if it has one.
 ///
 /// # Errors
 /// If there is no memory for a ring, or a memory server is lost.
 pub(super) async fn begin(
     worker: &Handle,
-    recording: &mut Recording,
+    recording: Option<&mut Recording>,
     changed: &[Changed],
 ) -> Result<SlotGuard, Interrupt> {
+    let pages = changed.iter().map(|page| page.at);
+    let Some(recording) = recording else { return Ok(worker.take_slots(pages).await) };
     let parts = recording.parts();
     let servers: SmallVec<[ServerId; 4]> = recording.servers().collect();
     for &server in &servers {
         ensure_rings(worker, server, parts.len()).await?;
     }
-    let taken = worker.take_slots(changed.iter().map(|page| page.at)).await;
+    let taken = worker.take_slots(pages).await;
     let places = take_places(worker, servers.iter().copied(), &parts).await;
     recording.seal(worker, worker.next_sequence(), places);
     Ok(taken)
@@ -176,13 +177,14 @@ pub(super) async fn make<R: Remote>(
 }
 
 /// Writes new pages and replaces a word that leads to them, to its end even if the caller is dropped. The word, if it was
-/// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free.
+/// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free. Nobody waits for either.
 ///
 /// If the answer is lost and the word is neither, `reachable` says what readers can come to: either a new page is among that, or
 /// one that was to be unlinked. If none of them is, those of them that are not freed in the end by who has unlinked them are nobody's:
-/// see [`SharedPages::doubt`](crate::free_pages::SharedPages::doubt). `is_kept` says that nobody replaces `to`.
+/// see [`SharedPages::doubt`](crate::free_pages::SharedPages::doubt). So the `pin` of the operation lasts until they are free.
+/// `is_kept` says that nobody replaces `to`.
 pub(super) async fn install(
-    worker: Handle,
+    (worker, pin): (Handle, Pin),
     staged: PreparedChange,
     (word, old, to): (RemotePtr, u64, u64),
     is_kept: bool,
@@ -208,7 +210,7 @@ pub(super) async fn install(
     };
     for Added { page, .. } in added {
         match installed {
-            Ok(Installed::No(_)) => page.take_back().await,
+            Ok(Installed::No(_)) => drop(worker.spawn_to_end(page.take_back())),
             // If it failed, something may lead to them.
             _ => page.publish(),
         }
@@ -218,14 +220,14 @@ pub(super) async fn install(
         return Ok(Err(found));
     }
     if !unlinked.is_empty() {
-        worker.count_round_trip();
-        let free = |Unlinked { at, class, lock }| worker.spawn_to_end(free_owned(worker.clone(), at, class, lock));
-        for freed in unlinked.into_iter().map(free).collect::<Vec<_>>() {
-            // The word is swapped: what becomes of these pages has no say in that.
-            if let Err(error) = freed.await {
+        let free = |Unlinked { at, class, lock }| free_owned(worker.clone(), at, class, lock);
+        let freed = join_all(unlinked.into_iter().map(free).collect::<Vec<_>>());
+        drop(worker.spawn_to_end(async move {
+            for error in freed.await.into_iter().filter_map(Result::err) {
                 tracing::debug!(%error, "an unlinked page was not freed");
             }
-        }
+            drop(pin);
+        }));
     }
     Ok(Ok(()))
 }

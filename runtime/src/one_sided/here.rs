@@ -30,12 +30,8 @@ pub(super) async fn carry_out(
     mut staged: PreparedChange,
 ) -> Result<Vec<Option<PageCopy>>, Interrupt> {
     staged.seal();
-    let (mut recording, mut slots) = (None, None);
-    if !staged.changed.is_empty() {
-        let mut record = record(worker, &staged.changed, staged.relied_on.len(), &staged.added)?;
-        slots = Some(begin(worker, &mut record, &staged.changed).await?);
-        recording = Some(record);
-    }
+    let mut recording = record(worker, &staged.changed, staged.relied_on.len(), &staged.added)?;
+    let slots = begin(worker, recording.as_mut(), &staged.changed).await?;
     let parts = recording.as_ref().map(|record| (record.words(worker), record.marks())).unwrap_or_default();
     let (pages, freed) = carry_out_now(memory, worker.owner(), staged, &parts)?;
     drop((recording, slots));

@@ -57,7 +57,7 @@ pub(super) async fn lock(worker: Handle, pages: Vec<PageCopy>) -> Result<Option<
     let pin = worker.pin();
     let pages: Vec<Changed> = pages.into_iter().map(Changed::open).collect();
     let mut recording = record_locks(&worker, &pages)?;
-    let slots = begin(&worker, &mut recording, &pages).await?;
+    let slots = begin(&worker, Some(&mut recording), &pages).await?;
     if lock_all(&worker, &pages, Some(&mut recording)).await? {
         return Ok(Some(LockedPages { worker, pages, held: Some((slots, pin, recording)) }));
     }

@@ -342,13 +342,7 @@ impl<P: Plugin> Access for OneSided<P> {
             Box::pin(async move { persist(again.worker(), async || P::reachable(&again, found_by).await).await })
         };
         let (worker, is_kept, swap) = (self.worker().clone(), swap.found_by.is_none(), (at, swap.old, swap.to));
-        let install = change::install(worker, staged, swap, is_kept, unlinked, reachable);
-        let whole = async move {
-            let outcome = install.await;
-            drop(pin);
-            outcome
-        };
-        self.worker().spawn_to_end(whole).await
+        self.worker().spawn_to_end(change::install((worker, pin), staged, swap, is_kept, unlinked, reachable)).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {

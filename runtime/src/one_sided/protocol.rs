@@ -26,6 +26,7 @@ use super::{
 use crate::{
     buffer::Buffer,
     error::Error,
+    layout::Records,
     lock::LockWord,
     page::{LOCK, has_words},
     ptr::{RemotePtr, ServerId},
@@ -41,7 +42,7 @@ pub(super) struct ChangeBuffers {
     writes: Vec<(usize, RemotePtr, Payload)>,
     /// The bodies of the new pages: all words but the lock word.
     bodies: Vec<Buffer>,
-    /// None if no page is locked.
+    /// None if no page is locked, or the change needs none.
     pub(super) recording: Option<Recording>,
 }
 
@@ -52,10 +53,7 @@ impl ChangeBuffers {
         remote: &impl Remote,
         PreparedChange { changed, relied_on, added }: &PreparedChange,
     ) -> Result<Self, Error> {
-        let recording = match changed.is_empty() {
-            true => None,
-            false => Some(record(remote, changed, relied_on.len(), added)?),
-        };
+        let recording = record(remote, changed, relied_on.len(), added)?;
         Ok(Self { recording, ..Self::unrecorded(remote, changed, added)? })
     }
 
@@ -85,14 +83,17 @@ impl ChangeBuffers {
     }
 }
 
-/// The record of a change.
+/// The record of a change, if it has one: where not all changes are recorded, one of a single page has none.
 pub(super) fn record(
     remote: &impl Remote,
     changed: &[Changed],
     relied_on: usize,
     added: &[Added],
-) -> Result<Recording, Error> {
+) -> Result<Option<Recording>, Error> {
     let evidence = Evidence::of(changed.len(), relied_on, added.len());
+    if changed.is_empty() || evidence == Evidence::Lock && remote.records() == Records::SeveralPages {
+        return Ok(None);
+    }
     let mut body = Body::new(changed.len(), added.len(), evidence);
     for page in changed {
         body.page(page.at, page.class(), page.lock, page.free);
@@ -103,7 +104,7 @@ pub(super) fn record(
     for Added { page, .. } in added {
         body.new_page(page.link(), page.free_version());
     }
-    Recording::new(remote, body, evidence, servers_of(changed))
+    Recording::new(remote, body, evidence, servers_of(changed)).map(Some)
 }
 
 /// The record of locks under which a change is computed: what becomes of the pages is in the owner's log.

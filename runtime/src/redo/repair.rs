@@ -202,8 +202,9 @@ async fn take_back<R: Recover>(remote: &R, at: RemotePtr, class: SizeClass, vers
     Ok(())
 }
 
+/// Nothing was written by this change; but where not all are recorded, the lock may be that of a later one, of the page alone.
 async fn roll_back<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) -> Result<(), Failure> {
-    release_word(remote, page.at, page.lock.locked_by(owner).word(), page.lock.word()).await
+    unlock_if_whole(remote, page.at, page.class, page.lock.locked_by(owner)).await
 }
 
 pub(super) async fn roll_forward<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) -> Result<(), Failure> {
@@ -250,7 +251,7 @@ pub(crate) async fn finish_page<R: Recover>(
     }
 }
 
-/// Without a record: a page that fits its checksum was not written.
+/// Without a record: a page that fits its checksum was not written, and one that fits its next one is written to the end.
 async fn unlock_if_whole<R: Recover>(
     remote: &R,
     page: RemotePtr,
@@ -258,8 +259,12 @@ async fn unlock_if_whole<R: Recover>(
     lock: LockWord,
 ) -> Result<(), Failure> {
     let copy = remote.read(page, class.words()).await?;
+    let before = LockWord::unlocked(lock.version());
+    let after = LockWord::unlocked(before.next_version());
     if copy[LOCK] == lock.word() && page::is_whole(&copy) {
-        release_word(remote, page, lock.word(), LockWord::unlocked(lock.version()).word()).await?;
+        release_word(remote, page, lock.word(), before.word()).await?;
+    } else if copy[LOCK] == lock.word() && page::is_whole_at(&copy, after.version()) {
+        release_word(remote, page, lock.word(), after.word()).await?;
     }
     Ok(())
 }

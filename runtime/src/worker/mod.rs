@@ -108,11 +108,15 @@ impl Inner {
         let mut endpoint = self.endpoint.borrow_mut();
         let mut outbox = self.outbox.borrow_mut();
         let mut progress = news | !outbox.is_empty();
-        if !outbox.is_empty() {
+        let mut arrived = self.arrived.borrow_mut();
+        if self.compute.is_fallen() {
+            // A connection that is made anew must not let in what was cut off.
+            let fail = |Request { ticket, .. }| Completion { ticket, outcome: Err(Box::new(self.compute.fallen())) };
+            arrived.extend(outbox.drain(..).map(fail));
+        } else if !outbox.is_empty() {
             endpoint.ring(&mut outbox);
         }
         drop(outbox);
-        let mut arrived = self.arrived.borrow_mut();
         endpoint.poll(&mut arrived);
         drop(endpoint);
         for completion in arrived.drain(..) {
@@ -476,6 +480,15 @@ impl Handle {
         }
     }
 
+    /// Whether others still count this compute server as alive, as far as can be told here: to be asked when a request to a memory
+    /// server has failed. See [`OwnerClaim::holds`](crate::fabric::OwnerClaim::holds) for what it takes.
+    ///
+    /// # Errors
+    /// [`FabricError::TakenForDead`] if they do not: from then on nothing of this compute server goes out, and all that it owned is ended.
+    pub fn check_standing(&self) -> Result<(), Error> {
+        self.compute().check_standing()
+    }
+
     /// The counts since the worker's start.
     pub fn counters(&self) -> Counters {
         self.0.counters.snapshot()
@@ -607,6 +620,11 @@ impl Handle {
     /// Counts a page split by a structure.
     pub fn count_split(&self) {
         bump(&self.0.counters.splits);
+    }
+
+    /// Counts a chain in place of which a base page was made.
+    pub fn count_consolidation(&self) {
+        bump(&self.0.counters.consolidations);
     }
 
     /// Counts a merge or an evening-out by a structure.

@@ -96,6 +96,12 @@ pub(super) fn ticket(slot: usize) -> Ticket {
     Ticket(slot as u64)
 }
 
+/// Why a request failed: a connection may be lost because others took this compute server for dead.
+#[cold]
+fn judged(handle: &Handle, error: FabricError) -> Box<Error> {
+    Box::new(handle.check_standing().err().unwrap_or_else(|| error.into()))
+}
+
 /// What a completion turns into.
 pub trait FromDone {
     /// What it takes to post the request again, if that does no harm.
@@ -199,7 +205,7 @@ impl<T: FromDone> Future for Posted<T> {
                         handle.executor().trips.ends(*posted_at);
                         break Ok(T::from_done(done));
                     }
-                    Poll::Ready(Err(error)) => match T::post_again(handle, *again, Box::new((*error).into())) {
+                    Poll::Ready(Err(error)) => match T::post_again(handle, *again, judged(handle, *error)) {
                         Ok(posted) => *slot = posted,
                         Err(error) => break Err(error),
                     },

@@ -8,6 +8,7 @@ use crate::{
     counters::bump,
     error::Error,
     fabric::{Capabilities, Liveness},
+    layout::Records,
     lock::OwnerId,
     ptr::RemotePtr,
     remote::{Count, LockWait, Payload, Remote},
@@ -59,6 +60,10 @@ impl Remote for Handle {
 
     fn liveness(&self, owner: OwnerId) -> Liveness {
         self.compute().fabric.liveness(owner)
+    }
+
+    fn records(&self) -> Records {
+        self.compute().geometry.first().map_or(Records::All, |geometry| geometry.records)
     }
 
     fn lock_wait(&self) -> Option<LockWait> {

@@ -65,8 +65,9 @@ use crate::{
     error::Error,
     fabric,
     layout::CHUNK_BYTES,
+    lock::OwnerId,
     page::StructureId,
-    ptr::{Link, RemotePtr},
+    ptr::{Link, RemotePtr, ServerId},
     recovery::another_ring,
     redo::{OVERHEAD, PartOf, RING_CLASS, RING_FIRST, encode, seal},
     sync::{Arc, Mutex, MutexGuard, lock},
@@ -158,17 +159,18 @@ impl Pending {
 /// Why a batch was not written, for all who wait for it.
 #[derive(Debug)]
 enum Failure {
-    ServerLost(fabric::Error),
+    ServerLost { server: ServerId, address: String, why: String },
+    TakenForDead(OwnerId),
     Other(String),
 }
 
 impl Failure {
     fn error(&self) -> Error {
         match self {
-            Self::ServerLost(fabric::Error::ServerLost { server, address, why }) => {
+            Self::ServerLost { server, address, why } => {
                 fabric::Error::ServerLost { server: *server, address: address.clone(), why: why.clone() }.into()
             }
-            Self::ServerLost(error) => Error::NotRecorded { why: error.to_string() },
+            &Self::TakenForDead(owner) => fabric::Error::TakenForDead { owner }.into(),
             Self::Other(why) => Error::NotRecorded { why: why.clone() },
         }
     }
@@ -177,7 +179,10 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
-            Error::Fabric(error @ fabric::Error::ServerLost { .. }) => Self::ServerLost(error),
+            Error::Fabric(fabric::Error::ServerLost { server, address, why }) => {
+                Self::ServerLost { server, address, why }
+            }
+            Error::Fabric(fabric::Error::TakenForDead { owner }) => Self::TakenForDead(owner),
             error => Self::Other(error.to_string()),
         }
     }

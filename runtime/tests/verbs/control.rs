@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
+    sync::Arc,
 };
 
 use farlink_runtime::{
@@ -11,6 +12,7 @@ use farlink_runtime::{
         Error, Fabric, Liveness, Verb,
         verbs::{DeviceChoice, Secret, VerbsFabric},
     },
+    layout::Records,
     lock::OwnerId,
     server::serve_verbs,
 };
@@ -81,10 +83,16 @@ fn nobody_there_and_no_such_device_say_so() {
     assert!(matches!(error, Error::NoDevice { .. }) && error.to_string().contains("none0"), "{error}");
     let mut options = serve_options(0, 1);
     options.device.port = Some(77);
-    assert!(matches!(serve_verbs(&options), Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))));
+    assert!(matches!(
+        serve_verbs(&options, Records::All),
+        Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))
+    ));
     options.device.port = None;
     options.device.gid_index = Some(200);
-    assert!(matches!(serve_verbs(&options), Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))));
+    assert!(matches!(
+        serve_verbs(&options, Records::All),
+        Err(farlink_runtime::error::Error::Fabric(Error::NoDevice { .. }))
+    ));
 }
 
 #[test]
@@ -115,7 +123,7 @@ fn a_loss_is_known_without_a_request() {
     if !scene::has_device() {
         return;
     }
-    let [kept, lost] = [0, 1].map(|server| serve_verbs(&serve_options(server, 2)).unwrap());
+    let [kept, lost] = [0, 1].map(|server| serve_verbs(&serve_options(server, 2), Records::All).unwrap());
     let fabric = connect(&[&kept, &lost]);
     fabric.check_servers().unwrap();
     drop(lost);
@@ -129,7 +137,7 @@ fn claims_live_and_die_with_their_connection_and_stay_dead() {
     if !scene::has_device() {
         return;
     }
-    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2)).unwrap());
+    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2), Records::All).unwrap());
     let all = [&servers[0], &servers[1]];
     let watcher = connect(&all);
     let fabric = connect(&all);
@@ -159,7 +167,7 @@ fn a_cluster_works_over_verbs() {
     if !scene::has_device() {
         return;
     }
-    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2)).unwrap());
+    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2), Records::All).unwrap());
     let fabric = connect(&[&servers[0], &servers[1]]);
     let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
     let worker = compute.worker().unwrap();
@@ -167,4 +175,41 @@ fn a_cluster_works_over_verbs() {
     drop(worker);
     drop(compute);
     eventually("all is given back", || servers.iter().all(|server| server.connected() == 0));
+}
+
+/// It is cut off, not gone: it must not take itself for alive.
+#[test]
+fn who_was_taken_for_dead_learns_of_it() {
+    if !scene::has_device() {
+        return;
+    }
+    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2), Records::All).unwrap());
+    let all = [&servers[0], &servers[1]];
+    let (watcher, fabric) = (connect(&all), connect(&all));
+    let compute = ComputeServer::join(Arc::clone(&fabric) as _, ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.check_standing().unwrap();
+    fabric.abort();
+    eventually("it counts as dead", || watcher.liveness(compute.owner()) == Liveness::Dead);
+    eventually("it knows", || worker.check_standing().is_err());
+    let error = worker.block_on(farlink_runtime::catalog::list(&worker)).unwrap_err();
+    assert!(
+        matches!(error, farlink_runtime::error::Error::Fabric(Error::TakenForDead { owner }) if owner == compute.owner()),
+        "{error}"
+    );
+}
+
+/// Memory servers that are gone have taken nobody for dead.
+#[test]
+fn without_memory_servers_nobody_is_taken_for_dead() {
+    if !scene::has_device() {
+        return;
+    }
+    let server = serve();
+    let fabric = connect(&[&server]);
+    let compute = ComputeServer::join(Arc::clone(&fabric) as _, ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    drop(server);
+    let error = worker.block_on(farlink_runtime::catalog::list(&worker)).unwrap_err();
+    assert!(matches!(error, farlink_runtime::error::Error::Fabric(Error::ServerLost { .. })), "{error}");
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use farlink_runtime::fabric::{Done, Error, Fabric, Ticket, Verb};
+use farlink_runtime::layout::Records;
 
 use crate::scene::{self, FREE, REGION_BYTES, Wire, at, connect, eventually, previous, serve, serve_options};
 
@@ -234,8 +235,9 @@ fn several_memory_servers_are_told_apart() {
     if !scene::has_device() {
         return;
     }
-    let servers: Vec<_> =
-        (0..3).map(|server| farlink_runtime::server::serve_verbs(&serve_options(server, 3)).unwrap()).collect();
+    let servers: Vec<_> = (0..3)
+        .map(|server| farlink_runtime::server::serve_verbs(&serve_options(server, 3), Records::All).unwrap())
+        .collect();
     // In any order.
     let fabric = connect(&[&servers[2], &servers[0], &servers[1]]);
     let mut wire = Wire::new(&fabric);

@@ -13,6 +13,7 @@ use farlink_runtime::{
         Completion, Done, Endpoint, Error, Fabric, Request, Ticket, Verb,
         verbs::{PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions, VerbsServer, devices},
     },
+    layout::Records,
     ptr::{RemotePtr, ServerId},
     server::serve_verbs,
 };
@@ -51,7 +52,7 @@ pub(crate) fn serve_options(server: usize, servers: usize) -> VerbsServeOptions 
 }
 
 pub(crate) fn serve() -> VerbsServer {
-    serve_verbs(&serve_options(0, 1)).unwrap()
+    serve_verbs(&serve_options(0, 1), Records::All).unwrap()
 }
 
 pub(crate) fn options_to(servers: &[&VerbsServer]) -> VerbsOptions {

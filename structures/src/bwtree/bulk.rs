@@ -11,8 +11,9 @@ use farlink_runtime::{
 
 use super::{
     Bw,
+    chain::State,
     page::{Found, View, find},
-    record::{About, Fences, Pid, State, capacity},
+    record::{About, Fences, Pid, capacity},
     split::Created,
 };
 
@@ -86,7 +87,8 @@ async fn build<A: Access<Plugin = Bw>>(
         (row, level) = (above, level.saturating_add(1));
     }
     let about = About { pid: Pid::ROOT, level, below: 0 };
-    root.replace(access, State { entries: row, ..State::new(about, Fences::ALL) }, &[]).await?;
+    let full = State { entries: row, ..State::new(about, Fences::ALL) };
+    root.replace(access, full, &[]).await?.map_err(|_| Interrupt::conflict())?;
     made.truncate(earlier);
     Ok(())
 }

@@ -27,8 +27,9 @@ use farlink_runtime::{
 
 use super::{
     Bw,
+    chain::State,
     page::{Found, Removed, Search, View, descend, find, right_of},
-    record::{About, Change, Pid, Side, State, capacity},
+    record::{About, Change, Pid, Side, capacity},
     split::{Boxed, give_up, unmap},
 };
 
@@ -69,7 +70,7 @@ pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64)
             let Some(at) = at else { return Ok(()) };
             let (index, child) = above.child_for(at)?;
             let merging = Change::Merging { at: entries[index].0, child };
-            if !above.add(access, merging, 1).await? {
+            if above.add(access, merging, 1).await?.is_err() {
                 return Err(Interrupt::conflict());
             }
             finish(access, above.level(), at).await?;
@@ -116,7 +117,7 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
                 // It was split first: so it is not the only one.
                 Found::Page(page) if is_only && page.state.fences.right.is_some() => {
                     let state = State { merging: None, ..above.state.clone() };
-                    above.replace(access, state, &[]).await?;
+                    above.replace(access, state, &[]).await?.ok();
                 }
                 Found::Page(page) => drop(page.add(access, Change::Remove, 1).await?),
                 Found::Removed(removed) if is_only => lower(access, above, removed).await?,
@@ -124,9 +125,9 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
                 Found::Gone if above.is_long(access) => {
                     let mut state = above.state.clone();
                     state.change(Change::Delete { key: at });
-                    above.replace(access, state, &[]).await?;
+                    above.replace(access, state, &[]).await?.ok();
                 }
-                Found::Gone => drop(above.add(access, Change::Delete { key: at }, 1).await?),
+                Found::Gone => drop(above.add(access, Change::Delete { key: at }, 1).await?.is_ok()),
             }
         }
         Err(Interrupt::conflict())
@@ -143,7 +144,7 @@ async fn lower<A: Access<Plugin = Bw>>(access: &A, root: View, removed: Removed)
         let state = State { about: About { pid: Pid::ROOT, ..content.state.about }, ..content.state.clone() };
         let outcome = root.replace(&access, state, &content.records).await;
         let is_led_to = async || match &outcome {
-            Ok(()) => Ok(false),
+            Ok(replaced) => Ok(replaced.is_err()),
             Err(Interrupt::Restart(_)) => Ok(true),
             // Nobody knows whether it took place.
             Err(_) => {
@@ -155,7 +156,7 @@ async fn lower<A: Access<Plugin = Bw>>(access: &A, root: View, removed: Removed)
             give_up(&access, pid, (at, word), head, [u64::from(content.level()), 0]).await?;
         }
         drop(pin);
-        outcome
+        outcome?.map_err(|_| Interrupt::conflict())
     };
     worker.spawn_to_end(whole).await
 }
@@ -175,7 +176,7 @@ async fn absorb<A: Access<Plugin = Bw>>(access: &A, above: &View, at: u64, remov
             return finish(access, left.level(), left.state.fences.low).await;
         }
         if left.is_long(access) {
-            return left.replace(access, left.state.clone(), &[]).await;
+            return left.replace(access, left.state.clone(), &[]).await.map(drop);
         }
         // Those of the page without its removal, and the two that lead to them.
         let more = removed.below_count.saturating_add(1);

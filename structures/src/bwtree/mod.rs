@@ -4,7 +4,7 @@
 //! that leads to the next older one, down to a base page. Records are never changed: a write is a new record, a *delta*, and a
 //! compare-and-swap of the word, with one doorbell. Nobody waits for anybody.
 //!
-//! - `record`: what records say, how a mapping word is made, and what a chain of records comes to.
+//! - `record`: what records say, and how words lead to them; `chain`: what a chain of records comes to.
 //! - `table`: the mapping table, and numbers for new pages.
 //! - `page`: reading a page, and the way down to one. Pages have right links (Lehman and Yao), so a search whose page above is
 //!   older lands too far left at worst, and moves right.
@@ -17,6 +17,7 @@
 //! linearizable for each key; what scans promise is said in `scan`.
 
 mod bulk;
+pub mod chain;
 mod check;
 mod merge;
 mod page;

@@ -10,8 +10,10 @@ use std::{ops::Deref, sync::Arc};
 use farlink_runtime::access::*;
 
 use super::{
-    Bw, merge,
-    record::{About, Chain, Change, Delta, Fences, Logical, MapWord, Mapped, Pid, Record, Side, State},
+    Bw,
+    chain::{Chain, Logical, Record, State},
+    merge,
+    record::{About, Change, Fences, MapWord, Mapped, Pid, Side},
     split, table,
 };
 
@@ -19,20 +21,42 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Search {
     /// It finishes what it meets half-done, for it goes before a change.
-    pub(super) finishes: bool,
-    /// It takes pages above the one it is for as they are remembered.
-    pub(super) trusts: bool,
+    finishes: bool,
+    /// The pages that it takes as they are remembered.
+    trusts: Trusts,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trusts {
+    None,
+    /// Those above the one it is for.
+    Above,
+    All,
 }
 
 impl Search {
     /// Before a change of the tree.
-    pub(super) const TO_CHANGE: Self = Self { finishes: true, trusts: false };
+    pub(super) const TO_CHANGE: Self = Self { finishes: true, trusts: Trusts::None };
     /// Finds its way through what is half-done, and changes nothing.
-    pub(super) const TO_READ: Self = Self { finishes: false, trusts: false };
+    pub(super) const TO_READ: Self = Self { finishes: false, trusts: Trusts::None };
 
-    /// Of an attempt that begins there.
-    pub(super) fn trusting(self, from: Start) -> Self {
-        Self { trusts: from != Start::Anew, ..self }
+    /// To answer from the page, by an attempt that begins there.
+    pub(super) fn to_answer(from: Start) -> Self {
+        Self { trusts: if from == Start::Anew { Trusts::None } else { Trusts::Above }, ..Self::TO_READ }
+    }
+
+    /// For a swap of the page's word, which succeeds only if it is as remembered, by an attempt that begins there.
+    pub(super) fn to_swap(from: Start) -> Self {
+        Self { trusts: if from == Start::Anew { Trusts::None } else { Trusts::All }, ..Self::TO_CHANGE }
+    }
+
+    /// From which level on pages may be as they are remembered, in a search for one of this level.
+    fn trusted_from(self, level: u8) -> Option<u8> {
+        match self.trusts {
+            Trusts::None => None,
+            Trusts::Above => level.checked_add(1),
+            Trusts::All => Some(level),
+        }
     }
 }
 
@@ -97,6 +121,30 @@ impl View {
         Interrupt::stale(self.shown_at(), why)
     }
 
+    /// That its word was read in this attempt.
+    pub(super) fn require_fresh(&self) -> Result<(), Interrupt> {
+        if self.is_fresh { Ok(()) } else { Err(self.stale("what is remembered of it is old")) }
+    }
+
+    /// Whether its word was read in this attempt.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.is_fresh
+    }
+
+    /// The page as it is now, at the word that was found in place of the one that it had, if it still holds a key.
+    pub(super) async fn at_word<A: Access<Plugin = Bw>>(
+        self,
+        access: &A,
+        word: MapWord,
+        key: u64,
+    ) -> Result<Self, Interrupt> {
+        let known = (self.word.0, Arc::clone(&self.page));
+        match read(access, self.pid(), (self.at, word), Some(known)).await? {
+            Found::Page(page) if page.level() == self.level() && page.state.fences.side(key) == Side::Here => Ok(page),
+            _ => Err(self.require_fresh().err().unwrap_or(Interrupt::conflict())),
+        }
+    }
+
     /// The child behind which a key is.
     pub(super) fn child_for(&self, key: u64) -> Result<(usize, Pid), Interrupt> {
         let index =
@@ -139,8 +187,7 @@ async fn read_chain<'a, A: Access<Plugin = Bw>>(
     let mut chain = Chain::new(pid, head);
     let mut at = access.context().structure.root;
     while let Some(word) = chain.next() {
-        if let Some((_, page)) = known.filter(|known| known.0 == word.0) {
-            chain.add_known(page);
+        if known.is_some_and(|(word, page)| chain.add_known(MapWord(*word), page)) {
             continue;
         }
         let page = match first.take() {
@@ -163,16 +210,26 @@ pub(super) async fn find<A: Access<Plugin = Bw>>(access: &A, pid: Pid) -> Result
     look(access, pid, None).await
 }
 
-/// [`find`]; a page above this level may be as it is remembered.
-async fn look<A: Access<Plugin = Bw>>(access: &A, pid: Pid, trusted_above: Option<u8>) -> Result<Found, Interrupt> {
+/// [`find`]; a page from this level on may be as it is remembered.
+async fn look<A: Access<Plugin = Bw>>(access: &A, pid: Pid, trusted_from: Option<u8>) -> Result<Found, Interrupt> {
     let at = table::word_of(access, pid).await?;
     let known = access.recall::<Logical>(at).filter(|(_, page)| page.state.about.pid == pid);
-    if let (Some((word, page)), Some(level)) = (&known, trusted_above)
-        && page.state.about.level > level
+    if let (Some((word, page)), Some(level)) = (&known, trusted_from)
+        && page.state.about.level >= level
     {
         return Ok(Found::Page(View { at, word: MapWord(*word), page: Arc::clone(page), is_fresh: false }));
     }
     let word = MapWord(access.load(&[at]).await?[0]);
+    read(access, pid, (at, word), known).await
+}
+
+/// What a number leads to whose word was this just now.
+async fn read<A: Access<Plugin = Bw>>(
+    access: &A,
+    pid: Pid,
+    (at, word): (WordPtr, MapWord),
+    known: Option<(u64, Arc<Logical>)>,
+) -> Result<Found, Interrupt> {
     if let Some((_, page)) = known.as_ref().filter(|known| known.0 == word.0) {
         return Ok(Found::Page(View { at, word, page: Arc::clone(page), is_fresh: true }));
     }
@@ -180,7 +237,7 @@ async fn look<A: Access<Plugin = Bw>>(access: &A, pid: Pid, trusted_above: Optio
         Some(Mapped::Not(0)) if pid == Pid::ROOT && word == MapWord::NEVER => {
             // Nobody has put anything into the tree yet.
             let state = State::new(About { pid, level: 0, below: u8::MAX }, Fences::ALL);
-            let page = Arc::new(Logical { state, records: Vec::new() });
+            let page = Arc::new(Logical::of_base(state, None));
             return Ok(Found::Page(View { at, word, page, is_fresh: true }));
         }
         Some(Mapped::To(_)) => {}
@@ -194,8 +251,11 @@ async fn look<A: Access<Plugin = Bw>>(access: &A, pid: Pid, trusted_above: Optio
     if newest.about().pid != pid {
         return Ok(Found::Gone);
     }
-    if let Record::Delta(Delta { next, change: Change::Remove, about }) = newest {
-        return Ok(Found::Removed(Removed { at, word, pid, head: page, below: next, below_count: about.below }));
+    if let Record::Delta(delta) = &newest
+        && delta.changes[0] == Change::Remove
+    {
+        let (below, below_count) = (delta.next, delta.about.below);
+        return Ok(Found::Removed(Removed { at, word, pid, head: page, below, below_count }));
     }
     let page = Arc::new(read_chain(access, pid, word, Some(head), known.as_ref()).await?);
     remember(access, at, word, &page);
@@ -209,8 +269,8 @@ pub(super) async fn descend<A: Access<Plugin = Bw>>(
     level: u8,
     search: Search,
 ) -> Result<View, Interrupt> {
-    let trusted_above = search.trusts.then_some(level);
-    let Found::Page(mut page) = look(access, Pid::ROOT, trusted_above).await? else {
+    let trusted_from = search.trusted_from(level);
+    let Found::Page(mut page) = look(access, Pid::ROOT, trusted_from).await? else {
         return Err(Interrupt::stale(access.context().structure.root, "there is no root"));
     };
     let mut has_trusted = !page.is_fresh;
@@ -227,7 +287,7 @@ pub(super) async fn descend<A: Access<Plugin = Bw>>(
             }
             Side::Here if page.level() <= level => return Ok(page),
             Side::Here => {
-                let below = child(access, &page, key, search.finishes, trusted_above).await?;
+                let below = child(access, &page, key, search.finishes, trusted_from).await?;
                 if below.level() + 1 != page.level() {
                     return Err(below.stale("it is not of the level that the page above promised"));
                 }
@@ -266,10 +326,10 @@ async fn child<A: Access<Plugin = Bw>>(
     page: &View,
     key: u64,
     finishes: bool,
-    trusted_above: Option<u8>,
+    trusted_from: Option<u8>,
 ) -> Result<View, Interrupt> {
     let (index, pid) = page.child_for(key)?;
-    let removed = match look(access, pid, trusted_above).await? {
+    let removed = match look(access, pid, trusted_from).await? {
         Found::Page(child) => return Ok(child),
         _ if !page.is_fresh => return Err(page.stale("what is remembered of it is old")),
         // Its number is given up before the entry goes.

@@ -21,8 +21,9 @@ use farlink_runtime::{
 
 use super::{
     Bw,
+    chain::Chain,
     page::{Search, View, descend},
-    record::{Base, Chain, Change, DELTA_ENTRY, Delta, Fences, MapWord, Mapped, Pid, Record, Side},
+    record::{Base, Delta, Fences, MapWord, Mapped, Pid, Side},
     scan, table,
 };
 use crate::map::{KeyRange, ScanPart, ops::Scan};
@@ -227,16 +228,15 @@ impl<'a> InChain<'a> {
                 let is_it = base.about.pid == pid && base.about.level == 0;
                 return Ok(is_it.then_some(Self { pid, head, records, deltas, base, fences }));
             }
-            let Some(Record::Delta(delta)) = Record::of(words) else { return Ok(None) };
+            let Some(delta) = Delta::of(words) else { return Ok(None) };
             if delta.about.pid != pid || delta.about.level != 0 {
                 return Ok(None);
             }
-            match delta.change {
-                Change::Put { .. } | Change::Delete { .. } => {}
-                _ => return Ok(None),
+            if delta.changes[0].entry().is_none() {
+                return Ok(None);
             }
-            deltas.push(delta);
             word = delta.next;
+            deltas.push(delta);
         }
     }
 
@@ -244,12 +244,12 @@ impl<'a> InChain<'a> {
     fn runs(&self, from: u64, last: u64) -> (Vec<(RemotePtr, usize)>, usize) {
         // Of each key the newest change alone counts.
         let mut changes: Vec<(u64, Option<RemotePtr>)> = Vec::new();
-        for (delta, &(at, _)) in self.deltas.iter().zip(&self.records) {
-            let (key, to) = match delta.change {
-                Change::Put { key, .. } => (key, Some(at.word(DELTA_ENTRY))),
-                Change::Delete { key } => (key, None),
-                _ => continue,
-            };
+        let all = self.deltas.iter().zip(&self.records).flat_map(|(delta, &(at, _))| {
+            let newest_first = delta.changes.iter().enumerate().rev();
+            newest_first.filter_map(move |(index, change)| Some((change.entry()?, at.word(Delta::place_of(index)))))
+        });
+        for ((key, value), at) in all {
+            let to = value.map(|_| at);
             if (from..=last).contains(&key)
                 && let Err(index) = changes.binary_search_by_key(&key, |change| change.0)
             {

@@ -20,9 +20,11 @@ use farlink_runtime::{
 use rand::RngExt;
 
 use super::{
-    Bw, merge,
+    Bw,
+    chain::{Logical, State},
+    merge,
     page::{Found, Search, View, descend, find, remember, right_of},
-    record::{About, Change, DELTA, Delta, Fences, Logical, MapWord, Pid, Side, State, capacity},
+    record::{About, Change, Fences, MapWord, Pid, Side, capacity},
     table::{self, Free},
 };
 
@@ -34,43 +36,53 @@ const POST_MAX: u32 = 4;
 /// Recursion needs a box: what is met half-done above is finished first.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, Interrupt>> + 'a>>;
 
-/// The word that leads to a new page.
-fn to(page: &NewPage) -> Result<MapWord, Error> {
-    MapWord::to_new(page).ok_or(Error::Malformed("a Bw-tree has records on 1024 memory servers of 1 TiB at most"))
-}
-
-/// Where a record is to be: on the memory server of its page's word, so that one doorbell does for both.
-fn placement(at: WordPtr) -> Placement {
-    at.page.remote().map_or(Placement::RoundRobin, |(page, _)| Placement::Server(page.server()))
+/// Writes a record of a page, and makes its word, which was `old`, lead there: the record and the word that does, or the word that
+/// others have put there.
+async fn publish<'a, A: Access<Plugin = Bw>>(
+    access: &'a A,
+    class: SizeClass,
+    write: impl FnOnce(&mut A::PagesMut<'a>),
+    (at, old): (WordPtr, MapWord),
+    found_by: Option<[u64; 2]>,
+    unlinked: Vec<Unlinked>,
+) -> Result<Result<(MapWord, Unlinked), MapWord>, Interrupt> {
+    // On the memory server of the word, so that one doorbell does for both.
+    let beside = at.page.remote().map_or(Placement::RoundRobin, |(page, _)| Placement::Server(page.server()));
+    let page = access.allocate(class, beside).await?;
+    let out_of_reach = Error::Malformed("a Bw-tree has records on 1024 memory servers of 1 TiB at most");
+    let (to, record) = (MapWord::to_new(&page).ok_or(out_of_reach)?, Unlinked::from(&page));
+    let swap = Swap { word: at, old: old.0, to: to.0, found_by };
+    let installed = access.install(vec![page], write, swap, unlinked).await?;
+    Ok(installed.map(|()| (to, record)).map_err(MapWord))
 }
 
 impl View {
-    /// A swap of its word, to a record of this level. If its answer is lost, the chain in which its pages are is found by the level and the low fence: a page's
-    /// low fence stays, and what is absorbed by the page to the left is in a chain of that one. A split replaces the whole chain.
-    fn swap(&self, to: MapWord, level: u8) -> Swap {
-        let found_by = Some([u64::from(level), self.state.fences.low]);
-        Swap { word: self.at, old: self.word.0, to: to.0, found_by }
+    /// If the answer to a swap of its word is lost, to a record of this level, the chain in which its pages are is found by the level
+    /// and the low fence: a page's low fence stays, and what is absorbed by the page to the left is in a chain of that one. A split
+    /// replaces the whole chain.
+    fn found_by(&self, level: u8) -> Option<[u64; 2]> {
+        Some([u64::from(level), self.state.fences.low])
     }
 
-    /// Adds a delta, behind which there are so many records more than behind the newest one; false if others were first.
+    /// Adds a delta, behind which there are so many records more than behind the newest one; the word of the page, if others were
+    /// first.
     pub(super) async fn add<A: Access<Plugin = Bw>>(
         &self,
         access: &A,
         change: Change,
         more: u8,
-    ) -> Result<bool, Interrupt> {
+    ) -> Result<Result<(), MapWord>, Interrupt> {
         let below = self.state.about.below.checked_add(more).ok_or(self.stale("its chain is too long"))?;
         let about = About { below, ..self.state.about };
-        let page = access.allocate(DELTA, placement(self.at)).await?;
-        let (to, added) = (to(&page)?, Unlinked::from(&page));
-        let delta = Delta { about, next: self.word, change };
+        let delta = self.delta(self.word, about, change);
         let write = |pages: &mut A::PagesMut<'_>| delta.write(pages, Slot::new_page(0));
-        let is_done = access.install(vec![page], write, self.swap(to, self.level()), vec![]).await?.is_ok();
-        // What is absorbed, or about to be, is read when it is next needed.
-        if A::REMEMBERS && is_done && matches!(change, Change::Put { .. } | Change::Delete { .. }) {
-            remember(access, self.at, to, &Arc::new(self.with(change, about, added)));
-        }
-        Ok(is_done)
+        let found_by = self.found_by(self.level());
+        Ok(publish(access, delta.class(), write, (self.at, self.word), found_by, vec![]).await?.map(|(to, added)| {
+            // What is absorbed, or about to be, is read when it is next needed.
+            if A::REMEMBERS && change.entry().is_some() {
+                remember(access, self.at, to, &Arc::new(self.with(change, delta, added)));
+            }
+        }))
     }
 
     /// Whether the next change is to be a new base.
@@ -78,43 +90,48 @@ impl View {
         self.state.about.below >= Bw::chain_max(&access.context().structure)
     }
 
-    /// Adds a delta, or writes a new base if the chain is long enough: whether it did.
-    pub(super) async fn alter<A: Access<Plugin = Bw>>(self, access: &A, change: Change) -> Result<bool, Interrupt> {
+    /// Adds a delta, or writes a new base if the chain is long enough: whether it did. The word of the page, if others were first.
+    pub(super) async fn alter<A: Access<Plugin = Bw>>(
+        &self,
+        access: &A,
+        change: Change,
+    ) -> Result<Result<bool, MapWord>, Interrupt> {
         if self.state.merging.is_some() {
             merge::finish(access, self.level(), self.state.fences.low).await?;
             return Err(Interrupt::again());
         }
         if !self.is_long(access) {
-            return if self.add(access, change, 1).await? { Ok(false) } else { Err(Interrupt::conflict()) };
+            return Ok(self.add(access, change, 1).await?.map(|()| false));
         }
         let mut state = self.state.clone();
         state.change(change);
         if state.entries.len() > capacity(access.context().structure.class) && self.state.entries.len() > 1 {
+            self.require_fresh()?;
             split(access, self.pid()).await?;
             return Err(Interrupt::again());
         }
-        self.replace(access, state, &[]).await.map(|()| true)
+        Ok(self.replace(access, state, &[]).await?.map(|()| true))
     }
 
-    /// Writes a new base in place of the whole chain, which is free then, and so are other records.
+    /// Writes a new base in place of the whole chain, which is free then, and so are other records. The word of the page, if others
+    /// were first.
     pub(super) async fn replace<A: Access<Plugin = Bw>>(
         &self,
         access: &A,
         mut state: State,
         others: &[Unlinked],
-    ) -> Result<(), Interrupt> {
-        let page = access.allocate(class_for(access, &state)?, placement(self.at)).await?;
-        let (to, base) = (to(&page)?, Unlinked::from(&page));
+    ) -> Result<Result<(), MapWord>, Interrupt> {
+        let class = class_for(access, &state)?;
         let write = |pages: &mut A::PagesMut<'_>| state.write(pages, Slot::new_page(0));
-        let unlinked = [&self.records, others].concat();
         // The root can come to be of another level: it is found by the higher one in any case.
-        let swap = self.swap(to, self.level().max(state.about.level));
-        if access.install(vec![page], write, swap, unlinked).await?.is_err() {
-            return Err(Interrupt::conflict());
-        }
-        state.about.below = 0;
-        remember(access, self.at, to, &Arc::new(Logical { state, records: vec![base] }));
-        Ok(())
+        let found_by = self.found_by(self.level().max(state.about.level));
+        let unlinked = [&self.records, others].concat();
+        let published = publish(access, class, write, (self.at, self.word), found_by, unlinked).await?;
+        Ok(published.map(|(to, base)| {
+            access.context().worker.count_consolidation();
+            state.about.below = 0;
+            remember(access, self.at, to, &Arc::new(Logical::of_base(state, Some(base))));
+        }))
     }
 }
 
@@ -165,11 +182,11 @@ async fn halve<A: Access<Plugin = Bw>>(access: &A, page: View, made: &mut Vec<Cr
         let left = create(left, Fences { low: fences.low, right: Some((at, new)) }).await?;
         let entries = vec![(fences.low, left.word()), (at, new.word())];
         let root = State { entries, ..State::new(About { level, ..*about }, Fences::ALL) };
-        page.replace(access, root, &[]).await?;
+        page.replace(access, root, &[]).await?.map_err(|_| Interrupt::conflict())?;
     } else {
         let fences = Fences { low: fences.low, right: Some((at, new)) };
         let left = State { entries: left.to_vec(), ..State::new(*about, fences) };
-        page.replace(access, left, &[]).await?;
+        page.replace(access, left, &[]).await?.map_err(|_| Interrupt::conflict())?;
         clean_up(&access.context().worker, POST_MAX, async || post(access, level, at).await).await;
     }
     access.context().worker.count_split();
@@ -203,12 +220,10 @@ impl Created {
     ) -> Result<Self, Interrupt> {
         for _ in 0..TAKE_MAX {
             let Free { pid, at, word: old } = table::free(access, state.about.level, beside).await?;
-            let page = access.allocate(class_for(access, &state)?, placement(at)).await?;
-            let (word, base) = (to(&page)?, Unlinked::from(&page));
             state.about.pid = pid;
+            let class = class_for(access, &state)?;
             let write = |pages: &mut A::PagesMut<'_>| state.write(pages, Slot::new_page(0));
-            let swap = Swap { word: at, old: old.0, to: word.0, found_by: None };
-            if access.install(vec![page], write, swap, vec![]).await?.is_ok() {
+            if let Ok((word, base)) = publish(access, class, write, (at, old), None, vec![]).await? {
                 return Ok(Self { pid, at, word, base, level: state.about.level, low: state.fences.low });
             }
         }
@@ -253,7 +268,7 @@ pub(super) async fn give_up<A: Access<Plugin = Bw>>(
 }
 
 /// Gives a number up, and frees records; false if others were first. The level and the low fence of the page say what became of a
-/// lost answer, as those of [`View::swap`] do.
+/// lost answer, as those of [`View::found_by`] do.
 pub(super) async fn unmap<A: Access<Plugin = Bw>>(
     access: &A,
     pid: Pid,
@@ -267,7 +282,7 @@ pub(super) async fn unmap<A: Access<Plugin = Bw>>(
     Ok(access.install(vec![], |_| (), swap, records).await?.is_ok())
 }
 
-/// The records of a page: see [`View::swap`].
+/// The records of a page: see [`View::found_by`].
 pub(super) async fn reachable<A: Access<Plugin = Bw>>(
     access: &A,
     [level, low]: [u64; 2],
@@ -300,6 +315,7 @@ pub(super) fn post<A: Access<Plugin = Bw>>(access: &A, level: u8, at: u64) -> Bo
                 _ => return Ok(()),
             }
         };
-        parent.alter(access, Change::Put { key: at, value: right.word() }).await.map(drop)
+        let put = Change::Put { key: at, value: right.word() };
+        parent.alter(access, put).await?.map(drop).map_err(|_| Interrupt::conflict())
     })
 }

@@ -12,6 +12,7 @@ mod built_in {
             listener::{ListenOptions, Listener},
             verbs::{PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions, VerbsServer, devices},
         },
+        layout::Records,
         ptr::ServerId,
         server::LocalMemory,
     };
@@ -38,13 +39,14 @@ mod built_in {
     }
 
     fn start(server: usize, servers: usize, bytes: u64, secret: &str) -> Result<VerbsServer, Error> {
-        farlink_runtime::server::serve_verbs(&VerbsServeOptions {
+        let options = VerbsServeOptions {
             server,
             servers,
             bytes,
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             ..VerbsServeOptions::new(Secret::new(secret)?)
-        })
+        };
+        farlink_runtime::server::serve_verbs(&options, Records::All)
     }
 
     /// Has a memory server carry out operations. It joins the cluster once it has been told who the `members` are.

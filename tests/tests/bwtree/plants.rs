@@ -23,7 +23,8 @@ use farlink_runtime::{
 };
 use farlink_structures::bwtree::{
     Bw, BwTree,
-    record::{About, Fences, Logical, MapWord, Mapped, Pid, Record, State},
+    chain::{Logical, Record, State},
+    record::{About, Fences, MapWord, Mapped, Pid},
 };
 use farlink_tests::bounded::{self, Watchdog};
 

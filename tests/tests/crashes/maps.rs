@@ -17,7 +17,7 @@ use farlink_runtime::{
 use farlink_structures::map::Map;
 use farlink_tests::{
     cluster::{FAST, WEAK},
-    crash::{Scene, enumerate, enumerate_sweepers},
+    crash::{Scene, enumerate, enumerate_resumed, enumerate_sweepers},
     subject::{StructureName, Subject},
     test_every_structure,
 };
@@ -230,7 +230,14 @@ fn who_finishes_it_dies_too<S: Subject>() {
     }
 }
 
+/// It was only stopped, and goes on once others have finished its change.
+fn one_sided_goes_on<S: Subject>() {
+    for script in scripts::<S>().iter().skip(2).step_by(7) {
+        enumerate_resumed(30, FAST, script);
+    }
+}
+
 test_every_structure!(
-    one_sided, one_sided_over_a_weak_fabric, while_it_allocates, who_finishes_it_dies_too;
+    one_sided, one_sided_goes_on, one_sided_over_a_weak_fabric, while_it_allocates, who_finishes_it_dies_too;
     bwtree: one_sided, one_sided_over_a_weak_fabric, while_it_allocates, who_finishes_it_dies_too,
 );

@@ -22,7 +22,7 @@ use farlink_structures::{
 };
 use farlink_tests::{
     cluster::FAST,
-    crash::{Scene, enumerate, enumerate_one_in, enumerate_sweepers},
+    crash::{Scene, enumerate, enumerate_one_in, enumerate_resumed, enumerate_sweepers},
     subject::Subject,
     test_every_structure,
 };
@@ -209,7 +209,15 @@ fn who_replays_dies_too<S: Subject>() {
     }
 }
 
-test_every_structure!(write_back, pages_leave, logged, pages_leave_logged, who_replays_dies_too);
+/// An owner that was only stopped, and goes on once others have taken over.
+fn goes_on<S: Subject>() {
+    for (index, script) in maps::scripts::<S>().into_iter().skip(2).step_by(5).enumerate() {
+        let durability = [Durability::WriteBack, Durability::Logged][index % 2];
+        enumerate_resumed(4, FAST, &Owner { durability, ..Owner::of(script) });
+    }
+}
+
+test_every_structure!(write_back, pages_leave, logged, pages_leave_logged, who_replays_dies_too, goes_on);
 
 /// An R-tree's owner, and whether its operation has answered.
 #[derive(Debug)]

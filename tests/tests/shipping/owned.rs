@@ -5,9 +5,10 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 use farlink_offload::ship::{Answer, Decline, From, SHIP, ShipOptions, ShipServer, Shipped, Shipper};
 use farlink_runtime::{
     access::{Link, Operation, PageRef, RemotePtr},
-    compute::ComputeServer,
+    compute::{ComputeOptions, ComputeServer},
     error::Error,
-    fabric::{Error as FabricError, mem::MemOptions},
+    fabric::{Error as FabricError, listener::ListenOptions, mem::MemOptions},
+    lock::LockWord,
     messaging::{Error as MessagingError, Kind, Priority, Refusal},
     one_sided::{OneSided, Proof},
     operation::Code,
@@ -191,6 +192,38 @@ fn what_changes_the_structure_comes_back_without_effect() {
             scene.is_unchanged().await;
         });
     }
+}
+
+/// A memory server's operation waits for a lock for no longer than it is told to, and names whose it is.
+#[test]
+fn an_operation_names_whom_it_has_waited_for() {
+    let _watch = Watchdog::start("a lock is waited for", Duration::from_secs(100));
+    let cluster = here::start(1, 8 << 20, FAST).unwrap();
+    let (fabric, joining) = (cluster.fabric(), cluster.fabric());
+    let server = ServerId::new(0).unwrap();
+    let listener = cluster.listen(server, &ListenOptions { endpoints: 1, ..ListenOptions::default() }).unwrap();
+    let options = ComputeOptions { lock_wait: Some(Duration::from_millis(20)), ..ComputeOptions::default() };
+    let join = move || Ok(Arc::new(ComputeServer::join(Arc::clone(&joining), options)?));
+    let _serving = fleet::ship_at(listener, cluster.memory(server).unwrap(), join).unwrap();
+    let holder = cluster::join(&fabric, 1).unwrap();
+    let compute = cluster::join(&fabric, 2).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let scene = Scene::new(&worker, 0.7, PlacementPolicy::OneServer).await;
+        let (page, _) = scene.page(200, 0).await.remote().unwrap();
+        // As one that was stopped in a change.
+        let found = worker.load(page).await.unwrap();
+        let locked = LockWord::from_word(found).locked_by(holder.owner()).word();
+        assert_eq!(worker.compare_swap(page, found, locked).await.unwrap(), found);
+        match scene.shipper.ship_whole(&put(200, 7, PutMode::Update)).await {
+            Err(Error::OnServer { why, .. }) => {
+                assert!(why.contains(&holder.owner().to_string()) && why.contains("20 ms"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(worker.compare_swap(page, locked, found).await.unwrap(), locked);
+        assert_eq!(scene.shipper.ship_whole(&put(200, 7, PutMode::Update)).await.unwrap(), Some(200));
+    });
 }
 
 #[test]

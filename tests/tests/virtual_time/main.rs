@@ -2,6 +2,7 @@
 //! shipped to them, without a thread, a sleep or a clock but the one of the test. The same seed gives the same run.
 
 mod adaptive;
+mod hot_mix;
 
 use std::{
     cell::{Cell, RefCell},

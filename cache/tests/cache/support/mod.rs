@@ -37,7 +37,8 @@ pub const ADMISSIONS: [Admission; 5] = [
     Admission::Always,
     Admission::Probability { leaf: 0.1, inner: 1.0 },
     Admission::Probability { leaf: 0.0, inner: 0.5 },
-    Admission::Probability { leaf: 0.0, inner: 0.0 },
+    // Hardly ever once it is full. Never is another matter: then nothing is kept at all.
+    Admission::Probability { leaf: 1e-9, inner: 1e-9 },
     Admission::Frequency,
 ];
 

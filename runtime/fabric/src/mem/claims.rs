@@ -4,6 +4,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -52,7 +53,7 @@ impl Claims {
                     Err(TryLockError::WouldBlock) => return Err(given_out_twice(owner)),
                     Err(TryLockError::Error(error)) => return Err(Error::io(failed())(error)),
                 }
-                Ok(Box::new(FileClaim { path, _locked: file }))
+                Ok(Box::new(FileClaim { path, locked: file }))
             }
         }
     }
@@ -88,7 +89,11 @@ struct InProcessClaim {
     owners: Owners,
 }
 
-impl OwnerClaim for InProcessClaim {}
+impl OwnerClaim for InProcessClaim {
+    fn holds(&self) -> bool {
+        lock(&self.owners).contains(&self.owner)
+    }
+}
 
 impl Drop for InProcessClaim {
     fn drop(&mut self) {
@@ -99,10 +104,15 @@ impl Drop for InProcessClaim {
 #[derive(Debug)]
 struct FileClaim {
     path: PathBuf,
-    _locked: File,
+    locked: File,
 }
 
-impl OwnerClaim for FileClaim {}
+impl OwnerClaim for FileClaim {
+    /// Nobody but the system ends it, unless somebody deletes its file: then others count it as dead.
+    fn holds(&self) -> bool {
+        self.locked.metadata().is_ok_and(|found| found.nlink() > 0)
+    }
+}
 
 impl Drop for FileClaim {
     fn drop(&mut self) {

@@ -31,7 +31,10 @@ mod queue;
 mod server;
 mod session;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use hashbrown::HashMap;
 
@@ -44,7 +47,7 @@ use self::{
     control::{Answer, Question},
     endpoint::{Setup, VerbsEndpoint},
     ib::{CompletionQueue, Device, Domain, Local},
-    session::{Losses, Session},
+    session::{HANDSHAKE_LIMIT, Losses, Session},
 };
 use crate::{
     clock::Clock,
@@ -63,6 +66,8 @@ const INLINE_BYTES: u32 = 64;
 const GATHER_MAX: u32 = 32;
 /// For so long, *alive* is not asked again. *Dead* is for ever.
 const ALIVE_FOR: Duration = Duration::from_millis(20);
+/// How long a memory server may take to say whether it counts this compute server as dead, once its connections are lost.
+const STANDING_LIMIT: Duration = Duration::from_millis(500);
 
 /// Which device, and which of its addresses; the default is the first that is usable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -116,6 +121,7 @@ impl VerbsOptions {
 #[derive(Debug)]
 pub struct VerbsFabric {
     sessions: Vec<Arc<Session>>,
+    secret: Secret,
     losses: Losses,
     domain: Arc<Domain>,
     local: Local,
@@ -149,12 +155,14 @@ impl VerbsFabric {
         }
         let domain = Domain::new(&device)?;
         let losses = Losses::new(AtomicU64::new(0));
-        let connect = |address: &String| Session::connect(address, &options.secret, &losses).map(Arc::new);
+        let connect =
+            |address: &String| Session::connect(address, &options.secret, &losses, HANDSHAKE_LIMIT).map(Arc::new);
         let mut sessions = options.servers.iter().map(connect).collect::<Result<Vec<_>, Error>>()?;
         sessions.sort_by_key(|session| session.server());
         require_whole(&sessions)?;
         Ok(Self {
             sessions,
+            secret: options.secret.clone(),
             losses,
             domain,
             local,
@@ -249,7 +257,8 @@ impl Fabric for VerbsFabric {
         let asked: Vec<_> = self.sessions.iter().map(|session| session.ask(&Question::Claim(owner))).collect();
         // What was claimed is released again if another memory server refuses; and only that: where it was refused, this
         // very compute server may hold it.
-        let mut claim = VerbsClaim { owner, sessions: Vec::new() };
+        let mut claim =
+            VerbsClaim { owner, sessions: Vec::new(), secret: self.secret.clone(), is_counted_dead: OnceLock::new() };
         let mut failed = None;
         for (asked, session) in asked.into_iter().zip(&self.sessions) {
             match asked.and_then(session::Awaited::wait) {
@@ -295,9 +304,39 @@ impl Fabric for VerbsFabric {
 struct VerbsClaim {
     owner: OwnerId,
     sessions: Vec<Arc<Session>>,
+    secret: Secret,
+    /// Once all memory servers are lost: whether one of them is there, and has cut this compute server off.
+    is_counted_dead: OnceLock<bool>,
 }
 
-impl OwnerClaim for VerbsClaim {}
+impl VerbsClaim {
+    /// Asks the memory servers over connections of their own; none if one is about to count it as dead.
+    fn ask_if_dead(&self) -> Option<bool> {
+        let ask = |lost: &Arc<Session>| {
+            let losses = Losses::new(AtomicU64::new(0));
+            Session::connect(lost.address(), &self.secret, &losses, STANDING_LIMIT)
+                .and_then(|session| session.ask(&Question::Lives(self.owner))?.wait_for(STANDING_LIMIT))
+        };
+        let answers: Vec<Answer> = self.sessions.iter().filter_map(|lost| ask(lost).ok()).collect();
+        let is_dead = answers.contains(&Answer::Lives(false));
+        (is_dead || !answers.contains(&Answer::Lives(true))).then_some(is_dead)
+    }
+}
+
+impl OwnerClaim for VerbsClaim {
+    /// While one memory server has its connection, that one counts it as alive, and so does everybody. If all are lost, they are gone
+    /// or have cut this one off: those that are there say which.
+    fn holds(&self) -> bool {
+        if self.sessions.iter().any(|session| session.lost().is_none()) {
+            return true;
+        }
+        let known = self.is_counted_dead.get().copied().or_else(|| {
+            let answered = self.ask_if_dead()?;
+            Some(*self.is_counted_dead.get_or_init(|| answered))
+        });
+        known != Some(true)
+    }
+}
 
 impl Drop for VerbsClaim {
     fn drop(&mut self) {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// How long a memory server may take to prove itself.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a memory server may take to answer: making a queue pair takes it milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 
@@ -57,14 +57,14 @@ pub(super) struct Awaited {
 }
 
 impl Session {
-    /// Connects to the memory server at `address` and proves to know the secret, as it must. Blocks.
-    pub(super) fn connect(address: &str, secret: &Secret, losses: &Losses) -> Result<Self, Error> {
+    /// Connects to the memory server at `address` and proves to know the secret, as it must. Blocks, for about `limit`.
+    pub(super) fn connect(address: &str, secret: &Secret, losses: &Losses, limit: Duration) -> Result<Self, Error> {
         let unreachable = |why: std::io::Error| Error::Unreachable { address: address.into(), why: why.to_string() };
-        let stream = dial(address).map_err(unreachable)?;
+        let stream = dial(address, limit).map_err(unreachable)?;
         keep_alive(&stream).map_err(unreachable)?;
-        let (sender, mut receiver) = control::connect(stream, secret, Instant::now() + HANDSHAKE_LIMIT)
+        let (sender, mut receiver) = control::connect(stream, secret, Instant::now() + limit)
             .map_err(|error| Error::NotAdmitted { address: address.into(), why: error.to_string() })?;
-        receiver.set_limit(Some(HANDSHAKE_LIMIT)).map_err(unreachable)?;
+        receiver.set_limit(Some(limit)).map_err(unreachable)?;
         let hello_ack: HelloAck = receiver.receive()?.ok_or_else(|| Error::NotAdmitted {
             address: address.into(),
             why: "it hung up; it serves as many compute servers as it can, or is about to end".into(),
@@ -142,12 +142,17 @@ impl Shared {
 impl Awaited {
     /// Waits for the answer.
     pub(super) fn wait(self) -> Result<Answer, Error> {
-        match self.answers.recv_timeout(ANSWER_LIMIT) {
+        self.wait_for(ANSWER_LIMIT)
+    }
+
+    /// Waits for the answer, so long at most.
+    pub(super) fn wait_for(self, limit: Duration) -> Result<Answer, Error> {
+        match self.answers.recv_timeout(limit) {
             Ok(answer) => Ok(answer),
             Err(RecvTimeoutError::Timeout) => {
                 // The line is out of step from here on.
                 lock(&self.shared.line).sender.shut_down();
-                Err(self.shared.lost(&format!("it has not answered for {} s", ANSWER_LIMIT.as_secs())))
+                Err(self.shared.lost(&format!("it has not answered for {limit:?}")))
             }
             Err(RecvTimeoutError::Disconnected) => Err(self.shared.lost_now()),
         }
@@ -172,10 +177,10 @@ impl Drop for Session {
     }
 }
 
-fn dial(address: &str) -> std::io::Result<TcpStream> {
+fn dial(address: &str, limit: Duration) -> std::io::Result<TcpStream> {
     let mut refused = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     for address in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, HANDSHAKE_LIMIT) {
+        match TcpStream::connect_timeout(&address, limit) {
             Ok(stream) => return Ok(stream),
             Err(error) => refused = error,
         }

@@ -1,0 +1,298 @@
+//! Exhaustive: a compute server dies in a change, at every request and with every order among memory servers, others repair
+//! what it has left, and one of these may die of it, too.
+//!
+//! The code itself runs: [`make`] with its record, and [`finish_page`]. Only requests are a model's: each waits in a queue to its
+//! memory server, is carried out when the search says so, and with the others of its queue in order. The search tries every choice
+//! there is: whose request is next (a bounded number of switches between those who could go on), and who dies when.
+//!
+//! Asserted: in the end all of the change is there, or nothing; no page is locked or torn; a page that it publishes or frees belongs
+//! to the structure or to one holder; a change of somebody else is not lost.
+//!
+//! Broken variants, which the search must refuse: the record after the data; rolling forward without all locks; fencing the dead
+//! at one memory server of two, so that what it had sent to the other one still arrives.
+
+mod takeover;
+mod world;
+
+use std::{
+    cell::RefCell,
+    panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
+};
+
+use self::world::{
+    Bounds, Break, CLASS, CONTENT, FIRST, Failure, LAST, Life, NEW, OLD, OTHER, OTHER_ONE, Peer, SERVERS, STRUCTURE,
+    Search, VICTIM, World, owner, page_at, run,
+};
+use super::{
+    OneSidedPages, PageCopy,
+    change::{PreparedChange, make},
+    protocol::ChangeBuffers,
+};
+use crate::{
+    access::{Pages, PagesMut, Slot},
+    buffer::Buffer,
+    change::Role,
+    error::Error,
+    fabric::Liveness,
+    free_pages::FreePage,
+    lock::{LockState, LockWord},
+    page::{self, IDENTITY, Identity, SELF},
+    pages::NewPage,
+    ptr::ServerId,
+    redo::{Places, Recover as _, finish_page},
+    remote::Remote as _,
+};
+
+/// What the victim does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    /// Changes one page.
+    One,
+    /// Changes a page on each memory server.
+    Two,
+    /// Changes both and publishes a page.
+    Split,
+    /// Changes one, frees the other.
+    Merge,
+}
+
+/// Changes the page on each of these memory servers as it was at first; whether it had the locks.
+async fn change(peer: &Peer, pages: &[usize], content: u64, act: Act) -> Result<bool, Failure> {
+    // As they were read before anybody else came.
+    let copies = pages.iter().map(|&server| peer.filled(&image(server, OLD, FIRST))).collect();
+    change_from(peer, copies, content, act).await
+}
+
+/// A page's words with this content, unlocked at this version.
+fn image(server: usize, content: u64, version: u64) -> Vec<u64> {
+    let mut words = vec![0; CLASS.words()];
+    words[CONTENT] = content;
+    let identity = Identity { structure: STRUCTURE, level: 0, class: CLASS, kind: 0, is_words: false };
+    page::seal(&mut words, page_at(server, 0), identity, version);
+    words
+}
+
+/// Changes pages that were read so; whether it had the locks.
+async fn change_from(peer: &Peer, copies: Vec<Buffer>, content: u64, act: Act) -> Result<bool, Failure> {
+    let copies: Vec<_> = copies.into_iter().map(|copy| (PageCopy(copy), Role::AsRead)).collect();
+    let new = match act {
+        Act::Split => {
+            let page = FreePage { at: page_at(0, 1), class: CLASS, version: FIRST };
+            vec![NewPage::of_nobody(page)]
+        }
+        _ => Vec::new(),
+    };
+    let mut slots = Pages::new();
+    let slots: Vec<Slot> = copies.iter().map(|_| slots.add(())).collect();
+    let interrupted = |_| Box::new(Error::Malformed("nothing interrupts it"));
+    let mut open = OneSidedPages::open(peer, STRUCTURE, copies, new).map_err(interrupted)?;
+    for &slot in &slots {
+        open.set(slot, CONTENT, content);
+    }
+    match act {
+        Act::Split => open.set(Slot::new_page(0), CONTENT, content),
+        Act::Merge => open.free(slots[1]),
+        Act::One | Act::Two => {}
+    }
+    let mut staged = PreparedChange::of(open);
+    staged.seal();
+    let mut prepared = ChangeBuffers::new(peer, &staged)?;
+    if let Some(recording) = prepared.recording.as_mut() {
+        let parts = recording.parts();
+        let place = |server: ServerId| {
+            Places::take(std::slice::from_ref(&peer.rings[server.index()]), parts.iter().copied()).expect("it has room")
+        };
+        let places: Vec<Places> = recording.servers().map(place).collect();
+        recording.seal(peer, peer.next_sequence(), places);
+    }
+    make(peer, &staged, prepared, &mut false).await
+}
+
+/// Meets each page, and has it repaired if a dead one has locked it.
+async fn repair_all(peer: &Peer) -> Result<(), Failure> {
+    for server in 0..SERVERS {
+        let page = page_at(server, 0);
+        loop {
+            let lock = LockWord::from_word(peer.load(page).await?);
+            match lock.state() {
+                LockState::LockedBy(owner) if peer.liveness(owner) == Liveness::Dead => {
+                    finish_page(peer, page, CLASS, lock, owner).await?;
+                }
+                _ => break,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Switches between two that repair: `FARLINK_DEATHS_SWITCHES` (0). With 1 there are some 150,000 executions.
+fn switches() -> usize {
+    std::env::var("FARLINK_DEATHS_SWITCHES").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// How a model goes.
+#[derive(Clone, Copy)]
+struct Model {
+    act: Act,
+    victim: Break,
+    repairer: Break,
+    unfenced: Option<usize>,
+    /// Another one changes the page of memory server 1 meanwhile.
+    has_other: bool,
+    /// Two repair at a time, of whom the first may die.
+    repairers: usize,
+}
+
+const SOUND: Model = Model {
+    act: Act::Two,
+    victim: Break::Nothing,
+    repairer: Break::Nothing,
+    unfenced: None,
+    has_other: false,
+    repairers: 1,
+};
+
+impl Model {
+    fn play(self, search: &mut Search) {
+        let world = Rc::new(RefCell::new(World::new()));
+        let Self { act, victim, repairer, unfenced, has_other, repairers } = self;
+        let pages: &'static [usize] = if act == Act::One { &[0] } else { &[0, 1] };
+        let peer = Peer::new(&world, VICTIM, victim);
+        let mut lives: Vec<Life<Result<bool, Failure>>> =
+            vec![(VICTIM, Box::pin(async move { change(&peer, pages, NEW, act).await }))];
+        if has_other {
+            let peer = Peer::new(&world, OTHER_ONE, Break::Nothing);
+            lives.push((OTHER_ONE, Box::pin(async move { change(&peer, &[1], OTHER, Act::One).await })));
+        }
+        let bounds = Bounds { dies: Some(VICTIM), switches: 2, unfenced, stops: false };
+        let outcomes = run(&world, search, &mut lives, bounds);
+        let acknowledged = matches!(outcomes[0], Some(Ok(true)));
+        let other_had = has_other && matches!(outcomes[1], Some(Ok(true)));
+        if outcomes[0].is_none() {
+            let lives = (1..=repairers).map(|number| {
+                let peer = Peer::new(&world, number, repairer);
+                let life: Life<Result<(), Failure>> = (number, Box::pin(async move { repair_all(&peer).await }));
+                life
+            });
+            let dies = (repairers > 1).then_some(1);
+            let bounds = Bounds { dies, switches: switches(), unfenced, stops: false };
+            let repaired = run(&world, search, &mut lives.collect(), bounds);
+            for outcome in repaired.into_iter().flatten() {
+                assert!(outcome.is_ok(), "not repaired: {outcome:?}");
+            }
+        }
+        let last = Peer::new(&world, LAST, repairer);
+        let mut lives: Vec<Life<Result<(), Failure>>> = vec![(LAST, Box::pin(async move { repair_all(&last).await }))];
+        let outcome = run(&world, search, &mut lives, Bounds { dies: None, switches: 0, unfenced, stops: false });
+        assert!(matches!(outcome[0], Some(Ok(()))), "not repaired: {outcome:?}");
+        // What has not come yet.
+        let mut world = world.borrow_mut();
+        for server in 0..SERVERS {
+            while !world.queues[VICTIM][server].is_empty() {
+                world.step(VICTIM, server);
+            }
+        }
+        judge(&mut world, act, acknowledged, other_had);
+    }
+}
+
+/// How many executions there are.
+fn explore(play: impl Fn(&mut Search)) -> u64 {
+    let (mut search, mut executions) = (Search::default(), 0);
+    loop {
+        play(&mut search);
+        executions += 1;
+        if !search.advance() {
+            return executions;
+        }
+    }
+}
+
+/// Some execution fails, and says so.
+fn refuse(play: impl Fn(&mut Search), why: &str) {
+    let (mut search, mut executions) = (Search::default(), 0);
+    loop {
+        executions += 1;
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(&mut search))) {
+            let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+            let message =
+                if message.is_empty() { panic.downcast_ref::<&str>().unwrap_or(&"").to_string() } else { message };
+            assert!(message.contains(why), "refused, but not because {why:?}: {message}");
+            return println!("refused at execution {executions}: {message}");
+        }
+        assert!(search.advance(), "broken, and yet all {executions} executions passed");
+    }
+}
+
+fn judge(world: &mut World, act: Act, acknowledged: bool, other_had: bool) {
+    let pages = [page_at(0, 0), page_at(1, 0)];
+    let locks = pages.map(|page| world.lock(page));
+    let contents = pages.map(|page| world.content(page));
+    for (page, lock) in pages.into_iter().zip(locks) {
+        assert!(!matches!(lock.state(), LockState::LockedBy(_)), "a page stays locked: {lock:?}");
+        let words = world.words_at(page, CLASS.words()).to_vec();
+        assert!(lock.state() == LockState::Free || page::is_whole(&words), "a torn page: {contents:?}");
+        assert_eq!((words[SELF], Identity::from_word(words[IDENTITY]).unwrap().structure), (page.raw(), STRUCTURE));
+    }
+    let versions = locks.map(LockWord::version);
+    let is_freed = locks[1].state() == LockState::Free;
+    let of_other = [OLD, if other_had { OTHER } else { OLD }];
+    let is_done = match act {
+        Act::One => contents == [NEW, of_other[1]] && versions[0] == FIRST + 1,
+        Act::Two | Act::Split => contents == [NEW, NEW] && versions == [FIRST + 1; 2],
+        Act::Merge => contents[0] == NEW && is_freed && versions == [FIRST + 1; 2],
+    };
+    let is_undone = contents == of_other && !is_freed && versions == [FIRST, FIRST + u64::from(other_had)];
+    assert!(is_done || is_undone && !acknowledged, "half a change: {contents:?} at {versions:?}, {locks:?}");
+    assert!(!other_had || contents[1] == OTHER, "another one's change was lost");
+    // The page that it publishes: its, or free in one hand.
+    let new = page_at(0, 1);
+    let lock = world.lock(new);
+    let in_hands = world.retired.iter().filter(|(_, at)| *at == new).count();
+    match act {
+        Act::Split if is_done => assert_eq!((lock.state(), world.content(new)), (LockState::Unlocked, NEW)),
+        Act::Split => {
+            assert_eq!(lock.state(), LockState::Free, "a page to which nothing leads");
+            assert!(in_hands <= 1, "a page in two hands");
+        }
+        _ => assert_eq!(lock, LockWord::free(FIRST, Some(owner(VICTIM)))),
+    }
+    let freed = world.retired.iter().filter(|(_, at)| *at == pages[1]).count();
+    assert!(freed <= usize::from(is_freed), "a page in two hands");
+}
+
+#[test]
+fn a_change_is_all_there_or_not_at_all() {
+    for act in [Act::One, Act::Two, Act::Split, Act::Merge] {
+        for has_other in [false, true] {
+            let executions = explore(|search| Model { act, has_other, ..SOUND }.play(search));
+            println!("{act:?}, another one: {has_other}: {executions} executions");
+            assert!(executions > 4);
+        }
+    }
+}
+
+#[test]
+fn so_it_is_if_a_repairer_dies() {
+    for act in [Act::One, Act::Two, Act::Split, Act::Merge] {
+        let executions = explore(|search| Model { act, repairers: 2, ..SOUND }.play(search));
+        println!("{act:?}: {executions} executions");
+    }
+}
+
+#[test]
+fn a_record_after_the_data_is_refused() {
+    refuse(|search| Model { victim: Break::RecordsLate, ..SOUND }.play(search), "half a change");
+}
+
+#[test]
+fn to_roll_forward_without_all_locks_is_refused() {
+    refuse(|search| Model { repairer: Break::TrustsRecords, ..SOUND }.play(search), "half a change");
+}
+
+/// What the dead one has sent to memory server 1 still arrives, while others repair.
+#[test]
+fn a_fence_at_one_of_two_memory_servers_is_refused() {
+    refuse(|search| Model { unfenced: Some(1), ..SOUND }.play(search), "half a change");
+}
