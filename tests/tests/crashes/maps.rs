@@ -118,8 +118,8 @@ impl<S: Subject> Scene for Script<S> {
         let map: Opened<S> = Map::open(worker, MAP, Proof::Checksum).await?;
         if !self.allocates {
             have_pages(worker, map.access().context().structure.class).await?;
-            // Its deltas, and the pages of its mapping table.
-            for bytes in [64, 4096].into_iter().filter(|_| S::WHICH == StructureName::BwTree) {
+            // Its deltas of both sizes, and the pages of its mapping table.
+            for bytes in [64, 128, 4096].into_iter().filter(|_| S::WHICH == StructureName::BwTree) {
                 have_pages(worker, SizeClass::of_bytes(bytes).expect("a size class")).await?;
             }
         }
