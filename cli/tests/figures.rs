@@ -225,7 +225,10 @@ fn every_design_costs_what_it_should() {
         }
     }
     let folder = tempfile::tempdir().unwrap();
-    let (_, text) = run(&format!("fg-cg-hybrid {small}"), folder.path().to_str());
+    let (_, text) = run(
+        "fg-cg-hybrid --keys 20000 --clients 2 --selectivities 0.01 --seconds 0.03 --warm-up-seconds 0.01",
+        folder.path().to_str(),
+    );
     assert!(is_narrow(&text) && text.contains("\npoint queries, skewed data\n"), "{text}");
     // The trees are sound.
     assert!(checks[..8].iter().all(|check| check["ok"] == true), "{checks:?}");
