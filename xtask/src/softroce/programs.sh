@@ -134,7 +134,7 @@ kill_in() {
     shift
     two_servers
     rm -f /tmp/bench
-    bench --keys 5000 --seconds 60 --workers 2 --in-flight 4 "$@" >/tmp/bench 2>&1 &
+    bench --keys 5000 --seconds 10 --workers 2 --in-flight 4 "$@" >/tmp/bench 2>&1 &
     bench=$!
     until_said "step 2 of 3: $step"
     case $step in
@@ -189,7 +189,7 @@ killed_bench() {
     local bench compute held left tries=100
     [ -z "$(queue_pairs)" ] || fail "queue pairs are left of a bench that has ended: $(queue_pairs)"
     rm -f /tmp/bench
-    farlink bench --connect "verbs://$at:7471,$at:7472" $device --keys 5000 --seconds 60 --mix a --workers 2 \
+    farlink bench --connect "verbs://$at:7471,$at:7472" $device --keys 5000 --seconds 10 --mix a --workers 2 \
         --in-flight 4 --tree killed >/tmp/bench 2>&1 &
     bench=$!
     until_said "step 2 of 3: ycsb-a"
