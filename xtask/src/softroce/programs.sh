@@ -94,7 +94,7 @@ without_the_secret() {
 random_bytes() {
     two_servers
     rm -f /tmp/bench
-    bench --keys 5000 --seconds 5 --mix a --workers 1 >/tmp/bench 2>&1 &
+    bench --keys 5000 --ops 1000 --mix a --workers 1 >/tmp/bench 2>&1 &
     local bench=$! count=0 silent=
     while kill -0 "$bench" 2>/dev/null; do
         count=$((count + 1))
