@@ -1,6 +1,6 @@
 //! The fabric: posts and completions.
 //!
-//! A [`Fabric`] joins compute servers to the registered memory of memory servers. A worker has one [`Endpoint`]; it posts
+//! A [`Fabric`](crate::fabric::Fabric) joins compute servers to the registered memory of memory servers. A worker has one [`Endpoint`]; it posts
 //! [`Request`]s in batches, each batch with one doorbell, and polls [`Completion`]s. That is the shape of RDMA verbs, so
 //! `verbs` maps onto it one to one, and it is what a simulator can model.
 //!
