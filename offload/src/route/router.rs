@@ -23,8 +23,8 @@ use crate::ship::{At, CallHeader, ReplyHeader};
 
 type RegionOf<A> = <<A as Run>::Plugin as Plugin>::Region;
 
-/// Has each operation done by the owner of what it is about: here, through `A`, which has all that this compute server owns, or by the compute server that owns it. See the
-/// [module](super). Cheap to clone; belongs to one worker.
+/// Has each operation done by the owner of what it is about: here, through `A`, which has all that this compute server owns, or by
+/// the compute server that owns it. See the [module](super). Cheap to clone; belongs to one worker.
 #[derive(Debug)]
 pub struct Router<A: Run>(Rc<Inner<A>>);
 
