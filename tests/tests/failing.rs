@@ -47,10 +47,10 @@ fn shared<S: Subject>(access: AccessMode) -> Options {
 }
 
 fn owned<S: Subject>() -> Options {
-    // A skip list has one owner.
-    let processes = if S::WHICH == StructureName::SkipList { 1 } else { 2 };
+    // A skip list has one owner, and a node for each key.
+    let (processes, keys) = if S::WHICH == StructureName::SkipList { (1, 3_000) } else { (2, 8_000) };
     let cache_bytes = Some(64 << 10);
-    Options { access: AccessMode::Cached, processes, keys: 8_000, cache_bytes, ..Options::default() }
+    Options { access: AccessMode::Cached, processes, keys, cache_bytes, ..Options::default() }
 }
 
 fn one_sided<S: Subject>() {

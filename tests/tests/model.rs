@@ -25,7 +25,11 @@ struct Scene {
 }
 
 fn cluster() -> Scene {
-    let cluster = Cluster::of_this_run(3, 8 << 20, FabricProfile::Fast).unwrap();
+    cluster_of(8 << 20)
+}
+
+fn cluster_of(server_bytes: u64) -> Scene {
+    let cluster = Cluster::of_this_run(3, server_bytes, FabricProfile::Fast).unwrap();
     let compute = ComputeServer::join(Arc::clone(&cluster), ComputeOptions::default()).unwrap();
     Scene { worker: compute.worker().unwrap(), _compute: compute, _cluster: cluster }
 }
@@ -101,7 +105,8 @@ test_every_structure!(
 
 #[test]
 fn failed_bulk_loads_leave_nothing_behind() {
-    let scene = cluster();
+    // Little memory, for it is filled.
+    let scene = cluster_of(2 << 20);
     let worker = &scene.worker;
     worker
         .block_on(async {

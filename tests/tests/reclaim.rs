@@ -113,9 +113,9 @@ fn in_shifts<S: Subject>(members: &[Member<S>], keys: &[u64], work: impl Fn(&Mem
 
 /// Rounds of inserting and removing the same keys: at the most `growth` times the memory of the first one.
 fn rounds<S: Subject>(fabric: &Arc<dyn Fabric>, members: [Member<S>; 2], growth: f64) {
-    // For about ten thousand pages; a Bw-tree's writes are pages.
+    // For some thousand pages; a Bw-tree's writes are pages.
     let count = match S::WHICH {
-        StructureName::BTree => 60_000,
+        StructureName::BTree => 20_000,
         StructureName::SkipList => 8_000,
         StructureName::BwTree => 6_000,
     };

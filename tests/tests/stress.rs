@@ -7,7 +7,7 @@ use farlink_tests::{
     access_under_test::{Admit, ShipChoice},
     backend::{Backend, FabricProfile, Fate, Faults},
     settings,
-    stress::{self, AccessMode, KEYS_CACHED, Options, Summary},
+    stress::{self, AccessMode, Options, Summary},
     subject::StructureName,
 };
 
@@ -22,7 +22,7 @@ fn holds(name: &str, options: Options) -> Summary {
 /// A cache of one percent for each process.
 fn cached() -> Options {
     let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 0.5);
-    Options { seconds, access: AccessMode::Cached, keys: KEYS_CACHED, in_flight: 4, ..Options::default() }
+    Options { seconds, access: AccessMode::Cached, keys: 200_000, in_flight: 4, ..Options::default() }
 }
 
 fn shared() -> Options {
