@@ -21,7 +21,7 @@ fn holds(name: &str, options: Options) -> Summary {
 
 /// A cache of one percent for each process.
 fn cached() -> Options {
-    let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 0.5);
+    let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 0.3);
     Options { seconds, access: AccessMode::Cached, keys: 200_000, in_flight: 4, ..Options::default() }
 }
 
@@ -31,7 +31,7 @@ fn shared() -> Options {
 
 #[test]
 fn eight_workers_in_four_processes() {
-    let seconds = settings::from_env("FARLINK_STRESS_SECONDS", 0.7);
+    let seconds = settings::from_env("FARLINK_STRESS_SECONDS", 0.5);
     holds("eight_workers_in_four_processes", Options { seconds, ..Options::default() });
 }
 
