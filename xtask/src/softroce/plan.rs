@@ -130,7 +130,7 @@ impl Script {
         self.step(Lane::Tests, "program", 180, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
         self.test(built, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
         let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
-        self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=1"], &skipped)?;
+        self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=.6"], &skipped)?;
         // Connections break, and requests fail on top of that. To load and to check takes longer than to fail.
         let settings = ["FARLINK_FAILING_RUNS=1", "FARLINK_FAILING_SECONDS=0.1"];
         let skipped = ["skiplist::", "bwtree::", "shipped", "searched", "inner_pages", "dropped"];

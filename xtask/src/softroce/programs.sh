@@ -56,7 +56,7 @@ now_ms() {
 # A bench and a check as a user runs them.
 serve_and_bench() {
     two_servers
-    bench --keys 20000 --ops 4000 --workers 2 --in-flight 1,16 --mix a,b,c,d,e,f
+    bench --keys 20000 --ops 2000 --workers 2 --in-flight 1,16 --mix a,b,c,d,e,f
     bench --keys 20000 --ops 4000 --workers 1 --processes 2 --mix a --tree shared
     bench --keys 20000 --ops 4000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached
     farlink check --connect "verbs://$at:7471,$at:7472" $device
@@ -123,9 +123,10 @@ until_said() {
 # kill -9 of a memory server: whoever uses it says so within two seconds, also while it prepares what it is to do, and while it
 # finds all that it needs in its cache.
 killed_server() {
-    kill_in "preparing ycsb-a" --mix a
-    kill_in ycsb-a --mix a
-    kill_in ycsb-c --mix c --access cached --cache 4MiB
+    # Until a deadline a million operations are drawn first, which takes a minute here.
+    kill_in "preparing ycsb-a" --seconds 10 --mix a
+    kill_in ycsb-a --ops 40000 --mix a
+    kill_in ycsb-c --ops 400000 --mix c --access cached --cache 4MiB
 }
 
 # kill_in STEP OPTIONS...: kills a memory server in that step of a bench with these options.
@@ -134,7 +135,7 @@ kill_in() {
     shift
     two_servers
     rm -f /tmp/bench
-    bench --keys 5000 --seconds 10 --workers 2 --in-flight 4 "$@" >/tmp/bench 2>&1 &
+    bench --keys 5000 --workers 2 --in-flight 4 "$@" >/tmp/bench 2>&1 &
     bench=$!
     until_said "step 2 of 3: $step"
     case $step in
@@ -189,7 +190,7 @@ killed_bench() {
     local bench compute held left tries=100
     [ -z "$(queue_pairs)" ] || fail "queue pairs are left of a bench that has ended: $(queue_pairs)"
     rm -f /tmp/bench
-    farlink bench --connect "verbs://$at:7471,$at:7472" $device --keys 5000 --seconds 10 --mix a --workers 2 \
+    farlink bench --connect "verbs://$at:7471,$at:7472" $device --keys 5000 --ops 40000 --mix a --workers 2 \
         --in-flight 4 --tree killed >/tmp/bench 2>&1 &
     bench=$!
     until_said "step 2 of 3: ycsb-a"
