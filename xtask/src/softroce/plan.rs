@@ -115,7 +115,7 @@ impl Script {
 
     fn stress(&mut self, lane: Lane, name: &str, options: &[&[&str]]) {
         let command =
-            [&["farlink-stress", "--fabric", "verbs", "--seconds", "8"][..], &TWO, &options.concat()].concat();
+            [&["farlink-stress", "--fabric", "verbs", "--seconds", "5"][..], &TWO, &options.concat()].concat();
         self.step(lane, name, 180, &command);
     }
 
@@ -147,7 +147,7 @@ impl Script {
 
     fn messages(&mut self, built: &Built, all: bool) -> Result<()> {
         self.test(built, "messaging", 240, &[], &[])?;
-        let settings = ["FARLINK_THREADS_SECONDS=3", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
+        let settings = ["FARLINK_THREADS_SECONDS=1", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
         // The same code over another structure, and costs that do not depend on the fabric.
         let skipped = ["skiplist::", "bwtree::", "a_get_is_one", "leaves_are_everywhere"];
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
