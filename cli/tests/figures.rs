@@ -135,8 +135,8 @@ fn each_part_of_dex_saves_something() {
     for rows in lines[..8].chunks(4) {
         assert_eq!(names(rows), ["base", "+ partition", "+ cache", "+ offloading"]);
         let atomics: Vec<f64> = rows.iter().map(|row| number(row, "atomics_per_op")).collect();
-        // With offloading, a page that is split takes some.
-        assert!(atomics[0] > 0.4 && atomics[1..3] == [0.0; 2] && atomics[3] < 0.01, "{atomics:?}");
+        // To make a segment of the owner's log takes two; operations that are shipped log little, so that some are made late.
+        assert!(atomics[0] > 0.4 && atomics[1..3] == [0.0; 2] && atomics[3] <= 2.0 * 2.0 / 2000.0, "{atomics:?}");
         // All but the root is read each time, unless the leaf is still being written.
         assert!((1.7..2.01).contains(&number(&rows[1], "reads_per_op")), "{}", rows[1]);
         assert!(number(&rows[3], "two_sided_per_op") > 0.0 && rows[0]["gain_ops"].is_null());

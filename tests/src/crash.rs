@@ -172,6 +172,8 @@ struct Requests {
 const FINISHING: u64 = 100;
 /// More than anybody makes.
 const NEVER: u64 = u64::MAX - 1;
+/// One death in so many is played by default.
+const EVERY: u64 = 60;
 
 /// A cluster, and the memory servers that are there to be asked.
 struct Stage {
@@ -333,13 +335,19 @@ fn play_resumed<S: Scene>(options: MemOptions, scene: &S, after: u64, is_late: b
     Ok(resumed)
 }
 
-/// Plays the scene with a victim that stops after some of its requests, one in `share` and more or fewer as `FARLINK_CRASH_EVERY` is
-/// more or less than 60; others take it for dead, and take over, and then it goes on: it is told so, and nothing that it does lands. How many resumptions that were.
+/// One death in so many is played: `FARLINK_CRASH_EVERY`, or else [`EVERY`].
+fn every() -> u64 {
+    settings::from_env("FARLINK_CRASH_EVERY", EVERY).max(1)
+}
+
+/// Plays the scene with a victim that stops after some of its requests, one in `share` by default, and more or fewer as
+/// `FARLINK_CRASH_EVERY` says; others take it for dead, and take over, and then it goes on: it is told so, and nothing that it does
+/// lands. How many resumptions that were.
 ///
 /// # Panics
 /// If it is not told, something lands, or others do not find what they must.
 pub fn enumerate_resumed<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
-    let every = (share * settings::from_env("FARLINK_CRASH_EVERY", 60) / 60).max(1);
+    let every = (share * every() / EVERY).max(1);
     let requests = resumed(options, scene, NEVER);
     let first = rand::random_range(0..every);
     let stops = (first..requests).step_by(every as usize);
@@ -414,7 +422,7 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<Reques
     Ok(Requests { victim, sweeper })
 }
 
-/// Plays the scene for each request of the victim, or one in `FARLINK_CRASH_EVERY` (60); how many deaths that were.
+/// Plays the scene for each request of the victim, or one in `FARLINK_CRASH_EVERY`; how many deaths that were.
 ///
 /// # Panics
 /// If others do not find what they must: it says after how many requests the victim died, and how.
@@ -429,7 +437,7 @@ pub fn enumerate<S: Scene + Debug>(options: MemOptions, scene: &S) -> u64 {
 pub fn enumerate_one_in<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
     let requests = played(options, scene, IN_FULL).victim;
     assert!(requests > 0, "{scene:?}: the victim did nothing");
-    let (mut deaths, every) = (0, share * settings::from_env("FARLINK_CRASH_EVERY", 60).max(1));
+    let (mut deaths, every) = (0, share * every());
     for (order, tears) in [(Order::Posted, false), (Order::Lower, true), (Order::Higher, false)] {
         // Another share of them in each run.
         let first = rand::random_range(0..every);
@@ -443,14 +451,14 @@ pub fn enumerate_one_in<S: Scene + Debug>(share: u64, options: MemOptions, scene
 }
 
 /// Plays the scene for some deaths of the victim, `victims` of them, and for the first 100 requests of who sweeps then, one in four
-/// times `FARLINK_CRASH_EVERY` (60): that one dies, too, and others finish what both have left. Of the thousands of requests behind
+/// times `FARLINK_CRASH_EVERY`: that one dies, too, and others finish what both have left. Of the thousands of requests behind
 /// those, which look at all pages of the cluster, for a few.
 ///
 /// # Panics
 /// As [`enumerate`].
 pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, victims: u64) {
     let requests = played(options, scene, IN_FULL).victim;
-    let every = 4 * settings::from_env("FARLINK_CRASH_EVERY", 60).max(1);
+    let every = 4 * every();
     let (mut deaths, step) = (0, requests.div_ceil(victims).max(1));
     for after in (rand::random_range(0..step)..requests).step_by(step as usize) {
         let of_victim = Death { after, sweeper_after: Some(NEVER), ..IN_FULL };

@@ -95,7 +95,7 @@ pub const TREE: &str = "stress";
 pub const SERVER_BYTES: u64 = 32 << 20;
 
 /// Keys enough for a cache of one percent.
-pub const KEYS_CACHED: usize = 400_000;
+const KEYS_CACHED: usize = 400_000;
 
 /// The least that a cache can have.
 const CACHE_BYTES_MIN: usize = 64 << 10;

@@ -472,6 +472,16 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_none_can_be_above_is_refused() {
+        for (level, is_refused) in [(u8::MAX - 1, false), (u8::MAX, true)] {
+            let mut memory = Memory::default();
+            let state = State::new(About { level, ..about(LEFT, 0) }, Fences::ALL);
+            let bottom = memory.add(CLASS, |page| state.write(page, SLOT));
+            assert_eq!(memory.chain(LEFT, bottom).is_err(), is_refused, "level {level}");
+        }
+    }
+
+    #[test]
     fn an_index_term_that_is_deleted_ends_what_was_going_on_behind_it() {
         let mut memory = Memory::default();
         let inner = |below| About { level: 1, ..about(LEFT, below) };

@@ -346,7 +346,7 @@ impl About {
     }
 
     fn of(words: &(impl Words + ?Sized)) -> Option<(Self, u8)> {
-        // The page above one has a level, too.
+        // One more is the level of the page above.
         let identity = Identity::from_word(words.word(IDENTITY)).filter(|identity| identity.level < u8::MAX)?;
         let word = words.word(ABOUT);
         Some((Self { pid: Pid(word >> 8), level: identity.level, below: word as u8 }, identity.kind))
