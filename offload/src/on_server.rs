@@ -18,6 +18,7 @@ use farlink_runtime::{
         Plugin, Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
+    fencing::Sender,
     lock::{LockState, LockWord},
     one_sided::{OneSided, OneSidedPages, PageCopy},
     page::{IDENTITY, Identity, LOCK, SELF, SizeClass},
@@ -46,7 +47,9 @@ pub(crate) enum Scope<R> {
 pub(crate) struct Below<R> {
     pub(crate) page: Link,
     pub(crate) level: u8,
-    /// What the compute server owns.
+    /// The compute server.
+    pub(crate) sender: Sender,
+    /// What it owns.
     pub(crate) owned: R,
 }
 
@@ -106,6 +109,11 @@ impl<P: Plugin> OnServer<P> {
             changed: RefCell::default(),
             reads: Cell::new(0),
         }
+    }
+
+    /// The memory server's own.
+    pub(crate) fn memory(&self) -> &LocalMemory {
+        &self.memory
     }
 
     pub(crate) fn scope(&self) -> &Scope<P::Region> {

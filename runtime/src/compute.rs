@@ -395,7 +395,9 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
     for (slot, [found, _]) in free.into_iter().chain(taken) {
         let vacant = match OwnerId::new(found) {
             Some(previous) => {
-                fabric.liveness(previous) == Liveness::Dead && !recovery::has_rings(worker, &geometry, slot).await?
+                fabric.liveness(previous) == Liveness::Dead
+                    && !recovery::has_rings(worker, &geometry, slot).await?
+                    && recovery::fence_off(worker, &geometry, slot, previous).await?.is_none()
             }
             None => true,
         };

@@ -108,6 +108,19 @@ pub enum Error {
         waited: std::time::Duration,
     },
 
+    /// A memory server carries out an operation of a dead owner for longer than who takes over from that one waits.
+    #[error(
+        "memory server {server} has an operation of the dead {owner} under way for more than {} ms, and does not go on; continue or restart its process, then try again", waited.as_millis()
+    )]
+    ServerStalled {
+        /// The memory server.
+        server: ServerId,
+        /// The dead owner.
+        owner: OwnerId,
+        /// How long was waited.
+        waited: std::time::Duration,
+    },
+
     /// An owner's log could not be written, so that what it is about is not written either.
     #[error("the log of what is owned was not written: {why}; what was changed stays cached, try again later")]
     NotRecorded {

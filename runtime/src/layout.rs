@@ -8,7 +8,8 @@
 //! 4 KiB      catalog: 64 pages of 128 B (used on server 0)
 //! 12 KiB     compute-server slots: 256 x [incarnation, announced epoch] (used on server 0)
 //! 16 KiB     table of rings: a compute-server slot x [link to the first ring on this memory server] (see `redo`)
-//! 18 KiB     chunk directory: a chunk x [state, pages free in its bitmap]
+//! 18 KiB     fences: a compute-server slot x [incarnation fenced off, operations under way here] (see `fencing`)
+//! 22 KiB     chunk directory: a chunk x [state, pages free in its bitmap]
 //! ...        free-page bitmaps: a chunk x 128 B, one bit a page, set = free and held by nobody
 //! ...        chunks of 64 KiB, aligned to their size
 //! ```
@@ -27,7 +28,7 @@ use crate::{
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FARLINK\0");
 /// The version of everything in this module and in [`crate::page`].
-pub const FORMAT_VERSION: u64 = 4;
+pub const FORMAT_VERSION: u64 = 5;
 const BANNER: &[u8; 64] = b"farlink: the memory of a memory server. Do not edit.           \n";
 
 /// Bytes of a chunk, the unit that a compute server leases; all its pages have one size class for ever.
@@ -52,14 +53,18 @@ const SLOTS_OFFSET: u64 = CATALOG_OFFSET + CATALOG_PAGES as u64 * 128;
 /// Words of one slot: the incarnation (0: free) and the epoch it announces.
 pub(crate) const SLOT_WORDS: usize = 2;
 const RINGS_OFFSET: u64 = SLOTS_OFFSET + (SLOTS * SLOT_WORDS * 8) as u64;
-const DIRECTORY_OFFSET: u64 = RINGS_OFFSET + (SLOTS * 8) as u64;
+const FENCES_OFFSET: u64 = RINGS_OFFSET + (SLOTS * 8) as u64;
+/// Words of one slot's fence.
+pub(crate) const FENCE_WORDS: usize = 2;
+const DIRECTORY_OFFSET: u64 = FENCES_OFFSET + (SLOTS * FENCE_WORDS * 8) as u64;
 /// Words of one directory entry: the state (0: never leased) and the count of pages free in the bitmap.
 pub(crate) const DIRECTORY_WORDS: usize = 2;
 /// Words of one chunk's bitmap: enough for the smallest class.
 pub(crate) const BITMAP_WORDS: usize = (CHUNK_BYTES / 64 / 64) as usize;
 const METADATA_PER_CHUNK: u64 = ((DIRECTORY_WORDS + BITMAP_WORDS) * 8) as u64;
 
-const _: () = assert!(SLOTS_OFFSET == 12 << 10 && RINGS_OFFSET == 16 << 10 && DIRECTORY_OFFSET == 18 << 10);
+const _: () = assert!(SLOTS_OFFSET == 12 << 10 && RINGS_OFFSET == 16 << 10);
+const _: () = assert!(FENCES_OFFSET == 18 << 10 && DIRECTORY_OFFSET == 22 << 10);
 
 /// The words of the superblock that change, by their byte offset.
 #[derive(Debug, Clone, Copy)]
@@ -273,6 +278,11 @@ pub(crate) fn slot_at(index: usize) -> RemotePtr {
 /// The word of a slot in a memory server's table of rings.
 pub(crate) fn rings_at(server: ServerId, slot: usize) -> RemotePtr {
     pointer(server, RINGS_OFFSET + (slot * 8) as u64)
+}
+
+/// The words of a slot's fence on a memory server.
+pub(crate) fn fence_at(server: ServerId, slot: usize) -> RemotePtr {
+    pointer(server, FENCES_OFFSET + (slot * FENCE_WORDS * 8) as u64)
 }
 
 fn pointer(server: ServerId, offset: u64) -> RemotePtr {

@@ -13,6 +13,7 @@
 //! - [`partition`], [`tenure`], [`one_sided::ownership`]: who owns which part of a structure, or writes it without owning any.
 //! - [`versioned`], [`gate`]: values that change seldom and are read without a lock; what is shut before something is handed over.
 //! - [`redo`], `recovery`: records of changes, and what becomes of those of compute servers that have died.
+//! - [`fencing`]: what those had shipped ends first.
 //! - [`audit`]: which pages a structure owns, and which are lost.
 //!
 //! ```
@@ -34,6 +35,7 @@ pub mod compute;
 mod counters;
 pub mod epoch;
 pub mod error;
+pub mod fencing;
 #[cfg(loom)]
 pub mod free_pages;
 #[cfg(not(loom))]

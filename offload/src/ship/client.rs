@@ -5,6 +5,7 @@ use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
 use farlink_runtime::{
     access::{InPieces, Link, Operation, Plugin, Structure},
     error::Error,
+    fencing::Sender,
     messaging::{Channel, Error as MessagingError, Load, Priority, Refusal},
     one_sided::ownership::Writer,
     operation::Code,
@@ -156,6 +157,7 @@ impl<P: Plugin> Shipper<P> {
         words.clear();
         CallHeader { code: Code::of::<O>(), structure: self.structure.id, start }.encode(&mut words);
         if let Some(owned) = owned {
+            Sender::of(&self.worker).encode(&mut words);
             owned.encode(&mut words);
         }
         operation.encode(&mut words);

@@ -4,7 +4,7 @@
 //! request  word 0    the operation's number, made of its name and its plug-in's
 //!          word 1    the structure's id:32 | 0:16 | 1 to search only:8 | level of the start page:8
 //!          word 2    link to the start page; 0 for the root
-//!          ...       with a start page: the region that the sender owns
+//!          ...       with a start page: the sender's slot:32 | incarnation:32, and the region that it owns
 //!          ...       the operation's parameters
 //!
 //! reply    word 0    what became of it:8 | 0:24 | pages read:32

@@ -14,6 +14,7 @@ use std::{
 use farlink_runtime::{
     access::{Access, Cause, Context, InPieces, Interrupt, Operation, Operations, Pieces, Plugin, Start},
     error::Error,
+    fencing::{Sender, UnderWay},
     messaging::{Refusal, Responder},
     operation::{Code, Restarts, execute, kind_of},
     wire::{Wire, decode_all},
@@ -141,7 +142,10 @@ fn decode<O: Operation>(header: CallHeader, mut words: &[u64]) -> Result<(ScopeO
     let scope = match header.start {
         At::Root => Scope::Whole,
         At::Above => Scope::Above,
-        At::Page(page, level) => Scope::Below(Below { page, level, owned: Wire::decode(&mut words)? }),
+        At::Page(page, level) => {
+            let (sender, owned) = Wire::decode(&mut words)?;
+            Scope::Below(Below { page, level, sender, owned })
+        }
     };
     let mut operation: O = decode_all(words)?;
     operation.limit();
@@ -288,12 +292,22 @@ async fn above<O: Operation>(access: &OnServer<O::Plugin>, operation: &O) -> Res
     Err(ReplyHeader::GoOn(access.context().structure.root_link()))
 }
 
+/// Begins a change for its sender, unless that one is fenced off.
+fn begin_for<P: Plugin>(access: &OnServer<P>, sender: Sender) -> Option<UnderWay> {
+    UnderWay::begin(access.memory(), access.context().worker.owner(), sender)
+}
+
 /// Runs an operation from a page on, for as long as nothing but others' changes is in the way.
 async fn from_page<O: Operation>(
     access: &OnServer<O::Plugin>,
     operation: &O,
     below: Below<<O::Plugin as Plugin>::Region>,
 ) -> Result<O::Output, ReplyHeader> {
+    let _under_way = match O::READS_ONLY {
+        true => None,
+        // Others take over what the sender owned.
+        false => Some(begin_for(access, below.sender).ok_or(ReplyHeader::Declined(Decline::NotThere))?),
+    };
     let _pin = access.context().worker.pin();
     for attempt in 0..ATTEMPTS_MAX {
         let outcome = operation.run(access, Start::Page(below.page)).await;

@@ -88,9 +88,10 @@ impl MortalFabric {
         self.life.left.store(requests, Ordering::Relaxed);
     }
 
-    /// It carries out so many more requests, and keeps back those that come after.
+    /// It carries out so many more requests, those that were kept back first, and keeps back those that come after.
     pub fn stops_after(&self, requests: u64) {
         self.life.stops.store(true, Ordering::Relaxed);
+        self.life.has_stopped.store(false, Ordering::Relaxed);
         self.dies_after(requests);
     }
 
@@ -192,16 +193,22 @@ impl MortalEndpoint {
             self.is_broken = true;
             return self.kept.append(requests);
         }
+        self.kept.append(requests);
+        self.carry_out_kept();
+    }
+
+    /// As many as it may.
+    fn carry_out_kept(&mut self) {
+        let life = &self.fabric.life;
         let left = life.left.load(Ordering::Relaxed);
-        let count = (requests.len() as u64).min(left);
+        let count = (self.kept.len() as u64).min(left);
         life.left.store(left - count, Ordering::Relaxed);
-        let kept = requests.split_off(count as usize);
-        if !kept.is_empty() {
+        let mut carried: Vec<Request> = self.kept.drain(..count as usize).collect();
+        if !self.kept.is_empty() {
             life.has_stopped.store(true, Ordering::Relaxed);
-            self.kept.extend(kept);
         }
-        if !requests.is_empty() {
-            self.inner.ring(requests);
+        if !carried.is_empty() {
+            self.inner.ring(&mut carried);
         }
     }
 
@@ -274,6 +281,9 @@ impl Endpoint for MortalEndpoint {
         self.inner.poll(completions);
         completions.retain(|completion| completion.ticket != FORGOTTEN);
         completions.append(&mut self.failed);
+        if !self.fabric.life.is_cut_off.load(Ordering::Acquire) && !self.kept.is_empty() {
+            self.carry_out_kept();
+        }
         self.break_kept(completions);
     }
 

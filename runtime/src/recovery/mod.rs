@@ -7,13 +7,14 @@
 
 mod reclaim;
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
 use self::reclaim::reclaim;
 use crate::{
     epoch::round::{Board, read_slots},
     error::Error,
     fabric::Liveness,
+    fencing,
     layout::{self, Geometry},
     lock::{LockState, LockWord, OwnerId},
     page::{self, Identity, LOCK, SizeClass, StructureId},
@@ -161,6 +162,44 @@ async fn make_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error
     Ok(at)
 }
 
+/// How long who takes over waits for operations that the dead one has shipped, unless it is [told](crate::compute::ComputeOptions::lock_wait);
+/// and how long maintenance does, which comes again.
+const SHIPPED_WAIT: Duration = Duration::from_secs(5);
+const SHIPPED_WAIT_OF_SWEEP: Duration = Duration::from_millis(20);
+
+/// Whether nothing is under way any more that a dead compute server has shipped, and nothing of it can begin; if not, where.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(crate) async fn fence_off(
+    worker: &Handle,
+    geometry: &[Geometry],
+    slot: usize,
+    dead: OwnerId,
+) -> Result<Option<ServerId>, Failure> {
+    let has_slot = async || Ok(worker.load(layout::slot_at(slot)).await? == u64::from(dead.incarnation()));
+    for Geometry { server, .. } in geometry {
+        if fencing::fence_off(worker, layout::fence_at(*server, slot), dead, has_slot).await?.is_some() {
+            return Ok(Some(*server));
+        }
+    }
+    Ok(None)
+}
+
+/// [`fence_off`], and waits.
+async fn end_shipped(worker: &Handle, slot: usize, dead: OwnerId, waited: Duration) -> Result<(), Failure> {
+    let until_ns = worker.clock().now_ns() + waited.as_nanos() as u64;
+    let mut attempt = 0;
+    while let Some(server) = fence_off(worker, &worker.compute().geometry, slot, dead).await? {
+        if worker.clock().now_ns() >= until_ns {
+            return Err(Box::new(Error::ServerStalled { server, owner: dead, waited }));
+        }
+        worker.back_off(attempt).await;
+        attempt += 1;
+    }
+    Ok(())
+}
+
 /// Whether the compute server that has or had this slot has rings.
 ///
 /// # Errors
@@ -229,17 +268,20 @@ where
     worker.spawn_to_end(async move { finish(&handle, &dead, free_unfinished).await }).await
 }
 
-/// Finishes the changes of a dead compute server, unless that has been done; the rest is left to a [`sweep`].
+/// Waits for what a dead compute server has shipped, and finishes its changes, unless that has been done; the rest is left to a [`sweep`].
 ///
 /// # Errors
-/// As [`sweep`].
+/// As [`sweep`]; [`Error::ServerStalled`] if a memory server does not end an operation that the dead one has shipped.
 pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Error> {
     let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
-    if slots.iter().all(|&[incarnation, _]| incarnation != u64::from(dead.incarnation())) {
-        return Ok(());
-    }
+    let slot = slots.iter().position(|&[incarnation, _]| incarnation == u64::from(dead.incarnation()));
+    let Some(slot) = slot else { return Ok(()) };
     let handle = worker.clone();
-    Ok(worker.spawn_to_end(async move { finish_changes(&handle, dead).await }).await?)
+    let finishing = async move {
+        end_shipped(&handle, slot, dead, handle.compute().lock_wait.unwrap_or(SHIPPED_WAIT)).await?;
+        finish_changes(&handle, dead).await
+    };
+    Ok(worker.spawn_to_end(finishing).await?)
 }
 
 /// Replays the logs of a structure that this compute server has written and writes no more; all of them, if it leaves.
@@ -267,7 +309,8 @@ async fn finish(
 ) -> Result<usize, Error> {
     let (mut finished, mut outcome) = (Vec::new(), Ok(()));
     for &(slot, owner) in dead {
-        match finish_changes(worker, owner).await {
+        let ended = end_shipped(worker, slot, owner, SHIPPED_WAIT_OF_SWEEP).await;
+        match finish_changes(worker, owner).await.and(ended) {
             Ok(()) => finished.push((slot, owner)),
             // One that cannot be finished keeps nobody from finishing the others.
             Err(error) => outcome = outcome.and(Err(*error)),

@@ -7,5 +7,6 @@ mod owners;
 mod records;
 mod rtrees;
 mod shared;
+mod shipped;
 mod sweep;
 mod ways;

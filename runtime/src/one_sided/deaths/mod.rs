@@ -11,6 +11,7 @@
 //! Broken variants, which the search must refuse: the record after the data; rolling forward without all locks; fencing the dead
 //! at one memory server of two, so that what it had sent to the other one still arrives.
 
+mod shipped;
 mod takeover;
 mod world;
 

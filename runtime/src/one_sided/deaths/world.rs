@@ -36,13 +36,14 @@ pub(super) const NEW: u64 = 80;
 pub(super) const OTHER: u64 = 90;
 
 pub(super) const SERVERS: usize = 2;
-/// The first word of a memory server is no address. Pages follow, then a table of rings, then rings.
+/// The first word of a memory server is no address. Pages follow, then a table of rings, then rings, then the fence of the victim.
 pub(super) const PAGES_AT: usize = 8;
 pub(super) const PAGES: usize = 2;
 pub(super) const HEADS_AT: usize = PAGES_AT + PAGES * CLASS.words();
 pub(super) const PEERS: usize = 5;
 pub(super) const RINGS_AT: usize = HEADS_AT + PEERS * 8;
-pub(super) const WORDS: usize = RINGS_AT + PEERS * RING_CLASS.words();
+pub(super) const FENCE_AT: usize = RINGS_AT + PEERS * RING_CLASS.words();
+pub(super) const WORDS: usize = FENCE_AT + 2;
 
 /// Peers: who dies, those that repair, another one, and who comes last.
 pub(super) const VICTIM: usize = 0;
@@ -243,7 +244,8 @@ impl Peer {
     fn post(&self, at: RemotePtr, verb: Verb) -> impl Future<Output = Result<Vec<u64>, Failure>> + use<> {
         let answer = Answer::default();
         let request = Request { at, verb, answer: Rc::clone(&answer) };
-        let is_record = at.offset() as usize / 8 >= RINGS_AT && matches!(request.verb, Verb::Write(_));
+        let is_record =
+            (RINGS_AT..FENCE_AT).contains(&(at.offset() as usize / 8)) && matches!(request.verb, Verb::Write(_));
         let comes_back = self.breaks == Break::ComesBack;
         if self.world.borrow().is_dead[self.number] && !comes_back {
             answer.replace(Some(Err(())));
