@@ -17,8 +17,8 @@ use crate::{
     fetch::yield_once,
     frame::State,
     handle::CacheHandle,
-    id::{PageId, is_swizzled},
-    sync::{AtomicU64, Spin, Step, is_left_out},
+    id::{PageId, SizeClass, is_swizzled},
+    sync::{AtomicU64, Ordering, Spin, Step, fence, is_left_out},
     table::Found,
     traits::{Layout, Store},
 };
@@ -254,6 +254,38 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         self.flush_by_level(dirty, flushes).await
+    }
+
+    /// Calls a function with each page that is cached: its id, its size, and its words, which may be of different moments. Pages that
+    /// come or go meanwhile may be left out.
+    pub fn for_each_page(&self, mut f: impl FnMut(PageId, SizeClass, &[AtomicU64])) {
+        let cache = self.cache();
+        for index in cache.frame_numbers() {
+            let frame = cache.frame(index);
+            if matches!(frame.state(), State::Resident | State::Cooling | State::Bypass)
+                && let Some(page) = frame.page()
+            {
+                f(page, frame.class(), cache.arena.body(frame));
+            }
+        }
+    }
+
+    /// Waits until every page is here that is on its way from the store. If the caller has just changed what [`Store::read`] goes by,
+    /// which that looks at behind a fence (`SeqCst`), then pages that it has let in by what was before are all here.
+    pub async fn until_fetched(&self) {
+        let cache = self.cache();
+        fence(Ordering::SeqCst);
+        for index in cache.frame_numbers() {
+            let frame = cache.frame(index);
+            if frame.state() != State::Loading {
+                continue;
+            }
+            fence(Ordering::Acquire);
+            let page = frame.page();
+            while frame.state() == State::Loading && frame.page() == page {
+                yield_once().await;
+            }
+        }
     }
 
     /// Writes those of these pages that are cached and dirty, those below before those above, and waits until that is done. Unlike

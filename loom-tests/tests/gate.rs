@@ -1,6 +1,7 @@
 //! A gate that is shut before something is handed over.
 //!
 //! Asserted: once the gate is shut and nobody is inside, nobody changes what is behind it, and all that was changed there is seen.
+//! Whoever passes once it is open again sees what was done while it was shut.
 //!
 //! Broken variants: who looks whether the gate is shut before he counts himself in is overlooked; so is who does so without a fence.
 #![cfg(loom)]
@@ -23,6 +24,7 @@ trait Gated: Send + Sync + 'static {
     fn pass(way: &Self::Way, inside: impl FnOnce());
     fn shut(&self);
     fn is_empty(&self) -> bool;
+    fn open(&self);
 }
 
 struct Real(Arc<Gate>);
@@ -53,6 +55,10 @@ impl Gated for Real {
 
     fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    fn open(&self) {
+        self.0.open();
     }
 }
 
@@ -96,6 +102,48 @@ impl<const LOOKS_FIRST: bool> Gated for Broken<LOOKS_FIRST> {
     fn is_empty(&self) -> bool {
         self.1.load(Ordering::Acquire) == 0
     }
+
+    fn open(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Right, but that what was done while it was shut need not be seen by who passes then.
+struct OpenedRelaxed(AtomicBool, AtomicU64);
+
+impl Gated for OpenedRelaxed {
+    type Way = Rc<Cell<Option<Arc<Self>>>>;
+
+    fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicBool::new(false), AtomicU64::new(0)))
+    }
+
+    fn way(self: &Arc<Self>) -> Self::Way {
+        Rc::new(Cell::new(Some(Arc::clone(self))))
+    }
+
+    fn pass(way: &Self::Way, inside: impl FnOnce()) {
+        let gate = way.take().expect("it passes once");
+        gate.1.store(1, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if !gate.0.load(Ordering::Relaxed) {
+            inside();
+        }
+        gate.1.store(0, Ordering::Release);
+    }
+
+    fn shut(&self) {
+        self.0.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.1.load(Ordering::Acquire) == 0
+    }
+
+    fn open(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 /// One comes to the gate and changes something behind it, one shuts it and takes over.
@@ -111,6 +159,7 @@ fn handed_over<G: Gated>() {
         gate.shut();
         if gate.is_empty() {
             behind.write(behind.read() + 1);
+            gate.open();
         }
     });
     changer.join();
@@ -125,6 +174,11 @@ fn nobody_changes_what_was_handed_over() {
 #[test]
 fn who_looks_before_he_counts_is_caught() {
     refuse("who_looks_before_he_counts_is_caught", "", handed_over::<Broken<true>>);
+}
+
+#[test]
+fn what_was_done_while_it_was_shut_must_be_seen() {
+    refuse("what_was_done_while_it_was_shut_must_be_seen", "", handed_over::<OpenedRelaxed>);
 }
 
 #[test]

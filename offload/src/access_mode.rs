@@ -55,7 +55,7 @@ impl AccessMode {
     pub const fn summary(self) -> &'static str {
         match self {
             Self::OneSided => "Every page is read from remote memory",
-            Self::Cached => "One process owns the structure and caches all levels",
+            Self::Cached => "Each process owns a share of the structure and caches all its levels",
             Self::CachedInner => "Any number of processes change it; each caches inner pages",
             Self::CachedMapping => {
                 "Of a latch-free structure each process caches pages with their mapping words; a lookup reads one word"

@@ -11,6 +11,7 @@ use farlink_runtime::{
     error::Error,
     one_sided::{OneSided, Proof, ownership},
     partition::Part,
+    versioned::Versioned,
     worker::Handle,
     write_ahead::Log,
 };
@@ -19,7 +20,7 @@ use crate::{
     cached::Cached,
     durability::Durability,
     inner::CachedInner,
-    store::{CacheLayout, Known, Owned, RemoteStore},
+    store::{CacheLayout, Known, Owned, Regions, RemoteStore},
 };
 
 /// The cache of a compute server for the pages of one structure, shared by its workers.
@@ -27,23 +28,26 @@ use crate::{
 pub struct ComputeCache<P: Plugin> {
     cache: Arc<PageCache<CacheLayout<P>>>,
     known: Known,
-    owned: Arc<Mutex<Claim<P>>>,
+    owned: Arc<Mutex<Claim>>,
+    regions: Arc<Versioned<Regions<P::Region>>>,
     durability: Durability,
 }
 
-/// What the cache's compute server owns.
+/// Whether the cache's compute server owns anything.
 #[derive(Debug)]
-enum Claim<P: Plugin> {
+enum Claim {
     Nothing,
     /// A worker is about to.
     Pending,
-    Of(P::Region, Log),
+    /// With this log.
+    Made(Log),
 }
 
 impl<P: Plugin> Clone for ComputeCache<P> {
     fn clone(&self) -> Self {
-        let Self { cache, known, owned, durability } = self;
-        Self { cache: Arc::clone(cache), known: known.clone(), owned: Arc::clone(owned), durability: *durability }
+        let Self { cache, known, owned, regions, durability } = self;
+        let (cache, owned, regions) = (Arc::clone(cache), Arc::clone(owned), Arc::clone(regions));
+        Self { cache, known: known.clone(), owned, regions, durability: *durability }
     }
 }
 
@@ -57,8 +61,8 @@ impl<P: Plugin> ComputeCache<P> {
             OptionsError::Unusable { option, why } => Error::BadOption { option, why },
             error => Error::Cache(error.to_string()),
         })?;
-        let owned = Arc::new(Mutex::new(Claim::Nothing));
-        Ok(Self { cache, known: Known::default(), owned, durability: Durability::default() })
+        let (owned, regions) = (Arc::new(Mutex::new(Claim::Nothing)), Versioned::new(Regions::default()));
+        Ok(Self { cache, known: Known::default(), owned, regions, durability: Durability::default() })
     }
 
     /// The same, where changes of what is owned are safe as this says. For a cache that nothing was made by yet.
@@ -80,7 +84,58 @@ impl<P: Plugin> ComputeCache<P> {
     /// structure cannot be owned in such parts, or the cache has another one; [`Error::Cache`] if the cache has no handle left.
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
         let log = self.claim(worker, &structure, &region).await?;
-        self.access(worker, structure, region, log)
+        self.access(worker, structure, log)
+    }
+
+    /// [`ComputeCache::own`] for one region more, if the cache has any already.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn own_more(
+        &self,
+        worker: &Handle,
+        structure: &Structure,
+        region: P::Region,
+    ) -> Result<(), Error> {
+        let owned = match self.owned(worker, structure)? {
+            Some(owned) => owned,
+            None => match self.claim(worker, structure, &region).await {
+                // Another worker has just claimed the first.
+                Err(Error::BadOption { .. }) => self.access(worker, structure.clone(), self.log(structure)?)?,
+                claimed => return claimed.map(drop),
+            },
+        };
+        let log = self.log(structure)?;
+        let moving = owned.begin_moving().await;
+        owned.tidy(&moving).await;
+        let (of, handle, regions) = (structure.clone(), worker.clone(), Arc::clone(&self.regions));
+        // To its end, so that what the map says and what is done here do not part.
+        let claiming = async move {
+            ownership::claim_more::<P>(&handle, &of, log.tenure(), &region).await?;
+            // In vain, and an attempt that meets an old page does it.
+            if let Err(error) = owned.prepare_for_more().await {
+                tracing::debug!(%error, "shared pages were not renewed");
+            }
+            regions.update(|regions| {
+                regions.owned.push(region);
+                true
+            });
+            drop(moving);
+            Ok(())
+        };
+        worker.spawn_to_end(claiming).await
+    }
+
+    fn log(&self, structure: &Structure) -> Result<Log, Error> {
+        match &*self.claimed() {
+            Claim::Made(log) => Ok(log.clone()),
+            _ => Err(Error::GivenUp { name: structure.name.clone() }),
+        }
+    }
+
+    /// What this cache owns, at any time.
+    pub(crate) fn regions(&self) -> &Arc<Versioned<Regions<P::Region>>> {
+        &self.regions
     }
 
     /// Access to what this cache owns already, if it owns anything.
@@ -88,16 +143,17 @@ impl<P: Plugin> ComputeCache<P> {
     /// # Errors
     /// [`Error::Cache`] if the cache has no handle left.
     pub fn owned(&self, worker: &Handle, structure: &Structure) -> Result<Option<Cached<P>>, Error> {
-        let (region, log) = match &*self.claimed() {
-            Claim::Of(region, log) if log.tenure().is_valid() => (region.clone(), log.clone()),
+        let log = match &*self.claimed() {
+            Claim::Made(log) if log.tenure().is_valid() => log.clone(),
             _ => return Ok(None),
         };
-        self.access(worker, structure.clone(), region, log).map(Some)
+        self.access(worker, structure.clone(), log).map(Some)
     }
 
-    fn access(&self, worker: &Handle, structure: Structure, region: P::Region, log: Log) -> Result<Cached<P>, Error> {
+    fn access(&self, worker: &Handle, structure: Structure, log: Log) -> Result<Cached<P>, Error> {
         let one_sided = OneSided::new(worker, structure, Proof::Checksum).unguarded();
-        let owned = Owned { region, log, records_all: self.durability == Durability::Logged };
+        let regions = self.regions.reader();
+        let owned = Owned { regions, log, records_all: self.durability == Durability::Logged };
         let store = RemoteStore::new(one_sided, Some(owned), self.known.clone());
         Ok(Cached::new(self.handle(store)?))
     }
@@ -116,14 +172,15 @@ impl<P: Plugin> ComputeCache<P> {
         let mut attempt = 0;
         let pending = loop {
             match &mut *self.claimed() {
-                Claim::Of(_, log) if !log.tenure().is_valid() => {
+                Claim::Made(log) if !log.tenure().is_valid() => {
                     worker.check_standing()?;
                     return Err(Error::GivenUp { name: structure.name.clone() });
                 }
-                Claim::Of(owned, log) if Part::region(owned) == Part::region(region) => {
-                    return Ok(log.clone());
-                }
-                Claim::Of(owned, _) => {
+                Claim::Made(log) => {
+                    let owned = self.regions.copy().owned;
+                    if owned.iter().any(|owned| Part::region(owned) == Part::region(region)) {
+                        return Ok(log.clone());
+                    }
                     let why = format!("{region:?}; this cache is for {owned:?}, have another one");
                     return Err(Error::BadOption { option: "region", why });
                 }
@@ -138,12 +195,16 @@ impl<P: Plugin> ComputeCache<P> {
         };
         let tenure = ownership::claim::<P>(worker, structure, region).await?;
         let log = Log::new(worker, structure.id, tenure, self.log_bytes());
+        self.regions.update(|regions| {
+            regions.owned = vec![region.clone()];
+            true
+        });
         std::mem::forget(pending);
-        *self.claimed() = Claim::Of(region.clone(), log.clone());
+        *self.claimed() = Claim::Made(log.clone());
         Ok(log)
     }
 
-    fn claimed(&self) -> MutexGuard<'_, Claim<P>> {
+    fn claimed(&self) -> MutexGuard<'_, Claim> {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

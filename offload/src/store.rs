@@ -6,7 +6,10 @@ use std::{
     future::Future,
     marker::PhantomData,
     rc::Rc,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64},
+    },
 };
 
 use farlink_cache::{CacheError, Conflict, PageError, PageId, Store};
@@ -19,7 +22,9 @@ use farlink_runtime::{
     one_sided::{OneSided, PageCopy},
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
     ptr::ServerId,
-    structure::Overlap,
+    structure::{Overlap, Region},
+    sync::{Ordering, fence},
+    versioned::VersionedReader,
     write_ahead::{Log, PageRecord, Recorded},
 };
 
@@ -40,7 +45,7 @@ impl<P: Plugin> farlink_cache::Layout for CacheLayout<P> {
 }
 
 pub(crate) fn identity(page: &[AtomicU64]) -> Option<Identity> {
-    Identity::from_word(page.get(IDENTITY)?.load(std::sync::atomic::Ordering::Relaxed))
+    Identity::from_word(page.get(IDENTITY)?.load(Ordering::Relaxed))
 }
 
 /// Pages, as often as they were inserted: a set that the handles of a cache share.
@@ -84,10 +89,47 @@ impl PageSet {
     }
 }
 
-/// A region, the right to it, and the log of what is changed in it.
+/// What the cache's compute server owns, at some moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Regions<R> {
+    /// No two of them overlap.
+    pub(crate) owned: Vec<R>,
+    /// A part that it has just stopped to use, and that others cannot claim yet.
+    pub(crate) leaving: Option<R>,
+    /// Whether it ever owned more: there may be pages in the cache that lie elsewhere.
+    pub(crate) were_more: bool,
+}
+
+impl<R> Default for Regions<R> {
+    fn default() -> Self {
+        Self { owned: Vec::new(), leaving: None, were_more: false }
+    }
+}
+
+impl<R: Region> Regions<R> {
+    /// The region in which all of another one lies.
+    pub(crate) fn with(&self, other: &R) -> Option<&R> {
+        self.owned.iter().find(|owned| other.overlap(owned) == Overlap::Inside)
+    }
+
+    /// Where what has this place in each of the regions lies in all of them together.
+    pub(crate) fn overlap(&self, of_one: impl Fn(&R) -> Overlap) -> Overlap {
+        let mut all = Overlap::Outside;
+        for owned in &self.owned {
+            match of_one(owned) {
+                Overlap::Inside => return Overlap::Inside,
+                Overlap::Partly => all = Overlap::Partly,
+                Overlap::Outside => {}
+            }
+        }
+        all
+    }
+}
+
+/// Regions, the right to them, and the log of what is changed in them.
 #[derive(Debug)]
 pub(crate) struct Owned<P: Plugin> {
-    pub(crate) region: P::Region,
+    pub(crate) regions: VersionedReader<Regions<P::Region>>,
     pub(crate) log: Log,
     /// Changes of one page, too, and operations wait for that.
     pub(crate) records_all: bool,
@@ -102,8 +144,12 @@ pub(crate) struct Known {
     pub(crate) unlocking: PageSet,
     /// Cached, and other owners share them; perhaps not any more.
     pub(crate) shared: PageSet,
-    /// Who changes pages passes it; shut before what is owned is given up.
+    /// Who changes pages passes it; shut before what is owned, or a part of it, is given up.
     pub(crate) gate: Arc<Gate>,
+    /// Whether somebody changes what is owned. Others who would wait.
+    pub(crate) is_moving: Arc<AtomicBool>,
+    /// Whether pages may be cached that lie outside of what is owned, or that are not known to be shared.
+    pub(crate) has_others: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -176,8 +222,14 @@ impl<P: Plugin> RemoteStore<P> {
     }
 
     /// What this compute server owns, if it owns anything.
-    pub(crate) fn region(&self) -> Option<&P::Region> {
-        self.0.owned.as_ref().map(|owned| &owned.region)
+    pub(crate) fn regions(&self) -> Option<&VersionedReader<Regions<P::Region>>> {
+        self.0.owned.as_ref().map(|owned| &owned.regions)
+    }
+
+    /// Whether pages of level 0 may be cached that are not owned (any more).
+    #[inline]
+    pub(crate) fn may_have_others(&self) -> bool {
+        self.regions().is_some_and(|regions| regions.with(|regions| regions.were_more))
     }
 
     /// The log of what this compute server owns, if it owns anything.
@@ -240,7 +292,8 @@ impl<P: Plugin> RemoteStore<P> {
 
     /// Where a page lies in what is owned here.
     pub(crate) fn overlap(&self, words: &(impl farlink_runtime::words::Words + ?Sized)) -> Overlap {
-        self.region().map_or(Overlap::Inside, |region| P::overlap(words, region))
+        let Some(regions) = self.regions() else { return Overlap::Inside };
+        regions.with(|regions| regions.overlap(|region| P::overlap(words, region)))
     }
 }
 
@@ -259,6 +312,8 @@ impl<P: Plugin> Store for RemoteStore<P> {
         let at = copy.at();
         let words = copy.into_words();
         let is_leaf = Identity::from_word(words[IDENTITY]).is_some_and(|identity| identity.level == 0);
+        // Whoever changes what is owned sees that this page is on its way, or it is seen here that it is changed.
+        fence(Ordering::SeqCst);
         match self.overlap(&*words) {
             Overlap::Outside => Err(Error::OutsidePartition { page: at }.into()),
             Overlap::Partly if is_leaf => Err(Error::OutsidePartition { page: at }.into()),
@@ -328,7 +383,7 @@ impl<P: Plugin> Store for RemoteStore<P> {
 
     fn record_words(&self, page: PageId, words: &[AtomicU64], set: &[u32]) {
         let Some(log) = self.log() else { return };
-        let word = |index: usize| words[index].load(std::sync::atomic::Ordering::Relaxed);
+        let word = |index: usize| words[index].load(Ordering::Relaxed);
         let version = LockWord::from_word(word(LOCK)).version();
         let mut runs: Vec<(u32, Vec<u64>)> = Vec::new();
         for &index in set.iter().filter(|&&index| index as usize != LOCK) {

@@ -1,5 +1,5 @@
 //! A gate that those who change something pass, and that is shut before it is handed over: once all who are inside have come out,
-//! nobody changes it any more.
+//! nobody changes it any more. Whoever passes after it was opened again sees what was done meanwhile.
 //!
 //! Who passes counts himself in, at a place of his own thread's, and then looks whether the gate is shut; who shuts it marks it shut,
 //! and then looks at the counts. Both have a fence in between: so either the one sees that it is shut, or the other that somebody is
@@ -46,12 +46,13 @@ impl Gate {
 
     /// Whether it is shut.
     pub fn is_shut(&self) -> bool {
-        self.is_shut.load(Ordering::Relaxed)
+        // Acquire: whoever passes sees what was done while it was shut.
+        self.is_shut.load(Ordering::Acquire)
     }
 
     /// Lets others pass again.
     pub fn open(&self) {
-        self.is_shut.store(false, Ordering::Relaxed);
+        self.is_shut.store(false, Ordering::Release);
     }
 
     /// Whether nobody is inside. Of a gate that is shut it stays so, and all that was done inside has happened before.

@@ -148,6 +148,12 @@ pub trait Region: Wire + Clone + fmt::Debug + Send + Sync + 'static {
         regions.iter().any(|region| Self::everything().overlap(region) == Overlap::Inside)
     }
 
+    /// What is left of this region without what of it lies in `piece`; `None` if that is no regions, because such ones are
+    /// owned as a whole or not at all.
+    fn without(&self, _piece: &Self) -> Option<Vec<Self>> {
+        None
+    }
+
     /// A number that stands for the region if it is a single point, such as a key: what is cut by hash is cut by it.
     fn point(&self) -> Option<u64> {
         None

@@ -1,6 +1,6 @@
 //! What this compute server has of the structures that it uses: the local side of their partition maps.
 //!
-//! A [`Tenure`] is one entry of a map for as long as it exists. When the last holder has dropped it, the map is *behind*:
+//! A [`Tenure`] is some entries of a map for as long as it exists. When the last holder has dropped it, the map is *behind*:
 //! maintenance, leaving, or the next one of this compute server to change the map brings it up to date. Changes of one
 //! structure's map take turns here, so the entries of a compute server are always those of its tenures.
 
@@ -16,12 +16,12 @@ use crate::{
     sync::{AtomicBool, Mutex, Ordering, lock},
 };
 
-/// The right to use a part of a structure, which the structure's partition map states: for as long as somebody holds it, or
-/// until it is ended.
+/// The right to use parts of a structure, which the structure's partition map states: for as long as somebody holds it, or
+/// until it is ended. The parts may change meanwhile.
 #[derive(Debug)]
 pub struct Tenure {
     structure: StructureId,
-    part: Part,
+    parts: Mutex<Vec<Part>>,
     is_valid: AtomicBool,
     all: Weak<Tenures>,
 }
@@ -33,9 +33,19 @@ impl Tenure {
         self.is_valid.load(Ordering::Acquire)
     }
 
-    /// What it is for.
-    pub fn part(&self) -> &Part {
-        &self.part
+    /// What it is for now.
+    pub fn parts(&self) -> Vec<Part> {
+        lock(&self.parts).clone()
+    }
+
+    /// Whether it is that of a shared writer.
+    pub(crate) fn is_shared(&self) -> bool {
+        lock(&self.parts).contains(&Part::Shared)
+    }
+
+    /// For whoever has the structure's [turn](Turn).
+    pub(crate) fn set_parts(&self, parts: Vec<Part>) {
+        *lock(&self.parts) = parts;
     }
 
     /// From now on nothing may be done by it. The map is behind until it is published again.
@@ -172,7 +182,7 @@ impl Turn {
     pub(crate) fn add(&self, part: Part) -> StdArc<Tenure> {
         let tenure = StdArc::new(Tenure {
             structure: self.structure,
-            part,
+            parts: Mutex::new(vec![part]),
             is_valid: AtomicBool::new(true),
             all: StdArc::downgrade(&self.all),
         });

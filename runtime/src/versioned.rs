@@ -79,6 +79,17 @@ impl<T: Clone> VersionedReader<T> {
         self.renew()
     }
 
+    /// What a function makes of the value. Costs less than [`VersionedReader::get`]; the function does not read it again.
+    #[inline]
+    pub fn with<R>(&self, f: impl FnOnce(&T) -> R) -> R {
+        let copy = self.copy.borrow();
+        if self.of.version.load(Ordering::Acquire) == copy.0 {
+            return f(&copy.1);
+        }
+        drop(copy);
+        f(&self.renew())
+    }
+
     #[cold]
     fn renew(&self) -> Rc<T> {
         let copy = self.of.copy_with_version();

@@ -272,7 +272,7 @@ impl<S: OrderedMap> Client<S> {
         };
         let holdings = match reach {
             AccessUnderTest::Cached { routed: true, cache, .. } => {
-                Some(Holdings::new(&structure, move || cache.build::<S>(false)))
+                Some(Holdings::new(&structure, cache.build::<S>(false)?))
             }
             _ => None,
         };
@@ -370,7 +370,7 @@ impl<S: OrderedMap> Client<S> {
                 for range in here.holdings().regions() {
                     let part = Part { low: range.low, high: range.high.map_or(u64::MAX, |high| high - 1) };
                     let owned = here.with(&range)?.context("it owns this part")?;
-                    parts.push((part, Map::over(Cached::clone(&owned))));
+                    parts.push((part, Map::over(owned.clone())));
                 }
                 parts
             }

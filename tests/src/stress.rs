@@ -33,7 +33,7 @@ use farlink_runtime::{
     structure::{PlacementPolicy, StructurePlacement},
 };
 use farlink_structures::map::{KeyRange, Map};
-use rand::{SeedableRng, rngs::StdRng, seq::IteratorRandom};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IteratorRandom};
 
 pub use self::summary::Summary;
 use crate::{
@@ -83,7 +83,8 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
   --route no        with --access cached, yes: all workers use all keys, and operations go to the owners
-  --move-every 0    with --route yes: a range goes to another owner each so many milliseconds; 0 for never
+  --move-every 0    with --route yes: a range, or a piece of one, goes to another owner each so many milliseconds; 0 for
+                    never
   --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
   --seed N          decides what is random; a fresh one by default
 ";
@@ -441,7 +442,18 @@ fn cut<S: Subject>(fabric: &Arc<dyn Fabric>, parts: usize, initial: &BTreeMap<u6
     })
 }
 
-/// Has a range drawn at random go to another owner, again and again, until it is over; how many did.
+/// The ranges that there are before whole ones move only.
+const RANGES_MAX: usize = 24;
+
+/// From anywhere in a range up to anywhere.
+pub fn piece_of(KeyRange { low, high }: KeyRange, random: &mut StdRng) -> KeyRange {
+    let last = high.map_or(u64::MAX, |high| high - 1);
+    let ends = [random.random_range(low..=last), random.random_range(low..=last)];
+    let high = if random.random_bool(0.3) { high } else { ends.into_iter().max().and_then(|last| last.checked_add(1)) };
+    KeyRange { low: ends.into_iter().min().unwrap_or(low), high }
+}
+
+/// Has a range drawn at random, or a piece of one, go to another owner, again and again, until it is over; how many did.
 fn keep_moving<S: Subject>(
     fabric: &Arc<dyn Fabric>,
     options: &Options,
@@ -461,8 +473,10 @@ fn keep_moving<S: Subject>(
                 let map = ownership::read(worker, &structure).await?;
                 let Some((from, part)) = map.owners().choose(&mut random) else { continue };
                 let Some(region) = part.to_region::<KeyRange>()? else { continue };
+                let is_whole = map.entries.len() > RANGES_MAX || random.random_bool(0.3);
+                let region = if is_whole { region } else { piece_of(region, &mut random) };
                 let Some(&to) = owners.iter().filter(|&&owner| owner != from).choose(&mut random) else { continue };
-                moves += u64::from(move_region(worker, &structure, &region, from, to).await?);
+                moves += u64::from(move_region(worker, &structure, &region, from, to).await?.is_some());
             }
             Ok(moves)
         })

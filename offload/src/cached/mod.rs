@@ -11,6 +11,7 @@
 mod change;
 mod holding;
 mod pages;
+mod parting;
 mod shared;
 
 use std::{
@@ -31,16 +32,15 @@ use farlink_runtime::{
     },
     change::Role,
     error::Error,
-    gate::{Gate, Passage},
+    gate::Passage,
     lock::LockWord,
     one_sided::{OneSided, ownership},
     page::{IDENTITY, Identity, LOCK, SizeClass},
     pages as allocation,
     ptr::{Link, RemotePtr, ServerId},
-    structure::Overlap,
+    structure::{Overlap, Region},
     sync::{AtomicU64, Ordering},
     worker::{Handle, YieldNow},
-    write_ahead::Log,
 };
 use smallvec::SmallVec;
 
@@ -186,9 +186,12 @@ impl<P: Plugin> Cached<P> {
         self.cache.class_of(word).or_else(of_link).unwrap_or(self.class)
     }
 
-    /// What this compute server owns.
-    pub(crate) fn region(&self) -> &P::Region {
-        self.cache.store().region().expect("cached access is made with a region")
+    /// A region that this compute server owns: the one that has all of another one, or some of it.
+    pub(crate) fn region_of(&self, scope: &P::Region) -> Option<P::Region> {
+        self.cache.store().regions()?.with(|regions| {
+            let has_some = |owned: &&P::Region| scope.overlap(owned) != Overlap::Outside;
+            regions.with(scope).or_else(|| regions.owned.iter().find(has_some)).cloned()
+        })
     }
 
     /// Leave for somebody else to change what is owned.
@@ -257,25 +260,12 @@ impl<P: Plugin> Cached<P> {
         self.flush().await?;
         self.flush().await?;
         let Context { worker, structure, .. } = self.context();
-        let (gate, Some(log)) = (&self.cache.store().known().gate, self.cache.store().log()) else { return Ok(()) };
-        let mut attempt = 0;
-        while !gate.shut() {
-            // Somebody else does it.
-            if !log.tenure().is_valid() {
-                return Ok(());
-            }
-            worker.back_off(attempt).await;
-            attempt += 1;
-        }
-        let opens = OpensAgain { gate, log };
-        while !gate.is_empty() {
-            worker.back_off(attempt).await;
-            attempt += 1;
-        }
+        let Some(log) = self.cache.store().log() else { return Ok(()) };
+        let Some(shut) = self.shut().await else { return Ok(()) };
         self.flush().await?;
         log.wipe(worker).await?;
         let given_up = ownership::give_up(worker, structure, log.tenure()).await;
-        drop(opens);
+        drop(shut);
         given_up
     }
 
@@ -357,20 +347,6 @@ impl<P: Plugin> Cached<P> {
             // What it had set would have reached beyond what is owned.
             PageError::Misuse(Misuse::Refused) => Error::SharedPage { page }.into(),
             error => refused(error),
-        }
-    }
-}
-
-/// Opens a gate again, if what is behind it was not given up.
-struct OpensAgain<'a> {
-    gate: &'a Gate,
-    log: &'a Log,
-}
-
-impl Drop for OpensAgain<'_> {
-    fn drop(&mut self) {
-        if self.log.tenure().is_valid() {
-            self.gate.open();
         }
     }
 }

@@ -31,9 +31,12 @@ use super::{change::until_arrived, *};
 type Old<'a, P> = (CachedPage<'a, P>, Role, Overlap);
 
 impl<P: Plugin> Cached<P> {
-    /// Where a page lies, seen from what is owned. A leaf got into the cache because it is inside.
+    /// Where a page lies, seen from what is owned. A leaf got into the cache because it is inside, or was.
     pub(super) fn overlap_of(&self, page: &CachedPage<'_, P>) -> Result<Overlap, Interrupt> {
-        if page.level() == 0 { Ok(Overlap::Inside) } else { page.read(|words| self.overlap(words)) }
+        match page.level() == 0 && !self.cache.store().may_have_others() {
+            true => Ok(Overlap::Inside),
+            false => page.read(|words| self.overlap(words)),
+        }
     }
 
     /// A change of pages some of which are shared.

@@ -196,10 +196,10 @@ impl<P: Plugin> Shared<P> {
             false => Some(self.cached.begin_change()?),
         };
         let Some((at, _)) = page.remote() else { return Ok(None) };
-        let owned = self.cached.region();
+        let Some(owned) = self.cached.region_of(&operation.scope()) else { return Ok(None) };
         let clock = self.cached.worker().clock();
         let start_ns = clock.now_ns();
-        let answer = self.chooser.shipper.ship(operation, From::Page { page, level, owned }).await;
+        let answer = self.chooser.shipper.ship(operation, From::Page { page, level, owned: &owned }).await;
         match answer {
             Ok(Answer::Done(Shipped { output, changed, .. })) => {
                 self.chooser.done::<O>(at.server(), clock.now_ns() - start_ns);

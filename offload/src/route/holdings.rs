@@ -1,80 +1,79 @@
-//! What a compute server owns of a structure: a set of regions, each with a cache of its own, which come and go while operations run.
+//! What a compute server owns of a structure: a set of regions, in one cache, which come and go while operations run.
 
-use std::{
-    cell::RefCell,
-    fmt,
-    rc::Rc,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{cell::OnceCell, fmt, rc::Rc};
 
 use farlink_cache::Counters;
 use farlink_runtime::{
     access::{Operation, Overlap, Plugin, Region, Structure},
     error::Error,
+    lock::OwnerId,
     operation::Run,
-    versioned::{Versioned, VersionedReader},
+    versioned::VersionedReader,
     worker::Handle,
 };
 
-use crate::{cached::Cached, compute_cache::ComputeCache};
-
-/// A region and its cache.
-#[derive(Debug)]
-struct Held<P: Plugin> {
-    region: P::Region,
-    cache: ComputeCache<P>,
-}
-
-impl<P: Plugin> Clone for Held<P> {
-    fn clone(&self) -> Self {
-        Self { region: self.region.clone(), cache: self.cache.clone() }
-    }
-}
-
-type Make<P> = dyn Fn() -> Result<ComputeCache<P>, Error> + Send + Sync;
+use super::moves;
+use crate::{
+    cached::Cached,
+    compute_cache::ComputeCache,
+    engine::{Engine, EngineOptions},
+    policies::{OffloadCounts, Policies},
+    store::Regions,
+};
 
 /// The regions of a structure that a compute server owns. Cheap to clone; shared by its workers and by those who carry out what
 /// others send.
-pub struct Holdings<P: Plugin>(Arc<Shared<P>>);
-
-struct Shared<P: Plugin> {
+pub struct Holdings<P: Plugin> {
     structure: Structure,
-    make: Box<Make<P>>,
-    held: Arc<Versioned<Vec<Held<P>>>>,
-    /// What the caches of regions that were given up have counted.
-    past: Mutex<Counters>,
+    cache: ComputeCache<P>,
+    ships: Option<Ships>,
+}
+
+/// Who decides what is shipped to memory servers, and how.
+#[derive(Debug, Clone, Copy)]
+struct Ships {
+    policies: fn() -> Policies,
+    options: EngineOptions,
 }
 
 impl<P: Plugin> Clone for Holdings<P> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self { structure: self.structure.clone(), cache: self.cache.clone(), ships: self.ships }
     }
 }
 
 impl<P: Plugin> fmt::Debug for Holdings<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holdings").field("structure", &self.0.structure.name).field("regions", &self.regions()).finish()
+        f.debug_struct("Holdings").field("structure", &self.structure.name).field("regions", &self.regions()).finish()
     }
 }
 
 impl<P: Plugin> Holdings<P> {
-    /// None yet. `make` makes the cache of each region that is taken.
-    pub fn new(
-        structure: &Structure,
-        make: impl Fn() -> Result<ComputeCache<P>, Error> + Send + Sync + 'static,
-    ) -> Self {
-        let (structure, held) = (structure.clone(), Versioned::new(Vec::new()));
-        Self(Arc::new(Shared { structure, make: Box::new(make), held, past: Mutex::default() }))
+    /// None yet. The pages of all that will be are in this cache, which nothing was made by.
+    pub fn new(structure: &Structure, cache: ComputeCache<P>) -> Self {
+        Self { structure: structure.clone(), cache, ships: None }
+    }
+
+    /// The same, where each worker has an [`Engine`] with such policies. For a cache that
+    /// [excludes subtrees](farlink_cache::CacheOptions::excludes_subtrees), and before a worker is given a way to it.
+    #[must_use]
+    pub fn shipping(self, policies: fn() -> Policies, options: EngineOptions) -> Self {
+        Self { ships: Some(Ships { policies, options }), ..self }
     }
 
     /// The structure.
     pub fn structure(&self) -> &Structure {
-        &self.0.structure
+        &self.structure
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &ComputeCache<P> {
+        &self.cache
     }
 
     /// The regions.
     pub fn regions(&self) -> Vec<P::Region> {
-        self.0.held.copy().into_iter().map(|held| held.region).collect()
+        self.cache.regions().copy().owned
     }
 
     /// Takes one more region. From then on operations on it are done here.
@@ -82,33 +81,68 @@ impl<P: Plugin> Holdings<P> {
     /// # Errors
     /// As [`ComputeCache::own`].
     pub async fn take(&self, worker: &Handle, region: P::Region) -> Result<(), Error> {
-        let cache = (self.0.make)()?;
-        cache.own(worker, self.0.structure.clone(), region.clone()).await?;
-        self.0.held.update(|held| {
-            held.push(Held { region, cache });
-            true
-        });
+        self.cache.own_more(worker, &self.structure, region).await
+    }
+
+    /// Gives up a region, or a piece of one: writes what is changed there while operations on it go on, and lets them wait for the next
+    /// owner for as long as the last of it takes. A piece is made smaller so that no page of level 0 is cut; what it was then.
+    /// `None` if all of it does not lie in one region of this compute server's, for itself, or nothing of it is left.
+    ///
+    /// # Errors
+    /// If the fabric fails, or the map is full: it still has the region then, unless the map could not be read any more.
+    pub async fn give_up(&self, worker: &Handle, region: &P::Region) -> Result<Option<P::Region>, Error> {
+        let given_up = self.hand_over(worker, region).await?;
+        self.tidy(worker).await?;
+        Ok(given_up)
+    }
+
+    /// [`Holdings::give_up`], after which the cache is to be [tidied](Holdings::tidy); the next owner need not wait for that.
+    ///
+    /// # Errors
+    /// As [`Holdings::give_up`].
+    pub(super) async fn hand_over(&self, worker: &Handle, region: &P::Region) -> Result<Option<P::Region>, Error> {
+        match self.cache.owned(worker, &self.structure)? {
+            Some(owned) => owned.part_with(self.cache.regions(), region).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Drops from the cache what is not owned any more. Else the next one does that who gives up or takes a region.
+    ///
+    /// # Errors
+    /// [`Error::Cache`] if the cache has no handle left.
+    pub(super) async fn tidy(&self, worker: &Handle) -> Result<(), Error> {
+        if let Some(owned) = self.cache.owned(worker, &self.structure)? {
+            let moving = owned.begin_moving().await;
+            owned.tidy(&moving).await;
+        }
         Ok(())
     }
 
-    /// Gives up a region: writes what is changed there while operations on it go on, and lets them wait for the next owner for as long
-    /// as the last of it takes. False if this compute server does not have this region, as a whole and for itself.
+    /// Has a region, or a piece of one, come here from the compute server that owns it, which listens. What has come; `None` as for
+    /// [`Holdings::give_up`].
     ///
     /// # Errors
-    /// As [`Cached::close`]: then it still has the region.
-    pub async fn give_up(&self, worker: &Handle, region: &P::Region) -> Result<bool, Error> {
-        let is_it = |held: &Held<P>| is_same(&held.region, region);
-        let Some(found) = self.0.held.copy().into_iter().find(is_it) else { return Ok(false) };
-        if let Some(owned) = found.cache.owned(worker, &self.0.structure)? {
-            owned.close().await?;
+    /// What that one failed with, or taking it here: then it is asked to take it again.
+    pub async fn take_from(
+        &self,
+        worker: &Handle,
+        region: &P::Region,
+        owner: OwnerId,
+    ) -> Result<Option<P::Region>, Error> {
+        let take = async |region: P::Region| self.take(worker, region).await;
+        moves::move_to(worker, &self.structure, region, owner, take).await
+    }
+
+    /// Writes every page that is changed here to its memory server.
+    ///
+    /// # Errors
+    /// As [`Cached::flush`].
+    pub async fn flush(&self, worker: &Handle) -> Result<(), Error> {
+        match self.cache.owned(worker, &self.structure)? {
+            Some(owned) => owned.flush().await,
+            None => Ok(()),
         }
-        self.0.held.update(|held| {
-            let before = held.len();
-            held.retain(|held| !is_it(held));
-            held.len() < before
-        });
-        *self.past() += found.cache.counters();
-        Ok(true)
     }
 
     /// Gives up all regions.
@@ -124,19 +158,13 @@ impl<P: Plugin> Holdings<P> {
 
     /// A worker's access to all of them.
     pub fn here(&self, worker: &Handle) -> Here<P> {
-        let reader = self.0.held.reader();
-        Here { holdings: self.clone(), worker: worker.clone(), reader, opened: RefCell::default() }
+        let (holdings, worker, regions) = (self.clone(), worker.clone(), self.cache.regions().reader());
+        Here { holdings, worker, regions, way: OnceCell::new() }
     }
 
-    /// The counts of all caches, also of those that are gone.
+    /// What the cache has counted.
     pub fn counters(&self) -> Counters {
-        let mut all = *self.past();
-        self.0.held.copy().iter().for_each(|held| all += held.cache.counters());
-        all
-    }
-
-    fn past(&self) -> std::sync::MutexGuard<'_, Counters> {
-        self.0.past.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.counters()
     }
 }
 
@@ -146,28 +174,29 @@ pub(super) async fn rest(worker: &Handle, attempt: u32) {
     worker.sleep_until(until_ns).await;
 }
 
-fn is_same<R: Region>(a: &R, b: &R) -> bool {
-    a.overlap(b) == Overlap::Inside && b.overlap(a) == Overlap::Inside
-}
-
 /// A worker's access to the regions that its compute server owns, whichever these are. An operation on others fails with
 /// [`Error::GivenUp`].
 pub struct Here<P: Plugin> {
     holdings: Holdings<P>,
     worker: Handle,
-    reader: VersionedReader<Vec<Held<P>>>,
-    opened: RefCell<Opened<P>>,
+    regions: VersionedReader<Regions<P::Region>>,
+    /// Made once there are any.
+    way: OnceCell<Way<P>>,
 }
 
-/// The access to each region of one version of the set.
-struct Opened<P: Plugin> {
-    of: Option<Rc<Vec<Held<P>>>>,
-    parts: Vec<Rc<Cached<P>>>,
+/// How a worker does operations on what is owned.
+enum Way<P: Plugin> {
+    Cached(Cached<P>),
+    Shipping(Engine<P>),
 }
 
-impl<P: Plugin> Default for Opened<P> {
-    fn default() -> Self {
-        Self { of: None, parts: Vec::new() }
+impl<P: Plugin> Way<P> {
+    #[inline]
+    fn cached(&self) -> &Cached<P> {
+        match self {
+            Self::Cached(cached) => cached,
+            Self::Shipping(engine) => engine.cached(),
+        }
     }
 }
 
@@ -189,25 +218,48 @@ impl<P: Plugin> Here<P> {
         &self.holdings
     }
 
-    /// The access to the region in which all of another one lies, if this compute server has it.
+    /// The access to a region that all of another one lies in, if this compute server has it.
     ///
     /// # Errors
-    /// [`Error::Cache`] if a cache has no handle left.
-    pub fn with(&self, region: &P::Region) -> Result<Option<Rc<Cached<P>>>, Error> {
-        let held = self.reader.get();
-        let mut opened = self.opened.borrow_mut();
-        if opened.of.as_ref().is_none_or(|of| !Rc::ptr_eq(of, &held)) {
-            let Opened { parts, .. } = std::mem::take(&mut *opened);
-            let mut kept: Vec<Rc<Cached<P>>> = parts.into_iter().filter(|part| part.is_held()).collect();
-            for Held { region, cache } in &*held {
-                if !kept.iter().any(|part| is_same(part.region(), region)) {
-                    kept.extend(cache.owned(&self.worker, self.holdings.structure())?.map(Rc::new));
-                }
-            }
-            *opened = Opened { of: Some(held), parts: kept };
+    /// [`Error::Cache`] if the cache has no handle left.
+    pub fn with(&self, region: &P::Region) -> Result<Option<&Cached<P>>, Error> {
+        Ok(self.way_to(region)?.map(Way::cached))
+    }
+
+    #[inline]
+    fn way_to(&self, region: &P::Region) -> Result<Option<&Way<P>>, Error> {
+        if self.regions.with(|regions| regions.with(region).is_none()) {
+            return Ok(None);
         }
-        let has_it = |part: &&Rc<Cached<P>>| part.is_held() && region.overlap(part.region()) == Overlap::Inside;
-        Ok(opened.parts.iter().find(has_it).cloned())
+        match self.way.get() {
+            Some(way) => Ok(way.cached().is_held().then_some(way)),
+            None => self.open(),
+        }
+    }
+
+    #[cold]
+    fn open(&self) -> Result<Option<&Way<P>>, Error> {
+        let Holdings { structure, cache, ships } = &self.holdings;
+        let Some(owned) = cache.owned(&self.worker, structure)? else { return Ok(None) };
+        let way = match ships {
+            Some(Ships { policies, options }) => Way::Shipping(Engine::new(owned, policies(), *options)?),
+            None => Way::Cached(owned),
+        };
+        Ok(Some(self.way.get_or_init(|| way)))
+    }
+
+    /// What the engine did, if there is one.
+    pub fn offload_counts(&self) -> OffloadCounts {
+        match self.way.get() {
+            Some(Way::Shipping(engine)) => engine.counts(),
+            _ => OffloadCounts::default(),
+        }
+    }
+
+    /// Whether operations on a region wait: some of it has just been given up, and the map does not say so yet.
+    fn is_leaving(&self, region: &P::Region) -> bool {
+        let is_it = |leaving: &P::Region| region.overlap(leaving) != Overlap::Outside;
+        self.regions.with(|regions| regions.leaving.as_ref().is_some_and(is_it))
     }
 }
 
@@ -215,19 +267,35 @@ impl<P: Plugin> Run for Here<P> {
     type Plugin = P;
 
     async fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
+        let mut waited = 0;
         loop {
-            let Some(part) = self.with(&operation.scope())? else {
+            let scope = operation.scope();
+            let regions = self.regions.get();
+            let Some(way) = self.way_to(&scope)? else {
+                if self.is_leaving(&scope) {
+                    rest(&self.worker, waited).await;
+                    waited += 1;
+                    continue;
+                }
                 return Err(Error::GivenUp { name: self.holdings.structure().name.clone() });
             };
-            match part.execute(operation).await {
-                // Somebody is about to give it up: until that is done, or has failed, nobody else can do this.
-                Err(Error::GivenUp { .. }) if part.is_held() => {
+            let owned = way.cached();
+            let outcome = match way {
+                Way::Cached(cached) => cached.execute(operation).await,
+                Way::Shipping(engine) => engine.execute(operation).await,
+            };
+            match outcome {
+                // Changes wait: somebody is about to give up a part of what is owned, perhaps this one.
+                Err(Error::GivenUp { .. }) if owned.is_held() => {
                     let mut waited = 0;
-                    while part.is_held() && part.is_being_given_up() {
+                    while owned.is_held() && owned.is_being_given_up() {
                         rest(&self.worker, waited).await;
                         waited += 1;
                     }
                 }
+                // It was given up meanwhile, and perhaps taken again.
+                Err(Error::OutsidePartition { .. } | Error::SharedPage { .. })
+                    if !Rc::ptr_eq(&regions, &self.regions.get()) => {}
                 outcome => return outcome,
             }
         }

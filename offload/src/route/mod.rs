@@ -11,8 +11,8 @@
 //! the operation goes on to the owner that it names. So an operation that is sent to the right owner costs one exchange of
 //! messages, and the first one after a change of the map another one, and a READ.
 //!
-//! What a compute server owns can change while operations run ([`Holdings`]): a region that it gives up is written while
-//! operations on it go on; in the end they are refused, with no effect, and wait here for the owner that takes it.
+//! What a compute server owns can change while operations run ([`Holdings`]): a region that it gives up, or a piece of one, is written
+//! while operations on it go on; in the end they are refused, with no effect, and wait here for the owner that takes it.
 //!
 //! An operation about the parts of several owners is cut to each of them
 //! ([`Operation::within`](farlink_runtime::access::Operation::within)); each piece finds its way by itself, so none is done twice.

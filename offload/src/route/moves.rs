@@ -32,42 +32,53 @@ impl MoveHeader {
     }
 }
 
-/// Has a region go from one compute server to another; both listen, and the first one has this very region. Operations on it go on, but
-/// for the last of it, which wait. False if the first one does not have it (any more).
+/// Has a region go from one compute server to another; both listen, and all of it lies in one region that the first one has. Operations on
+/// it go on, but for the last of it, which wait. What has moved: a piece of a region is made smaller so that no page of level 0 is cut.
+/// `None` if the first one does not have it (any more), or nothing of it can move alone.
 ///
 /// The region has no owner for the time between: if the second one cannot take it, the first one is asked to take it again.
 ///
 /// # Errors
 /// What the first one failed with: it still has the region, unless it is gone. What the second one failed with.
-pub async fn move_region<R: Wire>(
+pub async fn move_region<R: Wire + Clone>(
     worker: &Handle,
     structure: &Structure,
     region: &R,
     from: OwnerId,
     to: OwnerId,
-) -> Result<bool, Error> {
-    if !ask(worker, structure, region, from, GIVE_UP).await? {
-        return Ok(false);
-    }
-    match ask(worker, structure, region, to, TAKE).await {
+) -> Result<Option<R>, Error> {
+    move_to(worker, structure, region, from, async |region| ask(worker, structure, &region, to, TAKE).await.map(drop))
+        .await
+}
+
+/// [`move_region`], where the region is taken in this way.
+pub(super) async fn move_to<R: Wire + Clone>(
+    worker: &Handle,
+    structure: &Structure,
+    region: &R,
+    from: OwnerId,
+    take: impl AsyncFnOnce(R) -> Result<(), Error>,
+) -> Result<Option<R>, Error> {
+    let Some(region) = ask(worker, structure, region, from, GIVE_UP).await? else { return Ok(None) };
+    match take(region.clone()).await {
+        Ok(()) => Ok(Some(region)),
         Err(error) => {
-            if let Err(again) = ask(worker, structure, region, from, TAKE).await {
+            if let Err(again) = ask(worker, structure, &region, from, TAKE).await {
                 tracing::warn!(structure = structure.name, %again, "a region has no owner: it was given up, and nobody can take it");
             }
             Err(error)
         }
-        taken => taken,
     }
 }
 
-/// Asks a compute server to give up a region, or to take it.
+/// Asks a compute server to give up a region, or to take it; what it has given up or taken.
 async fn ask<R: Wire>(
     worker: &Handle,
     structure: &Structure,
     region: &R,
     owner: OwnerId,
     what: Kind,
-) -> Result<bool, Error> {
+) -> Result<Option<R>, Error> {
     let name = || structure.name.clone();
     let missing = |error: Error| match error {
         Error::Fabric(FabricError::PeerMissing { why, .. } | FabricError::ServerMissing { why, .. }) => {
@@ -89,7 +100,7 @@ async fn ask<R: Wire>(
     match ReplyHeader::decode(&mut words)?.0 {
         ReplyHeader::Done { .. } => Ok(decode_all(words)?),
         ReplyHeader::Failed(failure) => Err(failure.into_error(|why| Error::AtOwner { owner, why })),
-        ReplyHeader::NotOwned(_) => Ok(false),
+        ReplyHeader::NotOwned(_) => Ok(None),
         _ => {
             Err(Error::Malformed("a compute server that was asked to move a region answered as a memory server would"))
         }

@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     rc::Rc,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Waker},
@@ -25,7 +25,7 @@ use farlink_runtime::{
     operation::{Code, Run},
     page::StructureId,
     wire::{Wire, decode_all},
-    worker::{Handle, Worker},
+    worker::{self, Handle, Worker},
 };
 
 use super::{
@@ -125,12 +125,17 @@ impl<P: Plugin> Serve for Rc<Part<P>> {
         let Ok(region) = decode_all::<P::Region>(words) else { return Err((Refusal::Malformed, reply)) };
         let part = Self::clone(self);
         Ok(Box::pin(async move {
+            let (holdings, worker) = (part.here.holdings(), &part.worker);
             let outcome = match what {
-                GIVE_UP => part.here.holdings().give_up(&part.worker, &region).await,
-                _ => part.here.holdings().take(&part.worker, region).await.map(|()| true),
+                GIVE_UP => holdings.hand_over(worker, &region).await,
+                _ => holdings.take(worker, region.clone()).await.map(|()| Some(region)),
             };
             let done = ReplyHeader::Done { changed: Vec::new() };
             ReplyHeader::reply(outcome.map(|moved| (done, moved)).map_err(ReplyHeader::of), 0, reply);
+            // The next owner need not wait for it.
+            if let Err(error) = holdings.tidy(worker).await {
+                tracing::debug!(%error, "pages of others stay cached");
+            }
         }))
     }
 
@@ -185,7 +190,11 @@ impl<P: Plugin> Part<P> {
 pub struct OwnerServer {
     messages: MessageServer,
     counts: Arc<Counts>,
+    workers: Arc<Mutex<Vec<Published>>>,
 }
+
+/// What a thread's worker had counted when the thread was last idle.
+type Published = Arc<Mutex<worker::Counters>>;
 
 impl fmt::Debug for OwnerServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -206,13 +215,18 @@ impl OwnerServer {
     ) -> Result<Self, Error> {
         let counts = Arc::<Counts>::default();
         let (compute, served, shared) = (Arc::clone(compute), Arc::new(served), Arc::clone(&counts));
+        let workers = Arc::<Mutex<Vec<Published>>>::default();
+        let all = Arc::clone(&workers);
         let messages = MessageServer::start(listener, options, move |_| {
             let worker = compute.worker_with(Clock::monotonic())?;
             let of = |served: &Served| (served.structure.id, (served.open)(&worker, &shared));
             let structures = served.iter().map(of).collect();
-            Ok(Box::new(OwnerService { structures, worker, owes_turn: Cell::new(false) }))
+            let published = Published::default();
+            lock(&all).push(Arc::clone(&published));
+            let (owes_turn, owes_counts) = (Cell::new(false), Cell::new(false));
+            Ok(Box::new(OwnerService { structures, worker, owes_turn, owes_counts, published }))
         })?;
-        Ok(Self { messages, counts })
+        Ok(Self { messages, counts, workers })
     }
 
     /// What it has done so far.
@@ -220,6 +234,13 @@ impl OwnerServer {
         let Counts { done, not_owned, failed } = &*self.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         OwnerCounts { done: of(done), not_owned: of(not_owned), failed: of(failed) }
+    }
+
+    /// What its threads' workers have counted, each up to when it was last idle.
+    pub fn counters(&self) -> worker::Counters {
+        let mut sum = worker::Counters::default();
+        lock(&self.workers).iter().for_each(|published| sum += *lock(published));
+        sum
     }
 
     /// The threads that take the messages.
@@ -235,6 +256,13 @@ struct OwnerService {
     worker: Worker,
     /// Whether operations were carried out since the worker's last turn.
     owes_turn: Cell<bool>,
+    /// Whether anything was done since its counters were published.
+    owes_counts: Cell<bool>,
+    published: Published,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Service for OwnerService {
@@ -274,6 +302,9 @@ impl Service for OwnerService {
         // An operation that was done at once counts as running until the worker's turn ends.
         if is_running || self.owes_turn.take() {
             self.worker.turn();
+            self.owes_counts.set(true);
+        } else if self.owes_counts.take() {
+            *lock(&self.published) = self.worker.counters();
         }
         if is_running { Turn::Busy } else { Turn::Idle }
     }

@@ -90,9 +90,57 @@ pub async fn claim<P: Plugin>(
         let why = format!("a {} has one owner, of all of it", P::NAME);
         return Err(Error::BadOption { option: "region", why });
     }
-    let part = Part::region(region);
+    enter(worker, structure, Part::region(region), None, may_own::<P>(structure, region)).await
+}
+
+/// Adds a region to what a tenure is for, as [`claim`] does.
+///
+/// # Errors
+/// As [`claim`]; [`Error::GivenUp`] if the tenure has ended.
+pub async fn claim_more<P: Plugin>(
+    worker: &Handle,
+    structure: &Structure,
+    tenure: &Arc<Tenure>,
+    region: &P::Region,
+) -> Result<(), Error> {
+    let may = may_own::<P>(structure, region);
+    enter(worker, structure, Part::region(region), Some(tenure), may).await.map(drop)
+}
+
+/// Has a tenure be for `rest` instead of a region that it was for: others can claim what is left out. One change of the map.
+///
+/// # Errors
+/// [`Error::PartitionMapFull`], and nothing has changed; if the fabric fails: then maintenance goes on with it.
+pub async fn reduce<R: Region>(
+    worker: &Handle,
+    structure: &Structure,
+    tenure: &Arc<Tenure>,
+    region: &R,
+    rest: &[R],
+) -> Result<(), Error> {
+    let (handle, of, tenure) = (worker.clone(), structure.clone(), Arc::clone(tenure));
+    let (gone, rest) = (Part::region(region), rest.iter().map(Part::region).collect::<Vec<_>>());
+    let reducing = async move {
+        let turn = turn(&handle, &of).await;
+        let before = tenure.parts();
+        tenure.set_parts(before.iter().filter(|part| **part != gone).cloned().chain(rest).collect());
+        // Its log goes on: there is nothing to be replayed.
+        let published = publish_all(&handle, &of, &turn, Some(gone)).await;
+        if matches!(published, Err(Error::PartitionMapFull { .. })) {
+            tenure.set_parts(before);
+        }
+        published
+    };
+    worker.spawn_to_end(reducing).await
+}
+
+/// Whether nobody else has anything to do with a region.
+fn may_own<P: Plugin>(
+    structure: &Structure,
+    region: &P::Region,
+) -> impl Fn(&[MapEntry], OwnerId) -> Result<(), Error> + use<P> {
     let (of, region) = (structure.clone(), region.clone());
-    let may = move |entries: &[MapEntry], me: OwnerId| {
+    move |entries: &[MapEntry], me: OwnerId| {
         for MapEntry { owner, part } in entries {
             match part.to_region::<P::Region>()? {
                 Some(other) if other.overlap(&region) != Overlap::Outside => {
@@ -103,8 +151,7 @@ pub async fn claim<P: Plugin>(
             }
         }
         Ok(())
-    };
-    enter(worker, structure, part, may).await
+    }
 }
 
 /// Ends a tenure: from now on nothing is done by it, and others can claim the part. Whoever holds it has written back what it
@@ -149,7 +196,7 @@ impl Writer {
                 Some(&MapEntry { owner, .. }) => Err(Error::Owned { name: of.name.clone(), owner }),
                 None => Ok(()),
             };
-        let entered = enter(worker, structure, Part::Shared, may).await?;
+        let entered = enter(worker, structure, Part::Shared, None, may).await?;
         self.0.replace(Some(entered));
         Ok(())
     }
@@ -158,30 +205,34 @@ impl Writer {
 /// Whether a part can be had beside these entries, which are those of the living.
 type May<'f> = &'f dyn Fn(&[MapEntry], OwnerId) -> Result<(), Error>;
 
-/// Enters a part of this compute server into the map.
+/// Enters a part of this compute server into the map, for a tenure of its own or one that there is.
 async fn enter(
     worker: &Handle,
     structure: &Structure,
     part: Part,
+    into: Option<&Arc<Tenure>>,
     may: impl Fn(&[MapEntry], OwnerId) -> Result<(), Error> + 'static,
 ) -> Result<Arc<Tenure>, Error> {
-    let (handle, structure) = (worker.clone(), structure.clone());
+    let (handle, structure, into) = (worker.clone(), structure.clone(), into.cloned());
     // A task, so that the map and what is known here of it do not part.
     let entering = async move {
         let turn = turn(&handle, &structure).await;
         let until_ns = handle.clock().now_ns() + WAIT_MAX_NS;
         let mut attempt = 0;
         loop {
+            if into.as_ref().is_some_and(|tenure| !tenure.is_valid()) {
+                return Err(Error::GivenUp { name: structure.name.clone() });
+            }
             let mut tenures = turn.tenures();
             if part == Part::Shared {
-                if let Some(shared) = tenures.iter().find(|tenure| *tenure.part() == Part::Shared) {
+                if let Some(shared) = tenures.iter().find(|tenure| tenure.is_shared()) {
                     return Ok(Arc::clone(shared));
                 }
             } else {
                 // Its owner is the only one to change a structure, in the same process, too.
-                tenures.retain(|tenure| *tenure.part() != Part::Shared);
+                tenures.retain(|tenure| !tenure.is_shared());
             }
-            let mut parts: Vec<Part> = tenures.iter().map(|tenure| tenure.part().clone()).collect();
+            let mut parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
             may(&ours, handle.owner())?;
             let kept = parts.clone();
@@ -196,9 +247,12 @@ async fn enter(
             attempt += 1;
         }
         if part != Part::Shared {
-            turn.tenures().iter().filter(|tenure| *tenure.part() == Part::Shared).for_each(|tenure| tenure.end());
+            turn.tenures().iter().filter(|tenure| tenure.is_shared()).for_each(|tenure| tenure.end());
         }
-        Ok(turn.add(part))
+        let Some(tenure) = into else { return Ok(turn.add(part)) };
+        let parts = tenure.parts();
+        tenure.set_parts(parts.into_iter().chain([part]).collect());
+        Ok(tenure)
     };
     worker.spawn_to_end(entering).await
 }
@@ -224,15 +278,21 @@ async fn bring_up_to_date(worker: &Handle, structure: &Structure) -> Result<(), 
     let (handle, structure) = (worker.clone(), structure.clone());
     let publishing = async move {
         let turn = turn(&handle, &structure).await;
-        let tenures = turn.tenures();
-        let parts: Vec<Part> = tenures.iter().map(|tenure| tenure.part().clone()).collect();
-        let published = publish(&handle, &structure, &parts, Kept::Only(&parts), &|_, _| Ok(())).await;
-        if matches!(published, Err(Error::Fabric(_))) {
-            turn.remains_behind();
-        }
-        published
+        publish_all(&handle, &structure, &turn, None).await
     };
     worker.spawn_to_end(publishing).await
+}
+
+/// Has the map state what the tenures are for; one that goes on was for `reduced` until now.
+async fn publish_all(worker: &Handle, structure: &Structure, turn: &Turn, reduced: Option<Part>) -> Result<(), Error> {
+    let tenures = turn.tenures();
+    let parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
+    let kept: Vec<Part> = parts.iter().cloned().chain(reduced).collect();
+    let published = publish(worker, structure, &parts, Kept::Only(&kept), &|_, _| Ok(())).await;
+    if matches!(published, Err(Error::Fabric(_))) {
+        turn.remains_behind();
+    }
+    published
 }
 
 /// The structure is gone, and its map with it.

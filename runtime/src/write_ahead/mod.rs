@@ -43,7 +43,8 @@
 //!
 //! Records of done batches that are still there do no harm: their pages are at that version or a later one, and to write a page's
 //! image again changes nothing while nobody else owns it. An owner that gives up in order writes everything back and wipes its
-//! segments first ([`Log::wipe`]). Of one that drops its cache without, its compute server replays the log, before the
+//! segments first ([`Log::wipe`]); one that gives up a part of it writes that back, and [turns its log over](Log::turn_over): the
+//! segments that there are get no more records, the pages that they are about are written, and they are wiped. Of one that drops its cache without, its compute server replays the log, before the
 //! partition map says that it owns nothing.
 //!
 //! A dead owner's pages are those that its log and its pages say; free pages that it held are taken back after replay, for a new
@@ -79,6 +80,8 @@ use crate::{
 const SEGMENTS: usize = 64;
 /// One part in so many of all memory is for a log, at most.
 const MEMORY_SHARE: u64 = 16;
+/// Segments that are wiped at once.
+const WIPED_AT_ONCE: usize = 16;
 /// About as many words are written though nobody waits for them.
 const PENDING_WORDS_MAX: usize = 4 * RING_CLASS.words();
 
@@ -123,6 +126,14 @@ struct State {
     failure: Option<Failure>,
     waiting: Vec<Waker>,
     space: Space,
+    /// What is [turned over](Log::turn_over) just now.
+    past: Space,
+}
+
+impl State {
+    fn spaces(&mut self) -> [&mut Space; 2] {
+        [&mut self.past, &mut self.space]
+    }
 }
 
 /// Records that are not on their way yet.
@@ -205,6 +216,7 @@ impl Log {
             failure: None,
             waiting: Vec::new(),
             space: Space::default(),
+            past: Space::default(),
         };
         let memory: u64 = compute.geometry.iter().map(|geometry| geometry.chunks * CHUNK_BYTES).sum();
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
@@ -243,7 +255,7 @@ impl Log {
         if state.pending.last(page).is_some_and(|last| last.version == version && last.what.is_whole()) {
             return state.next;
         }
-        if let Some(batch) = state.space.batch_of(page, version) {
+        if let Some(batch) = state.spaces().into_iter().find_map(|space| space.batch_of(page, version)) {
             return batch;
         }
         state.pending.add(PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) });
@@ -297,11 +309,11 @@ impl Log {
             match written {
                 Ok(()) => {
                     state.arrived = batch;
-                    state.space.arrived(batch, &held);
+                    state.spaces().into_iter().for_each(|space| space.arrived(batch, &held));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "an owner's log was not written");
-                    state.space.failed(batch, &held);
+                    state.spaces().into_iter().for_each(|space| space.failed(batch, &held));
                     state.failures += 1;
                     state.failure = Some(error.into());
                     // It goes with the next batch.
@@ -322,17 +334,19 @@ impl Log {
         held: &[Held],
     ) -> Result<(), Error> {
         let words = encode(self.0.structure, self.0.life.number, records);
-        loop {
-            let missing = self.state().space.missing_for(words.len());
-            if missing == 0 {
-                break;
-            }
+        let parts = loop {
+            let missing = {
+                let space = &mut self.state().space;
+                match space.missing_for(words.len()) {
+                    0 => break space.take(batch, words.len(), held),
+                    missing => missing,
+                }
+            };
             for _ in 0..missing {
                 let segment = any_ring(worker, batch as usize).await?;
                 self.state().space.add(segment);
             }
-        }
-        let parts = self.state().space.take(batch, words.len(), held);
+        };
         let lengths = parts.iter().map(|&(_, words)| words);
         let mut buffers: Vec<Buffer> = lengths.map(|words| worker.buffer(words)).collect::<Result<_, _>>()?;
         let (mut shares, mut rest) = (Vec::new(), &words[..]);
@@ -359,7 +373,7 @@ impl Log {
 
     /// A page is in remote memory at this version, free or not.
     pub fn is_written(&self, page: Link, version: u64) {
-        self.state().space.written(page, version);
+        self.state().spaces().into_iter().for_each(|space| space.written(page, version));
     }
 
     /// Whether the caller is to write pages back that old records are about, and then say that it [is](Log::is_shortened) done.
@@ -390,7 +404,8 @@ impl Log {
                 let mut state = self.state();
                 let pending = (!state.pending.records.is_empty()).then_some(state.next);
                 if pending.is_none() && !state.is_writing {
-                    break std::mem::take(&mut state.space).into_rings();
+                    let spaces = state.spaces().map(std::mem::take);
+                    break spaces.into_iter().flat_map(Space::into_rings).collect();
                 }
                 pending
             };
@@ -400,19 +415,76 @@ impl Log {
             }
             attempt += 1;
         };
-        let words = RING_CLASS.words() - RING_FIRST;
-        let wiper = worker.clone();
-        let wiping = async move {
+        wipe(worker, segments).await
+    }
+
+    /// Makes the log say nothing of what has been recorded so far, while changes go on: has the pages written back that it is about, by
+    /// `write_back`, and wipes it. Before a region goes to another owner, of which nothing is recorded any more. One at a time.
+    ///
+    /// # Errors
+    /// What `write_back` failed with; if a memory server is lost, or there is no buffer.
+    pub async fn turn_over(
+        &self,
+        worker: &Handle,
+        write_back: impl AsyncFn(Vec<Link>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        // What was left by one that has failed.
+        self.wipe_past(worker, &write_back).await?;
+        let last = {
+            let state = self.state();
+            if state.pending.records.is_empty() { state.next - 1 } else { state.next }
+        };
+        self.arrival(worker, last).await?;
+        {
+            let state = &mut *self.state();
+            state.past = std::mem::take(&mut state.space);
+        }
+        self.wipe_past(worker, &write_back).await
+    }
+
+    async fn wipe_past(
+        &self,
+        worker: &Handle,
+        write_back: &impl AsyncFn(Vec<Link>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut attempt = 0;
+        loop {
+            let pages = {
+                let state = &mut *self.state();
+                if state.past.is_done() {
+                    break;
+                }
+                state.past.pages()
+            };
+            write_back(pages).await?;
+            worker.back_off(attempt).await;
+            attempt += 1;
+        }
+        let segments = std::mem::take(&mut self.state().past).into_rings();
+        wipe(worker, segments).await
+    }
+}
+
+/// Has segments say nothing, and gives them back.
+async fn wipe(worker: &Handle, segments: Vec<RemotePtr>) -> Result<(), Error> {
+    let words = RING_CLASS.words() - RING_FIRST;
+    let wiper = worker.clone();
+    let wiping = async move {
+        for segments in segments.chunks(WIPED_AT_ONCE) {
+            let mut posted = Vec::with_capacity(segments.len());
             for segment in segments {
                 let mut zeros = wiper.buffer(words)?;
                 zeros.fill(0);
-                wiper.write_private(segment.word(RING_FIRST), zeros).await?;
-                lock(&wiper.compute().idle_rings).push(segment);
+                posted.push(wiper.write_private(segment.word(RING_FIRST), zeros));
             }
-            Ok(())
-        };
-        worker.spawn_to_end(wiping).await
-    }
+            for posted in posted {
+                posted.await?;
+            }
+            lock(&wiper.compute().idle_rings).extend(segments);
+        }
+        Ok(())
+    };
+    worker.spawn_to_end(wiping).await
 }
 
 fn held(PageRecord { page, version, what, .. }: &PageRecord) -> Held {

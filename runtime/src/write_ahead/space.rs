@@ -172,6 +172,16 @@ impl Space {
         self.pages.iter().filter(|(_, live)| is_old(live)).map(|(&page, _)| page).collect()
     }
 
+    /// The pages with records that are not done with.
+    pub(super) fn pages(&self) -> Vec<Link> {
+        self.pages.keys().copied().collect()
+    }
+
+    /// Whether all that was taken is done with.
+    pub(super) fn is_done(&self) -> bool {
+        self.batches.is_empty()
+    }
+
     /// All its segments.
     pub(super) fn into_rings(self) -> Vec<RemotePtr> {
         self.segments.into_iter().map(|segment| segment.ring).collect()

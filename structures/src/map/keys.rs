@@ -70,7 +70,41 @@ impl Region for KeyRange {
         next.is_none()
     }
 
+    fn without(&self, piece: &Self) -> Option<Vec<Self>> {
+        if piece.overlap(self) == Overlap::Outside {
+            return Some(vec![*self]);
+        }
+        let below = Self { low: self.low, high: Some(piece.low) };
+        let above = piece.high.map(|low| Self { low, high: self.high });
+        let rest = std::iter::once(below).chain(above);
+        Some(rest.filter(|range| range.high.is_none_or(|high| range.low < high)).collect())
+    }
+
     fn point(&self) -> Option<u64> {
         (*self == Self::only(self.low)).then_some(self.low)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn range() -> impl Strategy<Value = KeyRange> {
+        (0u64..12, prop::option::of(1u64..12))
+            .prop_map(|(low, length)| KeyRange { low, high: length.map(|length| low + length) })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_is_what_is_not_in_the_piece(all in range(), piece in range()) {
+            let left = all.without(&piece).unwrap();
+            for key in 0..30 {
+                let is_left = left.iter().filter(|left| left.contains(key)).count();
+                prop_assert_eq!(is_left, usize::from(all.contains(key) && !piece.contains(key)), "{}", key);
+            }
+            prop_assert!(left.iter().all(|left| left.high.is_none_or(|high| left.low < high)));
+        }
     }
 }

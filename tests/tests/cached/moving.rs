@@ -8,11 +8,14 @@ use std::{
     },
 };
 
+use farlink_offload::Counters;
 use farlink_offload::{
     Router, Routes,
     route::{OwnerCounts, move_region},
 };
-use farlink_runtime::{compute::ComputeServer, error::Error, one_sided::ownership, structure::Structure};
+use farlink_runtime::{
+    access::Region, compute::ComputeServer, error::Error, one_sided::ownership, structure::Structure,
+};
 use farlink_structures::{
     btree::{KeyRange, Tree},
     map::Map as Ordered,
@@ -22,18 +25,20 @@ use farlink_tests::{
     drive::{Plan, drive},
     history::{Flush, History, Recorder},
     linear, scans, settings,
+    stress::piece_of,
     workload::{Mix, Part, Workload, WorkloadSpec, spread_keys, value_of},
 };
-use rand::{SeedableRng, rngs::StdRng, seq::IteratorRandom};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IteratorRandom};
 
 use crate::{
     routing::{Owner, routes, to_owners},
-    scene::{CACHE_BYTES_MIN, Map, Member, assert_left_clean, fabric, settle},
+    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, assert_left_clean, fabric, settle, sparse},
 };
 
 const CLIENTS: u32 = 2;
 const KEYS: usize = 600;
 const MOVES: u32 = 20;
+const RANGES_MAX: usize = 12;
 
 /// Three owners, of which the last has nothing at first, and somebody who owns nothing.
 struct Scene {
@@ -60,13 +65,16 @@ impl Scene {
         self.guest.tree.structure()
     }
 
-    /// Has a range go from one owner to another, both drawn at random.
-    fn move_one(&self, random: &mut StdRng) -> Result<bool, Error> {
+    /// Has a range, or a piece of one, go from one owner to another, all drawn at random. What has.
+    fn move_one(&self, random: &mut StdRng) -> Result<Option<KeyRange>, Error> {
         let worker = &self.guest.worker;
         worker.block_on(async {
             let map = ownership::read(worker, self.structure()).await?;
             let (from, part) = map.owners().choose(random).expect("there are owners");
             let region: KeyRange = part.to_region()?.expect("it is one of keys");
+            // No more of them than the map has room for.
+            let is_whole = map.entries.len() > RANGES_MAX || random.random_bool(0.3);
+            let region = if is_whole { region } else { piece_of(region, random) };
             let others = self.owners.iter().map(|owner| owner.member.compute.owner());
             let to = others.filter(|&other| other != from).choose(random).expect("there are others");
             move_region(worker, self.structure(), &region, from, to).await
@@ -124,9 +132,8 @@ fn nothing_is_lost_done_twice_or_refused_by_a_move() {
             let mut moves = 0;
             // Until enough has met.
             while moves < MOVES || counted(|counts| counts.done) < 500 || counted(|counts| counts.not_owned) == 0 {
-                assert!(scene.move_one(&mut random).unwrap(), "an owner does not have what the map says");
+                moves += u32::from(scene.move_one(&mut random).unwrap().is_some());
                 scene.owners.iter().map(|owner| &owner.member).chain([&scene.guest]).for_each(Member::maintain);
-                moves += 1;
             }
             is_over.store(true, Ordering::Release);
             clients.into_iter().map(|client| client.join().unwrap()).collect()
@@ -144,6 +151,71 @@ fn nothing_is_lost_done_twice_or_refused_by_a_move() {
     }
 }
 
+/// A piece is cut where leaves are cut; what is left of the range stays cached, and changes of it that are not written stay so.
+#[test]
+fn what_is_left_stays_cached() {
+    let model = sparse(4000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let owner = Owner::new(&fabric, 1, &[KeyRange::ALL], CACHE_BYTES_ALL);
+    let (worker, keys) = (&owner.member.worker, || model.keys().copied());
+    let here = owner.holdings.here(worker);
+    let tree = Ordered::over(here.clone());
+    let mut model_after = model.clone();
+    worker.block_on(async {
+        for key in keys() {
+            tree.update(key, key + 7).await.unwrap();
+        }
+    });
+    model_after.iter_mut().for_each(|(key, value)| *value = key + 7);
+    let asked = KeyRange { low: 20_003, high: Some(30_001) };
+    let written = |counters: Counters| counters.total().write_backs;
+    let before = written(owner.holdings.counters());
+    let piece = worker.block_on(owner.holdings.give_up(worker, &asked)).unwrap().unwrap();
+    let wrote = written(owner.holdings.counters()) - before;
+    let low = worker.block_on(owner.member.tree.leaf_low(asked.low)).unwrap();
+    assert!(low < asked.low && piece.low > asked.low && piece.low < asked.low + 300, "{piece:?}");
+    assert_eq!(worker.block_on(owner.member.tree.leaf_low(piece.low)).unwrap(), piece.low);
+    let end = piece.high.unwrap();
+    assert!(end < asked.high.unwrap() && worker.block_on(owner.member.tree.leaf_low(end)).unwrap() == end);
+    assert_eq!(owner.holdings.regions(), KeyRange::ALL.without(&piece).unwrap());
+    let moved = keys().filter(|&key| piece.contains(key)).count();
+    assert!(
+        wrote > 0 && wrote < model.len() as u64 / 8,
+        "{wrote} pages were written for {moved} of {} keys",
+        model.len()
+    );
+    let reads = worker.counters().reads;
+    worker.block_on(async {
+        for key in keys() {
+            match (piece.contains(key), tree.get(key).await) {
+                (false, value) => assert_eq!(value.unwrap(), Some(key + 7)),
+                (true, value) => assert!(matches!(value, Err(Error::GivenUp { .. })), "{value:?}"),
+            }
+        }
+    });
+    assert_eq!(worker.counters().reads, reads, "what was left was read anew");
+    // It comes back, and what was there is not taken for current.
+    let other = Owner::new(&fabric, 2, &[piece], CACHE_BYTES_ALL);
+    other.member.worker.block_on(async {
+        let tree = Ordered::over(other.holdings.here(&other.member.worker));
+        for key in keys().filter(|&key| piece.contains(key)) {
+            assert_eq!(tree.update(key, key + 9).await.unwrap(), Some(key + 7));
+            model_after.insert(key, key + 9);
+        }
+    });
+    other.close();
+    worker.block_on(async {
+        owner.holdings.take(worker, piece).await.unwrap();
+        for (&key, &value) in &model_after {
+            assert_eq!(tree.get(key).await.unwrap(), Some(value));
+        }
+    });
+    owner.close();
+    settle([&owner.member, &other.member]);
+    drop((tree, here, owner, other));
+    assert_left_clean(&fabric, &model_after, "cut");
+}
+
 /// A range that its owner does not have any more is not moved; one that nobody can take stays where it was.
 #[test]
 fn a_move_that_cannot_be_changes_nothing() {
@@ -153,12 +225,12 @@ fn a_move_that_cannot_be_changes_nothing() {
     let id = |owner: &Owner| owner.member.compute.owner();
     let region = first.holdings.regions()[0];
     let moved = |from, to| worker.block_on(move_region(worker, structure, &region, from, to));
-    assert!(!moved(id(second), id(third)).unwrap());
-    assert!(!moved(id(third), id(second)).unwrap());
+    assert_eq!(moved(id(second), id(third)).unwrap(), None);
+    assert_eq!(moved(id(third), id(second)).unwrap(), None);
     let nobody = moved(id(first), scene.guest.compute.owner());
     assert!(matches!(nobody, Err(Error::OwnerMissing { .. })), "{nobody:?}");
     assert!(first.holdings.regions().contains(&region));
-    assert!(moved(id(first), id(third)).unwrap());
+    assert_eq!(moved(id(first), id(third)).unwrap(), Some(region));
     assert_eq!((first.holdings.regions().len(), third.holdings.regions()), (1, vec![region]));
     let found = worker.block_on(to_owners(&scene.guest, &routes(&scene.guest)).range(..).take(usize::MAX)).unwrap();
     assert!(found.into_iter().collect::<Map>() == scene.model);

@@ -41,7 +41,7 @@ pub(crate) struct Owner {
 impl Owner {
     pub(crate) fn new(fabric: &Cluster, seed: u64, ranges: &[KeyRange], cache_bytes: usize) -> Self {
         let member = Member::join(fabric, seed);
-        let holdings = Holdings::new(member.tree.structure(), move || Ok(cache(cache_bytes, Admission::Always)));
+        let holdings = Holdings::new(member.tree.structure(), cache(cache_bytes, Admission::Always));
         for &range in ranges {
             member.worker.block_on(holdings.take(&member.worker, range)).unwrap();
         }
