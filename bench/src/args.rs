@@ -102,7 +102,7 @@ pub(crate) struct BenchArgs {
     /// The structure to measure: one of those that `farlink list` names, the first of them unless given.
     #[arg(long, value_name = "NAME")]
     pub(crate) structure: Option<String>,
-    /// How workers reach it. With cached and engine nobody else may use it meanwhile; changed pages are written when they
+    /// How workers reach it. With cached and engine nobody else may change it meanwhile; changed pages are written when they
     /// leave the cache, and at the end of each phase, untimed. With coarse and hybrid each memory server has a part of it.
     #[arg(long, value_parser = crate::by_name::access_mode(), default_value = "one-sided")]
     pub(crate) access: AccessMode,
@@ -135,7 +135,7 @@ pub(crate) struct BenchArgs {
     /// Threads of each memory server that carry out operations: 1 where --access sends any, else none.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(..=256))]
     pub(crate) server_threads: Option<u32>,
-    /// Compute processes.
+    /// Compute processes. With cached and engine each owns a share of the keys, and operations go to the owners.
     #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) processes: u32,
     /// Workers of each compute process; a worker is one thread.
@@ -347,6 +347,7 @@ impl ChaosArgs {
     pub(crate) fn plan(&self, known: &dyn Kind) -> anyhow::Result<(Plan, BenchArgs)> {
         let owns = matches!(self.access, AccessMode::Cached | AccessMode::Engine);
         let processes = self.processes.unwrap_or(if owns { 1 } else { 4 });
+        ensure!(!owns || processes == 1, "with --access {} one process owns the structure: --processes 1", self.access);
         let mut args = vec![
             "farlink".to_owned(),
             "bench".to_owned(),
@@ -636,9 +637,9 @@ impl BenchArgs {
         }
         if access.owns() {
             ensure!(
-                self.processes == 1,
-                "--access {access} needs --processes 1: one process owns the structure. For {} processes use --access \
-                 cached-inner, or give the one more --workers",
+                self.processes == 1 || !matches!(self.connect, Some(Address::Verbs(_))),
+                "--access {access} with several --processes sends operations from one to another, which is not done over \
+                 verbs. For {} processes use --access cached-inner, or give one more --workers",
                 self.processes
             );
             ensure!(
@@ -770,7 +771,6 @@ mod tests {
             ("--access hybrid --server-threads 0", "--server-threads is 1 at least"),
             ("--access engine --policy always --server-threads 0", "--server-threads is 1 at least"),
             ("--access coarse --validation lock-body-lock", "memory servers read their own"),
-            ("--access engine --processes 2", "--access engine needs --processes 1"),
             ("--structure skiplist --access engine", "is not for a skiplist"),
             ("--structure skiplist --load bulk", "a skiplist has no bulk load"),
             ("--keys 5 --rects-file r", "cannot be used with"),
@@ -780,8 +780,7 @@ mod tests {
             ("--placement some", "subtrees:LEVEL"),
             ("--keys-file - --trace -", "both read standard input"),
             ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),
-            ("--access cached --processes 2", "--access cached needs --processes 1"),
-            ("--access cached --processes 2", "use --access cached-inner"),
+            ("--access cached --processes 2 --connect verbs://h:1", "which is not done over verbs"),
             ("--access cached --validation lock-body-lock", "leave --validation out"),
             (
                 "--access elsewhere",

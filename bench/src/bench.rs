@@ -77,7 +77,11 @@ impl Run<'_> {
                 }
                 Ok(())
             };
-            let result = protocol::await_done(&mut processes, &mut advance)?;
+            let mut result = protocol::await_done(&mut processes, &mut advance)?;
+            if plan.has_owners() {
+                protocol::tell(&mut processes, |_| Order::Flush)?;
+                result.tally += &protocol::await_flushed(&mut processes, READY_LIMIT)?;
+            }
             totals.enter(&result.tally.outcomes);
             if !matches!(phase, Phase::Workload { is_warm_up: true, .. }) {
                 let (name, in_flight) = plan.label(phase);

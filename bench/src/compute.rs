@@ -55,6 +55,7 @@ fn obey_until_error(
                 workers.prepare(&phase)?;
                 Answer::Ready
             }
+            Order::Flush => Answer::Flushed { tally: Box::new(workers.flush()?) },
             Order::Go => {
                 let mut tell = |ops| write_message(output, &Answer::Progress { ops });
                 let (nanoseconds, tally) = workers.go(&mut tell)?;

@@ -18,6 +18,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::driver::{self, Client};
+use crate::owner::{Owner, Share};
 use crate::place::Place;
 use crate::plan::{Limit, Load, Phase, Plan, PolicyChoice};
 use crate::queue::{End, OperationQueue};
@@ -30,6 +31,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often it is looked whether all memory servers are there.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Ways to the cache that an owner among others needs beside its workers'.
+const OWNER_HANDLES: usize = 8;
 
 /// How often it is said how far a phase is.
 const TELL_EVERY: Duration = Duration::from_millis(200);
@@ -44,13 +48,17 @@ pub(crate) trait Work {
 
     /// Runs the prepared phase; answers how many nanoseconds it took and what the workers counted.
     fn go(&mut self, on_progress: OnProgress<'_>) -> anyhow::Result<(u64, Tally)>;
+
+    /// Flushes what this process owns beside others; what was done for those.
+    fn flush(&mut self) -> anyhow::Result<Tally>;
 }
 
 /// The workers of a process, and its membership in the cluster.
-#[derive(Debug)]
 pub(crate) struct Workers {
     /// Before the compute server, which leaves the cluster only when its workers are gone.
     threads: Vec<WorkerThread>,
+    /// Of several owners.
+    owner: Option<Box<dyn Owner>>,
     compute: Arc<ComputeServer>,
     stop: Arc<AtomicBool>,
 }
@@ -121,7 +129,12 @@ impl Workers {
         let seed = plan.setting.seed.wrapping_add(u64::from(process));
         let options = ComputeOptions { seed, window: plan.window as usize, ..ComputeOptions::default() };
         let compute = Arc::new(ComputeServer::join(fabric, options)?);
-        let route = route::<S>(&plan, &data, &compute)?;
+        let mut route = route::<S>(&plan, &data, &compute)?;
+        let mut owner: Option<Box<dyn Owner>> = None;
+        if plan.has_owners() {
+            route = route.among_owners()?;
+            owner = Some(Box::new(Share::start(&plan, process, &route, &data, &compute)?));
+        }
         let plan = Arc::new(plan);
         let start = |worker| {
             let begun = Arc::default();
@@ -137,7 +150,7 @@ impl Workers {
             WorkerThread::start(worker, worker_loop, begun)
         };
         let threads = (0..plan.workers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
-        let mut workers = Self { threads, compute, stop: Arc::clone(stop) };
+        let mut workers = Self { threads, owner, compute, stop: Arc::clone(stop) };
         workers.await_ready()?;
         Ok(workers)
     }
@@ -161,7 +174,8 @@ pub(crate) fn route<S: Subject>(plan: &Plan, data: &S::Data, compute: &ComputeSe
         return Ok(route);
     }
     let mut options = plan.admission.options(usize::try_from(plan.cache_bytes.unwrap_or_default())?);
-    (options.page_bytes, options.handles_max) = (plan.page_bytes as usize, plan.workers as usize);
+    options.page_bytes = plan.page_bytes as usize;
+    options.handles_max = plan.workers as usize + if plan.has_owners() { OWNER_HANDLES } else { 0 };
     options.excludes_subtrees = plan.access == AccessMode::Engine;
     Ok(route.through(options, S::Region::everything())?.durable(plan.durability))
 }
@@ -169,14 +183,19 @@ pub(crate) fn route<S: Subject>(plan: &Plan, data: &S::Data, compute: &ComputeSe
 impl Work for Workers {
     fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()> {
         self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Prepare(phase.clone())))?;
-        self.await_ready()
+        self.await_ready()?;
+        self.owner.as_mut().map_or(Ok(()), |owner| owner.prepare(*phase == Phase::Load))
+    }
+
+    fn flush(&mut self) -> anyhow::Result<Tally> {
+        self.owner.as_mut().map_or_else(|| Ok(Tally::default()), |owner| owner.flush())
     }
 
     fn go(&mut self, on_progress: OnProgress<'_>) -> anyhow::Result<(u64, Tally)> {
         self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Go))?;
         let answers = self.answers(on_progress);
         // Also after an error: what was changed in the cache alone would leave the structure in pieces.
-        let flushed = self.flush();
+        let flushed = self.flush_cache();
         self.compute.check_servers()?;
         let mut tally = Tally::default();
         let mut times: Option<(Instant, Instant)> = None;
@@ -230,7 +249,7 @@ impl Workers {
     }
 
     /// Writes what only the cache holds, by any one worker; answers how many pages.
-    fn flush(&mut self) -> anyhow::Result<u64> {
+    fn flush_cache(&mut self) -> anyhow::Result<u64> {
         let Some(thread) = self.threads.first_mut() else { return Ok(0) };
         thread.order(Order::Flush)?;
         let Answer::Flushed(pages) = thread.answer()? else { anyhow::bail!("a worker is out of step") };

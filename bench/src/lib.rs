@@ -37,6 +37,7 @@ mod host;
 mod input;
 mod latency;
 mod maps;
+mod owner;
 mod place;
 mod plan;
 mod program;

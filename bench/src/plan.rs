@@ -299,6 +299,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Whether several processes own the structure, each a part of it.
+    pub(crate) fn has_owners(&self) -> bool {
+        self.access.owns() && self.processes > 1
+    }
+
     /// The number of a worker over all processes.
     pub(crate) fn worker_id(&self, process: u32, worker: u32) -> WorkerId {
         WorkerId {

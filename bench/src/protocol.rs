@@ -9,6 +9,8 @@
 //!   Go                        ---------->   the workers run, the clock runs
 //!                             <----------   Progress{ops}, any number of times
 //!                             <----------   Done{seconds, tally}
+//!   Flush                     ---------->   of several owners only: all have done with the phase
+//!                             <----------   Flushed{tally}
 //!   ... a Prepare and a Go for each phase ...
 //!   (end of input)            ---------->   ends
 //! ```
@@ -42,6 +44,7 @@ pub(crate) enum Order {
     Start { plan: Box<Plan>, process: u32, place: Place },
     Prepare { phase: Phase },
     Go,
+    Flush,
 }
 
 /// From a compute process to the bench.
@@ -57,6 +60,10 @@ pub(crate) enum Answer {
     /// While a phase runs, now and then: so many operations were begun.
     Progress {
         ops: u64,
+    },
+    /// What its part of the structure came to, and was done for others, in a phase that is over.
+    Flushed {
+        tally: Box<Tally>,
     },
     Failed {
         error: String,
@@ -124,6 +131,18 @@ pub(crate) fn await_done(
         tally += &sent;
     }
     Ok(PhaseResult { seconds: longest as f64 / 1e9, tally })
+}
+
+/// Waits until every process has flushed; adds up what they did for others.
+pub(crate) fn await_flushed(children: &mut [Child], limit: Duration) -> anyhow::Result<Tally> {
+    let mut tally = Tally::default();
+    for (answer, child) in gather(children, Some(limit), &mut |_| Ok(()))?.into_iter().zip(children) {
+        let Answer::Flushed { tally: sent } = answer else {
+            bail!("{} answered {answer:?} where it should have flushed", child.name());
+        };
+        tally += &sent;
+    }
+    Ok(tally)
 }
 
 /// An answer of each process.

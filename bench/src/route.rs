@@ -2,11 +2,12 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
 
 use farlink_offload::{
     Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Durability, Engine,
-    EngineOptions, Hybrid, MappingCache, OffloadCounts, Policies, Remote, ShardKey, Sharded, ShardedRemote,
-    ValueCounters, ship::Shipper,
+    EngineOptions, Holdings, Hybrid, MappingCache, OffloadCounts, Policies, Remote, Router, Routes, ShardKey, Sharded,
+    ShardedRemote, ValueCounters, route::Here, ship::Shipper,
 };
 use farlink_runtime::access::Region as _;
 use farlink_runtime::error::Error;
@@ -35,12 +36,28 @@ pub(crate) struct Route<S: Subject> {
     mapping: Option<MappingCache<S>>,
     owned: S::Region,
     policies: Option<fn() -> Policies>,
+    owners: Option<Owners<S>>,
+}
+
+/// What a compute server owns, beside others that own other parts, and who does.
+#[derive(Debug)]
+struct Owners<S: Subject> {
+    holdings: Holdings<S>,
+    /// Read once for all workers.
+    routes: Arc<OnceLock<Routes<S>>>,
+}
+
+impl<S: Subject> Clone for Owners<S> {
+    fn clone(&self) -> Self {
+        Self { holdings: self.holdings.clone(), routes: Arc::clone(&self.routes) }
+    }
 }
 
 impl<S: Subject> Clone for Route<S> {
     fn clone(&self) -> Self {
         let (parts, cut, owned) = (self.parts.clone(), self.cut.clone(), self.owned.clone());
-        Self { parts, cut, owned, cache: self.cache.clone(), mapping: self.mapping.clone(), ..*self }
+        let (cache, mapping, owners) = (self.cache.clone(), self.mapping.clone(), self.owners.clone());
+        Self { parts, cut, owned, cache, mapping, owners, ..*self }
     }
 }
 
@@ -49,7 +66,7 @@ impl<S: Subject> Route<S> {
     pub(crate) fn new(mode: AccessMode, structure: Structure, proof: Proof) -> Self {
         let owned = S::Region::everything();
         let (parts, cut) = (vec![structure], ShardKey::Regions(vec![owned.clone()]));
-        Self { mode, proof, parts, cut, cache: None, mapping: None, owned, policies: None }
+        Self { mode, proof, parts, cut, cache: None, mapping: None, owned, policies: None, owners: None }
     }
 
     /// To a structure in parts, each with its root on another memory server.
@@ -81,6 +98,24 @@ impl<S: Subject> Route<S> {
         Self { policies: Some(policies), ..self }
     }
 
+    /// The same, where other compute servers own parts of the structure, too: operations go to the owners.
+    pub(crate) fn among_owners(self) -> anyhow::Result<Self> {
+        let cache = self.cache.clone().ok_or_else(|| anyhow::anyhow!("{} has no owner", self.mode))?;
+        let holdings = Holdings::new(&self.parts[0], cache);
+        let holdings = match (self.mode, self.policies) {
+            (AccessMode::Engine, policies) => {
+                holdings.shipping(policies.unwrap_or(Policies::default), EngineOptions::default())
+            }
+            _ => holdings,
+        };
+        Ok(Self { owners: Some(Owners { holdings, routes: Arc::default() }), ..self })
+    }
+
+    /// What the compute server owns beside others.
+    pub(crate) fn holdings(&self) -> Option<&Holdings<S>> {
+        self.owners.as_ref().map(|owners| &owners.holdings)
+    }
+
     /// The structure, as one worker reaches it.
     pub(crate) fn open(&self, worker: &Worker) -> anyhow::Result<Opened<S>> {
         let structure = || self.parts[0].clone();
@@ -89,6 +124,17 @@ impl<S: Subject> Route<S> {
         let own = |worker: &Worker| -> anyhow::Result<Cached<S>> {
             Ok(worker.block_on(cache()?.own(worker, structure(), self.owned.clone()))?)
         };
+        if let Some(Owners { holdings, routes }) = &self.owners {
+            let read = || worker.block_on(Routes::read(worker, structure()));
+            let routes = match routes.get() {
+                Some(known) => known.clone(),
+                None => {
+                    let read = read()?;
+                    routes.get_or_init(|| read).clone()
+                }
+            };
+            return Ok(Opened::Routed(Router::new(worker, &routes, holdings.here(worker))));
+        }
         let connect = |shipper: &Shipper<S>| worker.block_on(shipper.connect(shipper.structure().root.server()));
         Ok(match self.mode {
             AccessMode::OneSided => Opened::OneSided(OneSided::new(worker, structure(), self.proof)),
@@ -140,6 +186,12 @@ impl<S: Subject> Route<S> {
         match access {
             Opened::OneSided(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::Cached(access) => S::bulk_load(access, data, whole, fill).await,
+            Opened::Routed(router) => {
+                let all = router.here().map(|here| here.with(&S::Region::everything())).transpose()?.flatten();
+                let name = &self.parts[0].name;
+                let all = all.ok_or_else(|| Error::GivenUp { name: name.clone() })?;
+                S::bulk_load(all, data, whole, fill).await
+            }
             Opened::CachedInner(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::CachedMapping(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::Engine(engine) => S::bulk_load(engine.cached(), data, whole, fill).await,
@@ -166,6 +218,7 @@ fn open_channel(worker: &Worker, server: ServerId) -> Result<(), Error> {
 pub(crate) enum Opened<S: Subject> {
     OneSided(OneSided<S>),
     Cached(Cached<S>),
+    Routed(Router<Here<S>>),
     CachedInner(CachedInner<S>),
     CachedMapping(CachedMapping<S>),
     Engine(Engine<S>),
@@ -180,6 +233,7 @@ macro_rules! on {
         match $opened {
             Opened::OneSided($run) => $body,
             Opened::Cached($run) => $body,
+            Opened::Routed($run) => $body,
             Opened::CachedInner($run) => $body,
             Opened::CachedMapping($run) => $body,
             Opened::Engine($run) => $body,
@@ -214,6 +268,11 @@ impl<S: Subject> Opened<S> {
     pub(crate) fn cache_counts(&self, reads: u64) -> CacheCounts {
         match self {
             Self::OneSided(_) | Self::Coarse(_) | Self::Hybrid(_) => CacheCounts::default(),
+            // What the cache of an owner has counted, its process says.
+            Self::Routed(router) => {
+                let shipped = router.here().map(Here::offload_counts).unwrap_or_default();
+                offloaded(CacheCounts::default(), shipped)
+            }
             Self::Cached(access) => counts(&access.counters()),
             Self::CachedInner(access) => above_leaves(counts(&access.counters()), reads),
             Self::CachedMapping(access) => {
@@ -238,7 +297,7 @@ impl<S: Subject> Opened<S> {
     }
 }
 
-fn counts(counters: &Counters) -> CacheCounts {
+pub(crate) fn counts(counters: &Counters) -> CacheCounts {
     let total = counters.total();
     CacheCounts {
         // Who waits for a read that another operation has begun costs no read of its own.

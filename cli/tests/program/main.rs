@@ -170,7 +170,28 @@ fn a_cache_of_its_own_spares_reads_and_atomics() {
     assert!(number(named(&rows, "ycsb-a")[0], "flushed_pages") > 0.0);
     assert_eq!(number(named(&rows, "ycsb-c")[0], "flushed_pages"), 0.0);
     assert_eq!(named(&rows, "btree")[0]["ok"], true);
-    bench("--access cached --processes 2").must_fail_with(&["--access cached needs --processes 1", "cached-inner"]);
+    bench("--structure skiplist --access cached --processes 2").must_fail_with(&["has one owner", "cached-inner"]);
+}
+
+/// Each process owns a third of the keys, and draws from all: two thirds of the operations are others' to do.
+#[test]
+fn several_processes_own_a_structure() {
+    let said = bench(
+        "--json --keys 20000 --access cached --cache 512KiB --processes 3 --workers 1 --in-flight 4 --ops 6000 \
+         --mix read-only,insert-intensive,scan-intensive --distribution uniform",
+    )
+    .must_hold();
+    let rows = said.json();
+    for name in ["read-only", "insert-intensive", "scan-intensive"] {
+        let row = named(&rows, name)[0];
+        let messages = number(row, "two_sided_per_op");
+        assert!((0.6..0.75).contains(&messages), "{row}");
+        assert!(number(row, "hit_ratio") > 0.5, "{row}");
+    }
+    assert!(number(named(&rows, "insert-intensive")[0], "flushed_pages") > 0.0);
+    assert!(number(named(&rows, "read-only")[0], "atomics_per_op") < 0.01);
+    assert_eq!(named(&rows, "btree")[0]["ok"], true);
+    bench("--keys 20000 --access engine --processes 2 --workers 1 --ops 2000 --mix write-intensive").must_hold();
 }
 
 #[test]
