@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// List the structures of a running cluster; without --connect, those that this program knows, and their workloads.
     List(ListArgs),
+    /// Show who owns what of a structure of a running cluster, and move regions, while it is used.
+    Repartition(RepartitionArgs),
     /// Remove a structure from a running cluster, and free its pages. Nobody may use it any more.
     Drop(DropArgs),
     /// List the RDMA devices of this machine, with what matters about them.
@@ -373,6 +375,30 @@ pub(crate) struct CheckArgs {
     /// Check only the structure of this name.
     #[arg(long, alias = "tree", value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RepartitionArgs {
+    #[command(flatten)]
+    pub(crate) cluster: ConnectArgs,
+    /// The structure.
+    #[arg(long, default_value = "bench")]
+    pub(crate) name: String,
+    /// Move this region, or a piece of one: LOW..HIGH, LOW.. or ..HIGH of an ordered map. It gets smaller if it would cut a leaf.
+    #[arg(long, value_name = "REGION", conflicts_with_all = ["away_from", "balance"])]
+    pub(crate) region: Option<String>,
+    /// Move all that this compute server owns, so that it can go.
+    #[arg(long, value_name = "OWNER", conflicts_with = "balance")]
+    pub(crate) away_from: Option<u32>,
+    /// Move hot regions, or pieces of them, until no owner has more than 1.1 times the average of uses.
+    #[arg(long)]
+    pub(crate) balance: bool,
+    /// The compute servers that take, by the numbers that the map shows; also such that own nothing yet.
+    #[arg(long, value_name = "OWNER[,OWNER...]", value_delimiter = ',')]
+    pub(crate) to: Vec<u32>,
     /// Print one JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,

@@ -10,7 +10,7 @@ use farlink_runtime::catalog;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::server::{MemoryServer, ServeOptions};
 
-use crate::args::{BenchArgs, CheckArgs, DropArgs, FabricChoice, ListArgs, ServeArgs};
+use crate::args::{BenchArgs, CheckArgs, DropArgs, FabricChoice, ListArgs, RepartitionArgs, ServeArgs};
 use crate::bench::{self, Run};
 use crate::cluster::{self, Cluster};
 use crate::cluster_view::{self, ClusterView};
@@ -18,6 +18,7 @@ use crate::input::{self, InputFile};
 use crate::place::Place;
 use crate::plan::{PlacementChoice, Plan};
 use crate::program::{self, Known, Programs, Trace};
+use crate::repartition::{RegionRow, Repartitioned, Wish};
 use crate::report::{Reporter, Row};
 use crate::serve::{self, StopSignals, announce_ready};
 use crate::table::Columns;
@@ -50,6 +51,41 @@ pub(crate) fn serve(programs: Programs<'_>, args: &ServeArgs) -> anyhow::Result<
     drop(shipping);
     drop(server);
     Ok(ended?)
+}
+
+/// `farlink repartition`.
+pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> anyhow::Result<()> {
+    let cluster = ClusterView::new(args.cluster.open()?);
+    let mut reporter = Reporter::new(io::stdout().lock(), args.json);
+    let structure = cluster.visit(|worker| Ok(worker.block_on(catalog::find(worker, &args.name))?))?;
+    let known = program::find(programs, &structure.kind)?;
+    let RepartitionArgs { region, away_from, balance, to, .. } = args.clone();
+    let wish = Wish { region, away_from, balance, to };
+    let Repartitioned { moved, map, epoch } = cluster.visit(|worker| known.repartition(worker, &structure, &wish))?;
+    let fields = |row: &RegionRow| {
+        let value = |number: Option<u64>| number.map_or(serde_json::Value::Null, Into::into);
+        vec![
+            ("region", row.region.clone().into()),
+            ("owner", row.owner.into()),
+            ("from", value(row.from.map(u64::from))),
+            ("uses", value(row.uses)),
+        ]
+    };
+    for row in &moved {
+        let from = row.from.unwrap_or_default();
+        let line = format!("moved {} from {from} to {}", row.region, row.owner);
+        reporter.record("moved", fields(row), &line)?;
+    }
+    if map.is_empty() {
+        reporter.note(&format!("nobody owns anything of `{}` (epoch {epoch})", args.name))?;
+    } else {
+        reporter.note(&format!("`{}`, epoch {epoch}:", args.name))?;
+    }
+    for row in &map {
+        let uses = row.uses.map_or_else(|| "does not listen".to_owned(), |uses| format!("{uses} uses"));
+        reporter.record("region", fields(row), &format!("  {}: compute server {}, {uses}", row.region, row.owner))?;
+    }
+    Ok(())
 }
 
 /// `farlink check`.

@@ -46,6 +46,7 @@ mod protocol;
 mod queue;
 mod rdma;
 mod rects;
+mod repartition;
 mod report;
 mod route;
 mod serve;
@@ -92,6 +93,7 @@ pub fn main(programs: &[Program]) -> ExitCode {
         Command::Serve(args) => commands::serve(programs, args).map(|()| true),
         Command::Check(args) => commands::check(programs, args).map(|()| true),
         Command::List(args) => commands::list(programs, args).map(|()| true),
+        Command::Repartition(args) => commands::repartition(programs, args).map(|()| true),
         Command::Drop(args) => commands::drop_structure(args).map(|()| true),
         Command::Devices(args) => verbs::devices(args).map(|()| true),
         Command::Figure(args) => figure::run(args).map(|()| true),

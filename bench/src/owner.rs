@@ -98,6 +98,14 @@ impl<S: Subject> Share<S> {
     }
 }
 
+impl<S: Subject> Drop for Share<S> {
+    fn drop(&mut self) {
+        if let Err(error) = self.worker.block_on(self.holdings.give_up_all(&self.worker)) {
+            tracing::warn!(%error, "a share was not given up in order: its log is replayed");
+        }
+    }
+}
+
 impl<S: Subject> Owner for Share<S> {
     fn prepare(&mut self, is_load: bool) -> anyhow::Result<()> {
         if !is_load {

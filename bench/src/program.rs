@@ -23,6 +23,7 @@ use crate::driver::{self, Client};
 use crate::host::{self, Work, Workers};
 use crate::place::Place;
 use crate::plan::{Load, PlacementChoice, Plan};
+use crate::repartition::{self, Repartitioned, Wish};
 use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
 use crate::tally::Tally;
 use crate::victim::{self, Errand};
@@ -83,6 +84,9 @@ pub(crate) trait Known: Kind + Sync {
 
     /// Looks at every page of a structure of this kind.
     fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report>;
+
+    /// Moves regions of a structure, or shows who has them.
+    fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned>;
 
     /// Reads or computes what is to be loaded.
     fn data(&self, setting: &Setting) -> anyhow::Result<Box<dyn Data>>;
@@ -183,6 +187,10 @@ impl<S: Subject> Known for Of<S> {
     fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report> {
         ensure!(structure.kind == S::NAME, "`{}` is a {}, not a {}", structure.name, structure.kind, S::NAME);
         Ok(worker.block_on(S::check(&OneSided::<S>::new(worker, structure, Proof::Checksum)))?)
+    }
+
+    fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned> {
+        repartition::repartition::<S>(worker, structure, wish)
     }
 
     fn data(&self, setting: &Setting) -> anyhow::Result<Box<dyn Data>> {

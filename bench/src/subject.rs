@@ -304,6 +304,19 @@ pub trait Subject: Plugin {
         Ok(None)
     }
 
+    /// The region that a text means.
+    ///
+    /// # Errors
+    /// If it means none, or regions of this structure move as a whole.
+    fn parse_region(_text: &str) -> anyhow::Result<Self::Region> {
+        bail!("a {} has one owner, of all of it, so there is no region to be named: use --away-from", Self::NAME)
+    }
+
+    /// A region as [`Subject::parse_region`] takes it, or for people.
+    fn show_region(region: &Self::Region) -> String {
+        format!("{region:?}")
+    }
+
     /// The operations of a worker, before it has been given a job.
     fn source(data: &Arc<Self::Data>, worker: WorkerId) -> Self::Source;
 

@@ -74,6 +74,12 @@ impl Frequencies {
         }
     }
 
+    /// About how many uses a counter has seen, halved as they age.
+    pub(crate) fn uses(&self, counter: &AtomicU32) -> u64 {
+        let count = Count(counter.load(Ordering::Relaxed)).at(self.age());
+        (SCALE * ((1.0 + 1.0 / SCALE).powi(i32::from(count)) - 1.0)) as u64
+    }
+
     fn age(&self) -> u32 {
         self.age.load(Ordering::Relaxed)
     }

@@ -154,6 +154,12 @@ pub trait Region: Wire + Clone + fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// A region that some of these are together, with about `uses` of what is counted for them, and how much that is. Not all of
+    /// them. `None` if that is no region.
+    fn piece(_parts: &[(Self, u64)], _uses: u64) -> Option<(Self, u64)> {
+        None
+    }
+
     /// A number that stands for the region if it is a single point, such as a key: what is cut by hash is cut by it.
     fn point(&self) -> Option<u64> {
         None

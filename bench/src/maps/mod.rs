@@ -14,7 +14,7 @@ pub(crate) mod workload;
 
 use std::sync::Arc;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use farlink_offload::ShardKey;
 use farlink_runtime::access::Access;
 use farlink_runtime::error::Error;
@@ -205,6 +205,19 @@ impl<S: MapSubject> Subject for S {
         lows.dedup();
         lows.retain(|&low| low > 0);
         ShardKey::Regions(KeyRange::cut_at(&lows))
+    }
+
+    fn parse_region(text: &str) -> anyhow::Result<KeyRange> {
+        let (low, high) = text.split_once("..").with_context(|| format!("`{text}` is no range of keys, as 5..9 is"))?;
+        let key = |text: &str| text.parse::<u64>().with_context(|| format!("`{text}` is no key"));
+        let low = if low.is_empty() { 0 } else { key(low)? };
+        let high = if high.is_empty() { None } else { Some(key(high)?) };
+        ensure!(high.is_none_or(|high| low < high), "no key lies in {text}");
+        Ok(KeyRange { low, high })
+    }
+
+    fn show_region(KeyRange { low, high }: &KeyRange) -> String {
+        format!("{low}..{}", high.map_or_else(String::new, |high| high.to_string()))
     }
 
     async fn require_loaded<R: Run<Plugin = Self>>(run: &R, data: &MapData) -> anyhow::Result<()> {

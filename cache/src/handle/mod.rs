@@ -238,6 +238,14 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         is_swizzled(word).then(|| self.cache().arena.get(index).map(Frame::class)).flatten()
     }
 
+    /// About how often the page was used lately that a swizzled link leads to; `None` if the link is not swizzled. If it does not
+    /// stand in a current page, this is some number; 0 as long as the cache has room for everything, and counts nothing.
+    pub fn uses(&self, word: u64) -> Option<u64> {
+        let (index, _) = self.cache().salt.place(word);
+        let frame = is_swizzled(word).then(|| self.cache().arena.get(index)).flatten()?;
+        Some(self.cache().frequency.uses(&frame.frequency))
+    }
+
     /// Why a swizzled link cannot be followed.
     #[cold]
     #[inline(never)]

@@ -194,6 +194,57 @@ fn several_processes_own_a_structure() {
     bench("--keys 20000 --access engine --processes 2 --workers 1 --ops 2000 --mix write-intensive").must_hold();
 }
 
+/// While a bench of three owners runs: all of one's share goes to others, half of the work back to it, and a range that is named.
+#[test]
+fn regions_move_while_a_bench_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let at = dir.to_str().unwrap();
+    let mut bench = Command::new(PROGRAM)
+        .args(["bench", "--connect", at, "--keys", "20000", "--cache", "256KiB", "--ops", "20000", "--in-flight", "4"])
+        .args(["--access", "cached", "--processes", "3", "--workers", "1", "--mix", "insert-intensive"])
+        .args(["--distribution", "uniform"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let repartition = |args: &[&str]| farlink(&[&["repartition", "--connect", at, "--json"], args].concat());
+    let owners = |rows: &[Value]| {
+        let regions = rows.iter().filter(|row| row["kind"] == "region");
+        regions.map(|row| row["owner"].as_u64().unwrap()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let all = loop {
+        let said = repartition(&[]);
+        let owners = if said.ok { owners(&said.json()) } else { Default::default() };
+        if owners.len() == 3 {
+            break owners;
+        }
+        assert!(bench.try_wait().unwrap().is_none(), "the bench ended early: {}", said.errors);
+    };
+    let gone = all.first().unwrap().to_string();
+    let rows = repartition(&["--away-from", &gone]).must_hold().json();
+    assert_eq!(owners(&rows), all.iter().copied().skip(1).collect());
+    assert!(rows.iter().any(|row| row["kind"] == "moved"));
+    let rows = repartition(&["--balance", "--to", &gone]).must_hold().json();
+    assert_eq!(owners(&rows), all, "{rows:?}");
+    let last_owner = *all.last().unwrap();
+    let last = last_owner.to_string();
+    let mut others = rows.iter().filter(|row| row["kind"] == "region" && row["owner"] != last_owner);
+    let named = others.next().unwrap()["region"].as_str().unwrap();
+    let rows = repartition(&["--region", named, "--to", &last]).must_hold().json();
+    assert!(rows.iter().any(|row| row["kind"] == "moved" && row["owner"] == last_owner), "{rows:?}");
+    let lowest = rows.iter().find(|row| row["kind"] == "region" && row["region"].as_str().unwrap().starts_with("0.."));
+    let lowest = lowest.unwrap()["owner"].as_u64().unwrap();
+    let other = all.iter().find(|&&owner| owner != lowest).unwrap().to_string();
+    repartition(&["--region", "7..9", "--to", &other]).must_fail_with(&["7..9", "no leaf lies in it"]);
+    repartition(&["--region", "9..7", "--to", &last]).must_fail_with(&["no key lies in 9..7"]);
+    repartition(&["--to", &last]).must_fail_with(&["--to goes with --region"]);
+    Said::from(bench.wait_with_output().unwrap()).must_hold();
+    assert!(repartition(&[]).must_hold().json().is_empty(), "somebody owns something still");
+}
+
 #[test]
 fn every_mix_through_a_small_cache() {
     let said = bench(

@@ -21,7 +21,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 use farlink_runtime::{gate::Gate, operation::retry, versioned::Versioned, write_ahead::Log};
 
 use super::*;
-use crate::store::Regions;
+use crate::store::{Regions, identity};
 
 /// Pages that are dropped before others run.
 const DROPPED_AT_ONCE: usize = 32;
@@ -37,6 +37,20 @@ impl Drop for Shut<'_> {
         if self.log.tenure().is_valid() {
             self.gate.open();
         }
+    }
+}
+
+/// How often pages of level 0 were used lately, and one more for each.
+pub(crate) struct RegionUses<R> {
+    pub(crate) region: R,
+    /// For what belongs to each page.
+    pub(crate) pages: Vec<(R, u64)>,
+}
+
+impl<R> RegionUses<R> {
+    /// Of all pages.
+    pub(crate) fn sum(&self) -> u64 {
+        self.pages.iter().map(|(_, uses)| uses).sum()
     }
 }
 
@@ -197,6 +211,26 @@ impl<P: Plugin> Cached<P> {
             }
         }
         Ok(Some(cut))
+    }
+
+    /// For each of these regions what is below links to pages of level 0, as far as it is inside, and how often those were used. Of
+    /// pages above that are cached.
+    pub(crate) fn uses_by_region(&self, regions: Vec<P::Region>) -> Vec<RegionUses<P::Region>> {
+        let mut all: Vec<_> = regions.into_iter().map(|region| RegionUses { region, pages: Vec::new() }).collect();
+        self.cache.for_each_page(|_, _, words| {
+            if identity(words).is_none_or(|page| page.level != 1) {
+                return;
+            }
+            for index in P::links(words) {
+                let (Some(word), Some(below)) = (words.get(index), P::below(words, index)) else { continue };
+                let is_inside = |uses: &&mut RegionUses<P::Region>| below.overlap(&uses.region) == Overlap::Inside;
+                if let Some(RegionUses { pages, .. }) = all.iter_mut().find(is_inside) {
+                    let uses = self.cache.uses(word.load(Ordering::Relaxed)).unwrap_or(0);
+                    pages.push((below, 1 + uses));
+                }
+            }
+        });
+        all
     }
 
     /// Waits until nobody else changes what is owned.

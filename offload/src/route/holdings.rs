@@ -12,7 +12,10 @@ use farlink_runtime::{
     worker::Handle,
 };
 
-use super::moves;
+use super::{
+    balance::{Load, Loads},
+    moves,
+};
 use crate::{
     cached::Cached,
     compute_cache::ComputeCache,
@@ -143,6 +146,22 @@ impl<P: Plugin> Holdings<P> {
             Some(owned) => owned.flush().await,
             None => Ok(()),
         }
+    }
+
+    /// How much there is to do, and a piece that has about `wanted` uses of that.
+    ///
+    /// # Errors
+    /// [`Error::Cache`] if the cache has no handle left.
+    pub fn loads(&self, worker: &Handle, wanted: u64) -> Result<Loads<P::Region>, Error> {
+        let Some(owned) = self.cache.owned(worker, &self.structure)? else {
+            return Ok(Loads { regions: Vec::new(), piece: None });
+        };
+        let all = owned.uses_by_region(self.regions());
+        let hottest = all.iter().max_by_key(|region| region.sum());
+        let piece = hottest.and_then(|region| P::Region::piece(&region.pages, wanted));
+        let piece = piece.map(|(region, uses)| Load { region, uses });
+        let regions = all.into_iter().map(|of| Load { uses: of.sum(), region: of.region }).collect();
+        Ok(Loads { regions, piece })
     }
 
     /// Gives up all regions.

@@ -24,6 +24,7 @@
 //! | the owner was lost with it | again if it only reads, else [`OwnerLost`](farlink_runtime::error::Error::OwnerLost) |
 //! | the connection was lost, the owner was not | it is sent again, and done once (see [`farlink_runtime::messaging`]) |
 
+mod balance;
 mod holdings;
 mod moves;
 mod owner;
@@ -33,6 +34,7 @@ mod routes;
 use farlink_runtime::messaging::Kind;
 
 pub use self::{
+    balance::{LOADS, Load, Loads, Moved, balance, loads},
     holdings::{Here, Holdings},
     moves::{GIVE_UP, TAKE, move_region},
     owner::{OwnerCounts, OwnerServer, Served},

@@ -27,6 +27,10 @@ pub(super) struct MoveHeader {
 wire!(struct MoveHeader { structure });
 
 impl MoveHeader {
+    pub(super) fn of(structure: &Structure) -> Self {
+        Self { structure: structure.id.0.into() }
+    }
+
     pub(super) fn structure(self) -> Option<StructureId> {
         u32::try_from(self.structure).ok().map(StructureId)
     }
@@ -79,6 +83,24 @@ async fn ask<R: Wire>(
     owner: OwnerId,
     what: Kind,
 ) -> Result<Option<R>, Error> {
+    let mut words = Vec::new();
+    MoveHeader::of(structure).encode(&mut words);
+    region.encode(&mut words);
+    match answer_to(worker, structure, owner, what, &words, Priority::BestEffort).await? {
+        Some(words) => Ok(decode_all(&words)?),
+        None => Ok(None),
+    }
+}
+
+/// What a compute server answers; `None` if it has nothing to do with the structure.
+pub(super) async fn answer_to(
+    worker: &Handle,
+    structure: &Structure,
+    owner: OwnerId,
+    what: Kind,
+    words: &[u64],
+    priority: Priority,
+) -> Result<Option<Vec<u64>>, Error> {
     let name = || structure.name.clone();
     let missing = |error: Error| match error {
         Error::Fabric(FabricError::PeerMissing { why, .. } | FabricError::ServerMissing { why, .. }) => {
@@ -87,10 +109,7 @@ async fn ask<R: Wire>(
         error => error,
     };
     let channel = worker.channel_to(owner).await.map_err(missing)?;
-    let mut words = Vec::new();
-    MoveHeader { structure: structure.id.0.into() }.encode(&mut words);
-    region.encode(&mut words);
-    let reply = channel.request_words(what, &words, Priority::BestEffort).await;
+    let reply = channel.request_words(what, words, priority).await;
     let reply = reply.map_err(|error| match error {
         MessagingError::OutcomeUnknown { why, .. } => Error::OwnerLost { name: name(), owner, why },
         MessagingError::Refused { why, .. } => Error::AtOwner { owner, why: why.to_string() },
@@ -98,11 +117,11 @@ async fn ask<R: Wire>(
     })?;
     let mut words = reply.words();
     match ReplyHeader::decode(&mut words)?.0 {
-        ReplyHeader::Done { .. } => Ok(decode_all(words)?),
+        ReplyHeader::Done { .. } => Ok(Some(words.to_vec())),
         ReplyHeader::Failed(failure) => Err(failure.into_error(|why| Error::AtOwner { owner, why })),
         ReplyHeader::NotOwned(_) => Ok(None),
         _ => {
-            Err(Error::Malformed("a compute server that was asked to move a region answered as a memory server would"))
+            Err(Error::Malformed("a compute server that was asked about its regions answered as a memory server would"))
         }
     }
 }

@@ -30,6 +30,7 @@ use farlink_runtime::{
 
 use super::{
     ROUTE,
+    balance::LOADS,
     holdings::{Here, Holdings},
     moves::{GIVE_UP, MoveHeader, TAKE},
 };
@@ -93,7 +94,7 @@ impl Served {
 
 /// One thread's way to what is owned of a structure.
 trait Serve {
-    /// Gives up a region, or takes it.
+    /// Gives up a region, or takes it, or says how much there is to do.
     fn moves(&self, what: Kind, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)>;
 
     /// Carries out an operation.
@@ -122,8 +123,16 @@ impl<P: Plugin> Operations<P> for Naming<'_, P> {
 
 impl<P: Plugin> Serve for Rc<Part<P>> {
     fn moves(&self, what: Kind, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)> {
-        let Ok(region) = decode_all::<P::Region>(words) else { return Err((Refusal::Malformed, reply)) };
         let part = Self::clone(self);
+        if what == LOADS {
+            let Ok(wanted) = decode_all::<u64>(words) else { return Err((Refusal::Malformed, reply)) };
+            return Ok(Box::pin(async move {
+                let done = ReplyHeader::Done { changed: Vec::new() };
+                let loads = part.here.holdings().loads(&part.worker, wanted);
+                ReplyHeader::reply(loads.map(|loads| (done, loads)).map_err(ReplyHeader::of), 0, reply);
+            }));
+        }
+        let Ok(region) = decode_all::<P::Region>(words) else { return Err((Refusal::Malformed, reply)) };
         Ok(Box::pin(async move {
             let (holdings, worker) = (part.here.holdings(), &part.worker);
             let outcome = match what {
@@ -277,13 +286,15 @@ impl Service for OwnerService {
                 },
                 _ => Err((Refusal::Malformed, reply)),
             },
-            what @ (GIVE_UP | TAKE) => match MoveHeader::decode(&mut words).ok().and_then(MoveHeader::structure) {
-                Some(id) => match self.structures.get(&id) {
-                    Some(structure) => structure.moves(what, words, reply),
-                    None => return not_owned(reply),
-                },
-                None => Err((Refusal::Malformed, reply)),
-            },
+            what @ (GIVE_UP | TAKE | LOADS) => {
+                match MoveHeader::decode(&mut words).ok().and_then(MoveHeader::structure) {
+                    Some(id) => match self.structures.get(&id) {
+                        Some(structure) => structure.moves(what, words, reply),
+                        None => return not_owned(reply),
+                    },
+                    None => Err((Refusal::Malformed, reply)),
+                }
+            }
             _ => Err((Refusal::UnknownKind, reply)),
         };
         let mut running = match begun {

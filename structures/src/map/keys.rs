@@ -80,6 +80,21 @@ impl Region for KeyRange {
         Some(rest.filter(|range| range.high.is_none_or(|high| range.low < high)).collect())
     }
 
+    fn piece(parts: &[(Self, u64)], uses: u64) -> Option<(Self, u64)> {
+        let mut parts: Vec<&(Self, u64)> = parts.iter().collect();
+        parts.sort_unstable_by_key(|(range, _)| range.low);
+        // The upper end: new keys are often the largest.
+        let (mut piece, mut sum): (Option<Self>, u64) = (None, 0);
+        for (range, of) in parts.iter().skip(1).rev() {
+            if piece.is_some() && sum + of / 2 > uses {
+                break;
+            }
+            sum += of;
+            piece = Some(Self { low: range.low, high: piece.map_or(range.high, |piece| piece.high) });
+        }
+        piece.map(|piece| (piece, sum))
+    }
+
     fn point(&self) -> Option<u64> {
         (*self == Self::only(self.low)).then_some(self.low)
     }
@@ -105,6 +120,20 @@ mod tests {
                 prop_assert_eq!(is_left, usize::from(all.contains(key) && !piece.contains(key)), "{}", key);
             }
             prop_assert!(left.iter().all(|left| left.high.is_none_or(|high| left.low < high)));
+        }
+
+        #[test]
+        fn a_piece_has_about_what_was_asked_for(uses in prop::collection::vec(1u64..50, 2..20), share in 0.0..1.0f64) {
+            let range = |index: usize| KeyRange { low: index as u64 * 10, high: Some(index as u64 * 10 + 10) };
+            let parts: Vec<_> = uses.iter().enumerate().map(|(index, &uses)| (range(index), uses)).collect();
+            let sum: u64 = uses.iter().sum();
+            let wanted = (sum as f64 * share) as u64;
+            let (piece, has) = KeyRange::piece(&parts, wanted).unwrap();
+            let inside = parts.iter().filter(|(range, _)| range.overlap(&piece) == Overlap::Inside);
+            prop_assert_eq!(inside.map(|(_, uses)| uses).sum::<u64>(), has);
+            prop_assert!(piece.low > 0, "all of it");
+            // As near as the next page is, unless that is the last one of all, which stays, or the first, which goes.
+            prop_assert!(has.abs_diff(wanted) <= 25 || has == sum - uses[0] || piece == range(uses.len() - 1));
         }
     }
 }

@@ -8,10 +8,10 @@ use std::{
     },
 };
 
-use farlink_offload::Counters;
+use farlink_offload::{Admission, Counters};
 use farlink_offload::{
     Router, Routes,
-    route::{OwnerCounts, move_region},
+    route::{OwnerCounts, balance, loads, move_region},
 };
 use farlink_runtime::{
     access::Region, compute::ComputeServer, error::Error, one_sided::ownership, structure::Structure,
@@ -32,7 +32,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IteratorRandom};
 
 use crate::{
     routing::{Owner, routes, to_owners},
-    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, assert_left_clean, fabric, settle, sparse},
+    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, assert_left_clean, cache, fabric, settle, sparse},
 };
 
 const CLIENTS: u32 = 2;
@@ -214,6 +214,49 @@ fn what_is_left_stays_cached() {
     settle([&owner.member, &other.member]);
     drop((tree, here, owner, other));
     assert_left_clean(&fabric, &model_after, "cut");
+}
+
+/// Who has nearly all the work gives some of it away, to one who has come without anything, too.
+#[test]
+fn owners_are_balanced_by_uses() {
+    let model = sparse(4000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let guest = Member::join(&fabric, 9);
+    let (worker, structure) = (&guest.worker, guest.tree.structure());
+    let cut = worker.block_on(guest.tree.leaf_low(20_000)).unwrap();
+    let ranges = KeyRange::cut_at(&[cut]);
+    let ranges: [&[KeyRange]; 3] = [&ranges[..1], &ranges[1..], &[]];
+    let counting = || cache(CACHE_BYTES_MIN, Admission::Frequency);
+    let owners: Vec<Owner> = (1..).zip(ranges).map(|(seed, of)| Owner::with(&fabric, seed, of, counting())).collect();
+    let ids: Vec<_> = owners.iter().map(|owner| owner.member.compute.owner()).collect();
+    let tree = to_owners(&guest, &routes(&guest));
+    // The first owner's keys again and again, the second one's once.
+    worker.block_on(async {
+        for round in 0..40 {
+            for &key in model.keys().filter(|&&key| key < 4000 || round == 0) {
+                assert!(tree.get(key).await.unwrap().is_some());
+            }
+        }
+    });
+    let uses = || -> Vec<u64> {
+        let ask = |&owner| worker.block_on(loads::<KeyRange>(worker, structure, owner, 0)).unwrap().uses();
+        ids.iter().map(ask).collect()
+    };
+    let before = uses();
+    assert!(before[0] > 8 * before[1] && before[2] == 0, "{before:?}");
+    let moved = worker.block_on(balance::<KeyRange>(worker, structure, &ids, 1.2, 10)).unwrap();
+    let given: u64 = moved.iter().filter(|moved| moved.from == ids[0]).map(|moved| moved.uses).sum();
+    assert!((before[0] / 2..before[0] * 3 / 4).contains(&given), "{given} of {before:?}: {moved:?}");
+    assert!(moved.iter().any(|moved| moved.to == ids[1]) && moved.iter().any(|moved| moved.to == ids[2]), "{moved:?}");
+    // Where most of the work was is cut.
+    assert!(moved.iter().any(|moved| moved.region.low < 4000), "{moved:?}");
+    let found = worker.block_on(tree.range(..).take(usize::MAX)).unwrap();
+    assert!(found.into_iter().collect::<Map>() == model);
+    drop(tree);
+    owners.iter().for_each(Owner::close);
+    settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
+    drop((owners, guest));
+    assert_left_clean(&fabric, &model, "balanced");
 }
 
 /// A range that its owner does not have any more is not moved; one that nobody can take stays where it was.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use farlink_offload::{
-    Admission, Holdings, OwnerServer, Router, Routes, Served,
+    Admission, ComputeCache, Holdings, OwnerServer, Router, Routes, Served,
     route::{Here, OwnerCounts},
 };
 use farlink_runtime::{
@@ -40,8 +40,12 @@ pub(crate) struct Owner {
 
 impl Owner {
     pub(crate) fn new(fabric: &Cluster, seed: u64, ranges: &[KeyRange], cache_bytes: usize) -> Self {
+        Self::with(fabric, seed, ranges, cache(cache_bytes, Admission::Always))
+    }
+
+    pub(crate) fn with(fabric: &Cluster, seed: u64, ranges: &[KeyRange], cache: ComputeCache<Tree>) -> Self {
         let member = Member::join(fabric, seed);
-        let holdings = Holdings::new(member.tree.structure(), cache(cache_bytes, Admission::Always));
+        let holdings = Holdings::new(member.tree.structure(), cache);
         for &range in ranges {
             member.worker.block_on(holdings.take(&member.worker, range)).unwrap();
         }

@@ -1,0 +1,140 @@
+//! `farlink repartition`: who owns what of a structure, and moves of it, while it is used.
+
+use anyhow::{Context as _, bail, ensure};
+use farlink_offload::route::{self, Load, Moved, balance, move_region};
+use farlink_runtime::access::{Overlap, Region as _, Structure};
+use farlink_runtime::lock::OwnerId;
+use farlink_runtime::one_sided::ownership;
+use farlink_runtime::worker::Worker;
+use serde::Serialize;
+
+use crate::subject::Subject;
+
+/// No owner has more than so many times the average after it was balanced, if regions allow.
+const TOLERANCE: f64 = 1.1;
+/// Moves of one command.
+const MOVES_MAX: usize = 64;
+
+/// What is to be moved, and to which compute servers.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wish {
+    pub(crate) region: Option<String>,
+    pub(crate) away_from: Option<u32>,
+    pub(crate) balance: bool,
+    pub(crate) to: Vec<u32>,
+}
+
+/// A region of the map, or one that has moved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct RegionRow {
+    /// As `--region` takes it, where it does.
+    pub(crate) region: String,
+    /// Who has it now.
+    pub(crate) owner: u32,
+    /// Who had it, if it has moved.
+    pub(crate) from: Option<u32>,
+    /// Uses of its cached leaves; `None` if nobody was asked, or the owner does not listen.
+    pub(crate) uses: Option<u64>,
+}
+
+/// What was moved, and what the map says then.
+#[derive(Debug, Default)]
+pub(crate) struct Repartitioned {
+    pub(crate) moved: Vec<RegionRow>,
+    pub(crate) map: Vec<RegionRow>,
+    pub(crate) epoch: u64,
+}
+
+/// Moves what is wished, and says who has what then.
+pub(crate) fn repartition<S: Subject>(
+    worker: &Worker,
+    structure: &Structure,
+    wish: &Wish,
+) -> anyhow::Result<Repartitioned> {
+    let id = |number: u32| OwnerId::new(number.into()).with_context(|| format!("{number} is no compute server"));
+    let moved: Vec<Moved<S::Region>> = if wish.balance {
+        let more: Vec<OwnerId> = wish.to.iter().copied().map(id).collect::<anyhow::Result<_>>()?;
+        worker.block_on(balance(worker, structure, &more, TOLERANCE, MOVES_MAX))?
+    } else if let Some(region) = &wish.region {
+        let region = S::parse_region(region)?;
+        let to = id(*wish.to.first().context("--region needs --to, the compute server that takes it")?)?;
+        vec![move_one::<S>(worker, structure, &region, to)?]
+    } else if let Some(from) = wish.away_from {
+        move_away::<S>(
+            worker,
+            structure,
+            id(from)?,
+            &wish.to.iter().copied().map(id).collect::<anyhow::Result<Vec<_>>>()?,
+        )?
+    } else {
+        ensure!(wish.to.is_empty(), "--to goes with --region, --away-from or --balance");
+        Vec::new()
+    };
+    let moved = moved.into_iter().map(|Moved { region, from, to, uses }| RegionRow {
+        region: S::show_region(&region),
+        owner: to.incarnation(),
+        from: Some(from.incarnation()),
+        uses: Some(uses),
+    });
+    let map = worker.block_on(ownership::read(worker, structure))?;
+    let mut rows = Vec::new();
+    for (owner, part) in map.owners() {
+        let Some(region) = part.to_region::<S::Region>()? else { continue };
+        let loads = worker.block_on(route::loads::<S::Region>(worker, structure, owner, 0)).ok();
+        let is_it = |load: &&Load<S::Region>| load.region.overlap(&region) != Overlap::Outside;
+        let uses = loads.as_ref().and_then(|loads| loads.regions.iter().find(is_it)).map(|load| load.uses);
+        rows.push(RegionRow { region: S::show_region(&region), owner: owner.incarnation(), from: None, uses });
+    }
+    Ok(Repartitioned { moved: moved.collect(), map: rows, epoch: map.epoch })
+}
+
+fn move_one<S: Subject>(
+    worker: &Worker,
+    structure: &Structure,
+    region: &S::Region,
+    to: OwnerId,
+) -> anyhow::Result<Moved<S::Region>> {
+    let map = worker.block_on(ownership::read(worker, structure))?;
+    for (from, part) in map.owners() {
+        let owned = part.to_region::<S::Region>()?;
+        if !owned.is_some_and(|owned| region.overlap(&owned) == Overlap::Inside) {
+            continue;
+        }
+        ensure!(from != to, "compute server {} owns {} already", to.incarnation(), S::show_region(region));
+        let moved = worker.block_on(move_region(worker, structure, region, from, to))?;
+        let region = moved.with_context(|| {
+            format!("{} cannot move by itself: no leaf lies in it, or it was given up just now", S::show_region(region))
+        })?;
+        return Ok(Moved { region, from, to, uses: 0 });
+    }
+    bail!(
+        "no compute server owns all of {}; `farlink repartition` without --region shows who owns what",
+        S::show_region(region)
+    )
+}
+
+/// All regions of one go to these, or to the others that own something, in turn.
+fn move_away<S: Subject>(
+    worker: &Worker,
+    structure: &Structure,
+    from: OwnerId,
+    to: &[OwnerId],
+) -> anyhow::Result<Vec<Moved<S::Region>>> {
+    let map = worker.block_on(ownership::read(worker, structure))?;
+    let mut to = to.to_vec();
+    if to.is_empty() {
+        to = map.owners().map(|(owner, _)| owner).filter(|&owner| owner != from).collect();
+        to.sort_unstable_by_key(|owner| owner.incarnation());
+        to.dedup();
+    }
+    ensure!(!to.is_empty(), "nobody else owns anything of `{}`: give --to", structure.name);
+    let mut moved = Vec::new();
+    for (number, (_, part)) in map.owners().filter(|&(owner, _)| owner == from).enumerate() {
+        let Some(region) = part.to_region::<S::Region>()? else { continue };
+        let to = to[number % to.len()];
+        if let Some(region) = worker.block_on(move_region(worker, structure, &region, from, to))? {
+            moved.push(Moved { region, from, to, uses: 0 });
+        }
+    }
+    Ok(moved)
+}

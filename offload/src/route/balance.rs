@@ -1,0 +1,162 @@
+//! How much owners have to do, and moves that even it out.
+//!
+//! An owner answers how often pages of level 0 were used lately in each of its regions, as far as they are cached: the cache counts
+//! that anyhow, to know what to keep. So operations are not slowed down by it, and the count ages as the cache's does.
+
+use farlink_runtime::{
+    access::{Overlap, Structure},
+    error::Error,
+    lock::OwnerId,
+    messaging::{Kind, Priority},
+    one_sided::ownership,
+    structure::Region,
+    wire::{DecodeError, Wire, decode_all},
+    worker::Handle,
+};
+
+use super::moves::{MoveHeader, answer_to, move_region};
+
+/// The kind of message that asks an owner how much it has to do.
+pub const LOADS: Kind = Kind(0x4c4f_4144);
+
+/// A region, or a piece of one, and how often its pages were used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Load<R> {
+    /// The region.
+    pub region: R,
+    /// Uses of its cached pages of level 0, and one more for each.
+    pub uses: u64,
+}
+
+impl<R: Wire> Wire for Load<R> {
+    fn encode(&self, to: &mut Vec<u64>) {
+        self.region.encode(to);
+        self.uses.encode(to);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        let (region, uses) = Wire::decode(from)?;
+        Ok(Self { region, uses })
+    }
+}
+
+/// What an owner has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loads<R> {
+    /// For each of its regions.
+    pub regions: Vec<Load<R>>,
+    /// A piece of the region with most, which has about so much as was asked for. `None` if it cannot be cut.
+    pub piece: Option<Load<R>>,
+}
+
+impl<R: Wire> Wire for Loads<R> {
+    fn encode(&self, to: &mut Vec<u64>) {
+        self.regions.encode(to);
+        self.piece.encode(to);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        let (regions, piece) = Wire::decode(from)?;
+        Ok(Self { regions, piece })
+    }
+}
+
+impl<R> Loads<R> {
+    /// Of all its regions.
+    pub fn uses(&self) -> u64 {
+        self.regions.iter().map(|load| load.uses).sum()
+    }
+}
+
+/// Asks an owner how much it has to do, and for a piece that has about `wanted` uses of that.
+///
+/// # Errors
+/// If it does not listen, or is lost.
+pub async fn loads<R: Wire>(
+    worker: &Handle,
+    structure: &Structure,
+    owner: OwnerId,
+    wanted: u64,
+) -> Result<Loads<R>, Error> {
+    let mut words = Vec::new();
+    MoveHeader::of(structure).encode(&mut words);
+    words.push(wanted);
+    let reply = answer_to(worker, structure, owner, LOADS, &words, Priority::BestEffort).await?;
+    match reply {
+        Some(words) => Ok(decode_all(&words)?),
+        None => Ok(Loads { regions: Vec::new(), piece: None }),
+    }
+}
+
+/// A move that was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moved<R> {
+    /// What has moved.
+    pub region: R,
+    /// Who had it.
+    pub from: OwnerId,
+    /// Who has it.
+    pub to: OwnerId,
+    /// Its uses.
+    pub uses: u64,
+}
+
+/// Has regions and pieces go to others until no owner has more to do than `tolerance` times the average: each time the hottest
+/// owner's hottest region that is small enough goes to the coolest owner, or a piece of one (FlexKV, arXiv 2512.16148, moves the
+/// hottest small regions until ranks balance). `more` are compute servers that listen and may own nothing yet. At most `moves_max`.
+///
+/// How much there is to do is asked once, at first: who has just been given a region has cached little of it.
+///
+/// # Errors
+/// As [`loads`] and [`move_region`].
+pub async fn balance<R: Region>(
+    worker: &Handle,
+    structure: &Structure,
+    more: &[OwnerId],
+    tolerance: f64,
+    moves_max: usize,
+) -> Result<Vec<Moved<R>>, Error> {
+    let map = ownership::read(worker, structure).await?;
+    let mut owners: Vec<OwnerId> = map.owners().map(|(owner, _)| owner).chain(more.iter().copied()).collect();
+    owners.sort_unstable_by_key(|owner| owner.incarnation());
+    owners.dedup();
+    let mut ranks: Vec<(OwnerId, Vec<Load<R>>)> = Vec::new();
+    for owner in owners {
+        ranks.push((owner, loads(worker, structure, owner, 0).await?.regions));
+    }
+    let mut moved = Vec::new();
+    let uses = |loads: &[Load<R>]| loads.iter().map(|load| load.uses).sum::<u64>();
+    let average = ranks.iter().map(|(_, loads)| uses(loads)).sum::<u64>() as f64 / ranks.len().max(1) as f64;
+    while moved.len() < moves_max {
+        let by_uses = |&index: &usize| uses(&ranks[index].1);
+        let (Some(hot), Some(cool)) = ((0..ranks.len()).max_by_key(by_uses), (0..ranks.len()).min_by_key(by_uses))
+        else {
+            break;
+        };
+        let (most, least) = (uses(&ranks[hot].1), uses(&ranks[cool].1));
+        if most as f64 <= average * tolerance {
+            break;
+        }
+        let excess = ((most as f64 - average) as u64).min(average as u64 - least.min(average as u64)).max(1);
+        let (from, to) = (ranks[hot].0, ranks[cool].0);
+        let is_small = |load: &&Load<R>| load.uses <= excess + excess / 4 && load.uses * 2 >= excess;
+        let whole = ranks[hot].1.iter().filter(is_small).max_by_key(|load| load.uses).cloned();
+        let chosen = match whole {
+            Some(load) => Some(load),
+            None => loads(worker, structure, from, excess).await?.piece,
+        };
+        let Some(Load { region, uses }) = chosen else { break };
+        let Some(region) = move_region(worker, structure, &region, from, to).await? else { break };
+        // What it was a part of.
+        let of = ranks[hot].1.iter().position(|load| region.overlap(&load.region) != Overlap::Outside);
+        if let Some(of) = of {
+            let whole = ranks[hot].1.swap_remove(of);
+            let rest = whole.region.without(&region).unwrap_or_default();
+            let left = whole.uses.saturating_sub(uses) / rest.len().max(1) as u64;
+            ranks[hot].1.extend(rest.into_iter().map(|region| Load { region, uses: left }));
+        }
+        ranks[cool].1.push(Load { region: region.clone(), uses });
+        moved.push(Moved { region, from, to, uses });
+    }
+    Ok(moved)
+}
