@@ -396,7 +396,7 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
         let vacant = match OwnerId::new(found) {
             Some(previous) => {
                 fabric.liveness(previous) == Liveness::Dead
-                    && !recovery::has_rings(worker, &geometry, slot).await?
+                    && !recovery::has_rings(worker, &geometry, slot, previous).await?
                     && recovery::fence_off(worker, &geometry, slot, previous).await?.is_none()
             }
             None => true,

@@ -74,6 +74,14 @@ impl Member {
         self.worker.block_on(self.compute.maintain(&self.worker))
     }
 
+    /// One round of maintenance, for who polls it.
+    ///
+    /// # Errors
+    /// As [`ComputeServer::maintain`].
+    pub async fn sweep(&self) -> Result<(), Error> {
+        self.compute.maintain(&self.worker).await
+    }
+
     /// Maintenance until nothing is left to be done.
     ///
     /// # Errors

@@ -19,10 +19,10 @@ use crate::{
     lock::{LockState, LockWord, OwnerId},
     page::{self, Identity, LOCK, SizeClass, StructureId},
     pages::{FreePage, allocate},
-    ptr::{RemotePtr, ServerId},
+    ptr::{Link, RemotePtr, ServerId},
     redo::{
-        Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, read_rings,
-        replay,
+        Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, is_ring_of,
+        read_rings, replay,
     },
     remote::{claim_word, release_word, take_word, write_words},
     structure::Placement,
@@ -203,10 +203,19 @@ async fn end_shipped(worker: &Handle, slot: usize, dead: OwnerId, waited: Durati
 /// Whether the compute server that has or had this slot has rings.
 ///
 /// # Errors
-/// If a memory server is lost.
-pub(crate) async fn has_rings(worker: &Handle, geometry: &[Geometry], slot: usize) -> Result<bool, Error> {
+/// If a memory server is lost, or no buffer can be had.
+pub(crate) async fn has_rings(
+    worker: &Handle,
+    geometry: &[Geometry],
+    slot: usize,
+    owner: OwnerId,
+) -> Result<bool, Failure> {
     for geometry in geometry {
-        if worker.load(layout::rings_at(geometry.server, slot)).await? != 0 {
+        let first = Link::from_word(worker.load(layout::rings_at(geometry.server, slot)).await?);
+        if let Some((at, _)) =
+            first.remote().filter(|&(at, class)| class == RING_CLASS && geometry.holds_page(at, class))
+            && is_ring_of(&worker.read(at, RING_FIRST).await?, at, owner)
+        {
             return Ok(true);
         }
     }
@@ -214,17 +223,14 @@ pub(crate) async fn has_rings(worker: &Handle, geometry: &[Geometry], slot: usiz
 }
 
 /// Frees the rings of `owner`, which has this slot and holds no lock: the last of a list first. Nobody has to wait until they are
-/// reused: what a repairer reads there after that, it makes nothing of.
+/// reused: what a repairer reads there after that, it makes nothing of. The head of the list stays as it is: by now somebody else may have the
+/// slot, and rings of its own there.
 ///
 /// # Errors
 /// If a memory server is lost, or no buffer can be had.
 pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> Result<(), Error> {
     for geometry in &worker.compute().geometry {
         let head = layout::rings_at(geometry.server, slot);
-        let first = worker.load(head).await?;
-        if first == 0 {
-            continue;
-        }
         for (at, ring) in read_rings(worker, head, owner).await?.into_iter().rev() {
             let found = LockWord::from_word(ring[LOCK]);
             let free = LockWord::free(found.next_version(), Some(worker.owner()));
@@ -234,7 +240,6 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> 
                 worker.compute().pages.bring_back(page);
             }
         }
-        release_word(worker, head, first, 0).await?;
     }
     Ok(())
 }

@@ -46,7 +46,8 @@
 //!
 //! # Rings
 //! A ring is a page of [`RING_CLASS`], in the common page format and under the structure id [`RINGS`]. Rings of a compute server on a
-//! memory server form a list, whose head is the word of its slot in the memory server's table of rings:
+//! memory server form a list, whose head is the word of its slot in the memory server's table of rings. Nobody clears it: what it leads to that is no ring of that one ends
+//! the list:
 //!
 //! ```text
 //! word 4     the owner's incarnation
@@ -85,7 +86,7 @@ pub(crate) use self::{
     batch::encode,
     record::{Body, Evidence, OVERHEAD, PartOf, SHARE_WORDS_MAX, seal},
     recording::Recording,
-    repair::{Newest, finish_page, read_rings},
+    repair::{Newest, finish_page, is_ring_of, read_rings},
     replay::replay,
     ring::WorkerRings,
 };

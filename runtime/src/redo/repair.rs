@@ -76,16 +76,20 @@ pub(crate) async fn read_rings<R: Recover>(
     let mut next = Link::from_word(remote.load(head).await?);
     while let Some((at, RING_CLASS)) = next.remote().filter(|&(at, class)| remote.holds_page(at, class)) {
         let ring = remote.read(at, RING_CLASS.words()).await?;
-        let is_ring = Identity::from_word(ring[IDENTITY]).is_some_and(|identity| identity.structure == RINGS);
-        let is_its = ring[SELF] == at.raw() && is_ring && ring[RING_OWNER] == u64::from(owner.incarnation());
         // Rings are freed from the last one on: what is none any more ends the list.
-        if !is_its || rings.iter().any(|&(other, _)| other == at) {
+        if !is_ring_of(&ring, at, owner) || rings.iter().any(|&(other, _)| other == at) {
             break;
         }
         next = Link::from_word(ring[RING_NEXT]);
         rings.push((at, ring));
     }
     Ok(rings)
+}
+
+/// Whether these are the first words of a ring of this owner.
+pub(crate) fn is_ring_of(ring: &[u64], at: RemotePtr, owner: OwnerId) -> bool {
+    let is_ring = Identity::from_word(ring[IDENTITY]).is_some_and(|identity| identity.structure == RINGS);
+    ring[SELF] == at.raw() && is_ring && ring[RING_OWNER] == u64::from(owner.incarnation())
 }
 
 /// All whole records of an owner on one memory server.

@@ -1,6 +1,11 @@
 //! The sweep: what it does where it cannot do all.
 
-use std::sync::Arc;
+use std::{
+    future::Future as _,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Waker},
+};
 
 use farlink_runtime::{
     audit,
@@ -116,5 +121,86 @@ fn one_large_page_takes_few_out_of_bitmaps() -> Result<(), Error> {
     let taken = before - free()?;
     assert!(before > 2 << 20 && taken <= 256 << 10, "{taken} of {before} bytes");
     drop(page);
+    Ok(())
+}
+
+/// Who sweeps is slow: others have swept by then, and somebody else has the slot, with records of its own. They are found when that one dies.
+fn sweeps_late(after: u64) -> Result<u64, Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 2 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    let open = |key: u64| {
+        async move |worker: &Worker| {
+            let map: Opened = Map::open(worker, NAME, Proof::Checksum).await?;
+            map.insert(key, key).await?;
+            Ok(map)
+        }
+    };
+    // It leaves its ring, and no lock that the slow one could hold then.
+    dies(&fabric, open(1), 0, async |_, _| Ok(()))?;
+    let slows_fabric = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+    let as_fabric: Arc<dyn Fabric> = Arc::new(slows_fabric.clone());
+    let slow = Member::join(&as_fabric, 2)?;
+    let before = slows_fabric.requests();
+    slows_fabric.stops_after(after);
+    let requests = {
+        let mut sweeping = pin!(slow.worker().drive(slow.sweep()));
+        let mut turn = || sweeping.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let mut swept = turn();
+        while swept.is_pending() && !slows_fabric.has_stopped() {
+            swept = turn();
+        }
+        // All but it, which holds up the epoch.
+        Member::join(&fabric, 3)?.maintain_once()?;
+        let dying = async |_: &Worker, map: &Opened| {
+            slows_fabric.stops_after(u64::MAX - 1);
+            while swept.is_pending() {
+                swept = turn();
+            }
+            map.update(1, 3).await.map(drop)
+        };
+        // After the READ, the record, the lock, and a word of what is new.
+        dies(&fabric, open(2), 4, dying)?;
+        slows_fabric.requests() - before
+    };
+    drop(slow);
+    let survivor = Member::join(&fabric, 4)?;
+    survivor.maintain()?;
+    let map: Opened = survivor.worker().block_on(open_only(survivor.worker()))?;
+    let value = survivor.worker().block_on(map.get(1))?;
+    assert!(matches!(value, Some(1 | 3)), "{value:?}");
+    survivor.worker().block_on(async {
+        map.update(1, 4).await?;
+        let report = map.check().await?;
+        assert!(report.is_clean(), "{report:?}");
+        Ok::<_, Error>(())
+    })?;
+    drop(map);
+    drop(survivor);
+    let auditor = Member::join(&fabric, 5)?;
+    auditor.maintain()?;
+    let map: Opened = auditor.worker().block_on(open_only(auditor.worker()))?;
+    let used = auditor.worker().block_on(audit::memory(auditor.worker()))?.used_bytes();
+    assert_eq!(
+        used,
+        auditor.worker().block_on(map.check())?.bytes,
+        "after {after} requests of the slow one: what is in use"
+    );
+    Ok(requests)
+}
+
+/// One in so many of the slow one's requests is played.
+const STEP: u64 = 15;
+
+async fn open_only(worker: &Worker) -> Result<Opened, Error> {
+    Map::open(worker, NAME, Proof::Checksum).await
+}
+
+#[test]
+fn who_sweeps_late_leaves_the_next_ones_records_alone() -> Result<(), Error> {
+    let (mut after, mut requests) = (rand::random_range(0..STEP), STEP);
+    while after < requests {
+        requests = sweeps_late(after)?;
+        after += STEP;
+    }
     Ok(())
 }
