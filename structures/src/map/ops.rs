@@ -8,6 +8,8 @@ use farlink_runtime::{
     wire::{DecodeError, Wire, wire},
 };
 
+use futures_util::future::join_all;
+
 use super::{KeyRange, OrderedMap};
 
 /// Entries that one answer from afar holds at most.
@@ -223,14 +225,38 @@ impl<S: OrderedMap> Operation for Scan<S> {
         S::scan(access, from, self).await
     }
 
-    /// Ranges are asked one after another, each for what the one before has not; parts by hash are asked all at once.
+    /// Of ranges the first is asked, then the next two at once, the next four, and so on, each for what is missing then. So more parts
+    /// are asked for something than in vain, because those before them had enough. Parts by hash are asked all at once.
     async fn route<D: Shards<Plugin = S>>(&self, parts: &D) -> Result<ScanPart, Error> {
-        let Self { low, high, descending, .. } = *self;
-        let Some((part, next)) = first_of(parts, &self.scope(), descending) else {
+        let Some(about) = in_order(parts, &self.scope(), self.descending) else {
             return route_to_all(self, parts).await;
         };
-        let mut answer = parts.on(part, self).await?;
-        answer.rest = answer.rest.or(next.filter(|&next| next >= low && next <= high));
+        let mut answer = ScanPart { entries: Vec::new(), rest: None, descending: self.descending };
+        let (mut asked, mut at_once) = (0, 1);
+        while asked < about.len() {
+            let missing = Self { limit: self.limit - answer.entries.len() as u64, ..*self };
+            let batch = &about[asked..about.len().min(asked + at_once)];
+            let answers = join_all(batch.iter().map(|&(part, _)| parts.on(part, &missing))).await;
+            for (&(_, start), part) in batch.iter().zip(answers) {
+                let part = part?;
+                let room = self.limit.saturating_sub(answer.entries.len() as u64);
+                if room == 0 {
+                    answer.rest = start;
+                    return Ok(answer);
+                }
+                answer.rest = part.entries.get(room as usize).map(|&(key, _)| key).or(part.rest);
+                answer.entries.extend(part.entries.into_iter().take(room as usize));
+                if answer.rest.is_some() {
+                    return Ok(answer);
+                }
+            }
+            asked += batch.len();
+            at_once *= 2;
+            if answer.entries.len() as u64 >= self.limit {
+                answer.rest = about.get(asked).and_then(|&(_, start)| start);
+                break;
+            }
+        }
         Ok(answer)
     }
 }
@@ -261,9 +287,10 @@ impl<S: OrderedMap> Operation for Count<S> {
 
     async fn route<D: Shards<Plugin = S>>(&self, parts: &D) -> Result<(u64, Option<u64>), Error> {
         let Self { low, high, limit, of } = *self;
-        if let Some((part, next)) = first_of(parts, &self.scope(), false) {
+        if let Some(about) = in_order(parts, &self.scope(), false) {
+            let &(part, _) = about.first().ok_or(Error::Malformed("an operation is about no part of its structure"))?;
             let (count, rest) = parts.on(part, self).await?;
-            return Ok((count, rest.or(next)));
+            return Ok((count, rest.or(about.get(1).and_then(|&(_, start)| start))));
         }
         let limit = limit.min(ANSWER_ENTRIES_MAX);
         let all = Scan { low, high, limit, descending: false, of }.route(parts).await?;
@@ -276,22 +303,21 @@ fn clipped((low, high): (u64, u64), range: &KeyRange) -> (u64, u64) {
     (low.max(range.low), range.high.map_or(high, |end| high.min(end.saturating_sub(1))))
 }
 
-/// The part where a range of keys begins, and the key where the next one does; `None` if parts are cut by hash.
-fn first_of<D: Shards<Plugin: OrderedMap>>(
+/// The parts that have something of a range of keys, in order, and the key where each begins; `None` if parts are cut by hash.
+fn in_order<D: Shards<Plugin: OrderedMap>>(
     parts: &D,
     range: &KeyRange,
     descending: bool,
-) -> Option<(usize, Option<u64>)> {
-    let mut about = parts.about(range);
-    about.sort_unstable_by_key(|&part| parts.region(part).map(|region| region.low));
+) -> Option<Vec<(usize, Option<u64>)>> {
+    let mut about = Vec::new();
+    for part in parts.about(range) {
+        about.push((part, *parts.region(part)?));
+    }
+    about.sort_unstable_by_key(|(_, region)| region.low);
     if descending {
         about.reverse();
     }
-    let start = |part: usize| {
-        let region = parts.region(part)?;
-        if descending { region.high?.checked_sub(1) } else { Some(region.low) }
-    };
-    let &first = about.first()?;
-    parts.region(first)?;
-    Some((first, about.get(1).and_then(|&next| start(next))))
+    let start =
+        |region: KeyRange| if descending { region.high.and_then(|high| high.checked_sub(1)) } else { Some(region.low) };
+    Some(about.into_iter().map(|(part, region)| (part, start(region))).collect())
 }

@@ -150,7 +150,7 @@ fn one_message_to_the_owner_and_none_to_oneself() {
     assert_eq!((did.two_sided, did.reads), (0, 0), "{did:?}");
     let did = counted(&low.member.worker, async || router.get(scene.cut).await.map(drop));
     assert_eq!((did.two_sided, did.reads), (1, 0), "{did:?}");
-    // A scan asks the owners in turn, each for its own.
+    // A scan asks each owner for its own.
     let did = counted(&guest.worker, async || {
         let found = routed.range(scene.cut - 50..scene.cut + 50).take(usize::MAX).await?;
         assert_eq!(found.len(), 10);
@@ -163,6 +163,60 @@ fn one_message_to_the_owner_and_none_to_oneself() {
     assert!(counts.iter().all(|counts| counts.done > 3 && counts.not_owned == 0 && counts.failed == 0), "{counts:?}");
     drop((routed, router));
     scene.close("routed");
+}
+
+/// A scan over many regions asks one, then two at once, then four; one that has enough asks no further.
+#[test]
+fn owners_are_scanned_at_once() {
+    let model = sparse(4000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let guest = Member::join(&fabric, 3);
+    let low = |part: u64| guest.worker.block_on(guest.tree.leaf_low(part * 5000)).unwrap();
+    let cuts: Vec<u64> = (1..8).map(low).collect();
+    let ranges = KeyRange::cut_at(&cuts);
+    let of = |owner: usize| -> Vec<KeyRange> { ranges.iter().copied().skip(owner).step_by(2).collect() };
+    let owners = [0, 1].map(|owner| Owner::new(&fabric, owner as u64 + 1, &of(owner), CACHE_BYTES_ALL));
+    let routes = routes(&guest);
+    let routed = to_owners(&guest, &routes);
+    guest.worker.block_on(routed.range(..).take(usize::MAX)).unwrap();
+    let entries: Vec<(u64, u64)> = model.iter().map(|(&key, &value)| (key, value)).collect();
+    let scanned = async |from: usize, count: usize, down: bool| {
+        let mut expected: Vec<_> = entries[from..].to_vec();
+        let found = match down {
+            false => routed.range(entries[from].0..).take(count).await?,
+            true => {
+                expected = entries[..=from].iter().rev().copied().collect();
+                routed.range(..=entries[from].0).descending().take(count).await?
+            }
+        };
+        expected.truncate(count);
+        assert!(found == expected, "{count} from {from}");
+        Ok(())
+    };
+    let cases = [(0, 4000, false, 8, 4), (3999, 4000, true, 8, 4), (0, 10, false, 1, 1), (3999, 10, true, 1, 1)];
+    for (from, count, down, messages, trips) in cases {
+        let did = counted(&guest.worker, async || scanned(from, count, down).await);
+        assert_eq!((did.two_sided, did.round_trips), (messages, trips), "{count} from {from}: {did:?}");
+    }
+    // Beside a cut: what the first part has does not do, and one of the two after that is asked in vain.
+    let beside = entries.iter().position(|&(key, _)| key >= cuts[2]).unwrap();
+    let did = counted(&guest.worker, async || scanned(beside - 3, 10, false).await);
+    assert_eq!((did.two_sided, did.round_trips), (3, 2), "{did:?}");
+    // Of any length, from anywhere.
+    guest.worker.block_on(async {
+        for from in (0..4000).step_by(397) {
+            for count in [0, 1, 2, 499, 500, 501, 1700] {
+                for down in [false, true] {
+                    scanned(from, count, down).await.unwrap();
+                }
+            }
+        }
+    });
+    drop(routed);
+    owners.iter().for_each(Owner::close);
+    settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
+    drop((owners, guest));
+    assert_left_clean(&fabric, &model, "scanned");
 }
 
 #[test]
