@@ -61,11 +61,11 @@ impl Cluster {
     }
 
     /// Stops the servers, which gives back the pages that their threads had in hand, and starts them again with the memory that they
-    /// had, and no threads. Of lasting ones, from the main thread.
-    pub(crate) fn restart_without_threads(&mut self) -> anyhow::Result<()> {
+    /// had, and so many threads. Of lasting ones, from the main thread.
+    pub(crate) fn restart(&mut self, threads: u32) -> anyhow::Result<()> {
         let count = self.servers.len() as u32;
         self.servers.drain(..).try_for_each(Child::stop)?;
-        self.servers = self.launch(count, 0, Memory::Ephemeral)?;
+        self.servers = self.launch(count, threads, Memory::Lasting)?;
         Ok(())
     }
 
