@@ -7,7 +7,7 @@ use farlink_runtime::{
     access::{Overlap, Structure},
     error::Error,
     lock::OwnerId,
-    messaging::{Kind, Priority},
+    messaging::Kind,
     one_sided::ownership,
     structure::Region,
     wire::{DecodeError, Wire, decode_all},
@@ -81,7 +81,7 @@ pub async fn loads<R: Wire>(
     let mut words = Vec::new();
     MoveHeader::of(structure).encode(&mut words);
     words.push(wanted);
-    let reply = answer_to(worker, structure, owner, LOADS, &words, Priority::BestEffort).await?;
+    let reply = answer_to(worker, structure, owner, LOADS, &words).await?;
     match reply {
         Some(words) => Ok(decode_all(&words)?),
         None => Ok(Loads { regions: Vec::new(), piece: None }),

@@ -86,7 +86,7 @@ async fn ask<R: Wire>(
     let mut words = Vec::new();
     MoveHeader::of(structure).encode(&mut words);
     region.encode(&mut words);
-    match answer_to(worker, structure, owner, what, &words, Priority::BestEffort).await? {
+    match answer_to(worker, structure, owner, what, &words).await? {
         Some(words) => Ok(decode_all(&words)?),
         None => Ok(None),
     }
@@ -99,7 +99,6 @@ pub(super) async fn answer_to(
     owner: OwnerId,
     what: Kind,
     words: &[u64],
-    priority: Priority,
 ) -> Result<Option<Vec<u64>>, Error> {
     let name = || structure.name.clone();
     let missing = |error: Error| match error {
@@ -109,7 +108,7 @@ pub(super) async fn answer_to(
         error => error,
     };
     let channel = worker.channel_to(owner).await.map_err(missing)?;
-    let reply = channel.request_words(what, words, priority).await;
+    let reply = channel.request_words(what, words, Priority::BestEffort).await;
     let reply = reply.map_err(|error| match error {
         MessagingError::OutcomeUnknown { why, .. } => Error::OwnerLost { name: name(), owner, why },
         MessagingError::Refused { why, .. } => Error::AtOwner { owner, why: why.to_string() },
