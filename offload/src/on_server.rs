@@ -66,10 +66,12 @@ pub enum Decline {
     Leaves,
     /// Others changed the same pages again and again.
     Busy,
+    /// The sender was [fenced off](farlink_runtime::fencing) here: nothing that would change something is carried out for it.
+    FencedOff,
 }
 
 impl Decline {
-    pub(crate) const ALL: [Self; 4] = [Self::Restructures, Self::NotThere, Self::Leaves, Self::Busy];
+    pub(crate) const ALL: [Self; 5] = [Self::Restructures, Self::NotThere, Self::Leaves, Self::Busy, Self::FencedOff];
 }
 
 /// Access to a structure inside a memory server, for one operation.

@@ -113,7 +113,7 @@ pub(crate) struct Chooser<P> {
     pub(crate) shipper: Shipper<P>,
     pub(crate) policies: Rc<RefCell<Policies>>,
     counts: Cell<OffloadCounts>,
-    /// Memory servers that have said that they carry out no operations.
+    /// Memory servers that carry out no operations, or none of this compute server.
     without: RefCell<Vec<ServerId>>,
 }
 
@@ -140,6 +140,13 @@ impl<P: Plugin> Chooser<P> {
     /// Whether the memory server may carry out operations.
     pub(crate) fn may_serve(&self, server: ServerId) -> bool {
         !self.without.borrow().contains(&server)
+    }
+
+    pub(crate) fn ships_no_more_to(&self, server: ServerId) {
+        let mut without = self.without.borrow_mut();
+        if !without.contains(&server) {
+            without.push(server);
+        }
     }
 
     /// Asks the policy whether an operation is shipped. `hot`: whether the cache would keep the page.
@@ -169,7 +176,7 @@ impl<P: Plugin> Chooser<P> {
         match error {
             Error::Fabric(FabricError::ServerMissing { .. }) | Error::UnknownOperation { .. } => {
                 tracing::warn!(%server, %error, "no operations are shipped there any more");
-                self.without.borrow_mut().push(server);
+                self.ships_no_more_to(server);
                 Ok(())
             }
             Error::Messaging(MessagingError::OutcomeUnknown { .. }) if O::READS_ONLY => {

@@ -12,6 +12,9 @@
 //! compute server has left writes the fence, and then looks at the count ([`fence_off`]). So either the one sees that the sender is
 //! fenced off and does nothing, or the other sees the operation and waits. What was counted for a membership that is dead itself has ended.
 //!
+//! A living owner that is not told what became of a change that it shipped does the same for itself ([`end_own`]), before it caches those pages
+//! again. From then on it ships no changes to that memory server.
+//!
 //! The processor's instructions change only the count, requests of others only the fence: no atomic of the one kind meets the other. A slot
 //! is not given to anybody else before its last holder is fenced off everywhere.
 
@@ -20,7 +23,7 @@ use crate::{
     fabric::{Liveness, memory::LocalMemory},
     layout::{self, FENCE_WORDS, SLOTS},
     lock::OwnerId,
-    ptr::RemotePtr,
+    ptr::{RemotePtr, ServerId},
     remote::{Remote, claim_word},
     sync::{AtomicU64, Ordering, fence},
     wire::{DecodeError, Wire},
@@ -141,4 +144,29 @@ pub async fn fence_off<R: Remote>(
     let running = remote.read(words.word(RUNNING), 1).await?[0];
     let member = OwnerId::new(running >> 32).filter(|_| running as u32 != 0);
     Ok(member.filter(|&member| remote.liveness(member) != Liveness::Dead))
+}
+
+/// Waits until nothing is under way at a memory server that this compute server has shipped there. Nothing that it ships there and that would
+/// change something is carried out from then on.
+///
+/// # Errors
+/// If the memory server is lost, and its memory with it; if this compute server was taken for dead: others have done this.
+pub async fn end_own(worker: &Handle, server: ServerId) -> Result<(), Box<Error>> {
+    let own = Sender::of(worker);
+    let slot = own.slot as usize;
+    let has_slot = async || Ok(worker.load(layout::slot_at(slot)).await? == u64::from(own.owner.incarnation()));
+    let mut attempt = 0;
+    loop {
+        match fence_off(worker, layout::fence_at(server, slot), own.owner, has_slot).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(_)) => {
+                worker.back_off(attempt).await;
+                attempt = attempt.saturating_add(1);
+            }
+            Err(error) => {
+                worker.check_standing()?;
+                worker.before_trying_again(error, &mut attempt).await?;
+            }
+        }
+    }
 }

@@ -22,14 +22,17 @@ use std::{future::Future, rc::Rc};
 use farlink_runtime::{
     access::{Access, Interrupt, Operation, Plugin, Structure},
     error::Error,
+    fencing,
+    messaging::Error as MessagingError,
     operation::{Code, Restarts, Run, hold},
+    ptr::ServerId,
 };
 
 use self::attempt::{Attempt, Missing};
 use crate::{
     cached::Cached,
     policies::{Chooser, OffloadCounts, Policies},
-    ship::{Answer, From, Shipped},
+    ship::{Answer, Decline, From, Shipped},
     store::page_id,
 };
 
@@ -211,17 +214,34 @@ impl<P: Plugin> Shared<P> {
             Ok(Answer::Declined(why)) => {
                 tracing::trace!(page = %at, ?why, "a shipped operation came back");
                 self.chooser.count(|counts| counts.came_back += 1);
+                if why == Decline::FencedOff {
+                    self.chooser.ships_no_more_to(at.server());
+                }
                 Ok(None)
             }
             Ok(Answer::GoOn(_)) => Ok(None),
             Err(error) => match self.chooser.undone::<O>(at.server(), error) {
                 Ok(()) => Ok(None),
                 Err(error) => {
+                    if matches!(error, Error::Messaging(MessagingError::OutcomeUnknown { .. })) {
+                        self.end_shipped(at.server()).await;
+                    }
                     // Who knows what it has done.
                     excluded.drop_all().await;
                     Err(error)
                 }
             },
+        }
+    }
+}
+
+impl<P: Plugin> Shared<P> {
+    /// A change of which nobody can say what became of it may still be under way at the memory server, or begin there: until that is over.
+    async fn end_shipped(&self, server: ServerId) {
+        self.chooser.ships_no_more_to(server);
+        if let Err(error) = fencing::end_own(self.cached.worker(), server).await {
+            // Then nothing there is cached any more.
+            tracing::debug!(%server, %error, "what was shipped there is lost with it");
         }
     }
 }

@@ -305,8 +305,7 @@ async fn from_page<O: Operation>(
 ) -> Result<O::Output, ReplyHeader> {
     let _under_way = match O::READS_ONLY {
         true => None,
-        // Others take over what the sender owned.
-        false => Some(begin_for(access, below.sender).ok_or(ReplyHeader::Declined(Decline::NotThere))?),
+        false => Some(begin_for(access, below.sender).ok_or(ReplyHeader::Declined(Decline::FencedOff))?),
     };
     let _pin = access.context().worker.pin();
     for attempt in 0..ATTEMPTS_MAX {

@@ -26,6 +26,8 @@ use farlink_runtime::{
         mem::MemOptions,
         mortal::{MortalFabric, Order},
     },
+    fencing::{Sender, UnderWay},
+    messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
     ptr::ServerId,
     worker::Worker,
@@ -63,6 +65,10 @@ async fn own(worker: &Worker) -> Result<Cached<Tree>, Error> {
     cache()?.own(worker, map.structure().clone(), KeyRange::ALL).await
 }
 
+fn server() -> ServerId {
+    ServerId::new(0).expect("0 is a server id")
+}
+
 /// Somebody's future, and what came of it.
 struct Task<'f, T> {
     future: Pin<Box<dyn Future<Output = T> + 'f>>,
@@ -94,6 +100,19 @@ struct Schedule {
     between: u64,
 }
 
+/// A cluster with an owner that ships, and a memory server that is turned by hand.
+struct Cluster {
+    here: Arc<dyn here::Here>,
+    fabric: Arc<dyn Fabric>,
+    serving: ManualShipServer,
+    member: Arc<ComputeServer>,
+    servers_fabric: MortalFabric,
+    victims_fabric: MortalFabric,
+    // Before the worker that it belongs to.
+    map: Map<Tree, Engine<Tree>>,
+    victim: Member,
+}
+
 /// A cluster in which an owner has shipped an update, and was stopped and taken for dead.
 struct Scene {
     fabric: Arc<dyn Fabric>,
@@ -106,22 +125,22 @@ struct Scene {
     was_told: bool,
 }
 
-impl Scene {
-    /// The memory server stops after so many requests; `None`: it has not yet seen what the owner has sent.
-    fn new(before: Option<u64>) -> Result<Self, Error> {
+impl Cluster {
+    fn new() -> Result<Self, Error> {
         let options = MemOptions { atomic_against_cpu: false, ..FAST };
-        let cluster = here::start(1, 2 << 20, options)?;
-        let fabric = cluster.fabric();
+        let here = here::start(1, 2 << 20, options)?;
+        let fabric = here.fabric();
         cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
         cluster::load::<Tree>(&fabric, NAME, (0..KEYS).map(|key| (key, key)), 0.7)?;
 
         let servers_fabric = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
         let as_fabric: Arc<dyn Fabric> = Arc::new(servers_fabric.clone());
         let member = Arc::new(cluster::join_manual(&as_fabric, 9)?);
-        let (server, clock) = (ServerId::new(0).expect("0 is a server id"), Clock::monotonic());
-        let listener = cluster.listen(server, &ListenOptions { endpoints: 1, ..ListenOptions::default() })?;
-        let (memory, registry) = (cluster.memory(server)?, fleet::registry());
-        let mut serving = ManualShipServer::new(listener, memory, registry, &ShipOptions::default(), member, &clock)?;
+        let (server, clock) = (server(), Clock::monotonic());
+        let listener = here.listen(server, &ListenOptions { endpoints: 1, ..ListenOptions::default() })?;
+        let (memory, registry) = (here.memory(server)?, fleet::registry());
+        let mut serving =
+            ManualShipServer::new(listener, memory, registry, &ShipOptions::default(), Arc::clone(&member), &clock)?;
 
         let victims_fabric = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
         let as_fabric: Arc<dyn Fabric> = Arc::new(victims_fabric.clone());
@@ -139,7 +158,14 @@ impl Scene {
         first.outcome.take().expect("it is over")?;
         assert_eq!(serving.counts().done, 1, "the first one was not shipped");
         drop(first);
+        Ok(Self { here, fabric, serving, member, servers_fabric, victims_fabric, map, victim })
+    }
+}
 
+impl Scene {
+    /// The memory server stops after so many requests; `None`: it has not yet seen what the owner has sent.
+    fn new(before: Option<u64>) -> Result<Self, Error> {
+        let Cluster { fabric, mut serving, servers_fabric, victims_fabric, map, victim, .. } = Cluster::new()?;
         servers_fabric.stops_after(before.unwrap_or(0));
         let mut last = Task::new(victim.worker(), map.update(KEY, DEADS));
         match before {
@@ -251,4 +277,45 @@ fn a_memory_server_that_stands_still_is_named() -> Result<(), Error> {
     let _ = (0..TURNS).map(|_| scene.serving.turn()).count();
     let owned = worker.block_on(own(&worker))?;
     worker.block_on(owned.close())
+}
+
+/// An owner lives, and is not told what became of a change that it has shipped: while that may be under way at the memory server the page
+/// is not cached, and from then on nothing of the kind begins there.
+#[test]
+fn the_living_wait_for_what_they_have_shipped() -> Result<(), Error> {
+    let Cluster { here, fabric, serving, member, map, victim, .. } = Cluster::new()?;
+    let (worker, memory) = (victim.worker(), here.memory(server())?);
+    let sender = Sender::of(worker);
+    // Another thread of the memory server carries something out.
+    let under_way = UnderWay::begin(&memory, member.owner(), sender).expect("nobody is fenced off");
+    let mut changing = Task::new(worker, map.update(KEY, 7));
+    let _ = (0..TURNS).find(|_| changing.turn());
+    drop(serving);
+    let mut beside = Task::new(worker, map.update(BESIDE, 8));
+    let is_fenced = || UnderWay::begin(&memory, member.owner(), sender).is_none();
+    while !is_fenced() {
+        changing.turn();
+        assert!(!beside.turn(), "the page was cached while an operation on it may be under way");
+    }
+    for _ in 0..TURNS {
+        assert!(!changing.turn() & !beside.turn(), "nobody waited for what is under way");
+    }
+    drop(under_way);
+    while !(changing.turn() & beside.turn()) {}
+    let (changed, put_beside) = (changing.outcome.take(), beside.outcome.take());
+    drop((changing, beside));
+    assert!(matches!(changed, Some(Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })))), "{changed:?}");
+    assert_eq!(put_beside.expect("it is over")?, Some(BESIDE));
+    worker.block_on(async {
+        assert_eq!(map.update(KEY, 9).await?, Some(KEY), "it did not arrive");
+        map.access().cached().close().await
+    })?;
+    drop((map, victim));
+    let heir = Member::join(&fabric, 2)?;
+    heir.worker().block_on(async {
+        let found: Map<Tree, OneSided<Tree>> = Map::open(heir.worker(), NAME, Proof::Checksum).await?;
+        assert_eq!([found.get(KEY).await?, found.get(BESIDE).await?], [Some(9), Some(8)]);
+        assert!(found.check().await?.is_clean());
+        Ok(())
+    })
 }
