@@ -269,7 +269,52 @@ async fn sign<R: Remote>(remote: &R, pages: &[FreePage]) -> Result<(), Failure> 
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::{
+        compute::{ComputeOptions, ComputeServer, Maintenance},
+        fabric::{Fabric, mem::MemOptions},
+        pages::{allocate, give_back},
+        structure::Placement,
+    };
+
+    /// Somebody who lives holds a chunk for long: whoever returns pages to it is told so, and still has them. A dead one holds up nobody.
+    #[test]
+    fn who_holds_a_chunk_for_long_is_named() {
+        let memory: Arc<dyn Fabric> = Arc::new(crate::server::in_process(1, 4 << 20, MemOptions::default()).unwrap());
+        let join = |seed| {
+            let options = ComputeOptions { maintenance: Maintenance::Manual, seed, ..ComputeOptions::default() };
+            ComputeServer::join(Arc::clone(&memory), options).unwrap()
+        };
+        let (returner, holder) = (join(1), join(2));
+        let worker = returner.worker().unwrap();
+        let (shared, geometry) = (&worker.compute().pages, &returner.geometry()[0]);
+        worker.block_on(async {
+            drop(allocate(&worker, SizeClass::SMALLEST, Placement::RoundRobin).await.unwrap());
+            worker.pages().give_back(shared);
+            let pages = shared.take_all();
+            let (number, _) = geometry.locate(pages[0].at, pages[0].class).unwrap();
+            let (chunk, count) = (Chunk::new(geometry, number, pages[0].class), pages.len());
+            let state = ChunkState::from_word(worker.load(chunk.entry).await.unwrap()).unwrap();
+            let held = ChunkState { holder: Some(holder.owner()), ..state };
+            write_words(&*worker, vec![(chunk.entry, held.word())]).await.unwrap();
+            match give_back(&worker, pages).await {
+                Err(Error::OwnerStalled { page, owner, .. }) => {
+                    assert_eq!((page, owner), (chunk.entry, holder.owner()));
+                }
+                other => panic!("{other:?}"),
+            }
+            let pages = shared.take_all();
+            assert_eq!(pages.len(), count, "pages were lost");
+            drop(holder);
+            give_back(&worker, pages).await.unwrap();
+            assert!(shared.take_all().is_empty());
+            let returned = chunk.take_all(&*worker).await.unwrap().unwrap();
+            assert_eq!(returned.len(), count);
+            shared.put(returned.into_iter());
+        });
+    }
 
     #[test]
     fn directory_entries_round_trip() {
