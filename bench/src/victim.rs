@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! b TASK KEY put VALUE | b TASK KEY del | b TASK KEY get      an operation begins
-//! e TASK VALUE|- NANOSECONDS                                  it has ended, and saw this
+//! e TASK VALUE|- NANOSECONDS NANOSECONDS                      it has ended, saw this, took so long, and so much of that without a core
 //! x TASK WHY                                                  it has failed
 //! f                                                           all is flushed
 //! end
 //! ```
 
+use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -83,11 +85,19 @@ pub(crate) struct Errand {
     pub(crate) seed: u64,
 }
 
+/// How long something took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Took {
+    pub(crate) ns: u64,
+    /// Of this, its thread could run and had no core.
+    pub(crate) coreless_ns: u64,
+}
+
 /// What a process says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Said {
     Begins { task: u32, key: u64, change: Change },
-    Ends { task: u32, seen: Option<u64>, took_ns: u64 },
+    Ends { task: u32, seen: Option<u64>, took: Took },
     Failed { task: u32, why: String },
     Flushed,
 }
@@ -106,8 +116,10 @@ impl Said {
             ("b", [key, "put", value]) => Self::Begins { task, key: key.parse()?, change: Change::Put(value.parse()?) },
             ("b", [key, "del"]) => Self::Begins { task, key: key.parse()?, change: Change::Remove },
             ("b", [key, "get"]) => Self::Begins { task, key: key.parse()?, change: Change::Nothing },
-            ("e", ["-", took]) => Self::Ends { task, seen: None, took_ns: took.parse()? },
-            ("e", [seen, took]) => Self::Ends { task, seen: Some(seen.parse()?), took_ns: took.parse()? },
+            ("e", [seen, ns, coreless_ns]) => {
+                let took = Took { ns: ns.parse()?, coreless_ns: coreless_ns.parse()? };
+                Self::Ends { task, seen: (*seen != "-").then(|| seen.parse()).transpose()?, took }
+            }
             ("x", _) => Self::Failed { task, why: rest.to_owned() },
             _ => anyhow::bail!("not a line of a process"),
         })
@@ -124,6 +136,23 @@ fn say(line: &str) -> anyhow::Result<()> {
     Ok(std::io::stdout().write_all(format!("{line}\n").as_bytes())?)
 }
 
+/// Says for how long the calling thread could run, and had no core.
+struct Coreless(Option<File>);
+
+impl Coreless {
+    fn new() -> Self {
+        Self(File::open("/proc/thread-self/schedstat").ok())
+    }
+
+    /// 0 where the system does not say.
+    fn ns(&self) -> u64 {
+        let mut text = [0; 64];
+        let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let second = std::str::from_utf8(&text[..read]).ok().and_then(|text| text.split(' ').nth(1));
+        second.and_then(|ns| ns.parse().ok()).unwrap_or(0)
+    }
+}
+
 /// Works on a structure until it is told to stop.
 pub(crate) fn work<S: Subject>(errand: &Errand, stop: &AtomicBool) -> anyhow::Result<()> {
     let plan = &errand.plan;
@@ -132,11 +161,13 @@ pub(crate) fn work<S: Subject>(errand: &Errand, stop: &AtomicBool) -> anyhow::Re
     let route = host::route::<S>(plan, &S::data(&plan.setting)?, &compute)?;
     let worker = compute.worker()?;
     let access = route.open(&worker)?;
+    let coreless = Coreless::new();
     let keys: Vec<u64> = universe(plan.setting.seed, errand.process, errand.keys).collect();
     let mut tasks: Vec<Worker<'_, S>> = (0..plan.in_flight_max())
         .map(|task| Worker {
             task,
             access: &access,
+            coreless: &coreless,
             keys: keys.iter().copied().skip(task as usize).step_by(plan.in_flight_max() as usize).collect(),
             rng: StdRng::seed_from_u64(errand.seed ^ u64::from(errand.process) << 16 ^ u64::from(task)),
             done: 0,
@@ -159,6 +190,7 @@ pub(crate) fn work<S: Subject>(errand: &Errand, stop: &AtomicBool) -> anyhow::Re
 struct Worker<'a, S: Subject> {
     task: u32,
     access: &'a Opened<S>,
+    coreless: &'a Coreless,
     keys: Vec<u64>,
     rng: StdRng,
     done: u64,
@@ -184,11 +216,12 @@ impl<S: Subject> Worker<'_, S> {
             let (operation, _, value) = (words.next(), words.next(), words.next());
             let value = value.map_or_else(String::new, |value| format!(" {value}"));
             say(&format!("b {task} {key} {}{value}", operation.unwrap_or_default()))?;
-            let begun = Instant::now();
+            let (begun, coreless_ns) = (Instant::now(), self.coreless.ns());
             match self.access.answer(request).await {
                 Ok(answer) => {
                     let seen = change.seen(&answer).map_or_else(|| "-".to_owned(), |value| value.to_string());
-                    say(&format!("e {task} {seen} {}", begun.elapsed().as_nanos()))?;
+                    let (ns, coreless_ns) = (begun.elapsed().as_nanos(), self.coreless.ns() - coreless_ns);
+                    say(&format!("e {task} {seen} {ns} {coreless_ns}"))?;
                 }
                 Err(error) => say(&format!("x {task} {}", error.to_string().replace('\n', " ")))?,
             }
@@ -206,10 +239,11 @@ mod tests {
         let parse = |line| Said::parse(line).ok();
         assert_eq!(parse("b 3 7 put 9"), Some(Said::Begins { task: 3, key: 7, change: Change::Put(9) }));
         assert_eq!(parse("b 3 7 del"), Some(Said::Begins { task: 3, key: 7, change: Change::Remove }));
-        assert_eq!(parse("e 3 - 55"), Some(Said::Ends { task: 3, seen: None, took_ns: 55 }));
-        assert_eq!(parse("e 3 8 55"), Some(Said::Ends { task: 3, seen: Some(8), took_ns: 55 }));
+        let took = Took { ns: 55, coreless_ns: 9 };
+        assert_eq!(parse("e 3 - 55 9"), Some(Said::Ends { task: 3, seen: None, took }));
+        assert_eq!(parse("e 3 8 55 9"), Some(Said::Ends { task: 3, seen: Some(8), took }));
         assert_eq!(parse("x 3 page 1 is bad"), Some(Said::Failed { task: 3, why: "page 1 is bad".into() }));
         assert_eq!(parse("f"), Some(Said::Flushed));
-        assert!(["", "b 3", "b 3 7 put", "e x - 1", "q 1 2"].iter().all(|line| parse(line).is_none()));
+        assert!(["", "b 3", "b 3 7 put", "e 3 - 1", "e x - 1 1", "q 1 2"].iter().all(|line| parse(line).is_none()));
     }
 }

@@ -41,7 +41,7 @@ use crate::report::{CheckRow, Reporter};
 use crate::signals;
 use crate::subject::{AccessMode, Answer};
 use crate::units::show_nanoseconds;
-use crate::victim::{Errand, Said, universe, value_of};
+use crate::victim::{Errand, Said, Took, universe, value_of};
 
 /// Answers between two blows, at most.
 const ANSWERS_MAX: u64 = 2000;
@@ -61,7 +61,7 @@ struct Outcome {
     answers: u64,
     kills: u64,
     stops: u64,
-    longest_ns: u64,
+    longest: Took,
     failed: u64,
     first_failure: Option<String>,
     wrong: Vec<String>,
@@ -158,11 +158,12 @@ impl<'a> Run<'a> {
     fn new(plan: &'a Plan, place: &'a Place, args: &'a ChaosArgs) -> anyhow::Result<Self> {
         let owns = matches!(plan.access, AccessMode::Cached | AccessMode::Engine);
         let writes_back = owns && plan.durability == Durability::WriteBack;
+        let sends = matches!(plan.access, AccessMode::Coarse | AccessMode::Adaptive);
         let outcome = Outcome {
             answers: 0,
             kills: 0,
             stops: 0,
-            longest_ns: 0,
+            longest: Took::default(),
             failed: 0,
             first_failure: None,
             wrong: Vec::new(),
@@ -171,7 +172,7 @@ impl<'a> Run<'a> {
             used: [Used::default(); 2],
         };
         let lives = vec![0; plan.processes as usize];
-        let (rng, model) = (StdRng::seed_from_u64(args.seed), Model::new(writes_back));
+        let (rng, model) = (StdRng::seed_from_u64(args.seed), Model::new(writes_back, sends));
         let mut run = Self { plan, place, args, rng, children: Vec::new(), lives, model, outcome };
         for process in 0..plan.processes as usize {
             let child = run.start(process)?;
@@ -272,9 +273,11 @@ impl<'a> Run<'a> {
         let said = Said::parse(line).with_context(|| format!("a process said `{line}`"))?;
         match said {
             Said::Begins { task, key, change } => self.model.begin(process, task, key, change),
-            Said::Ends { task, seen, took_ns } => {
+            Said::Ends { task, seen, took } => {
                 self.outcome.answers += 1;
-                self.outcome.longest_ns = self.outcome.longest_ns.max(took_ns);
+                if took.ns > self.outcome.longest.ns {
+                    self.outcome.longest = took;
+                }
                 if let Some(problem) = self.model.end(process, task, seen) {
                     self.wrong(problem);
                 }
@@ -350,19 +353,23 @@ fn tell(
     (wild, calm): (&Outcome, &Outcome),
 ) -> anyhow::Result<()> {
     let line = format!(
-        "{} operations answered, {} kills, {} stops; the longest took {}, without kills {}",
+        "{} operations answered, {} kills, {} stops; the longest took {}, {} of these without a core; without kills {}, and {}",
         wild.answers,
         wild.kills,
         wild.stops,
-        show_nanoseconds(wild.longest_ns),
-        show_nanoseconds(calm.longest_ns)
+        show_nanoseconds(wild.longest.ns),
+        show_nanoseconds(wild.longest.coreless_ns),
+        show_nanoseconds(calm.longest.ns),
+        show_nanoseconds(calm.longest.coreless_ns)
     );
     let fields: Vec<(&'static str, Value)> = vec![
         ("answers", wild.answers.into()),
         ("kills", wild.kills.into()),
         ("stops", wild.stops.into()),
-        ("longest_ns", wild.longest_ns.into()),
-        ("longest_ns_without_kills", calm.longest_ns.into()),
+        ("longest_ns", wild.longest.ns.into()),
+        ("longest_coreless_ns", wild.longest.coreless_ns.into()),
+        ("longest_ns_without_kills", calm.longest.ns.into()),
+        ("longest_coreless_ns_without_kills", calm.longest.coreless_ns.into()),
     ];
     reporter.record("chaos", fields, &line)?;
     for (name, outcome) in [("without-kills", calm), ("acknowledged", wild)] {

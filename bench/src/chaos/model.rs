@@ -12,6 +12,9 @@ struct Key {
     also: Vec<Option<u64>>,
     /// What it was since its owner's last flush, where that counts.
     unflushed: Vec<Option<u64>>,
+    /// What it may be at any later time: operations were cut off that their process had perhaps sent to a memory server, which may carry them
+    /// out after operations that began later.
+    late: Vec<Option<u64>>,
     process: usize,
 }
 
@@ -22,11 +25,13 @@ pub(super) struct Model {
     under_way: HashMap<(usize, u32), (u64, Change)>,
     /// Whether what was not flushed is lost with its process.
     writes_back: bool,
+    /// Whether memory servers carry out whole operations.
+    sends: bool,
 }
 
 impl Model {
-    pub(super) fn new(writes_back: bool) -> Self {
-        Self { keys: HashMap::new(), under_way: HashMap::new(), writes_back }
+    pub(super) fn new(writes_back: bool, sends: bool) -> Self {
+        Self { keys: HashMap::new(), under_way: HashMap::new(), writes_back, sends }
     }
 
     pub(super) fn begin(&mut self, process: usize, task: u32, key: u64, change: Change) {
@@ -53,6 +58,9 @@ impl Model {
         let Some((key, change)) = self.under_way.remove(&(process, task)) else { return };
         let state = self.keys.entry(key).or_default();
         state.also.push(change.of(state.last));
+        if self.sends && change != Change::Nothing {
+            state.late.push(change.of(None));
+        }
     }
 
     /// All that the process was answered is safe; none of its operations is under way.
@@ -72,8 +80,9 @@ impl Model {
 
     /// A key is so; what is wrong with that.
     pub(super) fn found(&self, key: u64, seen: Option<u64>) -> Option<String> {
-        let (last, also) = self.keys.get(&key).map_or((None, &[][..]), |state| (state.last, &state.also));
-        let is_right = seen == last || also.contains(&seen);
+        let (last, also, late) =
+            self.keys.get(&key).map_or((None, &[][..], &[][..]), |state| (state.last, &state.also, &state.late));
+        let is_right = seen == last || also.contains(&seen) || late.contains(&seen);
         let shown = |value: Option<u64>| value.map_or_else(|| "nothing".to_owned(), |value| value.to_string());
         (!is_right).then(|| {
             format!(
@@ -97,7 +106,7 @@ mod tests {
 
     #[test]
     fn what_was_acknowledged_stays() {
-        let mut model = Model::new(false);
+        let mut model = Model::new(false, false);
         assert_eq!(put(&mut model, 1, None), None);
         assert!(put(&mut model, 2, None).unwrap().contains("has nothing, where 1 was acknowledged"));
         model.begin(0, 0, 7, Change::Remove);
@@ -114,7 +123,7 @@ mod tests {
 
     #[test]
     fn only_what_was_not_flushed_is_lost() {
-        let mut model = Model::new(true);
+        let mut model = Model::new(true, false);
         put(&mut model, 1, None);
         put(&mut model, 2, Some(1));
         model.flushed(0);
@@ -123,5 +132,18 @@ mod tests {
         model.killed(0);
         assert!([2, 3, 4].iter().all(|&value| model.found(7, Some(value)).is_none()));
         assert!(model.found(7, Some(1)).is_some() && model.found(7, None).is_some());
+    }
+
+    #[test]
+    fn what_was_sent_to_a_memory_server_may_come_late() {
+        for sends in [false, true] {
+            let mut model = Model::new(false, sends);
+            put(&mut model, 1, None);
+            model.begin(0, 0, 7, Change::Put(2));
+            model.killed(0);
+            assert_eq!(put(&mut model, 3, Some(1)), None);
+            assert_eq!(model.found(7, Some(2)).is_none(), sends);
+            assert!(model.found(7, Some(1)).is_some() && model.found(7, None).is_some());
+        }
     }
 }

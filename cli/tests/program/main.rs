@@ -387,9 +387,13 @@ impl Server {
         Self(child)
     }
 
-    fn stop(mut self, signal: libc::c_int) -> ExitStatus {
+    fn signal(&self, signal: libc::c_int) {
         // SAFETY: kill touches no memory; the child has not been waited for, so its number is its own.
         assert_eq!(unsafe { libc::kill(self.0.id() as libc::pid_t, signal) }, 0);
+    }
+
+    fn stop(mut self, signal: libc::c_int) -> ExitStatus {
+        self.signal(signal);
         self.0.wait().unwrap()
     }
 }

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use crate::{PROGRAM, Said, Server, farlink};
 
@@ -45,7 +46,7 @@ fn cluster(threads: &[&str]) -> (tempfile::TempDir, PathBuf, [Server; 2]) {
 #[test]
 fn a_bench_whose_memory_server_goes_says_why_and_ends() {
     type Blow = fn(&Path);
-    let blows: [(&str, Blow, &str); 3] = [
+    let blows: [(&str, Blow, &str); 4] = [
         (
             "one-sided",
             |path| {
@@ -54,6 +55,7 @@ fn a_bench_whose_memory_server_goes_says_why_and_ends() {
             },
             "its file was deleted or replaced",
         ),
+        ("cached", |path| fs::remove_file(path).unwrap(), "its file was deleted or replaced"),
         ("one-sided", |path| OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap(), "its file was"),
         ("cached", |path| File::create(path).unwrap().set_len(8 << 20).unwrap(), "its file was"),
     ];
@@ -70,13 +72,36 @@ fn a_bench_whose_memory_server_goes_says_why_and_ends() {
 }
 
 #[test]
-fn a_bench_whose_memory_server_is_killed_says_so_and_ends() {
-    for (access, threads) in [("one-sided", "0"), ("coarse", "1")] {
+fn a_bench_whose_memory_server_ends_says_so_and_ends() {
+    let ends = [("one-sided", "0", libc::SIGKILL), ("coarse", "1", libc::SIGTERM), ("engine", "1", libc::SIGKILL)];
+    for (access, threads, signal) in ends {
         let (_folder, dir, [_zero, one]) = cluster(&["--threads", threads]);
         let bench = Bench::start(&dir, access);
-        one.stop(libc::SIGKILL);
+        one.stop(signal);
         bench.said().must_fail_with(&["memory server 1"]);
     }
+}
+
+#[test]
+fn a_memory_server_that_stands_still_for_a_while_loses_nothing() {
+    let (_folder, dir, [zero, one]) = cluster(&["--threads", "1"]);
+    let bench = Command::new(PROGRAM)
+        .args(["bench", "--connect", dir.to_str().unwrap(), "--keys", "2000", "--mix", "a", "--seconds", "2"])
+        .args(["--access", "coarse", "--in-flight", "4"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    for server in [&zero, &one, &one] {
+        std::thread::sleep(Duration::from_millis(100));
+        server.signal(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(100));
+        server.signal(libc::SIGCONT);
+    }
+    let said: Said = bench.wait_with_output().unwrap().into();
+    said.must_hold();
+    farlink(&["check", "--connect", dir.to_str().unwrap()]).must_hold();
 }
 
 #[test]
