@@ -112,6 +112,8 @@ impl<P: Plugin> ComputeCache<P> {
         // To its end, so that what the map says and what is done here do not part.
         let claiming = async move {
             ownership::claim_more::<P>(&handle, &of, log.tenure(), &region).await?;
+            // What was read before is the former owner's, and old, perhaps. It does not get in while it lies outside.
+            owned.until_fetched().await;
             // In vain, and an attempt that meets an old page does it.
             if let Err(error) = owned.prepare_for_more().await {
                 tracing::debug!(%error, "shared pages were not renewed");

@@ -540,7 +540,9 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
             let done = peers.iter_mut().try_for_each(Peer::wait_until_done);
             is_over.store(true, Ordering::Release);
             let moves = mover.join().map_err(|_| anyhow::anyhow!("the mover panicked"))?;
-            done.and(moves)
+            // A region without an owner has others fail, too.
+            let moves = moves.with_context(|| format!("moving a range, seed {}", options.seed))?;
+            done.map(|()| moves).with_context(|| format!("seed {}", options.seed))
         })?;
         peers.iter_mut().try_for_each(Peer::go)?;
     }

@@ -239,6 +239,11 @@ impl<P: Plugin> Cached<P> {
         Moving::begin(self.worker(), &known.is_moving).await
     }
 
+    /// Waits for reads of pages that are under way.
+    pub(crate) async fn until_fetched(&self) {
+        self.cache.until_fetched().await;
+    }
+
     /// Brings the shared pages in the cache up to date, before more is owned.
     ///
     /// # Errors

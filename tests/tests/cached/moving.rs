@@ -1,11 +1,14 @@
 //! Regions go from owner to owner while operations run: each operation is done once, and none fails.
 
 use std::{
+    future::{Future, poll_fn},
+    pin::pin,
     rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Waker},
 };
 
 use farlink_offload::{Admission, Counters};
@@ -14,7 +17,11 @@ use farlink_offload::{
     route::{OwnerCounts, balance, loads, move_region},
 };
 use farlink_runtime::{
-    access::Region, compute::ComputeServer, error::Error, one_sided::ownership, structure::Structure,
+    access::{Access, Hint, Interrupt, Link, Overlap, PageRef, Plugin, Region, Start},
+    compute::ComputeServer,
+    error::Error,
+    one_sided::{OneSided, ownership},
+    structure::Structure,
 };
 use farlink_structures::{
     btree::{KeyRange, Tree},
@@ -214,6 +221,67 @@ fn what_is_left_stays_cached() {
     settle([&owner.member, &other.member]);
     drop((tree, here, owner, other));
     assert_left_clean(&fabric, &model_after, "cut");
+}
+
+/// The link to the leaf that has a key, as remote memory has it.
+async fn leaf_with(tree: &OneSided<Tree>, key: u64) -> Result<Link, Interrupt> {
+    let mut page = tree.open(Start::Root).await?;
+    loop {
+        let only = KeyRange { low: key, high: key.checked_add(1) };
+        let word = page.read(|words| {
+            let has_key =
+                |&index: &usize| Tree::below(words, index).is_some_and(|all| only.overlap(&all) == Overlap::Inside);
+            Tree::links(words).find(has_key).map(|index| words[index])
+        })?;
+        let link = Link::from_word(word.expect("an inner page has a link for each key"));
+        if page.level() == 1 {
+            return Ok(link);
+        }
+        page = tree.follow(&page, link, Hint::DOWN).await?;
+    }
+}
+
+/// What was read while another one owned it does not get in, however late the read ends.
+#[test]
+fn what_was_read_before_a_region_came_is_not_let_in() {
+    let scene = Scene::new(FabricProfile::Fast);
+    let (own, region) = (scene.owners[0].holdings.regions()[0], scene.owners[1].holdings.regions()[0]);
+    let (&key, _) = scene.model.range(region.low..).next().unwrap();
+    let value = value_of(CLIENTS, 9999);
+    {
+        let (new, old) = (&scene.owners[0], &scene.owners[1]);
+        let reader = new.member.colleague();
+        let here = new.holdings.here(&reader.worker);
+        let cached = here.with(&own).unwrap().unwrap();
+        let leaf = reader.worker.block_on(leaf_with(reader.tree.access(), key)).unwrap();
+        let mut reading = pin!(cached.open(Start::Page(leaf)));
+        let mut is_read = || reading.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        assert!(!is_read());
+        // The page is here as remote memory has it, and nobody has looked at it yet.
+        reader.worker.turn();
+        let worker = &old.member.worker;
+        worker.block_on(async {
+            let tree = Ordered::over(old.holdings.here(worker));
+            tree.upsert(key, value).await.unwrap();
+            old.holdings.give_up(worker, &region).await.unwrap().unwrap();
+        });
+        let worker = &new.member.worker;
+        let mut taking = pin!(new.holdings.take(worker, region));
+        let (mut turns, mut ended) = (0, false);
+        let taken = worker.block_on(poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            turns += 1;
+            // Whoever takes the region may wait for it, so it has to end.
+            ended = ended || (turns > 10_000 && is_read());
+            taking.as_mut().poll(cx)
+        }));
+        taken.unwrap();
+        assert!(ended || is_read());
+        assert_eq!(reader.worker.block_on(Ordered::over(cached.clone()).get(key)).unwrap(), Some(value));
+    }
+    let (fabric, mut model) = scene.leave();
+    model.insert(key, value);
+    assert_left_clean(&fabric, &model, "read before");
 }
 
 /// Who has nearly all the work gives some of it away, to one who has come without anything, too.
