@@ -20,7 +20,7 @@
 //! | what can go wrong | what happens |
 //! |---|---|
 //! | the owner that was asked is no longer it | the map is read, and the operation is sent on |
-//! | nobody owns it for the time being, or the owner takes no messages | again for [ten seconds](PATIENCE_NS) without a new map, then [`NoOwner`](farlink_runtime::error::Error::NoOwner) or [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) |
+//! | nobody owns it for the time being, or the owner takes no messages | again for [ten seconds](PATIENCE_NS) and [a thousand looks](LOOKS_MIN) without a new map, then [`NoOwner`](farlink_runtime::error::Error::NoOwner) or [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) |
 //! | the owner was lost with it | again if it only reads, else [`OwnerLost`](farlink_runtime::error::Error::OwnerLost) |
 //! | the connection was lost, the owner was not | it is sent again, and done once (see [`farlink_runtime::messaging`]) |
 
@@ -45,6 +45,10 @@ pub use self::{
 /// The kind of message that carries an operation to an owner. Its layout is that of a shipped one which begins at the root.
 pub const ROUTE: Kind = Kind(0x524f_5554);
 
-/// How long an operation looks for an owner while the map stays as it is. A region that goes to another owner has none for about as
-/// long as two exchanges of messages take, which is long only on a machine that is much too busy.
+/// How long an operation looks for an owner while the map stays as it is, at least. A region that goes to another owner has none for
+/// about as long as two exchanges of messages take.
 pub const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// How often it looks, at least, a millisecond apart. Where threads wait long for a core, so do those that move the region, and ten
+/// seconds are little.
+pub const LOOKS_MIN: u32 = 1000;

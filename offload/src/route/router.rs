@@ -15,7 +15,7 @@ use farlink_runtime::{
 };
 
 use super::{
-    PATIENCE_NS, ROUTE,
+    LOOKS_MIN, PATIENCE_NS, ROUTE,
     holdings::{Here, rest},
     routes::{RouteMap, Routes},
 };
@@ -133,7 +133,8 @@ impl<A: Run> Inner<A> {
         }
         while self.map.get().epoch <= epoch {
             let now_ns = self.worker.clock().now_ns();
-            if now_ns > *patience.until_ns.get_or_insert(now_ns + PATIENCE_NS) {
+            let until_ns = *patience.until_ns.get_or_insert(now_ns + PATIENCE_NS);
+            if now_ns > until_ns && patience.attempt >= LOOKS_MIN {
                 return Err(why);
             }
             let has_read = self.routes.renew(&self.worker).await?;

@@ -284,8 +284,34 @@ fn where_nobody_answers_it_is_said_who_does_not() {
     scene.close("nobody answers");
 }
 
-/// Runs a future on a worker whose clock jumps.
+/// Ten seconds are nothing where whoever moves a region gets no core.
+#[test]
+fn a_region_that_has_no_owner_for_a_while_is_waited_for() {
+    let scene = Scene::new(FabricProfile::Fast, CACHE_BYTES_ALL);
+    let worker = scene.guest.compute.worker_with(Clock::Virtual(Rc::default())).unwrap();
+    let tree: Routed = Ordered::over(Router::to_owners(&worker, &routes(&scene.guest)));
+    let owner = &scene.owners[1];
+    owner.close();
+    let mut looks = 0;
+    let found = with_a_clock_that_jumps(&worker, tree.get(scene.cut), || {
+        looks += 1;
+        // After half a minute.
+        if looks == 300 {
+            let region = KeyRange { low: scene.cut, high: None };
+            owner.member.worker.block_on(owner.holdings.take(&owner.member.worker, region)).unwrap();
+        }
+    });
+    assert_eq!(found.unwrap(), Some(scene.cut / 10));
+    drop((tree, worker));
+    scene.close("waited for");
+}
+
 fn impatient<T>(worker: &Worker, future: impl Future<Output = T>) -> T {
+    with_a_clock_that_jumps(worker, future, || {})
+}
+
+/// Runs a future on a worker whose clock jumps, and something else before each look at it.
+fn with_a_clock_that_jumps<T>(worker: &Worker, future: impl Future<Output = T>, mut before: impl FnMut()) -> T {
     let mut now_ns = worker.clock().now_ns();
     worker.block_on(async {
         let mut future = std::pin::pin!(future);
@@ -293,6 +319,7 @@ fn impatient<T>(worker: &Worker, future: impl Future<Output = T>) -> T {
             now_ns += 100_000_000;
             worker.clock().skip_to(now_ns);
             cx.waker().wake_by_ref();
+            before();
             future.as_mut().poll(cx)
         })
         .await
