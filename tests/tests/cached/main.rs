@@ -3,6 +3,7 @@
 mod counts;
 mod crowd;
 mod endings;
+mod leaving;
 mod models;
 mod moving;
 mod owners;

@@ -17,10 +17,10 @@ use farlink_offload::{
     route::{OwnerCounts, balance, loads, move_region},
 };
 use farlink_runtime::{
-    access::{Access, Hint, Interrupt, Link, Overlap, PageRef, Plugin, Region, Start},
+    access::{Access, Region, Start},
     compute::ComputeServer,
     error::Error,
-    one_sided::{OneSided, ownership},
+    one_sided::ownership,
     structure::Structure,
 };
 use farlink_structures::{
@@ -38,6 +38,7 @@ use farlink_tests::{
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IteratorRandom};
 
 use crate::{
+    leaving::leaf_with,
     routing::{Owner, routes, to_owners},
     scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, assert_left_clean, cache, fabric, settle, sparse},
 };
@@ -221,24 +222,6 @@ fn what_is_left_stays_cached() {
     settle([&owner.member, &other.member]);
     drop((tree, here, owner, other));
     assert_left_clean(&fabric, &model_after, "cut");
-}
-
-/// The link to the leaf that has a key, as remote memory has it.
-async fn leaf_with(tree: &OneSided<Tree>, key: u64) -> Result<Link, Interrupt> {
-    let mut page = tree.open(Start::Root).await?;
-    loop {
-        let only = KeyRange { low: key, high: key.checked_add(1) };
-        let word = page.read(|words| {
-            let has_key =
-                |&index: &usize| Tree::below(words, index).is_some_and(|all| only.overlap(&all) == Overlap::Inside);
-            Tree::links(words).find(has_key).map(|index| words[index])
-        })?;
-        let link = Link::from_word(word.expect("an inner page has a link for each key"));
-        if page.level() == 1 {
-            return Ok(link);
-        }
-        page = tree.follow(&page, link, Hint::DOWN).await?;
-    }
 }
 
 /// What was read while another one owned it does not get in, however late the read ends.

@@ -229,9 +229,9 @@ fn of_many_that_claim_at_once_one_wins() {
 
 /// A fabric on which compute servers are taken for dead that are not.
 #[derive(Debug)]
-struct Deadly {
-    inner: Arc<dyn Fabric>,
-    dead: Arc<Mutex<HashSet<OwnerId>>>,
+pub(crate) struct Deadly {
+    pub(crate) inner: Arc<dyn Fabric>,
+    pub(crate) dead: Arc<Mutex<HashSet<OwnerId>>>,
 }
 
 impl Fabric for Deadly {

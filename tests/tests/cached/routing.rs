@@ -289,14 +289,15 @@ fn where_nobody_answers_it_is_said_who_does_not() {
 fn a_region_that_has_no_owner_for_a_while_is_waited_for() {
     let scene = Scene::new(FabricProfile::Fast, CACHE_BYTES_ALL);
     let worker = scene.guest.compute.worker_with(Clock::Virtual(Rc::default())).unwrap();
-    let tree: Routed = Ordered::over(Router::to_owners(&worker, &routes(&scene.guest)));
-    let owner = &scene.owners[1];
+    let routes = routes(&scene.guest);
+    let tree: Routed = Ordered::over(Router::to_owners(&worker, &routes));
+    let (owner, epoch) = (&scene.owners[1], routes.epoch());
     owner.close();
-    let mut looks = 0;
+    let mut turns = 0;
     let found = with_a_clock_that_jumps(&worker, tree.get(scene.cut), || {
-        looks += 1;
-        // After half a minute.
-        if looks == 300 {
+        turns += u32::from(routes.epoch() > epoch);
+        // Half a minute after it was seen that nobody owns it.
+        if turns == 300 {
             let region = KeyRange { low: scene.cut, high: None };
             owner.member.worker.block_on(owner.holdings.take(&owner.member.worker, region)).unwrap();
         }
