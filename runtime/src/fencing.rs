@@ -63,9 +63,10 @@ impl Wire for Sender {
     }
 }
 
-/// An operation of an owner that a memory server carries out, until it is dropped.
+/// An operation of an owner that a memory server carries out, until it [ends](UnderWay::end). One that is cut off instead, because the memory
+/// server stops, may go on with a change: it counts for as long as the memory server's membership lasts.
 #[derive(Debug)]
-#[must_use = "who drops it has done all that the operation does"]
+#[must_use = "it counts until it is ended"]
 pub struct UnderWay {
     memory: LocalMemory,
     words: RemotePtr,
@@ -79,13 +80,15 @@ impl UnderWay {
         let words = memory.words(at, FENCE_WORDS)?;
         let under_way = Self { memory: memory.clone(), words: at, member };
         count_in(words, member);
-        // It is dropped, and so counted out, if it may not begin.
-        may_begin(words, sender.owner).then_some(under_way)
+        if may_begin(words, sender.owner) {
+            return Some(under_way);
+        }
+        under_way.end();
+        None
     }
-}
 
-impl Drop for UnderWay {
-    fn drop(&mut self) {
+    /// All that the operation does is done.
+    pub fn end(self) {
         if let Some(words) = self.memory.words(self.words, FENCE_WORDS) {
             count_out(words, self.member);
         }

@@ -14,7 +14,7 @@ use std::{
 use farlink_runtime::{
     access::{Access, Cause, Context, InPieces, Interrupt, Operation, Operations, Pieces, Plugin, Start},
     error::Error,
-    fencing::{Sender, UnderWay},
+    fencing::UnderWay,
     messaging::{Refusal, Responder},
     operation::{Code, Restarts, execute, kind_of},
     wire::{Wire, decode_all},
@@ -163,12 +163,16 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         }
     };
     let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), scope, operation.scope());
-    let outcome = match unpanicked(attempt(&access, &operation)).await {
-        Ok(outcome) => outcome,
-        Err(why) => {
-            tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "a shipped operation panicked");
-            Err(ReplyHeader::of(Error::Panicked { what: "a shipped operation", why }))
+    let outcome = match begin_change::<O>(&access) {
+        Ok(under_way) => {
+            let outcome = unpanicked(attempt(&access, &operation)).await;
+            under_way.into_iter().for_each(UnderWay::end);
+            outcome.unwrap_or_else(|why| {
+                tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "a shipped operation panicked");
+                Err(ReplyHeader::of(Error::Panicked { what: "a shipped operation", why }))
+            })
         }
+        Err(declined) => Err(declined),
     };
     let pages = access.reads();
     let kind = match &outcome {
@@ -292,9 +296,16 @@ async fn above<O: Operation>(access: &OnServer<O::Plugin>, operation: &O) -> Res
     Err(ReplyHeader::GoOn(access.context().structure.root_link()))
 }
 
-/// Begins a change for its sender, unless that one is fenced off.
-fn begin_for<P: Plugin>(access: &OnServer<P>, sender: Sender) -> Option<UnderWay> {
-    UnderWay::begin(access.memory(), access.context().worker.owner(), sender)
+/// Counts a change for its sender, who owns the page; declines it if that one is fenced off.
+fn begin_change<O: Operation>(access: &OnServer<O::Plugin>) -> Result<Option<UnderWay>, ReplyHeader> {
+    match access.scope() {
+        Scope::Below(below) if !O::READS_ONLY => {
+            let member = access.context().worker.owner();
+            let under_way = UnderWay::begin(access.memory(), member, below.sender);
+            under_way.map(Some).ok_or(ReplyHeader::Declined(Decline::FencedOff))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Runs an operation from a page on, for as long as nothing but others' changes is in the way.
@@ -303,10 +314,6 @@ async fn from_page<O: Operation>(
     operation: &O,
     below: Below<<O::Plugin as Plugin>::Region>,
 ) -> Result<O::Output, ReplyHeader> {
-    let _under_way = match O::READS_ONLY {
-        true => None,
-        false => Some(begin_for(access, below.sender).ok_or(ReplyHeader::Declined(Decline::FencedOff))?),
-    };
     let _pin = access.context().worker.pin();
     for attempt in 0..ATTEMPTS_MAX {
         let outcome = operation.run(access, Start::Page(below.page)).await;

@@ -27,9 +27,11 @@ use farlink_runtime::{
         mortal::{MortalFabric, Order},
     },
     fencing::{Sender, UnderWay},
+    lock::OwnerId,
     messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
     ptr::ServerId,
+    server::LocalMemory,
     worker::Worker,
 };
 use farlink_structures::{
@@ -279,6 +281,11 @@ fn a_memory_server_that_stands_still_is_named() -> Result<(), Error> {
     worker.block_on(owned.close())
 }
 
+/// Whether nothing of this owner begins at the memory server any more.
+fn is_fenced(memory: &LocalMemory, member: OwnerId, sender: Sender) -> bool {
+    UnderWay::begin(memory, member, sender).map(UnderWay::end).is_none()
+}
+
 /// An owner lives, and is not told what became of a change that it has shipped: while that may be under way at the memory server the page
 /// is not cached, and from then on nothing of the kind begins there.
 #[test]
@@ -292,7 +299,7 @@ fn the_living_wait_for_what_they_have_shipped() -> Result<(), Error> {
     let _ = (0..TURNS).find(|_| changing.turn());
     drop(serving);
     let mut beside = Task::new(worker, map.update(BESIDE, 8));
-    let is_fenced = || UnderWay::begin(&memory, member.owner(), sender).is_none();
+    let is_fenced = || is_fenced(&memory, member.owner(), sender);
     while !is_fenced() {
         changing.turn();
         assert!(!beside.turn(), "the page was cached while an operation on it may be under way");
@@ -300,7 +307,7 @@ fn the_living_wait_for_what_they_have_shipped() -> Result<(), Error> {
     for _ in 0..TURNS {
         assert!(!changing.turn() & !beside.turn(), "nobody waited for what is under way");
     }
-    drop(under_way);
+    under_way.end();
     while !(changing.turn() & beside.turn()) {}
     let (changed, put_beside) = (changing.outcome.take(), beside.outcome.take());
     drop((changing, beside));
@@ -308,6 +315,47 @@ fn the_living_wait_for_what_they_have_shipped() -> Result<(), Error> {
     assert_eq!(put_beside.expect("it is over")?, Some(BESIDE));
     worker.block_on(async {
         assert_eq!(map.update(KEY, 9).await?, Some(KEY), "it did not arrive");
+        map.access().cached().close().await
+    })?;
+    drop((map, victim));
+    let heir = Member::join(&fabric, 2)?;
+    heir.worker().block_on(async {
+        let found: Map<Tree, OneSided<Tree>> = Map::open(heir.worker(), NAME, Proof::Checksum).await?;
+        assert_eq!([found.get(KEY).await?, found.get(BESIDE).await?], [Some(9), Some(8)]);
+        assert!(found.check().await?.is_clean());
+        Ok(())
+    })
+}
+
+/// As above, and the memory server was stopped while it carried the change out: what of that goes on ends with its membership.
+#[test]
+fn what_was_cut_off_counts_until_the_memory_server_has_left() -> Result<(), Error> {
+    let Cluster { here, fabric, mut serving, member, servers_fabric, map, victim, .. } = Cluster::new()?;
+    let (worker, memory) = (victim.worker(), here.memory(server())?);
+    servers_fabric.stops_after(1);
+    let mut changing = Task::new(worker, map.update(KEY, 7));
+    while !servers_fabric.has_stopped() {
+        changing.turn();
+        serving.turn();
+    }
+    servers_fabric.stops_after(ALL);
+    drop(serving);
+    let mut beside = Task::new(worker, map.update(BESIDE, 8));
+    let is_fenced = || is_fenced(&memory, member.owner(), Sender::of(worker));
+    while !is_fenced() {
+        changing.turn();
+        assert!(!beside.turn(), "the page was cached while what was cut off may go on");
+    }
+    for _ in 0..TURNS {
+        assert!(!changing.turn() & !beside.turn(), "the page was cached while what was cut off may go on");
+    }
+    drop(member);
+    while !(changing.turn() & beside.turn()) {}
+    let put_beside = beside.outcome.take();
+    drop((changing, beside));
+    assert_eq!(put_beside.expect("it is over")?, Some(BESIDE));
+    worker.block_on(async {
+        map.update(KEY, 9).await?;
         map.access().cached().close().await
     })?;
     drop((map, victim));
