@@ -120,6 +120,10 @@ impl Host for Inner {
         self.ended.get()
     }
 
+    fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
     fn tasks(&self) -> &dyn Tasks {
         &self.executor
     }

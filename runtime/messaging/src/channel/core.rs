@@ -89,7 +89,9 @@ pub(super) struct Core {
     /// Messages of more words go by rendezvous.
     pub(super) eager_words: usize,
     pub(super) dirty: bool,
+    /// Exchanges without news, and since when.
     pub(super) idle_polls: u32,
+    pub(super) idle_since_ns: u64,
     pub(super) failed_attempts: u32,
     pub(super) nacks: u64,
     pub(super) why_down: Rc<str>,
@@ -150,6 +152,7 @@ impl Core {
             eager_words: options.eager_words.unwrap_or(capabilities.eager_words),
             dirty: false,
             idle_polls: 0,
+            idle_since_ns: 0,
             failed_attempts: 0,
             nacks: 0,
             why_down: "".into(),

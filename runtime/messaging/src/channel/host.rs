@@ -37,6 +37,9 @@ pub trait Host: fmt::Debug {
     /// Whether nobody turns it any more.
     fn has_ended(&self) -> bool;
 
+    /// The time of its clock.
+    fn now_ns(&self) -> u64;
+
     /// Its tasks.
     fn tasks(&self) -> &dyn Tasks;
 

@@ -12,8 +12,12 @@ use super::{
 use crate::connection::{Broken, Connection, Sending};
 use farlink_fabric::{Completion, Error as FabricError, connection::ConnectionState, ptr::ServerId};
 
-/// Exchanges without news after which a channel that waits asks what has become of its connection.
+/// A channel that waits asks what has become of its connection after so many exchanges without news, or after so long: where threads wait for
+/// a core, an exchange takes milliseconds.
 const IDLE_POLLS_MAX: u32 = 4096;
+const IDLE_NS_MAX: u64 = 20_000_000;
+/// One exchange without news in so many looks at the clock.
+const CLOCK_EVERY: u32 = 16;
 /// Connections that may be lost one after another without a single reply.
 const FAILED_ATTEMPTS_MAX: u32 = 4;
 
@@ -92,7 +96,14 @@ impl State {
             }
         } else {
             core.idle_polls += 1;
-            if core.idle_polls < IDLE_POLLS_MAX {
+            if !core.idle_polls.is_multiple_of(CLOCK_EVERY) {
+                return false;
+            }
+            let now_ns = host.now_ns();
+            if core.idle_polls == CLOCK_EVERY {
+                core.idle_since_ns = now_ns;
+            }
+            if core.idle_polls < IDLE_POLLS_MAX && now_ns - core.idle_since_ns < IDLE_NS_MAX {
                 return false;
             }
             core.idle_polls = 0;

@@ -1,7 +1,7 @@
 //! A channel of a worker that a test turns.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Waker},
@@ -34,9 +34,20 @@ struct Worker {
     outbox: RefCell<Vec<Request>>,
     buffers: Buffers,
     channels: Channels,
+    now_ns: Cell<u64>,
 }
 
 impl Worker {
+    fn new(fabric: &MemFabric) -> Rc<Self> {
+        Rc::new(Self {
+            endpoint: RefCell::new(fabric.endpoint(1, Clock::monotonic()).unwrap()),
+            outbox: RefCell::default(),
+            buffers: Buffers::default(),
+            channels: Channels::default(),
+            now_ns: Cell::default(),
+        })
+    }
+
     fn turn(&self) {
         self.channels.turn(self, true);
         let mut endpoint = self.endpoint.borrow_mut();
@@ -85,6 +96,10 @@ impl Host for Worker {
         false
     }
 
+    fn now_ns(&self) -> u64 {
+        self.now_ns.get()
+    }
+
     fn tasks(&self) -> &dyn Tasks {
         self
     }
@@ -130,12 +145,7 @@ fn a_channel_tells_the_memory_server_how_to_send() {
     let id = ServerId::new(0).unwrap();
     let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
     let mut port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
-    let worker = Rc::new(Worker {
-        endpoint: RefCell::new(fabric.endpoint(1, Clock::monotonic()).unwrap()),
-        outbox: RefCell::default(),
-        buffers: Buffers::default(),
-        channels: Channels::default(),
-    });
+    let worker = Worker::new(&fabric);
     let options = ChannelOptions { eager_words: Some(77), coalesce: false };
     let mut opening = pin!(Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, options));
     let mut poll = || opening.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -165,4 +175,24 @@ fn a_channel_tells_the_memory_server_how_to_send() {
     worker.channels.close(&*worker);
     // The port goes before the buffers that it may still use.
     drop(port);
+}
+
+/// A worker that has a core now and then for an exchange learns all the same within moments that a memory server is gone.
+#[test]
+fn a_worker_without_a_core_learns_of_a_loss() {
+    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let id = ServerId::new(0).unwrap();
+    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
+    let worker = Worker::new(&fabric);
+    let mut opening = pin!(Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()));
+    let mut poll = || opening.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(poll().is_pending());
+    drop(listener);
+    let turns = (0..2 * u64::from(u16::MAX)).take_while(|_| {
+        worker.now_ns.set(worker.now_ns.get() + 3_000_000);
+        worker.turn();
+        poll().is_pending()
+    });
+    let turns = turns.count();
+    assert!(turns < 100, "told after {turns} exchanges");
 }
