@@ -170,6 +170,28 @@ fn admission_by_probability_has_its_rows_and_never_means_never() {
     assert!(text.contains("cache of 50%") && is_narrow(&text), "{text}");
 }
 
+/// The rows over time, of before, during and after; what is timed means nothing here.
+#[test]
+fn a_region_moves_while_operations_go_on() {
+    let small = "--keys 20000 --cache 1M --warm-up 0 --before 100ms --after 100ms --slot 20ms";
+    let (_, lines, plot) = figure("dex-repartition", small);
+    let of_kind = |kind: &str| lines.iter().filter(|line| line["kind"] == kind).cloned().collect::<Vec<_>>();
+    assert_eq!(names(&of_kind("row")), ["before", "during", "after"]);
+    let (slots, moves, checks) = (of_kind("slot"), of_kind("move"), of_kind("check"));
+    assert!(slots.len() >= 10 && slots.iter().any(|slot| number(slot, "ops") > 0.0), "{slots:?}");
+    assert!(
+        number(&moves[0], "pages") > 0.0 && number(&moves[0], "bytes") > number(&moves[0], "page_bytes"),
+        "{moves:?}"
+    );
+    // The structure's, which is not timed.
+    assert!(checks.len() == 3 && checks[0]["ok"] == true, "{checks:?}");
+    for title in ["Operations", "Remote operations", "Longest wait", "owner 3", "the move"] {
+        assert!(plot.contains(title), "{title}");
+    }
+    let (ok, text) = run("dex-repartition --keys 20000 --compute-servers 1", None);
+    assert!(!ok && text.contains("--compute-servers 2 or more"), "{text}");
+}
+
 #[test]
 fn admission_policies_lie_below_the_optimum() {
     let small = "--keys 20000 --theta 0.6,1.2 --cache-percents 40,64";

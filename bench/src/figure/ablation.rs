@@ -14,7 +14,7 @@ use farlink_offload::policy::Cold;
 use super::args::AblationArgs;
 use super::key_set::{KeySet, WRITE_INTENSIVE};
 use super::paper;
-use super::plot::{self, Line, Plot};
+use super::plot::{self, Line, Plot, Scale};
 use super::rows::CacheSize;
 use super::trial::{Admit, Loaded, Trial, Way};
 use crate::plan::AdmissionChoice;
@@ -180,6 +180,7 @@ fn plots(figures: &[(String, Vec<Row>)]) -> Vec<Plot> {
         Plot {
             title: title.to_owned(),
             x_label: "1: base, 2: partitioned, 4: and cached, 8: and offloading".to_owned(),
+            x_scale: Scale::Logarithmic,
             y_label: "per operation".to_owned(),
             lines: Line::by_name(points),
             y_max: None,

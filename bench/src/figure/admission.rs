@@ -9,7 +9,7 @@ use comfy_table::Table;
 
 use super::args::AdmissionArgs;
 use super::key_set::{KeySet, READ_INTENSIVE};
-use super::plot::{self, Line, Plot};
+use super::plot::{self, Line, Plot, Scale};
 use super::rows::CacheSize;
 use super::trial::{Admit, Loaded, Trial, Way};
 use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN};
@@ -148,6 +148,7 @@ fn plot(points: &[Point]) -> Plot {
     Plot {
         title: "Remote operations of always, over those of each admission".to_owned(),
         x_label: "cache, percent of the raw data".to_owned(),
+        x_scale: Scale::Logarithmic,
         y_label: "times as many".to_owned(),
         lines: Line::by_name(points.iter().filter_map(xy)),
         y_max: None,

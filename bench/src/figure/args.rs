@@ -33,6 +33,10 @@ pub(crate) enum Figure {
     ///
     /// Rows, and a plot, dex-admission.svg. Everything is counted, nothing is timed.
     DexAdmission(AdmissionArgs),
+    /// What operations see of a region that goes to another owner (DEX, VLDB 2024, figure 10): throughput over time.
+    ///
+    /// Rows, and plots, dex-repartition.svg. Owners and a memory server in this process, on two cores; the latency is modelled.
+    DexRepartition(RepartitionArgs),
     /// How close cache replacement comes to the best that is possible: hit ratios over cache sizes, skews and policies.
     ///
     /// Rows, and a plot with a panel for each skew, replacement.svg. Lookups of a tree in this process's memory.
@@ -164,6 +168,45 @@ pub(crate) struct AdmissionArgs {
     #[arg(long, value_name = "COUNT", value_parser = parse_warm_up_ops)]
     pub(crate) warm_up_ops: Option<u64>,
     /// The folder to which `dex-admission.svg` is written.
+    #[arg(long, value_name = "DIR", default_value = "target/figures")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RepartitionArgs {
+    /// Keys in the tree.
+    #[arg(long, value_name = "COUNT", default_value = "6M", value_parser = parse_count)]
+    pub(crate) keys: u64,
+    /// The exponent of zipf: 0 is uniform, larger is more skewed.
+    #[arg(long, default_value_t = 0.99)]
+    pub(crate) theta: f64,
+    /// Compute servers; each owns an equal range of the keys at first.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) compute_servers: u64,
+    /// The cache of each compute server; the paper has 256 MB to 1 GiB.
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_bytes)]
+    pub(crate) cache: u64,
+    /// Operations that each compute server keeps in flight.
+    #[arg(long, default_value_t = 8, value_parser = value_parser!(u32).range(1..=4096))]
+    pub(crate) in_flight: u32,
+    /// Nanoseconds added to every operation of the fabric.
+    #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "2us")]
+    pub(crate) latency: u64,
+    /// How long operations go before anything is counted, to fill caches.
+    #[arg(long, visible_alias = "warm-up", value_name = "TIME", default_value = "4s", value_parser = parse_duration_or_zero)]
+    pub(crate) warm_up_seconds: Duration,
+    /// How long from then until the region moves.
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    pub(crate) before: Duration,
+    /// How long they go on afterwards.
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
+    pub(crate) after: Duration,
+    /// What is counted is counted for so long at a time.
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration)]
+    pub(crate) slot: Duration,
+    /// The folder to which `dex-repartition.svg` is written.
     #[arg(long, value_name = "DIR", default_value = "target/figures")]
     pub(crate) out: PathBuf,
     #[command(flatten)]

@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::card::CONSOLIDATION_CYCLES;
-use super::plot::{Line, Plot};
+use super::plot::{Line, Plot, Scale};
 use super::test_bed::TestBed;
 use crate::report::{CheckRow, Row};
 use crate::table::{digits, table};
@@ -97,6 +97,7 @@ pub(super) fn plot(chains: &[Chain]) -> Plot {
     Plot {
         title: "What consolidation costs".into(),
         x_label: "length of a chain".into(),
+        x_scale: Scale::Logarithmic,
         y_label: "kilocycles for each update".into(),
         lines: Line::by_name(points),
         y_max: None,

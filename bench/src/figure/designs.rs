@@ -22,7 +22,7 @@ use super::args::DesignsArgs;
 use super::key_set::{KeySet, entry};
 use super::load::{Load, Lot};
 use super::offload::tree_bytes_max;
-use super::plot::{self, Line, Plot};
+use super::plot::{self, Line, Plot, Scale};
 use super::test_bed::{Processors, TestBed};
 use crate::maps::MapRequest;
 use crate::progress::Progress;
@@ -332,6 +332,7 @@ fn plots(points: &[Point], selectivities: &[f64]) -> Vec<Plot> {
         Plot {
             title: format!("{}, {} data", query(selectivity), data.name()),
             x_label: "clients".to_owned(),
+            x_scale: Scale::Logarithmic,
             y_label: "thousand operations a second".to_owned(),
             lines: Line::by_name(points.filter_map(xy)),
             y_max: None,

@@ -2,7 +2,7 @@
 //!
 //! `test_bed.rs` has memory servers in this process, `load.rs` runs compute servers on them, over the driver that a bench uses, and
 //! every figure reports the rows of a bench; `rows.rs` says what they say beyond those. `key_set.rs` says which keys there are
-//! and who owns them, `trial.rs` runs mixes of DEX on them. `table2.rs`, `ablation.rs`, `admission.rs`, `replacement.rs`, `offload.rs`, `designs.rs`, `rtree.rs`, `rtree_map.rs` and, over
+//! and who owns them, `trial.rs` runs mixes of DEX on them. `table2.rs`, `ablation.rs`, `admission.rs`, `replacement.rs`, over `moving.rs` `repartition.rs`, `offload.rs`, `designs.rs`, `rtree.rs`, `rtree_map.rs` and, over
 //! `spatial.rs`, `rtree_local.rs` and, over `card.rs`, `chains.rs` and `transmit.rs`, `to_copy.rs` are the figures; `optimum.rs` computes the best that any cache contents could do, `paper.rs`
 //! holds what papers report, `plot.rs` draws.
 
@@ -14,10 +14,12 @@ mod chains;
 mod designs;
 mod key_set;
 mod load;
+mod moving;
 mod offload;
 mod optimum;
 mod paper;
 mod plot;
+mod repartition;
 mod replacement;
 mod rows;
 mod rtree;
@@ -44,6 +46,7 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
         Figure::DexTable2(args) => table2::run(args, out),
         Figure::DexAblation(args) => ablation::run(args, out),
         Figure::DexAdmission(args) => admission::run(args, out),
+        Figure::DexRepartition(args) => repartition::run(args, out),
         Figure::Replacement(args) => replacement::run(args, out),
         Figure::Offload(args) => offload::run(args, out),
         Figure::FgCgHybrid(args) => designs::run(args, out),

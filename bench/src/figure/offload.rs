@@ -18,7 +18,7 @@ use farlink_structures::btree::{BTreeOptions, KeyRange, Tree};
 use super::args::OffloadArgs;
 use super::key_set::{FigureMix, KeySet};
 use super::load::{Load, Lot};
-use super::plot::{self, Line, Plot};
+use super::plot::{self, Line, Plot, Scale};
 use super::test_bed::TestBed;
 use crate::plan::CACHE_BYTES_MIN;
 use crate::progress::Progress;
@@ -271,6 +271,7 @@ fn plots(points: &[Point]) -> Vec<Plot> {
             plots.push(Plot {
                 title: format!("{what} by {x_label}"),
                 x_label: x_label.to_owned(),
+                x_scale: Scale::Logarithmic,
                 y_label: y_label.to_owned(),
                 lines: Line::by_name(points),
                 y_max: None,

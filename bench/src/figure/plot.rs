@@ -1,10 +1,12 @@
 //! Line plots as SVG: they need no font and no image library to build, and a browser draws them sharp at any size.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 /// Of one plot; several are drawn side by side, two in a row.
@@ -26,12 +28,20 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
 ];
 
-/// A plot of lines over a logarithmic x axis. Without `y_max`, y goes from zero to what it needs; with it, from the lowest
-/// point to `y_max`.
+/// How x is spread over its axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scale {
+    Linear,
+    /// For what is varied by powers of two.
+    Logarithmic,
+}
+
+/// A plot of lines. Without `y_max`, y goes from zero to what it needs; with it, from the lowest point to `y_max`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plot {
     pub(crate) title: String,
     pub(crate) x_label: String,
+    pub(crate) x_scale: Scale,
     pub(crate) y_label: String,
     pub(crate) lines: Vec<Line>,
     pub(crate) y_max: Option<f64>,
@@ -41,7 +51,7 @@ pub(crate) struct Plot {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Line {
     pub(crate) name: String,
-    /// By rising x, all above zero.
+    /// By rising x; all above zero on a logarithmic axis.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
@@ -88,12 +98,9 @@ impl Plot {
     {
         let points = || self.lines.iter().flat_map(|line| &line.points);
         ensure!(points().next().is_some(), "the plot `{}` has no points", self.title);
-        ensure!(
-            points().all(|(x, y)| *x > 0.0 && x.is_finite() && y.is_finite()),
-            "a logarithmic axis has no place for 0"
-        );
+        ensure!(points().all(|(x, y)| x.is_finite() && y.is_finite()), "a point of `{}` is nowhere", self.title);
         let x_min = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
-        let x_max = points().map(|point| point.0).fold(0.0, f64::max);
+        let x_max = points().map(|point| point.0).fold(f64::NEG_INFINITY, f64::max);
         let (y_min, y_max) = match self.y_max {
             None => (0.0, points().map(|point| point.1).fold(0.0, f64::max).max(f64::MIN_POSITIVE) * 1.05),
             Some(y_max) => {
@@ -102,15 +109,36 @@ impl Plot {
                 (least - room, y_max + room)
             }
         };
-        // A little room at both ends, so that the marks are not cut. Ticks at powers of two: that is how x is varied.
-        let x_axis = (x_min / 1.1..x_max * 1.1).log_scale().base(2.0);
+        // A little room at both ends, so that the marks are not cut.
+        match self.x_scale {
+            Scale::Linear => {
+                let room = (x_max - x_min).max(f64::MIN_POSITIVE) * 0.01;
+                self.draw_over(x_min - room..x_max + room, y_min..y_max, area)
+            }
+            Scale::Logarithmic => {
+                ensure!(x_min > 0.0, "a logarithmic axis has no place for {x_min}");
+                self.draw_over((x_min / 1.1..x_max * 1.1).log_scale().base(2.0), y_min..y_max, area)
+            }
+        }
+    }
+
+    fn draw_over<B: DrawingBackend, X: AsRangedCoord<Value = f64>>(
+        &self,
+        x_axis: X,
+        y_axis: Range<f64>,
+        area: &DrawingArea<B, Shift>,
+    ) -> anyhow::Result<()>
+    where
+        B::ErrorType: 'static,
+        X::CoordDescType: ValueFormatter<f64>,
+    {
         let (area, legend) = area.split_horizontally(area.dim_in_pixel().0 - LEGEND_WIDTH);
         let mut chart = ChartBuilder::on(&area)
             .caption(&self.title, ("sans-serif", 20))
             .margin(16)
             .x_label_area_size(48)
             .y_label_area_size(64)
-            .build_cartesian_2d(x_axis, y_min..y_max)?;
+            .build_cartesian_2d(x_axis, y_axis)?;
         chart
             .configure_mesh()
             .x_desc(&self.x_label)
@@ -142,6 +170,7 @@ mod tests {
         Plot {
             title: "Reads & cache".into(),
             x_label: "cache, percent".into(),
+            x_scale: Scale::Logarithmic,
             y_label: "reads".into(),
             lines: vec![Line { name: "optimum".into(), points }],
             y_max: None,
@@ -154,12 +183,20 @@ mod tests {
         let path = folder.path().join("plot.svg");
         let falling = plot(vec![(0.5, 3.0), (8.0, 0.5), (64.0, 0.0)]);
         let rising = Plot { title: "Hits".into(), y_max: Some(1.0), ..plot(vec![(0.5, 0.9), (64.0, 1.0)]) };
-        write_svg(&[falling, rising], &path).unwrap();
+        let timed = Plot { x_scale: Scale::Linear, ..plot(vec![(0.0, 3.0), (500.0, 0.5), (1000.0, 2.0)]) };
+        write_svg(&[falling, rising, timed], &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         for word in ["Reads &amp; cache", "cache, percent", "optimum", "<polyline", "0.5", "Hits"] {
             assert!(svg.contains(word), "{word}");
         }
+        // Ticks at equal distances, down to 0.
+        let ticks = ["0", "200", "400", "600", "800"].map(|tick| {
+            let below = |(_, text): &&(f64, &str)| *text == tick;
+            places(&svg, "text").iter().rfind(below).unwrap_or_else(|| panic!("{tick}")).0
+        });
+        let steps: Vec<f64> = ticks.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(steps[0] > 50.0 && steps.iter().all(|step| (step - steps[0]).abs() <= 2.0), "{ticks:?}");
     }
 
     /// The x coordinates of everything of a kind, and of texts what they say.

@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 use super::args::ReplacementArgs;
 use super::key_set::{KeySet, PAGE_BYTES, READ_ONLY};
 use super::optimum::Optimum;
-use super::plot::{self, Line, Plot};
+use super::plot::{self, Line, Plot, Scale};
 use super::rows::CacheSize;
 use super::table2::show;
 use super::trial::{Admit, Loaded, Trial, Way, against, shape};
@@ -84,6 +84,7 @@ fn panel(key_set: &KeySet, rows: &[Row]) -> Plot {
     Plot {
         title: format!("{} keys, zipf {}", show_count(key_set.keys as f64), key_set.theta),
         x_label: "cache, percent of the raw data".to_owned(),
+        x_scale: Scale::Logarithmic,
         y_label: "hit ratio".to_owned(),
         lines: Line::by_name(rows.iter().filter_map(point)),
         y_max: Some(1.0),

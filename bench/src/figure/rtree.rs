@@ -18,7 +18,7 @@ use farlink_runtime::report::Report;
 use farlink_structures::rtree::{RTree, RTreeOptions, Rect, Tree};
 
 use super::args::RTreeArgs;
-use super::plot::{self, Line, Plot};
+use super::plot::{self, Line, Plot, Scale};
 use super::test_bed::TestBed;
 use crate::cluster_view;
 use crate::driver::{self, Client};
@@ -319,6 +319,7 @@ fn plots(rows: &[Row], cache_percents: &[f64]) -> Vec<Plot> {
         Plot {
             title: format!("{title} of a search, scale {scale}"),
             x_label: "cache, percent of the tree".to_owned(),
+            x_scale: Scale::Logarithmic,
             y_label: title.to_lowercase(),
             lines: Line::by_name(points),
             y_max: None,

@@ -10,7 +10,7 @@ use std::io::Write;
 use super::args::ToCopyArgs;
 use super::card::{self, Sent};
 use super::chains;
-use super::plot::{self, Line, Plot};
+use super::plot::{self, Line, Plot, Scale};
 use super::transmit::{Sending, Transmitter};
 use crate::progress::Progress;
 use crate::report::{CheckRow, Reporter, Row};
@@ -175,6 +175,7 @@ fn plots(sizes: &[Point], deltas: &[Point], chains: &[chains::Chain]) -> Vec<Plo
     let plot = |title: &str, x: &str, y: &str, points: &[Point], of: fn(&Sent) -> f64| Plot {
         title: title.into(),
         x_label: x.into(),
+        x_scale: Scale::Logarithmic,
         y_label: y.into(),
         lines: Line::by_name(points.iter().map(|point| (point.name(), point.x, of(&point.sent)))),
         y_max: None,
