@@ -28,7 +28,7 @@ use crate::{
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FARLINK\0");
 /// The version of everything in this module and in [`crate::page`].
-pub const FORMAT_VERSION: u64 = 5;
+pub const FORMAT_VERSION: u64 = 6;
 const BANNER: &[u8; 64] = b"farlink: the memory of a memory server. Do not edit.           \n";
 
 /// Bytes of a chunk, the unit that a compute server leases; all its pages have one size class for ever.
@@ -97,8 +97,8 @@ pub enum Records {
     /// All: whatever a compute server dies of, others finish or undo its changes.
     #[default]
     All,
-    /// Those of several pages, which would leave half a change. A change of one page costs no WRITE more, but if its compute server dies
-    /// while it is written, that page stays damaged.
+    /// Those of several pages, which would leave half a change. A change of several words of one page costs no WRITE more, but if its
+    /// compute server dies while it is written, that page stays damaged.
     SeveralPages,
 }
 
@@ -118,7 +118,9 @@ impl Records {
     pub fn summary(self) -> &'static str {
         match self {
             Self::All => "all changes: whoever dies of one, others finish or undo it",
-            Self::SeveralPages => "those of several pages: who dies of writing one page alone may leave it damaged",
+            Self::SeveralPages => {
+                "those of several pages: who dies of writing several words of one page alone may leave it damaged"
+            }
         }
     }
 }

@@ -1,30 +1,33 @@
 //! The remote optimistic lock: one word, the first of every page.
 //!
 //! ```text
-//!  63      62                40 39                    0
-//! [locked | owner incarnation  | version                ]
+//!  63      62                40 39        38            0
+//! [locked | owner incarnation  | one word | version     ]
 //! ```
 //!
 //! - *Unlocked*: the owner bits are zero. A reader that sees the same unlocked word before and after (or a checksum that
 //!   binds the body to its version) has a consistent page.
 //! - *Locked by an owner*: an owner incarnation is given to one compute server in the cluster's life and never again, so
-//!   the lock of a dead owner can be recognised as such.
+//!   the lock of a dead owner can be recognised as such. *For one word*: the owner writes one word of the page and its checksum,
+//!   and nothing else anywhere, so the page can be used whatever of that has arrived.
 //! - *Free*: owner bits without the lock bit, which name the compute server that holds the page and may use it again; or
 //!   the lock bit without owner. The page belongs to no structure. Nobody can lock it, and the version outlives the reuse of the
 //!   page, so a lock request that was prepared before the page was freed fails for ever.
 //!
 //! A lock request is a compare-and-swap from the unlocked word that the reader validated. It succeeds only if the page
-//! has not changed since, so the holder's copy *is* the page. The unlock sets version + 1 (40 bits: a page changed a
-//! million times a second wraps after twelve days; rule 8 of one-sided access asks for at least 32).
+//! has not changed since, so the holder's copy *is* the page. The unlock sets version + 1 (39 bits: a page changed a
+//! million times a second wraps after six days; rule 8 of one-sided access asks for at least 32).
 
 use std::{fmt, num::NonZeroU32};
 
-const VERSION_BITS: u32 = 40;
+const VERSION_BITS: u32 = 39;
 const OWNER_BITS: u32 = 23;
 const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
+const ONE_WORD: u64 = 1 << VERSION_BITS;
+const OWNER_AT: u32 = VERSION_BITS + 1;
 const LOCKED: u64 = 1 << 63;
 
-const _: () = assert!(1 + OWNER_BITS + VERSION_BITS == 64);
+const _: () = assert!(1 + OWNER_BITS + OWNER_AT == 64);
 
 /// The incarnation of a compute server: 1 to 2^23 - 1, never reused in a cluster's life.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -85,15 +88,15 @@ impl LockWord {
         Self(word)
     }
 
-    /// Unlocked at `version` (its low 40 bits).
+    /// Unlocked at `version` (its low 39 bits).
     pub const fn unlocked(version: u64) -> Self {
         Self(version & VERSION_MASK)
     }
 
-    /// Free at `version` (its low 40 bits), and this compute server's to use again, or nobody's.
+    /// Free at `version` (its low 39 bits), and this compute server's to use again, or nobody's.
     pub const fn free(version: u64, holder: Option<OwnerId>) -> Self {
         match holder {
-            Some(holder) => Self((holder.incarnation() as u64) << VERSION_BITS | version & VERSION_MASK),
+            Some(holder) => Self((holder.incarnation() as u64) << OWNER_AT | version & VERSION_MASK),
             None => Self(LOCKED | version & VERSION_MASK),
         }
     }
@@ -101,7 +104,18 @@ impl LockWord {
     /// The word that a holder of the lock sees: this version, locked by `owner`.
     #[must_use]
     pub const fn locked_by(self, owner: OwnerId) -> Self {
-        Self(LOCKED | (owner.incarnation() as u64) << VERSION_BITS | self.0 & VERSION_MASK)
+        Self(LOCKED | (owner.incarnation() as u64) << OWNER_AT | self.0 & VERSION_MASK)
+    }
+
+    /// [`LockWord::locked_by`], for one word.
+    #[must_use]
+    pub const fn locked_for_one_word_by(self, owner: OwnerId) -> Self {
+        Self(self.locked_by(owner).0 | ONE_WORD)
+    }
+
+    /// Whether it is locked for one word.
+    pub const fn is_for_one_word(self) -> bool {
+        self.0 & (LOCKED | ONE_WORD) == LOCKED | ONE_WORD
     }
 
     /// The word as it stands in memory.
@@ -109,12 +123,12 @@ impl LockWord {
         self.0
     }
 
-    /// The version: 40 bits.
+    /// The version: 39 bits.
     pub const fn version(self) -> u64 {
         self.0 & VERSION_MASK
     }
 
-    /// The version that the next unlock sets; wraps after 2^40 changes.
+    /// The version that the next unlock sets; wraps after 2^39 changes.
     pub const fn next_version(self) -> u64 {
         self.0.wrapping_add(1) & VERSION_MASK
     }
@@ -135,7 +149,7 @@ impl LockWord {
     }
 
     const fn incarnation(self) -> Option<OwnerId> {
-        OwnerId::new((self.0 & !LOCKED) >> VERSION_BITS)
+        OwnerId::new((self.0 & !LOCKED) >> OWNER_AT)
     }
 }
 
@@ -157,6 +171,12 @@ mod tests {
         let locked = unlocked.locked_by(owner);
         assert_eq!((locked.state(), locked.version()), (LockState::LockedBy(owner), VERSION_MASK));
         assert_eq!(locked.next_version(), 0);
+        let for_one = unlocked.locked_for_one_word_by(owner);
+        assert_eq!(
+            (for_one.state(), for_one.version(), for_one.next_version()),
+            (LockState::LockedBy(owner), VERSION_MASK, 0)
+        );
+        assert!(for_one.is_for_one_word() && !locked.is_for_one_word() && !unlocked.is_for_one_word());
         for holder in [None, Some(owner)] {
             let free = LockWord::free(7, holder);
             assert_eq!((free.state(), free.version(), free.holder()), (LockState::Free, 7, holder));

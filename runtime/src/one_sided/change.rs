@@ -2,7 +2,7 @@
 //!
 //! 1. Take all buffers that it needs: nothing is refused later. Locally, take the slots of all pages, so that only one change
 //!    of this compute server goes remote for a page.
-//! 2. WRITE the [record](crate::redo) of the change, and behind it compare-and-swap every page's lock word from the one its
+//! 2. WRITE the [record](crate::redo) of the change, unless it is of one word, and behind it compare-and-swap every page's lock word from the one its
 //!    copy was read under, all with one doorbell. If any fails, put the others back as they were (nothing was written, so the
 //!    version stays) and begin anew.
 //!    READ the lock words of pages that are only relied on: if one is not as it was, put all back.
@@ -92,6 +92,9 @@ impl PreparedChange {
 
     /// Sets what goes with the versions after the change.
     pub(super) fn seal(&mut self) {
+        if let ([page], [], []) = (&mut self.changed[..], &self.relied_on[..], &self.added[..]) {
+            page.note_if_one_word();
+        }
         self.changed.iter_mut().for_each(Changed::seal);
         self.added.iter_mut().for_each(Added::seal);
     }

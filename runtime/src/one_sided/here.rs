@@ -61,7 +61,7 @@ fn carry_out_now(
         store(words(*at, part.len()), part);
     }
     for (index, page) in changed.iter().enumerate() {
-        let (before, ours) = (page.lock.word(), page.lock.locked_by(owner).word());
+        let (before, ours) = (page.lock.word(), page.ours(owner).word());
         let lock = &words(page.at, 1)[0];
         if lock.compare_exchange(before, ours, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             unlock(&changed[..index]);

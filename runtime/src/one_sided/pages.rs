@@ -63,6 +63,8 @@ pub(super) struct Changed {
     pub(super) image: Buffer,
     pub(super) dirty: Dirty,
     pub(super) free: bool,
+    /// Whether all of its change is one word of it.
+    pub(super) is_one_word: bool,
     sum: u64,
 }
 
@@ -72,7 +74,7 @@ impl Changed {
         let image = copy.0;
         let dirty = Dirty::none(image.len());
         let sum = image[CHECKSUM].wrapping_sub(page::binding(lock.version()));
-        Self { at, lock, image, dirty, free: false, sum }
+        Self { at, lock, image, dirty, free: false, is_one_word: false, sum }
     }
 
     pub(super) fn set(&mut self, index: usize, word: u64) {
@@ -90,7 +92,12 @@ impl Changed {
 
     /// The lock word while `owner` changes the page.
     pub(super) fn ours(&self, owner: OwnerId) -> LockWord {
-        self.lock.locked_by(owner)
+        if self.is_one_word { self.lock.locked_for_one_word_by(owner) } else { self.lock.locked_by(owner) }
+    }
+
+    /// Says so, if the change is of this page alone. To be called before it is sealed.
+    pub(super) fn note_if_one_word(&mut self) {
+        self.is_one_word = !self.free && self.dirty.indices().nth(1).is_none();
     }
 
     /// Where which words are to be written; none of a page that is freed.

@@ -83,7 +83,8 @@ impl ChangeBuffers {
     }
 }
 
-/// The record of a change, if it has one: where not all changes are recorded, one of a single page has none.
+/// The record of a change, if it has one: one of a single word has none, and where not all changes are recorded, nor has one of
+/// a single page.
 pub(super) fn record(
     remote: &impl Remote,
     changed: &[Changed],
@@ -91,7 +92,12 @@ pub(super) fn record(
     added: &[Added],
 ) -> Result<Option<Recording>, Error> {
     let evidence = Evidence::of(changed.len(), relied_on, added.len());
-    if changed.is_empty() || evidence == Evidence::Lock && remote.records() == Records::SeveralPages {
+    let is_needed = match changed {
+        [] => false,
+        [page] if page.is_one_word => false,
+        _ => evidence != Evidence::Lock || remote.records() == Records::All,
+    };
+    if !is_needed {
         return Ok(None);
     }
     let mut body = Body::new(changed.len(), added.len(), evidence);

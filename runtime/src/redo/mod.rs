@@ -11,8 +11,12 @@
 //! > that name the page at the version in its lock word it is the one with the highest sequence number: an attempt that
 //! > failed leaves a record that means nothing, and takes its number under the page's local slot, as the next one does.
 //!
-//! A cluster may go without records of changes of one page ([`Records::SeveralPages`](crate::layout::Records)). Then the newest record
-//! that names a locked page may be an older attempt's. Such a lock is given back only if the page is whole, at that version or the next.
+//! A change of one word of one page, and of nothing else, has no record: it locks the page *for one word*, and the lock word says so. Then
+//! the word is there or it is not, and so is the checksum: whoever repairs the page sets the checksum that goes with what is there.
+//!
+//! A cluster may go without records of changes of several words of one page ([`Records::SeveralPages`](crate::layout::Records)). Then
+//! the newest record that names a locked page may be an older attempt's. Such a lock is given back only if the page is whole, at that
+//! version or the next.
 //!
 //! A sum over the words, the owner's incarnation, the number and the place says whether a record is whole. So nothing is ever
 //! cleared: what is left of an earlier one in its place does not fit.

@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     local_locks::SlotGuard,
     lock::{LockState, LockWord, OwnerId},
-    page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass},
+    page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SELF, SizeClass},
     ptr::{Link, RemotePtr, ServerId},
     remote::{Remote, release_word, take_word, write_words},
 };
@@ -244,15 +244,38 @@ pub(crate) async fn finish_page<R: Recover>(
     lock: LockWord,
     owner: OwnerId,
 ) -> Result<(), Failure> {
-    let newest = Newest::read(remote, owner, page.server()).await?;
-    let outcome = match newest.of(page, lock.version()) {
-        Some(record) => newest.finish(remote, record).await,
-        None => unlock_if_whole(remote, page, class, lock).await,
+    let outcome = if lock.is_for_one_word() {
+        finish_word(remote, page, class, lock).await
+    } else {
+        let newest = Newest::read(remote, owner, page.server()).await?;
+        match newest.of(page, lock.version()) {
+            Some(record) => newest.finish(remote, record).await,
+            None => unlock_if_whole(remote, page, class, lock).await,
+        }
     };
     match remote.load(page).await? == lock.word() {
         false => Ok(()),
         true => outcome.and(Err(Box::new(Error::PageDamaged { page, owner }))),
     }
+}
+
+/// The word was written or not, and so was the checksum. What is there becomes the page: to set its checksum is a change of one word.
+async fn finish_word<R: Recover>(remote: &R, page: RemotePtr, class: SizeClass, lock: LockWord) -> Result<(), Failure> {
+    unlock_if_whole(remote, page, class, lock).await?;
+    let _room = remote.reserve(page, &[]).await?;
+    let copy = remote.read(page, class.words()).await?;
+    if copy[LOCK] != lock.word() {
+        return Ok(());
+    }
+    let before = LockWord::unlocked(lock.version());
+    let ours = before.locked_for_one_word_by(remote.owner()).word();
+    // If others have repaired the page meanwhile, the copy may be torn, and the lock word is another one.
+    if take_word(remote, page, lock.word(), ours).await? {
+        let after = LockWord::unlocked(before.next_version());
+        write_words(remote, vec![(page.word(CHECKSUM), page::checksum(&copy, after.version()))]).await?;
+        release_word(remote, page, ours, after.word()).await?;
+    }
+    Ok(())
 }
 
 /// Without a record: a page that fits its checksum was not written, and one that fits its next one is written to the end.

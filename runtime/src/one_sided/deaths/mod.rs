@@ -8,7 +8,7 @@
 //! Asserted: in the end all of the change is there, or nothing; no page is locked or torn; a page that it publishes or frees belongs
 //! to the structure or to one holder; a change of somebody else is not lost.
 //!
-//! Broken variants, which the search must refuse: the record after the data; rolling forward without all locks; fencing the dead
+//! Broken variants, which the search must refuse: the record after the data; locks for one word in a change of several; rolling forward without all locks; fencing the dead
 //! at one memory server of two, so that what it had sent to the other one still arrives.
 
 mod shipped;
@@ -22,8 +22,8 @@ use std::{
 };
 
 use self::world::{
-    Bounds, Break, CLASS, CONTENT, FIRST, Failure, LAST, Life, NEW, OLD, OTHER, OTHER_ONE, Peer, SERVERS, STRUCTURE,
-    Search, VICTIM, World, owner, page_at, run,
+    Bounds, Break, CLASS, CONTENT, FIRST, FURTHER, Failure, LAST, Life, NEW, OLD, OTHER, OTHER_ONE, Peer, SERVERS,
+    STRUCTURE, Search, VICTIM, World, owner, page_at, run,
 };
 use super::{
     OneSidedPages, PageCopy,
@@ -48,6 +48,8 @@ use crate::{
 /// What the victim does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Act {
+    /// Changes one word of a page.
+    Word,
     /// Changes one page.
     One,
     /// Changes a page on each memory server.
@@ -68,7 +70,7 @@ async fn change(peer: &Peer, pages: &[usize], content: u64, act: Act) -> Result<
 /// A page's words with this content, unlocked at this version.
 fn image(server: usize, content: u64, version: u64) -> Vec<u64> {
     let mut words = vec![0; CLASS.words()];
-    words[CONTENT] = content;
+    (words[CONTENT], words[FURTHER]) = (content, content);
     let identity = Identity { structure: STRUCTURE, level: 0, class: CLASS, kind: 0, is_words: false };
     page::seal(&mut words, page_at(server, 0), identity, version);
     words
@@ -89,15 +91,22 @@ async fn change_from(peer: &Peer, copies: Vec<Buffer>, content: u64, act: Act) -
     let interrupted = |_| Box::new(Error::Malformed("nothing interrupts it"));
     let mut open = OneSidedPages::open(peer, STRUCTURE, copies, new).map_err(interrupted)?;
     for &slot in &slots {
-        open.set(slot, CONTENT, content);
+        match act {
+            Act::Word => open.set(slot, FURTHER, content),
+            _ => open.set(slot, CONTENT, content),
+        }
     }
     match act {
         Act::Split => open.set(Slot::new_page(0), CONTENT, content),
         Act::Merge => open.free(slots[1]),
-        Act::One | Act::Two => {}
+        Act::One => open.set(slots[0], FURTHER, content),
+        Act::Word | Act::Two => {}
     }
     let mut staged = PreparedChange::of(open);
     staged.seal();
+    if peer.breaks == Break::LocksForOneWord {
+        staged.changed.iter_mut().for_each(|page| page.is_one_word = true);
+    }
     let mut prepared = ChangeBuffers::new(peer, &staged)?;
     if let Some(recording) = prepared.recording.as_mut() {
         let parts = recording.parts();
@@ -158,7 +167,7 @@ impl Model {
     fn play(self, search: &mut Search) {
         let world = Rc::new(RefCell::new(World::new()));
         let Self { act, victim, repairer, unfenced, has_other, repairers } = self;
-        let pages: &'static [usize] = if act == Act::One { &[0] } else { &[0, 1] };
+        let pages: &'static [usize] = if matches!(act, Act::Word | Act::One) { &[0] } else { &[0, 1] };
         let peer = Peer::new(&world, VICTIM, victim);
         let mut lives: Vec<Life<Result<bool, Failure>>> =
             vec![(VICTIM, Box::pin(async move { change(&peer, pages, NEW, act).await }))];
@@ -229,7 +238,8 @@ fn refuse(play: impl Fn(&mut Search), why: &str) {
 fn judge(world: &mut World, act: Act, acknowledged: bool, other_had: bool) {
     let pages = [page_at(0, 0), page_at(1, 0)];
     let locks = pages.map(|page| world.lock(page));
-    let contents = pages.map(|page| world.content(page));
+    let content = if act == Act::Word { FURTHER } else { CONTENT };
+    let contents = [(pages[0], content), (pages[1], CONTENT)].map(|(page, word)| world.content(page, word));
     for (page, lock) in pages.into_iter().zip(locks) {
         assert!(!matches!(lock.state(), LockState::LockedBy(_)), "a page stays locked: {lock:?}");
         let words = world.words_at(page, CLASS.words()).to_vec();
@@ -240,11 +250,14 @@ fn judge(world: &mut World, act: Act, acknowledged: bool, other_had: bool) {
     let is_freed = locks[1].state() == LockState::Free;
     let of_other = [OLD, if other_had { OTHER } else { OLD }];
     let is_done = match act {
-        Act::One => contents == [NEW, of_other[1]] && versions[0] == FIRST + 1,
+        Act::Word | Act::One => contents == [NEW, of_other[1]] && versions[0] == FIRST + 1,
         Act::Two | Act::Split => contents == [NEW, NEW] && versions == [FIRST + 1; 2],
         Act::Merge => contents[0] == NEW && is_freed && versions == [FIRST + 1; 2],
     };
-    let is_undone = contents == of_other && !is_freed && versions == [FIRST, FIRST + u64::from(other_had)];
+    // Who repairs a page of which one word was to be written makes a version of what it finds.
+    let is_renewed = act == Act::Word && versions[0] == FIRST + 1;
+    let is_undone =
+        contents == of_other && !is_freed && versions == [FIRST + u64::from(is_renewed), FIRST + u64::from(other_had)];
     assert!(is_done || is_undone && !acknowledged, "half a change: {contents:?} at {versions:?}, {locks:?}");
     assert!(!other_had || contents[1] == OTHER, "another one's change was lost");
     // The page that it publishes: its, or free in one hand.
@@ -252,7 +265,7 @@ fn judge(world: &mut World, act: Act, acknowledged: bool, other_had: bool) {
     let lock = world.lock(new);
     let in_hands = world.retired.iter().filter(|(_, at)| *at == new).count();
     match act {
-        Act::Split if is_done => assert_eq!((lock.state(), world.content(new)), (LockState::Unlocked, NEW)),
+        Act::Split if is_done => assert_eq!((lock.state(), world.content(new, CONTENT)), (LockState::Unlocked, NEW)),
         Act::Split => {
             assert_eq!(lock.state(), LockState::Free, "a page to which nothing leads");
             assert!(in_hands <= 1, "a page in two hands");
@@ -265,7 +278,7 @@ fn judge(world: &mut World, act: Act, acknowledged: bool, other_had: bool) {
 
 #[test]
 fn a_change_is_all_there_or_not_at_all() {
-    for act in [Act::One, Act::Two, Act::Split, Act::Merge] {
+    for act in [Act::Word, Act::One, Act::Two, Act::Split, Act::Merge] {
         for has_other in [false, true] {
             let executions = explore(|search| Model { act, has_other, ..SOUND }.play(search));
             println!("{act:?}, another one: {has_other}: {executions} executions");
@@ -276,7 +289,7 @@ fn a_change_is_all_there_or_not_at_all() {
 
 #[test]
 fn so_it_is_if_a_repairer_dies() {
-    for act in [Act::One, Act::Two, Act::Split, Act::Merge] {
+    for act in [Act::Word, Act::One, Act::Two, Act::Split, Act::Merge] {
         let executions = explore(|search| Model { act, repairers: 2, ..SOUND }.play(search));
         println!("{act:?}: {executions} executions");
     }
@@ -285,6 +298,11 @@ fn so_it_is_if_a_repairer_dies() {
 #[test]
 fn a_record_after_the_data_is_refused() {
     refuse(|search| Model { victim: Break::RecordsLate, ..SOUND }.play(search), "half a change");
+}
+
+#[test]
+fn a_lock_for_one_word_in_a_change_of_several_is_refused() {
+    refuse(|search| Model { victim: Break::LocksForOneWord, ..SOUND }.play(search), "half a change");
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub(super) type Failure = Box<Error>;
 pub(super) const STRUCTURE: StructureId = StructureId(1);
 pub(super) const CLASS: SizeClass = SizeClass::SMALLEST;
 pub(super) const CONTENT: usize = HEADER_WORDS;
+/// Another word with it, not so near the checksum that one WRITE sets both.
+pub(super) const FURTHER: usize = HEADER_WORDS + 2;
 /// The version of every page at first.
 pub(super) const FIRST: u64 = 7;
 /// What is in a page: at first, after the victim's change, after another one's.
@@ -138,7 +140,7 @@ impl World {
                 content.iter().for_each(|&(index, word)| image[index] = word);
                 page::seal(image, at, Identity { structure, level: 0, class, kind: 0, is_words: false }, FIRST);
             };
-            seal(page_at(server, 0), STRUCTURE, CLASS, &[(CONTENT, OLD)]);
+            seal(page_at(server, 0), STRUCTURE, CLASS, &[(CONTENT, OLD), (FURTHER, OLD)]);
             for peer in 0..PEERS {
                 let who = u64::from(owner(peer).incarnation());
                 seal(ring_at(server, peer), RINGS, RING_CLASS, &[(RING_OWNER, who)]);
@@ -161,8 +163,8 @@ impl World {
         LockWord::from_word(self.words_at(page, 1)[0])
     }
 
-    pub(super) fn content(&mut self, page: RemotePtr) -> u64 {
-        self.words_at(page, CLASS.words())[CONTENT]
+    pub(super) fn content(&mut self, page: RemotePtr, word: usize) -> u64 {
+        self.words_at(page, CLASS.words())[word]
     }
 
     /// Carries out the next request of a queue.
@@ -205,6 +207,8 @@ pub(super) enum Break {
     Nothing,
     /// Its records are written once all else is.
     RecordsLate,
+    /// It takes locks for one word, and changes several.
+    LocksForOneWord,
     /// It takes each record for one of a change that had all its locks.
     TrustsRecords,
     /// It takes a page for whole because its last record says that it was not written.
