@@ -41,6 +41,7 @@ mod tests {
     use std::sync::Arc;
 
     use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+    use farlink_runtime::lock::{LockWord, OwnerId};
     use farlink_runtime::one_sided::OneSided;
     use farlink_runtime::worker::Worker;
     use farlink_runtime::{fabric::mem::MemOptions, server::in_process};
@@ -141,7 +142,9 @@ mod tests {
             MapRequest::Get { key, latest: false }
         });
         let root = tree.structure().root;
-        worker.block_on(worker.write_word(root, u64::MAX)).unwrap();
+        // Of nobody, at a version that the page has not.
+        let lock = LockWord::unlocked(u64::MAX).locked_by(OwnerId::new(OwnerId::MAX.into()).unwrap());
+        worker.block_on(worker.write_word(root, lock.word())).unwrap();
         assert!(run((&tree, &worker), &OperationQueue::new(source, End::Operations(1000)), 4).is_err());
         assert!(drawn.get() <= 4, "{drawn:?}");
     }

@@ -22,7 +22,10 @@ use std::time::Duration;
 #[cfg(doc)]
 use crate::free_pages::SharedPages;
 pub use crate::free_pages::Unlinked;
-pub(crate) use crate::free_pages::{ChunkState, FreePage, bitmap_words, chunk::Chunk};
+pub(crate) use crate::free_pages::{
+    ChunkState, FreePage, bitmap_words,
+    chunk::{Chunk, OfDead},
+};
 use crate::{
     error::Error,
     free_pages::Lot,

@@ -87,6 +87,14 @@ pub(crate) struct Chunk {
     pub(crate) words: usize,
 }
 
+/// Pages of a chunk that dead compute servers have left.
+#[derive(Debug, Default)]
+pub(crate) struct OfDead {
+    pub(crate) free: Vec<FreePage>,
+    /// For one word: these are in no record.
+    pub(crate) locked: Vec<(RemotePtr, LockWord)>,
+}
+
 impl Chunk {
     /// The chunk with this number, whose pages have this class.
     pub(crate) fn new(geometry: &Geometry, number: u64, class: SizeClass) -> Self {
@@ -116,7 +124,7 @@ impl Chunk {
         .await
     }
 
-    /// Takes the free pages that compute servers held which are `dead`. Nobody else touches those; but operations may still
+    /// Takes the free pages that compute servers held which are `dead`, and finds those that they have locked for one word. Nobody else touches those; but operations may still
     /// look at pages that the dead had freed just before, so they wait for their grace like pages that were freed now. `None` if
     /// somebody else is the holder.
     ///
@@ -126,37 +134,44 @@ impl Chunk {
         &self,
         remote: &R,
         dead: &impl Fn(OwnerId) -> bool,
-    ) -> Result<Option<Vec<FreePage>>, Failure> {
+    ) -> Result<Option<OfDead>, Failure> {
         let lessee = match ChunkState::from_word(remote.load(self.entry).await?) {
             Some(state) => state.lessee,
-            None => return Ok(Some(Vec::new())),
+            None => return Ok(Some(OfDead::default())),
         };
         // Mostly there is nothing to take: then nobody is kept away.
         let bitmap = remote.read(self.bitmap, self.words).await?;
-        if self.held_by_dead(remote, &bitmap, lessee, dead).await?.is_empty() {
-            return Ok(Some(Vec::new()));
+        let found = self.of_dead(remote, &bitmap, lessee, dead).await?;
+        if found.free.is_empty() {
+            return Ok(Some(found));
         }
         self.change(remote, async |bitmap| {
-            let found = self.held_by_dead(remote, bitmap, lessee, dead).await?;
-            sign(remote, &found).await?;
+            let found = self.of_dead(remote, bitmap, lessee, dead).await?;
+            sign(remote, &found.free).await?;
             Ok(found)
         })
         .await
     }
 
-    async fn held_by_dead<R: Remote>(
+    async fn of_dead<R: Remote>(
         &self,
         remote: &R,
         bitmap: &[u64],
         lessee: OwnerId,
         dead: &impl Fn(OwnerId) -> bool,
-    ) -> Result<Vec<FreePage>, Failure> {
-        let mut found = Vec::new();
+    ) -> Result<OfDead, Failure> {
+        let mut found = OfDead::default();
         for (index, bits) in bitmap.iter().enumerate() {
             for (at, word) in self.lock_words(remote, index, !bits & mask(self.class)).await? {
                 let holder = if word.word() == 0 { Some(lessee) } else { word.holder() };
                 if holder.is_some_and(dead) {
-                    found.push(FreePage { at, class: self.class, version: word.version() });
+                    found.free.push(FreePage { at, class: self.class, version: word.version() });
+                }
+                match word.state() {
+                    LockState::LockedBy(owner) if word.is_for_one_word() && dead(owner) => {
+                        found.locked.push((at, word))
+                    }
+                    _ => {}
                 }
             }
         }

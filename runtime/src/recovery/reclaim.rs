@@ -1,4 +1,5 @@
-//! What dead compute servers held, taken back: pages that their own lock words call free.
+//! What dead compute servers held, taken back: pages that their own lock words call free. Pages that they have locked for one word, of
+//! which no record tells, are finished on the way.
 //!
 //! A compute server that dies, or leaves before the grace of its last pages is over, leaves its incarnation in its slot. Who finds
 //! it there and has finished its changes ([`sweep`](super::sweep)) looks through all chunks for its pages
@@ -8,7 +9,8 @@
 use crate::{
     error::Error,
     lock::OwnerId,
-    pages::{self, Chunk, ChunkState},
+    pages::{self, Chunk, ChunkState, OfDead},
+    redo::finish_word,
     worker::Handle,
 };
 
@@ -33,9 +35,12 @@ pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) 
                     let _slot = worker.take_slots([chunk.entry].into_iter()).await;
                     chunk.take_from_dead(worker, &is_dead).await?
                 };
-                if let Some(pages) = taken {
-                    count += pages.len();
-                    compute.pages.reclaim(pages);
+                if let Some(OfDead { free, locked }) = taken {
+                    count += free.len();
+                    compute.pages.reclaim(free);
+                    for (at, lock) in locked {
+                        finish_word(worker, at, state.class, lock).await?;
+                    }
                     break;
                 }
                 attempt += 1;

@@ -142,7 +142,7 @@ mod tests {
         let runs = vec![(1, vec![5]), (4, vec![6, 7])];
         vec![
             PageRecord { page: link(1), version: 9, is_shared: true, what: Recorded::Image(image.into()) },
-            PageRecord { page: link(2), version: 1 << 39, is_shared: false, what: Recorded::Freed },
+            PageRecord { page: link(2), version: 1 << 38, is_shared: false, what: Recorded::Freed },
             PageRecord { page: link(1), version: 10, is_shared: false, what: Recorded::Words(runs) },
         ]
     }

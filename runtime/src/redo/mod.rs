@@ -90,7 +90,7 @@ pub(crate) use self::{
     batch::encode,
     record::{Body, Evidence, OVERHEAD, PartOf, SHARE_WORDS_MAX, seal},
     recording::Recording,
-    repair::{Newest, finish_page, is_ring_of, read_rings},
+    repair::{Newest, finish_page, finish_word, is_ring_of, read_rings},
     replay::replay,
     ring::WorkerRings,
 };

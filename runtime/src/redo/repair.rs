@@ -259,8 +259,17 @@ pub(crate) async fn finish_page<R: Recover>(
     }
 }
 
-/// The word was written or not, and so was the checksum. What is there becomes the page: to set its checksum is a change of one word.
-async fn finish_word<R: Recover>(remote: &R, page: RemotePtr, class: SizeClass, lock: LockWord) -> Result<(), Failure> {
+/// Repairs a page that somebody who is dead has locked for one word. The word was written or not, and so was the checksum: what is there becomes the
+/// page. To set its checksum is a change of one word.
+///
+/// # Errors
+/// If the memory server is lost, or no buffer can be had.
+pub(crate) async fn finish_word<R: Recover>(
+    remote: &R,
+    page: RemotePtr,
+    class: SizeClass,
+    lock: LockWord,
+) -> Result<(), Failure> {
     unlock_if_whole(remote, page, class, lock).await?;
     let _room = remote.reserve(page, &[]).await?;
     let copy = remote.read(page, class.words()).await?;

@@ -87,6 +87,9 @@ impl WorkerRings {
 
     /// See [`Places::take`].
     pub(crate) fn take(&self, server: ServerId, parts: &[usize]) -> Option<Places> {
+        if parts.is_empty() {
+            return Some(Places(Vec::new()));
+        }
         Places::take(self.by_server.borrow().get(&server)?, parts.iter().copied())
     }
 
@@ -131,7 +134,10 @@ impl Places {
 
     /// How many rings a record of so many parts needs.
     pub(crate) fn rings_for(parts: usize) -> usize {
-        if parts == 1 { 1 } else { parts + 1 }
+        match parts {
+            0 | 1 => parts,
+            _ => parts + 1,
+        }
     }
 
     /// Where the parts stand.

@@ -14,6 +14,7 @@ use farlink_runtime::{
         Fabric,
         mortal::{MortalFabric, Order},
     },
+    lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::SizeClass,
     pages::{NewPage, allocate},
@@ -81,7 +82,7 @@ fn one_that_cannot_be_finished_keeps_no_other_waiting() -> Result<(), Error> {
         Ok(map)
     };
     // After the READ, the record and the lock.
-    dies(&fabric, open, 3, async |_, map| map.update(1, 2).await.map(drop))?;
+    dies(&fabric, open, 3, async |_, map| map.insert(2, 2).await.map(drop))?;
     // What this one holds, it holds on the other memory server.
     let hold = async |worker: &Worker| fill(worker, server_id(0)).await;
     dies(&fabric, hold, 0, async |_, _| Ok(()))?;
@@ -102,8 +103,45 @@ fn one_that_cannot_be_finished_keeps_no_other_waiting() -> Result<(), Error> {
     drop((held, full));
     survivor.maintain()?;
     let map: Opened = survivor.worker().block_on(Map::open(survivor.worker(), NAME, Proof::Checksum))?;
-    assert_eq!(survivor.worker().block_on(map.get(1))?, Some(2));
+    assert_eq!(survivor.worker().block_on(map.get(2))?, Some(2));
     assert!(survivor.worker().block_on(map.check())?.is_clean());
+    Ok(())
+}
+
+/// A change of one word is in no record: the sweep finds the page by its lock word, and needs no memory to repair it.
+#[test]
+fn a_page_that_is_locked_for_one_word_is_found() -> Result<(), Error> {
+    let mut seen = Vec::new();
+    for has_memory in [true, false] {
+        // After the READ and the lock, and then after the checksum, and after the value.
+        for after in 2..5 {
+            let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 2 << 20, FAST)?);
+            cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+            let open = async |worker: &Worker| {
+                let map: Opened = Map::open(worker, NAME, Proof::Checksum).await?;
+                map.insert(1, 1).await?;
+                Ok(map)
+            };
+            dies(&fabric, open, after, async |_, map| map.update(1, 2).await.map(drop))?;
+            let full = Member::join(&fabric, 2)?;
+            let held =
+                if has_memory { Vec::new() } else { full.worker().block_on(fill(full.worker(), server_id(0)))? };
+            let survivor = Member::join(&fabric, 3)?;
+            let map: Opened = survivor.worker().block_on(open_only(survivor.worker()))?;
+            let root = map.structure().root;
+            let lock = || survivor.worker().block_on(survivor.worker().load(root)).map(LockWord::from_word);
+            assert!(lock()?.is_for_one_word(), "{:?} after {after} requests", lock()?);
+            survivor.maintain_once()?;
+            assert_eq!(lock()?.state(), LockState::Unlocked, "after {after} requests");
+            let before = survivor.worker().counters().locked_reads;
+            seen.push(survivor.worker().block_on(map.get(1))?);
+            assert_eq!(survivor.worker().counters().locked_reads, before);
+            assert_eq!(survivor.worker().block_on(map.update(1, 3))?, seen[seen.len() - 1]);
+            assert!(survivor.worker().block_on(map.check())?.is_clean());
+            drop(held);
+        }
+    }
+    assert_eq!(seen, [Some(1), Some(1), Some(2)].repeat(2));
     Ok(())
 }
 
@@ -156,7 +194,7 @@ fn sweeps_late(after: u64) -> Result<u64, Error> {
             while swept.is_pending() {
                 swept = turn();
             }
-            map.update(1, 3).await.map(drop)
+            map.insert(3, 3).await.map(drop)
         };
         // After the READ, the record, the lock, and a word of what is new.
         dies(&fabric, open(2), 4, dying)?;
@@ -166,8 +204,8 @@ fn sweeps_late(after: u64) -> Result<u64, Error> {
     let survivor = Member::join(&fabric, 4)?;
     survivor.maintain()?;
     let map: Opened = survivor.worker().block_on(open_only(survivor.worker()))?;
-    let value = survivor.worker().block_on(map.get(1))?;
-    assert!(matches!(value, Some(1 | 3)), "{value:?}");
+    let value = survivor.worker().block_on(map.get(3))?;
+    assert!(matches!(value, None | Some(3)), "{value:?}");
     survivor.worker().block_on(async {
         map.update(1, 4).await?;
         let report = map.check().await?;
