@@ -130,7 +130,7 @@ fn table_2_has_its_rows_in_order_and_they_make_sense() {
 fn each_part_of_dex_saves_something() {
     let small = "--keys 20000 --ops 2000 --warm-up-ops 3000 --cache-percent 20";
     let (ok, lines, plot) = figure("dex-ablation", small);
-    assert!(ok && lines.len() == 2 * 4 + 1 + 2 * 6, "{lines:?}");
+    assert!(ok && lines.len() == 2 * 4 + 1 + 2 * 7, "{lines:?}");
     assert!(lines[8..].iter().all(|check| check["ok"] == true), "{lines:?}");
     for rows in lines[..8].chunks(4) {
         assert_eq!(names(rows), ["base", "+ partition", "+ cache", "+ offloading"]);
