@@ -286,6 +286,17 @@ fn is_fenced(memory: &LocalMemory, member: OwnerId, sender: Sender) -> bool {
     UnderWay::begin(memory, member, sender).map(UnderWay::end).is_none()
 }
 
+/// The owner has closed: others find what it wrote last.
+fn is_left_right(fabric: &Arc<dyn Fabric>) -> Result<(), Error> {
+    let heir = Member::join(fabric, 2)?;
+    heir.worker().block_on(async {
+        let found: Map<Tree, OneSided<Tree>> = Map::open(heir.worker(), NAME, Proof::Checksum).await?;
+        assert_eq!([found.get(KEY).await?, found.get(BESIDE).await?], [Some(9), Some(8)]);
+        assert!(found.check().await?.is_clean());
+        Ok(())
+    })
+}
+
 /// An owner lives, and is not told what became of a change that it has shipped: while that may be under way at the memory server the page
 /// is not cached, and from then on nothing of the kind begins there.
 #[test]
@@ -318,13 +329,7 @@ fn the_living_wait_for_what_they_have_shipped() -> Result<(), Error> {
         map.access().cached().close().await
     })?;
     drop((map, victim));
-    let heir = Member::join(&fabric, 2)?;
-    heir.worker().block_on(async {
-        let found: Map<Tree, OneSided<Tree>> = Map::open(heir.worker(), NAME, Proof::Checksum).await?;
-        assert_eq!([found.get(KEY).await?, found.get(BESIDE).await?], [Some(9), Some(8)]);
-        assert!(found.check().await?.is_clean());
-        Ok(())
-    })
+    is_left_right(&fabric)
 }
 
 /// As above, and the memory server was stopped while it carried the change out: what of that goes on ends with its membership.
@@ -359,11 +364,5 @@ fn what_was_cut_off_counts_until_the_memory_server_has_left() -> Result<(), Erro
         map.access().cached().close().await
     })?;
     drop((map, victim));
-    let heir = Member::join(&fabric, 2)?;
-    heir.worker().block_on(async {
-        let found: Map<Tree, OneSided<Tree>> = Map::open(heir.worker(), NAME, Proof::Checksum).await?;
-        assert_eq!([found.get(KEY).await?, found.get(BESIDE).await?], [Some(9), Some(8)]);
-        assert!(found.check().await?.is_clean());
-        Ok(())
-    })
+    is_left_right(&fabric)
 }
