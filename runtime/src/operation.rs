@@ -14,9 +14,9 @@ use crate::{
     worker::{Handle, counters::bump},
 };
 
-/// Attempts in a row that found a page other than promised, before the structure counts as inconsistent. Each is possible
-/// in a sound structure only if others changed the path meanwhile.
-const STALE_MAX: u32 = 1000;
+/// Attempts in a row that found a page other than promised, or were not ready, before the structure counts as inconsistent. Each is
+/// possible in a sound structure only if others changed the path meanwhile, or if it has made room.
+const FRUITLESS_MAX: u32 = 1000;
 /// After so many attempts in a row that have lost to others, or were not ready, no cached copy is trusted: one that nobody
 /// renews would do that for ever.
 const REPEATS_BEFORE_ANEW: u32 = 8;
@@ -184,8 +184,7 @@ pub async fn persist<T>(
 pub struct Restarts {
     root: Option<RemotePtr>,
     count: u32,
-    unready_in_a_row: u32,
-    stale_in_a_row: u32,
+    fruitless_in_a_row: u32,
     repeats_in_a_row: u32,
     moves_in_a_row: u32,
 }
@@ -221,7 +220,7 @@ impl Restarts {
     #[inline(never)]
     ///
     /// # Errors
-    /// What the attempt failed with; [`Error::Inconsistent`] if many met stale pages in a row.
+    /// What the attempt failed with; [`Error::Inconsistent`] if many in a row met stale pages, or were to come again.
     pub fn back_off<'a>(
         &'a mut self,
         worker: &'a Handle,
@@ -229,12 +228,13 @@ impl Restarts {
     ) -> Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>> {
         Box::pin(async move {
             let is_unready = matches!(interrupt, Interrupt::Restart(Cause::Again | Cause::Above));
-            self.unready_in_a_row = if is_unready { self.unready_in_a_row + 1 } else { 0 };
+            // Together: on a damaged page either can follow the other for ever.
+            self.fruitless_in_a_row = self.fruitless_in_a_row.saturating_add(1);
+            let gives_up = self.fruitless_in_a_row > FRUITLESS_MAX;
             match interrupt {
                 Interrupt::Failed(error) => return Err(*error),
                 Interrupt::Restart(cause @ (Cause::Again | Cause::Above)) => {
-                    self.stale_in_a_row = 0;
-                    if let Some(page) = self.root.filter(|_| self.unready_in_a_row > STALE_MAX) {
+                    if let Some(page) = self.root.filter(|_| gives_up) {
                         let why = match cause {
                             Cause::Above => "operations that begin at it need pages above it",
                             _ => "operations make room below it, and do not find it",
@@ -242,13 +242,11 @@ impl Restarts {
                         return Err(Error::Inconsistent { page, why });
                     }
                 }
-                Interrupt::Restart(Cause::Conflict | Cause::Moved) => self.stale_in_a_row = 0,
-                Interrupt::Restart(Cause::Stale { page, why }) => {
-                    self.stale_in_a_row += 1;
-                    if self.stale_in_a_row > STALE_MAX {
-                        return Err(Error::Inconsistent { page, why });
-                    }
+                Interrupt::Restart(Cause::Conflict | Cause::Moved) => self.fruitless_in_a_row = 0,
+                Interrupt::Restart(Cause::Stale { page, why }) if gives_up => {
+                    return Err(Error::Inconsistent { page, why });
                 }
+                Interrupt::Restart(Cause::Stale { .. }) => {}
                 Interrupt::Ship(_) => return Err(Error::Malformed("an access without an engine asked to ship")),
             }
             if !is_unready {

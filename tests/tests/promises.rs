@@ -258,6 +258,24 @@ fn conflicts_in_a_row_end_in_an_attempt_that_trusts_no_copy() {
     assert_eq!(restarts.start_after(&Interrupt::again()), Start::Root);
 }
 
+/// A damaged page can have an attempt make room that the next one does not reach.
+#[test]
+fn attempts_that_make_room_or_meet_stale_pages_in_turn_end() {
+    let _watch = Watchdog::start("attempts in turn", Duration::from_secs(60));
+    let scene = Scene::new(FAST);
+    let mut restarts = Restarts::from_root(scene.structure.root);
+    let error = scene.worker.block_on(async {
+        loop {
+            for interrupt in [Interrupt::stale(scene.structure.root, "it is another one"), Interrupt::again()] {
+                if let Err(error) = restarts.back_off(&scene.worker, interrupt).await {
+                    return error;
+                }
+            }
+        }
+    });
+    assert!(matches!(error, Error::Inconsistent { .. }), "{error}");
+}
+
 /// A split is no lost race: what it has made room for is done by the next attempt.
 #[test]
 fn an_operation_that_comes_again_has_not_lost_a_race() {
