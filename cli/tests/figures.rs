@@ -58,7 +58,7 @@ fn copies_and_gathers_are_counted() {
 #[test]
 fn table_2_has_its_rows_in_order_and_they_make_sense() {
     let options =
-        "--keys 20000 --warm-up-ops 12000 --compute-servers 1 --memory-servers 2 --cache-percent 32 --in-flight 2";
+        "--keys 20000 --warm-up-ops 8000 --compute-servers 1 --memory-servers 2 --cache-percent 32 --in-flight 2";
     let output = Command::new(env!("CARGO_BIN_EXE_farlink"))
         .args(["figure", "dex-table2", "--json"])
         .args(options.split(' '))

@@ -181,7 +181,7 @@ const FINISHING: u64 = 100;
 /// More than anybody makes.
 const NEVER: u64 = u64::MAX - 1;
 /// One death in so many is played by default.
-const EVERY: u64 = 60;
+const EVERY: u64 = 100;
 
 /// A cluster, and the memory servers that are there to be asked.
 struct Stage {

@@ -24,7 +24,7 @@ fn holds<S: Subject>(name: &str, options: &Options) {
             let faults = Faults { seed, one_in: ONE_IN, fate, is_weak: (run + index as u64) % 2 == 1 };
             let options = Options {
                 structure: S::WHICH,
-                seconds: settings::from_env("FARLINK_FAILING_SECONDS", 0.07),
+                seconds: settings::from_env("FARLINK_FAILING_SECONDS", 0.05),
                 workers: 2,
                 in_flight: 4,
                 servers: 2,

@@ -74,7 +74,7 @@ proptest! {
 fn grows_and_shrinks_to_nothing_and_gives_its_pages_back<S: Subject>() {
     let scene = cluster();
     let worker = &scene.worker;
-    let count: u64 = settings::from_env("FARLINK_MODEL_KEYS", 20_000);
+    let count: u64 = settings::from_env("FARLINK_MODEL_KEYS", 10_000);
     let keys: Vec<u64> = (0..count).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     worker
         .block_on(async {

@@ -115,9 +115,9 @@ fn in_shifts<S: Subject>(members: &[Member<S>], keys: &[u64], work: impl Fn(&Mem
 fn rounds<S: Subject>(fabric: &Arc<dyn Fabric>, members: [Member<S>; 2], growth: f64) {
     // For some thousand pages; a Bw-tree's writes are pages.
     let count = match S::WHICH {
-        StructureName::BTree => 20_000,
-        StructureName::SkipList => 8_000,
-        StructureName::BwTree => 6_000,
+        StructureName::BTree => 12_000,
+        StructureName::SkipList => 5_000,
+        StructureName::BwTree => 4_000,
     };
     let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", count));
     let reversed: Vec<u64> = keys.iter().rev().copied().collect();

@@ -21,7 +21,7 @@ fn holds(name: &str, options: Options) -> Summary {
 
 /// A cache of one percent for each process.
 fn cached() -> Options {
-    let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 0.3);
+    let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 0.2);
     Options { seconds, access: AccessMode::Cached, keys: 200_000, in_flight: 4, ..Options::default() }
 }
 
@@ -50,7 +50,7 @@ fn eight_workers_drop_operations_on_a_cache_of_one_percent() {
 
 #[test]
 fn workers_ship_what_is_not_cached() {
-    let seconds = settings::from_env("FARLINK_SHIPPED_SECONDS", 0.3);
+    let seconds = settings::from_env("FARLINK_SHIPPED_SECONDS", 0.2);
     let shipping = Options { seconds, workers: 4, servers: 2, keys: 20_000, ..cached() };
     let always = Options { processes: 1, ship: Some(ShipChoice::Always), drop_one_in: 20, ..shipping.clone() };
     // Few pages: everybody wants the same ones.

@@ -17,7 +17,7 @@ const MANY: u64 = 10_000;
 fn holds<S: Subject>(name: &str, options: Options) {
     let options = Options {
         structure: S::WHICH,
-        seconds: settings::from_env("FARLINK_THREADS_SECONDS", 0.2),
+        seconds: settings::from_env("FARLINK_THREADS_SECONDS", 0.12),
         processes: 2,
         workers: 2,
         seed: settings::seed(name),

@@ -138,12 +138,12 @@ fn an_update_costs_one_atomic_and_three_words_more() {
 #[test]
 fn every_mix_over_two_processes_on_a_nasty_fabric() {
     let said = bench(
-        "--keys 20000 --processes 2 --workers 2 --in-flight 4 --ops 2000 --page-bytes 512 --nasty --rounds 1 \
+        "--keys 8000 --processes 2 --workers 2 --in-flight 4 --ops 1000 --page-bytes 512 --nasty --rounds 1 \
          --mix a,b,c,d,e,f,insert-intensive --load insert",
     )
     .must_hold();
     for part in
-        ["btree, one-sided: 2 memory servers, 2 x 2 workers, 20000 keys,", "insert-load", "ycsb-f", "after round 1"]
+        ["btree, one-sided: 2 memory servers, 2 x 2 workers, 8000 keys,", "insert-load", "ycsb-f", "after round 1"]
     {
         assert!(said.out.contains(part), "no `{part}` in: {}", said.out);
     }
@@ -247,7 +247,7 @@ fn regions_move_while_a_bench_runs() {
 #[test]
 fn every_mix_through_a_small_cache() {
     let said = bench(
-        "--keys 20000 --access cached --cache 192KiB --workers 3 --in-flight 4 --ops 2000 --page-bytes 512 --nasty \
+        "--keys 10000 --access cached --cache 192KiB --workers 3 --in-flight 4 --ops 1000 --page-bytes 512 --nasty \
          --rounds 1 --mix a,b,c,d,e,f,insert-intensive --load insert",
     )
     .must_hold();
@@ -281,7 +281,7 @@ fn the_smallest_cache_is_loaded_through_and_refuses_what_it_cannot_run() {
 #[test]
 fn processes_share_a_tree_through_caches_of_inner_pages() {
     let said = bench(
-        "--json --keys 20000 --access cached-inner --processes 2 --in-flight 4 --ops 4000 --nasty --rounds 1 \
+        "--json --keys 20000 --access cached-inner --processes 2 --in-flight 4 --ops 2000 --nasty --rounds 1 \
          --mix c,a,d,e,f,insert-intensive",
     )
     .must_hold();
@@ -604,8 +604,8 @@ fn every_access_mode_and_structure() {
         ("--structure skiplist --load insert --in-flight 4", (3.0, 0.0)),
     ] {
         // A page a key.
-        let keys = if options.contains("skiplist") { 3000 } else { 20000 };
-        let said = bench(&format!("--json --keys {keys} --ops 4000 --mix c,a {options}")).must_hold();
+        let keys = if options.contains("skiplist") { 1500 } else { 10000 };
+        let said = bench(&format!("--json --keys {keys} --ops 2000 --mix c,a {options}")).must_hold();
         let rows = said.json();
         let row = named(&rows, "ycsb-c")[0];
         let (reads, messages) = (number(row, "reads_per_op"), number(row, "two_sided_per_op"));
@@ -617,11 +617,11 @@ fn every_access_mode_and_structure() {
 #[test]
 fn an_r_tree_in_every_access_mode() {
     for access in ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine", "adaptive"] {
-        let options = format!("--structure rtree --access {access} --keys 20000 --ops 2000");
+        let options = format!("--structure rtree --access {access} --keys 8000 --ops 1000");
         let said = bench(&format!("--json {options} --mix search-large,mixed-large,point")).must_hold();
         let rows = said.json();
         assert!(rows.iter().filter(|row| row["kind"] == "check").count() == 7, "{options}: {}", said.out);
-        assert!(number(named(&rows, "point")[0], "ops") >= 2000.0, "{options}: {}", said.out);
+        assert!(number(named(&rows, "point")[0], "ops") >= 1000.0, "{options}: {}", said.out);
     }
     bench("--structure rtree --keys 5000 --ops 100 --load insert --rounds 1").must_hold();
     bench("--structure trie").must_fail_with(&["knows no structure `trie`", "btree, skiplist, rtree"]);

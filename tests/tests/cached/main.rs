@@ -2,6 +2,7 @@
 
 mod counts;
 mod crowd;
+mod edges;
 mod endings;
 mod leaving;
 mod models;

@@ -177,7 +177,7 @@ fn cases(default: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(cases(40))]
+    #![proptest_config(cases(20))]
 
     #[test]
     fn a_map_whose_operations_are_shipped_is_a_map(
@@ -395,7 +395,7 @@ fn what_a_shipped_operation_has_changed_is_not_found_as_it_was() {
     let mut rng = StdRng::seed_from_u64(settings::seed("changed below"));
     member.worker.block_on(async {
         let mut met = Vec::new();
-        for round in 0..20_000 {
+        for round in 0..10_000 {
             let key = rng.random_range(0..ENTRIES) * 10;
             assert_eq!(tree.get(key).await.unwrap(), Some(model[&key]));
             met.push(key);
@@ -422,7 +422,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
     let _watch = Watchdog::start("changed and lost", Duration::from_secs(120));
     let seed = settings::seed("changed and lost");
     let mut lost_ever = 0;
-    for round in 0..60 {
+    for round in 0..30 {
         let model = sparse(ENTRIES);
         let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..Default::default() };
         let served = Served::start_with(1, 1, FabricProfile::Fast, &model, 0.8, PlacementPolicy::default(), &options);

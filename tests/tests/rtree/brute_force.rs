@@ -121,7 +121,7 @@ proptest! {
 #[test]
 fn every_size_is_bulk_loaded_well_and_goes_on_growing() {
     let scene = scene(64 << 20);
-    let step: usize = settings::from_env("FARLINK_RTREE_SIZE_STEP", 13);
+    let step: usize = settings::from_env("FARLINK_RTREE_SIZE_STEP", 23);
     scene.worker.block_on(async {
         let mut rng = SmallRng::seed_from_u64(7);
         for count in (1..200).chain((200..5000).step_by(step)).chain([5000]) {

@@ -25,8 +25,8 @@ use crate::{
 };
 
 /// Of a tree of three dimensions, whose pages hold more than those of one of six.
-const OPERATIONS: usize = 400;
-const OPERATIONS_DEEP: usize = 250;
+const OPERATIONS: usize = 300;
+const OPERATIONS_DEEP: usize = 220;
 
 /// An operation, and the entries that come and go with it.
 #[derive(Debug, Clone, Copy)]
