@@ -654,6 +654,16 @@ pub trait Plugin: Copy + Default + fmt::Debug + Send + Sync + 'static {
         Ok(None)
     }
 
+    /// Whether nothing leads to a page of the structure, which no operation that still runs has made. Others may change the structure meanwhile.
+    /// What leads there and is itself nobody's, such as an entry of a table, is given up first. Asked for each page by
+    /// `leaks::free`; needed only where [installs](Access::install) make pages. Provided: no page is.
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    async fn is_leaked<A: Access<Plugin = Self>>(_access: &A, _page: Link) -> Result<bool, Interrupt> {
+        Ok(false)
+    }
+
     /// Looks at every page. Nobody may change the structure meanwhile.
     ///
     /// # Errors

@@ -10,9 +10,9 @@ use crate::{
     epoch::round::{Board, read_slots},
     error::Error,
     fabric::Liveness,
-    layout::CHUNK_BYTES,
+    layout::{CHUNK_BYTES, Geometry},
     lock::{LockState, LockWord, OwnerId},
-    page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, StructureId},
+    page::{HEADER_WORDS, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
     pages::{self, ChunkState},
     ptr::{Link, RemotePtr},
     worker::Handle,
@@ -95,37 +95,58 @@ pub(crate) async fn audit(
         for (chunk, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
             let Some(ChunkState { class, .. }) = ChunkState::from_word(entry[0]) else { continue };
             let bitmap = worker.read(geometry.bitmap_at(chunk), pages::bitmap_words(class)).await?;
-            let count = CHUNK_BYTES as usize / class.bytes();
-            let at = |index: usize| geometry.chunk_at(chunk).add((index * class.bytes()) as u64);
-            for first in (0..count).step_by(BATCH) {
-                let batch = first..count.min(first + BATCH);
-                let mut reads = Vec::with_capacity(BATCH);
-                for index in batch {
-                    reads.push((index, at(index)?, worker.read(at(index)?, HEADER_WORDS)));
-                }
-                for (index, at, read) in reads {
-                    let header = read.await?;
-                    let is_free = bitmap[index / 64] >> (index % 64) & 1 == 1;
-                    let is_reached = reachable.contains(&at) || descriptor == Some(at);
-                    classify(&mut audit, structure, Link::to(at, class), &header, is_free, is_reached);
-                }
+            for (index, (at, header)) in headers(worker, geometry, chunk, class).await?.into_iter().enumerate() {
+                let is_free = bitmap[index / 64] >> (index % 64) & 1 == 1;
+                let is_reached = reachable.contains(&at) || descriptor == Some(at);
+                classify(&mut audit, structure, Link::to(at, class), &header, is_free, is_reached);
             }
         }
     }
     Ok(audit)
 }
 
+/// The headers of all pages of a chunk.
+///
+/// # Errors
+/// If the fabric fails.
+pub(crate) async fn headers(
+    worker: &Handle,
+    geometry: &Geometry,
+    chunk: u64,
+    class: SizeClass,
+) -> Result<Vec<(RemotePtr, [u64; HEADER_WORDS])>, Error> {
+    let count = CHUNK_BYTES as usize / class.bytes();
+    let at = |index: usize| geometry.chunk_at(chunk).add((index * class.bytes()) as u64);
+    let mut headers = Vec::with_capacity(count);
+    for first in (0..count).step_by(BATCH) {
+        let batch = first..count.min(first + BATCH);
+        let reads: Vec<_> =
+            batch.map(|index| Ok((at(index)?, worker.read(at(index)?, HEADER_WORDS)))).collect::<Result<_, Error>>()?;
+        for (at, read) in reads {
+            let header = read.await?;
+            headers.push((at, std::array::from_fn(|word| header[word])));
+        }
+    }
+    Ok(headers)
+}
+
+/// Whether these are the first words of a page at this place that is in use in a structure.
+pub(crate) fn is_live(at: RemotePtr, header: &[u64], structure: StructureId) -> bool {
+    is_in_use(at, header) && Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == structure)
+}
+
+fn is_in_use(at: RemotePtr, header: &[u64]) -> bool {
+    // With a lock word of zero it was never published, whatever its body says.
+    header[SELF] == at.raw() && header[LOCK] != 0 && LockWord::from_word(header[LOCK]).state() != LockState::Free
+}
+
 fn classify(audit: &mut Audit, structure: StructureId, link: Link, header: &[u64], is_free: bool, reached: bool) {
     let Some((at, _)) = link.remote() else { return };
-    // With a lock word of zero it was never published, whatever its body says.
-    let live =
-        header[SELF] == at.raw() && header[LOCK] != 0 && LockWord::from_word(header[LOCK]).state() != LockState::Free;
-    let ours = Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == structure);
     match (reached, is_free) {
         (true, true) => audit.reached_but_free.push(link),
         (true, false) => {}
-        (false, _) if live && ours => audit.leaked.push(link),
+        (false, _) if is_live(at, header, structure) => audit.leaked.push(link),
         (false, true) => {}
-        (false, false) => audit.held += u64::from(!live),
+        (false, false) => audit.held += u64::from(!is_in_use(at, header)),
     }
 }

@@ -44,7 +44,7 @@ const LEAVE_ROUNDS_MAX: u32 = 100;
 /// The same while there are pages in doubt, which are lost with who leaves: some seconds, more than an operation of others takes.
 const DOUBT_ROUNDS_MAX: u32 = 5000;
 /// Rounds of maintenance for which [`ComputeServer::settle`] waits for a grace.
-const SETTLE_ROUNDS_MAX: u32 = 2000;
+pub(crate) const SETTLE_ROUNDS_MAX: u32 = 2000;
 /// Tries of a step of leaving for which there is no memory.
 const LEAVE_ATTEMPTS_MAX: u32 = 20;
 
@@ -411,7 +411,7 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
 }
 
 /// One round of maintenance; true if there is reason to come again soon.
-async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
+pub(crate) async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     // Operations learn of what it finds: their requests fail.
     let _ = shared.fabric.check_servers();
     let is_busy = shared

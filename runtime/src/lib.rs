@@ -43,6 +43,7 @@ mod free_pages;
 pub mod gate;
 pub mod interrupt;
 pub mod layout;
+pub mod leaks;
 pub mod local_locks;
 pub mod one_sided;
 pub mod operation;

@@ -156,10 +156,7 @@ pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
     let mut failure = Ok(());
     for page in worker.compute().pages.take_unclaimed() {
         let Unlinked { at, class, lock } = page;
-        // Not the word that a worker of this compute server writes who has unlinked the page: if the answer is lost, it has to be
-        // told which of the two is there, for the page is free once. So this takes a version more than an unlock.
-        let freed = LockWord::unlocked(lock.next_version() + 1);
-        let free = LockWord::free(freed.next_version(), Some(worker.owner()));
+        let free = page.free_after_doubt(worker.owner());
         match take_word(worker, at, lock.word(), free.word()).await {
             Ok(true) => {
                 let page = FreePage { at, class, version: free.version() };

@@ -79,11 +79,11 @@ impl Member {
         pages: &SharedPages,
     ) -> Result<bool, Error> {
         let Some(_in_round) = InRound::begin(&self.in_round) else { return Ok(true) };
-        let retired = pages.take_retired();
+        let unstamped = pages.take_deferred();
         // The epoch is read by an atomic: the next one is made from the word that this leaves, so who sees that one sees the
         // unlinking of what is stamped, too. What a READ returns may be older than the unlinking.
         let epoch = remote.load(board.epoch).await?;
-        retired.stamp(epoch);
+        unstamped.stamp(epoch);
         let before = self.announced.load(Ordering::Relaxed);
         let announced = advance(epoch);
         if announced != before {

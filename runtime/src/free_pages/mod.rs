@@ -15,10 +15,10 @@ use std::{
 
 pub(crate) use self::chunk::{ChunkState, bitmap_words};
 use crate::{
-    lock::{LockState, LockWord},
+    lock::{LockState, LockWord, OwnerId},
     page::{LOCK, SELF, SizeClass},
     ptr::{Link, RemotePtr, ServerId},
-    sync::{AtomicBool, Mutex, Ordering, lock},
+    sync::{Arc, AtomicBool, Mutex, Ordering, lock},
     words::Words,
 };
 
@@ -84,6 +84,14 @@ impl Unlinked {
         (lock.state() == LockState::Unlocked).then_some(Self { at, class, lock })
     }
 
+    /// The lock word with which who was in [doubt](SharedPages::doubt) about it frees it. Not the one that a worker of this compute server
+    /// writes who has unlinked it: if the answer is lost, it has to be told which of the two is there, for the page is free once. So this
+    /// takes a version more than an unlock.
+    pub(crate) fn free_after_doubt(&self, owner: OwnerId) -> LockWord {
+        let freed = LockWord::unlocked(self.lock.next_version() + 1);
+        LockWord::free(freed.next_version(), Some(owner))
+    }
+
     /// Its address.
     pub const fn at(&self) -> RemotePtr {
         self.at
@@ -138,29 +146,53 @@ impl LocalPages {
     }
 }
 
+/// What waits until all operations have ended that run now.
 #[derive(Debug, Default)]
-struct Deferred {
+struct Waiting {
+    /// Unlinked and marked free: to be used again.
     retired: Vec<FreePage>,
-    stamped: Vec<(u64, Vec<FreePage>)>,
     /// The same of pages that dead compute servers held: they go back to their chunks.
     reclaimed: Vec<FreePage>,
-    reclaimed_stamped: Vec<(u64, Vec<FreePage>)>,
     /// Pages that somebody may have unlinked, who frees them then; or nobody has.
     doubtful: Vec<Unlinked>,
-    doubtful_stamped: Vec<(u64, Vec<Unlinked>)>,
-    /// Those whose grace is over.
+    /// Set when it is over.
+    graces: Vec<Arc<AtomicBool>>,
+}
+
+impl Waiting {
+    fn count(&self) -> usize {
+        self.retired.len() + self.reclaimed.len() + self.doubtful.len() + self.graces.len()
+    }
+
+    fn append(&mut self, mut other: Self) {
+        self.retired.append(&mut other.retired);
+        self.reclaimed.append(&mut other.reclaimed);
+        self.doubtful.append(&mut other.doubtful);
+        self.graces.append(&mut other.graces);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Deferred {
+    /// What has no stamp yet.
+    fresh: Waiting,
+    /// By the epoch in which it was stamped.
+    stamped: Vec<(u64, Waiting)>,
+    /// Pages in doubt whose grace is over.
     unclaimed: Vec<Unlinked>,
 }
 
 impl Deferred {
+    fn waiting(&self) -> impl Iterator<Item = &Waiting> {
+        self.stamped.iter().map(|(_, waiting)| waiting).chain([&self.fresh])
+    }
+
     fn count(&self) -> usize {
-        let stamped = self.stamped.iter().chain(&self.reclaimed_stamped).map(|(_, pages)| pages.len());
-        self.retired.len() + self.reclaimed.len() + stamped.sum::<usize>() + self.in_doubt().count()
+        self.waiting().map(Waiting::count).sum::<usize>() + self.unclaimed.len()
     }
 
     fn in_doubt(&self) -> impl Iterator<Item = &Unlinked> {
-        let stamped = self.doubtful_stamped.iter().flat_map(|(_, pages)| pages);
-        self.doubtful.iter().chain(stamped).chain(&self.unclaimed)
+        self.waiting().flat_map(|waiting| &waiting.doubtful).chain(&self.unclaimed)
     }
 }
 
@@ -214,12 +246,12 @@ impl SharedPages {
     /// The page was unlinked and marked free just now; its grace period begins.
     pub(crate) fn retire(&self, pages: impl Iterator<Item = FreePage>) {
         self.is_used.store(true, Ordering::Relaxed);
-        lock(&self.deferred).retired.extend(pages);
+        lock(&self.deferred).fresh.retired.extend(pages);
     }
 
     /// A dead compute server held these pages; their grace period begins.
     pub(crate) fn reclaim(&self, pages: Vec<FreePage>) {
-        lock(&self.deferred).reclaimed.extend(pages);
+        lock(&self.deferred).fresh.reclaimed.extend(pages);
     }
 
     /// No reader can come to these pages any more, and it is not known whether they were ever linked. If they were, who has
@@ -230,9 +262,16 @@ impl SharedPages {
         let mut deferred = lock(&self.deferred);
         for page in pages {
             if !deferred.in_doubt().any(|&known| known == page) {
-                deferred.doubtful.push(page);
+                deferred.fresh.doubtful.push(page);
             }
         }
+    }
+
+    /// Set once all operations have ended that run now, anywhere in the cluster.
+    pub(crate) fn begin_grace(&self) -> Arc<AtomicBool> {
+        let over = Arc::new(AtomicBool::new(false));
+        lock(&self.deferred).fresh.graces.push(Arc::clone(&over));
+        over
     }
 
     /// Pages in doubt that are not in use: free, or nobody's.
@@ -271,24 +310,23 @@ impl SharedPages {
         lock(&self.lost_chunks).clear();
     }
 
-    /// What was retired up to now, to be stamped with an epoch that is read after this call.
-    pub(crate) fn take_retired(&self) -> Retired<'_> {
-        let mut deferred = lock(&self.deferred);
-        let (pages, reclaimed) = (std::mem::take(&mut deferred.retired), std::mem::take(&mut deferred.reclaimed));
-        let doubtful = std::mem::take(&mut deferred.doubtful);
-        Retired { shared: self, pages, reclaimed, doubtful }
+    /// What was deferred up to now, to be stamped with an epoch that is read after this call.
+    pub(crate) fn take_deferred(&self) -> Unstamped<'_> {
+        Unstamped { shared: self, waiting: std::mem::take(&mut lock(&self.deferred).fresh) }
     }
 
     /// Frees what was stamped with an epoch below `announced`, which every live compute server has announced.
     pub(crate) fn release(&self, announced: u64) {
         let mut deferred = lock(&self.deferred);
-        let over: Vec<_> = deferred.stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
-        let reclaimed: Vec<_> = deferred.reclaimed_stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
-        let doubtful: Vec<_> = deferred.doubtful_stamped.extract_if(.., |(stamp, _)| *stamp < announced).collect();
-        deferred.unclaimed.extend(doubtful.into_iter().flat_map(|(_, pages)| pages));
+        let mut over = Waiting::default();
+        deferred.stamped.extract_if(.., |(stamp, _)| *stamp < announced).for_each(|(_, waiting)| over.append(waiting));
+        let Waiting { retired, reclaimed, doubtful, graces } = over;
+        deferred.unclaimed.extend(doubtful);
         drop(deferred);
-        self.put(over.into_iter().flat_map(|(_, pages)| pages));
-        lock(&self.returning).extend(reclaimed.into_iter().flat_map(|(_, pages)| pages));
+        self.put(retired.into_iter());
+        lock(&self.returning).extend(reclaimed);
+        // Release: who sees it sees what those operations have done.
+        graces.iter().for_each(|over| over.store(true, Ordering::Release));
     }
 
     pub(crate) fn deferred(&self) -> usize {
@@ -315,35 +353,23 @@ impl SharedPages {
     }
 }
 
-/// Retired pages that wait for their stamp; without one, they go back.
-pub(crate) struct Retired<'a> {
+/// What waits for its stamp; without one, it goes back.
+pub(crate) struct Unstamped<'a> {
     shared: &'a SharedPages,
-    pages: Vec<FreePage>,
-    reclaimed: Vec<FreePage>,
-    doubtful: Vec<Unlinked>,
+    waiting: Waiting,
 }
 
-impl Retired<'_> {
+impl Unstamped<'_> {
     pub(crate) fn stamp(mut self, epoch: u64) {
-        let (pages, reclaimed) = (std::mem::take(&mut self.pages), std::mem::take(&mut self.reclaimed));
-        let mut deferred = lock(&self.shared.deferred);
-        if !pages.is_empty() {
-            deferred.stamped.push((epoch, pages));
-        }
-        if !reclaimed.is_empty() {
-            deferred.reclaimed_stamped.push((epoch, reclaimed));
-        }
-        if !self.doubtful.is_empty() {
-            deferred.doubtful_stamped.push((epoch, std::mem::take(&mut self.doubtful)));
+        let waiting = std::mem::take(&mut self.waiting);
+        if waiting.count() != 0 {
+            lock(&self.shared.deferred).stamped.push((epoch, waiting));
         }
     }
 }
 
-impl Drop for Retired<'_> {
+impl Drop for Unstamped<'_> {
     fn drop(&mut self) {
-        let mut deferred = lock(&self.shared.deferred);
-        deferred.retired.append(&mut self.pages);
-        deferred.reclaimed.append(&mut self.reclaimed);
-        deferred.doubtful.append(&mut self.doubtful);
+        lock(&self.shared.deferred).fresh.append(std::mem::take(&mut self.waiting));
     }
 }

@@ -11,7 +11,7 @@
 //! - `split`, `merge`: several swaps each, between any two of which the tree is whole. Whoever goes before a change finishes what
 //!   it meets half-done.
 //! - `write`: a put or removal is one delta; where the chain is as long as it may be, it is a new base, and the old chain is free.
-//! - `scan`, `bulk`, `check`; `sent`: scans that memory servers send without copying them.
+//! - `scan`, `bulk`, `check`, `leaks`; `sent`: scans that memory servers send without copying them.
 //!
 //! Keys and values are u64; every key is legal. Operations from any number of workers on any number of compute servers are
 //! linearizable for each key; what scans promise is said in `scan`.
@@ -19,6 +19,7 @@
 mod bulk;
 pub mod chain;
 mod check;
+mod leaks;
 mod merge;
 mod page;
 pub mod record;
@@ -131,6 +132,10 @@ impl Plugin for Bw {
         found_by: [u64; 2],
     ) -> Result<Option<Vec<RemotePtr>>, Interrupt> {
         split::reachable(access, found_by).await
+    }
+
+    async fn is_leaked<A: Access<Plugin = Self>>(access: &A, page: Link) -> Result<bool, Interrupt> {
+        leaks::is_leaked(access, page).await
     }
 
     async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error> {

@@ -30,7 +30,8 @@ use super::{
 
 /// The kind of the directory, in its header.
 pub(super) const DIRECTORY_KIND: u8 = 8;
-const TABLE_KIND: u8 = 9;
+/// The kind of a page of the table.
+pub(super) const TABLE_KIND: u8 = 9;
 /// The size of the first pages of the table.
 const FIRST_BYTES: usize = 4096;
 /// Words looked at in one round trip to find a free place.

@@ -16,6 +16,7 @@ use farlink_runtime::{
     access::{Access, Interrupt, Plugin, Start, Structure},
     catalog::{self, CreateOptions},
     error::Error,
+    leaks,
     one_sided::{OneSided, Proof},
     operation::{Run, retry},
     page::SizeClass,
@@ -135,6 +136,14 @@ impl<S: OrderedMap> Map<S, OneSided<S>> {
     /// If the root cannot be read, or the fabric fails. What is wrong with the map is in the report.
     pub async fn check(&self) -> Result<Report, Error> {
         S::check(&self.access).await
+    }
+
+    /// [`leaks::free`]: frees the map's pages that are nobody's, because compute servers have died. Others may use the map meanwhile.
+    ///
+    /// # Errors
+    /// If the fabric fails, or a damaged page is in the way.
+    pub async fn free_leaked(&self) -> Result<Option<u64>, Error> {
+        leaks::free(&self.access).await
     }
 }
 

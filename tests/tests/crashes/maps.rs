@@ -130,8 +130,12 @@ impl<S: Subject> Scene for Script<S> {
         self.op.run(map).await
     }
 
-    fn may_lose_pages(&self) -> bool {
-        S::WHICH == StructureName::BwTree
+    async fn free_leaked(&self, worker: &Worker) -> Result<u64, Error> {
+        if S::WHICH != StructureName::BwTree {
+            return Ok(0);
+        }
+        let freed = Map::<S, _>::open(worker, MAP, Proof::Checksum).await?.free_leaked().await?;
+        Ok(freed.expect("nobody holds up the epoch"))
     }
 
     async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error> {

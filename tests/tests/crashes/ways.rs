@@ -100,8 +100,8 @@ impl<S: Subject> Scene for Reached<S> {
         run(self.script.op, map).await
     }
 
-    fn may_lose_pages(&self) -> bool {
-        self.script.may_lose_pages()
+    async fn free_leaked(&self, worker: &Worker) -> Result<u64, Error> {
+        self.script.free_leaked(worker).await
     }
 
     async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error> {

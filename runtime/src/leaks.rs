@@ -1,0 +1,122 @@
+//! Pages of a structure that are nobody's: what a compute server leaves that dies between two [installs](crate::access::Access::install),
+//! which are not recorded.
+//!
+//! Nothing in remote memory names such a page: it looks like one in use. So all live pages of the structure are *suspects*; then a grace
+//! passes, until every operation has ended that ran when the suspects were listed. A suspect that is still the same page was made by an
+//! operation that has ended. If the structure does not lead to it by now, nobody will link it, and nobody is about to free it.
+//!
+//! What a plug-in says of one page, it says while others change the structure ([`Plugin::is_leaked`]).
+
+use std::future::ready;
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use crate::{
+    access::{Access, Context, Plugin},
+    audit,
+    compute::{SETTLE_ROUNDS_MAX, round},
+    error::Error,
+    free_pages::Unlinked,
+    lock::{LockState, LockWord},
+    operation::Restarts,
+    page::LOCK,
+    pages::{ChunkState, directory},
+    ptr::Link,
+    sync::Ordering,
+    worker::Handle,
+};
+
+/// Suspects that wait for one grace.
+const SUSPECTS: usize = 1 << 16;
+/// Suspects looked at at a time.
+const IN_FLIGHT: usize = 32;
+
+/// Frees the pages of a structure that are nobody's. Where changes are recorded there are none, for
+/// [maintenance](crate::compute::ComputeServer::settle) finishes those of the dead; a structure without locks, such as a Bw-tree, needs
+/// this now and then after deaths. Others may use the structure meanwhile. How many it has freed; `None` if another compute server holds
+/// up the epoch for long, then some may be left. Looks at every page of the structure, and at what leads to it.
+///
+/// # Errors
+/// If the fabric fails, or a damaged page is in the way.
+pub async fn free<A: Access>(access: &A) -> Result<Option<u64>, Error> {
+    let Context { worker, structure, .. } = access.context();
+    let pages = &worker.compute().pages;
+    let kept = [Some(structure.root_link()), structure.descriptor];
+    let (mut leaked, mut suspects) = (Vec::new(), Vec::new());
+    for geometry in &worker.compute().geometry {
+        let entries = directory(worker, geometry).await?;
+        let leased = (0..).zip(entries).filter_map(|(chunk, [state, ..])| Some((chunk, ChunkState::from_word(state)?)));
+        for (chunk, ChunkState { class, .. }) in leased {
+            for (at, header) in audit::headers(worker, geometry, chunk, class).await? {
+                let lock = LockWord::from_word(header[LOCK]);
+                let is_suspect = lock.state() == LockState::Unlocked && audit::is_live(at, &header, structure.id);
+                if is_suspect && !kept.contains(&Some(Link::to(at, class))) {
+                    suspects.push(Unlinked { at, class, lock });
+                }
+            }
+            if suspects.len() >= SUSPECTS {
+                let Some(found) = doubt(access, suspects.drain(..)).await? else { return Ok(None) };
+                leaked.extend(found);
+            }
+        }
+    }
+    let Some(found) = doubt(access, suspects.drain(..)).await? else { return Ok(None) };
+    leaked.extend(found);
+    if !pass(worker, || pages.in_doubt() == 0).await? {
+        return Ok(None);
+    }
+    // The others were about to be freed by who had unlinked them.
+    let mut count = 0;
+    for page in leaked {
+        count += u64::from(worker.load(page.at).await? == page.free_after_doubt(worker.owner()).word());
+    }
+    Ok(Some(count))
+}
+
+/// Maintenance until that is so; false if another compute server holds it up for long.
+async fn pass(worker: &Handle, is_over: impl Fn() -> bool) -> Result<bool, Error> {
+    for attempt in 0..SETTLE_ROUNDS_MAX {
+        if is_over() {
+            return Ok(true);
+        }
+        worker.compute().check_standing()?;
+        round(worker, worker.compute()).await?;
+        worker.back_off(attempt).await;
+    }
+    Ok(false)
+}
+
+/// Once a grace is over, has maintenance free those of some suspects to which nothing leads, unless others do. `None` if it did not end.
+async fn doubt<A: Access>(
+    access: &A,
+    suspects: impl Iterator<Item = Unlinked>,
+) -> Result<Option<Vec<Unlinked>>, Error> {
+    let worker = &access.context().worker;
+    let over = worker.compute().pages.begin_grace();
+    // Acquire: what was done by the operations that have ended is seen from here on.
+    if !pass(worker, || over.load(Ordering::Acquire)).await? {
+        return Ok(None);
+    }
+    let judged = stream::iter(suspects).map(|suspect| is_leaked(access, suspect)).buffer_unordered(IN_FLIGHT);
+    let leaked: Vec<Unlinked> = judged.try_filter_map(|leaked| ready(Ok(leaked))).try_collect().await?;
+    worker.compute().pages.doubt(leaked.iter().copied());
+    Ok(Some(leaked))
+}
+
+/// The page, if it is still that one and nothing leads to it.
+async fn is_leaked<A: Access>(access: &A, page: Unlinked) -> Result<Option<Unlinked>, Error> {
+    let Context { worker, structure, .. } = access.context();
+    let _pin = worker.pin();
+    let mut restarts = Restarts::from_root(structure.root);
+    let attempt = async || {
+        // Whoever has unlinked it meanwhile frees it.
+        let is_there = worker.load(page.at).await? == page.lock.word();
+        Ok(is_there && A::Plugin::is_leaked(access, Link::to(page.at, page.class)).await?)
+    };
+    loop {
+        match attempt().await {
+            Ok(is_leaked) => return Ok(is_leaked.then_some(page)),
+            Err(interrupt) => restarts.back_off(worker, interrupt).await?,
+        }
+    }
+}
