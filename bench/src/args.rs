@@ -375,6 +375,10 @@ pub(crate) struct CheckArgs {
     /// Check only the structure of this name.
     #[arg(long, alias = "tree", value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// First free pages that are nobody's: a Bw-tree has some after compute servers have died. Others may use it meanwhile; but then the
+    /// check may find faults where there are none.
+    #[arg(long)]
+    pub(crate) free_leaked: bool,
     /// Print one JSON object a line.
     #[arg(long)]
     pub(crate) json: bool,

@@ -106,6 +106,11 @@ pub(crate) fn check(programs: Programs<'_>, args: &CheckArgs) -> anyhow::Result<
         let (name, kind) = (structure.name.clone(), structure.kind.clone());
         match program::find(programs, &kind) {
             Ok(known) => {
+                if args.free_leaked {
+                    let freed = program::free_leaked(known, &cluster, std::slice::from_ref(&name))?;
+                    let fields = vec![("structure", name.clone().into()), ("pages", freed.into())];
+                    reporter.record("freed", fields, &format!("{freed} leaked pages of `{name}` are freed"))?;
+                }
                 let report = cluster.visit(|worker| known.check(worker, structure))?;
                 reporter.check(&cluster_view::check_row(&kind, &name, &report))?;
             }

@@ -11,6 +11,7 @@ use farlink_offload::{ShardKey, Sharded, ship::Registry};
 use farlink_runtime::access::{Region as _, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::leaks;
 use farlink_runtime::one_sided::{OneSided, Proof};
 use farlink_runtime::page::SizeClass;
 use farlink_runtime::ptr::ServerId;
@@ -85,6 +86,9 @@ pub(crate) trait Known: Kind + Sync {
     /// Looks at every page of a structure of this kind.
     fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report>;
 
+    /// Frees its pages that are nobody's. How many; none if a compute server holds that up.
+    fn free_leaked(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Option<u64>>;
+
     /// Moves regions of a structure, or shows who has them.
     fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned>;
 
@@ -132,6 +136,19 @@ pub(crate) fn check(known: &dyn Known, cluster: &ClusterView, parts: &[String]) 
     cluster.visit(|worker| {
         let check = |name: &String| known.check(worker, worker.block_on(catalog::find(worker, name))?);
         Ok(cluster_view::sum(parts.iter().map(check).collect::<anyhow::Result<Vec<_>>>()?))
+    })
+}
+
+/// Frees the pages of a structure in parts that are nobody's: how many.
+pub(crate) fn free_leaked(known: &dyn Known, cluster: &ClusterView, parts: &[String]) -> anyhow::Result<u64> {
+    cluster.visit(|worker| {
+        let free = |name: &String| {
+            let freed = known.free_leaked(worker, worker.block_on(catalog::find(worker, name))?)?;
+            freed.with_context(|| {
+                format!("the leaked pages of `{name}` are not freed: a compute server that goes on with an operation holds that up")
+            })
+        };
+        parts.iter().map(free).sum()
     })
 }
 
@@ -187,6 +204,10 @@ impl<S: Subject> Known for Of<S> {
     fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report> {
         ensure!(structure.kind == S::NAME, "`{}` is a {}, not a {}", structure.name, structure.kind, S::NAME);
         Ok(worker.block_on(S::check(&OneSided::<S>::new(worker, structure, Proof::Checksum)))?)
+    }
+
+    fn free_leaked(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Option<u64>> {
+        Ok(worker.block_on(leaks::free(&OneSided::<S>::new(worker, structure, Proof::Checksum)))?)
     }
 
     fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned> {

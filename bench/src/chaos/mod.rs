@@ -80,6 +80,8 @@ struct Used {
     entries: u64,
     /// Pages that are neither in use nor free.
     lost: u64,
+    /// Pages that were nobody's, and were freed.
+    freed: u64,
 }
 
 pub(crate) fn chaos(programs: Programs<'_>, args: &ChaosArgs) -> anyhow::Result<()> {
@@ -122,9 +124,10 @@ fn run(known: &dyn Known, plan: &Plan, bench: &BenchArgs, args: &ChaosArgs, goal
         let mut measure = |threads: u32| {
             own.restart(0)?;
             let cluster = ClusterView::new(place.fabric_once_ready(Default::default(), bench.wait.wait)?);
+            let freed = program::free_leaked(known, &cluster, &plan.parts)?;
             let report = program::check(known, &cluster, &plan.parts)?;
             let (structure, entries, lost) = (report.bytes, report.entries, report.audit.lost());
-            let used = Used { bytes: cluster.used_bytes()?, structure, entries, lost };
+            let used = Used { bytes: cluster.used_bytes()?, structure, entries, lost, freed };
             drop(cluster);
             if threads > 0 {
                 own.restart(threads)?;
@@ -390,7 +393,8 @@ fn tell(
         .count("entries_without_kills", calm.used[0].entries)
         .count("left_without_kills", calm.used[1].bytes)
         .count("nobodys", used.bytes.abs_diff(used.structure).max(left.bytes.abs_diff(left.structure)))
-        .count("lost", used.lost + left.lost);
+        .count("lost", used.lost + left.lost)
+        .count("freed", used.freed + left.freed);
     Ok(reporter.check(&row)?)
 }
 
@@ -431,7 +435,7 @@ mod tests {
 
     #[test]
     fn memory_is_the_structures_or_a_problem() {
-        let used = |bytes, structure, lost| Used { bytes, structure, entries: 9, lost };
+        let used = |bytes, structure, lost| Used { bytes, structure, entries: 9, lost, freed: 0 };
         let calm = [used(10_000, 10_000, 0), used(500, 500, 0)];
         let problem = |full, left| memory_problem([full, left], calm);
         assert_eq!(problem(used(20_000, 20_000, 0), used(700, 700, 0)), None, "more keys were left, and 2% is allowed");

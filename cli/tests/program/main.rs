@@ -260,8 +260,10 @@ fn every_mix_through_a_small_cache() {
 /// Operations that memory servers carry out, and an owner's, outlive whoever asked for them as far as they were promised to.
 #[test]
 fn chaos_loses_nothing_that_was_acknowledged() {
-    for access in ["coarse", "cached"] {
-        let said = farlink(&["chaos", "--kills", "4", "--keys", "300", "--access", access, "--json"]);
+    for (structure, access) in [("btree", "coarse"), ("btree", "cached"), ("bwtree", "one-sided")] {
+        let options =
+            ["chaos", "--kills", "4", "--keys", "300", "--structure", structure, "--access", access, "--json"];
+        let said = farlink(&options);
         let rows = said.json();
         let check = |name: &str| named(&rows, name)[0]["ok"] == true;
         assert!(check("without-kills") && check("acknowledged") && check("memory"), "{access}: {}", said.out);
@@ -433,7 +435,8 @@ fn servers_with_threads_carry_out_operations() {
         assert!(server.stop(libc::SIGTERM).success());
     }
     let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
-    farlink(&["check", "--connect", dir.to_str().unwrap()]).must_hold();
+    let said = farlink(&["check", "--free-leaked", "--connect", dir.to_str().unwrap()]).must_hold();
+    assert!(said.out.contains("0 leaked pages of `"), "{}", said.out);
 }
 
 #[test]
