@@ -44,7 +44,7 @@ const LEAVE_ROUNDS_MAX: u32 = 100;
 /// The same while there are pages in doubt, which are lost with who leaves: some seconds, more than an operation of others takes.
 const DOUBT_ROUNDS_MAX: u32 = 5000;
 /// Rounds of maintenance for which [`ComputeServer::settle`] waits for a grace.
-pub(crate) const SETTLE_ROUNDS_MAX: u32 = 2000;
+const SETTLE_ROUNDS_MAX: u32 = 2000;
 /// Tries of a step of leaving for which there is no memory.
 const LEAVE_ATTEMPTS_MAX: u32 = 20;
 

@@ -14,7 +14,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use crate::{
     access::{Access, Context, Plugin},
     audit,
-    compute::{SETTLE_ROUNDS_MAX, round},
+    compute::round,
     error::Error,
     free_pages::Unlinked,
     lock::{LockState, LockWord},
@@ -28,13 +28,15 @@ use crate::{
 
 /// Suspects that wait for one grace.
 const SUSPECTS: usize = 1 << 16;
+/// How long it waits for a grace: more than any operation takes that is not held up itself.
+const GRACE_NS_MAX: u64 = 10_000_000_000;
 /// Suspects looked at at a time.
 const IN_FLIGHT: usize = 32;
 
 /// Frees the pages of a structure that are nobody's. Where changes are recorded there are none, for
 /// [maintenance](crate::compute::ComputeServer::settle) finishes those of the dead; a structure without locks, such as a Bw-tree, needs
 /// this now and then after deaths. Others may use the structure meanwhile. How many it has freed; `None` if another compute server holds
-/// up the epoch for long, then some may be left. Looks at every page of the structure, and at what leads to it.
+/// up the epoch for ten seconds, then some may be left. Looks at every page of the structure, and at what leads to it.
 ///
 /// # Errors
 /// If the fabric fails, or a damaged page is in the way.
@@ -75,9 +77,13 @@ pub async fn free<A: Access>(access: &A) -> Result<Option<u64>, Error> {
 
 /// Maintenance until that is so; false if another compute server holds it up for long.
 async fn pass(worker: &Handle, is_over: impl Fn() -> bool) -> Result<bool, Error> {
-    for attempt in 0..SETTLE_ROUNDS_MAX {
+    let begun_ns = worker.clock().now_ns();
+    for attempt in 0.. {
         if is_over() {
             return Ok(true);
+        }
+        if worker.clock().now_ns() - begun_ns > GRACE_NS_MAX {
+            break;
         }
         worker.compute().check_standing()?;
         round(worker, worker.compute()).await?;

@@ -51,27 +51,29 @@ pub(super) async fn is_leaked<A: Access<Plugin = Bw>>(access: &A, link: Link) ->
     {
         return Ok(false);
     }
-    let give_up = async |word: (WordPtr, MapWord), low| {
-        let is_done = unmap(access, pid, word, vec![], [u64::from(level), low]).await?;
+    let give_up = async |word: (WordPtr, MapWord), head: Option<Unlinked>, low| {
+        let is_done = unmap(access, pid, word, Vec::from_iter(head), [u64::from(level), low]).await?;
         if is_done { Ok(true) } else { Err(Interrupt::again()) }
     };
     match find(access, pid).await? {
         Found::Page(page) if pid != Pid::ROOT && holds(&page) => {
-            give_up((page.at, page.word), page.state.fences.low).await
+            give_up((page.at, page.word), None, page.state.fences.low).await
         }
         Found::Removed(removed) => {
-            let (number, is_head) = ((removed.at, removed.word), removed.head.at() == at);
+            let (number, head) = ((removed.at, removed.word), removed.head);
+            let is_head = head.at() == at;
             let low = match removed.content(access).await {
                 Ok(content) if is_head || holds(&content) => content.state.fences.low,
                 Ok(_) => return Ok(true),
                 // What was below the removal has been absorbed, and is free.
-                Err(Interrupt::Restart(_)) if is_head => return give_up(number, 0).await,
+                Err(Interrupt::Restart(_)) if is_head => return give_up(number, None, 0).await,
                 Err(Interrupt::Restart(_)) => return Ok(true),
                 Err(failed) => return Err(failed),
             };
             // On the way a merge that is under way is finished: what is removed still, nobody absorbs.
             descend(access, low, level, Search::TO_CHANGE).await?;
-            give_up(number, low).await
+            // Who else was to give it up does not free its newest record then.
+            give_up(number, Some(head).filter(|_| !is_head), low).await
         }
         Found::Page(_) | Found::Gone => Ok(true),
     }
