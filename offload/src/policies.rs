@@ -183,6 +183,11 @@ impl<P: Plugin> Chooser<P> {
                 tracing::debug!(%server, %error, "an operation that only reads is done here instead");
                 Ok(())
             }
+            Error::Messaging(MessagingError::NoAnswer { .. }) if O::READS_ONLY => {
+                tracing::warn!(%server, %error, "no operations are shipped there any more");
+                self.ships_no_more_to(server);
+                Ok(())
+            }
             error => Err(error),
         }
     }

@@ -108,14 +108,14 @@ pub enum Error {
         waited: std::time::Duration,
     },
 
-    /// A memory server carries out an operation of a dead owner for longer than who takes over from that one waits.
+    /// A memory server carries out an operation of an owner for longer than who takes over from that one waits, or the owner itself.
     #[error(
-        "memory server {server} has an operation of the dead {owner} under way for more than {} ms, and does not go on; continue or restart its process, then try again", waited.as_millis()
+        "memory server {server} has an operation of {owner} under way for more than {} ms, and does not go on; continue or restart its process, then try again", waited.as_millis()
     )]
     ServerStalled {
         /// The memory server.
         server: ServerId,
-        /// The dead owner.
+        /// The owner.
         owner: OwnerId,
         /// How long was waited.
         waited: std::time::Duration,

@@ -18,6 +18,8 @@
 //! The processor's instructions change only the count, requests of others only the fence: no atomic of the one kind meets the other. A slot
 //! is not given to anybody else before its last holder is fenced off everywhere.
 
+use std::time::Duration;
+
 use crate::{
     error::Error,
     fabric::{Liveness, memory::LocalMemory},
@@ -149,12 +151,15 @@ pub async fn fence_off<R: Remote>(
     Ok(member.filter(|&member| remote.liveness(member) != Liveness::Dead))
 }
 
-/// Waits until nothing is under way at a memory server that this compute server has shipped there. Nothing that it ships there and that would
-/// change something is carried out from then on.
+/// Waits until nothing is under way at a memory server that this compute server has shipped there, for so long at most. Nothing that it ships
+/// there and that would change something is carried out from then on.
 ///
 /// # Errors
 /// If the memory server is lost, and its memory with it; if this compute server was taken for dead: others have done this.
-pub async fn end_own(worker: &Handle, server: ServerId) -> Result<(), Box<Error>> {
+/// [`Error::ServerStalled`] if something is still under way. Then this compute server has ended all that it had, as if it had been taken for dead: it must
+/// not cache pages that the memory server may change later. Who takes over waits for that.
+pub async fn end_own(worker: &Handle, server: ServerId, waited: Duration) -> Result<(), Box<Error>> {
+    let until_ns = worker.clock().now_ns() + waited.as_nanos() as u64;
     let own = Sender::of(worker);
     let slot = own.slot as usize;
     let has_slot = async || Ok(worker.load(layout::slot_at(slot)).await? == u64::from(own.owner.incarnation()));
@@ -162,6 +167,11 @@ pub async fn end_own(worker: &Handle, server: ServerId) -> Result<(), Box<Error>
     loop {
         match fence_off(worker, layout::fence_at(server, slot), own.owner, has_slot).await {
             Ok(None) => return Ok(()),
+            Ok(Some(_)) if worker.clock().now_ns() >= until_ns => {
+                tracing::warn!(%server, owner = %own.owner, "an operation does not end; all that this compute server owns is given up");
+                worker.compute().fall();
+                return Err(Box::new(Error::ServerStalled { server, owner: own.owner, waited }));
+            }
             Ok(Some(_)) => {
                 worker.back_off(attempt).await;
                 attempt = attempt.saturating_add(1);

@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) window: usize,
     /// How long a lock of another one that lives is waited for.
     pub(crate) lock_wait: Option<Duration>,
+    /// How long a memory server may give no sign of life while it is asked something.
+    pub(crate) answer_wait: Option<Duration>,
     pub(crate) workers_made: AtomicU64,
     pub(crate) workers_alive: AtomicU64,
     /// The last worker is to leave the cluster.
@@ -56,7 +58,7 @@ impl Shared {
         fabric: &Arc<dyn Fabric>,
         owner: OwnerId,
         geometry: Vec<Geometry>,
-        (seed, window, lock_wait): (u64, usize, Option<Duration>),
+        (seed, window, [lock_wait, answer_wait]): (u64, usize, [Option<Duration>; 2]),
         member: Member,
         leave: fn(&Arc<Self>),
     ) -> Self {
@@ -74,6 +76,7 @@ impl Shared {
             seed,
             window: window.max(1),
             lock_wait,
+            answer_wait,
             workers_made: AtomicU64::new(0),
             workers_alive: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
@@ -102,10 +105,15 @@ impl Shared {
                 return Ok(());
             }
             tracing::warn!(owner = %self.owner, "taken for dead by others; nothing is done any more");
-            self.is_fallen.store(true, Ordering::Release);
-            self.tenures.end_all();
+            self.fall();
         }
         Err(self.fallen().into())
+    }
+
+    /// Ends all that it has, as if others had taken it for dead: they take over once its process is gone.
+    pub(crate) fn fall(&self) {
+        self.is_fallen.store(true, Ordering::Release);
+        self.tenures.end_all();
     }
 
     pub(crate) fn fallen(&self) -> FabricError {

@@ -12,10 +12,11 @@ use crate::{PROGRAM, Said, Server, farlink};
 struct Bench(Child);
 
 impl Bench {
-    fn start(dir: &Path, access: &str) -> Self {
+    fn start(dir: &Path, keys: &str, access: &str) -> Self {
         let mut child = Command::new(PROGRAM)
-            .args(["bench", "--connect", dir.to_str().unwrap(), "--keys", "2000", "--mix", "a", "--seconds", "60"])
-            .args(["--in-flight", "4", "--access", access])
+            .args(["bench", "--connect", dir.to_str().unwrap(), "--keys", keys, "--mix", "a", "--seconds", "60"])
+            .args(["--in-flight", "4", "--access"])
+            .args(access.split(' '))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -61,7 +62,7 @@ fn a_bench_whose_memory_server_goes_says_why_and_ends() {
     ];
     for (access, blow, says) in blows {
         let (_folder, dir, servers) = cluster(&[]);
-        let bench = Bench::start(&dir, access);
+        let bench = Bench::start(&dir, "2000", access);
         blow(&region(&dir, 1));
         bench.said().must_fail_with(&["memory server 1 at", "is lost", says]);
         let [zero, mut one] = servers;
@@ -76,7 +77,7 @@ fn a_bench_whose_memory_server_ends_says_so_and_ends() {
     let ends = [("one-sided", "0", libc::SIGKILL), ("coarse", "1", libc::SIGTERM), ("engine", "1", libc::SIGKILL)];
     for (access, threads, signal) in ends {
         let (_folder, dir, [_zero, one]) = cluster(&["--threads", threads]);
-        let bench = Bench::start(&dir, access);
+        let bench = Bench::start(&dir, "2000", access);
         one.stop(signal);
         bench.said().must_fail_with(&["memory server 1"]);
     }
@@ -102,6 +103,24 @@ fn a_memory_server_that_stands_still_for_a_while_loses_nothing() {
     let said: Said = bench.wait_with_output().unwrap().into();
     said.must_hold();
     farlink(&["check", "--connect", dir.to_str().unwrap()]).must_hold();
+}
+
+/// Its memory is there and can be read, so only what it is asked to carry out fails.
+#[test]
+fn a_bench_whose_memory_server_is_stopped_says_so_and_ends() {
+    let accesses = ["coarse", "hybrid", "engine --policy always --cache 64KiB", "adaptive --policy always"];
+    std::thread::scope(|scope| {
+        for access in accesses {
+            scope.spawn(move || {
+                let (_folder, dir, servers) = cluster(&["--threads", "1"]);
+                let bench = Bench::start(&dir, "20000", access);
+                servers.iter().for_each(|server| server.signal(libc::SIGSTOP));
+                bench.said().must_fail_with(&["memory server", "has given no sign of life for 1500 ms"]);
+                servers.iter().for_each(|server| server.signal(libc::SIGCONT));
+                farlink(&["check", "--connect", dir.to_str().unwrap()]).must_hold();
+            });
+        }
+    });
 }
 
 #[test]

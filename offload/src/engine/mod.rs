@@ -17,7 +17,7 @@
 
 mod attempt;
 
-use std::{future::Future, rc::Rc};
+use std::{future::Future, rc::Rc, time::Duration};
 
 use farlink_runtime::{
     access::{Access, Interrupt, Operation, Plugin, Structure},
@@ -35,6 +35,10 @@ use crate::{
     ship::{Answer, Decline, From, Shipped},
     store::page_id,
 };
+
+/// How long a change of which nobody can say what became of it may go on at a memory server; and at one that stands still, which was waited for already.
+const UNKNOWN_WAIT: Duration = Duration::from_secs(5);
+const SILENT_WAIT: Duration = Duration::from_millis(100);
 
 /// How an engine ships.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -223,8 +227,13 @@ impl<P: Plugin> Shared<P> {
             Err(error) => match self.chooser.undone::<O>(at.server(), error) {
                 Ok(()) => Ok(None),
                 Err(error) => {
-                    if matches!(error, Error::Messaging(MessagingError::OutcomeUnknown { .. })) {
-                        self.end_shipped(at.server()).await;
+                    let waited = match error {
+                        Error::Messaging(MessagingError::OutcomeUnknown { .. }) => Some(UNKNOWN_WAIT),
+                        Error::Messaging(MessagingError::NoAnswer { .. }) => Some(SILENT_WAIT),
+                        _ => None,
+                    };
+                    if let Some(waited) = waited {
+                        self.end_shipped(at.server(), waited).await;
                     }
                     // Who knows what it has done.
                     excluded.drop_all().await;
@@ -236,12 +245,13 @@ impl<P: Plugin> Shared<P> {
 }
 
 impl<P: Plugin> Shared<P> {
-    /// A change of which nobody can say what became of it may still be under way at the memory server, or begin there: until that is over.
-    async fn end_shipped(&self, server: ServerId) {
+    /// A change of which nobody can say what became of it may still be under way at the memory server, or begin there: until that is over, or this compute
+    /// server owns nothing any more.
+    async fn end_shipped(&self, server: ServerId, waited: Duration) {
         self.chooser.ships_no_more_to(server);
-        if let Err(error) = fencing::end_own(self.cached.worker(), server).await {
+        if let Err(error) = fencing::end_own(self.cached.worker(), server, waited).await {
             // Then nothing there is cached any more.
-            tracing::debug!(%server, %error, "what was shipped there is lost with it");
+            tracing::debug!(%server, %error, "what was shipped there was not ended");
         }
     }
 }

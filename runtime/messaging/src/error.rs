@@ -1,5 +1,7 @@
 //! What can become of a request, besides its reply.
 
+use std::time::Duration;
+
 use farlink_fabric::{ptr::ServerId, wire::DecodeError};
 
 use crate::protocol::{ITEMS_MAX, MESSAGE_WORDS_MAX, Refusal};
@@ -32,6 +34,17 @@ pub enum Error {
         server: ServerId,
         /// What is known.
         why: String,
+    },
+
+    /// A memory server whose process lives has given no sign of life for longer than a worker waits ([`Host::answer_wait`](crate::Host::answer_wait)).
+    #[error(
+        "memory server {server} has given no sign of life for {} ms, though its process is there: a request was sent and not answered, and may still be carried out, once; continue or restart its process, then read to find out", waited.as_millis()
+    )]
+    NoAnswer {
+        /// The memory server.
+        server: ServerId,
+        /// How long was waited.
+        waited: Duration,
     },
 
     /// A request or a batch cannot be sent: it is too long, or has too few or too many items.

@@ -1,6 +1,6 @@
 //! A worker's channels to memory servers: see [`crate::messaging`].
 
-use std::{cell::RefCell, rc::Rc};
+use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use super::{Handle, Inner};
 use crate::{
@@ -122,6 +122,11 @@ impl Host for Inner {
 
     fn now_ns(&self) -> u64 {
         self.clock.now_ns()
+    }
+
+    fn answer_wait(&self, server: ServerId) -> Option<Duration> {
+        // Others wait for a compute server that is stopped.
+        self.compute.answer_wait.filter(|_| server.index() < self.compute.fabric.servers())
     }
 
     fn tasks(&self) -> &dyn Tasks {

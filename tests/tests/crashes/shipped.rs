@@ -21,7 +21,7 @@ use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
     fabric::{
-        Fabric,
+        Error as FabricError, Fabric,
         listener::ListenOptions,
         mem::MemOptions,
         mortal::{MortalFabric, Order},
@@ -365,4 +365,40 @@ fn what_was_cut_off_counts_until_the_memory_server_has_left() -> Result<(), Erro
     })?;
     drop((map, victim));
     is_left_right(&fabric)
+}
+
+/// An owner lives, and the memory server stands still in the middle of what it has shipped: it is told so, and owns nothing any more. Who takes
+/// over waits for the memory server, and what that had not begun it does not begin.
+#[test]
+fn the_living_give_up_what_a_memory_server_does_not_end() -> Result<(), Error> {
+    let Cluster { here, fabric, mut serving, member, victims_fabric, map, victim, .. } = Cluster::new()?;
+    let (worker, memory) = (victim.worker(), here.memory(server())?);
+    let under_way = UnderWay::begin(&memory, member.owner(), Sender::of(worker)).expect("nobody is fenced off");
+    let mut changing = Task::new(worker, map.update(KEY, 7));
+    let _ = (0..TURNS).find(|_| changing.turn());
+    let mut beside = Task::new(worker, map.update(BESIDE, 8));
+    while !(changing.turn() & beside.turn()) {}
+    let (changed, put_beside) = (changing.outcome.take(), beside.outcome.take());
+    drop((changing, beside));
+    assert!(matches!(changed, Some(Err(Error::Messaging(MessagingError::NoAnswer { .. })))), "{changed:?}");
+    let is_over = |put: &Option<Result<_, Error>>| matches!(put, Some(Err(Error::Fabric(FabricError::TakenForDead { owner }))) if *owner == worker.owner());
+    assert!(is_over(&put_beside), "{put_beside:?}");
+    assert!(is_over(&Some(worker.block_on(map.update(BESIDE, 9)))), "it still owns the map");
+    drop((map, victim));
+    victims_fabric.is_taken_for_dead();
+    let lock_wait = Some(Duration::from_millis(20));
+    let options = ComputeOptions { seed: 2, maintenance: Maintenance::Manual, lock_wait, ..ComputeOptions::default() };
+    let heir = ComputeServer::join(Arc::clone(&fabric), options)?;
+    let heirs = heir.worker()?;
+    let refused = heirs.block_on(own(&heirs)).map(drop);
+    assert!(matches!(refused, Err(Error::ServerStalled { .. })), "{refused:?}");
+    under_way.end();
+    let owned = heirs.block_on(own(&heirs))?;
+    let _ = (0..TURNS).map(|_| serving.turn()).count();
+    assert_eq!(serving.counts().done, 1, "what was given up was carried out");
+    let found = Map::over(owned);
+    heirs.block_on(async {
+        assert_eq!([found.get(KEY).await?, found.get(BESIDE).await?], [Some(KEY), Some(BESIDE)]);
+        found.access().close().await
+    })
 }

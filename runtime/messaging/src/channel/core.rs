@@ -1,8 +1,8 @@
 //! A channel's requests and what becomes of them: the slots, the connection that carries them, and who waits for what.
 
-use std::{collections::VecDeque, rc::Rc};
+use std::{collections::VecDeque, rc::Rc, time::Duration};
 
-use super::{ChannelOptions, Host, Waiter};
+use super::{ChannelOptions, Host, Waiter, silence::Silence};
 use crate::{
     connection::{Broken, Carrier, Connection, SendConfig, Source},
     error::Error,
@@ -27,6 +27,8 @@ const SLOT_WORDS_MAX: usize = 16 << 10;
 pub(super) enum Failure {
     /// It was sent, and nobody can say what became of it.
     Unknown(Rc<str>),
+    /// It was sent, and the memory server has given no sign of life for so long.
+    Silent(Duration),
     /// It was not sent.
     Missing(Rc<str>),
 }
@@ -35,6 +37,7 @@ impl Failure {
     pub(super) fn into_error(self, server: ServerId) -> Error {
         match self {
             Self::Unknown(why) => Error::OutcomeUnknown { server, why: why.to_string() },
+            Self::Silent(waited) => Error::NoAnswer { server, waited },
             Self::Missing(why) => FabricError::ServerMissing { server, why: why.to_string() }.into(),
         }
     }
@@ -92,6 +95,7 @@ pub(super) struct Core {
     /// Exchanges without news, and since when.
     pub(super) idle_polls: u32,
     pub(super) idle_since_ns: u64,
+    pub(super) silence: Silence,
     pub(super) failed_attempts: u32,
     pub(super) nacks: u64,
     pub(super) why_down: Rc<str>,
@@ -153,6 +157,7 @@ impl Core {
             dirty: false,
             idle_polls: 0,
             idle_since_ns: 0,
+            silence: Silence::default(),
             failed_attempts: 0,
             nacks: 0,
             why_down: "".into(),
@@ -256,12 +261,22 @@ impl Core {
 
     /// Everything unanswered fails.
     pub(super) fn fail(&mut self, host: &dyn Host, why: &str) {
-        let why: Rc<str> = why.into();
+        self.end(host, why.into(), None);
+    }
+
+    /// Everything unanswered fails: the memory server has given no sign of life for so long.
+    pub(super) fn fail_silent(&mut self, host: &dyn Host, waited: Duration) {
+        let why =
+            format!("it has given no sign of life for {} ms; continue or restart its process", waited.as_millis());
+        self.end(host, why.into(), Some(waited));
+    }
+
+    fn end(&mut self, host: &dyn Host, why: Rc<str>, silent: Option<Duration>) {
         self.phase = Phase::Down;
         self.why_down = Rc::clone(&why);
         for sequence in self.lowest..self.next {
             let failure = match self.slots.of(sequence).progress {
-                Progress::Sent => Failure::Unknown(Rc::clone(&why)),
+                Progress::Sent => silent.map_or_else(|| Failure::Unknown(Rc::clone(&why)), Failure::Silent),
                 Progress::Waiting => Failure::Missing(Rc::clone(&why)),
                 _ => continue,
             };

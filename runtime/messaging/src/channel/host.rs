@@ -4,9 +4,12 @@ use std::{
     cell::RefCell,
     fmt,
     task::{Context, Waker},
+    time::Duration,
 };
 
-use farlink_fabric::{Capabilities, Endpoint, Error as FabricError, Request, buffer::Buffer, connection::PeerId};
+use farlink_fabric::{
+    Capabilities, Endpoint, Error as FabricError, Request, buffer::Buffer, connection::PeerId, ptr::ServerId,
+};
 
 use super::Channels;
 
@@ -39,6 +42,10 @@ pub trait Host: fmt::Debug {
 
     /// The time of its clock.
     fn now_ns(&self) -> u64;
+
+    /// How long a memory server that is asked something may give no sign of life; `None`: for ever. Much more than
+    /// [`ServeMessages::report_interval`](crate::ServeMessages::report_interval), or one that is well counts as stopped.
+    fn answer_wait(&self, server: ServerId) -> Option<Duration>;
 
     /// Its tasks.
     fn tasks(&self) -> &dyn Tasks;

@@ -106,7 +106,8 @@ impl State {
             if core.idle_polls < IDLE_POLLS_MAX && now_ns - core.idle_since_ns < IDLE_NS_MAX {
                 return false;
             }
-            core.idle_polls = 0;
+            // The next time, too, waits from now on.
+            (core.idle_polls, core.idle_since_ns) = (CLOCK_EVERY, now_ns);
             self.check_connection(core, host);
         }
         if core.phase == Phase::Down && core.connection.take().is_some() {
@@ -121,12 +122,23 @@ impl State {
         if core.phase == Phase::Connecting || core.next != core.lowest || is_sending {
             let state = host.endpoint().borrow_mut().connection_state(self.server);
             match state {
-                ConnectionState::Up => {}
+                ConnectionState::Up => self.check_silence(core, host),
                 ConnectionState::Dismissed => {
                     self.connect_again(core, host, "the memory server has closed the connection")
                 }
                 ConnectionState::Dead => core.fail(host, "the memory server is gone"),
             }
+        } else {
+            core.silence.ends();
+        }
+    }
+
+    fn check_silence(&self, core: &mut Core, host: &dyn Host) {
+        let (Some(limit), Some(connection)) = (host.answer_wait(self.server), &core.connection) else { return };
+        let sign = (connection.control_word(), connection.trace());
+        if core.silence.lasts(sign, host.now_ns(), limit) {
+            tracing::warn!(server = %self.server, "a memory server gives no sign of life");
+            core.fail_silent(host, limit);
         }
     }
 

@@ -6,13 +6,15 @@
 //!
 //! When the memory server has dismissed the connection, the worker connects again. If the same server answers and still has the
 //! session, everything unanswered is sent again, and nothing is done twice. If it is another incarnation, or it is gone, what
-//! was sent and not answered ends in [`Error::OutcomeUnknown`].
+//! was sent and not answered ends in [`Error::OutcomeUnknown`]. One that is there and stands still for too long ends it in
+//! [`Error::NoAnswer`]: the session is closed then, and nothing is sent again; what the server has taken already it may still carry out.
 
 mod batch;
 mod core;
 mod host;
 mod list;
 mod reply;
+mod silence;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -120,7 +122,8 @@ impl Channel {
     ///
     /// # Errors
     /// [`Error::Refused`] if the memory server or its service refuses; [`ServerMissing`](farlink_fabric::Error::ServerMissing) if it is
-    /// not there, and the request was not sent; [`Error::OutcomeUnknown`] if it was sent and the server lost;
+    /// not there, and the request was not sent; [`Error::OutcomeUnknown`] if it was sent and the server lost; [`Error::NoAnswer`] if it was
+    /// sent, and the server stands still;
     /// [`Error::BadSize`] if the parameters are longer than a message.
     pub async fn request<P: Wire>(&self, kind: Kind, params: &P, priority: Priority) -> Result<Reply, Error> {
         let words = self.send(priority, 1, |to| push_item(to, kind, |to| params.encode(to))).await?;

@@ -5,6 +5,7 @@ use std::{
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use farlink_fabric::{
@@ -21,10 +22,14 @@ use farlink_fabric::{
 
 use super::{Channel, ChannelOptions, Channels, Host, Tasks};
 use crate::{
+    Error,
     connection::{Carrier, Connection, SendConfig, Sending, Source},
     message::hello_ack,
     pieces::Outbound,
+    protocol::{Kind, Priority},
 };
+
+const ANSWER_WAIT: Duration = Duration::from_millis(1500);
 
 /// One task, which is polled after every turn.
 #[derive(Debug)]
@@ -98,6 +103,10 @@ impl Host for Worker {
 
     fn now_ns(&self) -> u64 {
         self.now_ns.get()
+    }
+
+    fn answer_wait(&self, _server: ServerId) -> Option<Duration> {
+        Some(ANSWER_WAIT)
     }
 
     fn tasks(&self) -> &dyn Tasks {
@@ -174,6 +183,64 @@ fn a_channel_tells_the_memory_server_how_to_send() {
     assert!(matches!(poll(), Poll::Ready(Ok(_))));
     worker.channels.close(&*worker);
     // The port goes before the buffers that it may still use.
+    drop(port);
+}
+
+/// A memory server that only reports its load is not given up; one that does nothing is, after the wait, and what was sent may still be done.
+#[test]
+fn a_memory_server_that_stands_still_is_given_up() {
+    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let id = ServerId::new(0).unwrap();
+    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
+    let mut port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
+    let worker = Worker::new(&fabric);
+    let mut asking = pin!(async {
+        let channel = Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()).await?;
+        channel.request(Kind(1), &1u64, Priority::Latency).await.map(drop)
+    });
+    let (buffers, mut server, mut changes) = (Buffers::default(), None, Vec::new());
+    let mut turn = |report: Option<u64>| {
+        worker.now_ns.set(worker.now_ns.get() + ANSWER_WAIT.as_nanos() as u64 / 100);
+        worker.turn();
+        port.changes(true, &mut changes);
+        for change in changes.drain(..) {
+            let Change::Joined { peer, memory, .. } = change else { continue };
+            let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX, gather_max: 1 };
+            let mut connection = Connection::new(memory, peer, 1, sending).unwrap();
+            connection.enqueue_notice(&hello_ack(1, false));
+            server = Some(connection);
+        }
+        if let (Some(server), Some(report)) = (server.as_mut(), report) {
+            let mut carrier = Posts(&buffers, Vec::new());
+            server.post_control_word(report, &mut carrier);
+            server.send_out(&Nothing, &mut carrier).unwrap();
+            port.ring(&mut carrier.1);
+            let mut completions = Vec::new();
+            port.poll(&mut completions);
+            completions.into_iter().for_each(|completion| server.complete(completion));
+        }
+        asking.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    };
+    assert!((1..10_000).all(|report| turn(Some(report)).is_pending()), "given up while it reports");
+    let ended = (1..10_000).find_map(|turns| match turn(None) {
+        Poll::Ready(outcome) => Some((turns, outcome)),
+        Poll::Pending => None,
+    });
+    let Some((turns, Err(Error::NoAnswer { server: id, waited: ANSWER_WAIT }))) = ended else { panic!("{ended:?}") };
+    assert!(id.number() == 0 && turns > 100, "after {turns} turns");
+    // It is connected anew, and does not say hello either.
+    let mut opening = pin!(Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()));
+    let opened = (0..10_000).find_map(|_| {
+        worker.now_ns.set(worker.now_ns.get() + ANSWER_WAIT.as_nanos() as u64 / 100);
+        worker.turn();
+        match opening.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(opened) => Some(opened.map(drop)),
+            Poll::Pending => None,
+        }
+    });
+    let says_why = |error: &Error| error.to_string().contains("no sign of life for 1500 ms");
+    assert!(matches!(&opened, Some(Err(error)) if says_why(error)), "{opened:?}");
+    worker.channels.close(&*worker);
     drop(port);
 }
 
