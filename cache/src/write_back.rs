@@ -12,6 +12,8 @@ use std::{
     task::{Poll, Waker},
 };
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
 use crate::{
     error::CacheError,
     fetch::yield_once,
@@ -23,8 +25,11 @@ use crate::{
     traits::{Layout, Store},
 };
 
-/// Pages that a flush writes at once.
-const FLUSHED_AT_ONCE: usize = 32;
+/// Pages that a flush gives to the store together.
+const FLUSHED_TOGETHER: usize = 32;
+/// Bytes that a flush has on their way at a time, about: by many small writes, so that a round trip costs little beside them, and
+/// few enough for what others ask of the store meanwhile.
+const FLUSHED_BYTES: usize = 256 << 10;
 
 /// A page to be written. Whoever has one writes it: its frame waits.
 pub(crate) struct Snapshot<B> {
@@ -326,8 +331,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         dirty.sort_unstable();
         let mut refused = None;
         for level in dirty.chunk_by(|a, b| a.0 == b.0) {
-            for pages in level.chunks(FLUSHED_AT_ONCE) {
-                if let Err(error) = self.flush_pages(pages, flushes).await {
+            let bytes = self.cache().frame(level[0].1).class().bytes();
+            let at_once = (FLUSHED_BYTES / (FLUSHED_TOGETHER * bytes)).max(1);
+            let mut left = level.chunks(FLUSHED_TOGETHER).map(|pages| self.flush_pages(pages, flushes));
+            let mut under_way: FuturesUnordered<_> = left.by_ref().take(at_once).collect();
+            while let Some(written) = under_way.next().await {
+                under_way.extend(left.next());
+                if let Err(error) = written {
                     refused.get_or_insert(error);
                 }
             }

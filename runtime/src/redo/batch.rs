@@ -62,7 +62,9 @@ pub struct PageRecord {
 
 /// The words of a batch.
 pub(crate) fn encode(structure: StructureId, log: u64, records: &[PageRecord]) -> Vec<u64> {
-    let mut words = vec![u64::from(structure.0) << 32 | records.len() as u64, log];
+    let room = records.iter().map(|record| 2 + record.what.words()).sum::<usize>();
+    let mut words = Vec::with_capacity(2 + room);
+    words.extend([u64::from(structure.0) << 32 | records.len() as u64, log]);
     for PageRecord { page, version, is_shared, what } in records {
         let shared = if *is_shared { SHARED } else { 0 };
         let mut head =
