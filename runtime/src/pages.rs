@@ -41,7 +41,7 @@ use crate::{
 /// What one scan of the bitmaps aims to collect.
 const COLLECTED: Lot = Lot::new(256, 256 << 10);
 /// Tries to return pages to a chunk that others change; a tenth of a second or more.
-const GIVE_BACK_ATTEMPTS_MAX: u32 = 10_000;
+pub(crate) const GIVE_BACK_ATTEMPTS_MAX: u32 = 10_000;
 
 /// An allocated page that is not yet part of a structure. Dropped, it is free again.
 #[derive(Debug)]

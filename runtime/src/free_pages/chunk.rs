@@ -284,13 +284,17 @@ async fn sign<R: Remote>(remote: &R, pages: &[FreePage]) -> Result<(), Failure> 
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Arc;
+    use std::{
+        pin::pin,
+        sync::Arc,
+        task::{Context, Poll, Waker},
+    };
 
     use super::*;
     use crate::{
         compute::{ComputeOptions, ComputeServer, Maintenance},
         fabric::{Fabric, mem::MemOptions},
-        pages::{allocate, give_back},
+        pages::{GIVE_BACK_ATTEMPTS_MAX, allocate, give_back},
         structure::Placement,
     };
 
@@ -305,7 +309,7 @@ mod tests {
         let (returner, holder) = (join(1), join(2));
         let worker = returner.worker().unwrap();
         let (shared, geometry) = (&worker.compute().pages, &returner.geometry()[0]);
-        worker.block_on(async {
+        let (pages, chunk, count) = worker.block_on(async {
             drop(allocate(&worker, SizeClass::SMALLEST, Placement::RoundRobin).await.unwrap());
             worker.pages().give_back(shared);
             let pages = shared.take_all();
@@ -314,15 +318,25 @@ mod tests {
             let state = ChunkState::from_word(worker.load(chunk.entry).await.unwrap()).unwrap();
             let held = ChunkState { holder: Some(holder.owner()), ..state };
             write_words(&*worker, vec![(chunk.entry, held.word())]).await.unwrap();
-            match give_back(&worker, pages).await {
-                Err(Error::OwnerStalled { page, owner, .. }) => {
-                    assert_eq!((page, owner), (chunk.entry, holder.owner()));
-                }
-                other => panic!("{other:?}"),
+            (pages, chunk, count)
+        });
+        let mut giving = pin!(worker.drive(give_back(&worker, pages)));
+        let refused = (0..100 * GIVE_BACK_ATTEMPTS_MAX).find_map(|_| {
+            match giving.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(outcome) => Some(outcome),
+                Poll::Pending => None,
             }
-            let pages = shared.take_all();
-            assert_eq!(pages.len(), count, "pages were lost");
-            drop(holder);
+        });
+        let refused = refused.expect("it waits for ever");
+        let is_named = |page, owner| owner == holder.owner() && page == chunk.entry;
+        assert!(
+            matches!(refused, Err(Error::OwnerStalled { page, owner, .. }) if is_named(page, owner)),
+            "{refused:?}"
+        );
+        let pages = shared.take_all();
+        assert_eq!(pages.len(), count, "pages were lost");
+        drop(holder);
+        worker.block_on(async {
             give_back(&worker, pages).await.unwrap();
             assert!(shared.take_all().is_empty());
             let returned = chunk.take_all(&*worker).await.unwrap().unwrap();
