@@ -39,7 +39,7 @@ const DRAWN_MAX: u64 = 1 << 20;
 /// Handles of a cache, beside one of its worker.
 const HANDLES: usize = 8;
 /// Pages that a copy has on their way: as many as a flush.
-const COPIED_AT_ONCE: usize = 32;
+const COPIED_AT_ONCE: usize = (256 << 10) / PAGE_BYTES as usize;
 
 /// When what happens.
 #[derive(Debug, Clone, Copy)]
