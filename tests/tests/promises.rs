@@ -1,9 +1,11 @@
 //! What the framework promises to an author who errs, or who asks for much: no mistake is silent, and none harms others.
 
 use std::{
+    future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     rc::Rc,
-    sync::Arc,
+    sync::{Arc, Mutex, mpsc},
+    task::Waker,
     time::Duration,
 };
 
@@ -14,7 +16,7 @@ use farlink_offload::{
 use farlink_runtime::{
     access::*,
     catalog::{self, CreateOptions},
-    compute::ComputeServer,
+    compute::{ComputeOptions, ComputeServer},
     error::Error,
     fabric::{Fabric, listener::ListenOptions, mem::MemOptions},
     one_sided::{OneSided, Proof},
@@ -421,6 +423,42 @@ fn a_shipped_operation_that_panics_or_answers_too_much_harms_nobody_else() {
             made.execute(&Answers { words: 1 }).await.unwrap();
         }
     });
+}
+
+/// To join, it connects to all memory servers, which may take its time. It says that it lives meanwhile.
+#[test]
+fn a_memory_server_that_joins_for_long_is_not_taken_for_a_stopped_one() {
+    const ANSWER_WAIT: Duration = Duration::from_secs(1);
+    let _watch = Watchdog::start("joins for long", Duration::from_secs(60));
+    let fabric = Arc::new(in_process(1, 8 << 20, FAST).unwrap());
+    let joining = Arc::clone(&fabric);
+    let server = ServerId::new(0).unwrap();
+    let listener = fabric.listen(server, &ListenOptions::default()).unwrap();
+    let (release, released) = mpsc::channel();
+    let released = Mutex::new(released);
+    let join = move || {
+        released.lock().unwrap().recv().unwrap();
+        Ok(Arc::new(cluster::join_manual(&(joining.clone() as Arc<_>), 0)?))
+    };
+    let registry = Registry::new().with::<Trouble>();
+    let memory = fabric.memory(server).unwrap();
+    let _serving = ShipServer::start(listener, memory, registry, &ShipOptions::default(), join).unwrap();
+    let options = ComputeOptions { answer_wait: Some(ANSWER_WAIT), ..ComputeOptions::default() };
+    let compute = ComputeServer::join(fabric.clone() as Arc<_>, options).unwrap();
+    let worker = compute.worker().unwrap();
+    let class = SizeClass::SMALLEST;
+    let options = CreateOptions { class, placement: StructurePlacement::default(), options: [0; OPTIONS] };
+    let made = worker.block_on(catalog::create::<Trouble>(&worker, "s", &options, Proof::Checksum)).unwrap();
+    let remote = Remote::<Trouble>::new(&worker, made.context().structure.clone());
+    let mut asked = Box::pin(worker.spawn(async move { remote.execute(&Answers { words: 10 }).await }));
+    let until_ns = worker.clock().now_ns() + 3 * ANSWER_WAIT.as_nanos() as u64 / 2;
+    while worker.clock().now_ns() < until_ns {
+        worker.turn();
+        let early = asked.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop()));
+        assert!(early.is_pending(), "it has not joined yet: {early:?}");
+    }
+    release.send(()).unwrap();
+    assert_eq!(worker.block_on(asked).unwrap(), [7; 10]);
 }
 
 /// A second structure with the names of the first.

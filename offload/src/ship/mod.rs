@@ -16,6 +16,7 @@
 //! [`Error::OutcomeUnknown`](farlink_runtime::messaging::Error::OutcomeUnknown).
 
 mod client;
+mod joining;
 mod layout;
 mod registry;
 mod serve;

@@ -2,7 +2,7 @@
 //!
 //! A memory server that carries out operations is a member of the cluster: it allocates, frees and locks pages like a compute
 //! server, under an incarnation of its own. It joins when the first operation comes, because it cannot before all memory
-//! servers of the cluster run.
+//! servers of the cluster run; on a thread of its own, while the operation waits.
 
 use std::{
     any::Any,
@@ -12,7 +12,7 @@ use std::{
     pin::Pin,
     rc::Rc,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Waker},
@@ -35,6 +35,7 @@ use farlink_runtime::{
 
 use super::{
     Registry,
+    joining::{Join, Joining},
     layout::{Failure, ReplyHeader, SHIP},
 };
 
@@ -100,43 +101,27 @@ impl Counts {
     }
 }
 
-type Join = Box<dyn Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync>;
-
 /// What the threads of one memory server share.
 struct Host {
     registry: Registry,
     memory: LocalMemory,
     counts: Counts,
     hold: Option<HoldReply>,
-    join: Join,
-    /// Held by the thread that joins.
-    joining: Mutex<()>,
-    compute: OnceLock<Arc<ComputeServer>>,
+    joining: Arc<Joining>,
+    /// Whether it joins on a thread apart.
+    joins_apart: bool,
 }
 
 impl Host {
-    fn new(memory: LocalMemory, registry: Registry, options: &ShipOptions, join: Join) -> Arc<Self> {
-        Arc::new(Self {
-            registry,
-            memory,
-            counts: Counts::default(),
-            hold: options.hold.clone(),
-            join,
-            joining: Mutex::new(()),
-            compute: OnceLock::new(),
-        })
+    fn new(memory: LocalMemory, registry: Registry, options: &ShipOptions, join: Join, joins_apart: bool) -> Arc<Self> {
+        let (hold, joining) = (options.hold.clone(), Arc::new(Joining::new(join)));
+        Arc::new(Self { registry, memory, counts: Counts::default(), hold, joining, joins_apart })
     }
+}
 
-    fn compute(&self) -> Result<&ComputeServer, Error> {
-        if let Some(compute) = self.compute.get() {
-            return Ok(compute);
-        }
-        let _joining = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.compute.get().is_none() {
-            let joined = (self.join)()?;
-            let _ = self.compute.set(joined);
-        }
-        Ok(self.compute.get().expect("it was set just now"))
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.joining.finish();
     }
 }
 
@@ -165,7 +150,7 @@ impl ShipServer {
         options: &ShipOptions,
         join: impl Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        let host = Host::new(memory, registry, options, Box::new(join));
+        let host = Host::new(memory, registry, options, Box::new(join), true);
         let shared = Arc::clone(&host);
         let messages = MessageServer::start(listener, &options.messages, move |_| {
             Ok(ShipService::boxed(&shared, Clock::monotonic()))
@@ -210,7 +195,7 @@ impl ManualShipServer {
         compute: Arc<ComputeServer>,
         clock: &Clock,
     ) -> Result<Self, Error> {
-        let host = Host::new(memory, registry, options, Box::new(move || Ok(Arc::clone(&compute))));
+        let host = Host::new(memory, registry, options, Box::new(move || Ok(Arc::clone(&compute))), false);
         let make = |_| Ok(ShipService::boxed(&host, clock.clone()));
         let messages = ManualMessageServer::new(listener, &options.messages, clock, make)?;
         Ok(Self { messages, host })
@@ -232,16 +217,37 @@ struct ShipService {
     host: Arc<Host>,
     clock: Clock,
     running: Option<(Worker, Rc<Thread>)>,
+    /// The attempt to join that requests wait for, and those.
+    waiting: Option<(u64, Vec<(Vec<u64>, Responder)>)>,
 }
 
 impl ShipService {
     fn boxed(host: &Arc<Host>, clock: Clock) -> Box<dyn Service> {
-        Box::new(Self { host: Arc::clone(host), clock, running: None })
+        Box::new(Self { host: Arc::clone(host), clock, running: None, waiting: None })
     }
 
-    fn thread(&mut self) -> Result<&(Worker, Rc<Thread>), Error> {
-        if self.running.is_none() {
-            let worker = self.host.compute()?.worker_with(self.clock.clone())?;
+    fn begin(&self, words: &[u64], reply: Responder) {
+        let Some((worker, thread)) = &self.running else { return };
+        let Some(mut running) = thread.host.registry.begin(thread, words, reply) else { return };
+        // Most are done at once, without being tasks. The others are polled again as such, whoever wakes them now.
+        if running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            worker.spawn(running);
+        }
+        thread.owes_turn.set(true);
+    }
+
+    /// Makes this thread's worker, if the memory server has joined; `None` while it joins.
+    fn start(&mut self, attempt: Option<u64>) -> Option<Result<(), Failure>> {
+        let joining = &self.host.joining;
+        let joined = match attempt {
+            Some(attempt) => joining.outcome(attempt)?,
+            None => joining.join(),
+        };
+        let worker = joined.and_then(|compute| {
+            let worker = compute.worker_with(self.clock.clone());
+            worker.map_err(|error| Failure::of(&error))
+        });
+        Some(worker.map(|worker| {
             let thread = Rc::new(Thread {
                 host: Arc::clone(&self.host),
                 worker: (*worker).clone(),
@@ -249,8 +255,7 @@ impl ShipService {
                 owes_turn: Cell::new(false),
             });
             self.running = Some((worker, thread));
-        }
-        Ok(self.running.as_ref().expect("it was set just now"))
+        }))
     }
 }
 
@@ -259,22 +264,31 @@ impl Service for ShipService {
         if request.kind() != SHIP {
             return reply.refuse(Refusal::UnknownKind);
         }
-        let (worker, thread) = match self.thread() {
-            Ok(running) => running,
-            Err(error) => {
-                tracing::error!(%error, "cannot join the cluster");
-                return reply.send_with(|to| ReplyHeader::Failed(Failure::of(&error)).encode(0, to));
+        if self.running.is_none() {
+            let joins_apart = self.host.joins_apart && self.host.joining.compute().is_none();
+            if joins_apart || self.waiting.is_some() {
+                let host = &self.host;
+                let (_, waiting) = self.waiting.get_or_insert_with(|| (host.joining.begin(), Vec::new()));
+                return waiting.push((request.words().to_vec(), reply));
             }
-        };
-        let Some(mut running) = thread.host.registry.begin(thread, request.words(), reply) else { return };
-        // Most are done at once, without being tasks. The others are polled again as such, whoever wakes them now.
-        if running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            worker.spawn(running);
+            if let Some(Err(failure)) = self.start(None) {
+                return reply.send_with(|to| ReplyHeader::Failed(failure).encode(0, to));
+            }
         }
-        thread.owes_turn.set(true);
+        self.begin(request.words(), reply);
     }
 
     fn turn(&mut self) -> Turn {
+        if let Some((attempt, _)) = self.waiting
+            && let Some(started) = self.start(Some(attempt))
+        {
+            for (words, reply) in self.waiting.take().into_iter().flat_map(|(_, waiting)| waiting) {
+                match &started {
+                    Ok(()) => self.begin(&words, reply),
+                    Err(failure) => reply.send_with(|to| ReplyHeader::Failed(failure.clone()).encode(0, to)),
+                }
+            }
+        }
         let Some((worker, thread)) = &self.running else { return Turn::Idle };
         let is_running = worker.has_other_tasks();
         // An operation that was done at once counts as running until the worker's turn ends.
