@@ -76,14 +76,14 @@ pub struct ComputeOptions {
     /// How long a memory server that is asked to carry something out may give no sign of life, because its process is stopped, say; then all
     /// that it was asked fails with [`NoAnswer`](crate::messaging::Error::NoAnswer). How long an operation takes there does not matter: a memory
     /// server that runs gives one every few milliseconds. Time counts only while this compute server runs itself, so that it takes longer where
-    /// all have to wait for a core. 1.5 s. `None`: until the memory server goes on.
+    /// all have to wait for a core. `None`: as long as the fabric says, 1.5 s on `mem` and 15 s on verbs. [`Duration::MAX`]: until the
+    /// memory server goes on.
     pub answer_wait: Option<Duration>,
 }
 
 impl Default for ComputeOptions {
     fn default() -> Self {
-        let answer_wait = Some(Duration::from_millis(1500));
-        Self { seed: 0, maintenance: Maintenance::default(), window: 16, lock_wait: None, answer_wait }
+        Self { seed: 0, maintenance: Maintenance::default(), window: 16, lock_wait: None, answer_wait: None }
     }
 }
 
@@ -98,7 +98,8 @@ struct Joined {
 impl Joined {
     fn share(self, fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>) -> Shared {
         let member = Member::new(self.slot, self.epoch);
-        let tuning = (options.seed, options.window, [options.lock_wait, options.answer_wait]);
+        let answer_wait = options.answer_wait.unwrap_or_else(|| fabric.silence_max());
+        let tuning = (options.seed, options.window, options.lock_wait, answer_wait);
         let shared = Shared::new(fabric, self.owner, geometry, tuning, member, leave_by_hand);
         shared.epoch.advance(self.epoch);
         *lock(&shared.claim) = self.claim;

@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     /// How long a lock of another one that lives is waited for.
     pub(crate) lock_wait: Option<Duration>,
     /// How long a memory server may give no sign of life while it is asked something.
-    pub(crate) answer_wait: Option<Duration>,
+    pub(crate) answer_wait: Duration,
     pub(crate) workers_made: AtomicU64,
     pub(crate) workers_alive: AtomicU64,
     /// The last worker is to leave the cluster.
@@ -58,7 +58,7 @@ impl Shared {
         fabric: &Arc<dyn Fabric>,
         owner: OwnerId,
         geometry: Vec<Geometry>,
-        (seed, window, [lock_wait, answer_wait]): (u64, usize, [Option<Duration>; 2]),
+        (seed, window, lock_wait, answer_wait): (u64, usize, Option<Duration>, Duration),
         member: Member,
         leave: fn(&Arc<Self>),
     ) -> Self {

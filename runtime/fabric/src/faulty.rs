@@ -298,6 +298,10 @@ impl Fabric for FaultyFabric {
     fn check_servers(&self) -> Result<(), Error> {
         self.inner.check_servers()
     }
+
+    fn silence_max(&self) -> Duration {
+        self.inner.silence_max()
+    }
 }
 
 /// A worker's endpoint, or a memory server's endpoint, with its faults.

@@ -126,7 +126,7 @@ impl Host for Inner {
 
     fn answer_wait(&self, server: ServerId) -> Option<Duration> {
         // Others wait for a compute server that is stopped.
-        self.compute.answer_wait.filter(|_| server.index() < self.compute.fabric.servers())
+        (server.index() < self.compute.fabric.servers()).then_some(self.compute.answer_wait)
     }
 
     fn tasks(&self) -> &dyn Tasks {

@@ -292,6 +292,11 @@ impl Fabric for VerbsFabric {
         liveness
     }
 
+    /// Linux's software device lets small messages wait for seconds behind large ones, and takes its time to register memory.
+    fn silence_max(&self) -> Duration {
+        Duration::from_secs(15)
+    }
+
     fn check_servers(&self) -> Result<(), Error> {
         if self.losses.load(Ordering::Acquire) == 0 {
             return Ok(());
