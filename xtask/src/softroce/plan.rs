@@ -130,9 +130,9 @@ impl Script {
         self.step(Lane::Tests, "program", 180, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
         self.test(built, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
         let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
-        self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=.6"], &skipped)?;
+        self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=.4"], &skipped)?;
         // Connections break, and requests fail on top of that. To load and to check takes longer than to fail.
-        let settings = ["FARLINK_FAILING_RUNS=1", "FARLINK_FAILING_SECONDS=0.1"];
+        let settings = ["FARLINK_FAILING_RUNS=1", "FARLINK_FAILING_SECONDS=0.06"];
         let skipped = ["skiplist::", "bwtree::", "shipped", "searched", "inner_pages", "dropped"];
         self.test(built, "failing", 300, &settings, &skipped)?;
         for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_bench"] {
@@ -147,7 +147,7 @@ impl Script {
 
     fn messages(&mut self, built: &Built, all: bool) -> Result<()> {
         self.test(built, "messaging", 240, &[], &[])?;
-        let settings = ["FARLINK_THREADS_SECONDS=1", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=600"];
+        let settings = ["FARLINK_THREADS_SECONDS=.6", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=400"];
         // The same code over another structure, and costs that do not depend on the fabric.
         let skipped = ["skiplist::", "bwtree::", "a_get_is_one", "leaves_are_everywhere"];
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
