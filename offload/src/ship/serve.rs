@@ -212,13 +212,16 @@ impl ManualShipServer {
     }
 }
 
+/// The words of a request, and where its reply goes.
+type Waiting = (Vec<u64>, Responder);
+
 /// One thread's service.
 struct ShipService {
     host: Arc<Host>,
     clock: Clock,
     running: Option<(Worker, Rc<Thread>)>,
     /// The attempt to join that requests wait for, and those.
-    waiting: Option<(u64, Vec<(Vec<u64>, Responder)>)>,
+    waiting: Option<(u64, Vec<Waiting>)>,
 }
 
 impl ShipService {
