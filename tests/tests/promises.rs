@@ -4,7 +4,11 @@ use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     rc::Rc,
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     task::Waker,
     time::Duration,
 };
@@ -436,7 +440,9 @@ fn a_memory_server_that_joins_for_long_is_not_taken_for_a_stopped_one() {
     let listener = fabric.listen(server, &ListenOptions::default()).unwrap();
     let (release, released) = mpsc::channel();
     let released = Mutex::new(released);
+    let panicked = AtomicBool::new(false);
     let join = move || {
+        assert!(panicked.swap(true, Ordering::Relaxed), "the first attempt panics");
         released.lock().unwrap().recv().unwrap();
         Ok(Arc::new(cluster::join_manual(&(joining.clone() as Arc<_>), 0)?))
     };
@@ -452,6 +458,8 @@ fn a_memory_server_that_joins_for_long_is_not_taken_for_a_stopped_one() {
     let options = CreateOptions { class, placement: StructurePlacement::default(), options: [0; OPTIONS] };
     let made = worker.block_on(catalog::create::<Trouble>(&worker, "s", &options, Proof::Checksum)).unwrap();
     let remote = Remote::<Trouble>::new(&worker, made.context().structure.clone());
+    let error = worker.block_on(remote.execute(&Answers { words: 10 })).unwrap_err();
+    assert!(error.to_string().contains("joining the cluster panicked"), "{error}");
     let mut asked = Box::pin(worker.spawn(async move { remote.execute(&Answers { words: 10 }).await }));
     let until_ns = worker.clock().now_ns() + 3 * ANSWER_WAIT.as_nanos() as u64 / 2;
     while worker.clock().now_ns() < until_ns {

@@ -1,6 +1,7 @@
 //! How a memory server becomes a member of its cluster.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::JoinHandle,
 };
@@ -55,8 +56,9 @@ impl Joining {
             attempts.begun += 1;
             let shared = Arc::clone(self);
             let joining = std::thread::Builder::new().name("farlink-join".into()).spawn(move || {
-                let failure = shared.join().err();
-                shared.end(failure);
+                // Whatever becomes of it, nobody waits for ever.
+                let joined = catch_unwind(AssertUnwindSafe(|| shared.join().err()));
+                shared.end(joined.unwrap_or_else(|_| Some(Failure::Other("joining the cluster panicked".into()))));
             });
             match joining {
                 Ok(thread) => attempts.thread = Some(thread),
