@@ -1,7 +1,8 @@
 //! Requests that fail, connections that break, memory that is refused: over the `faulty` fabric every structure, however it is
 //! reached, does what it promises. Runs end, histories are linearizable, no page is left locked, and none is lost.
 //!
-//! `FARLINK_FAILING_RUNS` says how many runs of each kind, each with another seed; `FARLINK_FAILING_SECONDS` how long each.
+//! `FARLINK_FAILING_RUNS` says how many runs of each kind, each with another seed; `FARLINK_FAILING_SECONDS` how long each;
+//! `FARLINK_FAILING_KEYS` how many keys the owners of trees have (below 3,500 their caches have room for all).
 
 use farlink_runtime::{error::Error, page::SizeClass, ptr::RemotePtr};
 use farlink_tests::{
@@ -48,7 +49,8 @@ fn shared<S: Subject>(access: AccessMode) -> Options {
 
 fn owned<S: Subject>() -> Options {
     // A skip list has one owner, and a node for each key.
-    let (processes, keys) = if S::WHICH == StructureName::SkipList { (1, 3_000) } else { (2, 8_000) };
+    let trees = || (2, settings::from_env("FARLINK_FAILING_KEYS", 8_000));
+    let (processes, keys) = if S::WHICH == StructureName::SkipList { (1, 3_000) } else { trees() };
     let cache_bytes = Some(64 << 10);
     Options { access: AccessMode::Cached, processes, keys, cache_bytes, ..Options::default() }
 }

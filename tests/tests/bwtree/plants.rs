@@ -1,5 +1,5 @@
 //! Planted errors: what the Bw-tree relies on is broken between it and its access, and that is noticed. Loom models have others of the
-//! same kinds (`loom-tests/tests/mapping.rs`).
+//! same kinds (`loom-tests/tests/models/mapping.rs`).
 
 use std::{
     any::Any,

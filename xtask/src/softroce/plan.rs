@@ -132,16 +132,16 @@ impl Script {
         let skipped = ["a_weak", "larger_pages", "three_times", "dropped"];
         self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=.4"], &skipped)?;
         // Connections break, and requests fail on top of that. To load and to check takes longer than to fail.
-        let settings = ["FARLINK_FAILING_RUNS=1", "FARLINK_FAILING_SECONDS=0.06"];
+        let settings = ["FARLINK_FAILING_RUNS=1", "FARLINK_FAILING_SECONDS=0.06", "FARLINK_FAILING_KEYS=4000"];
         let skipped = ["skiplist::", "bwtree::", "shipped", "searched", "inner_pages", "dropped"];
         self.test(built, "failing", 300, &settings, &skipped)?;
         for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_bench"] {
             self.program(Lane::Programs, case);
         }
-        self.stress(Lane::Tests, "stress one-sided", &[]);
+        self.stress(Lane::Programs, "stress one-sided", &[]);
         self.stress(Lane::Programs, "stress cached", &[&SMALL_CACHE]);
         self.stress(Lane::Programs, "stress faulty", &[&["--faulty", "200"]]);
-        self.stress(Lane::Tests, "stress cached-inner", &[&["--access", "cached-inner"]]);
+        self.stress(Lane::Programs, "stress cached-inner", &[&["--access", "cached-inner"]]);
         Ok(())
     }
 

@@ -2,7 +2,6 @@
 //!
 //! The code is the runtime's, over real endpoints. Broken variants: a holder that is not kept away, and a bitmap that is
 //! written after the lock is given up.
-#![cfg(loom)]
 
 use std::{cell::RefCell, sync::Arc};
 

@@ -6,7 +6,6 @@
 //!
 //! Broken variants: bits taken by load and store clear one that was set in between; a bit set without *release* lets the
 //! poll miss what the waker wrote.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

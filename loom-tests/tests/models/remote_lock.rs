@@ -13,7 +13,6 @@
 //! Broken variants put something between the protocol and the endpoint: a READ whose words pass for one moment's, or whose
 //! checksum passes for another version's; a lock word that is read twice without waiting; an unlock before the data, or
 //! without *release*; a WRITE without its fence; a compare-and-swap in two steps, or one that claims to have succeeded.
-#![cfg(loom)]
 
 use std::{cell::RefCell, sync::Arc};
 

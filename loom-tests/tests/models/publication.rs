@@ -7,7 +7,6 @@
 //!
 //! Broken variants: the link before the page; the page's lock word never set; the link by a plain relaxed store, which
 //! orders nothing; the page read before the link is known, in one wait.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

@@ -4,7 +4,6 @@
 //! somebody sleeps ([`Eventcount::take_sleeper`]). In the end the sleeper either saw the news, or was woken.
 //!
 //! Broken variants: either side without its fence; a sleeper that looks for news before it announces its sleep.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

@@ -7,7 +7,6 @@
 //!
 //! Broken variants: a lock taken without its release fence, and a validation without its acquire fence, let torn words
 //! pass; an upgrade without a look at the version loses an update; a queued writer that tells nobody leaves the next waiting.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

@@ -6,7 +6,6 @@
 //!
 //! Broken variants: a claim that looks first and takes then has two owners; a claim without its release fence, after which
 //! the reader sees the new words and yet the old version.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

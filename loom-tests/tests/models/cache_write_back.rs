@@ -8,7 +8,6 @@
 //! Broken variants: a look at the flags that does not acquire reads the store as it was before; a page that counts as clean
 //! from the end of the write on, not from the snapshot, loses what was changed meanwhile; a last user that looks at *dirty* and
 //! *writing* one after the other drops a page whose write has failed.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

@@ -4,7 +4,6 @@
 //!
 //! Broken variants: who looks at the fence before it counts itself in is overlooked; so is who does so without a fence; and who counts
 //! itself out without *release* may still be at it.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

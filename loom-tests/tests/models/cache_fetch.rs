@@ -4,7 +4,6 @@
 //! given up half-way, the other one does it. (Who is never woken fails.)
 //!
 //! Broken variants: a waiter that registers after it has let go of the table's lock; waiters woken before the page is there.
-#![cfg(loom)]
 
 use std::{
     future::Future,

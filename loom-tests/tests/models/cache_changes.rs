@@ -6,7 +6,6 @@
 //!
 //! Broken variants: a change that waits for a lock while it holds those of pages that it keeps waits for ever; a move that does not
 //! care for the flush, and a flush that does not wait for moves that have begun, miss each other.
-#![cfg(loom)]
 
 use farlink_cache::{Change, Page, model::Step};
 use farlink_loom_tests::{CLASS, Handle, Pages, Running, Seen, Tree, block_on, explore, id, refuse_without, run};

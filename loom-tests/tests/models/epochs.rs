@@ -12,7 +12,6 @@
 //! *release*, so that the last reads may come after the reuse; an epoch seen without *acquire*, which misleads the second of
 //! two overlapping operations; a stamp by a plain READ, which may be older than the unlinking; a stamp read before the
 //! unlinking.
-#![cfg(loom)]
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 

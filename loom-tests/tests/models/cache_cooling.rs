@@ -7,7 +7,6 @@
 //!
 //! Broken variants: an eviction that does not look again under the lock takes a page that was rescued; a wait for room
 //! without its fence is never woken; a frame that is freed with waiters leaves them waiting.
-#![cfg(loom)]
 
 use farlink_cache::{is_swizzled, model::Step};
 use farlink_loom_tests::{CLASS, Handle, Pages, Seen, block_on, explore, id, refuse_without, run};

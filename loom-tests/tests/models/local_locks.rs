@@ -7,7 +7,6 @@
 //!
 //! Broken variants: slots taken by load and store have two holders; slots freed without *release* hide what the holder
 //! did; a failed attempt that keeps what it already had loses slots; slots taken in the caller's order let both fail.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

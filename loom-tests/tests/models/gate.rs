@@ -5,7 +5,6 @@
 //!
 //! Broken variants: who looks whether the gate is shut before he counts himself in is overlooked; so is who does so without a fence; a gate that
 //! is opened without Release.
-#![cfg(loom)]
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 

@@ -14,7 +14,6 @@
 //! Broken variants: a swap in two steps; a consolidation, or a step of a merge, that swaps the word as it is
 //! now and not as it was when it looked; a lock word that is written again though others may have freed the page; an answer from the cache without a look at the word; a version and a value of two entries;
 //! bytes that are given back by who has not taken the entry out.
-#![cfg(loom)]
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 

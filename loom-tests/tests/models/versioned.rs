@@ -4,7 +4,6 @@
 //! copy the value under its lock after each change, and otherwise only load the version.
 //!
 //! Broken variant: a version counted up before the value is changed leaves a reader with the old value for ever.
-#![cfg(loom)]
 
 use std::{cell::RefCell, sync::Arc};
 

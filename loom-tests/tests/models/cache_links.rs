@@ -9,7 +9,6 @@
 //! Broken variants: a follower that does not look at the parent again takes page 3 for page 2; a pin without its fence, and
 //! cooling that does not look at the pins, cool a pinned page; a swizzle that does not compare versions makes a page current that has
 //! changed; a fetch that does not look for the link again caches a freed page.
-#![cfg(loom)]
 
 use std::sync::Arc;
 

@@ -5,7 +5,6 @@
 //! position, so one that is stale or overwritten shows. Heads and tails come late: after several words, or not yet.
 //!
 //! Broken variants: a head before its words; a tail before the words are copied; a writer that does not heed the tail.
-#![cfg(loom)]
 
 use farlink_loom_tests::{Peer, Seen, SharedMemory, explore, refuse, run, share};
 use farlink_runtime::{

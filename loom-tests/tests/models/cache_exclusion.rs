@@ -6,7 +6,6 @@
 //!
 //! Broken variants: a page that is excluded without an entry in the table; unlinked resident pages below it that are not looked for; unlinked resident pages that
 //! are published meanwhile; a fetch of a changed page that is not waited for; a page that is overlooked while it is about to cool.
-#![cfg(loom)]
 
 use std::sync::Arc;
 
