@@ -107,6 +107,16 @@ impl std::ops::AddAssign for OffloadCounts {
     }
 }
 
+/// A miss at which an operation could have been shipped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unshipped {
+    pub(crate) server: ServerId,
+    pub(crate) level: u8,
+    pub(crate) began_ns: u64,
+    /// When it went beyond the pages below, if it did: a shipped one would have come back there.
+    pub(crate) left_ns: Option<u64>,
+}
+
 /// What decides, ships and counts, for an engine or an adaptive client.
 #[derive(Debug)]
 pub(crate) struct Chooser<P> {
@@ -166,6 +176,13 @@ impl<P: Plugin> Chooser<P> {
     pub(crate) fn done<O: Operation>(&self, server: ServerId, took_ns: u64) {
         self.policies.borrow_mut().of(Code::of::<O>()).shipped(server, took_ns);
         self.count(|counts| counts.shipped += 1);
+    }
+
+    /// An operation is over that was not shipped at a miss.
+    pub(crate) fn done_here<O: Operation>(&self, miss: Unshipped) {
+        let Unshipped { server, level, began_ns, left_ns } = miss;
+        let took_ns = left_ns.unwrap_or_else(|| self.shipper.worker().clock().now_ns()) - began_ns;
+        self.policies.borrow_mut().of(Code::of::<O>()).done_here(server, level, took_ns);
     }
 
     /// An operation could not be shipped. If it has had no effect, it is to be done here.

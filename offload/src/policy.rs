@@ -89,6 +89,10 @@ pub trait Policy: fmt::Debug {
 
     /// An operation was shipped to a memory server, and its reply took so long.
     fn shipped(&mut self, _server: ServerId, _took_ns: u64) {}
+
+    /// An operation had a page fetched where it could have been shipped. Of its first such miss: the page's server and level, and how
+    /// long it was until what lies below the page was done.
+    fn done_here(&mut self, _server: ServerId, _level: u8, _took_ns: u64) {}
 }
 
 /// Fetches every page.
@@ -193,7 +197,7 @@ pub struct CostOptions {
     /// Nanoseconds that a search in a cached page takes. 0 for an [`Adaptive`](crate::Adaptive) client, which tells what whole
     /// operations took.
     pub search_ns: u64,
-    /// What a fetched page costs beyond its fetch and its search (making room, above all): a factor of about 1, *c*.
+    /// What is fetched costs so many times what is thought (making room, above all): a factor of about 1, *c*.
     pub factor: f64,
     /// One choice in so many is the contrary one, so that both averages stay true; 0 for none. If the other way is thought *t*
     /// times as dear, one in *t* times as many, up to [`RARER_MAX`] times: all of them together then cost about one part in
@@ -211,6 +215,11 @@ impl Default for CostOptions {
 /// *c*, where *rpc* and *fetch* are the averages of the last 50 shipped operations and fetches (DEX, VLDB 2024, section
 /// 6.1). Until it has tried both twice, it tries the one that it does not know. DEX tries the other way once in a hundred times,
 /// whatever that costs; here it is the rarer, the dearer it is thought.
+///
+/// Two things are not as in DEX. A page that the cache would keep is fetched, whatever that takes: if such a page is shipped from
+/// again and again, it is never cached. And a path is not all that an operation reads: a scan goes on to other leaves, and some of
+/// what it reads is cached. So once two operations were done here after a miss of a level, the average of what such took below it
+/// counts in place of (*l* + 1) x (*fetch* + *search*).
 #[derive(Debug, Clone, Default)]
 pub struct CostAware {
     options: CostOptions,
@@ -221,6 +230,8 @@ pub struct CostAware {
 struct Costs {
     fetch: Cost,
     rpc: Cost,
+    /// The rest of an operation after a miss, by its level.
+    rest: Vec<Cost>,
 }
 
 /// What one way takes.
@@ -256,14 +267,18 @@ impl CostAware {
 
 impl Policy for CostAware {
     fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        if miss.is_hot() {
+            return Choice::FETCH;
+        }
         let CostOptions { search_ns, factor, contrary_one_in } = self.options;
         let (fetch, rpc) = match self.averages(miss.server) {
             (Some(fetch), Some(rpc)) => (fetch, rpc),
             (None, _) => return Choice::SHIP.contrary(),
             (_, None) => return Choice::FETCH.contrary(),
         };
-        let rest = (f64::from(miss.level) + 1.0) * fetch.saturating_add(search_ns) as f64 * factor;
-        let rpc = rpc as f64;
+        let seen = self.costs.of(miss.server).rest.get(usize::from(miss.level)).and_then(|rest| rest.later.get());
+        let path = || (u64::from(miss.level) + 1).saturating_mul(fetch.saturating_add(search_ns));
+        let (rest, rpc) = (seen.unwrap_or_else(path) as f64 * factor, rpc as f64);
         let cheaper = if rpc < rest { Choice::SHIP } else { Choice::FETCH };
         let times = (rpc.max(rest) / rpc.min(rest).max(1.0)).ceil() as u32;
         if miss.one_in(contrary_one_in.saturating_mul(times.clamp(1, RARER_MAX))) {
@@ -279,6 +294,14 @@ impl Policy for CostAware {
 
     fn shipped(&mut self, server: ServerId, took_ns: u64) {
         self.costs.of(server).rpc.add(took_ns);
+    }
+
+    fn done_here(&mut self, server: ServerId, level: u8, took_ns: u64) {
+        let rest = &mut self.costs.of(server).rest;
+        if rest.len() <= usize::from(level) {
+            rest.resize_with(usize::from(level) + 1, Cost::default);
+        }
+        rest[usize::from(level)].add(took_ns);
     }
 }
 

@@ -75,6 +75,28 @@ fn the_cost_aware_one_compares_with_the_rest_of_the_path() {
 }
 
 #[test]
+fn the_cost_aware_one_goes_by_what_operations_took_below_a_miss() {
+    let options = CostOptions { search_ns: 100, factor: 1.0, contrary_one_in: 0 };
+    let mut policy = informed(options, 900, 2500);
+    let random = Cell::new(0);
+    // Scans: five leaves below a page of level 1. Of level 3, all but one page is cached.
+    for _ in 0..2 {
+        policy.done_here(SERVER, 1, 6000);
+        policy.done_here(SERVER, 3, 1000);
+    }
+    let choices: Vec<bool> = (0..5).map(|level| ask(&mut policy, level, None, &random).ships).collect();
+    // 2500 against 1000, 6000, 3000, 1000, 5000.
+    assert_eq!(choices, [false, true, true, false, true]);
+}
+
+#[test]
+fn the_cost_aware_one_fetches_what_the_cache_would_keep() {
+    let mut policy = informed(CostOptions { contrary_one_in: 0, ..CostOptions::default() }, 900, 100);
+    let mut miss = |hot| policy.choose(&Miss { server: SERVER, level: 2, load: None, random: &|| 0, hot });
+    assert_eq!((miss(&|| true), miss(&|| false)), (Choice::FETCH, Choice::SHIP));
+}
+
+#[test]
 fn the_cost_aware_one_first_learns_what_it_does_not_know() {
     let (mut policy, random) = (CostAware::default(), Cell::new(1));
     // The first of each opens what stays open: only the second is believed.

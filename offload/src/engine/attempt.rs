@@ -11,8 +11,8 @@ use std::{
 use farlink_cache::{CacheError, is_swizzled};
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, PageRef, Pages, Placement,
-        Plugin, Start, Swap, Unlinked, WordPtr,
+        Access, Context, Direction, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, PageRef, Pages,
+        Placement, Plugin, Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
     operation::Code,
@@ -24,6 +24,7 @@ use futures_util::future::join_all;
 use super::Shared;
 use crate::{
     cached::{Cached, CachedPage, CachedPages, Excluded, Follow},
+    policies::Unshipped,
     store::identity,
 };
 
@@ -39,12 +40,25 @@ pub(crate) struct Attempt<P: Plugin> {
     engine: Rc<Shared<P>>,
     operation: Code,
     may_ship: Cell<bool>,
+    /// The first miss at which its policy had the page fetched.
+    unshipped: Cell<Option<Unshipped>>,
     missing: RefCell<Option<Missing<P>>>,
 }
 
 impl<P: Plugin> Attempt<P> {
     pub(crate) fn new(engine: &Rc<Shared<P>>, operation: Code) -> Self {
-        Self { engine: Rc::clone(engine), operation, may_ship: Cell::new(true), missing: RefCell::default() }
+        Self {
+            engine: Rc::clone(engine),
+            operation,
+            may_ship: Cell::new(true),
+            unshipped: Cell::default(),
+            missing: RefCell::default(),
+        }
+    }
+
+    /// The first miss at which the operation could have been shipped, and was not, as its policy chose.
+    pub(crate) fn unshipped(&self) -> Option<Unshipped> {
+        self.unshipped.get()
     }
 
     /// Where the operation is to be shipped to, if its attempt has ended with [`Interrupt::Ship`].
@@ -55,6 +69,16 @@ impl<P: Plugin> Attempt<P> {
     /// All pages are fetched from now on.
     pub(crate) fn ship_no_more(&self) {
         self.may_ship.set(false);
+    }
+
+    /// Notes whether the operation goes beyond what is below its first miss, where a shipped one would have come back.
+    #[cold]
+    fn note_way(&self, miss: Unshipped, from: u8, hint: Hint) {
+        let is_beyond = from > miss.level || from == miss.level && hint.direction != Direction::Down;
+        if is_beyond && miss.left_ns.is_none() {
+            let left_ns = Some(self.cached().worker().clock().now_ns());
+            self.unshipped.set(Some(Unshipped { left_ns, ..miss }));
+        }
     }
 
     fn cached(&self) -> &Cached<P> {
@@ -89,6 +113,10 @@ impl<P: Plugin> Attempt<P> {
             return Ok(None);
         };
         if !engine.chooser.choose(operation, at.server(), level, &|| cached.is_hot(link, level)) {
+            if operation == self.operation && self.unshipped.get().is_none() {
+                let began_ns = cached.worker().clock().now_ns();
+                self.unshipped.set(Some(Unshipped { server: at.server(), level, began_ns, left_ns: None }));
+            }
             return Ok(None);
         }
         let is_below = move |words: &[farlink_runtime::sync::AtomicU64]| {
@@ -189,6 +217,9 @@ impl<P: Plugin> Access for Attempt<P> {
         link: Link,
         hint: Hint,
     ) -> impl Future<Output = Result<CachedPage<'a, P>, Interrupt>> {
+        if let Some(miss) = self.unshipped.get() {
+            self.note_way(miss, from.level(), hint);
+        }
         self.cached().follow(from, link, hint)
     }
 

@@ -162,13 +162,17 @@ impl<P: Plugin> Engine<P> {
                 None => operation.run(&attempt, from).await,
             };
             let interrupt = match outcome {
-                Ok(output) => return Ok(output),
+                Ok(output) => {
+                    attempt.unshipped().into_iter().for_each(|miss| self.0.chooser.done_here::<O>(miss));
+                    return Ok(output);
+                }
                 Err(interrupt) => interrupt,
             };
             from = restarts.start_after(&interrupt);
             match (interrupt, attempt.take_missing()) {
                 (Interrupt::Ship(_), Some(missing)) => {
                     if let Some(output) = Shared::ship(&self.0, operation, missing).await? {
+                        attempt.unshipped().into_iter().for_each(|miss| self.0.chooser.done_here::<O>(miss));
                         return Ok(output);
                     }
                     // The normal path, this time.
