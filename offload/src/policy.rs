@@ -216,10 +216,10 @@ impl Default for CostOptions {
 /// 6.1). Until it has tried both twice, it tries the one that it does not know. DEX tries the other way once in a hundred times,
 /// whatever that costs; here it is the rarer, the dearer it is thought.
 ///
-/// Two things are not as in DEX. A page that the cache would keep is fetched, whatever that takes: if such a page is shipped from
-/// again and again, it is never cached. And a path is not all that an operation reads: a scan goes on to other leaves, and some of
-/// what it reads is cached. So once two operations were done here after a miss of a level, the average of what such took below it
-/// counts in place of (*l* + 1) x (*fetch* + *search*).
+/// Two things are not as in DEX. A path is not all that an operation reads: a scan goes on to other leaves, and some of what it
+/// reads is cached. So once two operations were done here after a miss of a level, the average of what such took below it, *rest*,
+/// counts in place of (*l* + 1) x (*fetch* + *search*). And a page that the cache would keep is fetched if those who find it there
+/// save by it, if *rest* - *fetch* < *rpc*: a page that is shipped from again and again is never cached.
 #[derive(Debug, Clone, Default)]
 pub struct CostAware {
     options: CostOptions,
@@ -267,9 +267,6 @@ impl CostAware {
 
 impl Policy for CostAware {
     fn choose(&mut self, miss: &Miss<'_>) -> Choice {
-        if miss.is_hot() {
-            return Choice::FETCH;
-        }
         let CostOptions { search_ns, factor, contrary_one_in } = self.options;
         let (fetch, rpc) = match self.averages(miss.server) {
             (Some(fetch), Some(rpc)) => (fetch, rpc),
@@ -279,7 +276,8 @@ impl Policy for CostAware {
         let seen = self.costs.of(miss.server).rest.get(usize::from(miss.level)).and_then(|rest| rest.later.get());
         let path = || (u64::from(miss.level) + 1).saturating_mul(fetch.saturating_add(search_ns));
         let (rest, rpc) = (seen.unwrap_or_else(path) as f64 * factor, rpc as f64);
-        let cheaper = if rpc < rest { Choice::SHIP } else { Choice::FETCH };
+        let saves_later = || rest - (fetch as f64 * factor) < rpc && miss.is_hot();
+        let cheaper = if rpc < rest && !saves_later() { Choice::SHIP } else { Choice::FETCH };
         let times = (rpc.max(rest) / rpc.min(rest).max(1.0)).ceil() as u32;
         if miss.one_in(contrary_one_in.saturating_mul(times.clamp(1, RARER_MAX))) {
             cheaper.contrary()

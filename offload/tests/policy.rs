@@ -90,10 +90,15 @@ fn the_cost_aware_one_goes_by_what_operations_took_below_a_miss() {
 }
 
 #[test]
-fn the_cost_aware_one_fetches_what_the_cache_would_keep() {
-    let mut policy = informed(CostOptions { contrary_one_in: 0, ..CostOptions::default() }, 900, 100);
-    let mut miss = |hot| policy.choose(&Miss { server: SERVER, level: 2, load: None, random: &|| 0, hot });
-    assert_eq!((miss(&|| true), miss(&|| false)), (Choice::FETCH, Choice::SHIP));
+fn the_cost_aware_one_fetches_what_the_cache_would_keep_if_others_save_by_it() {
+    let options = CostOptions { search_ns: 0, factor: 1.0, contrary_one_in: 0 };
+    let mut policy = informed(options, 1000, 2500);
+    let mut ships = |level, is_hot| {
+        let (random, hot) = (|| 0, || is_hot);
+        policy.choose(&Miss { server: SERVER, level, load: None, random: &random, hot: &hot }).ships
+    };
+    // 2500 against 3000, of which 2000 are left; and against 4000 and 3000.
+    assert_eq!([(2, false), (2, true), (3, true)].map(|(level, is_hot)| ships(level, is_hot)), [true, false, true]);
 }
 
 #[test]

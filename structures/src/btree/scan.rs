@@ -140,7 +140,7 @@ impl Walk {
             if children.high.is_none() || reached == cursor {
                 return Err(Interrupt::stale(above.at(), "its children do not hold its keys"));
             }
-            above = Rc::new(self.next_above(access, &above, reached).await?);
+            above = Rc::new(self.next_above(access, from, &above, reached).await?);
         }
     }
 
@@ -185,16 +185,19 @@ impl Walk {
     async fn next_above<'a, A: Access<Plugin = Tree>>(
         &self,
         access: &'a A,
+        from: Start,
         above: &A::Page<'a>,
         cursor: u64,
     ) -> Result<A::Page<'a>, Interrupt> {
         let right = above.read(|words| Node(words).right())?;
         match beside(access, above, right).await {
             Ok(next) if next.read(|words| Node(words).side(cursor) == Side::Here)? => Ok(next),
-            Ok(_) | Err(Interrupt::Restart(_)) => match above_leaves::<_, Stays>(access, Start::Root, cursor).await? {
-                Above::Page(page) => Ok(page),
-                Above::Leaf(root) => Err(Interrupt::stale(root.at(), "the tree has shrunk to a leaf")),
-            },
+            Ok(_) | Err(Interrupt::Restart(_)) => {
+                match above_leaves::<_, Stays>(access, begin_again(from), cursor).await? {
+                    Above::Page(page) => Ok(page),
+                    Above::Leaf(root) => Err(Interrupt::stale(root.at(), "the tree has shrunk to a leaf")),
+                }
+            }
             Err(interrupt) => Err(interrupt),
         }
     }
@@ -235,7 +238,7 @@ impl Walk {
         while let Some(cursor) = self.cursor {
             let above = match is_first {
                 true => above_leaves::<_, Ships>(access, from, cursor).await?,
-                false => above_leaves::<_, Stays>(access, Start::Root, cursor).await?,
+                false => above_leaves::<_, Stays>(access, begin_again(from), cursor).await?,
             };
             is_first = false;
             let above = match above {
@@ -325,6 +328,14 @@ fn require_order(leaf: &impl PageRef, is_in_order: bool) -> Result<(), Interrupt
         false => {
             Err(Error::Inconsistent { page: leaf.at(), why: "its keys are out of order or outside its fences" }.into())
         }
+    }
+}
+
+/// Where a walk that has begun there goes down once more: a shipped one stays below its page.
+fn begin_again(from: Start) -> Start {
+    match from {
+        Start::Page(_) => from,
+        _ => Start::Root,
     }
 }
 

@@ -120,19 +120,21 @@ until_said() {
     done
 }
 
-# kill -9 of a memory server: whoever uses it says so within two seconds, also while it prepares what it is to do, and while it
-# finds all that it needs in its cache.
+# kill -9 of a memory server: whoever uses it says so within two seconds, also while it prepares what it is to do, while it
+# finds all that it needs in its cache, and while an empty one takes its place.
 killed_server() {
     # Until a deadline a million operations are drawn first, which takes a minute here.
-    kill_in "preparing ycsb-a" --seconds 10 --mix a
-    kill_in ycsb-a --ops 40000 --mix a
-    kill_in ycsb-c --ops 400000 --mix c --access cached --cache 4MiB
+    kill_in "preparing ycsb-a" no --seconds 10 --mix a
+    kill_in ycsb-a no --ops 40000 --mix a
+    kill_in ycsb-c no --ops 400000 --mix c --access cached --cache 4MiB
+    kill_in ycsb-a replaced --ops 40000 --mix a
 }
 
-# kill_in STEP OPTIONS...: kills a memory server in that step of a bench with these options.
+# kill_in STEP REPLACED OPTIONS...: kills a memory server in that step of a bench with these options, and puts an empty one in its
+# place if it is to be replaced.
 kill_in() {
-    local step=$1 bench begun code=0 took
-    shift
+    local step=$1 replaced=$2 bench begun code=0 took
+    shift 2
     two_servers
     rm -f /tmp/bench
     bench --keys 5000 --workers 2 --in-flight 4 "$@" >/tmp/bench 2>&1 &
@@ -147,6 +149,8 @@ kill_in() {
     begun=$(now_ms)
     kill -KILL "$2"
     touch /tmp/killed
+    servers=$1
+    [ "$replaced" = no ] || serve 1 2 "$at" 7472
     wait "$bench" || code=$?
     took=$(($(now_ms) - begun))
     cat /tmp/bench
@@ -158,7 +162,6 @@ kill_in() {
     esac
     [ "$took" -lt 2000 ] || fail "it took $took ms"
     grep -qi "server 1" /tmp/bench || fail "it does not name memory server 1"
-    servers=$1
     stop
 }
 
