@@ -1,5 +1,5 @@
 //! The acceptance test, for a few seconds: `FARLINK_STRESS_SECONDS` says how many without a cache,
-//! `FARLINK_CACHED_SECONDS` how many through caches.
+//! `FARLINK_CACHED_SECONDS` how many through caches, and `FARLINK_CACHED_KEYS` of how many keys.
 
 use std::path::Path;
 
@@ -22,7 +22,8 @@ fn holds(name: &str, options: Options) -> Summary {
 /// A cache of one percent for each process.
 fn cached() -> Options {
     let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 0.2);
-    Options { seconds, access: AccessMode::Cached, keys: 200_000, in_flight: 4, ..Options::default() }
+    let keys = settings::from_env("FARLINK_CACHED_KEYS", 100_000);
+    Options { seconds, access: AccessMode::Cached, keys, in_flight: 4, ..Options::default() }
 }
 
 fn shared() -> Options {

@@ -252,7 +252,7 @@ struct EngineCost {
 /// What operations over a cache cost by the counters, once it is warm: one in so many is a lookup, the others are scans. It holds a
 /// part of the inner pages.
 fn engine_cost(policies: Policies, held_ns: u64, lookups_one_in: u64) -> EngineCost {
-    const WARM_UP: u64 = 3000;
+    const WARM_UP: u64 = 1800;
     let machines = Machines::start(100, held_ns);
     let worker = machines.worker();
     machines.run(&worker, async {
