@@ -50,6 +50,7 @@ use crate::{
     free_pages::{FreePage, LocalPages},
     local_locks::SlotGuard,
     messaging::{CONNECTION_TICKET, Channels, Tasks},
+    page::avalanche,
     ptr::{RemotePtr, ServerId},
     redo::WorkerRings,
     remote::write_words,
@@ -179,7 +180,10 @@ impl Worker {
             channels: Channels::default(),
             capabilities,
             counters: CounterCells::default(),
-            rng: RefCell::new(SmallRng::seed_from_u64(seed)),
+            // Of its own, whatever seeds the compute servers of a cluster have: what is drawn to be unique has to be.
+            rng: RefCell::new(SmallRng::seed_from_u64(
+                seed ^ avalanche(u64::from(compute.owner.incarnation()) << u32::BITS | u64::from(number)),
+            )),
             clock,
             timers: Timers::default(),
             yields: Cell::new(false),
@@ -514,7 +518,8 @@ impl Handle {
         &self.0.clock
     }
 
-    /// Uses the worker's random source, which its seed decides.
+    /// Uses the worker's random source. What it draws is decided by the compute server's seed and by which one and which of its workers it
+    /// is, and is no other worker's of the cluster.
     pub fn random<T>(&self, draw: impl FnOnce(&mut SmallRng) -> T) -> T {
         draw(&mut self.0.rng.borrow_mut())
     }
