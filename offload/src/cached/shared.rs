@@ -209,7 +209,15 @@ impl<P: Plugin> Cached<P> {
             }
             self.worker().count_round_trip();
             let word = self.worker().read(from.at(), LOCK + 1).await.map_err(Interrupt::from)?[LOCK];
-            Ok(word == cached.word())
+            if word == cached.word() {
+                return Ok(true);
+            }
+            // Waits for whoever has it locked: to begin anew time after time would only seem to be about a damaged structure.
+            match self.current(from).await {
+                Ok(_) => Ok(true),
+                Err(Interrupt::Restart(_)) => Ok(false),
+                Err(failed) => Err(failed),
+            }
         };
         match there().await {
             Ok(true) => error,
