@@ -62,7 +62,7 @@ pub enum Maintenance {
 /// How a compute server joins.
 #[derive(Debug, Clone, Copy)]
 pub struct ComputeOptions {
-    /// Decides every random choice of its workers, with who it is: compute servers that have the same seed choose differently.
+    /// Decides every random choice of its workers.
     pub seed: u64,
     /// Who does its maintenance.
     pub maintenance: Maintenance,

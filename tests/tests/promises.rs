@@ -41,7 +41,6 @@ use farlink_tests::{
     bounded::Watchdog,
     cluster::{self, FAST, WEAK},
 };
-use rand::RngExt;
 
 const PAGE_BYTES: usize = 512;
 const KEYS: u64 = 20_000;
@@ -470,16 +469,6 @@ fn a_memory_server_that_joins_for_long_is_not_taken_for_a_stopped_one() {
     }
     release.send(()).unwrap();
     assert_eq!(worker.block_on(asked).unwrap(), [7; 10]);
-}
-
-/// An R-tree's stamps are drawn to be unique: two compute servers that drew the same ones lost entries to searches.
-#[test]
-fn workers_draw_different_numbers_whatever_their_seeds() {
-    let fabric: Arc<dyn Fabric> = Arc::new(in_process(1, 16 << 20, MemOptions::default()).unwrap());
-    let computes = [0; 2].map(|_| ComputeServer::join(Arc::clone(&fabric), ComputeOptions::default()).unwrap());
-    let workers: Vec<Worker> = computes.iter().cycle().take(4).map(|compute| compute.worker().unwrap()).collect();
-    let drawn = workers.iter().flat_map(|worker| (0..100).map(|_| worker.random(|rng| rng.random::<u64>())));
-    assert_eq!(drawn.collect::<std::collections::HashSet<_>>().len(), 400);
 }
 
 /// A second structure with the names of the first.

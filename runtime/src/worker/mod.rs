@@ -50,7 +50,6 @@ use crate::{
     free_pages::{FreePage, LocalPages},
     local_locks::SlotGuard,
     messaging::{CONNECTION_TICKET, Channels, Tasks},
-    page::avalanche,
     ptr::{RemotePtr, ServerId},
     redo::WorkerRings,
     remote::write_words,
@@ -180,10 +179,7 @@ impl Worker {
             channels: Channels::default(),
             capabilities,
             counters: CounterCells::default(),
-            // Of its own, whatever seeds the compute servers of a cluster have: what is drawn to be unique has to be.
-            rng: RefCell::new(SmallRng::seed_from_u64(
-                seed ^ avalanche(u64::from(compute.owner.incarnation()) << u32::BITS | u64::from(number)),
-            )),
+            rng: RefCell::new(SmallRng::seed_from_u64(seed)),
             clock,
             timers: Timers::default(),
             yields: Cell::new(false),
@@ -518,8 +514,7 @@ impl Handle {
         &self.0.clock
     }
 
-    /// Uses the worker's random source. What it draws is decided by the compute server's seed and by which one and which of its workers it
-    /// is, and is no other worker's of the cluster.
+    /// Uses the worker's random source, which its seed decides.
     pub fn random<T>(&self, draw: impl FnOnce(&mut SmallRng) -> T) -> T {
         draw(&mut self.0.rng.borrow_mut())
     }

@@ -8,12 +8,12 @@ use farlink_runtime::{
     ptr::ServerId,
     structure::PlacementPolicy,
 };
-use rand::RngExt;
 
 use super::{
     Tree,
     node::{self, Head, Item, Node, capacity},
     rect::{Entry, Rect},
+    shape::fresh_stamp,
 };
 
 /// Pages written at once, and bytes: the smallest cache has room for that.
@@ -166,7 +166,7 @@ async fn write<A: Access<Plugin = Tree<D>>, const D: usize>(
                     _ => structure.placement(level as u8, structure.root),
                 };
                 let new = access.allocate(structure.class, placement).await?;
-                let stamp = context.worker.random(|rng| rng.random_range(1..=u64::MAX));
+                let stamp = fresh_stamp(access);
                 let bounds = Rect::around(items.iter().map(|item| &item.rect));
                 heads.push((new.link(), Head { level: level as u8, stamp, right: Link::NULL, bounds }));
                 here.push(Item { rect: bounds, word: new.link().word(), stamp });

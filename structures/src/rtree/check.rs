@@ -23,7 +23,7 @@ pub(super) async fn check<A: Access<Plugin = Tree<D>>, const D: usize>(access: &
     let Context { worker, structure, .. } = access.context();
     let mut report = Report::default();
     let root = Rc::new(retry(worker, async || access.open(Start::Root).await).await?);
-    let (mut reached, height) = (HashSet::from([root.at()]), root.level());
+    let (mut reached, mut stamps, height) = (HashSet::from([root.at()]), HashSet::new(), root.level());
     let mut row = inspect(access, &mut report, root, None);
     report.pages_by_level = vec![1];
     for level in (0..height).rev() {
@@ -33,7 +33,12 @@ pub(super) async fn check<A: Access<Plugin = Tree<D>>, const D: usize>(access: &
             for ((_, item), page) in batch.iter().zip(access.follow_each(links).all().await) {
                 match page {
                     Ok(page) if !reached.insert(page.at()) => report.add(page.at(), "more than one link owns it"),
-                    Ok(page) => below.extend(inspect(access, &mut report, Rc::new(page), Some((level, item)))),
+                    Ok(page) => {
+                        if !stamps.insert(item.stamp) {
+                            report.add(page.at(), "another page has its stamp, too: searches may miss entries");
+                        }
+                        below.extend(inspect(access, &mut report, Rc::new(page), Some((level, item))));
+                    }
                     Err(interrupt) => {
                         let at = item.link().remote().map_or(structure.root, |(at, _)| at);
                         report.add_unreadable(at, &interrupt);

@@ -48,8 +48,11 @@ fn is_full<const D: usize>(page: &impl PageRef) -> Result<bool, Interrupt> {
     page.read(|words| Node::<_, D>::of(words).is_full())
 }
 
-fn fresh_stamp<A: Access>(access: &A) -> u64 {
-    access.context().worker.random(|rng| rng.random_range(1..=u64::MAX))
+/// One that no other page has. Compute servers of one seed draw the same numbers, so who draws is in it, too.
+pub(super) fn fresh_stamp<A: Access>(access: &A) -> u64 {
+    let worker = &access.context().worker;
+    let who = u64::from(worker.owner().incarnation()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (worker.random(|rng| rng.random_range(1..=u64::MAX)) ^ who).max(1)
 }
 
 fn around<const D: usize>(items: &[Item<D>]) -> Rect<D> {
