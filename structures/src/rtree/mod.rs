@@ -10,8 +10,9 @@
 //! does not fit enlarges all boxes on the way in the same change that adds it.
 //!
 //! It also has a *stamp*, its node sequence number, and the entry that leads to it says that stamp. Kornacker and Banks count;
-//! here stamps are drawn at random, since all that is ever asked is whether two are equal: nobody has to share a counter, and
-//! a page that was freed and is used again has a stamp that nobody expects.
+//! here stamps are drawn at random, and say who has drawn them, since all that is ever asked is whether two are equal: nobody has
+//! to share a counter, and a page that was freed and is used again has a stamp that nobody expects. Were two equal, a search would
+//! miss entries.
 //!
 //! # What a search promises
 //! **It returns every entry that was there all the time and none that never was, each once.** An entry that is added, removed or
