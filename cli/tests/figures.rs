@@ -329,6 +329,7 @@ fn impossible_numbers_are_errors() {
         ("dex-admission --keys 1000", "give more --keys"),
         ("dex-admission --probabilities 2", "from 0 to 1"),
         ("dex-table2 --keys 0", "1 or more"),
+        ("dex-table2 --keys 50000", "give more --keys"),
         ("dex-table2 --compute-servers 200", "--compute-servers 200"),
         ("offload --repeats 0", "0 is not in 1.."),
         ("offload --workers 0", "0 is not in 1..=63"),

@@ -4,7 +4,6 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use anyhow::ensure;
 use comfy_table::Table;
 
 use super::args::AdmissionArgs;
@@ -12,7 +11,7 @@ use super::key_set::{KeySet, READ_INTENSIVE};
 use super::plot::{self, Line, Plot, Scale};
 use super::rows::CacheSize;
 use super::trial::{Admit, Loaded, Trial, Way};
-use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN};
+use crate::plan::AdmissionChoice;
 use crate::progress::Progress;
 use crate::report::{CheckRow, Reporter, Row};
 use crate::subject::AccessMode;
@@ -38,13 +37,8 @@ pub(crate) fn run(args: &AdmissionArgs, out: impl Write) -> anyhow::Result<()> {
     let path = plot::path(&args.out, FILE)?;
     let (keys, seed) = (args.keys, args.common.seed);
     let key_set = Arc::new(KeySet::new(keys, args.theta, 1, seed)?);
-    let caches: Vec<_> = args.cache_percents.iter().map(|percent| CacheSize::percent_of(keys, *percent)).collect();
-    let least = caches.iter().map(|cache| cache.cache_bytes).min().unwrap_or(0);
-    ensure!(
-        least >= CACHE_BYTES_MIN,
-        "the smallest cache would have {least} bytes, and none works with less than {CACHE_BYTES_MIN}; give more --keys or \
-         larger --cache-percents"
-    );
+    let caches = args.cache_percents.iter().map(|percent| CacheSize::usable_percent_of(keys, *percent));
+    let caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
     // The first is what the others are compared with.
     let mut probabilities = vec![1.0];
     probabilities.extend(args.probabilities.iter().copied().filter(|probability| *probability != 1.0));

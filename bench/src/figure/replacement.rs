@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use crate::subject::AccessMode;
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 
 use super::args::ReplacementArgs;
 use super::key_set::{KeySet, PAGE_BYTES, READ_ONLY};
@@ -14,7 +14,7 @@ use super::plot::{self, Line, Plot, Scale};
 use super::rows::CacheSize;
 use super::table2::show;
 use super::trial::{Admit, Loaded, Trial, Way, against, shape};
-use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN};
+use crate::plan::AdmissionChoice;
 use crate::progress::Progress;
 use crate::report::{Reporter, Row};
 use crate::units::{plural, show_count};
@@ -32,13 +32,8 @@ pub(crate) fn run(args: &ReplacementArgs, out: impl Write) -> anyhow::Result<()>
     let key_sets = args.theta.iter().map(|theta| KeySet::new(keys, *theta, 1, seed).map(Arc::new));
     let key_sets = key_sets.collect::<anyhow::Result<Vec<_>>>()?;
     let first = key_sets.first().context("--theta names no exponent")?;
-    let caches: Vec<_> = args.cache_percents.iter().map(|percent| CacheSize::percent_of(keys, *percent)).collect();
-    let least = caches.iter().map(|cache| cache.cache_bytes).min().unwrap_or(0);
-    ensure!(
-        least >= CACHE_BYTES_MIN,
-        "the smallest cache would have {least} bytes, and none works with less than {CACHE_BYTES_MIN}; give more --keys or \
-         larger --cache-percents"
-    );
+    let caches = args.cache_percents.iter().map(|percent| CacheSize::usable_percent_of(keys, *percent));
+    let caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
     let path = plot::path(&args.out, FILE)?;
     let (warm_up_ops, ops) = (args.warm_up_ops.unwrap_or(2 * keys), args.ops.unwrap_or(keys));
     let mut reporter = Reporter::new(out, args.common.json);

@@ -1,5 +1,7 @@
 //! What the rows of figures say beyond those of a bench: where their numbers come from, and how large a cache is.
 
+use anyhow::ensure;
+
 use super::key_set::PAGE_BYTES;
 use crate::plan::CACHE_BYTES_MIN;
 use crate::report::Row;
@@ -19,7 +21,19 @@ impl CacheSize {
         Self { cache_bytes: (keys as f64 * RAW_BYTES_PER_KEY * cache_percent / 100.0) as u64, cache_percent }
     }
 
-    /// The same, or as little as a cache works with.
+    /// The same; an error where no cache works with so little.
+    pub(crate) fn usable_percent_of(keys: u64, cache_percent: f64) -> anyhow::Result<Self> {
+        let size = Self::percent_of(keys, cache_percent);
+        ensure!(
+            size.cache_bytes >= CACHE_BYTES_MIN,
+            "{cache_percent}% of {keys} keys are a cache of {} bytes, and none works with less than {CACHE_BYTES_MIN}; give more \
+             --keys or more percent",
+            size.cache_bytes
+        );
+        Ok(size)
+    }
+
+    /// So many percent, or as little as a cache works with.
     pub(crate) fn at_least_percent_of(keys: u64, cache_percent: f64) -> Self {
         let size = Self::percent_of(keys, cache_percent);
         Self { cache_bytes: size.cache_bytes.max(CACHE_BYTES_MIN), ..size }

@@ -78,7 +78,7 @@ pub(crate) fn show(rows: &[Row]) -> Table {
 pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     let key_set = Arc::new(KeySet::new(args.keys, args.theta, args.compute_servers, args.common.seed)?);
     let keys = key_set.keys;
-    let cache = CacheSize::percent_of(keys, args.cache_percent);
+    let cache = CacheSize::usable_percent_of(keys, args.cache_percent)?;
     let ways = ways(args.admission);
     let mut reporter = Reporter::new(out, args.common.json);
     reporter.note(&format!(
