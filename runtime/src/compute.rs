@@ -70,13 +70,14 @@ pub struct ComputeOptions {
     /// ([`follow_each`](crate::access::Access::follow_each)): 16. 1, or 0: one page after the other.
     pub window: usize,
     /// How long an operation waits for a page that a compute server which lives has locked and does not unlock, because its process is
-    /// stopped, say; then it fails with [`Error::OwnerStalled`]. `None`: until the other one goes on. Much more than a busy machine takes from
+    /// stopped, say; then it fails with [`Error::OwnerStalled`]. So long, too, it waits for a sign of life of the owner that it was sent to, and
+    /// fails with [`Error::OwnerSilent`]. `None`: until the other one goes on. Much more than a busy machine takes from
     /// a process at a time, or what is only slow counts as stopped.
     pub lock_wait: Option<Duration>,
     /// How long a memory server that is asked to carry something out may give no sign of life, because its process is stopped, say; then all
     /// that it was asked fails with [`NoAnswer`](crate::messaging::Error::NoAnswer). How long an operation takes there does not matter: a memory
     /// server that runs gives one every few milliseconds. Time counts only while this compute server runs itself, so that it takes longer where
-    /// all have to wait for a core. `None`: as long as the fabric says, 1.5 s on `mem` and 15 s on verbs. [`Duration::MAX`]: until the
+    /// all have to wait for a core. `None`: as long as the fabric says, 1.5 s, or 15 s with a software device. [`Duration::MAX`]: until the
     /// memory server goes on.
     pub answer_wait: Option<Duration>,
 }

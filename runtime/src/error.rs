@@ -1,5 +1,7 @@
 //! Everything that can go wrong, and what to do about it.
 
+use std::time::Duration;
+
 use crate::{
     lock::{LockWord, OwnerId},
     page::SizeClass,
@@ -105,7 +107,7 @@ pub enum Error {
         /// Who holds its lock.
         owner: OwnerId,
         /// How long was waited.
-        waited: std::time::Duration,
+        waited: Duration,
     },
 
     /// A memory server carries out an operation of an owner for longer than who takes over from that one waits, or the owner itself.
@@ -118,7 +120,7 @@ pub enum Error {
         /// The owner.
         owner: OwnerId,
         /// How long was waited.
-        waited: std::time::Duration,
+        waited: Duration,
     },
 
     /// An owner's log could not be written, so that what it is about is not written either.
@@ -379,6 +381,20 @@ pub enum Error {
         owner: OwnerId,
         /// What happened.
         why: String,
+    },
+
+    /// The owner that an operation was sent to lives, and has given no sign of life for longer than this compute server
+    /// [waits](crate::compute::ComputeOptions::lock_wait).
+    #[error(
+        "{owner} has had an operation on {name:?} for more than {} ms and gives no sign of life, though it lives: it may still carry it out, once; continue or kill its process, then read to find out", waited.as_millis()
+    )]
+    OwnerSilent {
+        /// The structure.
+        name: String,
+        /// The owner.
+        owner: OwnerId,
+        /// How long was waited.
+        waited: Duration,
     },
 
     /// An operation failed at the owner that it was sent to.

@@ -212,7 +212,7 @@ impl<P: Plugin> Cached<P> {
             if word == cached.word() {
                 return Ok(true);
             }
-            // Waits for whoever has it locked: to begin anew time after time would only seem to be about a damaged structure.
+            // Here, for a page that became shared by a move is not among those that the next attempt renews, before it is entered.
             match self.current(from).await {
                 Ok(_) => Ok(true),
                 Err(Interrupt::Restart(_)) => Ok(false),

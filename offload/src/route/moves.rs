@@ -111,6 +111,7 @@ pub(super) async fn answer_to(
     let reply = channel.request_words(what, words, Priority::BestEffort).await;
     let reply = reply.map_err(|error| match error {
         MessagingError::OutcomeUnknown { why, .. } => Error::OwnerLost { name: name(), owner, why },
+        MessagingError::NoAnswer { waited, .. } => Error::OwnerSilent { name: name(), owner, waited },
         MessagingError::Refused { why, .. } => Error::AtOwner { owner, why: why.to_string() },
         error => missing(error.into()),
     })?;

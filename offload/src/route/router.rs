@@ -1,6 +1,6 @@
 //! Has operations done by the owners of what they are about.
 
-use std::{cell::RefCell, future::Future, pin::Pin, rc::Rc};
+use std::{cell::RefCell, future::Future, pin::Pin, rc::Rc, time::Duration};
 
 use farlink_runtime::{
     access::{Operation, Overlap, Plugin, Region, Shards, Structure},
@@ -109,17 +109,25 @@ impl<A: Run> Inner<A> {
                     self.look_anew(epoch, why, &mut patience).await?;
                 }
                 let map = self.map.get();
+                let asked_ns = self.worker.clock().now_ns();
                 let outcome = match map.owner_of(&operation.scope()) {
                     Some(&owner) => self.at(owner, operation, map.epoch).await,
                     None if map.is_whole => return operation.route(&Parts { of: self, map }).await,
                     None => Err(Error::NoOwner { name: self.routes.structure().name.clone() }),
                 };
                 match outcome {
+                    Err(why @ Error::OwnerMissing { .. }) if self.has_waited_since(asked_ns) => return Err(why),
                     Err(why) if is_to_be_sent_on::<O>(&why) => undone = Some((map.epoch, why)),
                     outcome => return outcome,
                 }
             }
         })
+    }
+
+    /// Whether an owner that has not answered since then is not to be asked again: it lives, and its process is stopped.
+    fn has_waited_since(&self, asked_ns: u64) -> bool {
+        let waited = Duration::from_nanos(self.worker.clock().now_ns().saturating_sub(asked_ns));
+        self.worker.lock_wait_limit().is_some_and(|limit| waited >= limit)
     }
 
     /// Waits until the map has another epoch than this, for a while; then the operation is tried again.
@@ -180,6 +188,7 @@ impl<A: Run> Inner<A> {
         self.spare.replace(words);
         let reply = reply.map_err(|error| match error {
             MessagingError::OutcomeUnknown { why, .. } => Error::OwnerLost { name: name.clone(), owner, why },
+            MessagingError::NoAnswer { waited, .. } => Error::OwnerSilent { name: name.clone(), owner, waited },
             MessagingError::Refused { why, .. } => {
                 Error::AtOwner { owner, why: format!("{why}: it was asked for {:?} of a {}", O::NAME, A::Plugin::NAME) }
             }

@@ -125,8 +125,12 @@ impl Host for Inner {
     }
 
     fn answer_wait(&self, server: ServerId) -> Option<Duration> {
-        // Others wait for a compute server that is stopped.
-        (server.index() < self.compute.fabric.servers()).then_some(self.compute.answer_wait)
+        // One that is no memory server owns what it is asked for, as if it had locked it.
+        if server.index() < self.compute.fabric.servers() {
+            Some(self.compute.answer_wait)
+        } else {
+            self.compute.lock_wait
+        }
     }
 
     fn tasks(&self) -> &dyn Tasks {

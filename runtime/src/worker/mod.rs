@@ -499,6 +499,11 @@ impl Handle {
         self.0.compute.owner
     }
 
+    /// How long it waits for an owner that lives and does not go on; see [`ComputeOptions`](crate::compute::ComputeOptions::lock_wait).
+    pub fn lock_wait_limit(&self) -> Option<std::time::Duration> {
+        self.0.compute.lock_wait
+    }
+
     /// How many memory servers the cluster has.
     pub fn servers(&self) -> usize {
         self.0.compute.fabric.servers()

@@ -21,6 +21,7 @@ use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
     one_sided::ownership,
+    partition::Part as Owned,
     structure::Structure,
 };
 use farlink_structures::{
@@ -268,6 +269,57 @@ fn what_was_read_before_a_region_came_is_not_let_in() {
 }
 
 /// Who has nearly all the work gives some of it away, to one who has come without anything, too.
+/// A page becomes shared by a move, and by a split the next owner's alone, before who gave up a part of it has looked which pages are
+/// shared. The links that it has to that page are found to be old, and nothing else.
+#[test]
+fn what_others_change_right_after_a_move_is_read_anew() {
+    let model = sparse(4000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.9);
+    let guest = Member::join(&fabric, 9);
+    let cut = guest.worker.block_on(guest.tree.leaf_low(1800)).unwrap();
+    let part = KeyRange { low: 0, high: Some(cut) };
+    let next = Owner::new(&fabric, 1, &[], CACHE_BYTES_ALL);
+    let owner = Owner::new(&fabric, 2, &[KeyRange::ALL], CACHE_BYTES_MIN);
+    let (worker, colleague) = (&owner.member.worker, owner.member.colleague());
+    let tree = Ordered::over(owner.holdings.here(worker));
+    for key in [cut, 39_500] {
+        assert_eq!(worker.block_on(tree.get(key)).unwrap(), Some(key / 10));
+    }
+    // The colleague's fetch of a leaf, which does not go on, keeps it from looking.
+    let fetched = Ordered::over(owner.holdings.here(&colleague.worker));
+    let fetched = colleague.worker.spawn(async move { fetched.get(39_990).await });
+    colleague.worker.turn();
+    let (holdings, handle) = (owner.holdings.clone(), (**worker).clone());
+    let given_up = worker.spawn(async move { holdings.give_up(&handle, &part).await });
+    let has_it = |part: &Owned| part.to_region::<KeyRange>().unwrap().is_some_and(|region| region.contains(0));
+    let mut has_left = pin!(async {
+        let read = async || ownership::read(&guest.worker, guest.tree.structure()).await.unwrap();
+        while read().await.owners().any(|(_, part)| has_it(part)) {}
+    });
+    guest.worker.block_on(poll_fn(|cx| {
+        worker.turn();
+        cx.waker().wake_by_ref();
+        has_left.as_mut().poll(cx)
+    }));
+    next.member.worker.block_on(next.holdings.take(&next.member.worker, part)).unwrap();
+    let lower = Ordered::over(next.holdings.here(&next.member.worker));
+    next.member.worker.block_on(async {
+        for key in (cut - 300..cut).filter(|key| key % 10 != 0) {
+            assert!(lower.insert(key, key).await.unwrap());
+        }
+    });
+    assert!(next.member.worker.counters().splits > 0);
+    // More than its cache can hold.
+    worker.block_on(async {
+        let all = cut / 10..3950;
+        for index in all.clone().rev().chain(all) {
+            assert_eq!(tree.get(index * 10).await.unwrap(), Some(index));
+        }
+    });
+    assert_eq!(colleague.worker.block_on(fetched).unwrap(), Some(3999));
+    assert_eq!(worker.block_on(given_up).unwrap(), Some(part));
+}
+
 #[test]
 fn owners_are_balanced_by_uses() {
     let model = sparse(4000);

@@ -1,16 +1,21 @@
 //! Operations find the owners of their keys: what that takes, in messages and READs, and that nothing is lost or done twice.
 
-use std::rc::Rc;
+use std::{
+    rc::Rc,
+    sync::{Mutex, mpsc},
+    time::Duration,
+};
 
 use farlink_offload::{
     Admission, ComputeCache, Holdings, OwnerServer, Router, Routes, Served,
-    route::{Here, OwnerCounts},
+    route::{Here, OwnerCounts, move_region},
 };
 use farlink_runtime::{
     clock::Clock,
+    compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
     fabric::{Error as FabricError, listener::ListenOptions},
-    messaging::{ServeMessages, Wait},
+    messaging::{MessageServer, Refusal, Request, Responder, ServeMessages, Service, Wait},
     worker::{Counters, Worker},
 };
 use farlink_structures::{
@@ -19,6 +24,7 @@ use farlink_structures::{
 };
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
+    bounded::Watchdog,
     settings,
 };
 use proptest::prelude::*;
@@ -282,6 +288,66 @@ fn where_nobody_answers_it_is_said_who_does_not() {
     assert_eq!(impatient(&worker, tree.get(10)).unwrap(), Some(1));
     drop((tree, worker));
     scene.close("nobody answers");
+}
+
+/// Says that it has a message, and goes no further, as a process that was stopped, until the other end is dropped.
+struct Stopped(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Service for Stopped {
+    fn handle(&mut self, _request: Request<'_>, reply: Responder) {
+        let _ = self.0.send(());
+        let _ = self.1.recv();
+        reply.refuse(Refusal::Unanswered);
+    }
+}
+
+#[test]
+fn an_owner_that_gives_no_sign_of_life_is_named() {
+    const WAIT: Duration = Duration::from_secs(1);
+    let _watchdog = Watchdog::start("a silent owner", Duration::from_secs(60));
+    let mut scene = Scene::new(FabricProfile::Fast, CACHE_BYTES_ALL);
+    let (cut, compute) = (scene.cut, &scene.owners[1].member.compute);
+    let silent = compute.owner();
+    scene.owners[1].server = None;
+    let listener = compute.listen(&ListenOptions::default()).unwrap();
+    let ((has_it, message), (go_on, stopped)) = (mpsc::channel(), mpsc::channel());
+    let stopped = Mutex::new(Some(Stopped(has_it, stopped)));
+    let stopped = move |_| Ok(Box::new(stopped.lock().unwrap().take().unwrap()) as _);
+    let stopped = MessageServer::start(listener, &ServeMessages::default(), stopped).unwrap();
+    // Dropped before that, which waits for its thread.
+    let go_on = go_on;
+    let options =
+        ComputeOptions { lock_wait: Some(WAIT), maintenance: Maintenance::Manual, ..ComputeOptions::default() };
+    let impatient_one = ComputeServer::join(scene.fabric.clone(), options).unwrap();
+    // Time passes as fast as it is asked for: nobody waits.
+    let worker = impatient_one.worker_with(Clock::Virtual(Rc::default())).unwrap();
+    let routes_known = routes(&scene.guest);
+    let tree: Routed = Ordered::over(Router::to_owners(&worker, &routes_known));
+    let asking = tree.clone();
+    let asked = worker.spawn(async move { asking.insert(cut + 1, 5).await });
+    while message.try_recv().is_err() {
+        worker.turn();
+    }
+    let found = impatient(&worker, asked);
+    assert!(matches!(&found, Err(Error::OwnerSilent { owner, waited: WAIT, .. }) if *owner == silent), "{found:?}");
+    // From then on nothing is sent to it before it answers.
+    let reads = routes_known.reads();
+    let found = impatient(&worker, tree.insert(cut + 1, 5));
+    assert!(matches!(&found, Err(Error::OwnerMissing { owner, .. }) if *owner == silent), "{found:?}");
+    assert!(found.unwrap_err().to_string().contains("no sign of life for 1000 ms"));
+    assert!(routes_known.reads() - reads <= 2, "it was asked {} times", routes_known.reads() - reads);
+    let region = KeyRange { low: cut, high: None };
+    let to = scene.owners[0].member.compute.owner();
+    let found = impatient(&worker, move_region(&worker, scene.guest.tree.structure(), &region, silent, to));
+    assert!(matches!(&found, Err(Error::OwnerMissing { owner, .. }) if *owner == silent), "{found:?}");
+    drop((tree, go_on, stopped));
+    // It was never carried out, and others may wait for longer.
+    scene.owners[1].listen().unwrap();
+    let patient = to_owners(&scene.guest, &routes(&scene.guest));
+    assert!(scene.guest.worker.block_on(patient.insert(cut + 1, 6)).unwrap());
+    scene.model.insert(cut + 1, 6);
+    drop((patient, worker, impatient_one));
+    scene.close("no sign of life");
 }
 
 /// Ten seconds are nothing where whoever moves a region gets no core.

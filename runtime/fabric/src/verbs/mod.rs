@@ -292,9 +292,9 @@ impl Fabric for VerbsFabric {
         liveness
     }
 
-    /// Linux's software device lets small messages wait for seconds behind large ones, and takes its time to register memory.
+    /// A software device lets small messages wait for seconds behind large ones, and takes its time to register memory.
     fn silence_max(&self) -> Duration {
-        Duration::from_secs(15)
+        Duration::from_millis(if self.domain.device().info().software { 15_000 } else { 1500 })
     }
 
     fn check_servers(&self) -> Result<(), Error> {
