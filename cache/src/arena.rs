@@ -203,6 +203,14 @@ impl Arena {
         let body = self.words(unit, class.words());
         words.into_iter().for_each(|words| prefetch_lines(body, words));
     }
+
+    /// Asks the processor to have so many words of a frame's body at hand soon, at most.
+    #[inline]
+    pub(crate) fn prefetch_body(&self, frame: u32, words: usize) {
+        if let Some(frame) = self.get(frame) {
+            prefetch_lines(self.body(frame), 0..words.min(frame.class().words()));
+        }
+    }
 }
 
 /// Asks the processor to have some words of a body at hand soon.

@@ -31,6 +31,11 @@ const FLUSHED_TOGETHER: usize = 32;
 /// few enough for what others ask of the store meanwhile.
 const FLUSHED_BYTES: usize = 256 << 10;
 
+/// Pages whose first words are asked for while others are looked at: they are in no cache of the processor, most of them.
+const LOOKED_AHEAD: u32 = 8;
+/// What is looked at first of a page.
+const FIRST_WORDS: usize = 16;
+
 /// A page to be written. Whoever has one writes it: its frame waits.
 pub(crate) struct Snapshot<B> {
     index: u32,
@@ -251,6 +256,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut dirty: Vec<(u8, u32, PageId)> = Vec::new();
         for index in cache.frame_numbers() {
             let frame = cache.frame(index);
+            if cache.arena.get(index + LOOKED_AHEAD).is_some_and(|next| next.is_due(flushes)) {
+                cache.arena.prefetch_body(index + LOOKED_AHEAD, FIRST_WORDS);
+            }
             if let Some(page) = frame.page()
                 && frame.is_due(flushes)
                 && is_meant(page, cache.arena.body(frame))
@@ -352,8 +360,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut refused = None;
         loop {
             let mut snapshots = Vec::new();
+            let mut following = pages.iter().skip(1);
             left.retain(|&(_, index, page)| {
                 let frame = cache.frame(index);
+                if let Some(&(_, next, _)) = following.next() {
+                    cache.arena.prefetch_body(next, frame.class().words());
+                }
                 if frame.page() != Some(page) || !frame.is_due(flushes) {
                     return false;
                 }

@@ -38,6 +38,7 @@ use crate::tally::Counters;
 const DRAWN_MAX: u64 = 1 << 20;
 /// Handles of a cache, beside one of its worker.
 const HANDLES: usize = 8;
+const PAGE_WORDS: usize = PAGE_BYTES as usize / 8;
 /// Pages that a copy has on their way: as many as a flush.
 const COPIED_AT_ONCE: usize = (256 << 10) / PAGE_BYTES as usize;
 
@@ -249,8 +250,9 @@ impl Trial<'_> {
         let pages = written().0 - before.0;
         stage.begin(Stage::MOVED);
         sleep_until(zero + ended + self.schedule.after);
+        let copy = worker.block_on(Copy::prepare(&worker, self.structure, pages))?;
         let copy_began = zero.elapsed();
-        worker.block_on(copy(&worker, self.structure, pages))?;
+        worker.block_on(copy.run(&worker))?;
         Ok(Seen {
             slots: Vec::new(),
             moved: moved.context("the region was not moved: no leaf lies in it; give more --keys")?,
@@ -343,27 +345,39 @@ fn sleep_until(time: Instant) {
     thread::sleep(time.saturating_duration_since(Instant::now()));
 }
 
-/// Writes so many pages to remote memory, as many at a time as a flush does.
-async fn copy(worker: &Handle, structure: &Structure, pages: u64) -> Result<(), Error> {
-    let access = OneSided::<Tree>::new(worker, structure.clone(), Proof::Checksum);
-    let mut places: Vec<NewPage> = Vec::new();
-    for _ in 0..COPIED_AT_ONCE {
-        places.push(access.allocate(structure.class, Placement::RoundRobin).await?);
-    }
-    let image = vec![1; PAGE_BYTES as usize / 8];
-    let mut left = pages;
-    while left > 0 {
-        let count = left.min(COPIED_AT_ONCE as u64);
-        let write = |place: &NewPage| {
-            let mut buffer = worker.buffer(image.len())?;
-            buffer.copy_from_slice(&image);
-            Ok(worker.write(place.at(), buffer))
-        };
-        let posted = places.iter().take(count as usize).map(write).collect::<Result<Vec<_>, Error>>()?;
-        for posted in posted {
-            posted.await?;
+/// Copies so many pages to remote memory, each from a place of its own to another one, as many at a time as a flush does.
+struct Copy {
+    places: Vec<NewPage>,
+    images: Vec<u64>,
+}
+
+impl Copy {
+    async fn prepare(worker: &Handle, structure: &Structure, pages: u64) -> Result<Self, Error> {
+        let access = OneSided::<Tree>::new(worker, structure.clone(), Proof::Checksum);
+        let mut places = Vec::new();
+        for _ in 0..pages {
+            places.push(access.allocate(structure.class, Placement::RoundRobin).await?);
         }
-        left -= count;
+        let words = places.len() * PAGE_WORDS;
+        let copy = Self { places, images: (1..=words as u64).collect() };
+        // Memory that was never touched is slow the first time.
+        copy.run(worker).await?;
+        Ok(copy)
     }
-    Ok(())
+
+    async fn run(&self, worker: &Handle) -> Result<(), Error> {
+        let pages: Vec<_> = self.places.iter().zip(self.images.chunks(PAGE_WORDS)).collect();
+        for together in pages.chunks(COPIED_AT_ONCE) {
+            let write = |&(place, image): &(&NewPage, &[u64])| {
+                let mut buffer = worker.buffer(image.len())?;
+                buffer.copy_from_slice(image);
+                Ok(worker.write(place.at(), buffer))
+            };
+            let posted = together.iter().map(write).collect::<Result<Vec<_>, Error>>()?;
+            for posted in posted {
+                posted.await?;
+            }
+        }
+        Ok(())
+    }
 }

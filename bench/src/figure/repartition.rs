@@ -49,10 +49,10 @@ pub(crate) fn run(args: &RepartitionArgs, out: impl Write) -> anyhow::Result<()>
         show_bytes(args.cache),
     ))?;
     let mut progress = Progress::new(3, args.common.json);
-    // Owners' logs take an eighth of each cache, at most.
-    let logs = args.cache * args.compute_servers / 8;
+    // Owners' logs take an eighth of each cache, at most; what is copied in the end, a whole one.
+    let more = args.cache * args.compute_servers / 8 + args.cache;
     let options = MemOptions { latency_ns: args.latency, ..MemOptions::default() };
-    let bed = TestBed::start(1, shape(keys).pages() * PAGE_BYTES * 11 / 10 + logs, options)?;
+    let bed = TestBed::start(1, shape(keys).pages() * PAGE_BYTES * 11 / 10 + more, options)?;
     let options = BTreeOptions { page_bytes: PAGE_BYTES as usize, ..BTreeOptions::default() };
     let structure = progress.step("load", || bed.load(NAME, options, key_set.entries(), FILL))?;
     let schedule = Schedule { warm_up: args.warm_up_seconds, before: args.before, after: args.after, slot: args.slot };

@@ -2,7 +2,7 @@
 
 use crate::{
     lock::{LockState, LockWord, OwnerId},
-    page::{LOCK, SizeClass, avalanche, mix},
+    page::{LOCK, SizeClass, avalanche, body_sum, mix},
     ptr::{Link, RemotePtr},
 };
 
@@ -163,8 +163,11 @@ pub(crate) fn seal<'w, 'b>(
 
 /// The sum of a part at its place: over all words but itself and the mark.
 fn sum(at: RemotePtr, part: &[u64]) -> u64 {
-    let words = part[..part.len() - 1].iter().enumerate().filter(|&(index, _)| index != SUM);
-    words.fold(avalanche(at.raw()), |sum, (index, &word)| sum.wrapping_add(mix(index, word)))
+    let words = &part[..part.len() - 1];
+    // As the checksum of a page, which leaves out two words in front.
+    let in_front = mix(0, words[0]).wrapping_add(mix(1, words[1]));
+    let sum = body_sum(words).wrapping_add(in_front).wrapping_sub(mix(SUM, words[SUM]));
+    sum.wrapping_add(avalanche(at.raw()))
 }
 
 /// Where the mark of a part stands.

@@ -53,11 +53,12 @@
 mod space;
 
 use std::{
-    collections::HashMap,
     future::poll_fn,
     sync::Arc as StdArc,
     task::{Poll, Waker},
 };
+
+use hashbrown::HashMap;
 
 use self::space::{Held, Space};
 pub use crate::redo::{PageRecord, Recorded};

@@ -1,6 +1,9 @@
 //! Where batches are written, and which of them are done with.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use crate::{
     ptr::{Link, RemotePtr},
@@ -53,7 +56,7 @@ pub(super) struct Space {
     /// Where the next part goes, if it fits.
     current: Option<usize>,
     batches: BTreeMap<u64, Batch>,
-    pages: HashMap<Link, Vec<Live>>,
+    pages: HashMap<Link, SmallVec<[Live; 1]>>,
 }
 
 impl Space {
@@ -136,7 +139,7 @@ impl Space {
 
     fn done(&mut self, page: Link, is_done: impl Fn(&Live) -> bool) {
         let Some(all) = self.pages.get_mut(&page) else { return };
-        let done: Vec<u64> = all.iter().filter(|live| is_done(live)).map(|live| live.batch).collect();
+        let done: SmallVec<[u64; 4]> = all.iter().filter(|live| is_done(live)).map(|live| live.batch).collect();
         all.retain(|live| !is_done(live));
         if all.is_empty() {
             self.pages.remove(&page);
@@ -168,7 +171,7 @@ impl Space {
     /// The pages of the older half of the batches.
     pub(super) fn oldest(&self) -> Vec<Link> {
         let Some((&middle, _)) = self.batches.iter().nth(self.batches.len() / 2) else { return Vec::new() };
-        let is_old = |live: &Vec<Live>| live.iter().any(|live| live.batch <= middle);
+        let is_old = |live: &[Live]| live.iter().any(|live| live.batch <= middle);
         self.pages.iter().filter(|(_, live)| is_old(live)).map(|(&page, _)| page).collect()
     }
 
