@@ -1,5 +1,9 @@
 //! Pages open for writing, as private images: a change is computed on them before anything is locked.
 
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
+
 use super::PageCopy;
 use crate::{
     access::{Interrupt, PageRef},
@@ -15,7 +19,10 @@ use crate::{
 
 /// Words of a page that a change has set.
 #[derive(Debug, Clone)]
-pub(super) struct Dirty(Vec<u64>);
+pub(super) struct Dirty(SmallVec<[u64; 4]>);
+
+/// Ranges of words.
+pub(super) type Runs = SmallVec<[Range<usize>; 4]>;
 
 /// Unchanged words between two changed ones that are cheaper to write than a WRITE of its own is to post.
 const GAP_WORDS_MAX: usize = 2;
@@ -23,7 +30,7 @@ const GAP_WORDS_MAX: usize = 2;
 impl Dirty {
     /// None of a page of so many words.
     fn none(words: usize) -> Self {
-        Self(vec![0; words.div_ceil(64)])
+        Self(smallvec![0; words.div_ceil(64)])
     }
 
     fn mark(&mut self, index: usize) {
@@ -43,12 +50,19 @@ impl Dirty {
     }
 
     /// The ranges of words to write, in order.
-    pub(super) fn runs(&self) -> Vec<std::ops::Range<usize>> {
-        let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-        for index in self.indices() {
-            match runs.last_mut() {
-                Some(run) if index <= run.end + GAP_WORDS_MAX => run.end = index + 1,
-                _ => runs.push(index..index + 1),
+    pub(super) fn runs(&self) -> Runs {
+        let mut runs = Runs::new();
+        let mut add = |found: Range<usize>| match runs.last_mut() {
+            Some(run) if found.start <= run.end + GAP_WORDS_MAX => run.end = found.end,
+            _ => runs.push(found),
+        };
+        for (group, &bits) in self.0.iter().enumerate() {
+            let mut left = bits;
+            while left != 0 {
+                let first = left.trailing_zeros();
+                let end = first + (left >> first).trailing_ones();
+                add(group * 64 + first as usize..group * 64 + end as usize);
+                left &= u64::MAX.checked_shl(end).unwrap_or(0);
             }
         }
         runs
@@ -235,6 +249,8 @@ impl PagesMut for OneSidedPages {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use rand::{RngExt, SeedableRng};
+
     use super::*;
 
     #[test]
@@ -244,6 +260,27 @@ mod tests {
         for index in [1, 7, 8, 11, 63, 64, 65, 127, 511] {
             dirty.mark(index);
         }
-        assert_eq!(dirty.runs(), [1..2, 7..12, 63..66, 127..128, 511..512]);
+        assert_eq!(dirty.runs()[..], [1..2, 7..12, 63..66, 127..128, 511..512]);
+        (0..512).for_each(|index| dirty.mark(index));
+        assert_eq!(dirty.runs()[..], [0..512]);
+    }
+
+    #[test]
+    fn runs_have_all_that_is_marked() {
+        let mut random = rand::rngs::StdRng::seed_from_u64(7);
+        for _ in 0..1000 {
+            let mut dirty = Dirty::none(192);
+            let dense = random.random_range(0.0..1.0);
+            (0..192).filter(|_| random.random_bool(dense)).for_each(|index| dirty.mark(index));
+            let runs = dirty.runs();
+            assert!(runs.windows(2).all(|pair| pair[0].end + GAP_WORDS_MAX < pair[1].start), "{runs:?}");
+            let mut marked = dirty.indices().peekable();
+            for run in runs {
+                assert_eq!((marked.peek(), run.is_empty()), (Some(&run.start), false));
+                let last = std::iter::from_fn(|| marked.next_if(|index| run.contains(index))).last();
+                assert_eq!(last, Some(run.end - 1));
+            }
+            assert_eq!(marked.next(), None);
+        }
     }
 }

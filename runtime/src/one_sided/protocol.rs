@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use super::{
     change::PreparedChange,
-    pages::{Added, Changed},
+    pages::{Added, Changed, Runs},
 };
 use crate::{
     buffer::Buffer,
@@ -39,7 +39,7 @@ type Failure = Box<Error>;
 /// What a change is going to write, in memory that it has already.
 pub(super) struct ChangeBuffers {
     /// By the index of the changed page.
-    writes: Vec<(usize, RemotePtr, Payload)>,
+    writes: SmallVec<[(usize, RemotePtr, Payload); 4]>,
     /// The bodies of the new pages: all words but the lock word.
     bodies: Vec<Buffer>,
     /// None if no page is locked, or the change needs none.
@@ -67,7 +67,7 @@ impl ChangeBuffers {
             buffer.copy_from_slice(words);
             Ok::<_, Error>(buffer)
         };
-        let mut writes = Vec::new();
+        let mut writes = SmallVec::new();
         for (index, page) in changed.iter().enumerate().filter(|(_, page)| !page.free) {
             for run in page.dirty.runs() {
                 let at = page.at.word(run.start);
@@ -100,12 +100,13 @@ pub(super) fn record(
     if !is_needed {
         return Ok(None);
     }
-    let mut body = Body::new(changed.len(), added.len(), evidence);
-    for page in changed {
+    let runs: SmallVec<[Runs; 2]> =
+        changed.iter().map(|page| if page.free { Runs::new() } else { page.dirty.runs() }).collect();
+    let set = runs.iter().flatten().map(|run| 1 + run.len()).sum::<usize>();
+    let mut body = Body::with_room(changed.len(), added.len(), evidence, set);
+    for (page, runs) in changed.iter().zip(runs) {
         body.page(page.at, page.class(), page.lock, page.free);
-        for run in page.dirty.runs().into_iter().filter(|_| !page.free) {
-            body.run(run.start, &page.image[run]);
-        }
+        runs.into_iter().for_each(|run| body.run(run.start, &page.image[run]));
     }
     for Added { page, .. } in added {
         body.new_page(page.link(), page.free_version());
@@ -141,7 +142,7 @@ pub(super) async fn lock_all<R: Remote>(
         return Ok(true);
     }
     remote.count(Count::RoundTrip);
-    let mut recorded = Vec::new();
+    let mut recorded = SmallVec::new();
     match recording {
         Some(recording) if remote.capabilities().ordered_writes => recorded = recording.post(remote),
         Some(recording) => {

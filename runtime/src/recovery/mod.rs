@@ -9,6 +9,8 @@ mod reclaim;
 
 use std::{collections::HashSet, time::Duration};
 
+use smallvec::SmallVec;
+
 use self::reclaim::reclaim;
 use crate::{
     epoch::round::{Board, read_slots},
@@ -110,11 +112,11 @@ pub(crate) async fn take_places(
     worker: &Handle,
     servers: impl Iterator<Item = ServerId> + Clone,
     parts: &[usize],
-) -> Vec<Places> {
+) -> SmallVec<[Places; 1]> {
     let mut attempt = 0;
     loop {
         // All or none: nobody waits for room while it keeps others waiting.
-        let taken = servers.clone().map(|server| worker.rings().take(server, parts)).collect::<Option<Vec<_>>>();
+        let taken = servers.clone().map(|server| worker.rings().take(server, parts)).collect::<Option<_>>();
         if let Some(taken) = taken {
             return taken;
         }

@@ -102,7 +102,14 @@ pub(crate) struct Body {
 
 impl Body {
     pub(crate) fn new(pages: usize, new: usize, evidence: Evidence) -> Self {
-        Self { words: vec![(pages as u64) << 48 | (new as u64) << 32 | evidence as u64], runs_at: 0 }
+        Self::with_room(pages, new, evidence, 0)
+    }
+
+    /// With room for so many words of runs.
+    pub(crate) fn with_room(pages: usize, new: usize, evidence: Evidence, runs: usize) -> Self {
+        let mut words = Vec::with_capacity(1 + 3 * pages + runs + 2 * new);
+        words.push((pages as u64) << 48 | (new as u64) << 32 | evidence as u64);
+        Self { words, runs_at: 0 }
     }
 
     /// Adds a page; its runs follow.

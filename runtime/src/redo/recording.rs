@@ -1,5 +1,7 @@
 //! The record of one change on its way to remote memory.
 
+use smallvec::SmallVec;
+
 use super::{
     record::{Body, Evidence, mark_at},
     ring::Places,
@@ -19,14 +21,14 @@ pub(crate) struct Recording {
     body: Body,
     evidence: Evidence,
     sequence: u64,
-    copies: Vec<Copy>,
+    copies: SmallVec<[Copy; 1]>,
 }
 
 #[derive(Debug)]
 struct Copy {
     server: ServerId,
     /// One for each part, until they are posted.
-    buffers: Vec<Buffer>,
+    buffers: SmallVec<[Buffer; 1]>,
     /// Held until the change has ended.
     places: Option<Places>,
 }
@@ -51,7 +53,7 @@ impl Recording {
     }
 
     /// How long its parts are.
-    pub(crate) fn parts(&self) -> Vec<usize> {
+    pub(crate) fn parts(&self) -> SmallVec<[usize; 2]> {
         self.body.parts().collect()
     }
 
@@ -74,8 +76,8 @@ impl Recording {
     pub(crate) fn post<'r, R: Remote>(
         &mut self,
         remote: &'r R,
-    ) -> Vec<impl Future<Output = Result<(), Failure>> + use<'r, R>> {
-        let mut posted = Vec::with_capacity(self.copies.len());
+    ) -> SmallVec<[impl Future<Output = Result<(), Failure>> + use<'r, R>; 1]> {
+        let mut posted = SmallVec::new();
         for copy in &mut self.copies {
             let places = copy.places.as_ref().expect("a record has its places before it is posted");
             let parts = places.at().zip(copy.buffers.drain(..));

@@ -6,6 +6,8 @@ use std::{
     rc::Rc,
 };
 
+use smallvec::SmallVec;
+
 use super::{RING_CLASS, RING_FIRST};
 use crate::ptr::{RemotePtr, ServerId};
 
@@ -88,7 +90,7 @@ impl WorkerRings {
     /// See [`Places::take`].
     pub(crate) fn take(&self, server: ServerId, parts: &[usize]) -> Option<Places> {
         if parts.is_empty() {
-            return Some(Places(Vec::new()));
+            return Some(Places(SmallVec::new()));
         }
         Places::take(self.by_server.borrow().get(&server)?, parts.iter().copied())
     }
@@ -121,7 +123,7 @@ impl Drop for Place {
 
 /// Room for the parts of one record on one memory server; free again when dropped.
 #[derive(Debug)]
-pub struct Places(Vec<Place>);
+pub struct Places(SmallVec<[Place; 1]>);
 
 impl Places {
     /// Takes room for parts of these lengths, all or none. Records of one part take it in the first ring, longer ones in the others,
@@ -129,7 +131,7 @@ impl Places {
     pub fn take(rings: &[RingSpace], parts: impl ExactSizeIterator<Item = usize>) -> Option<Self> {
         let rings = if parts.len() == 1 { rings } else { rings.get(1..)? };
         let places = parts.zip(rings.iter().map(Some).chain(std::iter::repeat(None)));
-        places.map(|(words, ring)| ring?.take(words)).collect::<Option<Vec<_>>>().map(Self)
+        places.map(|(words, ring)| ring?.take(words)).collect::<Option<_>>().map(Self)
     }
 
     /// How many rings a record of so many parts needs.
