@@ -268,7 +268,6 @@ fn what_was_read_before_a_region_came_is_not_let_in() {
     assert_left_clean(&fabric, &model, "read before");
 }
 
-/// Who has nearly all the work gives some of it away, to one who has come without anything, too.
 /// A page becomes shared by a move, and by a split the next owner's alone, before who gave up a part of it has looked which pages are
 /// shared. The links that it has to that page are found to be old, and nothing else.
 #[test]
@@ -320,6 +319,7 @@ fn what_others_change_right_after_a_move_is_read_anew() {
     assert_eq!(worker.block_on(given_up).unwrap(), Some(part));
 }
 
+/// Who has nearly all the work gives some of it away, to one who has come without anything, too.
 #[test]
 fn owners_are_balanced_by_uses() {
     let model = sparse(4000);
