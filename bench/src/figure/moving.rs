@@ -250,7 +250,7 @@ impl Trial<'_> {
         let pages = written().0 - before.0;
         stage.begin(Stage::MOVED);
         sleep_until(zero + ended + self.schedule.after);
-        let copy = worker.block_on(Copy::prepare(&worker, self.structure, pages))?;
+        let copy = worker.block_on(BareCopy::prepare(&worker, self.structure, pages))?;
         let copy_began = zero.elapsed();
         worker.block_on(copy.run(&worker))?;
         Ok(Seen {
@@ -346,12 +346,12 @@ fn sleep_until(time: Instant) {
 }
 
 /// Copies so many pages to remote memory, each from a place of its own to another one, as many at a time as a flush does.
-struct Copy {
+struct BareCopy {
     places: Vec<NewPage>,
     images: Vec<u64>,
 }
 
-impl Copy {
+impl BareCopy {
     async fn prepare(worker: &Handle, structure: &Structure, pages: u64) -> Result<Self, Error> {
         let access = OneSided::<Tree>::new(worker, structure.clone(), Proof::Checksum);
         let mut places = Vec::new();
