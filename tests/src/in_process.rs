@@ -27,8 +27,9 @@ use crate::{
 /// One run at a time: each has more threads than small machines have cores, and in its time has to get to splits and merges.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Where requests fail and there are real connections, they all break so often.
-const BREAKS_EVERY: Duration = Duration::from_millis(500);
+/// Where requests fail and there are real connections, they all break after so long, and again after twice as long each time. It takes
+/// a second until a break is noticed, and more on a slow machine: with a fixed pause, no operation would ever end there.
+const FIRST_BREAK: Duration = Duration::from_millis(500);
 
 /// Runs the workload that the processes of the acceptance test run, as threads.
 ///
@@ -47,9 +48,11 @@ pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     let begun = Instant::now();
     let is_over = AtomicBool::new(false);
     let pull_cables = || {
+        let mut pause = FIRST_BREAK;
         while !is_over.load(Ordering::Acquire) {
-            std::thread::park_timeout(BREAKS_EVERY);
+            std::thread::park_timeout(pause);
             cluster.break_connections();
+            pause *= 2;
         }
     };
     let peer_reports = std::thread::scope(|scope| {

@@ -107,7 +107,7 @@ impl Script {
         }
         let mut command = vec!["env"];
         command.extend(settings);
-        command.extend([built.test(name)?, "--test-threads", "2"]);
+        command.extend([built.test(name)?, "--test-threads", "2", "--nocapture"]);
         command.extend(skipped.iter().flat_map(|name| ["--skip", name]));
         self.step(Lane::Tests, name, limit_s, &command);
         Ok(())

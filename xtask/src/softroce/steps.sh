@@ -2,14 +2,33 @@
 failures=/tmp/failures
 : >"$failures"
 
+# Where the threads of a process stand: name, state, processor time in ticks, and what of the kernel they are in.
+threads_of() {
+    local task
+    for task in /proc/"$1"/task/*; do
+        echo "-- $(cat "$task/comm"): state, time: $(cut -d ' ' -f 3,14,15 "$task/stat"), system call: $(cat "$task/syscall")"
+        cat "$task/stack"
+    done 2>/dev/null
+}
+
 # step NAME SECONDS COMMAND...
 step() {
-    local name="$1" limit="$2" begun code
+    local name="$1" limit="$2" begun code command watcher
     shift 2
     echo "== $name"
     begun=$(date +%s)
-    timeout -s KILL "$limit" "$@" </dev/null
+    "$@" </dev/null &
+    command=$!
+    (
+        # It outlives the step, and must not hold its output.
+        sleep "$limit" >/dev/null 2>&1
+        threads_of "$command"
+        kill -KILL "$command"
+    ) &
+    watcher=$!
+    wait "$command"
     code=$?
+    kill "$watcher" 2>/dev/null
     case $code in
     0) echo "== $name: ok, $(($(date +%s) - begun)) s" ;;
     137) echo "== $name: FAILED: killed after $(($(date +%s) - begun)) s of $limit" | tee -a "$failures" ;;
