@@ -4,6 +4,7 @@
 //! and no idle member holds up the reuse of pages while workers run.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use farlink_runtime::audit;
 use farlink_runtime::catalog;
@@ -18,6 +19,8 @@ use crate::report::{CheckRow, Footprint};
 
 /// Problems that a failed check tells in full.
 const PROBLEMS_TOLD: usize = 3;
+/// How long a look waits for a compute server that lives and does not go on.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// A cluster to look at.
 #[derive(Debug)]
@@ -43,7 +46,8 @@ impl ClusterView {
 
     /// Joins the cluster for as long as `look` takes. What compute servers that have died held is taken back before that.
     pub(crate) fn visit<R>(&self, look: impl FnOnce(&Worker) -> anyhow::Result<R>) -> anyhow::Result<R> {
-        let compute = ComputeServer::join(Arc::clone(&self.fabric), ComputeOptions::default())?;
+        let options = ComputeOptions { lock_wait: Some(LOCK_WAIT), ..ComputeOptions::default() };
+        let compute = ComputeServer::join(Arc::clone(&self.fabric), options)?;
         let worker = compute.worker()?;
         worker.block_on(compute.settle(&worker))?;
         look(&worker)

@@ -61,7 +61,8 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
     let known = program::find(programs, &structure.kind)?;
     let RepartitionArgs { region, away_from, balance, to, .. } = args.clone();
     let wish = Wish { region, away_from, balance, to };
-    let Repartitioned { moved, map, epoch } = cluster.visit(|worker| known.repartition(worker, &structure, &wish))?;
+    let Repartitioned { moved, map, unowned, epoch } =
+        cluster.visit(|worker| known.repartition(worker, &structure, &wish))?;
     let fields = |row: &RegionRow| {
         let value = |number: Option<u64>| number.map_or(serde_json::Value::Null, Into::into);
         vec![
@@ -82,8 +83,11 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
         reporter.note(&format!("`{}`, epoch {epoch}:", args.name))?;
     }
     for row in &map {
-        let uses = row.uses.map_or_else(|| "does not listen".to_owned(), |uses| format!("{uses} uses"));
+        let uses = row.uses.map_or_else(|| "does not answer".to_owned(), |uses| format!("{uses} uses"));
         reporter.record("region", fields(row), &format!("  {}: compute server {}, {uses}", row.region, row.owner))?;
+    }
+    for region in unowned {
+        reporter.record("unowned", vec![("region", region.clone().into())], &format!("  {region}: nobody"))?;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail, ensure};
+use farlink_offload::route::move_region;
 use farlink_offload::{Holdings, OwnerServer, ShardKey};
 use farlink_runtime::access::{Overlap, Region as _};
 use farlink_runtime::compute::ComputeServer;
@@ -86,7 +87,7 @@ impl<S: Subject> Share<S> {
                 }
             }
             let owner = owner.with_context(|| format!("nobody owns all of {region:?}"))?;
-            if worker.block_on(self.holdings.take_from(worker, &region, owner))?.is_some() {
+            if worker.block_on(move_region(worker, structure, &region, owner, worker.owner()))?.is_some() {
                 return Ok(());
             }
         }

@@ -1,7 +1,7 @@
 //! `farlink repartition`: who owns what of a structure, and moves of it, while it is used.
 
 use anyhow::{Context as _, bail, ensure};
-use farlink_offload::route::{self, Load, Moved, balance, move_region};
+use farlink_offload::route::{self, Load, Moved, balance, move_region, take_region};
 use farlink_runtime::access::{Overlap, Region as _, Structure};
 use farlink_runtime::lock::OwnerId;
 use farlink_runtime::one_sided::ownership;
@@ -42,6 +42,8 @@ pub(crate) struct RegionRow {
 pub(crate) struct Repartitioned {
     pub(crate) moved: Vec<RegionRow>,
     pub(crate) map: Vec<RegionRow>,
+    /// What nobody owns of a structure that has owners.
+    pub(crate) unowned: Vec<String>,
     pub(crate) epoch: u64,
 }
 
@@ -58,7 +60,7 @@ pub(crate) fn repartition<S: Subject>(
     } else if let Some(region) = &wish.region {
         let region = S::parse_region(region)?;
         let to = id(*wish.to.first().context("--region needs --to, the compute server that takes it")?)?;
-        vec![move_one::<S>(worker, structure, &region, to)?]
+        move_one::<S>(worker, structure, &region, to)?
     } else if let Some(from) = wish.away_from {
         move_away::<S>(
             worker,
@@ -78,26 +80,34 @@ pub(crate) fn repartition<S: Subject>(
     });
     let map = worker.block_on(ownership::read(worker, structure))?;
     let mut rows = Vec::new();
+    let mut unowned = vec![S::Region::everything()];
     for (owner, part) in map.owners() {
         let Some(region) = part.to_region::<S::Region>()? else { continue };
+        unowned = unowned.iter().flat_map(|left| left.without(&region).unwrap_or_default()).collect();
         let loads = worker.block_on(route::loads::<S::Region>(worker, structure, owner, 0)).ok();
         let is_it = |load: &&Load<S::Region>| load.region.overlap(&region) != Overlap::Outside;
         let uses = loads.as_ref().and_then(|loads| loads.regions.iter().find(is_it)).map(|load| load.uses);
         rows.push(RegionRow { region: S::show_region(&region), owner: owner.incarnation(), from: None, uses });
     }
-    Ok(Repartitioned { moved: moved.collect(), map: rows, epoch: map.epoch })
+    unowned.retain(|_| !rows.is_empty());
+    let unowned = unowned.iter().map(S::show_region).collect();
+    Ok(Repartitioned { moved: moved.collect(), map: rows, unowned, epoch: map.epoch })
 }
 
+/// None has moved if nobody had it: then it is taken.
 fn move_one<S: Subject>(
     worker: &Worker,
     structure: &Structure,
     region: &S::Region,
     to: OwnerId,
-) -> anyhow::Result<Moved<S::Region>> {
+) -> anyhow::Result<Vec<Moved<S::Region>>> {
     let map = worker.block_on(ownership::read(worker, structure))?;
+    let mut is_unowned = map.owners().next().is_some();
     for (from, part) in map.owners() {
-        let owned = part.to_region::<S::Region>()?;
-        if !owned.is_some_and(|owned| region.overlap(&owned) == Overlap::Inside) {
+        let Some(owned) = part.to_region::<S::Region>()? else { continue };
+        let overlap = region.overlap(&owned);
+        is_unowned &= overlap == Overlap::Outside;
+        if overlap != Overlap::Inside {
             continue;
         }
         ensure!(from != to, "compute server {} owns {} already", to.incarnation(), S::show_region(region));
@@ -105,7 +115,11 @@ fn move_one<S: Subject>(
         let region = moved.with_context(|| {
             format!("{} cannot move by itself: no leaf lies in it, or it was given up just now", S::show_region(region))
         })?;
-        return Ok(Moved { region, from, to, uses: 0 });
+        return Ok(vec![Moved { region, from, to, uses: 0 }]);
+    }
+    if is_unowned {
+        worker.block_on(take_region(worker, structure, region, to))?;
+        return Ok(Vec::new());
     }
     bail!(
         "no compute server owns all of {}; `farlink repartition` without --region shows who owns what",

@@ -124,7 +124,6 @@ mod with {
             }
         }
         let yes = |yes: bool| if yes { "yes" } else { "no" };
-        row("software", yes(device.software).to_owned());
         row("atomics", device.atomics.to_string());
         row("READs and atomics under way", format!("{} out, {} in", device.reads_out_max, device.reads_in_max));
         row("inline", format!("{} bytes", device.inline_bytes));
@@ -162,7 +161,6 @@ mod with {
         serde_json::json!({
             "kind": "device",
             "name": device.name,
-            "software": device.software,
             "ports": device.ports.iter().map(port).collect::<Vec<_>>(),
             "atomics": device.atomics.to_string(),
             "reads_out_max": device.reads_out_max,

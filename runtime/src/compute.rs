@@ -77,14 +77,15 @@ pub struct ComputeOptions {
     /// How long a memory server that is asked to carry something out may give no sign of life, because its process is stopped, say; then all
     /// that it was asked fails with [`NoAnswer`](crate::messaging::Error::NoAnswer). How long an operation takes there does not matter: a memory
     /// server that runs gives one every few milliseconds. Time counts only while this compute server runs itself, so that it takes longer where
-    /// all have to wait for a core. `None`: as long as the fabric says, 1.5 s, or 15 s with a software device. [`Duration::MAX`]: until the
-    /// memory server goes on.
-    pub answer_wait: Option<Duration>,
+    /// all have to wait for a core. Over verbs a process that lives says so over its control connection, too, and is given ten times as long:
+    /// what it writes may be behind large messages. 1.5 s; [`Duration::MAX`]: until the memory server goes on.
+    pub answer_wait: Duration,
 }
 
 impl Default for ComputeOptions {
     fn default() -> Self {
-        Self { seed: 0, maintenance: Maintenance::default(), window: 16, lock_wait: None, answer_wait: None }
+        let answer_wait = Duration::from_millis(1500);
+        Self { seed: 0, maintenance: Maintenance::default(), window: 16, lock_wait: None, answer_wait }
     }
 }
 
@@ -99,8 +100,7 @@ struct Joined {
 impl Joined {
     fn share(self, fabric: &Arc<dyn Fabric>, options: ComputeOptions, geometry: Vec<Geometry>) -> Shared {
         let member = Member::new(self.slot, self.epoch);
-        let answer_wait = options.answer_wait.unwrap_or_else(|| fabric.silence_max());
-        let tuning = (options.seed, options.window, options.lock_wait, answer_wait);
+        let tuning = (options.seed, options.window, options.lock_wait, options.answer_wait);
         let shared = Shared::new(fabric, self.owner, geometry, tuning, member, leave_by_hand);
         shared.epoch.advance(self.epoch);
         *lock(&shared.claim) = self.claim;

@@ -451,7 +451,7 @@ fn a_memory_server_that_joins_for_long_is_not_taken_for_a_stopped_one() {
     let _serving = ShipServer::start(listener, memory, registry, &ShipOptions::default(), join).unwrap();
     // Dropped before that, which waits for who joins.
     let release = release;
-    let options = ComputeOptions { answer_wait: Some(ANSWER_WAIT), ..ComputeOptions::default() };
+    let options = ComputeOptions { answer_wait: ANSWER_WAIT, ..ComputeOptions::default() };
     let compute = ComputeServer::join(fabric.clone() as Arc<_>, options).unwrap();
     let worker = compute.worker().unwrap();
     let class = SizeClass::SMALLEST;

@@ -244,6 +244,53 @@ fn regions_move_while_a_bench_runs() {
     assert!(repartition(&[]).must_hold().json().is_empty(), "somebody owns something still");
 }
 
+/// The processes that a process has started.
+fn children_of(process: u32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+    children.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// Who asks is told, and nothing has moved.
+#[test]
+fn an_owner_that_is_stopped_is_named_to_who_would_move_its_regions() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let at = dir.to_str().unwrap();
+    let mut bench = Command::new(PROGRAM)
+        .args(["bench", "--connect", at, "--keys", "20000", "--cache", "256KiB", "--seconds", "3", "--in-flight", "4"])
+        .args(["--access", "cached", "--processes", "2", "--workers", "1", "--mix", "insert-intensive"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let repartition = |args: &[&str]| farlink(&[&["repartition", "--connect", at, "--json"], args].concat());
+    let owners = loop {
+        let said = repartition(&[]);
+        let rows = if said.ok { said.json() } else { Vec::new() };
+        let owners = rows.iter().filter(|row| row["kind"] == "region").map(|row| row["owner"].to_string());
+        let owners: Vec<String> = owners.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+        if owners.len() == 2 {
+            break owners;
+        }
+        assert!(bench.try_wait().unwrap().is_none(), "the bench ended early: {}", said.errors);
+    };
+    let processes = children_of(bench.id());
+    assert_eq!(processes.len(), 2);
+    let signal = |signal| {
+        for &process in &processes {
+            // SAFETY: a process of this test's own, which the bench has not waited for: it has seconds to run.
+            assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+        }
+    };
+    signal(libc::SIGSTOP);
+    let said = repartition(&["--away-from", &owners[0]]);
+    signal(libc::SIGCONT);
+    said.must_fail_with(&[&format!("compute server {}", owners[1]), "no sign of life"]);
+    Said::from(bench.wait_with_output().unwrap()).must_hold();
+}
+
 #[test]
 fn every_mix_through_a_small_cache() {
     let said = bench(

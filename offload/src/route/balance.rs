@@ -14,7 +14,7 @@ use farlink_runtime::{
     worker::Handle,
 };
 
-use super::moves::{MoveHeader, answer_to, move_region};
+use super::moves::{ask, move_region};
 
 /// The kind of message that asks an owner how much it has to do.
 pub const LOADS: Kind = Kind(0x4c4f_4144);
@@ -78,11 +78,7 @@ pub async fn loads<R: Wire>(
     owner: OwnerId,
     wanted: u64,
 ) -> Result<Loads<R>, Error> {
-    let mut words = Vec::new();
-    MoveHeader::of(structure).encode(&mut words);
-    words.push(wanted);
-    let reply = answer_to(worker, structure, owner, LOADS, &words).await?;
-    match reply {
+    match ask(worker, structure, owner, LOADS, &wanted).await? {
         Some(words) => Ok(decode_all(&words)?),
         None => Ok(Loads { regions: Vec::new(), piece: None }),
     }

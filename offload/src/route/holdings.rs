@@ -14,7 +14,7 @@ use farlink_runtime::{
 
 use super::{
     balance::{Load, Loads},
-    moves,
+    moves::take_region,
 };
 use crate::{
     cached::Cached,
@@ -99,11 +99,28 @@ impl<P: Plugin> Holdings<P> {
         Ok(given_up)
     }
 
-    /// [`Holdings::give_up`], after which the cache is to be [tidied](Holdings::tidy); the next owner need not wait for that.
+    /// Gives a region up, as [`Holdings::give_up`], and has another compute server take it, which listens. Takes it again if that one cannot.
+    /// The cache is to be [tidied](Holdings::tidy) then; the other one need not wait for that.
     ///
     /// # Errors
-    /// As [`Holdings::give_up`].
-    pub(super) async fn hand_over(&self, worker: &Handle, region: &P::Region) -> Result<Option<P::Region>, Error> {
+    /// As [`Holdings::give_up`], and what the other one failed with.
+    pub(super) async fn hand_on(
+        &self,
+        worker: &Handle,
+        region: &P::Region,
+        to: OwnerId,
+    ) -> Result<Option<P::Region>, Error> {
+        let Some(region) = self.hand_over(worker, region).await? else { return Ok(None) };
+        if let Err(error) = take_region(worker, &self.structure, &region, to).await {
+            if let Err(again) = self.take(worker, region).await {
+                tracing::warn!(structure = self.structure.name, %again, "a region has no owner: nobody can take it");
+            }
+            return Err(error);
+        }
+        Ok(Some(region))
+    }
+
+    async fn hand_over(&self, worker: &Handle, region: &P::Region) -> Result<Option<P::Region>, Error> {
         match self.cache.owned(worker, &self.structure)? {
             Some(owned) => owned.part_with(self.cache.regions(), region).await,
             None => Ok(None),
@@ -120,21 +137,6 @@ impl<P: Plugin> Holdings<P> {
             owned.tidy(&moving).await;
         }
         Ok(())
-    }
-
-    /// Has a region, or a piece of one, come here from the compute server that owns it, which listens. What has come; `None` as for
-    /// [`Holdings::give_up`].
-    ///
-    /// # Errors
-    /// What that one failed with, or taking it here: then it is asked to take it again.
-    pub async fn take_from(
-        &self,
-        worker: &Handle,
-        region: &P::Region,
-        owner: OwnerId,
-    ) -> Result<Option<P::Region>, Error> {
-        let take = async |region: P::Region| self.take(worker, region).await;
-        moves::move_to(worker, &self.structure, region, owner, take).await
     }
 
     /// Writes every page that is changed here to its memory server.

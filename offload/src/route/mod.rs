@@ -37,7 +37,7 @@ use farlink_runtime::messaging::Kind;
 pub use self::{
     balance::{LOADS, Load, Loads, Moved, balance, loads},
     holdings::{Here, Holdings},
-    moves::{GIVE_UP, TAKE, move_region},
+    moves::{GIVE_UP, TAKE, move_region, take_region},
     owner::{OwnerCounts, OwnerServer, Served},
     router::Router,
     routes::Routes,

@@ -11,9 +11,10 @@ use farlink_runtime::{
     worker::Handle,
 };
 
+use super::balance::LOADS;
 use crate::ship::ReplyHeader;
 
-/// The kinds of messages that ask a compute server to give up a region, or to take one.
+/// The kinds of messages that ask a compute server to hand a region on to another one, or to take one.
 pub const GIVE_UP: Kind = Kind(0x4749_5645);
 /// See [`GIVE_UP`].
 pub const TAKE: Kind = Kind(0x5441_4b45);
@@ -38,12 +39,14 @@ impl MoveHeader {
 
 /// Has a region go from one compute server to another; both listen, and all of it lies in one region that the first one has. Operations on
 /// it go on, but for the last of it, which wait. What has moved: a piece of a region is made smaller so that no page of level 0 is cut.
-/// `None` if the first one does not have it (any more), or nothing of it can move alone.
+/// `None` if the first one does not have it (any more), or nothing of it can move alone; or if both are one.
 ///
-/// The region has no owner for the time between: if the second one cannot take it, the first one is asked to take it again.
+/// The first one is asked, and hands the region on, so that it has an owner in the end whatever becomes of who asked. It has none for
+/// an exchange of messages between the two; if the second one cannot take it, the first one takes it again.
 ///
 /// # Errors
-/// What the first one failed with: it still has the region, unless it is gone. What the second one failed with.
+/// If the second one does not answer, or has nothing to do with the structure: nothing was given up then. What the first one failed with:
+/// it still has the region, unless it is gone.
 pub async fn move_region<R: Wire + Clone>(
     worker: &Handle,
     structure: &Structure,
@@ -51,55 +54,47 @@ pub async fn move_region<R: Wire + Clone>(
     from: OwnerId,
     to: OwnerId,
 ) -> Result<Option<R>, Error> {
-    move_to(worker, structure, region, from, async |region| ask(worker, structure, &region, to, TAKE).await.map(drop))
-        .await
-}
-
-/// [`move_region`], where the region is taken in this way.
-pub(super) async fn move_to<R: Wire + Clone>(
-    worker: &Handle,
-    structure: &Structure,
-    region: &R,
-    from: OwnerId,
-    take: impl AsyncFnOnce(R) -> Result<(), Error>,
-) -> Result<Option<R>, Error> {
-    let Some(region) = ask(worker, structure, region, from, GIVE_UP).await? else { return Ok(None) };
-    match take(region.clone()).await {
-        Ok(()) => Ok(Some(region)),
-        Err(error) => {
-            if let Err(again) = ask(worker, structure, &region, from, TAKE).await {
-                tracing::warn!(structure = structure.name, %again, "a region has no owner: it was given up, and nobody can take it");
-            }
-            Err(error)
-        }
+    if from == to {
+        return Ok(None);
     }
-}
-
-/// Asks a compute server to give up a region, or to take it; what it has given up or taken.
-async fn ask<R: Wire>(
-    worker: &Handle,
-    structure: &Structure,
-    region: &R,
-    owner: OwnerId,
-    what: Kind,
-) -> Result<Option<R>, Error> {
-    let mut words = Vec::new();
-    MoveHeader::of(structure).encode(&mut words);
-    region.encode(&mut words);
-    match answer_to(worker, structure, owner, what, &words).await? {
+    // Is it there?
+    ask(worker, structure, to, LOADS, &0u64).await?.ok_or_else(|| not_served(structure, to))?;
+    let wanted = (u64::from(to.incarnation()), region.clone());
+    match ask(worker, structure, from, GIVE_UP, &wanted).await? {
         Some(words) => Ok(decode_all(&words)?),
         None => Ok(None),
     }
 }
 
+/// Has a compute server that listens take a region that nobody owns.
+///
+/// # Errors
+/// If it does not answer, or has nothing to do with the structure. What it failed with: somebody owns some of it, say.
+pub async fn take_region<R: Wire>(
+    worker: &Handle,
+    structure: &Structure,
+    region: &R,
+    to: OwnerId,
+) -> Result<(), Error> {
+    ask(worker, structure, to, TAKE, region).await?.map(drop).ok_or_else(|| not_served(structure, to))
+}
+
+fn not_served(structure: &Structure, owner: OwnerId) -> Error {
+    let why = "it carries out nothing on this structure".into();
+    Error::OwnerMissing { name: structure.name.clone(), owner, why }
+}
+
 /// What a compute server answers; `None` if it has nothing to do with the structure.
-pub(super) async fn answer_to(
+pub(super) async fn ask(
     worker: &Handle,
     structure: &Structure,
     owner: OwnerId,
     what: Kind,
-    words: &[u64],
+    body: &impl Wire,
 ) -> Result<Option<Vec<u64>>, Error> {
+    let mut words = Vec::new();
+    MoveHeader::of(structure).encode(&mut words);
+    body.encode(&mut words);
     let name = || structure.name.clone();
     let missing = |error: Error| match error {
         Error::Fabric(FabricError::PeerMissing { why, .. } | FabricError::ServerMissing { why, .. }) => {
@@ -108,7 +103,7 @@ pub(super) async fn answer_to(
         error => error,
     };
     let channel = worker.channel_to(owner).await.map_err(missing)?;
-    let reply = channel.request_words(what, words, Priority::BestEffort).await;
+    let reply = channel.request_words(what, &words, Priority::BestEffort).await;
     let reply = reply.map_err(|error| match error {
         MessagingError::OutcomeUnknown { why, .. } => Error::OwnerLost { name: name(), owner, why },
         MessagingError::NoAnswer { waited, .. } => Error::OwnerSilent { name: name(), owner, waited },

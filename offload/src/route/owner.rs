@@ -20,6 +20,7 @@ use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
     fabric::listener::Listener,
+    lock::OwnerId,
     messaging::{Kind, MessageServer, Refusal, Request, Responder, ServeMessages, Service, Turn},
     one_sided::ownership,
     operation::{Code, Run},
@@ -132,11 +133,15 @@ impl<P: Plugin> Serve for Rc<Part<P>> {
                 ReplyHeader::reply(loads.map(|loads| (done, loads)).map_err(ReplyHeader::of), 0, reply);
             }));
         }
-        let Ok(region) = decode_all::<P::Region>(words) else { return Err((Refusal::Malformed, reply)) };
+        let wanted = match what {
+            GIVE_UP => decode_all::<(u64, P::Region)>(words).map(|(to, region)| (OwnerId::new(to), region)),
+            _ => decode_all::<P::Region>(words).map(|region| (Some(part.worker.owner()), region)),
+        };
+        let Ok((Some(to), region)) = wanted else { return Err((Refusal::Malformed, reply)) };
         Ok(Box::pin(async move {
             let (holdings, worker) = (part.here.holdings(), &part.worker);
             let outcome = match what {
-                GIVE_UP => holdings.hand_over(worker, &region).await,
+                GIVE_UP => holdings.hand_on(worker, &region, to).await,
                 _ => holdings.take(worker, region.clone()).await.map(|()| Some(region)),
             };
             let done = ReplyHeader::Done { changed: Vec::new() };

@@ -195,4 +195,11 @@ pub trait Endpoint: fmt::Debug {
         let _ = server;
         ConnectionState::Dead
     }
+
+    /// How often this memory server has answered [`Endpoint::connection_state`] over the present connection: a sign that its process runs,
+    /// however late what it writes may arrive. Always 0 where it is not asked.
+    fn states_told(&self, server: ServerId) -> u64 {
+        let _ = server;
+        0
+    }
 }

@@ -1,6 +1,6 @@
 //! A fabric: the memory servers of a cluster, the way to them, and who of its compute servers runs.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use crate::{
     clock::Clock,
@@ -71,10 +71,5 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// [`Error::ServerLost`] for one that is gone. In memory of one process none ever is.
     fn check_servers(&self) -> Result<(), Error> {
         Ok(())
-    }
-
-    /// How long a memory server that is well may seem to do nothing to who waits for its answer.
-    fn silence_max(&self) -> Duration {
-        Duration::from_millis(1500)
     }
 }

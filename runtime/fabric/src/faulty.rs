@@ -298,10 +298,6 @@ impl Fabric for FaultyFabric {
     fn check_servers(&self) -> Result<(), Error> {
         self.inner.check_servers()
     }
-
-    fn silence_max(&self) -> Duration {
-        self.inner.silence_max()
-    }
 }
 
 /// A worker's endpoint, or a memory server's endpoint, with its faults.
@@ -375,6 +371,10 @@ impl<E: Endpoint + ?Sized> Endpoint for FaultyEndpoint<E> {
             ConnectionState::Up if self.injector.has_broken_connection(server) => ConnectionState::Dismissed,
             state => state,
         }
+    }
+
+    fn states_told(&self, server: ServerId) -> u64 {
+        self.inner.states_told(server)
     }
 }
 

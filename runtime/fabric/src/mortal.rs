@@ -14,7 +14,7 @@
 //! so does what is posted before that is known; *all later requests are carried out*. Nothing but the compute server's own looks at its
 //! [claim](OwnerClaim::holds) keeps it from changing what is others' by then.
 
-use std::{ptr::NonNull, time::Duration};
+use std::ptr::NonNull;
 
 use crate::{
     buffer::LocalKey,
@@ -142,10 +142,6 @@ impl Fabric for MortalFabric {
 
     fn check_servers(&self) -> Result<(), Error> {
         self.inner.check_servers()
-    }
-
-    fn silence_max(&self) -> Duration {
-        self.inner.silence_max()
     }
 }
 
@@ -309,5 +305,9 @@ impl Endpoint for MortalEndpoint {
 
     fn connection_state(&mut self, server: ServerId) -> ConnectionState {
         self.inner.connection_state(server)
+    }
+
+    fn states_told(&self, server: ServerId) -> u64 {
+        self.inner.states_told(server)
     }
 }

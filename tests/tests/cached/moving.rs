@@ -8,18 +8,21 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use farlink_offload::{Admission, Counters};
 use farlink_offload::{
-    Router, Routes,
-    route::{OwnerCounts, balance, loads, move_region},
+    OwnerServer, Router, Routes,
+    route::{OwnerCounts, balance, loads, move_region, take_region},
 };
 use farlink_runtime::{
     access::{Access, Region, Start},
     compute::ComputeServer,
     error::Error,
+    fabric::listener::ListenOptions,
+    messaging::ServeMessages,
     one_sided::ownership,
     partition::Part as Owned,
     structure::Structure,
@@ -30,6 +33,7 @@ use farlink_structures::{
 };
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
+    bounded::Watchdog,
     drive::{Plan, drive},
     history::{Flush, History, Recorder},
     linear, scans, settings,
@@ -373,13 +377,53 @@ fn a_move_that_cannot_be_changes_nothing() {
     let moved = |from, to| worker.block_on(move_region(worker, structure, &region, from, to));
     assert_eq!(moved(id(second), id(third)).unwrap(), None);
     assert_eq!(moved(id(third), id(second)).unwrap(), None);
-    let nobody = moved(id(first), scene.guest.compute.owner());
-    assert!(matches!(nobody, Err(Error::OwnerMissing { .. })), "{nobody:?}");
-    assert!(first.holdings.regions().contains(&region));
+    let nobody = || {
+        let nobody = moved(id(first), scene.guest.compute.owner());
+        assert!(matches!(nobody, Err(Error::OwnerMissing { .. })), "{nobody:?}");
+        assert!(first.holdings.regions().contains(&region));
+    };
+    nobody();
+    // One that listens, and carries out nothing on this structure.
+    let listener = scene.guest.compute.listen(&ListenOptions::default()).unwrap();
+    let listening = OwnerServer::start(listener, &scene.guest.compute, vec![], &ServeMessages::default()).unwrap();
+    nobody();
+    drop(listening);
+    // What has an owner is not for others to take.
+    let taken = worker.block_on(take_region(worker, structure, &region, id(third)));
+    assert!(taken.is_err() && third.holdings.regions().is_empty(), "{taken:?}");
     assert_eq!(moved(id(first), id(third)).unwrap(), Some(region));
     assert_eq!((first.holdings.regions().len(), third.holdings.regions()), (1, vec![region]));
     let found = worker.block_on(to_owners(&scene.guest, &routes(&scene.guest)).range(..).take(usize::MAX)).unwrap();
     assert!(found.into_iter().collect::<Map>() == scene.model);
     let (fabric, model) = scene.leave();
     assert_left_clean(&fabric, &model, "not moved");
+}
+
+/// The owners settle it among themselves.
+#[test]
+fn a_region_has_an_owner_whatever_becomes_of_who_has_it_moved() {
+    let _watchdog = Watchdog::start("a move that nobody waits for", Duration::from_secs(60));
+    let scene = Scene::new(FabricProfile::Fast);
+    let [first, _, third] = &scene.owners[..] else { panic!("there are three") };
+    let (worker, structure) = (&scene.guest.worker, scene.structure());
+    let id = |owner: &Owner| owner.member.compute.owner();
+    let region = first.holdings.regions()[0];
+    worker.block_on(async {
+        let mut asked = pin!(move_region(worker, structure, &region, id(first), id(third)));
+        poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            let is_answered = asked.as_mut().poll(cx).is_ready();
+            if is_answered || !first.holdings.regions().contains(&region) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    });
+    while !third.holdings.regions().contains(&region) {
+        std::thread::yield_now();
+    }
+    // And what nobody owns can be taken.
+    third.close();
+    worker.block_on(take_region(worker, structure, &region, id(first))).unwrap();
+    assert!(first.holdings.regions().contains(&region));
+    let (fabric, model) = scene.leave();
+    assert_left_clean(&fabric, &model, "handed on");
 }

@@ -59,7 +59,7 @@ impl Script {
             // Whoever waits for one step wants to see what it says at once.
             text += &(steps("step", tests) + &steps("step", programs));
         } else {
-            text += &format!("{{\n{}}} &\n{}wait $!\n", steps("aside", tests), steps("aside", programs));
+            text += &format!("{{\n{}}} &\nlane=$!\n{}wait $lane\n", steps("aside", tests), steps("aside", programs));
         }
         text + "verdict\n"
     }
@@ -146,6 +146,7 @@ impl Script {
     }
 
     fn messages(&mut self, built: &Built, all: bool) -> Result<()> {
+        self.program(Lane::Alone, "stopped_server");
         self.test(built, "messaging", 240, &[], &[])?;
         let settings = ["FARLINK_THREADS_SECONDS=.6", "FARLINK_COARSE_STEPS=100", "FARLINK_COARSE_KEYS=400"];
         // The same code over another structure, and costs that do not depend on the fabric.

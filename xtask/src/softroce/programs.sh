@@ -165,6 +165,34 @@ kill_in() {
     stop
 }
 
+# A memory server whose process is stopped: who has it carry something out says so after 1.5 s, and leaves at once.
+stopped_server() {
+    local bench begun code took access
+    for access in coarse "engine --policy always --cache 64KiB"; do
+        serve 0 1 "$at" 7471 --threads 1
+        rm -f /tmp/bench
+        farlink bench --connect "verbs://$at:7471" $device --keys 5000 --workers 2 --in-flight 4 --mix a --ops 40000 \
+            --access $access >/tmp/bench 2>&1 &
+        bench=$!
+        until_said "step 2 of 3: ycsb-a"
+        # Operations are to be under way.
+        sleep 1
+        begun=$(now_ms)
+        kill -STOP $servers
+        code=0
+        wait "$bench" || code=$?
+        took=$(($(now_ms) - begun))
+        kill -CONT $servers
+        cat /tmp/bench
+        echo "$access: the bench ended with $code, $took ms after the stop"
+        [ "$code" != 0 ] || fail "the bench says that all is well"
+        grep -q "no sign of life" /tmp/bench || fail "it does not say why"
+        [ "$took" -lt 3000 ] || fail "it took $took ms"
+        farlink check --connect "verbs://$at:7471" $device
+        stop
+    done
+}
+
 # The numbers of the memory servers' queue pairs, a line each. They are known by the threads that made them.
 queue_pairs() {
     local server thread

@@ -10,7 +10,7 @@ use super::{
     },
     message_connection::MessageConnection,
     queue::queue_of,
-    session::{Losses, Session},
+    session::{Awaited, Losses, Session},
 };
 use crate::{
     buffer::LocalKey,
@@ -241,6 +241,10 @@ impl Endpoint for VerbsEndpoint {
             .and_then(Option::as_mut)
             .map_or(ConnectionState::Dead, MessageConnection::state)
     }
+
+    fn states_told(&self, server: ServerId) -> u64 {
+        self.connections.get(server.index()).and_then(Option::as_ref).map_or(0, MessageConnection::states_told)
+    }
 }
 
 impl Drop for VerbsEndpoint {
@@ -250,9 +254,7 @@ impl Drop for VerbsEndpoint {
         let connections =
             self.connections.drain(..).flatten().filter_map(|connection| connection.close(true, &mut Vec::new()));
         let closing: Vec<_> = paths.chain(connections).collect();
-        for answer in closing {
-            // A memory server that is lost has destroyed its queue pairs.
-            let _ = answer.wait();
-        }
+        // A memory server that is lost has destroyed its queue pairs.
+        closing.into_iter().for_each(Awaited::wait_to_leave);
     }
 }

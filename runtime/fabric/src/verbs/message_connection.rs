@@ -39,6 +39,7 @@ pub(super) struct MessageConnection {
     /// Whether the memory server was asked what has become of the connection, and what it said last.
     asked: Option<Awaited>,
     state: ConnectionState,
+    states_told: u64,
 }
 
 impl MessageConnection {
@@ -72,7 +73,10 @@ impl MessageConnection {
         session.ask(&Question::AttachReady(u64::from(theirs)))?;
         let memory = opening.memory();
         let session = Arc::clone(session);
-        Ok((Self { queue, _opening: opening, session, theirs, asked: None, state: ConnectionState::Up }, memory))
+        Ok((
+            Self { queue, _opening: opening, session, theirs, asked: None, state: ConnectionState::Up, states_told: 0 },
+            memory,
+        ))
     }
 
     /// Whether a request can be taken: the other side has opened these bytes, and the connection is not broken.
@@ -125,12 +129,20 @@ impl MessageConnection {
         }
         match self.asked.as_ref().map(Awaited::try_take) {
             Some(None) => return self.state,
-            Some(Some(Ok(Answer::State(state)))) => self.state = state,
+            Some(Some(Ok(Answer::State(state)))) => {
+                self.state = state;
+                self.states_told += 1;
+            }
             Some(Some(Err(_))) => self.state = ConnectionState::Dead,
             _ => {}
         }
         self.asked = self.session.ask(&Question::ConnectionState(u64::from(self.theirs))).ok();
         self.state
+    }
+
+    /// How often the memory server has said what has become of it.
+    pub(super) fn states_told(&self) -> u64 {
+        self.states_told
     }
 
     /// Closes it: nothing of this side's is under way any more. The memory server forgets its user if that is `in_order`. Its

@@ -47,7 +47,7 @@ use self::{
     control::{Answer, Question},
     endpoint::{Setup, VerbsEndpoint},
     ib::{CompletionQueue, Device, Domain, Local},
-    session::{HANDSHAKE_LIMIT, Losses, Session},
+    session::{Awaited, HANDSHAKE_LIMIT, Losses, Session},
 };
 use crate::{
     clock::Clock,
@@ -178,21 +178,12 @@ impl VerbsFabric {
         self.sessions.iter().for_each(|session| session.abort());
     }
 
-    /// Asks all memory servers, each before any answer is waited for.
-    fn ask_all(&self, question: &Question) -> Result<Vec<Answer>, Error> {
-        ask_all(&self.sessions, question)
-    }
-
     fn is_dead(&self, owner: OwnerId) -> bool {
-        let answers = self.ask_all(&Question::Lives(owner));
+        let asked: Vec<_> = self.sessions.iter().map(|session| session.ask(&Question::Lives(owner))).collect();
         // A memory server that does not answer proves nothing.
-        answers.is_ok_and(|answers| answers.iter().all(|answer| *answer == Answer::Lives(false)))
+        let is_dead = |asked: Awaited| asked.wait_while_answering() == Some(Answer::Lives(false));
+        asked.into_iter().all(|asked| asked.is_ok_and(is_dead))
     }
-}
-
-fn ask_all(sessions: &[Arc<Session>], question: &Question) -> Result<Vec<Answer>, Error> {
-    let asked = sessions.iter().map(|session| session.ask(question)).collect::<Result<Vec<_>, Error>>()?;
-    asked.into_iter().map(session::Awaited::wait).collect()
 }
 
 /// Whether these, sorted, are all memory servers of one cluster.
@@ -261,7 +252,7 @@ impl Fabric for VerbsFabric {
             VerbsClaim { owner, sessions: Vec::new(), secret: self.secret.clone(), is_counted_dead: OnceLock::new() };
         let mut failed = None;
         for (asked, session) in asked.into_iter().zip(&self.sessions) {
-            match asked.and_then(session::Awaited::wait) {
+            match asked.and_then(Awaited::wait) {
                 Ok(Answer::Done) => claim.sessions.push(Arc::clone(session)),
                 Ok(Answer::Refused(why)) => {
                     failed = Some(Error::NotAdmitted { address: session.address().into(), why });
@@ -292,11 +283,6 @@ impl Fabric for VerbsFabric {
         liveness
     }
 
-    /// A software device lets small messages wait for seconds behind large ones, and takes its time to register memory.
-    fn silence_max(&self) -> Duration {
-        Duration::from_millis(if self.domain.device().info().software { 15_000 } else { 1500 })
-    }
-
     fn check_servers(&self) -> Result<(), Error> {
         if self.losses.load(Ordering::Acquire) == 0 {
             return Ok(());
@@ -322,7 +308,8 @@ impl VerbsClaim {
             Session::connect(lost.address(), &self.secret, &losses, STANDING_LIMIT)
                 .and_then(|session| session.ask(&Question::Lives(self.owner))?.wait_for(STANDING_LIMIT))
         };
-        let answers: Vec<Answer> = self.sessions.iter().filter_map(|lost| ask(lost).ok()).collect();
+        let answering = self.sessions.iter().filter(|lost| !lost.is_given_up());
+        let answers: Vec<Answer> = answering.filter_map(|lost| ask(lost).ok()).collect();
         let is_dead = answers.contains(&Answer::Lives(false));
         (is_dead || !answers.contains(&Answer::Lives(true))).then_some(is_dead)
     }
@@ -348,6 +335,6 @@ impl Drop for VerbsClaim {
         // A memory server that is lost has counted it as dead already.
         let released = |session: &Arc<Session>| session.ask(&Question::Release(self.owner)).ok();
         let asked: Vec<_> = self.sessions.iter().filter_map(released).collect();
-        asked.into_iter().for_each(|answer| drop(answer.wait()));
+        asked.into_iter().for_each(Awaited::wait_to_leave);
     }
 }

@@ -20,6 +20,8 @@ use crate::{
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a memory server may take to answer: making a queue pair takes it milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+/// How long it may take for one answer, where it is as well to have none.
+const SILENCE_LIMIT: Duration = Duration::from_millis(1500);
 
 /// How many control connections of a fabric are lost; an endpoint looks when the number changes.
 pub(super) type Losses = Arc<AtomicU64>;
@@ -43,8 +45,11 @@ struct Shared {
 #[derive(Debug)]
 struct Line {
     sender: Sender,
-    /// Who waits for the next answers, in order.
+    /// Who waits for the next answers, in order, and since when it is the turn of the first.
     waiting: VecDeque<mpsc::Sender<Answer>>,
+    turn_since: Instant,
+    /// It did not answer who leaves.
+    is_given_up: bool,
     /// Why the connection is lost, once it is.
     lost: Option<String>,
 }
@@ -73,7 +78,8 @@ impl Session {
         let Some(server) = u16::try_from(hello_ack.server).ok().and_then(ServerId::new) else {
             return Err(DecodeError("a memory server has an impossible number").into());
         };
-        let line = Line { sender, waiting: VecDeque::new(), lost: None };
+        let line =
+            Line { sender, waiting: VecDeque::new(), turn_since: Instant::now(), is_given_up: false, lost: None };
         let shared = Arc::new(Shared {
             address: address.into(),
             server,
@@ -111,6 +117,11 @@ impl Session {
         lock(&self.shared.line).lost.as_deref().map(|why| self.shared.lost(why))
     }
 
+    /// Whether the memory server has not answered who leaves, and would not answer now.
+    pub(super) fn is_given_up(&self) -> bool {
+        lock(&self.shared.line).is_given_up
+    }
+
     /// Asks, without waiting for the answer.
     pub(super) fn ask(&self, question: &Question) -> Result<Awaited, Error> {
         let mut line = lock(&self.shared.line);
@@ -118,6 +129,9 @@ impl Session {
             return Err(self.shared.lost(why));
         }
         let (answer, answers) = mpsc::channel();
+        if line.waiting.is_empty() {
+            line.turn_since = Instant::now();
+        }
         line.waiting.push_back(answer);
         if let Err(error) = line.sender.send(question) {
             // The reader tells everybody.
@@ -131,6 +145,13 @@ impl Session {
 impl Shared {
     fn lost(&self, why: &str) -> Error {
         Error::ServerLost { server: self.server, address: self.address.clone(), why: why.into() }
+    }
+
+    /// Who waits for the answer that has come.
+    fn next_waiting(&self) -> Option<mpsc::Sender<Answer>> {
+        let mut line = lock(&self.line);
+        line.turn_since = Instant::now();
+        line.waiting.pop_front()
     }
 
     fn lost_now(&self) -> Error {
@@ -155,6 +176,30 @@ impl Awaited {
                 Err(self.shared.lost(&format!("it has not answered for {limit:?}")))
             }
             Err(RecvTimeoutError::Disconnected) => Err(self.shared.lost_now()),
+        }
+    }
+
+    /// Waits for the answer as long as the memory server answers at all. `None` if its process is stopped, say, or the connection is lost.
+    pub(super) fn wait_while_answering(self) -> Option<Answer> {
+        self.answer_of_living().ok()
+    }
+
+    /// The same, for who leaves: a memory server that does not answer is given up.
+    pub(super) fn wait_to_leave(self) {
+        if self.answer_of_living() == Err(RecvTimeoutError::Timeout) {
+            let mut line = lock(&self.shared.line);
+            line.is_given_up = true;
+            line.sender.shut_down();
+        }
+    }
+
+    fn answer_of_living(&self) -> Result<Answer, RecvTimeoutError> {
+        loop {
+            let silent = lock(&self.shared.line).turn_since.elapsed();
+            match self.answers.recv_timeout(SILENCE_LIMIT.saturating_sub(silent)) {
+                Err(RecvTimeoutError::Timeout) if silent < SILENCE_LIMIT => {}
+                answered => return answered,
+            }
         }
     }
 
@@ -192,7 +237,7 @@ fn dial(address: &str, limit: Duration) -> std::io::Result<TcpStream> {
 fn read_answers(shared: &Shared, mut receiver: Receiver) {
     let why = loop {
         match receiver.receive::<Answer>() {
-            Ok(Some(answer)) => match lock(&shared.line).waiting.pop_front() {
+            Ok(Some(answer)) => match shared.next_waiting() {
                 // Whoever asked may have stopped waiting.
                 Some(waiting) => drop(waiting.send(answer)),
                 None => break "it answered what nobody had asked".into(),

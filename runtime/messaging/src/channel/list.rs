@@ -136,7 +136,8 @@ impl State {
     fn check_silence(&self, core: &mut Core, host: &dyn Host) {
         let (Some(limit), Some(connection)) = (host.answer_wait(self.server), &core.connection) else { return };
         let sign = (connection.control_word(), connection.trace());
-        if core.silence.lasts(sign, host.now_ns(), limit) {
+        let answers = host.endpoint().borrow().states_told(self.server);
+        if core.silence.lasts(sign, answers, host.now_ns(), limit) {
             tracing::warn!(server = %self.server, "a memory server gives no sign of life");
             core.fail_silent(host, limit);
         }

@@ -101,8 +101,6 @@ pub struct PortInfo {
 pub struct DeviceInfo {
     /// Its name, such as `rxe0` or `mlx5_0`.
     pub name: String,
-    /// Whether it is the kernel's, `rdma_rxe` or `siw`, and no card.
-    pub software: bool,
     /// Its ports.
     pub ports: Vec<PortInfo>,
     /// Its atomics.
@@ -366,15 +364,11 @@ fn query_device(context: NonNull<rdma::ibv_context>, name: &str) -> Result<rdma:
     Ok(unsafe { attributes.assume_init() })
 }
 
-/// What the kernel's `rdma_rxe` and `siw` give as their vendors.
-const SOFTWARE_VENDORS: [u32; 2] = [0xff_ffff, 0x62_6d74];
-
 fn info_of(name: String, attributes: &rdma::ibv_device_attr) -> DeviceInfo {
     let at_least_zero = |value: i32| u32::try_from(value).unwrap_or(0);
     let small = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
     DeviceInfo {
         name,
-        software: SOFTWARE_VENDORS.contains(&attributes.vendor_id),
         ports: Vec::new(),
         atomics: match attributes.atomic_cap {
             rdma::ibv_atomic_cap::IBV_ATOMIC_NONE => Atomics::None,
