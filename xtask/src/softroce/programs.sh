@@ -56,9 +56,9 @@ now_ms() {
 # A bench and a check as a user runs them.
 serve_and_bench() {
     two_servers
-    bench --keys 20000 --ops 2000 --workers 2 --in-flight 1,16 --mix a,b,c,d,e,f
-    bench --keys 20000 --ops 4000 --workers 1 --processes 2 --mix a --tree shared
-    bench --keys 20000 --ops 4000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached
+    bench --keys 8000 --ops 500 --workers 2 --in-flight 1,16 --mix a,b,c,d,e,f
+    bench --keys 8000 --ops 1000 --workers 1 --processes 2 --mix a --tree shared
+    bench --keys 20000 --ops 1000 --workers 1 --in-flight 16 --mix a,c --access cached --cache 8% --tree cached
     farlink check --connect "verbs://$at:7471,$at:7472" $device
     stop
 }
