@@ -11,13 +11,14 @@ use farlink_runtime::{
     worker::Handle,
 };
 
-use super::balance::LOADS;
 use crate::ship::ReplyHeader;
 
 /// The kinds of messages that ask a compute server to hand a region on to another one, or to take one.
 pub const GIVE_UP: Kind = Kind(0x4749_5645);
 /// See [`GIVE_UP`].
 pub const TAKE: Kind = Kind(0x5441_4b45);
+/// The kind of message that asks a compute server whether it would.
+pub(super) const SERVES: Kind = Kind(0x5345_5256);
 
 /// What stands before the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,8 +58,7 @@ pub async fn move_region<R: Wire + Clone>(
     if from == to {
         return Ok(None);
     }
-    // Is it there?
-    ask(worker, structure, to, LOADS, &0u64).await?.ok_or_else(|| not_served(structure, to))?;
+    ask(worker, structure, to, SERVES, &()).await?.ok_or_else(|| not_served(structure, to))?;
     let wanted = (u64::from(to.incarnation()), region.clone());
     match ask(worker, structure, from, GIVE_UP, &wanted).await? {
         Some(words) => Ok(decode_all(&words)?),

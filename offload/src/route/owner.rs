@@ -33,7 +33,7 @@ use super::{
     ROUTE,
     balance::LOADS,
     holdings::{Here, Holdings},
-    moves::{GIVE_UP, MoveHeader, TAKE},
+    moves::{GIVE_UP, MoveHeader, SERVES, TAKE},
 };
 use crate::ship::{At, CallHeader, ReplyHeader, unpanicked};
 
@@ -95,7 +95,7 @@ impl Served {
 
 /// One thread's way to what is owned of a structure.
 trait Serve {
-    /// Gives up a region, or takes it, or says how much there is to do.
+    /// Gives up a region, or takes it, or says that it would, or how much there is to do.
     fn moves(&self, what: Kind, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)>;
 
     /// Carries out an operation.
@@ -125,6 +125,10 @@ impl<P: Plugin> Operations<P> for Naming<'_, P> {
 impl<P: Plugin> Serve for Rc<Part<P>> {
     fn moves(&self, what: Kind, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)> {
         let part = Self::clone(self);
+        if what == SERVES {
+            reply.send_with(|to| ReplyHeader::Done { changed: Vec::new() }.encode(0, to));
+            return Ok(Box::pin(std::future::ready(())));
+        }
         if what == LOADS {
             let Ok(wanted) = decode_all::<u64>(words) else { return Err((Refusal::Malformed, reply)) };
             return Ok(Box::pin(async move {
@@ -291,7 +295,7 @@ impl Service for OwnerService {
                 },
                 _ => Err((Refusal::Malformed, reply)),
             },
-            what @ (GIVE_UP | TAKE | LOADS) => {
+            what @ (GIVE_UP | TAKE | SERVES | LOADS) => {
                 match MoveHeader::decode(&mut words).ok().and_then(MoveHeader::structure) {
                     Some(id) => match self.structures.get(&id) {
                         Some(structure) => structure.moves(what, words, reply),

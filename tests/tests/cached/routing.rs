@@ -336,10 +336,12 @@ fn an_owner_that_gives_no_sign_of_life_is_named() {
     assert!(matches!(&found, Err(Error::OwnerMissing { owner, .. }) if *owner == silent), "{found:?}");
     assert!(found.unwrap_err().to_string().contains("no sign of life for 1000 ms"));
     assert!(routes_known.reads() - reads <= 2, "it was asked {} times", routes_known.reads() - reads);
-    let region = KeyRange { low: cut, high: None };
-    let to = scene.owners[0].member.compute.owner();
-    let found = impatient(&worker, move_region(&worker, scene.guest.tree.structure(), &region, silent, to));
+    // It is given nothing, either.
+    let (other, region) = (&scene.owners[0], KeyRange { low: 0, high: Some(cut) });
+    let from = other.member.compute.owner();
+    let found = impatient(&worker, move_region(&worker, scene.guest.tree.structure(), &region, from, silent));
     assert!(matches!(&found, Err(Error::OwnerMissing { owner, .. }) if *owner == silent), "{found:?}");
+    assert_eq!(other.holdings.regions(), [region]);
     drop((tree, go_on, stopped));
     // It was never carried out, and others may wait for longer.
     scene.owners[1].listen().unwrap();
