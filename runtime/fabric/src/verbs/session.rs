@@ -48,7 +48,7 @@ struct Line {
     /// Who waits for the next answers, in order, and since when it is the turn of the first.
     waiting: VecDeque<mpsc::Sender<Answer>>,
     turn_since: Instant,
-    /// It did not answer who leaves.
+    /// It did not answer who left, and nobody since.
     is_given_up: bool,
     /// Why the connection is lost, once it is.
     lost: Option<String>,
@@ -117,7 +117,7 @@ impl Session {
         lock(&self.shared.line).lost.as_deref().map(|why| self.shared.lost(why))
     }
 
-    /// Whether the memory server has not answered who leaves, and would not answer now.
+    /// Whether the memory server has not answered who left, and nobody since.
     pub(super) fn is_given_up(&self) -> bool {
         lock(&self.shared.line).is_given_up
     }
@@ -150,7 +150,7 @@ impl Shared {
     /// Who waits for the answer that has come.
     fn next_waiting(&self) -> Option<mpsc::Sender<Answer>> {
         let mut line = lock(&self.line);
-        line.turn_since = Instant::now();
+        (line.turn_since, line.is_given_up) = (Instant::now(), false);
         line.waiting.pop_front()
     }
 
@@ -163,7 +163,8 @@ impl Shared {
 impl Awaited {
     /// Waits for the answer.
     pub(super) fn wait(self) -> Result<Answer, Error> {
-        self.wait_for(ANSWER_LIMIT)
+        let is_given_up = lock(&self.shared.line).is_given_up;
+        self.wait_for(if is_given_up { Duration::ZERO } else { ANSWER_LIMIT })
     }
 
     /// Waits for the answer, so long at most.
@@ -171,9 +172,11 @@ impl Awaited {
         match self.answers.recv_timeout(limit) {
             Ok(answer) => Ok(answer),
             Err(RecvTimeoutError::Timeout) => {
-                // The line is out of step from here on.
-                lock(&self.shared.line).sender.shut_down();
-                Err(self.shared.lost(&format!("it has not answered for {limit:?}")))
+                let line = lock(&self.shared.line);
+                line.sender.shut_down();
+                let silent = line.turn_since.elapsed();
+                drop(line);
+                Err(self.shared.lost(&format!("it has not answered for {silent:.1?}")))
             }
             Err(RecvTimeoutError::Disconnected) => Err(self.shared.lost_now()),
         }
@@ -184,12 +187,10 @@ impl Awaited {
         self.answer_of_living().ok()
     }
 
-    /// The same, for who leaves: a memory server that does not answer is given up.
+    /// The same, for who leaves: a memory server that does not answer is given up until it answers something.
     pub(super) fn wait_to_leave(self) {
         if self.answer_of_living() == Err(RecvTimeoutError::Timeout) {
-            let mut line = lock(&self.shared.line);
-            line.is_given_up = true;
-            line.sender.shut_down();
+            lock(&self.shared.line).is_given_up = true;
         }
     }
 
