@@ -89,7 +89,9 @@ pub(crate) fn repartition<S: Subject>(
         let uses = loads.as_ref().and_then(|loads| loads.regions.iter().find(is_it)).map(|load| load.uses);
         rows.push(RegionRow { region: S::show_region(&region), owner: owner.incarnation(), from: None, uses });
     }
-    unowned.retain(|_| !rows.is_empty());
+    if rows.is_empty() {
+        unowned.clear();
+    }
     let unowned = unowned.iter().map(S::show_region).collect();
     Ok(Repartitioned { moved: moved.collect(), map: rows, unowned, epoch: map.epoch })
 }

@@ -359,9 +359,9 @@ pub enum Error {
         operation: &'static str,
     },
 
-    /// The owner that an operation was sent to cannot be asked.
+    /// The owner that an operation was sent to, or who is to be the next one, cannot be asked.
     #[error(
-        "{owner} owns this part of {name:?}, and cannot be asked: {why}; have it listen, or have another one own it"
+        "{owner} owns this part of {name:?}, or is to, and cannot be asked: {why}; have it listen, or have another one own it"
     )]
     OwnerMissing {
         /// The structure.

@@ -1,5 +1,6 @@
 //! The program as a user meets it: its output, its exit status, its errors.
 
+mod repartition;
 mod servers;
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -191,104 +192,6 @@ fn several_processes_own_a_structure() {
     assert!(number(named(&rows, "read-only")[0], "atomics_per_op") < 0.01);
     assert_eq!(named(&rows, "btree")[0]["ok"], true);
     bench("--keys 20000 --access engine --processes 2 --workers 1 --ops 2000 --mix write-intensive").must_hold();
-}
-
-/// While a bench of three owners runs: all of one's share goes to others, half of the work back to it, and a range that is named.
-#[test]
-fn regions_move_while_a_bench_runs() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().join("cluster");
-    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
-    let at = dir.to_str().unwrap();
-    let mut bench = Command::new(PROGRAM)
-        .args(["bench", "--connect", at, "--keys", "20000", "--cache", "256KiB", "--ops", "20000", "--in-flight", "4"])
-        .args(["--access", "cached", "--processes", "3", "--workers", "1", "--mix", "insert-intensive"])
-        .args(["--distribution", "uniform"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let repartition = |args: &[&str]| farlink(&[&["repartition", "--connect", at, "--json"], args].concat());
-    let owners = |rows: &[Value]| {
-        let regions = rows.iter().filter(|row| row["kind"] == "region");
-        regions.map(|row| row["owner"].as_u64().unwrap()).collect::<std::collections::BTreeSet<_>>()
-    };
-    let all = loop {
-        let said = repartition(&[]);
-        let owners = if said.ok { owners(&said.json()) } else { Default::default() };
-        if owners.len() == 3 {
-            break owners;
-        }
-        assert!(bench.try_wait().unwrap().is_none(), "the bench ended early: {}", said.errors);
-    };
-    let gone = all.first().unwrap().to_string();
-    let rows = repartition(&["--away-from", &gone]).must_hold().json();
-    assert_eq!(owners(&rows), all.iter().copied().skip(1).collect());
-    assert!(rows.iter().any(|row| row["kind"] == "moved"));
-    let rows = repartition(&["--balance", "--to", &gone]).must_hold().json();
-    assert_eq!(owners(&rows), all, "{rows:?}");
-    let last_owner = *all.last().unwrap();
-    let last = last_owner.to_string();
-    let mut others = rows.iter().filter(|row| row["kind"] == "region" && row["owner"] != last_owner);
-    let named = others.next().unwrap()["region"].as_str().unwrap();
-    let rows = repartition(&["--region", named, "--to", &last]).must_hold().json();
-    assert!(rows.iter().any(|row| row["kind"] == "moved" && row["owner"] == last_owner), "{rows:?}");
-    let lowest = rows.iter().find(|row| row["kind"] == "region" && row["region"].as_str().unwrap().starts_with("0.."));
-    let lowest = lowest.unwrap()["owner"].as_u64().unwrap();
-    let other = all.iter().find(|&&owner| owner != lowest).unwrap().to_string();
-    repartition(&["--region", "7..9", "--to", &other]).must_fail_with(&["7..9", "no leaf lies in it"]);
-    repartition(&["--region", "9..7", "--to", &last]).must_fail_with(&["no key lies in 9..7"]);
-    repartition(&["--to", &last]).must_fail_with(&["--to goes with --region"]);
-    Said::from(bench.wait_with_output().unwrap()).must_hold();
-    assert!(repartition(&[]).must_hold().json().is_empty(), "somebody owns something still");
-}
-
-/// The processes that a process has started.
-fn children_of(process: u32) -> Vec<i32> {
-    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
-    children.split_whitespace().map(|id| id.parse().unwrap()).collect()
-}
-
-/// Who asks is told, and nothing has moved.
-#[test]
-fn an_owner_that_is_stopped_is_named_to_who_would_move_its_regions() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().join("cluster");
-    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
-    let at = dir.to_str().unwrap();
-    let mut bench = Command::new(PROGRAM)
-        .args(["bench", "--connect", at, "--keys", "20000", "--cache", "256KiB", "--seconds", "3", "--in-flight", "4"])
-        .args(["--access", "cached", "--processes", "2", "--workers", "1", "--mix", "insert-intensive"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let repartition = |args: &[&str]| farlink(&[&["repartition", "--connect", at, "--json"], args].concat());
-    let owners = loop {
-        let said = repartition(&[]);
-        let rows = if said.ok { said.json() } else { Vec::new() };
-        let owners = rows.iter().filter(|row| row["kind"] == "region").map(|row| row["owner"].to_string());
-        let owners: Vec<String> = owners.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
-        if owners.len() == 2 {
-            break owners;
-        }
-        assert!(bench.try_wait().unwrap().is_none(), "the bench ended early: {}", said.errors);
-    };
-    let processes = children_of(bench.id());
-    assert_eq!(processes.len(), 2);
-    let signal = |signal| {
-        for &process in &processes {
-            // SAFETY: a process of this test's own, which the bench has not waited for: it has seconds to run.
-            assert_eq!(unsafe { libc::kill(process, signal) }, 0);
-        }
-    };
-    signal(libc::SIGSTOP);
-    let said = repartition(&["--away-from", &owners[0]]);
-    signal(libc::SIGCONT);
-    said.must_fail_with(&[&format!("compute server {}", owners[1]), "no sign of life"]);
-    Said::from(bench.wait_with_output().unwrap()).must_hold();
 }
 
 #[test]

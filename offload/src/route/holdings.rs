@@ -113,7 +113,7 @@ impl<P: Plugin> Holdings<P> {
         let Some(region) = self.hand_over(worker, region).await? else { return Ok(None) };
         if let Err(error) = take_region(worker, &self.structure, &region, to).await {
             if let Err(again) = self.take(worker, region).await {
-                tracing::warn!(structure = self.structure.name, %again, "a region has no owner: nobody can take it");
+                tracing::warn!(structure = self.structure.name, %again, "a region was handed on in vain, and not taken back");
             }
             return Err(error);
         }

@@ -1,4 +1,10 @@
-//! Regions go from one compute server to another, while operations run.
+//! Regions go from one compute server to another, while operations run. Whoever has one moved, who may be the one that gets it, asks:
+//!
+//! | message | from | to | |
+//! |---|---|---|---|
+//! | [`SERVES`] | who has it moved | the next owner | whether it is there, and carries out operations on the structure |
+//! | [`GIVE_UP`] | who has it moved | the owner | to hand the region on: the owner writes it, gives it up, and sends the next |
+//! | [`TAKE`] | the owner | the next owner | to enter itself in the map. If it cannot, the owner does so again |
 
 use farlink_runtime::{
     access::Structure,
@@ -17,10 +23,10 @@ use crate::ship::ReplyHeader;
 pub const GIVE_UP: Kind = Kind(0x4749_5645);
 /// See [`GIVE_UP`].
 pub const TAKE: Kind = Kind(0x5441_4b45);
-/// The kind of message that asks a compute server whether it would.
+/// The kind of message that asks a compute server whether it could take one.
 pub(super) const SERVES: Kind = Kind(0x5345_5256);
 
-/// What stands before the region.
+/// What stands before what such a message is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MoveHeader {
     structure: u64,

@@ -95,7 +95,7 @@ impl Served {
 
 /// One thread's way to what is owned of a structure.
 trait Serve {
-    /// Gives up a region, or takes it, or says that it would, or how much there is to do.
+    /// Hands a region on, or takes it, or says how much there is to do.
     fn moves(&self, what: Kind, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)>;
 
     /// Carries out an operation.
@@ -125,10 +125,6 @@ impl<P: Plugin> Operations<P> for Naming<'_, P> {
 impl<P: Plugin> Serve for Rc<Part<P>> {
     fn moves(&self, what: Kind, words: &[u64], reply: Responder) -> Result<Running, (Refusal, Responder)> {
         let part = Self::clone(self);
-        if what == SERVES {
-            reply.send_with(|to| ReplyHeader::Done { changed: Vec::new() }.encode(0, to));
-            return Ok(Box::pin(std::future::ready(())));
-        }
         if what == LOADS {
             let Ok(wanted) = decode_all::<u64>(words) else { return Err((Refusal::Malformed, reply)) };
             return Ok(Box::pin(async move {
@@ -298,6 +294,9 @@ impl Service for OwnerService {
             what @ (GIVE_UP | TAKE | SERVES | LOADS) => {
                 match MoveHeader::decode(&mut words).ok().and_then(MoveHeader::structure) {
                     Some(id) => match self.structures.get(&id) {
+                        Some(_) if what == SERVES => {
+                            return reply.send_with(|to| ReplyHeader::Done { changed: Vec::new() }.encode(0, to));
+                        }
                         Some(structure) => structure.moves(what, words, reply),
                         None => return not_owned(reply),
                     },

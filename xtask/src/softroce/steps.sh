@@ -6,7 +6,8 @@ failures=/tmp/failures
 threads_of() {
     local task
     for task in /proc/"$1"/task/*; do
-        echo "-- $(cat "$task/comm"): state, time: $(cut -d ' ' -f 3,14,15 "$task/stat"), system call: $(cat "$task/syscall")"
+        # Names have blanks.
+        echo "-- $(cat "$task/comm"): state, time: $(sed 's/.*) //' "$task/stat" | cut -d ' ' -f 1,12,13), system call: $(cat "$task/syscall")"
         cat "$task/stack"
     done 2>/dev/null
 }

@@ -161,7 +161,7 @@ impl Shared {
 }
 
 impl Awaited {
-    /// Waits for the answer.
+    /// Waits for the answer; not for one of a memory server that was given up.
     pub(super) fn wait(self) -> Result<Answer, Error> {
         let is_given_up = lock(&self.shared.line).is_given_up;
         self.wait_for(if is_given_up { Duration::ZERO } else { ANSWER_LIMIT })

@@ -138,7 +138,7 @@ impl State {
         let sign = (connection.control_word(), connection.trace());
         let answers = host.endpoint().borrow().states_told(self.server);
         if core.silence.lasts(sign, answers, host.now_ns(), limit) {
-            tracing::warn!(server = %self.server, "a memory server gives no sign of life");
+            tracing::warn!(server = %self.server, "who was asked gives no sign of life");
             core.fail_silent(host, limit);
         }
     }

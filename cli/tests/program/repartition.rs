@@ -1,0 +1,109 @@
+//! `farlink repartition`, while a bench of several owners runs.
+
+use std::collections::BTreeSet;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::{PROGRAM, Said, Server, farlink};
+
+struct Cluster {
+    _servers: [Server; 2],
+    // After those whose files it has.
+    folder: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = [0, 1].map(|number| Server::start(&folder.path().join("cluster"), number));
+        Self { _servers: servers, folder }
+    }
+
+    fn at(&self) -> String {
+        self.folder.path().join("cluster").to_str().unwrap().to_owned()
+    }
+
+    fn repartition(&self, args: &[&str]) -> Said {
+        farlink(&[&["repartition", "--connect", &self.at(), "--json"], args].concat())
+    }
+
+    /// A bench of so many processes, once each of them owns something; and they as owners.
+    fn bench(&self, processes: usize, options: &[&str]) -> (Child, BTreeSet<u64>) {
+        let mut bench = Command::new(PROGRAM)
+            .args(["bench", "--connect", &self.at(), "--keys", "20000", "--cache", "256KiB", "--in-flight", "4"])
+            .args(["--access", "cached", "--workers", "1", "--mix", "insert-intensive", "--distribution", "uniform"])
+            .args(["--processes", &processes.to_string()])
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        loop {
+            let said = self.repartition(&[]);
+            let owners = if said.ok { owners(&said.json()) } else { BTreeSet::new() };
+            if owners.len() == processes {
+                return (bench, owners);
+            }
+            assert!(bench.try_wait().unwrap().is_none(), "the bench ended early: {}", said.errors);
+        }
+    }
+}
+
+fn owners(rows: &[Value]) -> BTreeSet<u64> {
+    let regions = rows.iter().filter(|row| row["kind"] == "region");
+    regions.map(|row| row["owner"].as_u64().unwrap()).collect()
+}
+
+/// All of one's share goes to others, half of the work back to it, and a range that is named.
+#[test]
+fn regions_move_while_a_bench_runs() {
+    let cluster = Cluster::start();
+    let (bench, all) = cluster.bench(3, &["--ops", "20000"]);
+    let gone = all.first().unwrap().to_string();
+    let rows = cluster.repartition(&["--away-from", &gone]).must_hold().json();
+    assert_eq!(owners(&rows), all.iter().copied().skip(1).collect());
+    assert!(rows.iter().any(|row| row["kind"] == "moved"));
+    let rows = cluster.repartition(&["--balance", "--to", &gone]).must_hold().json();
+    assert_eq!(owners(&rows), all, "{rows:?}");
+    let last_owner = *all.last().unwrap();
+    let last = last_owner.to_string();
+    let mut others = rows.iter().filter(|row| row["kind"] == "region" && row["owner"] != last_owner);
+    let named = others.next().unwrap()["region"].as_str().unwrap();
+    let rows = cluster.repartition(&["--region", named, "--to", &last]).must_hold().json();
+    assert!(rows.iter().any(|row| row["kind"] == "moved" && row["owner"] == last_owner), "{rows:?}");
+    assert!(rows.iter().all(|row| row["kind"] != "unowned"), "{rows:?}");
+    let lowest = rows.iter().find(|row| row["kind"] == "region" && row["region"].as_str().unwrap().starts_with("0.."));
+    let lowest = lowest.unwrap()["owner"].as_u64().unwrap();
+    let other = all.iter().find(|&&owner| owner != lowest).unwrap().to_string();
+    cluster.repartition(&["--region", "7..9", "--to", &other]).must_fail_with(&["7..9", "no leaf lies in it"]);
+    cluster.repartition(&["--region", "9..7", "--to", &last]).must_fail_with(&["no key lies in 9..7"]);
+    cluster.repartition(&["--to", &last]).must_fail_with(&["--to goes with --region"]);
+    Said::from(bench.wait_with_output().unwrap()).must_hold();
+    assert!(cluster.repartition(&[]).must_hold().json().is_empty(), "somebody owns something still");
+}
+
+/// Who asks is told after a while, and the bench goes on as if nothing had been asked.
+#[test]
+fn an_owner_that_is_stopped_is_named_to_who_would_move_its_regions() {
+    let cluster = Cluster::start();
+    let (bench, all) = cluster.bench(2, &["--seconds", "3"]);
+    let (first, last) = (all.first().unwrap().to_string(), all.last().unwrap());
+    let id = bench.id();
+    let processes = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    let processes: Vec<i32> = processes.split_whitespace().map(|process| process.parse().unwrap()).collect();
+    assert_eq!(processes.len(), 2);
+    let signal = |signal| {
+        for &process in &processes {
+            // SAFETY: no memory is touched. It is a child of this test's bench, which waits for it only when the bench's
+            // seconds are over: the number is nobody else's.
+            assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+        }
+    };
+    signal(libc::SIGSTOP);
+    let said = cluster.repartition(&["--away-from", &first]);
+    signal(libc::SIGCONT);
+    said.must_fail_with(&[&format!("compute server {last}"), "no sign of life"]);
+    Said::from(bench.wait_with_output().unwrap()).must_hold();
+}
