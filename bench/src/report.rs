@@ -196,6 +196,7 @@ impl CheckRow {
     pub(crate) fn within(name: &str, ratio: f64, bounds: RangeInclusive<f64>) -> Self {
         let problem =
             (!bounds.contains(&ratio)).then(|| match (ratio < *bounds.start(), *bounds.start(), *bounds.end()) {
+                _ if !ratio.is_finite() => "nothing was counted that could be compared".to_owned(),
                 (true, least, _) => format!("{ratio:.3}, not {least} at least"),
                 (false, _, most) => format!("{ratio:.3}, not {most} at most"),
             });

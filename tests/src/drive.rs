@@ -22,6 +22,7 @@ use farlink_runtime::{
 };
 use farlink_structures::map::{Map, OrderedMap};
 use rand::RngExt;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     history::{Op, Outcome, Recorder, now_ns},
@@ -39,10 +40,8 @@ pub struct Plan {
     pub damage_expected: bool,
     /// Whether the fabric fails now and then: what an operation cannot do about, it says.
     pub failures_expected: bool,
-    /// How long keys come before they go again; 0 for a steady mix. At ebb inserts and upserts become removals, at flood
-    /// removals become gets, for all workers of the machine at once: so the tree grows and shrinks as a whole, and its
-    /// pages split and merge all the time.
-    pub tide_ns: u64,
+    /// When keys come and when they go.
+    pub tides: Tides,
     /// The keys that the worker's compute server owns. Operations on others are for their owners: one in
     /// [`STRAY_ONE_IN`] is tried all the same, and has to be refused.
     pub part: Part,
@@ -53,6 +52,28 @@ pub const STRAY_ONE_IN: u32 = 64;
 
 /// A tide that empties and fills a tree of a thousand keys.
 pub const TIDE_NS: u64 = 200_000_000;
+
+/// How long keys come before they go again. At ebb inserts and upserts become removals, at flood removals become gets, for all
+/// workers of the machine at once: so the tree grows and shrinks as a whole, and its pages split and merge all the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tides {
+    /// Each of the first; 0 for a steady mix.
+    pub first_ns: u64,
+    /// Each of the last: on a slow machine the first may be too short to empty the tree.
+    pub last_ns: u64,
+}
+
+impl Tides {
+    /// A steady mix.
+    pub const NONE: Self = Self { first_ns: 0, last_ns: 0 };
+
+    /// The tide of who is this old. It turns at times when those of others, younger or older, turn too.
+    fn at(self, age_ns: u64) -> u64 {
+        const OF_A_LENGTH: u64 = 8;
+        let grown = self.first_ns << (age_ns.checked_div(OF_A_LENGTH * self.first_ns).unwrap_or(0) + 1).ilog2();
+        grown.min(self.last_ns).max(self.first_ns)
+    }
+}
 
 /// What becomes of an operation at this time.
 fn with_the_tide(op: Op, tide_ns: u64, time_ns: u64) -> Op {
@@ -171,9 +192,11 @@ struct Lane<S, A, W: Write> {
 
 impl<S: OrderedMap, A: Run<Plugin = S>, W: Write> Lane<S, A, W> {
     async fn run(self: Rc<Self>) -> anyhow::Result<()> {
+        let begun_ns = now_ns();
         while !(self.stop)() && !self.failed.get() {
             let drawn = self.workload.borrow_mut().next_op();
-            let op = with_the_tide(drawn, self.plan.tide_ns, now_ns());
+            let now_ns = now_ns();
+            let op = with_the_tide(drawn, self.plan.tides.at(now_ns - begun_ns), now_ns);
             let outcome = match op {
                 Op::Scan { from, .. } if !self.plan.part.contains(from) => continue,
                 _ if op.key().is_some_and(|key| !self.plan.part.contains(key)) => self.stray(op).await,

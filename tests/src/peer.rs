@@ -37,7 +37,7 @@ use crate::{
     bounded::Watchdog,
     cluster,
     deadlines::{Awaited, Deadlines, PATIENCE},
-    drive::{Plan, Tally},
+    drive::{Plan, Tally, Tides},
     history::{Flush, Recorder},
     of_structure,
     raw::HeldPage,
@@ -100,8 +100,8 @@ pub struct Work {
     pub scan_limit_max: u32,
     /// One operation in so many is dropped in mid-flight; 0 for none.
     pub drop_one_in: u32,
-    /// How long keys come before they go again; 0 for a steady mix. See [`Plan`].
-    pub tide_ns: u64,
+    /// When keys come and when they go.
+    pub tides: Tides,
     /// How long, unless it is stopped before.
     pub seconds: f64,
     /// What it goes on for. See [`Deadlines`].
@@ -138,7 +138,7 @@ impl Work {
             drop_one_in: self.drop_one_in,
             damage_expected: self.deadly,
             failures_expected: self.failures_expected,
-            tide_ns: self.tide_ns,
+            tides: self.tides,
             part: match self.reach {
                 AccessUnderTest::Cached { part, routed: false, .. } => part,
                 _ => Part::ALL,

@@ -28,6 +28,7 @@ use farlink_tests::{
     backend::{Backend, Cluster, FabricProfile},
     bounded::{self, Bound, Watchdog},
     cluster,
+    drive::Tides,
     history::{FILE_EXTENSION, Flush, History, Op, Outcome, Recorder},
     linear,
     peer::{Peer, PeerReport, Role, Spec, Work},
@@ -91,7 +92,9 @@ impl Left {
         for work in &mut works {
             work.deadly = true;
             // Trees of owners are large: they shrink and grow, so that pages merge and split.
-            work.tide_ns *= u64::from(options.access == AccessMode::Cached);
+            if options.access != AccessMode::Cached {
+                work.tides = Tides::NONE;
+            }
         }
         let start = |work: &Work| {
             let spec = Spec {

@@ -101,11 +101,14 @@ fn checks(points: &[Point]) -> Vec<CheckRow> {
     let frequency = at(smallest).chain(at(largest)).filter(|point| point.probability.is_none());
     let over_best =
         frequency.map(|point| gain(point) / best(point.cache_percent).max(1.0)).fold(f64::INFINITY, f64::min);
-    vec![
-        CheckRow::within("the smallest cache: always, over the best probability", best(smallest), 1.0..=f64::MAX),
-        CheckRow::within("never: leaves read for each operation", kept, NEVER_LEAST..=f64::MAX),
-        CheckRow::within("the best probability, over frequency", over_best, 1.0..=f64::MAX),
-    ]
+    let named = [
+        ("the smallest cache: always, over the best probability", best(smallest), 1.0),
+        ("never: leaves read for each operation", kept, NEVER_LEAST),
+        ("the best probability, over frequency", over_best, 1.0),
+    ];
+    // Only what was asked for can be compared: no probability above 0 has no best one.
+    let asked = named.into_iter().filter(|(_, ratio, _)| ratio.is_finite());
+    asked.map(|(name, ratio, least)| CheckRow::within(name, ratio, least..=f64::MAX)).collect()
 }
 
 fn show(rows: &[Row]) -> Table {

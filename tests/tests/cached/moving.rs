@@ -34,7 +34,7 @@ use farlink_structures::{
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
     bounded::Watchdog,
-    drive::{Plan, drive},
+    drive::{Plan, Tides, drive},
     history::{Flush, History, Recorder},
     linear, scans, settings,
     stress::piece_of,
@@ -116,7 +116,7 @@ fn client(compute: &ComputeServer, structure: &Structure, number: u32, seed: u64
         drop_one_in: 0,
         damage_expected: false,
         failures_expected: false,
-        tide_ns: 0,
+        tides: Tides::NONE,
         part: Part::ALL,
     };
     let workload = Workload::new(&spec, number).unwrap();
