@@ -56,8 +56,10 @@ fn is_script(path: &Path) -> Result<bool> {
     Ok(start == b"#!")
 }
 
+/// The package whose code is about verbs.
+const VERBS: &str = "farlink-fabric";
 /// Packages with programs or tests that run on verbs.
-const PACKAGES: [&str; 4] = ["farlink-fabric", "farlink-runtime", "farlink-tests", "farlink"];
+const PACKAGES: [&str; 4] = [VERBS, "farlink-runtime", "farlink-tests", "farlink"];
 /// Tests with which the programs come: a small one of each package that has some.
 const WITH_PROGRAMS: [&str; 2] = ["fabric", "program"];
 /// The tests of memory, and of messages.
@@ -97,7 +99,7 @@ impl Built {
         // With a package's tests come its programs. To build them by themselves would build all that they need once more.
         let tests: BTreeSet<&str> = tests.into_iter().chain(WITH_PROGRAMS).collect();
         let tests = tests.into_iter().flat_map(|test| ["--test", test]);
-        built.take(cargo("test").arg("--no-run").args(tests))?;
+        built.take(cargo("test", &PACKAGES).arg("--no-run").args(tests))?;
         for program in ["farlink", "farlink-stress"] {
             ensure!(built.programs.by_name.contains_key(program), "cargo has not built {program}");
         }
@@ -106,11 +108,14 @@ impl Built {
 
     /// Checks what is built with verbs as the workspace is checked without: with clippy, and unit tests, which need no device.
     pub(super) fn lint() -> Result<()> {
-        for (command, arguments) in
-            [("clippy", &["--all-targets", "--", "-D", "warnings"][..]), ("test", &["--lib", "verbs::"])]
-        {
-            let status = cargo(command).args(arguments).status().context("starting cargo")?;
-            ensure!(status.success(), "cargo {command} failed ({status})");
+        // In the profile of the guest's programs, whose build scripts and macros are there.
+        let mut clippy = cargo("clippy", &PACKAGES);
+        clippy.args(["--all-targets", "--profile", "test", "--", "-D", "warnings"]);
+        let mut tests = cargo("test", &[VERBS]);
+        tests.args(["--lib", "verbs::"]);
+        for mut command in [clippy, tests] {
+            let status = command.status().context("starting cargo")?;
+            ensure!(status.success(), "{command:?} failed ({status})");
         }
         Ok(())
     }
@@ -142,8 +147,8 @@ impl Built {
     }
 }
 
-/// A cargo command on the packages, with verbs.
-fn cargo(command: &str) -> Command {
+/// A cargo command on packages, with verbs.
+fn cargo(command: &str, packages: &[&str]) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.arg(command).current_dir(crate::workspace::workspace()).env("CARGO_TARGET_DIR", target_dir());
     cargo.env("LIBCLANG_PATH", host::libclang_dir());
@@ -158,7 +163,7 @@ fn cargo(command: &str) -> Command {
             cargo.env(name, value);
         }
     }
-    for package in PACKAGES {
+    for package in packages {
         cargo.args(["--package", package, "--features", &format!("{package}/verbs")]);
     }
     cargo
