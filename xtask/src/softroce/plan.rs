@@ -156,6 +156,8 @@ impl Script {
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
         self.program(Lane::Programs, "serve_and_ship");
         self.stress(Lane::Programs, "stress shipped", &[&WITH_THREADS, &FEWER_PAGES, &["--ship", "always"]]);
+        // Compute servers ask each other, and hand regions on.
+        self.stress(Lane::Programs, "stress routed", &[&FEWER_PAGES, &["--route", "yes", "--move-every", "500"]]);
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! A worker's endpoint: one completion queue, a path to every memory server, and a message connection to those it asks for one.
+//! A worker's endpoint: one completion queue, a path to every memory server, and a message connection to those it asks for one, memory
+//! servers and compute servers.
 
 use std::ptr::NonNull;
 
@@ -9,6 +10,7 @@ use super::{
         Reliability,
     },
     message_connection::MessageConnection,
+    peers::Peers,
     queue::queue_of,
     session::{Awaited, Losses, Session},
 };
@@ -17,6 +19,7 @@ use crate::{
     connection::{ConnectionState, OpenMemory, PeerId},
     endpoint::{Capabilities, Completion, Endpoint, Request, Verb},
     error::Error,
+    lock::OwnerId,
     ptr::{RemotePtr, ServerId},
     sync::{Arc, Ordering},
 };
@@ -25,6 +28,9 @@ use crate::{
 /// adds a round trip; of 16 at a time, those of more than 4 KiB are faster by rendezvous. At 8 KiB either way loses about as much
 /// where the other one is better. Not measured on a card.
 const EAGER_WORDS: usize = 1024;
+
+/// Compute servers to which a worker has connections at a time.
+pub(super) const PEERS_MAX: u32 = 32;
 
 /// What all paths of an endpoint share.
 #[derive(Debug)]
@@ -65,9 +71,12 @@ pub(super) fn capabilities(device: &DeviceInfo, inline_bytes: u32, gather_max: u
 pub(super) struct VerbsEndpoint {
     // Before the registrations: no queue pair uses memory that is not registered any more.
     paths: Vec<DataPath>,
-    /// By memory server; their queues are numbered after those of `paths`.
+    /// By memory server, and then by number of `called`; their queues are numbered after those of `paths`.
     connections: Vec<Option<MessageConnection>>,
     sessions: Vec<Arc<Session>>,
+    peers: Arc<Peers>,
+    /// Compute servers, by number.
+    called: Vec<OwnerId>,
     /// Counts message connections.
     generation: u16,
     setup: Setup,
@@ -82,7 +91,12 @@ pub(super) struct VerbsEndpoint {
 
 impl VerbsEndpoint {
     /// Connects to all memory servers. Blocks.
-    pub(super) fn connect(setup: Setup, sessions: &[Arc<Session>], losses: &Losses) -> Result<Self, Error> {
+    pub(super) fn connect(
+        setup: Setup,
+        sessions: &[Arc<Session>],
+        peers: &Arc<Peers>,
+        losses: &Losses,
+    ) -> Result<Self, Error> {
         // All are asked before any is waited for.
         let begin = |(number, session): (usize, &Arc<Session>)| {
             DataPath::begin(u16::try_from(number).unwrap_or(u16::MAX), Arc::clone(session), &setup)
@@ -93,6 +107,8 @@ impl VerbsEndpoint {
             paths,
             connections: Vec::new(),
             sessions: sessions.to_vec(),
+            peers: Arc::clone(peers),
+            called: Vec::new(),
             generation: 0,
             setup,
             registered: Vec::new(),
@@ -217,18 +233,41 @@ impl Endpoint for VerbsEndpoint {
 
     fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
         self.unlink(server, false);
-        let Some(session) = self.sessions.get(server.index()) else {
-            return Err(Error::ServerMissing { server, why: "there is no such memory server".into() });
+        let called = |number: usize| self.called.get(number).copied();
+        let session = match server.index().checked_sub(self.sessions.len()).map(called) {
+            None => Arc::clone(&self.sessions[server.index()]),
+            Some(Some(peer)) => {
+                let to_peers = self.connections.iter().skip(self.sessions.len()).flatten().count();
+                if to_peers >= PEERS_MAX as usize {
+                    let why = format!("this worker talks to {to_peers} others already");
+                    return Err(Error::PeerMissing { peer, why });
+                }
+                self.peers.session(peer)?
+            }
+            Some(None) => return Err(Error::ServerMissing { server, why: "there is no such memory server".into() }),
         };
         self.generation = self.generation.wrapping_add(1);
         // A number has 15 bits, so those of all queues fit into 16.
         let number = self.paths.len() as u16 + server.number();
-        let (connection, memory) = MessageConnection::open(&self.setup, session, (number, self.generation), who)?;
+        let (connection, memory) =
+            MessageConnection::open(&self.setup, (&session, server), (number, self.generation), who)?;
         if self.connections.len() <= server.index() {
             self.connections.resize_with(server.index() + 1, || None);
         }
         self.connections[server.index()] = Some(connection);
         Ok(memory)
+    }
+
+    fn peer(&mut self, peer: OwnerId) -> Result<ServerId, Error> {
+        let known = self.called.iter().position(|&known| known == peer);
+        let number = self.sessions.len() + known.unwrap_or(self.called.len());
+        let none_left = || Error::PeerMissing { peer, why: "this worker has called too many others".into() };
+        // The queue of a connection is numbered after all paths, in 16 bits.
+        let number = u16::try_from(number).ok().and_then(ServerId::new).ok_or_else(none_left)?;
+        if known.is_none() {
+            self.called.push(peer);
+        }
+        Ok(number)
     }
 
     fn disconnect(&mut self, server: ServerId) {

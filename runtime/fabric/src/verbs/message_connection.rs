@@ -19,6 +19,7 @@ use crate::{
     endpoint::{Completion, Request},
     error::Error,
     listener::CONNECTION_BYTES_MIN,
+    ptr::ServerId,
     sync::Arc,
     wire::DecodeError,
 };
@@ -34,6 +35,8 @@ pub(super) struct MessageConnection {
     queue: RequestQueue,
     _opening: Opening,
     session: Arc<Session>,
+    /// As its endpoint calls the other side.
+    server: ServerId,
     /// The number of the other end.
     theirs: u32,
     /// Whether the memory server was asked what has become of the connection, and what it said last.
@@ -43,14 +46,14 @@ pub(super) struct MessageConnection {
 }
 
 impl MessageConnection {
-    /// Opens a connection, and returns this side's memory of it, too. Blocks.
+    /// Opens a connection to whom the endpoint calls `server`, and returns this side's memory of it, too. Blocks.
     pub(super) fn open(
         setup: &Setup,
-        session: &Arc<Session>,
+        (session, server): (&Arc<Session>, ServerId),
         (number, generation): (u16, u16),
         who: PeerId,
     ) -> Result<(Self, OpenMemory), Error> {
-        let missing = |why: String| Error::ServerMissing { server: session.server(), why };
+        let missing = |why: String| session.missing(why);
         let bytes = match session.ask(&Question::Listens)?.wait()? {
             Answer::Listens { bytes } if (CONNECTION_BYTES_MIN as u64..=CONNECTION_BYTES_MAX).contains(&bytes) => bytes,
             Answer::Refused(why) => return Err(missing(why)),
@@ -72,11 +75,17 @@ impl MessageConnection {
         // Nobody waits for the answer.
         session.ask(&Question::AttachReady(u64::from(theirs)))?;
         let memory = opening.memory();
-        let session = Arc::clone(session);
-        Ok((
-            Self { queue, _opening: opening, session, theirs, asked: None, state: ConnectionState::Up, states_told: 0 },
-            memory,
-        ))
+        let connection = Self {
+            queue,
+            _opening: opening,
+            session: Arc::clone(session),
+            server,
+            theirs,
+            asked: None,
+            state: ConnectionState::Up,
+            states_told: 0,
+        };
+        Ok((connection, memory))
     }
 
     /// Whether a request can be taken: the other side has opened these bytes, and the connection is not broken.
@@ -115,7 +124,7 @@ impl MessageConnection {
     }
 
     fn abort(&mut self, first: Option<Error>, cause: &Cause, completions: &mut Vec<Completion>) {
-        let server = self.session.server();
+        let server = self.server;
         self.queue.abort(first, |request| cause.error(server, request), completions);
     }
 

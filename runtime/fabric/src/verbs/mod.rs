@@ -19,6 +19,11 @@
 //! however it ends, that memory server first destroys all queue pairs that came with it, and then counts the incarnation as
 //! dead for ever: it cannot be claimed again there. *Dead* is what all memory servers say at once. So nothing of a dead
 //! compute server can still land (rule 11 of one-sided access), and no reconnection can raise it from the dead.
+//!
+//! # Compute servers that listen
+//! One that [listens](crate::Fabric::peer_listener) accepts control connections as a memory server does, at a port that the system
+//! chooses, and tells the memory servers which. Those say it to who asks, with the host from which that compute server is connected to
+//! them, and forget it with its incarnation. So others need know no address, and a firewall must let compute servers at each other.
 
 mod connecting;
 mod control;
@@ -27,6 +32,7 @@ mod endpoint;
 mod ib;
 mod message_connection;
 mod opened;
+mod peers;
 mod queue;
 mod server;
 mod session;
@@ -45,8 +51,10 @@ pub use self::{
 };
 use self::{
     control::{Answer, Question},
-    endpoint::{Setup, VerbsEndpoint},
+    endpoint::{PEERS_MAX, Setup, VerbsEndpoint},
     ib::{CompletionQueue, Device, Domain, Local},
+    peers::Peers,
+    server::PeerListener,
     session::{Awaited, HANDSHAKE_LIMIT, Losses, Session},
 };
 use crate::{
@@ -54,6 +62,7 @@ use crate::{
     endpoint::Endpoint,
     error::Error,
     fabric::{Fabric, Liveness, OwnerClaim},
+    listener::{ListenOptions, Listener},
     lock::OwnerId,
     ptr::ServerId,
     sync::{Arc, AtomicU64, Mutex, Ordering, lock},
@@ -121,6 +130,7 @@ impl VerbsOptions {
 #[derive(Debug)]
 pub struct VerbsFabric {
     sessions: Vec<Arc<Session>>,
+    peers: Arc<Peers>,
     secret: Secret,
     losses: Losses,
     domain: Arc<Domain>,
@@ -161,6 +171,7 @@ impl VerbsFabric {
         sessions.sort_by_key(|session| session.server());
         require_whole(&sessions)?;
         Ok(Self {
+            peers: Arc::new(Peers::new(&sessions, &options.secret, &losses)),
             sessions,
             secret: options.secret.clone(),
             losses,
@@ -221,11 +232,12 @@ impl Fabric for VerbsFabric {
         let device = self.domain.device();
         let info = device.info();
         // Twice, because completions of a connection that broke may still be there when the next one has made its own.
-        let completions =
+        let to_servers =
             (self.queue_depth + message_connection::MESSAGE_DEPTH).saturating_mul(2 * self.sessions.len() as u32);
+        let completions = to_servers.saturating_add(2 * PEERS_MAX * message_connection::MESSAGE_DEPTH);
         if completions > info.completions_max {
             let why = format!(
-                "{} requests and some messages for each of {} memory servers need a completion queue of {completions}; {} takes {}",
+                "{} requests and some messages for each of {} memory servers and {PEERS_MAX} compute servers need a completion queue of {completions}; {} takes {}",
                 self.queue_depth,
                 self.sessions.len(),
                 info.name,
@@ -241,7 +253,7 @@ impl Fabric for VerbsFabric {
             depth: self.queue_depth,
             inline_bytes: info.inline_bytes.min(INLINE_BYTES),
         };
-        Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.losses)?))
+        Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.peers, &self.losses)?))
     }
 
     fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
@@ -281,6 +293,13 @@ impl Fabric for VerbsFabric {
         };
         lock(&self.known).insert(owner, known);
         liveness
+    }
+
+    fn peer_listener(&self, owner: OwnerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
+        options.validate()?;
+        let common = (&self.secret, self.reliability);
+        let device = (&self.domain, &self.local);
+        Ok(Box::new(PeerListener::start(owner, &self.sessions, common, device, options)?))
     }
 
     fn check_servers(&self) -> Result<(), Error> {

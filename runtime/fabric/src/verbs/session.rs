@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    net::{TcpStream, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
     sync::mpsc::{self, RecvTimeoutError, TryRecvError},
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -10,7 +10,9 @@ use std::{
 
 use super::control::{self, Answer, HelloAck, Question, Receiver, Secret, Sender, keep_alive};
 use crate::{
+    connection::ListenerId,
     error::Error,
+    lock::OwnerId,
     ptr::ServerId,
     sync::{Arc, AtomicU64, Mutex, Ordering, lock},
     wire::DecodeError,
@@ -36,7 +38,7 @@ pub(super) struct Session {
 #[derive(Debug)]
 struct Shared {
     address: String,
-    server: ServerId,
+    whose: ListenerId,
     hello_ack: HelloAck,
     losses: Losses,
     line: Mutex<Line>,
@@ -64,6 +66,30 @@ pub(super) struct Awaited {
 impl Session {
     /// Connects to the memory server at `address` and proves to know the secret, as it must. Blocks, for about `limit`.
     pub(super) fn connect(address: &str, secret: &Secret, losses: &Losses, limit: Duration) -> Result<Self, Error> {
+        Self::open(address, None, secret, losses, limit)
+    }
+
+    /// Connects to this compute server, which listens at `address`; somebody else may, by now. Blocks, for some seconds at most.
+    pub(super) fn connect_peer(
+        address: SocketAddr,
+        peer: OwnerId,
+        secret: &Secret,
+        losses: &Losses,
+    ) -> Result<Self, Error> {
+        let session = Self::open(&address.to_string(), Some(peer), secret, losses, SILENCE_LIMIT)?;
+        match session.ask(&Question::Lives(peer))?.wait_while_answering() {
+            Some(Answer::Lives(true)) if session.hello_ack().servers == 0 => Ok(session),
+            _ => Err(session.shared.lost("it is not the one that answers there")),
+        }
+    }
+
+    fn open(
+        address: &str,
+        peer: Option<OwnerId>,
+        secret: &Secret,
+        losses: &Losses,
+        limit: Duration,
+    ) -> Result<Self, Error> {
         let unreachable = |why: std::io::Error| Error::Unreachable { address: address.into(), why: why.to_string() };
         let stream = dial(address, limit).map_err(unreachable)?;
         keep_alive(&stream).map_err(unreachable)?;
@@ -78,18 +104,22 @@ impl Session {
         let Some(server) = u16::try_from(hello_ack.server).ok().and_then(ServerId::new) else {
             return Err(DecodeError("a memory server has an impossible number").into());
         };
+        let whose = peer.map_or(ListenerId::Memory(server), ListenerId::Compute);
         let line =
             Line { sender, waiting: VecDeque::new(), turn_since: Instant::now(), is_given_up: false, lost: None };
         let shared = Arc::new(Shared {
             address: address.into(),
-            server,
+            whose,
             hello_ack,
             losses: Arc::clone(losses),
             line: Mutex::new(line),
         });
         let of_reader = Arc::clone(&shared);
         let reader = std::thread::Builder::new()
-            .name(format!("farlink-control-{server}"))
+            .name(match whose {
+                ListenerId::Memory(server) => format!("farlink-control-{server}"),
+                ListenerId::Compute(_) => "farlink-control-c".into(),
+            })
             .spawn(move || read_answers(&of_reader, receiver))
             .map_err(Error::io("starting the thread of a control connection"))?;
         Ok(Self { shared, reader: Some(reader) })
@@ -99,12 +129,30 @@ impl Session {
         &self.shared.hello_ack
     }
 
+    /// Of a compute server, 0.
     pub(super) fn server(&self) -> ServerId {
-        self.shared.server
+        match self.shared.whose {
+            ListenerId::Memory(server) => server,
+            ListenerId::Compute(_) => ServerId::new(0).expect("0 is a server id"),
+        }
+    }
+
+    /// That it cannot be connected to.
+    pub(super) fn missing(&self, why: String) -> Error {
+        match self.shared.whose {
+            ListenerId::Memory(server) => Error::ServerMissing { server, why },
+            ListenerId::Compute(peer) => Error::PeerMissing { peer, why },
+        }
     }
 
     pub(super) fn address(&self) -> &str {
         &self.shared.address
+    }
+
+    /// The hosts to which its address leads.
+    pub(super) fn hosts(&self) -> Vec<IpAddr> {
+        let addresses = self.shared.address.to_socket_addrs();
+        addresses.map_or_else(|_| Vec::new(), |addresses| addresses.map(|address| address.ip()).collect())
     }
 
     /// Ends the connection from this side.
@@ -144,7 +192,10 @@ impl Session {
 
 impl Shared {
     fn lost(&self, why: &str) -> Error {
-        Error::ServerLost { server: self.server, address: self.address.clone(), why: why.into() }
+        match self.whose {
+            ListenerId::Memory(server) => Error::ServerLost { server, address: self.address.clone(), why: why.into() },
+            ListenerId::Compute(peer) => Error::PeerMissing { peer, why: format!("at {}: {why}", self.address) },
+        }
     }
 
     /// Who waits for the answer that has come.
@@ -247,7 +298,7 @@ fn read_answers(shared: &Shared, mut receiver: Receiver) {
             Err(error) => break error.to_string(),
         }
     };
-    tracing::debug!(server = %shared.server, why, "control connection lost");
+    tracing::debug!(server = %shared.whose, why, "control connection lost");
     let mut line = lock(&shared.line);
     line.sender.shut_down();
     line.lost = Some(why);

@@ -1,4 +1,6 @@
-//! What a compute server asks of a memory server, and the answers.
+//! What a compute server asks of a memory server, or of a compute server that listens, and the answers.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::super::ib::Peer;
 use crate::{
@@ -10,7 +12,7 @@ use crate::{
 /// Words of the longest text in an answer.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// What a memory server is: its first message.
+/// What a memory server is: its first message. A compute server that listens is none of 0, and has no region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct HelloAck {
     /// Which of the cluster's memory servers it is.
@@ -158,6 +160,10 @@ pub(in super::super) enum Question {
     Detach(u64, bool),
     /// What has become of it?
     ConnectionState(u64),
+    /// The asker, whose incarnation this is, takes control connections of compute servers at this port; at 0 no more.
+    Listen { owner: OwnerId, port: u16 },
+    /// Where does this one take them?
+    WhereListens(OwnerId),
 }
 
 /// What the memory server says.
@@ -177,6 +183,24 @@ pub(in super::super) enum Answer {
     Attached { theirs: Peer, opened: Opened },
     /// What has become of a connection.
     State(ConnectionState),
+    /// Where a compute server takes control connections. Its host is as the memory server sees it.
+    ListensAt(SocketAddr),
+}
+
+impl Wire for SocketAddr {
+    fn encode(&self, to: &mut Vec<u64>) {
+        let host = match self.ip() {
+            IpAddr::V4(host) => host.to_ipv6_mapped(),
+            IpAddr::V6(host) => host,
+        };
+        let host = u128::from(host);
+        to.extend([(host >> 64) as u64, host as u64, u64::from(self.port())]);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        let host = (u128::from(u64::decode(from)?) << 64) | u128::from(u64::decode(from)?);
+        Ok(Self::new(Ipv6Addr::from(host).to_canonical(), narrow(u64::decode(from)?)?))
+    }
 }
 
 impl Wire for OwnerId {
@@ -220,6 +244,15 @@ impl Wire for Question {
             Self::Detach(queue_pair, in_order) => to.extend([8, *queue_pair, u64::from(*in_order)]),
             Self::ConnectionState(queue_pair) => to.extend([9, *queue_pair]),
             Self::AttachReady(queue_pair) => to.extend([7, *queue_pair]),
+            Self::Listen { owner, port } => {
+                to.push(10);
+                owner.encode(to);
+                to.push(u64::from(*port));
+            }
+            Self::WhereListens(owner) => {
+                to.push(11);
+                owner.encode(to);
+            }
         }
     }
 
@@ -235,6 +268,8 @@ impl Wire for Question {
             8 => Self::Detach(u64::decode(from)?, bool::decode(from)?),
             9 => Self::ConnectionState(u64::decode(from)?),
             7 => Self::AttachReady(u64::decode(from)?),
+            10 => Self::Listen { owner: OwnerId::decode(from)?, port: narrow(u64::decode(from)?)? },
+            11 => Self::WhereListens(OwnerId::decode(from)?),
             _ => return Err(DecodeError("there is no such question")),
         })
     }
@@ -272,6 +307,10 @@ impl Wire for Answer {
                 to.push(6);
                 state.encode(to);
             }
+            Self::ListensAt(address) => {
+                to.push(7);
+                address.encode(to);
+            }
         }
     }
 
@@ -284,6 +323,7 @@ impl Wire for Answer {
             4 => Self::Listens { bytes: u64::decode(from)? },
             5 => Self::Attached { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
             6 => Self::State(ConnectionState::decode(from)?),
+            7 => Self::ListensAt(SocketAddr::decode(from)?),
             _ => return Err(DecodeError("there is no such answer")),
         })
     }
@@ -335,6 +375,11 @@ mod tests {
         comes_back(Question::Connect { ours: peer(), instead_of: Some(4) });
         comes_back(Question::Disconnect(9));
         [Question::Claim(owner), Question::Release(owner), Question::Lives(owner)].into_iter().for_each(comes_back);
+        [Question::Listen { owner, port: 7 }, Question::WhereListens(owner)].into_iter().for_each(comes_back);
+        ["10.0.0.1:7471", "[fe80::1]:65535"]
+            .map(|at| Answer::ListensAt(at.parse().unwrap()))
+            .into_iter()
+            .for_each(comes_back);
         comes_back(Answer::Connected(peer()));
         [Answer::Done, Answer::Lives(true), Answer::Lives(false)].into_iter().for_each(comes_back);
         comes_back(Answer::Refused("no queue pair left: ü".into()));
@@ -360,7 +405,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_messages_do_not_panic(mut words: Vec<u64>, tag in 0u64..12) {
+        fn random_messages_do_not_panic(mut words: Vec<u64>, tag in 0u64..14) {
             let _ = decode_all::<Question>(&words);
             let _ = decode_all::<Answer>(&words);
             let _ = decode_all::<HelloAck>(&words);

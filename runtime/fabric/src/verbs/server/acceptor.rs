@@ -289,6 +289,9 @@ impl EndpointDomain {
 /// copied instead.
 fn source(domain: &Arc<Domain>, memory: &LocalMemory) -> (Option<Registered>, Source) {
     let (base, words) = memory.base();
+    if words == 0 {
+        return (None, Source { memory: memory.clone(), address: 0, key: LocalKey::default(), gather_max: 1 });
+    }
     // SAFETY: the memory lives as long as `memory`, of which the source keeps a clone, dropped behind the registration by
     // whoever has both; the device only reads it, for requests of this process.
     let registered = unsafe { domain.register(base, words, Access::LocalRead) };

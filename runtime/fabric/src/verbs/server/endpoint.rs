@@ -39,7 +39,7 @@ impl VerbsListener {
 
 impl Listener for VerbsListener {
     fn listens_as(&self) -> ListenerId {
-        ListenerId::Memory(self.serving.place.server)
+        self.serving.place.whose
     }
 
     fn endpoints(&self) -> usize {

@@ -5,11 +5,12 @@
 //! little time. What a connection holds (queue pairs, claims) is dropped with it.
 //!
 //! If it takes messages, control connections make message connections (`acceptor`), and the threads that serve those have
-//! an endpoint each (`endpoint`).
+//! an endpoint each (`endpoint`). A compute server that listens does the same, without a region (`peer`).
 
 mod acceptor;
 mod endpoint;
 mod owners;
+mod peer;
 mod serving;
 
 use std::{
@@ -18,12 +19,14 @@ use std::{
     thread::JoinHandle,
 };
 
+pub(super) use self::peer::PeerListener;
 use self::{acceptor::Acceptor, endpoint::VerbsListener, serving::Serving};
 use super::{
     DeviceChoice, Reliability, Secret,
     ib::{Access, Domain, Registered},
 };
 use crate::{
+    connection::ListenerId,
     error::Error,
     listener::{self, ListenOptions},
     memory::LocalMemory,
@@ -72,16 +75,22 @@ impl VerbsServeOptions {
 /// A running memory server. Dropping it ends all connections; the memory goes with it.
 #[derive(Debug)]
 pub struct VerbsServer {
+    accepting: Accepting,
+}
+
+/// What accepts control connections until it is dropped.
+#[derive(Debug)]
+struct Accepting {
     serving: Arc<Serving>,
     address: SocketAddr,
     listener: TcpListener,
-    acceptor: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-/// A memory server's place in its cluster, and the size of its region.
+/// A memory server's place in its cluster, and the size of its region; of a compute server, 0.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    server: ServerId,
+    whose: ListenerId,
     servers: usize,
     cluster: u64,
     bytes: u64,
@@ -101,7 +110,7 @@ impl Place {
         if bytes == 0 || bytes > REGION_BYTES_MAX || !bytes.is_multiple_of(4096) {
             return bad("bytes", format!("{bytes}; a region has up to {REGION_BYTES_MAX} bytes, in multiples of 4096"));
         }
-        Ok(Self { server, servers, cluster: options.secret.cluster(), bytes })
+        Ok(Self { whose: ListenerId::Memory(server), servers, cluster: options.secret.cluster(), bytes })
     }
 }
 
@@ -110,7 +119,7 @@ impl Place {
 struct Memory {
     // Before the region: the memory goes after its registration.
     registered: Mutex<Option<Registered>>,
-    /// One.
+    /// One; of a compute server, none.
     regions: Arc<Vec<Region>>,
     address: u64,
     key: u32,
@@ -133,39 +142,34 @@ impl VerbsServer {
             });
         }
         // First what others may have taken.
-        let listening = || format!("listening on {}", options.listen);
-        let listener = TcpListener::bind(options.listen).map_err(Error::io(listening()))?;
-        let address = listener.local_addr().map_err(Error::io(listening()))?;
+        let listening = || Error::io(format!("listening on {}", options.listen));
+        let listener = TcpListener::bind(options.listen).map_err(listening())?;
         let domain = Domain::new(&device)?;
         let memory = Memory::new(&domain, place.bytes, format)?;
-        let serving = Arc::new(Serving::new(options, place, domain, local, memory)?);
-        let (accepting, of_acceptor) = (listener.try_clone().map_err(Error::io(listening()))?, Arc::clone(&serving));
-        let acceptor = std::thread::Builder::new()
-            .name("farlink-accept".into())
-            .spawn(move || serving::accept_all(&of_acceptor, &accepting))
-            .map_err(Error::io("starting the thread that accepts connections"))?;
-        tracing::info!(server = %place.server, %address, bytes = place.bytes, "memory server started");
-        Ok(Self { serving, address, listener, acceptor: Some(acceptor) })
+        let serving = Serving::new((&options.secret, options.reliability), place, domain, local, memory)?;
+        let accepting = Accepting::start(serving, listener)?;
+        tracing::info!(server = %place.whose, address = %accepting.address, bytes = place.bytes, "memory server started");
+        Ok(Self { accepting })
     }
 
     /// Where it accepts control connections.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.accepting.address
     }
 
     /// The name of its device.
     pub fn device(&self) -> &str {
-        &self.serving.device().name
+        &self.accepting.serving.device().name
     }
 
     /// How many compute servers are connected.
     pub fn connected(&self) -> usize {
-        self.serving.connected()
+        self.accepting.serving.connected()
     }
 
     /// How many queue pairs they have here.
     pub fn queue_pairs(&self) -> usize {
-        self.serving.queue_pairs()
+        self.accepting.serving.queue_pairs()
     }
 
     /// Opens it to messages, until the listener is dropped.
@@ -173,56 +177,79 @@ impl VerbsServer {
     /// # Errors
     /// If it listens already, an option cannot work, or the device refuses.
     pub fn listen(&self, options: &ListenOptions) -> Result<Box<dyn listener::Listener>, Error> {
-        options.validate()?;
-        let mut hangs = lock(&self.serving.acceptor);
-        if hangs.is_some() {
-            let why = format!("memory server {} listens already", self.serving.place.server);
-            return Err(Error::BadOption { option: "server", why });
-        }
-        let acceptor = Acceptor::new(self.serving.open_device(), &self.serving.memory(), options)?;
-        *hangs = Some(Arc::clone(&acceptor));
-        Ok(Box::new(VerbsListener::new(&self.serving, acceptor)))
+        self.accepting.listen(options)
     }
 
     /// Its memory, for threads of this process. Those change no word that compute servers change by atomics, unless the
     /// fabric says that its atomics are [atomic against the CPU](crate::Capabilities::atomic_against_cpu): else they
     /// go through the fabric, like everybody.
     pub fn memory(&self) -> LocalMemory {
-        self.serving.memory()
+        self.accepting.serving.memory()
     }
 
     /// The words of the region, for whoever plays another side in the same process and for tests that damage memory.
     #[doc(hidden)]
     pub fn raw_words(&self) -> &[AtomicU64] {
-        self.serving.words()
+        self.accepting.serving.words()
     }
 
     /// Takes the memory from the card: every access fails from now on. For tests.
     #[doc(hidden)]
     pub fn withdraw_memory(&self) {
-        self.serving.withdraw_memory();
+        self.accepting.serving.withdraw_memory();
     }
 
     /// Destroys all queue pairs and keeps the control connections, as if cables had been pulled. For tests.
     #[doc(hidden)]
     pub fn break_connections(&self) {
-        self.serving.break_connections();
+        self.accepting.serving.break_connections();
     }
 }
 
-impl Drop for VerbsServer {
+impl Accepting {
+    fn start(serving: Serving, listener: TcpListener) -> Result<Self, Error> {
+        let failed = || Error::io("listening for control connections");
+        let address = listener.local_addr().map_err(failed())?;
+        let serving = Arc::new(serving);
+        let (accepting, of_thread) = (listener.try_clone().map_err(failed())?, Arc::clone(&serving));
+        let thread = std::thread::Builder::new()
+            .name("farlink-accept".into())
+            .spawn(move || serving::accept_all(&of_thread, &accepting))
+            .map_err(Error::io("starting the thread that accepts connections"))?;
+        Ok(Self { serving, address, listener, thread: Some(thread) })
+    }
+
+    /// Opens it to messages.
+    fn listen(&self, options: &ListenOptions) -> Result<Box<dyn listener::Listener>, Error> {
+        options.validate()?;
+        let mut hangs = lock(&self.serving.acceptor);
+        if hangs.is_some() {
+            let why = format!("{} listens already", self.serving.place.whose);
+            return Err(Error::BadOption { option: "server", why });
+        }
+        let acceptor = Acceptor::new(self.serving.open_device(), &self.serving.memory(), options)?;
+        *hangs = Some(Arc::clone(&acceptor));
+        Ok(Box::new(VerbsListener::new(&self.serving, acceptor)))
+    }
+}
+
+impl Drop for Accepting {
     fn drop(&mut self) {
         self.serving.stop();
-        // SAFETY: the descriptor is open. This ends the `accept` that the acceptor waits in.
+        // SAFETY: the descriptor is open. This ends the `accept` that the thread waits in.
         unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
-        if let Some(acceptor) = self.acceptor.take() {
-            let _ = acceptor.join();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
-        tracing::info!(server = %self.serving.place.server, "memory server stops");
+        tracing::info!(server = %self.serving.place.whose, "takes no more control connections");
     }
 }
 
 impl Memory {
+    fn none() -> Self {
+        Self { registered: Mutex::default(), regions: Arc::default(), address: 0, key: 0 }
+    }
+
     fn new(domain: &Arc<Domain>, bytes: u64, format: impl FnOnce(&[AtomicU64])) -> Result<Self, Error> {
         let region = Region::anonymous(bytes as usize)?;
         region.prefer_huge_pages();

@@ -1,4 +1,6 @@
-//! Which compute servers live, as far as one memory server knows.
+//! Which compute servers live, and where they listen, as far as one memory server knows.
+
+use std::net::SocketAddr;
 
 use hashbrown::{HashMap, HashSet, hash_map::Entry};
 
@@ -14,6 +16,8 @@ pub(super) struct Owners {
     /// Never to be claimed again: others may have concluded already that nothing of theirs can still land. An incarnation
     /// takes a few bytes, and a cluster has 2^23 of them at most.
     dead: HashSet<OwnerId>,
+    /// Where those that live take control connections of others, if they do.
+    listening: HashMap<OwnerId, SocketAddr>,
 }
 
 impl Owners {
@@ -35,6 +39,7 @@ impl Owners {
     pub(super) fn release(&mut self, owner: OwnerId, session: SessionId) {
         if self.alive.get(&owner) == Some(&session) {
             self.alive.remove(&owner);
+            self.listening.remove(&owner);
             self.dead.insert(owner);
         }
     }
@@ -44,7 +49,29 @@ impl Owners {
         let ended: Vec<OwnerId> =
             self.alive.extract_if(|_, &mut of_session| of_session == session).map(|(owner, _)| owner).collect();
         self.dead.extend(&ended);
+        self.listening.retain(|owner, _| !ended.contains(owner));
         ended
+    }
+
+    /// This session's compute server listens here from now on, or nowhere.
+    pub(super) fn listen(
+        &mut self,
+        owner: OwnerId,
+        session: SessionId,
+        address: Option<SocketAddr>,
+    ) -> Result<(), String> {
+        if self.alive.get(&owner) != Some(&session) {
+            return Err(format!("the incarnation of {owner} was not claimed over this connection"));
+        }
+        match address {
+            Some(address) => self.listening.insert(owner, address),
+            None => self.listening.remove(&owner),
+        };
+        Ok(())
+    }
+
+    pub(super) fn listens_at(&self, owner: OwnerId) -> Option<SocketAddr> {
+        self.listening.get(&owner).copied()
     }
 
     pub(super) fn lives(&self, owner: OwnerId) -> bool {
@@ -77,5 +104,24 @@ mod tests {
             assert!(owners.claim(owner(number), 12).unwrap_err().contains("dead"));
         }
         assert!(owners.lives(owner(3)));
+    }
+
+    #[test]
+    fn only_the_living_listen_and_say_so_themselves() {
+        let mut owners = Owners::default();
+        let address = "10.0.0.1:99".parse().unwrap();
+        assert!(owners.listen(owner(1), 10, Some(address)).is_err());
+        for (number, session) in [(1, 10), (2, 11)] {
+            owners.claim(owner(number), session).unwrap();
+            owners.listen(owner(number), session, Some(address)).unwrap();
+        }
+        assert!(owners.listen(owner(1), 11, None).unwrap_err().contains("not claimed"));
+        assert_eq!(owners.listens_at(owner(1)), Some(address));
+        owners.listen(owner(1), 10, None).unwrap();
+        assert_eq!(owners.listens_at(owner(1)), None);
+        owners.listen(owner(1), 10, Some(address)).unwrap();
+        owners.release(owner(1), 10);
+        owners.end(11);
+        assert_eq!([1, 2].map(|number| owners.listens_at(owner(number))), [None, None]);
     }
 }

@@ -1,7 +1,7 @@
-//! Control connections, as the memory server has them.
+//! Control connections, as the memory server has them, or the compute server that listens.
 
 use std::{
-    net::{Shutdown, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::MutexGuard,
     time::{Duration, Instant},
 };
@@ -10,14 +10,16 @@ use hashbrown::HashMap;
 use rand::RngExt as _;
 
 use super::{
-    Memory, Place, VerbsServeOptions,
+    Memory, Place,
     acceptor::{Acceptor, End, Made},
     owners::{Owners, SessionId},
 };
 use crate::{
-    connection::{ConnectionState, PeerId},
+    connection::{ConnectionState, ListenerId, PeerId},
     error::Error,
+    lock::OwnerId,
     memory::LocalMemory,
+    region::Region,
     sync::{Arc, AtomicU64, Mutex, lock},
     verbs::{
         DeviceInfo, Reliability, Secret,
@@ -35,7 +37,7 @@ const SESSIONS_MAX: usize = 512;
 /// Queue pairs of one control connection: one for each worker.
 const QUEUE_PAIRS_MAX: usize = 4096;
 
-/// What the threads of a memory server share.
+/// What the threads of a memory server share, or those of a compute server that listens.
 #[derive(Debug)]
 pub(super) struct Serving {
     pub(super) place: Place,
@@ -72,7 +74,7 @@ struct Held {
 
 impl Serving {
     pub(super) fn new(
-        options: &VerbsServeOptions,
+        (secret, reliability): (&Secret, Reliability),
         place: Place,
         domain: Arc<Domain>,
         local: Local,
@@ -82,8 +84,8 @@ impl Serving {
         let completions = CompletionQueue::new(domain.device(), 1, None)?;
         Ok(Self {
             place,
-            secret: options.secret.clone(),
-            reliability: options.reliability,
+            secret: secret.clone(),
+            reliability,
             local,
             state: Mutex::default(),
             acceptor: Mutex::default(),
@@ -106,12 +108,15 @@ impl Serving {
     }
 
     pub(super) fn words(&self) -> &[AtomicU64] {
-        self.memory.regions[0].words()
+        self.memory.regions.first().map_or(&[], Region::words)
     }
 
     /// Its memory, for threads of this process.
     pub(super) fn memory(&self) -> LocalMemory {
-        LocalMemory::new(&self.memory.regions, 0, self.place.server)
+        match self.place.whose {
+            ListenerId::Memory(server) => LocalMemory::new(&self.memory.regions, 0, server),
+            ListenerId::Compute(_) => LocalMemory::none(),
+        }
     }
 
     pub(super) fn connected(&self) -> usize {
@@ -141,8 +146,12 @@ impl Serving {
     }
 
     fn hello_ack(&self) -> HelloAck {
+        let server = match self.place.whose {
+            ListenerId::Memory(server) => server.number(),
+            ListenerId::Compute(_) => 0,
+        };
         HelloAck {
-            server: u64::from(self.place.server.number()),
+            server: u64::from(server),
             servers: self.place.servers as u64,
             cluster: self.place.cluster,
             address: self.memory.address,
@@ -202,6 +211,15 @@ impl Serving {
 
     fn answer(&self, id: SessionId, question: &Question) -> Answer {
         let done = |outcome: Result<(), String>| outcome.map_or_else(Answer::Refused, |()| Answer::Done);
+        if let ListenerId::Compute(owner) = self.place.whose
+            && let Question::Connect { .. }
+            | Question::Claim(_)
+            | Question::Release(_)
+            | Question::Listen { .. }
+            | Question::WhereListens(_) = question
+        {
+            return Answer::Refused(format!("{owner} is a compute server; name memory servers"));
+        }
         match *question {
             Question::Connect { ours, instead_of } => {
                 if let Some(old) = instead_of {
@@ -218,7 +236,14 @@ impl Serving {
                 self.state().owners.release(owner, id);
                 Answer::Done
             }
+            // Of a compute server it is asked whether it is that one.
+            Question::Lives(owner) if let ListenerId::Compute(this) = self.place.whose => Answer::Lives(owner == this),
             Question::Lives(owner) => Answer::Lives(self.state().owners.lives(owner)),
+            Question::Listen { owner, port } => done(self.listen(id, owner, port)),
+            Question::WhereListens(owner) => match self.state().owners.listens_at(owner) {
+                Some(address) => Answer::ListensAt(address),
+                None => Answer::Refused("it does not listen".into()),
+            },
             Question::Listens => match &*lock(&self.acceptor) {
                 Some(acceptor) => Answer::Listens { bytes: acceptor.connection_bytes as u64 },
                 None => Answer::Refused("it takes no messages; start it with --threads".into()),
@@ -246,6 +271,14 @@ impl Serving {
                 Answer::State(state.unwrap_or(ConnectionState::Dismissed))
             }
         }
+    }
+
+    /// Notes where a compute server listens: at the host from which its control connection comes.
+    fn listen(&self, id: SessionId, owner: OwnerId, port: u16) -> Result<(), String> {
+        let mut state = self.state();
+        let held = state.sessions.get(&id).ok_or("the memory server stops")?;
+        let host = held.stream.peer_addr().map_err(|error| error.to_string())?.ip().to_canonical();
+        state.owners.listen(owner, id, (port != 0).then_some(SocketAddr::new(host, port)))
     }
 
     /// Makes this side of a message connection.
