@@ -667,12 +667,6 @@ impl BenchArgs {
         }
         if access.owns() {
             ensure!(
-                self.processes == 1 || !matches!(self.connect, Some(Address::Verbs(_))),
-                "--access {access} with several --processes sends operations from one to another, which is not done over \
-                 verbs. For {} processes use --access cached-inner, or give one more --workers",
-                self.processes
-            );
-            ensure!(
                 self.validation == Validation::Checksum,
                 "--access {access} proves pages by their checksum; leave --validation out, or use --access cached-inner"
             );
@@ -810,7 +804,6 @@ mod tests {
             ("--placement some", "subtrees:LEVEL"),
             ("--keys-file - --trace -", "both read standard input"),
             ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),
-            ("--access cached --processes 2 --connect verbs://h:1", "which is not done over verbs"),
             ("--access cached --validation lock-body-lock", "leave --validation out"),
             (
                 "--access elsewhere",

@@ -156,7 +156,12 @@ impl Script {
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
         self.program(Lane::Programs, "serve_and_ship");
         self.stress(Lane::Programs, "stress shipped", &[&WITH_THREADS, &FEWER_PAGES, &["--ship", "always"]]);
-        // Compute servers ask each other, and hand regions on.
+        // Compute servers ask each other, and hand regions on. Who balances them counts uses, of which the fabric knows nothing.
+        if self.wants("routing") {
+            let settings = ["env", "FARLINK_MODEL_CASES=4", built.test("cached")?, "routing::", "moving::"];
+            let rest = ["--test-threads", "2", "--skip", "balanced"];
+            self.step(Lane::Programs, "routing", 240, &[&settings[..], &rest].concat());
+        }
         self.stress(Lane::Programs, "stress routed", &[&FEWER_PAGES, &["--route", "yes", "--move-every", "500"]]);
         Ok(())
     }

@@ -63,6 +63,9 @@ impl Owners {
         if self.alive.get(&owner) != Some(&session) {
             return Err(format!("the incarnation of {owner} was not claimed over this connection"));
         }
+        if address.is_some() && self.listening.contains_key(&owner) {
+            return Err(format!("{owner} listens already"));
+        }
         match address {
             Some(address) => self.listening.insert(owner, address),
             None => self.listening.remove(&owner),
@@ -116,6 +119,7 @@ mod tests {
             owners.listen(owner(number), session, Some(address)).unwrap();
         }
         assert!(owners.listen(owner(1), 11, None).unwrap_err().contains("not claimed"));
+        assert!(owners.listen(owner(1), 10, Some(address)).unwrap_err().contains("listens already"));
         assert_eq!(owners.listens_at(owner(1)), Some(address));
         owners.listen(owner(1), 10, None).unwrap();
         assert_eq!(owners.listens_at(owner(1)), None);

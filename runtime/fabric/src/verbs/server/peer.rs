@@ -23,7 +23,7 @@ use crate::{
 pub(in super::super) struct PeerListener {
     // Before what accepts: its workers find it shut, not cut off.
     listener: Box<dyn Listener>,
-    accepting: Accepting,
+    _accepting: Accepting,
     owner: OwnerId,
     /// The memory servers, which say where it listens.
     sessions: Vec<Arc<Session>>,
@@ -47,20 +47,21 @@ impl PeerListener {
         let place = Place { whose: ListenerId::Compute(owner), servers: 0, cluster: secret.cluster(), bytes: 0 };
         let serving = Serving::new((secret, reliability), place, Arc::clone(domain), local.clone(), Memory::none())?;
         let accepting = Accepting::start(serving, listener)?;
-        let listener = accepting.listen(options)?;
-        let started = Self { listener, accepting, owner, sessions: sessions.to_vec() };
-        started.tell(started.accepting.address.port(), |asked| match asked.wait()? {
-            Answer::Refused(why) => Err(Error::BadOption { option: "owner", why }),
-            _ => Ok(()),
-        })?;
+        let (port, listener) = (accepting.address.port(), accepting.listen(options)?);
+        // The first of them says whether it listens already: there it is, before the others are told.
+        let (first, others) = sessions.split_first().expect("a cluster has memory servers");
+        listens(first, owner, port)?;
+        let started = Self { listener, _accepting: accepting, owner, sessions: sessions.to_vec() };
+        others.iter().try_for_each(|session| listens(session, owner, port))?;
         Ok(started)
     }
+}
 
-    /// Has all memory servers know the port.
-    fn tell(&self, port: u16, wait: impl Fn(Awaited) -> Result<(), Error>) -> Result<(), Error> {
-        let question = Question::Listen { owner: self.owner, port };
-        let asked: Vec<_> = self.sessions.iter().map(|session| session.ask(&question)).collect();
-        asked.into_iter().try_for_each(|asked| wait(asked?))
+/// Has a memory server know the port.
+fn listens(session: &Session, owner: OwnerId, port: u16) -> Result<(), Error> {
+    match session.ask(&Question::Listen { owner, port })?.wait()? {
+        Answer::Refused(why) => Err(Error::BadOption { option: "owner", why }),
+        _ => Ok(()),
     }
 }
 
@@ -79,10 +80,9 @@ impl Listener for PeerListener {
 
     fn shut(&self) {
         // A memory server that is lost has forgotten it.
-        let _ = self.tell(0, |asked| {
-            asked.wait_to_leave();
-            Ok(())
-        });
+        let question = Question::Listen { owner: self.owner, port: 0 };
+        let asked: Vec<_> = self.sessions.iter().filter_map(|session| session.ask(&question).ok()).collect();
+        asked.into_iter().for_each(Awaited::wait_to_leave);
         self.listener.shut();
     }
 }
