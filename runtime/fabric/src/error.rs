@@ -53,7 +53,7 @@ pub enum Error {
 
     /// The fabric does not carry messages from one compute server to another.
     #[error(
-        "this fabric carries no messages between compute servers; use one that does (mem), or have one owner for all of a structure"
+        "this fabric carries no messages between compute servers; use one that does (mem, verbs), or have one owner for all of a structure"
     )]
     NoPeers,
 

@@ -137,6 +137,13 @@ impl Session {
         }
     }
 
+    /// The answer to a question about a message connection. Blocks, for some seconds at most where the other side's process is stopped:
+    /// all that the asker's worker does waits for it.
+    pub(super) fn ask_to_attach(&self, question: &Question) -> Result<Answer, Error> {
+        let answer = self.ask(question)?.wait_while_answering();
+        answer.ok_or_else(|| self.lost().unwrap_or_else(|| self.missing("its process does not answer".into())))
+    }
+
     /// That it cannot be connected to.
     pub(super) fn missing(&self, why: String) -> Error {
         match self.shared.whose {
