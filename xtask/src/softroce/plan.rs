@@ -155,6 +155,7 @@ impl Script {
         let skipped = ["skiplist::", "bwtree::", "a_get_is_one", "leaves_are_everywhere", "hold_nothing_back"];
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
         self.program(Lane::Programs, "serve_and_ship");
+        self.program(Lane::Programs, "killed_owner");
         self.stress(Lane::Programs, "stress shipped", &[&WITH_THREADS, &FEWER_PAGES, &["--ship", "always"]]);
         // Compute servers ask each other, and hand regions on. What is left out depends on no fabric, or on `mem` is as good.
         if self.wants("routing") {

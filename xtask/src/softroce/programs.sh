@@ -194,6 +194,30 @@ stopped_server() {
     done
 }
 
+# An owner that is killed: the bench says so, and the tree is whole.
+killed_owner() {
+    two_servers
+    rm -f /tmp/bench
+    farlink bench --connect "verbs://$at:7471,$at:7472" $device --keys 5000 --ops 40000 --mix a --workers 1 --processes 2 \
+        --in-flight 4 --access cached --cache 50% --tree owned >/tmp/bench 2>&1 &
+    local bench=$! begun code=0 took compute
+    until_said "step 2 of 3: ycsb-a"
+    sleep 1
+    compute=$(cat /proc/"$bench"/task/*/children)
+    set -- $compute
+    [ $# = 2 ] || fail "the bench should have two compute processes, not: $compute"
+    begun=$(now_ms)
+    kill -KILL "$2"
+    wait "$bench" || code=$?
+    took=$(($(now_ms) - begun))
+    cat /tmp/bench
+    echo "the bench ended with $code, $took ms after the kill"
+    [ "$code" != 0 ] || fail "the bench says that all is well"
+    farlink check --connect "verbs://$at:7471,$at:7472" $device --tree owned
+    farlink repartition --connect "verbs://$at:7471,$at:7472" $device --name owned
+    stop
+}
+
 # The numbers of the memory servers' queue pairs, a line each. They are known by the threads that made them.
 queue_pairs() {
     local server thread
