@@ -69,7 +69,7 @@ impl Tides {
 
     /// The tide of who is this old. It turns at times when those of others, younger or older, turn too.
     fn at(self, age_ns: u64) -> u64 {
-        const OF_A_LENGTH: u64 = 8;
+        const OF_A_LENGTH: u64 = 4;
         let grown = self.first_ns << (age_ns.checked_div(OF_A_LENGTH * self.first_ns).unwrap_or(0) + 1).ilog2();
         grown.min(self.last_ns).max(self.first_ns)
     }
