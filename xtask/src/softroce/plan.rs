@@ -157,8 +157,8 @@ impl Script {
         self.program(Lane::Programs, "serve_and_ship");
         self.program(Lane::Programs, "killed_owner");
         self.stress(Lane::Programs, "stress shipped", &[&WITH_THREADS, &FEWER_PAGES, &["--ship", "always"]]);
-        // Compute servers ask each other, and hand regions on. What is left out depends on no fabric, or on `mem` is as good.
-        if self.wants("routing") {
+        // Compute servers ask each other, and hand regions on. The first takes minutes, and runs when it is named.
+        if all && self.wants("routing") {
             let command = [built.test("cached")?, "routing::", "moving::", "--test-threads", "2"];
             let skipped = ["balanced", "stays_cached", "done_twice", "a_guest_and_a_model"];
             let skipped = skipped.iter().flat_map(|name| ["--skip", name]);
