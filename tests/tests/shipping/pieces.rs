@@ -187,15 +187,14 @@ fn an_answer_that_is_taken_late_is_what_it_was() {
     }
     busy.block_on(async {
         here.execute(&Take { set: 5 }).await.unwrap();
-        for _ in 0..200 {
+        // Under emulation each round takes a third of a second.
+        for _ in 0..if Backend::chosen() == Backend::Verbs { 60 } else { 200 } {
             push(DEPTH..DEPTH + 60).await;
             here.execute(&Take { set: 5 }).await.unwrap();
             computes[1].maintain(&busy).await.unwrap();
         }
     });
     let answer = resting.block_on(asked).unwrap();
-    // On a slow machine the connection may be lost while it rests. What only reads is read again then: now, when nothing is there.
-    let was_read_again = counts().requests > 1;
-    let expected = if was_read_again { 0..0 } else { 0..DEPTH };
-    assert_eq!(answer, expected.rev().collect::<Vec<_>>(), "{:?}", counts());
+    // Counts of requests and joins tell whether its connection was lost, and it was read again.
+    assert_eq!(answer, (0..DEPTH).rev().collect::<Vec<_>>(), "{:?}", counts());
 }

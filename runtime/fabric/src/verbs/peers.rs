@@ -21,6 +21,7 @@ pub(super) struct Peers {
     memory: Vec<Arc<Session>>,
     secret: Secret,
     losses: Losses,
+    /// Held while a connection is made, so that only one is: the other workers that ask then wait.
     known: Mutex<HashMap<OwnerId, Arc<Session>>>,
 }
 
