@@ -83,7 +83,8 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
         reporter.note(&format!("`{}`, epoch {epoch}:", args.name))?;
     }
     for row in &map {
-        let uses = row.uses.map_or_else(|| "does not answer".to_owned(), |uses| format!("{uses} uses"));
+        let silent = || String::from(if row.dead { "dead" } else { "does not answer" });
+        let uses = row.uses.map_or_else(silent, |uses| format!("{uses} uses"));
         reporter.record("region", fields(row), &format!("  {}: compute server {}, {uses}", row.region, row.owner))?;
     }
     for region in unowned {

@@ -35,6 +35,8 @@ pub(crate) struct RegionRow {
     pub(crate) from: Option<u32>,
     /// Uses of its cached leaves; `None` if nobody was asked, or the owner does not listen.
     pub(crate) uses: Option<u64>,
+    /// The owner is dead: somebody else is to take it.
+    pub(crate) dead: bool,
 }
 
 /// What was moved, and what the map says then.
@@ -77,6 +79,7 @@ pub(crate) fn repartition<S: Subject>(
         owner: to.incarnation(),
         from: Some(from.incarnation()),
         uses: Some(uses),
+        dead: false,
     });
     let map = worker.block_on(ownership::read(worker, structure))?;
     let mut rows = Vec::new();
@@ -87,7 +90,8 @@ pub(crate) fn repartition<S: Subject>(
         let loads = worker.block_on(route::loads::<S::Region>(worker, structure, owner, 0)).ok();
         let is_it = |load: &&Load<S::Region>| load.region.overlap(&region) != Overlap::Outside;
         let uses = loads.as_ref().and_then(|loads| loads.regions.iter().find(is_it)).map(|load| load.uses);
-        rows.push(RegionRow { region: S::show_region(&region), owner: owner.incarnation(), from: None, uses });
+        let (region, dead) = (S::show_region(&region), worker.is_dead(owner));
+        rows.push(RegionRow { region, owner: owner.incarnation(), from: None, uses, dead });
     }
     if rows.is_empty() {
         unowned.clear();

@@ -218,7 +218,7 @@ fn open_channel(worker: &Worker, server: ServerId) -> Result<(), Error> {
 pub(crate) enum Opened<S: Subject> {
     OneSided(OneSided<S>),
     Cached(Cached<S>),
-    Routed(Router<Here<S>>),
+    Routed(Router<S>),
     CachedInner(CachedInner<S>),
     CachedMapping(CachedMapping<S>),
     Engine(Engine<S>),

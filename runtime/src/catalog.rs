@@ -31,7 +31,6 @@ use crate::{
     access::{Access, Cause, Each, Interrupt, NewPage, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
     audit,
     error::Error,
-    fabric::Liveness,
     layout::{CATALOG_CLASS, CATALOG_PAGES, catalog_page_at},
     lock::OwnerId,
     one_sided::{OneSided, OneSidedPages, PageCopy, Proof, ownership},
@@ -427,7 +426,7 @@ async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId,
             let mut pages = read_all(&access).await?;
             let entries = entries(&pages)?;
             match entries.iter().find(|(_, entry)| entry.name() == Some(name)) {
-                Some((_, Entry::Unfinished { by, .. })) if is_dead(worker, *by) => return Ok(Err(*by)),
+                Some((_, Entry::Unfinished { by, .. })) if worker.is_dead(*by) => return Ok(Err(*by)),
                 Some(_) => return Err(Error::NameTaken { name: name.into() }.into()),
                 None => {}
             }
@@ -461,10 +460,6 @@ async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId,
             }
         }
     }
-}
-
-fn is_dead(worker: &Handle, owner: OwnerId) -> bool {
-    owner != worker.owner() && worker.compute().fabric.liveness(owner) == Liveness::Dead
 }
 
 fn leave_unfinished(pages: &mut OneSidedPages, entry: Slot, by: OwnerId) {

@@ -13,7 +13,6 @@ use farlink_offload::{
     EngineOptions, Holdings, Hybrid, MappingCache, OffloadCounts, OwnerServer, Policies, Remote, Router, Routes,
     Served,
     policy::{Always, CostAware, CostOptions, Never},
-    route::Here,
 };
 use farlink_runtime::{
     compute::ComputeServer,
@@ -196,7 +195,7 @@ pub enum Tree<S: OrderedMap> {
     /// Through such a cache, and what is not cached is shipped if that is cheaper.
     Shipping(Map<S, Engine<S>>),
     /// Through such a cache, and by messages to other owners.
-    Routed(Map<S, Router<Here<S>>>),
+    Routed(Map<S, Router<S>>),
     /// Through a cache of inner pages.
     CachedInner(Map<S, CachedInner<S>>),
     /// Through a cache of mapping words and consolidated pages.

@@ -101,7 +101,8 @@ pub struct Moved<R> {
 /// owner's hottest region that is small enough goes to the coolest owner, or a piece of one (FlexKV, arXiv 2512.16148, moves the
 /// hottest small regions until ranks balance). `more` are compute servers that listen and may own nothing yet. At most `moves_max`.
 ///
-/// How much there is to do is asked once, at first: who has just been given a region has cached little of it.
+/// How much there is to do is asked once, at first: who has just been given a region has cached little of it. What dead owners had goes to
+/// the others in turn, before that.
 ///
 /// # Errors
 /// As [`loads`] and [`move_region`].
@@ -116,11 +117,18 @@ pub async fn balance<R: Region>(
     let mut owners: Vec<OwnerId> = map.owners().map(|(owner, _)| owner).chain(more.iter().copied()).collect();
     owners.sort_unstable_by_key(|owner| owner.incarnation());
     owners.dedup();
+    owners.retain(|&owner| !worker.is_dead(owner));
+    let mut moved = Vec::new();
+    for (from, part) in map.owners().filter(|(owner, _)| !owners.contains(owner)) {
+        let Some(region) = part.to_region::<R>()? else { continue };
+        let Some(&to) = owners.get(moved.len() % owners.len().max(1)) else { break };
+        let region = move_region(worker, structure, &region, from, to).await?;
+        moved.extend(region.map(|region| Moved { region, from, to, uses: 0 }));
+    }
     let mut ranks: Vec<(OwnerId, Vec<Load<R>>)> = Vec::new();
     for owner in owners {
         ranks.push((owner, loads(worker, structure, owner, 0).await?.regions));
     }
-    let mut moved = Vec::new();
     let uses = |loads: &[Load<R>]| loads.iter().map(|load| load.uses).sum::<u64>();
     let average = ranks.iter().map(|(_, loads)| uses(loads)).sum::<u64>() as f64 / ranks.len().max(1) as f64;
     while moved.len() < moves_max {

@@ -7,11 +7,12 @@
 //! | [`TAKE`] | the owner | the next owner | to enter itself in the map. If it cannot, the owner does so again |
 
 use farlink_runtime::{
-    access::Structure,
+    access::{Overlap, Region, Structure},
     error::Error,
     fabric::Error as FabricError,
     lock::OwnerId,
     messaging::{Error as MessagingError, Kind, Priority},
+    one_sided::ownership,
     page::StructureId,
     wire::{Wire, decode_all, wire},
     worker::Handle,
@@ -49,12 +50,13 @@ impl MoveHeader {
 /// `None` if the first one does not have it (any more), or nothing of it can move alone; or if both are one.
 ///
 /// The first one is asked, and hands the region on, so that it has an owner in the end whatever becomes of who asked. It has none for
-/// an exchange of messages between the two; if the second one cannot take it, the first one takes it again.
+/// an exchange of messages between the two; if the second one cannot take it, the first one takes it again. A dead one's
+/// region the second one takes, and all of it: nobody knows how to cut it.
 ///
 /// # Errors
 /// If the second one does not answer, or has nothing to do with the structure: nothing was given up then. What the first one failed with:
 /// it still has the region, unless it is gone.
-pub async fn move_region<R: Wire + Clone>(
+pub async fn move_region<R: Region>(
     worker: &Handle,
     structure: &Structure,
     region: &R,
@@ -65,6 +67,9 @@ pub async fn move_region<R: Wire + Clone>(
         return Ok(None);
     }
     ask(worker, structure, to, SERVES, &()).await?.ok_or_else(|| not_served(structure, to))?;
+    if worker.is_dead(from) {
+        return take_from_dead(worker, structure, region, from, to).await;
+    }
     let wanted = (u64::from(to.incarnation()), region.clone());
     match ask(worker, structure, from, GIVE_UP, &wanted).await? {
         Some(words) => Ok(decode_all(&words)?),
@@ -72,7 +77,27 @@ pub async fn move_region<R: Wire + Clone>(
     }
 }
 
-/// Has a compute server that listens take a region that nobody owns.
+/// The region of a dead owner's in which this one lies, which another one has taken.
+async fn take_from_dead<R: Region>(
+    worker: &Handle,
+    structure: &Structure,
+    region: &R,
+    dead: OwnerId,
+    to: OwnerId,
+) -> Result<Option<R>, Error> {
+    let map = ownership::read(worker, structure).await?;
+    for (_, part) in map.owners().filter(|&(owner, _)| owner == dead) {
+        if let Some(whole) = part.to_region::<R>()?
+            && region.overlap(&whole) == Overlap::Inside
+        {
+            take_region(worker, structure, &whole, to).await?;
+            return Ok(Some(whole));
+        }
+    }
+    Ok(None)
+}
+
+/// Has a compute server that listens take a region that nobody owns who lives.
 ///
 /// # Errors
 /// If it does not answer, or has nothing to do with the structure. What it failed with: somebody owns some of it, say.

@@ -21,51 +21,47 @@ use super::{
 };
 use crate::ship::{At, CallHeader, ReplyHeader};
 
-type RegionOf<A> = <<A as Run>::Plugin as Plugin>::Region;
-
-/// Has each operation done by the owner of what it is about: here, through `A`, which has all that this compute server owns, or by
-/// the compute server that owns it. See the [module](super). Cheap to clone; belongs to one worker.
+/// Has each operation done by the owner of what it is about: this compute server, or another one. See the [module](super). Cheap to
+/// clone; belongs to one worker.
 #[derive(Debug)]
-pub struct Router<A: Run>(Rc<Inner<A>>);
+pub struct Router<P: Plugin>(Rc<Inner<P>>);
 
 #[derive(Debug)]
-struct Inner<A: Run> {
-    worker: Handle,
-    routes: Routes<A::Plugin>,
-    map: VersionedReader<RouteMap<RegionOf<A>>>,
-    here: Option<A>,
+pub(super) struct Inner<P: Plugin> {
+    pub(super) worker: Handle,
+    pub(super) routes: Routes<P>,
+    pub(super) map: VersionedReader<RouteMap<P::Region>>,
+    pub(super) here: Option<Here<P>>,
     channels: RefCell<Vec<(OwnerId, Channel)>>,
     /// Memory for the words of a request.
     spare: RefCell<Vec<u64>>,
 }
 
-impl<A: Run> Clone for Router<A> {
+impl<P: Plugin> Clone for Router<P> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
     }
 }
 
-impl<P: Plugin> Router<Here<P>> {
+impl<P: Plugin> Router<P> {
     /// For a compute server that owns nothing.
     pub fn to_owners(worker: &Handle, routes: &Routes<P>) -> Self {
         Self::with(worker, routes, None)
     }
-}
 
-impl<A: Run> Router<A> {
-    /// For one that has an access of its own to what it owns.
-    pub fn new(worker: &Handle, routes: &Routes<A::Plugin>, here: A) -> Self {
+    /// For one that has a way of its own to what it owns, and [listens](super::OwnerServer).
+    pub fn new(worker: &Handle, routes: &Routes<P>, here: Here<P>) -> Self {
         Self::with(worker, routes, Some(here))
     }
 
-    fn with(worker: &Handle, routes: &Routes<A::Plugin>, here: Option<A>) -> Self {
+    fn with(worker: &Handle, routes: &Routes<P>, here: Option<Here<P>>) -> Self {
         let (channels, spare) = (RefCell::default(), RefCell::default());
         let (worker, routes, map) = (worker.clone(), routes.clone(), routes.reader());
         Self(Rc::new(Inner { worker, routes, map, here, channels, spare }))
     }
 
     /// The map that it knows.
-    pub fn routes(&self) -> &Routes<A::Plugin> {
+    pub fn routes(&self) -> &Routes<P> {
         &self.0.routes
     }
 
@@ -75,15 +71,15 @@ impl<A: Run> Router<A> {
     }
 
     /// How it reaches what this compute server owns.
-    pub fn here(&self) -> Option<&A> {
+    pub fn here(&self) -> Option<&Here<P>> {
         self.0.here.as_ref()
     }
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + 'a>>;
 
-impl<A: Run> Inner<A> {
-    async fn run<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<O::Output, Error> {
+impl<P: Plugin> Inner<P> {
+    async fn run<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
         let map = self.map.get();
         let Some(&owner) = map.owner_of(&operation.scope()) else {
             return self.again(operation, None).await;
@@ -96,7 +92,7 @@ impl<A: Run> Inner<A> {
 
     /// Has an operation done that was not yet: nobody was asked, or whoever was by a map of this epoch did not do it.
     #[cold]
-    fn again<'a, O: Operation<Plugin = A::Plugin>>(
+    fn again<'a, O: Operation<Plugin = P>>(
         &'a self,
         operation: &'a O,
         undone: Option<(u64, Error)>,
@@ -116,7 +112,11 @@ impl<A: Run> Inner<A> {
                     None => Err(Error::NoOwner { name: self.routes.structure().name.clone() }),
                 };
                 match outcome {
-                    Err(why @ Error::OwnerMissing { .. }) if self.has_waited_since(asked_ns) => return Err(why),
+                    Err(why @ Error::OwnerMissing { owner, .. })
+                        if self.has_waited_since(asked_ns) && !self.worker.is_dead(owner) =>
+                    {
+                        return Err(why);
+                    }
                     Err(why) if is_to_be_sent_on::<O>(&why) => undone = Some((map.epoch, why)),
                     outcome => return outcome,
                 }
@@ -130,10 +130,11 @@ impl<A: Run> Inner<A> {
         self.worker.lock_wait_limit().is_some_and(|limit| waited >= limit)
     }
 
-    /// Waits until the map has another epoch than this, for a while; then the operation is tried again.
+    /// Waits until the map has another epoch than this, for a while; then the operation is tried again. Has what a dead owner had taken.
     ///
     /// # Errors
-    /// The error, if it takes too long, or what reading the map failed with.
+    /// The error, if it takes too long, or if the owner is dead and nobody else can take what it had; what reading or changing the map
+    /// failed with.
     async fn look_anew(&self, epoch: u64, why: Error, patience: &mut Patience) -> Result<(), Error> {
         // Each change of the map gives hope: the next owner may be about to be what it says.
         if patience.epoch != epoch {
@@ -149,6 +150,17 @@ impl<A: Run> Inner<A> {
             if self.map.get().epoch > epoch {
                 break;
             }
+            if has_read
+                && let Error::OwnerMissing { owner, .. } = why
+                && self.worker.is_dead(owner)
+                && let Some(_turn) = self.routes.turn_to_take()
+            {
+                if !self.take_from_dead(owner).await? {
+                    return Err(why);
+                }
+                patience.attempt += 1;
+                continue;
+            }
             rest(&self.worker, patience.attempt).await;
             patience.attempt += 1;
             if has_read {
@@ -160,7 +172,7 @@ impl<A: Run> Inner<A> {
     }
 
     /// Has an operation done by the owner that the map names for it.
-    async fn at<O: Operation<Plugin = A::Plugin>>(
+    async fn at<O: Operation<Plugin = P>>(
         &self,
         owner: OwnerId,
         operation: &O,
@@ -177,7 +189,7 @@ impl<A: Run> Inner<A> {
         self.send(owner, operation).await
     }
 
-    async fn send<O: Operation<Plugin = A::Plugin>>(&self, owner: OwnerId, operation: &O) -> Result<O::Output, Error> {
+    async fn send<O: Operation<Plugin = P>>(&self, owner: OwnerId, operation: &O) -> Result<O::Output, Error> {
         let Structure { name, id, .. } = self.routes.structure();
         let channel = self.channel(owner).await.map_err(|error| self.not_sent(owner, error))?;
         let mut words = self.spare.take();
@@ -190,7 +202,7 @@ impl<A: Run> Inner<A> {
             MessagingError::OutcomeUnknown { why, .. } => Error::OwnerLost { name: name.clone(), owner, why },
             MessagingError::NoAnswer { waited, .. } => Error::OwnerSilent { name: name.clone(), owner, waited },
             MessagingError::Refused { why, .. } => {
-                Error::AtOwner { owner, why: format!("{why}: it was asked for {:?} of a {}", O::NAME, A::Plugin::NAME) }
+                Error::AtOwner { owner, why: format!("{why}: it was asked for {:?} of a {}", O::NAME, P::NAME) }
             }
             error => self.not_sent(owner, error.into()),
         })?;
@@ -245,25 +257,25 @@ struct Patience {
 }
 
 /// The parts of a structure that has an owner for everything.
-struct Parts<'a, A: Run> {
-    of: &'a Inner<A>,
-    map: Rc<RouteMap<RegionOf<A>>>,
+struct Parts<'a, P: Plugin> {
+    of: &'a Inner<P>,
+    map: Rc<RouteMap<P::Region>>,
 }
 
-impl<A: Run> Shards for Parts<'_, A> {
-    type Plugin = A::Plugin;
+impl<P: Plugin> Shards for Parts<'_, P> {
+    type Plugin = P;
 
-    fn about(&self, region: &RegionOf<A>) -> Vec<usize> {
+    fn about(&self, region: &P::Region) -> Vec<usize> {
         let parts = self.map.parts.iter().enumerate();
         let about = parts.filter(|(_, (_, part))| region.overlap(part) != Overlap::Outside);
         about.map(|(number, _)| number).collect()
     }
 
-    fn region(&self, part: usize) -> Option<&RegionOf<A>> {
+    fn region(&self, part: usize) -> Option<&P::Region> {
         self.map.parts.get(part).map(|(_, region)| region)
     }
 
-    async fn on<O: Operation<Plugin = A::Plugin>>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
+    async fn on<O: Operation<Plugin = P>>(&self, part: usize, operation: &O) -> Result<O::Output, Error> {
         let (owner, region) = &self.map.parts[part];
         let piece = operation.within(region);
         if piece.scope().overlap(region) != Overlap::Inside {
@@ -278,13 +290,10 @@ impl<A: Run> Shards for Parts<'_, A> {
     }
 }
 
-impl<A: Run> Run for Router<A> {
-    type Plugin = A::Plugin;
+impl<P: Plugin> Run for Router<P> {
+    type Plugin = P;
 
-    fn execute<O: Operation<Plugin = A::Plugin>>(
-        &self,
-        operation: &O,
-    ) -> impl Future<Output = Result<O::Output, Error>> {
+    fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         self.0.run(operation)
     }
 }

@@ -51,6 +51,8 @@ struct Shared<P: Plugin> {
     map: Arc<Versioned<RouteMap<P::Region>>>,
     /// Somebody reads it.
     is_read: AtomicBool,
+    /// Somebody takes what a dead owner had.
+    is_taken: AtomicBool,
     /// How often it was read.
     reads: AtomicU64,
 }
@@ -68,8 +70,8 @@ impl<P: Plugin> Routes<P> {
     /// As [`ownership::read`].
     pub async fn read(worker: &Handle, structure: Structure) -> Result<Self, Error> {
         let map = RouteMap::of(&ownership::read(worker, &structure).await?)?;
-        let (map, is_read, reads) = (Versioned::new(map), AtomicBool::new(false), AtomicU64::new(1));
-        Ok(Self(Arc::new(Shared { structure, map, is_read, reads })))
+        let (map, is_read, is_taken) = (Versioned::new(map), AtomicBool::default(), AtomicBool::default());
+        Ok(Self(Arc::new(Shared { structure, map, is_read, is_taken, reads: AtomicU64::new(1) })))
     }
 
     /// The structure.
@@ -91,15 +93,17 @@ impl<P: Plugin> Routes<P> {
         self.0.map.reader()
     }
 
+    /// To take what a dead owner had, unless somebody else of this process does.
+    pub(super) fn turn_to_take(&self) -> Option<OneTurn<'_>> {
+        OneTurn::begin(&self.0.is_taken)
+    }
+
     /// Reads the map, unless somebody else of this process does: false then.
     ///
     /// # Errors
     /// As [`ownership::read`].
     pub(super) async fn renew(&self, worker: &Handle) -> Result<bool, Error> {
-        if self.0.is_read.swap(true, Ordering::Acquire) {
-            return Ok(false);
-        }
-        let _reading = Reading(&self.0.is_read);
+        let Some(_turn) = OneTurn::begin(&self.0.is_read) else { return Ok(false) };
         let new = RouteMap::of(&ownership::read(worker, &self.0.structure).await?)?;
         self.0.reads.fetch_add(1, Ordering::Relaxed);
         self.0.map.update(|map| {
@@ -113,10 +117,16 @@ impl<P: Plugin> Routes<P> {
     }
 }
 
-/// Over when it is dropped.
-struct Reading<'a>(&'a AtomicBool);
+/// One at a time; over when it is dropped.
+pub(super) struct OneTurn<'a>(&'a AtomicBool);
 
-impl Drop for Reading<'_> {
+impl<'a> OneTurn<'a> {
+    fn begin(flag: &'a AtomicBool) -> Option<Self> {
+        (!flag.swap(true, Ordering::Acquire)).then_some(Self(flag))
+    }
+}
+
+impl Drop for OneTurn<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }

@@ -6,8 +6,8 @@
 //!   sees what the owner has written back, which may be old, and pages of one change that do not fit yet.
 //! - A claim beside a shared writer, a writer beside an owner, and a second owner are refused, with the name of who was first,
 //!   for as long as that one lives. Who is about to give up gets a little time.
-//! - A dead one's entries are dropped by whoever changes the map next. Before, what a dead owner has left is finished, its
-//!   [log](crate::write_ahead) replayed; and so is the log of an owner that ends without having given up in order.
+//! - A dead one's region stays in the map until somebody claims it, or changes the structure one-sided. Before, what the dead owner has
+//!   left is finished, its [log](crate::write_ahead) replayed; and so is the log of an owner that ends without having given up in order.
 //!
 //! What a compute server has ends when the last holder drops it, is [given up](give_up), or leaves the cluster.
 
@@ -90,7 +90,7 @@ pub async fn claim<P: Plugin>(
         let why = format!("a {} has one owner, of all of it", P::NAME);
         return Err(Error::BadOption { option: "region", why });
     }
-    enter(worker, structure, Part::region(region), None, may_own::<P>(structure, region)).await
+    enter(worker, structure, Part::region(region), None, RegionClaim::<P>::new(structure, region)).await
 }
 
 /// Adds a region to what a tenure is for, as [`claim`] does.
@@ -103,8 +103,8 @@ pub async fn claim_more<P: Plugin>(
     tenure: &Arc<Tenure>,
     region: &P::Region,
 ) -> Result<(), Error> {
-    let may = may_own::<P>(structure, region);
-    enter(worker, structure, Part::region(region), Some(tenure), may).await.map(drop)
+    let claim = RegionClaim::<P>::new(structure, region);
+    enter(worker, structure, Part::region(region), Some(tenure), claim).await.map(drop)
 }
 
 /// Has a tenure be for `rest` instead of a region that it was for: others can claim what is left out. One change of the map.
@@ -134,23 +134,76 @@ pub async fn reduce<R: Region>(
     worker.spawn_to_end(reducing).await
 }
 
-/// Whether nobody else has anything to do with a region.
-fn may_own<P: Plugin>(
-    structure: &Structure,
-    region: &P::Region,
-) -> impl Fn(&[MapEntry], OwnerId) -> Result<(), Error> + use<P> {
-    let (of, region) = (structure.clone(), region.clone());
-    move |entries: &[MapEntry], me: OwnerId| {
+/// What a compute server wants to be entered for.
+trait Wish {
+    /// Whether that can be had beside these entries, which are those of the living.
+    fn fits(&self, entries: &[MapEntry], me: OwnerId) -> Result<(), Error>;
+
+    /// What stays of a region whose owner is dead, and of which nobody else has claimed anything.
+    fn leaves(&self, part: &Part) -> Result<Vec<Part>, Error>;
+}
+
+/// Nothing that it does not have.
+struct Nothing;
+
+impl Wish for Nothing {
+    fn fits(&self, _entries: &[MapEntry], _me: OwnerId) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn leaves(&self, part: &Part) -> Result<Vec<Part>, Error> {
+        Ok(vec![part.clone()])
+    }
+}
+
+/// A region.
+struct RegionClaim<P: Plugin> {
+    of: Structure,
+    region: P::Region,
+}
+
+impl<P: Plugin> RegionClaim<P> {
+    fn new(structure: &Structure, region: &P::Region) -> Self {
+        Self { of: structure.clone(), region: region.clone() }
+    }
+}
+
+impl<P: Plugin> Wish for RegionClaim<P> {
+    fn fits(&self, entries: &[MapEntry], me: OwnerId) -> Result<(), Error> {
         for MapEntry { owner, part } in entries {
             match part.to_region::<P::Region>()? {
-                Some(other) if other.overlap(&region) != Overlap::Outside => {
-                    return Err(Error::Owned { name: of.name.clone(), owner: *owner });
+                Some(other) if other.overlap(&self.region) != Overlap::Outside => {
+                    return Err(Error::Owned { name: self.of.name.clone(), owner: *owner });
                 }
-                None if *owner != me => return Err(Error::HasWriter { name: of.name.clone(), writer: *owner }),
+                None if *owner != me => return Err(Error::HasWriter { name: self.of.name.clone(), writer: *owner }),
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    fn leaves(&self, part: &Part) -> Result<Vec<Part>, Error> {
+        let Some(other) = part.to_region::<P::Region>()? else { return Ok(Vec::new()) };
+        if other.overlap(&self.region) == Overlap::Outside {
+            return Ok(vec![part.clone()]);
+        }
+        Ok(other.without(&self.region).unwrap_or_default().iter().map(Part::region).collect())
+    }
+}
+
+/// The right to change a structure one-sided.
+struct WriterClaim(Structure);
+
+impl Wish for WriterClaim {
+    fn fits(&self, entries: &[MapEntry], _me: OwnerId) -> Result<(), Error> {
+        match entries.iter().find(|entry| matches!(entry.part, Part::Region(_))) {
+            Some(&MapEntry { owner, .. }) => Err(Error::Owned { name: self.0.name.clone(), owner }),
+            None => Ok(()),
+        }
+    }
+
+    fn leaves(&self, _part: &Part) -> Result<Vec<Part>, Error> {
+        Ok(Vec::new())
     }
 }
 
@@ -190,20 +243,11 @@ impl Writer {
         if structure.descriptor.is_none() || self.is_entered() {
             return Ok(());
         }
-        let of = structure.clone();
-        let may =
-            move |entries: &[MapEntry], _| match entries.iter().find(|entry| matches!(entry.part, Part::Region(_))) {
-                Some(&MapEntry { owner, .. }) => Err(Error::Owned { name: of.name.clone(), owner }),
-                None => Ok(()),
-            };
-        let entered = enter(worker, structure, Part::Shared, None, may).await?;
+        let entered = enter(worker, structure, Part::Shared, None, WriterClaim(structure.clone())).await?;
         self.0.replace(Some(entered));
         Ok(())
     }
 }
-
-/// Whether a part can be had beside these entries, which are those of the living.
-type May<'f> = &'f dyn Fn(&[MapEntry], OwnerId) -> Result<(), Error>;
 
 /// Enters a part of this compute server into the map, for a tenure of its own or one that there is.
 async fn enter(
@@ -211,7 +255,7 @@ async fn enter(
     structure: &Structure,
     part: Part,
     into: Option<&Arc<Tenure>>,
-    may: impl Fn(&[MapEntry], OwnerId) -> Result<(), Error> + 'static,
+    wish: impl Wish + 'static,
 ) -> Result<Arc<Tenure>, Error> {
     let (handle, structure, into) = (worker.clone(), structure.clone(), into.cloned());
     // A task, so that the map and what is known here of it do not part.
@@ -234,10 +278,10 @@ async fn enter(
             }
             let mut parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
-            may(&ours, handle.owner())?;
+            wish.fits(&ours, handle.owner())?;
             let kept = parts.clone();
             parts.push(part.clone());
-            match publish(&handle, &structure, &parts, Kept::Only(&kept), &may).await {
+            match publish(&handle, &structure, &parts, Kept::Only(&kept), &wish).await {
                 Ok(()) => break,
                 Err(Error::Owned { .. } | Error::HasWriter { .. }) if handle.clock().now_ns() < until_ns => {}
                 Err(error) => return Err(error),
@@ -288,7 +332,7 @@ async fn publish_all(worker: &Handle, structure: &Structure, turn: &Turn, reduce
     let tenures = turn.tenures();
     let parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
     let kept: Vec<Part> = parts.iter().cloned().chain(reduced).collect();
-    let published = publish(worker, structure, &parts, Kept::Only(&kept), &|_, _| Ok(())).await;
+    let published = publish(worker, structure, &parts, Kept::Only(&kept), &Nothing).await;
     if matches!(published, Err(Error::Fabric(_))) {
         turn.remains_behind();
     }
@@ -313,7 +357,7 @@ pub(crate) async fn maintain(worker: &Handle) {
 /// Takes all entries of this compute server out of the maps: it leaves the cluster, and has no worker any more.
 pub(crate) async fn leave(worker: &Handle) {
     for structure in worker.compute().tenures.all() {
-        let left = publish(worker, &structure, &[], Kept::Nothing, &|_, _| Ok(())).await;
+        let left = publish(worker, &structure, &[], Kept::Nothing, &Nothing).await;
         if let Err(error) = left {
             tracing::debug!(structure = structure.name, %error, "left with an entry in a partition map");
         }
@@ -328,13 +372,13 @@ enum Kept<'a> {
     Nothing,
 }
 
-/// Makes these the entries of this compute server, and drops those of the dead, if the others admit it.
+/// Makes these the entries of this compute server, if the others admit it, and drops what it takes from the dead.
 async fn publish(
     worker: &Handle,
     structure: &Structure,
     parts: &[Part],
     kept: Kept<'_>,
-    may: May<'_>,
+    wish: &dyn Wish,
 ) -> Result<(), Error> {
     let access = access(worker, structure);
     retry(worker, async || {
@@ -343,12 +387,19 @@ async fn publish(
         let is_ours = |entry: &MapEntry| entry.owner == worker.owner();
         let others = before.entries.iter().filter(|entry| !is_ours(entry)).cloned();
         let (mut entries, dead): (Vec<MapEntry>, Vec<MapEntry>) = others.partition(|entry| lives(worker, entry.owner));
-        may(&entries, worker.owner())?;
-        for MapEntry { owner, part } in &dead {
+        wish.fits(&entries, worker.owner())?;
+        for entry in dead {
+            let MapEntry { owner, part } = &entry;
+            let left = if *part == Part::Shared { Vec::new() } else { wish.leaves(part)? };
+            if left[..] == [part.clone()] {
+                entries.push(entry);
+                continue;
+            }
             if *part != Part::Shared {
                 take_over(worker, *owner).await?;
             }
             tracing::info!(structure = structure.name, %owner, ?part, "taken over from the dead");
+            entries.extend(left.into_iter().map(|part| MapEntry { owner: *owner, part }));
         }
         let (kept, leaves) = match kept {
             Kept::Only(parts) => (parts, false),

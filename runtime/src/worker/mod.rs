@@ -46,7 +46,7 @@ use crate::{
     counters::{CounterCells, add, bump},
     epoch::{LocalEpoch, Pin as EpochPin},
     error::Error,
-    fabric::{Capabilities, Completion, Endpoint, Error as FabricError, Request, Verb},
+    fabric::{Capabilities, Completion, Endpoint, Error as FabricError, Liveness, Request, Verb},
     free_pages::{FreePage, LocalPages},
     local_locks::SlotGuard,
     messaging::{CONNECTION_TICKET, Channels, Tasks},
@@ -497,6 +497,11 @@ impl Handle {
     /// The compute server that the worker belongs to.
     pub fn owner(&self) -> crate::lock::OwnerId {
         self.0.compute.owner
+    }
+
+    /// Whether another compute server is dead: nothing that it does arrives any more. One that is being found out may not be yet.
+    pub fn is_dead(&self, owner: crate::lock::OwnerId) -> bool {
+        owner != self.owner() && self.compute().fabric.liveness(owner) == Liveness::Dead
     }
 
     /// How long it waits for an owner that lives and does not go on; see [`ComputeOptions`](crate::compute::ComputeOptions::lock_wait).

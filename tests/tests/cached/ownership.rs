@@ -271,14 +271,24 @@ fn what_the_dead_owned_and_wrote_is_taken_over() {
     let lost = owner.try_own(&new_cache(), low).unwrap();
     is_owned_by(heir.try_own(&new_cache(), low), owner);
     bury(owner);
-    // A part that the dead one did not own: its entry goes all the same.
+    // A part that the dead one did not own: what it did is still known to be its, until somebody takes it.
     let tree = heir.try_own(&new_cache(), high).unwrap();
     let map = || heir.worker.block_on(ownership::read(&heir.worker, heir.tree.structure())).unwrap();
-    assert!(map().entries.iter().all(|entry| entry.owner == heir.compute.owner()), "{:?}", map());
+    let of = |member: &Member| map().entries.iter().filter(|entry| entry.owner == member.compute.owner()).count();
+    assert_eq!((of(owner), of(&heir)), (1, 1), "{:?}", map());
     drop(tree);
     heir.maintain();
-    assert!(map().entries.is_empty(), "{:?}", map());
+    assert_eq!((of(owner), of(&heir)), (1, 0), "{:?}", map());
+    // A piece of it.
+    let piece = KeyRange { low: 1000, high: Some(2000) };
+    let tree = heir.try_own(&new_cache(), piece).unwrap();
+    assert_eq!((of(owner), of(&heir)), (2, 1), "{:?}", map());
+    drop(tree);
+    let tree = heir.try_own(&new_cache(), low).unwrap();
+    drop(tree);
+    heir.maintain();
     writer.worker.block_on(writer.tree.update(10, 77)).unwrap();
+    assert_eq!((of(owner), of(writer)), (0, 1), "{:?}", map());
     assert!(matches!(heir.try_own(&new_cache(), low), Err(Error::HasWriter { .. })));
     bury(writer);
     let tree = heir.try_own(&new_cache(), low).unwrap();

@@ -2,19 +2,19 @@
 
 use std::{
     rc::Rc,
-    sync::{Mutex, mpsc},
+    sync::{Arc, Mutex, mpsc},
     time::Duration,
 };
 
 use farlink_offload::{
     Admission, ComputeCache, Holdings, OwnerServer, Router, Routes, Served,
-    route::{Here, OwnerCounts, move_region},
+    route::{OwnerCounts, move_region},
 };
 use farlink_runtime::{
     clock::Clock,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
-    fabric::{Error as FabricError, listener::ListenOptions},
+    fabric::{Error as FabricError, Fabric, listener::ListenOptions},
     messaging::{MessageServer, Refusal, Request, Responder, ServeMessages, Service, Wait},
     worker::{Counters, Worker},
 };
@@ -34,7 +34,7 @@ use crate::{
     steps::{NEVER, step, take},
 };
 
-pub(crate) type Routed = BTree<Router<Here<Tree>>>;
+pub(crate) type Routed = BTree<Router<Tree>>;
 
 /// A compute server that owns a range and does what others send.
 pub(crate) struct Owner {
@@ -45,11 +45,11 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    pub(crate) fn new(fabric: &Cluster, seed: u64, ranges: &[KeyRange], cache_bytes: usize) -> Self {
+    pub(crate) fn new(fabric: &Arc<dyn Fabric>, seed: u64, ranges: &[KeyRange], cache_bytes: usize) -> Self {
         Self::with(fabric, seed, ranges, cache(cache_bytes, Admission::Always))
     }
 
-    pub(crate) fn with(fabric: &Cluster, seed: u64, ranges: &[KeyRange], cache: ComputeCache<Tree>) -> Self {
+    pub(crate) fn with(fabric: &Arc<dyn Fabric>, seed: u64, ranges: &[KeyRange], cache: ComputeCache<Tree>) -> Self {
         let member = Member::join(fabric, seed);
         let holdings = Holdings::new(member.tree.structure(), cache);
         for &range in ranges {
@@ -60,7 +60,12 @@ impl Owner {
         owner
     }
 
-    fn listen(&mut self) -> Result<(), Error> {
+    /// Carries out nothing for others any more.
+    pub(crate) fn stop(&mut self) {
+        self.server = None;
+    }
+
+    pub(crate) fn listen(&mut self) -> Result<(), Error> {
         let compute = &self.member.compute;
         let served = vec![Served::new(&self.holdings)];
         let messages = ServeMessages { wait: Wait::Event, ..ServeMessages::default() };

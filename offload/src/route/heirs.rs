@@ -1,0 +1,47 @@
+//! What a dead owner had goes to those that live: whoever has an operation for it and can own takes it, and else asks one who can.
+
+use farlink_runtime::{access::Plugin, error::Error, lock::OwnerId};
+
+use super::{moves::take_region, router::Inner};
+
+impl<P: Plugin> Inner<P> {
+    /// Has each region of a dead owner taken, as far as the map that is known goes. False if nobody can take one.
+    ///
+    /// # Errors
+    /// What this compute server failed with when it took one.
+    #[cold]
+    pub(super) async fn take_from_dead(&self, dead: OwnerId) -> Result<bool, Error> {
+        let map = self.map.get();
+        let mut heirs: Vec<OwnerId> = map.parts.iter().map(|&(owner, _)| owner).collect();
+        heirs.sort_unstable_by_key(|owner| owner.incarnation());
+        heirs.dedup();
+        heirs.retain(|&owner| owner != self.worker.owner() && !self.worker.is_dead(owner));
+        for (_, region) in map.parts.iter().filter(|(owner, _)| *owner == dead) {
+            let is_taken = match &self.here {
+                Some(here) => match here.holdings().take(&self.worker, region.clone()).await {
+                    // Somebody else was first.
+                    Ok(()) | Err(Error::Owned { .. }) => true,
+                    Err(error) => return Err(error),
+                },
+                None => self.is_taken_by_one_of(&heirs, region).await,
+            };
+            if !is_taken {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn is_taken_by_one_of(&self, heirs: &[OwnerId], region: &P::Region) -> bool {
+        let structure = self.routes.structure();
+        for &heir in heirs {
+            match take_region(&self.worker, structure, region, heir).await {
+                Ok(()) => return true,
+                Err(error) => {
+                    tracing::debug!(structure = structure.name, %heir, %error, "did not take what a dead one had")
+                }
+            }
+        }
+        false
+    }
+}

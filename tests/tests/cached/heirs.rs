@@ -1,0 +1,184 @@
+//! An owner dies: what it had is taken over by whoever has an operation for it, and operations go on.
+
+use std::{rc::Rc, sync::Arc};
+
+use farlink_offload::{
+    Admission, Router,
+    route::{balance, move_region},
+};
+use farlink_runtime::{
+    clock::Clock,
+    error::Error,
+    fabric::{
+        Fabric,
+        mortal::{MortalFabric, Order},
+    },
+    lock::OwnerId,
+    one_sided::ownership,
+};
+use farlink_structures::{btree::KeyRange, map::Map as Ordered};
+use farlink_tests::backend::{Cluster, FabricProfile};
+
+use crate::{
+    routing::{Owner, Routed, routes, to_owners},
+    scene::{CACHE_BYTES_ALL, Map, Member, assert_left_clean, cache, fabric, settle, sparse},
+};
+
+/// Every other region is the survivor's, the others are the mortal's.
+const CUTS: [u64; 3] = [10_000, 20_000, 30_000];
+
+struct Scene {
+    survivor: Owner,
+    guest: Member,
+    mortal: Option<Owner>,
+    life: MortalFabric,
+    fabric: Cluster,
+    model: Map,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let model = sparse(4000);
+        let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+        let life = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+        let deadly: Arc<dyn Fabric> = Arc::new(life.clone());
+        let guest = Member::join(&fabric, 3);
+        let [first, second, third] = CUTS.map(|key| guest.worker.block_on(guest.tree.leaf_low(key)).unwrap());
+        let ranges = [(0, Some(first)), (first, Some(second)), (second, Some(third)), (third, None)];
+        let [low, middle, more, high] = ranges.map(|(low, high)| KeyRange { low, high });
+        let all = || cache(CACHE_BYTES_ALL, Admission::Always);
+        let survivor = Owner::with(&fabric, 1, &[low, more], all());
+        let mortal = Some(Owner::with(&deadly, 2, &[middle, high], all()));
+        Self { survivor, guest, mortal, life, fabric, model }
+    }
+
+    /// The owner that dies writes what it has changed, and changes more; then it dies.
+    fn die(&mut self) -> OwnerId {
+        let mortal = self.mortal.as_ref().unwrap();
+        let tree = to_owners(&self.guest, &routes(&self.guest));
+        for key in (10_000..20_000).step_by(35) {
+            self.guest.worker.block_on(tree.insert(key + 1, key)).unwrap();
+            self.model.insert(key + 1, key);
+        }
+        mortal.member.worker.block_on(mortal.holdings.flush(&mortal.member.worker)).unwrap();
+        // Lost with it.
+        self.guest.worker.block_on(tree.insert(15_003, 1)).unwrap();
+        self.die_unheard()
+    }
+
+    fn die_unheard(&mut self) -> OwnerId {
+        let mut mortal = self.mortal.take().unwrap();
+        let owner = mortal.member.compute.owner();
+        mortal.stop();
+        self.life.dies_after(0);
+        self.life.is_taken_for_dead();
+        owner
+    }
+
+    fn map(&self) -> Vec<(OwnerId, KeyRange)> {
+        let map = self.guest.worker.block_on(ownership::read(&self.guest.worker, self.guest.tree.structure())).unwrap();
+        map.owners().map(|(owner, part)| (owner, part.to_region().unwrap().unwrap())).collect()
+    }
+
+    fn assert_all_there(&self, tree: &Routed, context: &str) {
+        let mut found: Map = self.guest.worker.block_on(tree.range(..).take(usize::MAX)).unwrap().into_iter().collect();
+        found.remove(&15_003);
+        assert!(found == self.model, "{context}: {}", crate::scene::difference(&found, &self.model));
+    }
+
+    fn close(mut self, context: &str) {
+        // What was not written may be there or not.
+        let tree = self.guest_tree();
+        self.guest.worker.block_on(tree.remove(15_003)).unwrap();
+        drop(tree);
+        self.survivor.close();
+        settle([&self.survivor.member, &self.guest]);
+        self.mortal = None;
+        let Self { survivor, guest, fabric, model, .. } = self;
+        drop((survivor, guest));
+        assert_left_clean(&fabric, &model, context);
+    }
+
+    fn guest_tree(&self) -> Routed {
+        to_owners(&self.guest, &routes(&self.guest))
+    }
+}
+
+/// Somebody who owns nothing asks an owner that lives.
+#[test]
+fn a_guest_has_what_a_dead_one_had_taken() {
+    let mut scene = Scene::new();
+    let (tree, worker) = (scene.guest_tree(), &scene.guest.worker);
+    assert_eq!(worker.block_on(tree.get(12_000)).unwrap(), Some(1200));
+    let dead = scene.die();
+    let before = scene.guest.worker.clock().now_ns();
+    // Of a change that is sent over the connection of before nobody could say whether the dead one did it.
+    assert_eq!(scene.guest.worker.block_on(tree.get(12_000)).unwrap(), Some(1200));
+    assert_eq!(scene.guest.worker.block_on(tree.update(12_000, 7)).unwrap(), Some(1200));
+    let waited_ns = scene.guest.worker.clock().now_ns() - before;
+    scene.model.insert(12_000, 7);
+    scene.assert_all_there(&tree, "a guest");
+    let heir = scene.survivor.member.compute.owner();
+    assert!(scene.map().iter().all(|&(owner, _)| owner == heir), "{:?}, {dead} is dead", scene.map());
+    assert_eq!(scene.survivor.holdings.regions().len(), 4);
+    assert!(waited_ns < farlink_offload::route::PATIENCE_NS, "it waited for the dead");
+    drop(tree);
+    scene.close("a guest");
+}
+
+/// An owner takes it itself.
+#[test]
+fn an_owner_takes_what_a_dead_one_had() {
+    let mut scene = Scene::new();
+    scene.die();
+    let member = &scene.survivor.member;
+    let tree: Routed =
+        Ordered::over(Router::new(&member.worker, &routes(member), scene.survivor.holdings.here(&member.worker)));
+    let done = scene.survivor.counts().done;
+    assert_eq!(member.worker.block_on(tree.get(35_000)).unwrap(), Some(3500));
+    assert_eq!(member.worker.block_on(tree.get(15_000)).unwrap(), Some(1500));
+    assert_eq!(scene.survivor.counts().done, done, "it has sent itself a message");
+    assert_eq!(scene.survivor.holdings.regions().len(), 4);
+    drop(tree);
+    scene.assert_all_there(&scene.guest_tree(), "an owner");
+    scene.close("an owner");
+}
+
+/// With nobody who could take it, the operation fails at once, by the dead one's name.
+#[test]
+fn nobody_waits_for_the_dead() {
+    let mut scene = Scene::new();
+    scene.survivor.stop();
+    let dead = scene.die_unheard();
+    let worker = scene.guest.compute.worker_with(Clock::Virtual(Rc::default())).unwrap();
+    let tree: Routed = Ordered::over(Router::to_owners(&worker, &routes(&scene.guest)));
+    let found = worker.block_on(tree.get(15_000));
+    assert!(matches!(found, Err(Error::OwnerMissing { owner, .. }) if owner == dead), "{found:?}");
+    drop((tree, worker));
+    scene.survivor.listen().unwrap();
+    scene.assert_all_there(&scene.guest_tree(), "listens again");
+    scene.close("nobody");
+}
+
+/// Nobody knows where a dead owner's leaves are cut: a piece of a region that it had brings all of that.
+#[test]
+fn regions_are_moved_away_from_a_dead_owner() {
+    let mut scene = Scene::new();
+    let dead = scene.die();
+    let (structure, worker) = (scene.guest.tree.structure(), &scene.guest.worker);
+    let heir = scene.survivor.member.compute.owner();
+    let of_the_dead = || scene.map().into_iter().filter(|(owner, _)| *owner == dead).map(|(_, region)| region);
+    let [middle, high] = of_the_dead().collect::<Vec<_>>()[..] else { panic!("{:?}", scene.map()) };
+    let piece = KeyRange { low: 35_000, high: Some(36_000) };
+    let moved = worker.block_on(move_region(worker, structure, &piece, dead, heir)).unwrap();
+    assert_eq!(moved, Some(high));
+    assert_eq!(of_the_dead().collect::<Vec<_>>(), [middle], "what nobody took is still the dead one's");
+    let moved = worker.block_on(balance::<KeyRange>(worker, structure, &[], 1e9, 64)).unwrap();
+    assert_eq!(
+        moved.iter().map(|moved| (moved.region, moved.from, moved.to)).collect::<Vec<_>>(),
+        [(middle, dead, heir)]
+    );
+    assert_eq!(of_the_dead().count(), 0);
+    scene.assert_all_there(&scene.guest_tree(), "moved away");
+    scene.close("moved away");
+}
