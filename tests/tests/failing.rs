@@ -49,7 +49,7 @@ fn shared<S: Subject>(access: AccessMode) -> Options {
 
 fn owned<S: Subject>() -> Options {
     // A skip list has one owner, and a node for each key.
-    let trees = || (2, settings::from_env("FARLINK_FAILING_KEYS", 8_000));
+    let trees = || (2, settings::from_env("FARLINK_FAILING_KEYS", 5_000));
     let (processes, keys) = if S::WHICH == StructureName::SkipList { (1, 3_000) } else { trees() };
     let cache_bytes = Some(64 << 10);
     Options { access: AccessMode::Cached, processes, keys, cache_bytes, ..Options::default() }

@@ -22,7 +22,7 @@ fn holds(name: &str, options: Options) -> Summary {
 /// A cache of one percent for each process.
 fn cached() -> Options {
     let seconds = settings::from_env("FARLINK_CACHED_SECONDS", 0.2);
-    let keys = settings::from_env("FARLINK_CACHED_KEYS", 100_000);
+    let keys = settings::from_env("FARLINK_CACHED_KEYS", 50_000);
     Options { seconds, access: AccessMode::Cached, keys, in_flight: 4, ..Options::default() }
 }
 

@@ -127,7 +127,7 @@ fn interesting() -> Vec<u64> {
 #[test]
 fn a_process_that_stops_anywhere_harms_nobody() {
     let _watch = Watchdog::start("a process stops", Duration::from_secs(100));
-    let every: usize = settings::from_env("FARLINK_STOPS_EVERY", 3).max(1);
+    let every: usize = settings::from_env("FARLINK_STOPS_EVERY", 5).max(1);
     let first = SmallRng::seed_from_u64(settings::seed("a process stops")).random_range(0..every);
     let mut stops = 0;
     for number in interesting() {

@@ -163,7 +163,7 @@ macro_rules! walks {
             use super::*;
 
             proptest! {
-                #![proptest_config(cases(12))]
+                #![proptest_config(cases(8))]
 
                 #[test]
                 fn an_owned_one_is_a_map(

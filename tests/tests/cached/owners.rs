@@ -279,7 +279,7 @@ fn everything_is_removed_up_to_the_edges_and_comes_back() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: settings::from_env("FARLINK_MODEL_CASES", 30), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: settings::from_env("FARLINK_MODEL_CASES", 16), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn two_owners_and_a_model(

@@ -177,7 +177,7 @@ fn cases(default: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(cases(20))]
+    #![proptest_config(cases(12))]
 
     #[test]
     fn a_map_whose_operations_are_shipped_is_a_map(

@@ -88,7 +88,7 @@ fn every_operation_ends_in_a_cache<S: Subject>(
 }
 
 proptest! {
-    #![proptest_config(cases(8))]
+    #![proptest_config(cases(6))]
 
     #[test]
     fn every_operation_ends_in_a_cache_of_a_damaged_structure(

@@ -82,7 +82,7 @@ fn every_operation_ends_on_damaged_metadata_of<S: Subject>(harm: &[Damage], keys
 }
 
 proptest! {
-    #![proptest_config(cases(12))]
+    #![proptest_config(cases(8))]
 
     #[test]
     fn every_operation_ends_on_a_damaged_tree(

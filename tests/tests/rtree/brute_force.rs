@@ -96,7 +96,7 @@ pub(crate) async fn grows_and_shrinks<const D: usize>(worker: &Handle, seed: u64
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: settings::from_env("FARLINK_MODEL_CASES", 12),
+        cases: settings::from_env("FARLINK_MODEL_CASES", 8),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

@@ -64,7 +64,7 @@ fn agrees_with_a_model<S: Subject>() {
 fn long_scans_come_in_parts<S: Subject>() {
     for cut in [ShardKey::Regions(KeyRange::cut_at(&[5000, 5001])), ShardKey::Hash] {
         over::<S, _>(FAST, cut, async |_, map: &Map<S, ShardedRemote<S>>| {
-            let keys = settings::from_env("FARLINK_COARSE_KEYS", 5_000);
+            let keys = settings::from_env("FARLINK_COARSE_KEYS", 3_000);
             let model: BTreeMap<u64, u64> = (0..keys).map(|key| (key, !key)).collect();
             for (&key, &value) in &model {
                 map.insert(key, value).await?;

@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 /// How many random operations.
 pub(crate) fn steps() -> u64 {
-    settings::from_env("FARLINK_COARSE_STEPS", 1500)
+    settings::from_env("FARLINK_COARSE_STEPS", 1000)
 }
 
 /// Random operations on an empty map, one after another; what must be in it then.

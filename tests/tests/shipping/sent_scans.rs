@@ -61,7 +61,7 @@ fn three_ways_of_sending_give_one_answer() {
     let _watch = Watchdog::start("sent scans", Duration::from_secs(100));
     let seed: u64 = rand::random();
     println!("seed {seed}");
-    let steps = settings::from_env("FARLINK_SENT_STEPS", 400);
+    let steps = settings::from_env("FARLINK_SENT_STEPS", 250);
     for (number, (options, gather, page_bytes)) in [
         (FAST, GatherRule::ALWAYS, 1024),
         (FAST, GatherRule::NEVER, 512),
@@ -136,7 +136,7 @@ fn what_stays_is_in_every_answer() {
         }
     });
     let (stop, structure) = (AtomicBool::new(false), shipper.structure().clone());
-    let rounds = settings::from_env("FARLINK_SENT_ROUNDS", 40);
+    let rounds = settings::from_env("FARLINK_SENT_ROUNDS", 25);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let worker = compute.worker().unwrap();
