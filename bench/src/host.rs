@@ -5,7 +5,7 @@
 //! the workers share, if they have one. A phase ends with a flush of it, so that others see what the phase has done.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -199,8 +199,8 @@ impl Work for Workers {
         self.compute.check_servers()?;
         let mut tally = Tally::default();
         let mut times: Option<(Instant, Instant)> = None;
-        for answer in answers {
-            let Answer::Done(ran) = answer? else { anyhow::bail!("a worker is out of step") };
+        for answer in answers? {
+            let Answer::Done(ran) = answer else { anyhow::bail!("a worker is out of step") };
             tally += &ran.tally;
             times = Some(match times {
                 None => (ran.start, ran.end),
@@ -214,36 +214,42 @@ impl Work for Workers {
 }
 
 impl Workers {
-    /// All workers' answers. Once a memory server is lost, all are told to stop: one that draws, or finds all that it needs
-    /// in its cache, would not notice.
-    fn answers(&self, on_progress: OnProgress<'_>) -> Vec<anyhow::Result<Answer>> {
-        let mut told = Instant::now();
-        let mut answer = |thread: &WorkerThread| loop {
-            match thread.answers.recv_timeout(LOOK_EVERY) {
-                Ok(answer) => break answer,
-                Err(RecvTimeoutError::Disconnected) => break Err(anyhow::anyhow!("a worker has ended early")),
-                Err(RecvTimeoutError::Timeout) => {
-                    let is_late = told.elapsed() >= TELL_EVERY;
-                    let begun = || self.threads.iter().map(|thread| thread.begun.load(Ordering::Relaxed)).sum();
-                    let nobody_listens = is_late && on_progress(begun()).is_err();
-                    if is_late {
-                        told = Instant::now();
-                    }
-                    if nobody_listens || self.compute.check_servers().is_err() {
-                        self.stop.store(true, Ordering::Relaxed);
-                    }
+    /// All workers' answers, or why the first of them failed. Then, or when a memory server is lost, all are told to stop: who draws, or finds
+    /// all that it needs in its cache, would not notice.
+    fn answers(&self, on_progress: OnProgress<'_>) -> anyhow::Result<Vec<Answer>> {
+        let (mut told, mut failed, mut answers) = (Instant::now(), None, Vec::new());
+        let mut waiting: Vec<&WorkerThread> = self.threads.iter().collect();
+        while let Some(first) = waiting.first() {
+            // Wakes up for one of them, and looks at all.
+            let mut woken = first.answers.recv_timeout(LOOK_EVERY).ok();
+            waiting.retain(|thread| {
+                match woken.take().map_or_else(|| thread.answers.try_recv(), Ok) {
+                    Ok(Ok(answer)) => answers.push(answer),
+                    Ok(Err(error)) => failed = failed.take().or(Some(error)),
+                    Err(TryRecvError::Disconnected) => failed = failed.take().or_else(|| Some(ended_early())),
+                    Err(TryRecvError::Empty) => return true,
                 }
+                false
+            });
+            let is_late = told.elapsed() >= TELL_EVERY;
+            let begun = || self.threads.iter().map(|thread| thread.begun.load(Ordering::Relaxed)).sum();
+            let nobody_listens = is_late && on_progress(begun()).is_err();
+            if is_late {
+                told = Instant::now();
             }
-        };
-        self.threads.iter().map(&mut answer).collect()
+            if nobody_listens || failed.is_some() || self.compute.check_servers().is_err() {
+                self.stop.store(true, Ordering::Relaxed);
+            }
+        }
+        failed.map_or(Ok(answers), Err)
     }
 
     fn await_ready(&mut self) -> anyhow::Result<()> {
         let answers = self.answers(&mut |_| Ok(()));
         // Why the others have stopped, if it is lost.
         self.compute.check_servers()?;
-        for answer in answers {
-            ensure!(matches!(answer?, Answer::Ready), "a worker is out of step");
+        for answer in answers? {
+            ensure!(matches!(answer, Answer::Ready), "a worker is out of step");
         }
         Ok(())
     }
@@ -255,6 +261,10 @@ impl Workers {
         let Answer::Flushed(pages) = thread.answer()? else { anyhow::bail!("a worker is out of step") };
         Ok(pages)
     }
+}
+
+fn ended_early() -> anyhow::Error {
+    anyhow::anyhow!("a worker has ended early")
 }
 
 impl WorkerThread {
@@ -270,12 +280,12 @@ impl WorkerThread {
 
     fn order(&mut self, order: Order) -> anyhow::Result<()> {
         let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
-        ensure!(sent, "a worker has ended early");
+        ensure!(sent, ended_early());
         Ok(())
     }
 
     fn answer(&mut self) -> anyhow::Result<Answer> {
-        self.answers.recv().context("a worker has ended early")?
+        self.answers.recv().map_err(|_| ended_early())?
     }
 }
 
@@ -411,4 +421,36 @@ impl<S: Subject> Busy<S> {
 /// Whether one worker does it while the others wait.
 fn is_bulk_load(plan: &Plan, phase: &Phase) -> bool {
     matches!((phase, plan.load), (Phase::Load, Load::Bulk { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use farlink_runtime::fabric::mem::MemOptions;
+    use farlink_runtime::server;
+
+    use super::*;
+
+    /// The others would go on for as long as the phase lasts.
+    #[test]
+    fn once_one_has_failed_all_are_told_to_stop() {
+        let cluster = server::in_process(1, 8 << 20, MemOptions::default()).unwrap();
+        let compute = Arc::new(ComputeServer::join(Arc::new(cluster), ComputeOptions::default()).unwrap());
+        let stop = Arc::new(AtomicBool::new(false));
+        let worker = |act: fn(&AtomicBool) -> anyhow::Result<Answer>| {
+            let (answer, answers) = mpsc::channel();
+            let stop = Arc::clone(&stop);
+            let thread = Some(thread::spawn(move || answer.send(act(&stop)).unwrap()));
+            WorkerThread { begun: Arc::default(), orders: None, answers, thread }
+        };
+        let goes_on = |stop: &AtomicBool| {
+            while !stop.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            Err(anyhow::anyhow!("stopped"))
+        };
+        let threads =
+            vec![worker(goes_on), worker(|_| Err(anyhow::anyhow!("the cause"))), worker(|_| Ok(Answer::Ready))];
+        let mut workers = Workers { threads, owner: None, compute, stop: Arc::clone(&stop) };
+        assert_eq!(workers.await_ready().unwrap_err().to_string(), "the cause");
+    }
 }

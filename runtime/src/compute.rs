@@ -78,13 +78,13 @@ pub struct ComputeOptions {
     /// that it was asked fails with [`NoAnswer`](crate::messaging::Error::NoAnswer). How long an operation takes there does not matter: a memory
     /// server that runs gives one every few milliseconds. Time counts only while this compute server runs itself, so that it takes longer where
     /// all have to wait for a core. Over verbs a process that lives says so over its control connection, too, and is given ten times as long:
-    /// what it writes may be behind large messages. 1.25 s; [`Duration::MAX`]: until the memory server goes on.
+    /// what it writes may be behind large messages. A second; [`Duration::MAX`]: until the memory server goes on.
     pub answer_wait: Duration,
 }
 
 impl Default for ComputeOptions {
     fn default() -> Self {
-        let answer_wait = Duration::from_millis(1250);
+        let answer_wait = Duration::from_secs(1);
         Self { seed: 0, maintenance: Maintenance::default(), window: 16, lock_wait: None, answer_wait }
     }
 }

@@ -115,7 +115,7 @@ fn a_bench_whose_memory_server_is_stopped_says_so_and_ends() {
                 let (_folder, dir, servers) = cluster(&["--threads", "1"]);
                 let bench = Bench::start(&dir, "20000", access);
                 servers.iter().for_each(|server| server.signal(libc::SIGSTOP));
-                bench.said().must_fail_with(&["memory server", "has given no sign of life for 1250 ms"]);
+                bench.said().must_fail_with(&["memory server", "has given no sign of life for 1000 ms"]);
                 servers.iter().for_each(|server| server.signal(libc::SIGCONT));
                 farlink(&["check", "--connect", dir.to_str().unwrap()]).must_hold();
             });

@@ -23,7 +23,7 @@ pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a memory server may take to answer: making a queue pair takes it milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// How long it may take for one answer, where it is as well to have none.
-const SILENCE_LIMIT: Duration = Duration::from_millis(1250);
+const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How many control connections of a fabric are lost; an endpoint looks when the number changes.
 pub(super) type Losses = Arc<AtomicU64>;
