@@ -97,9 +97,7 @@ const TWO: [&str; 4] = ["--processes", "2", "--workers", "2"];
 /// Its memory servers, where they have threads.
 const WITH_THREADS: [&str; 4] = ["--servers", "2", "--server-threads", "1"];
 /// What makes a cache evict and write back.
-const SMALL_CACHE: [&str; 6] = ["--access", "cached", "--keys", "20000", "--cache-percent", "5"];
-/// The same where each page that is loaded, checked and freed costs messages.
-const FEWER_PAGES: [&str; 6] = ["--access", "cached", "--keys", "8000", "--cache-percent", "5"];
+const SMALL_CACHE: [&str; 6] = ["--access", "cached", "--keys", "8000", "--cache-percent", "5"];
 
 impl Script {
     /// A test program.
@@ -118,7 +116,7 @@ impl Script {
     fn stress(&mut self, lane: Lane, name: &str, options: &[&[&str]]) {
         let command =
             [&["farlink-stress", "--fabric", "verbs", "--seconds", "5"][..], &TWO, &options.concat()].concat();
-        self.step(lane, name, 180, &command);
+        self.step(lane, name, 300, &command);
     }
 
     fn program(&mut self, lane: Lane, case: &str) {
@@ -131,7 +129,9 @@ impl Script {
         self.test(built, "verbs", 240, &[], &[])?;
         self.step(Lane::Tests, "program", 180, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
         self.test(built, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
-        let skipped = ["skiplist::", "a_weak", "larger_pages", "three_times", "dropped"];
+        // What is sent are messages, which another guest is for; a Bw-tree takes a minute for it.
+        let sent = ["bwtree::all_is_sent", "bwtree::inner_levels_are_searched"];
+        let skipped = [&["skiplist::", "a_weak", "larger_pages", "three_times", "dropped"][..], &sent].concat();
         self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=.4"], &skipped)?;
         // Connections break, and requests fail on top of that. To load and to check takes longer than to fail.
         let settings = ["FARLINK_FAILING_RUNS=1", "FARLINK_FAILING_SECONDS=0.06", "FARLINK_FAILING_KEYS=4000"];
@@ -156,7 +156,7 @@ impl Script {
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
         self.program(Lane::Programs, "serve_and_ship");
         self.program(Lane::Programs, "killed_owner");
-        self.stress(Lane::Programs, "stress shipped", &[&WITH_THREADS, &FEWER_PAGES, &["--ship", "always"]]);
+        self.stress(Lane::Programs, "stress shipped", &[&WITH_THREADS, &SMALL_CACHE, &["--ship", "always"]]);
         // Compute servers ask each other, and hand regions on. The first takes minutes, and runs when it is named.
         if all && self.wants("routing") {
             let command = [built.test("cached")?, "routing::", "moving::", "--test-threads", "2"];
@@ -164,7 +164,7 @@ impl Script {
             let skipped = skipped.iter().flat_map(|name| ["--skip", name]);
             self.step(Lane::Programs, "routing", 240, &command.into_iter().chain(skipped).collect::<Vec<_>>());
         }
-        self.stress(Lane::Programs, "stress routed", &[&FEWER_PAGES, &["--route", "yes", "--move-every", "500"]]);
+        self.stress(Lane::Programs, "stress routed", &[&SMALL_CACHE, &["--route", "yes", "--move-every", "500"]]);
         Ok(())
     }
 
