@@ -20,7 +20,7 @@ use crate::{
     fleet::Fleet,
     history::History,
     peer::{self, PeerReport, Work},
-    stress::{self, Options, SERVER_BYTES, Summary},
+    stress::{self, Options, Summary},
     subject::Subject,
 };
 
@@ -40,7 +40,7 @@ pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     let limit = Duration::from_secs_f64(options.seconds + 120.0) + PATIENCE;
     let _watchdog = Watchdog::start(format!("{:?} with seed {}", options.access, options.seed), limit);
     let Fleet { servers, cluster } =
-        Fleet::start_with(options.servers, SERVER_BYTES, options.server_threads(), options.profile)?;
+        Fleet::start_with(options.servers, options.server_bytes(), options.server_threads(), options.profile)?;
     let (fabric, sound) = (cluster.fabric(), cluster.sound_fabric());
     let histories = Scratch::inside(&std::env::temp_dir())?;
     let works = stress::prepare::<S>(&sound, options, histories.path())?;

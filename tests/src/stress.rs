@@ -92,8 +92,10 @@ Workers in several processes change one tree over a nasty fabric; then everythin
 /// The name of the tree under stress.
 pub const TREE: &str = "stress";
 
-/// Bytes of each memory server.
-pub const SERVER_BYTES: u64 = 32 << 20;
+/// Bytes of each memory server, at least.
+const SERVER_BYTES: u64 = 32 << 20;
+/// Bytes for each key, on all of them: pages half full, what owners log, and what waits to be used again.
+const KEY_BYTES: u64 = 128;
 
 /// Keys enough for a cache of one percent.
 const KEYS_CACHED: usize = 400_000;
@@ -302,6 +304,12 @@ impl Options {
             other => anyhow::bail!("--proof {other}: it is checksum or three-waits"),
         };
         Ok(options)
+    }
+
+    /// Bytes of each memory server: room for all keys. What is not used takes no memory.
+    pub fn server_bytes(&self) -> u64 {
+        let keys = self.keys as u64 * KEY_BYTES / self.servers.max(1) as u64;
+        SERVER_BYTES.max(keys.next_multiple_of(1 << 20))
     }
 
     /// Threads of each memory server.
@@ -520,7 +528,7 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
         Some(place) => Cluster::at(place.clone(), options.profile)?,
         None => {
             let threads = options.server_threads();
-            Cluster::start_with(options.backend, options.servers, SERVER_BYTES, options.profile, threads)?
+            Cluster::start_with(options.backend, options.servers, options.server_bytes(), options.profile, threads)?
         }
     };
     let histories = Scratch::inside(&std::env::temp_dir())?;
