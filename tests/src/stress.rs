@@ -93,7 +93,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
 pub const TREE: &str = "stress";
 
 /// Bytes of each memory server, at least.
-const SERVER_BYTES: u64 = 32 << 20;
+pub const SERVER_BYTES: u64 = 32 << 20;
 /// Bytes for each key, on all of them: pages half full, what owners log, and what waits to be used again.
 const KEY_BYTES: u64 = 128;
 
