@@ -33,7 +33,7 @@ pub(crate) struct RegionRow {
     pub(crate) owner: u32,
     /// Who had it, if it has moved.
     pub(crate) from: Option<u32>,
-    /// Uses of its cached leaves; `None` if nobody was asked, or the owner does not listen.
+    /// Uses of its cached leaves; `None` if nobody was asked, or the owner is dead or does not listen.
     pub(crate) uses: Option<u64>,
     /// The owner is dead: somebody else is to take it.
     pub(crate) dead: bool,
@@ -87,10 +87,12 @@ pub(crate) fn repartition<S: Subject>(
     for (owner, part) in map.owners() {
         let Some(region) = part.to_region::<S::Region>()? else { continue };
         unowned = unowned.iter().flat_map(|left| left.without(&region).unwrap_or_default()).collect();
-        let loads = worker.block_on(route::loads::<S::Region>(worker, structure, owner, 0)).ok();
+        let dead = worker.is_dead(owner);
+        let ask = || worker.block_on(route::loads::<S::Region>(worker, structure, owner, 0)).ok();
+        let loads = if dead { None } else { ask() };
         let is_it = |load: &&Load<S::Region>| load.region.overlap(&region) != Overlap::Outside;
         let uses = loads.as_ref().and_then(|loads| loads.regions.iter().find(is_it)).map(|load| load.uses);
-        let (region, dead) = (S::show_region(&region), worker.is_dead(owner));
+        let region = S::show_region(&region);
         rows.push(RegionRow { region, owner: owner.incarnation(), from: None, uses, dead });
     }
     if rows.is_empty() {

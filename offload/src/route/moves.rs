@@ -68,7 +68,7 @@ pub async fn move_region<R: Region>(
     }
     ask(worker, structure, to, SERVES, &()).await?.ok_or_else(|| not_served(structure, to))?;
     if worker.is_dead(from) {
-        return take_from_dead(worker, structure, region, from, to).await;
+        return take_all_around(worker, structure, region, from, to).await;
     }
     let wanted = (u64::from(to.incarnation()), region.clone());
     match ask(worker, structure, from, GIVE_UP, &wanted).await? {
@@ -78,7 +78,7 @@ pub async fn move_region<R: Region>(
 }
 
 /// The region of a dead owner's in which this one lies, which another one has taken.
-async fn take_from_dead<R: Region>(
+async fn take_all_around<R: Region>(
     worker: &Handle,
     structure: &Structure,
     region: &R,

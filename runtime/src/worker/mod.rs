@@ -500,6 +500,7 @@ impl Handle {
     }
 
     /// Whether another compute server is dead: nothing that it does arrives any more. One that is being found out may not be yet.
+    /// Blocks for an exchange with each memory server over verbs, for a second at most where one does not answer.
     pub fn is_dead(&self, owner: crate::lock::OwnerId) -> bool {
         owner != self.owner() && self.compute().fabric.liveness(owner) == Liveness::Dead
     }

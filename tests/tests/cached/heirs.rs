@@ -111,17 +111,14 @@ fn a_guest_has_what_a_dead_one_had_taken() {
     let (tree, worker) = (scene.guest_tree(), &scene.guest.worker);
     assert_eq!(worker.block_on(tree.get(12_000)).unwrap(), Some(1200));
     let dead = scene.die();
-    let before = scene.guest.worker.clock().now_ns();
     // Of a change that is sent over the connection of before nobody could say whether the dead one did it.
     assert_eq!(scene.guest.worker.block_on(tree.get(12_000)).unwrap(), Some(1200));
     assert_eq!(scene.guest.worker.block_on(tree.update(12_000, 7)).unwrap(), Some(1200));
-    let waited_ns = scene.guest.worker.clock().now_ns() - before;
     scene.model.insert(12_000, 7);
     scene.assert_all_there(&tree, "a guest");
     let heir = scene.survivor.member.compute.owner();
     assert!(scene.map().iter().all(|&(owner, _)| owner == heir), "{:?}, {dead} is dead", scene.map());
     assert_eq!(scene.survivor.holdings.regions().len(), 4);
-    assert!(waited_ns < farlink_offload::route::PATIENCE_NS, "it waited for the dead");
     drop(tree);
     scene.close("a guest");
 }

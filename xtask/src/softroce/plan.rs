@@ -129,7 +129,7 @@ impl Script {
         self.test(built, "verbs", 240, &[], &[])?;
         self.step(Lane::Tests, "program", 180, &[built.test("program")?, "over_rdma", "--test-threads", "2"]);
         self.test(built, "fabric", 240, &["FARLINK_FABRIC_ROUNDS=100"], &[])?;
-        // What is sent are messages, which another guest is for; a Bw-tree takes a minute for it.
+        // A minute each, and the messages are those of the B+-tree's.
         let sent = ["bwtree::all_is_sent", "bwtree::inner_levels_are_searched"];
         let skipped = [&["skiplist::", "a_weak", "larger_pages", "three_times", "dropped"][..], &sent].concat();
         self.test(built, "threads", 240, &["FARLINK_THREADS_SECONDS=.4"], &skipped)?;
