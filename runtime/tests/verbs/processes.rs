@@ -1,13 +1,14 @@
 //! Processes that are killed: a memory server under its compute servers, and a compute server that holds locks.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     process::{Child, Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use farlink_runtime::{
+    clock::Clock,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     fabric::{
         Error, Fabric, Liveness, Verb,
@@ -53,6 +54,18 @@ impl Peer {
         }
     }
 
+    /// A memory server destroys all its queue pairs.
+    fn break_connections(&mut self) {
+        writeln!(self.process.stdin.as_ref().unwrap()).unwrap();
+        self.says("broken");
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        let id = i32::try_from(self.process.id()).unwrap();
+        // SAFETY: a process of this test's own, which it has not waited for.
+        assert_eq!(unsafe { libc::kill(id, signal) }, 0);
+    }
+
     /// SIGKILL.
     fn kill(&mut self) {
         self.process.kill().unwrap();
@@ -77,7 +90,10 @@ fn child() {
         "serve" => {
             let server = serve();
             println!("listens on {}", server.address());
-            wait_for_the_end(&mut keep);
+            while std::io::stdin().read_line(&mut keep).unwrap() > 0 {
+                server.break_connections();
+                println!("broken .");
+            }
         }
         "compute" => {
             let options = VerbsOptions::new([std::env::var(SERVER).unwrap()], scene::secret());
@@ -122,6 +138,30 @@ fn a_killed_memory_server_is_noticed_by_all_who_use_it() {
     drop(compute);
 }
 
+/// Its card still serves those who are connected. Nobody else waits for it without end: not who connects, nor whose connection broke.
+#[test]
+fn a_stopped_memory_server_holds_nobody_up() {
+    if !scene::has_device() {
+        return;
+    }
+    let mut server = Peer::start("serve", "");
+    let address = server.says("listens on");
+    let fabric = Arc::new(VerbsFabric::connect(&VerbsOptions::new([address], scene::secret())).unwrap());
+    let mut wire = Wire::new(&fabric);
+    wire.write(at(0, FREE), &[1]).unwrap();
+    server.signal(libc::SIGSTOP);
+    assert_eq!(wire.read(at(0, FREE), 1).unwrap(), [1]);
+    let error = fabric.endpoint(1, Clock::monotonic()).unwrap_err();
+    assert!(matches!(error, Error::ServerMissing { .. }), "{error}");
+    server.signal(libc::SIGCONT);
+    eventually("it answers again", || fabric.endpoint(1, Clock::monotonic()).is_ok());
+
+    server.break_connections();
+    server.signal(libc::SIGSTOP);
+    let errors: Vec<_> = (0..2).map(|_| wire.read(at(0, FREE), 1).unwrap_err()).collect();
+    assert!(matches!(*errors[1], Error::ServerLost { .. }), "{errors:?}");
+}
+
 #[test]
 fn a_killed_compute_server_leaves_nothing_behind_and_others_go_on() {
     if !scene::has_device() {
@@ -163,18 +203,13 @@ fn a_stopped_compute_server_is_not_dead() {
     let fabric = connect(&[&server]);
     let mut other = Peer::start("compute", &server.address().to_string());
     let owner = OwnerId::new(other.says("owner").parse().unwrap()).unwrap();
-    let signal = |signal| {
-        let id = i32::try_from(other.process.id()).unwrap();
-        // SAFETY: a process of this test's own, which it has not waited for.
-        assert_eq!(unsafe { libc::kill(id, signal) }, 0);
-    };
-    signal(libc::SIGSTOP);
+    other.signal(libc::SIGSTOP);
     // Longer than *alive* is taken for granted.
     let until = Instant::now() + Duration::from_millis(100);
     while Instant::now() < until {
         assert_eq!(fabric.liveness(owner), Liveness::Alive);
     }
-    signal(libc::SIGCONT);
+    other.signal(libc::SIGCONT);
     drop(other);
     eventually("it is dead once it is killed", || fabric.liveness(owner) == Liveness::Dead);
 }

@@ -44,14 +44,14 @@ impl Connecting {
         Ok(Self { ours, theirs: session.ask(&question)? })
     }
 
-    /// Waits for the connection. Blocks.
+    /// Waits for the connection. Blocks, for about a second at most where the memory server's process is stopped.
     pub(super) fn wait(self, setup: &Setup, session: &Session) -> Result<Connection, Error> {
         finish(setup, session, self.ours, self.theirs.wait()?)
     }
 
-    /// The connection, or what makes it still.
+    /// The connection, or what makes it still; an error if the memory server does not answer at all.
     pub(super) fn try_finish(self, setup: &Setup, session: &Session) -> Result<Result<Connection, Error>, Self> {
-        match self.theirs.try_take() {
+        match self.theirs.try_wait() {
             Some(answer) => Ok(answer.and_then(|answer| finish(setup, session, self.ours, answer))),
             None => Err(self),
         }

@@ -54,7 +54,7 @@ impl MessageConnection {
         who: PeerId,
     ) -> Result<(Self, OpenMemory), Error> {
         let missing = |why: String| session.missing(why);
-        let bytes = match session.ask_to_attach(&Question::Listens)? {
+        let bytes = match session.ask(&Question::Listens)?.wait()? {
             Answer::Listens { bytes } if (CONNECTION_BYTES_MIN as u64..=CONNECTION_BYTES_MAX).contains(&bytes) => bytes,
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
@@ -62,7 +62,7 @@ impl MessageConnection {
         let opening = Opening::new(&setup.domain, bytes as usize)?;
         let queue_pair = setup.queue_pair(MESSAGE_DEPTH)?;
         let question = Question::Attach { ours: queue_pair.describe(&setup.local), who, opened: opening.describe() };
-        let (theirs, opened) = match session.ask_to_attach(&question)? {
+        let (theirs, opened) = match session.ask(&question)?.wait()? {
             Answer::Attached { theirs, opened } => (theirs, opened),
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(DecodeError("a memory server answered something else than was asked").into()),

@@ -192,7 +192,7 @@ impl VerbsFabric {
     fn is_dead(&self, owner: OwnerId) -> bool {
         let asked: Vec<_> = self.sessions.iter().map(|session| session.ask(&Question::Lives(owner))).collect();
         // A memory server that does not answer proves nothing.
-        let is_dead = |asked: Awaited| asked.wait_while_answering() == Some(Answer::Lives(false));
+        let is_dead = |asked: Awaited| matches!(asked.wait(), Ok(Answer::Lives(false)));
         asked.into_iter().all(|asked| asked.is_ok_and(is_dead))
     }
 }

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::{
     control::{Answer, Question, Secret},
-    session::{Awaited, Losses, Session},
+    session::{Losses, Session},
 };
 use crate::{
     error::Error,
@@ -60,7 +60,7 @@ impl Peers {
         let asked: Vec<_> = self.memory.iter().filter_map(ask).collect();
         let mut addresses = Vec::new();
         for (session, asked) in asked {
-            let Some(Answer::ListensAt(address)) = Awaited::wait_while_answering(asked) else { continue };
+            let Ok(Answer::ListensAt(address)) = asked.wait() else { continue };
             let hosts = if address.ip().is_loopback() { session.hosts() } else { vec![address.ip()] };
             for host in hosts {
                 let address = SocketAddr::new(host, address.port());

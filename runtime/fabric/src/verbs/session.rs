@@ -20,9 +20,7 @@ use crate::{
 
 /// How long a memory server may take to prove itself.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a memory server may take to answer: making a queue pair takes it milliseconds.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// How long it may take for one answer, where it is as well to have none.
+/// How long the other side may take for one answer: making a queue pair takes it milliseconds. Longer, and its process is stopped, say.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How many control connections of a fabric are lost; an endpoint looks when the number changes.
@@ -77,8 +75,8 @@ impl Session {
         losses: &Losses,
     ) -> Result<Self, Error> {
         let session = Self::open(&address.to_string(), Some(peer), secret, losses, SILENCE_LIMIT)?;
-        match session.ask(&Question::Lives(peer))?.wait_while_answering() {
-            Some(Answer::Lives(true)) if session.hello_ack().servers == 0 => Ok(session),
+        match session.ask(&Question::Lives(peer))?.wait() {
+            Ok(Answer::Lives(true)) if session.hello_ack().servers == 0 => Ok(session),
             _ => Err(session.shared.lost("it is not the one that answers there")),
         }
     }
@@ -137,19 +135,9 @@ impl Session {
         }
     }
 
-    /// The answer to a question about a message connection. Blocks, for some seconds at most where the other side's process is stopped:
-    /// all that the asker's worker does waits for it.
-    pub(super) fn ask_to_attach(&self, question: &Question) -> Result<Answer, Error> {
-        let answer = self.ask(question)?.wait_while_answering();
-        answer.ok_or_else(|| self.lost().unwrap_or_else(|| self.missing("its process does not answer".into())))
-    }
-
     /// That it cannot be connected to.
     pub(super) fn missing(&self, why: String) -> Error {
-        match self.shared.whose {
-            ListenerId::Memory(server) => Error::ServerMissing { server, why },
-            ListenerId::Compute(peer) => Error::PeerMissing { peer, why },
-        }
+        self.shared.missing(why)
     }
 
     pub(super) fn address(&self) -> &str {
@@ -205,6 +193,18 @@ impl Shared {
         }
     }
 
+    fn missing(&self, why: String) -> Error {
+        match self.whose {
+            ListenerId::Memory(server) => Error::ServerMissing { server, why },
+            ListenerId::Compute(peer) => Error::PeerMissing { peer, why },
+        }
+    }
+
+    /// For how long it has owed the next answer.
+    fn silent_for(&self) -> Duration {
+        lock(&self.line).turn_since.elapsed()
+    }
+
     /// Who waits for the answer that has come.
     fn next_waiting(&self) -> Option<mpsc::Sender<Answer>> {
         let mut line = lock(&self.line);
@@ -219,10 +219,21 @@ impl Shared {
 }
 
 impl Awaited {
-    /// Waits for the answer; not for one of a memory server that was given up.
+    /// Waits for the answer as long as the other side answers at all: all that the asker's worker does waits for it.
     pub(super) fn wait(self) -> Result<Answer, Error> {
-        let is_given_up = lock(&self.shared.line).is_given_up;
-        self.wait_for(if is_given_up { Duration::ZERO } else { ANSWER_LIMIT })
+        self.answer_of_living().map_err(|error| match error {
+            RecvTimeoutError::Timeout => self.unanswered(),
+            RecvTimeoutError::Disconnected => self.shared.lost_now(),
+        })
+    }
+
+    /// The answer, if it has come, or an error if the other side does not answer at all.
+    pub(super) fn try_wait(&self) -> Option<Result<Answer, Error>> {
+        self.try_take().or_else(|| (self.shared.silent_for() >= SILENCE_LIMIT).then(|| Err(self.unanswered())))
+    }
+
+    fn unanswered(&self) -> Error {
+        self.shared.missing("its process does not answer".into())
     }
 
     /// Waits for the answer, so long at most.
@@ -240,12 +251,7 @@ impl Awaited {
         }
     }
 
-    /// Waits for the answer as long as the memory server answers at all. `None` if its process is stopped, say, or the connection is lost.
-    pub(super) fn wait_while_answering(self) -> Option<Answer> {
-        self.answer_of_living().ok()
-    }
-
-    /// The same, for who leaves: a memory server that does not answer is given up until it answers something.
+    /// As [`Awaited::wait`], for who leaves: a memory server that does not answer is given up until it answers something.
     pub(super) fn wait_to_leave(self) {
         if self.answer_of_living() == Err(RecvTimeoutError::Timeout) {
             lock(&self.shared.line).is_given_up = true;
@@ -254,7 +260,7 @@ impl Awaited {
 
     fn answer_of_living(&self) -> Result<Answer, RecvTimeoutError> {
         loop {
-            let silent = lock(&self.shared.line).turn_since.elapsed();
+            let silent = self.shared.silent_for();
             match self.answers.recv_timeout(SILENCE_LIMIT.saturating_sub(silent)) {
                 Err(RecvTimeoutError::Timeout) if silent < SILENCE_LIMIT => {}
                 answered => return answered,
