@@ -14,6 +14,15 @@ macro_rules! counts {
             }
         }
 
+        impl std::iter::Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+                all.fold(Self::default(), |mut sum, one| {
+                    sum += one;
+                    sum
+                })
+            }
+        }
+
         impl std::ops::Sub for $name {
             type Output = Self;
 

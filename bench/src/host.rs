@@ -22,7 +22,7 @@ use crate::owner::{Owner, Share};
 use crate::place::Place;
 use crate::plan::{Limit, Load, Phase, Plan, PolicyChoice};
 use crate::queue::{End, OperationQueue};
-use crate::route::Route;
+use crate::route::{self, Route};
 use crate::subject::{AccessMode, Job, Outcomes, Subject, WorkerId};
 use crate::tally::Tally;
 
@@ -162,12 +162,7 @@ pub(crate) fn route<S: Subject>(plan: &Plan, data: &S::Data, compute: &ComputeSe
     let open = |name: &String| worker.block_on(catalog::open::<S>(&worker, name));
     let parts = plan.parts.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let proof = plan.validation.proof();
-    if plan.access.is_divided() {
-        let cut = S::divide(data, worker.servers());
-        return Ok(Route::of_parts(plan.access, parts, cut)?.proven_by(proof));
-    }
-    let only = parts.into_iter().next().context("the structure has no name")?;
-    let route = Route::new(plan.access, only, proof);
+    let route = Route::of_parts(plan.access, parts, route::cut::<S>(data, plan))?.proven_by(proof);
     let ships = plan.access.asks_a_policy() && plan.policy != PolicyChoice::Never;
     let route = if ships { route.shipping(plan.policy.policies()) } else { route };
     if !plan.access.caches() {

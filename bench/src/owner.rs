@@ -1,12 +1,13 @@
 //! A compute process that is one of several owners of a structure.
 //!
 //! The first process owns all at first, and loads it. Before the first workload each of the others takes its share from it, which goes to
-//! and fro as regions always do; so no page of level 0 is cut. Operations of all workers go to the owners of what they are about. A
+//! and fro as regions always do; so no page of level 0 is cut. A share is a region, or one of several structures, where a structure is
+//! owned as a whole. Operations of all workers go to the owners of what they are about. A
 //! phase is over once all processes have done with it: then each flushes, and counts what it has done for others.
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use farlink_offload::route::move_region;
 use farlink_offload::{Holdings, OwnerServer, ShardKey};
 use farlink_runtime::access::{Overlap, Region as _};
@@ -38,9 +39,10 @@ pub(crate) trait Owner {
 pub(crate) struct Share<S: Subject> {
     // In this order: threads that use the cache and the compute server go first.
     server: OwnerServer,
-    holdings: Holdings<S>,
-    /// `None` once it is had, or if there is none.
-    wanted: Option<S::Region>,
+    /// Of each part.
+    holdings: Vec<Holdings<S>>,
+    /// Of a part with this number; `None` once it is had, or if there is none.
+    wanted: Option<(usize, S::Region)>,
     before: (Counters, CacheCounts),
     worker: Worker,
 }
@@ -54,29 +56,29 @@ impl<S: Subject> Share<S> {
         data: &S::Data,
         compute: &Arc<ComputeServer>,
     ) -> anyhow::Result<Self> {
-        let holdings = route.holdings().context("owners have caches")?.clone();
-        let ShardKey::Regions(regions) = S::divide(data, plan.processes as usize) else {
-            bail!("a {} is not divided by regions, so it has one owner", S::NAME);
+        let holdings = route.holdings();
+        let shares: Vec<(usize, S::Region)> = match S::divide_among_owners(data, plan.processes as usize) {
+            ShardKey::Regions(regions) if holdings.len() == 1 => {
+                regions.into_iter().map(|region| (0, region)).collect()
+            }
+            parts => (0..parts.parts()).map(|part| (part, S::Region::everything())).collect(),
         };
-        ensure!(
-            regions.iter().all(S::can_own),
-            "a {} has one owner, of all of it: use --processes 1, or --access cached-inner",
-            S::NAME
-        );
         let worker = compute.worker()?;
         if process == 0 {
-            worker.block_on(holdings.take(&worker, S::Region::everything()))?;
+            for part in &holdings {
+                worker.block_on(part.take(&worker, S::Region::everything()))?;
+            }
         }
         let messages = ServeMessages { wait: Wait::Auto, ..ServeMessages::default() };
-        let served = vec![farlink_offload::Served::new(&holdings)];
+        let served = holdings.iter().map(farlink_offload::Served::new).collect();
         let server = OwnerServer::start(compute.listen(&ListenOptions::default())?, compute, served, &messages)?;
-        let wanted = regions.into_iter().nth(process as usize).filter(|_| process > 0);
+        let wanted = shares.into_iter().nth(process as usize).filter(|_| process > 0);
         Ok(Self { server, holdings, wanted, before: Default::default(), worker })
     }
 
     fn take_share(&mut self) -> anyhow::Result<()> {
-        let Some(region) = self.wanted.take() else { return Ok(()) };
-        let (worker, structure) = (&self.worker, self.holdings.structure());
+        let Some((part, region)) = self.wanted.take() else { return Ok(()) };
+        let (worker, structure) = (&self.worker, self.holdings[part].structure());
         for _ in 0..TAKES_MAX {
             let map = worker.block_on(ownership::read(worker, structure))?;
             let mut owner = None;
@@ -95,14 +97,16 @@ impl<S: Subject> Share<S> {
     }
 
     fn counted(&self) -> (Counters, CacheCounts) {
-        (self.server.counters().into(), counts(&self.holdings.counters()))
+        (self.server.counters().into(), self.holdings.iter().map(|part| counts(&part.counters())).sum())
     }
 }
 
 impl<S: Subject> Drop for Share<S> {
     fn drop(&mut self) {
-        if let Err(error) = self.worker.block_on(self.holdings.give_up_all(&self.worker)) {
-            tracing::warn!(%error, "a share was not given up in order: its log is replayed");
+        for part in &self.holdings {
+            if let Err(error) = self.worker.block_on(part.give_up_all(&self.worker)) {
+                tracing::warn!(%error, "a share was not given up in order: its log is replayed");
+            }
         }
     }
 }
@@ -119,7 +123,9 @@ impl<S: Subject> Owner for Share<S> {
     fn flush(&mut self) -> anyhow::Result<Tally> {
         let (counters, cache) = self.counted();
         let mut tally = Tally { counters: counters - self.before.0, cache: cache - self.before.1, ..Tally::default() };
-        self.worker.block_on(self.holdings.flush(&self.worker))?;
+        for part in &self.holdings {
+            self.worker.block_on(part.flush(&self.worker))?;
+        }
         tally.cache.flushed = self.counted().1.write_backs - cache.write_backs;
         Ok(tally)
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail, ensure};
 use farlink_offload::{ShardKey, Sharded, ship::Registry};
-use farlink_runtime::access::{Region as _, Structure};
+use farlink_runtime::access::Structure;
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::leaks;
@@ -25,6 +25,7 @@ use crate::host::{self, Work, Workers};
 use crate::place::Place;
 use crate::plan::{Load, PlacementChoice, Plan};
 use crate::repartition::{self, Repartitioned, Wish};
+use crate::route;
 use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
 use crate::tally::Tally;
 use crate::victim::{self, Errand};
@@ -238,14 +239,6 @@ impl<S: Subject> Known for Of<S> {
 struct DataOf<S: Subject>(S::Data);
 
 impl<S: Subject> DataOf<S> {
-    /// How the structure is divided.
-    fn cut(data: &S::Data, plan: &Plan) -> ShardKey<S::Region> {
-        match plan.access.is_divided() {
-            true => S::divide(data, plan.servers as usize),
-            false => ShardKey::Regions(vec![S::Region::everything()]),
-        }
-    }
-
     /// All parts, one-sided.
     fn all(worker: &Worker, parts: Vec<Structure>, cut: ShardKey<S::Region>) -> anyhow::Result<Sharded<OneSided<S>>> {
         let one_sided = |part| OneSided::<S>::new(worker, part, Proof::Checksum);
@@ -286,11 +279,10 @@ impl<S: Subject> Data for DataOf<S> {
 
     fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()> {
         plan.servers = cluster.servers();
-        let cut = Self::cut(&self.0, plan);
+        let cut = route::cut::<S>(&self.0, plan);
         plan.parts = vec![plan.name.clone()];
-        if plan.access.is_divided() {
-            let parts = if let ShardKey::Regions(all) = &cut { all.len() } else { plan.servers as usize };
-            plan.parts = (0..parts).map(|part| format!("{}.{part}", plan.name)).collect();
+        if plan.access.is_divided() || cut.parts() > 1 {
+            plan.parts = (0..cut.parts()).map(|part| format!("{}.{part}", plan.name)).collect();
         }
         cluster.visit(|worker| {
             plan.setting.run = worker.owner().incarnation();
@@ -313,6 +305,12 @@ impl<S: Subject> Data for DataOf<S> {
                 count == plan.parts.len(),
                 "`{}` is not there, and its other parts are; give another --name",
                 named()
+            );
+            let next = format!("{}.{count}", plan.name);
+            ensure!(
+                plan.parts == [plan.name.as_str()] || !is_there(&next),
+                "`{}` is in more parts than {count}; give it as many --processes as before, or another --name",
+                plan.name
             );
             let mut found = Vec::new();
             for name in &plan.parts {
@@ -342,7 +340,7 @@ impl<S: Subject> Data for DataOf<S> {
         cluster.visit(|worker| {
             let open = |name: &String| worker.block_on(catalog::open::<S>(worker, name));
             let parts = plan.parts.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-            let all = Self::all(worker, parts, Self::cut(&self.0, plan))?;
+            let all = Self::all(worker, parts, route::cut::<S>(&self.0, plan))?;
             Ok(worker.block_on(S::compare(&all, &self.0, entries > S::entries(&self.0)))?)
         })
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use farlink_offload::{
     Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Durability, Engine,
     EngineOptions, Holdings, Hybrid, MappingCache, OffloadCounts, Policies, Remote, Router, Routes, ShardKey, Sharded,
-    ShardedRemote, ValueCounters, route::Here, ship::Shipper,
+    ShardedRemote, ValueCounters, ship::Shipper,
 };
 use farlink_runtime::access::Region as _;
 use farlink_runtime::error::Error;
@@ -17,6 +17,7 @@ use farlink_runtime::ptr::ServerId;
 use farlink_runtime::structure::Structure;
 use farlink_runtime::worker::{Handle, Task, Worker};
 
+use crate::plan::Plan;
 use crate::queue::OperationQueue;
 use crate::subject::{AccessMode, Answer, Subject};
 use crate::tally::{CacheCounts, Levels, Tally};
@@ -32,44 +33,55 @@ pub(crate) struct Route<S: Subject> {
     proof: Proof,
     parts: Vec<Structure>,
     cut: ShardKey<S::Region>,
-    cache: Option<ComputeCache<S>>,
+    /// Of each part, once there are any.
+    caches: Vec<ComputeCache<S>>,
     mapping: Option<MappingCache<S>>,
     owned: S::Region,
     policies: Option<fn() -> Policies>,
     owners: Option<Owners<S>>,
 }
 
-/// What a compute server owns, beside others that own other parts, and who does.
-#[derive(Debug)]
-struct Owners<S: Subject> {
-    holdings: Holdings<S>,
-    /// Read once for all workers.
-    routes: Arc<OnceLock<Routes<S>>>,
+/// How the structure of a plan is cut into structures of their own.
+pub(crate) fn cut<S: Subject>(data: &S::Data, plan: &Plan) -> ShardKey<S::Region> {
+    if plan.access.is_divided() {
+        return S::divide(data, plan.servers as usize);
+    }
+    match S::divide_among_owners(data, plan.processes as usize) {
+        ShardKey::Regions(regions) if regions.iter().all(S::can_own) => ShardKey::whole(),
+        parts if plan.has_owners() => parts,
+        _ => ShardKey::whole(),
+    }
 }
+
+/// What a compute server owns of each part, beside others that own some, and who does.
+#[derive(Debug)]
+struct Owners<S: Subject>(Vec<(Holdings<S>, KnownRoutes<S>)>);
+
+/// Read once for all workers.
+type KnownRoutes<S> = Arc<OnceLock<Routes<S>>>;
 
 impl<S: Subject> Clone for Owners<S> {
     fn clone(&self) -> Self {
-        Self { holdings: self.holdings.clone(), routes: Arc::clone(&self.routes) }
+        Self(self.0.clone())
     }
 }
 
 impl<S: Subject> Clone for Route<S> {
     fn clone(&self) -> Self {
         let (parts, cut, owned) = (self.parts.clone(), self.cut.clone(), self.owned.clone());
-        let (cache, mapping, owners) = (self.cache.clone(), self.mapping.clone(), self.owners.clone());
-        Self { parts, cut, owned, cache, mapping, owners, ..*self }
+        let (caches, mapping, owners) = (self.caches.clone(), self.mapping.clone(), self.owners.clone());
+        Self { parts, cut, owned, caches, mapping, owners, ..*self }
     }
 }
 
 impl<S: Subject> Route<S> {
     /// To a structure, without a cache.
     pub(crate) fn new(mode: AccessMode, structure: Structure, proof: Proof) -> Self {
-        let owned = S::Region::everything();
-        let (parts, cut) = (vec![structure], ShardKey::Regions(vec![owned.clone()]));
-        Self { mode, proof, parts, cut, cache: None, mapping: None, owned, policies: None, owners: None }
+        let (parts, cut, owned) = (vec![structure], ShardKey::whole(), S::Region::everything());
+        Self { mode, proof, parts, cut, caches: Vec::new(), mapping: None, owned, policies: None, owners: None }
     }
 
-    /// To a structure in parts, each with its root on another memory server.
+    /// To a structure in parts, each a structure of its own.
     pub(crate) fn of_parts(mode: AccessMode, parts: Vec<Structure>, cut: ShardKey<S::Region>) -> anyhow::Result<Self> {
         let first = parts.first().ok_or_else(|| anyhow::anyhow!("a structure has parts"))?.clone();
         Ok(Self { parts, cut, ..Self::new(mode, first, Proof::Checksum) })
@@ -80,17 +92,21 @@ impl<S: Subject> Route<S> {
         Self { proof, ..self }
     }
 
-    /// The same through a cache, empty now, which holds all pages of this region or inner ones only.
+    /// The same through a cache for each part, empty now, which holds all pages of this region or inner ones only.
     pub(crate) fn through(self, cache: CacheOptions, owned: S::Region) -> Result<Self, Error> {
         Ok(match self.mode.is_of_words() {
             true => Self { mapping: Some(MappingCache::new(cache.bytes)), ..self },
-            false => Self { cache: Some(ComputeCache::new(cache)?), owned, ..self },
+            false => {
+                let caches = self.parts.iter().map(|_| ComputeCache::new(cache)).collect::<Result<_, _>>()?;
+                Self { caches, owned, ..self }
+            }
         })
     }
 
     /// The same, where changes in the cache are safe as this says.
     pub(crate) fn durable(self, durability: Durability) -> Self {
-        Self { cache: self.cache.map(|cache| cache.with_durability(durability)), ..self }
+        let caches = self.caches.into_iter().map(|cache| cache.with_durability(durability)).collect();
+        Self { caches, ..self }
     }
 
     /// The same, where a policy says for each miss whether the operation is shipped.
@@ -100,40 +116,47 @@ impl<S: Subject> Route<S> {
 
     /// The same, where other compute servers own parts of the structure, too: operations go to the owners.
     pub(crate) fn among_owners(self) -> anyhow::Result<Self> {
-        let cache = self.cache.clone().ok_or_else(|| anyhow::anyhow!("{} has no owner", self.mode))?;
-        let holdings = Holdings::new(&self.parts[0], cache);
-        let holdings = match (self.mode, self.policies) {
-            (AccessMode::Engine, policies) => {
-                holdings.shipping(policies.unwrap_or(Policies::default), EngineOptions::default())
-            }
-            _ => holdings,
+        anyhow::ensure!(self.caches.len() == self.parts.len(), "{} has no owner", self.mode);
+        let of = |(part, cache): (&Structure, &ComputeCache<S>)| {
+            let holdings = Holdings::new(part, cache.clone());
+            let holdings = match (self.mode, self.policies) {
+                (AccessMode::Engine, policies) => {
+                    holdings.shipping(policies.unwrap_or(Policies::default), EngineOptions::default())
+                }
+                _ => holdings,
+            };
+            (holdings, KnownRoutes::default())
         };
-        Ok(Self { owners: Some(Owners { holdings, routes: Arc::default() }), ..self })
+        let owners = Owners(self.parts.iter().zip(&self.caches).map(of).collect());
+        Ok(Self { owners: Some(owners), ..self })
     }
 
-    /// What the compute server owns beside others.
-    pub(crate) fn holdings(&self) -> Option<&Holdings<S>> {
-        self.owners.as_ref().map(|owners| &owners.holdings)
+    /// What the compute server owns of each part, beside others.
+    pub(crate) fn holdings(&self) -> Vec<Holdings<S>> {
+        self.owners.iter().flat_map(|Owners(parts)| parts.iter().map(|(holdings, _)| holdings.clone())).collect()
     }
 
     /// The structure, as one worker reaches it.
     pub(crate) fn open(&self, worker: &Worker) -> anyhow::Result<Opened<S>> {
         let structure = || self.parts[0].clone();
         let policies = || self.policies.map_or_else(Policies::default, |policies| policies());
-        let cache = || self.cache.as_ref().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode));
+        let cache = || self.caches.first().ok_or_else(|| anyhow::anyhow!("{} needs a cache", self.mode));
         let own = |worker: &Worker| -> anyhow::Result<Cached<S>> {
             Ok(worker.block_on(cache()?.own(worker, structure(), self.owned.clone()))?)
         };
-        if let Some(Owners { holdings, routes }) = &self.owners {
-            let read = || worker.block_on(Routes::read(worker, structure()));
-            let routes = match routes.get() {
-                Some(known) => known.clone(),
-                None => {
-                    let read = read()?;
-                    routes.get_or_init(|| read).clone()
-                }
+        if let Some(Owners(parts)) = &self.owners {
+            let router = |(holdings, routes): &(Holdings<S>, KnownRoutes<S>)| -> Result<_, Error> {
+                let routes = match routes.get() {
+                    Some(known) => known.clone(),
+                    None => {
+                        let read = worker.block_on(Routes::read(worker, holdings.structure().clone()))?;
+                        routes.get_or_init(|| read).clone()
+                    }
+                };
+                Ok(Router::new(worker, &routes, holdings.here(worker)))
             };
-            return Ok(Opened::Routed(Router::new(worker, &routes, holdings.here(worker))));
+            let routers = parts.iter().map(router).collect::<Result<_, _>>()?;
+            return Ok(Opened::Routed(Sharded::new(routers, self.cut.clone())?));
         }
         let connect = |shipper: &Shipper<S>| worker.block_on(shipper.connect(shipper.structure().root.server()));
         Ok(match self.mode {
@@ -186,11 +209,14 @@ impl<S: Subject> Route<S> {
         match access {
             Opened::OneSided(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::Cached(access) => S::bulk_load(access, data, whole, fill).await,
-            Opened::Routed(router) => {
-                let all = router.here().map(|here| here.with(&S::Region::everything())).transpose()?.flatten();
-                let name = &self.parts[0].name;
-                let all = all.ok_or_else(|| Error::GivenUp { name: name.clone() })?;
-                S::bulk_load(all, data, whole, fill).await
+            Opened::Routed(routers) => {
+                let mut loaded = 0;
+                for (part, router) in routers.parts().iter().enumerate() {
+                    let all = router.here().map(|here| here.with(&S::Region::everything())).transpose()?.flatten();
+                    let all = all.ok_or_else(|| Error::GivenUp { name: router.structure().name.clone() })?;
+                    loaded += S::bulk_load(all, data, (&self.cut, part), fill).await?;
+                }
+                Ok(loaded)
             }
             Opened::CachedInner(access) => S::bulk_load(access, data, whole, fill).await,
             Opened::CachedMapping(access) => S::bulk_load(access, data, whole, fill).await,
@@ -218,7 +244,7 @@ fn open_channel(worker: &Worker, server: ServerId) -> Result<(), Error> {
 pub(crate) enum Opened<S: Subject> {
     OneSided(OneSided<S>),
     Cached(Cached<S>),
-    Routed(Router<S>),
+    Routed(Sharded<Router<S>>),
     CachedInner(CachedInner<S>),
     CachedMapping(CachedMapping<S>),
     Engine(Engine<S>),
@@ -269,9 +295,9 @@ impl<S: Subject> Opened<S> {
         match self {
             Self::OneSided(_) | Self::Coarse(_) | Self::Hybrid(_) => CacheCounts::default(),
             // What the cache of an owner has counted, its process says.
-            Self::Routed(router) => {
-                let shipped = router.here().map(Here::offload_counts).unwrap_or_default();
-                offloaded(CacheCounts::default(), shipped)
+            Self::Routed(routers) => {
+                let here = routers.parts().iter().filter_map(Router::here);
+                here.map(|here| offloaded(CacheCounts::default(), here.offload_counts())).sum()
             }
             Self::Cached(access) => counts(&access.counters()),
             Self::CachedInner(access) => above_leaves(counts(&access.counters()), reads),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::bail;
 pub use farlink_offload::AccessMode;
 use farlink_offload::ShardKey;
-use farlink_runtime::access::{Access, Plugin, Region as _, Structure};
+use farlink_runtime::access::{Access, Plugin, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::error::Error;
 use farlink_runtime::one_sided::Proof;
@@ -264,7 +264,7 @@ pub trait Subject: Plugin {
         Ok(farlink_runtime::access::Access::context(&made).structure.clone())
     }
 
-    /// Loads those entries that are part number `part` of [the division](Subject::divide), in the order that suits the structure, which
+    /// Loads those entries that are in this part, by its number and the cut, in the order that suits the structure, which
     /// is empty, and fills pages to this share; how many.
     ///
     /// # Errors
@@ -280,7 +280,13 @@ pub trait Subject: Plugin {
 
     /// How it is divided among so many memory servers, where each has a part of it: into one part, unless it says otherwise.
     fn divide(_data: &Self::Data, _servers: usize) -> ShardKey<Self::Region> {
-        ShardKey::Regions(vec![Self::Region::everything()])
+        ShardKey::whole()
+    }
+
+    /// How it is divided among so many compute servers, each of which owns a part: a region of one structure, if it can be owned so
+    /// ([`Plugin::can_own`]), or else a structure of its own. As among memory servers, unless it says otherwise.
+    fn divide_among_owners(data: &Self::Data, owners: usize) -> ShardKey<Self::Region> {
+        Self::divide(data, owners)
     }
 
     /// Whether the structure, loaded by an earlier run, holds these entries, as far as samples tell.
@@ -309,7 +315,7 @@ pub trait Subject: Plugin {
     /// # Errors
     /// If it means none, or regions of this structure move as a whole.
     fn parse_region(_text: &str) -> anyhow::Result<Self::Region> {
-        bail!("a {} has one owner, of all of it, so there is no region to be named: use --away-from", Self::NAME)
+        bail!("a {} is owned as a whole, so there is no region to be named: use --away-from", Self::NAME)
     }
 
     /// A region as [`Subject::parse_region`] takes it, or for people.

@@ -48,25 +48,39 @@ impl<P: Plugin> Run for Remote<P> {
 pub enum ShardKey<R> {
     /// Each part has a region; together they are everything.
     Regions(Vec<R>),
-    /// Each part has the points ([`Region::point`]) of some hash values.
-    Hash,
+    /// So many parts; each has the points ([`Region::point`]) of some hash values.
+    Hash(usize),
 }
 
 impl<R: Region> ShardKey<R> {
-    /// The numbers of those of so many parts that have something of a region.
-    pub fn about(&self, region: &R, parts: usize) -> Vec<usize> {
+    /// All of it is in one part.
+    pub fn whole() -> Self {
+        Self::Regions(vec![R::everything()])
+    }
+
+    /// How many parts there are.
+    pub fn parts(&self) -> usize {
+        match self {
+            Self::Regions(regions) => regions.len(),
+            Self::Hash(parts) => *parts,
+        }
+    }
+
+    /// The numbers of those parts that have something of a region.
+    pub fn about(&self, region: &R) -> Vec<usize> {
         match (self, region.point()) {
             (Self::Regions(regions), _) => {
                 let has_some = |part: &usize| region.overlap(&regions[*part]) != Overlap::Outside;
                 (0..regions.len()).filter(has_some).collect()
             }
-            (Self::Hash, Some(point)) => vec![(avalanche(point) % parts as u64) as usize],
-            (Self::Hash, None) => (0..parts).collect(),
+            (Self::Hash(parts), Some(point)) => vec![(avalanche(point) % *parts as u64) as usize],
+            (Self::Hash(parts), None) => (0..*parts).collect(),
         }
     }
 }
 
-/// A structure in parts, each a structure of its own: of the coarse-grained design, or of the [hybrid](crate::Hybrid) one.
+/// A structure in parts, each a structure of its own: of the coarse-grained design, of the [hybrid](crate::Hybrid) one, or each with an
+/// owner of its own, where a structure cannot be owned in part ([`Router`](crate::Router)).
 #[derive(Debug, Clone)]
 pub struct Sharded<A: Run> {
     parts: Vec<A>,
@@ -82,14 +96,10 @@ impl<A: Run> Sharded<A> {
     /// # Errors
     /// [`Error::BadOption`] if there is no part, or the cut is not one of so many parts.
     pub fn new(parts: Vec<A>, cut: ShardKey<<A::Plugin as Plugin>::Region>) -> Result<Self, Error> {
-        let regions = match &cut {
-            ShardKey::Regions(regions) => regions.len(),
-            ShardKey::Hash => parts.len(),
-        };
-        if regions == parts.len() && regions > 0 {
+        if cut.parts() == parts.len() && !parts.is_empty() {
             return Ok(Self { parts, cut });
         }
-        let why = format!("{} parts for {regions} regions; there is one for each, and one at least", parts.len());
+        let why = format!("{}, and it is cut into {}; there is one at least", parts.len(), cut.parts());
         Err(Error::BadOption { option: "parts", why })
     }
 
@@ -103,13 +113,13 @@ impl<A: Run> Shards for Sharded<A> {
     type Plugin = A::Plugin;
 
     fn about(&self, region: &<A::Plugin as Plugin>::Region) -> Vec<usize> {
-        self.cut.about(region, self.parts.len())
+        self.cut.about(region)
     }
 
     fn region(&self, part: usize) -> Option<&<A::Plugin as Plugin>::Region> {
         match &self.cut {
             ShardKey::Regions(regions) => regions.get(part),
-            ShardKey::Hash => None,
+            ShardKey::Hash(_) => None,
         }
     }
 
@@ -121,10 +131,10 @@ impl<A: Run> Shards for Sharded<A> {
 impl<A: Run> Run for Sharded<A> {
     type Plugin = A::Plugin;
 
-    fn execute<O: Operation<Plugin = A::Plugin>>(
-        &self,
-        operation: &O,
-    ) -> impl Future<Output = Result<O::Output, Error>> {
-        operation.route(self)
+    async fn execute<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<O::Output, Error> {
+        match &*self.parts {
+            [only] => only.execute(operation).await,
+            _ => operation.route(self).await,
+        }
     }
 }

@@ -418,6 +418,16 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
     Err(Error::TooManyComputeServers { limit: SLOTS })
 }
 
+/// The compute servers of the cluster that live, this one among them. Takes a few READs, and blocks for each as [`Handle::is_dead`] does.
+///
+/// # Errors
+/// If the fabric fails.
+pub async fn living(worker: &Handle) -> Result<Vec<OwnerId>, Error> {
+    let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
+    let all = slots.into_iter().filter_map(|[incarnation, _]| OwnerId::new(incarnation));
+    Ok(all.filter(|&owner| !worker.is_dead(owner)).collect())
+}
+
 /// One round of maintenance; true if there is reason to come again soon.
 pub(crate) async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     // Operations learn of what it finds: their requests fail.

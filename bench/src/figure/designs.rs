@@ -143,7 +143,7 @@ impl<'a> Serving<'a> {
         let (args, names) = (self.args, self.parts(design, data));
         let bounds = data.bounds(names.len(), args.keys);
         let cut = match design {
-            Design::CoarseHash => ShardKey::Hash,
+            Design::CoarseHash => ShardKey::Hash(names.len()),
             _ => {
                 let lows: Vec<u64> = bounds[1..names.len()].iter().map(|number| KeySet::key(*number)).collect();
                 ShardKey::Regions(KeyRange::cut_at(&lows))
@@ -155,8 +155,7 @@ impl<'a> Serving<'a> {
             let root = ServerId::new(part as u16);
             let options =
                 BTreeOptions { page_bytes: args.page_bytes as usize, placement, root, ..BTreeOptions::default() };
-            let entries =
-                (0..args.keys).map(entry).filter(|(key, _)| cut.about(&KeyRange::only(*key), names.len()) == [part]);
+            let entries = (0..args.keys).map(entry).filter(|(key, _)| cut.about(&KeyRange::only(*key)) == [part]);
             parts.push(self.bed.load(name, options, entries, args.fill)?);
         }
         Route::of_parts(mode, parts, cut)

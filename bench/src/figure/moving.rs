@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use farlink_offload::route::move_region;
-use farlink_offload::{ComputeCache, Holdings, OwnerServer, Router, Routes, Served};
+use farlink_offload::{ComputeCache, Holdings, OwnerServer, Router, Routes, Served, ShardKey, Sharded};
 use farlink_runtime::access::{Access as _, NewPage};
 use farlink_runtime::compute::ComputeServer;
 use farlink_runtime::error::Error;
@@ -282,7 +282,7 @@ impl Trial<'_> {
             let worker = owner.compute.worker()?;
             let routes = worker.block_on(Routes::read(&worker, self.structure.clone()))?;
             let router = Router::new(&worker, &routes, owner.holdings.here(&worker));
-            Ok(Client { access: Opened::Routed(router), worker })
+            Ok(Client { access: Opened::Routed(Sharded::new(vec![router], ShardKey::whole())?), worker })
         };
         let clients = owners.iter().map(client).collect::<anyhow::Result<Vec<Client<Tree>>>>()?;
         let tape = || RefCell::new(Tape::new(zero, self.schedule.slot));

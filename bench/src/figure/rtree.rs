@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farlink_offload::{CacheOptions, Policies, policy::Always};
-use farlink_runtime::access::{Access as _, Plugin as _, Region as _, Structure};
+use farlink_runtime::access::{Access as _, Plugin as _, Structure};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::one_sided::{OneSided, Proof};
@@ -104,7 +104,7 @@ impl<'a> Loaded<'a> {
             options.page_bytes = self.args.page_bytes as usize;
             options.excludes_subtrees = way.mode == AccessMode::Engine;
             route = route.shipping(|| Policies::new(Always));
-            route = route.through(options, Rect::everything())?;
+            route = route.through(options, Rect::EVERYTHING.into())?;
         }
         let (seed, window) = (self.args.common.seed, window as usize);
         let compute = self.bed.join_with(ComputeOptions { seed, window, ..ComputeOptions::default() })?;

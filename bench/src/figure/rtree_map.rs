@@ -128,7 +128,7 @@ async fn boxes_by_level<A: Access<Plugin = Tree>>(access: &A) -> Result<Vec<Vec<
     let Context { worker, .. } = access.context();
     let items = |page: &A::Page<'_>| {
         page.read(|words| {
-            let item = |at| Some((Link::from_word(words.word(at)), <Tree>::below(words, at)?));
+            let item = |at| Some((Link::from_word(words.word(at)), <Tree>::below(words, at)?.rect));
             <Tree>::links(words).filter_map(item).collect::<Vec<_>>()
         })
     };

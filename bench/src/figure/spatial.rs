@@ -102,7 +102,7 @@ impl Ours<Cached<Tree>> {
         options.page_bytes = page_bytes;
         let cache = ComputeCache::new(options)?;
         let structure = tree.access().context().structure.clone();
-        let access = worker.block_on(cache.own(&worker, structure, Rect::EVERYTHING))?;
+        let access = worker.block_on(cache.own(&worker, structure, Rect::EVERYTHING.into()))?;
         Ok(Self { tree: RTree::over(access), worker, _compute })
     }
 }

@@ -188,11 +188,7 @@ impl<S: MapSubject> Subject for S {
         fill: f64,
     ) -> Result<u64, Error> {
         let sorted = data.keys.sorted();
-        let parts = match cut {
-            ShardKey::Regions(regions) => regions.len(),
-            ShardKey::Hash => 1,
-        };
-        let is_here = |key: &u64| parts == 1 || cut.about(&KeyRange::only(*key), parts) == [part];
+        let is_here = |key: &u64| cut.parts() == 1 || cut.about(&KeyRange::only(*key)) == [part];
         let entries = sorted.iter().copied().filter(is_here).map(|key| (key, data.first_value(key)));
         <S as MapSubject>::bulk_load(&Map::over(access.clone()), entries, fill).await
     }
@@ -316,7 +312,7 @@ pub(crate) mod tests {
         let data = data_of(KeySpace::from_sorted(vec![1, 5, 6, 7, 100, 200], 1).unwrap());
         let lows = |cut| match cut {
             ShardKey::Regions(regions) => regions.iter().map(|region: &KeyRange| region.low).collect::<Vec<_>>(),
-            ShardKey::Hash => panic!("by ranges"),
+            ShardKey::Hash(_) => panic!("by ranges"),
         };
         assert_eq!(lows(Tree::divide(&data, 3)), [0, 6, 100]);
         let few = data_of(KeySpace::from_sorted(vec![0, 9], 1).unwrap());

@@ -23,7 +23,7 @@ use farlink_runtime::access::Access;
 use farlink_runtime::error::Error;
 use farlink_runtime::operation::Run;
 use farlink_structures::rtree::ops::{Delete, Find, Insert};
-use farlink_structures::rtree::{Entry, Query, RTree, Rect, Tree};
+use farlink_structures::rtree::{Entry, Query, RTree, Rect, Scope, Tree};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 pub(crate) use self::draw::{Scale, Space};
@@ -173,10 +173,18 @@ impl Subject for Tree {
     async fn bulk_load<A: Access<Plugin = Self> + Clone + 'static>(
         access: &A,
         data: &RectData,
-        _part: (&ShardKey<Rect>, usize),
+        (cut, part): (&ShardKey<Scope>, usize),
         fill: f64,
     ) -> Result<u64, Error> {
-        RTree::over(access.clone()).bulk_load(data.entries.iter().copied(), fill).await
+        let scope = |&(rect, payload): &Entry| Scope { rect, payload: Some(payload) };
+        let is_here = |entry: &Entry| cut.parts() == 1 || cut.about(&scope(entry)) == [part];
+        let entries = data.entries.iter().copied().filter(is_here);
+        RTree::over(access.clone()).bulk_load(entries, fill).await
+    }
+
+    /// By payload, each part a tree of its own.
+    fn divide_among_owners(_data: &RectData, owners: usize) -> ShardKey<Scope> {
+        ShardKey::Hash(owners)
     }
 
     async fn require_loaded<R: Run<Plugin = Self>>(run: &R, data: &RectData) -> anyhow::Result<()> {

@@ -1,6 +1,7 @@
-//! What a dead owner had goes to those that live: whoever has an operation for it and can own takes it, and else asks one who can.
+//! What a dead owner had goes to those that live: whoever has an operation for it and can own takes it, and else asks one who can: an
+//! owner of another region first, then whichever compute server there is.
 
-use farlink_runtime::{access::Plugin, error::Error, lock::OwnerId};
+use farlink_runtime::{access::Plugin, compute, error::Error, lock::OwnerId};
 
 use super::{moves::take_region, router::Inner};
 
@@ -8,14 +9,17 @@ impl<P: Plugin> Inner<P> {
     /// Has each region of a dead owner taken, as far as the map that is known goes. False if nobody can take one.
     ///
     /// # Errors
-    /// What this compute server failed with when it took one.
+    /// What this compute server failed with when it took one, or when it looked who lives.
     #[cold]
     pub(super) async fn take_from_dead(&self, dead: OwnerId) -> Result<bool, Error> {
         let map = self.map.get();
-        let mut heirs: Vec<OwnerId> = map.parts.iter().map(|&(owner, _)| owner).collect();
-        heirs.sort_unstable_by_key(|owner| owner.incarnation());
-        heirs.dedup();
-        heirs.retain(|&owner| owner != self.worker.owner() && !self.worker.is_dead(owner));
+        let mut heirs = Vec::new();
+        if self.here.is_none() {
+            let living = compute::living(&self.worker).await?;
+            let is_owner = |owner: &OwnerId| map.parts.iter().any(|(other, _)| other == owner);
+            let (owners, others): (Vec<_>, Vec<_>) = living.into_iter().partition(is_owner);
+            heirs = owners.into_iter().chain(others).filter(|&owner| owner != self.worker.owner()).collect();
+        }
         for (_, region) in map.parts.iter().filter(|(owner, _)| *owner == dead) {
             let is_taken = match &self.here {
                 Some(here) => match here.holdings().take(&self.worker, region.clone()).await {

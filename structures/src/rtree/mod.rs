@@ -53,7 +53,7 @@ mod search;
 mod shape;
 
 use farlink_runtime::{
-    access::{Access, Link, Operations, Overlap, PagesMut, Plugin, Region, Slot, Structure, Words},
+    access::{Access, Link, Operations, Overlap, PagesMut, Plugin, Region as _, Slot, Structure, Words},
     catalog::{self, CreateOptions},
     error::Error,
     one_sided::{OneSided, Proof},
@@ -66,7 +66,7 @@ use farlink_runtime::{
 
 pub use self::{
     cursor::{Cursor, Join},
-    rect::{BadRect, Entry, Query, Rect},
+    rect::{BadRect, Entry, Query, Rect, Scope},
 };
 use self::{
     node::{Head, Node},
@@ -91,7 +91,7 @@ impl<const D: usize> Plugin for Tree<D> {
     };
     const ROOT_BYTES: std::ops::RangeInclusive<usize> = 1024..=16384;
     // Owned as a whole: pages do not end where regions do.
-    type Region = Rect<D>;
+    type Region = Scope<D>;
     type Local = ();
 
     fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
@@ -99,14 +99,14 @@ impl<const D: usize> Plugin for Tree<D> {
         (0..node.count).map(move |index| node.word_position(index))
     }
 
-    fn below(page: &(impl Words + ?Sized), link: usize) -> Option<Rect<D>> {
+    fn below(page: &(impl Words + ?Sized), link: usize) -> Option<Scope<D>> {
         let node = Node::<_, D>::of(page);
         let index = link.checked_sub(node.word_position(0)).filter(|&index| index < node.count)?;
-        Some(node.rect(index))
+        Some(node.rect(index).into())
     }
 
-    fn overlap(page: &(impl Words + ?Sized), region: &Rect<D>) -> Overlap {
-        Node::<_, D>::of(page).bounds().overlap(region)
+    fn overlap(page: &(impl Words + ?Sized), region: &Scope<D>) -> Overlap {
+        Scope::from(Node::<_, D>::of(page).bounds()).overlap(region)
     }
 
     fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {

@@ -7,7 +7,7 @@ use farlink_runtime::{
 
 use super::{
     Tree, change,
-    rect::{Entry, Query, Rect},
+    rect::{Entry, Query, Rect, Scope},
     search::{self, Search},
 };
 
@@ -167,9 +167,10 @@ macro_rules! operations {
             const NAME: &'static str = $label;
             const READS_ONLY: bool = $reads_only;
 
-            fn scope(&self) -> Rect<D> {
-                let scope: fn(&Self) -> Rect<D> = $scope;
-                scope(self)
+            fn scope(&self) -> Scope<D> {
+                let scope: fn(&Self) -> (Rect<D>, Option<u64>) = $scope;
+                let (rect, payload) = scope(self);
+                Scope { rect, payload }
             }
 
             $(fn limit(&mut self) {
@@ -184,9 +185,9 @@ macro_rules! operations {
 }
 
 operations! {
-    Insert, "insert", reads only: false, |insert| insert.rect, change::insert, ();
-    Delete, "delete", reads only: false, |delete| delete.rect, change::delete, bool;
-    Update, "update", reads only: false, |update| update.rect.union(&update.to), change::update, bool;
-    Find, "find", reads only: true, |find| find.query.region(), search::run, Found<D>, limit;
-    Count, "count", reads only: true, |count| count.query.region(), search::run, u64;
+    Insert, "insert", reads only: false, |insert| (insert.rect, Some(insert.payload)), change::insert, ();
+    Delete, "delete", reads only: false, |delete| (delete.rect, Some(delete.payload)), change::delete, bool;
+    Update, "update", reads only: false, |update| (update.rect.union(&update.to), Some(update.payload)), change::update, bool;
+    Find, "find", reads only: true, |find| (find.query.region(), None), search::run, Found<D>, limit;
+    Count, "count", reads only: true, |count| (count.query.region(), None), search::run, u64;
 }

@@ -160,17 +160,49 @@ impl<const D: usize> Wire for Rect<D> {
     }
 }
 
-impl<const D: usize> Region for Rect<D> {
+/// What an operation is about: entries within a box, of one payload or of all. A tree is cut into parts by payload, which an entry
+/// keeps when it moves; so a change is about one part, and a search about all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scope<const D: usize = 2> {
+    /// Where the entries can be.
+    pub rect: Rect<D>,
+    /// Their payload; `None`: any.
+    pub payload: Option<u64>,
+}
+
+impl<const D: usize> From<Rect<D>> for Scope<D> {
+    fn from(rect: Rect<D>) -> Self {
+        Self { rect, payload: None }
+    }
+}
+
+impl<const D: usize> Wire for Scope<D> {
+    fn encode(&self, to: &mut Vec<u64>) {
+        (self.rect, self.payload).encode(to);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        Wire::decode(from).map(|(rect, payload)| Self { rect, payload })
+    }
+}
+
+impl<const D: usize> Region for Scope<D> {
     fn everything() -> Self {
-        Self::EVERYTHING
+        Rect::EVERYTHING.into()
     }
 
     fn overlap(&self, other: &Self) -> Overlap {
-        match (other.contains(self), other.intersects(self)) {
+        let is_payload_inside = other.payload.is_none() || self.payload == other.payload;
+        let is_payload_outside = !is_payload_inside && self.payload.is_some();
+        match (is_payload_inside && other.rect.contains(&self.rect), other.rect.intersects(&self.rect)) {
             (true, _) => Overlap::Inside,
-            (_, true) => Overlap::Partly,
+            (_, true) if !is_payload_outside => Overlap::Partly,
             _ => Overlap::Outside,
         }
+    }
+
+    fn point(&self) -> Option<u64> {
+        self.payload
     }
 }
 

@@ -250,7 +250,7 @@ pub async fn open_coarse<S: Subject>(
 /// # Errors
 /// As [`ShardedRemote::new`].
 pub fn in_one_part<S: Subject>(worker: &Handle, structure: Structure) -> Result<ShardedRemote<S>, Error> {
-    ShardedRemote::new(vec![Remote::new(worker, structure)], ShardKey::Hash)
+    ShardedRemote::new(vec![Remote::new(worker, structure)], ShardKey::whole())
 }
 
 /// Makes an empty map of the hybrid design, its inner levels on server 0.

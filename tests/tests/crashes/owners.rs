@@ -233,7 +233,9 @@ impl Scene for RTrees {
     async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
         let tree = self.0.open(worker).await?;
         let structure = tree.access().context().structure.clone();
-        Ok(RTree::over(own::<rtree::Tree<2>>(worker, structure, rtree::Rect::EVERYTHING, CACHE_BYTES, self.1).await?))
+        Ok(RTree::over(
+            own::<rtree::Tree<2>>(worker, structure, rtree::Rect::EVERYTHING.into(), CACHE_BYTES, self.1).await?,
+        ))
     }
 
     async fn act(&self, tree: &Self::Open) -> Result<(), Error> {
@@ -246,7 +248,10 @@ impl Scene for RTrees {
     async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
         let tree = rtrees::Opened::open(worker, rtrees::TREE, Proof::Checksum).await?;
         let structure = tree.access().context().structure.clone();
-        own::<rtree::Tree<2>>(worker, structure, rtree::Rect::EVERYTHING, CACHE_BYTES, self.1).await?.close().await?;
+        own::<rtree::Tree<2>>(worker, structure, rtree::Rect::EVERYTHING.into(), CACHE_BYTES, self.1)
+            .await?
+            .close()
+            .await?;
         drop(tree);
         let is_safe = flushed || self.1 == Durability::Logged && self.2.get();
         self.0.verify(worker, is_safe).await

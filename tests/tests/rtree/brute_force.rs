@@ -52,12 +52,15 @@ pub(crate) async fn clean<A: Access<Plugin = Tree<D>>, const D: usize>(
     Ok(())
 }
 
-/// Entries come, move and go; in the end all go.
-pub(crate) async fn grows_and_shrinks<const D: usize>(worker: &Handle, seed: u64, ops: usize) -> Result<(), Error> {
-    let (tree, mut rng, mut model) =
-        (create::<D>(worker).await?, SmallRng::seed_from_u64(seed), Vec::<Entry<D>>::new());
-    for number in 0..ops {
-        let (rect, payload) = (a_rect(&mut rng, 3), rng.random_range(0..10));
+/// So many operations on a tree that holds the entries of `model`: entries come, move and go, in the tree and in the model.
+pub(crate) async fn some<A: Run<Plugin = Tree<D>>, const D: usize>(
+    tree: &RTree<A, D>,
+    model: &mut Vec<Entry<D>>,
+    rng: &mut SmallRng,
+    ops: usize,
+) -> Result<(), Error> {
+    for _ in 0..ops {
+        let (rect, payload) = (a_rect(rng, 3), rng.random_range(0..10));
         match rng.random_range(0..8) {
             0 if !model.is_empty() => {
                 let entry = model.swap_remove(rng.random_range(0..model.len()));
@@ -78,12 +81,19 @@ pub(crate) async fn grows_and_shrinks<const D: usize>(worker: &Handle, seed: u64
                 model.push((rect, payload));
             }
         }
-        if number % 200 == 0 {
-            same(&tree, &model, &mut rng).await?;
-            clean(&tree, model.len()).await?;
-        }
     }
-    same(&tree, &model, &mut rng).await?;
+    Ok(())
+}
+
+/// Entries come, move and go; in the end all go.
+pub(crate) async fn grows_and_shrinks<const D: usize>(worker: &Handle, seed: u64, ops: usize) -> Result<(), Error> {
+    let (tree, mut rng, mut model) =
+        (create::<D>(worker).await?, SmallRng::seed_from_u64(seed), Vec::<Entry<D>>::new());
+    for first in (0..ops).step_by(200) {
+        some(&tree, &mut model, &mut rng, (ops - first).min(200)).await?;
+        same(&tree, &model, &mut rng).await?;
+        clean(&tree, model.len()).await?;
+    }
     while !model.is_empty() {
         let entry = model.swap_remove(rng.random_range(0..model.len()));
         assert!(tree.delete(entry.0, entry.1).await?, "{entry:?} of {} left", model.len());

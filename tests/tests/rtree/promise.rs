@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Debug,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,6 +12,7 @@ use farlink_runtime::{
     access::Access,
     compute::{ComputeOptions, ComputeServer},
     one_sided::{OneSided, Proof},
+    operation::Run,
 };
 use farlink_structures::rtree::{Entry, Query, RTree, Rect, Tree};
 use farlink_tests::{
@@ -22,6 +24,9 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use crate::entries::{Key, a_query, a_rect, key};
 use crate::scene::create;
 
+/// Entries that are there all the time; their payloads are the numbers below.
+const LASTING: u64 = 300;
+
 /// How a search reaches the tree in `keeps_its_promise`.
 #[derive(Debug, Clone, Copy)]
 enum Reach {
@@ -29,15 +34,75 @@ enum Reach {
     CachedInner,
 }
 
-/// Some entries are there all the time, others come, move and go in waves, so that pages are split, share entries, are condensed and
-/// freed: every search has each of the former once, and no other one twice.
+/// The entries that are there all the time.
+pub(crate) fn lasting<const D: usize>(seed: u64) -> Vec<Entry<D>> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    (0..LASTING).map(|number| (a_rect(&mut rng, 2), number)).collect()
+}
+
+/// Entries of one writer come, move and go in waves, so that pages are split, share entries, are condensed and freed.
+pub(crate) async fn come_move_and_go<A: Run<Plugin = Tree<D>>, const D: usize>(
+    tree: &RTree<A, D>,
+    (seed, number): (u64, u64),
+    goes_on: impl Fn() -> bool,
+) {
+    let mut rng = SmallRng::seed_from_u64(seed ^ (number + 1));
+    let (mut there, mut payload) = (Vec::<Entry<D>>::new(), (number + 1) << 32);
+    let mut grows = true;
+    while goes_on() {
+        grows = if grows { there.len() < 400 } else { there.is_empty() };
+        let rect = a_rect(&mut rng, 2);
+        match rng.random_range(0..8) {
+            0 if !there.is_empty() => {
+                let index = rng.random_range(0..there.len());
+                let (from, payload) = there[index];
+                assert!(tree.update(from, payload, rect).await.unwrap());
+                there[index].0 = rect;
+            }
+            1.. if grows => {
+                payload += 1;
+                tree.insert(rect, payload).await.unwrap();
+                there.push((rect, payload));
+            }
+            _ if !there.is_empty() => {
+                let entry = there.swap_remove(rng.random_range(0..there.len()));
+                assert!(tree.delete(entry.0, entry.1).await.unwrap(), "{entry:?} is not there");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Every search meanwhile has each of the lasting entries once; how many there were.
+pub(crate) async fn searches_meanwhile<A: Run<Plugin = Tree<D>> + Debug, const D: usize>(
+    tree: &RTree<A, D>,
+    (seed, lasting): (u64, &[Entry<D>]),
+    goes_on: impl Fn() -> bool,
+) -> u64 {
+    let mut rng = SmallRng::seed_from_u64(!seed);
+    let mut searches = 0;
+    while goes_on() {
+        let query = if rng.random() { a_query(&mut rng) } else { Query::Intersects(Rect::EVERYTHING) };
+        let found = tree.search(query).all().await.unwrap();
+        let mut counts = BTreeMap::<Key, u64>::new();
+        found.iter().for_each(|entry| *counts.entry(key(entry)).or_default() += 1);
+        for entry in lasting.iter().filter(|(rect, _)| query.matches(rect)) {
+            assert!(counts.contains_key(&key(entry)), "{entry:?} is missing from {query:?} over {tree:?}");
+        }
+        for (key, count) in counts {
+            // What is moved to and fro may be two entries.
+            let most = if key.1 < LASTING { 1 } else { u64::MAX };
+            assert!(count <= most, "{count} of payload {} in {query:?} over {tree:?}", key.1);
+        }
+        searches += 1;
+    }
+    searches
+}
+
 fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
     let seed = settings::from_env("FARLINK_TEST_SEED", rand::random::<u64>());
     println!("FARLINK_TEST_SEED={seed}");
-    let lasting: Vec<Entry<D>> = {
-        let mut rng = SmallRng::seed_from_u64(seed);
-        (0..300).map(|number| (a_rect(&mut rng, 2), number)).collect()
-    };
+    let lasting = lasting::<D>(seed);
     let cluster = Cluster::of_this_run(2, 32 << 20, profile).unwrap();
     let computes: Vec<_> =
         (0..2).map(|_| ComputeServer::join(Arc::clone(&cluster), ComputeOptions::default()).unwrap()).collect();
@@ -54,66 +119,29 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
     let cache = ComputeCache::<Tree<D>>::new(CacheOptions::new(256 << 10)).unwrap();
     let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.5));
     let begun = Instant::now();
+    let goes_on = || begun.elapsed() < limit;
     std::thread::scope(|scope| {
         for number in 0..2u64 {
-            let (compute, structure) = (&computes[number as usize], &structure);
+            let (compute, structure, goes_on) = (&computes[number as usize], &structure, &goes_on);
             scope.spawn(move || {
                 let worker = compute.worker().unwrap();
                 let tree = RTree::<_, D>::over(OneSided::new(&worker, structure.clone(), Proof::Checksum));
-                let mut rng = SmallRng::seed_from_u64(seed ^ (number + 1));
-                let (mut there, mut payload) = (Vec::<Entry<D>>::new(), (number + 1) << 32);
-                worker.block_on(async {
-                    let mut grows = true;
-                    while begun.elapsed() < limit {
-                        grows = if grows { there.len() < 400 } else { there.is_empty() };
-                        let rect = a_rect(&mut rng, 2);
-                        match rng.random_range(0..8) {
-                            0 if !there.is_empty() => {
-                                let index = rng.random_range(0..there.len());
-                                let (from, payload) = there[index];
-                                assert!(tree.update(from, payload, rect).await.unwrap());
-                                there[index].0 = rect;
-                            }
-                            1.. if grows => {
-                                payload += 1;
-                                tree.insert(rect, payload).await.unwrap();
-                                there.push((rect, payload));
-                            }
-                            _ if !there.is_empty() => {
-                                let entry = there.swap_remove(rng.random_range(0..there.len()));
-                                assert!(tree.delete(entry.0, entry.1).await.unwrap(), "{entry:?} is not there");
-                            }
-                            _ => {}
-                        }
-                    }
-                });
+                worker.block_on(come_move_and_go(&tree, (seed, number), goes_on));
             });
         }
-        let (compute, structure, cache, lasting) = (&computes[0], &structure, &cache, &lasting);
+        let (compute, structure, cache, of, goes_on) = (&computes[0], &structure, &cache, (seed, &*lasting), &goes_on);
         scope.spawn(move || {
             let worker = compute.worker().unwrap();
-            let mut rng = SmallRng::seed_from_u64(!seed);
-            let mut searches = 0;
-            worker.block_on(async {
-                let one_sided = RTree::<_, D>::over(OneSided::new(&worker, structure.clone(), Proof::Checksum));
-                let inner = RTree::<_, D>::over(cache.share(&worker, structure.clone(), Proof::Checksum).unwrap());
-                while begun.elapsed() < limit {
-                    let query = if rng.random() { a_query(&mut rng) } else { Query::Intersects(Rect::EVERYTHING) };
-                    let found = match reach {
-                        Reach::OneSided => one_sided.search(query).all().await.unwrap(),
-                        Reach::CachedInner => inner.search(query).all().await.unwrap(),
-                    };
-                    let mut counts = BTreeMap::<Key, u64>::new();
-                    found.iter().for_each(|entry| *counts.entry(key(entry)).or_default() += 1);
-                    for entry in lasting.iter().filter(|(rect, _)| query.matches(rect)) {
-                        assert!(counts.contains_key(&key(entry)), "{entry:?} is missing from {query:?} over {reach:?}");
+            let searches = worker.block_on(async {
+                match reach {
+                    Reach::OneSided => {
+                        let one_sided = OneSided::new(&worker, structure.clone(), Proof::Checksum);
+                        searches_meanwhile(&RTree::<_, D>::over(one_sided), of, goes_on).await
                     }
-                    for (key, count) in counts {
-                        // What is moved to and fro may be two entries.
-                        let most = if key.1 < 300 { 1 } else { u64::MAX };
-                        assert!(count <= most, "{count} of payload {} in {query:?} over {reach:?}", key.1);
+                    Reach::CachedInner => {
+                        let inner = cache.share(&worker, structure.clone(), Proof::Checksum).unwrap();
+                        searches_meanwhile(&RTree::<_, D>::over(inner), of, goes_on).await
                     }
-                    searches += 1;
                 }
             });
             println!("{searches} searches over {reach:?} of {D} dimensions, {profile:?}");

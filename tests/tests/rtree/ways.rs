@@ -139,7 +139,7 @@ fn subtrees_are_searched_by_their_memory_servers() {
             let mut options = CacheOptions::new(1 << 20);
             options.excludes_subtrees = true;
             let cache = ComputeCache::new(options).unwrap();
-            let owned = cache.own(&worker, structure.clone(), Rect::EVERYTHING).await.unwrap();
+            let owned = cache.own(&worker, structure.clone(), Rect::EVERYTHING.into()).await.unwrap();
             let engine = Engine::new(owned, policies, EngineOptions::default()).unwrap();
             let tree = RTree::over(engine.clone());
             let window = Query::Intersects(Rect::new([-15.0; 2], [15.0; 2]).unwrap());

@@ -49,7 +49,7 @@ where
 }
 
 fn cuts() -> [ShardKey<KeyRange>; 2] {
-    [ShardKey::Regions(KeyRange::cut_at(&[150, 300])), ShardKey::Hash]
+    [ShardKey::Regions(KeyRange::cut_at(&[150, 300])), ShardKey::Hash(3)]
 }
 
 fn agrees_with_a_model<S: Subject>() {
@@ -62,7 +62,7 @@ fn agrees_with_a_model<S: Subject>() {
 
 /// Scans run on from part to part, and answers are no longer than a message should be.
 fn long_scans_come_in_parts<S: Subject>() {
-    for cut in [ShardKey::Regions(KeyRange::cut_at(&[5000, 5001])), ShardKey::Hash] {
+    for cut in [ShardKey::Regions(KeyRange::cut_at(&[5000, 5001])), ShardKey::Hash(3)] {
         over::<S, _>(FAST, cut, async |_, map: &Map<S, ShardedRemote<S>>| {
             let keys = settings::from_env("FARLINK_COARSE_KEYS", 3_000);
             let model: BTreeMap<u64, u64> = (0..keys).map(|key| (key, !key)).collect();

@@ -136,7 +136,7 @@ fn an_operation_begins_at_a_page_that_is_known() {
 
 fn parts_agree_with_a_model<S: Subject>() {
     let _watch = Watchdog::start("hybrid in parts", Duration::from_secs(120));
-    for cut in [ShardKey::Regions(KeyRange::cut_at(&[150, 300])), ShardKey::Hash] {
+    for cut in [ShardKey::Regions(KeyRange::cut_at(&[150, 300])), ShardKey::Hash(3)] {
         let fleet = Fleet::start(3, 8 << 20, 1, NASTY).unwrap();
         let compute = cluster::join(&fleet.fabric(), 1).unwrap();
         let worker = compute.worker().unwrap();

@@ -1,0 +1,255 @@
+//! Several compute servers own a part each: what they answer together, while parts move, and when an owner dies.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use farlink_offload::{
+    CacheOptions, ComputeCache, Holdings, OwnerServer, Router, Routes, Served, ShardKey, Sharded, route::move_region,
+};
+use farlink_runtime::{
+    access::{Region as _, Structure},
+    audit, catalog,
+    compute::{ComputeOptions, ComputeServer},
+    error::Error,
+    fabric::{
+        Fabric,
+        listener::ListenOptions,
+        mortal::{MortalFabric, Order},
+    },
+    messaging::{ServeMessages, Wait},
+    one_sided::{Proof, ownership},
+    worker::Worker,
+};
+use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Scope, Tree};
+use farlink_tests::{
+    backend::{Cluster, FabricProfile},
+    settings,
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+use crate::{
+    brute_force::{same, some},
+    promise::{come_move_and_go, lasting, searches_meanwhile},
+};
+
+const PARTS: usize = 3;
+
+type Routed = RTree<Sharded<Router<Tree>>>;
+
+/// A compute server that can own any part, and does what others send.
+struct Owner {
+    // Before its worker.
+    server: Option<OwnerServer>,
+    holdings: Vec<Holdings<Tree>>,
+    worker: Worker,
+    compute: Arc<ComputeServer>,
+}
+
+impl Owner {
+    /// Of the part of that number, to begin with.
+    fn new(fabric: &Arc<dyn Fabric>, parts: &[Structure], number: usize) -> Self {
+        let compute = join(fabric, number as u64 + 1);
+        let worker = compute.worker().unwrap();
+        let cache = || ComputeCache::new(CacheOptions::new(128 << 10)).unwrap();
+        let holdings: Vec<_> = parts.iter().map(|part| Holdings::new(part, cache())).collect();
+        worker.block_on(holdings[number].take(&worker, Scope::everything())).unwrap();
+        let served = holdings.iter().map(Served::new).collect();
+        let messages = ServeMessages { wait: Wait::Event, ..ServeMessages::default() };
+        let listener = compute.listen(&ListenOptions::default()).unwrap();
+        let server = Some(OwnerServer::start(listener, &compute, served, &messages).unwrap());
+        Self { server, holdings, worker, compute }
+    }
+
+    /// Its way to all parts.
+    fn tree(&self) -> Routed {
+        let router = |holdings: &Holdings<Tree>| {
+            let routes = self.worker.block_on(Routes::read(&self.worker, holdings.structure().clone())).unwrap();
+            Router::new(&self.worker, &routes, holdings.here(&self.worker))
+        };
+        over(self.holdings.iter().map(router).collect())
+    }
+
+    fn close(self) {
+        let give_up = |part: &Holdings<Tree>| self.worker.block_on(part.give_up_all(&self.worker)).unwrap();
+        self.holdings.iter().for_each(give_up);
+    }
+}
+
+fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Arc<ComputeServer> {
+    let options = ComputeOptions { seed, ..ComputeOptions::default() };
+    Arc::new(ComputeServer::join(Arc::clone(fabric), options).unwrap())
+}
+
+fn over(routers: Vec<Router<Tree>>) -> Routed {
+    RTree::over(Sharded::new(routers, ShardKey::Hash(PARTS)).unwrap())
+}
+
+/// The way of somebody who owns nothing.
+fn guest_tree(worker: &Worker, parts: &[Structure]) -> Routed {
+    let router = |part: &Structure| {
+        let routes = worker.block_on(Routes::read(worker, part.clone())).unwrap();
+        Router::to_owners(worker, &routes)
+    };
+    over(parts.iter().map(router).collect())
+}
+
+fn make_parts(fabric: &Arc<dyn Fabric>) -> Vec<Structure> {
+    let compute = join(fabric, 99);
+    let worker = compute.worker().unwrap();
+    let make = |number| {
+        let name = format!("part {number}");
+        let made = worker.block_on(RTree::<_, 2>::create(&worker, &name, RTreeOptions::default())).unwrap();
+        drop(made);
+        worker.block_on(catalog::open::<Tree>(&worker, &name)).unwrap()
+    };
+    (0..PARTS).map(make).collect()
+}
+
+/// Once all have left: each part is sound and has some of so many entries, and nothing is anybody's.
+fn assert_left_clean(fabric: &Arc<dyn Fabric>, entries: usize) {
+    let compute = join(fabric, 98);
+    let worker = compute.worker().unwrap();
+    (0..8).for_each(|_| worker.block_on(compute.maintain(&worker)).unwrap());
+    let (mut sum, mut bytes) = (0, 0);
+    for number in 0..PARTS {
+        let name = format!("part {number}");
+        let tree = worker.block_on(RTree::<_, 2>::open(&worker, &name, Proof::Checksum)).unwrap();
+        let report = worker.block_on(tree.check()).unwrap();
+        assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
+        assert!(report.entries as usize > entries / PARTS / 3, "{} of {entries} in part {number}", report.entries);
+        (sum, bytes) = (sum + report.entries as usize, bytes + report.bytes);
+    }
+    assert_eq!(sum, entries);
+    assert_eq!(worker.block_on(audit::memory(&worker)).unwrap().used_bytes(), bytes);
+}
+
+/// Moves a part to the next owner that does not have it.
+fn move_on(worker: &Worker, owners: &[Owner], part: &Structure, rng: &mut SmallRng) -> Result<(), Error> {
+    let all = Scope::<2>::everything();
+    let map = worker.block_on(ownership::read(worker, part))?;
+    let Some((from, _)) = map.owners().next() else { return Ok(()) };
+    let to = owners[rng.random_range(0..owners.len())].compute.owner();
+    worker.block_on(move_region(worker, part, &all, from, to)).map(drop)
+}
+
+/// Whoever asks, an owner or not, has the answers of brute force: also after parts have moved.
+#[test]
+fn several_owners_answer_as_one_tree() {
+    let seed = settings::seed("several owners");
+    for profile in [FabricProfile::Fast, FabricProfile::Nasty] {
+        let fabric = Cluster::of_this_run(2, 32 << 20, profile).unwrap();
+        let parts = make_parts(&fabric);
+        let owners: Vec<Owner> = (0..PARTS).map(|number| Owner::new(&fabric, &parts, number)).collect();
+        let compute = join(&fabric, 9);
+        let worker = compute.worker().unwrap();
+        let tree = guest_tree(&worker, &parts);
+        let (mut rng, mut model) = (SmallRng::seed_from_u64(seed), Vec::<Entry>::new());
+        for round in 0..4 {
+            worker.block_on(some(&tree, &mut model, &mut rng, 150)).unwrap();
+            worker.block_on(same(&tree, &model, &mut rng)).unwrap();
+            let owner = &owners[round % PARTS];
+            owner.worker.block_on(some(&owner.tree(), &mut model, &mut rng, 50)).unwrap();
+            owner.worker.block_on(same(&owner.tree(), &model, &mut rng)).unwrap();
+            move_on(&worker, &owners, &parts[round % PARTS], &mut rng).unwrap();
+        }
+        // A change is about one part, so it is one exchange at most; a search asks all at the same time.
+        let before = worker.counters();
+        worker.block_on(tree.insert(model[0].0, 7)).unwrap();
+        model.push((model[0].0, 7));
+        let (after, query) = (worker.counters(), Query::Intersects(model[0].0));
+        assert!((after - before).two_sided <= 2, "{:?}", after - before);
+        worker.block_on(tree.count(query)).unwrap();
+        let before = worker.counters();
+        worker.block_on(tree.count(query)).unwrap();
+        let cost = worker.counters() - before;
+        assert_eq!((cost.two_sided, cost.reads), (PARTS as u64, 0), "{cost:?}");
+        drop((tree, worker));
+        owners.into_iter().for_each(Owner::close);
+        drop(compute);
+        assert_left_clean(&fabric, model.len());
+    }
+}
+
+/// A search has every entry that is there all the time, once, while entries and parts move.
+#[test]
+fn a_search_keeps_its_promise_while_parts_move() {
+    let seed = settings::seed("parts move");
+    let fabric = Cluster::of_this_run(2, 32 << 20, FabricProfile::Nasty).unwrap();
+    let parts = make_parts(&fabric);
+    let owners: Vec<Owner> = (0..PARTS).map(|number| Owner::new(&fabric, &parts, number)).collect();
+    let compute = join(&fabric, 9);
+    let lasting = lasting::<2>(seed);
+    {
+        let worker = compute.worker().unwrap();
+        let tree = guest_tree(&worker, &parts);
+        worker.block_on(async {
+            for &(rect, payload) in &lasting {
+                tree.insert(rect, payload).await.unwrap();
+            }
+        });
+    }
+    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.5));
+    let (begun, has_moved) = (Instant::now(), AtomicBool::new(false));
+    let goes_on = || begun.elapsed() < limit || !has_moved.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let (compute, parts, goes_on, lasting) = (&compute, &parts, &goes_on, &lasting);
+        for number in 0..2u64 {
+            scope.spawn(move || {
+                let worker = compute.worker().unwrap();
+                worker.block_on(come_move_and_go(&guest_tree(&worker, parts), (seed, number), goes_on));
+            });
+        }
+        scope.spawn(move || {
+            let worker = compute.worker().unwrap();
+            let of = (seed, &**lasting);
+            let searches = worker.block_on(searches_meanwhile(&guest_tree(&worker, parts), of, goes_on));
+            println!("{searches} searches over {PARTS} owners");
+        });
+        let worker = compute.worker().unwrap();
+        let mut rng = SmallRng::seed_from_u64(seed);
+        for part in parts.iter().cycle().take(12) {
+            move_on(&worker, &owners, part, &mut rng).unwrap();
+        }
+        has_moved.store(true, Ordering::Relaxed);
+    });
+    let worker = compute.worker().unwrap();
+    let entries = worker.block_on(guest_tree(&worker, &parts).len()).unwrap() as usize;
+    drop(worker);
+    owners.into_iter().for_each(Owner::close);
+    drop(compute);
+    assert_left_clean(&fabric, entries);
+}
+
+/// What a dead owner had is taken over.
+#[test]
+fn an_owner_dies_and_its_part_lives() {
+    let seed = settings::seed("an owner dies");
+    let fabric = Cluster::of_this_run(2, 32 << 20, FabricProfile::Fast).unwrap();
+    let life = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+    let deadly: Arc<dyn Fabric> = Arc::new(life.clone());
+    let parts = make_parts(&fabric);
+    let of = |number| if number == 2 { &deadly } else { &fabric };
+    let mut owners: Vec<Owner> = (0..PARTS).map(|number| Owner::new(of(number), &parts, number)).collect();
+    let compute = join(&fabric, 9);
+    let worker = compute.worker().unwrap();
+    let tree = guest_tree(&worker, &parts);
+    let (mut rng, mut model) = (SmallRng::seed_from_u64(seed), Vec::<Entry>::new());
+    worker.block_on(some(&tree, &mut model, &mut rng, 400)).unwrap();
+    let mut mortal = owners.pop().unwrap();
+    mortal.worker.block_on(mortal.holdings[2].flush(&mortal.worker)).unwrap();
+    mortal.server = None;
+    life.dies_after(0);
+    life.is_taken_for_dead();
+    worker.block_on(same(&tree, &model, &mut rng)).unwrap();
+    worker.block_on(some(&tree, &mut model, &mut rng, 200)).unwrap();
+    worker.block_on(same(&tree, &model, &mut rng)).unwrap();
+    drop((tree, worker));
+    owners.into_iter().for_each(Owner::close);
+    drop((mortal, compute));
+    assert_left_clean(&fabric, model.len());
+}
