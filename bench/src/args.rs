@@ -327,7 +327,7 @@ pub(crate) struct ChaosArgs {
     /// What of an owner's changes survives its death, as of `farlink bench`.
     #[arg(long, value_parser = crate::by_name::durability())]
     pub(crate) durability: Option<Durability>,
-    /// Compute processes: 4, or 1 where one process owns the structure.
+    /// Compute processes: 4, or 1 where one process owns the structure. Several own a part each, with --durability logged.
     #[arg(long, value_parser = value_parser!(u32).range(1..=64))]
     pub(crate) processes: Option<u32>,
     /// Operations that each process keeps in flight.
@@ -349,7 +349,11 @@ impl ChaosArgs {
     pub(crate) fn plan(&self, known: &dyn Kind) -> anyhow::Result<(Plan, BenchArgs)> {
         let owns = matches!(self.access, AccessMode::Cached | AccessMode::Engine);
         let processes = self.processes.unwrap_or(if owns { 1 } else { 4 });
-        ensure!(!owns || processes == 1, "with --access {} one process owns the structure: --processes 1", self.access);
+        ensure!(
+            !owns || processes == 1 || self.durability == Some(Durability::Logged),
+            "several owners lose what they have not written back, and nobody knows which of them did what: give --durability logged, or \
+             --processes 1"
+        );
         let mut args = vec![
             "farlink".to_owned(),
             "bench".to_owned(),

@@ -133,7 +133,11 @@ impl Workers {
         let mut owner: Option<Box<dyn Owner>> = None;
         if plan.has_owners() {
             route = route.among_owners()?;
-            owner = Some(Box::new(Share::start(&plan, process, &route, &data, &compute)?));
+            let share = Share::start(&plan, process, &route, &data, &compute)?;
+            if process == 0 {
+                share.take_all()?;
+            }
+            owner = Some(Box::new(share));
         }
         let plan = Arc::new(plan);
         let start = |worker| {

@@ -48,7 +48,7 @@ pub(crate) struct Share<S: Subject> {
 }
 
 impl<S: Subject> Share<S> {
-    /// Begins to listen. The first process owns everything.
+    /// Begins to listen, and owns nothing yet.
     pub(crate) fn start(
         plan: &Plan,
         process: u32,
@@ -64,16 +64,41 @@ impl<S: Subject> Share<S> {
             parts => (0..parts.parts()).map(|part| (part, S::Region::everything())).collect(),
         };
         let worker = compute.worker()?;
-        if process == 0 {
-            for part in &holdings {
-                worker.block_on(part.take(&worker, S::Region::everything()))?;
-            }
-        }
         let messages = ServeMessages { wait: Wait::Auto, ..ServeMessages::default() };
         let served = holdings.iter().map(farlink_offload::Served::new).collect();
         let server = OwnerServer::start(compute.listen(&ListenOptions::default())?, compute, served, &messages)?;
-        let wanted = shares.into_iter().nth(process as usize).filter(|_| process > 0);
+        let wanted = shares.into_iter().nth(process as usize);
         Ok(Self { server, holdings, wanted, before: Default::default(), worker })
+    }
+
+    /// Owns everything from now on: what nobody owns who lives.
+    pub(crate) fn take_all(&self) -> anyhow::Result<()> {
+        let take = |part: &Holdings<S>| self.worker.block_on(part.take(&self.worker, S::Region::everything()));
+        Ok(self.holdings.iter().try_for_each(take)?)
+    }
+
+    /// Has its share, or some of it, from whoever owns it, if it owns nothing: now and then, for it may be too small to be owned by itself
+    /// yet, and owners may die meanwhile.
+    pub(crate) fn seek(&self) -> anyhow::Result<()> {
+        let Some((part, wanted)) = &self.wanted else { return Ok(()) };
+        if self.holdings.iter().any(|part| !part.regions().is_empty()) {
+            return Ok(());
+        }
+        let (worker, structure) = (&self.worker, self.holdings[*part].structure());
+        for (owner, owned) in worker.block_on(ownership::read(worker, structure))?.owners() {
+            let Some(owned) = owned.to_region::<S::Region>()? else { continue };
+            let piece = match (wanted.overlap(&owned), owned.overlap(wanted)) {
+                (Overlap::Inside, _) => wanted,
+                (_, Overlap::Inside) => &owned,
+                _ => continue,
+            };
+            match worker.block_on(move_region(worker, structure, piece, owner, worker.owner())) {
+                Ok(Some(_)) => break,
+                Ok(None) => {}
+                Err(error) => tracing::debug!(%error, "got no share"),
+            }
+        }
+        Ok(())
     }
 
     fn take_share(&mut self) -> anyhow::Result<()> {
@@ -89,6 +114,9 @@ impl<S: Subject> Share<S> {
                 }
             }
             let owner = owner.with_context(|| format!("nobody owns all of {region:?}"))?;
+            if owner == worker.owner() {
+                return Ok(());
+            }
             if worker.block_on(move_region(worker, structure, &region, owner, worker.owner()))?.is_some() {
                 return Ok(());
             }

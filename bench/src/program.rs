@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail, ensure};
@@ -22,6 +23,7 @@ use farlink_runtime::worker::Worker;
 use crate::cluster_view::{self, ClusterView};
 use crate::driver::{self, Client};
 use crate::host::{self, Work, Workers};
+use crate::owner::{Owner as _, Share};
 use crate::place::Place;
 use crate::plan::{Load, PlacementChoice, Plan};
 use crate::repartition::{self, Repartitioned, Wish};
@@ -99,8 +101,8 @@ pub(crate) trait Known: Kind + Sync {
     /// Parses a trace, given as its lines; an error names its line, counted from 1.
     fn trace(&self, lines: &[(u64, String)]) -> anyhow::Result<Box<dyn Trace>>;
 
-    /// Works as one process of a chaos until it is told to stop.
-    fn wreak(&self, errand: &Errand, stop: &AtomicBool) -> anyhow::Result<()>;
+    /// Works as one process of a chaos until it is told to stop, and then to leave.
+    fn wreak(&self, errand: &Errand, stop: &AtomicBool, may_leave: &Receiver<()>) -> anyhow::Result<()>;
 
     /// Starts the workers of a compute process.
     fn start(&self, plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Box<dyn Work>>;
@@ -227,8 +229,8 @@ impl<S: Subject> Known for Of<S> {
         Ok(Box::new(TraceOf::<S>(lines.iter().map(parse).collect::<anyhow::Result<_>>()?)))
     }
 
-    fn wreak(&self, errand: &Errand, stop: &AtomicBool) -> anyhow::Result<()> {
-        victim::work::<S>(errand, stop)
+    fn wreak(&self, errand: &Errand, stop: &AtomicBool, may_leave: &Receiver<()>) -> anyhow::Result<()> {
+        victim::work::<S>(errand, stop, may_leave)
     }
 
     fn start(&self, plan: Plan, process: u32, place: &Place, stop: &Arc<AtomicBool>) -> anyhow::Result<Box<dyn Work>> {
@@ -357,8 +359,17 @@ impl<S: Subject> Trace for TraceOf<S> {
         hand_out: &mut dyn FnMut(Answer) -> anyhow::Result<()>,
     ) -> anyhow::Result<(f64, Tally)> {
         let compute = ComputeServer::join(plan.fabric(place)?, ComputeOptions::default())?;
-        let route = host::route::<S>(plan, &S::data(&plan.setting)?, &compute)?;
+        let (compute, data) = (Arc::new(compute), S::data(&plan.setting)?);
+        let mut route = host::route::<S>(plan, &data, &compute)?;
+        let mut owner = None;
+        if plan.has_owners() {
+            route = route.among_owners()?;
+            let share = Share::start(plan, 0, &route, &data, &compute)?;
+            share.take_all()?;
+            owner = Some(share);
+        }
         let worker = compute.worker()?;
+        // Dropped before what it is about.
         let client = [Client { access: route.open(&worker)?, worker }];
         let [Client { access, worker }] = &client;
         let mut seconds = 0.0;
@@ -377,6 +388,7 @@ impl<S: Subject> Trace for TraceOf<S> {
         });
         // Also after an error: what was changed in the cache alone would leave the structure in pieces.
         worker.block_on(access.flush())?;
+        owner.as_mut().map_or(Ok(()), |share| share.flush().map(drop))?;
         Ok((seconds, tally?))
     }
 }

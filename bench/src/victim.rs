@@ -3,25 +3,31 @@
 //! ```text
 //! b TASK KEY put VALUE | b TASK KEY del | b TASK KEY get      an operation begins
 //! e TASK VALUE|- NANOSECONDS NANOSECONDS                      it has ended, saw this, took so long, and so much of that without a core
+//! l TASK WHY                                                  the owner that it was sent to was lost with it
 //! x TASK WHY                                                  it has failed
 //! f                                                           all is flushed
+//! idle                                                        it has stopped
 //! end
 //! ```
 
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::error::Error;
 use futures_util::future::join_all;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde::{Deserialize, Serialize};
 
 use crate::host;
 use crate::maps::keys::mix;
+use crate::owner::Share;
 use crate::place::Place;
 use crate::plan::Plan;
 use crate::route::Opened;
@@ -83,6 +89,8 @@ pub(crate) struct Errand {
     pub(crate) process: u32,
     pub(crate) keys: u32,
     pub(crate) seed: u64,
+    /// Whether it owns everything, to begin with, where processes own the structure.
+    pub(crate) is_first: bool,
 }
 
 /// How long something took.
@@ -98,6 +106,7 @@ pub(crate) struct Took {
 pub(crate) enum Said {
     Begins { task: u32, key: u64, change: Change },
     Ends { task: u32, seen: Option<u64>, took: Took },
+    Lost { task: u32 },
     Failed { task: u32, why: String },
     Flushed,
 }
@@ -120,6 +129,7 @@ impl Said {
                 let took = Took { ns: ns.parse()?, coreless_ns: coreless_ns.parse()? };
                 Self::Ends { task, seen: (*seen != "-").then(|| seen.parse()).transpose()?, took }
             }
+            ("l", _) => Self::Lost { task },
             ("x", _) => Self::Failed { task, why: rest.to_owned() },
             _ => anyhow::bail!("not a line of a process"),
         })
@@ -153,12 +163,21 @@ impl Coreless {
     }
 }
 
-/// Works on a structure until it is told to stop.
-pub(crate) fn work<S: Subject>(errand: &Errand, stop: &AtomicBool) -> anyhow::Result<()> {
+/// Works on a structure until it is told to stop, and then waits until it may leave.
+pub(crate) fn work<S: Subject>(errand: &Errand, stop: &AtomicBool, may_leave: &Receiver<()>) -> anyhow::Result<()> {
     let plan = &errand.plan;
     let options = ComputeOptions { seed: errand.seed, ..ComputeOptions::default() };
-    let compute = ComputeServer::join(plan.fabric(&errand.place)?, options)?;
-    let route = host::route::<S>(plan, &S::data(&plan.setting)?, &compute)?;
+    let compute = Arc::new(ComputeServer::join(plan.fabric(&errand.place)?, options)?);
+    let data = S::data(&plan.setting)?;
+    let mut route = host::route::<S>(plan, &data, &compute)?;
+    let mut share = None;
+    if plan.has_owners() {
+        route = route.among_owners()?;
+        share = Some(Share::start(plan, errand.process, &route, &data, &compute)?);
+        if errand.is_first {
+            share.iter().try_for_each(Share::take_all)?;
+        }
+    }
     let worker = compute.worker()?;
     let access = route.open(&worker)?;
     let coreless = Coreless::new();
@@ -174,14 +193,19 @@ pub(crate) fn work<S: Subject>(errand: &Errand, stop: &AtomicBool) -> anyhow::Re
         })
         .collect();
     while !stop.load(Ordering::Relaxed) {
+        share.iter().try_for_each(Share::seek)?;
         let rounds = join_all(tasks.iter_mut().map(|task| task.round(stop)));
         worker.block_on(rounds).into_iter().collect::<anyhow::Result<()>>()?;
         worker.block_on(access.flush())?;
         say("f")?;
     }
+    // Others may have operations for it until all have stopped.
+    say("idle")?;
+    may_leave.recv().ok();
     drop(tasks);
     drop(access);
     drop(worker);
+    drop(share);
     drop(compute);
     say("end")
 }
@@ -223,7 +247,10 @@ impl<S: Subject> Worker<'_, S> {
                     let (ns, coreless_ns) = (begun.elapsed().as_nanos(), self.coreless.ns() - coreless_ns);
                     say(&format!("e {task} {seen} {ns} {coreless_ns}"))?;
                 }
-                Err(error) => say(&format!("x {task} {}", error.to_string().replace('\n', " ")))?,
+                Err(error) => {
+                    let kind = if matches!(error, Error::OwnerLost { .. }) { 'l' } else { 'x' };
+                    say(&format!("{kind} {task} {}", error.to_string().replace('\n', " ")))?;
+                }
             }
         }
         Ok(())
@@ -242,6 +269,7 @@ mod tests {
         let took = Took { ns: 55, coreless_ns: 9 };
         assert_eq!(parse("e 3 - 55 9"), Some(Said::Ends { task: 3, seen: None, took }));
         assert_eq!(parse("e 3 8 55 9"), Some(Said::Ends { task: 3, seen: Some(8), took }));
+        assert_eq!(parse("l 3 gone"), Some(Said::Lost { task: 3 }));
         assert_eq!(parse("x 3 page 1 is bad"), Some(Said::Failed { task: 3, why: "page 1 is bad".into() }));
         assert_eq!(parse("f"), Some(Said::Flushed));
         assert!(["", "b 3", "b 3 7 put", "e 3 - 1", "e x - 1 1", "q 1 2"].iter().all(|line| parse(line).is_none()));

@@ -9,7 +9,10 @@ use farlink_cache::{CacheHandle, CacheOptions, Counters, Memory, OptionsError, P
 use farlink_runtime::{
     access::{Plugin, Structure},
     error::Error,
-    one_sided::{OneSided, Proof, ownership},
+    one_sided::{
+        OneSided, Proof,
+        ownership::{self, Waits},
+    },
     partition::Part,
     versioned::Versioned,
     worker::Handle,
@@ -17,7 +20,7 @@ use farlink_runtime::{
 };
 
 use crate::{
-    cached::Cached,
+    cached::{Cached, Moving},
     durability::Durability,
     inner::CachedInner,
     store::{CacheLayout, Known, Owned, Regions, RemoteStore},
@@ -83,7 +86,7 @@ impl<P: Plugin> ComputeCache<P> {
     /// [`Error::HasWriter`] if another compute server that lives changes the structure one-sided; [`Error::BadOption`] if the
     /// structure cannot be owned in such parts, or the cache has another one; [`Error::Cache`] if the cache has no handle left.
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
-        let log = self.claim(worker, &structure, &region).await?;
+        let log = self.claim(worker, &structure, &region, Waits::AWhile).await?;
         self.access(worker, structure, log)
     }
 
@@ -96,22 +99,24 @@ impl<P: Plugin> ComputeCache<P> {
         worker: &Handle,
         structure: &Structure,
         region: P::Region,
+        waits: Waits,
     ) -> Result<(), Error> {
+        // First: so there is one handle for all who want to.
+        let moving = self.begin_moving(worker).await;
         let owned = match self.owned(worker, structure)? {
             Some(owned) => owned,
-            None => match self.claim(worker, structure, &region).await {
+            None => match self.claim(worker, structure, &region, waits).await {
                 // Another worker has just claimed the first.
                 Err(Error::BadOption { .. }) => self.access(worker, structure.clone(), self.log(structure)?)?,
                 claimed => return claimed.map(drop),
             },
         };
         let log = self.log(structure)?;
-        let moving = owned.begin_moving().await;
         owned.tidy(&moving).await;
         let (of, handle, regions) = (structure.clone(), worker.clone(), Arc::clone(&self.regions));
         // To its end, so that what the map says and what is done here do not part.
         let claiming = async move {
-            ownership::claim_more::<P>(&handle, &of, log.tenure(), &region).await?;
+            ownership::claim_more::<P>(&handle, &of, log.tenure(), &region, waits).await?;
             // What was read before is the former owner's, and old, perhaps. It does not get in while it lies outside.
             owned.until_fetched().await;
             // In vain, and an attempt that meets an old page does it.
@@ -126,6 +131,11 @@ impl<P: Plugin> ComputeCache<P> {
             Ok(())
         };
         worker.spawn_to_end(claiming).await
+    }
+
+    /// Waits until nobody else changes what is owned.
+    pub(crate) async fn begin_moving(&self, worker: &Handle) -> Moving {
+        Moving::begin(worker, &self.known.is_moving).await
     }
 
     fn log(&self, structure: &Structure) -> Result<Log, Error> {
@@ -170,7 +180,13 @@ impl<P: Plugin> ComputeCache<P> {
         self.cache.memory().limit / share
     }
 
-    async fn claim(&self, worker: &Handle, structure: &Structure, region: &P::Region) -> Result<Log, Error> {
+    async fn claim(
+        &self,
+        worker: &Handle,
+        structure: &Structure,
+        region: &P::Region,
+        waits: Waits,
+    ) -> Result<Log, Error> {
         let mut attempt = 0;
         let pending = loop {
             match &mut *self.claimed() {
@@ -195,7 +211,7 @@ impl<P: Plugin> ComputeCache<P> {
             worker.back_off(attempt).await;
             attempt += 1;
         };
-        let tenure = ownership::claim::<P>(worker, structure, region).await?;
+        let tenure = ownership::claim::<P>(worker, structure, region, waits).await?;
         let log = Log::new(worker, structure.id, tenure, self.log_bytes());
         self.regions.update(|regions| {
             regions.owned = vec![region.clone()];

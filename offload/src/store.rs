@@ -232,6 +232,11 @@ impl<P: Plugin> RemoteStore<P> {
         self.regions().is_some_and(|regions| regions.with(|regions| regions.were_more))
     }
 
+    /// Whether all that was owned is given up.
+    pub(crate) fn owns_nothing(&self) -> bool {
+        self.regions().is_some_and(|regions| regions.with(|regions| regions.owned.is_empty()))
+    }
+
     /// The log of what this compute server owns, if it owns anything.
     pub(crate) fn log(&self) -> Option<&Log> {
         self.0.owned.as_ref().map(|owned| &owned.log)

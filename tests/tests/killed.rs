@@ -16,7 +16,10 @@ use farlink_runtime::{
     catalog,
     error::Error,
     fabric::Fabric,
-    one_sided::{OneSided, Proof, ownership},
+    one_sided::{
+        OneSided, Proof,
+        ownership::{self, Waits},
+    },
     worker::Worker,
 };
 use farlink_structures::{
@@ -218,7 +221,7 @@ fn expect_one_part_old(left: &Left) {
     let heir = |worker: &Worker| {
         worker.block_on(async {
             let structure = catalog::find(worker, TREE).await?;
-            ownership::claim::<Tree>(worker, &structure, &key_range(part)).await
+            ownership::claim::<Tree>(worker, &structure, &key_range(part), Waits::AWhile).await
         })
     };
     drop(cluster::with_worker(&left.fabric, heir).unwrap());

@@ -8,6 +8,10 @@
 //! back, also what it was since its last flush. An answer that can not be is a problem. A killed process is replaced by another one,
 //! with the same keys.
 //!
+//! Where several processes own the structure, a part each, most operations are another's to do. An owner that is killed takes those with
+//! it that others had sent: nobody knows whether it has done them. What it owned goes to the others, and its successor has some of that moved
+//! to itself.
+//!
 //! At the end every key is looked up. Then the memory servers are started again, without threads: nobody is left who has pages in hand.
 //! Each page that is neither in use nor free is lost, and all memory that is in use must be the structure's. So it must be, too, once all
 //! keys are removed, and then no more than after a run that does as many operations and kills nobody. Before, the two cannot be compared
@@ -20,6 +24,7 @@ use std::io::{self, Read as _, Write};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -64,6 +69,8 @@ struct Outcome {
     longest: Took,
     failed: u64,
     first_failure: Option<String>,
+    /// Operations that were lost with the owner that they were sent to: nobody knows whether it has done them.
+    lost: u64,
     wrong: Vec<String>,
     wrong_count: u64,
     report: Report,
@@ -96,7 +103,8 @@ pub(crate) fn chaos(programs: Programs<'_>, args: &ChaosArgs) -> anyhow::Result<
     let mut reporter = Reporter::new(io::stdout(), args.json);
     let wild = run(known, &plan, &bench, args, Goal::Kills(args.kills))?;
     let calm = run(known, &plan, &bench, args, Goal::Answers(wild.answers))?;
-    tell(&mut reporter, known, (&wild, &calm))?;
+    let in_flight = u64::from(plan.processes) * u64::from(args.in_flight);
+    tell(&mut reporter, known, (&wild, &calm), in_flight)?;
     reporter.all_held()
 }
 
@@ -161,7 +169,7 @@ impl<'a> Run<'a> {
     fn new(plan: &'a Plan, place: &'a Place, args: &'a ChaosArgs) -> anyhow::Result<Self> {
         let owns = matches!(plan.access, AccessMode::Cached | AccessMode::Engine);
         let writes_back = owns && plan.durability == Durability::WriteBack;
-        let sends = matches!(plan.access, AccessMode::Coarse | AccessMode::Adaptive);
+        let sends = matches!(plan.access, AccessMode::Coarse | AccessMode::Adaptive) || plan.has_owners();
         let outcome = Outcome {
             answers: 0,
             kills: 0,
@@ -169,6 +177,7 @@ impl<'a> Run<'a> {
             longest: Took::default(),
             failed: 0,
             first_failure: None,
+            lost: 0,
             wrong: Vec::new(),
             wrong_count: 0,
             report: Report::default(),
@@ -195,6 +204,7 @@ impl<'a> Run<'a> {
             process: process as u32,
             keys: self.args.keys,
             seed: self.args.seed ^ self.lives[process] << 32,
+            is_first: process == 0 && self.lives[process] == 1,
         };
         child.send(&serde_json::to_string(&errand)?)?;
         Ok(child)
@@ -232,15 +242,24 @@ impl<'a> Run<'a> {
                 next_blow = self.blow_after(self.outcome.answers);
             }
         }
-        for (process, mut child) in std::mem::take(&mut self.children).into_iter().enumerate() {
-            child.close_input();
-            while let Ok(line) = child.receive(Some(SILENCE_MAX)) {
-                if line == "end" {
+        // All stop before one leaves: others may have operations for what it owns.
+        let mut children = std::mem::take(&mut self.children);
+        children.iter_mut().try_for_each(|child| child.send("stop"))?;
+        self.hear_until("idle", &mut children)?;
+        children.iter_mut().for_each(Child::close_input);
+        self.hear_until("end", &mut children)?;
+        children.into_iter().try_for_each(Child::finish)
+    }
+
+    fn hear_until(&mut self, last: &str, children: &mut [Child]) -> anyhow::Result<()> {
+        for (process, child) in children.iter_mut().enumerate() {
+            loop {
+                let line = child.receive(Some(SILENCE_MAX))?;
+                if line == last {
                     break;
                 }
                 self.hear(process, &line)?;
             }
-            child.finish()?;
         }
         Ok(())
     }
@@ -284,6 +303,10 @@ impl<'a> Run<'a> {
                 if let Some(problem) = self.model.end(process, task, seen) {
                     self.wrong(problem);
                 }
+            }
+            Said::Lost { task } => {
+                self.outcome.lost += 1;
+                self.model.fail(process, task);
             }
             Said::Failed { task, why } => {
                 self.outcome.failed += 1;
@@ -354,6 +377,7 @@ fn tell(
     reporter: &mut Reporter<impl Write>,
     known: &dyn Known,
     (wild, calm): (&Outcome, &Outcome),
+    in_flight: u64,
 ) -> anyhow::Result<()> {
     let line = format!(
         "{} operations answered, {} kills, {} stops; the longest took {}, {} of these without a core; without kills {}, and {}",
@@ -379,8 +403,14 @@ fn tell(
         let problem = (outcome.wrong_count > 0).then(|| outcome.wrong.join("; "));
         reporter.check(&CheckRow::new(name, problem).count("wrong", outcome.wrong_count))?;
     }
-    let problem = wild.first_failure.clone().filter(|_| wild.failed > 0);
-    reporter.check(&CheckRow::new("operations", problem).count("failed", wild.failed))?;
+    let failure = wild.first_failure.as_ref().or(calm.first_failure.as_ref()).cloned();
+    let problem = failure.or_else(|| {
+        let (lost, most) = (wild.lost, wild.kills * in_flight);
+        (lost > most || calm.lost > 0)
+            .then(|| format!("{lost} were lost with owners, {most} could be, and {} without kills", calm.lost))
+    });
+    let row = CheckRow::new("operations", problem).count("failed", wild.failed + calm.failed);
+    reporter.check(&row.count("lost_with_owners", wild.lost))?;
     let damaged = wild.report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read")).count();
     let check = cluster_view::check_row(known.name(), "chaos", &wild.report).count("damaged", damaged);
     reporter.check(&check)?;
@@ -422,11 +452,15 @@ pub(crate) fn serve(programs: Programs<'_>) -> anyhow::Result<()> {
     let errand: Errand = serde_json::from_str(&line).context("not what a process of a chaos is to do")?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopping = Arc::clone(&stop);
+    let (leave, may_leave) = mpsc::channel();
     thread::Builder::new().name("input".to_owned()).spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        // A line, or the end of whoever started it.
+        let _ = std::io::stdin().read_line(&mut String::new());
         stopping.store(true, Ordering::Relaxed);
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        let _ = leave.send(());
     })?;
-    program::find(programs, &errand.plan.structure)?.wreak(&errand, &stop)
+    program::find(programs, &errand.plan.structure)?.wreak(&errand, &stop, &may_leave)
 }
 
 #[cfg(test)]

@@ -235,6 +235,12 @@ fn chaos_loses_nothing_that_was_acknowledged() {
         let told = rows.iter().find(|row| row["kind"] == "chaos").unwrap();
         assert!(number(told, "kills") == 4.0 && number(told, "answers") > 4.0, "{told}");
     }
+    let several = ["chaos", "--kills", "6", "--keys", "1000", "--access", "cached", "--processes", "3", "--json"];
+    farlink(&several).must_fail_with(&["several owners", "--durability logged"]);
+    let said = farlink(&[&several[..], &["--durability", "logged"]].concat()).must_hold();
+    let rows = said.json();
+    let operations = named(&rows, "operations")[0];
+    assert!(operations["failed"] == 0 && number(operations, "lost_with_owners") > 0.0, "{operations}");
     farlink(&["chaos", "--structure", "rtree"]).must_fail_with(&["chaos is for ordered maps"]);
 }
 

@@ -47,6 +47,7 @@ use smallvec::SmallVec;
 use self::holding::Holding;
 pub use self::pages::CachedPages;
 use self::pages::Fate;
+pub(crate) use self::parting::Moving;
 use crate::store::{CacheLayout, RemoteStore, link_of, page_id, refused, to_cache};
 
 /// Pages at this level and below are fetched ahead: those above are in the processor's caches.

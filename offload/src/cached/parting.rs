@@ -98,16 +98,16 @@ impl<P: Plugin> Cached<P> {
 
     /// Gives up a part of a region that is owned: operations go on, and other compute servers can claim the part from then on. The
     /// part that it was, cut where leaves are cut; `None` if there is none, or it cannot be cut. The cache is to be
-    /// [tidied](Cached::tidy) then.
+    /// [tidied](Cached::tidy) then. Nobody else changes what is owned.
     ///
     /// # Errors
     /// As [`Cached::close`].
     pub(crate) async fn part_with(
         &self,
+        moving: Moving,
         regions: &Arc<Versioned<Regions<P::Region>>>,
         part: &P::Region,
     ) -> Result<Option<P::Region>, Error> {
-        let moving = self.begin_moving().await;
         self.tidy(&moving).await;
         let before = regions.copy();
         let Some(region) = before.with(part).cloned() else { return Ok(None) };
@@ -231,12 +231,6 @@ impl<P: Plugin> Cached<P> {
             }
         });
         all
-    }
-
-    /// Waits until nobody else changes what is owned.
-    pub(crate) async fn begin_moving(&self) -> Moving {
-        let known = self.cache.store().known();
-        Moving::begin(self.worker(), &known.is_moving).await
     }
 
     /// Waits for reads of pages that are under way.

@@ -22,6 +22,7 @@
 
 use farlink_runtime::{
     buffer::Buffer,
+    interrupt::Cause,
     one_sided::{After, PageCopy},
 };
 
@@ -186,17 +187,22 @@ impl<P: Plugin> Cached<P> {
     }
 
     /// What it means that the page behind a link of `from` could not be had: if it lies outside of what is owned, the operation does,
-    /// or `from` is old.
+    /// or `from` is old. So it is, too, if that page is none any more, and `from` lies outside; and where nothing is owned any more, the
+    /// operation does in any case.
     #[cold]
     pub(super) async fn strayed(&self, from: &CachedPage<'_, P>, error: Interrupt) -> Interrupt {
-        let Interrupt::Failed(cause) = &error else { return error };
-        if !matches!(**cause, Error::OutsidePartition { .. }) {
+        let is_stale = matches!(error, Interrupt::Restart(Cause::Stale { .. }));
+        let is_outside =
+            matches!(&error, Interrupt::Failed(cause) if matches!(**cause, Error::OutsidePartition { .. }));
+        if !(is_outside || is_stale && self.cache.store().may_have_others()) {
             return error;
+        }
+        if self.cache.store().owns_nothing() {
+            return Error::OutsidePartition { page: from.at() }.into();
         }
         let there = async || {
             let cached = page_lock(from)?;
             match self.overlap_of(from)? {
-                Overlap::Inside => return Ok(true),
                 // It was shared, and became somebody else's alone: whoever comes there again is to be told by the page above.
                 Overlap::Outside => {
                     let class = from.link().remote().map_or(SizeClass::SMALLEST, |(_, class)| class);
@@ -205,6 +211,8 @@ impl<P: Plugin> Cached<P> {
                     }
                     return Ok(false);
                 }
+                _ if is_stale => return Ok(true),
+                Overlap::Inside => return Ok(true),
                 Overlap::Partly => {}
             }
             self.worker().count_round_trip();

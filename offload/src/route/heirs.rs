@@ -1,7 +1,13 @@
 //! What a dead owner had goes to those that live: whoever has an operation for it and can own takes it, and else asks one who can: an
-//! owner of another region first, then whichever compute server there is.
+//! owner of another region first, then whichever compute server there is. What nobody owns for a while, because the owner died as it
+//! handed it on, whoever has an operation for it and can own takes.
 
-use farlink_runtime::{access::Plugin, compute, error::Error, lock::OwnerId};
+use farlink_runtime::{
+    access::{Overlap, Plugin, Region},
+    compute,
+    error::Error,
+    lock::OwnerId,
+};
 
 use super::{moves::take_region, router::Inner};
 
@@ -22,7 +28,7 @@ impl<P: Plugin> Inner<P> {
         }
         for (_, region) in map.parts.iter().filter(|(owner, _)| *owner == dead) {
             let is_taken = match &self.here {
-                Some(here) => match here.holdings().take(&self.worker, region.clone()).await {
+                Some(here) => match here.holdings().take_at_once(&self.worker, region.clone()).await {
                     // Somebody else was first.
                     Ok(()) | Err(Error::Owned { .. }) => true,
                     Err(error) => return Err(error),
@@ -34,6 +40,21 @@ impl<P: Plugin> Inner<P> {
             }
         }
         Ok(true)
+    }
+
+    /// Takes what has had an owner and has none, if this compute server can own.
+    #[cold]
+    pub(super) async fn take_unowned(&self) {
+        let (map, Some(here)) = (self.map.get(), &self.here) else { return };
+        // Nobody has owned any yet: who is to, knows itself.
+        if map.epoch == 0 {
+            return;
+        }
+        for region in unowned(map.parts.iter().map(|(_, region)| region)) {
+            if let Err(error) = here.holdings().take_at_once(&self.worker, region).await {
+                tracing::debug!(structure = self.routes.structure().name, %error, "did not take what nobody owns");
+            }
+        }
     }
 
     async fn is_taken_by_one_of(&self, heirs: &[OwnerId], region: &P::Region) -> bool {
@@ -48,4 +69,15 @@ impl<P: Plugin> Inner<P> {
         }
         false
     }
+}
+
+/// All but these regions.
+fn unowned<'a, R: Region>(owned: impl Iterator<Item = &'a R>) -> Vec<R> {
+    owned.fold(vec![R::everything()], |gaps, owned| {
+        let left = |gap: R| match gap.overlap(owned) {
+            Overlap::Outside => vec![gap],
+            _ => gap.without(owned).unwrap_or_default(),
+        };
+        gaps.into_iter().flat_map(left).collect()
+    })
 }

@@ -7,6 +7,7 @@ use farlink_runtime::{
     access::{Operation, Overlap, Plugin, Region, Structure},
     error::Error,
     lock::OwnerId,
+    one_sided::ownership::Waits,
     operation::Run,
     versioned::VersionedReader,
     worker::Handle,
@@ -84,7 +85,12 @@ impl<P: Plugin> Holdings<P> {
     /// # Errors
     /// As [`ComputeCache::own`].
     pub async fn take(&self, worker: &Handle, region: P::Region) -> Result<(), Error> {
-        self.cache.own_more(worker, &self.structure, region).await
+        self.cache.own_more(worker, &self.structure, region, Waits::AWhile).await
+    }
+
+    /// [`Holdings::take`] of what nobody owns who lives, as far as the map says: if somebody else is first, it is refused at once.
+    pub(super) async fn take_at_once(&self, worker: &Handle, region: P::Region) -> Result<(), Error> {
+        self.cache.own_more(worker, &self.structure, region, Waits::No).await
     }
 
     /// Gives up a region, or a piece of one: writes what is changed there while operations on it go on, and lets them wait for the next
@@ -99,7 +105,8 @@ impl<P: Plugin> Holdings<P> {
         Ok(given_up)
     }
 
-    /// Gives a region up, as [`Holdings::give_up`], and has another compute server take it, which listens. Takes it again if that one cannot.
+    /// Gives a region up, as [`Holdings::give_up`], and has another compute server take it, which listens. Takes it again if that one cannot,
+    /// or has died meanwhile.
     /// The cache is to be [tidied](Holdings::tidy) then; the other one need not wait for that.
     ///
     /// # Errors
@@ -112,8 +119,14 @@ impl<P: Plugin> Holdings<P> {
     ) -> Result<Option<P::Region>, Error> {
         let Some(region) = self.hand_over(worker, region).await? else { return Ok(None) };
         if let Err(error) = take_region(worker, &self.structure, &region, to).await {
-            if let Err(again) = self.take(worker, region).await {
-                tracing::warn!(structure = self.structure.name, %again, "a region was handed on in vain, and not taken back");
+            match self.take_at_once(worker, region.clone()).await {
+                Ok(()) => {}
+                // It has taken it, and could not say so; or has died then, and somebody else has.
+                Err(Error::Owned { owner, .. }) if owner == to => return Ok(Some(region)),
+                Err(Error::Owned { .. }) => {}
+                Err(again) => {
+                    tracing::warn!(structure = self.structure.name, %again, "a region was handed on in vain, and not taken back");
+                }
             }
             return Err(error);
         }
@@ -121,8 +134,9 @@ impl<P: Plugin> Holdings<P> {
     }
 
     async fn hand_over(&self, worker: &Handle, region: &P::Region) -> Result<Option<P::Region>, Error> {
+        let moving = self.cache.begin_moving(worker).await;
         match self.cache.owned(worker, &self.structure)? {
-            Some(owned) => owned.part_with(self.cache.regions(), region).await,
+            Some(owned) => owned.part_with(moving, self.cache.regions(), region).await,
             None => Ok(None),
         }
     }
@@ -132,8 +146,8 @@ impl<P: Plugin> Holdings<P> {
     /// # Errors
     /// [`Error::Cache`] if the cache has no handle left.
     pub(super) async fn tidy(&self, worker: &Handle) -> Result<(), Error> {
+        let moving = self.cache.begin_moving(worker).await;
         if let Some(owned) = self.cache.owned(worker, &self.structure)? {
-            let moving = owned.begin_moving().await;
             owned.tidy(&moving).await;
         }
         Ok(())

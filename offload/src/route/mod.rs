@@ -21,6 +21,7 @@
 //! |---|---|
 //! | the owner that was asked is no longer it | the map is read, and the operation is sent on |
 //! | the owner is dead | what it had is taken, by this compute server if it can own, else by another one that listens; with nobody who can, [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) at once |
+//! | its owner died as it handed it on, and nobody owns it | this compute server takes it after a hundred looks, if it can own |
 //! | nobody owns it for the time being, or the owner takes no messages | again for [ten seconds](PATIENCE_NS) and [a thousand looks](LOOKS_MIN) without a new map, then [`NoOwner`](farlink_runtime::error::Error::NoOwner) or [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) |
 //! | the owner was lost with it | again if it only reads, else [`OwnerLost`](farlink_runtime::error::Error::OwnerLost) |
 //! | the owner lives and gives no sign of life, its process is stopped, say | [`OwnerSilent`](farlink_runtime::error::Error::OwnerSilent) once [the time for that](farlink_runtime::compute::ComputeOptions::lock_wait) is over; without one, it waits until it goes on |
@@ -51,6 +52,9 @@ pub const ROUTE: Kind = Kind(0x524f_5554);
 /// How long an operation looks for an owner while the map stays as it is, at least. A region that goes to another owner has none for
 /// about as long as two exchanges of messages take.
 pub const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// How often it looks, a millisecond apart, until it takes what has had an owner and has none, if its compute server can own.
+const LOOKS_AT_NOBODY: u32 = 100;
 
 /// How often it looks, at least, a millisecond apart. Where threads wait long for a core, so do those that move the region, and ten
 /// seconds are little.

@@ -142,7 +142,7 @@ impl<P: Plugin> Serve for Rc<Part<P>> {
             let (holdings, worker) = (part.here.holdings(), &part.worker);
             let outcome = match what {
                 GIVE_UP => holdings.hand_on(worker, &region, to).await,
-                _ => holdings.take(worker, region.clone()).await.map(|()| Some(region)),
+                _ => holdings.take_at_once(worker, region.clone()).await.map(|()| Some(region)),
             };
             let done = ReplyHeader::Done { changed: Vec::new() };
             ReplyHeader::reply(outcome.map(|moved| (done, moved)).map_err(ReplyHeader::of), 0, reply);

@@ -15,7 +15,7 @@ use farlink_runtime::{
 };
 
 use super::{
-    LOOKS_MIN, PATIENCE_NS, ROUTE,
+    LOOKS_AT_NOBODY, LOOKS_MIN, PATIENCE_NS, ROUTE,
     holdings::{Here, rest},
     routes::{RouteMap, Routes},
 };
@@ -160,6 +160,13 @@ impl<P: Plugin> Inner<P> {
                 }
                 patience.attempt += 1;
                 continue;
+            }
+            if patience.attempt > 0
+                && patience.attempt.is_multiple_of(LOOKS_AT_NOBODY)
+                && matches!(why, Error::NoOwner { .. })
+                && let Some(_turn) = self.routes.turn_to_take()
+            {
+                self.take_unowned().await;
             }
             rest(&self.worker, patience.attempt).await;
             patience.attempt += 1;

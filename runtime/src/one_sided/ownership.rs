@@ -75,6 +75,15 @@ pub async fn read(worker: &Handle, structure: &Structure) -> Result<PartitionMap
     .await
 }
 
+/// Whether a claim waits, for a quarter of a second, for others to give up what they do not use any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// It does.
+    AWhile,
+    /// It is refused at once.
+    No,
+}
+
 /// Makes this compute server the owner of a region, until the tenure is dropped or [given up](give_up). Shared writers of this
 /// compute server end with it: their next change is refused.
 ///
@@ -85,12 +94,13 @@ pub async fn claim<P: Plugin>(
     worker: &Handle,
     structure: &Structure,
     region: &P::Region,
+    waits: Waits,
 ) -> Result<Arc<Tenure>, Error> {
     if !P::can_own(region) {
         let why = format!("a {} has one owner, of all of it", P::NAME);
         return Err(Error::BadOption { option: "region", why });
     }
-    enter(worker, structure, Part::region(region), None, RegionClaim::<P>::new(structure, region)).await
+    enter(worker, structure, Part::region(region), None, RegionClaim::<P>::new(structure, region), waits).await
 }
 
 /// Adds a region to what a tenure is for, as [`claim`] does.
@@ -102,9 +112,10 @@ pub async fn claim_more<P: Plugin>(
     structure: &Structure,
     tenure: &Arc<Tenure>,
     region: &P::Region,
+    waits: Waits,
 ) -> Result<(), Error> {
     let claim = RegionClaim::<P>::new(structure, region);
-    enter(worker, structure, Part::region(region), Some(tenure), claim).await.map(drop)
+    enter(worker, structure, Part::region(region), Some(tenure), claim, waits).await.map(drop)
 }
 
 /// Has a tenure be for `rest` instead of a region that it was for: others can claim what is left out. One change of the map.
@@ -243,7 +254,8 @@ impl Writer {
         if structure.descriptor.is_none() || self.is_entered() {
             return Ok(());
         }
-        let entered = enter(worker, structure, Part::Shared, None, WriterClaim(structure.clone())).await?;
+        let entered =
+            enter(worker, structure, Part::Shared, None, WriterClaim(structure.clone()), Waits::AWhile).await?;
         self.0.replace(Some(entered));
         Ok(())
     }
@@ -256,12 +268,13 @@ async fn enter(
     part: Part,
     into: Option<&Arc<Tenure>>,
     wish: impl Wish + 'static,
+    waits: Waits,
 ) -> Result<Arc<Tenure>, Error> {
     let (handle, structure, into) = (worker.clone(), structure.clone(), into.cloned());
     // A task, so that the map and what is known here of it do not part.
     let entering = async move {
         let turn = turn(&handle, &structure).await;
-        let until_ns = handle.clock().now_ns() + WAIT_MAX_NS;
+        let until_ns = handle.clock().now_ns() + if waits == Waits::AWhile { WAIT_MAX_NS } else { 0 };
         let mut attempt = 0;
         loop {
             if into.as_ref().is_some_and(|tenure| !tenure.is_valid()) {

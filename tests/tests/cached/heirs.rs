@@ -141,6 +141,22 @@ fn an_owner_takes_what_a_dead_one_had() {
     scene.close("an owner");
 }
 
+/// One died as it handed a region on: nobody has that, until an owner has an operation for it.
+#[test]
+fn what_nobody_owns_is_taken_by_an_owner_who_needs_it() {
+    let mut scene = Scene::new();
+    let mortal = scene.mortal.as_ref().unwrap();
+    let region = mortal.holdings.regions()[0];
+    mortal.member.worker.block_on(mortal.holdings.give_up(&mortal.member.worker, &region)).unwrap();
+    scene.die_unheard();
+    let (tree, worker) = (scene.survivor.router(), &scene.survivor.member.worker);
+    assert_eq!(worker.block_on(tree.get(15_000)).unwrap(), Some(1500));
+    assert!(scene.survivor.holdings.regions().contains(&region), "{:?}", scene.survivor.holdings.regions());
+    drop(tree);
+    scene.assert_all_there(&scene.guest_tree(), "nobody's");
+    scene.close("nobody's");
+}
+
 /// With nobody who could take it, the operation fails at once, by the dead one's name.
 #[test]
 fn nobody_waits_for_the_dead() {

@@ -14,3 +14,4 @@ mod routing;
 mod scene;
 mod shipped;
 mod steps;
+mod whole;

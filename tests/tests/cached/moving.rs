@@ -169,7 +169,7 @@ fn nothing_is_lost_done_twice_or_refused_by_a_move() {
 fn what_is_left_stays_cached() {
     let model = sparse(4000);
     let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
-    let owner = Owner::new(&fabric, 1, &[KeyRange::ALL], CACHE_BYTES_ALL);
+    let owner: Owner = Owner::new(&fabric, 1, &[KeyRange::ALL], CACHE_BYTES_ALL);
     let (worker, keys) = (&owner.member.worker, || model.keys().copied());
     let here = owner.holdings.here(worker);
     let tree = Ordered::over(here.clone());
@@ -281,8 +281,8 @@ fn what_others_change_right_after_a_move_is_read_anew() {
     let guest = Member::join(&fabric, 9);
     let cut = guest.worker.block_on(guest.tree.leaf_low(1800)).unwrap();
     let part = KeyRange { low: 0, high: Some(cut) };
-    let next = Owner::new(&fabric, 1, &[], CACHE_BYTES_ALL);
-    let owner = Owner::new(&fabric, 2, &[KeyRange::ALL], CACHE_BYTES_MIN);
+    let next: Owner = Owner::new(&fabric, 1, &[], CACHE_BYTES_ALL);
+    let owner: Owner = Owner::new(&fabric, 2, &[KeyRange::ALL], CACHE_BYTES_MIN);
     let (worker, colleague) = (&owner.member.worker, owner.member.colleague());
     let tree = Ordered::over(owner.holdings.here(worker));
     for key in [cut, 39_500] {

@@ -26,31 +26,34 @@ use farlink_tests::{
     backend::{Cluster, FabricProfile},
     bounded::Watchdog,
     settings,
+    subject::Subject,
 };
 use proptest::prelude::*;
 
 use crate::{
-    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, assert_left_clean, cache, fabric, settle, sparse},
+    scene::{
+        CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, MemberOf, assert_left_clean, cache_of, fabric, settle, sparse,
+    },
     steps::{NEVER, step, take},
 };
 
 pub(crate) type Routed = BTree<Router<Tree>>;
 
 /// A compute server that owns a range and does what others send.
-pub(crate) struct Owner {
+pub(crate) struct Owner<S: Subject = Tree> {
     // Before its worker.
     server: Option<OwnerServer>,
-    pub(crate) holdings: Holdings<Tree>,
-    pub(crate) member: Member,
+    pub(crate) holdings: Holdings<S>,
+    pub(crate) member: MemberOf<S>,
 }
 
-impl Owner {
+impl<S: Subject> Owner<S> {
     pub(crate) fn new(fabric: &Arc<dyn Fabric>, seed: u64, ranges: &[KeyRange], cache_bytes: usize) -> Self {
-        Self::with(fabric, seed, ranges, cache(cache_bytes, Admission::Always))
+        Self::with(fabric, seed, ranges, cache_of(cache_bytes, Admission::Always))
     }
 
-    pub(crate) fn with(fabric: &Arc<dyn Fabric>, seed: u64, ranges: &[KeyRange], cache: ComputeCache<Tree>) -> Self {
-        let member = Member::join(fabric, seed);
+    pub(crate) fn with(fabric: &Arc<dyn Fabric>, seed: u64, ranges: &[KeyRange], cache: ComputeCache<S>) -> Self {
+        let member = MemberOf::join(fabric, seed);
         let holdings = Holdings::new(member.tree.structure(), cache);
         for &range in ranges {
             member.worker.block_on(holdings.take(&member.worker, range)).unwrap();
@@ -80,7 +83,7 @@ impl Owner {
     }
 
     /// Its way to all keys.
-    fn router(&self) -> Routed {
+    pub(crate) fn router(&self) -> Ordered<S, Router<S>> {
         let routes = routes(&self.member);
         Ordered::over(Router::new(&self.member.worker, &routes, self.holdings.here(&self.member.worker)))
     }
@@ -90,11 +93,11 @@ impl Owner {
     }
 }
 
-pub(crate) fn routes(member: &Member) -> Routes<Tree> {
+pub(crate) fn routes<S: Subject>(member: &MemberOf<S>) -> Routes<S> {
     member.worker.block_on(Routes::read(&member.worker, member.tree.structure().clone())).unwrap()
 }
 
-pub(crate) fn to_owners(member: &Member, routes: &Routes<Tree>) -> Routed {
+pub(crate) fn to_owners<S: Subject>(member: &MemberOf<S>, routes: &Routes<S>) -> Ordered<S, Router<S>> {
     Ordered::over(Router::to_owners(&member.worker, routes))
 }
 
