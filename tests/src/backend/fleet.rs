@@ -28,6 +28,7 @@ use farlink_structures::{
     btree::Tree,
     bwtree::Bw,
     map::{KeyRange, Map},
+    rtree::Tree as RTree,
     skiplist::List,
 };
 
@@ -43,7 +44,7 @@ use crate::{
 
 /// All operations of all structures under test.
 pub fn registry() -> Registry {
-    Registry::new().with::<Tree>().with::<List>().with::<Bw>().with::<Mixed>().with::<Chains>()
+    Registry::new().with::<Tree>().with::<List>().with::<Bw>().with::<RTree>().with::<Mixed>().with::<Chains>()
 }
 
 /// A cluster, and the threads of its memory servers.

@@ -1,19 +1,22 @@
 //! The R-tree.
 
+use farlink_offload::{CacheOptions, CachedInner, ComputeCache, Hybrid, Remote};
 use farlink_runtime::{
     access::Access,
     error::Error,
     one_sided::{OneSided, Proof},
+    operation::Run,
     report::Report,
+    structure::StructurePlacement,
     worker::Worker,
 };
 use farlink_structures::rtree::{Query, RTree, RTreeOptions, Rect, Tree};
 use farlink_tests::{
     cluster::FAST,
-    crash::{Scene, enumerate},
+    crash::{MemoryServers, Scene, enumerate},
 };
 
-use crate::maps::have_pages;
+use crate::{maps::have_pages, ways::Way};
 
 pub(crate) const TREE: &str = "rtree";
 
@@ -59,7 +62,7 @@ async fn entries(tree: &Opened) -> Result<Vec<(u64, bool)>, Error> {
 }
 
 impl Op {
-    pub(crate) async fn run<A: Access<Plugin = Tree<2>>>(self, tree: &RTree<A, 2>) -> Result<(), Error> {
+    pub(crate) async fn run<A: Run<Plugin = Tree<2>>>(self, tree: &RTree<A, 2>) -> Result<(), Error> {
         match self {
             Self::Insert(number) => tree.insert(rect(number), number).await,
             Self::Delete(number) => tree.delete(rect(number), number).await.map(drop),
@@ -86,11 +89,9 @@ impl Script {
     }
 }
 
-impl Scene for Script {
-    type Open = Opened;
-
-    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
-        let options = RTreeOptions { page_bytes: 1024, ..RTreeOptions::default() };
+impl Script {
+    async fn prepare_at(&self, worker: &Worker, placement: StructurePlacement) -> Result<(), Error> {
+        let options = RTreeOptions { page_bytes: 1024, placement, ..RTreeOptions::default() };
         let tree = Opened::create(worker, TREE, options).await?;
         for number in 0..self.count {
             tree.insert(rect(number), number).await?;
@@ -99,6 +100,14 @@ impl Scene for Script {
             assert!(tree.delete(rect(number), number).await?);
         }
         Ok(())
+    }
+}
+
+impl Scene for Script {
+    type Open = Opened;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.prepare_at(worker, StructurePlacement::default()).await
     }
 
     async fn open(&self, worker: &Worker) -> Result<Opened, Error> {
@@ -137,6 +146,105 @@ pub(crate) fn scripts() -> Vec<Script> {
     let shrink = [60, 12, 8, 7].map(|left| Script { count: 60, deleted: left..60, op: Op::Delete(left - 1) });
     let across = Script { count: 60, deleted: 0..0, op: Op::Move(17) };
     grow.into_iter().chain(shrink).chain([across]).collect()
+}
+
+/// A script whose victim reaches the tree in another way.
+#[derive(Debug)]
+struct Reached {
+    script: Script,
+    way: Way,
+}
+
+/// The tree as the victim reaches it.
+enum ReachedTree {
+    CachedInner(RTree<CachedInner<Tree<2>>>),
+    Hybrid(Box<RTree<Hybrid<Tree<2>>>>),
+    Coarse(RTree<Remote<Tree<2>>>),
+}
+
+impl ReachedTree {
+    async fn run(&self, op: Op) -> Result<(), Error> {
+        match self {
+            Self::CachedInner(tree) => op.run(tree).await,
+            Self::Hybrid(tree) => op.run(&**tree).await,
+            Self::Coarse(tree) => op.run(tree).await,
+        }
+    }
+}
+
+impl Scene for Reached {
+    type Open = ReachedTree;
+
+    fn memory_servers(&self) -> MemoryServers {
+        self.way.memory_servers()
+    }
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.script.prepare_at(worker, self.way.placed()).await
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<ReachedTree, Error> {
+        let structure = self.script.open(worker).await?.access().context().structure.clone();
+        let root = structure.root.server();
+        let reached = match self.way {
+            Way::CachedInner => {
+                let cache = ComputeCache::new(CacheOptions::new(256 << 10))?;
+                ReachedTree::CachedInner(RTree::over(cache.share(worker, structure, Proof::Checksum)?))
+            }
+            Way::Hybrid => {
+                let hybrid = Hybrid::new(worker, structure, Proof::Checksum);
+                hybrid.shipper().connect(root).await?;
+                ReachedTree::Hybrid(Box::new(RTree::over(hybrid)))
+            }
+            Way::Coarse | Way::CoarseServersDie => {
+                let remote = Remote::new(worker, structure);
+                remote.shipper().connect(root).await?;
+                ReachedTree::Coarse(RTree::over(remote))
+            }
+        };
+        // What is kept between operations is there.
+        reached.run(Op::Delete(9999)).await?;
+        Ok(reached)
+    }
+
+    async fn act(&self, tree: &ReachedTree) -> Result<(), Error> {
+        tree.run(self.script.op).await
+    }
+
+    async fn verify(&self, worker: &Worker, acknowledged: bool) -> Result<(), Error> {
+        self.script.verify(worker, acknowledged).await
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        self.script.check(worker).await
+    }
+}
+
+/// One script in three.
+fn play(way: Way) {
+    for script in scripts().into_iter().step_by(3) {
+        enumerate(FAST, &Reached { script, way });
+    }
+}
+
+#[test]
+fn inner_pages_cached() {
+    play(Way::CachedInner);
+}
+
+#[test]
+fn hybrid() {
+    play(Way::Hybrid);
+}
+
+#[test]
+fn shipped() {
+    play(Way::Coarse);
+}
+
+#[test]
+fn shipped_and_the_memory_servers_die() {
+    play(Way::CoarseServersDie);
 }
 
 #[test]

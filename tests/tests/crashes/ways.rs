@@ -22,7 +22,7 @@ use crate::maps::{MAP, Op, Opened, PAGE_BYTES, Script, have_pages, scripts};
 
 /// How the victim reaches the map, and who dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+pub(crate) enum Way {
     CachedInner,
     Hybrid,
     Coarse,
@@ -42,8 +42,16 @@ impl Way {
         }
     }
 
+    pub(crate) fn memory_servers(self) -> MemoryServers {
+        match self {
+            Self::CachedInner => MemoryServers::Passive,
+            Self::Hybrid | Self::Coarse => MemoryServers::Serve,
+            Self::CoarseServersDie => MemoryServers::Die,
+        }
+    }
+
     /// Where the pages are that it needs there.
-    fn placed(self) -> StructurePlacement {
+    pub(crate) fn placed(self) -> StructurePlacement {
         let root = ServerId::new(0);
         match self {
             Self::CachedInner => StructurePlacement::default(),
@@ -73,11 +81,7 @@ impl<S: Subject> Scene for Reached<S> {
     type Open = (Tree<S>, Client<S>);
 
     fn memory_servers(&self) -> MemoryServers {
-        match self.way {
-            Way::CachedInner => MemoryServers::Passive,
-            Way::Hybrid | Way::Coarse => MemoryServers::Serve,
-            Way::CoarseServersDie => MemoryServers::Die,
-        }
+        self.way.memory_servers()
     }
 
     async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
