@@ -1,6 +1,6 @@
 //! The coarse-grained design of Ziegler et al. (SIGMOD 2019, section 3): the key space is divided among the memory servers, each
 //! holds its part as a structure of its own, and every operation is sent there. The hybrid design divides the key space in the
-//! same way.
+//! same way, and so do several owners of what cannot be owned in part.
 
 use std::future::Future;
 

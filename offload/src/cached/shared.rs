@@ -211,9 +211,8 @@ impl<P: Plugin> Cached<P> {
                     }
                     return Ok(false);
                 }
-                _ if is_stale => return Ok(true),
-                Overlap::Inside => return Ok(true),
-                Overlap::Partly => {}
+                Overlap::Partly if !is_stale => {}
+                _ => return Ok(true),
             }
             self.worker().count_round_trip();
             let word = self.worker().read(from.at(), LOCK + 1).await.map_err(Interrupt::from)?[LOCK];
