@@ -5,6 +5,7 @@ use std::time::Duration;
 use farlink_offload::{
     CacheOptions, ComputeCache, Engine, EngineOptions, Policies, Remote,
     policy::{Always, Never},
+    ship::Registry,
 };
 use farlink_runtime::{
     access::Plugin,
@@ -20,6 +21,7 @@ use farlink_runtime::{
 };
 use farlink_structures::rtree::{self, RTree, RTreeOptions, Rect};
 use farlink_tests::{
+    backend::FabricProfile,
     bounded::Watchdog,
     cluster::{self, FAST},
     fleet::Fleet,
@@ -35,8 +37,15 @@ fn with(
     placement: StructurePlacement,
     f: impl AsyncFnOnce(&Worker, StructurePlacement) -> Result<(), Error>,
 ) {
+    with_fleet(Fleet::start(3, 16 << 20, 1, options).unwrap(), placement, f);
+}
+
+fn with_fleet(
+    fleet: Fleet,
+    placement: StructurePlacement,
+    f: impl AsyncFnOnce(&Worker, StructurePlacement) -> Result<(), Error>,
+) {
     let _watch = Watchdog::start("plug-ins", Duration::from_secs(100));
-    let fleet = Fleet::start(3, 16 << 20, 1, options).unwrap();
     let compute = cluster::join(&fleet.fabric(), 1).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(f(&worker, placement)).unwrap();
@@ -122,7 +131,9 @@ fn what_is_followed_together_overlaps_over_every_access() {
 /// A memory server whose program lacks the structure says which operation it does not know.
 #[test]
 fn an_operation_that_a_memory_server_does_not_have_is_named() {
-    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+    let registry = Registry::new().with::<Mixed>();
+    let fleet = Fleet::start_of(3, 16 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    with_fleet(fleet, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
         let made: RTree<OneSided<rtree::Tree>> =
             RTree::create(worker, "s", RTreeOptions { placement, ..RTreeOptions::default() }).await?;
         let structure = farlink_runtime::access::Access::context(made.access()).structure.clone();
