@@ -23,6 +23,7 @@
 //! | the owner is dead | what it had is taken, by this compute server if it can own, else by another one that listens; with nobody who can, [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) at once |
 //! | its owner died as it handed it on, and nobody owns it | this compute server takes it after a hundred looks, if it can own |
 //! | nobody owns it for the time being, or the owner takes no messages | again for [ten seconds](PATIENCE_NS) and [a thousand looks](LOOKS_MIN) without a new map, then [`NoOwner`](farlink_runtime::error::Error::NoOwner) or [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) |
+//! | the owner has left in good order, and not taken it | the map is read, and the operation is sent on |
 //! | the owner was lost with it | again if it only reads, else [`OwnerLost`](farlink_runtime::error::Error::OwnerLost) |
 //! | the owner lives and gives no sign of life, its process is stopped, say | [`OwnerSilent`](farlink_runtime::error::Error::OwnerSilent) once [the time for that](farlink_runtime::compute::ComputeOptions::lock_wait) is over; without one, it waits until it goes on |
 //! | the connection was lost, the owner was not | it is sent again, and done once (see [`farlink_runtime::messaging`]) |

@@ -5,6 +5,7 @@
 //! reply     [items:16 | type:8]  sequence                 item...   item: [words:32 | index:16 | status:16]  result...
 //! hello-ack   [type:8]  the server's incarnation  1 if it knows the worker's session
 //! nack [type:8]  why
+//! goodbye [type:8]
 //! ```
 //!
 //! A request has one item, or several, which are answered in one reply; the items of a reply come in any order.
@@ -17,6 +18,8 @@ const REQUEST: u64 = 1;
 const REPLY: u64 = 2;
 const HELLO_ACK: u64 = 3;
 const NACK: u64 = 4;
+/// The whole message.
+pub(crate) const GOODBYE: u64 = 5;
 
 pub(crate) const REPLY_HEADER: usize = 2;
 
@@ -140,6 +143,8 @@ pub enum FromServer<'a> {
     },
     /// A message could not be made sense of, and not even its number told.
     Nack(u64),
+    /// The server ends. What it has answered was sent before this; what else it was sent it has not taken.
+    Goodbye,
 }
 
 /// A message of a memory server to a worker.
@@ -171,6 +176,7 @@ pub fn read_from_server(words: &[u64]) -> Result<FromServer<'_>, DecodeError> {
             Ok(FromServer::HelloAck { server, resumed: resumed == 1 })
         }
         (NACK, &[NACK, why]) => Ok(FromServer::Nack(why)),
+        (GOODBYE, &[GOODBYE]) => Ok(FromServer::Goodbye),
         _ => Err(DecodeError("a message of the server is of no known type")),
     }
 }

@@ -166,6 +166,11 @@ impl Session {
         matches!(self.place(sequence), Some(Place::Running { reply, missing: 1, .. }) if reply.is_empty())
     }
 
+    /// Whether all that was asked for is answered, and on its way.
+    pub(super) fn is_answered(&self) -> bool {
+        !self.places.iter().any(|place| matches!(place, Place::Running { .. } | Place::Done { sent: false, .. }))
+    }
+
     /// The oldest reply whose pieces are held.
     pub(super) fn oldest_held(&self) -> Option<u64> {
         let is_held = |place: &Place| matches!(place, Place::Done { held: Some(_), .. });

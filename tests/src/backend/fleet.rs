@@ -3,6 +3,7 @@
 use std::{
     path::Path,
     sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
 };
 
 use farlink_offload::{
@@ -121,6 +122,12 @@ impl Fleet {
 fn options_here() -> ShipOptions {
     let wait = if Backend::chosen() == Backend::Verbs { Wait::Event } else { Wait::Auto };
     ShipOptions { messages: ServeMessages { wait, ..ServeMessages::default() }, ..ShipOptions::default() }
+}
+
+/// A server whose answers never go, and which waits for none of them when it ends: it is lost then.
+pub fn silent() -> ShipOptions {
+    let messages = ServeMessages { end_wait: Duration::ZERO, ..ServeMessages::default() };
+    ShipOptions { messages, hold: Some(Arc::new(|_| Box::pin(std::future::pending()))) }
 }
 
 /// Starts so many threads for each memory server of a cluster in this process, as one member of the cluster.

@@ -18,7 +18,7 @@ use farlink_runtime::{
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
-use super::{AccessVariant, Model, scene::Scene, variants::Accessed, with_seeds};
+use super::{AccessVariant, Model, scene::Scene, variants, variants::Accessed, with_seeds};
 use crate::{
     backend::FabricProfile,
     bounded::{self, Bound},
@@ -49,7 +49,7 @@ pub fn hostile<M: Model>() {
             AccessVariant::Owned,
             AccessVariant::Strict,
         ];
-        for variant in M::variants().into_iter().filter(|variant| met.contains(variant)) {
+        for variant in variants::<M>().into_iter().filter(|variant| met.contains(variant)) {
             run::<M>(variant, seed);
         }
     });

@@ -11,8 +11,9 @@
 //! After each run the structure's check finds nothing, and no memory is held or lost.
 //!
 //! All is drawn from a seed, which is printed: `FARLINK_TEST_SEED` has a run again. `FARLINK_KIT_SECONDS` says how long each
-//! of these tests goes on with new seeds (3 if not set; each is run with one seed at least), `FARLINK_KIT_OPS` how many
-//! operations a run of the model has (300). `FARLINK_FABRIC=verbs` runs all but *processes* on real RDMA.
+//! of these tests goes on with new seeds (.5 if not set; each is run with one seed at least), `FARLINK_KIT_OPS` how many
+//! operations a run of the model has (300), `FARLINK_KIT_ACCESS` over which [`AccessVariant`] alone they run, by its name.
+//! `FARLINK_FABRIC=verbs` runs all but *processes* on real RDMA.
 //!
 //! ```no_run
 //! use std::collections::BTreeMap;
@@ -193,6 +194,14 @@ macro_rules! conformance {
             }
         }
     };
+}
+
+/// The accesses of a run.
+fn variants<M: Model>() -> Vec<AccessVariant> {
+    let name: String = settings::from_env("FARLINK_KIT_ACCESS", String::new());
+    let mut variants = M::variants();
+    variants.retain(|variant| name.is_empty() || name == format!("{variant:?}"));
+    variants
 }
 
 /// Runs `case` with one seed after another for the time that a test has. What it prints last is the seed of what failed.

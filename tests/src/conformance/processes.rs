@@ -16,6 +16,7 @@ use super::{
     AccessVariant, Event, Model,
     many::{self, Common, Plan},
     scene::{self, SERVER_BYTES, SERVERS},
+    variants,
     variants::Client,
     with_seeds,
 };
@@ -31,7 +32,6 @@ const CHILD: &str = "FARLINK_KIT_CHILD";
 const MARK: &str = "@kit ";
 const READY: &str = "ready";
 const LIMIT: Duration = Duration::from_secs(20);
-const COMPUTES: usize = 2;
 
 /// What a child does.
 #[derive(Debug, Serialize, Deserialize)]
@@ -56,7 +56,10 @@ pub fn processes<M: Model>(child: &str) {
     if Backend::chosen() == Backend::Verbs {
         return println!("skipped on verbs");
     }
-    let variants = M::variants();
+    let variants = variants::<M>();
+    if variants.is_empty() {
+        return println!("skipped: it does not work over this access");
+    }
     with_seeds("processes", |seed| {
         let number = (seed % variants.len() as u64) as usize;
         let profile = scene::profiles();
@@ -65,7 +68,7 @@ pub fn processes<M: Model>(child: &str) {
 }
 
 fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64) -> anyhow::Result<()> {
-    let variant = M::variants()[number];
+    let variant = variants::<M>()[number];
     let context = format!("{variant:?} and {profile:?} in processes, seed {seed}");
     let _watchdog = Watchdog::start(context.clone(), LIMIT);
     let dir = cluster::scratch()?;
@@ -75,7 +78,7 @@ fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64) 
     let ships = if variant.ships() { servers.iter().map(serve).collect::<Result<Vec<_>, _>>()? } else { Vec::new() };
     let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), profile.options())?);
     let structure = scene::create::<M>(&fabric, variant)?;
-    let computes = if variant.owns() { 1 } else { COMPUTES };
+    let computes = variant.computes();
     let task = |number_of_child| Task {
         dir: dir.path().to_owned(),
         variant: number,
@@ -140,12 +143,13 @@ pub fn child<M: Model>() {
 
 fn be_child<M: Model>(task: &str) -> anyhow::Result<()> {
     let Task { dir, variant, profile, seed, number, name } = serde_json::from_str(task)?;
-    let variant: AccessVariant = *M::variants().get(variant).context("there is no such variant")?;
+    let variant: AccessVariant = *variants::<M>().get(variant).context("there is no such variant")?;
     let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(&dir, profile.options())?);
-    let compute = cluster::join(&fabric, seed + number as u64)?;
+    let compute = Arc::new(cluster::join(&fabric, seed + number as u64)?);
     let worker = compute.worker()?;
     let structure: Structure = worker.block_on(catalog::open::<M::Plugin>(&worker, &name))?;
     let client = Client::<M>::new(structure, variant, None, seed, false)?;
+    let server = client.serve(&compute, number == 0)?;
     println!("{MARK}{READY}");
     std::io::stdin().read_line(&mut String::new())?;
     let mut reported = Vec::<Reported>::new();
@@ -153,8 +157,9 @@ fn be_child<M: Model>(task: &str) -> anyhow::Result<()> {
     for (index, event) in many::work::<M>(&compute, &client, plan, &Common::of(1)) {
         reported.push((index, event.begin_ns, event.end_ns, event.outcome.map(|outcome| format!("{outcome:?}"))));
     }
-    worker.block_on(async { client.reach(&worker).await?.flush().await })?;
-    drop((worker, client, compute));
+    client.leave(&compute)?;
+    drop((worker, server));
+    drop((client, compute));
     println!("{MARK}{}", serde_json::to_string(&reported)?);
     Ok(())
 }

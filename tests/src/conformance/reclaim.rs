@@ -3,7 +3,7 @@
 use farlink_runtime::{audit, layout::CHUNK_BYTES};
 use rand::{SeedableRng, rngs::SmallRng};
 
-use super::{AccessVariant, Model, scene::Scene, with_seeds};
+use super::{AccessVariant, Model, scene::Scene, variants, with_seeds};
 use crate::{backend::FabricProfile, cluster, settings};
 
 const ROUNDS: usize = 8;
@@ -22,7 +22,7 @@ const SHIFT: usize = 100;
 /// If they do, or memory is lost.
 pub fn reclaim<M: Model>() {
     with_seeds("reclaim", |seed| {
-        for variant in M::variants().into_iter().filter(|variant| {
+        for variant in variants::<M>().into_iter().filter(|variant| {
             matches!(
                 variant,
                 AccessVariant::OneSided

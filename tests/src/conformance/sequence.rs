@@ -1,13 +1,13 @@
 //! One worker, one operation after another, against the model.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use rand::{SeedableRng, rngs::SmallRng};
 
 use super::{
     AccessVariant, Model,
     scene::{Scene, profiles},
-    with_seeds,
+    variants, with_seeds,
 };
 use crate::{backend::FabricProfile, cluster, settings};
 
@@ -21,7 +21,7 @@ const TOLD: usize = 12;
 pub fn model<M: Model>() {
     with_seeds("model", |seed| {
         for profile in profiles() {
-            for variant in M::variants() {
+            for variant in variants::<M>() {
                 run::<M>(variant, profile, seed);
             }
         }
@@ -32,7 +32,14 @@ fn run<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u64) {
     let scene = Scene::<M>::new(variant, profile, seed);
     let context = &scene.context;
     let client = scene.client(true);
-    let compute = cluster::join(&scene.fabric, seed).unwrap();
+    let compute = Arc::new(cluster::join(&scene.fabric, seed).unwrap());
+    // Where operations go to owners, somebody else has all at first.
+    let other = (variant == AccessVariant::Routed).then(|| {
+        let client = scene.client(true);
+        let compute = Arc::new(cluster::join(&scene.fabric, seed + 1).unwrap());
+        (client.serve(&compute, true).unwrap(), client, compute)
+    });
+    let server = client.serve(&compute, other.is_none()).unwrap();
     let worker = compute.worker().unwrap();
     let reached = worker.block_on(client.reach(&worker)).unwrap();
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
@@ -49,8 +56,12 @@ fn run<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u64) {
             let is_right = found.as_ref().is_ok_and(|found| *found == expected);
             assert!(is_right, "{context}: operation {number} should have answered {expected:?}: {last:#?}");
         }
-        reached.flush().await.unwrap_or_else(|error| panic!("{context}: {error}"));
     });
-    drop((reached, worker, compute, client));
+    client.leave(&compute).unwrap_or_else(|error| panic!("{context}: {error}"));
+    if let Some((_server, client, compute)) = &other {
+        client.leave(compute).unwrap_or_else(|error| panic!("{context}: {error}"));
+    }
+    drop((other, reached, worker, server));
+    drop((compute, client));
     scene.close(false);
 }

@@ -1,25 +1,39 @@
 //! The accesses over which a structure is tested.
 
-use std::{fmt, rc::Rc};
+use std::{
+    fmt,
+    rc::Rc,
+    sync::{Arc, OnceLock},
+};
 
 use farlink_offload::{
-    Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Engine, EngineOptions, Hybrid,
-    MappingCache, Policies, Remote,
+    Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Engine, EngineOptions, Holdings, Hybrid,
+    MappingCache, OwnerServer, Policies, Remote, Router, Routes, Served,
     policy::{Always, Choice, Miss, Never, Policy},
+    route::{loads, move_region},
 };
 use farlink_runtime::{
     access::{Access, Operation, Plugin, Region, Structure},
+    compute::ComputeServer,
     error::Error,
-    one_sided::{OneSided, Proof},
+    fabric::listener::ListenOptions,
+    messaging::{ServeMessages, Wait},
+    one_sided::{OneSided, Proof, ownership},
     operation::Run,
     server::LocalMemory,
     structure::PlacementPolicy,
     worker::Handle,
 };
-use rand::RngExt;
+use rand::{RngExt, seq::IndexedRandom};
 
 use super::Model;
-use crate::strict::{Rules, Strict};
+use crate::{
+    cluster::{again, again_async},
+    strict::{Rules, Strict},
+};
+
+/// Where compute servers own parts, one operation in so many has something moved first.
+const MOVES_ONE_IN: u32 = 20;
 
 /// An access with what it is made of: a proof, a policy, [`Strict`] around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,11 +66,13 @@ pub enum AccessVariant {
     Strict,
     /// [`Strict`] over an owner's cache.
     StrictOwned,
+    /// Compute servers own a part each, or nothing, and send operations to the owners. Parts go to and fro meanwhile.
+    Routed,
 }
 
 impl AccessVariant {
     /// All.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::OneSided,
         Self::LockBodyLock,
         Self::Within,
@@ -71,11 +87,20 @@ impl AccessVariant {
         Self::Adaptive,
         Self::Strict,
         Self::StrictOwned,
+        Self::Routed,
     ];
 
-    /// Whether one compute server owns the structure.
+    /// Whether compute servers own the structure.
     pub const fn owns(self) -> bool {
-        matches!(self, Self::Owned | Self::NeverShipped | Self::Shipped | Self::NowAndThen | Self::StrictOwned)
+        matches!(
+            self,
+            Self::Owned | Self::NeverShipped | Self::Shipped | Self::NowAndThen | Self::StrictOwned | Self::Routed
+        )
+    }
+
+    /// How many compute servers work on the structure: one that owns all of it, or two.
+    pub(super) const fn computes(self) -> usize {
+        if self.owns() && !matches!(self, Self::Routed) { 1 } else { 2 }
     }
 
     /// Whether memory servers may carry out operations.
@@ -116,6 +141,7 @@ pub(super) enum Accessed<P: Plugin> {
     Adaptive(Adaptive<OneSided<P>>),
     Strict(Strict<OneSided<P>>),
     StrictOwned(Strict<Cached<P>>),
+    Routed(Routed<P>),
 }
 
 impl<P: Plugin> Accessed<P> {
@@ -125,6 +151,7 @@ impl<P: Plugin> Accessed<P> {
             Self::Owned(cached) => cached.flush().await,
             Self::Engine(engine) => engine.cached().flush().await,
             Self::StrictOwned(strict) => strict.inner().flush().await,
+            Self::Routed(routed) => routed.flush().await,
             _ => Ok(()),
         }
     }
@@ -145,7 +172,51 @@ impl<P: Plugin> Run for Accessed<P> {
             Self::Adaptive(it) => it.execute(operation).await,
             Self::Strict(it) => it.execute(operation).await,
             Self::StrictOwned(it) => it.execute(operation).await,
+            Self::Routed(it) => it.execute(operation).await,
         }
+    }
+}
+
+/// Has operations done by their owners, and now and then has some of what others own moved here first.
+#[derive(Debug)]
+pub(super) struct Routed<P: Plugin> {
+    router: Router<P>,
+    worker: Handle,
+}
+
+impl<P: Plugin> Routed<P> {
+    async fn flush(&self) -> Result<(), Error> {
+        match self.router.here() {
+            Some(here) => here.holdings().flush(&self.worker).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Half of the time all of a region, and else a piece of it. What is being moved by somebody else stays where it is.
+    async fn take_some(&self) -> Result<(), Error> {
+        let (worker, structure) = (&self.worker, self.router.structure());
+        let here = worker.owner();
+        let map = ownership::read(worker, structure).await?;
+        let others: Vec<_> = map.owners().filter(|&(owner, _)| owner != here).collect();
+        let Some((owner, part)) = worker.random(|rng| others.choose(rng).copied()) else { return Ok(()) };
+        let piece = match worker.random(|rng| rng.random()) {
+            true => loads(worker, structure, owner, 1).await?.piece.map(|load| load.region),
+            false => part.to_region::<P::Region>()?,
+        };
+        let Some(piece) = piece else { return Ok(()) };
+        move_region(worker, structure, &piece, owner, here).await.map(drop)
+    }
+}
+
+impl<P: Plugin> Run for Routed<P> {
+    type Plugin = P;
+
+    async fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
+        if self.worker.random(|rng| rng.random_ratio(1, MOVES_ONE_IN)) {
+            // Its owner may be about to leave, or to give it to somebody else.
+            let _ = self.take_some().await;
+        }
+        self.router.execute(operation).await
     }
 }
 
@@ -155,6 +226,8 @@ pub(super) struct Client<M: Model> {
     variant: AccessVariant,
     cache: Option<ComputeCache<M::Plugin>>,
     mapping: MappingCache<M::Plugin>,
+    holdings: Option<Holdings<M::Plugin>>,
+    routes: OnceLock<Routes<M::Plugin>>,
     memory: Option<LocalMemory>,
     seed: u64,
     is_alone: bool,
@@ -176,11 +249,46 @@ impl<M: Model> Client<M> {
         is_alone: bool,
     ) -> Result<Self, Error> {
         let has_cache = variant.owns() || variant == AccessVariant::CachedInner;
+        let is_routed = variant == AccessVariant::Routed;
         let mut options = CacheOptions::new(M::CACHE_BYTES);
-        options.excludes_subtrees = variant.owns();
-        let cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
-        let mapping = MappingCache::new(M::CACHE_BYTES);
-        Ok(Self { structure, variant, cache, mapping, memory, seed, is_alone })
+        options.excludes_subtrees = variant.owns() && !is_routed;
+        let mut cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
+        let holdings = cache.take_if(|_| is_routed).map(|cache| Holdings::new(&structure, cache));
+        let (mapping, routes) = (MappingCache::new(M::CACHE_BYTES), OnceLock::new());
+        Ok(Self { structure, variant, cache, mapping, holdings, routes, memory, seed, is_alone })
+    }
+
+    /// Carries out what other compute servers send to this one, if they do, until it is dropped. `owns_all` has it own all at first.
+    pub(super) fn serve(&self, compute: &Arc<ComputeServer>, owns_all: bool) -> Result<Option<OwnerServer>, Error> {
+        let Some(holdings) = &self.holdings else { return Ok(None) };
+        if owns_all {
+            let worker = again(|| compute.worker())?;
+            worker.block_on(again_async(async || holdings.take(&worker, Region::everything()).await))?;
+        }
+        again(|| {
+            let messages = ServeMessages { wait: Wait::Event, ..ServeMessages::default() };
+            let listener = compute.listen(&ListenOptions::default())?;
+            OwnerServer::start(listener, compute, vec![Served::new(holdings)], &messages).map(Some)
+        })
+    }
+
+    /// Writes what its compute server has changed, and gives up what it owns.
+    pub(super) fn leave(&self, compute: &ComputeServer) -> Result<(), Error> {
+        let worker = again(|| compute.worker())?;
+        let reached = again(|| worker.block_on(self.reach(&worker)))?;
+        worker.block_on(again_async(async || reached.flush().await))?;
+        match &self.holdings {
+            Some(holdings) => worker.block_on(again_async(async || holdings.give_up_all(&worker).await)),
+            None => Ok(()),
+        }
+    }
+
+    async fn routes(&self, worker: &Handle) -> Result<Routes<M::Plugin>, Error> {
+        if let Some(routes) = self.routes.get() {
+            return Ok(routes.clone());
+        }
+        let read = Routes::read(worker, self.structure.clone()).await?;
+        Ok(self.routes.get_or_init(|| read).clone())
     }
 
     /// The structure as a worker reaches it.
@@ -218,6 +326,14 @@ impl<M: Model> Client<M> {
             }
             AccessVariant::StrictOwned => {
                 Accessed::StrictOwned(self.strict(worker, own().await?, false, Accessed::Owned))
+            }
+            AccessVariant::Routed => {
+                let (routes, holdings) = (self.routes(worker).await?, self.holdings.as_ref());
+                let router = match holdings {
+                    Some(holdings) => Router::new(worker, &routes, holdings.here(worker)),
+                    None => Router::to_owners(worker, &routes),
+                };
+                Accessed::Routed(Routed { router, worker: worker.clone() })
             }
         })
     }

@@ -424,7 +424,7 @@ fn what_a_lost_server_has_changed_is_not_found_as_it_was() {
     let mut lost_ever = 0;
     for round in 0..30 {
         let model = sparse(ENTRIES);
-        let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..Default::default() };
+        let options = farlink_tests::fleet::silent();
         let served = Served::start_with(1, 1, FabricProfile::Fast, &model, 0.8, PlacementPolicy::default(), &options);
         let member = Member::join(&served.fabric, 1);
         let mut options = CacheOptions::new(CACHE_BYTES_MIN);
@@ -496,7 +496,7 @@ fn a_server_lost_in_mid_request_leaves_the_outcome_unknown_and_what_reads_is_don
     let _watch = Watchdog::start("lost in mid-request", Duration::from_secs(120));
     let mut model = sparse(20_000);
     // Its answers never go.
-    let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..Default::default() };
+    let options = farlink_tests::fleet::silent();
     let served = Served::start_with(1, 1, FabricProfile::Fast, &model, 0.8, PlacementPolicy::default(), &options);
     let member = Member::join(&served.fabric, 1);
     // From the level above the leaves: scans read leaves by the parent's links and are never shipped from the leaves.

@@ -217,7 +217,8 @@ fn a_peer_that_takes_no_replies_is_dropped_and_may_come_again() {
 
 #[test]
 fn what_a_lost_server_had_been_asked_has_an_unknown_outcome() {
-    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let lost = ServeMessages { end_wait: Duration::ZERO, ..ServeMessages::default() };
+    let scene = scene(1, FAST, SMALL, &lost);
     let compute = scene.join(6);
     let worker = compute.worker().unwrap();
     let Scene { cluster, seen, mut messages, .. } = scene;

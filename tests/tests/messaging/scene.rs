@@ -44,6 +44,10 @@ pub(crate) const REFUSE: Kind = Kind(6);
 /// Panics.
 pub(crate) const PANIC: Kind = Kind(7);
 
+/// As [`LATER`], many turns later.
+pub(crate) const SLOWLY: Kind = Kind(8);
+const SLOW_TURNS: u32 = 1000;
+
 /// What services have done, whatever thread they ran on.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
@@ -72,6 +76,7 @@ impl Service for Parrot {
                 _ => reply.refuse(Refusal::Malformed),
             },
             LATER => self.later.push((self.later.len() as u32 % 7, request.words().to_vec(), reply)),
+            SLOWLY => self.later.push((SLOW_TURNS, request.words().to_vec(), reply)),
             TALLY => {
                 let mut tallies = self.tallies.borrow_mut();
                 let tally = tallies.entry(request.peer()).or_default();

@@ -347,8 +347,7 @@ fn a_structure_that_goes_sideways_is_left_to_the_sender() {
 /// A memory server that never answers, and who ships to it.
 fn stalled() -> (Arc<dyn Here>, Vec<ShipServer>, ComputeServer) {
     let cluster = here::start(1, 8 << 20, FAST).unwrap();
-    let options = ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..ShipOptions::default() };
-    let servers = fleet::start_all(&cluster, 1, &options).unwrap();
+    let servers = fleet::start_all(&cluster, 1, &fleet::silent()).unwrap();
     let compute = cluster::join(&cluster.fabric(), 1).unwrap();
     (cluster, servers, compute)
 }

@@ -29,7 +29,7 @@ pub(super) enum Failure {
     Unknown(Rc<str>),
     /// It was sent, and the memory server has given no sign of life for so long.
     Silent(Duration),
-    /// It was not sent.
+    /// It was not sent, or not taken.
     Missing(Rc<str>),
 }
 
@@ -98,6 +98,8 @@ pub(super) struct Core {
     pub(super) silence: Silence,
     pub(super) failed_attempts: u32,
     pub(super) nacks: u64,
+    /// The memory server has said that it takes nothing more.
+    pub(super) has_goodbye: bool,
     pub(super) why_down: Rc<str>,
 }
 
@@ -160,6 +162,7 @@ impl Core {
             silence: Silence::default(),
             failed_attempts: 0,
             nacks: 0,
+            has_goodbye: false,
             why_down: "".into(),
         }
     }
@@ -171,7 +174,7 @@ impl Core {
             loop {
                 let Some(connection) = &mut self.connection else { return Ok(()) };
                 let carrier = &mut WorkerCarrier { host, spare: &mut self.spare };
-                let Some(message) = connection.receive(priority, carrier)? else { break };
+                let Some(message) = connection.take(priority, carrier)? else { break };
                 taken += 1;
                 words += message.len();
                 self.take_message(host, message);
@@ -183,8 +186,9 @@ impl Core {
             }
         }
         let Some(connection) = &mut self.connection else { return Ok(()) };
+        connection.check()?;
         let carrier = &mut WorkerCarrier { host, spare: &mut self.spare };
-        if self.phase == Phase::Up {
+        if self.phase == Phase::Up && !self.has_goodbye {
             self.dirty |= connection.send_out(&self.slots, carrier)?.owes;
             connection.sent.clear();
         }
@@ -207,6 +211,7 @@ impl Core {
             }
             Ok(FromServer::HelloAck { server, resumed }) => self.hello_ack(host, server, resumed),
             Ok(FromServer::Nack(_)) => self.nacks += 1,
+            Ok(FromServer::Goodbye) => self.has_goodbye = true,
             Err(why) => {
                 tracing::warn!(%why, "a malformed message of the memory server");
                 self.nacks += 1;
@@ -261,22 +266,29 @@ impl Core {
 
     /// Everything unanswered fails.
     pub(super) fn fail(&mut self, host: &dyn Host, why: &str) {
-        self.end(host, why.into(), None);
+        let why: Rc<str> = why.into();
+        self.end(host, Rc::clone(&why), Failure::Unknown(why));
+    }
+
+    /// Everything unanswered was not taken: the memory server has ended in good order.
+    pub(super) fn leave(&mut self, host: &dyn Host) {
+        let why: Rc<str> = "it has ended, and has not taken the request".into();
+        self.end(host, Rc::clone(&why), Failure::Missing(why));
     }
 
     /// Everything unanswered fails: the memory server has given no sign of life for so long.
     pub(super) fn fail_silent(&mut self, host: &dyn Host, waited: Duration) {
         let why =
             format!("it has given no sign of life for {} ms; continue or restart its process", waited.as_millis());
-        self.end(host, why.into(), Some(waited));
+        self.end(host, why.into(), Failure::Silent(waited));
     }
 
-    fn end(&mut self, host: &dyn Host, why: Rc<str>, silent: Option<Duration>) {
+    fn end(&mut self, host: &dyn Host, why: Rc<str>, of_sent: Failure) {
         self.phase = Phase::Down;
         self.why_down = Rc::clone(&why);
         for sequence in self.lowest..self.next {
             let failure = match self.slots.of(sequence).progress {
-                Progress::Sent => silent.map_or_else(|| Failure::Unknown(Rc::clone(&why)), Failure::Silent),
+                Progress::Sent => of_sent.clone(),
                 Progress::Waiting => Failure::Missing(Rc::clone(&why)),
                 _ => continue,
             };

@@ -87,7 +87,12 @@ impl State {
         if news {
             core.idle_polls = 0;
             core.dirty = false;
-            match core.exchange(host) {
+            let outcome = core.exchange(host);
+            let has_more = core.connection.as_ref().is_some_and(Connection::has_news);
+            match outcome {
+                // Each exchange takes some of the best-effort replies that came before it.
+                Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye && has_more => core.dirty = true,
+                Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye => core.leave(host),
                 Ok(()) => {}
                 Err(Broken::Protocol(error)) => {
                     core.fail(host, &format!("the memory server broke the protocol: {error}"))
@@ -122,6 +127,12 @@ impl State {
         if core.phase == Phase::Connecting || core.next != core.lowest || is_sending {
             let state = host.endpoint().borrow_mut().connection_state(self.server);
             match state {
+                // It has said something before it ended.
+                ConnectionState::Dismissed | ConnectionState::Dead
+                    if core.connection.as_ref().is_some_and(Connection::has_news) =>
+                {
+                    core.dirty = true;
+                }
                 ConnectionState::Up => self.check_silence(core, host),
                 ConnectionState::Dismissed => {
                     self.connect_again(core, host, "the memory server has closed the connection")
@@ -176,6 +187,7 @@ impl State {
         core.connection = Some(connection.ok_or_else(too_small)?);
         core.phase = Phase::Connecting;
         core.dirty = true;
+        core.has_goodbye = false;
         Ok(())
     }
 

@@ -6,7 +6,8 @@
 //!
 //! When the memory server has dismissed the connection, the worker connects again. If the same server answers and still has the
 //! session, everything unanswered is sent again, and nothing is done twice. If it is another incarnation, or it is gone, what
-//! was sent and not answered ends in [`Error::OutcomeUnknown`]. One that is there and stands still for too long ends it in
+//! was sent and not answered ends in [`Error::OutcomeUnknown`]; unless it has ended in good order, and said so: then it has not taken
+//! that, which counts as not sent. One that is there and stands still for too long ends it in
 //! [`Error::NoAnswer`]: the session is closed then, and nothing is sent again; what the server has taken already it may still carry out.
 
 mod batch;
@@ -122,7 +123,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Error::Refused`] if the memory server or its service refuses; [`ServerMissing`](farlink_fabric::Error::ServerMissing) if it is
-    /// not there, and the request was not sent; [`Error::OutcomeUnknown`] if it was sent and the server lost; [`Error::NoAnswer`] if it was
+    /// not there, and the request was not sent, or not taken before it ended; [`Error::OutcomeUnknown`] if it was sent and the server lost; [`Error::NoAnswer`] if it was
     /// sent, and the server stands still;
     /// [`Error::BadSize`] if the parameters are longer than a message.
     pub async fn request<P: Wire>(&self, kind: Kind, params: &P, priority: Priority) -> Result<Reply, Error> {

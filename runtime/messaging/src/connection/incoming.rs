@@ -62,6 +62,11 @@ impl Connection {
         carrier: &mut impl Carrier,
     ) -> Result<Option<Vec<u64>>, Broken> {
         self.check()?;
+        self.take(priority, carrier)
+    }
+
+    /// [`Connection::receive`], also of a connection that has failed: what has come is there.
+    pub(crate) fn take(&mut self, priority: Priority, carrier: &mut impl Carrier) -> Result<Option<Vec<u64>>, Broken> {
         loop {
             if let Some(message) = self.take_fetched(priority, carrier)? {
                 return Ok(Some(message));

@@ -336,7 +336,14 @@ impl Connection {
         self.post(at, Verb::Notify(word), op, carrier);
     }
 
-    fn check(&mut self) -> Result<(), Broken> {
+    /// Whether all that was to be sent has arrived, and what of it is to be fetched was fetched.
+    pub(crate) fn has_delivered(&self) -> bool {
+        let is_published = |out: &Outgoing| out.open.is_none() && out.published == out.producer.head();
+        !self.is_sending() && !self.is_waiting() && self.failed.is_none() && self.outgoing.iter().all(is_published)
+    }
+
+    /// What has failed, once.
+    pub(crate) fn check(&mut self) -> Result<(), Broken> {
         self.failed.take().map_or(Ok(()), |error| Err(Broken::Failed(error)))
     }
 }

@@ -8,6 +8,7 @@
 //! with more peers than cores the threads sleep (Catfish, section IV B).
 
 mod counts;
+mod end;
 mod manual;
 mod peers;
 mod requests;
@@ -53,6 +54,8 @@ pub struct ServeMessages {
     /// How long a peer may leave its replies where they are before it is dropped; and how long one reply with pieces may take on its
     /// way, for it holds back what the region reuses.
     pub silence_max: Duration,
+    /// How long a server that is dropped waits at most until what it has taken is answered, and the answers have arrived.
+    pub end_wait: Duration,
     /// When the pieces of a reply are gathered, and when copied.
     pub gather: GatherRule,
     /// Decides what is random.
@@ -65,6 +68,7 @@ impl Default for ServeMessages {
             wait: Wait::Auto,
             report_interval: Duration::from_millis(10),
             silence_max: Duration::from_secs(5),
+            end_wait: Duration::from_millis(500),
             gather: GatherRule::default(),
             seed: 0,
         }
@@ -115,7 +119,9 @@ impl Drop for ShutOnPanic {
     }
 }
 
-/// The running threads. Dropping it stops them; what was not answered is lost to the workers, who are told so.
+/// The running threads. Dropping it stops them: they take nothing more, answer what they have taken, for at most
+/// [`ServeMessages::end_wait`], and tell each worker that has all answers, so that it knows that the rest was not taken. To other workers
+/// the outcome of what was not answered is unknown.
 #[derive(Debug)]
 pub struct MessageServer {
     shared: Shared,

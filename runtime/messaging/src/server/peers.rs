@@ -31,6 +31,10 @@ pub(super) struct Peer {
     pub(super) held: (Option<u64>, u64),
     /// Something of this side's has changed: a completion came, or there is something to send.
     pub(super) dirty: bool,
+    /// It has come back after a lost connection: an answer that went over that one may have been lost with it.
+    pub(super) is_back: bool,
+    /// It knows that nothing more is taken.
+    pub(super) was_told: bool,
 }
 
 impl Thread {
@@ -86,7 +90,16 @@ impl Thread {
         connection.enqueue_notice(&hello_ack(self.shared.incarnation, known.is_some()));
         let moved_at_ns = self.clock.now_ns();
         let held = (None, moved_at_ns);
-        let peer_state = Peer { connection, session, trace: 0, moved_at_ns, held, dirty: true };
+        let peer_state = Peer {
+            connection,
+            session,
+            trace: 0,
+            moved_at_ns,
+            held,
+            dirty: true,
+            is_back: known.is_some(),
+            was_told: false,
+        };
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
         }

@@ -172,6 +172,7 @@ impl Thread {
                 std::hint::spin_loop();
             }
         }
+        self.end_in_order();
         self.close_all();
     }
 
