@@ -67,6 +67,8 @@ struct Outcome {
     kills: u64,
     stops: u64,
     longest: Took,
+    /// How long it took until a killed process was gone: its operations' askers wait for that, too.
+    longest_death: Duration,
     failed: u64,
     first_failure: Option<String>,
     /// Operations that were lost with the owner that they were sent to: nobody knows whether it has done them.
@@ -175,6 +177,7 @@ impl<'a> Run<'a> {
             kills: 0,
             stops: 0,
             longest: Took::default(),
+            longest_death: Duration::ZERO,
             failed: 0,
             first_failure: None,
             lost: 0,
@@ -280,8 +283,11 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.outcome.kills += 1;
-        let killed = self.children.remove(victim);
-        for line in killed.kill_and_drain()? {
+        let (killed, begun) = (self.children.remove(victim), Instant::now());
+        let lines = killed.kill_and_drain()?;
+        self.outcome.longest_death = self.outcome.longest_death.max(begun.elapsed());
+        tracing::debug!(victim, took = ?begun.elapsed(), "killed");
+        for line in lines {
             // The last one may have been cut off.
             let _ = self.hear(victim, &line);
         }
@@ -380,14 +386,16 @@ fn tell(
     in_flight: u64,
 ) -> anyhow::Result<()> {
     let line = format!(
-        "{} operations answered, {} kills, {} stops; the longest took {}, {} of these without a core; without kills {}, and {}",
+        "{} operations answered, {} kills, {} stops; the longest took {}, {} of these without a core; without kills {}, and {}; \
+         the slowest to die took {}",
         wild.answers,
         wild.kills,
         wild.stops,
         show_nanoseconds(wild.longest.ns),
         show_nanoseconds(wild.longest.coreless_ns),
         show_nanoseconds(calm.longest.ns),
-        show_nanoseconds(calm.longest.coreless_ns)
+        show_nanoseconds(calm.longest.coreless_ns),
+        show_nanoseconds(wild.longest_death.as_nanos() as u64)
     );
     let fields: Vec<(&'static str, Value)> = vec![
         ("answers", wild.answers.into()),
@@ -397,6 +405,7 @@ fn tell(
         ("longest_coreless_ns", wild.longest.coreless_ns.into()),
         ("longest_ns_without_kills", calm.longest.ns.into()),
         ("longest_coreless_ns_without_kills", calm.longest.coreless_ns.into()),
+        ("longest_death_ns", (wild.longest_death.as_nanos() as u64).into()),
     ];
     reporter.record("chaos", fields, &line)?;
     for (name, outcome) in [("without-kills", calm), ("acknowledged", wild)] {

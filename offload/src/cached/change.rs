@@ -91,7 +91,10 @@ impl<P: Plugin> Cached<P> {
                         log.is_written(link, version);
                         store.known().freeing.remove(link);
                     }
-                    Err(error) => tracing::warn!(page = %at, %error, "a page was not freed"),
+                    Err(error) => {
+                        tracing::warn!(page = %at, %error, "a page was not freed");
+                        log.is_stuck(&error);
+                    }
                 }
             };
             drop(self.worker().spawn_to_end(task));

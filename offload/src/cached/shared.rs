@@ -164,8 +164,10 @@ impl<P: Plugin> Cached<P> {
                 }
             }
             let written = locked.finish(after, shared_new).await;
-            if let (Ok(()), Some(log)) = (&written, store.log()) {
-                recorded.iter().for_each(|&(page, version)| log.is_written(page, version));
+            match (&written, store.log()) {
+                (Ok(()), Some(log)) => recorded.iter().for_each(|&(page, version)| log.is_written(page, version)),
+                (Err(error), Some(log)) => log.is_stuck(error),
+                (_, None) => {}
             }
             unlocking.iter().for_each(|&page| store.known().unlocking.remove(page));
             for (at, class, lock) in private_freed {
@@ -173,7 +175,10 @@ impl<P: Plugin> Cached<P> {
                     Ok(()) => {
                         store.log().iter().for_each(|log| log.is_written(Link::to(at, class), lock.next_version()))
                     }
-                    Err(error) => tracing::warn!(page = %at, %error, "a page was not freed"),
+                    Err(error) => {
+                        tracing::warn!(page = %at, %error, "a page was not freed");
+                        store.log().iter().for_each(|log| log.is_stuck(&error));
+                    }
                 }
             }
             freeing.iter().for_each(|&page| store.known().freeing.remove(page));

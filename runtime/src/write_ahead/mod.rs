@@ -125,6 +125,8 @@ struct State {
     is_shortened: bool,
     failures: u64,
     failure: Option<Failure>,
+    /// Why a page of which it says something never gets to remote memory.
+    stuck: Option<Failure>,
     waiting: Vec<Waker>,
     space: Space,
     /// What is [turned over](Log::turn_over) just now.
@@ -188,13 +190,13 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
         match error {
             Error::Fabric(fabric::Error::ServerLost { server, address, why }) => {
-                Self::ServerLost { server, address, why }
+                Self::ServerLost { server: *server, address: address.clone(), why: why.clone() }
             }
-            Error::Fabric(fabric::Error::TakenForDead { owner }) => Self::TakenForDead(owner),
+            Error::Fabric(fabric::Error::TakenForDead { owner }) => Self::TakenForDead(*owner),
             error => Self::Other(error.to_string()),
         }
     }
@@ -215,6 +217,7 @@ impl Log {
             is_shortened: false,
             failures: 0,
             failure: None,
+            stuck: None,
             waiting: Vec::new(),
             space: Space::default(),
             past: Space::default(),
@@ -316,7 +319,7 @@ impl Log {
                     tracing::warn!(%error, "an owner's log was not written");
                     state.spaces().into_iter().for_each(|space| space.failed(batch, &held));
                     state.failures += 1;
-                    state.failure = Some(error.into());
+                    state.failure = Some((&error).into());
                     // It goes with the next batch.
                     let later = std::mem::replace(&mut state.pending, pending);
                     later.records.into_iter().for_each(|record| state.pending.add(record));
@@ -377,6 +380,12 @@ impl Log {
         self.state().spaces().into_iter().for_each(|space| space.written(page, version));
     }
 
+    /// A page of which the log says something could not be written or freed, and nobody tries again: the log has to be replayed, and
+    /// cannot be [turned over](Log::turn_over) any more.
+    pub fn is_stuck(&self, why: &Error) {
+        self.state().stuck.get_or_insert_with(|| why.into());
+    }
+
     /// Whether the caller is to write pages back that old records are about, and then say that it [is](Log::is_shortened) done.
     pub fn shorten(&self) -> bool {
         let state = &mut *self.state();
@@ -423,7 +432,7 @@ impl Log {
     /// `write_back`, and wipes it. Before a region goes to another owner, of which nothing is recorded any more. One at a time.
     ///
     /// # Errors
-    /// What `write_back` failed with; if a memory server is lost, or there is no buffer.
+    /// What `write_back` failed with; why the log [is stuck](Log::is_stuck); if a memory server is lost, or there is no buffer.
     pub async fn turn_over(
         &self,
         worker: &Handle,
@@ -454,6 +463,9 @@ impl Log {
                 let state = &mut *self.state();
                 if state.past.is_done() {
                     break;
+                }
+                if let Some(failure) = &state.stuck {
+                    return Err(failure.error());
                 }
                 state.past.pages()
             };

@@ -124,10 +124,15 @@ fn options_here() -> ShipOptions {
     ShipOptions { messages: ServeMessages { wait, ..ServeMessages::default() }, ..ShipOptions::default() }
 }
 
-/// A server whose answers never go, and which waits for none of them when it ends: it is lost then.
-pub fn silent() -> ShipOptions {
+/// A server that waits for nothing when it ends: it is lost then.
+fn losable() -> ShipOptions {
     let messages = ServeMessages { end_wait: Duration::ZERO, ..ServeMessages::default() };
-    ShipOptions { messages, hold: Some(Arc::new(|_| Box::pin(std::future::pending()))) }
+    ShipOptions { messages, ..ShipOptions::default() }
+}
+
+/// Such a one whose answers never go.
+pub fn silent() -> ShipOptions {
+    ShipOptions { hold: Some(Arc::new(|_| Box::pin(std::future::pending()))), ..losable() }
 }
 
 /// Starts so many threads for each memory server of a cluster in this process, as one member of the cluster.
@@ -163,7 +168,7 @@ fn serve(
     (0..cluster.fabric().servers()).map(start).collect()
 }
 
-/// Has a memory server carry out operations.
+/// Has a memory server carry out operations. Whoever it had anything to say to may be dead when it ends: it waits for nobody then.
 ///
 /// # Errors
 /// As [`ShipServer::start`].
@@ -172,7 +177,7 @@ pub fn ship_at(
     memory: LocalMemory,
     join: impl Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync + 'static,
 ) -> Result<ShipServer, Error> {
-    ShipServer::start(listener, memory, registry(), &ShipOptions::default(), join)
+    ShipServer::start(listener, memory, registry(), &losable(), join)
 }
 
 /// Has a memory server of files carry out operations, as `spec` says.

@@ -4,6 +4,7 @@
 mod catalog;
 mod maps;
 mod owners;
+mod parting;
 mod records;
 mod rtrees;
 mod shared;

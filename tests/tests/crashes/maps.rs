@@ -51,7 +51,7 @@ impl Op {
         };
     }
 
-    fn key(self) -> u64 {
+    pub(crate) fn key(self) -> u64 {
         let (Self::Insert(key) | Self::Update(key) | Self::Remove(key)) = self;
         key
     }
