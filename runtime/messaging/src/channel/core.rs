@@ -198,6 +198,11 @@ impl Core {
         Ok(())
     }
 
+    /// Whether the memory server has written something that was not looked at.
+    pub(super) fn has_news(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::has_news)
+    }
+
     fn take_message(&mut self, host: &dyn Host, message: Vec<u64>) {
         match read_from_server(&message) {
             Ok(FromServer::Reply(reply)) => {

@@ -87,11 +87,9 @@ impl State {
         if news {
             core.idle_polls = 0;
             core.dirty = false;
-            let outcome = core.exchange(host);
-            let has_more = core.connection.as_ref().is_some_and(Connection::has_news);
-            match outcome {
+            match core.exchange(host) {
                 // Each exchange takes some of the best-effort replies that came before it.
-                Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye && has_more => core.dirty = true,
+                Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye && core.has_news() => core.dirty = true,
                 Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye => core.leave(host),
                 Ok(()) => {}
                 Err(Broken::Protocol(error)) => {
@@ -128,11 +126,7 @@ impl State {
             let state = host.endpoint().borrow_mut().connection_state(self.server);
             match state {
                 // It has said something before it ended.
-                ConnectionState::Dismissed | ConnectionState::Dead
-                    if core.connection.as_ref().is_some_and(Connection::has_news) =>
-                {
-                    core.dirty = true;
-                }
+                ConnectionState::Dismissed | ConnectionState::Dead if core.has_news() => core.dirty = true,
                 ConnectionState::Up => self.check_silence(core, host),
                 ConnectionState::Dismissed => {
                     self.connect_again(core, host, "the memory server has closed the connection")
