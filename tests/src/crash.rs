@@ -410,6 +410,7 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<Reques
     let fabric = &stage.fabric;
     cluster::with_worker(fabric, |worker| worker.block_on(scene.prepare(worker)))?;
     let (acknowledged, victim) = play_victim(&stage, scene, death)?;
+    assert!(acknowledged || death.after != NEVER, "nobody has died, and the operation failed");
     let sweeper = death.sweeper_after.map_or(Ok(0), |after| play_sweeper(fabric, death, after))?;
     let survivor = Member::join(fabric, 2)?;
     if scene.is_swept_first() {
@@ -445,9 +446,17 @@ pub fn enumerate<S: Scene + Debug>(options: MemOptions, scene: &S) -> u64 {
 /// # Panics
 /// As [`enumerate`].
 pub fn enumerate_one_in<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
+    enumerate_every(share * every(), options, scene)
+}
+
+/// [`enumerate`] for one in so many, whatever `FARLINK_CRASH_EVERY` says: of a scene with few.
+///
+/// # Panics
+/// As [`enumerate`].
+pub fn enumerate_every<S: Scene + Debug>(every: u64, options: MemOptions, scene: &S) -> u64 {
     let requests = played(options, scene, IN_FULL).victim;
     assert!(requests > 0, "{scene:?}: the victim did nothing");
-    let (mut deaths, every) = (0, share * every());
+    let mut deaths = 0;
     for (order, tears) in [(Order::Posted, false), (Order::Lower, true), (Order::Higher, false)] {
         // Another share of them in each run.
         let first = rand::random_range(0..every);

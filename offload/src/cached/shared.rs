@@ -152,6 +152,9 @@ impl<P: Plugin> Cached<P> {
             let store = handle.cache.store();
             // If a memory server is lost, what is on the others is finished all the same.
             let arrived = until_arrived(store, batch).await;
+            if let (Err(error), Some(log)) = (&arrived, store.log()) {
+                log.is_stuck(error);
+            }
             let mut attempt = 0;
             for page in written_back {
                 while let Err(error) = handle.cache.flush_each([page]).await {

@@ -381,7 +381,7 @@ impl Log {
     }
 
     /// A page of which the log says something could not be written or freed, and nobody tries again: the log has to be replayed, and
-    /// cannot be [turned over](Log::turn_over) any more.
+    /// cannot be [turned over](Log::turn_over) or [wiped](Log::wipe) any more.
     pub fn is_stuck(&self, why: &Error) {
         self.state().stuck.get_or_insert_with(|| why.into());
     }
@@ -406,12 +406,15 @@ impl Log {
     /// are freed by those who do it.
     ///
     /// # Errors
-    /// If a memory server is lost, or there is no buffer.
+    /// Why the log [is stuck](Log::is_stuck); if a memory server is lost, or there is no buffer.
     pub async fn wipe(&self, worker: &Handle) -> Result<(), Error> {
         let mut attempt = 0;
         let segments = loop {
             let pending = {
                 let mut state = self.state();
+                if let Some(failure) = &state.stuck {
+                    return Err(failure.error());
+                }
                 let pending = (!state.pending.records.is_empty()).then_some(state.next);
                 if pending.is_none() && !state.is_writing {
                     let spaces = state.spaces().map(std::mem::take);

@@ -22,7 +22,7 @@ use super::{
     AccessVariant, Event, Model,
     scene::{self, Scene, profiles},
     variants,
-    variants::{Accessed, Client},
+    variants::{Accessed, Client, MOVES},
     with_seeds,
 };
 use crate::{
@@ -54,6 +54,8 @@ pub fn linearizable<M: Model>() {
             run::<M>(profile, seed, profile == FabricProfile::Nasty);
         }
     });
+    let moves = MOVES.load(Ordering::Relaxed);
+    assert!(moves > 0 || !super::variants::<M>().contains(&AccessVariant::Routed), "nothing has moved between owners");
 }
 
 /// [`linearizable`] where requests fail.

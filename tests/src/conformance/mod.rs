@@ -199,6 +199,8 @@ macro_rules! conformance {
 /// The accesses of a run.
 fn variants<M: Model>() -> Vec<AccessVariant> {
     let name: String = settings::from_env("FARLINK_KIT_ACCESS", String::new());
+    let is_known = AccessVariant::ALL.iter().any(|variant| name == format!("{variant:?}"));
+    assert!(name.is_empty() || is_known, "FARLINK_KIT_ACCESS={name:?} is none of {:?}", AccessVariant::ALL);
     let mut variants = M::variants();
     variants.retain(|variant| name.is_empty() || name == format!("{variant:?}"));
     variants

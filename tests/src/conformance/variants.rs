@@ -3,7 +3,10 @@
 use std::{
     fmt,
     rc::Rc,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use farlink_offload::{
@@ -34,6 +37,9 @@ use crate::{
 
 /// Where compute servers own parts, one operation in so many has something moved first.
 const MOVES_ONE_IN: u32 = 20;
+
+/// How often something was moved, in all tests of this process.
+pub(super) static MOVES: AtomicU64 = AtomicU64::new(0);
 
 /// An access with what it is made of: a proof, a policy, [`Strict`] around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,7 +210,10 @@ impl<P: Plugin> Routed<P> {
             false => part.to_region::<P::Region>()?,
         };
         let Some(piece) = piece else { return Ok(()) };
-        move_region(worker, structure, &piece, owner, here).await.map(drop)
+        if move_region(worker, structure, &piece, owner, here).await?.is_some() {
+            MOVES.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 

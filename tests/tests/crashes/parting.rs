@@ -14,7 +14,7 @@ use farlink_runtime::{
 use farlink_structures::map::{KeyRange, Map};
 use farlink_tests::{
     cluster::FAST,
-    crash::{Scene, enumerate_one_in, enumerate_resumed},
+    crash::{Scene, enumerate_every, enumerate_resumed, every},
     subject::{StructureName, Subject},
     test_every_structure,
 };
@@ -146,7 +146,7 @@ fn scenes<S: Subject>() -> Vec<Parting<S>> {
 
 fn dies<S: Subject>() {
     for scene in scenes::<S>() {
-        enumerate_one_in(2, FAST, &scene);
+        enumerate_every((every() / 25).max(1), FAST, &scene);
     }
 }
 

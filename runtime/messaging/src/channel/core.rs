@@ -198,9 +198,9 @@ impl Core {
         Ok(())
     }
 
-    /// Whether the memory server has written something that was not looked at.
-    pub(super) fn has_news(&self) -> bool {
-        self.connection.as_ref().is_some_and(Connection::has_news)
+    /// Whether the memory server has sent something that was not looked at.
+    pub(super) fn has_messages(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::has_messages)
     }
 
     fn take_message(&mut self, host: &dyn Host, message: Vec<u64>) {

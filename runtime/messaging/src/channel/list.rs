@@ -89,7 +89,7 @@ impl State {
             core.dirty = false;
             match core.exchange(host) {
                 // Each exchange takes some of the best-effort replies that came before it.
-                Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye && core.has_news() => core.dirty = true,
+                Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye && core.has_messages() => core.dirty = true,
                 Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye => core.leave(host),
                 Ok(()) => {}
                 Err(Broken::Protocol(error)) => {
@@ -126,7 +126,7 @@ impl State {
             let state = host.endpoint().borrow_mut().connection_state(self.server);
             match state {
                 // It has said something before it ended.
-                ConnectionState::Dismissed | ConnectionState::Dead if core.has_news() => core.dirty = true,
+                ConnectionState::Dismissed | ConnectionState::Dead if core.has_messages() => core.dirty = true,
                 ConnectionState::Up => self.check_silence(core, host),
                 ConnectionState::Dismissed => {
                     self.connect_again(core, host, "the memory server has closed the connection")

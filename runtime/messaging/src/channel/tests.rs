@@ -4,6 +4,10 @@ use std::{
     cell::{Cell, RefCell},
     pin::pin,
     rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -27,6 +31,8 @@ use crate::{
     message::hello_ack,
     pieces::Outbound,
     protocol::{Kind, Priority},
+    serve::{Request as Asked, Responder, Service},
+    server::{MessageServer, ServeMessages},
 };
 
 const ANSWER_WAIT: Duration = Duration::from_millis(1500);
@@ -242,6 +248,64 @@ fn a_memory_server_that_stands_still_is_given_up() {
     assert!(matches!(&opened, Some(Err(error)) if says_why(error)), "{opened:?}");
     worker.channels.close(&*worker);
     drop(port);
+}
+
+/// Says how much it is told, once it may.
+struct Counts {
+    has_come: Arc<AtomicBool>,
+    may_answer: Arc<AtomicBool>,
+}
+
+impl Service for Counts {
+    fn handle(&mut self, request: Asked<'_>, reply: Responder) {
+        self.has_come.store(true, Ordering::Release);
+        while !self.may_answer.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        reply.send(&(request.words().len() as u64));
+    }
+}
+
+/// Also by a worker that still holds what the memory server has fetched: it learns that, the answer and the end all at once.
+#[test]
+fn a_memory_server_that_ends_is_left() {
+    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let id = ServerId::new(0).unwrap();
+    let [has_come, may_answer] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let (come, may) = (Arc::clone(&has_come), Arc::clone(&may_answer));
+    let counts = move |_| {
+        let counts = Counts { has_come: Arc::clone(&come), may_answer: Arc::clone(&may) };
+        Ok(Box::new(counts) as Box<dyn Service>)
+    };
+    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
+    let server = MessageServer::start(listener, &ServeMessages::default(), counts).unwrap();
+    let worker = Worker::new(&fabric);
+    let options = ChannelOptions { eager_words: Some(10), coalesce: true };
+    let mut asking = pin!(async {
+        let channel = Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, options).await?;
+        let answered = channel.request_words(Kind(1), &[7; 600], Priority::Latency).await?.words().to_vec();
+        let missing = channel.request_words(Kind(1), &[7; 600], Priority::Latency).await.map(drop);
+        Ok::<_, Error>((answered, missing))
+    });
+    let mut poll = || asking.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    while !has_come.load(Ordering::Acquire) {
+        worker.turn();
+        assert!(poll().is_pending());
+    }
+    may_answer.store(true, Ordering::Release);
+    drop(server);
+    let ended = (0..1000).find_map(|_| {
+        worker.turn();
+        match poll() {
+            Poll::Ready(ended) => Some(ended),
+            Poll::Pending => None,
+        }
+    });
+    let Some(Ok((answered, Err(Error::Fabric(FabricError::ServerMissing { .. }))))) = ended else {
+        panic!("{ended:?}")
+    };
+    assert_eq!(answered, [600]);
+    worker.channels.close(&*worker);
 }
 
 /// A worker that has a core now and then for an exchange learns all the same within moments that a memory server is gone.

@@ -270,13 +270,22 @@ impl Connection {
         sum(Priority::Latency).wrapping_add(sum(Priority::BestEffort).rotate_left(32))
     }
 
-    /// Whether the other side has written something that this one has not looked at.
+    /// Whether the other side has sent something that this one has not looked at.
+    pub(crate) fn has_messages(&self) -> bool {
+        Priority::ALL.into_iter().any(|priority| self.has_frames(priority))
+    }
+
+    #[inline]
+    fn has_frames(&self, priority: Priority) -> bool {
+        let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
+        self.incoming[priority.index()].consumer.position() != head
+    }
+
+    /// Whether the other side has written something that this one has not looked at: messages, or how far it has read.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         Priority::ALL.into_iter().any(|priority| {
-            let incoming = &self.incoming[priority.index()];
-            let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
-            incoming.consumer.position() != head || {
+            self.has_frames(priority) || {
                 let outgoing = &self.outgoing[priority.index()];
                 let waits = !outgoing.queue.is_empty() || !outgoing.rendezvous.is_empty();
                 waits && self.own[Control::Tail(priority).index()].load(Ordering::Acquire) != outgoing.producer.tail()

@@ -2,7 +2,7 @@
 //!
 //! A peer is told once all answers have arrived, so it has them before it reads that. One that has come back after a lost connection is not:
 //! the answer to a request may have been lost with that connection, and a repeat of the request may stand in the ring now. What such a peer
-//! was not answered has an unknown outcome.
+//! was not answered has an unknown outcome. Who comes now is dismissed.
 
 use super::thread::Thread;
 use crate::message::GOODBYE;
@@ -11,7 +11,10 @@ use farlink_fabric::sync::yield_thread;
 impl Thread {
     pub(super) fn end_in_order(&mut self) {
         let until_ns = self.clock.now_ns().saturating_add(self.options.end_wait.as_nanos() as u64);
+        self.is_ending = true;
         while self.clock.now_ns() < until_ns {
+            // Also says that it lives, to who waits for an answer.
+            self.sample_clock();
             self.take_changes(false);
             self.service.turn();
             self.take_replies();

@@ -65,9 +65,8 @@ impl Thread {
         self.generation = self.generation.wrapping_add(1);
         let Capabilities { ordered_writes: ordered, gather_max, .. } = self.endpoint.capabilities();
         let sending = Sending { ordered, coalesce: true, eager_words: usize::MAX, gather_max };
-        let Some(mut connection) = Connection::new(memory, peer, self.generation, sending) else {
-            return self.endpoint.dismiss(peer);
-        };
+        let connection = Connection::new(memory, peer, self.generation, sending).filter(|_| !self.is_ending);
+        let Some(mut connection) = connection else { return self.endpoint.dismiss(peer) };
         let known = self.by_worker.get(&who).copied();
         let session = known.unwrap_or_else(|| {
             self.next_unique += 1;

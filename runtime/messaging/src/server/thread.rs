@@ -82,6 +82,8 @@ pub(super) struct Thread {
     pub(super) busy_since_ns: Option<u64>,
     pub(super) busy_ns: u64,
     pub(super) present: usize,
+    /// It takes nothing more, and nobody.
+    pub(super) is_ending: bool,
     pub(super) has_latest: Cell<bool>,
 }
 
@@ -133,6 +135,7 @@ impl Thread {
             busy_since_ns: None,
             busy_ns: 0,
             present: 0,
+            is_ending: false,
             has_latest: Cell::new(false),
         }
     }
@@ -219,7 +222,7 @@ impl Thread {
         }
     }
 
-    fn sample_clock(&mut self) {
+    pub(super) fn sample_clock(&mut self) {
         let now_ns = self.clock.now_ns();
         if let Some(since_ns) = self.busy_since_ns.take() {
             self.busy_ns += now_ns.saturating_sub(since_ns);
