@@ -346,7 +346,7 @@ fn play_resumed<S: Scene>(options: MemOptions, scene: &S, after: u64, is_late: b
     Ok(resumed)
 }
 
-/// One death in so many is played: `FARLINK_CRASH_EVERY`, or else [`EVERY`].
+/// One death in so many is played: `FARLINK_CRASH_EVERY`, or a hundred.
 pub fn every() -> u64 {
     settings::from_env("FARLINK_CRASH_EVERY", EVERY).max(1)
 }
