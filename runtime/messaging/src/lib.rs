@@ -27,10 +27,12 @@
 //! - `message.rs`: requests, replies, batches.
 //! - `session.rs`, `channel`: exactly once. A worker numbers its requests. The memory server keeps each reply until the
 //!   worker has acknowledged it, so a repeat, which comes when a connection was lost and made anew, is answered from there.
-//! - `server`: threads that sleep until something comes, or poll (Catfish, section IV B), and report their load.
+//! - `server`: threads that sleep until something comes, or poll (Catfish, section IV B), and report their load. One that ends
+//!   answers what it has taken, and says that it has not taken the rest (`server/end.rs`).
 //!
 //! What the sender may rely on: a request whose reply came was carried out once. One that ends in
-//! [`Error::OutcomeUnknown`] was carried out once or not at all. Requests of
+//! [`Error::OutcomeUnknown`] was carried out once or not at all; one that ends in
+//! [`ServerMissing`](farlink_fabric::Error::ServerMissing) was not. Requests of
 //! one channel and one priority arrive in order, and may be carried out in any.
 //!
 //! A full ring pushes back: the sender's message waits in its queue, and a request waits before it is even numbered while

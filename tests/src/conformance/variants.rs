@@ -157,7 +157,7 @@ impl<P: Plugin> Accessed<P> {
             Self::Owned(cached) => cached.flush().await,
             Self::Engine(engine) => engine.cached().flush().await,
             Self::StrictOwned(strict) => strict.inner().flush().await,
-            Self::Routed(routed) => routed.flush().await,
+            Self::Routed(Routed { holdings, worker, .. }) => holdings.flush(worker).await,
             _ => Ok(()),
         }
     }
@@ -187,17 +187,11 @@ impl<P: Plugin> Run for Accessed<P> {
 #[derive(Debug)]
 pub(super) struct Routed<P: Plugin> {
     router: Router<P>,
+    holdings: Holdings<P>,
     worker: Handle,
 }
 
 impl<P: Plugin> Routed<P> {
-    async fn flush(&self) -> Result<(), Error> {
-        match self.router.here() {
-            Some(here) => here.holdings().flush(&self.worker).await,
-            None => Ok(()),
-        }
-    }
-
     /// Half of the time all of a region, and else a piece of it. What is being moved by somebody else stays where it is.
     async fn take_some(&self) -> Result<(), Error> {
         let (worker, structure) = (&self.worker, self.router.structure());
@@ -337,12 +331,9 @@ impl<M: Model> Client<M> {
                 Accessed::StrictOwned(self.strict(worker, own().await?, false, Accessed::Owned))
             }
             AccessVariant::Routed => {
-                let (routes, holdings) = (self.routes(worker).await?, self.holdings.as_ref());
-                let router = match holdings {
-                    Some(holdings) => Router::new(worker, &routes, holdings.here(worker)),
-                    None => Router::to_owners(worker, &routes),
-                };
-                Accessed::Routed(Routed { router, worker: worker.clone() })
+                let holdings = self.holdings.clone().ok_or(Error::Malformed("there is no cache"))?;
+                let router = Router::new(worker, &self.routes(worker).await?, holdings.here(worker));
+                Accessed::Routed(Routed { router, holdings, worker: worker.clone() })
             }
         })
     }
