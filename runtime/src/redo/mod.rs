@@ -56,6 +56,7 @@
 //! ```text
 //! word 4     the owner's incarnation
 //! word 5     link to the next ring
+//! word 6     sequence number: parts with a lower one say nothing any more
 //! word 8..   parts of records:
 //!            magic:32 | words of the part, mark included:32
 //!            sequence number
@@ -112,5 +113,7 @@ pub const RING_CLASS: SizeClass = match SizeClass::of_bytes(16 << 10) {
 pub(crate) const RING_OWNER: usize = 4;
 /// The word of a ring that links to the next one.
 pub(crate) const RING_NEXT: usize = 5;
+/// The word of a ring that makes parts void: those with lower sequence numbers.
+pub(crate) const RING_FROM: usize = 6;
 /// The first word of a ring that parts of records use.
 pub(crate) const RING_FIRST: usize = 8;

@@ -6,7 +6,7 @@ use crate::{
     ptr::{Link, RemotePtr},
 };
 
-use super::{RING_CLASS, RING_FIRST};
+use super::{RING_CLASS, RING_FIRST, RING_FROM};
 
 /// What a part is of: the high half of its first word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,7 +192,7 @@ pub(crate) struct Part {
     is_marked: bool,
 }
 
-/// The whole parts of `owner`'s records in the words of a ring at `ring`.
+/// The whole parts of `owner`'s records in the words of a ring at `ring` that are not void.
 pub(crate) fn scan(of: PartOf, ring: RemotePtr, words: &[u64], owner: OwnerId, found: &mut Vec<Part>) {
     for first in RING_FIRST..words.len() {
         if words[first] & !u64::from(u32::MAX) != of as u64 {
@@ -203,7 +203,8 @@ pub(crate) fn scan(of: PartOf, ring: RemotePtr, words: &[u64], owner: OwnerId, f
             continue;
         };
         let [_, sequence, who, stated] = part[..HEADER] else { continue };
-        if who >> 32 != u64::from(owner.incarnation()) || stated != sum(ring.word(first), part) {
+        let is_void = sequence < words[RING_FROM];
+        if is_void || who >> 32 != u64::from(owner.incarnation()) || stated != sum(ring.word(first), part) {
             continue;
         }
         found.push(Part {
@@ -360,6 +361,17 @@ mod tests {
                 rings.last_mut().unwrap().1.fill(0);
                 assert_eq!(found(&rings, owner()), []);
             }
+        }
+    }
+
+    #[test]
+    fn records_before_a_number_are_void() {
+        let (expected, body) = record(9, &[(5, 3), (6, 0)], &[]);
+        for (from, found_then) in [(0, &[expected.clone()][..]), (9, &[expected][..]), (10, &[])] {
+            let mut rings = Vec::new();
+            write(&mut rings, &body, 9, RING_FIRST);
+            rings[0].1[RING_FROM] = from;
+            assert_eq!(found(&rings, owner()), found_then, "from {from}");
         }
     }
 

@@ -71,7 +71,7 @@ use crate::{
     page::StructureId,
     ptr::{Link, RemotePtr, ServerId},
     recovery::another_ring,
-    redo::{OVERHEAD, PartOf, RING_CLASS, RING_FIRST, encode, seal},
+    redo::{OVERHEAD, PartOf, RING_CLASS, RING_FROM, encode, seal},
     sync::{Arc, Mutex, MutexGuard, lock},
     tenure::Tenure,
     worker::Handle,
@@ -483,15 +483,16 @@ impl Log {
 
 /// Has segments say nothing, and gives them back.
 async fn wipe(worker: &Handle, segments: Vec<RemotePtr>) -> Result<(), Error> {
-    let words = RING_CLASS.words() - RING_FIRST;
     let wiper = worker.clone();
+    // Every batch in them has a lower number.
+    let from = worker.compute().next_sequence();
     let wiping = async move {
         for segments in segments.chunks(WIPED_AT_ONCE) {
             let mut posted = Vec::with_capacity(segments.len());
             for segment in segments {
-                let mut zeros = wiper.buffer(words)?;
-                zeros.fill(0);
-                posted.push(wiper.write_private(segment.word(RING_FIRST), zeros));
+                let mut word = wiper.buffer(1)?;
+                word[0] = from;
+                posted.push(wiper.write_private(segment.word(RING_FROM), word));
             }
             for posted in posted {
                 posted.await?;
