@@ -188,7 +188,7 @@ fn wait_for_records(histories: &Path, bytes: u64, peers: &mut [Peer]) {
 /// Somebody is killed again and again; `expect` looks at what is left.
 fn kill(name: &str, options: impl Fn(u64) -> Options, expect: impl Fn(&Left)) {
     let seed = settings::seed(name);
-    let rounds: u64 = settings::from_env("FARLINK_FAULT_ROUNDS", 2);
+    let rounds: u64 = settings::from_env("FARLINK_FAULT_ROUNDS", 1);
     for round in 0..rounds {
         let _watchdog = Watchdog::start(name, LIMIT);
         expect(&Left::by(options(seed.wrapping_add(round))));

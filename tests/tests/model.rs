@@ -106,7 +106,7 @@ test_every_structure!(
 #[test]
 fn failed_bulk_loads_leave_nothing_behind() {
     // Little memory, for it is filled.
-    let scene = cluster_of(2 << 20);
+    let scene = cluster_of(1 << 20);
     let worker = &scene.worker;
     worker
         .block_on(async {

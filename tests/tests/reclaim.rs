@@ -115,14 +115,14 @@ fn in_shifts<S: Subject>(members: &[Member<S>], keys: &[u64], work: impl Fn(&Mem
 fn rounds<S: Subject>(fabric: &Arc<dyn Fabric>, members: [Member<S>; 2], growth: f64) {
     // For some thousand pages; a Bw-tree's writes are pages.
     let count = match S::WHICH {
-        StructureName::BTree => 12_000,
-        StructureName::SkipList => 5_000,
-        StructureName::BwTree => 4_000,
+        StructureName::BTree => 8_000,
+        StructureName::SkipList => 4_000,
+        StructureName::BwTree => 3_000,
     };
     let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", count));
     let reversed: Vec<u64> = keys.iter().rev().copied().collect();
     let mut first = None;
-    for round in 0..6 {
+    for round in 0..4 {
         in_shifts(&members, &keys, Member::insert);
         // Removed in the other order, and so by the other member for the most part.
         in_shifts(&members, &reversed, Member::remove);
@@ -157,9 +157,9 @@ fn two_compute_servers_keep_some_memory_each<S: Subject>() {
 
 fn pages_survive_those_who_held_them<S: Subject>() {
     let fabric = fabric::<S>();
-    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 5000).min(5000));
+    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 3000).min(5000));
     let mut leased = None;
-    for generation in 0..6 {
+    for generation in 0..4 {
         let member = Member::<S>::join(&fabric, generation);
         in_shifts(std::slice::from_ref(&member), &keys, Member::insert);
         in_shifts(std::slice::from_ref(&member), &keys, Member::remove);
@@ -219,7 +219,7 @@ fn a_pinned_reader_holds_reuse_back<S: Subject>() {
     let fabric = fabric::<S>();
     let members = [Member::<S>::join(&fabric, 1), Member::join(&fabric, 2)];
     let [reader, writer] = &members;
-    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 2000).clamp(1000, 2000));
+    let keys = keys(settings::from_env("FARLINK_RECLAIM_KEYS", 1200).clamp(1000, 2000));
     let others: Vec<u64> = keys.iter().map(|key| key ^ 1).collect();
     let maintain = || settle(&members);
     writer.insert(&keys);

@@ -142,7 +142,7 @@ fn a_skip_list_in_four_processes() {
 fn a_skip_list_of_one_owner() {
     let cache_bytes = Some(256 << 10);
     let owned =
-        Options { access: AccessMode::Cached, processes: 1, workers: 4, keys: 40_000, in_flight: 4, ..skiplist() };
+        Options { access: AccessMode::Cached, processes: 1, workers: 4, keys: 20_000, in_flight: 4, ..skiplist() };
     let owned = Options { cache_bytes, ..owned };
     holds("skip list, owned", Options { drop_one_in: 20, ..owned.clone() });
     holds("skip list, owned, as DEX admits", Options { admit: Admit::Dex, ..owned });

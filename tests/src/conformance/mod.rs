@@ -208,7 +208,7 @@ fn variants<M: Model>() -> Vec<AccessVariant> {
 
 /// Runs `case` with one seed after another for the time that a test has. What it prints last is the seed of what failed.
 fn with_seeds(test: &str, case: impl Fn(u64)) {
-    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.5));
+    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.3));
     let (begun, first) = (Instant::now(), settings::from_env("FARLINK_TEST_SEED", rand::random::<u64>()));
     for number in 0.. {
         let seed = first.wrapping_add(number);

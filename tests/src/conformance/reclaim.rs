@@ -6,7 +6,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use super::{AccessVariant, Model, scene::Scene, variants, with_seeds};
 use crate::{backend::FabricProfile, cluster, settings};
 
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 6;
 /// Rounds after which the structure is as large as it gets.
 const WARM: usize = 3;
 /// How much more memory later rounds may take.

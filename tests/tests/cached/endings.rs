@@ -165,7 +165,7 @@ type Seen = std::rc::Rc<std::cell::RefCell<BTreeMap<u64, Option<Option<u64>>>>>;
 fn a_worker_ends_with_pages_on_their_way() {
     let _watch = watch("a worker ends with pages on their way");
     let mut write_backs = 0;
-    for turns in (0..400).step_by(13).chain([1000, 3000]) {
+    for turns in (0..400).step_by(19).chain([1000, 3000]) {
         let model = sparse(KEYS);
         let fabric = fabric(FabricProfile::Nasty, 256, &model, 0.8);
         let survivor = Member::join(&fabric, u64::from(turns));

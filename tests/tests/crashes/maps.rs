@@ -221,7 +221,7 @@ fn while_it_allocates<S: Subject>() {
 }
 
 fn one_sided_over_a_weak_fabric<S: Subject>() {
-    let step = if S::WHICH == StructureName::BwTree { 9 } else { 4 };
+    let step = if S::WHICH == StructureName::BwTree { 15 } else { 6 };
     for script in scripts::<S>().iter().step_by(step) {
         enumerate(WEAK, script);
     }

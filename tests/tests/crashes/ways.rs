@@ -117,11 +117,11 @@ impl<S: Subject> Scene for Reached<S> {
     }
 }
 
-/// Some of the scripts; all, where all deaths are played, but of a Bw-tree, which has more of them.
+/// Some of the scripts; all, where all deaths are played.
 fn play<S: Subject>(way: Way) {
     let step = match (S::WHICH, every()) {
-        (StructureName::BwTree, _) => 9,
         (_, 1) => 1,
+        (StructureName::BwTree, _) => 15,
         _ => 3,
     };
     for script in scripts::<S>().into_iter().step_by(step) {

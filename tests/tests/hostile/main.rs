@@ -164,6 +164,9 @@ fn a_root_with_pages_beside_it_is_named() {
     scene.put(scene.root, image, true);
     let mut named = 0;
     for key in KEYS..2 * KEYS {
+        if named == 20 {
+            break;
+        }
         let tree = tree.clone();
         match bounded::run(&scene.worker, ENDLESS, async move { tree.insert(key, key).await }) {
             Ok(Ok(_)) => {}

@@ -193,7 +193,7 @@ fn a_search_keeps_its_promise_while_parts_move() {
             }
         });
     }
-    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.5));
+    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.3));
     let (begun, has_moved) = (Instant::now(), AtomicBool::new(false));
     let goes_on = || begun.elapsed() < limit || !has_moved.load(Ordering::Relaxed);
     std::thread::scope(|scope| {

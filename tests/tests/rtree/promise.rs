@@ -117,7 +117,7 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
         })
     };
     let cache = ComputeCache::<Tree<D>>::new(CacheOptions::new(256 << 10)).unwrap();
-    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.5));
+    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.3));
     let begun = Instant::now();
     let goes_on = || begun.elapsed() < limit;
     std::thread::scope(|scope| {

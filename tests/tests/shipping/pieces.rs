@@ -188,7 +188,7 @@ fn an_answer_that_is_taken_late_is_what_it_was() {
     busy.block_on(async {
         here.execute(&Take { set: 5 }).await.unwrap();
         // Under emulation each round takes a third of a second.
-        for _ in 0..if Backend::chosen() == Backend::Verbs { 60 } else { 200 } {
+        for _ in 0..if Backend::chosen() == Backend::Verbs { 30 } else { 200 } {
             push(DEPTH..DEPTH + 60).await;
             here.execute(&Take { set: 5 }).await.unwrap();
             computes[1].maintain(&busy).await.unwrap();
