@@ -64,6 +64,16 @@ pub(crate) async fn have_pages(worker: &Worker, class: SizeClass) -> Result<(), 
     Ok(())
 }
 
+/// [`have_pages`] of all sizes that a map takes for a change.
+pub(crate) async fn have_pages_for<S: Subject>(worker: &Worker, class: SizeClass) -> Result<(), Error> {
+    have_pages(worker, class).await?;
+    // A Bw-tree's deltas of both sizes, and the pages of its mapping table.
+    for bytes in [64, 128, 4096].into_iter().filter(|_| S::WHICH == StructureName::BwTree) {
+        have_pages(worker, SizeClass::of_bytes(bytes).expect("a size class")).await?;
+    }
+    Ok(())
+}
+
 /// Keys that are there, keys that are removed again before the victim comes, and what it does.
 #[derive(Clone)]
 pub(crate) struct Script<S> {
@@ -117,11 +127,7 @@ impl<S: Subject> Scene for Script<S> {
     async fn open(&self, worker: &Worker) -> Result<Opened<S>, Error> {
         let map: Opened<S> = Map::open(worker, MAP, Proof::Checksum).await?;
         if !self.allocates {
-            have_pages(worker, map.access().context().structure.class).await?;
-            // Its deltas of both sizes, and the pages of its mapping table.
-            for bytes in [64, 128, 4096].into_iter().filter(|_| S::WHICH == StructureName::BwTree) {
-                have_pages(worker, SizeClass::of_bytes(bytes).expect("a size class")).await?;
-            }
+            have_pages_for::<S>(worker, map.access().context().structure.class).await?;
         }
         Ok(map)
     }
@@ -221,7 +227,7 @@ fn while_it_allocates<S: Subject>() {
 }
 
 fn one_sided_over_a_weak_fabric<S: Subject>() {
-    let step = if S::WHICH == StructureName::BwTree { 15 } else { 6 };
+    let step = if S::WHICH == StructureName::BwTree { 9 } else { 4 };
     for script in scripts::<S>().iter().step_by(step) {
         enumerate(WEAK, script);
     }

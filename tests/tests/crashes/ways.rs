@@ -18,7 +18,7 @@ use farlink_tests::{
     test_every_structure,
 };
 
-use crate::maps::{MAP, Op, Opened, PAGE_BYTES, Script, have_pages, scripts};
+use crate::maps::{MAP, Op, Opened, PAGE_BYTES, Script, have_pages_for, scripts};
 
 /// How the victim reaches the map, and who dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl<S: Subject> Scene for Reached<S> {
     async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
         let map: Opened<S> = Map::open(worker, MAP, Proof::Checksum).await?;
         let structure = map.structure().clone();
-        have_pages(worker, structure.class).await?;
+        have_pages_for::<S>(worker, structure.class).await?;
         let client = Client::new(structure, Proof::Checksum, self.way.reach())?;
         let tree = client.tree(worker).await?;
         tree.connect().await?;
@@ -121,7 +121,7 @@ impl<S: Subject> Scene for Reached<S> {
 fn play<S: Subject>(way: Way) {
     let step = match (S::WHICH, every()) {
         (_, 1) => 1,
-        (StructureName::BwTree, _) => 15,
+        (StructureName::BwTree, _) => 5,
         _ => 3,
     };
     for script in scripts::<S>().into_iter().step_by(step) {
