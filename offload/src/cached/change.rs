@@ -121,7 +121,8 @@ impl<P: Plugin> Cached<P> {
     pub(super) fn tend_log(&self) {
         let store = self.cache.store();
         let Some(log) = store.log() else { return };
-        if log.is_due() {
+        let chores = log.chores();
+        if chores.is_due {
             let (store, batch) = (store.clone(), store.latest_batch());
             drop(self.worker().spawn_to_end(async move {
                 if let Some(log) = store.log()
@@ -131,7 +132,7 @@ impl<P: Plugin> Cached<P> {
                 }
             }));
         }
-        if log.shorten() {
+        if chores.shorten {
             let (cache, store) = (self.cache.clone(), store.clone());
             drop(self.worker().spawn_to_end(async move {
                 let Some(log) = store.log() else { return };

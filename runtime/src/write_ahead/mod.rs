@@ -59,6 +59,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use self::space::{Held, Space};
 pub use crate::redo::{PageRecord, Recorded};
@@ -72,7 +73,7 @@ use crate::{
     ptr::{Link, RemotePtr, ServerId},
     recovery::another_ring,
     redo::{OVERHEAD, PartOf, RING_CLASS, RING_FROM, encode, seal},
-    sync::{Arc, Mutex, MutexGuard, lock},
+    sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     tenure::Tenure,
     worker::Handle,
 };
@@ -83,6 +84,8 @@ const SEGMENTS: usize = 64;
 const MEMORY_SHARE: u64 = 16;
 /// Segments that are wiped at once.
 const WIPED_AT_ONCE: usize = 16;
+/// Batches that one task writes without a break: its worker's end waits for it.
+const BATCHES_AT_ONCE: usize = 32;
 /// About as many words are written though nobody waits for them.
 const PENDING_WORDS_MAX: usize = 4 * RING_CLASS.words();
 
@@ -97,6 +100,8 @@ struct Inner {
     tenure: StdArc<Tenure>,
     structure: StructureId,
     segments_max: usize,
+    /// All batches up to this one have arrived.
+    arrived: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -118,8 +123,6 @@ struct State {
     pending: Pending,
     /// The number of the batch that they make.
     next: u64,
-    /// All up to this one have arrived.
-    arrived: u64,
     is_writing: bool,
     /// Somebody writes pages back for it.
     is_shortened: bool,
@@ -127,7 +130,8 @@ struct State {
     failure: Option<Failure>,
     /// Why a page of which it says something never gets to remote memory.
     stuck: Option<Failure>,
-    waiting: Vec<Waker>,
+    /// Each for a batch, or for several: the earliest.
+    waiting: Vec<(u64, Waker)>,
     space: Space,
     /// What is [turned over](Log::turn_over) just now.
     past: Space,
@@ -168,6 +172,16 @@ impl Pending {
         self.words += what.words();
         self.records.push(record);
     }
+}
+
+/// What a log is in need of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chores {
+    /// So much is pending that it should be written, whether or not somebody waits for it.
+    pub is_due: bool,
+    /// Pages should be written back that [old records](Log::oldest_pages) are about. Who is told so says when it [is](Log::is_shortened)
+    /// done; nobody else is told meanwhile.
+    pub shorten: bool,
 }
 
 /// Why a batch was not written, for all who wait for it.
@@ -212,7 +226,6 @@ impl Log {
         let state = State {
             pending: Pending::default(),
             next: 1,
-            arrived: 0,
             is_writing: false,
             is_shortened: false,
             failures: 0,
@@ -226,7 +239,8 @@ impl Log {
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
-        Self(StdArc::new(Inner { life, tenure, structure, segments_max, state: Mutex::new(state) }))
+        let (arrived, state) = (AtomicU64::new(0), Mutex::new(state));
+        Self(StdArc::new(Inner { life, tenure, structure, segments_max, arrived, state }))
     }
 
     /// The right to what the log is about.
@@ -244,12 +258,6 @@ impl Log {
         let mut state = self.state();
         records.into_iter().for_each(|record| state.pending.add(record));
         state.next
-    }
-
-    /// Whether there is so much pending that it should be written, whether or not somebody waits for it.
-    pub fn is_due(&self) -> bool {
-        let state = self.state();
-        !state.is_writing && state.pending.words > PENDING_WORDS_MAX
     }
 
     /// Adds the image of a page that is about to be written back, unless it is recorded as it is; the number of the batch in which it
@@ -274,8 +282,11 @@ impl Log {
     pub async fn arrival(&self, worker: &Handle, batch: u64) -> Result<(), Error> {
         let mut failures = None;
         poll_fn(|cx| {
+            if self.has_arrived(batch) {
+                return Poll::Ready(Ok(()));
+            }
             let mut state = self.state();
-            if state.arrived >= batch {
+            if self.has_arrived(batch) {
                 return Poll::Ready(Ok(()));
             }
             if *failures.get_or_insert(state.failures) != state.failures
@@ -283,8 +294,9 @@ impl Log {
             {
                 return Poll::Ready(Err(failure.error()));
             }
-            if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                state.waiting.push(cx.waker().clone());
+            match state.waiting.iter_mut().find(|(_, waker)| waker.will_wake(cx.waker())) {
+                Some((earliest, _)) => *earliest = batch.min(*earliest),
+                None => state.waiting.push((batch, cx.waker().clone())),
             }
             if !std::mem::replace(&mut state.is_writing, true) {
                 drop(state);
@@ -297,37 +309,52 @@ impl Log {
         .await
     }
 
-    /// Writes what is pending now. There is one at a time.
+    fn has_arrived(&self, batch: u64) -> bool {
+        self.0.arrived.load(Ordering::Acquire) >= batch
+    }
+
+    /// Writes what is pending, one batch after the other as long as somebody waits for the next. There is one at a time.
     async fn write(&self, worker: &Handle) {
-        let (batch, pending) = {
-            let mut state = self.state();
-            let batch = state.next;
-            state.next += 1;
-            (batch, std::mem::take(&mut state.pending))
-        };
-        let held: Vec<Held> = pending.records.iter().map(held).collect();
-        let written = self.write_batch(worker, batch, &pending.records, &held).await;
-        let waiting = {
-            let state = &mut *self.state();
-            state.is_writing = false;
-            match written {
-                Ok(()) => {
-                    state.arrived = batch;
-                    state.spaces().into_iter().for_each(|space| space.arrived(batch, &held));
+        let mut written = 0;
+        loop {
+            let (batch, pending) = {
+                let mut state = self.state();
+                let batch = state.next;
+                state.next += 1;
+                (batch, std::mem::take(&mut state.pending))
+            };
+            let held: Vec<Held> = pending.records.iter().map(held).collect();
+            let outcome = self.write_batch(worker, batch, &pending.records, &held).await;
+            written += 1;
+            let (goes_on, woken) = {
+                let state = &mut *self.state();
+                let mut goes_on = false;
+                match outcome {
+                    Ok(()) => {
+                        self.0.arrived.store(batch, Ordering::Release);
+                        state.spaces().into_iter().for_each(|space| space.arrived(batch, &held));
+                        goes_on = written < BATCHES_AT_ONCE && state.waiting.iter().any(|&(number, _)| number > batch);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "an owner's log was not written");
+                        state.spaces().into_iter().for_each(|space| space.failed(batch, &held));
+                        state.failures += 1;
+                        state.failure = Some((&error).into());
+                        // It goes with the next batch.
+                        let later = std::mem::replace(&mut state.pending, pending);
+                        later.records.into_iter().for_each(|record| state.pending.add(record));
+                    }
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "an owner's log was not written");
-                    state.spaces().into_iter().for_each(|space| space.failed(batch, &held));
-                    state.failures += 1;
-                    state.failure = Some((&error).into());
-                    // It goes with the next batch.
-                    let later = std::mem::replace(&mut state.pending, pending);
-                    later.records.into_iter().for_each(|record| state.pending.add(record));
-                }
+                state.is_writing = goes_on;
+                // One of those left takes over, unless this goes on.
+                let is_woken = |&mut (number, _): &mut (u64, Waker)| !goes_on || number <= batch;
+                (goes_on, state.waiting.extract_if(.., is_woken).collect::<SmallVec<[_; 16]>>())
+            };
+            woken.into_iter().for_each(|(_, waker)| waker.wake());
+            if !goes_on {
+                break;
             }
-            std::mem::take(&mut state.waiting)
-        };
-        waiting.into_iter().for_each(Waker::wake);
+        }
     }
 
     async fn write_batch(
@@ -386,13 +413,15 @@ impl Log {
         self.state().stuck.get_or_insert_with(|| why.into());
     }
 
-    /// Whether the caller is to write pages back that old records are about, and then say that it [is](Log::is_shortened) done.
-    pub fn shorten(&self) -> bool {
+    /// What the caller is to have done for the log's sake.
+    pub fn chores(&self) -> Chores {
         let state = &mut *self.state();
-        state.space.in_use() > self.0.segments_max && !std::mem::replace(&mut state.is_shortened, true)
+        let is_due = !state.is_writing && state.pending.words > PENDING_WORDS_MAX;
+        let shorten = state.space.in_use() > self.0.segments_max && !std::mem::replace(&mut state.is_shortened, true);
+        Chores { is_due, shorten }
     }
 
-    /// See [`Log::shorten`].
+    /// See [`Chores::shorten`].
     pub fn is_shortened(&self) {
         self.state().is_shortened = false;
     }

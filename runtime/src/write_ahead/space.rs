@@ -53,6 +53,8 @@ struct Live {
 #[derive(Debug, Default)]
 pub(super) struct Space {
     segments: Vec<Segment>,
+    /// How many of them have records that are not done with.
+    in_use: usize,
     /// Where the next part goes, if it fits.
     current: Option<usize>,
     batches: BTreeMap<u64, Batch>,
@@ -91,6 +93,7 @@ impl Space {
             let segment = &mut this.segments[index];
             taken.push((segment.ring.word(segment.end), words));
             segment.end += words;
+            this.in_use += usize::from(segment.parts == 0);
             segment.parts += 1;
             this.current = Some(index);
             segments.push(index);
@@ -159,13 +162,14 @@ impl Space {
             segment.parts -= 1;
             if segment.parts == 0 {
                 segment.end = RING_FIRST;
+                self.in_use -= 1;
             }
         }
     }
 
     /// Segments with records that are not done with.
     pub(super) fn in_use(&self) -> usize {
-        self.segments.iter().filter(|segment| segment.parts != 0).count()
+        self.in_use
     }
 
     /// The pages of the older half of the batches.
@@ -262,6 +266,8 @@ mod tests {
                     }
                 }
             }
+            let in_use = space.segments.iter().filter(|segment| segment.parts != 0).count();
+            prop_assert_eq!(space.in_use(), in_use);
             (0..6).for_each(|number| space.written(page(number), version));
             prop_assert_eq!(space.in_use(), 0);
             prop_assert!(space.pages.is_empty() && space.batches.is_empty());
