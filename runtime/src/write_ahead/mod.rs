@@ -354,6 +354,8 @@ impl Log {
             if !goes_on {
                 break;
             }
+            // What those do next, who were woken, goes with the next batch.
+            worker.yield_now().await;
         }
     }
 
