@@ -59,7 +59,6 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use smallvec::SmallVec;
 
 use self::space::{Held, Space};
 pub use crate::redo::{PageRecord, Recorded};
@@ -84,8 +83,6 @@ const SEGMENTS: usize = 64;
 const MEMORY_SHARE: u64 = 16;
 /// Segments that are wiped at once.
 const WIPED_AT_ONCE: usize = 16;
-/// Batches that one task writes without a break: its worker's end waits for it.
-const BATCHES_AT_ONCE: usize = 32;
 /// About as many words are written though nobody waits for them.
 const PENDING_WORDS_MAX: usize = 4 * RING_CLASS.words();
 
@@ -130,8 +127,7 @@ struct State {
     failure: Option<Failure>,
     /// Why a page of which it says something never gets to remote memory.
     stuck: Option<Failure>,
-    /// Each for a batch, or for several: the earliest.
-    waiting: Vec<(u64, Waker)>,
+    waiting: Vec<Waker>,
     space: Space,
     /// What is [turned over](Log::turn_over) just now.
     past: Space,
@@ -294,9 +290,8 @@ impl Log {
             {
                 return Poll::Ready(Err(failure.error()));
             }
-            match state.waiting.iter_mut().find(|(_, waker)| waker.will_wake(cx.waker())) {
-                Some((earliest, _)) => *earliest = batch.min(*earliest),
-                None => state.waiting.push((batch, cx.waker().clone())),
+            if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                state.waiting.push(cx.waker().clone());
             }
             if !std::mem::replace(&mut state.is_writing, true) {
                 drop(state);
@@ -313,50 +308,37 @@ impl Log {
         self.0.arrived.load(Ordering::Acquire) >= batch
     }
 
-    /// Writes what is pending, one batch after the other as long as somebody waits for the next. There is one at a time.
+    /// Writes what is pending now. There is one at a time.
     async fn write(&self, worker: &Handle) {
-        let mut written = 0;
-        loop {
-            let (batch, pending) = {
-                let mut state = self.state();
-                let batch = state.next;
-                state.next += 1;
-                (batch, std::mem::take(&mut state.pending))
-            };
-            let held: Vec<Held> = pending.records.iter().map(held).collect();
-            let outcome = self.write_batch(worker, batch, &pending.records, &held).await;
-            written += 1;
-            let (goes_on, woken) = {
-                let state = &mut *self.state();
-                let mut goes_on = false;
-                match outcome {
-                    Ok(()) => {
-                        self.0.arrived.store(batch, Ordering::Release);
-                        state.spaces().into_iter().for_each(|space| space.arrived(batch, &held));
-                        goes_on = written < BATCHES_AT_ONCE && state.waiting.iter().any(|&(number, _)| number > batch);
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "an owner's log was not written");
-                        state.spaces().into_iter().for_each(|space| space.failed(batch, &held));
-                        state.failures += 1;
-                        state.failure = Some((&error).into());
-                        // It goes with the next batch.
-                        let later = std::mem::replace(&mut state.pending, pending);
-                        later.records.into_iter().for_each(|record| state.pending.add(record));
-                    }
+        let (batch, pending) = {
+            let mut state = self.state();
+            let batch = state.next;
+            state.next += 1;
+            (batch, std::mem::take(&mut state.pending))
+        };
+        let held: Vec<Held> = pending.records.iter().map(held).collect();
+        let written = self.write_batch(worker, batch, &pending.records, &held).await;
+        let waiting = {
+            let state = &mut *self.state();
+            state.is_writing = false;
+            match written {
+                Ok(()) => {
+                    self.0.arrived.store(batch, Ordering::Release);
+                    state.spaces().into_iter().for_each(|space| space.arrived(batch, &held));
                 }
-                state.is_writing = goes_on;
-                // One of those left takes over, unless this goes on.
-                let is_woken = |&mut (number, _): &mut (u64, Waker)| !goes_on || number <= batch;
-                (goes_on, state.waiting.extract_if(.., is_woken).collect::<SmallVec<[_; 16]>>())
-            };
-            woken.into_iter().for_each(|(_, waker)| waker.wake());
-            if !goes_on {
-                break;
+                Err(error) => {
+                    tracing::warn!(%error, "an owner's log was not written");
+                    state.spaces().into_iter().for_each(|space| space.failed(batch, &held));
+                    state.failures += 1;
+                    state.failure = Some((&error).into());
+                    // It goes with the next batch.
+                    let later = std::mem::replace(&mut state.pending, pending);
+                    later.records.into_iter().for_each(|record| state.pending.add(record));
+                }
             }
-            // What those do next, who were woken, goes with the next batch.
-            worker.yield_now().await;
-        }
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
     }
 
     async fn write_batch(
