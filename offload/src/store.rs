@@ -25,8 +25,9 @@ use farlink_runtime::{
     structure::{Overlap, Region},
     sync::{Ordering, fence},
     versioned::VersionedReader,
-    write_ahead::{Log, PageRecord, Recorded},
+    write_ahead::{Log, PageRecord, Recorded, WordRun},
 };
+use smallvec::{SmallVec, smallvec};
 
 /// A structure's pages, as the cache wants to know them.
 #[derive(Debug, Clone)]
@@ -390,11 +391,11 @@ impl<P: Plugin> Store for RemoteStore<P> {
         let Some(log) = self.log() else { return };
         let word = |index: usize| words[index].load(Ordering::Relaxed);
         let version = LockWord::from_word(word(LOCK)).version();
-        let mut runs: Vec<(u32, Vec<u64>)> = Vec::new();
+        let mut runs = SmallVec::<[WordRun; 1]>::new();
         for &index in set.iter().filter(|&&index| index as usize != LOCK) {
             match runs.last_mut() {
                 Some((first, run)) if *first as usize + run.len() == index as usize => run.push(word(index as usize)),
-                _ => runs.push((index, vec![word(index as usize)])),
+                _ => runs.push((index, smallvec![word(index as usize)])),
             }
         }
         let record = PageRecord { page: link_of(page), version, is_shared: false, what: Recorded::Words(runs) };

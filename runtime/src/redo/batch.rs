@@ -8,6 +8,8 @@
 //!    words           number of runs, and for each: first word:32 | words:32, the words
 //! ```
 
+use smallvec::SmallVec;
+
 use crate::{
     lock::LockWord,
     page::{LOCK, SizeClass, StructureId},
@@ -20,13 +22,16 @@ const FREED: u64 = 3;
 const KIND: u32 = 40;
 const SHARED: u64 = 1 << 42;
 
+/// Words that follow each other: where the first one stands, and all. Most changes of one page set one.
+pub type WordRun = (u32, SmallVec<[u64; 2]>);
+
 /// What is recorded of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded {
     /// All its words; the first one is not looked at.
     Image(Box<[u64]>),
-    /// What a change of this page alone has set: where each run begins, and its words.
-    Words(Vec<(u32, Vec<u64>)>),
+    /// What a change of this page alone has set.
+    Words(SmallVec<[WordRun; 1]>),
     /// It is free.
     Freed,
 }
@@ -101,7 +106,7 @@ pub(crate) fn decode(
         let (_, class) = page.remote().filter(|&(at, class)| is_page(at, class))?;
         let head = words.next()?;
         let exactly = |words: &mut dyn Iterator<Item = u64>, count: usize| {
-            let taken: Vec<u64> = words.take(count).collect();
+            let taken: SmallVec<[u64; 2]> = words.take(count).collect();
             (taken.len() == count).then_some(taken)
         };
         let what = match (head & !SHARED) >> KIND {
@@ -131,6 +136,7 @@ pub(crate) fn decode(
 #[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
+    use smallvec::smallvec;
 
     use super::*;
     use crate::ptr::ServerId;
@@ -141,7 +147,7 @@ mod tests {
 
     fn records() -> Vec<PageRecord> {
         let image = [0, 11, 12, 13, 14, 15, 16, 17];
-        let runs = vec![(1, vec![5]), (4, vec![6, 7])];
+        let runs = smallvec![(1, smallvec![5]), (4, smallvec![6, 7])];
         vec![
             PageRecord { page: link(1), version: 9, is_shared: true, what: Recorded::Image(image.into()) },
             PageRecord { page: link(2), version: 1 << 38, is_shared: false, what: Recorded::Freed },

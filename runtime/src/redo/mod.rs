@@ -96,7 +96,7 @@ pub(crate) use self::{
     ring::WorkerRings,
 };
 pub use self::{
-    batch::{PageRecord, Recorded},
+    batch::{PageRecord, Recorded, WordRun},
     repair::{Recover, Room},
     ring::{Places, RingSpace},
 };

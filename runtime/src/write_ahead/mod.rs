@@ -61,7 +61,7 @@ use std::{
 use hashbrown::HashMap;
 
 use self::space::{Held, Space};
-pub use crate::redo::{PageRecord, Recorded};
+pub use crate::redo::{PageRecord, Recorded, WordRun};
 use crate::{
     buffer::Buffer,
     error::Error,
