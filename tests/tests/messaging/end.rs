@@ -113,5 +113,5 @@ fn a_server_that_ends_leaves_no_outcome_unknown() {
         let options = [FAST, NASTY, WEAK][round as usize % 3];
         missing += ends(options, seed.wrapping_add(round), requests_max);
     }
-    assert!(missing > 10 * rounds, "{missing} were not taken");
+    assert!(9 * missing > 100 * rounds, "{missing} were not taken");
 }
