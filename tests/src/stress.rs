@@ -61,7 +61,8 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --workers 2       worker threads of each
   --in-flight 8     operations in flight for each worker
   --keys 1000       how many keys they share; 400000 by default with --access cached
-  --mix mixed       mixed: keys come and go; inserts: with --access cached, the tree grows from a tenth of the keys
+  --mix mixed       mixed: keys come and go; inserts: with --access cached, the tree grows
+  --load-one-in 10  with --mix inserts, the tree is loaded with one key in so many
   --scan-limit 40   entries that a scan asks for, at most
   --page-bytes 256  a power of two from 256 to 4096; always 64 for a skip list
   --servers 3       memory servers
@@ -131,9 +132,10 @@ pub struct Options {
     pub in_flight: usize,
     /// How many keys they share.
     pub keys: usize,
-    /// Whether most operations insert, into a tree that is loaded with a tenth of the keys and grows. With
-    /// [`AccessMode::Cached`].
+    /// Whether most operations insert, into a tree that is loaded with some of the keys and grows. With [`AccessMode::Cached`].
     pub grows: bool,
+    /// One key in so many is loaded then.
+    pub load_one_in: usize,
     /// Entries that a scan asks for, at most.
     pub scan_limit_max: u32,
     /// Bytes of a page.
@@ -182,6 +184,7 @@ impl Default for Options {
             in_flight: 8,
             keys: 1000,
             grows: false,
+            load_one_in: 10,
             scan_limit_max: 40,
             page_bytes: 256,
             servers: 3,
@@ -248,6 +251,8 @@ impl Options {
             ("inserts", other) => anyhow::bail!("--mix inserts is not for --access {other}"),
             (other, _) => anyhow::bail!("--mix {other}: it is mixed or inserts"),
         };
+        arguments.take("load-one-in", &mut options.load_one_in)?;
+        anyhow::ensure!(options.load_one_in > 0, "--load-one-in is 1 or more");
         arguments.take("cache-percent", &mut options.cache_percent)?;
         let mut bytes = 0;
         arguments.take("cache-bytes", &mut bytes)?;
@@ -326,12 +331,12 @@ impl Options {
         if self.three_waits { Proof::LockBodyLock } else { Proof::Checksum }
     }
 
-    /// What the tree holds before the run: nothing, every other key, or one in ten.
+    /// What the tree holds before the run: nothing, every other key, or [fewer](Self::load_one_in).
     pub fn initial(&self) -> BTreeMap<u64, u64> {
         if !self.is_loaded() {
             return BTreeMap::new();
         }
-        let keys = spread_keys(self.keys).into_iter().step_by(if self.grows { 10 } else { 2 });
+        let keys = spread_keys(self.keys).into_iter().step_by(if self.grows { self.load_one_in } else { 2 });
         keys.zip(1..).map(|(key, sequence)| (key, value_of(CLIENT_MAX, sequence))).collect()
     }
 
