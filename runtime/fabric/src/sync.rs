@@ -6,13 +6,13 @@
 #[cfg(not(loom))]
 pub use std::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 #[cfg(loom)]
 pub use loom::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 /// Lets other threads run.

@@ -72,7 +72,7 @@ use crate::{
     ptr::{Link, RemotePtr, ServerId},
     recovery::another_ring,
     redo::{OVERHEAD, PartOf, RING_CLASS, RING_FROM, encode, seal},
-    sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock},
+    sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     tenure::Tenure,
     worker::Handle,
 };
@@ -99,12 +99,7 @@ struct Inner {
     segments_max: usize,
     /// All batches up to this one have arrived.
     arrived: AtomicU64,
-    /// About as many words as are pending, and as many segments in use, for who looks whether there is much to be done.
-    pending_words: AtomicUsize,
-    in_use: AtomicUsize,
     state: Mutex<State>,
-    /// Locked after the state, if both are.
-    spaces: Mutex<Spaces>,
 }
 
 /// The log's entry among those of the compute server that are in use.
@@ -133,18 +128,13 @@ struct State {
     /// Why a page of which it says something never gets to remote memory.
     stuck: Option<Failure>,
     waiting: Vec<Waker>,
-}
-
-/// Where batches are.
-#[derive(Debug, Default)]
-struct Spaces {
     space: Space,
     /// What is [turned over](Log::turn_over) just now.
     past: Space,
 }
 
-impl Spaces {
-    fn all(&mut self) -> [&mut Space; 2] {
+impl State {
+    fn spaces(&mut self) -> [&mut Space; 2] {
         [&mut self.past, &mut self.space]
     }
 }
@@ -181,7 +171,7 @@ impl Pending {
 }
 
 /// What a log is in need of.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chores {
     /// So much is pending that it should be written, whether or not somebody waits for it.
     pub is_due: bool,
@@ -238,22 +228,15 @@ impl Log {
             failure: None,
             stuck: None,
             waiting: Vec::new(),
+            space: Space::default(),
+            past: Space::default(),
         };
         let memory: u64 = compute.geometry.iter().map(|geometry| geometry.chunks * CHUNK_BYTES).sum();
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
-        Self(StdArc::new(Inner {
-            life,
-            tenure,
-            structure,
-            segments_max,
-            arrived: AtomicU64::new(0),
-            pending_words: AtomicUsize::new(0),
-            in_use: AtomicUsize::new(0),
-            state: Mutex::new(state),
-            spaces: Mutex::default(),
-        }))
+        let (arrived, state) = (AtomicU64::new(0), Mutex::new(state));
+        Self(StdArc::new(Inner { life, tenure, structure, segments_max, arrived, state }))
     }
 
     /// The right to what the log is about.
@@ -265,37 +248,26 @@ impl Log {
         lock(&self.0.state)
     }
 
-    fn with_spaces<T>(&self, f: impl FnOnce(&mut Spaces) -> T) -> T {
-        let mut spaces = lock(&self.0.spaces);
-        let output = f(&mut spaces);
-        self.0.in_use.store(spaces.space.in_use(), Ordering::Relaxed);
-        output
-    }
-
-    /// Adds a record to the next batch; its number.
-    fn add(&self, state: &mut State, record: PageRecord) -> u64 {
-        state.pending.add(record);
-        self.0.pending_words.store(state.pending.words, Ordering::Relaxed);
-        state.next
-    }
-
     /// Adds the records of one change, while its pages are locked locally; the number of the batch in which they will be. Nothing is
     /// written yet.
     pub fn record(&self, records: impl IntoIterator<Item = PageRecord>) -> u64 {
-        let state = &mut *self.state();
-        records.into_iter().fold(state.next, |_, record| self.add(state, record))
+        let mut state = self.state();
+        records.into_iter().for_each(|record| state.pending.add(record));
+        state.next
     }
 
     /// Adds the image of a page that is about to be written back, unless it is recorded as it is; the number of the batch in which it
     /// will be.
     pub fn record_image(&self, page: Link, version: u64, image: &[u64]) -> u64 {
-        let state = &mut *self.state();
+        let mut state = self.state();
         if state.pending.last(page).is_some_and(|last| last.version == version && last.what.is_whole()) {
             return state.next;
         }
-        let batch = self.with_spaces(|spaces| spaces.all().into_iter().find_map(|space| space.batch_of(page, version)));
-        let record = || PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) };
-        batch.unwrap_or_else(|| self.add(state, record()))
+        if let Some(batch) = state.spaces().into_iter().find_map(|space| space.batch_of(page, version)) {
+            return batch;
+        }
+        state.pending.add(PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) });
+        state.next
     }
 
     /// Waits until a batch has arrived, and all before it; has it written if nobody does.
@@ -342,32 +314,26 @@ impl Log {
             let mut state = self.state();
             let batch = state.next;
             state.next += 1;
-            self.0.pending_words.store(0, Ordering::Relaxed);
             (batch, std::mem::take(&mut state.pending))
         };
         let held: Vec<Held> = pending.records.iter().map(held).collect();
         let written = self.write_batch(worker, batch, &pending.records, &held).await;
-        self.with_spaces(|spaces| {
-            let settle = |space: &mut Space| match &written {
-                Ok(()) => space.arrived(batch, &held),
-                Err(_) => space.failed(batch, &held),
-            };
-            spaces.all().into_iter().for_each(settle);
-        });
         let waiting = {
             let state = &mut *self.state();
             state.is_writing = false;
             match written {
-                Ok(()) => self.0.arrived.store(batch, Ordering::Release),
+                Ok(()) => {
+                    self.0.arrived.store(batch, Ordering::Release);
+                    state.spaces().into_iter().for_each(|space| space.arrived(batch, &held));
+                }
                 Err(error) => {
                     tracing::warn!(%error, "an owner's log was not written");
+                    state.spaces().into_iter().for_each(|space| space.failed(batch, &held));
                     state.failures += 1;
                     state.failure = Some((&error).into());
                     // It goes with the next batch.
                     let later = std::mem::replace(&mut state.pending, pending);
-                    for record in later.records {
-                        self.add(state, record);
-                    }
+                    later.records.into_iter().for_each(|record| state.pending.add(record));
                 }
             }
             std::mem::take(&mut state.waiting)
@@ -384,17 +350,16 @@ impl Log {
     ) -> Result<(), Error> {
         let words = encode(self.0.structure, self.0.life.number, records);
         let parts = loop {
-            let taken = self.with_spaces(|Spaces { space, .. }| match space.missing_for(words.len()) {
-                0 => Ok(space.take(batch, words.len(), held)),
-                missing => Err(missing),
-            });
-            let missing = match taken {
-                Ok(parts) => break parts,
-                Err(missing) => missing,
+            let missing = {
+                let space = &mut self.state().space;
+                match space.missing_for(words.len()) {
+                    0 => break space.take(batch, words.len(), held),
+                    missing => missing,
+                }
             };
             for _ in 0..missing {
                 let segment = any_ring(worker, batch as usize).await?;
-                self.with_spaces(|spaces| spaces.space.add(segment));
+                self.state().space.add(segment);
             }
         };
         let lengths = parts.iter().map(|&(_, words)| words);
@@ -423,7 +388,7 @@ impl Log {
 
     /// A page is in remote memory at this version, free or not.
     pub fn is_written(&self, page: Link, version: u64) {
-        self.with_spaces(|spaces| spaces.all().into_iter().for_each(|space| space.written(page, version)));
+        self.state().spaces().into_iter().for_each(|space| space.written(page, version));
     }
 
     /// A page of which the log says something could not be written or freed, and nobody tries again: the log has to be replayed, and
@@ -434,14 +399,10 @@ impl Log {
 
     /// What the caller is to have done for the log's sake.
     pub fn chores(&self) -> Chores {
-        let is_much = self.0.pending_words.load(Ordering::Relaxed) > PENDING_WORDS_MAX;
-        let is_long = self.0.in_use.load(Ordering::Relaxed) > self.0.segments_max;
-        if !is_much && !is_long {
-            return Chores::default();
-        }
         let state = &mut *self.state();
-        let is_due = is_much && !state.is_writing;
-        Chores { is_due, shorten: is_long && !std::mem::replace(&mut state.is_shortened, true) }
+        let is_due = !state.is_writing && state.pending.words > PENDING_WORDS_MAX;
+        let shorten = state.space.in_use() > self.0.segments_max && !std::mem::replace(&mut state.is_shortened, true);
+        Chores { is_due, shorten }
     }
 
     /// See [`Chores::shorten`].
@@ -451,7 +412,7 @@ impl Log {
 
     /// The pages that the older half of the log is about.
     pub fn oldest_pages(&self) -> Vec<Link> {
-        self.with_spaces(|spaces| spaces.space.oldest())
+        self.state().space.oldest()
     }
 
     /// Makes the log say nothing: once all pages are written back, and nobody changes anything any more. Pages that are being freed
@@ -463,14 +424,14 @@ impl Log {
         let mut attempt = 0;
         let segments = loop {
             let pending = {
-                let state = self.state();
+                let mut state = self.state();
                 if let Some(failure) = &state.stuck {
                     return Err(failure.error());
                 }
                 let pending = (!state.pending.records.is_empty()).then_some(state.next);
                 if pending.is_none() && !state.is_writing {
-                    let spaces = self.with_spaces(std::mem::take);
-                    break [spaces.past, spaces.space].into_iter().flat_map(Space::into_rings).collect();
+                    let spaces = state.spaces().map(std::mem::take);
+                    break spaces.into_iter().flat_map(Space::into_rings).collect();
                 }
                 pending
             };
@@ -500,7 +461,10 @@ impl Log {
             if state.pending.records.is_empty() { state.next - 1 } else { state.next }
         };
         self.arrival(worker, last).await?;
-        self.with_spaces(|spaces| spaces.past = std::mem::take(&mut spaces.space));
+        {
+            let state = &mut *self.state();
+            state.past = std::mem::take(&mut state.space);
+        }
         self.wipe_past(worker, &write_back).await
     }
 
@@ -511,16 +475,21 @@ impl Log {
     ) -> Result<(), Error> {
         let mut attempt = 0;
         loop {
-            let pages = self.with_spaces(|Spaces { past, .. }| (!past.is_done()).then(|| past.pages()));
-            let Some(pages) = pages else { break };
-            if let Some(failure) = &self.state().stuck {
-                return Err(failure.error());
-            }
+            let pages = {
+                let state = &mut *self.state();
+                if state.past.is_done() {
+                    break;
+                }
+                if let Some(failure) = &state.stuck {
+                    return Err(failure.error());
+                }
+                state.past.pages()
+            };
             write_back(pages).await?;
             worker.back_off(attempt).await;
             attempt += 1;
         }
-        let segments = self.with_spaces(|spaces| std::mem::take(&mut spaces.past)).into_rings();
+        let segments = std::mem::take(&mut self.state().past).into_rings();
         wipe(worker, segments).await
     }
 }
