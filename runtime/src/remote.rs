@@ -19,6 +19,10 @@ use crate::{
 /// Looks at a lock before its wait is over, at least.
 const LOOKS_MIN: u64 = 8;
 
+/// Who writes a page without its lock may be held up in the middle: by its processor, or by a network that loses packets, which are
+/// sent again after tens of milliseconds.
+pub(crate) const TORN_WAIT: Duration = Duration::from_millis(250);
+
 /// What a WRITE carries.
 #[derive(Debug)]
 pub enum Payload {
@@ -41,7 +45,7 @@ pub enum Count {
     StalePage,
 }
 
-/// A wait for the lock of a living owner, who may have been stopped.
+/// A wait for somebody who lives, and may have been stopped.
 #[derive(Debug, Clone, Copy)]
 pub struct LockWait {
     clock_ns: u64,
@@ -55,7 +59,7 @@ impl LockWait {
     }
 }
 
-/// The lock word that somebody waits for, and how long it has been the same.
+/// The lock word of a page that somebody waits for, and how long it has been the same.
 #[derive(Debug, Default)]
 pub(crate) struct Waited {
     lock: Option<LockWord>,
@@ -64,6 +68,18 @@ pub(crate) struct Waited {
 }
 
 impl Waited {
+    /// The page has this lock word; whether it has had it for as long as is waited.
+    pub(crate) fn is_over(&mut self, lock: LockWord, LockWait { clock_ns, limit }: LockWait) -> bool {
+        if self.lock.replace(lock) != Some(lock) {
+            (self.seen_ns, self.waited_ns) = (clock_ns, 0);
+        }
+        // Whoever was stopped itself has not waited meanwhile.
+        let step_max = limit.as_nanos() as u64 / LOOKS_MIN;
+        self.waited_ns += (clock_ns.saturating_sub(self.seen_ns)).min(step_max);
+        self.seen_ns = clock_ns;
+        self.waited_ns >= step_max * LOOKS_MIN
+    }
+
     /// The page is locked by `owner`, who lives; time is counted while its lock word stays the same.
     ///
     /// # Errors
@@ -75,18 +91,12 @@ impl Waited {
         lock: LockWord,
         owner: OwnerId,
     ) -> Result<(), Box<Error>> {
-        let Some(LockWait { clock_ns, limit }) = remote.lock_wait() else { return Ok(()) };
-        if self.lock.replace(lock) != Some(lock) {
-            (self.seen_ns, self.waited_ns) = (clock_ns, 0);
+        match remote.lock_wait() {
+            Some(wait) if self.is_over(lock, wait) => {
+                Err(Box::new(Error::OwnerStalled { page, owner, waited: wait.limit }))
+            }
+            _ => Ok(()),
         }
-        // Whoever was stopped itself has not waited meanwhile.
-        let step_max = limit.as_nanos() as u64 / LOOKS_MIN;
-        self.waited_ns += (clock_ns.saturating_sub(self.seen_ns)).min(step_max);
-        self.seen_ns = clock_ns;
-        if u128::from(self.waited_ns) < u128::from(step_max * LOOKS_MIN) {
-            return Ok(());
-        }
-        Err(Box::new(Error::OwnerStalled { page, owner, waited: limit }))
     }
 }
 
@@ -124,6 +134,11 @@ pub trait Remote {
     /// As [`Handle::back_off`].
     fn back_off(&self, attempt: u32) -> impl Future<Output = ()>;
 
+    /// Waits for so long.
+    fn rest(&self, _ns: u64) -> impl Future<Output = ()> {
+        self.back_off(0)
+    }
+
     /// Whether the compute server with this incarnation still runs.
     fn liveness(&self, owner: OwnerId) -> Liveness;
 
@@ -134,6 +149,11 @@ pub trait Remote {
 
     /// How long a lock of a living owner is waited for; for ever, if there is no limit.
     fn lock_wait(&self) -> Option<LockWait> {
+        None
+    }
+
+    /// How long a page is waited for that is not whole and that nobody has locked; not at all, if there is no limit.
+    fn torn_wait(&self) -> Option<LockWait> {
         None
     }
 

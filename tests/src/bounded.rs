@@ -4,12 +4,13 @@ use std::{
     future::Future,
     io::Write,
     pin::pin,
+    rc::Rc,
     sync::mpsc::{self, RecvTimeoutError},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use farlink_runtime::worker::Worker;
+use farlink_runtime::{compute::ComputeServer, error::Error, fabric::clock::Clock, worker::Worker};
 
 /// What an operation may use until it ends.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +36,31 @@ pub fn turn(worker: &Worker) -> bool {
     worker.turn() || worker.next_due_ns().is_none()
 }
 
+/// A worker for which time passes as fast as it waits for it, where it is run by the functions of this module. Nobody else is to be
+/// waited for: their time is another one.
+///
+/// # Errors
+/// As [`ComputeServer::worker`].
+pub fn worker(compute: &ComputeServer) -> Result<Worker, Error> {
+    compute.worker_with(Clock::Virtual(Rc::default()))
+}
+
+fn skip(worker: &Worker) {
+    worker.next_due_ns().into_iter().for_each(|due_ns| worker.clock().skip_to(due_ns));
+}
+
+/// Runs `future` on `worker` to its end.
+pub fn block_on<T>(worker: &Worker, future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return output;
+        }
+        worker.turn();
+        skip(worker);
+    }
+}
+
 /// Runs `future` as a task of `worker`, turn by turn, until it ends or `bound` is used up. What does not end stays a task
 /// of the worker.
 ///
@@ -46,6 +72,7 @@ pub fn run<T: 'static>(worker: &Worker, bound: Bound, future: impl Future<Output
     let mut turns = 0;
     loop {
         turns += u64::from(turn(worker));
+        skip(worker);
         if let Poll::Ready(output) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return Ok(output);
         }

@@ -1,16 +1,18 @@
 //! What every way to reach pages promises to a structure's code, beyond what the structures at hand make use of.
 
 use std::{
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     rc::Rc,
     sync::{Arc, atomic::Ordering},
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
 };
 
 use farlink_offload::{CacheOptions, ComputeCache};
 use farlink_runtime::{
     access::{Access, Cause, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Plugin, Slot, Start, Words},
+    clock::Clock,
     compute::ComputeServer,
     error::Error,
     fabric::{Error as FabricError, Fabric, mem::MemOptions},
@@ -37,7 +39,7 @@ const TURNS_MAX: u32 = 100_000;
 /// A tree of two levels, and a worker beside it.
 struct Scene {
     worker: Worker,
-    _compute: ComputeServer,
+    compute: ComputeServer,
     memory: LocalMemory,
     structure: Structure,
 }
@@ -54,7 +56,7 @@ impl Scene {
         let tree = worker.block_on(BTree::<OneSided<Tree>>::open(&worker, TREE, Proof::Checksum)).unwrap();
         let structure = tree.structure().clone();
         let memory = memory.memory(ServerId::new(0).unwrap()).unwrap();
-        Self { worker, _compute: compute, memory, structure }
+        Self { worker, compute, memory, structure }
     }
 
     fn one_sided(&self, proof: Proof) -> OneSided<Tree> {
@@ -372,6 +374,54 @@ fn a_page_that_is_being_written_is_waited_for() {
         let owned = scene.worker.block_on(owned).unwrap();
         test(&scene, &owned);
     }
+}
+
+/// Who writes a page without its lock can be held up for longer than it takes to read the page some hundred times.
+#[test]
+fn a_writer_that_is_held_up_is_waited_for_a_while() {
+    const READS: u64 = 500;
+    const STEP_NS: u64 = 3000;
+    let scene = Scene::new(FAST);
+    let leaf = scene.leaf(&scene.one_sided(Proof::Checksum), 2);
+    let last = &scene.memory.words(at(leaf), PAGE_BYTES / 8).unwrap()[PAGE_BYTES / 8 - 1];
+    let whole = last.load(Ordering::Relaxed);
+    let now = Rc::new(Cell::new(0));
+    let worker = scene.compute.worker_with(Clock::Virtual(Rc::clone(&now))).unwrap();
+    let one_sided = OneSided::<Tree>::new(&worker, scene.structure.clone(), Proof::Checksum);
+    let mut context = Context::from_waker(Waker::noop());
+    let step = || {
+        now.set(now.get() + STEP_NS);
+        worker.turn();
+    };
+    last.store(!whole, Ordering::Relaxed);
+    {
+        let mut reading = pin!(one_sided.read_page(leaf));
+        while worker.counters().torn_reads < READS {
+            step();
+            assert!(reading.as_mut().poll(&mut context).is_pending(), "it is not whole, and not known to be corrupt");
+        }
+        last.store(whole, Ordering::Relaxed);
+        let found = loop {
+            step();
+            if let Poll::Ready(found) = reading.as_mut().poll(&mut context) {
+                break found;
+            }
+        };
+        assert_eq!(found.unwrap().at(), at(leaf));
+    }
+    last.store(!whole, Ordering::Relaxed);
+    let begun_ns = now.get();
+    let mut reading = pin!(one_sided.read_page(leaf));
+    let found = loop {
+        step();
+        assert!(now.get() - begun_ns < 1_000_000_000, "a second, and nobody has changed it");
+        if let Poll::Ready(found) = reading.as_mut().poll(&mut context) {
+            break found;
+        }
+    };
+    assert!(
+        matches!(found, Err(Interrupt::Failed(error)) if matches!(*error, Error::PageCorrupt { page } if page == at(leaf)))
+    );
 }
 
 /// Where the fabric's atomics are not atomic against WRITEs, the unlock is a compare-and-swap, and tells.

@@ -2,7 +2,7 @@
 //!
 //! A page that is locked is read again; its owner's liveness is asked for first after a few tries, a living one is waited for, for as
 //! long as the compute server [waits](crate::compute::ComputeOptions::lock_wait), and what a dead owner has left is finished first ([`redo`](crate::redo)). A copy that is not whole is read again too: somebody is writing, or was. What does
-//! not change under an unlocked lock word for many tries, and does not fit its checksum, is corrupt. A few tries would prove
+//! not change under an unlocked lock word for many tries and [a while](crate::remote::TORN_WAIT), and does not fit its checksum, is corrupt. A few tries would prove
 //! nothing: the owner of a cached page writes it back without a lock, and may be interrupted in the middle.
 
 use super::Proof;
@@ -25,6 +25,9 @@ use crate::{
 const LOCKED_READS_MAX: u32 = 16;
 /// Equal copies in a row that do not fit their checksum, under one unlocked lock word, that prove corruption.
 const MISFITS_MAX: u32 = if cfg!(loom) { 2 } else { 256 };
+/// So many of these before the time between two READs grows, by so much each.
+const TRIES_AT_FIRST: u32 = 16;
+const REST_NS: u64 = 1000;
 
 /// A copy of a page, and whether it is proven whole.
 #[derive(Debug)]
@@ -98,7 +101,8 @@ impl<R: Recover> Reader<'_, R> {
 
     /// Accepts what was seen, or reads again until there is something to accept or a reason to stop.
     pub(super) async fn prove(&self, at: RemotePtr, class: SizeClass, mut seen: RawRead) -> Result<Buffer, Interrupt> {
-        let (mut locked_reads, mut misfits, mut waited) = (0, 0, Waited::default());
+        let (mut locked_reads, mut misfits) = (0, 0);
+        let (mut waited, mut torn) = (Waited::default(), Waited::default());
         loop {
             match seen.lock.state() {
                 LockState::Free => return Err(self.stale(at, "the page is free")),
@@ -118,9 +122,17 @@ impl<R: Recover> Reader<'_, R> {
                 LockState::Unlocked => {
                     self.remote.count(Count::TornRead);
                     self.remote.back_off(misfits).await;
+                    if misfits > TRIES_AT_FIRST {
+                        self.remote.rest(REST_NS * u64::from(misfits.min(MISFITS_MAX))).await;
+                    }
                     let again = self.fetch(at, class).await?;
-                    misfits = if again.shows_no_change_since(&seen) { misfits + 1 } else { 0 };
-                    if misfits + 1 >= MISFITS_MAX && self.proof == Proof::Checksum {
+                    if again.shows_no_change_since(&seen) {
+                        misfits += 1;
+                    } else {
+                        (misfits, torn) = (0, Waited::default());
+                    }
+                    let is_over = self.remote.torn_wait().is_none_or(|wait| torn.is_over(again.lock, wait));
+                    if is_over && misfits + 1 >= MISFITS_MAX && self.proof == Proof::Checksum {
                         return Err(Error::PageCorrupt { page: at }.into());
                     }
                     seen = again;

@@ -11,7 +11,7 @@ use crate::{
     layout::Records,
     lock::OwnerId,
     ptr::RemotePtr,
-    remote::{Count, LockWait, Payload, Remote},
+    remote::{Count, LockWait, Payload, Remote, TORN_WAIT},
 };
 
 impl Remote for Handle {
@@ -58,6 +58,10 @@ impl Remote for Handle {
         self.back_off(attempt)
     }
 
+    fn rest(&self, ns: u64) -> impl Future<Output = ()> {
+        self.sleep_until(self.clock().now_ns() + ns)
+    }
+
     fn liveness(&self, owner: OwnerId) -> Liveness {
         self.compute().fabric.liveness(owner)
     }
@@ -69,6 +73,10 @@ impl Remote for Handle {
     fn lock_wait(&self) -> Option<LockWait> {
         let limit = self.compute().lock_wait?;
         Some(LockWait::new(self.clock().now_ns(), limit))
+    }
+
+    fn torn_wait(&self) -> Option<LockWait> {
+        Some(LockWait::new(self.clock().now_ns(), TORN_WAIT))
     }
 
     fn count(&self, what: Count) {

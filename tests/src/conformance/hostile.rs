@@ -60,10 +60,10 @@ fn run<M: Model>(variant: AccessVariant, seed: u64) {
     let context = scene.context.clone();
     let client = scene.client(false);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
-    let worker = compute.worker().unwrap();
-    let reached = Rc::new(worker.block_on(client.reach(&worker)).unwrap());
+    let worker = bounded::worker(&compute).unwrap();
+    let reached = Rc::new(bounded::block_on(&worker, client.reach(&worker)).unwrap());
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
-    worker.block_on(async {
+    bounded::block_on(&worker, async {
         for _ in 0..BEFORE {
             let op = M::draw(&mut rng, &state);
             M::apply(&mut state, &op);

@@ -52,9 +52,10 @@ fn every_operation_ends_in_a_cache<S: Subject>(
 ) -> Result<(), TestCaseError> {
     let _watchdog = Watchdog::start("damaged pages in a cache", LIMIT);
     let scene = SceneOf::<S>::new(1);
-    let map = scene.worker.block_on(Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    let map =
+        bounded::block_on(&scene.worker, Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
     let structure = map.structure().clone();
-    let cut = scene.worker.block_on(map.leaf_low(KEYS / 2)).unwrap();
+    let cut = bounded::block_on(&scene.worker, map.leaf_low(KEYS / 2)).unwrap();
     let cache = cache_of::<S>(way.admission);
     let harmed = |harm: &[Damage]| -> Vec<u64> {
         harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys.iter().copied()).collect()
@@ -63,9 +64,9 @@ fn every_operation_ends_in_a_cache<S: Subject>(
         let half = KeyRange { low: 0, high: way.half.then_some(cut) };
         let region = if S::can_own(&half) { half } else { KeyRange::ALL };
         let owned = cache.own(&scene.worker, structure, region);
-        let cached = Map::<S, _>::over(scene.worker.block_on(owned).unwrap());
+        let cached = Map::<S, _>::over(bounded::block_on(&scene.worker, owned).unwrap());
         if way.warm {
-            let _ = scene.worker.block_on(cached.range(..cut).take(usize::MAX));
+            let _ = bounded::block_on(&scene.worker, cached.range(..cut).take(usize::MAX));
         }
         scene.all_operations(&cached, &harmed(harm))?;
         scene.all_operations(&cached, &harmed(later))?;
@@ -77,7 +78,7 @@ fn every_operation_ends_in_a_cache<S: Subject>(
     } else {
         let cached = Map::<S, _>::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
         if way.warm {
-            scene.worker.block_on(cached.range(..).take(usize::MAX)).unwrap();
+            bounded::block_on(&scene.worker, cached.range(..).take(usize::MAX)).unwrap();
         }
         scene.all_operations(&cached, &harmed(harm))?;
         scene.all_operations(&cached, &harmed(later))?;
@@ -121,12 +122,13 @@ fn harm_cached_copies<S: Subject>() -> usize {
     let count = SceneOf::<S>::new(1).inner.len();
     for index in (0..count).step_by(10) {
         let scene = SceneOf::<S>::new(1);
-        let map = scene.worker.block_on(Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+        let map = bounded::block_on(&scene.worker, Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum))
+            .unwrap();
         let cache = cache_of::<S>(Admission::Always);
         let structure = map.structure().clone();
         let cached = Map::<S, _>::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
         for key in 0..KEYS {
-            scene.worker.block_on(cached.get(key)).unwrap();
+            bounded::block_on(&scene.worker, cached.get(key)).unwrap();
         }
         let at = scene.inner[index];
         let mut image = scene.direct.read(at, S::page_bytes(256) / 8).unwrap();
@@ -153,8 +155,9 @@ fn damage_that_is_met_is_named() {
         for owned in [true, false] {
             let scene = Scene::new(1);
             let tree =
-                scene.worker.block_on(BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
-            let leaf = scene.worker.block_on(raw::leaf_of(tree.access(), key)).unwrap();
+                bounded::block_on(&scene.worker, BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum))
+                    .unwrap();
+            let leaf = bounded::block_on(&scene.worker, raw::leaf_of(tree.access(), key)).unwrap();
             let mut image = scene.direct.read(leaf, 32).unwrap();
             image[word] ^= 1 << 40;
             scene.direct.write(leaf, &image).unwrap();
@@ -163,12 +166,12 @@ fn damage_that_is_met_is_named() {
             let found = match owned {
                 true => {
                     let owned = cache.own(&scene.worker, structure, KeyRange::ALL);
-                    let cached = BTree::over(scene.worker.block_on(owned).unwrap());
-                    scene.worker.block_on(cached.get(key))
+                    let cached = BTree::over(bounded::block_on(&scene.worker, owned).unwrap());
+                    bounded::block_on(&scene.worker, cached.get(key))
                 }
                 false => {
                     let cached = BTree::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
-                    scene.worker.block_on(cached.get(key))
+                    bounded::block_on(&scene.worker, cached.get(key))
                 }
             };
             let is_named =

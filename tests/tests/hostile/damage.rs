@@ -160,8 +160,8 @@ impl<S: Subject> SceneOf<S> {
     pub(crate) fn new(seed: u64) -> Self {
         let fabric = Cluster::of_this_run(SERVERS, SERVER_BYTES, FabricProfile::Fast).unwrap();
         let compute = cluster::join_manual(&fabric, seed).unwrap();
-        let worker = compute.worker().unwrap();
-        let structure = worker.block_on(async {
+        let worker = bounded::worker(&compute).unwrap();
+        let structure = bounded::block_on(&worker, async {
             let tree = Map::<S, _>::make(&worker, TREE, S::page_bytes(256), Proof::Checksum).await?;
             S::load(&tree, (0..KEYS).map(|key| (key, key)), 0.5).await?;
             Ok::<_, Error>(tree.structure().clone())
@@ -351,7 +351,7 @@ impl<S: Subject> SceneOf<S> {
     pub(crate) fn maintain(&self) -> Result<(), TestCaseError> {
         let reads = self.worker.counters().reads;
         for _ in 0..4 {
-            let _ = self.worker.block_on(self.compute.maintain(&self.worker));
+            let _ = bounded::block_on(&self.worker, self.compute.maintain(&self.worker));
         }
         // Where a slot names somebody who is dead, all pages are looked through.
         prop_assert!(self.worker.counters().reads - reads < 100_000, "maintenance reads on and on");

@@ -60,7 +60,7 @@ fn every_operation_ends_on_a_damaged<S: Subject>(
     let _watchdog = Watchdog::start("damaged pages", LIMIT);
     let scene = SceneOf::<S>::new(1);
     let proof = if three_waits { Proof::LockBodyLock } else { Proof::Checksum };
-    let map = scene.worker.block_on(Map::<S, OneSided<S>>::open(&scene.worker, TREE, proof)).unwrap();
+    let map = bounded::block_on(&scene.worker, Map::<S, OneSided<S>>::open(&scene.worker, TREE, proof)).unwrap();
     let keys: Vec<u64> = harm.iter().filter_map(|damage| scene.do_harm(damage)).chain(keys.iter().copied()).collect();
     scene.all_operations(&map, &keys)?;
     scene.check(&map)?;
@@ -71,7 +71,8 @@ fn every_operation_ends_on_a_damaged<S: Subject>(
 fn every_operation_ends_on_damaged_metadata_of<S: Subject>(harm: &[Damage], keys: &[u64]) -> Result<(), TestCaseError> {
     let _watchdog = Watchdog::start("damaged metadata", LIMIT);
     let scene = SceneOf::<S>::new(1);
-    let map = scene.worker.block_on(Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    let map =
+        bounded::block_on(&scene.worker, Map::<S, OneSided<S>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
     for damage in harm {
         scene.do_harm(damage);
     }
@@ -141,8 +142,9 @@ proptest! {
 #[test]
 fn the_last_epoch_of_all_is_survived() {
     let scene = Scene::new(1);
-    let tree = scene.worker.block_on(BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
-    scene.worker.block_on(async {
+    let tree =
+        bounded::block_on(&scene.worker, BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    bounded::block_on(&scene.worker, async {
         for key in 0..KEYS {
             tree.remove(key).await.unwrap();
         }
@@ -156,7 +158,8 @@ fn the_last_epoch_of_all_is_survived() {
 fn a_root_with_pages_beside_it_is_named() {
     let _watchdog = Watchdog::start("a root with pages beside it", LIMIT);
     let scene = Scene::new(1);
-    let tree = scene.worker.block_on(BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
+    let tree =
+        bounded::block_on(&scene.worker, BTree::<OneSided<Tree>>::open(&scene.worker, TREE, Proof::Checksum)).unwrap();
     let images = scene.inner.iter().map(|&at| scene.direct.read(at, scene.class.words()).unwrap());
     let is_low = |image: &Vec<u64>| Identity::from_word(image[IDENTITY]).unwrap().level == 1;
     let mut image = images.filter(is_low).min_by_key(|image| image[raw::KEYS]).unwrap();
