@@ -109,10 +109,12 @@ impl Built {
         Ok(built)
     }
 
-    /// Checks what is built with verbs as the workspace is checked without: with clippy, and unit tests, which need no device.
+    /// Checks the whole workspace with verbs: with clippy, and the unit tests of what is built with verbs alone, which need no
+    /// device.
     pub(super) fn lint() -> Result<()> {
         // In the profile of the guest's programs, whose build scripts and macros are there.
         let mut clippy = cargo("clippy", &PACKAGES);
+        clippy.args(["--workspace", "--features", "farlink/peers,farlink/geojson"]);
         clippy.args(["--all-targets", "--profile", "test", "--", "-D", "warnings"]);
         let mut tests = cargo("test", &[VERBS]);
         tests.args(["--lib", "verbs::"]);
