@@ -141,7 +141,7 @@ pub enum Error {
         found: LockWord,
     },
 
-    /// An unlocked page does not fit its checksum, and did not change meanwhile.
+    /// An unlocked page does not fit its checksum, and did not change for a quarter of a second.
     #[error("page {page} is corrupt: its checksum does not fit its contents, though nobody changes it")]
     PageCorrupt {
         /// The page.

@@ -45,7 +45,7 @@ pub enum Count {
     StalePage,
 }
 
-/// A wait for somebody who lives, and may have been stopped.
+/// A wait for somebody who holds a lock, or writes without one: who lives, and may have been stopped.
 #[derive(Debug, Clone, Copy)]
 pub struct LockWait {
     clock_ns: u64,
@@ -134,7 +134,7 @@ pub trait Remote {
     /// As [`Handle::back_off`].
     fn back_off(&self, attempt: u32) -> impl Future<Output = ()>;
 
-    /// Waits for so long.
+    /// Waits for so long; where there is no clock, for others to go on.
     fn rest(&self, _ns: u64) -> impl Future<Output = ()> {
         self.back_off(0)
     }
