@@ -3,7 +3,7 @@
 //! They are written over [`Remote`], so that the same code runs on a worker and in loom models, where each thread has an
 //! endpoint and no executor.
 
-use std::{future::Future, time::Duration};
+use std::{collections::VecDeque, future::Future, time::Duration};
 
 #[cfg(doc)]
 use crate::worker::Handle;
@@ -13,6 +13,7 @@ use crate::{
     fabric::{Capabilities, Liveness},
     layout::Records,
     lock::{LockWord, OwnerId},
+    page::{self, CHECKSUM, LOCK},
     ptr::RemotePtr,
 };
 
@@ -100,6 +101,41 @@ impl Waited {
     }
 }
 
+/// A copy of a page that is not whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Misfit {
+    at: RemotePtr,
+    lock: LockWord,
+    checksum: u64,
+    fitting: u64,
+}
+
+impl Misfit {
+    pub(crate) fn of(at: RemotePtr, copy: &[u64]) -> Self {
+        let lock = LockWord::from_word(copy[LOCK]);
+        Self { at, lock, checksum: copy[CHECKSUM], fitting: page::checksum(copy, lock.version()) }
+    }
+}
+
+/// The corrupt pages that were met last.
+#[derive(Debug, Default)]
+pub(crate) struct CorruptPages {
+    met: VecDeque<Misfit>,
+}
+
+impl CorruptPages {
+    const MAX: usize = 64;
+
+    pub(crate) fn has(&self, at: RemotePtr, copy: &[u64]) -> bool {
+        !self.met.is_empty() && self.met.contains(&Misfit::of(at, copy))
+    }
+
+    pub(crate) fn add(&mut self, misfit: Misfit) {
+        self.met.truncate(Self::MAX - 1);
+        self.met.push_front(misfit);
+    }
+}
+
 /// Posts requests; [`Handle`] is the one that runs. A request is posted when the function is called, not when its future is
 /// polled.
 pub trait Remote {
@@ -156,6 +192,14 @@ pub trait Remote {
     fn torn_wait(&self) -> Option<LockWait> {
         None
     }
+
+    /// Whether this copy, which is not whole, is as one that was [proven](Remote::note_corrupt) corrupt: it has stayed so since.
+    fn is_known_corrupt(&self, _at: RemotePtr, _copy: &[u64]) -> bool {
+        false
+    }
+
+    /// Nobody needs to wait for this copy to change once more.
+    fn note_corrupt(&self, _misfit: Misfit) {}
 
     /// Counts one.
     fn count(&self, _what: Count) {}

@@ -28,7 +28,10 @@ use farlink_structures::{
     btree::{BTree, BTreeOptions, Tree},
     map::KeyRange,
 };
-use farlink_tests::cluster::{self, FAST, WEAK};
+use farlink_tests::{
+    bounded,
+    cluster::{self, FAST, WEAK},
+};
 
 const TREE: &str = "access";
 const PAGE_BYTES: usize = 1024;
@@ -422,6 +425,19 @@ fn a_writer_that_is_held_up_is_waited_for_a_while() {
     assert!(
         matches!(found, Err(Interrupt::Failed(error)) if matches!(*error, Error::PageCorrupt { page } if page == at(leaf)))
     );
+
+    // Nobody waits twice for the same.
+    let (reads, begun_ns) = (worker.counters().reads, now.get());
+    assert!(bounded::block_on(&worker, one_sided.read_page(leaf)).is_err());
+    assert_eq!((worker.counters().reads - reads, now.get() - begun_ns), (1, 0));
+    last.store(whole ^ 2, Ordering::Relaxed);
+    let mut reading = pin!(one_sided.read_page(leaf));
+    while worker.counters().reads - reads < READS {
+        step();
+        assert!(reading.as_mut().poll(&mut context).is_pending(), "it has changed: somebody writes");
+    }
+    last.store(whole, Ordering::Relaxed);
+    assert!(bounded::block_on(&worker, reading).is_ok());
 }
 
 /// Where the fabric's atomics are not atomic against WRITEs, the unlock is a compare-and-swap, and tells.

@@ -16,7 +16,7 @@ use crate::{
     page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
     ptr::RemotePtr,
     redo::Recover,
-    remote::Waited,
+    remote::{Misfit, Waited},
     sync::{Ordering, fence},
     worker::remote::Count,
 };
@@ -120,6 +120,10 @@ impl<R: Recover> Reader<'_, R> {
                 }
                 LockState::Unlocked if seen.whole => return self.accept(at, class, seen),
                 LockState::Unlocked => {
+                    let is_provable = self.proof == Proof::Checksum;
+                    if is_provable && self.remote.is_known_corrupt(at, &seen.copy) {
+                        return Err(Error::PageCorrupt { page: at }.into());
+                    }
                     self.remote.count(Count::TornRead);
                     self.remote.back_off(misfits).await;
                     if misfits > TRIES_AT_FIRST {
@@ -132,7 +136,8 @@ impl<R: Recover> Reader<'_, R> {
                         (misfits, torn) = (0, Waited::default());
                     }
                     let is_over = self.remote.torn_wait().is_none_or(|wait| torn.is_over(again.lock, wait));
-                    if is_over && misfits + 1 >= MISFITS_MAX && self.proof == Proof::Checksum {
+                    if is_over && misfits + 1 >= MISFITS_MAX && is_provable {
+                        self.remote.note_corrupt(Misfit::of(at, &again.copy));
                         return Err(Error::PageCorrupt { page: at }.into());
                     }
                     seen = again;

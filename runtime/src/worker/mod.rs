@@ -52,7 +52,7 @@ use crate::{
     messaging::{CONNECTION_TICKET, Channels, Tasks},
     ptr::{RemotePtr, ServerId},
     redo::WorkerRings,
-    remote::write_words,
+    remote::{CorruptPages, write_words},
     shared::Shared,
     sync::{Arc, lock, yield_thread},
 };
@@ -88,6 +88,7 @@ pub(crate) struct Inner {
     epoch: LocalEpoch,
     pages: LocalPages,
     rings: WorkerRings,
+    pub(crate) corrupt: RefCell<CorruptPages>,
     pub(crate) compute: Arc<Shared>,
     /// Which worker of its compute server it is.
     pub(crate) number: u32,
@@ -186,6 +187,7 @@ impl Worker {
             epoch,
             pages: LocalPages::default(),
             rings: WorkerRings::default(),
+            corrupt: RefCell::default(),
             compute: Arc::clone(compute),
             number,
             running: Cell::new(false),

@@ -11,7 +11,7 @@ use crate::{
     layout::Records,
     lock::OwnerId,
     ptr::RemotePtr,
-    remote::{Count, LockWait, Payload, Remote, TORN_WAIT},
+    remote::{Count, LockWait, Misfit, Payload, Remote, TORN_WAIT},
 };
 
 impl Remote for Handle {
@@ -77,6 +77,14 @@ impl Remote for Handle {
 
     fn torn_wait(&self) -> Option<LockWait> {
         Some(LockWait::new(self.clock().now_ns(), TORN_WAIT))
+    }
+
+    fn is_known_corrupt(&self, at: RemotePtr, copy: &[u64]) -> bool {
+        self.0.corrupt.borrow().has(at, copy)
+    }
+
+    fn note_corrupt(&self, misfit: Misfit) {
+        self.0.corrupt.borrow_mut().add(misfit);
     }
 
     fn count(&self, what: Count) {
