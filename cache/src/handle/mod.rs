@@ -123,16 +123,21 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         (self.random() >> 32) as u32
     }
 
-    /// Counts a use of the page in `frame`.
-    #[inline]
+    /// Counts a use of the page in `frame`, once memory is short.
+    #[inline(always)]
     pub(crate) fn touch(&self, frame: &Frame) {
         if self.cache().frequency.is_counting() {
-            let random = self.random();
-            self.cache().frequency.touch(&frame.frequency, (random >> 32) as u32);
-            // One use in so many tells that there were so many.
-            if (random as u32).is_multiple_of(USES_PER_TICK) {
-                self.cache().frequency.tick(USES_PER_TICK);
-            }
+            self.count_use(frame);
+        }
+    }
+
+    #[inline(never)]
+    fn count_use(&self, frame: &Frame) {
+        let random = self.random();
+        self.cache().frequency.touch(&frame.frequency, (random >> 32) as u32);
+        // One use in so many tells that there were so many.
+        if (random as u32).is_multiple_of(USES_PER_TICK) {
+            self.cache().frequency.tick(USES_PER_TICK);
         }
     }
 
