@@ -14,6 +14,7 @@ pub(crate) mod ops;
 mod protocols;
 mod timers;
 mod trips;
+mod turns;
 
 use std::{
     cell::{Cell, RefCell},
@@ -34,10 +35,12 @@ use self::{
     executor::Executor,
     ops::{InFlight, ReadAgain},
     timers::Timers,
+    turns::Turns,
 };
 pub use self::{
     executor::{ReadyBits, Task},
     ops::Posted,
+    turns::Turn,
 };
 pub(crate) use crate::counters;
 use crate::{
@@ -89,6 +92,7 @@ pub(crate) struct Inner {
     pages: LocalPages,
     rings: WorkerRings,
     pub(crate) corrupt: RefCell<CorruptPages>,
+    turns: Turns,
     pub(crate) compute: Arc<Shared>,
     /// Which worker of its compute server it is.
     pub(crate) number: u32,
@@ -188,6 +192,7 @@ impl Worker {
             pages: LocalPages::default(),
             rings: WorkerRings::default(),
             corrupt: RefCell::default(),
+            turns: Turns::default(),
             compute: Arc::clone(compute),
             number,
             running: Cell::new(false),

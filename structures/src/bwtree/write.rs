@@ -56,7 +56,17 @@ async fn alter<A: Access<Plugin = Bw>>(
     key: u64,
     change: impl Fn(Option<u64>) -> Option<Change>,
 ) -> Result<(Option<u64>, Option<(usize, bool)>), Interrupt> {
-    let mut page = descend(access, key, 0, Search::to_swap(from)).await?;
+    let search = Search::to_swap(from);
+    let mut page = descend(access, key, 0, search).await?;
+    let _turn = if let (true, Some((at, _))) = (A::REMEMBERS, page.at.page.remote()) {
+        let turn = access.context().worker.turn(at.word(page.at.index)).await;
+        if turn.has_waited() {
+            page = descend(access, key, 0, search).await?;
+        }
+        Some(turn)
+    } else {
+        None
+    };
     for _ in 0..SWAPS_MAX {
         let before = page.state.value(key);
         let word = match change(before) {

@@ -7,6 +7,7 @@ mod plants;
 use std::{
     collections::BTreeMap,
     future::Future,
+    rc::Rc,
     sync::Arc,
     task::{Context, Waker},
     time::Duration,
@@ -298,4 +299,36 @@ fn a_lookup_over_the_mapping_cache_reads_a_word_and_what_is_new() {
         let expected = (key % 50 == 0).then_some(key + 1);
         assert_eq!(worker.block_on(ours.get(key)).unwrap(), expected, "key {key}");
     }
+}
+
+/// What one worker has under way for one page swaps one after another, and each swap succeeds; who is given up is in nobody's way.
+#[test]
+fn puts_of_one_worker_take_turns() {
+    const PUTS: u64 = 16;
+    let scene = Scene::new();
+    let (worker, _compute) = scene.join(7);
+    let tree = worker.block_on(open(&worker)).unwrap();
+    let cache = MappingCache::<Bw>::new(1 << 20);
+    let ours: [Rc<BwTree<CachedMapping<Bw>>>; 2] =
+        std::array::from_fn(|_| Rc::new(BwTree::over(cache.share(&worker, tree.structure().clone()))));
+    let put = |key: u64, value: u64| {
+        let ours = Rc::clone(&ours[key as usize % 2]);
+        async move { ours.upsert(key, value).await.unwrap() }
+    };
+    (0..PUTS).for_each(|key| assert!(worker.block_on(tree.insert(key, 0)).unwrap()));
+    // The first two rounds fetch pages to allocate from.
+    let [.., it] = [1, 2, 3].map(|value| {
+        let before = worker.counters();
+        let puts: Vec<_> = (0..PUTS).map(|key| worker.spawn(put(key, value))).collect();
+        puts.into_iter().for_each(|put| assert_eq!(worker.block_on(put), Some(value - 1)));
+        worker.counters() - before
+    });
+    assert_eq!((it.atomics, it.reads, it.lock_conflicts), (PUTS, 0, 0));
+    let mut puts: Vec<_> = (0..PUTS).map(|key| Box::pin(put(key, 4))).collect();
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(puts.iter_mut().all(|put| put.as_mut().poll(&mut context).is_pending()));
+    // The one whose turn it is, and some that wait.
+    puts.drain(..PUTS as usize / 2).for_each(drop);
+    puts.into_iter().for_each(|put| assert_eq!(worker.block_on(put), Some(3)));
+    assert!(worker.block_on(tree.check()).unwrap().is_clean());
 }
