@@ -43,9 +43,13 @@ impl Lot {
 
 /// What a worker takes from the pool at a time.
 const BATCH: Lot = Lot::new(32, 128 << 10);
-/// A list of the pool that is longer than this keeps [`KEPT`] and returns the rest to the bitmaps, for others.
+/// A list of the pool of which more than this was not used for a [while](IDLE_ROUNDS) keeps [`KEPT`] of that and returns the rest to the
+/// bitmaps, for others.
 const SURPLUS: Lot = Lot::new(1024, 1 << 20);
 const KEPT: Lot = Lot::new(256, 256 << 10);
+/// Rounds of maintenance: more than pages take to come back, all at once, whose grace is over. What is taken until the next ones come is
+/// no surplus, however much it is.
+const IDLE_ROUNDS: u32 = 32;
 
 /// A page that nobody uses, with the version in its lock word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,10 +200,26 @@ impl Deferred {
     }
 }
 
+/// A list of the pool: what was put last is taken first.
+#[derive(Debug, Default)]
+struct PoolList {
+    pages: Vec<FreePage>,
+    /// How many have lain here since the count began.
+    idle: usize,
+}
+
+/// The pool.
+#[derive(Debug, Default)]
+struct Pool {
+    lists: BTreeMap<(ServerId, SizeClass), PoolList>,
+    /// Rounds of maintenance since the count of idle pages began.
+    rounds: u32,
+}
+
 /// The pool and the deferred list of one compute server. Workers come here once for many pages.
 #[derive(Debug, Default)]
 pub(crate) struct SharedPages {
-    free: Mutex<BTreeMap<(ServerId, SizeClass), Vec<FreePage>>>,
+    free: Mutex<Pool>,
     deferred: Mutex<Deferred>,
     searches: Mutex<BTreeMap<(ServerId, SizeClass), Search>>,
     /// Pages that go back to their chunks: those that dead compute servers held, once their grace is over.
@@ -230,8 +250,9 @@ impl SharedPages {
     }
 
     fn take(&self, key: (ServerId, SizeClass), count: usize, into: &mut Vec<FreePage>) {
-        if let Some(list) = lock(&self.free).get_mut(&key) {
-            into.extend(list.drain(list.len().saturating_sub(count)..));
+        if let Some(PoolList { pages, idle }) = lock(&self.free).lists.get_mut(&key) {
+            into.extend(pages.drain(pages.len().saturating_sub(count)..));
+            *idle = pages.len().min(*idle);
         }
     }
 
@@ -239,7 +260,7 @@ impl SharedPages {
         let mut free = lock(&self.free);
         for page in pages {
             self.is_used.store(true, Ordering::Relaxed);
-            free.entry((page.at.server(), page.class)).or_default().push(page);
+            free.lists.entry((page.at.server(), page.class)).or_default().pages.push(page);
         }
     }
 
@@ -338,18 +359,28 @@ impl SharedPages {
         lock(&self.deferred).in_doubt().count()
     }
 
-    /// Takes what is too much of every list, and what dead compute servers held.
+    /// Takes what was idle for too long in every list, and what dead compute servers held. Once a round.
     pub(crate) fn take_surplus(&self) -> Vec<FreePage> {
         let mut surplus = std::mem::take(&mut *lock(&self.returning));
-        let mut free = lock(&self.free);
-        let long = free.iter_mut().filter(|((_, class), list)| list.len() > SURPLUS.of(*class));
-        surplus.extend(long.flat_map(|((_, class), list)| list.drain(KEPT.of(*class)..)));
+        let Pool { lists, rounds } = &mut *lock(&self.free);
+        *rounds += 1;
+        if *rounds < IDLE_ROUNDS {
+            return surplus;
+        }
+        *rounds = 0;
+        for ((_, class), PoolList { pages, idle }) in lists {
+            if *idle > SURPLUS.of(*class) {
+                surplus.extend(pages.drain(..*idle - KEPT.of(*class)));
+            }
+            *idle = pages.len();
+        }
         surplus
     }
 
     pub(crate) fn take_all(&self) -> Vec<FreePage> {
         let returning = std::mem::take(&mut *lock(&self.returning));
-        std::mem::take(&mut *lock(&self.free)).into_values().flatten().chain(returning).collect()
+        let lists = std::mem::take(&mut *lock(&self.free)).lists;
+        lists.into_values().flat_map(|list| list.pages).chain(returning).collect()
     }
 }
 
