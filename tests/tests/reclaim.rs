@@ -240,12 +240,16 @@ fn a_pinned_reader_holds_reuse_back<S: Subject>() {
     }
     drop(pin);
     maintain();
-    // What was freed last is used first, so use all of it.
+    // What was freed last is used first, so use all of it. What is freed meanwhile does not come back: nobody maintains.
     let leased = writer.memory().leased_bytes;
     let all: Vec<u64> = others.iter().flat_map(|key| [*key, key ^ 2, key ^ 4]).collect();
     writer.insert(&all);
     let now = writer.memory().leased_bytes;
     assert!(now <= leased + slack::<S>(), "new chunks were leased, though pages were free: {now}, {leased} before");
+    for _ in 0..5 {
+        writer.remove(&all);
+        writer.insert(&all);
+    }
     writer.insert(&keys);
     assert_ne!(free_of(&fabric, &pages), freed, "nothing is reused, though nobody holds it back");
     writer.remove(&keys);

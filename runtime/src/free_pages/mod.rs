@@ -404,3 +404,42 @@ impl Drop for Unstamped<'_> {
         lock(&self.shared.deferred).fresh.append(std::mem::take(&mut self.waiting));
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const KEY: (ServerId, SizeClass) = (ServerId::new(1).unwrap(), SizeClass::SMALLEST);
+    const MANY: usize = 3000;
+
+    fn put(pages: &SharedPages, count: usize) {
+        let page = |number: u64| RemotePtr::new(KEY.0, number << 16).unwrap();
+        pages.put((1..=count as u64).map(|number| FreePage { at: page(number), class: KEY.1, version: 0 }));
+    }
+
+    /// Pages whose grace is over come back in large numbers, and are used again until the next ones do.
+    #[test]
+    fn what_is_soon_taken_again_is_no_surplus() {
+        let pages = SharedPages::default();
+        for _ in 0..3 * IDLE_ROUNDS {
+            put(&pages, MANY);
+            assert!(pages.take_surplus().is_empty(), "all of it is used until the next round");
+            let mut taken = Vec::new();
+            pages.take(KEY, MANY, &mut taken);
+            assert_eq!(taken.len(), MANY);
+        }
+        put(&pages, MANY);
+        let surplus: usize = (0..2 * IDLE_ROUNDS).map(|_| pages.take_surplus().len()).sum();
+        assert_eq!(surplus, MANY - KEPT.of(KEY.1), "nobody uses it");
+        assert!((0..2 * IDLE_ROUNDS).all(|_| pages.take_surplus().is_empty()));
+        // Some are used again and again.
+        put(&pages, MANY);
+        for _ in 0..2 * IDLE_ROUNDS {
+            let mut taken = Vec::new();
+            pages.take(KEY, 100, &mut taken);
+            pages.put(taken.into_iter());
+            pages.take_surplus();
+        }
+        assert_eq!(pages.take_all().len(), KEPT.of(KEY.1) + 100, "those stay, and so many of what lies idle");
+    }
+}
