@@ -13,9 +13,9 @@
 //! A page is in exactly one place: its bit is set in its chunk's bitmap, or one compute server holds it (list, pool,
 //! deferred list), or it is live in a structure. The version in its lock word outlives all that ([`crate::lock`]); lists keep it
 //! beside the pointer, so allocation needs no remote access but for the refill of the pool: a chunk of pages at a time,
-//! from bitmaps if they have some (`free_pages/chunk.rs`), else by leasing a chunk. A pool returns what it has not used for a while, if that is much. A compute
-//! server that ends returns everything; what one holds that dies, or leaves before the grace of its last pages is over, others
-//! take over (`recovery/reclaim.rs`). A chunk that it was about to lease is found by whoever needs it, once there is no other.
+//! from bitmaps if they have some (`free_pages/chunk.rs`), else by leasing a chunk. A pool returns what was not used for a while, if that
+//! is much. A compute server that ends returns everything; what one holds that dies, or leaves before the grace of its last pages is
+//! over, others take over (`recovery/reclaim.rs`). A chunk that it was about to lease is found by whoever needs it, once there is no other.
 
 use std::time::Duration;
 

@@ -47,8 +47,8 @@ const BATCH: Lot = Lot::new(32, 128 << 10);
 /// bitmaps, for others.
 const SURPLUS: Lot = Lot::new(1024, 1 << 20);
 const KEPT: Lot = Lot::new(256, 256 << 10);
-/// Rounds of maintenance: more than pages take to come back, all at once, whose grace is over. What is taken until the next ones come is
-/// no surplus, however much it is.
+/// Rounds of maintenance over which it is counted what of a list nobody uses. Pages whose grace is over come back all at once, every few
+/// rounds: what is taken until the next ones come is no surplus, however much it is.
 const IDLE_ROUNDS: u32 = 32;
 
 /// A page that nobody uses, with the version in its lock word.

@@ -3,7 +3,8 @@
 //! A page that is locked is read again; its owner's liveness is asked for first after a few tries, a living one is waited for, for as
 //! long as the compute server [waits](crate::compute::ComputeOptions::lock_wait), and what a dead owner has left is finished first ([`redo`](crate::redo)). A copy that is not whole is read again too: somebody is writing, or was. What does
 //! not change under an unlocked lock word for many tries and [a while](crate::remote::TORN_WAIT), and does not fit its checksum, is corrupt. A few tries would prove
-//! nothing: the owner of a cached page writes it back without a lock, and may be interrupted in the middle.
+//! nothing: the owner of a cached page writes it back without a lock, and may be interrupted in the middle. What was proven corrupt is not
+//! waited for again while it stays the same.
 
 use super::Proof;
 use crate::{

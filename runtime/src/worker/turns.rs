@@ -32,8 +32,8 @@ impl Turn {
 }
 
 impl Handle {
-    /// Waits until no other task of this worker has the turn for what stands at an address. Who waits for a turn has none: two who
-    /// have one each would wait for ever.
+    /// Waits until no other task of this worker has the turn for what stands at an address. Suspends, and sends nothing. Not to be
+    /// called by who has a turn: two who wait for each other's would do so for ever.
     pub async fn turn(&self, at: RemotePtr) -> Turn {
         let mut has_waited = false;
         poll_fn(|cx| {

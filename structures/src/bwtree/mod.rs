@@ -2,7 +2,7 @@
 //!
 //! A page is a number. A word for each number, in a mapping table in remote memory, leads to the newest of the page's records;
 //! that leads to the next older one, down to a base page. Records are never changed: a write is a new record, a *delta*, and a
-//! compare-and-swap of the word, with one doorbell. Nobody waits for anybody.
+//! compare-and-swap of the word, with one doorbell. No worker waits for another one.
 //!
 //! - `record`: what records say, and how words lead to them; `chain`: what a chain of records comes to.
 //! - `table`: the mapping table, and numbers for new pages.

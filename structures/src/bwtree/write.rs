@@ -49,7 +49,7 @@ pub(super) async fn remove<A: Access<Plugin = Bw>>(
 
 /// Makes the change that follows from a key's value, if any; the value, and if there was a change, how many entries the page had before,
 /// and whether it has a new base. A page that is remembered is not read before: the swap succeeds only if it is so. Where others
-/// were first, what they have added is read, and the change made to that.
+/// were first, what they have added is read, and the change made to that. Operations of one worker on one page take turns.
 async fn alter<A: Access<Plugin = Bw>>(
     access: &A,
     from: Start,
