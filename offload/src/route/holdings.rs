@@ -106,7 +106,7 @@ impl<P: Plugin> Holdings<P> {
     }
 
     /// Gives a region up, as [`Holdings::give_up`], and has another compute server take it, which listens. Takes it again if that one cannot,
-    /// or has died meanwhile.
+    /// or has died meanwhile. `None` also if a third one was faster than both, for nobody had it for a moment.
     /// The cache is to be [tidied](Holdings::tidy) then; the other one need not wait for that.
     ///
     /// # Errors
@@ -121,9 +121,12 @@ impl<P: Plugin> Holdings<P> {
         if let Err(error) = take_region(worker, &self.structure, &region, to).await {
             match self.take_at_once(worker, region.clone()).await {
                 Ok(()) => {}
-                // It has taken it, and could not say so; or has died then, and somebody else has.
+                // It has taken it, and could not say so.
                 Err(Error::Owned { owner, .. }) if owner == to => return Ok(Some(region)),
-                Err(Error::Owned { .. }) => {}
+                Err(Error::Owned { owner, .. }) => {
+                    tracing::debug!(structure = self.structure.name, %owner, %error, "what was handed on, another one has taken");
+                    return Ok(None);
+                }
                 Err(again) => {
                     tracing::warn!(structure = self.structure.name, %again, "a region was handed on in vain, and not taken back");
                 }

@@ -47,7 +47,8 @@ impl MoveHeader {
 
 /// Has a region go from one compute server to another; both listen, and all of it lies in one region that the first one has. Operations on
 /// it go on, but for the last of it, which wait. What has moved: a piece of a region is made smaller so that no page of level 0 is cut.
-/// `None` if the first one does not have it (any more), or nothing of it can move alone; or if both are one.
+/// `None` if the first one does not have it (any more), or nothing of it can move alone; or if both are one. Also if a third one has an
+/// operation for it while nobody has it, and takes it.
 ///
 /// The first one is asked, and hands the region on, so that it has an owner in the end whatever becomes of who asked. It has none for
 /// an exchange of messages between the two; if the second one cannot take it, the first one takes it again. A dead one's

@@ -427,3 +427,36 @@ fn a_region_has_an_owner_whatever_becomes_of_who_has_it_moved() {
     let (fabric, model) = scene.leave();
     assert_left_clean(&fabric, &model, "handed on");
 }
+
+/// For a moment nobody has a region that is handed on. A third one that takes it then has it, and who has it moved is told so.
+#[test]
+fn what_a_third_one_takes_meanwhile_has_not_moved() {
+    let _watchdog = Watchdog::start("a third one that takes a region", Duration::from_secs(60));
+    let scene = Scene::new(FabricProfile::Fast);
+    let [first, second, third] = &scene.owners[..] else { panic!("there are three") };
+    let (worker, structure) = (&scene.guest.worker, scene.structure());
+    let region = first.holdings.regions()[0];
+    std::thread::scope(|scope| {
+        let (compute, holdings) = (Arc::clone(&second.member.compute), second.holdings.clone());
+        let taker = scope.spawn(move || {
+            let worker = compute.worker().unwrap();
+            while let Err(error) = worker.block_on(holdings.take(&worker, region)) {
+                assert!(matches!(error, Error::Owned { .. }), "{error}");
+            }
+        });
+        let [mut from, mut to] = [first, third].map(|owner| owner.member.compute.owner());
+        while !taker.is_finished() {
+            if let Some(moved) = worker.block_on(move_region(worker, structure, &region, from, to)).unwrap() {
+                assert_eq!(moved, region);
+                std::mem::swap(&mut from, &mut to);
+            }
+        }
+        taker.join().unwrap();
+    });
+    assert!(second.holdings.regions().contains(&region));
+    for owner in [first, third] {
+        assert!(!owner.holdings.regions().contains(&region));
+    }
+    let (fabric, model) = scene.leave();
+    assert_left_clean(&fabric, &model, "taken by a third one");
+}
