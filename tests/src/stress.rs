@@ -499,7 +499,13 @@ fn keep_moving<S: Subject>(
                 let is_whole = map.entries.len() > RANGES_MAX || random.random_bool(0.3);
                 let region = if is_whole { region } else { piece_of(region, &mut random) };
                 let Some(&to) = owners.iter().filter(|&&owner| owner != from).choose(&mut random) else { continue };
-                moves += u64::from(move_region(worker, &structure, &region, from, to).await?.is_some());
+                match move_region(worker, &structure, &region, from, to).await {
+                    Ok(moved) => moves += u64::from(moved.is_some()),
+                    // Not done, and said so: the next one is another.
+                    Err(error)
+                        if options.profile.faults().is_some() && error.to_string().contains("the faulty fabric") => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
             Ok(moves)
         })
