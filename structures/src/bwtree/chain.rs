@@ -1,8 +1,12 @@
 //! What a chain of records says: a logical page.
 
 use farlink_runtime::access::{PagesMut, Slot, Unlinked, Words};
+use smallvec::SmallVec;
 
 use super::record::{About, Base, Change, Delta, Fences, MapWord, Pid, Side, write_base};
+
+/// Changes of a chain, as a rule.
+const CHANGES_USUAL: usize = 4;
 
 /// A record, apart from the page it was read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,36 +92,35 @@ impl State {
     /// Applies changes, the newest first.
     fn apply(&mut self, newest_first: impl IntoIterator<Item = Change>) {
         // Of each key the newest change alone counts.
-        let mut changes: Vec<(u64, Option<u64>)> = Vec::new();
-        let mut change = |key, to| match changes.binary_search_by_key(&key, |change| change.0) {
-            Ok(_) => false,
-            Err(index) => {
-                changes.insert(index, (key, to));
-                true
-            }
-        };
+        let mut changes: SmallVec<[(u64, Option<u64>); CHANGES_USUAL]> = SmallVec::new();
         let mut merging = None;
         for one in newest_first {
-            match one {
-                Change::Put { key, value } => drop(change(key, Some(value))),
-                Change::Delete { key } => drop(change(key, None)),
-                Change::Remove => self.is_removed = true,
-                Change::Merging { at, child } if change(at, Some(child.word())) => merging = Some((at, child)),
-                Change::Merging { .. } | Change::Merge { .. } => {}
+            let (key, to) = match one {
+                Change::Put { key, value } => (key, Some(value)),
+                Change::Delete { key } => (key, None),
+                Change::Merging { at, child } => (at, Some(child.word())),
+                Change::Remove | Change::Merge { .. } => {
+                    self.is_removed |= one == Change::Remove;
+                    continue;
+                }
+            };
+            if changes.iter().all(|change| change.0 != key) {
+                changes.push((key, to));
+                if let Change::Merging { at, child } = one {
+                    merging = Some((at, child));
+                }
             }
         }
         // The entry's deletion ends what was under way.
-        let is_under_way = |&(at, _): &(u64, Pid)| changes.binary_search(&(at, None)).is_err();
-        self.merging = merging.or(self.merging.filter(is_under_way));
-        let mut old = std::mem::take(&mut self.entries).into_iter().peekable();
+        self.merging = merging.or(self.merging.filter(|&(at, _)| !changes.contains(&(at, None))));
         for (key, to) in changes {
-            while let Some(entry) = old.next_if(|entry| entry.0 < key) {
-                self.entries.push(entry);
+            match (self.entries.binary_search_by_key(&key, |entry| entry.0), to) {
+                (Ok(index), Some(value)) => self.entries[index].1 = value,
+                (Ok(index), None) => drop(self.entries.remove(index)),
+                (Err(index), Some(value)) => self.entries.insert(index, (key, value)),
+                (Err(_), None) => {}
             }
-            let _replaced = old.next_if(|entry| entry.0 == key);
-            self.entries.extend(to.map(|value| (key, value)));
         }
-        self.entries.extend(old);
     }
 }
 
@@ -153,7 +156,9 @@ impl Logical {
 
     /// As it is with one more delta, which makes this change.
     pub fn with(&self, change: Change, delta: Delta, at: Unlinked) -> Self {
-        let mut state = State { about: delta.about, ..self.state.clone() };
+        let mut entries = Vec::with_capacity(self.state.entries.len() + 1);
+        entries.extend_from_slice(&self.state.entries);
+        let mut state = State { about: delta.about, entries, ..self.state };
         state.change(change);
         let records = [at].into_iter().chain(self.records.iter().copied()).collect();
         Self { state, records, newest: Some(delta) }
