@@ -317,6 +317,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
     }
 
+    /// Takes a use of a page that is not cached back: it would only have been in the way.
+    pub fn discount_absent(&self, page: PageId) {
+        if self.cache().counts_uses() {
+            self.cache().frequency.take_back(page, self.random_u32());
+        }
+    }
+
     fn admits(&self, level: u8, uses: u8) -> bool {
         let cache = self.cache();
         let (is_full, is_crowded) = (cache.is_full(), cache.has_many_bypass_frames());

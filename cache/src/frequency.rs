@@ -149,6 +149,19 @@ impl Frequencies {
         count
     }
 
+    /// A use of a page that is not cached was of no use: takes one back.
+    pub(crate) fn take_back(&self, page: PageId, random: u32) {
+        let count = self.of_absent(page);
+        if count == 0 || random >= self.odds[usize::from(count - 1)] {
+            return;
+        }
+        for counter in self.counters(page) {
+            if counter.load(Ordering::Relaxed) == count {
+                counter.store(count - 1, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// A page goes; its count stays.
     pub(crate) fn remember(&self, page: PageId, count: u8) {
         for counter in self.counters(page) {

@@ -28,6 +28,8 @@ use farlink_runtime::{
     sync::{AtomicU64, Ordering},
 };
 
+use crate::ship::ReplyHeader;
+
 /// How far an operation on a memory server may go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope<R> {
@@ -88,6 +90,8 @@ pub(crate) struct OnServer<P: Plugin> {
     reached: Cell<Link>,
     has_stopped: Cell<bool>,
     changed: RefCell<Vec<Link>>,
+    /// Below the page where it began, the first page of each level.
+    path: RefCell<Vec<Link>>,
     reads: Cell<u32>,
 }
 
@@ -109,6 +113,7 @@ impl<P: Plugin> OnServer<P> {
             reached,
             has_stopped: Cell::new(false),
             changed: RefCell::default(),
+            path: RefCell::default(),
             reads: Cell::new(0),
         }
     }
@@ -137,9 +142,9 @@ impl<P: Plugin> OnServer<P> {
         self.reads.get()
     }
 
-    /// Pages that it has changed.
-    pub(crate) fn into_changed(self) -> Vec<Link> {
-        self.changed.into_inner()
+    /// What is said of it once it is done.
+    pub(crate) fn into_done(self) -> ReplyHeader {
+        ReplyHeader::Done { changed: self.changed.into_inner(), path: self.path.into_inner() }
     }
 
     /// The compute server is to do it; what is returned ends the attempt.
@@ -227,7 +232,10 @@ impl<P: Plugin> Access for OnServer<P> {
 
     async fn open(&self, start: Start) -> Result<PageCopy, Interrupt> {
         match (start, &self.scope) {
-            (Start::Page(page), Scope::Below(below)) if page == below.page => self.begin(below).await,
+            (Start::Page(page), Scope::Below(below)) if page == below.page => {
+                self.path.borrow_mut().clear();
+                self.begin(below).await
+            }
             (_, Scope::Below(_)) => Err(self.decline(Decline::Leaves)),
             (Start::Page(page), Scope::Whole) => self.read(page).await,
             (Start::Page(_), Scope::Above) => Err(self.decline(Decline::Leaves)),
@@ -243,6 +251,14 @@ impl<P: Plugin> Access for OnServer<P> {
             // What is beside the page where it began may be newer in the sender's cache.
             (Scope::Below(_), Direction::Beside | Direction::Moved) => Err(self.decline(Decline::Leaves)),
             (Scope::Above, Direction::Down) if from.level() <= 1 => Err(self.decline(Decline::Leaves)),
+            (Scope::Below(below), Direction::Down) => {
+                let page = self.read(link).await?;
+                let mut path = self.path.borrow_mut();
+                if usize::from(page.level()) + path.len() + 1 == usize::from(below.level) {
+                    path.push(link);
+                }
+                Ok(page)
+            }
             _ => self.read(link).await,
         }
     }

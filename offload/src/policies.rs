@@ -172,6 +172,11 @@ impl<P: Plugin> Chooser<P> {
         choice.ships
     }
 
+    /// [`Policy::would_go_on`].
+    pub(crate) fn would_go_on(&self, operation: Code, server: ServerId, pages: usize) -> bool {
+        self.policies.borrow_mut().of(operation).would_go_on(server, pages)
+    }
+
     /// An operation was carried out by a memory server.
     pub(crate) fn done<O: Operation>(&self, server: ServerId, took_ns: u64) {
         self.policies.borrow_mut().of(Code::of::<O>()).shipped(server, took_ns);

@@ -84,6 +84,13 @@ pub trait Policy: fmt::Debug {
     /// Whether the operation is shipped.
     fn choose(&mut self, miss: &Miss<'_>) -> Choice;
 
+    /// Whether an operation that was shipped from a page would have gone on here, had that page been cached, and so many pages below it
+    /// read that the cache would not keep. If not, the page would have saved nothing, and the use does not count for it: see
+    /// [`Miss::is_hot`].
+    fn would_go_on(&mut self, _server: ServerId, _pages: usize) -> bool {
+        true
+    }
+
     /// A page was read from a memory server, and took so long; or an operation that could have been shipped whole.
     fn fetched(&mut self, _server: ServerId, _took_ns: u64) {}
 
@@ -123,6 +130,10 @@ pub struct Cold;
 impl Policy for Cold {
     fn choose(&mut self, miss: &Miss<'_>) -> Choice {
         if miss.is_hot() { Choice::FETCH } else { Choice::SHIP }
+    }
+
+    fn would_go_on(&mut self, _server: ServerId, pages: usize) -> bool {
+        pages == 0
     }
 }
 
@@ -219,7 +230,8 @@ impl Default for CostOptions {
 /// Two things are not as in DEX. A path is not all that an operation reads: a scan goes on to other leaves, and some of what it
 /// reads is cached. So once two operations were done here after a miss of a level, the average of what such took below it, *rest*,
 /// counts in place of (*l* + 1) x (*fetch* + *search*). And a page that the cache would keep is fetched if those who find it there
-/// save by it, if *rest* - *fetch* < *rpc*: a page that is shipped from again and again is never cached.
+/// save by it: if *rest* - max(*l*, 1) x *fetch* < *rpc*, for the inner pages below come to be cached, too. A page that is shipped
+/// from again and again would never be cached else.
 #[derive(Debug, Clone, Default)]
 pub struct CostAware {
     options: CostOptions,
@@ -263,26 +275,44 @@ impl CostAware {
         let costs = self.costs.of(server);
         (costs.fetch.later.get(), costs.rpc.later.get())
     }
-}
 
-impl Policy for CostAware {
-    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
-        let CostOptions { search_ns, factor, contrary_one_in } = self.options;
+    /// What is thought cheaper, and how many times as dear the other way is; or the opposite of what is not known yet.
+    fn cheaper(&mut self, miss: &Miss<'_>) -> Result<(Choice, u32), Choice> {
+        let CostOptions { search_ns, factor, .. } = self.options;
         let (fetch, rpc) = match self.averages(miss.server) {
             (Some(fetch), Some(rpc)) => (fetch, rpc),
-            (None, _) => return Choice::SHIP.contrary(),
-            (_, None) => return Choice::FETCH.contrary(),
+            (None, _) => return Err(Choice::SHIP),
+            (_, None) => return Err(Choice::FETCH),
         };
         let seen = self.costs.of(miss.server).rest.get(usize::from(miss.level)).and_then(|rest| rest.later.get());
         let path = || (u64::from(miss.level) + 1).saturating_mul(fetch.saturating_add(search_ns));
         let (rest, rpc) = (seen.unwrap_or_else(path) as f64 * factor, rpc as f64);
-        let saves_later = || rest - (fetch as f64 * factor) < rpc && miss.is_hot();
+        // The inner pages below come to be cached, too.
+        let kept = f64::from(miss.level.max(1)) * fetch as f64 * factor;
+        let saves_later = || rest - kept < rpc && miss.is_hot();
         let cheaper = if rpc < rest && !saves_later() { Choice::SHIP } else { Choice::FETCH };
-        let times = (rpc.max(rest) / rpc.min(rest).max(1.0)).ceil() as u32;
-        if miss.one_in(contrary_one_in.saturating_mul(times.clamp(1, RARER_MAX))) {
+        Ok((cheaper, (rpc.max(rest) / rpc.min(rest).max(1.0)).ceil() as u32))
+    }
+}
+
+impl Policy for CostAware {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        let (cheaper, times) = match self.cheaper(miss) {
+            Ok(cheaper) => cheaper,
+            Err(unknown) => return unknown.contrary(),
+        };
+        if miss.one_in(self.options.contrary_one_in.saturating_mul(times.clamp(1, RARER_MAX))) {
             cheaper.contrary()
         } else {
             cheaper
+        }
+    }
+
+    fn would_go_on(&mut self, server: ServerId, pages: usize) -> bool {
+        let CostOptions { search_ns, factor, .. } = self.options;
+        match self.averages(server) {
+            (Some(fetch), Some(rpc)) => pages as f64 * fetch.saturating_add(search_ns) as f64 * factor < rpc as f64,
+            _ => true,
         }
     }
 

@@ -97,8 +97,24 @@ fn the_cost_aware_one_fetches_what_the_cache_would_keep_if_others_save_by_it() {
         let (random, hot) = (|| 0, || is_hot);
         policy.choose(&Miss { server: SERVER, level, load: None, random: &random, hot: &hot }).ships
     };
-    // 2500 against 3000, of which 2000 are left; and against 4000 and 3000.
-    assert_eq!([(2, false), (2, true), (3, true)].map(|(level, is_hot)| ships(level, is_hot)), [true, false, true]);
+    // 2500 against 3000 and 4000, of which 1000 are left.
+    assert_eq!([(2, false), (2, true), (3, true)].map(|(level, is_hot)| ships(level, is_hot)), [true, false, false]);
+    // And against 6000, of which 4000 are left: what goes on to other leaves.
+    for _ in 0..2 {
+        policy.done_here(SERVER, 2, 6000);
+    }
+    let (random, hot) = (|| 0, || true);
+    assert!(policy.choose(&Miss { server: SERVER, level: 2, load: None, random: &random, hot: &hot }).ships);
+}
+
+#[test]
+fn operations_go_on_where_that_is_cheaper_than_a_message() {
+    assert!(Cold.would_go_on(SERVER, 0) && !Cold.would_go_on(SERVER, 1));
+    assert!(Always.would_go_on(SERVER, 9), "each use counts for those who do not say");
+    let mut policy = CostAware::default();
+    assert!(policy.would_go_on(SERVER, 9), "nothing is known yet");
+    policy = informed(CostOptions { search_ns: 100, ..CostOptions::default() }, 900, 2500);
+    assert_eq!([0, 2, 3].map(|pages| policy.would_go_on(SERVER, pages)), [true, true, false]);
 }
 
 #[test]

@@ -153,6 +153,11 @@ impl<P: Plugin> Cached<P> {
         self.cache.count_absent(page_id(link));
     }
 
+    /// Takes a use of such a page back.
+    pub(crate) fn discount_absent(&self, link: Link) {
+        self.cache.discount_absent(page_id(link));
+    }
+
     /// Where a page lies in what this compute server owns.
     pub(crate) fn overlap(&self, words: &[AtomicU64]) -> Overlap {
         self.cache.store().overlap(words)

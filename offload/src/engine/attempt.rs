@@ -123,10 +123,7 @@ impl<P: Plugin> Attempt<P> {
             identity(words).is_none_or(|page| page.level < level) && P::overlap(words, &region) != Overlap::Outside
         };
         match cached.exclude(from, link, class, is_below).await {
-            Ok(Some(excluded)) => {
-                cached.count_absent(link);
-                Ok(Some(Missing { excluded, page: link, level }))
-            }
+            Ok(Some(excluded)) => Ok(Some(Missing { excluded, page: link, level })),
             Ok(None) => {
                 engine.chooser.count(|counts| counts.cached_below += 1);
                 Ok(None)

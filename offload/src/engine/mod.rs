@@ -20,7 +20,7 @@ mod attempt;
 use std::{future::Future, rc::Rc, time::Duration};
 
 use farlink_runtime::{
-    access::{Access, Interrupt, Operation, Plugin, Structure},
+    access::{Access, Interrupt, Link, Operation, Plugin, Structure},
     error::Error,
     fencing,
     messaging::Error as MessagingError,
@@ -212,8 +212,9 @@ impl<P: Plugin> Shared<P> {
         let start_ns = clock.now_ns();
         let answer = self.chooser.shipper.ship(operation, From::Page { page, level, owned: &owned }).await;
         match answer {
-            Ok(Answer::Done(Shipped { output, changed, .. })) => {
+            Ok(Answer::Done(Shipped { output, changed, path, pages_read })) => {
                 self.chooser.done::<O>(at.server(), clock.now_ns() - start_ns);
+                self.count_uses(Code::of::<O>(), page, level, &path, pages_read);
                 for page in changed.into_iter().filter(|page| page.remote().is_some()) {
                     excluded.drop_changed(page_id(page)).await;
                 }
@@ -249,6 +250,25 @@ impl<P: Plugin> Shared<P> {
 }
 
 impl<P: Plugin> Shared<P> {
+    /// Counts what a shipped operation would have used here: the lowest page of its path, and each one above if the operation would
+    /// have gone on from there. If it would have been shipped all the same, the page would have saved nothing; and been in the way, if
+    /// pages beside the path were read: they would have been several messages.
+    fn count_uses(&self, operation: Code, start: Link, level: u8, path: &[Link], pages_read: u32) {
+        let beside = (pages_read as usize).saturating_sub(path.len() + 1);
+        let mut left = beside;
+        for below in (0..=path.len()).rev() {
+            let page = if below == 0 { start } else { path[below - 1] };
+            let (Some((at, _)), Some(level)) = (page.remote(), usize::from(level).checked_sub(below)) else { return };
+            let goes_on = below == path.len() || self.chooser.would_go_on(operation, at.server(), left);
+            left += usize::from(!self.cached.is_hot(page, level as u8));
+            match (goes_on, beside) {
+                (true, _) => self.cached.count_absent(page),
+                (false, 0) => return,
+                (false, _) => self.cached.discount_absent(page),
+            }
+        }
+    }
+
     /// A change of which nobody can say what became of it may still be under way at the memory server, or begin there: until that is over, or this compute
     /// server owns nothing any more.
     async fn end_shipped(&self, server: ServerId, waited: Duration) {

@@ -128,7 +128,7 @@ impl<P: Plugin> Serve for Rc<Part<P>> {
         if what == LOADS {
             let Ok(wanted) = decode_all::<u64>(words) else { return Err((Refusal::Malformed, reply)) };
             return Ok(Box::pin(async move {
-                let done = ReplyHeader::Done { changed: Vec::new() };
+                let done = ReplyHeader::DONE;
                 let loads = part.here.holdings().loads(&part.worker, wanted);
                 ReplyHeader::reply(loads.map(|loads| (done, loads)).map_err(ReplyHeader::of), 0, reply);
             }));
@@ -144,7 +144,7 @@ impl<P: Plugin> Serve for Rc<Part<P>> {
                 GIVE_UP => holdings.hand_on(worker, &region, to).await,
                 _ => holdings.take_at_once(worker, region.clone()).await.map(|()| Some(region)),
             };
-            let done = ReplyHeader::Done { changed: Vec::new() };
+            let done = ReplyHeader::DONE;
             ReplyHeader::reply(outcome.map(|moved| (done, moved)).map_err(ReplyHeader::of), 0, reply);
             // The next owner need not wait for it.
             if let Err(error) = holdings.tidy(worker).await {
@@ -181,7 +181,7 @@ impl<P: Plugin> Part<P> {
             Err(_) => &self.counts.failed,
         };
         count.fetch_add(1, Ordering::Relaxed);
-        let done = ReplyHeader::Done { changed: Vec::new() };
+        let done = ReplyHeader::DONE;
         ReplyHeader::reply(outcome.map(|output| (done, output)), 0, reply);
     }
 
@@ -295,7 +295,7 @@ impl Service for OwnerService {
                 match MoveHeader::decode(&mut words).ok().and_then(MoveHeader::structure) {
                     Some(id) => match self.structures.get(&id) {
                         Some(_) if what == SERVES => {
-                            return reply.send_with(|to| ReplyHeader::Done { changed: Vec::new() }.encode(0, to));
+                            return reply.send_with(|to| ReplyHeader::DONE.encode(0, to));
                         }
                         Some(structure) => structure.moves(what, words, reply),
                         None => return not_owned(reply),

@@ -7,8 +7,8 @@
 //!          ...       with a start page: the sender's slot:32 | incarnation:32, and the region that it owns
 //!          ...       the operation's parameters
 //!
-//! reply    word 0    what became of it:8 | 0:24 | pages read:32
-//!          done      the pages changed, as a list; the operation's result
+//! reply    word 0    what became of it:8 | pages of the path:8 | 0:16 | pages read:32
+//!          done      the path; the pages changed, as a list; the operation's result
 //!          declined  which reason
 //!          go on     the link to the page from which the rest is to be done
 //!          failed    which failure; its words
@@ -90,6 +90,8 @@ const NOT_OWNED: u8 = 4;
 pub(crate) enum ReplyHeader {
     Done {
         changed: Vec<Link>,
+        /// [`Shipped::path`](super::Shipped::path).
+        path: Vec<Link>,
     },
     Declined(Decline),
     GoOn(Link),
@@ -186,11 +188,16 @@ impl Wire for Failure {
 }
 
 impl ReplyHeader {
+    /// Done, and there is nothing more to say.
+    pub(crate) const DONE: Self = Self::Done { changed: Vec::new(), path: Vec::new() };
+
     pub(crate) fn encode(&self, pages_read: u32, to: &mut Vec<u64>) {
         let first = |what: u8| u64::from(what) << 56 | u64::from(pages_read);
         match self {
-            Self::Done { changed } => {
-                to.push(first(DONE));
+            Self::Done { changed, path } => {
+                debug_assert!(path.len() <= usize::from(u8::MAX), "a path is as long as its start page is high");
+                to.push(first(DONE) | (path.len() as u64) << 48);
+                path.iter().for_each(|page| page.encode(to));
                 changed.encode(to);
             }
             Self::Declined(why) => to.extend([first(DECLINED), *why as u64]),
@@ -207,7 +214,10 @@ impl ReplyHeader {
     pub(crate) fn decode(from: &mut &[u64]) -> Result<(Self, u32), DecodeError> {
         let first = u64::decode(from)?;
         let header = match (first >> 56) as u8 {
-            DONE => Self::Done { changed: Vec::decode(from)? },
+            DONE => {
+                let path: Result<_, _> = (0..(first >> 48) as u8).map(|_| Link::decode(from)).collect();
+                Self::Done { path: path?, changed: Vec::decode(from)? }
+            }
             DECLINED => {
                 let why = usize::try_from(u64::decode(from)?).ok().and_then(|why| Decline::ALL.get(why).copied());
                 Self::Declined(why.ok_or(DecodeError("an operation was declined for no known reason"))?)

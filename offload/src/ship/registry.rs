@@ -181,7 +181,7 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Err(_) => Outcome::Failed,
     };
     thread.carried_out(kind, pages).await;
-    let outcome = outcome.map(|output| (ReplyHeader::Done { changed: access.into_changed() }, output));
+    let outcome = outcome.map(|output| (access.into_done(), output));
     ReplyHeader::reply(outcome, pages, reply);
 }
 
@@ -209,7 +209,7 @@ async fn run_in_pieces<O: InPieces>(thread: Rc<Thread>, header: CallHeader, oper
     thread.carried_out(if outcome.is_ok() { Outcome::Done } else { Outcome::Failed }, pages).await;
     match outcome {
         Ok(pieces) => reply.send_pieces(sending, |to| {
-            to.own(|to| ReplyHeader::Done { changed: Vec::new() }.encode(pages, to));
+            to.own(|to| ReplyHeader::DONE.encode(pages, to));
             to.append(pieces);
         }),
         Err(error) => reply.send_with(|to| ReplyHeader::of(error).encode(pages, to)),

@@ -10,7 +10,7 @@ use std::{
 
 use farlink_offload::{
     Adaptive, CacheOptions, ComputeCache, Engine, EngineOptions, Policies,
-    policy::{Always, BackOff, CostAware, CostOptions, Never},
+    policy::{Always, BackOff, Cold, CostAware, CostOptions, Never},
     ship::{HoldReply, ManualShipServer, Registry, ShipOptions},
 };
 use farlink_runtime::{
@@ -28,8 +28,12 @@ use farlink_structures::{
     BTree,
     btree::{KeyRange, Tree},
 };
+use rand::{SeedableRng, rngs::StdRng};
+
+use crate::popularity::Popularity;
 
 const LATENCY_NS: u64 = 1000;
+const SEED: u64 = 22;
 /// Of Catfish: the interval between two reports of a server's load.
 const HEARTBEAT_NS: u64 = 10_000_000;
 const KEYS: u64 = 2000;
@@ -246,12 +250,21 @@ const OPERATIONS: u64 = 1200;
 
 struct EngineCost {
     messages: u64,
+    round_trips: u64,
     ns: u64,
 }
 
-/// What operations over a cache cost by the counters, once it is warm: one in so many is a lookup, the others are scans. It holds a
-/// part of the inner pages.
-fn engine_cost(policies: Policies, held_ns: u64, lookups_one_in: u64) -> EngineCost {
+/// What is done in a tree ten times as large as the cache.
+#[derive(Debug, Clone, Copy)]
+enum Mixture {
+    /// One in so many is a lookup, the others are scans, of keys that come equally often.
+    LookupsOneIn(u64),
+    /// Half are lookups, half updates, of keys of which few come often.
+    Skewed,
+}
+
+/// What operations over a cache cost by the counters, once it is warm. It holds a part of the inner pages.
+fn engine_cost(policies: Policies, held_ns: u64, load: Mixture) -> EngineCost {
     const WARM_UP: u64 = 1800;
     let machines = Machines::start(100, held_ns);
     let worker = machines.worker();
@@ -263,22 +276,28 @@ fn engine_cost(policies: Policies, held_ns: u64, lookups_one_in: u64) -> EngineC
         let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL).await.unwrap();
         let engine = Engine::new(owned, policies, EngineOptions::default()).unwrap();
         let mine = BTree::over(engine.clone());
+        let (popularity, mut rng) = (Popularity::new(KEYS_BEYOND_CACHE), StdRng::seed_from_u64(SEED));
         let mut before = worker.counters();
         for number in 0..WARM_UP + OPERATIONS {
             if number == WARM_UP {
                 before = worker.counters();
             }
             let key = number * 7919 % (KEYS_BEYOND_CACHE - 100);
-            match number % lookups_one_in {
-                0 => assert_eq!(mine.get(key).await.unwrap(), Some(key)),
-                _ => assert_eq!(mine.range(key..).take(60).await.unwrap().len(), 60),
+            match load {
+                Mixture::LookupsOneIn(count) if number % count == 0 => assert_eq!(mine.get(key).await.unwrap(), Some(key)),
+                Mixture::LookupsOneIn(_) => assert_eq!(mine.range(key..).take(60).await.unwrap().len(), 60),
+                Mixture::Skewed => {
+                    let key = popularity.draw(&mut rng);
+                    let found = if number % 2 == 0 { mine.get(key).await } else { mine.upsert(key, key).await };
+                    assert_eq!(found.unwrap(), Some(key));
+                }
             }
         }
         let after = worker.counters();
         let messages = after.two_sided - before.two_sided;
         let round_trips = after.round_trips - before.round_trips - messages;
         engine.cached().close().await.unwrap();
-        EngineCost { messages, ns: round_trips * LATENCY_NS + messages * (2 * LATENCY_NS + held_ns) }
+        EngineCost { messages, round_trips, ns: round_trips * LATENCY_NS + messages * (2 * LATENCY_NS + held_ns) }
     })
 }
 
@@ -286,24 +305,35 @@ fn engine_cost(policies: Policies, held_ns: u64, lookups_one_in: u64) -> EngineC
 /// cheaper here than they are if only the path to one leaf counts.
 #[test]
 fn the_cost_aware_engine_costs_no_more_than_the_better_way() {
-    for (held_ns, lookups_one_in) in [(500, 1), (1000, 1), (1500, 20)] {
-        let cost = |policies| engine_cost(policies, held_ns, lookups_one_in).ns;
+    let loads = [Mixture::LookupsOneIn(1), Mixture::Skewed].map(|load| [0, 500, 1500, 3000].map(|held_ns| (load, held_ns)));
+    let scans = [1500, 3000].map(|held_ns| (Mixture::LookupsOneIn(20), held_ns));
+    for (load, held_ns) in loads.into_iter().flatten().chain(scans) {
+        let cost = |policies| engine_cost(policies, held_ns, load).ns;
         let (never, always) = (cost(Policies::new(Never)), cost(Policies::new(Always)));
         let options = CostOptions { search_ns: 0, ..CostOptions::default() };
         let chosen = cost(Policies::for_each_kind(CostAware::new(options)));
         let ratio = chosen as f64 / never.min(always) as f64;
         println!(
-            "one in {lookups_one_in} a lookup, replies held {held_ns} ns: never {never}, always {always}, cost-aware {chosen}: \
-             {ratio:.3} of the better"
+            "{load:?}, replies held {held_ns} ns: never {never}, always {always}, cost-aware {chosen}: {ratio:.3} of the better"
         );
         assert!(ratio <= 1.05, "{ratio}");
     }
 }
 
+/// Where each leaf comes as seldom as the others, none is worth a place, and the pages above none are not, either.
+#[test]
+fn pages_are_not_fetched_from_which_operations_are_shipped_all_the_same() {
+    let EngineCost { messages, round_trips, .. } = engine_cost(Policies::new(Cold), 0, Mixture::LookupsOneIn(1));
+    println!("{OPERATIONS} lookups: {messages} messages, {round_trips} round trips");
+    assert!(messages + round_trips <= OPERATIONS + OPERATIONS / 20, "{messages} messages, {round_trips} round trips");
+    let EngineCost { messages, round_trips, .. } = engine_cost(Policies::new(Cold), 0, Mixture::Skewed);
+    println!("{OPERATIONS} skewed: {messages} messages, {round_trips} round trips");
+}
+
 /// It goes on to the next page above the leaves, as long as that is below the page that it was shipped from.
 #[test]
 fn a_scan_of_many_leaves_is_one_message() {
-    let messages = engine_cost(Policies::new(Always), 0, OPERATIONS * 10).messages;
+    let messages = engine_cost(Policies::new(Always), 0, Mixture::LookupsOneIn(OPERATIONS * 10)).messages;
     assert!(messages >= OPERATIONS, "{messages} messages for {OPERATIONS} scans");
     assert!(messages <= OPERATIONS + OPERATIONS / 50, "{messages} messages for {OPERATIONS} scans");
 }

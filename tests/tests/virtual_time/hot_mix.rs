@@ -28,13 +28,14 @@ use farlink_structures::{
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
+use crate::popularity::Popularity;
+
 const STEP_NS: u64 = 100;
 /// What a request takes.
 const LATENCY_NS: u64 = 2000;
 /// Compute servers, and workers of each.
 const MACHINES: u64 = 4;
 const WORKERS: usize = 2;
-const SKEW: f64 = 0.99;
 const UPDATES_PERCENT: u32 = 90;
 const PAGE_BYTES: usize = 1024;
 const CACHE_BYTES: usize = 8 << 20;
@@ -42,27 +43,6 @@ const CACHE_BYTES: usize = 8 << 20;
 const WARM_NS: u64 = 2_000_000;
 const MEASURED_NS: u64 = 3_000_000;
 const SEED: u64 = 20;
-
-/// How often a key comes, in the order of how often: Zipf's law.
-struct Popularity(Vec<f64>);
-
-impl Popularity {
-    fn new(keys: u64) -> Self {
-        let mut sum = 0.0;
-        let add = |rank: u64| {
-            sum += (rank as f64).powf(-SKEW);
-            sum
-        };
-        Self((1..=keys).map(add).collect())
-    }
-
-    /// Keys that come often are not side by side.
-    fn draw(&self, rng: &mut StdRng) -> u64 {
-        let at = rng.random::<f64>() * self.0.last().unwrap();
-        let rank = self.0.partition_point(|&sum| sum <= at) as u64;
-        rank * 7919 % self.0.len() as u64
-    }
-}
 
 /// What all workers together have done in the measured time.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]

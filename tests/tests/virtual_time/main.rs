@@ -3,6 +3,7 @@
 
 mod adaptive;
 mod hot_mix;
+mod popularity;
 
 use std::{
     cell::{Cell, RefCell},
