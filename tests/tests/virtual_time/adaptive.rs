@@ -284,7 +284,9 @@ fn engine_cost(policies: Policies, held_ns: u64, load: Mixture) -> EngineCost {
             }
             let key = number * 7919 % (KEYS_BEYOND_CACHE - 100);
             match load {
-                Mixture::LookupsOneIn(count) if number % count == 0 => assert_eq!(mine.get(key).await.unwrap(), Some(key)),
+                Mixture::LookupsOneIn(count) if number % count == 0 => {
+                    assert_eq!(mine.get(key).await.unwrap(), Some(key))
+                }
                 Mixture::LookupsOneIn(_) => assert_eq!(mine.range(key..).take(60).await.unwrap().len(), 60),
                 Mixture::Skewed => {
                     let key = popularity.draw(&mut rng);
@@ -305,7 +307,8 @@ fn engine_cost(policies: Policies, held_ns: u64, load: Mixture) -> EngineCost {
 /// cheaper here than they are if only the path to one leaf counts.
 #[test]
 fn the_cost_aware_engine_costs_no_more_than_the_better_way() {
-    let loads = [Mixture::LookupsOneIn(1), Mixture::Skewed].map(|load| [0, 500, 1500, 3000].map(|held_ns| (load, held_ns)));
+    let loads =
+        [Mixture::LookupsOneIn(1), Mixture::Skewed].map(|load| [0, 500, 1500, 3000].map(|held_ns| (load, held_ns)));
     let scans = [1500, 3000].map(|held_ns| (Mixture::LookupsOneIn(20), held_ns));
     for (load, held_ns) in loads.into_iter().flatten().chain(scans) {
         let cost = |policies| engine_cost(policies, held_ns, load).ns;
@@ -320,14 +323,16 @@ fn the_cost_aware_engine_costs_no_more_than_the_better_way() {
     }
 }
 
-/// Where each leaf comes as seldom as the others, none is worth a place, and the pages above none are not, either.
+/// Most operations are shipped, from wherever a page is missing: pages above are worth a place only for those that are not. A cache
+/// that counts each use of them reads a page for three messages.
 #[test]
 fn pages_are_not_fetched_from_which_operations_are_shipped_all_the_same() {
-    let EngineCost { messages, round_trips, .. } = engine_cost(Policies::new(Cold), 0, Mixture::LookupsOneIn(1));
-    println!("{OPERATIONS} lookups: {messages} messages, {round_trips} round trips");
-    assert!(messages + round_trips <= OPERATIONS + OPERATIONS / 20, "{messages} messages, {round_trips} round trips");
     let EngineCost { messages, round_trips, .. } = engine_cost(Policies::new(Cold), 0, Mixture::Skewed);
-    println!("{OPERATIONS} skewed: {messages} messages, {round_trips} round trips");
+    println!("{OPERATIONS} operations: {messages} messages, {round_trips} round trips");
+    assert!(
+        messages < OPERATIONS * 2 / 3 && round_trips * 5 < messages,
+        "{messages} messages, {round_trips} round trips"
+    );
 }
 
 /// It goes on to the next page above the leaves, as long as that is below the page that it was shipped from.
