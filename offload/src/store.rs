@@ -25,7 +25,7 @@ use farlink_runtime::{
     structure::{Overlap, Region},
     sync::{Ordering, fence},
     versioned::VersionedReader,
-    write_ahead::{Log, PageRecord, Recorded, WordRun},
+    write_ahead::{Arrivals, Log, PageRecord, Recorded, WordRun},
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -160,6 +160,8 @@ struct Inner<P: Plugin> {
     owned: Option<Owned<P>>,
     /// The batch of the log with the latest change.
     batch: Cell<u64>,
+    /// Who waits for the log.
+    arrivals: Arrivals,
     known: Known,
     /// This handle's way through the gate.
     way: Way,
@@ -193,7 +195,8 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 impl<P: Plugin> RemoteStore<P> {
     pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, known: Known) -> Self {
         let (batch, no_room, told, way) = (Cell::new(0), Cell::new(0), OnceCell::new(), known.gate.way());
-        Self(Rc::new(Inner { one_sided, owned, batch, known, way, no_room, told }))
+        let arrivals = Arrivals::default();
+        Self(Rc::new(Inner { one_sided, owned, batch, arrivals, known, way, no_room, told }))
     }
 
     pub(crate) fn one_sided(&self) -> &OneSided<P> {
@@ -252,6 +255,14 @@ impl<P: Plugin> RemoteStore<P> {
     /// The batch of the log with the latest change that was recorded.
     pub(crate) fn latest_batch(&self) -> u64 {
         self.0.batch.get()
+    }
+
+    /// Waits until a batch of the log has arrived; there is nothing to wait for without a log.
+    pub(crate) async fn arrival(&self, batch: u64) -> Result<(), Error> {
+        match self.log() {
+            Some(log) => self.0.arrivals.arrival(log, &self.context().worker, batch).await,
+            None => Ok(()),
+        }
     }
 
     /// That what is cached is this compute server's to use.

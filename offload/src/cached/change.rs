@@ -110,11 +110,7 @@ impl<P: Plugin> Cached<P> {
         if !store.records_all() {
             return Ok(());
         }
-        let batch = store.latest_batch();
-        match store.log() {
-            Some(log) => Ok(log.arrival(self.worker(), batch).await?),
-            None => Ok(()),
-        }
+        Ok(store.arrival(store.latest_batch()).await?)
     }
 
     /// After a change of several pages: has the log written if much is pending, and pages that its oldest records are about.

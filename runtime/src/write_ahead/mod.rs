@@ -50,6 +50,7 @@
 //! A dead owner's pages are those that its log and its pages say; free pages that it held are taken back after replay, for a new
 //! page of a recorded change is marked free in remote memory until it is written.
 
+mod arrivals;
 mod space;
 
 use std::{
@@ -59,7 +60,9 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
+pub use self::arrivals::Arrivals;
 use self::space::{Held, Space};
 pub use crate::redo::{PageRecord, Recorded, WordRun};
 use crate::{
@@ -99,7 +102,11 @@ struct Inner {
     segments_max: usize,
     /// All batches up to this one have arrived.
     arrived: AtomicU64,
+    /// Whether there may be [chores](Log::chores).
+    has_chores: AtomicU64,
     state: Mutex<State>,
+    /// After the state, where both are held.
+    room: Mutex<Room>,
 }
 
 /// The log's entry among those of the compute server that are in use.
@@ -118,22 +125,29 @@ impl Drop for Life {
 #[derive(Debug)]
 struct State {
     pending: Pending,
+    /// Memory for the next ones.
+    spare: Pending,
     /// The number of the batch that they make.
     next: u64,
     is_writing: bool,
-    /// Somebody writes pages back for it.
-    is_shortened: bool,
     failures: u64,
     failure: Option<Failure>,
     /// Why a page of which it says something never gets to remote memory.
     stuck: Option<Failure>,
     waiting: Vec<Waker>,
+}
+
+/// Where batches are. Apart from what is recorded, which each change has to do with.
+#[derive(Debug, Default)]
+struct Room {
     space: Space,
     /// What is [turned over](Log::turn_over) just now.
     past: Space,
+    /// Somebody writes pages back for it.
+    is_shortened: bool,
 }
 
-impl State {
+impl Room {
     fn spaces(&mut self) -> [&mut Space; 2] {
         [&mut self.past, &mut self.space]
     }
@@ -167,6 +181,12 @@ impl Pending {
         }
         self.words += what.words();
         self.records.push(record);
+    }
+
+    fn clear(&mut self) {
+        self.records.clear();
+        self.last.clear();
+        self.words = 0;
     }
 }
 
@@ -221,22 +241,21 @@ impl Log {
         lock(&compute.logs).insert(number);
         let state = State {
             pending: Pending::default(),
+            spare: Pending::default(),
             next: 1,
             is_writing: false,
-            is_shortened: false,
             failures: 0,
             failure: None,
             stuck: None,
             waiting: Vec::new(),
-            space: Space::default(),
-            past: Space::default(),
         };
         let memory: u64 = compute.geometry.iter().map(|geometry| geometry.chunks * CHUNK_BYTES).sum();
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
-        let (arrived, state) = (AtomicU64::new(0), Mutex::new(state));
-        Self(StdArc::new(Inner { life, tenure, structure, segments_max, arrived, state }))
+        let (arrived, has_chores) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (state, room) = (Mutex::new(state), Mutex::default());
+        Self(StdArc::new(Inner { life, tenure, structure, segments_max, arrived, has_chores, state, room }))
     }
 
     /// The right to what the log is about.
@@ -248,11 +267,18 @@ impl Log {
         lock(&self.0.state)
     }
 
+    fn room(&self) -> MutexGuard<'_, Room> {
+        lock(&self.0.room)
+    }
+
     /// Adds the records of one change, while its pages are locked locally; the number of the batch in which they will be. Nothing is
     /// written yet.
     pub fn record(&self, records: impl IntoIterator<Item = PageRecord>) -> u64 {
         let mut state = self.state();
         records.into_iter().for_each(|record| state.pending.add(record));
+        if state.pending.words > PENDING_WORDS_MAX {
+            self.0.has_chores.store(1, Ordering::Relaxed);
+        }
         state.next
     }
 
@@ -263,7 +289,7 @@ impl Log {
         if state.pending.last(page).is_some_and(|last| last.version == version && last.what.is_whole()) {
             return state.next;
         }
-        if let Some(batch) = state.spaces().into_iter().find_map(|space| space.batch_of(page, version)) {
+        if let Some(batch) = self.room().spaces().into_iter().find_map(|space| space.batch_of(page, version)) {
             return batch;
         }
         state.pending.add(PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) });
@@ -310,25 +336,29 @@ impl Log {
 
     /// Writes what is pending now. There is one at a time.
     async fn write(&self, worker: &Handle) {
-        let (batch, pending) = {
-            let mut state = self.state();
+        let (batch, mut pending) = {
+            let state = &mut *self.state();
             let batch = state.next;
             state.next += 1;
-            (batch, std::mem::take(&mut state.pending))
+            (batch, std::mem::replace(&mut state.pending, std::mem::take(&mut state.spare)))
         };
         let held: Vec<Held> = pending.records.iter().map(held).collect();
         let written = self.write_batch(worker, batch, &pending.records, &held).await;
+        let settle = if written.is_ok() { Space::arrived } else { Space::failed };
+        self.room().spaces().into_iter().for_each(|space| settle(space, batch, &held));
+        if written.is_ok() {
+            pending.clear();
+        }
         let waiting = {
             let state = &mut *self.state();
             state.is_writing = false;
             match written {
                 Ok(()) => {
                     self.0.arrived.store(batch, Ordering::Release);
-                    state.spaces().into_iter().for_each(|space| space.arrived(batch, &held));
+                    state.spare = pending;
                 }
                 Err(error) => {
                     tracing::warn!(%error, "an owner's log was not written");
-                    state.spaces().into_iter().for_each(|space| space.failed(batch, &held));
                     state.failures += 1;
                     state.failure = Some((&error).into());
                     // It goes with the next batch.
@@ -351,20 +381,26 @@ impl Log {
         let words = encode(self.0.structure, self.0.life.number, records);
         let parts = loop {
             let missing = {
-                let space = &mut self.state().space;
+                let space = &mut self.room().space;
                 match space.missing_for(words.len()) {
-                    0 => break space.take(batch, words.len(), held),
+                    0 => {
+                        let parts = space.take(batch, words.len(), held);
+                        if space.in_use() > self.0.segments_max {
+                            self.0.has_chores.store(1, Ordering::Relaxed);
+                        }
+                        break parts;
+                    }
                     missing => missing,
                 }
             };
             for _ in 0..missing {
                 let segment = any_ring(worker, batch as usize).await?;
-                self.state().space.add(segment);
+                self.room().space.add(segment);
             }
         };
         let lengths = parts.iter().map(|&(_, words)| words);
-        let mut buffers: Vec<Buffer> = lengths.map(|words| worker.buffer(words)).collect::<Result<_, _>>()?;
-        let (mut shares, mut rest) = (Vec::new(), &words[..]);
+        let mut buffers: SmallVec<[Buffer; 2]> = lengths.map(|words| worker.buffer(words)).collect::<Result<_, _>>()?;
+        let (mut shares, mut rest) = (SmallVec::<[&[u64]; 2]>::new(), &words[..]);
         for &(_, part) in &parts {
             let (share, after) = rest.split_at(part - OVERHEAD);
             (rest, _) = (after, shares.push(share));
@@ -378,7 +414,8 @@ impl Log {
             places.clone().zip(buffers.iter_mut().map(|buffer| &mut buffer[..])),
         );
         worker.count_round_trip();
-        let posted: Vec<_> = places.zip(buffers).map(|(at, buffer)| worker.write_private(at, buffer)).collect();
+        let posted: SmallVec<[_; 2]> =
+            places.zip(buffers).map(|(at, buffer)| worker.write_private(at, buffer)).collect();
         let mut outcome = Ok(());
         for posted in posted {
             outcome = outcome.and(posted.await);
@@ -388,7 +425,7 @@ impl Log {
 
     /// A page is in remote memory at this version, free or not.
     pub fn is_written(&self, page: Link, version: u64) {
-        self.state().spaces().into_iter().for_each(|space| space.written(page, version));
+        self.room().spaces().into_iter().for_each(|space| space.written(page, version));
     }
 
     /// A page of which the log says something could not be written or freed, and nobody tries again: the log has to be replayed, and
@@ -399,20 +436,29 @@ impl Log {
 
     /// What the caller is to have done for the log's sake.
     pub fn chores(&self) -> Chores {
-        let state = &mut *self.state();
-        let is_due = !state.is_writing && state.pending.words > PENDING_WORDS_MAX;
-        let shorten = state.space.in_use() > self.0.segments_max && !std::mem::replace(&mut state.is_shortened, true);
-        Chores { is_due, shorten }
+        if self.0.has_chores.load(Ordering::Relaxed) == 0 {
+            return Chores { is_due: false, shorten: false };
+        }
+        let (state, room) = (self.state(), &mut *self.room());
+        let is_long = room.space.in_use() > self.0.segments_max;
+        let is_full = state.pending.words > PENDING_WORDS_MAX;
+        if !is_long && !is_full {
+            self.0.has_chores.store(0, Ordering::Relaxed);
+        }
+        Chores {
+            is_due: is_full && !state.is_writing,
+            shorten: is_long && !std::mem::replace(&mut room.is_shortened, true),
+        }
     }
 
     /// See [`Chores::shorten`].
     pub fn is_shortened(&self) {
-        self.state().is_shortened = false;
+        self.room().is_shortened = false;
     }
 
     /// The pages that the older half of the log is about.
     pub fn oldest_pages(&self) -> Vec<Link> {
-        self.state().space.oldest()
+        self.room().space.oldest()
     }
 
     /// Makes the log say nothing: once all pages are written back, and nobody changes anything any more. Pages that are being freed
@@ -424,13 +470,13 @@ impl Log {
         let mut attempt = 0;
         let segments = loop {
             let pending = {
-                let mut state = self.state();
+                let state = self.state();
                 if let Some(failure) = &state.stuck {
                     return Err(failure.error());
                 }
                 let pending = (!state.pending.records.is_empty()).then_some(state.next);
                 if pending.is_none() && !state.is_writing {
-                    let spaces = state.spaces().map(std::mem::take);
+                    let spaces = self.room().spaces().map(std::mem::take);
                     break spaces.into_iter().flat_map(Space::into_rings).collect();
                 }
                 pending
@@ -462,8 +508,8 @@ impl Log {
         };
         self.arrival(worker, last).await?;
         {
-            let state = &mut *self.state();
-            state.past = std::mem::take(&mut state.space);
+            let room = &mut *self.room();
+            room.past = std::mem::take(&mut room.space);
         }
         self.wipe_past(worker, &write_back).await
     }
@@ -476,20 +522,20 @@ impl Log {
         let mut attempt = 0;
         loop {
             let pages = {
-                let state = &mut *self.state();
-                if state.past.is_done() {
+                let (state, room) = (self.state(), self.room());
+                if room.past.is_done() {
                     break;
                 }
                 if let Some(failure) = &state.stuck {
                     return Err(failure.error());
                 }
-                state.past.pages()
+                room.past.pages()
             };
             write_back(pages).await?;
             worker.back_off(attempt).await;
             attempt += 1;
         }
-        let segments = std::mem::take(&mut self.state().past).into_rings();
+        let segments = std::mem::take(&mut self.room().past).into_rings();
         wipe(worker, segments).await
     }
 }

@@ -1,6 +1,6 @@
 //! Where batches are written, and which of them are done with.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -36,9 +36,10 @@ impl Segment {
 
 #[derive(Debug)]
 struct Batch {
+    number: u64,
     /// Records that are not done with.
     records: usize,
-    segments: Vec<usize>,
+    segments: SmallVec<[u32; 2]>,
 }
 
 /// A record that is not done with.
@@ -57,7 +58,8 @@ pub(super) struct Space {
     in_use: usize,
     /// Where the next part goes, if it fits.
     current: Option<usize>,
-    batches: BTreeMap<u64, Batch>,
+    /// In the order of their numbers, and without those in front that are done with.
+    batches: VecDeque<Batch>,
     pages: HashMap<Link, SmallVec<[Live; 1]>>,
 }
 
@@ -86,9 +88,9 @@ impl Space {
     }
 
     /// Takes room for the parts of a batch: where each goes, and how many words it has. There are segments enough.
-    pub(super) fn take(&mut self, batch: u64, words: usize, held: &[Held]) -> Vec<(RemotePtr, usize)> {
-        let mut taken = Vec::new();
-        let mut segments = Vec::new();
+    pub(super) fn take(&mut self, batch: u64, words: usize, held: &[Held]) -> SmallVec<[(RemotePtr, usize); 2]> {
+        let mut taken = SmallVec::new();
+        let mut segments = SmallVec::new();
         let mut place = |this: &mut Self, index: usize, words: usize| {
             let segment = &mut this.segments[index];
             taken.push((segment.ring.word(segment.end), words));
@@ -96,7 +98,7 @@ impl Space {
             this.in_use += usize::from(segment.parts == 0);
             segment.parts += 1;
             this.current = Some(index);
-            segments.push(index);
+            segments.push(index as u32);
         };
         match self.current.filter(|_| self.fits_in_current(words)) {
             Some(current) => place(self, current, words + OVERHEAD),
@@ -105,7 +107,10 @@ impl Space {
                 Self::shares(words).zip(empty).for_each(|(share, index)| place(self, index, share + OVERHEAD));
             }
         }
-        self.batches.insert(batch, Batch { records: held.len(), segments });
+        self.batches.push_back(Batch { number: batch, records: held.len(), segments });
+        if held.is_empty() {
+            self.settle(batch, 0);
+        }
         for &Held { page, version, is_whole } in held {
             self.pages.entry(page).or_default().push(Live { batch, version, is_whole });
         }
@@ -125,14 +130,11 @@ impl Space {
                 self.done(page, |live| live.version < version || live.version == version && live.batch < batch);
             }
         }
-        // One without records.
-        self.settle(batch, 0);
     }
 
     /// A batch was not written.
     pub(super) fn failed(&mut self, batch: u64, held: &[Held]) {
         held.iter().for_each(|held| self.done(held.page, |live| live.batch == batch));
-        self.settle(batch, 0);
     }
 
     /// A page is in remote memory at a version.
@@ -152,18 +154,22 @@ impl Space {
 
     /// So many records of a batch are done with.
     fn settle(&mut self, number: u64, records: usize) {
-        let Some(batch) = self.batches.get_mut(&number) else { return };
+        let Ok(index) = self.batches.binary_search_by_key(&number, |batch| batch.number) else { return };
+        let batch = &mut self.batches[index];
         batch.records -= records;
         if batch.records != 0 {
             return;
         }
-        for index in self.batches.remove(&number).into_iter().flat_map(|batch| batch.segments) {
-            let segment = &mut self.segments[index];
+        for index in std::mem::take(&mut batch.segments) {
+            let segment = &mut self.segments[index as usize];
             segment.parts -= 1;
             if segment.parts == 0 {
                 segment.end = RING_FIRST;
                 self.in_use -= 1;
             }
+        }
+        while self.batches.front().is_some_and(|batch| batch.records == 0) {
+            self.batches.pop_front();
         }
     }
 
@@ -174,7 +180,9 @@ impl Space {
 
     /// The pages of the older half of the batches.
     pub(super) fn oldest(&self) -> Vec<Link> {
-        let Some((&middle, _)) = self.batches.iter().nth(self.batches.len() / 2) else { return Vec::new() };
+        let Some(middle) = self.batches.get(self.batches.len() / 2).map(|batch| batch.number) else {
+            return Vec::new();
+        };
         let is_old = |live: &[Live]| live.iter().any(|live| live.batch <= middle);
         self.pages.iter().filter(|(_, live)| is_old(live)).map(|(&page, _)| page).collect()
     }
@@ -259,7 +267,7 @@ mod tests {
                         }
                         if arrives {
                             space.arrived(batch, &held);
-                            numbers.iter().for_each(|&number| drop(needed.insert(number, places.clone())));
+                            numbers.iter().for_each(|&number| drop(needed.insert(number, places.to_vec())));
                         } else {
                             space.failed(batch, &held);
                         }
