@@ -152,9 +152,17 @@ impl Space {
         done.into_iter().for_each(|batch| self.settle(batch, 1));
     }
 
+    /// Where a batch is, that is not done with.
+    fn index_of(&self, number: u64) -> Option<usize> {
+        let is_it = |&index: &usize| self.batches.get(index).is_some_and(|batch| batch.number == number);
+        // Few numbers are left out: of batches for which there was no room.
+        let guess = number.checked_sub(self.batches.front()?.number)? as usize;
+        Some(guess).filter(is_it).or_else(|| self.batches.binary_search_by_key(&number, |batch| batch.number).ok())
+    }
+
     /// So many records of a batch are done with.
     fn settle(&mut self, number: u64, records: usize) {
-        let Ok(index) = self.batches.binary_search_by_key(&number, |batch| batch.number) else { return };
+        let Some(index) = self.index_of(number) else { return };
         let batch = &mut self.batches[index];
         batch.records -= records;
         if batch.records != 0 {
