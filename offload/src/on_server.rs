@@ -28,8 +28,6 @@ use farlink_runtime::{
     sync::{AtomicU64, Ordering},
 };
 
-use crate::ship::ReplyHeader;
-
 /// How far an operation on a memory server may go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope<R> {
@@ -142,9 +140,9 @@ impl<P: Plugin> OnServer<P> {
         self.reads.get()
     }
 
-    /// What is said of it once it is done.
-    pub(crate) fn into_done(self) -> ReplyHeader {
-        ReplyHeader::Done { changed: self.changed.into_inner(), path: self.path.into_inner() }
+    /// Pages that it has changed, and the first page that it has read of each level below the one where it began.
+    pub(crate) fn into_changed_and_path(self) -> (Vec<Link>, Vec<Link>) {
+        (self.changed.into_inner(), self.path.into_inner())
     }
 
     /// The compute server is to do it; what is returned ends the attempt.

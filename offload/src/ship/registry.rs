@@ -181,7 +181,10 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Err(_) => Outcome::Failed,
     };
     thread.carried_out(kind, pages).await;
-    let outcome = outcome.map(|output| (access.into_done(), output));
+    let outcome = outcome.map(|output| {
+        let (changed, path) = access.into_changed_and_path();
+        (ReplyHeader::Done { changed, path }, output)
+    });
     ReplyHeader::reply(outcome, pages, reply);
 }
 

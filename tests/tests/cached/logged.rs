@@ -27,9 +27,11 @@ impl Wake for Woken {
     }
 }
 
+type Found<'a> = dyn Future<Output = Result<Option<u64>, Error>> + 'a;
+
 /// An operation that is polled when it was woken, and else not.
 struct Put<'a> {
-    future: Option<Pin<Box<dyn Future<Output = Result<Option<u64>, Error>> + 'a>>>,
+    future: Option<Pin<Box<Found<'a>>>>,
     woken: Arc<Woken>,
 }
 
