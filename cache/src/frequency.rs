@@ -205,6 +205,10 @@ mod tests {
         frequency.remember(page, 50);
         assert_eq!(frequency.miss(page, u32::MAX), 50);
         assert_eq!(frequency.miss(page, 0), 51);
+        frequency.take_back(page, u32::MAX);
+        assert_eq!(frequency.of_absent(page), 51);
+        frequency.take_back(page, 0);
+        assert_eq!(frequency.of_absent(page), 50);
         (0..3).for_each(|_| frequency.tick(1000));
         assert_eq!(frequency.miss(page, u32::MAX), 0);
     }

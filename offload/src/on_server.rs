@@ -90,6 +90,8 @@ pub(crate) struct OnServer<P: Plugin> {
     changed: RefCell<Vec<Link>>,
     /// Below the page where it began, the first page of each level.
     path: RefCell<Vec<Link>>,
+    /// Below it, how many others.
+    beside: Cell<u16>,
     reads: Cell<u32>,
 }
 
@@ -112,6 +114,7 @@ impl<P: Plugin> OnServer<P> {
             has_stopped: Cell::new(false),
             changed: RefCell::default(),
             path: RefCell::default(),
+            beside: Cell::new(0),
             reads: Cell::new(0),
         }
     }
@@ -140,9 +143,9 @@ impl<P: Plugin> OnServer<P> {
         self.reads.get()
     }
 
-    /// Pages that it has changed, and the first page that it has read of each level below the one where it began.
-    pub(crate) fn into_changed_and_path(self) -> (Vec<Link>, Vec<Link>) {
-        (self.changed.into_inner(), self.path.into_inner())
+    /// Pages that it has changed; and below the page where it began, the first that it has read of each level, and how many others.
+    pub(crate) fn into_changed_and_read(self) -> (Vec<Link>, Vec<Link>, u16) {
+        (self.changed.into_inner(), self.path.into_inner(), self.beside.get())
     }
 
     /// The compute server is to do it; what is returned ends the attempt.
@@ -232,6 +235,7 @@ impl<P: Plugin> Access for OnServer<P> {
         match (start, &self.scope) {
             (Start::Page(page), Scope::Below(below)) if page == below.page => {
                 self.path.borrow_mut().clear();
+                self.beside.set(0);
                 self.begin(below).await
             }
             (_, Scope::Below(_)) => Err(self.decline(Decline::Leaves)),
@@ -254,6 +258,8 @@ impl<P: Plugin> Access for OnServer<P> {
                 let mut path = self.path.borrow_mut();
                 if usize::from(page.level()) + path.len() + 1 == usize::from(below.level) {
                     path.push(link);
+                } else {
+                    self.beside.set(self.beside.get().saturating_add(1));
                 }
                 Ok(page)
             }

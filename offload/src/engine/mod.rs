@@ -212,9 +212,9 @@ impl<P: Plugin> Shared<P> {
         let start_ns = clock.now_ns();
         let answer = self.chooser.shipper.ship(operation, From::Page { page, level, owned: &owned }).await;
         match answer {
-            Ok(Answer::Done(Shipped { output, changed, path, pages_read })) => {
+            Ok(Answer::Done(Shipped { output, changed, path, beside, .. })) => {
                 self.chooser.done::<O>(at.server(), clock.now_ns() - start_ns);
-                self.count_uses(Code::of::<O>(), page, level, &path, pages_read);
+                self.count_uses(Code::of::<O>(), page, level, &path, beside.into());
                 for page in changed.into_iter().filter(|page| page.remote().is_some()) {
                     excluded.drop_changed(page_id(page)).await;
                 }
@@ -253,12 +253,15 @@ impl<P: Plugin> Shared<P> {
     /// Counts what a shipped operation would have used here: the lowest page of its path, and each one above if the operation would
     /// have gone on from there. If it would have been shipped all the same, the page would have saved nothing; and been in the way, if
     /// pages beside the path were read: they would have been several messages.
-    fn count_uses(&self, operation: Code, start: Link, level: u8, path: &[Link], pages_read: u32) {
-        let beside = (pages_read as usize).saturating_sub(path.len() + 1);
+    fn count_uses(&self, operation: Code, start: Link, level: u8, path: &[Link], beside: usize) {
         let mut left = beside;
+        let server = start.remote().map(|(at, _)| at.server());
         for below in (0..=path.len()).rev() {
             let page = if below == 0 { start } else { path[below - 1] };
             let (Some((at, _)), Some(level)) = (page.remote(), usize::from(level).checked_sub(below)) else { return };
+            if Some(at.server()) != server {
+                return;
+            }
             let goes_on = below == path.len() || self.chooser.would_go_on(operation, at.server(), left);
             left += usize::from(!self.cached.is_hot(page, level as u8));
             match (goes_on, beside) {

@@ -59,6 +59,8 @@ pub struct Shipped<T> {
     /// Of an operation that began at a page: the first page that it has read of each level below that one, down to where it
     /// ended.
     pub path: Vec<Link>,
+    /// How many pages it has read below the one where it began that are not of the path, once nothing was in the way any more.
+    pub beside: u16,
     /// How many pages it has read.
     pub pages_read: u32,
 }
@@ -169,8 +171,8 @@ impl<P: Plugin> Shipper<P> {
         let reply = reply.map_err(|error| self.failed::<O>(error))?;
         let mut words = reply.words();
         match ReplyHeader::decode(&mut words)? {
-            (ReplyHeader::Done { changed, path }, pages_read) => {
-                Ok(Answer::Done(Shipped { output: decode_all(words)?, changed, path, pages_read }))
+            (ReplyHeader::Done { changed, path, beside }, pages_read) => {
+                Ok(Answer::Done(Shipped { output: decode_all(words)?, changed, path, beside, pages_read }))
             }
             (ReplyHeader::Declined(why), _) => Ok(Answer::Declined(why)),
             (ReplyHeader::GoOn(page), _) => Ok(Answer::GoOn(page)),

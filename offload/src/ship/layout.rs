@@ -7,7 +7,7 @@
 //!          ...       with a start page: the sender's slot:32 | incarnation:32, and the region that it owns
 //!          ...       the operation's parameters
 //!
-//! reply    word 0    what became of it:8 | pages of the path:8 | 0:16 | pages read:32
+//! reply    word 0    what became of it:8 | pages of the path:8 | pages beside it:16 | pages read:32
 //!          done      the path; the pages changed, as a list; the operation's result
 //!          declined  which reason
 //!          go on     the link to the page from which the rest is to be done
@@ -92,6 +92,8 @@ pub(crate) enum ReplyHeader {
         changed: Vec<Link>,
         /// [`Shipped::path`](super::Shipped::path).
         path: Vec<Link>,
+        /// [`Shipped::beside`](super::Shipped::beside).
+        beside: u16,
     },
     Declined(Decline),
     GoOn(Link),
@@ -189,14 +191,14 @@ impl Wire for Failure {
 
 impl ReplyHeader {
     /// Done, and there is nothing more to say.
-    pub(crate) const DONE: Self = Self::Done { changed: Vec::new(), path: Vec::new() };
+    pub(crate) const DONE: Self = Self::Done { changed: Vec::new(), path: Vec::new(), beside: 0 };
 
     pub(crate) fn encode(&self, pages_read: u32, to: &mut Vec<u64>) {
         let first = |what: u8| u64::from(what) << 56 | u64::from(pages_read);
         match self {
-            Self::Done { changed, path } => {
+            Self::Done { changed, path, beside } => {
                 debug_assert!(path.len() <= usize::from(u8::MAX), "a path is as long as its start page is high");
-                to.push(first(DONE) | (path.len() as u64) << 48);
+                to.push(first(DONE) | (path.len() as u64) << 48 | u64::from(*beside) << 32);
                 path.iter().for_each(|page| page.encode(to));
                 changed.encode(to);
             }
@@ -216,7 +218,7 @@ impl ReplyHeader {
         let header = match (first >> 56) as u8 {
             DONE => {
                 let path: Result<_, _> = (0..(first >> 48) as u8).map(|_| Link::decode(from)).collect();
-                Self::Done { path: path?, changed: Vec::decode(from)? }
+                Self::Done { path: path?, changed: Vec::decode(from)?, beside: (first >> 32) as u16 }
             }
             DECLINED => {
                 let why = usize::try_from(u64::decode(from)?).ok().and_then(|why| Decline::ALL.get(why).copied());
@@ -243,6 +245,21 @@ mod tests {
 
     use super::*;
 
+    /// Of a reply that it is done: the pages changed, the path, the pages beside it, and those read.
+    #[derive(Debug, PartialEq)]
+    struct Header(Vec<Link>, Vec<Link>, u16, u32);
+
+    impl Wire for Header {
+        fn encode(&self, _: &mut Vec<u64>) {}
+
+        fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+            match ReplyHeader::decode(from)? {
+                (ReplyHeader::Done { changed, path, beside }, pages) => Ok(Self(changed, path, beside, pages)),
+                _ => Err(DecodeError("it is not done")),
+            }
+        }
+    }
+
     #[test]
     fn headers_and_failures_come_back_as_they_were() {
         let page = RemotePtr::from_raw(3 << 48 | 4096).unwrap();
@@ -268,6 +285,13 @@ mod tests {
             failure.encode(&mut words);
             assert_eq!(decode_all::<Failure>(&words).unwrap(), failure);
             assert!(decode_all::<Failure>(&words[..words.len() - 1]).is_err());
+        }
+        for path in [vec![], vec![link; 3], vec![link; 255]] {
+            let mut words = Vec::new();
+            ReplyHeader::Done { changed: vec![link], path: path.clone(), beside: 500 }.encode(7, &mut words);
+            let decoded = decode_all::<Header>(&words).unwrap();
+            assert_eq!(decoded, Header(vec![link], path.clone(), 500, 7));
+            assert!(path.is_empty() || decode_all::<Header>(&words[..words.len() - 2]).is_err());
         }
         for (index, why) in Decline::ALL.into_iter().enumerate() {
             assert_eq!(why as usize, index);

@@ -182,8 +182,8 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
     };
     thread.carried_out(kind, pages).await;
     let outcome = outcome.map(|output| {
-        let (changed, path) = access.into_changed_and_path();
-        (ReplyHeader::Done { changed, path }, output)
+        let (changed, path, beside) = access.into_changed_and_read();
+        (ReplyHeader::Done { changed, path, beside }, output)
     });
     ReplyHeader::reply(outcome, pages, reply);
 }

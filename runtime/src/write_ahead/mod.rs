@@ -102,6 +102,8 @@ struct Inner {
     segments_max: usize,
     /// All batches up to this one have arrived.
     arrived: AtomicU64,
+    /// Batches that were not written.
+    failures: AtomicU64,
     /// Whether there may be [chores](Log::chores).
     has_chores: AtomicU64,
     state: Mutex<State>,
@@ -130,7 +132,6 @@ struct State {
     /// The number of the batch that they make.
     next: u64,
     is_writing: bool,
-    failures: u64,
     failure: Option<Failure>,
     /// Why a page of which it says something never gets to remote memory.
     stuck: Option<Failure>,
@@ -244,7 +245,6 @@ impl Log {
             spare: Pending::default(),
             next: 1,
             is_writing: false,
-            failures: 0,
             failure: None,
             stuck: None,
             waiting: Vec::new(),
@@ -253,9 +253,9 @@ impl Log {
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
-        let (arrived, has_chores) = (AtomicU64::new(0), AtomicU64::new(0));
+        let [arrived, failures, has_chores] = [0, 0, 0].map(AtomicU64::new);
         let (state, room) = (Mutex::new(state), Mutex::default());
-        Self(StdArc::new(Inner { life, tenure, structure, segments_max, arrived, has_chores, state, room }))
+        Self(StdArc::new(Inner { life, tenure, structure, segments_max, arrived, failures, has_chores, state, room }))
     }
 
     /// The right to what the log is about.
@@ -302,32 +302,47 @@ impl Log {
     /// [`Error::NotRecorded`] if it was tried in vain meanwhile, for want of memory; if a memory server is lost. It is tried again
     /// when somebody waits for it again.
     pub async fn arrival(&self, worker: &Handle, batch: u64) -> Result<(), Error> {
-        let mut failures = None;
-        poll_fn(|cx| {
-            if self.has_arrived(batch) {
-                return Poll::Ready(Ok(()));
-            }
-            let mut state = self.state();
-            if self.has_arrived(batch) {
-                return Poll::Ready(Ok(()));
-            }
-            if *failures.get_or_insert(state.failures) != state.failures
-                && let Some(failure) = &state.failure
-            {
-                return Poll::Ready(Err(failure.error()));
-            }
-            if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                state.waiting.push(cx.waker().clone());
-            }
-            if !std::mem::replace(&mut state.is_writing, true) {
-                drop(state);
-                let (log, writer) = (self.clone(), worker.clone());
-                // To its end, whoever waits for it.
-                drop(worker.spawn_to_end(async move { log.write(&writer).await }));
-            }
-            Poll::Pending
+        let failures = self.failures();
+        poll_fn(|cx| match self.outcome(batch, failures) {
+            None if self.wait(worker, batch, cx.waker()) => Poll::Pending,
+            outcome => Poll::Ready(outcome.unwrap_or(Ok(()))),
         })
         .await
+    }
+
+    /// How many batches were not written.
+    fn failures(&self) -> u64 {
+        self.0.failures.load(Ordering::Acquire)
+    }
+
+    /// Whether a batch has arrived, or one was not written since there were so many failures.
+    fn outcome(&self, batch: u64, failures: u64) -> Option<Result<(), Error>> {
+        if self.has_arrived(batch) {
+            return Some(Ok(()));
+        }
+        if self.failures() == failures {
+            return None;
+        }
+        self.state().failure.as_ref().map(|failure| Err(failure.error()))
+    }
+
+    /// Has somebody woken once the batch has arrived that is on its way, or has failed; one is written if none is. False if `batch` has
+    /// arrived.
+    fn wait(&self, worker: &Handle, batch: u64, waker: &Waker) -> bool {
+        let mut state = self.state();
+        if self.has_arrived(batch) {
+            return false;
+        }
+        if !state.waiting.iter().any(|waiting| waiting.will_wake(waker)) {
+            state.waiting.push(waker.clone());
+        }
+        if !std::mem::replace(&mut state.is_writing, true) {
+            drop(state);
+            let (log, writer) = (self.clone(), worker.clone());
+            // To its end, whoever waits for it.
+            drop(worker.spawn_to_end(async move { log.write(&writer).await }));
+        }
+        true
     }
 
     fn has_arrived(&self, batch: u64) -> bool {
@@ -359,8 +374,8 @@ impl Log {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "an owner's log was not written");
-                    state.failures += 1;
                     state.failure = Some((&error).into());
+                    self.0.failures.fetch_add(1, Ordering::Release);
                     // It goes with the next batch.
                     let later = std::mem::replace(&mut state.pending, pending);
                     later.records.into_iter().for_each(|record| state.pending.add(record));

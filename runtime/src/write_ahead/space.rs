@@ -10,6 +10,9 @@ use crate::{
     redo::{OVERHEAD, RING_CLASS, RING_FIRST, SHARE_WORDS_MAX},
 };
 
+/// Batches that are done with are kept in their place, so that others are found by their numbers: about so many.
+const DONE_MAX: usize = 64;
+
 /// A record, as far as room is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
@@ -58,8 +61,10 @@ pub(super) struct Space {
     in_use: usize,
     /// Where the next part goes, if it fits.
     current: Option<usize>,
-    /// In the order of their numbers, and without those in front that are done with.
+    /// In the order of their numbers; of those that are done with, none is in front, and no more are there than others.
     batches: VecDeque<Batch>,
+    /// Batches that are not done with.
+    live: usize,
     pages: HashMap<Link, SmallVec<[Live; 1]>>,
 }
 
@@ -107,10 +112,9 @@ impl Space {
                 Self::shares(words).zip(empty).for_each(|(share, index)| place(self, index, share + OVERHEAD));
             }
         }
-        self.batches.push_back(Batch { number: batch, records: held.len(), segments });
-        if held.is_empty() {
-            self.settle(batch, 0);
-        }
+        // Until it has arrived or failed it is not done with, whatever becomes of its records.
+        self.batches.push_back(Batch { number: batch, records: held.len() + 1, segments });
+        self.live += 1;
         for &Held { page, version, is_whole } in held {
             self.pages.entry(page).or_default().push(Live { batch, version, is_whole });
         }
@@ -130,11 +134,13 @@ impl Space {
                 self.done(page, |live| live.version < version || live.version == version && live.batch < batch);
             }
         }
+        self.settle(batch, 1);
     }
 
     /// A batch was not written.
     pub(super) fn failed(&mut self, batch: u64, held: &[Held]) {
         held.iter().for_each(|held| self.done(held.page, |live| live.batch == batch));
+        self.settle(batch, 1);
     }
 
     /// A page is in remote memory at a version.
@@ -155,7 +161,6 @@ impl Space {
     /// Where a batch is, that is not done with.
     fn index_of(&self, number: u64) -> Option<usize> {
         let is_it = |&index: &usize| self.batches.get(index).is_some_and(|batch| batch.number == number);
-        // Few numbers are left out: of batches for which there was no room.
         let guess = number.checked_sub(self.batches.front()?.number)? as usize;
         Some(guess).filter(is_it).or_else(|| self.batches.binary_search_by_key(&number, |batch| batch.number).ok())
     }
@@ -176,8 +181,12 @@ impl Space {
                 self.in_use -= 1;
             }
         }
+        self.live -= 1;
         while self.batches.front().is_some_and(|batch| batch.records == 0) {
             self.batches.pop_front();
+        }
+        if self.batches.len() > 2 * self.live + DONE_MAX {
+            self.batches.retain(|batch| batch.records != 0);
         }
     }
 
@@ -188,9 +197,8 @@ impl Space {
 
     /// The pages of the older half of the batches.
     pub(super) fn oldest(&self) -> Vec<Link> {
-        let Some(middle) = self.batches.get(self.batches.len() / 2).map(|batch| batch.number) else {
-            return Vec::new();
-        };
+        let mut all = self.batches.iter().filter(|batch| batch.records != 0);
+        let Some(middle) = all.nth(self.live / 2).map(|batch| batch.number) else { return Vec::new() };
         let is_old = |live: &[Live]| live.iter().any(|live| live.batch <= middle);
         self.pages.iter().filter(|(_, live)| is_old(live)).map(|(&page, _)| page).collect()
     }
