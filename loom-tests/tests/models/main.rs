@@ -14,6 +14,7 @@ mod epochs;
 mod fencing;
 mod gate;
 mod local_locks;
+mod log_arrivals;
 mod mapping;
 mod message_eventcount;
 mod message_ring;

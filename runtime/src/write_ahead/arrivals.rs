@@ -22,7 +22,7 @@ pub struct Arrivals {
 
 /// Those who wait, as one waker.
 #[derive(Debug, Default)]
-struct Group(Mutex<Waiting>);
+pub struct Group(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -32,8 +32,8 @@ struct Waiting {
 }
 
 impl Group {
-    /// Joins; true if the group is not going to be woken yet.
-    fn join(&self, waker: &Waker) -> bool {
+    /// Joins; true if the group is not going to be woken yet: then the caller sees to it.
+    pub fn join(&self, waker: &Waker) -> bool {
         let waiting = &mut *lock(&self.0);
         if !waiting.wakers.iter().any(|joined| joined.will_wake(waker)) {
             waiting.wakers.push(waker.clone());

@@ -63,6 +63,8 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 pub use self::arrivals::Arrivals;
+#[doc(hidden)]
+pub use self::arrivals::Group;
 use self::space::{Held, Space};
 pub use crate::redo::{PageRecord, Recorded, WordRun};
 use crate::{
