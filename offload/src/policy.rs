@@ -275,14 +275,15 @@ impl CostAware {
         let costs = self.costs.of(server);
         (costs.fetch.later.get(), costs.rpc.later.get())
     }
+}
 
-    /// What is thought cheaper, and how many times as dear the other way is; or the opposite of what is not known yet.
-    fn cheaper(&mut self, miss: &Miss<'_>) -> Result<(Choice, u32), Choice> {
-        let CostOptions { search_ns, factor, .. } = self.options;
+impl Policy for CostAware {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        let CostOptions { search_ns, factor, contrary_one_in } = self.options;
         let (fetch, rpc) = match self.averages(miss.server) {
             (Some(fetch), Some(rpc)) => (fetch, rpc),
-            (None, _) => return Err(Choice::SHIP),
-            (_, None) => return Err(Choice::FETCH),
+            (None, _) => return Choice::SHIP.contrary(),
+            (_, None) => return Choice::FETCH.contrary(),
         };
         let seen = self.costs.of(miss.server).rest.get(usize::from(miss.level)).and_then(|rest| rest.later.get());
         let path = || (u64::from(miss.level) + 1).saturating_mul(fetch.saturating_add(search_ns));
@@ -291,17 +292,8 @@ impl CostAware {
         let kept = f64::from(miss.level.max(1)) * fetch as f64 * factor;
         let saves_later = || rest - kept < rpc && miss.is_hot();
         let cheaper = if rpc < rest && !saves_later() { Choice::SHIP } else { Choice::FETCH };
-        Ok((cheaper, (rpc.max(rest) / rpc.min(rest).max(1.0)).ceil() as u32))
-    }
-}
-
-impl Policy for CostAware {
-    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
-        let (cheaper, times) = match self.cheaper(miss) {
-            Ok(cheaper) => cheaper,
-            Err(unknown) => return unknown.contrary(),
-        };
-        if miss.one_in(self.options.contrary_one_in.saturating_mul(times.clamp(1, RARER_MAX))) {
+        let times = (rpc.max(rest) / rpc.min(rest).max(1.0)).ceil() as u32;
+        if miss.one_in(contrary_one_in.saturating_mul(times.clamp(1, RARER_MAX))) {
             cheaper.contrary()
         } else {
             cheaper

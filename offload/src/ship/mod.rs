@@ -11,7 +11,8 @@
 //! can begin, and inside what the sender owns. Then single pages are changed at most: an operation that splits or merges, or
 //! leaves the pages below, comes back [declined](Answer::Declined), without any effect, and is for the compute server to do.
 //!
-//! The answer names the pages that were changed, so that the sender drops its copies of them. Messages are carried out exactly
+//! The answer names the pages that were changed, so that the sender drops its copies of them, and the path below the page where the
+//! operation began, so that the sender's cache knows what was used. Messages are carried out exactly
 //! once: see [`farlink_runtime::messaging`]. A server that is lost in mid-request gives
 //! [`Error::OutcomeUnknown`](farlink_runtime::messaging::Error::OutcomeUnknown).
 

@@ -40,7 +40,7 @@ impl Segment {
 #[derive(Debug)]
 struct Batch {
     number: u64,
-    /// Records that are not done with.
+    /// Records that are not done with, and one until it has arrived or failed.
     records: usize,
     segments: SmallVec<[u32; 2]>,
 }
@@ -112,7 +112,6 @@ impl Space {
                 Self::shares(words).zip(empty).for_each(|(share, index)| place(self, index, share + OVERHEAD));
             }
         }
-        // Until it has arrived or failed it is not done with, whatever becomes of its records.
         self.batches.push_back(Batch { number: batch, records: held.len() + 1, segments });
         self.live += 1;
         for &Held { page, version, is_whole } in held {
@@ -134,13 +133,13 @@ impl Space {
                 self.done(page, |live| live.version < version || live.version == version && live.batch < batch);
             }
         }
-        self.settle(batch, 1);
+        self.settle(batch);
     }
 
     /// A batch was not written.
     pub(super) fn failed(&mut self, batch: u64, held: &[Held]) {
         held.iter().for_each(|held| self.done(held.page, |live| live.batch == batch));
-        self.settle(batch, 1);
+        self.settle(batch);
     }
 
     /// A page is in remote memory at a version.
@@ -155,7 +154,7 @@ impl Space {
         if all.is_empty() {
             self.pages.remove(&page);
         }
-        done.into_iter().for_each(|batch| self.settle(batch, 1));
+        done.into_iter().for_each(|batch| self.settle(batch));
     }
 
     /// Where a batch is, that is not done with.
@@ -165,11 +164,11 @@ impl Space {
         Some(guess).filter(is_it).or_else(|| self.batches.binary_search_by_key(&number, |batch| batch.number).ok())
     }
 
-    /// So many records of a batch are done with.
-    fn settle(&mut self, number: u64, records: usize) {
+    /// One record of a batch is done with, or it has arrived or failed.
+    fn settle(&mut self, number: u64) {
         let Some(index) = self.index_of(number) else { return };
         let batch = &mut self.batches[index];
-        batch.records -= records;
+        batch.records -= 1;
         if batch.records != 0 {
             return;
         }

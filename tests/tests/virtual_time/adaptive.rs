@@ -307,8 +307,8 @@ fn engine_cost(policies: Policies, held_ns: u64, load: Mixture) -> EngineCost {
 /// cheaper here than they are if only the path to one leaf counts.
 #[test]
 fn the_cost_aware_engine_costs_no_more_than_the_better_way() {
-    let loads =
-        [Mixture::LookupsOneIn(1), Mixture::Skewed].map(|load| [0, 500, 1500, 3000].map(|held_ns| (load, held_ns)));
+    let loads = [Mixture::LookupsOneIn(1), Mixture::Skewed]
+        .map(|load| [0, 500, 1000, 1500, 3000].map(|held_ns| (load, held_ns)));
     let scans = [1500, 3000].map(|held_ns| (Mixture::LookupsOneIn(20), held_ns));
     for (load, held_ns) in loads.into_iter().flatten().chain(scans) {
         let cost = |policies| engine_cost(policies, held_ns, load).ns;
