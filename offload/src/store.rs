@@ -359,7 +359,7 @@ impl<P: Plugin> Store for RemoteStore<P> {
             log.record_image(link_of(*page), LockWord::from_word(image[LOCK]).version(), image)
         };
         if let Some(batch) = pages.iter().map(record).max()
-            && let Err(error) = log.arrival(worker, batch).await
+            && let Err(error) = self.arrival(batch).await
         {
             let why = error.to_string();
             let others = pages.iter().skip(1).map(|_| Err(Error::NotRecorded { why: why.clone() }.into()));

@@ -1,10 +1,10 @@
-//! The operations of a worker that wait for its owner's log, as one waker: none is left asleep.
+//! Operations that wait for an owner's log: none is left asleep.
 //!
-//! An operation looks whether its batch has arrived, and [joins](Group::join) the group. The first to join has the group noted at the
-//! log, which looks again, under its lock. Whoever has written the batch says so under that lock, and wakes all who are noted, among
-//! them the group, while others join.
+//! An operation looks whether its batch has arrived, and [joins](Group::join) the group of its worker. The first to join has the group
+//! noted in the log's [`Line`]. If nobody leads the line, it does: writes batches, says that they have arrived, and [wakes](Line::wake)
+//! who waited for them, until nobody is left. Others join meanwhile.
 //!
-//! Broken variants: a log that does not look again; a group whose flag and wakers are not under one lock, either of them set first.
+//! Broken variants: that somebody leads, and who waits, not under one lock, either of them set first.
 
 use std::{
     sync::Arc,
@@ -13,37 +13,9 @@ use std::{
 
 use farlink_loom_tests::{Seen, explore, refuse, run};
 use farlink_runtime::{
-    sync::{AtomicU64, Mutex, Ordering, lock},
-    write_ahead::Group,
+    sync::{Arc as LoomArc, AtomicU64, Mutex, Ordering, lock},
+    write_ahead::{Group, Line},
 };
-
-/// A log of one batch.
-#[derive(Default)]
-struct Log {
-    has_arrived: AtomicU64,
-    noted: Mutex<Vec<Waker>>,
-}
-
-impl Log {
-    /// Notes who is to be woken; false if the batch has arrived.
-    fn wait(&self, waker: &Waker, looks_again: bool) -> bool {
-        let mut noted = lock(&self.noted);
-        if looks_again && self.has_arrived.load(Ordering::Acquire) != 0 {
-            return false;
-        }
-        noted.push(waker.clone());
-        true
-    }
-
-    fn arrives(&self) {
-        let noted = {
-            let mut noted = lock(&self.noted);
-            self.has_arrived.store(1, Ordering::Release);
-            std::mem::take(&mut *noted)
-        };
-        noted.into_iter().for_each(Waker::wake);
-    }
-}
 
 #[derive(Default)]
 struct Woken(AtomicU64);
@@ -54,63 +26,102 @@ impl Wake for Woken {
     }
 }
 
-trait Joining: Wake + Default + Send + Sync + 'static {
-    fn join(&self, waker: &Waker) -> bool;
+/// Who waits for a log, and the right to write it.
+trait Waiting: Default + Send + Sync + 'static {
+    /// An operation waits from now on; whether it leads.
+    fn wait(&self, batch: u64, waker: &Waker) -> bool;
+
+    /// Wakes who waited for what has arrived; false if nobody is left, and nobody leads.
+    fn wake(&self, arrived: u64) -> bool;
 }
 
-impl Joining for Group {
-    fn join(&self, waker: &Waker) -> bool {
-        Self::join(self, waker)
+/// As in the log.
+#[derive(Default)]
+struct Real {
+    group: LoomArc<Group>,
+    line: Line,
+    left: Mutex<Vec<LoomArc<Group>>>,
+}
+
+impl Waiting for Real {
+    fn wait(&self, batch: u64, waker: &Waker) -> bool {
+        self.group.join(batch, waker) && self.line.note(&self.group)
+    }
+
+    fn wake(&self, arrived: u64) -> bool {
+        self.line.wake(&mut lock(&self.left), arrived)
     }
 }
 
-/// A flag and wakers apart.
+/// Who waits, and a flag that somebody leads, apart.
 #[derive(Default)]
 struct Apart<const FLAG_FIRST: bool> {
-    is_noted: AtomicU64,
-    wakers: Mutex<Vec<Waker>>,
+    is_led: AtomicU64,
+    operations: Mutex<Vec<(u64, Waker)>>,
 }
 
-impl<const FLAG_FIRST: bool> Joining for Apart<FLAG_FIRST> {
-    fn join(&self, waker: &Waker) -> bool {
+impl<const FLAG_FIRST: bool> Waiting for Apart<FLAG_FIRST> {
+    fn wait(&self, batch: u64, waker: &Waker) -> bool {
+        let joins = || lock(&self.operations).push((batch, waker.clone()));
+        let leads = || self.is_led.swap(1, Ordering::AcqRel) == 0;
         if FLAG_FIRST {
-            let is_first = self.is_noted.swap(1, Ordering::AcqRel) == 0;
-            lock(&self.wakers).push(waker.clone());
-            return is_first;
+            let leads = leads();
+            joins();
+            return leads;
         }
-        lock(&self.wakers).push(waker.clone());
-        self.is_noted.swap(1, Ordering::AcqRel) == 0
+        joins();
+        leads()
+    }
+
+    fn wake(&self, arrived: u64) -> bool {
+        let (due, left): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *lock(&self.operations)).into_iter().partition(|&(batch, _)| batch <= arrived);
+        due.into_iter().for_each(|(_, waker)| waker.wake());
+        let is_over = left.is_empty();
+        lock(&self.operations).extend(left);
+        if is_over {
+            self.is_led.store(0, Ordering::Release);
+        }
+        !is_over
     }
 }
 
-impl<const FLAG_FIRST: bool> Wake for Apart<FLAG_FIRST> {
-    fn wake(self: Arc<Self>) {
-        let wakers = std::mem::take(&mut *lock(&self.wakers));
-        self.is_noted.store(0, Ordering::Release);
-        wakers.into_iter().for_each(Waker::wake);
+#[derive(Default)]
+struct Log<W> {
+    arrived: AtomicU64,
+    waiting: W,
+}
+
+impl<W: Waiting> Log<W> {
+    fn has_arrived(&self, batch: u64) -> bool {
+        self.arrived.load(Ordering::Acquire) >= batch
+    }
+
+    /// Writes until nobody waits.
+    fn lead(&self) {
+        while self.waiting.wake(self.arrived.load(Ordering::Acquire)) {
+            self.arrived.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// An operation is polled; what it is woken by, unless it has come to its end.
+    fn poll(&self, batch: u64) -> Option<Arc<Woken>> {
+        if self.has_arrived(batch) {
+            return None;
+        }
+        let woken = Arc::<Woken>::default();
+        if self.waiting.wait(batch, &Waker::from(Arc::clone(&woken))) {
+            self.lead();
+        }
+        Some(woken)
     }
 }
 
-/// An operation is polled; what it is woken by, unless it has come to its end.
-fn poll<G: Joining>(log: &Log, group: &Arc<G>, looks_again: bool) -> Option<Arc<Woken>> {
-    if log.has_arrived.load(Ordering::Acquire) != 0 {
-        return None;
-    }
-    let woken = Arc::<Woken>::default();
-    let of_group = Waker::from(Arc::clone(group));
-    if group.join(&Waker::from(Arc::clone(&woken))) && !log.wait(&of_group, looks_again) {
-        of_group.wake_by_ref();
-    }
-    Some(woken)
-}
-
-fn model<G: Joining>(looks_again: bool, slept: &Seen, missed: &Seen) {
-    let (log, group) = (Arc::<Log>::default(), Arc::<G>::default());
-    let of_writer = Arc::clone(&log);
-    let writer = run(move || of_writer.arrives());
-    // Of one worker, one after the other.
-    let waiting = [(); 2].map(|()| poll(&log, &group, looks_again));
-    writer.join();
+fn model<W: Waiting>(slept: &Seen, missed: &Seen) {
+    let log = Arc::<Log<W>>::default();
+    let of_other = Arc::clone(&log);
+    let other = run(move || of_other.poll(1));
+    let waiting = [log.poll(1), log.poll(2), other.join()];
     for woken in waiting {
         match woken {
             Some(woken) => {
@@ -126,15 +137,14 @@ fn model<G: Joining>(looks_again: bool, slept: &Seen, missed: &Seen) {
 fn nobody_is_left_asleep() {
     let (slept, missed) = (Seen::new(), Seen::new());
     let seen = (slept.clone(), missed.clone());
-    explore("log, arrivals", move || model::<Group>(true, &seen.0, &seen.1));
+    explore("log, arrivals", move || model::<Real>(&seen.0, &seen.1));
     slept.require("an operation waits and is woken");
     missed.require("the batch arrives before somebody looks");
 }
 
 #[test]
-fn broken_groups_leave_somebody_asleep() {
+fn a_flag_apart_from_who_waits_leaves_somebody_asleep() {
     let asleep = "an operation is left asleep";
-    refuse("log that does not look again", asleep, || model::<Group>(false, &Seen::new(), &Seen::new()));
-    refuse("group, flag set first", asleep, || model::<Apart<true>>(true, &Seen::new(), &Seen::new()));
-    refuse("group, flag set last", asleep, || model::<Apart<false>>(true, &Seen::new(), &Seen::new()));
+    refuse("log, flag set first", asleep, || model::<Apart<true>>(&Seen::new(), &Seen::new()));
+    refuse("log, flag set last", asleep, || model::<Apart<false>>(&Seen::new(), &Seen::new()));
 }

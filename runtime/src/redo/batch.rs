@@ -8,10 +8,13 @@
 //!    words           number of runs, and for each: first word:32 | words:32, the words
 //! ```
 
+use std::ops::DerefMut;
+
 use smallvec::SmallVec;
 
+use super::record::{PartOf, seal_part, share_of};
 use crate::{
-    lock::LockWord,
+    lock::{LockWord, OwnerId},
     page::{LOCK, SizeClass, StructureId},
     ptr::{Link, RemotePtr},
 };
@@ -41,15 +44,6 @@ impl Recorded {
     pub(crate) fn is_whole(&self) -> bool {
         !matches!(self, Self::Words(_))
     }
-
-    /// About how many words it takes.
-    pub(crate) fn words(&self) -> usize {
-        match self {
-            Self::Image(image) => image.len(),
-            Self::Words(runs) => runs.iter().map(|(_, words)| words.len() + 1).sum(),
-            Self::Freed => 2,
-        }
-    }
 }
 
 /// What a log says of a page.
@@ -65,32 +59,72 @@ pub struct PageRecord {
     pub what: Recorded,
 }
 
-/// The words of a batch.
-pub(crate) fn encode(structure: StructureId, log: u64, records: &[PageRecord]) -> Vec<u64> {
-    let room = records.iter().map(|record| 2 + record.what.words()).sum::<usize>();
-    let mut words = Vec::with_capacity(2 + room);
-    words.extend([u64::from(structure.0) << 32 | records.len() as u64, log]);
-    for PageRecord { page, version, is_shared, what } in records {
-        let shared = if *is_shared { SHARED } else { 0 };
-        let mut head =
-            |kind: u64| words.extend([page.word(), shared | kind << KIND | LockWord::unlocked(*version).version()]);
-        match what {
-            Recorded::Image(image) => {
-                head(IMAGE);
-                words.extend_from_slice(&image[LOCK + 1..]);
-            }
-            Recorded::Words(runs) => {
-                head(WORDS);
-                words.push(runs.len() as u64);
-                for (first, run) in runs {
-                    words.push(u64::from(*first) << 32 | run.len() as u64);
-                    words.extend_from_slice(run);
-                }
-            }
-            Recorded::Freed => head(FREED),
+impl PageRecord {
+    /// How many words it takes in a batch.
+    pub(crate) fn words(&self) -> usize {
+        2 + match &self.what {
+            Recorded::Image(image) => image.len() - LOCK - 1,
+            Recorded::Words(runs) => 1 + runs.iter().map(|(_, words)| 1 + words.len()).sum::<usize>(),
+            Recorded::Freed => 0,
         }
     }
-    words
+}
+
+/// How many words a batch has.
+pub(crate) fn words_of(records: &[PageRecord]) -> usize {
+    2 + records.iter().map(PageRecord::words).sum::<usize>()
+}
+
+/// Writes a batch into the buffers of its parts, for these places.
+pub(crate) fn seal_batch<B: DerefMut<Target = [u64]>>(
+    (structure, log): (StructureId, u64),
+    records: &[PageRecord],
+    owner: OwnerId,
+    sequence: u64,
+    parts: &mut [(RemotePtr, B)],
+) {
+    let mut shares = parts.iter_mut().map(|(_, part)| share_of(part));
+    let mut room: &mut [u64] = &mut [];
+    encode(structure, log, records, |mut words| {
+        while !words.is_empty() {
+            if room.is_empty() {
+                room = shares.next().expect("the parts have room for the batch");
+            }
+            let fitting = words.len().min(room.len());
+            let (filled, left) = std::mem::take(&mut room).split_at_mut(fitting);
+            filled.copy_from_slice(&words[..fitting]);
+            (room, words) = (left, &words[fitting..]);
+        }
+    });
+    drop(shares);
+    let count = parts.len();
+    for (number, (at, words)) in parts.iter_mut().enumerate() {
+        seal_part(PartOf::Batch, owner, sequence, (number, count), *at, words);
+    }
+}
+
+/// Puts the words of a batch, in order.
+fn encode(structure: StructureId, log: u64, records: &[PageRecord], mut put: impl FnMut(&[u64])) {
+    put(&[u64::from(structure.0) << 32 | records.len() as u64, log]);
+    for PageRecord { page, version, is_shared, what } in records {
+        let shared = if *is_shared { SHARED } else { 0 };
+        let head = |kind: u64| [page.word(), shared | kind << KIND | LockWord::unlocked(*version).version()];
+        match what {
+            Recorded::Image(image) => {
+                put(&head(IMAGE));
+                put(&image[LOCK + 1..]);
+            }
+            Recorded::Words(runs) => {
+                put(&head(WORDS));
+                put(&[runs.len() as u64]);
+                for (first, run) in runs {
+                    put(&[u64::from(*first) << 32 | run.len() as u64]);
+                    put(run);
+                }
+            }
+            Recorded::Freed => put(&head(FREED)),
+        }
+    }
 }
 
 /// What the words of a batch say: structure, number of the log, records. `None` if they are none. `is_page` says whether a page of a
@@ -155,9 +189,16 @@ mod tests {
         ]
     }
 
+    fn encoded() -> Vec<u64> {
+        let mut words = Vec::new();
+        encode(StructureId(7), 3, &records(), |more| words.extend_from_slice(more));
+        words
+    }
+
     #[test]
     fn a_batch_is_what_its_words_say() {
-        let words = encode(StructureId(7), 3, &records());
+        let words = encoded();
+        assert_eq!(words.len(), words_of(&records()));
         assert_eq!(decode(&words, |_, _| true), Some((StructureId(7), 3, records())));
         assert_eq!(decode(&words[..words.len() - 1], |_, _| true), None);
         assert_eq!(decode(&words, |at, _| at.offset() != 2 << 16), None, "no page can be there");
@@ -166,7 +207,7 @@ mod tests {
     proptest! {
         #[test]
         fn damaged_batches_are_refused_or_make_sense(index in 0usize..40, word: u64) {
-            let mut words = encode(StructureId(7), 3, &records());
+            let mut words = encoded();
             let last = words.len() - 1;
             words[index.min(last)] = word;
             for record in decode(&words, |_, _| true).into_iter().flat_map(|(_, _, records)| records) {

@@ -87,18 +87,18 @@ mod repair;
 mod replay;
 mod ring;
 
-pub(crate) use self::{
-    batch::encode,
-    record::{Body, Evidence, OVERHEAD, PartOf, SHARE_WORDS_MAX, seal},
-    recording::Recording,
-    repair::{Newest, finish_page, finish_word, is_ring_of, read_rings},
-    replay::replay,
-    ring::WorkerRings,
-};
 pub use self::{
     batch::{PageRecord, Recorded, WordRun},
     repair::{Recover, Room},
     ring::{Places, RingSpace},
+};
+pub(crate) use self::{
+    batch::{seal_batch, words_of},
+    record::{Body, Evidence, OVERHEAD, SHARE_WORDS_MAX},
+    recording::Recording,
+    repair::{Newest, finish_page, finish_word, is_ring_of, read_rings},
+    replay::replay,
+    ring::WorkerRings,
 };
 use crate::page::{SizeClass, StructureId};
 

@@ -145,27 +145,34 @@ impl Body {
         sequence: u64,
         parts: impl Iterator<Item = (RemotePtr, &'b mut [u64])>,
     ) {
-        self::seal(PartOf::Change, owner, sequence, self.shares(), parts);
+        let count = self.shares().len();
+        for (number, (share, (at, words))) in self.shares().zip(parts).enumerate() {
+            share_of(words).copy_from_slice(share);
+            seal_part(PartOf::Change, owner, sequence, (number, count), at, words);
+        }
     }
 }
 
-/// Writes parts with these shares into buffers of their lengths, for these places.
-pub(crate) fn seal<'w, 'b>(
+/// Where the share of a part goes, in its buffer.
+pub(crate) fn share_of(part: &mut [u64]) -> &mut [u64] {
+    let end = part.len() - 1;
+    &mut part[HEADER..end]
+}
+
+/// Writes what a part has besides its share, which is there: the how manyth of how many it is, and where it is to be.
+pub(crate) fn seal_part(
     of: PartOf,
     owner: OwnerId,
     sequence: u64,
-    shares: impl ExactSizeIterator<Item = &'w [u64]>,
-    parts: impl Iterator<Item = (RemotePtr, &'b mut [u64])>,
+    (number, count): (usize, usize),
+    at: RemotePtr,
+    words: &mut [u64],
 ) {
-    let count = shares.len() as u64;
-    for (number, (share, (at, words))) in shares.zip(parts).enumerate() {
-        let who = u64::from(owner.incarnation()) << 32 | (number as u64) << 16 | count;
-        let length = words.len() as u64;
-        words[..HEADER].copy_from_slice(&[of as u64 | length, sequence, who, 0]);
-        words[HEADER..HEADER + share.len()].copy_from_slice(share);
-        words[HEADER + share.len()] = 0;
-        words[SUM] = sum(at, words);
-    }
+    let who = u64::from(owner.incarnation()) << 32 | (number as u64) << 16 | count as u64;
+    let length = words.len();
+    words[..HEADER].copy_from_slice(&[of as u64 | length as u64, sequence, who, 0]);
+    words[length - 1] = 0;
+    words[SUM] = sum(at, words);
 }
 
 /// The sum of a part at its place: over all words but itself and the mark.

@@ -53,22 +53,17 @@
 mod arrivals;
 mod space;
 
-use std::{
-    future::poll_fn,
-    sync::Arc as StdArc,
-    task::{Poll, Waker},
-};
+use std::sync::Arc as StdArc;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 pub use self::arrivals::Arrivals;
 #[doc(hidden)]
-pub use self::arrivals::Group;
+pub use self::arrivals::{Group, Line};
 use self::space::{Held, Space};
 pub use crate::redo::{PageRecord, Recorded, WordRun};
 use crate::{
-    buffer::Buffer,
     error::Error,
     fabric,
     layout::CHUNK_BYTES,
@@ -76,7 +71,7 @@ use crate::{
     page::StructureId,
     ptr::{Link, RemotePtr, ServerId},
     recovery::another_ring,
-    redo::{OVERHEAD, PartOf, RING_CLASS, RING_FROM, encode, seal},
+    redo::{RING_CLASS, RING_FROM, seal_batch, words_of},
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     tenure::Tenure,
     worker::Handle,
@@ -108,6 +103,8 @@ struct Inner {
     failures: AtomicU64,
     /// Whether there may be [chores](Log::chores).
     has_chores: AtomicU64,
+    /// Who waits. Who leads it writes.
+    line: Line,
     state: Mutex<State>,
     /// After the state, where both are held.
     room: Mutex<Room>,
@@ -133,11 +130,9 @@ struct State {
     spare: Pending,
     /// The number of the batch that they make.
     next: u64,
-    is_writing: bool,
     failure: Option<Failure>,
     /// Why a page of which it says something never gets to remote memory.
     stuck: Option<Failure>,
-    waiting: Vec<Waker>,
 }
 
 /// Where batches are. Apart from what is recorded, which each change has to do with.
@@ -182,7 +177,7 @@ impl Pending {
         if last.is_none_or(|index| self.records[index].version < version) {
             self.last.insert(page, self.records.len());
         }
-        self.words += what.words();
+        self.words += record.words();
         self.records.push(record);
     }
 
@@ -242,22 +237,26 @@ impl Log {
         let compute = Arc::clone(worker.compute());
         let number = compute.next_sequence();
         lock(&compute.logs).insert(number);
-        let state = State {
-            pending: Pending::default(),
-            spare: Pending::default(),
-            next: 1,
-            is_writing: false,
-            failure: None,
-            stuck: None,
-            waiting: Vec::new(),
-        };
+        let state =
+            State { pending: Pending::default(), spare: Pending::default(), next: 1, failure: None, stuck: None };
         let memory: u64 = compute.geometry.iter().map(|geometry| geometry.chunks * CHUNK_BYTES).sum();
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
         let [arrived, failures, has_chores] = [0, 0, 0].map(AtomicU64::new);
-        let (state, room) = (Mutex::new(state), Mutex::default());
-        Self(StdArc::new(Inner { life, tenure, structure, segments_max, arrived, failures, has_chores, state, room }))
+        let (line, state, room) = (Line::default(), Mutex::new(state), Mutex::default());
+        Self(StdArc::new(Inner {
+            life,
+            tenure,
+            structure,
+            segments_max,
+            arrived,
+            failures,
+            has_chores,
+            line,
+            state,
+            room,
+        }))
     }
 
     /// The right to what the log is about.
@@ -304,12 +303,7 @@ impl Log {
     /// [`Error::NotRecorded`] if it was tried in vain meanwhile, for want of memory; if a memory server is lost. It is tried again
     /// when somebody waits for it again.
     pub async fn arrival(&self, worker: &Handle, batch: u64) -> Result<(), Error> {
-        let failures = self.failures();
-        poll_fn(|cx| match self.outcome(batch, failures) {
-            None if self.wait(worker, batch, cx.waker()) => Poll::Pending,
-            outcome => Poll::Ready(outcome.unwrap_or(Ok(()))),
-        })
-        .await
+        Arrivals::default().arrival(self, worker, batch).await
     }
 
     /// How many batches were not written.
@@ -328,116 +322,103 @@ impl Log {
         self.state().failure.as_ref().map(|failure| Err(failure.error()))
     }
 
-    /// Has somebody woken once the batch has arrived that is on its way, or has failed; one is written if none is. False if `batch` has
-    /// arrived.
-    fn wait(&self, worker: &Handle, batch: u64, waker: &Waker) -> bool {
-        let mut state = self.state();
-        if self.has_arrived(batch) {
-            return false;
-        }
-        if !state.waiting.iter().any(|waiting| waiting.will_wake(waker)) {
-            state.waiting.push(waker.clone());
-        }
-        if !std::mem::replace(&mut state.is_writing, true) {
-            drop(state);
+    /// A group waits; batches are written from now on if none was.
+    fn note(&self, worker: &Handle, group: &Arc<Group>) {
+        if self.0.line.note(group) {
             let (log, writer) = (self.clone(), worker.clone());
             // To its end, whoever waits for it.
             drop(worker.spawn_to_end(async move { log.write(&writer).await }));
         }
-        true
     }
 
     fn has_arrived(&self, batch: u64) -> bool {
         self.0.arrived.load(Ordering::Acquire) >= batch
     }
 
-    /// Writes what is pending now. There is one at a time.
+    /// Writes until nobody waits. There is one at a time.
     async fn write(&self, worker: &Handle) {
+        let mut left = Vec::new();
+        let mut arrived = self.0.arrived.load(Ordering::Acquire);
+        while self.0.line.wake(&mut left, arrived) {
+            // Who waits for it hears of a failure as well.
+            arrived = self.write_pending(worker).await.unwrap_or(u64::MAX);
+        }
+    }
+
+    /// Writes what is pending now: the batch of that number, or `None` if it failed.
+    async fn write_pending(&self, worker: &Handle) -> Option<u64> {
         let (batch, mut pending) = {
             let state = &mut *self.state();
             let batch = state.next;
             state.next += 1;
             (batch, std::mem::replace(&mut state.pending, std::mem::take(&mut state.spare)))
         };
-        let held: Vec<Held> = pending.records.iter().map(held).collect();
-        let written = self.write_batch(worker, batch, &pending.records, &held).await;
-        let settle = if written.is_ok() { Space::arrived } else { Space::failed };
-        self.room().spaces().into_iter().for_each(|space| settle(space, batch, &held));
-        if written.is_ok() {
-            pending.clear();
-        }
-        let waiting = {
-            let state = &mut *self.state();
-            state.is_writing = false;
+        let written = self.write_batch(worker, batch, &pending.records).await;
+        for space in self.room().spaces() {
             match written {
-                Ok(()) => {
-                    self.0.arrived.store(batch, Ordering::Release);
-                    state.spare = pending;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "an owner's log was not written");
-                    state.failure = Some((&error).into());
-                    self.0.failures.fetch_add(1, Ordering::Release);
-                    // It goes with the next batch.
-                    let later = std::mem::replace(&mut state.pending, pending);
-                    later.records.into_iter().for_each(|record| state.pending.add(record));
-                }
+                Ok(()) => space.arrived(batch, held(&pending.records)),
+                Err(_) => space.failed(batch, held(&pending.records)),
             }
-            std::mem::take(&mut state.waiting)
-        };
-        waiting.into_iter().for_each(Waker::wake);
+        }
+        match written {
+            Ok(()) => {
+                self.0.arrived.store(batch, Ordering::Release);
+                pending.clear();
+                self.state().spare = pending;
+                Some(batch)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "an owner's log was not written");
+                let state = &mut *self.state();
+                state.failure = Some((&error).into());
+                self.0.failures.fetch_add(1, Ordering::Release);
+                // It goes with the next batch.
+                let later = std::mem::replace(&mut state.pending, pending);
+                later.records.into_iter().for_each(|record| state.pending.add(record));
+                None
+            }
+        }
     }
 
-    async fn write_batch(
-        &self,
-        worker: &Handle,
-        batch: u64,
-        records: &[PageRecord],
-        held: &[Held],
-    ) -> Result<(), Error> {
-        let words = encode(self.0.structure, self.0.life.number, records);
-        let parts = loop {
-            let missing = {
+    async fn write_batch(&self, worker: &Handle, batch: u64, records: &[PageRecord]) -> Result<(), Error> {
+        let words = words_of(records);
+        let places = loop {
+            let (missing, made) = {
                 let space = &mut self.room().space;
-                match space.missing_for(words.len()) {
+                match space.missing_for(words) {
                     0 => {
-                        let parts = space.take(batch, words.len(), held);
+                        let places = space.take(batch, words, held(records));
                         if space.in_use() > self.0.segments_max {
                             self.0.has_chores.store(1, Ordering::Relaxed);
                         }
-                        break parts;
+                        break places;
                     }
-                    missing => missing,
+                    missing => (missing, space.segments()),
                 }
             };
-            for _ in 0..missing {
-                let segment = any_ring(worker, batch as usize).await?;
+            // One on each memory server in turn.
+            for number in made..made + missing {
+                let segment = any_ring(worker, number).await?;
                 self.room().space.add(segment);
             }
         };
-        let lengths = parts.iter().map(|&(_, words)| words);
-        let mut buffers: SmallVec<[Buffer; 2]> = lengths.map(|words| worker.buffer(words)).collect::<Result<_, _>>()?;
-        let (mut shares, mut rest) = (SmallVec::<[&[u64]; 2]>::new(), &words[..]);
-        for &(_, part) in &parts {
-            let (share, after) = rest.split_at(part - OVERHEAD);
-            (rest, _) = (after, shares.push(share));
-        }
-        let places = parts.iter().map(|&(at, _)| at);
-        seal(
-            PartOf::Batch,
-            worker.owner(),
-            worker.compute().next_sequence(),
-            shares.into_iter(),
-            places.clone().zip(buffers.iter_mut().map(|buffer| &mut buffer[..])),
-        );
+        let sequence = worker.compute().next_sequence();
         worker.count_round_trip();
-        let posted: SmallVec<[_; 2]> =
-            places.zip(buffers).map(|(at, buffer)| worker.write_private(at, buffer)).collect();
-        let mut outcome = Ok(());
-        for posted in posted {
-            outcome = outcome.and(posted.await);
+        let mut attempt = 0;
+        loop {
+            let part = |&(at, words)| Ok((at, worker.buffer(words)?));
+            let mut parts = places.iter().map(part).collect::<Result<SmallVec<[_; 2]>, Error>>()?;
+            seal_batch((self.0.structure, self.0.life.number), records, worker.owner(), sequence, &mut parts);
+            let posted: SmallVec<[_; 2]> = parts.into_iter().map(|(at, part)| worker.write(at, part)).collect();
+            let mut outcome = Ok(());
+            for posted in posted {
+                outcome = outcome.and(posted.await);
+            }
+            match outcome {
+                Ok(()) => return Ok(()),
+                Err(error) => worker.before_trying_again(error, &mut attempt).await?,
+            }
         }
-        Ok(outcome?)
     }
 
     /// A page is in remote memory at this version, free or not.
@@ -463,7 +444,7 @@ impl Log {
             self.0.has_chores.store(0, Ordering::Relaxed);
         }
         Chores {
-            is_due: is_full && !state.is_writing,
+            is_due: is_full && !self.0.line.is_led(),
             shorten: is_long && !std::mem::replace(&mut room.is_shortened, true),
         }
     }
@@ -492,7 +473,7 @@ impl Log {
                     return Err(failure.error());
                 }
                 let pending = (!state.pending.records.is_empty()).then_some(state.next);
-                if pending.is_none() && !state.is_writing {
+                if pending.is_none() && !self.0.line.is_led() {
                     let spaces = self.room().spaces().map(std::mem::take);
                     break spaces.into_iter().flat_map(Space::into_rings).collect();
                 }
@@ -580,8 +561,8 @@ async fn wipe(worker: &Handle, segments: Vec<RemotePtr>) -> Result<(), Error> {
     worker.spawn_to_end(wiping).await
 }
 
-fn held(PageRecord { page, version, what, .. }: &PageRecord) -> Held {
-    Held { page: *page, version: *version, is_whole: what.is_whole() }
+fn held(records: &[PageRecord]) -> impl ExactSizeIterator<Item = Held> {
+    records.iter().map(|&PageRecord { page, version, ref what, .. }| Held { page, version, is_whole: what.is_whole() })
 }
 
 /// A ring on any memory server that has room for one.

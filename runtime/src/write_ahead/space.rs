@@ -93,7 +93,12 @@ impl Space {
     }
 
     /// Takes room for the parts of a batch: where each goes, and how many words it has. There are segments enough.
-    pub(super) fn take(&mut self, batch: u64, words: usize, held: &[Held]) -> SmallVec<[(RemotePtr, usize); 2]> {
+    pub(super) fn take(
+        &mut self,
+        batch: u64,
+        words: usize,
+        held: impl ExactSizeIterator<Item = Held>,
+    ) -> SmallVec<[(RemotePtr, usize); 2]> {
         let mut taken = SmallVec::new();
         let mut segments = SmallVec::new();
         let mut place = |this: &mut Self, index: usize, words: usize| {
@@ -114,7 +119,7 @@ impl Space {
         }
         self.batches.push_back(Batch { number: batch, records: held.len() + 1, segments });
         self.live += 1;
-        for &Held { page, version, is_whole } in held {
+        for Held { page, version, is_whole } in held {
             self.pages.entry(page).or_default().push(Live { batch, version, is_whole });
         }
         taken
@@ -127,8 +132,8 @@ impl Space {
     }
 
     /// A batch has arrived: earlier records of its pages are of no use where it has images.
-    pub(super) fn arrived(&mut self, batch: u64, held: &[Held]) {
-        for &Held { page, version, is_whole } in held {
+    pub(super) fn arrived(&mut self, batch: u64, held: impl Iterator<Item = Held>) {
+        for Held { page, version, is_whole } in held {
             if is_whole {
                 self.done(page, |live| live.version < version || live.version == version && live.batch < batch);
             }
@@ -137,8 +142,8 @@ impl Space {
     }
 
     /// A batch was not written.
-    pub(super) fn failed(&mut self, batch: u64, held: &[Held]) {
-        held.iter().for_each(|held| self.done(held.page, |live| live.batch == batch));
+    pub(super) fn failed(&mut self, batch: u64, held: impl Iterator<Item = Held>) {
+        held.for_each(|held| self.done(held.page, |live| live.batch == batch));
         self.settle(batch);
     }
 
@@ -187,6 +192,11 @@ impl Space {
         if self.batches.len() > 2 * self.live + DONE_MAX {
             self.batches.retain(|batch| batch.records != 0);
         }
+    }
+
+    /// Segments that there are.
+    pub(super) fn segments(&self) -> usize {
+        self.segments.len()
     }
 
     /// Segments with records that are not done with.
@@ -271,7 +281,7 @@ mod tests {
                             next_ring += 1;
                             space.add(at(next_ring));
                         }
-                        let places = space.take(batch, words, &held);
+                        let places = space.take(batch, words, held.iter().copied());
                         let taken: usize = places.iter().map(|(_, words)| words - OVERHEAD).sum();
                         prop_assert_eq!(taken, words);
                         for &(place, words) in needed.values().flatten() {
@@ -281,10 +291,10 @@ mod tests {
                             }
                         }
                         if arrives {
-                            space.arrived(batch, &held);
+                            space.arrived(batch, held.into_iter());
                             numbers.iter().for_each(|&number| drop(needed.insert(number, places.to_vec())));
                         } else {
-                            space.failed(batch, &held);
+                            space.failed(batch, held.into_iter());
                         }
                     }
                 }

@@ -28,7 +28,7 @@ use crate::{
     lock::{LockState, LockWord},
     page,
     ptr::{Link, RemotePtr, ServerId},
-    redo::{OVERHEAD, PageRecord, PartOf, Places, Recorded, Recover as _, encode, replay, seal},
+    redo::{OVERHEAD, PageRecord, Places, Recorded, Recover as _, replay, seal_batch, words_of},
     remote::{Payload, Remote as _},
 };
 
@@ -67,17 +67,12 @@ async fn write_back(
         is_shared: false,
         what: Recorded::Image(images[server].as_slice().into()),
     });
-    let words = encode(STRUCTURE, 1, &records);
-    let mut part = vec![0; words.len() + OVERHEAD];
+    let part = vec![0; words_of(&records) + OVERHEAD];
     let places = Places::take(std::slice::from_ref(&peer.rings[0]), [part.len()].into_iter()).expect("it has room");
     let at = places.at().next().expect("one part");
-    seal(
-        PartOf::Batch,
-        peer.owner(),
-        peer.next_sequence(),
-        [&words[..]].into_iter(),
-        std::iter::once((at, &mut part[..])),
-    );
+    let mut parts = [(at, part)];
+    seal_batch((STRUCTURE, 1), &records, peer.owner(), peer.next_sequence(), &mut parts);
+    let [(_, part)] = parts;
     if peer.breaks != Break::WritesBackFirst {
         write_to_end(peer, at, &part).await?;
         is_recorded.set(true);
