@@ -2,9 +2,9 @@
 //!
 //! An operation looks whether its batch has arrived, and [joins](Group::join) the group of its worker. The first to join has the group
 //! noted in the log's [`Line`]. If nobody leads the line, it does: writes batches, says that they have arrived, and [wakes](Line::wake)
-//! who waited for them, until nobody is left. Others join meanwhile.
+//! who waited for them, until nobody is left, or it [hands over](Line::hand_over) to one of them. Others join meanwhile.
 //!
-//! Broken variants: that somebody leads, and who waits, not under one lock, either of them set first.
+//! Broken variants: that somebody leads, and who waits, not under one lock, either of them set first; a leader that leaves without a word.
 
 use std::{
     sync::Arc,
@@ -28,28 +28,38 @@ impl Wake for Woken {
 
 /// Who waits for a log, and the right to write it.
 trait Waiting: Default + Send + Sync + 'static {
-    /// An operation waits from now on; whether it leads.
-    fn wait(&self, batch: u64, waker: &Waker) -> bool;
+    /// An operation of a worker waits from now on; whether it leads.
+    fn wait(&self, worker: usize, batch: u64, waker: &Waker) -> bool;
 
     /// Wakes who waited for what has arrived; false if nobody is left, and nobody leads.
     fn wake(&self, arrived: u64) -> bool;
+
+    /// Leads no more, though somebody may be left.
+    fn hand_over(&self);
 }
 
-/// As in the log.
+/// As in the log, but for who leaves without a word.
 #[derive(Default)]
-struct Real {
-    group: LoomArc<Group>,
+struct Real<const HANDS_OVER: bool> {
+    groups: [LoomArc<Group>; 2],
     line: Line,
     left: Mutex<Vec<LoomArc<Group>>>,
 }
 
-impl Waiting for Real {
-    fn wait(&self, batch: u64, waker: &Waker) -> bool {
-        self.group.join(batch, waker) && self.line.note(&self.group)
+impl<const HANDS_OVER: bool> Waiting for Real<HANDS_OVER> {
+    fn wait(&self, worker: usize, batch: u64, waker: &Waker) -> bool {
+        let group = &self.groups[worker];
+        group.join(batch, waker) && self.line.note(group)
     }
 
     fn wake(&self, arrived: u64) -> bool {
         self.line.wake(&mut lock(&self.left), arrived)
+    }
+
+    fn hand_over(&self) {
+        if HANDS_OVER {
+            self.line.hand_over(std::mem::take(&mut lock(&self.left)));
+        }
     }
 }
 
@@ -61,7 +71,7 @@ struct Apart<const FLAG_FIRST: bool> {
 }
 
 impl<const FLAG_FIRST: bool> Waiting for Apart<FLAG_FIRST> {
-    fn wait(&self, batch: u64, waker: &Waker) -> bool {
+    fn wait(&self, _: usize, batch: u64, waker: &Waker) -> bool {
         let joins = || lock(&self.operations).push((batch, waker.clone()));
         let leads = || self.is_led.swap(1, Ordering::AcqRel) == 0;
         if FLAG_FIRST {
@@ -84,6 +94,12 @@ impl<const FLAG_FIRST: bool> Waiting for Apart<FLAG_FIRST> {
         }
         !is_over
     }
+
+    fn hand_over(&self) {
+        self.is_led.store(0, Ordering::Release);
+        let left = std::mem::take(&mut *lock(&self.operations));
+        left.into_iter().for_each(|(_, waker)| waker.wake());
+    }
 }
 
 #[derive(Default)]
@@ -97,20 +113,21 @@ impl<W: Waiting> Log<W> {
         self.arrived.load(Ordering::Acquire) >= batch
     }
 
-    /// Writes until nobody waits.
+    /// Writes one batch, if anybody waits.
     fn lead(&self) {
-        while self.waiting.wake(self.arrived.load(Ordering::Acquire)) {
+        if self.waiting.wake(self.arrived.load(Ordering::Acquire)) {
             self.arrived.fetch_add(1, Ordering::AcqRel);
+            self.waiting.hand_over();
         }
     }
 
     /// An operation is polled; what it is woken by, unless it has come to its end.
-    fn poll(&self, batch: u64) -> Option<Arc<Woken>> {
+    fn poll(&self, worker: usize, batch: u64) -> Option<Arc<Woken>> {
         if self.has_arrived(batch) {
             return None;
         }
         let woken = Arc::<Woken>::default();
-        if self.waiting.wait(batch, &Waker::from(Arc::clone(&woken))) {
+        if self.waiting.wait(worker, batch, &Waker::from(Arc::clone(&woken))) {
             self.lead();
         }
         Some(woken)
@@ -120,15 +137,16 @@ impl<W: Waiting> Log<W> {
 fn model<W: Waiting>(slept: &Seen, missed: &Seen) {
     let log = Arc::<Log<W>>::default();
     let of_other = Arc::clone(&log);
-    let other = run(move || of_other.poll(1));
-    let waiting = [log.poll(1), log.poll(2), other.join()];
-    for woken in waiting {
+    let other = run(move || of_other.poll(1, 1));
+    let waiting = [(0, 1, log.poll(0, 1)), (0, 2, log.poll(0, 2)), (1, 1, other.join())];
+    for (worker, batch, mut woken) in waiting {
         match woken {
-            Some(woken) => {
-                assert!(woken.0.load(Ordering::Acquire) != 0, "an operation is left asleep");
-                slept.mark();
-            }
+            Some(_) => slept.mark(),
             None => missed.mark(),
+        }
+        while let Some(waker) = woken.take() {
+            assert!(waker.0.load(Ordering::Acquire) != 0, "an operation is left asleep");
+            woken = log.poll(worker, batch);
         }
     }
 }
@@ -137,7 +155,7 @@ fn model<W: Waiting>(slept: &Seen, missed: &Seen) {
 fn nobody_is_left_asleep() {
     let (slept, missed) = (Seen::new(), Seen::new());
     let seen = (slept.clone(), missed.clone());
-    explore("log, arrivals", move || model::<Real>(&seen.0, &seen.1));
+    explore("log, arrivals", move || model::<Real<true>>(&seen.0, &seen.1));
     slept.require("an operation waits and is woken");
     missed.require("the batch arrives before somebody looks");
 }
@@ -147,4 +165,10 @@ fn a_flag_apart_from_who_waits_leaves_somebody_asleep() {
     let asleep = "an operation is left asleep";
     refuse("log, flag set first", asleep, || model::<Apart<true>>(&Seen::new(), &Seen::new()));
     refuse("log, flag set last", asleep, || model::<Apart<false>>(&Seen::new(), &Seen::new()));
+}
+
+#[test]
+fn a_leader_that_leaves_without_a_word_leaves_somebody_asleep() {
+    let asleep = "an operation is left asleep";
+    refuse("log, left without a word", asleep, || model::<Real<false>>(&Seen::new(), &Seen::new()));
 }

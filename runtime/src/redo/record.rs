@@ -159,7 +159,7 @@ pub(crate) fn share_of(part: &mut [u64]) -> &mut [u64] {
     &mut part[HEADER..end]
 }
 
-/// Writes what a part has besides its share, which is there: the how manyth of how many it is, and where it is to be.
+/// Writes what a part has besides its share, which is there: its number among so many, and what follows from where it is to be.
 pub(crate) fn seal_part(
     of: PartOf,
     owner: OwnerId,

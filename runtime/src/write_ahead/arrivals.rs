@@ -1,5 +1,5 @@
-//! Who waits for a log: the operations of a worker as one [`Group`], and the groups in a [`Line`]. One of those who wait has batches
-//! written until nobody does, and is woken with the others: it *leads*.
+//! Who waits for a log: the operations of a worker as one [`Group`], and the groups in a [`Line`]. The first to be noted has a task of its
+//! worker write batches, as long as others of that worker wait: it *leads*.
 
 use std::{
     future::poll_fn,
@@ -97,6 +97,19 @@ impl Line {
         }
     }
 
+    /// For who leads: somebody else does from now on, of those who are left, or of those to come.
+    pub fn hand_over(&self, mut left: Vec<Arc<Group>>) {
+        {
+            let noted = &mut *lock(&self.0);
+            left.append(&mut noted.groups);
+            noted.is_led = false;
+        }
+        // They look, and join again.
+        for group in left {
+            group.wake(u64::MAX);
+        }
+    }
+
     /// Whether somebody leads.
     pub(super) fn is_led(&self) -> bool {
         lock(&self.0).is_led
@@ -114,11 +127,11 @@ impl Arrivals {
             if let Some(outcome) = log.outcome(batch, failures) {
                 return Poll::Ready(outcome);
             }
-            // If it arrives just now, who leads finds it due at the next look.
             if self.0.join(batch, cx.waker()) {
                 log.note(worker, &self.0);
             }
-            Poll::Pending
+            // It may have arrived just before. Who leads looks again only after the next one.
+            log.outcome(batch, failures).map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }
@@ -157,5 +170,8 @@ mod tests {
         assert!(!line.wake(&mut left, 2) && !line.is_led());
         assert_eq!(woken(), [2, 1, 1]);
         assert!(join(3, 1) && line.note(&group));
+        line.hand_over(left);
+        assert_eq!(woken(), [2, 2, 1]);
+        assert!(join(3, 1) && line.note(&group), "who joins again leads");
     }
 }

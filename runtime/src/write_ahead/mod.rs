@@ -72,6 +72,7 @@ use crate::{
     ptr::{Link, RemotePtr, ServerId},
     recovery::another_ring,
     redo::{RING_CLASS, RING_FROM, seal_batch, words_of},
+    remote::write_words,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     tenure::Tenure,
     worker::Handle,
@@ -83,6 +84,8 @@ const SEGMENTS: usize = 64;
 const MEMORY_SHARE: u64 = 16;
 /// Segments that are wiped at once.
 const WIPED_AT_ONCE: usize = 16;
+/// Batches that one worker writes before another one does, if both wait.
+const LED_MAX: usize = 8;
 /// About as many words are written though nobody waits for them.
 const PENDING_WORDS_MAX: usize = 4 * RING_CLASS.words();
 
@@ -325,9 +328,9 @@ impl Log {
     /// A group waits; batches are written from now on if none was.
     fn note(&self, worker: &Handle, group: &Arc<Group>) {
         if self.0.line.note(group) {
-            let (log, writer) = (self.clone(), worker.clone());
+            let (log, writer, group) = (self.clone(), worker.clone(), Arc::clone(group));
             // To its end, whoever waits for it.
-            drop(worker.spawn_to_end(async move { log.write(&writer).await }));
+            drop(worker.spawn_to_end(async move { log.write(&writer, &group).await }));
         }
     }
 
@@ -335,14 +338,25 @@ impl Log {
         self.0.arrived.load(Ordering::Acquire) >= batch
     }
 
-    /// Writes until nobody waits. There is one at a time.
-    async fn write(&self, worker: &Handle) {
+    /// Writes while some of the worker's own operations wait, a few batches at most: the worker may come to its end, or have no more turns.
+    /// There is one who does at a time.
+    async fn write(&self, worker: &Handle, own: &Arc<Group>) {
         let mut left = Vec::new();
         let mut arrived = self.0.arrived.load(Ordering::Acquire);
-        while self.0.line.wake(&mut left, arrived) {
-            // Who waits for it hears of a failure as well.
-            arrived = self.write_pending(worker).await.unwrap_or(u64::MAX);
+        for _ in 0..LED_MAX {
+            if !self.0.line.wake(&mut left, arrived) {
+                return;
+            }
+            if !left.iter().any(|group| Arc::ptr_eq(group, own)) {
+                break;
+            }
+            match self.write_pending(worker).await {
+                Some(batch) => arrived = batch,
+                None => break,
+            }
         }
+        // All of them look; of a failure each is told that waits.
+        self.0.line.hand_over(left);
     }
 
     /// Writes what is pending now: the batch of that number, or `None` if it failed.
@@ -398,27 +412,29 @@ impl Log {
             };
             // One on each memory server in turn.
             for number in made..made + missing {
-                let segment = any_ring(worker, number).await?;
+                // In a box, like all that is rare here: a task is moved, as large as it can get.
+                let segment = Box::pin(any_ring(worker, number.wrapping_add(self.0.life.number as usize))).await?;
                 self.room().space.add(segment);
             }
         };
         let sequence = worker.compute().next_sequence();
+        let log = (self.0.structure, self.0.life.number);
+        let part = |&(at, words)| Ok((at, worker.buffer(words)?));
+        let mut parts = places.iter().map(part).collect::<Result<SmallVec<[_; 2]>, Error>>()?;
+        seal_batch(log, records, worker.owner(), sequence, &mut parts);
         worker.count_round_trip();
-        let mut attempt = 0;
-        loop {
-            let part = |&(at, words)| Ok((at, worker.buffer(words)?));
-            let mut parts = places.iter().map(part).collect::<Result<SmallVec<[_; 2]>, Error>>()?;
-            seal_batch((self.0.structure, self.0.life.number), records, worker.owner(), sequence, &mut parts);
-            let posted: SmallVec<[_; 2]> = parts.into_iter().map(|(at, part)| worker.write(at, part)).collect();
-            let mut outcome = Ok(());
-            for posted in posted {
-                outcome = outcome.and(posted.await);
-            }
-            match outcome {
-                Ok(()) => return Ok(()),
-                Err(error) => worker.before_trying_again(error, &mut attempt).await?,
+        let posted: SmallVec<[_; 2]> = parts.into_iter().map(|(at, part)| worker.write(at, part)).collect();
+        let mut outcome = Ok(());
+        // Each to its end: what goes on may not meet what is written next in its place.
+        for (number, posted) in posted.into_iter().enumerate() {
+            if let Err(error) = posted.await {
+                let mut parts: Vec<_> = places.iter().map(|&(at, words)| (at, vec![0; words])).collect();
+                seal_batch(log, records, worker.owner(), sequence, &mut parts);
+                let (at, words) = parts.swap_remove(number);
+                outcome = outcome.and(Box::pin(write_again(worker, error, at, words)).await);
             }
         }
+        Ok(outcome?)
     }
 
     /// A page is in remote memory at this version, free or not.
@@ -559,6 +575,22 @@ async fn wipe(worker: &Handle, segments: Vec<RemotePtr>) -> Result<(), Error> {
         Ok(())
     };
     worker.spawn_to_end(wiping).await
+}
+
+/// Writes a part whose WRITE has failed.
+async fn write_again(worker: &Handle, error: Box<Error>, at: RemotePtr, words: Vec<u64>) -> Result<(), Box<Error>> {
+    worker.before_trying_again(error, &mut 0).await?;
+    match worker.buffer(words.len()) {
+        Ok(mut part) => {
+            part.copy_from_slice(&words);
+            worker.write_private(at, part).await
+        }
+        // It can do without.
+        Err(_) => {
+            let words = words.into_iter().enumerate().map(|(index, word)| (at.word(index), word));
+            write_words(worker, words.collect()).await
+        }
+    }
 }
 
 fn held(records: &[PageRecord]) -> impl ExactSizeIterator<Item = Held> {

@@ -162,11 +162,14 @@ impl Space {
         done.into_iter().for_each(|batch| self.settle(batch));
     }
 
-    /// Where a batch is, that is not done with.
+    /// Where a batch is, that is not done with. Most are in a row with the first, or with the last.
     fn index_of(&self, number: u64) -> Option<usize> {
         let is_it = |&index: &usize| self.batches.get(index).is_some_and(|batch| batch.number == number);
-        let guess = number.checked_sub(self.batches.front()?.number)? as usize;
-        Some(guess).filter(is_it).or_else(|| self.batches.binary_search_by_key(&number, |batch| batch.number).ok())
+        let (first, last) = (self.batches.front()?.number, self.batches.back()?.number);
+        let from_last = last.checked_sub(number).and_then(|back| (self.batches.len() as u64 - 1).checked_sub(back));
+        let from_first = number.checked_sub(first);
+        let mut guesses = [from_last, from_first].into_iter().flatten().map(|index| index as usize);
+        guesses.find(is_it).or_else(|| self.batches.binary_search_by_key(&number, |batch| batch.number).ok())
     }
 
     /// One record of a batch is done with, or it has arrived or failed.

@@ -93,3 +93,83 @@ fn who_waits_for_the_log_needs_none_of_the_others() {
     drop(owner);
     assert_left_clean(&fabric, &model, "dropped");
 }
+
+/// Whoever writes the log for others does so for a while: a worker with nothing left to do comes to its end, however busy the others are.
+#[test]
+fn who_writes_for_others_comes_to_its_end() {
+    const COUNT: usize = 6;
+    let model = sparse(1000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let owner = Member::join(&fabric, 1);
+    let colleague = owner.colleague();
+    let cache = cache(CACHE_BYTES_ALL, Admission::Always).with_durability(Durability::Logged);
+    let trees = [&owner, &colleague].map(|member| member.own(&cache, KeyRange::ALL));
+    for (member, tree) in [&owner, &colleague].into_iter().zip(&trees) {
+        assert_eq!(member.worker.block_on(tree.range(..).take(2000)).unwrap().len(), 1000);
+    }
+    let (mut last, mut value) = (model.clone(), 1000);
+    for round in 0..20 {
+        value += 1;
+        let mut first = Put::of(trees[0].upsert(0, value));
+        last.insert(0, value);
+        first.poll();
+        assert!(owner.worker.is_unfinished(), "it writes the log");
+        let mut puts: Vec<Option<Put<'_>>> = (0..COUNT).map(|_| None).collect();
+        let mut turns = 0;
+        while first.future.is_some() || owner.worker.is_unfinished() {
+            // Half of them at a time: when some have come to their end, others have begun to wait.
+            for (number, put) in puts.iter_mut().enumerate().filter(|(number, _)| number % 2 == turns % 2) {
+                put.iter_mut().for_each(Put::poll);
+                if put.as_ref().is_none_or(|put| put.future.is_none()) {
+                    value += 1;
+                    let key = 10 + number as u64 * 10;
+                    put.insert(Put::of(trees[1].upsert(key, value))).poll();
+                    last.insert(key, value);
+                }
+            }
+            owner.worker.turn();
+            colleague.worker.turn();
+            first.poll();
+            turns += 1;
+            assert!(turns < 50, "{round}: it writes on and on");
+        }
+        while puts.iter().flatten().any(|put| put.future.is_some()) || colleague.worker.is_unfinished() {
+            colleague.worker.turn();
+            puts.iter_mut().flatten().for_each(Put::poll);
+        }
+    }
+    // Once it has nothing to do, it needs no more turns.
+    for turns_before in 0..8 {
+        value += 1;
+        let mut first = Put::of(trees[0].upsert(0, value));
+        last.insert(0, value);
+        first.poll();
+        assert!(owner.worker.is_unfinished(), "it writes the log");
+        let mut second = None;
+        for turns in 0..TURNS {
+            if turns == turns_before {
+                second = Some(Put::of(trees[1].upsert(10, value)));
+                last.insert(10, value);
+            }
+            if first.future.is_some() {
+                owner.worker.turn();
+                first.poll();
+            }
+            second.iter_mut().for_each(Put::poll);
+            colleague.worker.turn();
+            if second.as_ref().is_some_and(|second| second.future.is_none()) {
+                break;
+            }
+        }
+        assert!(
+            second.is_some_and(|second| second.future.is_none()),
+            "{turns_before}: it waits for one that has no turns"
+        );
+        assert!(first.future.is_none());
+    }
+    owner.worker.block_on(trees[0].access().close()).unwrap();
+    drop(trees);
+    settle([&owner, &colleague]);
+    drop((colleague, owner));
+    assert_left_clean(&fabric, &last, "written for others");
+}
