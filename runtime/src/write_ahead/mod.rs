@@ -51,17 +51,20 @@
 //! page of a recorded change is marked free in remote memory until it is written.
 
 mod arrivals;
+mod pending;
 mod space;
 
 use std::sync::Arc as StdArc;
 
-use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 pub use self::arrivals::Arrivals;
 #[doc(hidden)]
 pub use self::arrivals::{Group, Line};
-use self::space::{Held, Space};
+use self::{
+    pending::Pending,
+    space::{Held, Space},
+};
 pub use crate::redo::{PageRecord, Recorded, WordRun};
 use crate::{
     error::Error,
@@ -151,43 +154,6 @@ struct Room {
 impl Room {
     fn spaces(&mut self) -> [&mut Space; 2] {
         [&mut self.past, &mut self.space]
-    }
-}
-
-/// Records that are not on their way yet.
-#[derive(Debug, Default)]
-struct Pending {
-    records: Vec<PageRecord>,
-    words: usize,
-    /// Where the last one of each page is.
-    last: HashMap<Link, usize>,
-}
-
-impl Pending {
-    /// The last one of a page.
-    fn last(&self, page: Link) -> Option<&PageRecord> {
-        self.last.get(&page).map(|&index| &self.records[index])
-    }
-
-    fn add(&mut self, record: PageRecord) {
-        let PageRecord { page, version, ref what, .. } = record;
-        let last = self.last.get(&page).copied();
-        if let Some(index) = last.filter(|&index| what.is_whole() && self.records[index].version <= version) {
-            // A batch counts as a whole.
-            self.records[index] = record;
-            return;
-        }
-        if last.is_none_or(|index| self.records[index].version < version) {
-            self.last.insert(page, self.records.len());
-        }
-        self.words += record.words();
-        self.records.push(record);
-    }
-
-    fn clear(&mut self) {
-        self.records.clear();
-        self.last.clear();
-        self.words = 0;
     }
 }
 
