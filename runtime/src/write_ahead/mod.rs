@@ -16,6 +16,7 @@
 //! 1. **A batch counts as a whole or not at all**: a sum over each of its parts says whether it arrived.
 //! 2. **One batch at a time is on its way.** So whoever finds one knows that all before it had arrived; some of those are done with.
 //!    What is recorded meanwhile makes the next batch: one WRITE for all changes in flight.
+//!    `write_ahead/arrivals.rs` says who writes it, and who is woken then.
 //! 3. **A page is written, or freed in remote memory, once its newest record has arrived**, and with it every record made before.
 //!    What a page's image shows of other pages' changes was recorded before that image was taken, under the locks of those changes.
 //!

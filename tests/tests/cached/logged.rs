@@ -107,13 +107,16 @@ fn who_writes_for_others_comes_to_its_end() {
     for (member, tree) in [&owner, &colleague].into_iter().zip(&trees) {
         assert_eq!(member.worker.block_on(tree.range(..).take(2000)).unwrap().len(), 1000);
     }
+    let begin = |value| {
+        let mut first = Put::of(trees[0].upsert(0, value));
+        first.poll();
+        assert!(owner.worker.is_unfinished(), "it writes the log");
+        first
+    };
     let (mut last, mut value) = (model.clone(), 1000);
     for round in 0..20 {
         value += 1;
-        let mut first = Put::of(trees[0].upsert(0, value));
-        last.insert(0, value);
-        first.poll();
-        assert!(owner.worker.is_unfinished(), "it writes the log");
+        let mut first = begin(value);
         let mut puts: Vec<Option<Put<'_>>> = (0..COUNT).map(|_| None).collect();
         let mut turns = 0;
         while first.future.is_some() || owner.worker.is_unfinished() {
@@ -141,10 +144,7 @@ fn who_writes_for_others_comes_to_its_end() {
     // Once it has nothing to do, it needs no more turns.
     for turns_before in 0..8 {
         value += 1;
-        let mut first = Put::of(trees[0].upsert(0, value));
-        last.insert(0, value);
-        first.poll();
-        assert!(owner.worker.is_unfinished(), "it writes the log");
+        let mut first = begin(value);
         let mut second = None;
         for turns in 0..TURNS {
             if turns == turns_before {
@@ -167,6 +167,7 @@ fn who_writes_for_others_comes_to_its_end() {
         );
         assert!(first.future.is_none());
     }
+    last.insert(0, value);
     owner.worker.block_on(trees[0].access().close()).unwrap();
     drop(trees);
     settle([&owner, &colleague]);
