@@ -35,8 +35,10 @@ use crate::{
 };
 
 /// How long maintenance rests between two rounds while pages wait for reuse or the epoch moves, and at most otherwise.
-const BUSY_REST: Duration = Duration::from_millis(1);
+const BUSY_REST: Duration = Duration::from_millis(4);
 const IDLE_REST: Duration = Duration::from_millis(32);
+/// How long who leaves rests between two rounds.
+const LEAVE_REST: Duration = Duration::from_millis(1);
 /// How long maintenance rests between two looks for compute servers that have died.
 const SWEEP_REST: Duration = Duration::from_millis(100);
 /// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages; then it hands them over.
@@ -288,7 +290,7 @@ fn leave_by_hand(shared: &Arc<Shared>) {
 fn leave_blocking(worker: &Worker, shared: &Shared) {
     worker.block_on(leave(worker, shared, async |attempt| {
         if attempt > 8 {
-            std::thread::sleep(BUSY_REST);
+            std::thread::sleep(LEAVE_REST);
         }
     }));
 }

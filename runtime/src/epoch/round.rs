@@ -3,6 +3,8 @@
 //! Every request of a round that fails is posted again or does not matter: what a compute server announces only it writes, and
 //! a compare-and-swap of the epoch that took effect unnoticed is noticed in the next round.
 
+use smallvec::SmallVec;
+
 use crate::{
     error::Error,
     fabric::Liveness,
@@ -108,15 +110,16 @@ impl Member {
 
 /// The least epoch that a live compute server has announced.
 async fn oldest_announced<R: Remote>(remote: &R, board: &Board, epoch: u64) -> Result<u64, Error> {
-    let mut oldest = epoch;
-    for [incarnation, announced] in read_slots(remote, board).await? {
-        let Some(owner) = OwnerId::new(incarnation) else { continue };
-        // Only one that is behind is worth asking about.
-        if announced < epoch && remote.liveness(owner) == Liveness::Alive {
-            oldest = oldest.min(announced);
-        }
-    }
-    Ok(oldest)
+    let slots = read_slots(remote, board).await?;
+    let mut behind: SmallVec<[(u64, OwnerId); 8]> = slots
+        .iter()
+        .filter(|&&[_, announced]| announced < epoch)
+        .filter_map(|&[incarnation, announced]| Some((announced, OwnerId::new(incarnation)?)))
+        .collect();
+    behind.sort_unstable_by_key(|&(announced, _)| announced);
+    // To ask whether one lives costs system calls, and the first one that does is the answer.
+    let oldest = behind.iter().find(|&&(_, owner)| remote.liveness(owner) == Liveness::Alive);
+    Ok(oldest.map_or(epoch, |&(announced, _)| announced))
 }
 
 /// All slots, as they are at some moments of this call.

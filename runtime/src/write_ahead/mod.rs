@@ -295,35 +295,15 @@ impl Log {
     /// A group waits; batches are written from now on if none was.
     fn note(&self, worker: &Handle, group: &Arc<Group>) {
         if self.0.line.note(group) {
-            let (log, writer, group) = (self.clone(), worker.clone(), Arc::clone(group));
+            let lead = Lead { log: self.clone(), left: Vec::new(), is_over: false };
+            let (writer, group) = (worker.clone(), Arc::clone(group));
             // To its end, whoever waits for it.
-            drop(worker.spawn_to_end(async move { log.write(&writer, &group).await }));
+            drop(worker.spawn_to_end(async move { lead.write(&writer, &group).await }));
         }
     }
 
     fn has_arrived(&self, batch: u64) -> bool {
         self.0.arrived.load(Ordering::Acquire) >= batch
-    }
-
-    /// Writes while some of the worker's own operations wait, a few batches at most: the worker may come to its end, or have no more turns.
-    /// There is one who does at a time.
-    async fn write(&self, worker: &Handle, own: &Arc<Group>) {
-        let mut left = Vec::new();
-        let mut arrived = self.0.arrived.load(Ordering::Acquire);
-        for _ in 0..LED_MAX {
-            if !self.0.line.wake(&mut left, arrived) {
-                return;
-            }
-            if !left.iter().any(|group| Arc::ptr_eq(group, own)) {
-                break;
-            }
-            match self.write_pending(worker).await {
-                Some(batch) => arrived = batch,
-                None => break,
-            }
-        }
-        // All of them look; of a failure each is told that waits.
-        self.0.line.hand_over(left);
     }
 
     /// Writes what is pending now: the batch of that number, or `None` if it failed.
@@ -518,6 +498,42 @@ impl Log {
         }
         let segments = std::mem::take(&mut self.room().past).into_rings();
         wipe(worker, segments).await
+    }
+}
+
+/// Whoever has it writes: one at a time. However its task ends, those who wait look again, and another one has it.
+struct Lead {
+    log: Log,
+    left: Vec<Arc<Group>>,
+    is_over: bool,
+}
+
+impl Lead {
+    /// Writes while some of the worker's own operations wait, a few batches at most: the worker may come to its end, or have no more turns.
+    async fn write(mut self, worker: &Handle, own: &Arc<Group>) {
+        let mut arrived = self.log.0.arrived.load(Ordering::Acquire);
+        for _ in 0..LED_MAX {
+            if !self.log.0.line.wake(&mut self.left, arrived) {
+                self.is_over = true;
+                break;
+            }
+            if !self.left.iter().any(|group| Arc::ptr_eq(group, own)) {
+                break;
+            }
+            match self.log.write_pending(worker).await {
+                Some(batch) => arrived = batch,
+                None => break,
+            }
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        if !self.is_over {
+            // All of them look; of a failure each is told that waits.
+            self.log.0.line.hand_over(std::mem::take(&mut self.left));
+        }
     }
 }
 

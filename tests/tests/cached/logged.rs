@@ -6,15 +6,22 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Wake},
+    task::{Context, Poll, Wake},
 };
 
 use farlink_offload::{Admission, Durability};
-use farlink_runtime::error::Error;
+use farlink_runtime::{
+    error::Error,
+    fabric::{
+        Fabric,
+        faulty::{FaultKinds, FaultOptions, FaultyFabric},
+        mortal::{MortalFabric, Order},
+    },
+};
 use farlink_structures::map::KeyRange;
-use farlink_tests::backend::FabricProfile;
+use farlink_tests::{backend::FabricProfile, settings};
 
-use crate::scene::{CACHE_BYTES_ALL, Member, assert_left_clean, cache, fabric, settle, sparse};
+use crate::scene::{CACHE_BYTES_ALL, Map, Member, Owned, assert_left_clean, cache, difference, fabric, settle, sparse};
 
 /// So many turns are more than all of them need.
 const TURNS: u32 = 10_000;
@@ -43,8 +50,9 @@ impl<'a> Put<'a> {
     fn poll(&mut self) {
         if let Some(future) = &mut self.future
             && self.woken.0.swap(false, Ordering::Relaxed)
-            && future.as_mut().poll(&mut Context::from_waker(&Arc::clone(&self.woken).into())).is_ready()
+            && let Poll::Ready(put) = future.as_mut().poll(&mut Context::from_waker(&Arc::clone(&self.woken).into()))
         {
+            put.unwrap();
             self.future = None;
         }
     }
@@ -173,4 +181,85 @@ fn who_writes_for_others_comes_to_its_end() {
     settle([&owner, &colleague]);
     drop((colleague, owner));
     assert_left_clean(&fabric, &last, "written for others");
+}
+
+/// An operation that comes after its worker's end gets nowhere, and holds nobody up.
+#[test]
+fn who_comes_after_the_end_of_its_worker_holds_nobody_up() {
+    let mut model = sparse(1000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let owner = Member::join(&fabric, 1);
+    let Member { worker, tree, compute } = owner.colleague();
+    let cache = cache(CACHE_BYTES_ALL, Admission::Always).with_durability(Durability::Logged);
+    let own = owner.own(&cache, KeyRange::ALL);
+    let structure = owner.tree.structure().clone();
+    let of_the_other = Owned::over(worker.block_on(cache.own(&worker, structure, KeyRange::ALL)).unwrap());
+    worker.block_on(of_the_other.upsert(10, 7)).unwrap();
+    drop(worker);
+    let mut late = Put::of(of_the_other.upsert(10, 8));
+    late.poll();
+    assert!(late.future.is_some(), "it gets nowhere");
+    let mut put = Put::of(own.upsert(20, 9));
+    let mut turns = 0;
+    while put.future.is_some() {
+        put.poll();
+        owner.worker.turn();
+        turns += 1;
+        assert!(turns < TURNS, "it waits for who has no turns");
+    }
+    drop((put, late));
+    // What it changed in the cache was written by the other one.
+    model.extend([(10, 8), (20, 9)]);
+    owner.worker.block_on(own.access().close()).unwrap();
+    drop((own, of_the_other, tree, compute));
+    settle([&owner]);
+    drop(owner);
+    assert_left_clean(&fabric, &model, "late");
+}
+
+/// Access to all of the tree, which holds this.
+fn own_and_read(member: &Member, expected: &Map, context: &str) -> Owned {
+    let cache = cache(CACHE_BYTES_ALL, Admission::Always).with_durability(Durability::Logged);
+    let tree = member.own(&cache, KeyRange::ALL);
+    let found: Map = member.worker.block_on(tree.range(..).take(usize::MAX)).unwrap().into_iter().collect();
+    assert!(found == *expected, "{context}: {}", difference(&found, expected));
+    tree
+}
+
+/// Batches that take several segments, while connections break: what is acknowledged is in the log, each part in its place.
+#[test]
+fn a_batch_of_several_parts_outlives_broken_connections() {
+    const COUNT: u64 = 1000;
+    let seed = settings::seed("batches of several parts");
+    let kinds = FaultKinds { refused: false, done: false, lost: false };
+    let all =
+        [FaultKinds { refused: true, ..kinds }, FaultKinds { done: true, ..kinds }, FaultKinds { lost: true, ..kinds }];
+    for kinds in all {
+        let mut model = sparse(COUNT);
+        let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+        let options = FaultOptions { seed, requests_one_in: 10, kinds, registrations_one_in: 0, connections_one_in: 0 };
+        let faulty: Arc<dyn Fabric> = Arc::new(FaultyFabric::new(Arc::clone(&fabric) as _, options));
+        let life = MortalFabric::new(faulty, Order::Posted, false);
+        let owner = Member::join(&(Arc::new(life.clone()) as _), 1);
+        let tree = own_and_read(&owner, &model, "before");
+        for round in 1..=10 {
+            let value = |key| round * COUNT + key / 10;
+            let mut puts: Vec<_> = model.keys().map(|&key| Put::of(tree.upsert(key, value(key)))).collect();
+            while puts.iter().any(|put| put.future.is_some()) {
+                puts.iter_mut().for_each(Put::poll);
+                owner.worker.turn();
+            }
+            drop(puts);
+            model.iter_mut().for_each(|(&key, found)| *found = value(key));
+        }
+        life.dies_after(0);
+        life.is_taken_for_dead();
+        let heir = Member::join(&fabric, 2);
+        let own = own_and_read(&heir, &model, &format!("{kinds:?}"));
+        heir.worker.block_on(own.access().close()).unwrap();
+        drop((own, tree, owner));
+        settle([&heir]);
+        drop(heir);
+        assert_left_clean(&fabric, &model, "broken");
+    }
 }
