@@ -460,7 +460,7 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
     let deregistered = async {
         // What it had is others' already.
         shared.check_standing()?;
-        ownership::leave(worker).await;
+        repeat(worker, async || ownership::leave(worker).await).await?;
         for attempt in 0..DOUBT_ROUNDS_MAX {
             let may_hand_over = attempt >= LEAVE_ROUNDS_MAX && shared.pages.in_doubt() == 0;
             if may_hand_over || shared.pages.deferred() == 0 {

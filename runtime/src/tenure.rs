@@ -56,13 +56,15 @@ impl Tenure {
 
 impl Drop for Tenure {
     fn drop(&mut self) {
-        if self.is_valid()
-            && let Some(all) = self.all.upgrade()
-        {
+        let Some(all) = self.all.upgrade() else { return };
+        let mut structures = lock(&all.held);
+        let Some(held) = structures.get_mut(&self.structure) else { return };
+        held.undropped = held.undropped.saturating_sub(1);
+        if self.is_valid() {
+            held.is_behind = true;
             all.is_behind.store(true, Ordering::Release);
-            if let Some(held) = lock(&all.held).get_mut(&self.structure) {
-                held.is_behind = true;
-            }
+        } else if held.is_idle() {
+            structures.remove(&self.structure);
         }
     }
 }
@@ -71,9 +73,18 @@ impl Drop for Tenure {
 struct Held {
     structure: Structure,
     tenures: Vec<Weak<Tenure>>,
+    /// Tenures that have not been dropped to the end: one that has no holder any more may still say that the map is behind.
+    undropped: usize,
     /// Somebody changes the structure's map.
     is_busy: bool,
     is_behind: bool,
+}
+
+impl Held {
+    /// Whether there is nothing to be known of it.
+    fn is_idle(&self) -> bool {
+        !self.is_busy && !self.is_behind && self.undropped == 0
+    }
 }
 
 /// All tenures of a compute server.
@@ -99,14 +110,16 @@ impl Tenures {
         let held = held.entry(structure.id).or_insert_with(|| Held {
             structure: structure.clone(),
             tenures: Vec::new(),
+            undropped: 0,
             is_busy: false,
             is_behind: false,
         });
         if std::mem::replace(&mut held.is_busy, true) {
             return None;
         }
-        held.is_behind = false;
-        Some(Turn { all: StdArc::clone(this), structure: structure.id })
+        // What is dropped from now on, perhaps after the map was published, is behind anew.
+        let was_behind = std::mem::replace(&mut held.is_behind, false);
+        Some(Turn { all: StdArc::clone(this), structure: structure.id, is_behind: AtomicBool::new(was_behind) })
     }
 
     /// A map with this epoch was seen.
@@ -134,8 +147,8 @@ impl Tenures {
         let mut held = lock(&self.held);
         let Some(of) = held.get_mut(&structure) else { return };
         let tenures = std::mem::take(&mut of.tenures);
-        of.is_behind = false;
-        if !of.is_busy {
+        (of.is_behind, of.undropped) = (false, 0);
+        if of.is_idle() {
             held.remove(&structure);
         }
         drop(held);
@@ -161,6 +174,8 @@ impl Tenures {
 pub(crate) struct Turn {
     all: StdArc<Tenures>,
     structure: StructureId,
+    /// The map is, as far as this turn has to do with it.
+    is_behind: AtomicBool,
 }
 
 impl Turn {
@@ -186,27 +201,31 @@ impl Turn {
             is_valid: AtomicBool::new(true),
             all: StdArc::downgrade(&self.all),
         });
-        self.with(|held| held.tenures.push(StdArc::downgrade(&tenure)));
+        self.with(|held| {
+            held.tenures.push(StdArc::downgrade(&tenure));
+            held.undropped += 1;
+        });
         tenure
     }
 
-    /// The map was not brought up to date.
-    pub(crate) fn remains_behind(&self) {
-        self.with(|held| held.is_behind = true);
-        self.all.is_behind.store(true, Ordering::Release);
+    /// Whether the map was brought up to date.
+    pub(crate) fn has_published(&self, is_up_to_date: bool) {
+        self.is_behind.store(!is_up_to_date, Ordering::Relaxed);
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut all = lock(&self.all.held);
-        let is_idle = all.get_mut(&self.structure).is_some_and(|held| {
-            held.is_busy = false;
-            held.tenures.retain(|tenure| tenure.strong_count() > 0);
-            held.tenures.is_empty() && !held.is_behind
-        });
-        if is_idle {
-            all.remove(&self.structure);
+        let mut structures = lock(&self.all.held);
+        let Some(held) = structures.get_mut(&self.structure) else { return };
+        held.is_busy = false;
+        held.tenures.retain(|tenure| tenure.strong_count() > 0);
+        if self.is_behind.load(Ordering::Relaxed) {
+            held.is_behind = true;
+            self.all.is_behind.store(true, Ordering::Release);
+        }
+        if held.is_idle() {
+            structures.remove(&self.structure);
         }
     }
 }

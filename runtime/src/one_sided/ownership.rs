@@ -16,11 +16,14 @@ use std::{cell::RefCell, sync::Arc};
 use super::{OneSided, PageCopy, Proof};
 use crate::{
     access::{Access, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
+    audit::is_live,
     error::Error,
     fabric::Liveness,
     lock::OwnerId,
     operation::retry,
+    page::HEADER_WORDS,
     partition::{MAP, MapEntry, Part, PartitionMap},
+    ptr::Link,
     recovery::{replay_own, take_over},
     report::Report,
     structure::{Overlap, Region, Structure},
@@ -295,7 +298,10 @@ async fn enter(
             let kept = parts.clone();
             parts.push(part.clone());
             match publish(&handle, &structure, &parts, Kept::Only(&kept), &wish).await {
-                Ok(()) => break,
+                Ok(()) => {
+                    turn.has_published(true);
+                    break;
+                }
                 Err(Error::Owned { .. } | Error::HasWriter { .. }) if handle.clock().now_ns() < until_ns => {}
                 Err(error) => return Err(error),
             }
@@ -346,10 +352,21 @@ async fn publish_all(worker: &Handle, structure: &Structure, turn: &Turn, reduce
     let parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
     let kept: Vec<Part> = parts.iter().cloned().chain(reduced).collect();
     let published = publish(worker, structure, &parts, Kept::Only(&kept), &Nothing).await;
-    if matches!(published, Err(Error::Fabric(_))) {
-        turn.remains_behind();
+    match &published {
+        Err(Error::PartitionMapFull { .. }) => {}
+        Err(error) => turn.has_published(is_gone(worker, structure, error).await),
+        Ok(()) => turn.has_published(true),
     }
     published
+}
+
+/// Whether publishing failed because the structure is no more. One with a damaged map is there.
+async fn is_gone(worker: &Handle, structure: &Structure, error: &Error) -> bool {
+    let (Error::Inconsistent { page, .. }, Some((at, _))) = (error, structure.descriptor.and_then(Link::remote)) else {
+        return false;
+    };
+    let header = worker.read(at, HEADER_WORDS).await;
+    *page == at && header.is_ok_and(|header| !is_live(at, &header, structure.id))
 }
 
 /// The structure is gone, and its map with it.
@@ -368,13 +385,21 @@ pub(crate) async fn maintain(worker: &Handle) {
 }
 
 /// Takes all entries of this compute server out of the maps: it leaves the cluster, and has no worker any more.
-pub(crate) async fn leave(worker: &Handle) {
+///
+/// # Errors
+/// If some map could not be changed, or a log not be replayed: then that is left to others, who need the log.
+pub(crate) async fn leave(worker: &Handle) -> Result<(), Error> {
+    let mut outcome = Ok(());
     for structure in worker.compute().tenures.all() {
         let left = publish(worker, &structure, &[], Kept::Nothing, &Nothing).await;
-        if let Err(error) = left {
+        if let Err(error) = left
+            && !is_gone(worker, &structure, &error).await
+        {
             tracing::debug!(structure = structure.name, %error, "left with an entry in a partition map");
+            outcome = Err(error);
         }
     }
+    outcome
 }
 
 /// Which of its parts a compute server had before, and keeps.
@@ -447,7 +472,7 @@ fn access(worker: &Handle, structure: &Structure) -> OneSided<Descriptor> {
     OneSided::to_any(worker, structure.clone(), Proof::Checksum).unguarded()
 }
 
-fn descriptor(structure: &Structure) -> Result<crate::ptr::Link, Error> {
+fn descriptor(structure: &Structure) -> Result<Link, Error> {
     structure.descriptor.ok_or(Error::Inconsistent { page: structure.root, why: "the structure has no descriptor" })
 }
 

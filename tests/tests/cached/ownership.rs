@@ -4,12 +4,14 @@
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
-use farlink_offload::{Admission, ComputeCache, Remote};
+use farlink_offload::{Admission, ComputeCache, Durability, Remote};
 use farlink_runtime::{
     catalog,
     clock::Clock,
+    compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
     fabric::{Endpoint, Error as FabricError, Fabric, Liveness, OwnerClaim},
     lock::{LockWord, OwnerId},
@@ -23,7 +25,7 @@ use farlink_tests::{
     direct::Direct,
 };
 
-use crate::scene::{CACHE_BYTES_MIN, Map, Member, TREE, assert_left_clean, cache, fabric, settle, sparse};
+use crate::scene::{CACHE_BYTES_MIN, Map, Member, TREE, assert_left_clean, cache, difference, fabric, settle, sparse};
 
 const KEYS: u64 = 1000;
 
@@ -303,6 +305,91 @@ fn what_the_dead_owned_and_wrote_is_taken_over() {
     let mut model = model;
     model.insert(10, 77);
     assert_left_clean(&cluster, &model, "taken over");
+}
+
+/// An owner that records all its changes, and is dropped before it has given up, in a tree whose other half is another one's.
+struct Dropped {
+    cluster: Cluster,
+    other: Member,
+    low: KeyRange,
+    high: KeyRange,
+    model: Map,
+}
+
+impl Dropped {
+    fn cache() -> ComputeCache<Tree> {
+        new_cache().with_durability(Durability::Logged)
+    }
+
+    fn new(owner: impl FnOnce(&Cluster) -> Member, before_it_leaves: impl FnOnce(&Self, &Member)) -> Self {
+        let model = sparse(KEYS);
+        let cluster = fabric(FabricProfile::Fast, 256, &model, 0.8);
+        let other = Member::join(&cluster, 2);
+        let cut = other.worker.block_on(other.tree.leaf_low(5000)).unwrap();
+        let [low, high] = KeyRange::cut_at(&[cut]).try_into().unwrap();
+        let mut scene = Self { cluster, other, low, high, model };
+        let owner = owner(&scene.cluster);
+        let tree = owner.try_own(&Self::cache(), low).unwrap();
+        for key in (0..300).map(|number| number * 7) {
+            owner.worker.block_on(tree.upsert(key, 1_000_000 + key)).unwrap();
+            scene.model.insert(key, 1_000_000 + key);
+        }
+        drop(tree);
+        before_it_leaves(&scene, &owner);
+        scene
+    }
+
+    /// What was acknowledged is there for the next owner.
+    fn assert_nothing_lost(self) {
+        let Self { cluster, other, low, model, .. } = self;
+        let tree = other.try_own(&Self::cache(), low).unwrap();
+        let found: Map =
+            other.worker.block_on(tree.range(..low.high.unwrap()).take(usize::MAX)).unwrap().into_iter().collect();
+        let expected: Map = model.range(..low.high.unwrap()).map(|(&key, &value)| (key, value)).collect();
+        assert!(found == expected, "{}", difference(&found, &expected));
+        other.worker.block_on(tree.access().close()).unwrap();
+        drop(tree);
+        settle([&other]);
+        drop(other);
+        assert_left_clean(&cluster, &model, "dropped");
+    }
+}
+
+/// It is refused something between its cache's end and the replay of the log.
+#[test]
+fn who_is_refused_does_not_forget_its_log() {
+    let scene = Dropped::new(
+        |cluster| Member::join(cluster, 1),
+        |scene, owner| {
+            let others = scene.other.try_own(&new_cache(), scene.high).unwrap();
+            is_owned_by(owner.try_own(&new_cache(), scene.high), &scene.other);
+            scene.other.worker.block_on(others.access().close()).unwrap();
+        },
+    );
+    scene.assert_nothing_lost();
+}
+
+/// It leaves while a compute server that stands still has the map locked.
+#[test]
+fn who_cannot_replay_its_log_leaves_it_to_others() {
+    let mut restore: Option<Box<dyn FnOnce()>> = None;
+    let scene = Dropped::new(
+        |cluster| {
+            let lock_wait = Some(Duration::from_millis(20));
+            let options = ComputeOptions { lock_wait, maintenance: Maintenance::Manual, ..ComputeOptions::default() };
+            Member::of(Arc::new(ComputeServer::join(Arc::clone(cluster) as _, options).unwrap()))
+        },
+        |scene, owner| {
+            let (at, _) = owner.tree.structure().descriptor.unwrap().remote().unwrap();
+            let direct = Direct::new(&scene.cluster, 7).unwrap();
+            let before = direct.read(at, 1).unwrap()[0];
+            let locked = LockWord::from_word(before).locked_by(scene.other.compute.owner());
+            direct.write(at, &[locked.word()]).unwrap();
+            restore = Some(Box::new(move || direct.write(at, &[before]).map(drop).unwrap()));
+        },
+    );
+    restore.unwrap()();
+    scene.assert_nothing_lost();
 }
 
 /// The map is damaged: nobody owns or changes the structure, and nobody panics.

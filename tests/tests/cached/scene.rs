@@ -81,7 +81,7 @@ impl<S: Subject> MemberOf<S> {
         Self::of(Arc::clone(&self.compute))
     }
 
-    fn of(compute: Arc<ComputeServer>) -> Self {
+    pub(crate) fn of(compute: Arc<ComputeServer>) -> Self {
         let worker = compute.worker().unwrap();
         let tree = worker.block_on(Ordered::open(&worker, TREE, Proof::Checksum)).unwrap();
         Self { tree, worker, compute }
