@@ -134,6 +134,8 @@ pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: L
 /// If the memory server is lost.
 pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link: Link) -> Result<bool, Error> {
     let Some((at, class)) = link.remote() else { return Ok(false) };
+    // Alone: what comes of a request that fails is read from the word, which another task would set to the same.
+    let _slot = worker.take_slots([at].into_iter()).await;
     let header = worker.read(at, HEADER_WORDS).await?;
     let lock = LockWord::from_word(header[LOCK]);
     let is_it = Identity::from_word(header[IDENTITY]).is_some_and(|found| found.structure == structure);
@@ -324,7 +326,7 @@ async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resu
                 let of_class = ChunkState::from_word(entry[0]).is_some_and(|state| state.class == class);
                 if of_class && entry[1] != 0 {
                     let at = Chunk::new(geometry, chunk, class);
-                    let _taken = worker.take_slots([at.entry].into_iter()).await;
+                    let _taken = worker.take_turn_at(at.entry).await;
                     let taken = at.take_all(worker).await?;
                     is_complete &= taken.is_some();
                     let taken = taken.unwrap_or_default();
@@ -378,7 +380,7 @@ async fn give_back_to(
     indices: &[usize],
 ) -> Result<(), Box<Error>> {
     let at = Chunk::new(geometry, chunk, class);
-    let taken = worker.take_slots([at.entry].into_iter()).await;
+    let taken = worker.take_turn_at(at.entry).await;
     let (mut attempt, begun_ns) = (0, worker.clock().now_ns());
     while !at.give_back(worker, indices).await? {
         if attempt >= GIVE_BACK_ATTEMPTS_MAX

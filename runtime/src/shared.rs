@@ -25,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) epoch: Epochs,
     pub(crate) pages: SharedPages,
     pub(crate) locks: LocalLocks,
+    /// The same for words of the layout: chunks, and where lists of rings begin.
+    pub(crate) layout_locks: LocalLocks,
     pub(crate) member: Member,
     /// The number of the next record.
     pub(crate) sequence: AtomicU64,
@@ -69,6 +71,7 @@ impl Shared {
             epoch: Epochs::new(),
             pages: SharedPages::default(),
             locks: LocalLocks::new(),
+            layout_locks: LocalLocks::new(),
             member,
             sequence: AtomicU64::new(1),
             logs: Mutex::default(),

@@ -24,9 +24,9 @@ use crate::{
     ptr::{Link, RemotePtr, ServerId},
     redo::{
         Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, is_ring_of,
-        read_rings, replay,
+        read_rings, replay, take_alone,
     },
-    remote::{claim_word, release_word, take_word, write_words},
+    remote::{claim_word, release_word, write_words},
     structure::Placement,
     sync::lock,
     worker::Handle,
@@ -73,6 +73,8 @@ impl Recover for Handle {
         // Rare, and not to be cut off.
         Box::pin(self.spawn_to_end(async move {
             tracing::debug!(%page, %owner, "repairing");
+            // As for all that finishes changes. The operation may be gone by then.
+            let _pin = worker.pin();
             finish_page(&worker, page, class, lock, owner).await
         }))
     }
@@ -152,11 +154,15 @@ async fn make_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error
     let head = layout::rings_at(server, worker.compute().member.slot());
     let body = (LOCK + 1..RING_FIRST).map(|index| (at.word(index), words[index]));
     write_words(worker, body.collect()).await?;
-    loop {
-        let next = worker.load(head).await?;
-        write_words(worker, vec![(at.word(RING_NEXT), next)]).await?;
-        if claim_word(worker, head, next, page.link().word()).await? {
-            break;
+    {
+        // What comes of a request that fails is read from the head, which nobody else replaces meanwhile.
+        let _turn = worker.take_turn_at(head).await;
+        loop {
+            let next = worker.load(head).await?;
+            write_words(worker, vec![(at.word(RING_NEXT), next)]).await?;
+            if claim_word(worker, head, next, page.link().word()).await? {
+                break;
+            }
         }
     }
     page.publish();
@@ -237,7 +243,7 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> 
             let found = LockWord::from_word(ring[LOCK]);
             let free = LockWord::free(found.next_version(), Some(worker.owner()));
             // One that was being made is in its maker's hands.
-            if found.state() == LockState::Unlocked && take_word(worker, at, found.word(), free.word()).await? {
+            if found.state() == LockState::Unlocked && take_alone(worker, at, found.word(), free.word()).await? {
                 let page = FreePage { at, class: RING_CLASS, version: free.version() };
                 worker.compute().pages.bring_back(page);
             }
@@ -345,6 +351,8 @@ async fn finish(
 
 /// Replays the logs of a dead owner, and repairs all pages that its records name and its locks hold.
 async fn finish_changes(worker: &Handle, owner: OwnerId) -> Result<(), Failure> {
+    // What its records name is freed, and by others as well: it is not reused before this is over.
+    let _pin = worker.pin();
     let mut outcome = replay_all(worker, owner, |_, _| true).await;
     for geometry in &worker.compute().geometry {
         let newest = match Newest::read(worker, owner, geometry.server).await {

@@ -32,7 +32,7 @@ pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) 
             let mut attempt = 0;
             loop {
                 let taken = {
-                    let _slot = worker.take_slots([chunk.entry].into_iter()).await;
+                    let _turn = worker.take_turn_at(chunk.entry).await;
                     chunk.take_from_dead(worker, &is_dead).await?
                 };
                 if let Some(OfDead { free, locked }) = taken {

@@ -96,7 +96,7 @@ pub(crate) use self::{
     batch::{seal_batch, words_of},
     record::{Body, Evidence, OVERHEAD, SHARE_WORDS_MAX},
     recording::Recording,
-    repair::{Newest, finish_page, finish_word, is_ring_of, read_rings},
+    repair::{Newest, finish_page, finish_word, is_ring_of, read_rings, take_alone},
     replay::replay,
     ring::WorkerRings,
 };

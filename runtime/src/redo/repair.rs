@@ -200,10 +200,22 @@ impl Newest {
 async fn take_back<R: Recover>(remote: &R, at: RemotePtr, class: SizeClass, version: u64) -> Result<(), Failure> {
     let first = LockWord::unlocked(LockWord::unlocked(version).next_version());
     let free = LockWord::free(first.next_version(), Some(remote.owner()));
-    if take_word(remote, at, first.word(), free.word()).await? {
+    if take_alone(remote, at, first.word(), free.word()).await? {
         remote.retire(at, class, free.version());
     }
     Ok(())
+}
+
+/// [`take_word`](crate::remote::take_word), by one task of this compute server at a time: what comes of a request that fails is read from
+/// the word, which another task would set to the same. Waits for the local slot of the page.
+pub(crate) async fn take_alone<R: Recover>(
+    remote: &R,
+    at: RemotePtr,
+    expected: u64,
+    ours: u64,
+) -> Result<bool, Failure> {
+    let _room = remote.reserve(at, &[]).await?;
+    Ok(remote.load(at).await? == expected && take_word(remote, at, expected, ours).await?)
 }
 
 /// Nothing was written by this change; but where not all are recorded, the lock may be that of a later one, of the page alone.

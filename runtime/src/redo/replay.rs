@@ -6,7 +6,7 @@ use super::{
     batch::{PageRecord, Recorded, decode},
     record::{Evidence, PartOf, RecordedPage, scan, whole},
     recording::Recording,
-    repair::{Recover, Room, read_rings, roll_forward},
+    repair::{Recover, Room, read_rings, roll_forward, take_alone},
 };
 use crate::{
     error::Error,
@@ -129,7 +129,7 @@ async fn replay_page<R: Recover>(
         }
         if is_free {
             let free = LockWord::free(newest, Some(remote.owner()));
-            if take_word(remote, at, found.word(), free.word()).await? {
+            if take_alone(remote, at, found.word(), free.word()).await? {
                 remote.retire(at, class, newest);
                 return Ok(true);
             }
@@ -156,14 +156,23 @@ async fn newest_image<R: Recover>(
     };
     let base =
         records.iter().rev().find_map(|record| whole(&record)).filter(|&(version, _)| version >= found.version());
-    let (mut version, mut image) = match base {
+    let (version, image) = match base {
         Some(base) => base,
         None => (found.version(), remote.read(at, class.words()).await?[..].into()),
     };
-    for record in records.iter().filter(|record| record.version > version).collect::<Vec<_>>() {
-        let Recorded::Words(runs) = &record.what else { return Ok(None) };
+    Ok(with_records(version, image, records))
+}
+
+/// A page of this version as those of the records that are newer leave it, which are in order; `None` if one is missing. A record may
+/// be there twice: a batch that counted as failed may have arrived.
+fn with_records(mut version: u64, mut image: Box<[u64]>, records: &[PageRecord]) -> Option<Box<[u64]>> {
+    for record in records {
+        if record.version <= version {
+            continue;
+        }
+        let Recorded::Words(runs) = &record.what else { return None };
         if LockWord::unlocked(version).next_version() != record.version {
-            return Ok(None);
+            return None;
         }
         for (first, words) in runs {
             let first = *first as usize;
@@ -171,7 +180,7 @@ async fn newest_image<R: Recover>(
         }
         version = record.version;
     }
-    Ok(Some(image))
+    Some(image)
 }
 
 /// Writes a page as its owner would have, one version later; false if its lock word is not as it was found.
@@ -197,4 +206,28 @@ async fn write_page<R: Recover>(
     write_words(remote, page.words_to_write().collect()).await?;
     release_word(remote, at, ours, page.after(remote.owner()).word()).await?;
     Ok(true)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+
+    #[test]
+    fn records_are_applied_once_in_order_or_not_at_all() {
+        let page = Link::to(RemotePtr::new(ServerId::new(0).unwrap(), 1 << 16).unwrap(), SizeClass::SMALLEST);
+        let record = |version, word| {
+            let what = Recorded::Words(smallvec![(5, smallvec![word])]);
+            PageRecord { page, version, is_shared: false, what }
+        };
+        let image = vec![0; 8].into_boxed_slice();
+        let word =
+            |version, records: &[PageRecord]| with_records(version, image.clone(), records).map(|image| image[5]);
+        let twice = [record(4, 40), record(5, 50), record(5, 50), record(6, 60)];
+        assert_eq!(word(4, &twice), Some(60), "one that is there twice is not one that is missing");
+        assert_eq!([word(6, &twice), word(3, &twice)], [Some(0), Some(60)]);
+        assert_eq!(word(2, &twice), None, "version 3 is missing");
+        assert_eq!(word(4, &[record(5, 50), record(7, 70)]), None);
+    }
 }

@@ -51,7 +51,7 @@ use crate::{
     error::Error,
     fabric::{Capabilities, Completion, Endpoint, Error as FabricError, Liveness, Request, Verb},
     free_pages::{FreePage, LocalPages},
-    local_locks::SlotGuard,
+    local_locks::{LocalLocks, SlotGuard},
     messaging::{CONNECTION_TICKET, Channels, Tasks},
     ptr::{RemotePtr, ServerId},
     redo::WorkerRings,
@@ -582,12 +582,21 @@ impl Handle {
         }
     }
 
-    /// Waits until no other task of this compute server changes what stands at these addresses; none does until what is
+    /// Waits until no other task of this compute server changes the pages at these addresses; none does until what is
     /// returned is dropped.
     pub(crate) async fn take_slots(&self, at: impl Iterator<Item = RemotePtr> + Clone) -> SlotGuard {
+        self.take(&self.0.compute.locks, at).await
+    }
+
+    /// The same for a word of the layout, in a table of its own: whoever has slots of pages may wait for somebody who needs memory.
+    pub(crate) async fn take_turn_at(&self, word: RemotePtr) -> SlotGuard {
+        self.take(&self.0.compute.layout_locks, [word].into_iter()).await
+    }
+
+    async fn take(&self, table: &LocalLocks, at: impl Iterator<Item = RemotePtr> + Clone) -> SlotGuard {
         let mut attempt = 0;
         loop {
-            match self.0.compute.locks.try_take(at.clone()) {
+            match table.try_take(at.clone()) {
                 Some(taken) => return taken,
                 None if attempt == 0 => bump(&self.0.counters.local_waits),
                 None => {}

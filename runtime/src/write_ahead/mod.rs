@@ -537,43 +537,34 @@ impl Drop for Lead {
     }
 }
 
-/// Has segments say nothing, and gives them back.
+/// Has segments say nothing, and gives them back. Fails only if a memory server is lost: nobody would wipe the rest later.
 async fn wipe(worker: &Handle, segments: Vec<RemotePtr>) -> Result<(), Error> {
     let wiper = worker.clone();
     // Every batch in them has a lower number.
     let from = worker.compute().next_sequence();
     let wiping = async move {
         for segments in segments.chunks(WIPED_AT_ONCE) {
-            let mut posted = Vec::with_capacity(segments.len());
-            for segment in segments {
-                let mut word = wiper.buffer(1)?;
-                word[0] = from;
-                posted.push(wiper.write_private(segment.word(RING_FROM), word));
-            }
-            for posted in posted {
-                posted.await?;
-            }
+            let words = segments.iter().map(|segment| (segment.word(RING_FROM), from));
+            write_words(&wiper, words.collect()).await?;
             lock(&wiper.compute().idle_rings).extend(segments);
         }
-        Ok(())
+        Ok::<_, Box<Error>>(())
     };
-    worker.spawn_to_end(wiping).await
+    Ok(worker.spawn_to_end(wiping).await?)
 }
 
 /// Writes a part whose WRITE has failed.
 async fn write_again(worker: &Handle, error: Box<Error>, at: RemotePtr, words: Vec<u64>) -> Result<(), Box<Error>> {
     worker.before_trying_again(error, &mut 0).await?;
-    match worker.buffer(words.len()) {
-        Ok(mut part) => {
-            part.copy_from_slice(&words);
-            worker.write_private(at, part).await
-        }
-        // It can do without.
-        Err(_) => {
-            let words = words.into_iter().enumerate().map(|(index, word)| (at.word(index), word));
-            write_words(worker, words.collect()).await
+    if let Ok(mut part) = worker.buffer(words.len()) {
+        part.copy_from_slice(&words);
+        if worker.write_private(at, part).await.is_ok() {
+            return Ok(());
         }
     }
+    // It can do without buffers.
+    let words = words.into_iter().enumerate().map(|(index, word)| (at.word(index), word));
+    write_words(worker, words.collect()).await
 }
 
 fn held(records: &[PageRecord]) -> impl ExactSizeIterator<Item = Held> {

@@ -12,6 +12,7 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
+        faulty::{FaultKinds, FaultOptions, FaultyFabric},
         mortal::{MortalFabric, Order},
     },
     lock::{LockState, LockWord},
@@ -25,6 +26,7 @@ use farlink_runtime::{
 };
 use farlink_structures::{btree::Tree, map::Map};
 use farlink_tests::{
+    bounded,
     cluster::{self, FAST},
     crash::Member,
 };
@@ -239,6 +241,41 @@ fn who_sweeps_late_leaves_the_next_ones_records_alone() -> Result<(), Error> {
     while after < requests {
         requests = sweeps_late(after)?;
         after += STEP;
+    }
+    Ok(())
+}
+
+/// Many workers of a compute server make rings at once, while requests that take effect fail: none is lost from the list.
+#[test]
+fn rings_that_are_made_at_once_are_all_found() -> Result<(), Error> {
+    const WORKERS: u64 = 12;
+    for seed in 0..6 {
+        let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(2, 8 << 20, FAST)?);
+        cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+        let kinds = FaultKinds { refused: false, done: true, lost: true };
+        let options =
+            FaultOptions { kinds, registrations_one_in: 0, connections_one_in: 0, ..FaultOptions::one_in(4, seed) };
+        let faulty: Arc<dyn Fabric> = Arc::new(FaultyFabric::new(Arc::clone(&fabric), options));
+        let compute = cluster::again(|| cluster::join_manual(&faulty, 1))?;
+        let workers = (0..WORKERS).map(|_| compute.worker()).collect::<Result<Vec<_>, _>>()?;
+        let maps = workers.iter().map(|worker| worker.block_on(Map::open(worker, NAME, Proof::Checksum)));
+        let maps: Vec<Opened> = maps.collect::<Result<_, _>>()?;
+        let mut inserting: Vec<_> = maps
+            .iter()
+            .zip(0..)
+            .map(|(map, key)| Some(Box::pin(async move { drop(map.insert(key, key).await) })))
+            .collect();
+        while inserting.iter().any(Option::is_some) {
+            for (slot, worker) in inserting.iter_mut().zip(&workers) {
+                slot.take_if(|it| it.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+                bounded::turn(worker);
+            }
+        }
+        drop(inserting);
+        drop((maps, workers, compute));
+        let report = cluster::check_tree(&fabric, NAME)?;
+        assert!(report.is_clean() && report.audit.held == 0, "seed {seed}: {report:?}");
+        assert_eq!(cluster::unaccounted_bytes(&fabric, &report)?, 0, "seed {seed}: {report:?}");
     }
     Ok(())
 }
