@@ -393,7 +393,13 @@ async fn give_back_to(
         attempt += 1;
     }
     drop(taken);
-    // After the bits: who has seen this count has searched for them. Counting a return twice costs a search in vain.
+    count_return(worker, geometry, class).await;
+    Ok(())
+}
+
+/// Pages of a class were returned to bitmaps. After the bits: who has seen this count has searched for them. To count a return twice costs
+/// a search in vain.
+pub(crate) async fn count_return(worker: &Handle, geometry: &Geometry, class: SizeClass) {
     let mut attempt = 0;
     while let Err(error) = worker.fetch_add(geometry.dynamic_at(Dynamic::Returns(class)), 1).await {
         if let Err(error) = worker.before_trying_again(error, &mut attempt).await {
@@ -401,7 +407,6 @@ async fn give_back_to(
             break;
         }
     }
-    Ok(())
 }
 
 #[cfg(all(test, not(loom)))]

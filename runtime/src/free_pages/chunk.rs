@@ -135,14 +135,13 @@ impl Chunk {
         remote: &R,
         dead: &impl Fn(OwnerId) -> bool,
     ) -> Result<Option<OfDead>, Failure> {
-        let lessee = match ChunkState::from_word(remote.load(self.entry).await?) {
-            Some(state) => state.lessee,
-            None => return Ok(Some(OfDead::default())),
+        let Some(ChunkState { lessee, holder, .. }) = ChunkState::from_word(remote.load(self.entry).await?) else {
+            return Ok(Some(OfDead::default()));
         };
-        // Mostly there is nothing to take: then nobody is kept away.
+        // Mostly there is nothing to take: then nobody is kept away. Who has died holding it may not have counted what it has returned.
         let bitmap = remote.read(self.bitmap, self.words).await?;
         let found = self.of_dead(remote, &bitmap, lessee, dead).await?;
-        if found.free.is_empty() {
+        if found.free.is_empty() && !holder.is_some_and(dead) {
             return Ok(Some(found));
         }
         self.change(remote, async |bitmap| {

@@ -6,10 +6,13 @@
 //! ([`Chunk::take_from_dead`]), and then frees the slot. It goes by what is dead, never by time, so it may be begun again by others at
 //! any point, and several may do it at once.
 
+use smallvec::SmallVec;
+
 use crate::{
     error::Error,
     lock::OwnerId,
-    pages::{self, Chunk, ChunkState, OfDead},
+    page::SizeClass,
+    pages::{self, Chunk, ChunkState, OfDead, count_return},
     redo::finish_word,
     worker::Handle,
 };
@@ -26,9 +29,13 @@ pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) 
     let compute = worker.compute();
     let (mut is_complete, mut count) = (true, 0);
     for geometry in &compute.geometry {
+        let mut classes: SmallVec<[SizeClass; 8]> = SmallVec::new();
         for (number, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
             let Some(state) = ChunkState::from_word(entry[0]) else { continue };
             let chunk = Chunk::new(geometry, number, state.class);
+            if !classes.contains(&state.class) {
+                classes.push(state.class);
+            }
             let mut attempt = 0;
             loop {
                 let taken = {
@@ -50,6 +57,10 @@ pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) 
                 }
                 worker.back_off(attempt).await;
             }
+        }
+        // Somebody may have died between a return and its count.
+        for class in classes {
+            count_return(worker, geometry, class).await;
         }
     }
     tracing::debug!(pages = count, "took back what dead compute servers held");

@@ -279,3 +279,36 @@ fn rings_that_are_made_at_once_are_all_found() -> Result<(), Error> {
     }
     Ok(())
 }
+
+/// Wherever it dies who returns pages on leaving: others have them afterwards, those, too, who had found that there is nothing.
+#[test]
+fn who_dies_returning_pages_hides_none() -> Result<(), Error> {
+    let mut expected = None;
+    for after in std::iter::once(u64::MAX - 1).chain(0..) {
+        let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 1 << 20, FAST)?);
+        let mortal = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+        let victim = Member::join(&(Arc::new(mortal.clone()) as _), 1)?;
+        let held = victim.worker().block_on(fill(victim.worker(), server_id(0)))?;
+        let [other, third] = [Member::join(&fabric, 2)?, Member::join(&fabric, 3)?];
+        let fill_all = |member: &Member| member.worker().block_on(fill(member.worker(), server_id(0)));
+        assert!(fill_all(&third)?.is_empty(), "there is nothing left");
+        drop(held);
+        let before = mortal.requests();
+        mortal.dies_after(after);
+        drop(victim);
+        let is_dead = mortal.requests() - before > after;
+        mortal.dies_after(0);
+        other.maintain_once()?;
+        let found = fill_all(&third)?;
+        for member in [&third, &other].repeat(4) {
+            member.maintain_once()?;
+        }
+        let found = found.len() + fill_all(&third)?.len() + fill_all(&other)?.len();
+        assert_eq!(found, *expected.get_or_insert(found), "after {after} requests");
+        if after < u64::MAX - 1 && !is_dead {
+            assert!(after > 10, "{after}");
+            break;
+        }
+    }
+    Ok(())
+}
