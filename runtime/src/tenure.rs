@@ -10,6 +10,7 @@ use std::{
 };
 
 use crate::{
+    gate::Gate,
     page::StructureId,
     partition::Part,
     structure::Structure,
@@ -23,10 +24,17 @@ pub struct Tenure {
     structure: StructureId,
     parts: Mutex<Vec<Part>>,
     is_valid: AtomicBool,
+    /// Those who change the structure one-sided by it are inside.
+    gate: StdArc<Gate>,
     all: Weak<Tenures>,
 }
 
 impl Tenure {
+    /// The gate that those who change the structure one-sided by it pass.
+    pub(crate) fn gate(&self) -> &StdArc<Gate> {
+        &self.gate
+    }
+
     /// Whether it still holds. Cheap: one load.
     #[inline(always)]
     pub fn is_valid(&self) -> bool {
@@ -199,6 +207,7 @@ impl Turn {
             structure: self.structure,
             parts: Mutex::new(vec![part]),
             is_valid: AtomicBool::new(true),
+            gate: StdArc::default(),
             all: StdArc::downgrade(&self.all),
         });
         self.with(|held| {

@@ -26,7 +26,7 @@ use std::{future::Future, pin::Pin};
 
 use self::{
     change::{PreparedChange, are_unchanged},
-    ownership::Writer,
+    ownership::{Acting, Writer},
     pages::Changed,
     proof::{RawRead, Reader},
 };
@@ -154,15 +154,16 @@ impl<P: Plugin> OneSided<P> {
         &self.context.worker
     }
 
-    /// Sees to it that the structure may be changed.
+    /// Sees to it that the structure may be changed, until what is returned is dropped.
     #[inline]
-    async fn require_writer(&self) -> Result<(), Interrupt> {
-        match &self.writer {
-            Some(writer) if !writer.is_entered() => {
+    async fn require_writer(&self) -> Result<Option<Acting>, Interrupt> {
+        let Some(writer) = &self.writer else { return Ok(None) };
+        match writer.try_act() {
+            None => {
                 let Context { worker, structure, .. } = &self.context;
-                Ok(Box::pin(writer.enter(worker, structure)).await?)
+                Ok(Box::pin(writer.act(worker, structure)).await?)
             }
-            _ => Ok(()),
+            acting => Ok(acting),
         }
     }
 
@@ -176,7 +177,7 @@ impl<P: Plugin> OneSided<P> {
             }
             return Ok(staged.into_pages());
         }
-        self.require_writer().await?;
+        let acting = self.require_writer().await?;
         let by_hand = self.worker().capabilities().atomic_against_cpu;
         if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
             return here::carry_out(self.worker(), memory, staged).await;
@@ -185,9 +186,9 @@ impl<P: Plugin> OneSided<P> {
         let pin = self.worker().pin();
         let change = change::carry_out(self.worker().clone(), staged);
         let whole = async move {
-            let after = change.await?;
-            drop(pin);
-            Ok::<_, Interrupt>(after)
+            let after = change.await;
+            drop((pin, acting));
+            Ok::<_, Interrupt>(after?)
         };
         self.worker().spawn_to_end(whole).await
     }
@@ -330,7 +331,7 @@ impl<P: Plugin> Access for OneSided<P> {
         unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         let at = self.require_word(swap.word)?;
-        self.require_writer().await?;
+        let acting = self.require_writer().await?;
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);
         let mut staged = PreparedChange::of(pages);
@@ -342,7 +343,13 @@ impl<P: Plugin> Access for OneSided<P> {
             Box::pin(async move { persist(again.worker(), async || P::reachable(&again, found_by).await).await })
         };
         let (worker, is_kept, swap) = (self.worker().clone(), swap.found_by.is_none(), (at, swap.old, swap.to));
-        self.worker().spawn_to_end(change::install((worker, pin), staged, swap, is_kept, unlinked, reachable)).await
+        let install = change::install((worker, pin), staged, swap, is_kept, unlinked, reachable);
+        let whole = async move {
+            let outcome = install.await;
+            drop(acting);
+            outcome
+        };
+        self.worker().spawn_to_end(whole).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {

@@ -11,7 +11,7 @@
 //!
 //! What a compute server has ends when the last holder drops it, is [given up](give_up), or leaves the cluster.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use super::{OneSided, PageCopy, Proof};
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
     audit::is_live,
     error::Error,
     fabric::Liveness,
+    gate::{Passage, Way},
     lock::OwnerId,
     operation::retry,
     page::HEADER_WORDS,
@@ -232,20 +233,53 @@ pub async fn give_up(worker: &Handle, structure: &Structure, tenure: &Tenure) ->
 }
 
 /// A handle's right to change a structure one-sided.
-#[derive(Debug, Default)]
-pub struct Writer(RefCell<Option<Arc<Tenure>>>);
+#[derive(Debug, Clone, Default)]
+pub struct Writer(RefCell<Option<Rc<Entered>>>);
 
-impl Clone for Writer {
-    fn clone(&self) -> Self {
-        Self(RefCell::new(self.0.borrow().clone()))
-    }
+#[derive(Debug)]
+struct Entered {
+    way: Way,
+    tenure: Arc<Tenure>,
+}
+
+/// A change by a [`Writer`], until it is dropped. Whoever becomes the owner meanwhile waits for that, and others count this compute
+/// server as a writer.
+#[derive(Debug)]
+#[must_use = "the change is over when it is dropped"]
+pub struct Acting {
+    _inside: Passage,
+    _entered: Rc<Entered>,
 }
 
 impl Writer {
     /// Whether the structure may be changed, as far as is known here.
     #[inline]
     pub fn is_entered(&self) -> bool {
-        self.0.borrow().as_ref().is_some_and(|tenure| tenure.is_valid())
+        self.0.borrow().as_ref().is_some_and(|entered| entered.tenure.is_valid())
+    }
+
+    /// Begins a change, if the structure may be changed as far as is known here.
+    #[inline]
+    pub fn try_act(&self) -> Option<Acting> {
+        let entered = self.0.borrow();
+        let entered = entered.as_ref()?;
+        let inside = entered.way.pass()?;
+        // After that: whoever ends it has shut the gate.
+        entered.tenure.is_valid().then(|| Acting { _inside: inside, _entered: Rc::clone(entered) })
+    }
+
+    /// [Enters](Writer::enter), and begins a change; `None` for pages of the catalog.
+    ///
+    /// # Errors
+    /// As [`Writer::enter`].
+    pub async fn act(&self, worker: &Handle, structure: &Structure) -> Result<Option<Acting>, Error> {
+        while structure.descriptor.is_some() {
+            if let Some(acting) = self.try_act() {
+                return Ok(Some(acting));
+            }
+            self.enter(worker, structure).await?;
+        }
+        Ok(None)
     }
 
     /// Enters this compute server as a shared writer, if it is not entered.
@@ -254,12 +288,15 @@ impl Writer {
     /// [`Error::Owned`] if somebody owns some of the structure and lives; if the fabric fails.
     pub async fn enter(&self, worker: &Handle, structure: &Structure) -> Result<(), Error> {
         // The catalog's own pages have no owner.
-        if structure.descriptor.is_none() || self.is_entered() {
+        if structure.descriptor.is_none() {
             return Ok(());
         }
-        let entered =
+        let tenure =
             enter(worker, structure, Part::Shared, None, WriterClaim(structure.clone()), Waits::AWhile).await?;
-        self.0.replace(Some(entered));
+        let is_same = |entered: &Rc<Entered>| Arc::ptr_eq(&entered.tenure, &tenure);
+        if !self.0.borrow().as_ref().is_some_and(is_same) {
+            self.0.replace(Some(Rc::new(Entered { way: tenure.gate().way(), tenure })));
+        }
         Ok(())
     }
 }
@@ -278,6 +315,7 @@ async fn enter(
     let entering = async move {
         let turn = turn(&handle, &structure).await;
         let until_ns = handle.clock().now_ns() + if waits == Waits::AWhile { WAIT_MAX_NS } else { 0 };
+        let mut writers = Resting(Vec::new());
         let mut attempt = 0;
         loop {
             if into.as_ref().is_some_and(|tenure| !tenure.is_valid()) {
@@ -290,7 +328,8 @@ async fn enter(
                 }
             } else {
                 // Its owner is the only one to change a structure, in the same process, too.
-                tenures.retain(|tenure| !tenure.is_shared());
+                writers.0.extend(tenures.extract_if(.., |tenure| tenure.is_shared()));
+                writers.rest(&handle).await;
             }
             let mut parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
@@ -309,15 +348,36 @@ async fn enter(
             handle.back_off(attempt).await;
             attempt += 1;
         }
-        if part != Part::Shared {
-            turn.tenures().iter().filter(|tenure| tenure.is_shared()).for_each(|tenure| tenure.end());
-        }
+        writers.0.iter().for_each(|tenure| tenure.end());
         let Some(tenure) = into else { return Ok(turn.add(part)) };
         let parts = tenure.parts();
         tenure.set_parts(parts.into_iter().chain([part]).collect());
         Ok(tenure)
     };
     worker.spawn_to_end(entering).await
+}
+
+/// Shared writers of this compute server that begin no change until it is dropped: somebody is about to become the owner.
+struct Resting(Vec<Arc<Tenure>>);
+
+impl Resting {
+    /// Waits until the changes under way are over.
+    async fn rest(&self, worker: &Handle) {
+        for tenure in &self.0 {
+            tenure.gate().shut();
+            let mut attempt = 0;
+            while !tenure.gate().is_empty() {
+                worker.back_off(attempt).await;
+                attempt += 1;
+            }
+        }
+    }
+}
+
+impl Drop for Resting {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|tenure| tenure.gate().open());
+    }
 }
 
 fn entries_of<'a>(worker: &Handle, parts: &'a [Part]) -> impl Iterator<Item = MapEntry> + use<'a> {

@@ -2,8 +2,12 @@
 //! it does reaches remote memory.
 
 use std::{
+    cell::{Cell, RefCell},
     collections::HashSet,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
     sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -411,4 +415,66 @@ fn a_damaged_map_is_an_error() {
         assert!(matches!(written, Err(Error::Inconsistent { .. })), "{written:?}");
         assert_eq!(member.worker.block_on(member.tree.get(10)).unwrap(), Some(1));
     }
+}
+
+/// Somebody becomes the owner of a structure that another worker of the compute server changes one-sided, wherever that one rests: what was
+/// acknowledged, the owner has.
+#[test]
+fn who_becomes_the_owner_waits_for_changes_under_way() {
+    const RESTS: u64 = 40;
+    let mut model = sparse(KEYS);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let owner = Member::join(&fabric, 1);
+    let (mut done, mut refused, mut waited) = (0, 0, 0);
+    for rest in 0..RESTS {
+        // Many of one leaf, so that it splits.
+        let (busy, key) = (owner.colleague(), 5000 + 10 * (rest / 9) + 1 + rest % 9);
+        let outcome = RefCell::new(None);
+        let mut inserting: Pin<Box<dyn Future<Output = Result<bool, Error>>>> = Box::pin(busy.tree.insert(key, 1));
+        let mut go_on = || {
+            if outcome.borrow().is_none()
+                && let Poll::Ready(ended) = inserting.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+            {
+                outcome.replace(Some(ended));
+            }
+            busy.worker.turn();
+        };
+        (0..rest).for_each(|_| go_on());
+        let (cache, turns) = (new_cache(), Cell::new(0));
+        let tree = {
+            let mut owning = pin!(cache.own(&owner.worker, owner.tree.structure().clone(), KeyRange::ALL));
+            BTree::over(
+                owner
+                    .worker
+                    .block_on(poll_fn(|cx| {
+                        cx.waker().wake_by_ref();
+                        turns.set(turns.get() + 1);
+                        if turns.get() > 3000 {
+                            go_on();
+                        }
+                        owning.as_mut().poll(cx)
+                    }))
+                    .unwrap(),
+            )
+        };
+        waited += u32::from(turns.get() > 3000);
+        // Its leaf is cached.
+        let seen = owner.worker.block_on(tree.get(key)).unwrap();
+        while outcome.borrow().is_none() {
+            go_on();
+        }
+        match (seen, outcome.take().unwrap()) {
+            (Some(1), Ok(true)) => {
+                done += 1;
+                model.insert(key, 1);
+            }
+            (None, Err(Error::Owned { .. })) => refused += 1,
+            other => panic!("after {rest} turns: {other:?}"),
+        }
+        owner.worker.block_on(tree.access().close()).unwrap();
+    }
+    assert!(done > 0 && refused > 0 && waited > 0, "{done} done, {refused} refused, {waited} waited for");
+    settle([&owner]);
+    drop(owner);
+    assert_left_clean(&fabric, &model, "changed meanwhile");
 }
