@@ -46,7 +46,7 @@ impl<'a, A: Run<Plugin = Tree<D>>, const D: usize> Cursor<'a, A, D> {
         while self.fetched.is_empty()
             && let Some(find) = self.next
         {
-            self.fetch(find).await?;
+            self.fetch(find, true).await?;
             let more = |find: Find<D>| Find { limit: (find.limit * 2).min(ANSWER_ENTRIES_MAX), ..find };
             self.next = self.next.map(more);
         }
@@ -61,7 +61,7 @@ impl<'a, A: Run<Plugin = Tree<D>>, const D: usize> Cursor<'a, A, D> {
         while self.fetched.len() < limit
             && let Some(find) = self.next
         {
-            self.fetch(Find { limit: (limit - self.fetched.len()) as u64, ..find }).await?;
+            self.fetch(Find { limit: (limit - self.fetched.len()) as u64, ..find }, true).await?;
         }
         self.fetched.truncate(limit);
         Ok(self.fetched.into())
@@ -73,16 +73,16 @@ impl<'a, A: Run<Plugin = Tree<D>>, const D: usize> Cursor<'a, A, D> {
     /// As [`Cursor::next`].
     pub async fn all(mut self) -> Result<Vec<Entry<D>>, Error> {
         while let Some(find) = self.next {
-            self.fetch(Find { limit: u64::MAX, ..find }).await?;
+            self.fetch(Find { limit: u64::MAX, ..find }, find.after.is_some()).await?;
         }
         Ok(self.fetched.into())
     }
 
-    async fn fetch(&mut self, find: Find<D>) -> Result<(), Error> {
+    async fn fetch(&mut self, find: Find<D>, in_order: bool) -> Result<(), Error> {
         let found = self.access.execute(&find).await?;
         let mut entries = found.entries;
-        let is_sorted = found.has_rest || find.limit == u64::MAX;
-        if !is_sorted {
+        // With a rest they are in order already.
+        if in_order && !found.has_rest {
             entries.sort_unstable_by(|a, b| find.query.compare(a, b));
         }
         let last = entries.last().copied().filter(|_| found.has_rest);
@@ -145,7 +145,11 @@ impl<'a, A: Run<Plugin = Tree<D>>, B: Run<Plugin = Tree<D>>, const D: usize> Joi
     pub async fn next(&mut self) -> Result<Option<(Entry<D>, Entry<D>)>, Error> {
         let Self { left, right, has_begun, pairs } = self;
         if !*has_begun {
-            (left.next, right.next) = (left.cursor.next().await?, right.cursor.next().await?);
+            // What the one has given is kept, whatever comes of the other.
+            if left.next.is_none() {
+                left.next = left.cursor.next().await?;
+            }
+            right.next = right.cursor.next().await?;
             *has_begun = true;
         }
         while pairs.is_empty() {

@@ -1,6 +1,14 @@
 //! Every answer equals brute force on a quiet tree.
 
-use farlink_runtime::{access::Access, error::Error, operation::Run, worker::Handle};
+use std::cell::Cell;
+
+use farlink_runtime::{
+    access::{Access, Operation},
+    error::Error,
+    one_sided::OneSided,
+    operation::Run,
+    worker::Handle,
+};
 use farlink_structures::rtree::{BadRect, Entry, Query, RTree, RTreeOptions, Rect, Tree, ops::Insert};
 use farlink_tests::settings;
 use proptest::prelude::*;
@@ -30,6 +38,7 @@ pub(crate) async fn same<A: Run<Plugin = Tree<D>>, const D: usize>(
         assert_eq!(found, expected, "by a cursor, {query:?}");
         let first = tree.search(query).take(most).await?;
         assert_eq!(first, expected[..most.min(expected.len())], "the first {most}, {query:?}");
+        assert!(tree.search(query).take(usize::MAX).await? == expected, "all as the first, {query:?}");
     }
     let to: [f64; D] = std::array::from_fn(|_| f64::from(rng.random_range(-30..30)));
     let mut expected: Vec<f64> = model.iter().map(|(rect, _)| rect.distance_squared(&to)).collect();
@@ -39,6 +48,13 @@ pub(crate) async fn same<A: Run<Plugin = Tree<D>>, const D: usize>(
         found.push(rect.distance_squared(&to));
     }
     assert_eq!(found, expected, "the nearest to {to:?}");
+    let first = tree.search(Query::Nearest(to)).take(usize::MAX).await?;
+    let distances: Vec<f64> = first.iter().map(|(rect, _)| rect.distance_squared(&to)).collect();
+    assert!(distances == expected, "all as the nearest to {to:?}");
+    let mut cursor = tree.search(Query::Nearest(to));
+    let mut found: Vec<Entry<D>> = cursor.next().await?.into_iter().collect();
+    found.extend(cursor.all().await?);
+    assert!(found == first, "the nearest to {to:?}, and then all others");
     Ok(())
 }
 
@@ -206,6 +222,67 @@ fn a_join_finds_every_pair_once() {
             expected.sort_unstable();
             found.sort_unstable();
             assert_eq!(found, expected);
+        }
+    });
+}
+
+/// A tree of which one operation fails.
+struct FailsOnce<'a> {
+    access: &'a OneSided<Tree>,
+    /// How many are done before.
+    left: Cell<Option<u32>>,
+}
+
+impl Run for FailsOnce<'_> {
+    type Plugin = Tree;
+
+    async fn execute<O: Operation<Plugin = Tree>>(&self, operation: &O) -> Result<O::Output, Error> {
+        match self.left.get() {
+            Some(0) => {
+                self.left.set(None);
+                Err(Error::Malformed("as the test wants it"))
+            }
+            left => {
+                self.left.set(left.map(|left| left - 1));
+                self.access.execute(operation).await
+            }
+        }
+    }
+}
+
+/// Whichever part of whichever tree cannot be had at first.
+#[test]
+fn a_join_that_fails_goes_on_without_a_loss() {
+    let scene = scene(32 << 20);
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(17);
+        let (mut trees, mut entries) = (Vec::new(), Vec::new());
+        for name in ["left", "right"] {
+            let tree = RTree::create(&scene.worker, name, RTreeOptions::default()).await.unwrap();
+            entries.push((0..300).map(|number| (a_rect(&mut rng, 2), number)).collect::<Vec<Entry>>());
+            tree.bulk_load(entries[entries.len() - 1].iter().copied(), 0.9).await.unwrap();
+            trees.push(tree);
+        }
+        let mut expected = Vec::new();
+        for one in &entries[0] {
+            expected.extend(entries[1].iter().filter(|other| one.0.intersects(&other.0)).map(|other| (one.1, other.1)));
+        }
+        expected.sort_unstable();
+        for (is_left, before) in (0..3).flat_map(|before| [(true, before), (false, before)]) {
+            let [left, right] = [is_left, !is_left].map(|fails| fails.then_some(before));
+            let left = RTree::over(FailsOnce { access: trees[0].access(), left: Cell::new(left) });
+            let right = RTree::over(FailsOnce { access: trees[1].access(), left: Cell::new(right) });
+            let (mut join, mut found, mut failures) = (left.join(&right), Vec::new(), 0);
+            loop {
+                match join.next().await {
+                    Ok(Some((one, other))) => found.push((one.1, other.1)),
+                    Ok(None) => break,
+                    Err(_) => failures += 1,
+                }
+            }
+            found.sort_unstable();
+            assert_eq!(failures, 1);
+            assert!(found == expected, "{} of {} pairs, {before} parts before", found.len(), expected.len());
         }
     });
 }
