@@ -35,7 +35,7 @@ impl Expected {
 pub(super) async fn check<A: Access<Plugin = Tree>>(access: &A) -> Result<Report, Error> {
     let Context { worker, structure, .. } = access.context();
     let mut report = Report::default();
-    let root = Rc::new(retry(worker, async || access.open(Start::Root).await).await?);
+    let root = Rc::new(retry(worker, async || access.open(Start::Anew).await).await?);
     let mut level = root.level();
     let mut row = vec![Expected { link: root.link(), fences: Fences::ALL }];
     let mut reached = HashSet::from([root.at()]);

@@ -12,7 +12,7 @@ pub(super) async fn check<A: Access<Plugin = List>>(access: &A) -> Result<Report
     let (mut report, mut reached) = (Report::default(), HashSet::new());
     // What the nodes of the level above lead to, by key.
     let mut expected = BTreeMap::from([(None, structure.root_link().word())]);
-    let mut head = Some(retry(worker, async || Place::open(access, Start::Root).await).await?);
+    let mut head = Some(retry(worker, async || Place::open(access, Start::Anew).await).await?);
     while let Some(mut place) = head {
         let (level, mut leads_to) = (place.node.level, BTreeMap::new());
         head = match level {

@@ -3,12 +3,15 @@
 use farlink_offload::Admission;
 use farlink_runtime::{
     access::{Link, PageRef, Plugin},
+    one_sided::Proof,
     page::HEADER_WORDS,
 };
 use farlink_structures::btree::{KeyRange, Tree};
-use farlink_tests::backend::FabricProfile;
+use farlink_tests::{backend::FabricProfile, subject::Subject, test_every_structure};
 
-use crate::scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, cache, fabric, sparse};
+use crate::scene::{
+    CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, MemberOf, cache, cache_of, fabric, fabric_of, sparse,
+};
 
 /// Also words behind a page's last entry, where links of entries stood that have moved.
 #[test]
@@ -59,3 +62,21 @@ fn scans_in_a_small_cache_do_not_fail() {
         });
     }
 }
+
+/// Whoever checks a structure over a cache looks at it as it is, whatever the cache has.
+fn a_checker_trusts_no_old_copy<S: Subject>() {
+    let fabric = fabric_of::<S>(FabricProfile::Fast, 256, &sparse(500), 0.8);
+    let [reader, writer] = [1, 2].map(|seed| MemberOf::<S>::join(&fabric, seed));
+    let shared = reader.share(&cache_of::<S>(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
+    for key in 0..5000 {
+        reader.worker.block_on(shared.get(key)).unwrap();
+    }
+    for key in 0..5000 {
+        writer.worker.block_on(writer.tree.upsert(key, key)).unwrap();
+    }
+    let report = reader.worker.block_on(S::check(shared.access())).unwrap();
+    let problems = &report.problems[..report.problems.len().min(3)];
+    assert!(report.is_clean() && report.entries == 5000, "{} entries: {problems:?}", report.entries);
+}
+
+test_every_structure!(a_checker_trusts_no_old_copy; bwtree: a_checker_trusts_no_old_copy);

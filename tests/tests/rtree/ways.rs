@@ -21,7 +21,7 @@ use farlink_tests::{backend::FabricProfile, fleet::Fleet};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
-    brute_force::same,
+    brute_force::{clean, same},
     entries::{a_rect, sorted},
     scene::{create, scene},
 };
@@ -30,14 +30,14 @@ use crate::{
 #[test]
 fn an_old_copy_of_a_page_above_hides_nothing() {
     let scene = scene(32 << 20);
-    let cache = ComputeCache::new(CacheOptions::new(1 << 20)).unwrap();
+    let cache = ComputeCache::<Tree>::new(CacheOptions::new(1 << 20)).unwrap();
     scene.worker.block_on(async {
         let mut rng = SmallRng::seed_from_u64(5);
         let writer = create::<2>(&scene.worker).await.unwrap();
         let mut model: Vec<Entry> = (0..3000).map(|number| (a_rect(&mut rng, 1), number)).collect();
         writer.bulk_load(model.iter().copied(), 0.9).await.unwrap();
         let structure = writer.access().context().structure.clone();
-        let reader = RTree::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
+        let reader = RTree::<_, 2>::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
         assert_eq!(reader.len().await.unwrap(), 3000);
         for payload in 3000..4000u64 {
             let low = [f64::from(rng.random_range(-60..60)), f64::from(rng.random_range(-60..60))];
@@ -48,6 +48,28 @@ fn an_old_copy_of_a_page_above_hides_nothing() {
             assert!(found.contains(&(rect, payload)), "{rect:?}");
         }
         same(&reader, &model, &mut rng).await.unwrap();
+    });
+}
+
+/// Whoever checks a tree over a cache looks at it as it is.
+#[test]
+fn a_checker_trusts_no_old_copy() {
+    let scene = scene(32 << 20);
+    let cache = ComputeCache::<Tree>::new(CacheOptions::new(1 << 20)).unwrap();
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(6);
+        let writer = create::<2>(&scene.worker).await.unwrap();
+        let entries = |from: u64, rng: &mut SmallRng| -> Vec<Entry> {
+            (from..from + 1000).map(|number| (a_rect(rng, 1), number)).collect()
+        };
+        writer.bulk_load(entries(0, &mut rng), 0.9).await.unwrap();
+        let structure = writer.access().context().structure.clone();
+        let reader = RTree::<_, 2>::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
+        assert_eq!(reader.len().await.unwrap(), 1000);
+        for (rect, payload) in entries(1000, &mut rng) {
+            writer.insert(rect, payload).await.unwrap();
+        }
+        clean(&reader, 2000).await.unwrap();
     });
 }
 
@@ -138,10 +160,10 @@ fn subtrees_are_searched_by_their_memory_servers() {
         for (policies, ships) in [(Policies::new(Always), true), (Policies::new(Never), false)] {
             let mut options = CacheOptions::new(1 << 20);
             options.excludes_subtrees = true;
-            let cache = ComputeCache::new(options).unwrap();
+            let cache = ComputeCache::<Tree>::new(options).unwrap();
             let owned = cache.own(&worker, structure.clone(), Rect::EVERYTHING.into()).await.unwrap();
             let engine = Engine::new(owned, policies, EngineOptions::default()).unwrap();
-            let tree = RTree::over(engine.clone());
+            let tree = RTree::<_, 2>::over(engine.clone());
             let window = Query::Intersects(Rect::new([-15.0; 2], [15.0; 2]).unwrap());
             let expected: Vec<Entry> = model.iter().filter(|(rect, _)| window.matches(rect)).copied().collect();
             let before = fleet.servers.iter().map(ShipServer::counts).collect::<Vec<_>>();
