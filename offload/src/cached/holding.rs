@@ -5,7 +5,7 @@
 //! does; a copy is true of the moment it was made. To follow a link or to change a page it looks the page up again, and goes on
 //! only if that still reads as the copy does.
 
-use std::{cell::Cell, sync::atomic::Ordering};
+use std::{rc::Rc, sync::atomic::Ordering};
 
 use farlink_runtime::{
     access::{
@@ -18,14 +18,15 @@ use farlink_runtime::{
 
 use super::{Cached, CachedPage, CachedPages};
 
-/// Pages that one attempt holds copies of, at most.
+/// Pages that one attempt holds copies of at a time, at most.
 pub(super) const HELD_MAX: usize = 4096;
 
 /// [`Cached`] access for one attempt.
 #[derive(Debug)]
 pub(super) struct Holding<P: Plugin> {
     cached: Cached<P>,
-    held: Cell<usize>,
+    /// Each copy shares it, so that they are counted.
+    held: Rc<()>,
 }
 
 /// A copy of a page.
@@ -35,6 +36,7 @@ pub(super) struct HeldPage {
     level: u8,
     kind: u8,
     words: Box<[u64]>,
+    _held: Rc<()>,
 }
 
 impl PageRef for HeldPage {
@@ -59,17 +61,15 @@ impl PageRef for HeldPage {
 
 impl<P: Plugin> Holding<P> {
     pub(super) fn new(cached: &Cached<P>) -> Self {
-        Self { cached: cached.clone(), held: Cell::new(0) }
+        Self { cached: cached.clone(), held: Rc::default() }
     }
 
     fn copy(&self, page: &CachedPage<'_, P>) -> Result<HeldPage, Interrupt> {
-        let held = self.held.get() + 1;
-        if held > HELD_MAX {
+        if Rc::strong_count(&self.held) > HELD_MAX {
             return Err(Error::TooManyPages { limit: HELD_MAX }.into());
         }
-        self.held.set(held);
         let (link, level, kind) = (page.link(), page.level(), page.kind());
-        Ok(HeldPage { link, level, kind, words: self.cached.snapshot(page)? })
+        Ok(HeldPage { link, level, kind, words: self.cached.snapshot(page)?, _held: Rc::clone(&self.held) })
     }
 
     /// The page that a copy is of, if it still is as it was.

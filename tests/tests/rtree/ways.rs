@@ -73,6 +73,26 @@ fn a_checker_trusts_no_old_copy() {
     });
 }
 
+/// A search that goes by more pages than an attempt holds copies of has few of them at a time.
+#[test]
+fn a_large_search_in_a_small_cache_has_its_answer() {
+    const ENTRIES: u64 = 100_000;
+    let scene = scene(64 << 20);
+    let cache = ComputeCache::<Tree>::new(CacheOptions::new(64 << 10)).unwrap();
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(21);
+        let made = create::<2>(&scene.worker).await.unwrap();
+        let entries = (0..ENTRIES).map(|number| (within_unit_square(&mut rng, 1e-3), number));
+        made.bulk_load(entries, 0.9).await.unwrap();
+        assert!(made.check().await.unwrap().pages() > 4096);
+        let structure = made.access().context().structure.clone();
+        let tree = RTree::<_, 2>::over(cache.own(&scene.worker, structure, Rect::EVERYTHING.into()).await.unwrap());
+        assert_eq!(tree.len().await.unwrap(), ENTRIES);
+        let window = Query::Intersects(Rect::EVERYTHING);
+        assert_eq!(tree.search(window).all().await.unwrap().len() as u64, ENTRIES);
+    });
+}
+
 /// A search that goes by thousands of pages has a bounded number of them on their way, of all levels; a page costs one READ.
 #[test]
 fn reads_of_all_levels_overlap() {
