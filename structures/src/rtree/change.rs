@@ -250,12 +250,13 @@ pub(super) async fn delete<A: Access<Plugin = Tree<D>>, const D: usize>(
     }
     let mut path = locate.path;
     let Some(leaf) = path.pop() else { return Err(Interrupt::above()) };
-    let is_root = leaf.at() == access.context().structure.root;
+    let is_from_root = path.first().unwrap_or(&leaf).at() == access.context().structure.root;
     let is_sparse = leaf.read(|words| {
         let node = Node::<_, D>::of(words);
         node.count <= count_min(node.capacity)
     })?;
-    if is_sparse && path.is_empty() && !is_root {
+    // To condense it takes pages above, which are not for whoever began below the root.
+    if is_sparse && !is_from_root {
         return Err(Interrupt::above());
     }
     let remove = |pages: &mut A::PagesMut<'_>| {

@@ -198,3 +198,36 @@ fn subtrees_are_searched_by_their_memory_servers() {
         }
     });
 }
+
+/// A leaf that has come to have few entries is condensed, wherever they were removed.
+#[test]
+fn what_memory_servers_remove_leaves_no_empty_pages() {
+    let registry = Registry::new().with::<Tree>();
+    let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(12);
+        let placement = StructurePlacement { policy: PlacementPolicy::Subtrees { level: 1 }, root: None };
+        let options = RTreeOptions { placement, ..RTreeOptions::default() };
+        let made = RTree::create(&worker, "spread", options).await.unwrap();
+        let model: Vec<Entry> = (0..4000).map(|number| (within_unit_square(&mut rng, 1e-3), number)).collect();
+        made.bulk_load(model.iter().copied(), 0.9).await.unwrap();
+        let mut options = CacheOptions::new(1 << 20);
+        options.excludes_subtrees = true;
+        let cache = ComputeCache::<Tree>::new(options).unwrap();
+        let structure = made.access().context().structure.clone();
+        let owned = cache.own(&worker, structure, Rect::EVERYTHING.into()).await.unwrap();
+        let engine = Engine::new(owned.clone(), Policies::new(Always), EngineOptions::default()).unwrap();
+        let tree = RTree::<_, 2>::over(engine.clone());
+        for (rect, payload) in model {
+            assert!(tree.delete(rect, payload).await.unwrap());
+        }
+        println!("{:?}", engine.counts());
+        assert!(fleet.counts().done > 1000, "{:?}", fleet.counts());
+        drop((tree, engine));
+        owned.close().await.unwrap();
+        clean(&made, 0).await.unwrap();
+        assert_eq!(made.check().await.unwrap().pages(), 1, "an empty tree is its root");
+    });
+}
