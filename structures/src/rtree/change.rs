@@ -15,6 +15,7 @@ use super::{
     node::{self, Item, KIND, Node, count_min, require_page},
     ops::{Delete, Insert, Update},
     rect::{Query, Rect},
+    search::require_different,
     shape,
 };
 
@@ -208,20 +209,22 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Locate<'a, A, D> {
     }
 
     /// The next child to look at, which the last page of the path leads to.
-    fn next(&mut self) -> Option<Item<D>> {
-        loop {
-            if let Some(next) = self.left.last_mut()?.pop() {
-                return Some(next);
+    fn next(&mut self) -> Result<Option<Item<D>>, Interrupt> {
+        while let Some(left) = self.left.last_mut() {
+            if let Some(next) = left.pop() {
+                return Ok(Some(next));
             }
             self.left.pop();
             self.passed.extend(self.path.pop());
+            require_different(self.passed.iter().map(PageRef::at))?;
         }
+        Ok(None)
     }
 
     /// To its end; the path is empty if there is none.
     async fn run(&mut self) -> Result<(), Interrupt> {
         while !self.is_there()? {
-            let Some(next) = self.next() else { return self.validate().await };
+            let Some(next) = self.next()? else { return self.validate().await };
             let page = self.access.follow(&self.path[self.path.len() - 1], next.link(), Hint::DOWN).await?;
             self.enter(page, Some(&next))?;
         }
@@ -241,7 +244,7 @@ pub(super) async fn delete<A: Access<Plugin = Tree<D>>, const D: usize>(
     let Delete { rect, payload } = *delete;
     let mut locate = Locate::new(access, from, Wanted::Entry(rect, payload)).await?;
     while !locate.is_there()? {
-        let Some(next) = locate.next() else { return locate.validate().await.map(|()| false) };
+        let Some(next) = locate.next()? else { return locate.validate().await.map(|()| false) };
         match access.fork_one(&locate.path[locate.path.len() - 1], next.link(), delete).await? {
             Forked::Page(page) => locate.enter(page, Some(&next))?,
             Forked::Done(true) => return Ok(true),

@@ -6,9 +6,18 @@
 //! held. Where the chain does not lead there, entries have moved to pages beside. Then all that was found below the page above
 //! is dropped, and that page is read once more.
 
-use std::{cmp::Reverse, collections::BinaryHeap, future::Future, pin::Pin, rc::Rc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, BinaryHeap},
+    future::Future,
+    pin::Pin,
+    rc::Rc,
+};
 
-use farlink_runtime::access::{Access, Cause, Forked, Hint, Interrupt, Link, Operation, PageRef, Start};
+use farlink_runtime::{
+    access::{Access, Cause, Forked, Hint, Interrupt, Link, Operation, PageRef, RemotePtr, Start},
+    error::Error,
+};
 use futures_util::{
     FutureExt,
     stream::{FuturesUnordered, StreamExt},
@@ -26,6 +35,26 @@ use super::{
 const STEPS_MAX: u8 = 16;
 /// How often a page is read again below which entries have moved, before the search begins anew.
 const REREADS_MAX: u8 = 4;
+/// So many pages an operation goes by without a question.
+const PAGES_SURE: usize = 1 << 12;
+/// How often it comes to each of them on average, at most: more often than others can make it read a page again.
+const TIMES_EACH_MAX: usize = 16;
+
+/// That an operation does not come to the same pages again and again: where each page of a level has many links to one below,
+/// their number grows with each level. Asked each time that they have become twice as many.
+#[inline]
+pub(super) fn require_different(pages: impl ExactSizeIterator<Item = RemotePtr>) -> Result<(), Interrupt> {
+    let count = pages.len();
+    if count < PAGES_SURE || !count.is_power_of_two() {
+        return Ok(());
+    }
+    let pages: BTreeSet<_> = pages.collect();
+    let why = "pages of its tree lead to it, or to others, again and again";
+    match pages.first() {
+        Some(&page) if pages.len() * TIMES_EACH_MAX < count => Err(Error::Inconsistent { page, why }.into()),
+        _ => Ok(()),
+    }
+}
 
 /// A search, as it is for all of them.
 pub(super) trait Search<const D: usize>: Operation<Plugin = Tree<D>> {
@@ -403,6 +432,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
         if level > 0 || leads_on.is_some() || by.is_none() {
             let leads_on = leads_on.is_some();
             self.visits.push(Visit { page: Held::Alone(page), by, leads_on, is_dropped: false });
+            require_different(self.visits.iter().map(|visit| visit.page.get().at()))?;
         }
         if level == 0 {
             self.add(by.map_or(visit, |by| by.above), from, count);

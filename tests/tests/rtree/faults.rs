@@ -35,7 +35,7 @@ pub(crate) struct Steps {
 }
 
 /// Where things are in a page of the tree.
-const COUNT: usize = HEADER_WORDS;
+pub(crate) const COUNT: usize = HEADER_WORDS;
 pub(crate) const STAMP: usize = HEADER_WORDS + 1;
 pub(crate) const RIGHT: usize = HEADER_WORDS + 2;
 const BOX: usize = HEADER_WORDS + 3;

@@ -6,6 +6,7 @@ mod brute_force;
 mod entries;
 mod faults;
 mod kit;
+mod loops;
 mod owners;
 mod promise;
 mod scene;
