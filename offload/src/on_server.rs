@@ -148,13 +148,13 @@ impl<P: Plugin> OnServer<P> {
         (self.changed.into_inner(), self.path.into_inner(), self.beside.get())
     }
 
-    /// The compute server is to do it; what is returned ends the attempt.
+    /// The compute server is to do it; what is returned ends the attempt, and nobody takes it for a page that was changed.
     fn decline(&self, why: Decline) -> Interrupt {
         match self.scope {
             Scope::Above => self.has_stopped.set(true),
             Scope::Whole | Scope::Below(_) => self.declined.set(Some(why)),
         }
-        Interrupt::conflict()
+        Interrupt::above()
     }
 
     fn is_whole(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farlink_offload::{
-    CacheOptions, ComputeCache, Engine, EngineOptions, Policies, Remote,
+    CacheOptions, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
     policy::{Always, Never},
     ship::{Registry, ShipServer},
 };
@@ -229,5 +229,30 @@ fn what_memory_servers_remove_leaves_no_empty_pages() {
         owned.close().await.unwrap();
         clean(&made, 0).await.unwrap();
         assert_eq!(made.check().await.unwrap().pages(), 1, "an empty tree is its root");
+    });
+}
+
+/// Where its answer is not on the inner levels, a search leaves the memory server of the root at the first leaf.
+#[test]
+fn a_search_over_a_hybrid_stops_at_the_first_leaf() {
+    let registry = Registry::new().with::<Tree>();
+    let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(14);
+        let placement = StructurePlacement { policy: PlacementPolicy::Leaves, root: None };
+        let options = RTreeOptions { placement, ..RTreeOptions::default() };
+        let made = RTree::create(&worker, "hybrid", options).await.unwrap();
+        let model: Vec<Entry> = (0..3000).map(|number| (a_rect(&mut rng, 1), number)).collect();
+        made.bulk_load(model.iter().copied(), 0.9).await.unwrap();
+        let inner: u64 = made.check().await.unwrap().pages_by_level[1..].iter().sum();
+        let structure = made.access().context().structure.clone();
+        let tree = RTree::<_, 2>::over(Hybrid::new(&worker, structure, Proof::Checksum));
+        same(&tree, &model, &mut rng).await.unwrap();
+        let before = fleet.counts();
+        assert_eq!(tree.len().await.unwrap(), 3000);
+        let read = fleet.counts().pages_read - before.pages_read;
+        assert!(read <= inner, "{read} pages read, {inner} inner pages");
     });
 }
