@@ -85,4 +85,9 @@ impl Interrupt {
     pub const fn above() -> Self {
         Self::Restart(Cause::Above)
     }
+
+    /// Whether a change that ends so was made if its function was called, and is only [not recorded](Error::NotRecorded) yet.
+    pub fn lacks_record(&self) -> bool {
+        matches!(self, Self::Failed(error) if matches!(**error, Error::NotRecorded { .. }))
+    }
 }

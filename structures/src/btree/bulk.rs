@@ -187,7 +187,15 @@ impl<'a, A: Access<Plugin = Tree> + Clone + 'static> Load<'a, A> {
                 let lead = |pages: &mut A::PagesMut<'_>| {
                     NodeMut::new(pages, root).rewrite(level as u8, Fences::ALL, Link::NULL, &entries);
                 };
-                access.change(pages, lead).await.map(drop)
+                let led = access.change(pages, lead).await.map(drop);
+                // It may have been made, and fail for want of a record: then the pages are the tree's, unless its root shows that
+                // it was not.
+                let is_empty = async || empty_root(&access).await.map(drop);
+                if matches!(led, Err(Interrupt::Failed(_))) && retry(&access.context().worker, is_empty).await.is_err()
+                {
+                    written.take();
+                }
+                led
             })
             .await;
             if outcome.is_err() {
@@ -206,16 +214,20 @@ async fn write<A: Access<Plugin = Tree>>(access: A, full: Vec<Full>, written: Wr
         contents.push((page.link(), level, fences, right, entries));
         pages.add_new(page);
     }
+    let mut is_made = false;
     let fill = |pages: &mut A::PagesMut<'_>| {
+        is_made = true;
         for (index, (_, level, fences, right, entries)) in contents.iter().enumerate() {
             NodeMut::new(pages, Slot::new_page(index)).rewrite(*level, *fences, *right, entries);
         }
     };
-    match access.change(pages, fill).await.map(drop) {
-        Ok(()) => {
-            written.borrow_mut().extend(contents.iter().map(|&(link, ..)| link));
-            Ok(())
-        }
+    let changed = access.change(pages, fill).await.map(drop);
+    // What lacks nothing but its record is made, and cached.
+    if is_made && changed.as_ref().err().is_none_or(Interrupt::lacks_record) {
+        written.borrow_mut().extend(contents.iter().map(|&(link, ..)| link));
+    }
+    match changed {
+        Ok(()) => Ok(()),
         Err(Interrupt::Failed(error)) => Err(*error),
         Err(_) => Err(Error::BadOption {
             option: "cache",

@@ -189,6 +189,7 @@ impl<A: Access<Plugin = Tree> + Clone + 'static> BTree<A> {
     ///
     /// # Errors
     /// If the tree is not empty, the input is not in order, `fill` is out of range, or remote memory is full.
+    /// [`Error::NotRecorded`] if the log of an owner is not written: all may be loaded then, and be recorded later.
     pub async fn bulk_load(&self, entries: impl IntoIterator<Item = (u64, u64)>, fill: f64) -> Result<u64, Error> {
         bulk::load(self.access(), entries, fill).await
     }

@@ -136,7 +136,8 @@ async fn write<A: Access<Plugin = Tree<D>>, const D: usize>(
     written: &mut Vec<Link>,
 ) -> Result<(), Error> {
     let context = access.context();
-    retry(&context.worker, async || empty_root(access).await.map(drop)).await?;
+    let is_empty = async || empty_root(access).await.map(drop);
+    retry(&context.worker, is_empty).await?;
     let (structure, servers) = (&context.structure, context.worker.servers());
     let top = match structure.policy {
         PlacementPolicy::Subtrees { level } => Some(usize::from(level)),
@@ -172,13 +173,20 @@ async fn write<A: Access<Plugin = Tree<D>>, const D: usize>(
                 here.push(Item { rect: bounds, word: new.link().word(), stamp });
                 pages.add_new(new);
             }
+            let mut is_made = false;
             let fill = |pages: &mut A::PagesMut<'_>| {
+                is_made = true;
                 for (index, ((_, head), items)) in heads.iter().zip(batch).enumerate() {
                     node::write(pages, Slot::new_page(index), head, items);
                 }
             };
-            match access.change(pages, fill).await {
-                Ok(_) => written.extend(heads.iter().map(|&(link, _)| link)),
+            let changed = access.change(pages, fill).await.map(drop);
+            // What lacks nothing but its record is made, and cached.
+            if is_made && changed.as_ref().err().is_none_or(Interrupt::lacks_record) {
+                written.extend(heads.iter().map(|&(link, _)| link));
+            }
+            match changed {
+                Ok(()) => {}
                 Err(Interrupt::Failed(error)) => return Err(*error),
                 Err(_) => {
                     let why = format!("it has no room for {} new pages at once; give it more", batch.len());
@@ -196,7 +204,12 @@ async fn write<A: Access<Plugin = Tree<D>>, const D: usize>(
             let head = Node::<_, D>::of(&pages.page(page)).head();
             node::write(pages, page, &Head { level: height as u8, ..head }, &items);
         };
-        access.change(pages, lead).await.map(drop)
+        let led = access.change(pages, lead).await.map(drop);
+        // It may have been made, and fail for want of a record: then the pages are the tree's, unless its root shows that it was not.
+        if matches!(led, Err(Interrupt::Failed(_))) && retry(&context.worker, is_empty).await.is_err() {
+            written.clear();
+        }
+        led
     })
     .await
 }

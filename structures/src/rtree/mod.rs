@@ -197,6 +197,7 @@ impl<A: Access<Plugin = Tree<D>> + Clone + 'static, const D: usize> RTree<A, D> 
     ///
     /// # Errors
     /// If the tree is not empty, a rectangle is not finite, `fill` is out of range, or remote memory is full.
+    /// [`Error::NotRecorded`] if the log of an owner is not written: all may be loaded then, and be recorded later.
     pub async fn bulk_load(&self, entries: impl IntoIterator<Item = Entry<D>>, fill: f64) -> Result<u64, Error> {
         bulk::load(&self.access, entries.into_iter().collect(), fill).await
     }

@@ -6,6 +6,7 @@ mod edges;
 mod endings;
 mod heirs;
 mod leaving;
+mod loads;
 mod logged;
 mod models;
 mod moving;
