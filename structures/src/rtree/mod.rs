@@ -15,9 +15,9 @@
 //! miss entries.
 //!
 //! # What a search promises
-//! **It returns every entry that was there all the time and none that never was, each once.** An entry that is added, removed or
-//! moved by [`RTree::update`] meanwhile is returned or not; one that is taken away and put back is two entries, and so are two
-//! equal ones. What [`RTree::delete`] says about an entry is of one moment.
+//! **It returns every entry that was there all the time, once, and none that never was.** An entry that is added or removed
+//! meanwhile is returned or not. One that is moved by [`RTree::update`] meanwhile is returned where it was, where it is, at both
+//! places or at neither: it counts as two entries, as does one that is taken away and put back, and so do two equal ones.
 //!
 //! Why: all that changes which page an entry is in is *one* all-or-nothing change of a page and of its children that are
 //! involved (`shape`). Say a search has read a page *P*, and an entry is below P's child *C* then.
@@ -233,7 +233,8 @@ impl<A: Run<Plugin = Tree<D>>, const D: usize> RTree<A, D> {
         self.access.execute(&Insert { rect, payload }).await
     }
 
-    /// Removes an entry; whether it was there. Of several equal ones it removes one.
+    /// Removes an entry; whether it was there. Of several equal ones it removes one. If others add
+    /// an equal one while it looks, and remove the one that was there, it may find neither.
     ///
     /// # Errors
     /// If a page on the way is damaged or corrupt, or the fabric fails. So for all that follow.

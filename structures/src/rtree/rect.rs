@@ -136,7 +136,7 @@ impl<const D: usize> Rect<D> {
         (0..D).map(|d| (self.center(d) - other.center(d)).powi(2)).sum()
     }
 
-    /// The square of the distance to a point: 0 inside.
+    /// The square of the distance to a point: 0 inside. Infinite if it is too large for a number.
     #[inline]
     pub fn distance_squared(&self, to: &[f64; D]) -> f64 {
         let distance = |d| greater(greater(self.low[d] - to[d], to[d] - self.high[d]), 0.0);
@@ -233,7 +233,8 @@ pub enum Query<const D: usize = 2> {
     Within(Rect<D>),
     /// Entries that contain all of this.
     Contains(Rect<D>),
-    /// All entries, the nearest to this point first.
+    /// All entries, the nearest to this point first. Squares of distances are compared: distances whose squares are too large or too
+    /// small for a number (above about 1e154, below about 1e-162) count as equal.
     Nearest([f64; D]),
 }
 
