@@ -157,6 +157,7 @@ pub(super) async fn make<R: Remote>(
     are_published: &mut bool,
 ) -> Result<bool, Box<Error>> {
     if !lock_all(remote, changed, prepared.recording.as_mut()).await? {
+        prepared.void_record(remote).await?;
         return Ok(false);
     }
     // Under the locks, so that of two changes which rely on each other's pages one sees the other's lock. Over RDMA that follows
@@ -168,11 +169,13 @@ pub(super) async fn make<R: Remote>(
         Ok(true) => {}
         outcome => {
             unlock_unchanged(remote, &changed.iter().collect::<Vec<_>>()).await?;
+            prepared.void_record(remote).await?;
             return outcome;
         }
     }
     if let Err(error) = publish(remote, added, &mut prepared).await {
         unlock_unchanged(remote, &changed.iter().collect::<Vec<_>>()).await?;
+        prepared.void_record(remote).await?;
         return Err(error);
     }
     *are_published = true;

@@ -57,6 +57,18 @@ impl ChangeBuffers {
         Ok(Self { recording, ..Self::unrecorded(remote, changed, added)? })
     }
 
+    /// Has the record of an attempt that has failed mean nothing, where a later change of one of its pages may have none: who repairs
+    /// that page would take this for it. Before the local slots of the pages are free.
+    ///
+    /// # Errors
+    /// If a memory server is lost.
+    pub(super) async fn void_record(&self, remote: &impl Remote) -> Result<(), Failure> {
+        match &self.recording {
+            Some(recording) if remote.records() == Records::SeveralPages => recording.void(remote).await,
+            _ => Ok(()),
+        }
+    }
+
     /// The same of a change that has its record already.
     ///
     /// # Errors

@@ -15,8 +15,8 @@
 //! the word is there or it is not, and so is the checksum: whoever repairs the page sets the checksum that goes with what is there.
 //!
 //! A cluster may go without records of changes of several words of one page ([`Records::SeveralPages`](crate::layout::Records)). Then
-//! the newest record that names a locked page may be an older attempt's. Such a lock is given back only if the page is whole, at that
-//! version or the next.
+//! the newest record that names a locked page could be that of an attempt that failed, at the same version; so that is made void before
+//! the page's local slot is free. A lock without a record is given back only if the page is whole, at that version or the next.
 //!
 //! A sum over the words, the owner's incarnation, the number and the place says whether a record is whole. So nothing is ever
 //! cleared: what is left of an earlier one in its place does not fit.

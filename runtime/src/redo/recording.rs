@@ -109,6 +109,15 @@ impl Recording {
         Ok(())
     }
 
+    /// Has it mean nothing, if it was written.
+    ///
+    /// # Errors
+    /// If a memory server is lost.
+    pub(crate) async fn void<R: Remote>(&self, remote: &R) -> Result<(), Failure> {
+        let firsts = self.copies.iter().filter_map(|copy| copy.places.as_ref()?.at().next());
+        write_words(remote, firsts.map(|at| (at, 0)).collect()).await
+    }
+
     /// The words of its parts, with their places, and where it is to be marked.
     pub(crate) fn words(&self, remote: &impl Remote) -> Vec<(RemotePtr, Vec<u64>)> {
         self.copies.iter().flat_map(|copy| self.words_of(remote, copy)).collect()

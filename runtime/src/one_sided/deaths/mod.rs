@@ -18,6 +18,7 @@ mod world;
 use std::{
     cell::RefCell,
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
     rc::Rc,
 };
 
@@ -37,11 +38,12 @@ use crate::{
     error::Error,
     fabric::Liveness,
     free_pages::FreePage,
+    layout::Records,
     lock::{LockState, LockWord},
     page::{self, IDENTITY, Identity, SELF},
     pages::NewPage,
     ptr::ServerId,
-    redo::{Places, Recover as _, finish_page},
+    redo::{Newest, Places, Recover as _, finish_page},
     remote::Remote as _,
 };
 
@@ -292,6 +294,35 @@ fn so_it_is_if_a_repairer_dies() {
     for act in [Act::Word, Act::One, Act::Two, Act::Split, Act::Merge] {
         let executions = explore(|search| Model { act, repairers: 2, ..SOUND }.play(search));
         println!("{act:?}: {executions} executions");
+    }
+}
+
+/// Where not all changes are recorded, the next one of a page may be without a record.
+#[test]
+fn the_record_of_an_attempt_that_failed_is_void_where_later_changes_may_have_none() {
+    for (records, is_void) in [(Records::All, false), (Records::SeveralPages, true)] {
+        let world = Rc::new(RefCell::new(World::new()));
+        let alone = |number, records| {
+            let mut peer = Peer::new(&world, number, Break::Nothing);
+            peer.records = records;
+            peer
+        };
+        let to_the_end = |number: usize, life: Pin<Box<dyn Future<Output = Result<bool, Failure>>>>| {
+            let bounds = Bounds { dies: None, switches: 0, unfenced: None, stops: false };
+            let outcomes = run(&world, &mut Search::default(), &mut vec![(number, life)], bounds);
+            outcomes.into_iter().next().flatten().expect("it comes to its end").unwrap()
+        };
+        let other = alone(OTHER_ONE, records);
+        assert!(to_the_end(OTHER_ONE, Box::pin(async move { change(&other, &[1], OTHER, Act::One).await })));
+        let victim = alone(VICTIM, records);
+        let is_done = async move { change(&victim, &[0, 1], NEW, Act::Two).await };
+        assert!(!to_the_end(VICTIM, Box::pin(is_done)), "the other page has changed");
+        let reader = alone(LAST, records);
+        let is_there = async move {
+            let newest = Newest::read(&reader, owner(VICTIM), ServerId::new(0).unwrap()).await?;
+            Ok(newest.of(page_at(0, 0), FIRST).is_some())
+        };
+        assert_eq!(to_the_end(LAST, Box::pin(is_there)), !is_void, "{records:?}");
     }
 }
 
