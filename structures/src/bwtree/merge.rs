@@ -30,7 +30,7 @@ use super::{
     chain::State,
     page::{Found, Removed, Search, View, descend, find, right_of},
     record::{About, Change, Pid, Side, capacity},
-    split::{Boxed, give_up, unmap},
+    split::{Boxed, give_up, post, unmap},
 };
 
 /// A page with fewer than one in so many of the entries that it can hold is merged.
@@ -56,7 +56,8 @@ fn fit(structure: &Structure, a: usize, b: usize) -> bool {
 pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64) -> Boxed<'_, ()> {
     Box::pin(async move {
         let Context { worker, structure, .. } = access.context();
-        loop {
+        // Each time around something is merged, unless others split it again.
+        for _ in 0..STEPS_MAX {
             let above = descend(access, key, level.saturating_add(1), Search::TO_CHANGE).await?;
             if above.level() <= level {
                 return Ok(());
@@ -66,6 +67,13 @@ pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64)
             }
             let entries = &above.state.entries;
             let is_only = entries.len() == 1 && above.pid() == Pid::ROOT;
+            if is_only
+                && let Found::Page(child) = find(access, above.child(0)?).await?
+                && let Some(high) = child.state.fences.high()
+            {
+                // Not the only one: whoever split it has died before the root knew.
+                return post(access, above.level(), high).await;
+            }
             let at = if is_only { Some(entries[0].0) } else { pair(access, &above, key).await? };
             let Some(at) = at else { return Ok(()) };
             let (index, child) = above.child_for(at)?;
@@ -83,6 +91,7 @@ pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64)
                 _ => return Ok(()),
             };
         }
+        Ok(())
     })
 }
 

@@ -1,6 +1,7 @@
 //! The Bw-tree: what stops in the middle of a change harms nobody, and what a write costs.
 
 mod faults;
+mod half_done;
 mod leaks;
 mod plants;
 

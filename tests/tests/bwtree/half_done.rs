@@ -1,0 +1,126 @@
+//! What several processes can leave together, and what only damage can: planted in a tree, for others to meet.
+
+use std::{
+    future::Future,
+    task::{Context as TaskContext, Poll, Waker},
+    time::Duration,
+};
+
+use farlink_runtime::{
+    access::{Access, Link, PageRef, Placement, Slot, Start, Swap, Unlinked, WordPtr},
+    error::Error,
+    lock::LockWord,
+    one_sided::OneSidedPages,
+    page::{HEADER_WORDS, SizeClass},
+    ptr::{RemotePtr, ServerId},
+};
+use farlink_structures::bwtree::{
+    chain::{Chain, Logical, State},
+    record::{About, Change, Delta, Fences, MapWord, Mapped, Pid},
+};
+use farlink_tests::bounded::{self, Bound, Watchdog};
+
+use crate::{ENDLESS, Scene, Tree, open};
+
+/// A thousand attempts on what is stale.
+const STALE: Bound = Bound { reads_max: 1_500_000, turns_max: 20_000_000 };
+
+/// A logical page, and the word that leads to it.
+struct Seen {
+    at: WordPtr,
+    word: u64,
+    page: Logical,
+}
+
+async fn look(tree: &Tree, pid: Pid) -> Seen {
+    let (access, directory) = (tree.access(), tree.structure().root_link());
+    // The words of the directory: the root's, and links to the pages of the table, the first of which is number 1.
+    let (number, index) = ((pid.place() >> 16) as usize, HEADER_WORDS + (pid.place() & 0xffff) as usize);
+    let entry = WordPtr { page: directory, index: HEADER_WORDS + number };
+    let found = access.load(&[entry]).await.unwrap()[0];
+    let at = if pid == Pid::ROOT { entry } else { WordPtr { page: Link::from_word(found), index } };
+    let word = access.load(&[at]).await.unwrap()[0];
+    let mut chain = Chain::new(pid, MapWord(word));
+    while let Some(Mapped::To(link)) = chain.next().and_then(MapWord::target) {
+        access.open(Start::Page(link)).await.unwrap().read(|words| chain.add(words)).unwrap().unwrap();
+    }
+    Seen { at, word, page: chain.merge().unwrap() }
+}
+
+impl Seen {
+    /// Makes a new record the newest one of the page.
+    async fn put(self, tree: &Tree, class: SizeClass, write: impl FnOnce(&mut OneSidedPages), frees: &[Unlinked]) {
+        let page = tree.access().allocate(class, Placement::RoundRobin).await.unwrap();
+        let to = MapWord::to_new(&page).unwrap().0;
+        let swap = Swap { word: self.at, old: self.word, to, found_by: None };
+        tree.access().install(vec![page], write, swap, frees.to_vec()).await.unwrap().unwrap();
+    }
+
+    /// A new base in place of its chain.
+    async fn put_base(self, tree: &Tree, state: &State) {
+        let frees = self.page.records.clone();
+        self.put(tree, tree.structure().class, |pages| state.write(pages, Slot::new_page(0)), &frees).await;
+    }
+
+    async fn put_delta(self, tree: &Tree, delta: Delta) {
+        self.put(tree, delta.class(), |pages| delta.write(pages, Slot::new_page(0)), &[]).await;
+    }
+
+    /// One more delta.
+    async fn put_change(self, tree: &Tree, change: Change) {
+        let about = self.page.state.about;
+        let delta = Delta::new(About { below: about.below + 1, ..about }, MapWord(self.word), change);
+        self.put_delta(tree, delta).await;
+    }
+
+    /// Says that the page of an entry is being merged into the one to its left.
+    async fn put_merging(self, tree: &Tree, (at, child): (u64, Pid)) {
+        self.put_change(tree, Change::Merging { at, child }).await;
+    }
+
+    fn child(&self, index: usize) -> (u64, Pid) {
+        let (key, child) = self.page.state.entries[index];
+        (key, Pid::from_word(child).unwrap())
+    }
+}
+
+/// A tree of keys in ascending order, as few as make so many entries in a root of this level; and the keys.
+async fn grown(tree: &Tree, level: u8, entries: usize) -> (Seen, u64) {
+    for key in 0.. {
+        tree.insert(key, key).await.unwrap();
+        let root = look(tree, Pid::ROOT).await;
+        if root.page.state.about.level == level && root.page.state.entries.len() == entries {
+            return (root, key + 1);
+        }
+    }
+    unreachable!("a tree grows")
+}
+
+/// One process has left the root with one page below it; another one has split that page, and died before the page above knew. A removal
+/// that finds the page to be merged puts the entry in, and ends.
+#[test]
+fn the_only_page_below_the_root_is_split_and_a_removal_ends() {
+    let scene = Scene::new();
+    let (worker, compute) = scene.join(2);
+    let (tree, keys, half) = worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        let (root, keys) = grown(&tree, 1, 2).await;
+        let half = root.child(1).0;
+        let state =
+            State { entries: vec![root.page.state.entries[0]], ..State::new(root.page.state.about, Fences::ALL) };
+        root.put_base(&tree, &state).await;
+        (tree, keys, half)
+    });
+    let ended = bounded::run(&worker, ENDLESS, async move {
+        for key in 0..half {
+            assert_eq!(tree.remove(key).await.unwrap(), Some(key));
+        }
+        let left = tree.range(..).take(usize::MAX).await.unwrap();
+        assert!(left.into_iter().eq((half..keys).map(|key| (key, key))));
+        tree.check().await.unwrap()
+    });
+    // To leave is to wait for those that are pinned.
+    std::mem::forget((worker, compute));
+    let report = ended.unwrap_or_else(|endless| panic!("{endless}"));
+    assert!(report.is_clean(), "{report:?}");
+}
