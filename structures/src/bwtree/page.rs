@@ -7,7 +7,7 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use farlink_runtime::access::*;
+use farlink_runtime::{access::*, operation::clean_up};
 
 use super::{
     Bw,
@@ -277,11 +277,13 @@ pub(super) async fn descend<A: Access<Plugin = Bw>>(
     loop {
         match page.state.fences.side(key) {
             Side::Left => return Err(page.stale("its keys are all above the key it was to hold")),
+            Side::Right if page.pid() == Pid::ROOT => return Err(page.stale("the root has a page to its right")),
             Side::Right if has_trusted => return Err(page.stale("what is remembered of the page above it is old")),
             Side::Right => {
                 if search.finishes {
-                    let high = page.state.fences.high().unwrap_or(0);
-                    split::post(access, page.level() + 1, high).await?;
+                    let (high, above) = (page.state.fences.high().unwrap_or(0), page.level() + 1);
+                    // Help, without which the page to the right is whole: others may keep the page above busy for long.
+                    clean_up(&access.context().worker, 1, async || split::post(access, above, high).await).await;
                 }
                 page = right_of(access, &page, search.finishes).await?;
             }

@@ -124,3 +124,40 @@ fn the_only_page_below_the_root_is_split_and_a_removal_ends() {
     let report = ended.unwrap_or_else(|endless| panic!("{endless}"));
     assert!(report.is_clean(), "{report:?}");
 }
+
+/// A page is being merged that others change all the time, so that its merge does not get on; beside it a page is split of whose right
+/// half the page above knows nothing yet. A put to that half need not wait for either.
+#[test]
+fn a_put_goes_right_where_the_page_above_is_busy() {
+    let _watch = Watchdog::start("a put goes right", Duration::from_secs(20));
+    let scene = Scene::new();
+    let [(worker, compute), (other, other_compute)] = [2, 3].map(|seed| scene.join(seed));
+    let (busy, key) = other.block_on(async {
+        let tree = open(&other).await.unwrap();
+        let (root, keys) = grown(&tree, 1, 4).await;
+        let merging = root.child(1);
+        let entries = root.page.state.entries[..3].to_vec();
+        let state = State { entries, ..State::new(root.page.state.about, Fences::ALL) };
+        root.put_base(&tree, &state).await;
+        look(&tree, Pid::ROOT).await.put_merging(&tree, merging).await;
+        (merging.0, keys - 1)
+    });
+    let handle = (*worker).clone();
+    let mut put = Box::pin(worker.spawn(async move { open(&handle).await?.upsert(key, 7).await }));
+    let theirs = other.block_on(open(&other)).unwrap();
+    let mut turns = 0;
+    let found = loop {
+        if let Poll::Ready(found) = put.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
+            break Some(found);
+        }
+        // It has a look at most, and then the page is another one.
+        bounded::turn(&worker);
+        other.block_on(theirs.upsert(busy, turns)).unwrap();
+        turns += 1;
+        if turns > 20_000 {
+            break None;
+        }
+    };
+    std::mem::forget((worker, compute, other, other_compute));
+    assert_eq!(found.expect("the put never ends").unwrap(), Some(key));
+}
