@@ -323,7 +323,7 @@ pub trait Access: FastPath {
     /// # Errors
     /// [`Error::NotCoherent`] over an access that could not tell others; [`Error::InstallUnknown`] if the answer was lost, and what
     /// is reachable does not show whether the swap took place: pages that then belong to nobody are freed behind a grace
-    /// period; or if the fabric fails.
+    /// period; [`Error::BadPointer`] if what is unlinked is no page that can be freed; or if the fabric fails.
     async fn install<'a>(
         &'a self,
         new: Vec<NewPage>,

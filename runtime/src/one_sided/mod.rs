@@ -275,6 +275,18 @@ impl<P: Plugin> OneSided<P> {
         }
     }
 
+    /// That what is to be freed is a page of a chunk, as all pages of structures are: a damaged record may have named it.
+    fn require_in_chunk(&self, page: &Unlinked) -> Result<(), Interrupt> {
+        let geometry = self.worker().compute().geometry.get(page.at.server().index());
+        match geometry.and_then(|geometry| geometry.locate(page.at, page.class)) {
+            Some(_) => Ok(()),
+            None => {
+                let why = format!("no page of {:?} that can be freed stands there", page.class);
+                Err(Error::BadPointer { word: Link::to(page.at, page.class).word(), why }.into())
+            }
+        }
+    }
+
     /// The address of a word, if a page can be there.
     fn require_word(&self, word: WordPtr) -> Result<RemotePtr, Interrupt> {
         let (at, class) = self.require_page(word.page)?;
@@ -331,6 +343,7 @@ impl<P: Plugin> Access for OneSided<P> {
         unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         let at = self.require_word(swap.word)?;
+        unlinked.iter().try_for_each(|page| self.require_in_chunk(page))?;
         let acting = self.require_writer().await?;
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);

@@ -161,3 +161,30 @@ fn a_put_goes_right_where_the_page_above_is_busy() {
     std::mem::forget((worker, compute, other, other_compute));
     assert_eq!(found.expect("the put never ends").unwrap(), Some(key));
 }
+
+/// A delta whose checksum fits names a page that is none, as one that it says again. It is not freed as one: there stands the epoch.
+#[test]
+fn what_is_no_page_of_a_structure_is_not_freed() {
+    let scene = Scene::new();
+    let (worker, compute) = scene.join(2);
+    worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        tree.insert(1, 1).await.unwrap();
+        let root = look(&tree, Pid::ROOT).await;
+        let epoch = RemotePtr::new(ServerId::new(0).unwrap(), 128).unwrap();
+        let forged = Link::to(epoch, SizeClass::SMALLEST).word();
+        let forged = Unlinked::from_words([forged, LockWord::unlocked(1).word()]).unwrap();
+        let about = |more| About { below: root.page.state.about.below + more, ..root.page.state.about };
+        let change = |value| Change::Put { key: 1, value };
+        let delta = Delta::new(about(1), MapWord(root.word), change(2)).and(forged, about(2), change(3)).unwrap();
+        root.put_delta(&tree, delta).await;
+        let before = worker.load(epoch).await.unwrap();
+        let mut refused = None;
+        for value in 0..8 {
+            refused = refused.or(tree.upsert(1, value).await.err());
+        }
+        assert_eq!(worker.load(epoch).await.unwrap(), before, "a word beside the pages was written");
+        assert!(matches!(refused, Some(Error::BadPointer { word, .. }) if word == forged.words()[0]), "{refused:?}");
+    });
+    drop((worker, compute));
+}
