@@ -30,7 +30,7 @@ use super::{
     chain::State,
     page::{Found, Removed, Search, View, descend, find, right_of},
     record::{About, Change, Pid, Side, capacity},
-    split::{Boxed, give_up, post, unmap},
+    split::{Boxed, boxed, give_up, post, unmap},
 };
 
 /// A page with fewer than one in so many of the entries that it can hold is merged.
@@ -54,7 +54,7 @@ fn fit(structure: &Structure, a: usize, b: usize) -> bool {
 /// Merges the page of a level to which a key belongs with a neighbour, if there is little in them; then those above, if there is
 /// little left in them.
 pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64) -> Boxed<'_, ()> {
-    Box::pin(async move {
+    boxed(access, async move {
         let Context { worker, structure, .. } = access.context();
         // Each time around something is merged, unless others split it again.
         for _ in 0..STEPS_MAX {
@@ -114,12 +114,15 @@ async fn pair<A: Access<Plugin = Bw>>(access: &A, above: &View, key: u64) -> Res
 
 /// Carries on the merge that is under way below the page of this level to which a key belongs, until there is none.
 pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) -> Boxed<'_, ()> {
-    Box::pin(async move {
+    boxed(access, async move {
         for _ in 0..STEPS_MAX {
             let above = descend(access, key, level, Search::TO_CHANGE).await?;
             let Some((at, child)) = above.state.merging else { return Ok(()) };
             let is_only = above.pid() == Pid::ROOT && above.state.entries.len() == 1;
             match find(access, child).await? {
+                Found::Page(page) if page.level() + 1 != above.level() => {
+                    return Err(page.stale("it is being merged below a page that is not one level above it"));
+                }
                 Found::Page(page) if page.state.merging.is_some() => {
                     finish(access, page.level(), page.state.fences.low).await?;
                 }

@@ -8,7 +8,12 @@
 //!
 //! The root keeps its number: its halves become new pages, and a new base of the root leads to both, with one swap.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+};
 
 use farlink_runtime::{
     access::*,
@@ -33,8 +38,34 @@ const TAKE_MAX: u32 = 16;
 /// Attempts to put in an index term behind a split. Whoever comes by puts it in later.
 const POST_MAX: u32 = 4;
 
+/// How deep help is within help. Twice the height does in a sound tree.
+const NESTED_MAX: u32 = 32;
+
 /// Recursion needs a box: what is met half-done above is finished first.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, Interrupt>> + 'a>>;
+
+/// Recursion that ends, also where damaged pages are said to be half-done in a ring.
+pub(super) fn boxed<'a, A: Access<Plugin = Bw>, T>(
+    access: &'a A,
+    future: impl Future<Output = Result<T, Interrupt>> + 'a,
+) -> Boxed<'a, T> {
+    Box::pin(async move {
+        let Context { structure, local, .. } = access.context();
+        let mut future = pin!(future);
+        // Within one poll, so it is of one operation.
+        poll_fn(|cx| {
+            let nested = local.nested.get();
+            if nested == NESTED_MAX {
+                return Poll::Ready(Err(Interrupt::stale(structure.root, "what is half-done is so in a ring")));
+            }
+            local.nested.set(nested + 1);
+            let outcome = future.as_mut().poll(cx);
+            local.nested.set(nested);
+            outcome
+        })
+        .await
+    })
+}
 
 /// Writes a record of a page, and makes its word, which was `old`, lead there: the record and the word that does, or the word that
 /// others have put there.
@@ -294,7 +325,7 @@ pub(super) async fn reachable<A: Access<Plugin = Bw>>(
 /// Puts the index term of a split into the page above, unless it is there: `at` is where the split page ends, `level` that of the
 /// page above.
 pub(super) fn post<A: Access<Plugin = Bw>>(access: &A, level: u8, at: u64) -> Boxed<'_, ()> {
-    Box::pin(async move {
+    boxed(access, async move {
         let parent = descend(access, at, level, Search::TO_CHANGE).await?;
         if parent.level() != level || parent.state.value(at).is_some() {
             return Ok(());

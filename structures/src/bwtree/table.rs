@@ -48,6 +48,8 @@ pub struct Known {
     pages: RefCell<Vec<Link>>,
     /// Places that were free.
     free: RefCell<Vec<Free>>,
+    /// How deep the help within help is that is being polled.
+    pub(super) nested: Cell<u32>,
 }
 
 /// A place that was free.

@@ -188,3 +188,55 @@ fn what_is_no_page_of_a_structure_is_not_freed() {
     });
     drop((worker, compute));
 }
+
+/// An inner page says that its own number is being merged into the page to its left. What is below it is of another level: it is named.
+#[test]
+fn a_page_that_is_said_to_be_below_itself_is_named() {
+    let scene = Scene::new();
+    let (worker, compute) = scene.join(2);
+    let (tree, low) = worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        let (root, _) = grown(&tree, 2, 2).await;
+        let (low, inner) = root.child(1);
+        let page = look(&tree, inner).await;
+        let at = page.child(1).0;
+        page.put_merging(&tree, (at, inner)).await;
+        (tree, low)
+    });
+    let outcome = bounded::run(&worker, STALE, async move {
+        // Splits, which change the page above.
+        for key in low..low + 1000 {
+            tree.upsert(key, key).await?;
+        }
+        Ok(())
+    });
+    std::mem::forget((worker, compute));
+    assert!(matches!(outcome, Ok(Err(Error::Inconsistent { .. }))), "{outcome:?}");
+}
+
+/// The root says that its second page is being merged; that one says the same of a page below it, and that it begins where the third
+/// does, which is removed. Who finishes the one meets the other, and then the first again.
+#[test]
+fn what_is_half_done_in_a_ring_is_named() {
+    let scene = Scene::new();
+    let (worker, compute) = scene.join(2);
+    let (tree, low) = worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        let (root, _) = grown(&tree, 2, 3).await;
+        let [second, third] = [1, 2].map(|index| root.child(index));
+        let page = look(&tree, second.1).await;
+        let below = (third.0, page.child(0).1);
+        let state = State {
+            entries: vec![(below.0, below.1.word())],
+            ..State::new(page.page.state.about, Fences { low: third.0, right: None })
+        };
+        page.put_base(&tree, &state).await;
+        look(&tree, second.1).await.put_merging(&tree, below).await;
+        look(&tree, third.1).await.put_change(&tree, Change::Remove).await;
+        root.put_merging(&tree, second).await;
+        (tree, third.0)
+    });
+    let outcome = bounded::run(&worker, STALE, async move { tree.upsert(low, 7).await });
+    std::mem::forget((worker, compute));
+    assert!(matches!(outcome, Ok(Err(Error::Inconsistent { .. }))), "{outcome:?}");
+}
