@@ -2,7 +2,7 @@
 //! which are not recorded.
 //!
 //! Nothing in remote memory names such a page: it looks like one in use. So all live pages of the structure are *suspects*; then a grace
-//! passes, until every operation has ended that ran when the suspects were listed. A suspect that is still the same page was made by an
+//! passes, until every operation has ended that ran when the suspects were listed, and what it takes back is free. A suspect that is still the same page was made by an
 //! operation that has ended. If the structure does not lead to it by now, nobody will link it, and nobody is about to free it.
 //!
 //! What a plug-in says of one page, it says while others change the structure ([`Plugin::is_leaked`]).

@@ -183,12 +183,12 @@ pub(super) async fn make<R: Remote>(
 }
 
 /// Writes new pages and replaces a word that leads to them, to its end even if the caller is dropped. The word, if it was
-/// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free. Nobody waits for either.
+/// another one than `old`: then the pages are free again. Otherwise those that it has unlinked are free. Nobody waits for either, but the
+/// `pin` of the operation lasts until they are, so that [`leaks::free`](crate::leaks::free) does not take them for nobody's.
 ///
 /// If the answer is lost and the word is neither, `reachable` says what readers can come to: either a new page is among that, or
 /// one that was to be unlinked. If none of them is, those of them that are not freed in the end by who has unlinked them are nobody's:
-/// see [`SharedPages::doubt`](crate::free_pages::SharedPages::doubt). So the `pin` of the operation lasts until they are free.
-/// `is_kept` says that nobody replaces `to`.
+/// see [`SharedPages::doubt`](crate::free_pages::SharedPages::doubt). `is_kept` says that nobody replaces `to`.
 pub(super) async fn install(
     (worker, pin): (Handle, Pin),
     staged: PreparedChange,
@@ -214,17 +214,22 @@ pub(super) async fn install(
         },
         installed => installed,
     };
-    for Added { page, .. } in added {
-        match installed {
-            Ok(Installed::No(_)) => drop(worker.spawn_to_end(page.take_back())),
-            // If it failed, something may lead to them.
-            _ => page.publish(),
-        }
-    }
-    if let Installed::No(found) = installed? {
+    if let Ok(Installed::No(found)) = installed {
         bump(&worker.count().lock_conflicts);
+        if !added.is_empty() {
+            // Who looks for leaked pages meets them until they are free, and waits for those that are pinned.
+            drop(worker.spawn_to_end(async move {
+                for Added { page, .. } in added {
+                    page.take_back().await;
+                }
+                drop(pin);
+            }));
+        }
         return Ok(Err(found));
     }
+    // If it failed, something may lead to them.
+    added.into_iter().for_each(|Added { page, .. }| page.publish());
+    installed?;
     if !unlinked.is_empty() {
         let free = |Unlinked { at, class, lock }| free_owned(worker.clone(), at, class, lock);
         let freed = join_all(unlinked.into_iter().map(free).collect::<Vec<_>>());

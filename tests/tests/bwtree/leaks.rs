@@ -2,7 +2,10 @@
 
 use std::{
     future::Future,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -11,6 +14,10 @@ use farlink_offload::MappingCache;
 use farlink_runtime::{
     access::Access,
     compute::{ComputeOptions, ComputeServer},
+    fabric::{
+        Fabric,
+        faulty::{FaultKinds, FaultOptions, FaultyFabric},
+    },
     one_sided::Proof,
     structure::StructurePlacement,
     worker::Worker,
@@ -151,4 +158,58 @@ fn who_looks_waits_for_operations_that_run() {
         }
     }
     assert!(looks > 20, "{looks} looks");
+}
+
+/// What a lost swap takes back is nobody's until it is free: whoever looks waits for that, and does not free it a second time. Here the
+/// WRITE that frees it has failed, and who makes it again is not there for a while.
+#[test]
+fn who_looks_waits_for_what_a_lost_swap_takes_back() {
+    let _watch = Watchdog::start("leaks and a lost swap", Duration::from_secs(60));
+    let mut lost = 0;
+    for seed in 0..40 {
+        let scene = Scene::new();
+        let kinds = FaultKinds { refused: true, done: false, lost: false };
+        let options =
+            FaultOptions { kinds, registrations_one_in: 0, connections_one_in: 0, ..FaultOptions::one_in(3, seed) };
+        let faulty: Arc<dyn Fabric> = Arc::new(FaultyFabric::new(scene.fabric.clone(), options));
+        let compute = cluster::again(|| cluster::join_manual(&faulty, 2)).unwrap();
+        let (worker, keeper) = (bounded::worker(&compute).unwrap(), compute.worker().unwrap());
+        let (looker, looking) = scene.join(3);
+        let theirs = looker.block_on(open(&looker)).unwrap();
+        let cache = MappingCache::<Bw>::new(1 << 20);
+        let ours = BwTree::over(cache.share(&worker, theirs.structure().clone()));
+        while (0..3).any(|value| bounded::block_on(&worker, ours.upsert(1, value)).is_err()) {}
+        looker.block_on(theirs.upsert(1, 7)).unwrap();
+        // Given up as soon as its swap is lost.
+        let before = worker.counters().lock_conflicts;
+        let mut put = Box::pin(ours.upsert(1, 8));
+        while worker.counters().lock_conflicts == before
+            && put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+        {
+            bounded::block_on(&worker, worker.yield_now());
+        }
+        drop(put);
+        lost += worker.counters().lock_conflicts - before;
+        for _ in 0..3 {
+            bounded::turn(&worker);
+        }
+        let mut look = Box::pin(looker.spawn(async move { theirs.free_leaked().await.unwrap() }));
+        let freed = (0..).find_map(|round| {
+            // A round that failed is made again.
+            let _ = keeper.block_on(compute.maintain(&keeper));
+            for _ in 0..20 {
+                bounded::turn(&looker);
+            }
+            if round > 100 {
+                bounded::block_on(&worker, worker.yield_now());
+            }
+            match look.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(freed) => Some(freed),
+                Poll::Pending => None,
+            }
+        });
+        assert_eq!(freed, Some(Some(0)), "seed {seed}: what is taken back was freed by who looked");
+        drop((looker, looking));
+    }
+    assert!(lost > 10, "{lost} swaps were lost");
 }
