@@ -17,7 +17,8 @@ use farlink_runtime::{
 /// What a structure has made of the pages behind a word.
 type Remembered = Arc<dyn Any + Send + Sync>;
 
-/// What is cached is dropped after so many epochs: in that time a page is reused less often than a word can tell.
+/// What is cached is dropped after so many epochs: in that time a page is reused by installs less often than a word can tell. See
+/// [`FastPath::remember`].
 const EPOCHS_MAX: u64 = 1 << 14;
 
 /// The mapping cache of a compute server for one structure, shared by its workers.
@@ -81,8 +82,8 @@ impl<P: Plugin> MappingCache<P> {
 /// | get, `n` new deltas | 1 + n at most | 8 bytes, n records at most | | |
 /// | put, nothing changed | 1 | | 1 record | 1 |
 ///
-/// What it promises is what the structure promises over [`OneSided`]: nothing is answered from memory alone. A word cannot come
-/// back with another meaning while it is cached: see [`FastPath::remember`].
+/// What it promises is what the structure promises over [`OneSided`]: nothing is answered from memory alone. A word does not
+/// come back with another meaning while it is cached, but for a chance that [`FastPath::remember`] names.
 ///
 /// The cache is one budget of bytes, shared by the workers of a compute server: [`ValueCache`].
 #[derive(Debug)]

@@ -24,7 +24,7 @@
 //!
 //! A mapping word and the links of deltas have one form: it names a page, its size, and which use of that memory it was meant for,
 //! by bits of the version that a page keeps for ever. So a word that comes back means that nothing has changed, and a link to
-//! memory that has been used again shows.
+//! memory that has been used again shows: for how long, says [`FastPath::remember`](farlink_runtime::access::FastPath::remember).
 //!
 //! ```text
 //! [not mapped:1 | use of the page:15 | memory server:10 | offset / 64:34 | size class:4]    a record
@@ -161,7 +161,8 @@ impl MapWord {
     }
 }
 
-/// A page's version counts two for each time that it is used.
+/// A page's version counts two for each time that it is a record. What a structure with locks has had in between counts one for each
+/// change, so its bits can be any.
 const fn use_of(lock: LockWord) -> u64 {
     lock.version() >> 1 & (USES - 1)
 }
