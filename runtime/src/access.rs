@@ -534,7 +534,7 @@ pub trait InPlace {
     /// The words of a page, where they lie; none if it is on another memory server. Others may read them, and change those of a
     /// page that is changed at all: so this is for pages of which no word is changed once something leads to them. The caller has
     /// a link to it, read since the operation began, or keeps off what it finds: it checks that the words are those that the link
-    /// promised.
+    /// promised. Nobody has compared them with the page's checksum, so damage shows only if the caller does.
     ///
     /// # Errors
     /// [`Interrupt::Restart`] if the page was freed or belongs to another structure by now; [`Interrupt::Failed`] if the link

@@ -8,6 +8,10 @@
 //! a page's chain     [1:8 | count:56]  the least key asked of it  its number  its mapping word  so many records, in the order of `Chain`
 //! ```
 //!
+//! The client checks each record of a chain by its checksum. Entries are sent unchecked: to sum up their records the processor would have
+//! to read every word, which to gather them spares. So damage in a value is sent as it is, and damage in a fence can leave keys out. Who
+//! wants damage found asks for chains.
+//!
 //! What a scan promises is what [`Scan`](crate::map::ops::Scan) does: each page is of one moment. A chain with anything but entries'
 //! deltas in it, which there is while pages merge, is read and sent as its entries.
 
@@ -44,7 +48,7 @@ pub struct SentScan {
     pub high: u64,
     /// How many entries to return, at most.
     pub limit: u64,
-    /// Chains as they are, for the client to merge; or entries. Not said: chains where what is asked of a page is at least half of it.
+    /// Chains as they are, for the client to check and to merge; or entries, which nobody checks. Not said: chains where what is asked of a page is at least half of it.
     pub chains: Option<bool>,
 }
 
