@@ -12,7 +12,8 @@ use farlink_runtime::{
 use super::{moves::take_region, router::Inner};
 
 impl<P: Plugin> Inner<P> {
-    /// Has each region of a dead owner taken, as far as the map that is known goes. False if nobody can take one.
+    /// Has each region of a dead owner taken, as far as the map that is known goes. False if nobody whom it has asked took one: nobody
+    /// can, or somebody else has.
     ///
     /// # Errors
     /// What this compute server failed with when it took one, or when it looked who lives.

@@ -14,6 +14,7 @@ use farlink_runtime::{
     messaging::{Error as MessagingError, Kind, Priority},
     one_sided::ownership,
     page::StructureId,
+    partition::{Part, PartitionMap},
     wire::{Wire, decode_all, wire},
     worker::Handle,
 };
@@ -48,7 +49,7 @@ impl MoveHeader {
 /// Has a region go from one compute server to another; both listen, and all of it lies in one region that the first one has. Operations on
 /// it go on, but for the last of it, which wait. What has moved: a piece of a region is made smaller so that no page of level 0 is cut.
 /// `None` if the first one does not have it (any more), or nothing of it can move alone; or if both are one. Also if a third one has an
-/// operation for it while nobody has it, and takes it.
+/// operation for it while nobody who lives has it, and takes it.
 ///
 /// The first one is asked, and hands the region on, so that it has an owner in the end whatever becomes of who asked. It has none for
 /// an exchange of messages between the two; if the second one cannot take it, the first one takes it again. A dead one's
@@ -87,11 +88,23 @@ async fn take_all_around<R: Region>(
     to: OwnerId,
 ) -> Result<Option<R>, Error> {
     let map = ownership::read(worker, structure).await?;
-    for (_, part) in map.owners().filter(|&(owner, _)| owner == dead) {
+    let Some(whole) = region_around(&map, region, dead)? else { return Ok(None) };
+    let Err(error) = take_region(worker, structure, &whole, to).await else { return Ok(Some(whole)) };
+    // Another one was faster, perhaps; or it has taken it, and could not say so.
+    let map = ownership::read(worker, structure).await?;
+    if region_around(&map, region, dead)?.is_some() {
+        return Err(error);
+    }
+    let has_it = map.owners().any(|(owner, part)| owner == to && *part == Part::region(&whole));
+    Ok(has_it.then_some(whole))
+}
+
+/// The region of an owner's in which all of this one lies.
+fn region_around<R: Region>(map: &PartitionMap, region: &R, of: OwnerId) -> Result<Option<R>, Error> {
+    for (_, part) in map.owners().filter(|&(owner, _)| owner == of) {
         if let Some(whole) = part.to_region::<R>()?
             && region.overlap(&whole) == Overlap::Inside
         {
-            take_region(worker, structure, &whole, to).await?;
             return Ok(Some(whole));
         }
     }

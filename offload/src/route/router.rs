@@ -156,7 +156,13 @@ impl<P: Plugin> Inner<P> {
                 && let Some(_turn) = self.routes.turn_to_take()
             {
                 if !self.take_from_dead(owner).await? {
-                    return Err(why);
+                    // Somebody else was faster, perhaps.
+                    while !self.routes.renew(&self.worker).await? {
+                        rest(&self.worker, 0).await;
+                    }
+                    if self.map.get().epoch <= epoch {
+                        return Err(why);
+                    }
                 }
                 patience.attempt += 1;
                 continue;

@@ -1,6 +1,11 @@
 //! An owner dies: what it had is taken over by whoever has an operation for it, and operations go on.
 
-use std::{rc::Rc, sync::Arc};
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    rc::Rc,
+    sync::{Arc, Mutex, mpsc},
+};
 
 use farlink_offload::{
     Admission, Router,
@@ -11,16 +16,18 @@ use farlink_runtime::{
     error::Error,
     fabric::{
         Fabric,
+        listener::ListenOptions,
         mortal::{MortalFabric, Order},
     },
     lock::OwnerId,
+    messaging::{MessageServer, ServeMessages},
     one_sided::ownership,
 };
 use farlink_structures::{btree::KeyRange, map::Map as Ordered};
 use farlink_tests::backend::{Cluster, FabricProfile};
 
 use crate::{
-    routing::{Owner, Routed, routes, to_owners},
+    routing::{Owner, Routed, Stopped, routes, to_owners},
     scene::{CACHE_BYTES_ALL, Map, Member, assert_left_clean, cache, fabric, settle, sparse},
 };
 
@@ -194,4 +201,68 @@ fn regions_are_moved_away_from_a_dead_owner() {
     assert_eq!(of_the_dead().count(), 0);
     scene.assert_all_there(&scene.guest_tree(), "moved away");
     scene.close("moved away");
+}
+
+/// Whoever is asked to take it refuses, for another one has just done so: the operation goes there.
+#[test]
+fn what_another_one_takes_meanwhile_is_found_there() {
+    let mut scene = Scene::new();
+    let other = Member::join(&scene.fabric, 4);
+    let (told, message) = mpsc::channel();
+    let (go_on, waits) = mpsc::channel();
+    let refuses = Mutex::new(Some(Stopped(told, waits)));
+    let refuses = move |_| Ok(Box::new(refuses.lock().unwrap().take().unwrap()) as _);
+    let listener = other.compute.listen(&ListenOptions::default()).unwrap();
+    let refusing = MessageServer::start(listener, &ServeMessages::default(), refuses).unwrap();
+    let tree = scene.guest_tree();
+    scene.survivor.stop();
+    scene.die_unheard();
+    let (worker, survivor) = (&scene.guest.worker, &mut scene.survivor);
+    let asking = tree.clone();
+    let mut getting = pin!(async move { asking.get(15_000).await });
+    let found = worker.block_on(poll_fn(|cx| {
+        cx.waker().wake_by_ref();
+        if message.try_recv().is_ok() {
+            let (owner, holdings) = (&survivor.member.worker, &survivor.holdings);
+            let gap = KeyRange { low: holdings.regions()[0].high.unwrap(), high: Some(holdings.regions()[1].low) };
+            owner.block_on(holdings.take(owner, gap)).unwrap();
+            survivor.listen().unwrap();
+            go_on.send(()).unwrap();
+        }
+        getting.as_mut().poll(cx)
+    }));
+    assert_eq!(found.unwrap(), Some(1500));
+    drop((refusing, tree));
+    drop(other);
+    scene.assert_all_there(&scene.guest_tree(), "another one");
+    scene.close("another one");
+}
+
+/// Before the next owner is asked to take a dead one's region, another one has it: then it has not moved.
+#[test]
+fn what_another_one_takes_from_the_dead_has_not_moved() {
+    let mut scene = Scene::new();
+    let next: Owner = Owner::new(&scene.fabric, 4, &[], CACHE_BYTES_ALL);
+    let dead = scene.die_unheard();
+    let of_the_dead = scene.map().into_iter().find(|(owner, _)| *owner == dead);
+    let Some((_, region)) = of_the_dead else { panic!("{:?}", scene.map()) };
+    {
+        let (structure, worker) = (scene.guest.tree.structure(), &scene.guest.worker);
+        let (survivor, reads) = (&scene.survivor, worker.counters().reads);
+        let mut moving = pin!(move_region(worker, structure, &region, dead, next.member.compute.owner()));
+        let moved = worker.block_on(poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            // The map is here as it was, and nobody has looked at it yet.
+            if worker.counters().reads > reads && !survivor.holdings.regions().contains(&region) {
+                let owner = &survivor.member.worker;
+                owner.block_on(survivor.holdings.take(owner, region)).unwrap();
+            }
+            moving.as_mut().poll(cx)
+        }));
+        assert_eq!(moved.unwrap(), None);
+    }
+    assert!(scene.survivor.holdings.regions().contains(&region) && next.holdings.regions().is_empty());
+    drop(next);
+    scene.assert_all_there(&scene.guest_tree(), "not moved");
+    scene.close("not moved");
 }

@@ -299,7 +299,7 @@ fn where_nobody_answers_it_is_said_who_does_not() {
 }
 
 /// Says that it has a message, and goes no further, as a process that was stopped, until the other end is dropped.
-struct Stopped(mpsc::Sender<()>, mpsc::Receiver<()>);
+pub(crate) struct Stopped(pub(crate) mpsc::Sender<()>, pub(crate) mpsc::Receiver<()>);
 
 impl Service for Stopped {
     fn handle(&mut self, _request: Request<'_>, reply: Responder) {
