@@ -2,7 +2,7 @@
 
 use crate::{
     error::{CacheError, PageError},
-    frame::NONE,
+    frame::{Frame, NONE},
     handle::{CacheHandle, Page},
     id::{Link, PageId, SizeClass, is_swizzled},
     sync::{AtomicU64, Ordering},
@@ -18,13 +18,36 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// # Errors
     /// [`CacheError::NoRoom`] if it is pinned by operations in flight, or anchored, for so long that it cannot go.
     pub async fn invalidate(&self, page: PageId, class: SizeClass) -> Result<bool, CacheError<S::Error>> {
+        self.invalidate_as(page, class, |_, _| true).await
+    }
+
+    /// [`CacheHandle::invalidate`] of a page that is not dirty, if a function says so of its words, which do not change meanwhile.
+    /// True if it was dropped.
+    ///
+    /// # Errors
+    /// As [`CacheHandle::invalidate`].
+    pub async fn invalidate_if(
+        &self,
+        page: PageId,
+        class: SizeClass,
+        mut is_meant: impl FnMut(&[AtomicU64]) -> bool,
+    ) -> Result<bool, CacheError<S::Error>> {
+        self.invalidate_as(page, class, |frame, words| !frame.is_dirty() && is_meant(words)).await
+    }
+
+    async fn invalidate_as(
+        &self,
+        page: PageId,
+        class: SizeClass,
+        mut is_meant: impl FnMut(&Frame, &[AtomicU64]) -> bool,
+    ) -> Result<bool, CacheError<S::Error>> {
         for _ in 0..INVALIDATE_TRIES_MAX {
             if !self.cache().table.contains(&self.cache().arena, page) {
                 return Ok(false);
             }
             let found = self.load(page, class).await?;
-            if self.try_invalidate(&found) {
-                return Ok(true);
+            if let Some(is_dropped) = self.try_invalidate(&found, &mut is_meant) {
+                return Ok(is_dropped);
             }
             drop(found);
             crate::fetch::yield_once().await;
@@ -32,24 +55,36 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         Err(self.no_room("the page to drop is in use"))
     }
 
-    fn try_invalidate(&self, page: &Page<'_, S, L>) -> bool {
+    /// `None` if the page is in use.
+    fn try_invalidate(
+        &self,
+        page: &Page<'_, S, L>,
+        is_meant: &mut impl FnMut(&Frame, &[AtomicU64]) -> bool,
+    ) -> Option<bool> {
         let frame = page.frame;
         if !frame.lock.try_upgrade(page.version()) {
-            return false;
+            return None;
         }
         crate::sync::fence(Ordering::SeqCst);
-        let is_needed = frame.is_writing() || frame.pins() != 0;
-        // A bypass page's parent has no link to it.
-        if is_needed || (!page.is_bypass() && !self.unswizzle(frame, page.index())) {
+        if frame.is_writing() || frame.pins() != 0 {
             frame.lock.unlock_unchanged();
-            return false;
+            return None;
+        }
+        if !is_meant(frame, self.cache().arena.body(frame)) {
+            frame.lock.unlock_unchanged();
+            return Some(false);
+        }
+        // A bypass page's parent has no link to it.
+        if !page.is_bypass() && !self.unswizzle(frame, page.index()) {
+            frame.lock.unlock_unchanged();
+            return None;
         }
         let pages = [page];
         let children: Vec<u32> = self.children_of(&pages).iter().map(|child| child.frame).collect();
         let detach = || children.iter().for_each(|&child| self.cache().frame(child).set_parent(NONE, 0));
         self.cache().detach(&children, detach);
         self.free_locked(page);
-        true
+        Some(true)
     }
 
     /// Replaces a cached page by a newer image of it, which the store has too. Links to pages that are cached stay swizzled.

@@ -174,3 +174,21 @@ fn an_invalidated_page_is_read_again() {
         assert!(tree.handle.invalidate(leaf, tree.class).await.unwrap());
     });
 }
+
+/// Whoever drops pages by their words drops no change that the store does not have.
+#[test]
+fn a_page_is_dropped_by_its_words_if_the_store_has_it() {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move {
+        let leaf = tree.path(100).await.unwrap().last().unwrap().id();
+        let drop_if = async |is_meant: bool| tree.handle.invalidate_if(leaf, tree.class, |_| is_meant).await.unwrap();
+        assert!(!drop_if(false).await && tree.handle.contains(leaf));
+        tree.update(100, |_| 1).await.unwrap();
+        assert!(!drop_if(true).await && tree.handle.contains(leaf));
+        assert_eq!(tree.get(100).await.unwrap(), Some(1));
+        tree.handle.flush().await.unwrap();
+        assert!(drop_if(true).await && !tree.handle.contains(leaf));
+        assert!(!drop_if(true).await);
+        assert_eq!(tree.get(100).await.unwrap(), Some(1));
+    });
+}

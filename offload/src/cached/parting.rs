@@ -18,6 +18,7 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
+use farlink_cache::PageId;
 use farlink_runtime::{gate::Gate, operation::retry, versioned::Versioned, write_ahead::Log};
 
 use super::*;
@@ -265,22 +266,49 @@ impl<P: Plugin> Cached<P> {
             Overlap::Outside if link_of(page) == root => {}
             Overlap::Outside => outside.push((page, class)),
         });
+        let mut stays = false;
         for pages in outside.chunks(DROPPED_AT_ONCE) {
             for &(page, class) in pages {
                 let mut attempt = 0;
-                while let Err(error) = self.cache.invalidate(page, class).await {
-                    // It has left the cache, and is not let in again.
-                    if !self.cache.contains(page) {
-                        break;
+                let is_dropped = loop {
+                    match self.drop_outside(page, class).await {
+                        Ok(is_dropped) => break is_dropped,
+                        // It has left the cache, and is not let in again.
+                        Err(_) if !self.cache.contains(page) => break true,
+                        Err(error) => {
+                            tracing::debug!(%error, "a page that is another owner's is still in use");
+                            self.worker().back_off(attempt).await;
+                            attempt += 1;
+                        }
                     }
-                    tracing::debug!(%error, "a page that is another owner's is still in use");
-                    self.worker().back_off(attempt).await;
-                    attempt += 1;
-                }
+                };
+                // It was changing as it was looked at, and is looked at again the next time.
+                stays |= !is_dropped && self.cache.contains(page);
             }
             self.worker().yield_now().await;
         }
-        known.has_others.store(false, Ordering::Relaxed);
+        known.has_others.store(stays, Ordering::Relaxed);
+    }
+
+    /// Drops a page from the cache if it lies outside of what is owned, by words that are all of one moment: those of a page that is just
+    /// being changed may say so when it does not.
+    pub(super) async fn drop_outside(
+        &self,
+        page: PageId,
+        class: farlink_cache::SizeClass,
+    ) -> Result<bool, CacheError<Interrupt>> {
+        let shared = &self.cache.store().known().shared;
+        let is_outside = |words: &[AtomicU64]| match self.overlap(words) {
+            Overlap::Inside => false,
+            Overlap::Partly => {
+                if !shared.contains(link_of(page)) {
+                    shared.insert(link_of(page));
+                }
+                false
+            }
+            Overlap::Outside => true,
+        };
+        self.cache.invalidate_if(page, class, is_outside).await
     }
 }
 

@@ -214,7 +214,7 @@ impl<P: Plugin> Cached<P> {
                 // It was shared, and became somebody else's alone: whoever comes there again is to be told by the page above.
                 Overlap::Outside => {
                     let class = from.link().remote().map_or(SizeClass::SMALLEST, |(_, class)| class);
-                    if let Err(error) = self.cache.invalidate(from.0.id(), to_cache(class)).await {
+                    if let Err(error) = self.drop_outside(from.0.id(), to_cache(class)).await {
                         tracing::debug!(%error, "a page of others stays cached");
                     }
                     return Ok(false);
