@@ -138,7 +138,7 @@ impl<P: Plugin> Cached<P> {
             let tenure = handle.cache.store().log().map(Log::tenure);
             let (outcome, is_undone) = match (handle.turn_over().await, tenure) {
                 (Ok(()), Some(tenure)) => {
-                    let outcome = ownership::reduce(worker, structure, tenure, &region, &rest).await;
+                    let outcome = ownership::reduce(worker, structure, tenure, &region, &part, &rest).await;
                     let is_undone = matches!(outcome, Err(Error::PartitionMapFull { .. }));
                     (outcome, is_undone)
                 }

@@ -122,22 +122,31 @@ pub async fn claim_more<P: Plugin>(
     enter(worker, structure, Part::region(region), Some(tenure), claim, waits).await.map(drop)
 }
 
-/// Has a tenure be for `rest` instead of a region that it was for: others can claim what is left out. One change of the map.
+/// Has a tenure be for `rest` instead of a region that it was for: others can claim `part`, which is left out. One change of the map.
 ///
 /// # Errors
-/// [`Error::PartitionMapFull`], and nothing has changed; if the fabric fails: then maintenance goes on with it.
+/// [`Error::PartitionMapFull`], also if there would be no room for whoever claims the part, and nothing has changed; if the fabric
+/// fails: then maintenance goes on with it.
 pub async fn reduce<R: Region>(
     worker: &Handle,
     structure: &Structure,
     tenure: &Arc<Tenure>,
     region: &R,
+    part: &R,
     rest: &[R],
 ) -> Result<(), Error> {
     let (handle, of, tenure) = (worker.clone(), structure.clone(), Arc::clone(tenure));
-    let (gone, rest) = (Part::region(region), rest.iter().map(Part::region).collect::<Vec<_>>());
+    let (gone, part) = (Part::region(region), Part::region(part));
+    let rest: Vec<Part> = rest.iter().map(Part::region).collect();
     let reducing = async move {
         let turn = turn(&handle, &of).await;
         let before = tenure.parts();
+        // If it cannot be read now, the change of the map says why.
+        if let (Ok(mut map), Some((_, class))) = (read(&handle, &of).await, descriptor(&of)?.remote()) {
+            map.entries.retain(|entry| entry.owner != handle.owner() || entry.part != gone);
+            map.entries.extend(entries_of(&handle, &rest).chain(entries_of(&handle, &[part])));
+            map.encode(class.words() - MAP)?;
+        }
         tenure.set_parts(before.iter().filter(|part| **part != gone).cloned().chain(rest).collect());
         // Its log goes on: there is nothing to be replayed.
         let published = publish_all(&handle, &of, &turn, Some(gone)).await;

@@ -460,3 +460,38 @@ fn what_a_third_one_takes_meanwhile_has_not_moved() {
     let (fabric, model) = scene.leave();
     assert_left_clean(&fabric, &model, "taken by a third one");
 }
+
+/// A piece takes an entry of the map, beside those of what is left. Without room for that it stays where it is.
+#[test]
+fn a_piece_that_the_map_has_no_room_for_is_not_given_up() {
+    let model = sparse(4000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let guest = Member::join(&fabric, 9);
+    let (worker, structure) = (&guest.worker, guest.tree.structure());
+    let cuts: Vec<u64> = (1..118).map(|part| worker.block_on(guest.tree.leaf_low(part * 200)).unwrap()).collect();
+    let ranges = KeyRange::cut_at(&cuts);
+    let owner: Owner = Owner::new(&fabric, 1, &ranges, CACHE_BYTES_ALL);
+    let next: Owner = Owner::new(&fabric, 2, &[], CACHE_BYTES_ALL);
+    let [from, to] = [&owner, &next].map(|owner| owner.member.compute.owner());
+    // Something is left on both sides: there is room for that, and none for what goes.
+    let piece = KeyRange { low: 30_000, high: Some(31_000) };
+    let moved = worker.block_on(move_region(worker, structure, &piece, from, to));
+    assert!(matches!(&moved, Err(Error::AtOwner { why, .. }) if why.contains("partition map")), "{moved:?}");
+    assert!(owner.holdings.regions() == ranges, "it is gone");
+    let handle = &owner.member.worker;
+    let given_up = handle.block_on(owner.holdings.give_up(handle, &piece));
+    assert!(matches!(given_up, Err(Error::PartitionMapFull { .. })), "{given_up:?}");
+    assert!(owner.holdings.regions() == ranges, "it is gone");
+    let tree = to_owners(&guest, &routes(&guest));
+    assert_eq!(worker.block_on(tree.update(30_500, 7)).unwrap(), Some(3050));
+    // The end of it is one entry more.
+    let end = KeyRange { low: 30_000, high: None };
+    let moved = worker.block_on(move_region(worker, structure, &end, from, to)).unwrap();
+    assert!(moved.is_some() && next.holdings.regions().len() == 1, "{moved:?}");
+    assert_eq!(worker.block_on(tree.update(30_500, 3050)).unwrap(), Some(7));
+    drop(tree);
+    [&owner, &next].into_iter().for_each(Owner::close);
+    settle([&owner.member, &next.member, &guest]);
+    drop((owner, next, guest));
+    assert_left_clean(&fabric, &model, "no room");
+}
