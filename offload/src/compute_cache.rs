@@ -93,7 +93,7 @@ impl<P: Plugin> ComputeCache<P> {
     /// [`ComputeCache::own`] for one region more, if the cache has any already.
     ///
     /// # Errors
-    /// As there.
+    /// As there; if pages that others have shared so far cannot be brought up to date. It is not owned then.
     pub(crate) async fn own_more(
         &self,
         worker: &Handle,
@@ -119,9 +119,12 @@ impl<P: Plugin> ComputeCache<P> {
             ownership::claim_more::<P>(&handle, &of, log.tenure(), &region, waits).await?;
             // What was read before is the former owner's, and old, perhaps. It does not get in while it lies outside.
             owned.until_fetched().await;
-            // In vain, and an attempt that meets an old page does it.
             if let Err(error) = owned.prepare_for_more().await {
-                tracing::debug!(%error, "shared pages were not renewed");
+                // A page that others no longer share would be taken for current, and is old, perhaps.
+                if let Err(again) = ownership::reduce(&handle, &of, log.tenure(), &region, &region, &[]).await {
+                    tracing::debug!(%again, "the map is brought up to date later");
+                }
+                return Err(error);
             }
             regions.update(|regions| {
                 regions.owned.push(region);

@@ -19,7 +19,12 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use farlink_cache::PageId;
-use farlink_runtime::{gate::Gate, operation::retry, versioned::Versioned, write_ahead::Log};
+use farlink_runtime::{
+    gate::Gate,
+    operation::{persist, retry},
+    versioned::Versioned,
+    write_ahead::Log,
+};
 
 use super::*;
 use crate::store::{Regions, identity};
@@ -239,12 +244,13 @@ impl<P: Plugin> Cached<P> {
         self.cache.until_fetched().await;
     }
 
-    /// Brings the shared pages in the cache up to date, before more is owned.
+    /// Brings the shared pages in the cache up to date, before more is owned: of those that are inside then, nobody looks any more whether
+    /// they are.
     ///
     /// # Errors
-    /// If the fabric fails.
+    /// If a memory server is lost, say: what is of no use to try again.
     pub(crate) async fn prepare_for_more(&self) -> Result<(), Error> {
-        retry(self.worker(), async || self.renew_shared().await).await
+        Ok(persist(self.worker(), async || self.renew_shared().await).await?)
     }
 
     /// Drops pages from the cache that lie outside of what is owned, if some may, and enters those that lie partly in it as shared.

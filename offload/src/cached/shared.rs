@@ -291,10 +291,16 @@ impl<P: Plugin> Cached<P> {
         for (link, posted) in posted {
             let lock = LockWord::from_word(posted.await.map_err(Interrupt::from)?[LOCK]);
             let Some((_, class)) = link.remote() else { continue };
-            let page = self.cache.load(page_id(link), to_cache(class)).await;
-            // Not there any more, nor in remote memory.
-            let Ok(page) = page.map(CachedPage) else { continue };
-            let Ok(cached) = page_lock(&page) else { continue };
+            let found = loop {
+                match self.cache.load(page_id(link), to_cache(class)).await.map(CachedPage) {
+                    // Else it was changing.
+                    Ok(page) if let Ok(cached) = page_lock(&page) => break Some((page, cached)),
+                    Ok(_) => {}
+                    // Not there any more, nor in remote memory.
+                    Err(_) => break None,
+                }
+            };
+            let Some((page, cached)) = found else { continue };
             if lock == cached {
                 continue;
             }

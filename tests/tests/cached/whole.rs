@@ -10,11 +10,23 @@ use std::{
     time::Duration,
 };
 
-use farlink_offload::route::move_region;
-use farlink_structures::{btree::Tree, map::KeyRange, skiplist::List};
+use farlink_offload::{Admission, Holdings, route::move_region};
+use farlink_runtime::{
+    compute::{ComputeOptions, ComputeServer, Maintenance},
+    error::Error,
+    lock::LockWord,
+    one_sided::ownership,
+    page::LOCK,
+};
+use farlink_structures::{
+    btree::Tree,
+    map::{KeyRange, Map as Ordered},
+    skiplist::List,
+};
 use farlink_tests::{
     backend::FabricProfile,
     bounded::Watchdog,
+    direct::Direct,
     settings,
     subject::{StructureName, Subject},
 };
@@ -22,7 +34,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
     routing::{Owner, routes, to_owners},
-    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, MemberOf, assert_left_clean, fabric_of, settle, sparse},
+    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, MemberOf, assert_left_clean, cache, fabric_of, settle, sparse},
 };
 
 /// Whoever owns it, and whoever asks, the answers are those of a model.
@@ -140,4 +152,48 @@ fn a_tree_goes_to_and_fro_as_a_whole() {
 #[test]
 fn a_skip_list_goes_to_and_fro() {
     goes_to_and_fro::<List>();
+}
+
+/// Its pages are shared until then, and old, perhaps: who cannot bring them up to date does not take it, and others can.
+#[test]
+fn what_cannot_be_brought_up_to_date_is_not_taken() {
+    let model = sparse(5);
+    let fabric = fabric_of::<Tree>(FabricProfile::Fast, 256, &model, 0.8);
+    let other: Owner = Owner::new(&fabric, 2, &[], CACHE_BYTES_ALL);
+    let lock_wait = Some(Duration::from_millis(50));
+    let options = ComputeOptions { lock_wait, maintenance: Maintenance::Manual, ..ComputeOptions::default() };
+    let compute = ComputeServer::join(fabric.clone(), options).unwrap();
+    let (worker, structure) = (compute.worker().unwrap(), other.member.tree.structure());
+    let holdings = Holdings::new(structure, cache(CACHE_BYTES_ALL, Admission::Always));
+    let tree = Ordered::over(holdings.here(&worker));
+    worker.block_on(async {
+        holdings.take(&worker, KeyRange::ALL).await.unwrap();
+        assert_eq!(tree.get(10).await.unwrap(), Some(1));
+        holdings.give_up(&worker, &KeyRange::ALL).await.unwrap();
+    });
+    let theirs = &other.member.worker;
+    theirs.block_on(async {
+        other.holdings.take(theirs, KeyRange::ALL).await.unwrap();
+        assert_eq!(Ordered::over(other.holdings.here(theirs)).update(10, 7).await.unwrap(), Some(1));
+    });
+    other.close();
+    // As by one that is stopped in the middle of a change.
+    let (direct, lock) = (Direct::new(&fabric, 7).unwrap(), structure.root.word(LOCK));
+    let word = direct.read(lock, 1).unwrap()[0];
+    direct.write_word(lock, LockWord::from_word(word).locked_by(other.member.compute.owner()).word()).unwrap();
+    let taken = worker.block_on(holdings.take(&worker, KeyRange::ALL));
+    assert!(matches!(taken, Err(Error::OwnerStalled { .. })), "{taken:?}");
+    assert!(holdings.regions().is_empty());
+    let map = worker.block_on(ownership::read(&worker, structure)).unwrap();
+    assert_eq!(map.owners().count(), 0, "{map:?}");
+    direct.write_word(lock, word).unwrap();
+    worker.block_on(async {
+        holdings.take(&worker, KeyRange::ALL).await.unwrap();
+        assert_eq!(tree.update(10, 1).await.unwrap(), Some(7));
+        holdings.give_up(&worker, &KeyRange::ALL).await.unwrap();
+    });
+    drop((tree, worker, compute));
+    settle([&other.member]);
+    drop((direct, other));
+    assert_left_clean(&fabric, &model, "not taken");
 }
