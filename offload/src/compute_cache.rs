@@ -106,8 +106,11 @@ impl<P: Plugin> ComputeCache<P> {
         let owned = match self.owned(worker, structure)? {
             Some(owned) => owned,
             None => match self.claim(worker, structure, &region, waits).await {
-                // Another worker has just claimed the first.
-                Err(Error::BadOption { .. }) => self.access(worker, structure.clone(), self.log(structure)?)?,
+                // Another worker has just claimed the first, or nobody can own such a region.
+                Err(error @ Error::BadOption { .. }) => match self.log(structure) {
+                    Ok(log) => self.access(worker, structure.clone(), log)?,
+                    Err(_) => return Err(error),
+                },
                 claimed => return claimed.map(drop),
             },
         };

@@ -107,13 +107,17 @@ impl<P: Plugin> Cached<P> {
     /// [tidied](Cached::tidy) then. Nobody else changes what is owned.
     ///
     /// # Errors
-    /// As [`Cached::close`].
+    /// As [`Cached::close`]; [`Error::BadOption`] if nothing lies in the part.
     pub(crate) async fn part_with(
         &self,
         moving: Moving,
         regions: &Arc<Versioned<Regions<P::Region>>>,
         part: &P::Region,
     ) -> Result<Option<P::Region>, Error> {
+        if part.overlap(part) != Overlap::Inside {
+            let why = format!("nothing lies in {part:?}; name one in which something does");
+            return Err(Error::BadOption { option: "region", why });
+        }
         self.tidy(&moving).await;
         let before = regions.copy();
         let Some(region) = before.with(part).cloned() else { return Ok(None) };
@@ -230,6 +234,10 @@ impl<P: Plugin> Cached<P> {
             for index in P::links(words) {
                 let (Some(word), Some(below)) = (words.get(index), P::below(words, index)) else { continue };
                 let is_inside = |uses: &&mut RegionUses<P::Region>| below.overlap(&uses.region) == Overlap::Inside;
+                // Nothing lies between two keys of different moments.
+                if below.overlap(&below) != Overlap::Inside {
+                    continue;
+                }
                 if let Some(RegionUses { pages, .. }) = all.iter_mut().find(is_inside) {
                     let uses = self.cache.uses(word.load(Ordering::Relaxed)).unwrap_or(0);
                     pages.push((below, 1 + uses));

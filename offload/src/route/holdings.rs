@@ -98,7 +98,8 @@ impl<P: Plugin> Holdings<P> {
     /// `None` if all of it does not lie in one region of this compute server's, for itself, or nothing of it is left.
     ///
     /// # Errors
-    /// If the fabric fails, or the map is full: it still has the region then, unless the map could not be read any more.
+    /// [`Error::BadOption`] if nothing lies in the region. If the fabric fails, or the map is full: it still has the region then, unless
+    /// the map could not be read any more.
     pub async fn give_up(&self, worker: &Handle, region: &P::Region) -> Result<Option<P::Region>, Error> {
         let given_up = self.hand_over(worker, region).await?;
         self.tidy(worker).await?;

@@ -93,18 +93,25 @@ pub enum Waits {
 ///
 /// # Errors
 /// [`Error::Owned`] if somebody owns some of it who lives, this compute server included; [`Error::HasWriter`] if another one
-/// that lives changes the structure one-sided; [`Error::BadOption`] if nobody can own such a region.
+/// that lives changes the structure one-sided; [`Error::BadOption`] if nobody can own such a region, or nothing lies in it.
 pub async fn claim<P: Plugin>(
     worker: &Handle,
     structure: &Structure,
     region: &P::Region,
     waits: Waits,
 ) -> Result<Arc<Tenure>, Error> {
-    if !P::can_own(region) {
-        let why = format!("a {} has one owner, of all of it", P::NAME);
-        return Err(Error::BadOption { option: "region", why });
-    }
+    require_region::<P>(region)?;
     enter(worker, structure, Part::region(region), None, RegionClaim::<P>::new(structure, region), waits).await
+}
+
+/// That something is a region that one compute server can own by itself.
+fn require_region<P: Plugin>(region: &P::Region) -> Result<(), Error> {
+    let why = match (region.overlap(region), P::can_own(region)) {
+        (Overlap::Inside, true) => return Ok(()),
+        (Overlap::Inside, false) => format!("a {} has one owner, of all of it", P::NAME),
+        _ => format!("nothing lies in {region:?}; name one in which something does"),
+    };
+    Err(Error::BadOption { option: "region", why })
 }
 
 /// Adds a region to what a tenure is for, as [`claim`] does.
@@ -118,6 +125,7 @@ pub async fn claim_more<P: Plugin>(
     region: &P::Region,
     waits: Waits,
 ) -> Result<(), Error> {
+    require_region::<P>(region)?;
     let claim = RegionClaim::<P>::new(structure, region);
     enter(worker, structure, Part::region(region), Some(tenure), claim, waits).await.map(drop)
 }

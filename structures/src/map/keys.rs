@@ -2,7 +2,7 @@
 
 use farlink_runtime::{
     structure::{Overlap, Region},
-    wire::wire,
+    wire::{DecodeError, Wire},
 };
 
 /// The keys from `low` up to, not including, `high`.
@@ -14,7 +14,19 @@ pub struct KeyRange {
     pub high: Option<u64>,
 }
 
-wire!(struct KeyRange { low, high });
+impl Wire for KeyRange {
+    fn encode(&self, to: &mut Vec<u64>) {
+        (self.low, self.high).encode(to);
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        let (low, high) = Wire::decode(from)?;
+        match high {
+            Some(high) if high <= low => Err(DecodeError("a range of keys ends before it begins")),
+            _ => Ok(Self { low, high }),
+        }
+    }
+}
 
 impl KeyRange {
     /// Every key.
@@ -102,6 +114,7 @@ impl Region for KeyRange {
 
 #[cfg(test)]
 mod tests {
+    use farlink_runtime::wire::decode_all;
     use proptest::prelude::*;
 
     use super::*;
@@ -109,6 +122,17 @@ mod tests {
     fn range() -> impl Strategy<Value = KeyRange> {
         (0u64..12, prop::option::of(1u64..12))
             .prop_map(|(low, length)| KeyRange { low, high: length.map(|length| low + length) })
+    }
+
+    #[test]
+    fn a_range_without_keys_is_not_taken_for_one() {
+        for (low, high, is_one) in
+            [(3, Some(4), true), (u64::MAX, None, true), (3, Some(3), false), (4, Some(3), false)]
+        {
+            let (range, mut words) = (KeyRange { low, high }, Vec::new());
+            range.encode(&mut words);
+            assert_eq!(decode_all(&words).ok(), is_one.then_some(range));
+        }
     }
 
     proptest! {

@@ -495,3 +495,32 @@ fn a_piece_that_the_map_has_no_room_for_is_not_given_up() {
     drop((owner, next, guest));
     assert_left_clean(&fabric, &model, "no room");
 }
+
+/// Whoever sends what is no region, or names it, changes nothing.
+#[test]
+fn what_is_no_region_is_neither_taken_nor_given_up() {
+    let scene = Scene::new(FabricProfile::Fast);
+    let [first, _, third] = &scene.owners[..] else { panic!("there are three") };
+    let (worker, structure) = (&scene.guest.worker, scene.structure());
+    let [from, to] = [first, third].map(|owner| owner.member.compute.owner());
+    let map = || worker.block_on(ownership::read(worker, structure)).unwrap();
+    let before = map();
+    // All around it is owned, and nothing of it is.
+    let cut = first.holdings.regions()[0].high.unwrap();
+    for none in [KeyRange { low: cut + 50, high: Some(cut - 50) }, KeyRange { low: cut, high: Some(cut) }] {
+        let taken = worker.block_on(take_region(worker, structure, &none, to));
+        assert!(matches!(taken, Err(Error::AtOwner { .. })), "{none:?}: {taken:?}");
+        let moved = worker.block_on(move_region(worker, structure, &none, from, to));
+        assert!(matches!(moved, Err(Error::AtOwner { .. })), "{none:?}: {moved:?}");
+        for owner in [first, third] {
+            let handle = &owner.member.worker;
+            let taken = handle.block_on(owner.holdings.take(handle, none));
+            assert!(matches!(taken, Err(Error::BadOption { option: "region", .. })), "{none:?}: {taken:?}");
+        }
+        let given_up = first.member.worker.block_on(first.holdings.give_up(&first.member.worker, &none));
+        assert!(matches!(given_up, Err(Error::BadOption { option: "region", .. })), "{none:?}: {given_up:?}");
+    }
+    assert_eq!(map(), before);
+    let (fabric, model) = scene.leave();
+    assert_left_clean(&fabric, &model, "no region");
+}

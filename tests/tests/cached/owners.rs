@@ -250,7 +250,7 @@ fn a_freed_page_has_a_new_version() {
 
 #[test]
 fn everything_is_removed_up_to_the_edges_and_comes_back() {
-    for near in [20_000, 10, 39_980] {
+    for near in [20_000, 150, 39_980] {
         let mut scene = Scene::new(4000, 0.9, near, Admission::Always, false);
         let cut = scene.cut;
         // Towards the edge from both sides, so that what merges last lies there.

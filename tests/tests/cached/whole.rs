@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use farlink_offload::{Admission, Holdings, route::move_region};
+use farlink_offload::{
+    Admission, Holdings,
+    route::{move_region, take_region},
+};
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
@@ -196,4 +199,24 @@ fn what_cannot_be_brought_up_to_date_is_not_taken() {
     settle([&other.member]);
     drop((direct, other));
     assert_left_clean(&fabric, &model, "not taken");
+}
+
+/// Whether who is to take it has had all of it before or not.
+#[test]
+fn a_part_of_what_is_owned_as_a_whole_is_not_taken() {
+    let model = sparse(500);
+    let fabric = fabric_of::<List>(FabricProfile::Fast, 256, &model, 0.8);
+    let owner: Owner<List> = Owner::new(&fabric, 1, &[], CACHE_BYTES_ALL);
+    let guest = MemberOf::<List>::join(&fabric, 2);
+    let (id, part) = (owner.member.compute.owner(), KeyRange { low: 100, high: Some(200) });
+    for _ in 0..2 {
+        let taken = owner.member.worker.block_on(owner.holdings.take(&owner.member.worker, part));
+        assert!(matches!(taken, Err(Error::BadOption { option: "region", .. })), "{taken:?}");
+        let taken = guest.worker.block_on(take_region(&guest.worker, guest.tree.structure(), &part, id));
+        assert!(matches!(taken, Err(Error::AtOwner { .. })), "{taken:?}");
+        guest.worker.block_on(take_region(&guest.worker, guest.tree.structure(), &KeyRange::ALL, id)).unwrap();
+        assert_eq!(owner.holdings.regions(), [KeyRange::ALL]);
+        owner.close();
+    }
+    settle([&owner.member, &guest]);
 }
