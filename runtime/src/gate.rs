@@ -32,7 +32,15 @@ impl Gate {
     /// A way through it, for one thread.
     pub fn way(self: &Arc<Self>) -> Way {
         let count = Count::new(CachePadded::new(AtomicU64::new(0)));
-        lock(&self.counts).push(Arc::clone(&count));
+        let mut counts = lock(&self.counts);
+        if counts.len() == counts.capacity() {
+            forget_ended(&mut counts);
+            // Not again before there are twice as many.
+            let more = counts.len() + 1;
+            counts.reserve(more);
+        }
+        counts.push(Arc::clone(&count));
+        drop(counts);
         Way { gate: Arc::clone(self), inside: Rc::new(Inside { number: Cell::new(0), count }) }
     }
 
@@ -58,10 +66,14 @@ impl Gate {
     /// Whether nobody is inside. Of a gate that is shut it stays so, and all that was done inside has happened before.
     pub fn is_empty(&self) -> bool {
         let mut counts = lock(&self.counts);
-        // The places of threads that have ended.
-        counts.retain(|count| Arc::strong_count(count) > 1 || count.load(Ordering::Acquire) != 0);
+        forget_ended(&mut counts);
         counts.iter().all(|count| count.load(Ordering::Acquire) == 0)
     }
+}
+
+/// Drops the places of ways that are gone.
+fn forget_ended(counts: &mut Vec<Count>) {
+    counts.retain(|count| Arc::strong_count(count) > 1 || count.load(Ordering::Acquire) != 0);
 }
 
 #[derive(Debug)]
@@ -117,5 +129,24 @@ impl Clone for Passage {
 impl Drop for Passage {
     fn drop(&mut self) {
         self.0.set(self.0.number.get() - 1);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_that_are_gone_take_no_room() {
+        let gate = Arc::<Gate>::default();
+        let stay: Vec<Way> = (0..100).map(|_| gate.way()).collect();
+        let inside = stay[7].pass().unwrap();
+        for _ in 0..10_000 {
+            drop(gate.way());
+        }
+        assert!(lock(&gate.counts).len() < 1000, "{}", lock(&gate.counts).len());
+        assert!(gate.shut() && !gate.is_empty() && stay[8].pass().is_none());
+        drop(inside);
+        assert!(gate.is_empty());
     }
 }
