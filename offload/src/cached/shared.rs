@@ -275,13 +275,18 @@ impl<P: Plugin> Cached<P> {
     /// Brings all cached pages that others share up to date. A READ of each one's lock word, in one round trip; one more for those
     /// that have changed.
     pub(super) async fn renew_shared(&self) -> Result<(), Interrupt> {
-        let pages: Vec<Link> = self.cache.store().known().shared.all();
-        let cached = pages.into_iter().filter(|&page| {
-            let is_cached = self.contains(page);
-            if !is_cached {
-                self.cache.store().known().shared.forget(page);
+        let shared = &self.cache.store().known().shared;
+        let cached = shared.all().into_iter().filter(|&page| {
+            if self.contains(page) {
+                return true;
             }
-            is_cached
+            shared.forget(page);
+            // Whoever has it come back meanwhile has found it among them, perhaps.
+            let is_back = self.contains(page);
+            if is_back {
+                shared.insert(page);
+            }
+            is_back
         });
         let posted: Vec<_> =
             cached.filter_map(|page| Some((page, self.worker().read(page.remote()?.0, LOCK + 1)))).collect();
