@@ -4,7 +4,7 @@
 //! other page, under the page's remote lock:
 //!
 //! ```text
-//! word 0      epoch: grows with each change of an owner or a region
+//! word 0      epoch: grows with each change of an owner or a region, and may grow without one
 //! word 1      number of entries
 //! then, for each entry:
 //! word 0      words that follow:32 | what it is:8 | incarnation of the compute server:24
@@ -70,7 +70,8 @@ pub struct MapEntry {
 /// A partition map, as it was at some moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PartitionMap {
-    /// Grows with each change of an owner or a region. What only a shared writer does leaves it as it is.
+    /// Grows with each change of an owner or a region, and may grow when an owner enters the same again. What only a shared writer does
+    /// leaves it as it is.
     pub epoch: u64,
     /// In no order.
     pub entries: Vec<MapEntry>,

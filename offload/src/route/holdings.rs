@@ -102,7 +102,7 @@ impl<P: Plugin> Holdings<P> {
     /// the map could not be read any more.
     pub async fn give_up(&self, worker: &Handle, region: &P::Region) -> Result<Option<P::Region>, Error> {
         let given_up = self.hand_over(worker, region).await?;
-        self.tidy(worker).await?;
+        self.tidy(worker).await;
         Ok(given_up)
     }
 
@@ -145,16 +145,15 @@ impl<P: Plugin> Holdings<P> {
         }
     }
 
-    /// Drops from the cache what is not owned any more. Else the next one does that who gives up or takes a region.
-    ///
-    /// # Errors
-    /// [`Error::Cache`] if the cache has no handle left.
-    pub(super) async fn tidy(&self, worker: &Handle) -> Result<(), Error> {
+    /// Drops from the cache what is not owned any more. If the cache has no handle left for that, the next one does it who gives up or
+    /// takes a region.
+    pub(super) async fn tidy(&self, worker: &Handle) {
         let moving = self.cache.begin_moving(worker).await;
-        if let Some(owned) = self.cache.owned(worker, &self.structure)? {
-            owned.tidy(&moving).await;
+        match self.cache.owned(worker, &self.structure) {
+            Ok(Some(owned)) => owned.tidy(&moving).await,
+            Ok(None) => {}
+            Err(error) => tracing::debug!(%error, "pages of others stay cached"),
         }
-        Ok(())
     }
 
     /// Writes every page that is changed here to its memory server.

@@ -147,9 +147,7 @@ impl<P: Plugin> Serve for Rc<Part<P>> {
             let done = ReplyHeader::DONE;
             ReplyHeader::reply(outcome.map(|moved| (done, moved)).map_err(ReplyHeader::of), 0, reply);
             // The next owner need not wait for it.
-            if let Err(error) = holdings.tidy(worker).await {
-                tracing::debug!(%error, "pages of others stay cached");
-            }
+            holdings.tidy(worker).await;
         }))
     }
 
