@@ -188,7 +188,7 @@ impl<P: Plugin> OneSided<P> {
         let whole = async move {
             let after = change.await;
             drop((pin, acting));
-            Ok::<_, Interrupt>(after?)
+            after
         };
         self.worker().spawn_to_end(whole).await
     }
