@@ -526,9 +526,10 @@ pub(crate) async fn free_unfinished(worker: &Handle, dead: &[OwnerId]) -> Result
 pub async fn destroy(worker: &Handle, name: &str) -> Result<u64, Error> {
     let structure = find(worker, name).await?;
     let writer = ownership::Writer::default();
-    writer.enter(worker, &structure).await?;
+    let acting = writer.act(worker, &structure).await?;
     let handle = worker.clone();
     let end = async move {
+        let _acting = acting;
         let owner = handle.owner();
         change_entry(&handle, structure.id, |pages, entry| leave_unfinished(pages, entry, owner)).await?;
         // Its partition map goes with it.

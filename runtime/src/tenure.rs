@@ -150,6 +150,11 @@ impl Tenures {
         lock(&self.held).values().filter(|held| held.is_behind).map(|held| held.structure.clone()).collect()
     }
 
+    /// Some map that was found to be behind still is.
+    pub(crate) fn remain_behind(&self) {
+        self.is_behind.store(true, Ordering::Release);
+    }
+
     /// Ends all tenures of a structure that is no more.
     pub(crate) fn forget(&self, structure: StructureId) {
         let mut held = lock(&self.held);

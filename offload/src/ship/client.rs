@@ -154,8 +154,11 @@ impl<P: Plugin> Shipper<P> {
                 None => return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }),
             },
         };
-        if !O::READS_ONLY && matches!(start, At::Root) && !self.shared.writer.is_entered() {
-            Box::pin(self.shared.writer.enter(&self.worker, &self.structure)).await?;
+        let changes = !O::READS_ONLY && matches!(start, At::Root);
+        // Until it is answered: whoever becomes the owner meanwhile waits for it.
+        let mut _acting = if changes { self.shared.writer.try_act() } else { None };
+        if changes && _acting.is_none() {
+            _acting = Box::pin(self.shared.writer.act(&self.worker, &self.structure)).await?;
         }
         let channel = self.channel(server).await?;
         let mut words = self.shared.spare.take();

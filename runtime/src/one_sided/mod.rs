@@ -353,16 +353,12 @@ impl<P: Plugin> Access for OneSided<P> {
         let (again, found_by) = (self.clone(), swap.found_by.unwrap_or_default());
         // Boxed: it is rare, and it installs, too.
         let reachable = move || -> Pin<Box<dyn Future<Output = Result<_, Box<Error>>>>> {
+            // Nothing is under way any more, and what this installs asks for the right anew.
+            drop(acting);
             Box::pin(async move { persist(again.worker(), async || P::reachable(&again, found_by).await).await })
         };
         let (worker, is_kept, swap) = (self.worker().clone(), swap.found_by.is_none(), (at, swap.old, swap.to));
-        let install = change::install((worker, pin), staged, swap, is_kept, unlinked, reachable);
-        let whole = async move {
-            let outcome = install.await;
-            drop(acting);
-            outcome
-        };
-        self.worker().spawn_to_end(whole).await
+        self.worker().spawn_to_end(change::install((worker, pin), staged, swap, is_kept, unlinked, reachable)).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {

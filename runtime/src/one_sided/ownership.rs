@@ -84,7 +84,7 @@ pub async fn read(worker: &Handle, structure: &Structure) -> Result<PartitionMap
 pub enum Waits {
     /// It does.
     AWhile,
-    /// It is refused at once.
+    /// It is refused at once. For changes under way in this compute server it waits all the same.
     No,
 }
 
@@ -93,7 +93,7 @@ pub enum Waits {
 ///
 /// # Errors
 /// [`Error::Owned`] if somebody owns some of it who lives, this compute server included; [`Error::HasWriter`] if another one
-/// that lives changes the structure one-sided; [`Error::BadOption`] if nobody can own such a region, or nothing lies in it.
+/// that lives changes the structure one-sided, or this one does and does not come to an end; [`Error::BadOption`] if nobody can own such a region, or nothing lies in it.
 pub async fn claim<P: Plugin>(
     worker: &Handle,
     structure: &Structure,
@@ -290,11 +290,18 @@ impl Writer {
     /// # Errors
     /// As [`Writer::enter`].
     pub async fn act(&self, worker: &Handle, structure: &Structure) -> Result<Option<Acting>, Error> {
+        let mut attempt = 0;
         while structure.descriptor.is_some() {
             if let Some(acting) = self.try_act() {
                 return Ok(Some(acting));
             }
-            self.enter(worker, structure).await?;
+            if self.is_entered() {
+                // Somebody tries to become the owner, and others may keep him from it.
+                worker.back_off(attempt).await;
+                attempt += 1;
+            } else {
+                self.enter(worker, structure).await?;
+            }
         }
         Ok(None)
     }
@@ -332,13 +339,12 @@ async fn enter(
     let entering = async move {
         let turn = turn(&handle, &structure).await;
         let until_ns = handle.clock().now_ns() + if waits == Waits::AWhile { WAIT_MAX_NS } else { 0 };
-        let mut writers = Resting(Vec::new());
         let mut attempt = 0;
         loop {
             if into.as_ref().is_some_and(|tenure| !tenure.is_valid()) {
                 return Err(Error::GivenUp { name: structure.name.clone() });
             }
-            let mut tenures = turn.tenures();
+            let (mut tenures, mut writers) = (turn.tenures(), Resting(Vec::new()));
             if part == Part::Shared {
                 if let Some(shared) = tenures.iter().find(|tenure| tenure.is_shared()) {
                     return Ok(Arc::clone(shared));
@@ -346,7 +352,7 @@ async fn enter(
             } else {
                 // Its owner is the only one to change a structure, in the same process, too.
                 writers.0.extend(tenures.extract_if(.., |tenure| tenure.is_shared()));
-                writers.rest(&handle).await;
+                writers.rest(&handle, &structure).await?;
             }
             let mut parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
@@ -356,16 +362,16 @@ async fn enter(
             match publish(&handle, &structure, &parts, Kept::Only(&kept), &wish).await {
                 Ok(()) => {
                     turn.has_published(true);
+                    writers.0.iter().for_each(|tenure| tenure.end());
                     break;
                 }
                 Err(Error::Owned { .. } | Error::HasWriter { .. }) if handle.clock().now_ns() < until_ns => {}
                 Err(error) => return Err(error),
             }
-            drop(tenures);
+            drop((tenures, writers));
             handle.back_off(attempt).await;
             attempt += 1;
         }
-        writers.0.iter().for_each(|tenure| tenure.end());
         let Some(tenure) = into else { return Ok(turn.add(part)) };
         let parts = tenure.parts();
         tenure.set_parts(parts.into_iter().chain([part]).collect());
@@ -379,15 +385,23 @@ struct Resting(Vec<Arc<Tenure>>);
 
 impl Resting {
     /// Waits until the changes under way are over.
-    async fn rest(&self, worker: &Handle) {
+    ///
+    /// # Errors
+    /// [`Error::HasWriter`] if they go on for a quarter of a second: nobody may be driving them.
+    async fn rest(&self, worker: &Handle, structure: &Structure) -> Result<(), Error> {
+        let until_ns = worker.clock().now_ns() + WAIT_MAX_NS;
+        let mut attempt = 0;
         for tenure in &self.0 {
             tenure.gate().shut();
-            let mut attempt = 0;
-            while !tenure.gate().is_empty() {
-                worker.back_off(attempt).await;
-                attempt += 1;
-            }
         }
+        while !self.0.iter().all(|tenure| tenure.gate().is_empty()) {
+            if worker.clock().now_ns() >= until_ns {
+                return Err(Error::HasWriter { name: structure.name.clone(), writer: worker.owner() });
+            }
+            worker.back_off(attempt).await;
+            attempt += 1;
+        }
+        Ok(())
     }
 }
 
@@ -453,8 +467,17 @@ pub(crate) fn forget(worker: &Handle, structure: &Structure) {
 
 /// Brings maps up to date that tenures dropped meanwhile have left behind. Part of maintenance.
 pub(crate) async fn maintain(worker: &Handle) {
-    for structure in worker.compute().tenures.behind() {
-        if let Err(error) = bring_up_to_date(worker, &structure).await {
+    let tenures = &worker.compute().tenures;
+    for structure in tenures.behind() {
+        let (handle, of) = (worker.clone(), structure.clone());
+        let publishing = async move {
+            match Tenures::try_turn(&handle.compute().tenures, &of) {
+                Some(turn) => publish_all(&handle, &of, &turn, None).await,
+                // Who changes it now may wait for others: the next time.
+                None => Ok(handle.compute().tenures.remain_behind()),
+            }
+        };
+        if let Err(error) = worker.spawn_to_end(publishing).await {
             // Gone with the structure, perhaps.
             tracing::debug!(structure = structure.name, %error, "a partition map was not brought up to date");
         }

@@ -555,6 +555,11 @@ impl Handle {
         self.0.epoch.pin(&self.0.compute.epoch)
     }
 
+    /// Whether the worker has come to its end: nothing that is waited for with it will come.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.ended.get()
+    }
+
     /// Whether the worker has a task besides the one that asks: then waiting can be put to use.
     #[inline]
     pub fn has_other_tasks(&self) -> bool {

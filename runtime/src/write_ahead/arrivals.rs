@@ -127,6 +127,9 @@ impl Arrivals {
             if let Some(outcome) = log.outcome(batch, failures) {
                 return Poll::Ready(outcome);
             }
+            if worker.has_ended() {
+                return Poll::Pending;
+            }
             if self.0.join(batch, cx.waker()) {
                 log.note(worker, &self.0);
             }

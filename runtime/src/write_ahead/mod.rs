@@ -308,13 +308,10 @@ impl Log {
 
     /// Writes what is pending now: the batch of that number, or `None` if it failed.
     async fn write_pending(&self, worker: &Handle) -> Option<u64> {
-        let (batch, mut pending) = {
-            let state = &mut *self.state();
-            let batch = state.next;
-            state.next += 1;
-            (batch, std::mem::replace(&mut state.pending, std::mem::take(&mut state.spare)))
-        };
-        let written = self.write_batch(worker, batch, &pending.records).await;
+        let mut taken = Taken::new(self);
+        let batch = taken.batch;
+        let written = self.write_batch(worker, batch, &taken.pending.records).await;
+        let mut pending = std::mem::take(&mut taken.pending);
         for space in self.room().spaces() {
             match written {
                 Ok(()) => space.arrived(batch, held(&pending.records)),
@@ -330,15 +327,19 @@ impl Log {
             }
             Err(error) => {
                 tracing::warn!(%error, "an owner's log was not written");
-                let state = &mut *self.state();
-                state.failure = Some((&error).into());
-                self.0.failures.fetch_add(1, Ordering::Release);
-                // It goes with the next batch.
-                let later = std::mem::replace(&mut state.pending, pending);
-                later.records.into_iter().for_each(|record| state.pending.add(record));
+                self.put_back(pending, (&error).into());
                 None
             }
         }
+    }
+
+    /// What was not written goes with the next batch.
+    fn put_back(&self, pending: Pending, why: Failure) {
+        let state = &mut *self.state();
+        state.failure = Some(why);
+        self.0.failures.fetch_add(1, Ordering::Release);
+        let later = std::mem::replace(&mut state.pending, pending);
+        later.records.into_iter().for_each(|record| state.pending.add(record));
     }
 
     async fn write_batch(&self, worker: &Handle, batch: u64, records: &[PageRecord]) -> Result<(), Error> {
@@ -498,6 +499,34 @@ impl Log {
         }
         let segments = std::mem::take(&mut self.room().past).into_rings();
         wipe(worker, segments).await
+    }
+}
+
+/// What is pending, on its way.
+struct Taken<'a> {
+    log: &'a Log,
+    batch: u64,
+    pending: Pending,
+}
+
+impl<'a> Taken<'a> {
+    fn new(log: &'a Log) -> Self {
+        let state = &mut *log.state();
+        let batch = state.next;
+        state.next += 1;
+        let spare = std::mem::take(&mut state.spare);
+        Self { log, batch, pending: std::mem::replace(&mut state.pending, spare) }
+    }
+}
+
+impl Drop for Taken<'_> {
+    /// Its writer panics: nothing is lost, but the room that it took may still be written to, and stays taken.
+    fn drop(&mut self) {
+        if !self.pending.records.is_empty() {
+            let why = || Failure::Other("who wrote it has panicked".into());
+            self.log.state().stuck.get_or_insert_with(why);
+            self.log.put_back(std::mem::take(&mut self.pending), why());
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! The root keeps its number: its halves become new pages, and a new base of the root leads to both, with one swap.
 
 use std::{
+    cell::Cell,
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
@@ -41,6 +42,15 @@ const POST_MAX: u32 = 4;
 /// How deep help is within help. Twice the height does in a sound tree.
 const NESTED_MAX: u32 = 32;
 
+/// Sets it back, whatever comes of a poll.
+struct Back<'a>(&'a Cell<u32>, u32);
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.1);
+    }
+}
+
 /// Recursion needs a box: what is met half-done above is finished first.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, Interrupt>> + 'a>>;
 
@@ -59,9 +69,8 @@ pub(super) fn boxed<'a, A: Access<Plugin = Bw>, T>(
                 return Poll::Ready(Err(Interrupt::stale(structure.root, "what is half-done is so in a ring")));
             }
             local.nested.set(nested + 1);
-            let outcome = future.as_mut().poll(cx);
-            local.nested.set(nested);
-            outcome
+            let _back = Back(&local.nested, nested);
+            future.as_mut().poll(cx)
         })
         .await
     })

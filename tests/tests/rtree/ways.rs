@@ -223,7 +223,6 @@ fn what_memory_servers_remove_leaves_no_empty_pages() {
         for (rect, payload) in model {
             assert!(tree.delete(rect, payload).await.unwrap());
         }
-        println!("{:?}", engine.counts());
         assert!(fleet.counts().done > 1000, "{:?}", fleet.counts());
         drop((tree, engine));
         owned.close().await.unwrap();
