@@ -325,6 +325,11 @@ impl<P: Plugin> Store for RemoteStore<P> {
     async fn read(&self, page: PageId, _class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
         self.0.no_room.set(0);
         self.require_tenure()?;
+        // Of a page that is known to be on its way nobody begins that any more: it is seen here, or its lock word says so.
+        if self.known().freeing.contains(link_of(page)) {
+            let at = link_of(page).remote().map_or(self.context().structure.root, |(at, _)| at);
+            return Err(Interrupt::stale(at, "it was freed just now"));
+        }
         let copy = self.read_page(link_of(page)).await?;
         let at = copy.at();
         let words = copy.into_words();

@@ -15,10 +15,12 @@ use super::{
 use crate::{
     access::Interrupt,
     fabric::memory::LocalMemory,
+    layout::Records,
     lock::OwnerId,
     page::LOCK,
     pages::FreePage,
     ptr::RemotePtr,
+    remote::Remote as _,
     sync::{AtomicU64, Ordering, fence},
     worker::Handle,
 };
@@ -33,8 +35,16 @@ pub(super) async fn carry_out(
     let mut recording = record(worker, &staged.changed, staged.relied_on.len(), &staged.added)?;
     let slots = begin(worker, recording.as_mut(), &staged.changed).await?;
     let parts = recording.as_ref().map(|record| (record.words(worker), record.marks())).unwrap_or_default();
-    let (pages, freed) = carry_out_now(memory, worker.owner(), staged, &parts)?;
+    let outcome = carry_out_now(memory, worker.owner(), staged, &parts);
+    if outcome.is_err()
+        && worker.records() == Records::SeveralPages
+        && let Some(&(first, _)) = parts.0.first()
+    {
+        // As in `change`: what is recorded of an attempt that has failed is void, before the slots are free.
+        memory.words(first, 1).expect("the record is here")[0].store(0, Ordering::Release);
+    }
     drop((recording, slots));
+    let (pages, freed) = outcome?;
     worker.compute().pages.retire(freed.into_iter());
     Ok(pages)
 }

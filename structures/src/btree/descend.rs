@@ -8,6 +8,9 @@ use super::{
     node::{HEAD, KIND, Node, Side},
 };
 
+/// How often a search from the root, as it is cached, goes right: more often than splits under way explain.
+pub(super) const RIGHTS_MAX: u32 = 8;
+
 /// How a search goes down.
 pub(super) trait Down {
     fn down<'a, A: Access>(
@@ -100,6 +103,8 @@ pub(super) async fn descend<'a, A: Access<Plugin = Tree>, D: Down>(
 ) -> Result<Descent<'a, A>, Interrupt> {
     let page_words = page_words(access);
     let mut way = Way { parent: None, page: access.open(start).await?, guess: None };
+    require_kind(&way.page)?;
+    let mut rights = 0;
     loop {
         match walk::<_, true>(access, &mut way, key, level)? {
             Stop::Arrived(upto, expects_value) => {
@@ -109,7 +114,14 @@ pub(super) async fn descend<'a, A: Access<Plugin = Tree>, D: Down>(
                 }
                 return Ok(Descent { parent: way.parent, page: way.page, upto });
             }
-            Stop::Right(link) => way.page = beside(access, &way.page, link).await?,
+            Stop::Right(link) => {
+                // The pages above are old. Read anew, they lead closer.
+                if rights == RIGHTS_MAX && matches!(start, Start::Root) {
+                    return Err(Interrupt::stale(way.page.at(), "it is far from where the key belongs"));
+                }
+                rights += 1;
+                way.page = beside(access, &way.page, link).await?;
+            }
             Stop::Missed(near) => access.prefetch(&way.page, likely(page_words, near)).await,
             Stop::Away(link) => {
                 let hint = wanted(way.guess, page_words);
@@ -124,7 +136,7 @@ pub(super) async fn descend<'a, A: Access<Plugin = Tree>, D: Down>(
 /// [`descend`] from the root, if all pages on the way are at hand; else where it has to wait. Does not keep the page above.
 #[inline(always)]
 pub(super) fn try_descend<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u8) -> Result<Descent<'_, A>, Start> {
-    let page: A::Page<'_> = access.try_open().ok_or(Start::Root)?;
+    let page: A::Page<'_> = access.try_open().filter(|page| require_kind(page).is_ok()).ok_or(Start::Root)?;
     let mut way = Way { parent: None, page, guess: None };
     loop {
         match walk::<A, false>(access, &mut way, key, level) {
@@ -244,6 +256,13 @@ pub(super) async fn beside<'a, A: Access<Plugin = Tree>>(
     match sibling.read(|words| Node(words).low())? {
         sibling_low if sibling_low > low && Some(sibling_low) <= high => Ok(sibling),
         _ => Err(Interrupt::stale(sibling.at(), "it does not lie to the right of the page that links to it")),
+    }
+}
+
+fn require_kind(page: &impl PageRef) -> Result<(), Interrupt> {
+    match page.kind() == KIND {
+        true => Ok(()),
+        false => Err(Interrupt::stale(page.at(), "it is no page of a B+-tree")),
     }
 }
 

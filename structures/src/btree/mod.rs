@@ -184,8 +184,9 @@ impl BTree<OneSided<Tree>> {
 
 impl<A: Access<Plugin = Tree> + Clone + 'static> BTree<A> {
     /// Loads entries in strictly ascending key order into an empty tree, using the share `fill` (0.1 to 1.0) of each page;
-    /// returns their number. Others see the tree empty until it is done; if it fails or is dropped, the tree stays empty and
-    /// its pages are taken back, by a task of the worker: a future that outlives the worker leaves them behind.
+    /// returns their number. Others see the tree empty until it is done; if it fails, the tree stays empty and its pages are taken
+    /// back, by a task of the worker: a future that outlives the worker leaves them behind. If it is dropped, that is so, or, in its
+    /// last step, all is loaded.
     ///
     /// # Errors
     /// If the tree is not empty, the input is not in order, `fill` is out of range, or remote memory is full.

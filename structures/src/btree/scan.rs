@@ -18,7 +18,7 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::{Down, Ships, Stays, beside, descend, require_level},
+    descend::{Down, RIGHTS_MAX, Ships, Stays, beside, descend, require_level},
     node::{Node, Side},
 };
 use crate::map::ops::{Count, Scan, ScanPart};
@@ -276,6 +276,7 @@ impl Walk {
         visit: &mut impl FnMut(&[(u64, u64)]) -> bool,
     ) -> Result<bool, Interrupt> {
         require_level(&leaf, 0)?;
+        let mut rights = 0;
         while let Some(cursor) = self.cursor {
             match leaf.read(|words| Node(words).side(cursor))? {
                 Side::Left => return Ok(false),
@@ -285,6 +286,11 @@ impl Walk {
             let right = leaf.read(|words| Node(words).right())?;
             let mut beyond = beside(access, &leaf, right).await?;
             while beyond.read(|words| Node(words).side(cursor) == Side::Right)? {
+                // The page above is old. What was visited so far stands.
+                if rights == RIGHTS_MAX {
+                    return Err(Interrupt::stale(beyond.at(), "it is far from where the key belongs"));
+                }
+                rights += 1;
                 let right = beyond.read(|words| Node(words).right())?;
                 beyond = beside(access, &beyond, right).await?;
             }

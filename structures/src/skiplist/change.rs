@@ -115,9 +115,13 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
     }
 }
 
-/// Puts another level on top: what the root holds goes into a new page below it.
-pub(super) async fn raise_root<A: Access<Plugin = List>>(access: &A) -> Result<(), Interrupt> {
+/// Puts another level on top, if there are fewer: what the root holds goes into a new page below it.
+pub(super) async fn raise_root<A: Access<Plugin = List>>(access: &A, level: u8) -> Result<(), Interrupt> {
     let Place { page, node } = Place::open(access, Start::Anew).await?;
+    if node.level >= level {
+        // Others were first.
+        return Ok(());
+    }
     let new = access.allocate(CLASS, access.context().structure.placement(node.level, page.at())).await?;
     let (link, mut pages) = (new.link().word(), Pages::new());
     let (root, new) = (pages.add(page), pages.add_new(new));

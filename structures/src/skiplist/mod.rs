@@ -33,6 +33,8 @@ use crate::map::{KeyRange, Map, OrderedMap, PutMode, ScanPart};
 
 /// Below a node of this level are sixteen entries on average.
 const RUN_LEVEL: u8 = 2;
+/// More entries than a run has, sixteen on average, but for one in some 10^14.
+const RUN_MAX: u64 = 512;
 
 /// A skip list of u64 keys and values. A handle belongs to one worker; any number of handles can be open on one list.
 ///
@@ -98,7 +100,7 @@ impl OrderedMap for List {
             (true, _) => found.set_value(value).await,
             (false, PutMode::Update) => Ok(None),
             (false, _) if height(key) <= found.first.level => found.add_tower(key, value).await.map(|()| None),
-            (false, _) => change::raise_root(access).await.and(Err(Interrupt::again())),
+            (false, _) => change::raise_root(access, height(key)).await.and(Err(Interrupt::again())),
         }
     }
 
@@ -120,8 +122,14 @@ impl OrderedMap for List {
         while first.node.level > 0 {
             first = first.below(access, false).await?;
         }
-        let all = Scan { low: low_of_run, limit: u64::MAX, ..*scan };
-        let ScanPart { mut entries, .. } = first.ascend(access, &all, false).await?;
+        // Where the nodes above may be old, a run may have no end.
+        let limit_of_run = if matches!(from, Start::Root) { RUN_MAX } else { u64::MAX };
+        let at = first.page.at();
+        let all = Scan { low: low_of_run, limit: limit_of_run, ..*scan };
+        let ScanPart { mut entries, rest, .. } = first.ascend(access, &all, false).await?;
+        if rest.is_some() {
+            return Err(Interrupt::stale(at, "the nodes above it are far apart"));
+        }
         entries.reverse();
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         let end = if entries.len() as u64 == limit { entries[entries.len() - 1].0 } else { low_of_run };
