@@ -5,7 +5,7 @@
 //!   read the map and two to change it, once for all handles of a compute server. Reading asks nobody: a reader beside an owner
 //!   sees what the owner has written back, which may be old, and pages of one change that do not fit yet.
 //! - A claim beside a shared writer, a writer beside an owner, and a second owner are refused, with the name of who was first,
-//!   for as long as that one lives. Who is about to give up gets a little time.
+//!   for as long as that one lives. Who is about to give up gets a little time; changes of the claimer's own writers are waited for.
 //! - A dead one's region stays in the map until somebody claims it, or changes the structure one-sided. Before, what the dead owner has
 //!   left is finished, its [log](crate::write_ahead) replayed; and so is the log of an owner that ends without having given up in order.
 //!
@@ -93,7 +93,8 @@ pub enum Waits {
 ///
 /// # Errors
 /// [`Error::Owned`] if somebody owns some of it who lives, this compute server included; [`Error::HasWriter`] if another one
-/// that lives changes the structure one-sided, or this one does and does not come to an end; [`Error::BadOption`] if nobody can own such a region, or nothing lies in it.
+/// that lives changes the structure one-sided, or this one does and does not come to an end; [`Error::BadOption`] if nobody can own
+/// such a region, or nothing lies in it.
 pub async fn claim<P: Plugin>(
     worker: &Handle,
     structure: &Structure,
