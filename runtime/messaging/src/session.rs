@@ -54,6 +54,8 @@ pub(super) struct Session {
     pub(super) unique: u64,
     /// The peer whose connection it has; none while the worker is away.
     pub(super) peer: Option<ServerId>,
+    /// Among the departures of its thread's workers, the last one of its own.
+    pub(super) away_since: u64,
     /// The number of the first place.
     base: u64,
     places: VecDeque<Place>,
@@ -64,7 +66,16 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(who: PeerId, unique: u64) -> Self {
-        Self { who, unique, peer: None, base: 1, places: VecDeque::new(), unsent_words: 0, kept_words: 0 }
+        Self {
+            who,
+            unique,
+            peer: None,
+            away_since: 0,
+            base: 1,
+            places: VecDeque::new(),
+            unsent_words: 0,
+            kept_words: 0,
+        }
     }
 
     fn place(&mut self, sequence: u64) -> Option<&mut Place> {
@@ -202,9 +213,8 @@ impl Session {
         }
     }
 
-    /// The connection is gone, and with it what it had in its queue.
+    /// A connection is gone, and with it what it had in its queue.
     pub(super) fn lose_connection(&mut self) {
-        self.peer = None;
         for place in &mut self.places {
             if let Place::Done { reply, held: Some(_), .. } = place {
                 self.unsent_words -= reply.len();

@@ -294,3 +294,31 @@ fn a_service_that_panics_leaves_nobody_waiting() {
         assert!(matches!(missing, Err(MessagingError::Fabric(FabricError::ServerMissing { .. }))), "{missing:?}");
     });
 }
+
+/// As many sessions without a connection as a memory server keeps.
+fn leave_away(scene: &Scene, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        let dropped = scene.messages[0].counts().dropped;
+        let mut rogue = Rogue::new(scene, number);
+        rogue.post(0, Verb::Notify(1 << 40));
+        until(|| scene.messages[0].counts().dropped > dropped);
+    }
+}
+
+fn says_hello(rogue: &Rogue) -> bool {
+    let since = std::time::Instant::now();
+    until(|| rogue.head_of_replies() > 0 || since.elapsed() > Duration::from_secs(5));
+    rogue.forms() == [1]
+}
+
+#[test]
+fn a_worker_that_comes_before_its_old_connection_is_gone_is_welcome() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let older = Rogue::new(&scene, 0);
+    assert!(says_hello(&older));
+    leave_away(&scene, 1..65);
+    let mut newer = Rogue::new(&scene, 0);
+    assert!(says_hello(&newer), "its session was given up while it came");
+    newer.send(&[1 << 8 | 1, 1, 1, u64::from(TALLY.0)]);
+    until(|| newer.forms().len() == 2);
+}

@@ -82,9 +82,6 @@ impl Thread {
         // A worker has one connection to a server; of two, the newer one counts.
         if let Some(older) = self.sessions[session].as_mut().and_then(|session| session.peer.replace(peer)) {
             self.close(older.index());
-            if let Some(session) = &mut self.sessions[session] {
-                session.peer = Some(peer);
-            }
         }
         connection.enqueue_notice(&hello_ack(self.shared.incarnation, known.is_some()));
         let moved_at_ns = self.clock.now_ns();
@@ -128,15 +125,19 @@ impl Thread {
             return;
         }
         session.lose_connection();
-        let mut away = self.sessions.iter().enumerate().filter_map(|(place, session)| {
-            session.as_ref().filter(|session| session.peer.is_none()).map(|session| (session.unique, place))
-        });
-        let oldest = away.clone().min();
-        if away.by_ref().count() > AWAY_MAX
-            && let Some((_, place)) = oldest
-            && let Some(session) = self.sessions[place].take()
+        // Its worker may have come again already.
+        if session.peer != Some(peer_number(index)) {
+            return;
+        }
+        session.peer = None;
+        self.departures += 1;
+        session.away_since = self.departures;
+        let away = self.sessions.iter().flatten().filter(|session| session.peer.is_none());
+        if away.clone().count() > AWAY_MAX
+            && let Some(who) = away.min_by_key(|session| session.away_since).map(|session| session.who)
+            && let Some(place) = self.by_worker.remove(&who)
         {
-            self.by_worker.remove(&session.who);
+            self.sessions[place] = None;
         }
     }
 

@@ -76,6 +76,8 @@ pub(super) struct Thread {
     pub(super) generation: u32,
     pub(super) first_peer: usize,
     pub(super) next_unique: u64,
+    /// Connections that sessions have lost.
+    pub(super) departures: u64,
     pub(super) report: u16,
     pub(super) reported_at_ns: u64,
     pub(super) checked_at_ns: u64,
@@ -129,6 +131,7 @@ impl Thread {
             generation: 0,
             first_peer: 0,
             next_unique: 0,
+            departures: 0,
             report: 0,
             reported_at_ns: 0,
             checked_at_ns: 0,
