@@ -3,7 +3,7 @@
 //! ```text
 //! request   [items:16 | type:8]  sequence  acknowledged   item...   item: [words:32 | kind:32]               parameters...
 //! reply     [items:16 | type:8]  sequence                 item...   item: [words:32 | index:16 | status:16]  result...
-//! hello-ack   [type:8]  the server's incarnation  1 if it knows the worker's session
+//! hello-ack   [type:8]  the server's incarnation  the worker's session
 //! nack [type:8]  why
 //! goodbye [type:8]
 //! ```
@@ -138,8 +138,8 @@ pub enum FromServer<'a> {
     HelloAck {
         /// The server's incarnation: another number, another server.
         server: u64,
-        /// Whether it still has what it answered this worker on an earlier connection.
-        resumed: bool,
+        /// The worker's session. The same again: the server still has what it answered this worker on an earlier connection.
+        session: u64,
     },
     /// A message could not be made sense of, and not even its number told.
     Nack(u64),
@@ -172,9 +172,7 @@ pub fn read_from_server(words: &[u64]) -> Result<FromServer<'_>, DecodeError> {
             }
             Ok(FromServer::Reply(view))
         }
-        (HELLO_ACK, &[HELLO_ACK, server, resumed @ 0..=1]) => {
-            Ok(FromServer::HelloAck { server, resumed: resumed == 1 })
-        }
+        (HELLO_ACK, &[HELLO_ACK, server, session]) => Ok(FromServer::HelloAck { server, session }),
         (NACK, &[NACK, why]) => Ok(FromServer::Nack(why)),
         (GOODBYE, &[GOODBYE]) => Ok(FromServer::Goodbye),
         _ => Err(DecodeError("a message of the server is of no known type")),
@@ -214,8 +212,8 @@ impl<'a> ReplyView<'a> {
     }
 }
 
-pub(crate) fn hello_ack(server: u64, resumed: bool) -> [u64; 3] {
-    [HELLO_ACK, server, u64::from(resumed)]
+pub(crate) fn hello_ack(server: u64, session: u64) -> [u64; 3] {
+    [HELLO_ACK, server, session]
 }
 
 pub(crate) fn nack(refusal: Refusal) -> [u64; 2] {

@@ -322,3 +322,17 @@ fn a_worker_that_comes_before_its_old_connection_is_gone_is_welcome() {
     newer.send(&[1 << 8 | 1, 1, 1, u64::from(TALLY.0)]);
     until(|| newer.forms().len() == 2);
 }
+
+#[test]
+fn the_session_that_is_away_longest_is_given_up() {
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let mut first = Rogue::new(&scene, 0);
+    assert!(says_hello(&first));
+    let session = first.hello();
+    leave_away(&scene, 1..65);
+    first.post(0, Verb::Notify(1 << 40));
+    until(|| first.is_dismissed());
+    let first = first.connect_again();
+    assert!(says_hello(&first));
+    assert_eq!(first.hello(), session, "the session that was made first, and was away last");
+}

@@ -96,6 +96,11 @@ impl Rogue {
         forms
     }
 
+    /// What the hello-ack says: the memory server's incarnation, and the session. The ring has not wrapped.
+    pub(crate) fn hello(&self) -> [u64; 2] {
+        [2, 3].map(|word| self.memory[(RING / 8) as usize + word].load(Ordering::Relaxed))
+    }
+
     /// How far the memory server has written the ring of latency-sensitive messages.
     pub(crate) fn head_of_replies(&self) -> u64 {
         self.memory[0].load(Ordering::Acquire)

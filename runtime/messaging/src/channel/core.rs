@@ -78,8 +78,8 @@ pub(super) struct Core {
     pub(super) phase: Phase,
     pub(super) connection: Option<Connection>,
     pub(super) generation: u32,
-    /// The incarnation of the memory server that knows this worker's session.
-    pub(super) incarnation: Option<u64>,
+    /// The incarnation of the memory server that was last heard of, and this worker's session there.
+    pub(super) session: Option<(u64, u64)>,
     pub(super) slots: Slots,
     pub(super) next: u64,
     /// Everything below has been answered, or dropped.
@@ -147,7 +147,7 @@ impl Core {
             phase: Phase::Down,
             connection: None,
             generation: 0,
-            incarnation: None,
+            session: None,
             slots: Slots((0..WINDOW).map(|_| Slot::default()).collect()),
             next: 1,
             lowest: 1,
@@ -214,7 +214,7 @@ impl Core {
                     return;
                 }
             }
-            Ok(FromServer::HelloAck { server, resumed }) => self.hello_ack(host, server, resumed),
+            Ok(FromServer::HelloAck { server, session }) => self.hello_ack(host, (server, session)),
             Ok(FromServer::Nack(_)) => self.nacks += 1,
             Ok(FromServer::Goodbye) => self.has_goodbye = true,
             Err(why) => {
@@ -229,8 +229,10 @@ impl Core {
         self.spare.put(message);
     }
 
-    fn hello_ack(&mut self, host: &dyn Host, server: u64, resumed: bool) {
-        let same = self.incarnation.replace(server) == Some(server) && resumed;
+    fn hello_ack(&mut self, host: &dyn Host, session: (u64, u64)) {
+        // Not whether the server knows the worker: it may know it from a connection whose hello-ack was lost, in a session that
+        // knows nothing of what was asked before.
+        let same = self.session.replace(session) == Some(session);
         self.phase = Phase::Up;
         self.dirty = true;
         if let Some(connection) = &mut self.connection {

@@ -17,7 +17,7 @@ use farlink_fabric::{
     buffer::{Buffer, Buffers},
     clock::Clock,
     connection::PeerId,
-    listener::{Change, ListenOptions},
+    listener::{Change, ListenOptions, ServerEndpoint},
     lock::OwnerId,
     mem::{MemFabric, MemOptions},
     ptr::ServerId,
@@ -173,7 +173,7 @@ fn a_channel_tells_the_memory_server_how_to_send() {
             let Change::Joined { peer, memory, .. } = change else { panic!("nobody left: {change:?}") };
             let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX, gather_max: 1 };
             let mut connection = Connection::new(memory, peer, 1, sending).unwrap();
-            connection.enqueue_notice(&hello_ack(1, false));
+            connection.enqueue_notice(&hello_ack(1, 1));
             server = Some(connection);
         }
         let server = server.as_mut()?;
@@ -213,7 +213,7 @@ fn a_memory_server_that_stands_still_is_given_up() {
             let Change::Joined { peer, memory, .. } = change else { continue };
             let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX, gather_max: 1 };
             let mut connection = Connection::new(memory, peer, 1, sending).unwrap();
-            connection.enqueue_notice(&hello_ack(1, false));
+            connection.enqueue_notice(&hello_ack(1, 1));
             server = Some(connection);
         }
         if let (Some(server), Some(report)) = (server.as_mut(), report) {
@@ -326,4 +326,94 @@ fn a_worker_without_a_core_learns_of_a_loss() {
     });
     let turns = turns.count();
     assert!(turns < 100, "told after {turns} exchanges");
+}
+
+/// A memory server that a test plays, and the session that it names.
+struct Played {
+    port: Box<dyn ServerEndpoint>,
+    // After the port, which may still use them.
+    buffers: Buffers,
+    connection: Option<(ServerId, Connection)>,
+    session: u64,
+}
+
+impl Played {
+    /// What it is asked.
+    fn turn(&mut self) -> Option<Vec<u64>> {
+        let mut changes = Vec::new();
+        self.port.changes(true, &mut changes);
+        for change in changes {
+            let Change::Joined { peer, memory, .. } = change else { continue };
+            let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX, gather_max: 1 };
+            let mut connection = Connection::new(memory, peer, 1, sending).unwrap();
+            connection.enqueue_notice(&hello_ack(1, self.session));
+            self.connection = Some((peer, connection));
+        }
+        let (_, connection) = self.connection.as_mut()?;
+        let mut carrier = Posts(&self.buffers, Vec::new());
+        connection.send_out(&Nothing, &mut carrier).unwrap();
+        let asked = connection.receive(Priority::Latency, &mut carrier).unwrap();
+        self.port.ring(&mut carrier.1);
+        let mut completions = Vec::new();
+        self.port.poll(&mut completions);
+        completions.into_iter().for_each(|completion| connection.complete(completion));
+        asked
+    }
+}
+
+/// What comes of what `ask` asks of a memory server that `answer` plays; none if nothing does.
+fn play<T>(
+    ask: impl AsyncFnOnce(Channel) -> Result<T, Error>,
+    mut answer: impl FnMut(&mut Played, &[u64]),
+) -> Option<Result<T, Error>> {
+    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let id = ServerId::new(0).unwrap();
+    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
+    let port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
+    let mut server = Played { port, buffers: Buffers::default(), connection: None, session: 7 };
+    let worker = Worker::new(&fabric);
+    let mut asking = pin!(async {
+        ask(Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()).await?).await
+    });
+    let ended = (0..400).find_map(|_| {
+        worker.now_ns.set(worker.now_ns.get() + 3_000_000);
+        worker.turn();
+        if let Some(asked) = server.turn() {
+            answer(&mut server, &asked);
+        }
+        match asking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(ended) => Some(ended),
+            Poll::Pending => None,
+        }
+    });
+    worker.channels.close(&*worker);
+    ended
+}
+
+/// How often a memory server gets a request that it does not answer before the connection is lost, if it then names this session; and how
+/// the request ends.
+fn asked_again(session: u64) -> (usize, Option<Result<(), Error>>) {
+    let mut asked = 0;
+    let ask = async |channel: Channel| channel.request(Kind(1), &1u64, Priority::Latency).await.map(drop);
+    let ended = play(ask, |server, _| {
+        asked += 1;
+        if asked == 1
+            && let Some((peer, _)) = server.connection.take()
+        {
+            server.port.dismiss(peer);
+            server.session = session;
+        }
+    });
+    (asked, ended)
+}
+
+/// Only the session that a request was sent to knows whether it is a repeat.
+#[test]
+fn a_request_is_repeated_only_to_the_session_that_it_was_sent_to() {
+    let (asked, ended) = asked_again(7);
+    // Nobody answers, and it waits.
+    let waits = matches!(ended, None | Some(Err(Error::NoAnswer { .. })));
+    assert!(asked == 2 && waits, "asked {asked} times, and then {ended:?}");
+    let (asked, ended) = asked_again(8);
+    assert!(asked == 1 && matches!(ended, Some(Err(Error::OutcomeUnknown { .. }))), "asked {asked} times, {ended:?}");
 }

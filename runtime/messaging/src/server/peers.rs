@@ -83,7 +83,8 @@ impl Thread {
         if let Some(older) = self.sessions[session].as_mut().and_then(|session| session.peer.replace(peer)) {
             self.close(older.index());
         }
-        connection.enqueue_notice(&hello_ack(self.shared.incarnation, known.is_some()));
+        let unique = self.sessions[session].as_ref().map_or(0, |session| session.unique);
+        connection.enqueue_notice(&hello_ack(self.shared.incarnation, unique));
         let moved_at_ns = self.clock.now_ns();
         let held = (None, moved_at_ns);
         let peer_state = Peer {

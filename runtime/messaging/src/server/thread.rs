@@ -130,7 +130,8 @@ impl Thread {
             clock,
             generation: 0,
             first_peer: 0,
-            next_unique: 0,
+            // Sessions of other threads have other numbers.
+            next_unique: (number as u64) << 48,
             departures: 0,
             report: 0,
             reported_at_ns: 0,
