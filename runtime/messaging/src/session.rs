@@ -14,7 +14,7 @@ use crate::{
     connection::Source,
     message::{REPLY_HEADER, reply_header, reply_item},
     pieces::{Held, Outbound},
-    protocol::{Priority, Refusal, WINDOW},
+    protocol::{MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW},
     serve::Replies,
 };
 use farlink_fabric::{connection::PeerId, ptr::ServerId};
@@ -50,7 +50,7 @@ pub(super) enum Admission {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) who: PeerId,
-    /// Another number for each session of a thread.
+    /// Another number for each session of a memory server's incarnation.
     pub(super) unique: u64,
     /// The peer whose connection it has; none while the worker is away.
     pub(super) peer: Option<ServerId>,
@@ -141,6 +141,13 @@ impl Session {
         let Place::Running { reply, missing, priority } = place else { return None };
         let priority = *priority;
         *missing = missing.saturating_sub(1);
+        // Room is left for the items that are missing to be refused, too.
+        if reply.len().max(REPLY_HEADER) + words.len() - REPLY_HEADER + *missing > MESSAGE_WORDS_MAX {
+            let index = (words[REPLY_HEADER] >> 16) as u16;
+            tracing::error!(index, "the reply to a batch would be too long, and one of its items is refused");
+            words.truncate(REPLY_HEADER);
+            words.push(reply_item(0, index, Err(Refusal::Unanswered)));
+        }
         if reply.is_empty() {
             std::mem::swap(reply, &mut words);
         } else {
@@ -284,6 +291,25 @@ mod tests {
         let found: Vec<_> =
             view.items().map(|item| item.unwrap()).map(|item| (item.index, reply[item.words].to_vec())).collect();
         assert_eq!(found, [(2, vec![7, 8]), (0, vec![]), (1, vec![9])]);
+    }
+
+    #[test]
+    fn what_a_reply_has_no_room_for_is_refused() {
+        let (mut session, replies) = session();
+        session.admit((1, 1), 4, FAST, &replies).unwrap();
+        // All of the room but the last three items' headers.
+        let most = item(&vec![7; MESSAGE_WORDS_MAX - REPLY_HEADER - 4], 0);
+        session.finish(1, most, None, &replies);
+        for (index, result) in [(1, &[1][..]), (2, &[]), (3, &[2, 3])] {
+            session.finish(1, item(result, index), None, &replies);
+        }
+        let reply = session.message(1).unwrap().words;
+        assert_eq!(reply.len(), MESSAGE_WORDS_MAX);
+        let super::super::FromServer::Reply(view) = super::super::read_from_server(reply).unwrap() else { panic!() };
+        let found: Vec<_> = view.items().map(|item| item.unwrap()).map(|item| (item.index, item.status)).collect();
+        let none = Err(Refusal::Unanswered);
+        assert_eq!(found, [(0, Ok(())), (1, none), (2, Ok(())), (3, none)]);
+        assert_eq!(session.unsent_words, MESSAGE_WORDS_MAX);
     }
 
     #[test]

@@ -35,7 +35,7 @@ use self::{
 use crate::error::Error;
 use crate::{
     load::Load,
-    message::{ReplyItem, begin_request, push_item},
+    message::{ReplyItem, ReplyView, begin_request, push_item},
     protocol::{ITEMS_MAX, Kind, MESSAGE_WORDS_MAX, Priority, Refusal},
 };
 #[cfg(doc)]
@@ -153,10 +153,12 @@ impl Channel {
         }
         let words = self.send(priority, batch.kinds.len(), |to| to.extend_from_slice(&batch.words)).await?;
         let mut items: Vec<Option<ReplyItem>> = vec![None; batch.kinds.len()];
+        let is_whole = ReplyView::of(&words).is_some_and(|reply| reply.items == 1);
         for item in items_of(&words) {
             // A message that was refused as a whole has one item.
-            if item.status == Err(Refusal::Malformed) && item.index == 0 {
-                items.fill(Some(item.clone()));
+            if is_whole && item.status.is_err() {
+                items.fill(Some(item));
+                break;
             }
             let index = item.index;
             if let Some(place) = items.get_mut(index) {
@@ -164,7 +166,15 @@ impl Channel {
             }
         }
         let replies = items.into_iter().zip(&batch.kinds);
-        let replies = replies.map(|(item, &kind)| self.reply(words.clone(), item, kind)).collect();
+        let replies = replies.map(|(item, &kind)| {
+            let mut own = self.state.core.borrow_mut().spare.take();
+            let item = item.map(|item| {
+                own.extend_from_slice(&words[item.words.clone()]);
+                ReplyItem { words: 0..own.len(), ..item }
+            });
+            self.reply(own, item, kind)
+        });
+        let replies = replies.collect();
         self.state.core.borrow_mut().recycle(words);
         Ok(replies)
     }

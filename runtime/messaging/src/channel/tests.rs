@@ -24,13 +24,13 @@ use farlink_fabric::{
     region::Region,
 };
 
-use super::{Channel, ChannelOptions, Channels, Host, Tasks};
+use super::{Batch, Channel, ChannelOptions, Channels, Host, Tasks};
 use crate::{
     Error,
     connection::{Carrier, Connection, SendConfig, Sending, Source},
-    message::hello_ack,
+    message::{hello_ack, refusal, reply_header, reply_item},
     pieces::Outbound,
-    protocol::{Kind, Priority},
+    protocol::{Kind, Priority, Refusal},
     serve::{Request as Asked, Responder, Service},
     server::{MessageServer, ServeMessages},
 };
@@ -416,4 +416,30 @@ fn a_request_is_repeated_only_to_the_session_that_it_was_sent_to() {
     assert!(asked == 2 && waits, "asked {asked} times, and then {ended:?}");
     let (asked, ended) = asked_again(8);
     assert!(asked == 1 && matches!(ended, Some(Err(Error::OutcomeUnknown { .. }))), "asked {asked} times, {ended:?}");
+}
+
+/// The items of a batch come in any order, and a refusal that answers a whole batch is one item.
+#[test]
+fn each_request_of_a_batch_ends_as_the_memory_server_says() {
+    let ask = async |channel: Channel| {
+        let mut batch = Batch::default();
+        (0..2u64).for_each(|number| batch.push(Kind(1), &number));
+        let one_refused = channel.batch(&batch, Priority::Latency).await?;
+        Ok((one_refused, channel.batch(&batch, Priority::Latency).await?))
+    };
+    let ended = play(ask, |server, asked| {
+        let Some((_, connection)) = &mut server.connection else { return };
+        let sequence = asked[1];
+        let [first, second] = reply_header(2, sequence);
+        let refused = reply_item(0, 0, Err(Refusal::Malformed));
+        let words = match sequence {
+            1 => &[first, second, reply_item(1, 1, Ok(())), 42, refused][..],
+            _ => &refusal(sequence, Refusal::Forgotten),
+        };
+        connection.enqueue_notice(words);
+    });
+    let Some(Ok((one_refused, forgotten))) = ended else { panic!("{ended:?}") };
+    assert!(matches!(&one_refused[0], Err(Error::Refused { why: Refusal::Malformed, .. })), "{one_refused:?}");
+    assert!(matches!(&one_refused[1], Ok(reply) if reply.words() == [42]), "{one_refused:?}");
+    assert!(forgotten.iter().all(|reply| matches!(reply, Err(Error::OutcomeUnknown { .. }))), "{forgotten:?}");
 }
