@@ -443,3 +443,51 @@ fn each_request_of_a_batch_ends_as_the_memory_server_says() {
     assert!(matches!(&one_refused[1], Ok(reply) if reply.words() == [42]), "{one_refused:?}");
     assert!(forgotten.iter().all(|reply| matches!(reply, Err(Error::OutcomeUnknown { .. }))), "{forgotten:?}");
 }
+
+/// Takes its time over each request.
+struct Slow;
+
+impl Service for Slow {
+    fn handle(&mut self, _request: Asked<'_>, reply: Responder) {
+        std::thread::sleep(Duration::from_millis(2));
+        reply.send_words(&[]);
+    }
+}
+
+/// It says that it lives though a turn, with many requests, is long.
+#[test]
+fn a_memory_server_with_much_to_do_reports_its_load() {
+    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let id = ServerId::new(0).unwrap();
+    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
+    let server =
+        MessageServer::start(listener, &ServeMessages::default(), |_| Ok(Box::new(Slow) as Box<dyn Service>)).unwrap();
+    let worker = Worker::new(&fabric);
+    let mut opening = Box::pin(Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()));
+    let channel = loop {
+        worker.turn();
+        if let Poll::Ready(opened) = opening.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            break opened.unwrap();
+        }
+    };
+    let mut asked: Vec<_> =
+        (0..240).map(|_| Box::pin(channel.request_words(Kind(1), &[], Priority::Latency))).collect();
+    let (mut answers, mut reports) = (0, std::collections::BTreeSet::new());
+    while answers < 200 {
+        worker.turn();
+        asked.retain_mut(|asked| match asked.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answered) => {
+                answered.unwrap();
+                answers += 1;
+                false
+            }
+            Poll::Pending => true,
+        });
+        if answers > 0 {
+            reports.extend(channel.load().map(|load| load.report));
+        }
+    }
+    assert!(reports.len() > 2, "{reports:?}");
+    drop((asked, server));
+    worker.channels.close(&*worker);
+}

@@ -92,6 +92,7 @@ impl Thread {
         let (unique, who) = (session.unique, session.who);
         match (admission, view, numbers) {
             (Some(Admission::New), Some(view), _) => {
+                self.handled += items;
                 for (place, (kind, words)) in view.items().enumerate() {
                     let to = Address { session: session_index, unique, sequence: view.sequence, index: place as u16 };
                     let reply = Responder::new(Rc::clone(&self.replies), to);

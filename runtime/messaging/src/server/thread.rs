@@ -29,6 +29,8 @@ const IDLE_TURNS_MAX: u32 = 100;
 const POLLS_MAX: u32 = 200;
 /// Turns between two looks at the clock, while busy.
 const TURNS_PER_CLOCK_SAMPLE: u32 = 64;
+/// Requests after which it looks even so: with many of them, a turn is long.
+const REQUESTS_PER_CLOCK_SAMPLE: usize = 64;
 
 /// A sleep without peers: not for ever, because what wakes it lies where others can write.
 const LONG: Duration = Duration::from_secs(1);
@@ -83,6 +85,8 @@ pub(super) struct Thread {
     pub(super) checked_at_ns: u64,
     pub(super) busy_since_ns: Option<u64>,
     pub(super) busy_ns: u64,
+    /// Since the last look at the clock.
+    pub(super) handled: usize,
     pub(super) present: usize,
     /// It takes nothing more, and nobody.
     pub(super) is_ending: bool,
@@ -138,6 +142,7 @@ impl Thread {
             checked_at_ns: 0,
             busy_since_ns: None,
             busy_ns: 0,
+            handled: 0,
             present: 0,
             is_ending: false,
             has_latest: Cell::new(false),
@@ -162,7 +167,7 @@ impl Thread {
                 if self.busy_since_ns.is_none() {
                     self.busy_since_ns = Some(self.clock.now_ns());
                 }
-                if turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) {
+                if turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) || self.handled >= REQUESTS_PER_CLOCK_SAMPLE {
                     self.sample_clock();
                 }
                 continue;
@@ -227,6 +232,7 @@ impl Thread {
     }
 
     pub(super) fn sample_clock(&mut self) {
+        self.handled = 0;
         let now_ns = self.clock.now_ns();
         if let Some(since_ns) = self.busy_since_ns.take() {
             self.busy_ns += now_ns.saturating_sub(since_ns);
