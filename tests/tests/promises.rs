@@ -421,6 +421,14 @@ fn a_shipped_operation_that_panics_or_answers_too_much_harms_nobody_else() {
             assert!(matches!(error, Error::AnswerTooLarge { words, .. } if words > 5 << 20), "{error}");
             assert_eq!(remote.execute(&Answers { words: 1000 }).await.unwrap(), [7; 1000]);
         }
+        // The longest answer there is, and one that is longer by a word.
+        let too_long = 5 << 20;
+        let error = remote.execute(&Answers { words: too_long }).await.unwrap_err();
+        let Error::AnswerTooLarge { words, limit } = error else { panic!("{error}") };
+        let most = limit - (words - too_long);
+        assert_eq!(remote.execute(&Answers { words: most }).await.unwrap().len() as u64, most);
+        let error = remote.execute(&Answers { words: most + 1 }).await.unwrap_err();
+        assert!(matches!(error, Error::AnswerTooLarge { words, .. } if words == limit + 1), "{error}");
         // What a structure counts of its own stands in what the handle keeps.
         for answers in 0..3 {
             assert_eq!(made.context().local.get(), answers);

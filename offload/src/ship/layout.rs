@@ -18,7 +18,7 @@
 use farlink_runtime::{
     error::Error,
     lock::OwnerId,
-    messaging::{Kind, MESSAGE_WORDS_MAX},
+    messaging::{Kind, REPLY_WORDS_MAX},
     operation::Code,
     page::{SizeClass, StructureId},
     ptr::{Link, RemotePtr},
@@ -31,7 +31,7 @@ use super::Decline;
 pub const SHIP: Kind = Kind(0x5348_4950);
 
 /// Words of an operation's answer, its header included.
-pub(crate) const ANSWER_WORDS_MAX: u64 = MESSAGE_WORDS_MAX as u64;
+pub(crate) const ANSWER_WORDS_MAX: u64 = REPLY_WORDS_MAX as u64;
 
 /// What comes before an operation's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

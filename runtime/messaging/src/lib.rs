@@ -84,6 +84,6 @@ pub use self::{
     message::{FromServer, ReplyItem, ReplyView, RequestView, read_from_server, read_request},
     pieces::{GatherRule, Pieces},
     protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, RENDEZVOUS_WORDS, Refusal, WINDOW},
-    serve::{Request, Responder, Service, Turn},
+    serve::{REPLY_WORDS_MAX, Request, Responder, Service, Turn},
     server::{ManualMessageServer, MessageServer, ServeMessages, ServerCounts, Wait},
 };

@@ -5,7 +5,7 @@ use std::{any::Any, cell::RefCell, fmt, rc::Rc};
 use crate::{
     message::{REPLY_HEADER, reply_item},
     pieces::{Held, Pieces},
-    protocol::{Kind, Priority, Refusal, WINDOW},
+    protocol::{Kind, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW},
     spare::Spare,
 };
 use farlink_fabric::{connection::PeerId, wire::Wire};
@@ -72,6 +72,9 @@ pub(super) struct Finished {
 
 /// Words in front of a reply's own.
 const HEADERS: usize = REPLY_HEADER + 1;
+
+/// Words of the reply to one request at most, as a service sees it: the rest of a message is headers.
+pub const REPLY_WORDS_MAX: usize = MESSAGE_WORDS_MAX - HEADERS;
 
 /// Which item of which request a reply is for.
 #[derive(Debug, Clone, Copy)]
