@@ -306,9 +306,17 @@ impl RegionFile {
             }
             _ => {}
         }
-        let is_other = matches!(Started::read(&self.dir, self.server), Ok(Some(started)) if !started.is_of(region));
-        is_other.then(|| "its file was overwritten by one of another time".to_owned())
+        let note = || Started::read(&self.dir, self.server).ok().flatten();
+        is_other(region, note).then(|| "its file was overwritten by one of another time".to_owned())
     }
+}
+
+/// Whether a region has none of the stamps that its note, as it is read, names. A memory server that starts changes both, so this
+/// counts only if the note is the same afterwards: no start has come in between then.
+fn is_other(region: &Region, mut note: impl FnMut() -> Option<Started>) -> bool {
+    let mut unmatched = || note().filter(|started| !started.is_of(region));
+    let found = unmatched();
+    found.is_some() && unmatched() == found
 }
 
 /// Maps the region of a memory server, one of `servers`, that is running.
@@ -401,6 +409,26 @@ mod tests {
             let error = ClusterFile::create_or_read(&dir, 1).unwrap_err().to_string();
             assert!(error.contains("it belongs to user 12345"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_start_is_not_taken_for_a_file_of_another_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server_id(0).unwrap();
+        let region = Region::anonymous(1 << 16).unwrap();
+        let read = || Started::read(dir.path(), server).unwrap();
+        assert!(!is_other(&region, read), "it was never started");
+        Started::stamp(dir.path(), server, &region).unwrap();
+        assert!(!is_other(&region, read));
+        let mut starts = 0..1;
+        let overtaken = || {
+            let found = read();
+            starts.by_ref().for_each(|_| Started::stamp(dir.path(), server, &region).unwrap());
+            found
+        };
+        assert!(!is_other(&region, overtaken), "it was started again just after the note was read");
+        region.words()[Started::WORD].store(77, Ordering::Release);
+        assert!(is_other(&region, read), "it was overwritten");
     }
 
     proptest! {
