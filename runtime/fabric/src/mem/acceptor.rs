@@ -33,7 +33,7 @@ use crate::{
     listener::{CONNECTION_BYTES_MIN, ListenOptions},
     lock::OwnerId,
     region::Region,
-    sync::{Arc, AtomicU64, Mutex, Ordering, lock},
+    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FARACPT1");
@@ -69,6 +69,8 @@ pub(crate) struct Acceptor {
     endpoints: usize,
     connection_bytes: usize,
     place: Place,
+    /// Its listener has shut it: what stands at its place now may be its successor's.
+    is_shut: AtomicBool,
 }
 
 /// The acceptors of one process.
@@ -109,7 +111,14 @@ impl Acceptor {
         Self::format(&region, options);
         let lists = (0..options.endpoints).map(|_| Mutex::new(Vec::new())).collect();
         let place = Place::InProcess(lists);
-        Ok(Self { whose, region, endpoints: options.endpoints, connection_bytes: options.connection_bytes, place })
+        Ok(Self {
+            whose,
+            region,
+            endpoints: options.endpoints,
+            connection_bytes: options.connection_bytes,
+            place,
+            is_shut: AtomicBool::new(false),
+        })
     }
 
     /// Makes an acceptor in the cluster's directory. Who serves the memory server's region, or has the compute server's claim, makes
@@ -141,7 +150,14 @@ impl Acceptor {
         let region = Region::of_file(&acceptor, draft)?;
         Self::format(&region, options);
         let place = Place::Files { dir: dir.to_path_buf(), acceptor };
-        Ok(Self { whose, region, endpoints: options.endpoints, connection_bytes: options.connection_bytes, place })
+        Ok(Self {
+            whose,
+            region,
+            endpoints: options.endpoints,
+            connection_bytes: options.connection_bytes,
+            place,
+            is_shut: AtomicBool::new(false),
+        })
     }
 
     /// The acceptor of a listener of the cluster in `dir`, if it listens.
@@ -170,7 +186,7 @@ impl Acceptor {
             return Err(bad());
         }
         let place = Place::Files { dir: dir.to_path_buf(), acceptor };
-        Ok(Self { whose, region, endpoints, connection_bytes, place })
+        Ok(Self { whose, region, endpoints, connection_bytes, place, is_shut: AtomicBool::new(false) })
     }
 
     pub(super) fn whose(&self) -> ListenerId {
@@ -207,6 +223,9 @@ impl Acceptor {
 
     /// No more connections: the memory server stops listening.
     pub(super) fn shut(&self) {
+        if self.is_shut.swap(true, Ordering::AcqRel) {
+            return;
+        }
         self.region.words()[OPEN].store(0, Ordering::Release);
         match &self.place {
             Place::InProcess(lists) => lists.iter().for_each(|list| lock(list).clear()),
@@ -214,8 +233,8 @@ impl Acceptor {
                 let path = acceptor_path(dir, self.whose);
                 if files::is_still_at(acceptor, &path).unwrap_or(false) {
                     let _ = fs::remove_file(path);
+                    remove_connections(dir, self.whose);
                 }
-                remove_connections(dir, self.whose);
                 let _ = acceptor.unlock();
             }
         }
@@ -486,3 +505,33 @@ pub(super) struct Far {
 }
 
 const _: () = assert!(CONNECTION_BYTES_MIN.is_multiple_of(4096));
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ptr::ServerId;
+
+    #[test]
+    fn a_listener_that_ends_late_leaves_its_successor_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let whose = ListenerId::Memory(ServerId::new(0).unwrap());
+        let create = || Acceptor::create(dir.path(), whose, &ListenOptions::default()).unwrap();
+        let connect = || {
+            let acceptor = Arc::new(Acceptor::open(dir.path(), whose).unwrap());
+            Acceptor::connect(&acceptor, PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 }).unwrap()
+        };
+        let is_there = |end: &WorkerEnd| end.memory.path().unwrap().exists();
+        let first = create();
+        let second = create();
+        let connection = connect();
+        first.shut();
+        assert!(is_there(&connection));
+        assert_eq!(connection.state(), ConnectionState::Up);
+        second.shut();
+        assert!(!is_there(&connection));
+        let _third = create();
+        let connection = connect();
+        second.shut();
+        assert!(is_there(&connection));
+    }
+}
