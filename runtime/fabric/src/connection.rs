@@ -108,6 +108,12 @@ impl OpenMemory {
         assert!(words.start <= words.end && words.end <= region.words().len(), "opened memory lies in its region");
         Self { region, words }
     }
+
+    /// Whether it was taken away, by whoever cut its file: to be asked after an access, which means nothing then.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.region.is_lost()
+    }
 }
 
 impl Deref for OpenMemory {

@@ -1,11 +1,19 @@
 //! Peers that lie, flood, fall silent or die, and servers that are lost.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use farlink_runtime::{
+    clock::Clock,
     error::Error,
-    fabric::{Error as FabricError, Verb},
-    messaging::{Error as MessagingError, MessageServer, Priority, ServeMessages},
+    fabric::{
+        Error as FabricError, Verb,
+        listener::ListenOptions,
+        mem::{MemFabric, ServeRegion, ServedRegion},
+    },
+    messaging::{Error as MessagingError, ManualMessageServer, MessageServer, Priority, ServeMessages, Service},
     worker::{Handle, Worker},
 };
 use farlink_tests::cluster::FAST;
@@ -13,7 +21,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
     rogue::{RING, Rogue},
-    scene::{ABOVE_100, COUNT, ECHO, LATER, PANIC, SMALL, Scene, TALLY, scene, server, start},
+    scene::{ABOVE_100, COUNT, ECHO, LATER, PANIC, Parrot, SMALL, Scene, Seen, TALLY, scene, server, start},
 };
 
 /// Spins until something holds; the watchdog of the scene ends what never does.
@@ -335,4 +343,39 @@ fn the_session_that_is_away_longest_is_given_up() {
     let first = first.connect_again();
     assert!(says_hello(&first));
     assert_eq!(first.hello(), session, "the session that was made first, and was away last");
+}
+
+/// The rest of it is zeros then, and nobody has asked for that.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_request_in_a_file_that_is_cut_is_not_carried_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = ServeRegion { dir: dir.path().into(), server: 0, servers: 1, bytes: 1 << 20, any_size: false };
+    let served = ServedRegion::start(&region).unwrap();
+    let listener = served.listen(&ListenOptions { endpoints: 1, connection_bytes: SMALL }, FAST).unwrap();
+    let seen = Arc::new(Seen::default());
+    let make = |_| Ok(Box::new(Parrot::new(&seen)) as Box<dyn Service>);
+    let clock = Clock::monotonic();
+    let mut messages = ManualMessageServer::new(listener, &ServeMessages::default(), &clock, make).unwrap();
+    let fabric = MemFabric::open(dir.path(), FAST).unwrap();
+    let mut rogue = Rogue::on(&fabric, 0);
+    // The third of them crosses the end of a page.
+    let ask = |rogue: &mut Rogue, sequence| {
+        let head = [1 << 8 | 1, sequence, 1, 200 << 32 | u64::from(ECHO.0)];
+        rogue.send(&[&head[..], &[7; 200]].concat());
+    };
+    (1..=2).for_each(|sequence| ask(&mut rogue, sequence));
+    while seen.handled.load(Ordering::Relaxed) < 2 {
+        messages.turn();
+    }
+    ask(&mut rogue, 3);
+    let connections: Vec<_> = std::fs::read_dir(dir.path().join("connections")).unwrap().flatten().collect();
+    let [connection] = &connections[..] else { panic!("{connections:?}") };
+    // The header, the worker's memory, and the first page of the memory server's.
+    let file = std::fs::OpenOptions::new().write(true).open(connection.path()).unwrap();
+    file.set_len(4096 + SMALL as u64 + 4096).unwrap();
+    while messages.counts().dropped == 0 {
+        messages.turn();
+    }
+    assert_eq!(seen.handled.load(Ordering::Relaxed), 2);
 }

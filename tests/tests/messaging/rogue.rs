@@ -6,7 +6,7 @@ use farlink_runtime::{
     buffer::Buffers,
     clock::Clock,
     fabric::{
-        Endpoint, Request, Ticket, Verb,
+        Endpoint, Fabric, Request, Ticket, Verb,
         connection::{ConnectionState, OpenMemory, PeerId, far},
     },
     lock::OwnerId,
@@ -34,7 +34,11 @@ fn frame(at: u64, body: &[u64]) -> u64 {
 
 impl Rogue {
     pub(crate) fn new(scene: &Scene, number: u32) -> Self {
-        let mut endpoint = scene.fabric.endpoint(1, Clock::monotonic()).unwrap();
+        Self::on(&*scene.fabric, number)
+    }
+
+    pub(crate) fn on(fabric: &dyn Fabric, number: u32) -> Self {
+        let mut endpoint = fabric.endpoint(1, Clock::monotonic()).unwrap();
         let who = PeerId { owner: OwnerId::new(70_000).unwrap(), worker: number };
         let memory = endpoint.connect(server(0), who).unwrap();
         Self { endpoint, buffers: Buffers::default(), who, memory, head: 0 }
