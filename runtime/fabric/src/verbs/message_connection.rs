@@ -67,13 +67,20 @@ impl MessageConnection {
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
         };
-        let mut queue = RequestQueue::new(&setup.domain, number, MESSAGE_DEPTH, opened.target(bytes))?.waking();
-        queue_pair.connect(&setup.local, &theirs, Access::Peers, setup.reliability)?;
+        let connect = || {
+            let queue = RequestQueue::new(&setup.domain, number, MESSAGE_DEPTH, opened.target(bytes))?.waking();
+            queue_pair.connect(&setup.local, &theirs, Access::Peers, setup.reliability)?;
+            let mut queue = queue.of_generation(generation);
+            queue.connect(Connection::new(queue_pair, theirs.queue_pair));
+            // Nobody waits for the answer.
+            session.ask(&Question::AttachReady(u64::from(theirs.queue_pair)))?;
+            Ok::<_, Error>(queue)
+        };
+        let queue = connect().inspect_err(|_| {
+            // It would keep its end, and that one's place, for as long as this process runs.
+            let _ = session.ask(&Question::Detach(u64::from(theirs.queue_pair), false));
+        })?;
         let theirs = theirs.queue_pair;
-        queue = queue.of_generation(generation);
-        queue.connect(Connection::new(queue_pair, theirs));
-        // Nobody waits for the answer.
-        session.ask(&Question::AttachReady(u64::from(theirs)))?;
         let memory = opening.memory();
         let connection = Self {
             queue,
