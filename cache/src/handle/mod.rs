@@ -197,7 +197,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         if is_swizzled(word) {
             self.follow_swizzled(from, word, class, words)
         } else {
-            self.follow_found(&from.copy()?, word, class)
+            let copy = from.copy()?;
+            let page = self.follow_found(&copy, word, class)?;
+            // Where the link was swizzled, the page above has moved on to a version in which all else is the same.
+            from.set_version(copy.version());
+            Some(page)
         }
     }
 

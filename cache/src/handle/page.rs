@@ -42,6 +42,7 @@ impl Stamp {
         Version::from_word(self.0.get())
     }
 
+    #[inline]
     fn set_version(&self, version: Version) {
         self.0.set(self.0.get() & Version::OTHER_BITS | version.word());
     }
@@ -97,6 +98,7 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
         self.stamp.version()
     }
 
+    #[inline]
     pub(crate) fn set_version(&self, version: Version) {
         self.stamp.set_version(version);
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::support::*;
-use farlink_cache::{Admission, CacheError, Change, PageId};
+use farlink_cache::{Admission, CacheError, Change, PageId, is_swizzled};
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
@@ -307,5 +307,42 @@ fn a_dropped_batch_is_taken_over_and_one_that_fails_says_so() {
         drop(pages);
         tree.handle.store().world().fails_all_reads = false;
         assert_eq!(tree.get(200).await.unwrap(), Some(200));
+    });
+}
+
+/// What is rescued through a page gets its link back there: for whoever looks at the page that is no change.
+#[test]
+fn several_cooling_pages_are_followed_from_one_page() {
+    let mut options = small(256, Admission::Always);
+    options.cooling_share = 0.5;
+    let test_bed = TestBed::new((0..KEYS).map(|key| (key, key)), class(256), options, seed(3));
+    test_bed.run(|tree| async move {
+        let mut random = Random(seed(7));
+        for _ in 0..100_000 {
+            let key = random.below(2500);
+            let path = tree.path(key).await.unwrap();
+            let above = &path[path.len() - 2];
+            let Ok(links) = above.read(|words| {
+                let view = page::View(words);
+                (0..view.count()).map(|entry| (view.value(entry), tree.class)).collect::<Vec<_>>()
+            }) else {
+                continue;
+            };
+            let is_cooling = |word| !is_swizzled(word) && tree.handle.contains(PageId::new(word).unwrap());
+            let cooling: Vec<_> = links.into_iter().filter(|&(word, _)| is_cooling(word)).collect();
+            if cooling.len() >= 3 {
+                let before = tree.handle.counters().total().rescues;
+                let (word, class) = cooling[0];
+                assert!(tree.handle.try_follow::<0>(above, word, class, None).is_some());
+                assert_eq!(tree.handle.counters().total().rescues, before + 1);
+                assert!(above.is_current(), "only its link to the rescued page is another one");
+                for page in tree.handle.follow_many(above, &cooling[1..]).await {
+                    page.unwrap();
+                }
+                assert_eq!(tree.handle.counters().total().rescues, before + cooling.len() as u64);
+                return;
+            }
+        }
+        panic!("never do three pages below one cool");
     });
 }
