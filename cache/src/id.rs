@@ -2,8 +2,8 @@
 
 use std::{
     fmt,
+    hash::{BuildHasher, Hasher, RandomState},
     num::NonZeroU64,
-    sync::atomic::{AtomicU64, Ordering},
 };
 
 const SWIZZLED: u64 = 1 << 63;
@@ -78,10 +78,9 @@ impl Link {
 pub(crate) struct Salt(u64);
 
 impl Salt {
-    /// Another one for each cache of the process.
+    /// Another one for each cache. Nobody can foresee it: whoever could would choose data that are what a link is at the moment.
     pub(crate) fn new() -> Self {
-        static CACHES: AtomicU64 = AtomicU64::new(1);
-        Self(crate::mix::mix(CACHES.fetch_add(1, Ordering::Relaxed)) | SWIZZLED)
+        Self(RandomState::new().build_hasher().finish() | SWIZZLED)
     }
 
     #[inline]
@@ -184,6 +183,14 @@ mod tests {
             assert_ne!(other.link(word), Link::Frame { frame, unit });
         }
         assert!(PageId::new(0).is_none() && PageId::new(1 << 63).is_none());
+    }
+
+    /// Data that a guest chooses must not be what a link is.
+    #[test]
+    fn salts_cannot_be_foreseen() {
+        let salts: [Salt; 2] = std::array::from_fn(|_| Salt::new());
+        assert_ne!(salts[0].0, salts[1].0);
+        assert!((0..1000).all(|number| salts.iter().all(|salt| salt.0 != crate::mix::mix(number) | SWIZZLED)));
     }
 
     #[test]
