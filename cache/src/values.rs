@@ -149,15 +149,24 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
         is_out
     }
 
-    /// Takes bytes, from entries that are used less if there are none left.
-    fn take_bytes(&self, bytes: usize, uses: u8, random: &mut impl FnMut() -> u64, guard: &Guard) -> bool {
+    /// Takes the bytes of an entry, from others that are used less if there are none left. Those of the one that it replaces come
+    /// back as soon as it is in.
+    fn take_bytes(
+        &self,
+        entry: &Entry<V>,
+        replaced: usize,
+        uses: u8,
+        random: &mut impl FnMut() -> u64,
+        guard: &Guard,
+    ) -> bool {
+        let bytes = entry.bytes;
         self.used.fetch_add(bytes, Plain::Relaxed);
         for _ in 0..VICTIMS_MAX {
-            if self.used() <= self.limit {
+            if self.used().saturating_sub(replaced) <= self.limit {
                 return true;
             }
             self.frequency.start();
-            if !self.make_room(uses, random(), guard) {
+            if !self.make_room(entry.key, uses, random(), guard) {
                 break;
             }
         }
@@ -165,13 +174,14 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
         false
     }
 
-    /// Takes out the least used of a few entries, if it is used less.
-    fn make_room(&self, uses: u8, random: u64, guard: &Guard) -> bool {
+    /// Takes out the least used of a few entries with other keys, if it is used less.
+    fn make_room(&self, key: PageId, uses: u8, random: u64, guard: &Guard) -> bool {
         let first = random as usize % self.buckets.len();
         let buckets = self.buckets.iter().cycle().skip(first).take(SAMPLE_BUCKETS.min(self.buckets.len()));
         // SAFETY: as in `take_out`.
         let entry = |place: &Atomic<Entry<V>>| unsafe { place.load(Ordering::Acquire, guard).as_ref() };
-        let found = buckets.flatten().filter_map(|place| entry(place).map(|entry| (place, entry))).take(SAMPLE);
+        let other = |place| entry(place).filter(|entry| entry.key != key).map(|entry| (place, entry));
+        let found = buckets.flatten().filter_map(other).take(SAMPLE);
         let rank = |&(_, entry): &(_, &Entry<V>)| self.frequency.of(&entry.uses);
         let Some((place, victim)) = found.min_by_key(rank).filter(|found| rank(found) <= uses) else { return false };
         self.drop_entry(place, victim, guard);
@@ -212,7 +222,8 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
             }
             _ => return false,
         };
-        if !self.take_bytes(bytes, uses, random, guard) {
+        let replaced = found.map_or(0, |(_, _, old)| old.bytes);
+        if !self.take_bytes(&entry, replaced, uses, random, guard) {
             return false;
         }
         self.frequency.set(&entry.uses, uses);
@@ -370,6 +381,18 @@ mod tests {
         let counted = handle.counters();
         drop(handle);
         assert_eq!((cache.counters(), counted), (counted, ValueCounters { hits: 100, misses: 0 }));
+    }
+
+    #[test]
+    fn a_value_does_not_go_for_the_one_that_replaces_it() {
+        let cache = ValueCache::new(16 << 10);
+        let handle = cache.handle(1);
+        for (version, bytes) in [(1, 9000), (2, 10_000), (3, 9000)] {
+            assert!(handle.put(7, (version, 0), value(7, version), bytes), "{version}");
+            assert!(cache.used() <= cache.limit());
+        }
+        assert!(!handle.put(7, (4, 0), value(7, 4), 20_000));
+        assert_eq!(handle.get(7).unwrap().0, 3);
     }
 
     #[test]
