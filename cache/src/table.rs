@@ -105,7 +105,11 @@ impl Table {
                     drop(shard);
                     shard = self.shard(hash);
                 }
-                shard.waiters.push((page, waker.clone()));
+                // A waiter may be polled often before it is woken.
+                let is_noted = |(other, noted): &(PageId, Waker)| *other == page && noted.will_wake(waker);
+                if !shard.waiters.iter().any(is_noted) {
+                    shard.waiters.push((page, waker.clone()));
+                }
             }
             return Found::Loading;
         }

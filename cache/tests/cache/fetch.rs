@@ -4,8 +4,8 @@ use std::{
     cell::Cell,
     pin::Pin,
     rc::Rc,
-    sync::atomic::Ordering,
-    task::{Context, Poll, Waker},
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Poll, Wake, Waker},
 };
 
 use crate::support::*;
@@ -344,5 +344,35 @@ fn several_cooling_pages_are_followed_from_one_page() {
             }
         }
         panic!("never do three pages below one cool");
+    });
+}
+
+/// A task that is polled again and again.
+struct Polled;
+
+impl Wake for Polled {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn who_waits_for_a_fetch_is_noted_once() {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move {
+        let page = tree.path(KEYS / 2).await.unwrap().pop().unwrap().id();
+        assert!(tree.handle.invalidate(page, tree.class).await.unwrap());
+        tree.handle.store().world().holds_reads = true;
+        let mut first = Box::pin(tree.handle.load(page, tree.class));
+        assert!(poll_now(&mut first).is_none());
+        let polled = Arc::new(Polled);
+        let waker = Waker::from(Arc::clone(&polled));
+        let mut second = Box::pin(tree.handle.load(page, tree.class));
+        for _ in 0..100 {
+            assert!(second.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        // This one, the waker's, and the waiter's.
+        assert_eq!(Arc::strong_count(&polled), 3);
+        tree.handle.store().release();
+        first.await.unwrap();
+        second.await.unwrap();
     });
 }
