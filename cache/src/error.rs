@@ -125,6 +125,13 @@ pub enum CacheError<E: std::error::Error + 'static> {
         /// What the store said.
         source: E,
     },
+    /// The store has not said whether it has written pages: it gave too few answers, or dropped the task that writes
+    /// ([`Store::spawn`](crate::Store::spawn)). They are still cached and still dirty.
+    #[error("the store has not said whether it has written {pages} pages; it gave too few answers, or dropped a task")]
+    Unanswered {
+        /// How many pages.
+        pages: usize,
+    },
     /// A page from the store has a link that no store may hold.
     #[error(
         "{page} came from the store with a swizzled link in word {word}; the store is corrupt, or `Layout::links` names a word that is no link"

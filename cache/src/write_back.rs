@@ -47,28 +47,25 @@ pub(crate) struct Snapshot<B> {
 type Snapped<S> = Result<Snapshot<<S as Store>::Buffer>, CacheError<<S as Store>::Error>>;
 
 /// Frames that the store has been asked to write, in order, and has not answered for. Dropped, they are dirty again: the
-/// task was cut off, or the store gave too few answers.
+/// task was cut off, or the store gave too few answers. Whoever waits is told then, so that nobody waits for a task that is gone.
 struct Unanswered<S: Store, L: Layout> {
     handle: CacheHandle<S, L>,
     frames: VecDeque<u32>,
+    answers: Vec<Result<(), CacheError<S::Error>>>,
+    outcomes: Outcomes<S::Error>,
 }
 
 impl<S: Store, L: Layout> Unanswered<S, L> {
-    async fn write_out(
-        &mut self,
-        snapshots: Vec<Snapshot<S::Buffer>>,
-        cools: bool,
-    ) -> Vec<Result<(), CacheError<S::Error>>> {
+    async fn write_out(mut self, snapshots: Vec<Snapshot<S::Buffer>>, cools: bool) {
         let ids: Vec<PageId> = snapshots.iter().map(|snapshot| snapshot.page).collect();
         let pages = snapshots.into_iter().map(|snapshot| (snapshot.page, snapshot.image)).collect();
         let results = self.handle.store().write(pages).await;
-        let mut outcomes = Vec::with_capacity(ids.len());
         for (page, result) in ids.into_iter().zip(results) {
             if let Some(index) = self.frames.pop_front() {
-                outcomes.push(self.handle.written(index, page, result, cools));
+                let answer = self.handle.written(index, page, result, cools);
+                self.answers.push(answer);
             }
         }
-        outcomes
     }
 }
 
@@ -79,9 +76,16 @@ impl<S: Store, L: Layout> Drop for Unanswered<S, L> {
             cache.frame(index).end_write(false);
         }
         cache.end_transfer();
+        let waker = {
+            let mut outcomes = self.outcomes.borrow_mut();
+            outcomes.0 = Some(std::mem::take(&mut self.answers));
+            outcomes.1.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
     }
 }
 
+/// The store's answers, as many as it gave, once there will be no more; and who waits for them.
 pub(crate) type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>, Option<Waker>)>>;
 
 impl<S: Store, L: Layout> CacheHandle<S, L> {
@@ -119,20 +123,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
 
     pub(crate) fn begin_writes(&self, snapshots: Vec<Snapshot<S::Buffer>>, cools: bool) -> Outcomes<S::Error> {
         let outcomes: Outcomes<S::Error> = Rc::default();
-        let (handle, done) = (self.clone(), Rc::clone(&outcomes));
         self.cache().begin_transfer();
         let frames = snapshots.iter().map(|snapshot| snapshot.index).collect();
-        let mut unanswered = Unanswered { handle, frames };
-        self.store().spawn(async move {
-            let results = unanswered.write_out(snapshots, cools).await;
-            let waker = {
-                let mut done = done.borrow_mut();
-                done.0 = Some(results);
-                done.1.take()
-            };
-            drop(unanswered);
-            waker.into_iter().for_each(Waker::wake);
-        });
+        let answers = Vec::with_capacity(snapshots.len());
+        let unanswered = Unanswered { handle: self.clone(), frames, answers, outcomes: Rc::clone(&outcomes) };
+        self.store().spawn(unanswered.write_out(snapshots, cools));
         outcomes
     }
 
@@ -382,6 +377,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 }
             });
             if !snapshots.is_empty() {
+                let asked = snapshots.len();
                 let outcomes = self.begin_writes(snapshots, false);
                 let results = poll_fn(|cx| {
                     let mut outcomes = outcomes.borrow_mut();
@@ -394,7 +390,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                     }
                 })
                 .await;
+                let pages = asked - results.len();
                 refused = refused.or(results.into_iter().find_map(Result::err));
+                if pages != 0 {
+                    refused.get_or_insert(CacheError::Unanswered { pages });
+                }
             }
             if left.is_empty() {
                 return refused.map_or(Ok(()), Err);

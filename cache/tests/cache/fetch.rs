@@ -376,3 +376,14 @@ fn who_waits_for_a_fetch_is_noted_once() {
         second.await.unwrap();
     });
 }
+
+#[test]
+fn a_flush_whose_writes_are_cut_off_is_an_error_not_a_hang() {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
+    test_bed.store.world().drops_tasks = true;
+    let error = test_bed.run(|tree| async move { tree.handle.flush().await }).unwrap_err();
+    assert!(matches!(error, CacheError::Unanswered { pages: 1 }), "{error}");
+    test_bed.store.world().drops_tasks = false;
+    assert_eq!(test_bed.flushed()[&5], 500);
+}

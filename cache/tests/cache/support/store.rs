@@ -40,6 +40,8 @@ pub struct World {
     pub fails_all_reads: bool,
     pub fails_all_writes: bool,
     pub fails_buffers: bool,
+    /// Whether tasks are dropped before they begin.
+    pub drops_tasks: bool,
     /// Of a hundred reads and writes, so many fail.
     pub fail_percent: u64,
     /// Whether a page must not be written before the pages that it links to.
@@ -198,6 +200,8 @@ impl Store for MapStore {
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.executor.spawn(task);
+        if !self.world().drops_tasks {
+            self.executor.spawn(task);
+        }
     }
 }
