@@ -270,9 +270,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let cache = self.cache();
         for index in cache.frame_numbers() {
             let frame = cache.frame(index);
-            if matches!(frame.state(), State::Resident | State::Cooling | State::Bypass)
-                && let Some(page) = frame.page()
-            {
+            if !matches!(frame.state(), State::Resident | State::Cooling | State::Bypass) {
+                continue;
+            }
+            // Its words are at least those that it had when it came.
+            fence(Ordering::Acquire);
+            if let Some(page) = frame.page() {
                 f(page, frame.class(), cache.arena.body(frame));
             }
         }
@@ -294,6 +297,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 yield_once().await;
             }
         }
+        // What the threads wrote that have fetched is seen by whoever looks now.
+        fence(Ordering::Acquire);
     }
 
     /// Writes those of these pages that are cached and dirty, those below before those above, and waits until that is done. Unlike
