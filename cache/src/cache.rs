@@ -114,6 +114,7 @@ pub struct PageCache<L> {
     pub(crate) exclusions: Exclusions,
     room: Mutex<Room>,
     frame_bytes_max: usize,
+    frames_usual: usize,
     bookkeeping_bytes: usize,
     /// Frames handed out are 1 to this, inclusive.
     frames_used: AtomicU32,
@@ -172,6 +173,7 @@ impl<L: Layout> PageCache<L> {
             exclusions: Exclusions::new(options.excludes_subtrees),
             room: Mutex::new(Room { next_frame: 1, unused, ..Room::default() }),
             frame_bytes_max: shape.frame_bytes,
+            frames_usual: shape.frames,
             bookkeeping_bytes: shape.bookkeeping,
             frames_used: AtomicU32::new(0),
             is_full: AtomicU32::new(0),
@@ -268,7 +270,10 @@ impl<L: Layout> PageCache<L> {
             Some(group) => (group, 0),
             None => (NONE, count * FRAME_BYTES),
         };
-        let limit = self.frame_bytes_max.saturating_sub(self.table.grown_bytes());
+        // The table grows when all frames have long been handed out: what it will grow by is kept for it.
+        let frames = room.next_frame as usize - 1 + if group == NONE { count } else { 0 };
+        let growth = Table::growth_for(self.frames_usual, frames).max(self.table.grown_bytes());
+        let limit = self.frame_bytes_max.saturating_sub(growth);
         let has_frames = group != NONE || room.next_frame as usize + count <= self.arena.frame_count();
         let has_units = !room.spare_blocks[region as usize].is_empty() || !room.unused[region as usize].is_empty();
         if room.used_bytes + block_bytes + group_bytes > limit || !has_frames || !has_units {

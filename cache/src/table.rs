@@ -80,6 +80,19 @@ impl Table {
         shards * (buckets * BUCKET_BYTES + 16 + size_of::<Mutex<Shard>>())
     }
 
+    /// Bytes that a table for about `usual` pages grows by, as good as surely at most, until it holds `entries`: they are more if
+    /// pages are smaller than the usual ones.
+    pub(crate) fn growth_for(usual: usize, entries: usize) -> usize {
+        let (shards, buckets) = Self::shape(usual);
+        if entries <= usual {
+            return 0;
+        }
+        let average = entries.div_ceil(shards);
+        // Five standard deviations, as `SHARD_BUCKETS` leaves room for; a single shard has all.
+        let most = if shards == 1 { average + 8 } else { average + 5 * average.isqrt() };
+        shards * BUCKET_BYTES * (most * 16 / 7).next_power_of_two().saturating_sub(buckets)
+    }
+
     /// Bytes beyond what [`Table::bytes_for`] said.
     pub(crate) fn grown_bytes(&self) -> usize {
         self.grown.load(Ordering::Relaxed) as usize

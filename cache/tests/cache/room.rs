@@ -173,6 +173,30 @@ fn memory_changes_hands_between_size_classes() {
     }
 }
 
+/// Pages smaller than the usual ones are more than the table was made for: what it grows by counts from the beginning.
+#[test]
+fn a_cache_full_of_small_pages_stays_within_its_memory() {
+    for bytes in [300_000, 1 << 20, 3_333_333].into_iter().take(under_miri(3, 1) as usize) {
+        let executor = Executor::alone(seed(9));
+        let world = std::sync::Arc::default();
+        let mut options = CacheOptions::new(bytes);
+        (options.page_bytes, options.handles_max) = (4096, 4);
+        let cache = PageCache::new(TreeLayout, options).unwrap();
+        let handle = cache.handle(MapStore::new(&world, &executor), 5).unwrap();
+        let class = class(64);
+        let pages = 1..under_miri(bytes as u64 / 128 * 3 / 2, 1000);
+        for page in pages.clone() {
+            let image = crate::support::page::image(page, 0, 0, 0, &[], class.words());
+            let image = image.into_iter().enumerate().map(|(at, word)| if at < 4 { word } else { page }).collect();
+            lock(&world).pages.insert(page, image);
+        }
+        let shared = std::sync::Arc::clone(&cache);
+        executor.block_on(async move { visit(&handle, pages, class, &shared).await });
+        let memory = cache.memory();
+        assert!(memory.used() > memory.limit / 10 * 8 || cfg!(miri), "{memory:?}");
+    }
+}
+
 #[test]
 fn pages_larger_than_a_cache_takes_are_refused() {
     let test_bed = test_bed(Admission::Always);
