@@ -474,8 +474,11 @@ pub(crate) async fn maintain(worker: &Handle) {
         let publishing = async move {
             match Tenures::try_turn(&handle.compute().tenures, &of) {
                 Some(turn) => publish_all(&handle, &of, &turn, None).await,
-                // Who changes it now may wait for others: the next time.
-                None => Ok(handle.compute().tenures.remain_behind()),
+                None => {
+                    // Who changes it now may wait for others: the next time.
+                    handle.compute().tenures.remain_behind();
+                    Ok(())
+                }
             }
         };
         if let Err(error) = worker.spawn_to_end(publishing).await {
