@@ -16,7 +16,7 @@
 //! 1. **A batch counts as a whole or not at all**: a sum over each of its parts says whether it arrived.
 //! 2. **One batch at a time is on its way.** So whoever finds one knows that all before it had arrived; some of those are done with.
 //!    What is recorded meanwhile makes the next batch: one WRITE for all changes in flight.
-//!    `write_ahead/arrivals.rs` says who writes it, and who is woken then.
+//!    `write_ahead/arrivals.rs` and `lead.rs` say who writes it, and who is woken then.
 //! 3. **A page is written, or freed in remote memory, once its newest record has arrived**, and with it every record made before.
 //!    What a page's image shows of other pages' changes was recorded before that image was taken, under the locks of those changes.
 //!
@@ -52,6 +52,7 @@
 //! page of a recorded change is marked free in remote memory until it is written.
 
 mod arrivals;
+mod lead;
 mod pending;
 mod space;
 
@@ -63,6 +64,7 @@ pub use self::arrivals::Arrivals;
 #[doc(hidden)]
 pub use self::arrivals::{Group, Line};
 use self::{
+    lead::{Lead, Taken},
     pending::Pending,
     space::{Held, Space},
 };
@@ -295,7 +297,7 @@ impl Log {
     /// A group waits; batches are written from now on if none was.
     fn note(&self, worker: &Handle, group: &Arc<Group>) {
         if self.0.line.note(group) {
-            let lead = Lead { log: self.clone(), left: Vec::new(), is_over: false };
+            let lead = Lead::new(self);
             let (writer, group) = (worker.clone(), Arc::clone(group));
             // To its end, whoever waits for it.
             drop(worker.spawn_to_end(async move { lead.write(&writer, &group).await }));
@@ -499,70 +501,6 @@ impl Log {
         }
         let segments = std::mem::take(&mut self.room().past).into_rings();
         wipe(worker, segments).await
-    }
-}
-
-/// What is pending, on its way.
-struct Taken<'a> {
-    log: &'a Log,
-    batch: u64,
-    pending: Pending,
-}
-
-impl<'a> Taken<'a> {
-    fn new(log: &'a Log) -> Self {
-        let state = &mut *log.state();
-        let batch = state.next;
-        state.next += 1;
-        let spare = std::mem::take(&mut state.spare);
-        Self { log, batch, pending: std::mem::replace(&mut state.pending, spare) }
-    }
-}
-
-impl Drop for Taken<'_> {
-    /// Its writer panics: nothing is lost, but the room that it took may still be written to, and stays taken.
-    fn drop(&mut self) {
-        if !self.pending.records.is_empty() {
-            let why = || Failure::Other("who wrote it has panicked".into());
-            self.log.state().stuck.get_or_insert_with(why);
-            self.log.put_back(std::mem::take(&mut self.pending), why());
-        }
-    }
-}
-
-/// Whoever has it writes: one at a time. However its task ends, those who wait look again, and another one has it.
-struct Lead {
-    log: Log,
-    left: Vec<Arc<Group>>,
-    is_over: bool,
-}
-
-impl Lead {
-    /// Writes while some of the worker's own operations wait, a few batches at most: the worker may come to its end, or have no more turns.
-    async fn write(mut self, worker: &Handle, own: &Arc<Group>) {
-        let mut arrived = self.log.0.arrived.load(Ordering::Acquire);
-        for _ in 0..LED_MAX {
-            if !self.log.0.line.wake(&mut self.left, arrived) {
-                self.is_over = true;
-                break;
-            }
-            if !self.left.iter().any(|group| Arc::ptr_eq(group, own)) {
-                break;
-            }
-            match self.log.write_pending(worker).await {
-                Some(batch) => arrived = batch,
-                None => break,
-            }
-        }
-    }
-}
-
-impl Drop for Lead {
-    fn drop(&mut self) {
-        if !self.is_over {
-            // All of them look; of a failure each is told that waits.
-            self.log.0.line.hand_over(std::mem::take(&mut self.left));
-        }
     }
 }
 

@@ -111,14 +111,7 @@ impl Acceptor {
         Self::format(&region, options);
         let lists = (0..options.endpoints).map(|_| Mutex::new(Vec::new())).collect();
         let place = Place::InProcess(lists);
-        Ok(Self {
-            whose,
-            region,
-            endpoints: options.endpoints,
-            connection_bytes: options.connection_bytes,
-            place,
-            is_shut: AtomicBool::new(false),
-        })
+        Ok(Self::at(place, whose, region, (options.endpoints, options.connection_bytes)))
     }
 
     /// Makes an acceptor in the cluster's directory. Who serves the memory server's region, or has the compute server's claim, makes
@@ -150,14 +143,7 @@ impl Acceptor {
         let region = Region::of_file(&acceptor, draft)?;
         Self::format(&region, options);
         let place = Place::Files { dir: dir.to_path_buf(), acceptor };
-        Ok(Self {
-            whose,
-            region,
-            endpoints: options.endpoints,
-            connection_bytes: options.connection_bytes,
-            place,
-            is_shut: AtomicBool::new(false),
-        })
+        Ok(Self::at(place, whose, region, (options.endpoints, options.connection_bytes)))
     }
 
     /// The acceptor of a listener of the cluster in `dir`, if it listens.
@@ -186,7 +172,11 @@ impl Acceptor {
             return Err(bad());
         }
         let place = Place::Files { dir: dir.to_path_buf(), acceptor };
-        Ok(Self { whose, region, endpoints, connection_bytes, place, is_shut: AtomicBool::new(false) })
+        Ok(Self::at(place, whose, region, (endpoints, connection_bytes)))
+    }
+
+    fn at(place: Place, whose: ListenerId, region: Region, (endpoints, connection_bytes): (usize, usize)) -> Self {
+        Self { whose, region, endpoints, connection_bytes, place, is_shut: AtomicBool::new(false) }
     }
 
     pub(super) fn whose(&self) -> ListenerId {
