@@ -84,7 +84,8 @@ impl<P: Plugin> ComputeCache<P> {
     /// # Errors
     /// [`Error::Owned`] if somebody owns some of it who lives, by another cache of this compute server, too;
     /// [`Error::HasWriter`] if another compute server that lives changes the structure one-sided; [`Error::BadOption`] if the
-    /// structure cannot be owned in such parts, or the cache has another one; [`Error::Cache`] if the cache has no handle left.
+    /// structure cannot be owned in such parts, or the cache has another one; [`Error::OutOfMemory`] if there is no memory for a log;
+    /// [`Error::Cache`] if the cache has no handle left.
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
         let log = self.claim(worker, &structure, &region, Waits::AWhile).await?;
         self.access(worker, structure, log)
@@ -219,6 +220,11 @@ impl<P: Plugin> ComputeCache<P> {
         };
         let tenure = ownership::claim::<P>(worker, structure, region, waits).await?;
         let log = Log::new(worker, structure.id, tenure, self.log_bytes());
+        if let Err(error) = log.make_reserve(worker).await {
+            log.wipe(worker).await?;
+            ownership::give_up(worker, structure, log.tenure()).await?;
+            return Err(error);
+        }
         self.regions.update(|regions| {
             regions.owned = vec![region.clone()];
             true

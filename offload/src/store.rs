@@ -360,13 +360,24 @@ impl<P: Plugin> Store for RemoteStore<P> {
             worker.yield_now().await;
         }
         // All pages in the log before the first in its place.
-        let record = |(page, image): &(PageId, Buffer)| {
-            log.record_image(link_of(*page), LockWord::from_word(image[LOCK]).version(), image)
+        let recorded = async {
+            let mut last = 0;
+            for (page, image) in &pages {
+                let version = LockWord::from_word(image[LOCK]).version();
+                last = last.max(loop {
+                    match log.record_image(link_of(*page), version, image) {
+                        Ok(batch) => break batch,
+                        Err(first) => self.arrival(first).await?,
+                    }
+                });
+            }
+            self.arrival(last).await
         };
-        if let Some(batch) = pages.iter().map(record).max()
-            && let Err(error) = self.arrival(batch).await
-        {
-            let why = error.to_string();
+        if let Err(error) = recorded.await {
+            let why = match &error {
+                Error::NotRecorded { why } => why.clone(),
+                error => error.to_string(),
+            };
             let others = pages.iter().skip(1).map(|_| Err(Error::NotRecorded { why: why.clone() }.into()));
             return std::iter::once(Err(error.into())).chain(others).collect();
         }

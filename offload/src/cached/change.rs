@@ -1,6 +1,11 @@
 //! A change through the cache.
 
+use farlink_runtime::{redo::RING_CLASS, write_ahead::Log};
+
 use super::*;
+
+/// How often the older half of a log is written back for a change, where memory is full.
+const SHORTENED_MAX: usize = 4;
 
 impl<P: Plugin> Cached<P> {
     /// [`Access::change`], which is called with many functions, and is long: compiled once.
@@ -9,6 +14,11 @@ impl<P: Plugin> Cached<P> {
         pages: Pages<CachedPage<'a, P>>,
         f: &mut dyn FnMut(&mut CachedPages<'a>),
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
+        if let Some(log) = self.cache.store().log()
+            && !log.has_room()
+        {
+            Box::pin(self.make_room(log)).await?;
+        }
         // Until all of it is done: also by tasks that go on when this is dropped.
         let passage = self.cache.store().begin_change()?;
         let structure = self.context().structure.id;
@@ -111,6 +121,40 @@ impl<P: Plugin> Cached<P> {
             return Ok(());
         }
         Ok(store.arrival(store.latest_batch()).await?)
+    }
+
+    /// Has the log admit a change. Where memory is full, writes back pages that its oldest records are about, or waits for who does.
+    #[cold]
+    async fn make_room(&self, log: &Log) -> Result<(), Error> {
+        let mut attempt = 0;
+        while !log.admit(self.worker()).await? {
+            if !log.shorten() {
+                self.worker().back_off(attempt).await;
+                attempt += 1;
+                continue;
+            }
+            let (cache, log, worker) = (self.cache.clone(), log.clone(), self.worker().clone());
+            let shortening = async move {
+                let mut outcome = Ok(log.make_reserve(&worker).await.is_ok());
+                for _ in 0..SHORTENED_MAX {
+                    if !matches!(outcome, Ok(false)) {
+                        break;
+                    }
+                    // One at a time: there is room for few images.
+                    for page in log.oldest_pages() {
+                        if let Err(error) = cache.flush_each([page_id(page)]).await {
+                            tracing::debug!(%error, "a page in an owner's log was not written back");
+                        }
+                    }
+                    outcome = log.admit(&worker).await;
+                }
+                log.is_shortened();
+                outcome
+            };
+            let has_room = self.worker().spawn_to_end(shortening).await?;
+            return if has_room { Ok(()) } else { Err(Error::OutOfMemory { class: RING_CLASS }) };
+        }
+        Ok(())
     }
 
     /// After a change of several pages: has the log written if much is pending, and pages that its oldest records are about.

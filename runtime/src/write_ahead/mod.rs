@@ -33,6 +33,9 @@
 //! has arrived. A segment is used again when all its batches are done with. When many are in use, the owner writes the pages back
 //! that the oldest are about ([`Log::oldest_pages`]), which records them anew; it never waits for room, but for memory.
 //!
+//! To write pages back takes room in the log, too, so some segments are kept empty. Where memory is full they are used, and soon no
+//! more changes are made ([`Log::admit`]): what is left is for images, which make older records done with, and so all but themselves.
+//!
 //! # Replay
 //! Whoever finds the owner dead, or is about to own what it owned, takes for each page that the log names its newest record (and the
 //! words recorded after an image), and makes the page so, if the page's version is not newer. It is done like a repair: with
@@ -77,7 +80,7 @@ use crate::{
     page::StructureId,
     ptr::{Link, RemotePtr, ServerId},
     recovery::another_ring,
-    redo::{RING_CLASS, RING_FROM, seal_batch, words_of},
+    redo::{RING_CLASS, RING_FROM, SHARE_WORDS_MAX, seal_batch, words_of},
     remote::write_words,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     tenure::Tenure,
@@ -86,6 +89,10 @@ use crate::{
 
 /// Segments that a log uses before pages are written back to have fewer, at least: 1 MiB of them.
 const SEGMENTS: usize = 64;
+/// Segments that are kept empty, for the time when there is no memory for more.
+const RESERVE: usize = 16;
+/// So much of it is for what is written back; and at most so much is pending when somebody adds to it.
+const RESERVED_WORDS: usize = RESERVE / 2 * SHARE_WORDS_MAX;
 /// One part in so many of all memory is for a log, at most.
 const MEMORY_SHARE: u64 = 16;
 /// Segments that are wiped at once.
@@ -112,6 +119,8 @@ struct Inner {
     failures: AtomicU64,
     /// Whether there may be [chores](Log::chores).
     has_chores: AtomicU64,
+    /// Whether a change has to be [admitted](Log::admit).
+    is_tight: AtomicU64,
     /// Who waits. Who leads it writes.
     line: Line,
     state: Mutex<State>,
@@ -215,7 +224,7 @@ impl Log {
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
-        let [arrived, failures, has_chores] = [0, 0, 0].map(AtomicU64::new);
+        let [arrived, failures, has_chores, is_tight] = [0, 0, 0, 1].map(AtomicU64::new);
         let (line, state, room) = (Line::default(), Mutex::new(state), Mutex::default());
         Self(StdArc::new(Inner {
             life,
@@ -225,6 +234,7 @@ impl Log {
             arrived,
             failures,
             has_chores,
+            is_tight,
             line,
             state,
             room,
@@ -252,21 +262,93 @@ impl Log {
         if state.pending.words > PENDING_WORDS_MAX {
             self.0.has_chores.store(1, Ordering::Relaxed);
         }
+        if state.pending.words > RESERVED_WORDS {
+            self.0.is_tight.store(1, Ordering::Relaxed);
+        }
         state.next
     }
 
+    /// Whether a change may be made without being [admitted](Self::admit).
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.0.is_tight.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether there is room for what a change records, so that it may be made. Waits for what is pending if that is much. If there is no
+    /// room, somebody should [shorten](Self::shorten) the log.
+    ///
+    /// # Errors
+    /// As [`Self::arrival`].
+    pub async fn admit(&self, worker: &Handle) -> Result<bool, Error> {
+        loop {
+            let pending = {
+                let (state, room) = (self.state(), self.room());
+                let (words, empty) = (state.pending.words, room.space.empty_count());
+                let pending = (words > RESERVED_WORDS).then_some(state.next);
+                self.0.is_tight.store(u64::from(pending.is_some() || empty < RESERVE), Ordering::Relaxed);
+                match pending {
+                    Some(batch) => batch,
+                    None => return Ok(empty * SHARE_WORDS_MAX >= words + RESERVED_WORDS),
+                }
+            };
+            self.arrival(worker, pending).await?;
+        }
+    }
+
+    /// Makes the segments that are kept empty. Those that are made stay, even if others cannot be.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; if a memory server is lost.
+    pub async fn make_reserve(&self, worker: &Handle) -> Result<(), Error> {
+        let (log, maker) = (self.clone(), worker.clone());
+        worker.spawn_to_end(async move { log.have_empty(&maker, RESERVE).await }).await
+    }
+
+    /// Makes segments until so many are empty.
+    async fn have_empty(&self, worker: &Handle, count: usize) -> Result<(), Error> {
+        loop {
+            let made = {
+                let space = &self.room().space;
+                if space.empty_count() >= count {
+                    return Ok(());
+                }
+                space.segments()
+            };
+            let segment = self.segment(worker, made).await?;
+            self.room().space.add(segment);
+        }
+    }
+
+    /// Another segment: they are on each memory server in turn.
+    async fn segment(&self, worker: &Handle, number: usize) -> Result<RemotePtr, Error> {
+        // In a box, like all that is rare here: a task is moved, as large as it can get.
+        Box::pin(any_ring(worker, number.wrapping_add(self.0.life.number as usize))).await
+    }
+
     /// Adds the image of a page that is about to be written back, unless it is recorded as it is; the number of the batch in which it
-    /// will be.
-    pub fn record_image(&self, page: Link, version: u64, image: &[u64]) -> u64 {
+    /// will be. If there is much to write already, nothing is added: the batch that has to [arrive](Self::arrival) first.
+    ///
+    /// # Errors
+    /// That batch.
+    pub fn record_image(&self, page: Link, version: u64, image: &[u64]) -> Result<u64, u64> {
         let mut state = self.state();
         if state.pending.last(page).is_some_and(|last| last.version == version && last.what.is_whole()) {
-            return state.next;
+            return Ok(state.next);
         }
-        if let Some(batch) = self.room().spaces().into_iter().find_map(|space| space.batch_of(page, version)) {
-            return batch;
+        let empty = {
+            let mut room = self.room();
+            if let Some(batch) = room.spaces().into_iter().find_map(|space| space.batch_of(page, version)) {
+                return Ok(batch);
+            }
+            room.space.empty_count()
+        };
+        let words = state.pending.words + image.len();
+        let fits = words <= RESERVED_WORDS && (self.has_room() || words <= empty * SHARE_WORDS_MAX);
+        if !fits && state.pending.words > 0 {
+            return Err(state.next);
         }
         state.pending.add(PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) });
-        state.next
+        Ok(state.next)
     }
 
     /// Waits until a batch has arrived, and all before it; has it written if nobody does.
@@ -346,26 +428,21 @@ impl Log {
 
     async fn write_batch(&self, worker: &Handle, batch: u64, records: &[PageRecord]) -> Result<(), Error> {
         let words = words_of(records);
-        let places = loop {
-            let (missing, made) = {
-                let space = &mut self.room().space;
-                match space.missing_for(words) {
-                    0 => {
-                        let places = space.take(batch, words, held(records));
-                        if space.in_use() > self.0.segments_max {
-                            self.0.has_chores.store(1, Ordering::Relaxed);
-                        }
-                        break places;
-                    }
-                    missing => (missing, space.segments()),
-                }
-            };
-            // One on each memory server in turn.
-            for number in made..made + missing {
-                // In a box, like all that is rare here: a task is moved, as large as it can get.
-                let segment = Box::pin(any_ring(worker, number.wrapping_add(self.0.life.number as usize))).await?;
-                self.room().space.add(segment);
+        let needed = self.room().space.needed_for(words);
+        if let Err(error) = self.have_empty(worker, needed + RESERVE).await {
+            self.0.is_tight.store(1, Ordering::Relaxed);
+            // Only who writes takes any.
+            if self.room().space.empty_count() < needed {
+                return Err(error);
             }
+        }
+        let places = {
+            let space = &mut self.room().space;
+            let places = space.take(batch, words, held(records));
+            if space.in_use() > self.0.segments_max {
+                self.0.has_chores.store(1, Ordering::Relaxed);
+            }
+            places
         };
         let sequence = worker.compute().next_sequence();
         let log = (self.0.structure, self.0.life.number);
@@ -415,6 +492,11 @@ impl Log {
         }
     }
 
+    /// Whether the caller is the one to write pages back that [old records](Self::oldest_pages) are about, as if it were [told](Chores::shorten).
+    pub fn shorten(&self) -> bool {
+        !std::mem::replace(&mut self.room().is_shortened, true)
+    }
+
     /// See [`Chores::shorten`].
     pub fn is_shortened(&self) {
         self.room().is_shortened = false;
@@ -458,7 +540,8 @@ impl Log {
     /// `write_back`, and wipes it. Before a region goes to another owner, of which nothing is recorded any more. One at a time.
     ///
     /// # Errors
-    /// What `write_back` failed with; why the log [is stuck](Log::is_stuck); if a memory server is lost, or there is no buffer.
+    /// What `write_back` failed with; why the log [is stuck](Log::is_stuck); if a memory server is lost, or there is no buffer;
+    /// [`Error::OutOfMemory`] if there is no memory for the segments that are [kept empty](Self::make_reserve).
     pub async fn turn_over(
         &self,
         worker: &Handle,
@@ -471,10 +554,25 @@ impl Log {
             if state.pending.records.is_empty() { state.next - 1 } else { state.next }
         };
         self.arrival(worker, last).await?;
-        {
-            let room = &mut *self.room();
+        let (log, maker) = (self.clone(), worker.clone());
+        // None of those that there are: what they said before is still in them.
+        let turning = async move {
+            let mut made = Vec::with_capacity(RESERVE);
+            while made.len() < RESERVE {
+                match log.segment(&maker, made.len()).await {
+                    Ok(segment) => made.push(segment),
+                    Err(error) => {
+                        lock(&maker.compute().idle_rings).append(&mut made);
+                        return Err(error);
+                    }
+                }
+            }
+            let room = &mut *log.room();
             room.past = std::mem::take(&mut room.space);
-        }
+            made.into_iter().for_each(|segment| room.space.add(segment));
+            Ok(())
+        };
+        worker.spawn_to_end(turning).await?;
         self.wipe_past(worker, &write_back).await
     }
 

@@ -83,9 +83,14 @@ impl Space {
         self.segments.iter().enumerate().filter(is_empty).map(|(index, _)| index)
     }
 
-    /// How many segments more it takes for a batch of so many words.
-    pub(super) fn missing_for(&self, words: usize) -> usize {
-        if self.fits_in_current(words) { 0 } else { Self::shares(words).count().saturating_sub(self.empty().count()) }
+    /// How many segments a batch of so many words takes that are empty.
+    pub(super) fn needed_for(&self, words: usize) -> usize {
+        if self.fits_in_current(words) { 0 } else { Self::shares(words).count() }
+    }
+
+    /// How many segments are empty.
+    pub(super) fn empty_count(&self) -> usize {
+        self.segments.len() - self.in_use
     }
 
     pub(super) fn add(&mut self, ring: RemotePtr) {
@@ -251,6 +256,7 @@ mod tests {
         /// A batch of so many words with images of these pages; whether it arrives.
         Batch(usize, Vec<u64>, bool),
         Written(u64),
+        TurnOver,
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -258,6 +264,7 @@ mod tests {
             (1usize..5000, prop::collection::vec(0u64..6, 1..4), prop::bool::weighted(0.9))
                 .prop_map(|(words, pages, arrives)| Step::Batch(words, pages, arrives)),
             (0u64..6).prop_map(Step::Written),
+            Just(Step::TurnOver),
         ]
     }
 
@@ -265,12 +272,18 @@ mod tests {
         /// The newest image of a page is in nobody's way until the page is written, and with it all of its batch.
         #[test]
         fn what_is_needed_is_not_overwritten(steps in prop::collection::vec(step(), 1..60)) {
-            let (mut space, mut next_ring, mut version) = (Space::default(), 0, 0);
+            let (mut past, mut space, mut next_ring, mut version) = (Space::default(), Space::default(), 0, 0);
             // Of each page, the places of its newest batch.
             let mut needed: HashMap<u64, Vec<(RemotePtr, usize)>> = HashMap::new();
             for (batch, step) in (1..).zip(steps) {
                 match step {
+                    Step::TurnOver => {
+                        if past.is_done() {
+                            past = std::mem::take(&mut space);
+                        }
+                    }
                     Step::Written(number) => {
+                        past.written(page(number), version);
                         space.written(page(number), version);
                         needed.remove(&number);
                     }
@@ -280,7 +293,7 @@ mod tests {
                         version += 1;
                         let held: Vec<Held> =
                             numbers.iter().map(|&number| Held { page: page(number), version, is_whole: true }).collect();
-                        for _ in 0..space.missing_for(words) {
+                        for _ in space.empty_count()..space.needed_for(words) {
                             next_ring += 1;
                             space.add(at(next_ring));
                         }
@@ -294,6 +307,7 @@ mod tests {
                             }
                         }
                         if arrives {
+                            past.arrived(batch, held.iter().copied());
                             space.arrived(batch, held.into_iter());
                             numbers.iter().for_each(|&number| drop(needed.insert(number, places.to_vec())));
                         } else {
@@ -304,9 +318,11 @@ mod tests {
             }
             let in_use = space.segments.iter().filter(|segment| segment.parts != 0).count();
             prop_assert_eq!(space.in_use(), in_use);
-            (0..6).for_each(|number| space.written(page(number), version));
-            prop_assert_eq!(space.in_use(), 0);
-            prop_assert!(space.pages.is_empty() && space.batches.is_empty());
+            for mut space in [past, space] {
+                (0..6).for_each(|number| space.written(page(number), version));
+                prop_assert_eq!((space.in_use(), space.empty_count()), (0, space.segments()));
+                prop_assert!(space.pages.is_empty() && space.batches.is_empty());
+            }
         }
     }
 }

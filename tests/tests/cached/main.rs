@@ -4,6 +4,7 @@ mod counts;
 mod crowd;
 mod edges;
 mod endings;
+mod full;
 mod heirs;
 mod leaving;
 mod loads;
