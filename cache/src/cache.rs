@@ -392,9 +392,14 @@ impl<L: Layout> PageCache<L> {
     }
 
     pub(crate) fn note_write_error(&self, error: &dyn std::error::Error) {
-        tracing::warn!(%error, "the store refused a page; it stays cached and dirty");
-        *lock(&self.last_write_error) = Some(error.to_string());
-        self.has_write_error.store(1, Ordering::Relaxed);
+        let error = error.to_string();
+        let last = &mut *lock(&self.last_write_error);
+        // Told once: a store that has no room refuses page after page.
+        if last.as_ref() != Some(&error) {
+            tracing::warn!(error, "the store refused a page; it stays cached and dirty");
+            *last = Some(error);
+            self.has_write_error.store(1, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn forget_write_error(&self) {

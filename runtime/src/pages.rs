@@ -42,6 +42,8 @@ use crate::{
 const COLLECTED: Lot = Lot::new(256, 256 << 10);
 /// Tries to return pages to a chunk that others change; a tenth of a second or more.
 pub(crate) const GIVE_BACK_ATTEMPTS_MAX: u32 = 10_000;
+/// Tries to get pages of chunks that others change, where there are no others: some milliseconds.
+const BUSY_ATTEMPTS_MAX: u32 = 100;
 
 /// An allocated page that is not yet part of a structure. Dropped, it is free again.
 #[derive(Debug)]
@@ -159,7 +161,14 @@ pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
     for page in worker.compute().pages.take_unclaimed() {
         let Unlinked { at, class, lock } = page;
         let free = page.free_after_doubt(worker.owner());
-        match take_word(worker, at, lock.word(), free.word()).await {
+        let take = async || {
+            // Alone, as above; the same page may have been in doubt twice.
+            let _slot = worker.take_slots([at].into_iter()).await;
+            Ok::<_, Box<Error>>(
+                worker.load(at).await? == lock.word() && take_word(worker, at, lock.word(), free.word()).await?,
+            )
+        };
+        match take().await {
             Ok(true) => {
                 let page = FreePage { at, class, version: free.version() };
                 worker.compute().pages.retire(std::iter::once(page));
@@ -184,37 +193,52 @@ pub async fn allocate(worker: &Handle, class: SizeClass, placement: Placement) -
         Placement::Server(server) => server.index() % servers,
         Placement::With(page) => page.server().index() % servers,
     };
-    for geometry in compute.geometry.iter().cycle().skip(first).take(servers) {
-        let key = (geometry.server, class);
-        loop {
-            if let Some(page) = worker.pages().pop(&compute.pages, key) {
-                return Ok(NewPage { page, worker: Some(worker.clone()) });
-            }
-            // Run to its end, whatever becomes of the caller: what it has taken from a memory server would be lost.
-            let (refiller, server) = (worker.clone(), geometry.server);
-            let refill = async move { refill(&refiller, &refiller.compute().geometry[server.index()], class).await };
-            if !worker.spawn_to_end(refill).await? {
-                break;
+    for attempt in 0..=BUSY_ATTEMPTS_MAX {
+        let mut is_busy = false;
+        for geometry in compute.geometry.iter().cycle().skip(first).take(servers) {
+            let key = (geometry.server, class);
+            loop {
+                if let Some(page) = worker.pages().pop(&compute.pages, key) {
+                    return Ok(NewPage { page, worker: Some(worker.clone()) });
+                }
+                // Run to its end, whatever becomes of the caller: what it has taken from a memory server would be lost.
+                let (refiller, server) = (worker.clone(), geometry.server);
+                let refill =
+                    async move { refill(&refiller, &refiller.compute().geometry[server.index()], class).await };
+                match worker.spawn_to_end(refill).await? {
+                    Collected::Some => {}
+                    Collected::NoneFree => break,
+                    Collected::NoneForNow => {
+                        is_busy = true;
+                        break;
+                    }
+                }
             }
         }
+        if !is_busy {
+            break;
+        }
+        worker.back_off(attempt).await;
     }
     Err(Error::OutOfMemory { class })
 }
 
-/// Brings pages of one server and class into the pool; false if that server has none.
-async fn refill(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
+/// Brings pages of one server and class into the pool, if that server has any.
+async fn refill(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<Collected, Error> {
     let pages = &worker.compute().pages;
     let key = (geometry.server, class);
     worker.count_round_trip();
     let returns = worker.load(geometry.dynamic_at(Dynamic::Returns(class))).await?;
+    let mut collected = Collected::NoneFree;
     if pages.search(key).none_free_at != returns {
-        match collect(worker, geometry, class).await? {
-            Collected::Some => return Ok(true),
+        collected = collect(worker, geometry, class).await?;
+        match collected {
+            Collected::Some => return Ok(collected),
             Collected::NoneFree => pages.alter_search(key, |search| search.none_free_at = returns),
             Collected::NoneForNow => {}
         }
     }
-    lease_chunk(worker, geometry, class).await
+    Ok(if lease_chunk(worker, geometry, class).await? { Collected::Some } else { collected })
 }
 
 async fn lease_chunk(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Result<bool, Error> {
@@ -232,8 +256,11 @@ async fn lease_chunk(worker: &Handle, geometry: &Geometry, class: SizeClass) -> 
             }
         }
         worker.count_round_trip();
+        let entry = geometry.directory_at(chunk);
+        // Alone: what comes of a request that fails is read from the word, which another task would set to the same.
+        let _turn = worker.take_turn_at(entry).await;
         // Somebody may have taken us for dead, or was faster with a chunk that was lost.
-        if claim_word(worker, geometry.directory_at(chunk), 0, state).await? {
+        if worker.load(entry).await? == 0 && take_word(worker, entry, 0, state).await? {
             break chunk;
         }
     };

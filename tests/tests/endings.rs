@@ -2,7 +2,7 @@
 //! unlocked, no page is lost, and nobody waits for ever.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
@@ -16,14 +16,20 @@ use std::{
 };
 
 use farlink_runtime::{
-    access::{self, Access, Pages, PagesMut, Placement},
+    access::{self, Access, NewPage, Pages, PagesMut, Placement},
     audit, catalog,
     clock::Clock,
     compute::ComputeServer,
     error::Error,
-    fabric::{Fabric, Liveness, mem::MemOptions},
+    fabric::{
+        Fabric, Liveness,
+        faulty::{FaultKinds, FaultOptions, FaultyFabric},
+        mem::MemOptions,
+    },
     one_sided::{OneSided, Proof},
     operation::retry,
+    page::SizeClass,
+    pages::allocate,
     server::in_process,
     worker::{Handle, Worker},
 };
@@ -400,4 +406,56 @@ fn a_task_that_panics() {
     drop((tree, worker));
     drop(compute);
     assert_nothing_is_lost(&fabric, "a task panicked");
+}
+
+/// Others that were ready at that time are, still.
+#[test]
+fn tasks_beside_one_that_panics_come_to_their_end() {
+    let _watch = watch("a worker with tasks beside one that has panicked");
+    let Scene { fabric, compute, worker, tree } = Scene::new(FAST);
+    let done = Rc::new(Cell::new(0));
+    drop(worker.spawn(async { panic!("on purpose") }));
+    for _ in 0..100 {
+        let done = Rc::clone(&done);
+        drop(worker.spawn_to_end(async move { done.set(done.get() + 1) }));
+    }
+    assert!(catch_unwind(AssertUnwindSafe(|| worker.turn())).is_err(), "the panic is its caller's");
+    assert_eq!(done.get(), 0, "it came first");
+    drop((tree, worker));
+    assert_eq!(done.get(), 100);
+    drop(compute);
+    assert_nothing_is_lost(&fabric, "a task panicked beside others");
+}
+
+/// Tasks of a compute server that get the last pages, while requests fail: each page has one of them.
+#[test]
+fn no_page_is_allocated_twice() {
+    let _watch = watch("the last pages");
+    let class = SizeClass::of_bytes(16 << 10).unwrap();
+    for seed in 0..100 {
+        let fabric: Arc<dyn Fabric> = Arc::new(in_process(1, 1 << 20, MemOptions::default()).unwrap());
+        let kinds = FaultKinds { refused: true, done: false, lost: false };
+        let options = FaultOptions { kinds, requests_one_in: 4, ..FaultOptions::one_in(0, seed) };
+        let faulty: Arc<dyn Fabric> = Arc::new(FaultyFabric::new(Arc::clone(&fabric), options));
+        let compute = cluster::join_manual(&faulty, seed).unwrap();
+        let workers = [(); 2].map(|()| compute.worker().unwrap());
+        let pages = Rc::new(RefCell::new(Vec::new()));
+        for worker in workers.iter().cycle().take(8) {
+            let (handle, pages) = (Handle::clone(worker), Rc::clone(&pages));
+            drop(worker.spawn_to_end(async move {
+                while let Ok(page) = allocate(&handle, class, Placement::RoundRobin).await {
+                    pages.borrow_mut().push(page);
+                }
+            }));
+        }
+        while workers.iter().any(|worker| worker.is_unfinished()) {
+            for worker in &workers {
+                worker.turn();
+            }
+        }
+        let mut at: Vec<_> = pages.borrow().iter().map(NewPage::at).collect();
+        at.sort_unstable();
+        assert!(at.windows(2).all(|pair| pair[0] != pair[1]), "{seed}: {at:?}");
+        drop(pages.take());
+    }
 }

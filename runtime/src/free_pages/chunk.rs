@@ -344,6 +344,47 @@ mod tests {
         });
     }
 
+    /// The last free pages are in a chunk that somebody changes: who wants one waits for that, a while.
+    #[test]
+    fn who_holds_the_last_free_pages_is_waited_for() {
+        let memory: Arc<dyn Fabric> = Arc::new(crate::server::in_process(1, 1 << 20, MemOptions::default()).unwrap());
+        let join = |seed| {
+            let options = ComputeOptions { maintenance: Maintenance::Manual, seed, ..ComputeOptions::default() };
+            ComputeServer::join(Arc::clone(&memory), options).unwrap()
+        };
+        let (taker, holder) = (join(1), join(2));
+        let worker = taker.worker().unwrap();
+        let (class, shared) = (SizeClass::of_bytes(16 << 10).unwrap(), &worker.compute().pages);
+        let mut all = Vec::new();
+        while let Ok(page) = worker.block_on(allocate(&worker, class, Placement::RoundRobin)) {
+            all.push(page);
+        }
+        drop(all.pop());
+        worker.pages().give_back(shared);
+        let chunk = worker.block_on(async {
+            let free = shared.take_all();
+            let geometry = &taker.geometry()[0];
+            let chunk = Chunk::new(geometry, geometry.locate(free[0].at, class).unwrap().0, class);
+            give_back(&worker, free).await.unwrap();
+            chunk
+        });
+        let hold = |holder| {
+            worker.block_on(async {
+                let state = ChunkState::from_word(worker.load(chunk.entry).await.unwrap()).unwrap();
+                let word = ChunkState { holder, ..state }.word();
+                write_words(&*worker, vec![(chunk.entry, word)]).await.unwrap();
+            });
+        };
+        hold(Some(holder.owner()));
+        let mut allocating = pin!(worker.drive(allocate(&worker, class, Placement::RoundRobin)));
+        let mut poll = || allocating.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        for _ in 0..20 {
+            assert!(poll().is_pending(), "it does not wait");
+        }
+        hold(None);
+        assert!((0..100_000).any(|_| matches!(poll(), Poll::Ready(page) if page.is_ok())), "there is one");
+    }
+
     #[test]
     fn directory_entries_round_trip() {
         for class in SizeClass::all() {

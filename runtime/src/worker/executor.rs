@@ -97,6 +97,24 @@ struct Running {
     waker_data: *const (),
 }
 
+/// Tasks of a group that are to be polled. If one of them panics, the others stay ready.
+struct Ready<'a> {
+    executor: &'a Executor,
+    group: usize,
+    bits: u64,
+}
+
+impl Drop for Ready<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.bits != 0
+            && let Some(group) = self.executor.groups.borrow().get(self.group)
+        {
+            group.completed.set(group.completed.get() | self.bits);
+        }
+    }
+}
+
 impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Executor").field("slots", &self.slots.borrow().len()).finish_non_exhaustive()
@@ -135,13 +153,15 @@ impl Executor {
         let mut polled = 0;
         let mut group = 0;
         loop {
-            let mut bits = match self.groups.borrow().get(group) {
+            let bits = match self.groups.borrow().get(group) {
                 Some(group) => group.woken.take() | group.completed.take(),
                 None => return polled != 0,
             };
-            while bits != 0 {
-                self.poll(group * 64 + bits.trailing_zeros() as usize);
-                bits &= bits - 1;
+            let mut ready = Ready { executor: self, group, bits };
+            while ready.bits != 0 {
+                let index = group * 64 + ready.bits.trailing_zeros() as usize;
+                ready.bits &= ready.bits - 1;
+                self.poll(index);
                 polled += 1;
                 if polled % tasks_per_exchange == 0 {
                     exchange();
