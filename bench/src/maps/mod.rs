@@ -8,7 +8,7 @@ pub(crate) mod keys;
 mod keysfile;
 mod request;
 mod source;
-mod stream;
+pub(crate) mod stream;
 mod trace;
 pub(crate) mod workload;
 
@@ -249,7 +249,7 @@ impl<S: MapSubject> Subject for S {
             Job::Workload { name, operations } => {
                 let (distribution, scan_length) = (data.setting.distribution, data.setting.scan_length);
                 let length = stream::length_for(operations, keys, worker);
-                let source = Source { keys, distribution, seed, scan_length };
+                let source = Source { keys, distribution, seed, pass: source.next_pass(), scan_length };
                 stream::draw(&Mix::named(name)?, source, worker, length, go_on)?
             }
         };

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use super::MapData;
-use super::keys::value_for;
+use super::keys::{mix, value_for};
 use super::request::MapRequest;
-use super::stream::Draw;
+use super::stream::{Draw, Pass};
 use crate::subject::WorkerId;
 
 /// A stream and how far it has been issued.
@@ -18,6 +18,10 @@ pub struct MapSource {
     /// Whether the stream begins again at its end.
     pub(super) repeats: bool,
     pub(super) issued: usize,
+    /// How many operations this worker has issued over all phases of the run: no value is written twice.
+    pub(super) settled: u32,
+    /// The next workload's.
+    pub(super) pass: Pass,
     /// How many insert numbers this worker has used up, over all phases of the run: no key is inserted twice.
     pub(super) insert_turns: u64,
 }
@@ -35,14 +39,25 @@ impl Iterator for MapSource {
 
 impl MapSource {
     pub(super) fn new(data: &Arc<MapData>, worker: WorkerId) -> Self {
+        let pass = Pass { run: data.setting.run, number: 0 };
         let (data, stream) = (Arc::clone(data), Vec::new());
-        Self { data, worker, stream, repeats: false, issued: 0, insert_turns: 0 }
+        Self { data, worker, stream, repeats: false, issued: 0, settled: 0, pass, insert_turns: 0 }
+    }
+
+    /// Of the workload that is prepared now.
+    pub(super) fn next_pass(&mut self) -> Pass {
+        let pass = self.pass;
+        self.pass.number += 1;
+        pass
     }
 
     fn settle(&mut self, drawn: Draw) -> MapRequest {
-        // Versions only tell values of one key apart; the worker's number keeps two workers' values different.
-        let version = (self.issued as u32) << 8 | (self.worker.index as u32 & 0xFF);
-        let value = |key| value_for(key, version ^ self.data.first_version);
+        // Versions only tell values of one key apart; the numbers of the worker and of the run keep those of two workers, and of
+        // two runs with one seed, different.
+        self.settled = self.settled.wrapping_add(1);
+        let version = self.settled << 8 | (self.worker.index as u32 & 0xFF);
+        let version = version ^ self.data.first_version ^ mix(self.pass.run.into()) as u32;
+        let value = |key| value_for(key, version);
         match drawn {
             Draw::Read(key) => MapRequest::Get { key, latest: false },
             Draw::ReadLatest(age) => self.latest(age),
@@ -51,7 +66,7 @@ impl MapSource {
             Draw::Insert(key) => MapRequest::Insert { key, value: value(key) },
             Draw::InsertNext => {
                 let key = self.next_insert_key();
-                MapRequest::Insert { key, value: value_for(key, version ^ self.data.first_version) }
+                MapRequest::Insert { key, value: value(key) }
             }
             Draw::Remove(key) => MapRequest::Remove { key },
             Draw::Scan { from, limit } => MapRequest::Scan { from, limit },
@@ -94,6 +109,8 @@ mod tests {
     use super::*;
     use crate::maps::keys::KeySpace;
     use crate::maps::tests::data_of;
+    use crate::subject::{Job, Setting, Subject as _};
+    use farlink_structures::btree::Tree;
     use std::collections::HashSet;
 
     const ONLY: WorkerId = WorkerId { index: 0, total: 1 };
@@ -147,6 +164,30 @@ mod tests {
         let new = [11, 10].map(|number| MapRequest::Get { key: keys.insert_key(number).unwrap(), latest: true });
         let old = [9, 0].map(|number| MapRequest::Get { key: keys.loaded_key(number), latest: false });
         assert_eq!(requests, [new, old].concat());
+    }
+
+    /// An update that writes what is there costs less than one that changes it.
+    #[test]
+    fn a_workload_that_comes_again_is_another_and_writes_other_values() {
+        let written = |run| {
+            let setting = Setting { run, ..Setting::of_entries(50) };
+            let mut source = Tree::source(&Arc::new(Tree::data(&setting).unwrap()), ONLY);
+            [(); 3].map(|()| {
+                Tree::prepare(&mut source, Job::Workload { name: "a", operations: Some(1000) }, &|| Ok(())).unwrap();
+                let written = source.by_ref().take(1000).filter_map(|request| match request {
+                    MapRequest::Update { key, value } => Some((key, value)),
+                    _ => None,
+                });
+                written.collect::<Vec<_>>()
+            })
+        };
+        let (first, second) = (written(1), written(2));
+        let all: Vec<_> = first.iter().chain(&second).flatten().collect();
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "a key got one value twice");
+        let keys = |updates: &Vec<(u64, u64)>| updates.iter().map(|update| update.0).collect::<Vec<_>>();
+        let orders: HashSet<_> = first.iter().chain(&second).map(keys).collect();
+        assert_eq!(orders.len(), 6, "two passes chose the same keys in the same order");
+        assert_eq!(first, written(1), "the seed decides");
     }
 
     #[test]

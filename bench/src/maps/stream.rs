@@ -6,6 +6,9 @@
 //! which key a read of the latest means. Both depend only on how many inserts the worker has issued, so the same seed
 //! still gives the same run of one worker.
 //!
+//! Each workload that a worker prepares is another pass: it draws other operations than those before it. A mix that runs twice,
+//! or is measured after a warm-up, would else ask for the same keys again, and write the values that they have already.
+//!
 //! *Latest* (YCSB D) draws a Zipf rank of age. Rank 0 is the newest key that this worker inserted, and past its own
 //! inserts come the loaded keys from the last number down. Workers do not tell one another what they inserted.
 
@@ -58,8 +61,25 @@ pub(crate) struct Source<'a> {
     pub(crate) distribution: Distribution,
     /// The run's seed: it fixes the hot keys, and with the worker's number the stream.
     pub(crate) seed: u64,
+    pub(crate) pass: Pass,
     /// `--scan-length`.
     pub(crate) scan_length: u32,
+}
+
+/// Tells apart what one worker draws from one seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Pass {
+    /// [`Setting::run`](crate::subject::Setting::run).
+    pub(crate) run: u32,
+    /// How many workloads the worker has prepared before.
+    pub(crate) number: u32,
+}
+
+impl Pass {
+    /// Nothing for the first one.
+    pub(crate) fn salt(self) -> u64 {
+        mix(u64::from(self.run) << 32 | u64::from(self.number)) ^ mix(0)
+    }
 }
 
 /// How long a stream should be for a worker that will issue `operations` (`None`: until a deadline).
@@ -88,7 +108,7 @@ pub(crate) fn draw(
     let loaded = source.keys.loaded();
     let chooser = Chooser::new(loaded, source.distribution, source.seed)?;
     let ages = keys::zipf(loaded, source.distribution.theta().unwrap_or(LATEST_THETA))?;
-    let mut random = StdRng::seed_from_u64(stream_seed(source.seed, &mix.name, worker));
+    let mut random = StdRng::seed_from_u64(stream_seed(source.seed, source.pass, &mix.name, worker));
     let draw_one = || {
         let kind = mix.shares.draw(&mut random);
         match kind {
@@ -143,9 +163,10 @@ pub(crate) fn every_key(
     collect(places.map(|place| what(keys.loaded_key(order.apply(place)))), go_on)
 }
 
-/// Streams of different workers and of different mixes must not march in step.
-fn stream_seed(seed: u64, mix_name: &str, worker: WorkerId) -> u64 {
-    mix_name.bytes().fold(mix(seed ^ mix(worker.index)), |hash, byte| mix(hash ^ u64::from(byte)))
+/// Streams of different workers, passes and mixes must not march in step.
+fn stream_seed(seed: u64, pass: Pass, mix_name: &str, worker: WorkerId) -> u64 {
+    let of_worker = mix(seed ^ mix(worker.index)) ^ pass.salt();
+    mix_name.bytes().fold(of_worker, |hash, byte| mix(hash ^ u64::from(byte)))
 }
 
 #[cfg(test)]
@@ -158,7 +179,7 @@ mod tests {
     const GO_ON: GoOn<'static> = &|| Ok(());
 
     fn source(keys: &KeySpace) -> Source<'_> {
-        Source { keys, distribution: Distribution::Zipf(0.99), seed: 7, scan_length: 100 }
+        Source { keys, distribution: Distribution::Zipf(0.99), seed: 7, pass: Pass::default(), scan_length: 100 }
     }
 
     #[test]

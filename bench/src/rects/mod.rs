@@ -15,7 +15,7 @@ mod geojson;
 mod order;
 mod windows;
 
-use std::{fmt, sync::Arc};
+use std::{cell::Cell, fmt, rc::Rc, sync::Arc};
 
 use anyhow::{Context as _, ensure};
 use farlink_offload::ShardKey;
@@ -27,6 +27,7 @@ use farlink_structures::rtree::{Entry, Query, RTree, Rect, Scope, Tree};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 pub(crate) use self::draw::{Scale, Space};
+use crate::maps::stream::Pass;
 use crate::subject::{GoOn, Job, Outcomes, Samples, Setting, Subject, WorkerId};
 use crate::units::plural;
 
@@ -72,6 +73,10 @@ pub struct RectSource {
     data: Arc<RectData>,
     worker: WorkerId,
     requests: Requests,
+    /// The next workload's.
+    pass: Pass,
+    /// How many entries all workloads before, and this one, have inserted: no payload comes twice.
+    inserted: Rc<Cell<u64>>,
 }
 
 impl fmt::Debug for RectSource {
@@ -119,11 +124,12 @@ impl RectSource {
     fn workload(&self, workload: Workload, mut rng: SmallRng) -> Requests {
         let (data, worker) = (Arc::clone(&self.data), self.worker);
         // Payloads of what is inserted are no loaded entry's, unless a file has them, and differ from run to run.
-        let mut payload = (u64::from(data.setting.run) + 1) << 40 | worker.index << 24;
+        let payload = (u64::from(data.setting.run) + 1) << 40 | worker.index << 24;
+        let inserted = Rc::clone(&self.inserted);
         Box::new(std::iter::repeat_with(move || match workload {
             Workload::Mixed(scale) if rng.random_ratio(1, INSERT_ONE_IN) => {
-                payload += 1;
-                RectRequest::Insert((data.space.inserted(&mut rng, scale), payload))
+                inserted.set(inserted.get() + 1);
+                RectRequest::Insert((data.space.inserted(&mut rng, scale), payload + inserted.get()))
             }
             Workload::Search(scale) | Workload::Mixed(scale) => RectRequest::Search(data.space.window(&mut rng, scale)),
             Workload::Point => RectRequest::Point(data.entries[rng.random_range(0..data.entries.len())]),
@@ -209,7 +215,8 @@ impl Subject for Tree {
     }
 
     fn source(data: &Arc<RectData>, worker: WorkerId) -> RectSource {
-        RectSource { data: Arc::clone(data), worker, requests: Box::new(std::iter::empty()) }
+        let (requests, pass) = (Box::new(std::iter::empty()), Pass { run: data.setting.run, number: 0 });
+        RectSource { data: Arc::clone(data), worker, requests, pass, inserted: Rc::default() }
     }
 
     fn prepare(source: &mut RectSource, job: Job<'_>, _go_on: GoOn<'_>) -> anyhow::Result<()> {
@@ -221,7 +228,8 @@ impl Subject for Tree {
             }
             Job::RemoveAll { .. } => Box::new(share.map(move |number| RectRequest::Delete(data.entries[number]))),
             Job::Workload { name, .. } => {
-                let seed = data.setting.seed ^ (index + 1) << 32 ^ u64::from(data.setting.run) << 16;
+                let seed = data.setting.seed ^ (index + 1) << 32 ^ source.pass.salt();
+                source.pass.number += 1;
                 let workload = Workload::named(name).context("an R-tree has no such workload")?;
                 source.workload(workload, SmallRng::seed_from_u64(seed))
             }
@@ -276,4 +284,34 @@ async fn search<R: Run<Plugin = Tree>>(run: &R, query: Query) -> Result<Vec<Entr
 
 async fn finds<R: Run<Plugin = Tree>>(run: &R, entry: Entry) -> Result<bool, Error> {
     Ok(search(run, Query::Contains(entry.0)).await?.contains(&entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// A measured phase that searched the windows of its warm-up would measure a replay.
+    #[test]
+    fn a_workload_that_comes_again_is_another() {
+        let data = Arc::new(Tree::data(&Setting::of_entries(100)).unwrap());
+        let mut source = Tree::source(&data, WorkerId { index: 0, total: 1 });
+        let (mut windows, mut payloads, mut inserts) = (HashSet::new(), HashSet::new(), 0);
+        for name in ["mixed-large", "mixed-large", "search-large"] {
+            Tree::prepare(&mut source, Job::Workload { name, operations: None }, &|| Ok(())).unwrap();
+            for request in source.by_ref().take(200) {
+                match request {
+                    RectRequest::Search(window) => windows.insert(format!("{window:?}")),
+                    RectRequest::Insert((_, payload)) => {
+                        inserts += 1;
+                        payloads.insert(payload)
+                    }
+                    other => panic!("{other:?}"),
+                };
+            }
+        }
+        assert!(inserts > 10);
+        assert_eq!((payloads.len(), windows.len()), (inserts, 600 - inserts));
+    }
 }
