@@ -31,9 +31,8 @@ pub(crate) fn counted<S: Subject>(
 ) -> anyhow::Result<Tally> {
     let counts = || {
         clients.iter().fold((Counters::default(), CacheCounts::default()), |mut sum, Client { access, worker }| {
-            let counters = Counters::from(worker.counters());
-            sum.0 += counters;
-            sum.1 += access.cache_counts(counters.reads);
+            sum.0 += Counters::from(worker.counters());
+            sum.1 += access.cache_counts();
             sum
         })
     };
@@ -104,4 +103,52 @@ pub(crate) fn run<S: Subject, I: Iterator<Item = S::Request> + 'static>(
     })?;
     let sources = queues.into_iter().filter_map(Rc::into_inner).map(OperationQueue::into_source);
     Ok((tally, sources.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use farlink_offload::CacheOptions;
+    use farlink_runtime::access::{Access as _, Region as _};
+    use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+    use farlink_runtime::one_sided::{OneSided, Proof};
+    use farlink_runtime::{fabric::mem::MemOptions, server::in_process};
+    use farlink_structures::rtree::{RTree, RTreeOptions, Scope, Tree};
+
+    use super::*;
+    use crate::queue::End;
+    use crate::rects::RectRequest;
+    use crate::route::Route;
+    use crate::subject::{AccessMode, Setting};
+
+    const PAGE: u64 = 1024;
+
+    /// A search of an R-tree validates the cached pages that it went by, one word of each.
+    #[test]
+    fn a_validation_is_no_miss_of_a_leaf() {
+        let fabric = Arc::new(in_process(1, 8 << 20, MemOptions::default()).unwrap());
+        let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
+        let worker = compute.worker().unwrap();
+        let data = Tree::data(&Setting::of_entries(2000)).unwrap();
+        let options = RTreeOptions { page_bytes: PAGE as usize, ..RTreeOptions::default() };
+        let tree: RTree<OneSided<Tree>> = worker.block_on(RTree::create(&worker, "t", options)).unwrap();
+        worker.block_on(tree.bulk_load(data.entries.iter().copied(), 0.9)).unwrap();
+        let mut options = CacheOptions::new(4 << 20);
+        options.page_bytes = PAGE as usize;
+        let structure = tree.access().context().structure.clone();
+        let route = Route::<Tree>::new(AccessMode::CachedInner, structure, Proof::Checksum);
+        let route = route.through(options, Scope::everything()).unwrap();
+        let clients = [Client { access: route.open(&worker).unwrap(), worker }];
+        let search = || {
+            let points = data.entries.iter().take(100).map(|&entry| RectRequest::Point(entry)).collect::<Vec<_>>();
+            run(&clients, vec![OperationQueue::new(points.into_iter(), End::Source)], 1).unwrap().0
+        };
+        search();
+        let Tally { counters, cache, outcomes, .. } = search();
+        assert_eq!((outcomes.found, cache.misses.total()), (100, cache.misses.leaf()));
+        let words = counters.reads - cache.misses.leaf();
+        assert!(words >= 100, "no search has validated what it went by");
+        assert_eq!(counters.bytes, cache.misses.leaf() * PAGE + words * 8, "{counters:?}");
+    }
 }

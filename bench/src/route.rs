@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use farlink_offload::{
     Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Durability, Engine,
-    EngineOptions, Holdings, Hybrid, MappingCache, OffloadCounts, Policies, Remote, Router, Routes, ShardKey, Sharded,
-    ShardedRemote, ValueCounters, ship::Shipper,
+    EngineOptions, Holdings, Hybrid, LEVELS, MappingCache, OffloadCounts, Policies, Remote, Router, Routes, ShardKey,
+    Sharded, ShardedRemote, ValueCounters, ship::Shipper,
 };
 use farlink_runtime::access::Region as _;
 use farlink_runtime::error::Error;
@@ -290,8 +290,8 @@ impl<S: Subject> Opened<S> {
         on!(self, run => S::answer(run, request).await)
     }
 
-    /// What the cache did so far for this worker, which has read remotely so often.
-    pub(crate) fn cache_counts(&self, reads: u64) -> CacheCounts {
+    /// What the cache did so far for this worker.
+    pub(crate) fn cache_counts(&self) -> CacheCounts {
         match self {
             Self::OneSided(_) | Self::Coarse(_) | Self::Hybrid(_) => CacheCounts::default(),
             // What the cache of an owner has counted, its process says.
@@ -300,7 +300,7 @@ impl<S: Subject> Opened<S> {
                 here.map(|here| offloaded(CacheCounts::default(), here.offload_counts())).sum()
             }
             Self::Cached(access) => counts(&access.counters()),
-            Self::CachedInner(access) => above_leaves(counts(&access.counters()), reads),
+            Self::CachedInner(access) => with_past(counts(&access.counters()), access.reads_past_cache()),
             Self::CachedMapping(access) => {
                 let ValueCounters { hits, misses } = access.counters();
                 // The pages of a mapping cache are not told apart by level.
@@ -338,11 +338,11 @@ fn offloaded(counts: CacheCounts, OffloadCounts { shipped, came_back, contrary, 
     CacheCounts { shipped, came_back, contrary, ..counts }
 }
 
-/// Counts where leaves are read past the cache: each such read is a leaf's miss.
-fn above_leaves(mut counts: CacheCounts, reads: u64) -> CacheCounts {
-    let past = reads.saturating_sub(counts.misses.total());
-    counts.lookups += past;
-    counts.misses.0[0] += past;
+/// Counts where pages are read past the cache, so many of each level: each is a miss.
+fn with_past(mut counts: CacheCounts, past: [u64; LEVELS]) -> CacheCounts {
+    let past = Levels(past);
+    counts.lookups += past.total();
+    counts.misses += past;
     counts
 }
 
@@ -357,7 +357,9 @@ mod tests {
         (counters.levels[2].hits, counters.levels[2].write_backs) = (100, 4);
         let counted = counts(&counters);
         assert_eq!((counted.lookups, counted.misses.0[..3].to_vec(), counted.write_backs), (200, vec![0, 10, 0], 4));
-        let counted = above_leaves(counted, 110);
+        let mut past = [0; LEVELS];
+        past[0] = 100;
+        let counted = with_past(counted, past);
         assert_eq!((counted.lookups, counted.misses.0[..3].to_vec()), (300, vec![100, 10, 0]));
     }
 }

@@ -9,9 +9,9 @@
 //! A page is handed out as a private copy under the lock word that it was read with. A change locks by compare-and-swap from
 //! that word, so an old copy can mislead a search, never a change.
 
-use std::{cell::Cell, sync::atomic::Ordering};
+use std::{array, cell::Cell, rc::Rc, sync::atomic::Ordering};
 
-use farlink_cache::{CacheHandle, Counters};
+use farlink_cache::{CacheHandle, Counters, LEVELS};
 use farlink_runtime::{
     access::{
         Access, Cause, Context, Direction, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin,
@@ -28,11 +28,13 @@ use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
 #[derive(Debug)]
 pub struct CachedInner<P: Plugin> {
     cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>,
+    /// Pages that were read past the cache, by level.
+    past_cache: Rc<[Cell<u64>; LEVELS]>,
 }
 
 impl<P: Plugin> Clone for CachedInner<P> {
     fn clone(&self) -> Self {
-        Self { cache: self.cache.clone() }
+        Self { cache: self.cache.clone(), past_cache: Rc::clone(&self.past_cache) }
     }
 }
 
@@ -69,7 +71,7 @@ impl PageRef for SharedPage {
 
 impl<P: Plugin> CachedInner<P> {
     pub(crate) fn new(cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>) -> Self {
-        Self { cache }
+        Self { cache, past_cache: Rc::default() }
     }
 
     fn one_sided(&self) -> &OneSided<P> {
@@ -81,9 +83,17 @@ impl<P: Plugin> CachedInner<P> {
         self.cache.counters()
     }
 
+    /// How many pages of each level this access has read from remote memory without asking its cache: leaves, and inner pages
+    /// of which the cached copy may be old. A validation reads one word, and no page.
+    pub fn reads_past_cache(&self) -> [u64; LEVELS] {
+        array::from_fn(|level| self.past_cache[level].get())
+    }
+
     /// A page as it is now.
     async fn current(&self, page: Link, above: Option<Link>) -> Result<SharedPage, Interrupt> {
         let copy = self.one_sided().read_page(page).await?;
+        let count = &self.past_cache[usize::from(copy.level()).min(LEVELS - 1)];
+        count.set(count.get() + 1);
         Ok(SharedPage { copy, is_cached: false, above: Cell::new(above) })
     }
 

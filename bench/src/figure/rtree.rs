@@ -161,7 +161,6 @@ impl<'a> Loaded<'a> {
         let per_op = |count: u64| count as f64 / self.args.ops as f64;
         let pages = match way.mode {
             AccessMode::Coarse => on_server,
-            AccessMode::CachedInner => self.pages_past_cache(&tally),
             AccessMode::Engine => tally.cache.lookups + on_server,
             mode if mode.caches() => tally.cache.lookups,
             _ => tally.counters.reads,
@@ -175,16 +174,6 @@ impl<'a> Loaded<'a> {
             .with("found_per_op", per_op(tally.outcomes.scanned))
             .with("window", self.args.window)
             .with("round_trips_one_at_a_time_per_op", per_op(one_at_a_time.counters.round_trips)))
-    }
-
-    /// Pages that were looked at where leaves are read past the cache. Of the READs that are no misses of inner pages, some
-    /// validate an inner page by one word of it: how many, the bytes tell.
-    fn pages_past_cache(&self, Tally { counters, cache, .. }: &Tally) -> u64 {
-        const WORD: u64 = 8;
-        let (page, past) = (u64::from(self.args.page_bytes), cache.misses.leaf());
-        let inner = cache.misses.total() - past;
-        let leaves = counters.bytes.saturating_sub(inner * page + past * WORD) / (page - WORD);
-        cache.lookups - past + leaves
     }
 
     /// What Catfish's two schemes would cost for searches that go by as many pages as `one_sided` ones do.
