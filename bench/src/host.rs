@@ -19,10 +19,11 @@ use signal_hook::iterator::Signals;
 
 use crate::driver::{self, Client};
 use crate::owner::{Owner, Share};
+use crate::parts;
 use crate::place::Place;
 use crate::plan::{Limit, Load, Phase, Plan, PolicyChoice};
 use crate::queue::{End, OperationQueue};
-use crate::route::{self, Route};
+use crate::route::Route;
 use crate::subject::{AccessMode, Job, Outcomes, Subject, WorkerId};
 use crate::tally::Tally;
 
@@ -165,8 +166,9 @@ pub(crate) fn route<S: Subject>(plan: &Plan, data: &S::Data, compute: &ComputeSe
     let worker = compute.worker()?;
     let open = |name: &String| worker.block_on(catalog::open::<S>(&worker, name));
     let parts = plan.parts.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let cut = parts::cut::<S>(data, plan, &parts)?;
     let proof = plan.validation.proof();
-    let route = Route::of_parts(plan.access, parts, route::cut::<S>(data, plan))?.proven_by(proof);
+    let route = Route::of_parts(plan.access, parts, cut)?.proven_by(proof);
     let ships = plan.access.asks_a_policy() && plan.policy != PolicyChoice::Never;
     let route = if ships { route.shipping(plan.policy.policies()) } else { route };
     if !plan.access.caches() {

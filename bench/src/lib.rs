@@ -38,6 +38,7 @@ mod input;
 mod latency;
 mod maps;
 mod owner;
+mod parts;
 mod place;
 mod plan;
 mod program;

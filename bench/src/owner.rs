@@ -61,7 +61,7 @@ impl<S: Subject> Share<S> {
             ShardKey::Regions(regions) if holdings.len() == 1 => {
                 regions.into_iter().map(|region| (0, region)).collect()
             }
-            parts => (0..parts.parts()).map(|part| (part, S::Region::everything())).collect(),
+            _ => (0..holdings.len()).map(|part| (part, S::Region::everything())).collect(),
         };
         let worker = compute.worker()?;
         let messages = ServeMessages { wait: Wait::Auto, ..ServeMessages::default() };

@@ -24,6 +24,7 @@ use crate::cluster_view::{self, ClusterView};
 use crate::driver::{self, Client};
 use crate::host::{self, Work, Workers};
 use crate::owner::{Owner as _, Share};
+use crate::parts;
 use crate::place::Place;
 use crate::plan::{Load, PlacementChoice, Plan};
 use crate::repartition::{self, Repartitioned, Wish};
@@ -206,7 +207,16 @@ impl<S: Subject> Known for Of<S> {
 
     fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report> {
         ensure!(structure.kind == S::NAME, "`{}` is a {}, not a {}", structure.name, structure.kind, S::NAME);
-        Ok(worker.block_on(S::check(&OneSided::<S>::new(worker, structure, Proof::Checksum)))?)
+        let (root, region) = (structure.root, parts::region::<S::Region>(&structure));
+        let access = OneSided::<S>::new(worker, structure, Proof::Checksum);
+        let mut report = worker.block_on(S::check(&access))?;
+        // A search of a broken structure may not end well.
+        if let Some(region) = region.filter(|_| report.is_clean())
+            && let Some(stray) = worker.block_on(S::outside(&access, &region))?
+        {
+            report.add(root, format!("{stray} is in it, and its part is {}", S::show_region(&region)));
+        }
+        Ok(report)
     }
 
     fn free_leaked(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Option<u64>> {
@@ -282,13 +292,16 @@ impl<S: Subject> Data for DataOf<S> {
     fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()> {
         plan.servers = cluster.servers();
         let cut = route::cut::<S>(&self.0, plan);
-        plan.parts = vec![plan.name.clone()];
-        if plan.access.is_divided() || cut.parts() > 1 {
-            plan.parts = (0..cut.parts()).map(|part| format!("{}.{part}", plan.name)).collect();
-        }
         cluster.visit(|worker| {
             plan.setting.run = worker.owner().incarnation();
             let all = worker.block_on(catalog::list(worker))?;
+            plan.parts = vec![plan.name.clone()];
+            if plan.access.is_divided() || cut.parts() > 1 {
+                let first = format!("{}.0", plan.name);
+                let found = all.iter().find(|structure| plan.access.is_divided() && structure.name == first);
+                let count = found.and_then(parts::count).unwrap_or(cut.parts());
+                plan.parts = (0..count).map(|part| format!("{}.{part}", plan.name)).collect();
+            }
             let is_there = |name: &String| all.iter().any(|structure| structure.name == *name);
             let count = plan.parts.iter().filter(|name| is_there(name)).count();
             if count == 0 {
@@ -297,7 +310,11 @@ impl<S: Subject> Data for DataOf<S> {
                 for (part, name) in plan.parts.iter().enumerate() {
                     let root = if plan.access.is_divided() { ServerId::new(part as u16) } else { None };
                     let placement = StructurePlacement { policy: plan.placement.policy(), root };
-                    let options = CreateOptions { class, placement, options: [0; OPTIONS] };
+                    let options = match plan.parts.len() {
+                        1 => [0; OPTIONS],
+                        _ => parts::options(&cut, part),
+                    };
+                    let options = CreateOptions { class, placement, options };
                     worker.block_on(S::make(worker, name, &options))?;
                 }
                 return Ok(());
@@ -319,6 +336,7 @@ impl<S: Subject> Data for DataOf<S> {
                 found.push(Self::opened(worker, plan, name)?);
             }
             let first = found.first().context("a structure has parts")?;
+            let cut = parts::cut::<S>(&self.0, plan, &found)?;
             (plan.page_bytes, plan.placement) = (first.class.bytes() as u32, first.policy.into());
             for structure in &found {
                 let report = Of::<S>(PhantomData).check(worker, structure.clone())?;
@@ -342,7 +360,8 @@ impl<S: Subject> Data for DataOf<S> {
         cluster.visit(|worker| {
             let open = |name: &String| worker.block_on(catalog::open::<S>(worker, name));
             let parts = plan.parts.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-            let all = Self::all(worker, parts, route::cut::<S>(&self.0, plan))?;
+            let cut = parts::cut::<S>(&self.0, plan, &parts)?;
+            let all = Self::all(worker, parts, cut)?;
             Ok(worker.block_on(S::compare(&all, &self.0, entries > S::entries(&self.0)))?)
         })
     }
@@ -390,5 +409,93 @@ impl<S: Subject> Trace for TraceOf<S> {
         worker.block_on(access.flush())?;
         owner.as_mut().map_or(Ok(()), |share| share.flush().map(drop))?;
         Ok((seconds, tally?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use farlink_runtime::{fabric::mem::MemOptions, server::in_process};
+    use farlink_structures::btree::{BTree, Tree};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    const TREE: Of<Tree> = Of(PhantomData);
+
+    /// Opens or makes what these arguments of a bench mean; the plan then.
+    fn opened(cluster: &ClusterView, args: &str) -> anyhow::Result<(Plan, Box<dyn Data>)> {
+        let line = ["farlink", "bench"].into_iter().chain(args.split_whitespace());
+        let Command::Bench(args) = Cli::try_parse_from(line)?.command else { bail!("no bench") };
+        let mut plan = args.plan(&TREE)?;
+        let data = TREE.data(&plan.setting)?;
+        data.open_or_create(cluster, &mut plan, args.loads_keys())?;
+        Ok((plan, data))
+    }
+
+    /// A trace has no keys of its own, or few.
+    #[test]
+    fn parts_stay_cut_where_they_were_when_they_were_made() {
+        let cluster = ClusterView::new(Arc::new(in_process(2, 16 << 20, MemOptions::default()).unwrap()));
+        let cut = |args: &str| {
+            let (plan, _) = opened(&cluster, args)?;
+            let data = Tree::data(&plan.setting)?;
+            cluster.visit(|worker| {
+                let open = |name: &String| worker.block_on(catalog::open::<Tree>(worker, name));
+                let parts = plan.parts.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+                Ok((plan.parts.clone(), parts::cut::<Tree>(&data, &plan, &parts)?))
+            })
+        };
+        let (names, made) = cut("--access coarse --keys 100 --seed 3").unwrap();
+        assert_eq!(names, ["bench.0", "bench.1"]);
+        let placed = "--placement one-server";
+        for others in
+            ["--access coarse --keys 1", "--access coarse --trace t", &format!("--access hybrid {placed} --keys 7")]
+        {
+            let (again, cut) = cut(others).unwrap();
+            assert_eq!((&again, format!("{cut:?}")), (&names, format!("{made:?}")), "{others}");
+        }
+        // A structure that was never a part of one, with the name of one.
+        cluster
+            .visit(|worker| {
+                worker.block_on(catalog::destroy(worker, "bench.0"))?;
+                let options = CreateOptions {
+                    class: SizeClass::of_bytes(1024).context("a size")?,
+                    placement: StructurePlacement {
+                        policy: PlacementChoice::OneServer.policy(),
+                        root: ServerId::new(0),
+                    },
+                    options: [0; OPTIONS],
+                };
+                Ok(worker.block_on(Tree::make(worker, "bench.0", &options))?)
+            })
+            .unwrap();
+        let error = cut("--access coarse --keys 100 --seed 3").unwrap_err().to_string();
+        assert!(error.contains("`bench.0` does not say which part of `bench` it is"), "{error}");
+    }
+
+    #[test]
+    fn a_key_in_another_part_than_its_own_is_found() {
+        let cluster = ClusterView::new(Arc::new(in_process(2, 16 << 20, MemOptions::default()).unwrap()));
+        let (plan, _) = opened(&cluster, "--access coarse --keys 100").unwrap();
+        let check = || check(&TREE, &cluster, &plan.parts).unwrap();
+        assert!(check().is_clean());
+        for (part, key) in [(0, u64::MAX), (1, 0)] {
+            let put_or_remove = |puts| {
+                cluster.visit(|worker| {
+                    let tree = worker.block_on(BTree::open(worker, &plan.parts[part], Proof::Checksum))?;
+                    match puts {
+                        true => worker.block_on(tree.insert(key, 1)).map(drop)?,
+                        false => worker.block_on(tree.remove(key)).map(drop)?,
+                    }
+                    Ok(())
+                })
+            };
+            put_or_remove(true).unwrap();
+            let problem = cluster_view::problem(&check()).unwrap();
+            assert!(problem.contains(&format!("key {key} is in it, and its part is")), "{problem}");
+            put_or_remove(false).unwrap();
+            assert!(check().is_clean());
+        }
     }
 }

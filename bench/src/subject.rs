@@ -289,6 +289,14 @@ pub trait Subject: Plugin {
         Self::divide(data, owners)
     }
 
+    /// An entry that is in the structure and not in this region, if there is one: for people.
+    ///
+    /// # Errors
+    /// If the structure cannot be read.
+    async fn outside<R: Run<Plugin = Self>>(_run: &R, _region: &Self::Region) -> Result<Option<String>, Error> {
+        Ok(None)
+    }
+
     /// Whether the structure, loaded by an earlier run, holds these entries, as far as samples tell.
     ///
     /// # Errors

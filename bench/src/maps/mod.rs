@@ -216,6 +216,19 @@ impl<S: MapSubject> Subject for S {
         format!("{low}..{}", high.map_or_else(String::new, |high| high.to_string()))
     }
 
+    async fn outside<R: Run<Plugin = Self>>(
+        run: &R,
+        &KeyRange { low, high }: &KeyRange,
+    ) -> Result<Option<String>, Error> {
+        let around = [low.checked_sub(1).map(|last| (0, last)), high.map(|high| (high, u64::MAX))];
+        for (low, high) in around.into_iter().flatten() {
+            if let Some(key) = request::first(run, low, high).await? {
+                return Ok(Some(format!("key {key}")));
+            }
+        }
+        Ok(None)
+    }
+
     async fn require_loaded<R: Run<Plugin = Self>>(run: &R, data: &MapData) -> anyhow::Result<()> {
         let loaded = data.keys.loaded();
         // From the last one down: it is missing if fewer were loaded.

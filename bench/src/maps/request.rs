@@ -114,6 +114,15 @@ pub(crate) async fn holds<S: OrderedMap>(run: &impl Run<Plugin = S>, key: u64) -
     Ok(get(run, key).await?.is_some())
 }
 
+/// The least key from `low` to `high`.
+pub(crate) async fn first<S: OrderedMap>(
+    run: &impl Run<Plugin = S>,
+    low: u64,
+    high: u64,
+) -> Result<Option<u64>, Error> {
+    Ok(scan(run, low, high, 1).await?.first().map(|&(key, _)| key))
+}
+
 /// Runs one operation and says what it came to.
 pub(crate) async fn execute<S: OrderedMap>(run: &impl Run<Plugin = S>, request: MapRequest) -> Result<Outcomes, Error> {
     let mut outcomes = Outcomes { ops: 1, ..Outcomes::default() };
