@@ -316,7 +316,7 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ChaosArgs {
     /// How often a process is killed.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = value_parser!(u64).range(1..))]
     pub(crate) kills: u64,
     /// The structure, an ordered map: one of those that `farlink list` names, the first of them unless given.
     #[arg(long, value_name = "NAME")]

@@ -12,9 +12,10 @@
 //! it that others had sent: nobody knows whether it has done them. What it owned goes to the others, and its successor has some of that moved
 //! to itself.
 //!
-//! At the end every key is looked up. Then the memory servers are started again, without threads: nobody is left who has pages in hand.
-//! Each page that is neither in use nor free is lost, and all memory that is in use must be the structure's. So it must be, too, once all
-//! keys are removed, and then no more than after a run that does as many operations and kills nobody. Before, the two cannot be compared
+//! At the end every key is looked up, and the structure must have as many entries as keys were found. Then the memory servers are started
+//! again, without threads: nobody is left who has pages in hand. Each page that is neither in use nor free is lost, and all memory that is
+//! in use must be the structure's. So it must be, too, once all keys are removed, each as it was looked up, and no entry is left; and then
+//! no more than after a run that does as many operations and kills nobody. Before, the two cannot be compared
 //! byte by byte: a process that is killed seldom gets to where most operations are removes, so more keys are left.
 
 mod model;
@@ -60,8 +61,13 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 const MEMORY_SHARE: f64 = 0.02;
 /// Keys of which no more is told.
 const PROBLEMS_TOLD: usize = 3;
+/// So many failed operations end a run: one would fail its check, and with more it would not get on.
+const FAILURES_MAX: u64 = 1000;
+/// How often it is looked whether all memory servers run.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
 
 /// What a run came to.
+#[derive(Default)]
 struct Outcome {
     answers: u64,
     kills: u64,
@@ -75,7 +81,10 @@ struct Outcome {
     lost: u64,
     wrong: Vec<String>,
     wrong_count: u64,
-    report: Report,
+    /// What the structure says of itself at the end of the load, and once all keys are removed.
+    reports: [Report; 2],
+    /// Keys that were there at the end of the load.
+    found: u64,
     /// What is in use at the end of the load, and once all keys are removed.
     used: [Used; 2],
 }
@@ -129,8 +138,16 @@ fn run(known: &dyn Known, plan: &Plan, bench: &BenchArgs, args: &ChaosArgs, goal
     data.open_or_create(&cluster, &mut plan, false)?;
     drop(cluster);
     let outcome = Run::new(&plan, &place, args).and_then(|mut run| {
-        run.to(goal)?;
-        run.look_up_all(known)?;
+        let cluster = ClusterView::new(place.fabric_once_ready(Default::default(), bench.wait.wait)?);
+        run.to(goal, &cluster)?;
+        // The memory servers will start again.
+        drop(cluster);
+        let threads = plan.server_threads.unwrap_or(0);
+        if threads > 0 {
+            // Nothing that a killed process had sent is carried out any more.
+            own.restart(threads)?;
+        }
+        let looked_up = run.look_up_all(known);
         let mut measure = |threads: u32| {
             own.restart(0)?;
             let cluster = ClusterView::new(place.fabric_once_ready(Default::default(), bench.wait.wait)?);
@@ -144,9 +161,10 @@ fn run(known: &dyn Known, plan: &Plan, bench: &BenchArgs, args: &ChaosArgs, goal
             }
             Ok::<_, anyhow::Error>((report, used))
         };
-        (run.outcome.report, run.outcome.used[0]) = measure(plan.server_threads.unwrap_or(0))?;
-        run.remove_all(known)?;
-        run.outcome.used[1] = measure(0)?.1;
+        let (full, used) = measure(threads)?;
+        run.remove_all(known, &looked_up);
+        let (left, used_left) = measure(0)?;
+        (run.outcome.reports, run.outcome.used) = ([full, left], [used, used_left]);
         Ok(run.outcome)
     });
     let stopped = own.stop();
@@ -172,23 +190,10 @@ impl<'a> Run<'a> {
         let owns = matches!(plan.access, AccessMode::Cached | AccessMode::Engine);
         let writes_back = owns && plan.durability == Durability::WriteBack;
         let sends = matches!(plan.access, AccessMode::Coarse | AccessMode::Adaptive) || plan.has_owners();
-        let outcome = Outcome {
-            answers: 0,
-            kills: 0,
-            stops: 0,
-            longest: Took::default(),
-            longest_death: Duration::ZERO,
-            failed: 0,
-            first_failure: None,
-            lost: 0,
-            wrong: Vec::new(),
-            wrong_count: 0,
-            report: Report::default(),
-            used: [Used::default(); 2],
-        };
         let lives = vec![0; plan.processes as usize];
         let (rng, model) = (StdRng::seed_from_u64(args.seed), Model::new(writes_back, sends));
-        let mut run = Self { plan, place, args, rng, children: Vec::new(), lives, model, outcome };
+        let (children, outcome) = (Vec::new(), Outcome::default());
+        let mut run = Self { plan, place, args, rng, children, lives, model, outcome };
         for process in 0..plan.processes as usize {
             let child = run.start(process)?;
             run.children.push(child);
@@ -213,16 +218,20 @@ impl<'a> Run<'a> {
         Ok(child)
     }
 
-    fn to(&mut self, goal: Goal) -> anyhow::Result<()> {
+    fn to(&mut self, goal: Goal, cluster: &ClusterView) -> anyhow::Result<()> {
         let mut next_blow = self.blow_after(0);
-        let mut heard = Instant::now();
+        let (mut heard, mut looked) = (Instant::now(), Instant::now());
         loop {
             let is_over = match goal {
                 Goal::Kills(kills) => self.outcome.kills >= kills,
                 Goal::Answers(answers) => self.outcome.answers >= answers,
             };
-            if is_over {
+            if is_over || self.outcome.failed >= FAILURES_MAX {
                 break;
+            }
+            if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                cluster.check_servers()?;
             }
             ensure!(signals::stopped().is_none(), "stopped by a signal");
             let mut news = false;
@@ -335,7 +344,8 @@ impl<'a> Run<'a> {
         (0..self.plan.processes).flat_map(|process| universe(self.args.seed, process, self.args.keys)).collect()
     }
 
-    fn look_up_all(&mut self, known: &dyn Known) -> anyhow::Result<()> {
+    /// What each key is.
+    fn look_up_all(&mut self, known: &dyn Known) -> HashMap<u64, Option<u64>> {
         let keys = self.keys();
         let mut seen = HashMap::new();
         let looked_up = self.replay(known, &keys, "get", &mut |key, answer| {
@@ -344,20 +354,25 @@ impl<'a> Run<'a> {
         if let Err(error) = looked_up {
             self.wrong(format!("keys could not be looked up: {error:#}"));
         }
-        for (key, value) in seen {
+        for (&key, &value) in &seen {
             if let Some(problem) = self.model.found(key, value) {
                 self.wrong(problem);
             }
         }
-        Ok(())
+        self.outcome.found = seen.values().flatten().count() as u64;
+        seen
     }
 
-    fn remove_all(&mut self, known: &dyn Known) -> anyhow::Result<()> {
-        let keys = self.keys();
-        if let Err(error) = self.replay(known, &keys, "del", &mut |_, _| ()) {
-            self.wrong(format!("keys could not be removed: {error:#}"));
+    /// Nobody has changed anything since all were looked up.
+    fn remove_all(&mut self, known: &dyn Known, looked_up: &HashMap<u64, Option<u64>>) {
+        let (keys, mut wrong) = (self.keys(), Vec::new());
+        let removed = self.replay(known, &keys, "del", &mut |key, answer| {
+            wrong.extend(removal_problem(key, looked_up.get(&key).copied(), value_of(answer, "before")));
+        });
+        if let Err(error) = removed {
+            wrong.push(format!("keys could not be removed: {error:#}"));
         }
-        Ok(())
+        wrong.into_iter().for_each(|problem| self.wrong(problem));
     }
 
     /// One operation on each key, one after the other.
@@ -420,8 +435,12 @@ fn tell(
     });
     let row = CheckRow::new("operations", problem).count("failed", wild.failed + calm.failed);
     reporter.check(&row.count("lost_with_owners", wild.lost))?;
-    let damaged = wild.report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read")).count();
-    let check = cluster_view::check_row(known.name(), "chaos", &wild.report).count("damaged", damaged);
+    let [report, _] = &wild.reports;
+    let damaged = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read")).count();
+    let mut check = cluster_view::check_row(known.name(), "chaos", report).count("damaged", damaged);
+    check.problem =
+        structure_problem(wild).or_else(|| structure_problem(calm).map(|problem| format!("without kills: {problem}")));
+    check.ok = check.problem.is_none();
     reporter.check(&check)?;
     let [used, left] = wild.used;
     let row = CheckRow::new("memory", memory_problem(wild.used, calm.used))
@@ -437,14 +456,33 @@ fn tell(
     Ok(reporter.check(&row)?)
 }
 
+/// What is wrong with the structure, at the end of the load and once all keys are removed.
+fn structure_problem(Outcome { reports: [full, left], found, .. }: &Outcome) -> Option<String> {
+    let removed = || cluster_view::problem(left).map(|problem| format!("once all keys are removed: {problem}"));
+    cluster_view::problem(full).or_else(removed).or_else(|| match (full.entries, left.entries) {
+        (entries, _) if entries != *found => Some(format!("it has {entries} entries, and {found} keys were found")),
+        (_, 0) => None,
+        (_, left) => Some(format!("{left} entries are left once all keys are removed")),
+    })
+}
+
+/// What is wrong with a remove that saw this key so. `None`: the key could not be looked up before.
+fn removal_problem(key: u64, looked_up: Option<Option<u64>>, seen: Option<u64>) -> Option<String> {
+    let looked_up = looked_up.filter(|looked_up| *looked_up != seen)?;
+    let shown = |value: Option<u64>| value.map_or_else(|| "nothing".to_owned(), |value| value.to_string());
+    Some(format!("key {key} had {} when it was removed, where {} was looked up", shown(seen), shown(looked_up)))
+}
+
 /// What is wrong with the memory that is in use, at the end of the load and once all keys are removed.
 fn memory_problem(wild: [Used; 2], calm: [Used; 2]) -> Option<String> {
-    for Used { bytes, structure, lost, .. } in wild {
+    for (run, Used { bytes, structure, lost, .. }) in
+        wild.map(|used| ("", used)).into_iter().chain(calm.map(|used| ("without kills: ", used)))
+    {
         if lost != 0 {
-            return Some(format!("{lost} pages are lost: not in use, and not free"));
+            return Some(format!("{run}{lost} pages are lost: not in use, and not free"));
         }
         if bytes != structure {
-            return Some(format!("{bytes} bytes are in use, and {structure} of them are the structure's"));
+            return Some(format!("{run}{bytes} bytes are in use, and {structure} of them are the structure's"));
         }
     }
     let allowed = (calm[0].bytes as f64 * MEMORY_SHARE) as u64;
@@ -477,6 +515,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_structure_is_sound_with_its_keys_and_without() {
+        let report = |entries| Report { entries, ..Report::default() };
+        let broken = |entries| Report { problem_count: 1, ..report(entries) };
+        let problem = |full, left| {
+            let outcome = Outcome { reports: [full, left], found: 9, ..Outcome::default() };
+            structure_problem(&outcome).unwrap_or_default()
+        };
+        assert_eq!(problem(report(9), report(0)), "");
+        assert!(problem(broken(9), report(0)).contains("1 more problem"));
+        assert!(problem(report(9), broken(0)).starts_with("once all keys are removed: "));
+        assert_eq!(problem(report(8), report(0)), "it has 8 entries, and 9 keys were found");
+        assert_eq!(problem(report(9), report(2)), "2 entries are left once all keys are removed");
+    }
+
+    #[test]
+    fn a_remove_sees_what_was_looked_up() {
+        assert_eq!(removal_problem(7, Some(Some(1)), Some(1)), None);
+        assert_eq!(removal_problem(7, None, Some(1)), None);
+        let problem = removal_problem(7, Some(Some(1)), None).unwrap();
+        assert_eq!(problem, "key 7 had nothing when it was removed, where 1 was looked up");
+        assert!(removal_problem(7, Some(None), Some(1)).is_some());
+    }
+
+    #[test]
     fn memory_is_the_structures_or_a_problem() {
         let used = |bytes, structure, lost| Used { bytes, structure, entries: 9, lost, freed: 0 };
         let calm = [used(10_000, 10_000, 0), used(500, 500, 0)];
@@ -486,5 +548,9 @@ mod tests {
         assert!(problem(used(20_000, 19_000, 0), used(500, 500, 0)).is_some_and(|why| why.contains("19000 of them")));
         assert!(problem(used(9_000, 9_000, 0), used(600, 500, 0)).is_some_and(|why| why.contains("500 of them")));
         assert!(problem(used(9_000, 9_000, 1), used(500, 500, 0)).is_some_and(|why| why.contains("1 pages are lost")));
+        for broken in [[used(10_000, 9_000, 0), calm[1]], [calm[0], used(500, 500, 2)]] {
+            let why = memory_problem(calm, broken).unwrap();
+            assert!(why.starts_with("without kills: "), "{why}");
+        }
     }
 }
