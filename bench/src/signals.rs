@@ -3,7 +3,6 @@
 //! Usually it ends at once: children end with it, and folders that it has made are removed first. While other processes have
 //! work in hand that must not be cut off ([`waiting`]), whoever waits for them sees [`stopped`], and has them finish.
 
-use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -66,8 +65,12 @@ pub(crate) fn name(signal: i32) -> &'static str {
 
 /// Ends the program as a shell expects of one that a signal has ended.
 fn exit(signal: i32) -> ! {
+    // Of a cluster that goes on nobody is killed: children are told to end as this program does.
+    if !WAITING.load(Ordering::SeqCst) {
+        farlink_children::end_all();
+    }
     // Best effort: the program ends either way, and the next run sweeps.
     let folders = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
-    folders.iter().for_each(|folder| drop(fs::remove_dir_all(folder)));
+    folders.iter().for_each(|folder| Scratch::remove(folder));
     std::process::exit(128 + signal)
 }

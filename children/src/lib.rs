@@ -9,7 +9,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{self, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,39 @@ pub use crate::scratch::Scratch;
 
 /// A child that was told to stop and has not is killed after this.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Children that run, by their numbers. No child is waited for, so that its number is free for another process, while somebody else
+/// holds this.
+static RUNNING: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+fn running() -> MutexGuard<'static, Vec<u32>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills all children (SIGKILL) and waits until they are gone: for a program that is about to end. Who starts a child from now on, or asks
+/// what has become of one, waits for ever: the program would else say that they have died.
+pub fn end_all() {
+    let running = running();
+    for &child in &*running {
+        // SAFETY: kill touches no memory. Nobody has waited for the child, so its number is its own.
+        unsafe { libc::kill(child as libc::pid_t, libc::SIGKILL) };
+        await_end(child);
+    }
+    std::mem::forget(running);
+}
+
+/// Waits until a child has ended, and leaves it to be waited for.
+fn await_end(child: u32) {
+    loop {
+        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+        let options = libc::WEXITED | libc::WNOWAIT;
+        // SAFETY: `info` is valid for writes of the type that waitid writes.
+        let ended = unsafe { libc::waitid(libc::P_PID, child, info.as_mut_ptr(), options) };
+        if ended == 0 || std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+            return;
+        }
+    }
+}
 
 /// A child process with its standard input and output as lines. What it writes to standard error comes out of ours, line by
 /// line, with its name before each.
@@ -34,6 +67,8 @@ pub struct Child {
     errors: Option<JoinHandle<()>>,
     /// Known once it was waited for.
     status: Option<ExitStatus>,
+    /// Whether its number is free.
+    is_reaped: bool,
 }
 
 impl Child {
@@ -44,7 +79,12 @@ impl Child {
     pub fn start(name: &str, mut command: Command) -> anyhow::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         die_with_parent(&mut command);
-        let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let mut process = {
+            let mut running = running();
+            let process = command.spawn().with_context(|| format!("cannot start {name}"))?;
+            running.push(process.id());
+            process
+        };
         let input = process.stdin.take();
         let output = process.stdout.take().with_context(|| format!("{name} has no standard output"))?;
         let errors = process.stderr.take().with_context(|| format!("{name} has no standard error"))?;
@@ -72,7 +112,8 @@ impl Child {
                 }
             })
             .with_context(|| format!("cannot start a thread that reads from {name}"))?;
-        Ok(Self { name: name.to_owned(), process, input, lines: Mutex::new(lines), errors: Some(errors), status: None })
+        let (name, lines, errors) = (name.to_owned(), Mutex::new(lines), Some(errors));
+        Ok(Self { name, process, input, lines, errors, status: None, is_reaped: false })
     }
 
     /// What errors call it.
@@ -203,7 +244,20 @@ impl Child {
 
     /// Whether the child still runs.
     pub fn is_running(&mut self) -> bool {
-        self.status.is_none() && matches!(self.process.try_wait(), Ok(None))
+        let mut running = running();
+        let is_running = self.status.is_none() && matches!(self.process.try_wait(), Ok(None));
+        if !is_running {
+            self.forget(&mut running);
+        }
+        is_running
+    }
+
+    /// It was waited for.
+    fn forget(&mut self, running: &mut Vec<u32>) {
+        // Afterwards its number may be another child's.
+        if !std::mem::replace(&mut self.is_reaped, true) {
+            running.retain(|&child| child != self.process.id());
+        }
     }
 
     /// Asks the child to end, and kills it (and answers `false`) if it does not.
@@ -221,7 +275,11 @@ impl Child {
     }
 
     fn wait(&mut self) -> anyhow::Result<ExitStatus> {
+        await_end(self.process.id());
+        let mut running = running();
         let status = self.process.wait().with_context(|| format!("cannot wait for {}", self.name))?;
+        self.forget(&mut running);
+        drop(running);
         self.status = Some(status);
         // All that it said is out before anything is said of its end.
         if let Some(errors) = self.errors.take() {
@@ -285,6 +343,8 @@ mod tests {
     /// Set for the process that has children.
     const TALKS: &str = "FARLINK_CHILDREN_TALK";
     const CHILDREN: usize = 4;
+    /// Set for the process that ends its children.
+    const ENDS: &str = "FARLINK_CHILDREN_END";
     const LINES: usize = 200;
 
     /// Each line comes out whole, with the name of who wrote it, however slowly it was written.
@@ -310,5 +370,32 @@ mod tests {
             next[number.unwrap_or_else(|| panic!("{line:?} is no line of a child"))] += 1;
         }
         assert_eq!(next, [LINES + 1; CHILDREN]);
+    }
+
+    /// In a process of its own: whoever has ended all children can do nothing but end.
+    #[test]
+    fn all_children_are_gone_before_the_program_ends() {
+        if std::env::var_os(ENDS).is_some() {
+            let start = |number| {
+                let mut command = Command::new("sh");
+                command.args(["-c", "trap '' TERM; echo ready; read line"]);
+                let mut child = Child::start(&format!("child {number}"), command).unwrap();
+                assert_eq!(child.receive(None).unwrap(), "ready");
+                child
+            };
+            let mut children: Vec<_> = (0..CHILDREN).map(start).collect();
+            children.pop().unwrap().finish().unwrap_err();
+            children.pop().unwrap().kill().unwrap();
+            end_all();
+            for child in &children {
+                let state = std::fs::read_to_string(format!("/proc/{}/stat", child.process.id())).unwrap();
+                assert!(state.contains(") Z "), "{state}");
+            }
+            std::process::exit(0);
+        }
+        let test = "tests::all_children_are_gone_before_the_program_ends";
+        let program = std::env::current_exe().unwrap();
+        let ended = Command::new(program).args(["--exact", test, "--nocapture"]).env(ENDS, "1").output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }
 }

@@ -3,16 +3,22 @@
 //! It lies in `/dev/shm` where that exists (memory, not a disk), else in the system's folder for temporary files. It is
 //! removed when the run ends. Against SIGKILL nothing helps at once; so every folder holds a lock file that its run keeps
 //! locked, and the next run removes the folders whose lock is free. A lock, unlike a process id in a name, means the same thing
-//! in every container that shares `/dev/shm`.
+//! in every container that shares `/dev/shm`. The lock file goes last, so that a removal that was cut off is gone on with; a folder
+//! that has none, because its run was killed before it had made one, is removed once it is a minute old.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 
 const PREFIX: &str = "farlink-run-";
 const LOCK_NAME: &str = "run.lock";
+/// What it is called until it is locked.
+const NEW_LOCK_NAME: &str = "new.lock";
+/// A run makes its folder and locks it in less time.
+const UNLOCKED_MAX: Duration = Duration::from_secs(60);
 
 /// A folder that is removed when this value is dropped.
 #[derive(Debug)]
@@ -41,7 +47,7 @@ impl Scratch {
         let make = || -> io::Result<Self> {
             let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
             // Locked first and named after, so that no other run ever sees the name without the lock.
-            let unnamed = folder.path().join("new.lock");
+            let unnamed = folder.path().join(NEW_LOCK_NAME);
             let lock = OpenOptions::new().create_new(true).write(true).open(&unnamed)?;
             lock.try_lock()?;
             fs::rename(&unnamed, folder.path().join(LOCK_NAME))?;
@@ -50,9 +56,41 @@ impl Scratch {
         make().with_context(|| format!("cannot make a temporary folder in {}", parent.display()))
     }
 
+    /// Removes a folder of this kind, as far as that is possible.
+    pub fn remove(folder: &Path) {
+        let Ok(entries) = fs::read_dir(folder) else { return };
+        for path in entries.flatten().map(|entry| entry.path()).filter(|path| !path.ends_with(LOCK_NAME)) {
+            let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        }
+        if fs::read_dir(folder).is_ok_and(|left| left.count() <= 1) {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+
     /// The folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        Self::remove(self.folder.path());
+    }
+}
+
+/// Whether nobody holds the lock of a folder, or it has had none for long.
+fn is_abandoned(folder: &Path) -> bool {
+    let lock = [LOCK_NAME, NEW_LOCK_NAME].iter().find_map(|name| {
+        let opened = OpenOptions::new().write(true).open(folder.join(name));
+        opened.map_or_else(|error| (error.kind() != io::ErrorKind::NotFound).then_some(None), |lock| Some(Some(lock)))
+    });
+    match lock {
+        Some(lock) => lock.is_some_and(|lock| lock.try_lock().is_ok()),
+        None => {
+            let made = fs::metadata(folder).and_then(|folder| folder.modified());
+            made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > UNLOCKED_MAX))
+        }
     }
 }
 
@@ -62,15 +100,16 @@ fn remove_abandoned(parent: &Path) {
     let ours =
         |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX));
     for path in entries.flatten().map(|entry| entry.path()).filter(ours) {
-        let Ok(lock) = OpenOptions::new().write(true).open(path.join(LOCK_NAME)) else { continue };
-        if lock.try_lock().is_ok() {
-            let _ = fs::remove_dir_all(&path);
+        if is_abandoned(&path) {
+            Scratch::remove(&path);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]
@@ -95,6 +134,39 @@ mod tests {
         let second = Scratch::inside(parent.path()).unwrap();
         assert!(live.path().exists() && second.path().exists() && foreign.exists());
         assert!(!abandoned.exists());
+    }
+
+    #[test]
+    fn what_never_had_a_lock_is_swept_once_it_is_old() {
+        let parent = tempfile::tempdir().unwrap();
+        let make = |name: &str, age: Duration| {
+            let folder = parent.path().join(format!("{PREFIX}{name}"));
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("memory-0"), b"x").unwrap();
+            File::open(&folder).unwrap().set_modified(SystemTime::now() - age).unwrap();
+            folder
+        };
+        let (old, new) = (make("old", UNLOCKED_MAX * 2), make("new", Duration::ZERO));
+        // Another run is about to give it its name.
+        let locked = make("locked", Duration::ZERO);
+        let lock = File::create(locked.join(NEW_LOCK_NAME)).unwrap();
+        lock.try_lock().unwrap();
+        File::open(&locked).unwrap().set_modified(SystemTime::now() - UNLOCKED_MAX * 2).unwrap();
+        let _scratch = Scratch::inside(parent.path()).unwrap();
+        assert_eq!((old.exists(), new.exists(), locked.exists()), (false, true, true));
+    }
+
+    #[test]
+    fn the_lock_file_goes_last() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join(format!("{PREFIX}dead"));
+        fs::create_dir_all(folder.join("owners")).unwrap();
+        for file in ["memory-0", LOCK_NAME, "owners/1"] {
+            fs::write(folder.join(file), b"x").unwrap();
+        }
+        Scratch::remove(&folder);
+        assert!(!folder.exists());
+        Scratch::remove(&folder);
     }
 
     #[test]
