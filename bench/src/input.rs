@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -30,9 +31,15 @@ impl InputFile {
         let is_input = path == Path::new("-");
         let name = if is_input { "standard input".to_owned() } else { path.display().to_string() };
         let cannot_read = || format!("cannot read the {what} file {name}");
-        if !is_input && fs::metadata(path).with_context(cannot_read)?.is_file() {
-            let path = std::path::absolute(path).with_context(cannot_read)?;
-            return Ok((Self { path, name }, None));
+        if !is_input {
+            let given = fs::metadata(path).with_context(cannot_read)?;
+            // `/dev/stdin` is another file in another process.
+            let resolved = fs::canonicalize(path).ok().filter(|path| {
+                fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (given.dev(), given.ino()))
+            });
+            if let Some(path) = resolved.filter(|_| given.is_file()) {
+                return Ok((Self { path, name }, None));
+            }
         }
         let scratch = signals::scratch()?;
         let copy = scratch.path().join(what);
@@ -82,6 +89,27 @@ mod tests {
     fn lines_have_their_numbers() {
         let found: Vec<_> = lines(b"a\r\n\n # no\n  b  \n\xFF").map(|line| line.map_err(|e| e.to_string())).collect();
         assert_eq!(found, [Ok((1, "a")), Ok((4, "b")), Err("line 5: not UTF-8 text".to_owned())]);
+    }
+
+    /// Each process has its own files under these names.
+    #[test]
+    fn a_file_is_named_as_every_process_knows_it() {
+        use std::os::fd::AsRawFd as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        fs::write(&path, "7\n").unwrap();
+        let open = File::open(&path).unwrap();
+        let names = [format!("/dev/fd/{}", open.as_raw_fd()), format!("/proc/self/fd/{}", open.as_raw_fd())];
+        for name in &names {
+            let (file, copy) = InputFile::take(Path::new(name), "keys").unwrap();
+            assert_eq!((&file.path, &file.name, copy.is_none()), (&path.canonicalize().unwrap(), name, true));
+        }
+        // Nobody else can open it any more.
+        fs::remove_file(&path).unwrap();
+        for name in &names {
+            let (file, copy) = InputFile::take(Path::new(name), "keys").unwrap();
+            assert!(file.path.starts_with(copy.unwrap().path()), "{file:?}");
+        }
     }
 
     #[test]

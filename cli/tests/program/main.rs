@@ -698,6 +698,16 @@ mod over_rdma {
             for line in BufReader::new(process.stdout.take().unwrap()).lines() {
                 said.push(line.unwrap());
                 if said[said.len() - 1].ends_with(" ready") {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    std::fs::write(&file, keys).unwrap();
+    let said: Said = Command::new(PROGRAM)
+        .args(["bench", "--server-bytes", "16MiB", "--keys-file", "/dev/stdin", "--ops", "100", "--mix", "c"])
+        .stdin(std::fs::File::open(&file).unwrap())
+        .output()
+        .unwrap()
+        .into();
+    assert!(said.must_hold().out.contains("3 keys"));
                     break;
                 }
             }
