@@ -27,6 +27,7 @@ use crate::units::{
 /// How long a workload runs unless told otherwise.
 const SECONDS_DEFAULT: Duration = Duration::from_secs(3);
 const KEYS_DEFAULT: u64 = 1_000_000;
+const THETA_DEFAULT: f64 = 0.99;
 
 /// Link-based data structures in disaggregated memory: serve memory, measure, check.
 #[derive(Debug, Parser)]
@@ -171,9 +172,9 @@ pub(crate) struct BenchArgs {
     /// How operations choose among the loaded keys.
     #[arg(long, value_enum, default_value = "zipf")]
     pub(crate) distribution: DistributionChoice,
-    /// The exponent of zipf: 0 is uniform, larger is more skewed.
-    #[arg(long, default_value_t = 0.99, value_parser = parse_theta)]
-    pub(crate) theta: f64,
+    /// The exponent of zipf: 0 is uniform, larger is more skewed (0.99).
+    #[arg(long, value_parser = parse_theta)]
+    pub(crate) theta: Option<f64>,
     /// Workloads to run, as `farlink list` names them. Ordered maps: a to f (YCSB, the usual ones), read-only,
     /// read-intensive, write-intensive, insert-intensive, scan-intensive.
     #[arg(long, visible_alias = "workload", value_name = "NAME[,NAME...]", value_delimiter = ',')]
@@ -217,7 +218,7 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Replay the operations of this file (`-`: standard input) and print the answers, instead of running mixes.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "shares", "rounds", "seconds", "ops", "warm_up"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "shares", "rounds", "seconds", "ops", "warm_up", "in_flight", "workers"])]
     pub(crate) trace: Option<PathBuf>,
     /// Use running servers instead of starting some: those of this folder, or verbs://HOST:PORT[,HOST:PORT...] over RDMA.
     #[arg(long, value_name = "DIR|verbs://...", conflicts_with_all = ["servers", "server_bytes", "server_threads", "records"])]
@@ -534,6 +535,14 @@ impl BenchArgs {
             self.insert_order.is_none() || self.load != Some(LoadChoice::Bulk),
             "--insert-order is an order of inserts: give --load insert, or leave one of them out"
         );
+        ensure!(
+            matches!(self.connect, Some(Address::Verbs(_))) || !self.verbs.is_given(),
+            "--device, --gid-index and --secret-file go with --connect verbs://HOST:PORT"
+        );
+        ensure!(
+            self.distribution == DistributionChoice::Zipf || self.theta.is_none(),
+            "--theta is for --distribution zipf; uniform has none"
+        );
         ensure!(self.rounds == 0 || known.has_rounds(), "--rounds: a {} has none", known.name());
         let policy = self.policy.unwrap_or(PolicyChoice::CostAware);
         let ships = self.access().is_divided() || (self.access().asks_a_policy() && policy != PolicyChoice::Never);
@@ -558,7 +567,7 @@ impl BenchArgs {
                 insert_order: self.insert_order.unwrap_or(InsertOrder::Random),
                 distribution: match self.distribution {
                     DistributionChoice::Uniform => Distribution::Uniform,
-                    DistributionChoice::Zipf => Distribution::Zipf(self.theta),
+                    DistributionChoice::Zipf => Distribution::Zipf(self.theta.unwrap_or(THETA_DEFAULT)),
                 },
                 scan_length: self.scan_length,
                 seed: self.seed,
@@ -814,6 +823,12 @@ mod tests {
                 "[possible values: one-sided, cached, cached-inner, cached-mapping, coarse, hybrid, engine, adaptive]",
             ),
             ("--trace t --ops 5", "cannot be used with"),
+            ("--trace t --in-flight 4", "cannot be used with"),
+            ("--trace t --workers 2", "cannot be used with"),
+            ("--distribution uniform --theta 0.5", "--theta is for --distribution zipf"),
+            ("--device rxe0", "go with --connect verbs://"),
+            ("--connect d --gid-index 1", "go with --connect verbs://"),
+            ("--secret-file s", "go with --connect verbs://"),
             ("--connect d --servers 3", "cannot be used with"),
         ] {
             let error = error(args);
