@@ -269,8 +269,11 @@ impl Prepared<'_> {
         // What was answered before an error, too.
         out.flush()?;
         let (seconds, tally) = replayed?;
-        let row = Row::measured("trace", seconds, &tally, plan.cache_bytes.is_some());
-        let row = bench::varied(row, plan, 1)?;
+        let mut row = Row::measured("trace", seconds, &tally, plan.cache_bytes.is_some());
+        // What a trace looks for may be there or not.
+        row.missed_per_op = None;
+        let replayed_by = Plan { workers: 1, processes: 1, ..plan.clone() };
+        let row = bench::varied(row, &replayed_by, 1)?;
         let columns =
             Columns { compares: false, has_cache: plan.cache_bytes.is_some(), returns_many: self.known.returns_many() };
         reporter.row_at_once(&row, &columns.head(), &columns.line(&row))?;

@@ -29,6 +29,7 @@ use crate::place::Place;
 use crate::plan::{Load, PlacementChoice, Plan};
 use crate::repartition::{self, Repartitioned, Wish};
 use crate::route;
+use crate::signals;
 use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
 use crate::tally::Tally;
 use crate::victim::{self, Errand};
@@ -377,14 +378,18 @@ impl<S: Subject> Trace for TraceOf<S> {
         place: &Place,
         hand_out: &mut dyn FnMut(Answer) -> anyhow::Result<()>,
     ) -> anyhow::Result<(f64, Tally)> {
-        let compute = ComputeServer::join(plan.fabric(place)?, ComputeOptions::default())?;
+        let (seed, window) = (plan.setting.seed, plan.window as usize);
+        let options = ComputeOptions { seed, window, ..ComputeOptions::default() };
+        let compute = ComputeServer::join(plan.fabric(place)?, options)?;
         let (compute, data) = (Arc::new(compute), S::data(&plan.setting)?);
         let mut route = host::route::<S>(plan, &data, &compute)?;
         let mut owner = None;
         if plan.has_owners() {
             route = route.among_owners()?;
-            let share = Share::start(plan, 0, &route, &data, &compute)?;
+            let mut share = Share::start(plan, 0, &route, &data, &compute)?;
             share.take_all()?;
+            // What it does from now on is counted.
+            share.prepare(true)?;
             owner = Some(share);
         }
         let worker = compute.worker()?;
@@ -395,20 +400,28 @@ impl<S: Subject> Trace for TraceOf<S> {
         let tally = driver::counted(&client, || {
             let mut tally = Tally::default();
             for (number, (line, request)) in (1u64..).zip(&self.0) {
+                ensure!(
+                    signals::stopped().is_none(),
+                    "operation {number}, `{line}`, and what comes after were not begun"
+                );
                 let start = Instant::now();
                 let answer = worker.block_on(access.answer(*request));
                 let took = start.elapsed();
-                hand_out(answer.with_context(|| format!("operation {number}, `{line}`"))?)?;
+                let answer = answer.with_context(|| format!("operation {number}, `{line}`"))?;
+                let scanned = answer.results();
+                hand_out(answer)?;
                 tally.latency.record(took.as_nanos() as u64);
-                tally.outcomes += Outcomes { ops: 1, ..Outcomes::default() };
+                tally.outcomes += Outcomes { ops: 1, scanned, ..Outcomes::default() };
                 seconds += took.as_secs_f64();
             }
             Ok(tally)
         });
         // Also after an error: what was changed in the cache alone would leave the structure in pieces.
         worker.block_on(access.flush())?;
-        owner.as_mut().map_or(Ok(()), |share| share.flush().map(drop))?;
-        Ok((seconds, tally?))
+        let owned = owner.as_mut().map_or_else(|| Ok(Tally::default()), |share| share.flush())?;
+        let mut tally = tally?;
+        tally += &owned;
+        Ok((seconds, tally))
     }
 }
 

@@ -179,6 +179,14 @@ pub struct Answer {
     pub fields: Vec<(&'static str, Value)>,
 }
 
+impl Answer {
+    /// How many entries it has.
+    pub(crate) fn results(&self) -> u64 {
+        let entries = self.fields.iter().find(|(name, _)| *name == "entries");
+        entries.and_then(|(_, entries)| entries.as_array()).map_or(0, |entries| entries.len() as u64)
+    }
+}
+
 /// What samples of a quiet structure's answers came to, beside what the data say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Samples {
