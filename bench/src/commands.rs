@@ -61,7 +61,7 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
     let known = program::find(programs, &structure.kind)?;
     let RepartitionArgs { region, away_from, balance, to, .. } = args.clone();
     let wish = Wish { region, away_from, balance, to };
-    let Repartitioned { moved, map, unowned, epoch } =
+    let Repartitioned { moved, map, unowned, epoch, problem } =
         cluster.visit(|worker| known.repartition(worker, &structure, &wish))?;
     let fields = |row: &RegionRow| {
         let value = |number: Option<u64>| number.map_or(serde_json::Value::Null, Into::into);
@@ -76,6 +76,9 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
         let from = row.from.unwrap_or_default();
         let line = format!("moved {} from {from} to {}", row.region, row.owner);
         reporter.record("moved", fields(row), &line)?;
+    }
+    if let Some(problem) = problem {
+        return Err(problem);
     }
     if map.is_empty() {
         reporter.note(&format!("nobody owns anything of `{}` (epoch {epoch})", args.name))?;

@@ -47,6 +47,8 @@ pub(crate) struct Repartitioned {
     /// What nobody owns of a structure that has owners.
     pub(crate) unowned: Vec<String>,
     pub(crate) epoch: u64,
+    /// Why not all has moved that should have.
+    pub(crate) problem: Option<anyhow::Error>,
 }
 
 /// Moves what is wished, and says who has what then.
@@ -56,20 +58,21 @@ pub(crate) fn repartition<S: Subject>(
     wish: &Wish,
 ) -> anyhow::Result<Repartitioned> {
     let id = |number: u32| OwnerId::new(number.into()).with_context(|| format!("{number} is no compute server"));
+    let mut problem = None;
     let moved: Vec<Moved<S::Region>> = if wish.balance {
         let more: Vec<OwnerId> = wish.to.iter().copied().map(id).collect::<anyhow::Result<_>>()?;
         worker.block_on(balance(worker, structure, &more, TOLERANCE, MOVES_MAX))?
     } else if let Some(region) = &wish.region {
         let region = S::parse_region(region)?;
-        let to = id(*wish.to.first().context("--region needs --to, the compute server that takes it")?)?;
-        move_one::<S>(worker, structure, &region, to)?
+        let to = *wish.to.first().context("--region needs --to, the compute server that takes it")?;
+        ensure!(wish.to.len() == 1, "--region goes to one compute server: give one --to");
+        move_one::<S>(worker, structure, &region, id(to)?)?
     } else if let Some(from) = wish.away_from {
-        move_away::<S>(
-            worker,
-            structure,
-            id(from)?,
-            &wish.to.iter().copied().map(id).collect::<anyhow::Result<Vec<_>>>()?,
-        )?
+        ensure!(!wish.to.contains(&from), "--away-from {from} cannot go --to {from}: name others, or none");
+        let to = wish.to.iter().copied().map(id).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut moved = Vec::new();
+        problem = move_away::<S>(worker, structure, id(from)?, &to, &mut moved).err();
+        moved
     } else {
         ensure!(wish.to.is_empty(), "--to goes with --region, --away-from or --balance");
         Vec::new()
@@ -81,6 +84,9 @@ pub(crate) fn repartition<S: Subject>(
         uses: Some(uses),
         dead: false,
     });
+    if problem.is_some() {
+        return Ok(Repartitioned { moved: moved.collect(), problem, ..Repartitioned::default() });
+    }
     let map = worker.block_on(ownership::read(worker, structure))?;
     let mut rows = Vec::new();
     let mut unowned = vec![S::Region::everything()];
@@ -99,7 +105,7 @@ pub(crate) fn repartition<S: Subject>(
         unowned.clear();
     }
     let unowned = unowned.iter().map(S::show_region).collect();
-    Ok(Repartitioned { moved: moved.collect(), map: rows, unowned, epoch: map.epoch })
+    Ok(Repartitioned { moved: moved.collect(), map: rows, unowned, epoch: map.epoch, problem })
 }
 
 /// None has moved if nobody had it: then it is taken.
@@ -135,14 +141,21 @@ fn move_one<S: Subject>(
     )
 }
 
-/// All regions of one go to these, or to the others that own something, in turn.
+/// All regions of one go to these, or to the others that own something, in turn. `moved`: what has, also before an error.
 fn move_away<S: Subject>(
     worker: &Worker,
     structure: &Structure,
     from: OwnerId,
     to: &[OwnerId],
-) -> anyhow::Result<Vec<Moved<S::Region>>> {
+    moved: &mut Vec<Moved<S::Region>>,
+) -> anyhow::Result<()> {
     let map = worker.block_on(ownership::read(worker, structure))?;
+    ensure!(
+        map.owners().any(|(owner, _)| owner == from),
+        "compute server {} owns nothing of `{}`; `farlink repartition` alone shows who does",
+        from.incarnation(),
+        structure.name
+    );
     let mut to = to.to_vec();
     if to.is_empty() {
         to = map.owners().map(|(owner, _)| owner).filter(|&owner| owner != from).collect();
@@ -150,13 +163,20 @@ fn move_away<S: Subject>(
         to.dedup();
     }
     ensure!(!to.is_empty(), "nobody else owns anything of `{}`: give --to", structure.name);
-    let mut moved = Vec::new();
+    let mut stayed = Vec::new();
     for (number, (_, part)) in map.owners().filter(|&(owner, _)| owner == from).enumerate() {
         let Some(region) = part.to_region::<S::Region>()? else { continue };
         let to = to[number % to.len()];
-        if let Some(region) = worker.block_on(move_region(worker, structure, &region, from, to))? {
-            moved.push(Moved { region, from, to, uses: 0 });
+        match worker.block_on(move_region(worker, structure, &region, from, to))? {
+            Some(region) => moved.push(Moved { region, from, to, uses: 0 }),
+            None => stayed.push(S::show_region(&region)),
         }
     }
-    Ok(moved)
+    ensure!(
+        stayed.is_empty(),
+        "{} did not move from compute server {}: it was given up just now, or cannot move by itself; try again",
+        stayed.join(" and "),
+        from.incarnation()
+    );
+    Ok(())
 }

@@ -79,6 +79,9 @@ fn regions_move_while_a_bench_runs() {
     let other = all.iter().find(|&&owner| owner != lowest).unwrap().to_string();
     cluster.repartition(&["--region", "7..9", "--to", &other]).must_fail_with(&["7..9", "no leaf lies in it"]);
     cluster.repartition(&["--region", "9..7", "--to", &last]).must_fail_with(&["no key lies in 9..7"]);
+    cluster.repartition(&["--region", "0..", "--to", &format!("{last},{other}")]).must_fail_with(&["give one --to"]);
+    cluster.repartition(&["--away-from", &last, "--to", &last]).must_fail_with(&["cannot go --to"]);
+    cluster.repartition(&["--away-from", "60000"]).must_fail_with(&["compute server 60000 owns nothing of `bench`"]);
     cluster.repartition(&["--to", &last]).must_fail_with(&["--to goes with --region"]);
     Said::from(bench.wait_with_output().unwrap()).must_hold();
     assert!(cluster.repartition(&[]).must_hold().json().is_empty(), "somebody owns something still");
