@@ -14,7 +14,7 @@ use anyhow::{Context as _, ensure};
 use farlink_runtime::access::Region as _;
 use farlink_runtime::catalog;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::driver::{self, Client};
@@ -97,12 +97,12 @@ struct Ran {
     tally: Tally,
 }
 
-/// Set by SIGINT and SIGTERM: the operations under way finish, and no more begin. A compute process that is cut off
+/// Set by SIGINT, SIGTERM and SIGHUP: the operations under way finish, and no more begin. A compute process that is cut off
 /// instead may hold locks, and leaves pages that nobody can use.
 pub(crate) fn watch_for_stop() -> anyhow::Result<Arc<AtomicBool>> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     let flag = FLAG.get_or_init(Arc::default);
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot watch for signals")?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
     let seen = Arc::clone(flag);
     thread::Builder::new()
         .name("signals".to_owned())

@@ -502,17 +502,92 @@ fn a_cause_is_printed_once() {
 
 #[test]
 fn a_stopped_bench_leaves_a_sound_tree() {
-    let said = check_of_a_stopped_bench("one-sided", "a");
+    let said = check_of_a_stopped_bench("one-sided", "a", libc::SIGTERM);
     assert!(said.out.contains("entries 10000,") && said.out.contains("held 0"), "{}", said.out);
 }
 
 #[test]
 fn a_stopped_bench_writes_what_its_cache_holds() {
-    let said = check_of_a_stopped_bench("cached", "insert-intensive");
-    assert!(said.out.contains("problems 0") && said.out.contains("held 0"), "{}", said.out);
+    // A terminal that is closed tells all processes.
+    for signal in [libc::SIGTERM, libc::SIGHUP] {
+        let said = check_of_a_stopped_bench("cached", "insert-intensive", signal);
+        assert!(said.out.contains("problems 0") && said.out.contains("held 0"), "{}", said.out);
+    }
 }
 
-fn check_of_a_stopped_bench(access: &str, mix: &str) -> Said {
+/// The numbers of a process's children.
+fn children_of(process: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    children.split_whitespace().map(|child| child.parse().unwrap()).collect()
+}
+
+/// One stop is enough, and what was answered is told.
+#[test]
+fn a_stopped_trace_ends_after_an_operation() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let (at, trace) = (dir.to_str().unwrap(), folder.path().join("trace"));
+    std::fs::write(&trace, "put 1 1\n".repeat(200_000)).unwrap();
+    let mut child = Command::new(PROGRAM)
+        .args(["bench", "--connect", at, "--latency", "50us", "--access", "cached-inner", "--trace"])
+        .arg(&trace)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(answers.next().unwrap().unwrap(), "put 1 1 -> new");
+    // SAFETY: kill touches no memory; the child has not been waited for, so its number is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) }, 0);
+    let answered = 1 + answers.map_while(Result::ok).count();
+    let said: Said = child.wait_with_output().unwrap().into();
+    let next = format!("operation {}, `put 1 1`, and what comes after were not begun", answered + 1);
+    said.must_fail_with(&["stopped by SIGTERM", &next]);
+    farlink(&["check", "--connect", at]).must_hold();
+}
+
+#[test]
+fn a_trace_is_counted_as_it_is_replayed() {
+    let args = [&SMALL[..], &["--trace", "-", "--json", "--window", "3", "--seed", "9"]].concat();
+    let rows = bench_with_input(&args, "put 5 7\nput 6 7\nscan 0 9\nget 1\n").must_hold().json();
+    let row = named(&rows, "trace")[0];
+    assert_eq!((number(row, "results_per_op"), &row["missed_per_op"]), (0.5, &Value::Null), "{row}");
+    let by = ["workers", "processes", "in_flight", "window", "seed"].map(|field| number(row, field));
+    assert_eq!(by, [1.0, 1.0, 1.0, 3.0, 9.0], "{row}");
+}
+
+/// Where nobody answers, nobody is killed: it would wait for ever.
+#[test]
+fn a_chaos_whose_memory_server_is_gone_says_so_and_ends() {
+    let mut chaos = Command::new(PROGRAM)
+        .args(["chaos", "--kills", "1000000", "--keys", "300", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let of_kind = |kind: &str| {
+        let runs = |child: &u32| {
+            std::fs::read(format!("/proc/{child}/cmdline"))
+                .is_ok_and(|words| words.split(|byte| *byte == 0).any(|word| word == kind.as_bytes()))
+        };
+        children_of(chaos.id()).into_iter().find(runs)
+    };
+    while of_kind("chaos-process").is_none() {
+        std::thread::yield_now();
+    }
+    let server = of_kind("serve").unwrap();
+    // SAFETY: kill touches no memory. It is a child of this test's chaos, which has no reason yet to wait for it.
+    assert_eq!(unsafe { libc::kill(server as libc::pid_t, libc::SIGKILL) }, 0);
+    let mut errors = String::new();
+    std::io::Read::read_to_string(&mut chaos.stderr.take().unwrap(), &mut errors).unwrap();
+    assert!(!chaos.wait().unwrap().success() && errors.contains("memory server"), "{errors}");
+    farlink(&["chaos", "--kills", "0"]).must_fail_with(&["0 is not in 1.."]);
+}
+
+fn check_of_a_stopped_bench(access: &str, mix: &str, signal: libc::c_int) -> Said {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("cluster");
     let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
@@ -529,7 +604,13 @@ fn check_of_a_stopped_bench(access: &str, mix: &str) -> Said {
     let runs = |line: String| line.contains("step 2 of 3: ") && !line.contains("preparing");
     assert!(lines.any(|line| runs(line.unwrap())));
     std::thread::sleep(std::time::Duration::from_millis(300));
-    assert!(!Server(child).stop(libc::SIGTERM).success());
+    if signal == libc::SIGHUP {
+        for process in children_of(child.id()) {
+            // SAFETY: kill touches no memory. The bench waits for its processes only once they are told to end.
+            assert_eq!(unsafe { libc::kill(process as libc::pid_t, signal) }, 0);
+        }
+    }
+    assert!(!Server(child).stop(signal).success());
     // The compute process has written its cache and left the cluster: the bench has waited for it.
     assert_eq!(std::fs::read_dir(dir.join("owners")).unwrap().count(), 0);
     farlink(&["check", "--connect", at]).must_hold()
@@ -617,6 +698,16 @@ fn keys_come_through_pipes() {
     let script = format!("{PROGRAM} bench --server-bytes 16MiB --keys-file <(echo 7) --ops 100 --mix c --processes 2");
     let said: Said = Command::new("bash").args(["-c", &script]).stdin(Stdio::null()).output().unwrap().into();
     assert!(said.must_hold().out.contains("1 key,"));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    std::fs::write(&file, keys).unwrap();
+    let said: Said = Command::new(PROGRAM)
+        .args(["bench", "--server-bytes", "16MiB", "--keys-file", "/dev/stdin", "--ops", "100", "--mix", "c"])
+        .stdin(std::fs::File::open(&file).unwrap())
+        .output()
+        .unwrap()
+        .into();
+    assert!(said.must_hold().out.contains("3 keys"));
 }
 
 #[test]
@@ -698,16 +789,6 @@ mod over_rdma {
             for line in BufReader::new(process.stdout.take().unwrap()).lines() {
                 said.push(line.unwrap());
                 if said[said.len() - 1].ends_with(" ready") {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("keys");
-    std::fs::write(&file, keys).unwrap();
-    let said: Said = Command::new(PROGRAM)
-        .args(["bench", "--server-bytes", "16MiB", "--keys-file", "/dev/stdin", "--ops", "100", "--mix", "c"])
-        .stdin(std::fs::File::open(&file).unwrap())
-        .output()
-        .unwrap()
-        .into();
-    assert!(said.must_hold().out.contains("3 keys"));
                     break;
                 }
             }
