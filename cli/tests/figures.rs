@@ -343,6 +343,7 @@ fn impossible_numbers_are_errors() {
         ("fg-cg-hybrid --clients 300", "300 is not in 1..=200"),
         ("fg-cg-hybrid --selectivities 2", "at most 0.5"),
         ("fg-cg-hybrid --memory-servers 0", "0 is not in 1..=16"),
+        ("dex-repartition --slot 1ns", "give a longer --slot"),
         ("rtree-map /tmp/x.svg --rects-file /nowhere/r", "cannot read the rectangles file /nowhere/r"),
         ("rtree-map /tmp/x.svg --page-bytes 512", "page"),
         ("rtree-map", "FILE.svg"),

@@ -40,6 +40,8 @@ const POINT_LEAST: f64 = 1.2;
 const RANGE_LEAST: f64 = 1.3;
 const KEPT_LEAST: f64 = 0.8;
 const KEPT_MOST: f64 = 0.7;
+/// Ziegler et al., section 6.1: of four memory servers the first has 80%, and so on.
+const SKEWED_PERCENT: [u64; 4] = [80, 12, 5, 3];
 
 /// A design, and how the keys are divided where they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,15 +90,16 @@ impl Data {
         }
     }
 
+    /// Those that so many memory servers can have: others than the paper's four have uniform data only.
+    fn of(servers: usize) -> &'static [Self] {
+        if servers == SKEWED_PERCENT.len() { &Self::ALL } else { &[Self::Uniform] }
+    }
+
     /// The number of the first key of each part, and the number of keys.
     fn bounds(self, servers: usize, keys: u64) -> Vec<u64> {
-        /// Ziegler et al., section 6.1: of four memory servers the first has 80%, and so on.
-        const SKEWED_PERCENT: [u64; 4] = [80, 12, 5, 3];
         let bound = |part: usize| match self {
-            Self::Skewed if servers == SKEWED_PERCENT.len() => {
-                keys * SKEWED_PERCENT.iter().take(part).sum::<u64>() / 100
-            }
-            _ => keys * part as u64 / servers as u64,
+            Self::Skewed => keys * SKEWED_PERCENT.iter().take(part).sum::<u64>() / 100,
+            Self::Uniform => keys * part as u64 / servers as u64,
         };
         (0..=servers).map(bound).collect()
     }
@@ -209,7 +212,8 @@ impl<'a> Serving<'a> {
 /// Makes the rows and the plots, and checks what has to hold.
 pub(crate) fn run(args: &DesignsArgs, out: impl Write) -> anyhow::Result<()> {
     let path = plot::path(&args.out, FILE)?;
-    let all: Vec<_> = Data::ALL.into_iter().flat_map(|data| Design::ALL.map(|design| (design, data))).collect();
+    let kinds = Data::of(args.memory_servers as usize);
+    let all: Vec<_> = kinds.iter().flat_map(|&data| Design::ALL.map(|design| (design, data))).collect();
     let selectivities: Vec<f64> = [0.0].into_iter().chain(args.selectivities.iter().copied()).collect();
     let mut progress = Progress::new((all.len() * selectivities.len()) as u64, args.common.json);
     let serving = Serving::start(args)?;
@@ -225,7 +229,7 @@ pub(crate) fn run(args: &DesignsArgs, out: impl Write) -> anyhow::Result<()> {
         }
     }
     drop(progress);
-    plot::write_svg(&plots(&points, &selectivities), &path)?;
+    plot::write_svg(&plots(&points, &selectivities, kinds), &path)?;
     let mut reporter = Reporter::new(out, args.common.json);
     reporter.note(&format!(
         "{} keys in pages of {}; {} memory servers, each with {} processors that take {} for a page, \
@@ -238,7 +242,11 @@ pub(crate) fn run(args: &DesignsArgs, out: impl Write) -> anyhow::Result<()> {
         show_bytes(args.bandwidth),
         show_nanoseconds(args.latency),
     ))?;
-    for data in Data::ALL {
+    if !kinds.contains(&Data::Skewed) {
+        let servers = SKEWED_PERCENT.len();
+        reporter.note(&format!("no skewed data: the paper says how {servers} memory servers have them"))?;
+    }
+    for &data in kinds {
         for &selectivity in &selectivities {
             let rows = points.iter().filter(|point| (point.data, point.selectivity) == (data, selectivity));
             rows.map(|point| point.row.clone()).try_for_each(|row| reporter.row(row))?;
@@ -249,7 +257,7 @@ pub(crate) fn run(args: &DesignsArgs, out: impl Write) -> anyhow::Result<()> {
     for &(design, data) in &all {
         reporter.check(&serving.bed.check(&serving.parts(design, data), args.keys)?)?;
     }
-    checks(&points).iter().try_for_each(|check| reporter.check(check))?;
+    checks(&points, kinds).iter().try_for_each(|check| reporter.check(check))?;
     reporter.all_held()
 }
 
@@ -262,7 +270,7 @@ fn query(selectivity: f64) -> String {
 }
 
 /// What the rows with the most clients say.
-fn checks(points: &[Point]) -> Vec<CheckRow> {
+fn checks(points: &[Point], kinds: &[Data]) -> Vec<CheckRow> {
     let most = points.iter().map(|point| point.clients).max().unwrap_or(0);
     let find = |is_point: bool, design: Design, data: Data| {
         // Of several selectivities the largest: the leaves count for the most.
@@ -276,7 +284,7 @@ fn checks(points: &[Point]) -> Vec<CheckRow> {
         pair.map_or(f64::NAN, |(row, other)| row.times(other))
     };
     let mut all = Vec::new();
-    for data in Data::ALL {
+    for &data in kinds {
         let costs = |design: Design, reads: f64| {
             let Some(row) = find(true, design, data) else { return Some("there is no such row".to_owned()) };
             let had = (row.two_sided_per_op.unwrap_or(f64::NAN), row.reads_per_op.unwrap_or(f64::NAN));
@@ -289,10 +297,13 @@ fn checks(points: &[Point]) -> Vec<CheckRow> {
         let name = format!("a message, and with hybrid a READ, for a point query, {} data", data.name());
         all.push(CheckRow::new(&name, problem));
     }
-    for data in Data::ALL {
+    for &data in kinds {
         let over = times(true, (Design::Hybrid, data), (Design::Fine, data));
         let name = format!("point queries, {} data: hybrid over fine-grained", data.name());
         all.push(CheckRow::within(&name, over, POINT_LEAST..=f64::MAX));
+    }
+    if !kinds.contains(&Data::Skewed) {
+        return all;
     }
     let over = times(false, (Design::Hybrid, Data::Skewed), (Design::CoarseRange, Data::Skewed));
     all.push(CheckRow::within("range queries, skewed data: hybrid over coarse-grained", over, RANGE_LEAST..=f64::MAX));
@@ -322,7 +333,7 @@ fn show(rows: &[Row]) -> comfy_table::Table {
     table(&header, 1, rows.iter().map(line))
 }
 
-fn plots(points: &[Point], selectivities: &[f64]) -> Vec<Plot> {
+fn plots(points: &[Point], selectivities: &[f64], kinds: &[Data]) -> Vec<Plot> {
     let plot = |selectivity: f64, data: Data| {
         let points = points.iter().filter(move |point| (point.data, point.selectivity) == (data, selectivity));
         let xy = |point: &Point| {
@@ -337,7 +348,8 @@ fn plots(points: &[Point], selectivities: &[f64]) -> Vec<Plot> {
             y_max: None,
         }
     };
-    selectivities.iter().flat_map(|&selectivity| Data::ALL.map(|data| plot(selectivity, data))).collect()
+    let of = |&selectivity: &f64| kinds.iter().map(move |&data| plot(selectivity, data));
+    selectivities.iter().flat_map(of).collect()
 }
 
 #[cfg(test)]
@@ -378,11 +390,17 @@ mod tests {
             }
             points
         };
-        let failed = |points: &[Point]| checks(points).iter().filter(|check| !check.ok).count();
+        let failed = |points: &[Point]| checks(points, &Data::ALL).iter().filter(|check| !check.ok).count();
         assert_eq!(failed(&points(1.3, 0.5, 1.0, 1.0)), 0);
         assert_eq!(failed(&points(1.1, 0.5, 1.0, 1.0)), 2);
         assert_eq!(failed(&points(1.3, 0.9, 1.0, 1.0)), 2);
         assert_eq!(failed(&points(1.3, 0.5, 0.6, 2.0)), 2 + 2);
         assert_eq!(failed(&[]), 8);
+        // Three memory servers have no skewed data, which would be nothing but uniform.
+        let mut of_three = points(1.3, 0.5, 1.0, 1.0);
+        of_three.retain(|point| point.data == Data::Uniform);
+        let checks = checks(&of_three, Data::of(3));
+        assert!(checks.len() == 2 && checks.iter().all(|check| check.ok), "{checks:?}");
+        assert_eq!((Data::of(4), Data::of(1)), (&Data::ALL[..], &[Data::Uniform][..]));
     }
 }

@@ -212,15 +212,18 @@ fn checks(args: &OffloadArgs, points: &[Point]) -> Vec<CheckRow> {
     };
     let (fewest, most) = (args.server_threads.iter().min(), args.server_threads.iter().max());
     let checked = |name, ratio, bounds| CheckRow::within(name, ratio, bounds);
-    vec![
-        checked("cost-aware over never, threads to spare", ratio("cost-aware", most), SPARE_LEAST..=f64::MAX),
-        checked(
-            "cost-aware over never, one overloaded thread",
-            ratio("cost-aware", fewest),
-            OVERLOADED_LEAST..=f64::MAX,
-        ),
-        checked("always over never, one overloaded thread", ratio("always", fewest), 0.0..=COLLAPSED_MOST),
-    ]
+    let mut all = Vec::new();
+    // With fewer they have none to spare.
+    if most.is_some_and(|&most| most > 1 && most >= args.workers / 2) {
+        let ratio = ratio("cost-aware", most);
+        all.push(checked("cost-aware over never, threads to spare", ratio, SPARE_LEAST..=f64::MAX));
+    }
+    if fewest == Some(&1) {
+        let (aware, always) = (ratio("cost-aware", fewest), ratio("always", fewest));
+        all.push(checked("cost-aware over never, one overloaded thread", aware, OVERLOADED_LEAST..=f64::MAX));
+        all.push(checked("always over never, one overloaded thread", always, 0.0..=COLLAPSED_MOST));
+    }
+    all
 }
 
 fn show(rows: &[Row]) -> comfy_table::Table {
@@ -306,5 +309,11 @@ mod tests {
         assert_eq!(held(&points(0.96, 0.5, 1.4)), [true, true, true]);
         assert_eq!(held(&points(0.94, 0.8, 1.2)), [false, false, false]);
         assert_eq!(held(&[]), [false, false, false]);
+        let names = |threads| {
+            let args = Figure::parse_from(["figure", "--server-threads", threads]).args;
+            checks(&args, &[]).iter().map(|check| check.name.contains("overloaded")).collect::<Vec<_>>()
+        };
+        // What is said of one thread does not hold for two, nor is one to spare.
+        assert_eq!((names("2,8"), names("1"), names("2")), (vec![false], vec![true, true], vec![]));
     }
 }

@@ -33,11 +33,16 @@ const NAME: &str = "figure";
 const WAIT_MS_MAX: f64 = 50.0;
 /// A move takes so many times as long as a bare copy of as many pages, at most.
 const COPIES_MAX: f64 = 2.0;
+/// Slots of a run: all are kept in memory, for each owner.
+const SLOTS_MAX: usize = 100_000;
 
 /// Makes the rows and the plots, and checks what has to hold.
 pub(crate) fn run(args: &RepartitionArgs, out: impl Write) -> anyhow::Result<()> {
     let path = plot::path(&args.out, FILE)?;
     ensure!(args.compute_servers >= 2, "a region moves between two compute servers: give --compute-servers 2 or more");
+    let long = args.warm_up_seconds.saturating_add(args.before).saturating_add(args.after);
+    let count = number(long, args.slot);
+    ensure!(count <= SLOTS_MAX, "the run would have {count} slots, and {SLOTS_MAX} are the most: give a longer --slot");
     let (keys, seed) = (args.keys, args.common.seed);
     let key_set = Arc::new(KeySet::new(keys, args.theta, args.compute_servers, seed)?);
     let mut reporter = Reporter::new(out, args.common.json);
