@@ -304,20 +304,24 @@ pub async fn create(worker: &Handle, name: &str, placement: StructurePlacement) 
     let class = |bytes| SizeClass::of_bytes(bytes).expect("a size class");
     let options = CreateOptions { class: class(ROOT_BYTES), placement, options: [0; OPTIONS] };
     catalog::create_with(worker, name, &options, Proof::Checksum, async move |access: &OneSided<CounterSet>| {
-        let (mut pages, mut below, structure) = (Pages::new(), Vec::new(), &access.context().structure);
-        let root = pages.add(access.open(Start::Root).await.map_err(|_| Error::NotEmpty)?);
-        for _ in 0..BUCKETS {
-            let page = access.allocate(class(BUCKET_BYTES), structure.placement(0, structure.root)).await?;
-            below.push((page.link(), pages.add_new(page)));
-        }
-        let fill = |pages: &mut OneSidedPages| {
-            for (bucket, &(link, slot)) in below.iter().enumerate() {
-                pages.describe(slot, 0, 0);
-                pages.set(slot, NUMBER, bucket as u64);
-                pages.set(root, HEADER_WORDS + bucket, link.word());
+        let Context { worker, structure, .. } = access.context();
+        let build = async || {
+            let (mut pages, mut below) = (Pages::new(), Vec::new());
+            let root = pages.add(access.open(Start::Root).await?);
+            for _ in 0..BUCKETS {
+                let page = access.allocate(class(BUCKET_BYTES), structure.placement(0, structure.root)).await?;
+                below.push((page.link(), pages.add_new(page)));
             }
+            let fill = |pages: &mut OneSidedPages| {
+                for (bucket, &(link, slot)) in below.iter().enumerate() {
+                    pages.describe(slot, 0, 0);
+                    pages.set(slot, NUMBER, bucket as u64);
+                    pages.set(root, HEADER_WORDS + bucket, link.word());
+                }
+            };
+            access.change(pages, fill).await.map(drop)
         };
-        access.change(pages, fill).await.map(drop).map_err(|_| Error::NotEmpty)
+        retry(worker, build).await
     })
     .await
 }
