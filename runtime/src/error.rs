@@ -158,7 +158,9 @@ pub enum Error {
     },
 
     /// No memory server has room for another page.
-    #[error("out of remote memory: no memory server has a free page of {class:?}; add servers or serve more --bytes")]
+    #[error(
+        "out of remote memory: no memory server has a free page of {class:?}; drop a structure that has pages of this size, or load a new cluster with more --bytes or --servers"
+    )]
     OutOfMemory {
         /// The size asked for.
         class: SizeClass,
