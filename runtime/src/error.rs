@@ -231,7 +231,7 @@ pub enum Error {
 
     /// A structure, or the part that was asked for, has an owner that lives.
     #[error(
-        "{name:?} is owned by {owner}, which lives: what it has cached is newer than remote memory; send it what is to be done, or have it give the structure up"
+        "{name:?} is owned by {owner}, whose process runs and caches what is not in remote memory yet; wait until it ends or gives the structure up, route operations to it (`Router`), or use another structure"
     )]
     Owned {
         /// The structure.
@@ -263,7 +263,7 @@ pub enum Error {
 
     /// A structure that was to be owned is changed one-sided by a compute server that lives.
     #[error(
-        "{name:?} is changed one-sided by {writer}, which lives, so nobody can own it; close its handles there first"
+        "{name:?} is changed one-sided by {writer}, whose process runs, so nobody can own it; wait until it ends or closes its handles, or use another structure"
     )]
     HasWriter {
         /// The structure.
