@@ -158,7 +158,10 @@ impl ClusterFile {
         }
         let found = Self::read(dir)?;
         if found.servers != servers {
-            let why = format!("the cluster in {} has {} memory servers, not {servers}", dir.display(), found.servers);
+            let (dir, s, found) = (dir.display(), if found.servers == 1 { "" } else { "s" }, found.servers);
+            let why = format!(
+                "the cluster in {dir} has {found} memory server{s}, not {servers}; start it with `--servers {found}`, or name another folder"
+            );
             return Err(Error::BadOption { option: "servers", why });
         }
         Ok(found)
