@@ -25,11 +25,11 @@ pub enum Error {
     },
 
     /// There is no cluster at this path.
-    #[error("no farlink cluster at {}: {why}; start its memory servers with `farlink serve --dir {}`", path.display(), path.display())]
+    #[error("no farlink cluster at {}: {why}", path.display())]
     NoCluster {
         /// The directory.
         path: PathBuf,
-        /// What is missing or wrong there.
+        /// What is missing or wrong there, and what to do.
         why: String,
     },
 

@@ -99,9 +99,13 @@ impl ClusterFile {
     pub(crate) fn read(dir: &Path) -> Result<Self, Error> {
         let no_cluster = |why: String| Error::NoCluster { path: dir.to_path_buf(), why };
         let path = dir.join("cluster");
-        let text = fs::read(&path).map_err(|error| no_cluster(format!("{}: {error}", path.display())))?;
+        let text = fs::read(&path).map_err(|error| {
+            let start = format!("start its memory servers with `farlink serve --dir {}`", dir.display());
+            no_cluster(format!("{}: {error}; {start}", path.display()))
+        })?;
         require_own(dir)?;
-        Self::parse(&text).ok_or_else(|| no_cluster(format!("{} is not a cluster file", path.display())))
+        let other = || format!("{} is not a cluster file; remove the folder, or name another one", path.display());
+        Self::parse(&text).ok_or_else(|| no_cluster(other()))
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
