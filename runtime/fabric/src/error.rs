@@ -33,8 +33,8 @@ pub enum Error {
         why: String,
     },
 
-    /// A memory server of the cluster is not running.
-    #[error("memory server {server} is not running: {why}")]
+    /// A memory server of the cluster is not running, or takes no messages.
+    #[error("memory server {server} is not running, or takes no messages: {why}")]
     ServerMissing {
         /// The memory server.
         server: ServerId,

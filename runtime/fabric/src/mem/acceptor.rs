@@ -30,7 +30,7 @@ use super::{
 use crate::{
     connection::{ConnectionState, ListenerId, OpenMemory, PeerId},
     error::Error,
-    listener::{CONNECTION_BYTES_MIN, ListenOptions},
+    listener::{CONNECTION_BYTES_MIN, ListenOptions, NO_THREADS},
     lock::OwnerId,
     region::Region,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
@@ -90,6 +90,15 @@ pub(super) fn missing(whose: ListenerId, why: impl Into<String>) -> Error {
         ListenerId::Memory(server) => Error::ServerMissing { server, why: why.into() },
         ListenerId::Compute(peer) => Error::PeerMissing { peer, why: why.into() },
     }
+}
+
+/// Nobody takes its messages.
+pub(super) fn silent(whose: ListenerId) -> Error {
+    let why = match whose {
+        ListenerId::Memory(_) => NO_THREADS,
+        ListenerId::Compute(_) => "it does not listen, or has ended",
+    };
+    missing(whose, why)
 }
 
 impl Acceptor {
@@ -152,7 +161,7 @@ impl Acceptor {
         let acceptor = match files::private().open(&path) {
             Ok(acceptor) => acceptor,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(missing(whose, "it takes no messages; start one that does"));
+                return Err(silent(whose));
             }
             Err(error) => return Err(Error::io(format!("opening {}", path.display()))(error)),
         };

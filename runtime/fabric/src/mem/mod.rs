@@ -46,7 +46,7 @@ use hashbrown::HashMap;
 pub use self::served::{ServeRegion, ServedRegion};
 
 use self::{
-    acceptor::{Acceptor, AcceptorList, missing},
+    acceptor::{Acceptor, AcceptorList, silent},
     claims::Claims,
     endpoint::{FindAcceptor, MemEndpoint},
     files::RegionFile,
@@ -194,10 +194,7 @@ impl AcceptorSource {
 impl FindAcceptor for AcceptorSource {
     fn find(&self, whose: ListenerId) -> Result<Arc<Acceptor>, Error> {
         match self {
-            Self::Here(acceptors) => {
-                let missing = || missing(whose, "it takes no messages; start one that does");
-                lock(acceptors).get(&whose).cloned().ok_or_else(missing)
-            }
+            Self::Here(acceptors) => lock(acceptors).get(&whose).cloned().ok_or_else(|| silent(whose)),
             Self::In(dir) => Acceptor::open(dir, whose).map(Arc::new),
         }
     }

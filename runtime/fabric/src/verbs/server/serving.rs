@@ -17,6 +17,7 @@ use super::{
 use crate::{
     connection::{ConnectionState, ListenerId, PeerId},
     error::Error,
+    listener::NO_THREADS,
     lock::OwnerId,
     memory::LocalMemory,
     region::Region,
@@ -246,7 +247,7 @@ impl Serving {
             },
             Question::Listens => match &*lock(&self.acceptor) {
                 Some(acceptor) => Answer::Listens { bytes: acceptor.connection_bytes as u64 },
-                None => Answer::Refused("it takes no messages; start it with --threads".into()),
+                None => Answer::Refused(NO_THREADS.into()),
             },
             Question::Attach { ours, who, opened } => {
                 let attached = self.attach(id, &ours, who, opened);
@@ -283,7 +284,7 @@ impl Serving {
 
     /// Makes this side of a message connection.
     fn attach(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<(Peer, Opened), String> {
-        let acceptor = lock(&self.acceptor).clone().ok_or("it takes no messages; start it with --threads")?;
+        let acceptor = lock(&self.acceptor).clone().ok_or(NO_THREADS)?;
         let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len() + held.connections.len());
         if held >= QUEUE_PAIRS_MAX {
             return Err(too_many());
