@@ -14,6 +14,7 @@ use farlink_runtime::{
     },
     layout::Records,
     lock::OwnerId,
+    ptr::ServerId,
     server::serve_verbs,
 };
 
@@ -197,6 +198,23 @@ fn who_was_taken_for_dead_learns_of_it() {
         matches!(error, farlink_runtime::error::Error::Fabric(Error::TakenForDead { owner }) if owner == compute.owner()),
         "{error}"
     );
+}
+
+/// Nobody could break its locks if the other memory server kept it alive.
+#[test]
+fn who_one_memory_server_has_cut_off_is_dead_to_all() {
+    if !scene::has_device() {
+        return;
+    }
+    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2), Records::All).unwrap());
+    let all = [&servers[0], &servers[1]];
+    let (watcher, fabric) = (connect(&all), connect(&all));
+    let compute = ComputeServer::join(Arc::clone(&fabric) as _, ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.check_standing().unwrap();
+    fabric.abort_one(ServerId::new(1).unwrap());
+    eventually("it knows", || worker.check_standing().is_err());
+    eventually("it counts as dead", || watcher.liveness(compute.owner()) == Liveness::Dead);
 }
 
 /// Memory servers that are gone have taken nobody for dead.

@@ -18,17 +18,21 @@
 //! A compute server claims its incarnation at every memory server, on its control connections. When one of those ends,
 //! however it ends, that memory server first destroys all queue pairs that came with it, and then counts the incarnation as
 //! dead for ever: it cannot be claimed again there. *Dead* is what all memory servers say at once. So nothing of a dead
-//! compute server can still land (rule 11 of one-sided access), and no reconnection can raise it from the dead.
+//! compute server can still land (rule 11 of one-sided access), and no reconnection can raise it from the dead. One that finds
+//! itself cut off by some memory servers ends its connections to the others, too (`claim`).
 //!
 //! # Compute servers that listen
 //! One that [listens](crate::Fabric::peer_listener) accepts control connections as a memory server does, at a port that the system
 //! chooses, and tells the memory servers which. Those say it to who asks, with the host from which that compute server is connected to
 //! them, and forget it with its incarnation. So others need know no address, and a firewall must let compute servers at each other.
 
+mod claim;
 mod connecting;
 mod control;
 mod data_path;
 mod endpoint;
+#[cfg(test)]
+mod fake;
 mod ib;
 mod message_connection;
 mod opened;
@@ -37,25 +41,23 @@ mod queue;
 mod server;
 mod session;
 
-use std::{
-    sync::OnceLock,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-pub use self::{
-    control::Secret,
-    ib::{Atomics, DeviceInfo, GidInfo, PortInfo, PortState, Reliability, devices},
-    server::{DEFAULT_PORT, VerbsServeOptions, VerbsServer},
-};
 use self::{
+    claim::VerbsClaim,
     control::{Answer, Question},
     endpoint::{PEERS_MAX, Setup, VerbsEndpoint},
     ib::{CompletionQueue, Device, Domain, Local},
     peers::Peers,
     server::PeerListener,
     session::{Awaited, HANDSHAKE_LIMIT, Losses, Session},
+};
+pub use self::{
+    control::Secret,
+    ib::{Atomics, DeviceInfo, GidInfo, PortInfo, PortState, Reliability, devices},
+    server::{DEFAULT_PORT, VerbsServeOptions, VerbsServer},
 };
 use crate::{
     clock::Clock,
@@ -75,8 +77,6 @@ const INLINE_BYTES: u32 = 64;
 const GATHER_MAX: u32 = 32;
 /// For so long, *alive* is not asked again. *Dead* is for ever.
 const ALIVE_FOR: Duration = Duration::from_millis(20);
-/// How long a memory server may take to say whether it counts this compute server as dead, once its connections are lost.
-const STANDING_LIMIT: Duration = Duration::from_millis(500);
 
 /// Which device, and which of its addresses; the default is the first that is usable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -189,6 +189,12 @@ impl VerbsFabric {
         self.sessions.iter().for_each(|session| session.abort());
     }
 
+    /// Cuts the control connection to one memory server. For tests.
+    #[doc(hidden)]
+    pub fn abort_one(&self, server: ServerId) {
+        self.sessions[server.index()].abort();
+    }
+
     fn is_dead(&self, owner: OwnerId) -> bool {
         let asked: Vec<_> = self.sessions.iter().map(|session| session.ask(&Question::Lives(owner))).collect();
         // A memory server that does not answer proves nothing.
@@ -260,12 +266,11 @@ impl Fabric for VerbsFabric {
         let asked: Vec<_> = self.sessions.iter().map(|session| session.ask(&Question::Claim(owner))).collect();
         // What was claimed is released again if another memory server refuses; and only that: where it was refused, this
         // very compute server may hold it.
-        let mut claim =
-            VerbsClaim { owner, sessions: Vec::new(), secret: self.secret.clone(), is_counted_dead: OnceLock::new() };
+        let mut claim = VerbsClaim::new(owner, &self.secret);
         let mut failed = None;
         for (asked, session) in asked.into_iter().zip(&self.sessions) {
             match asked.and_then(Awaited::wait) {
-                Ok(Answer::Done) => claim.sessions.push(Arc::clone(session)),
+                Ok(Answer::Done) => claim.taken_by(session),
                 Ok(Answer::Refused(why)) => {
                     failed = Some(Error::NotAdmitted { address: session.address().into(), why });
                 }
@@ -307,53 +312,5 @@ impl Fabric for VerbsFabric {
             return Ok(());
         }
         self.sessions.iter().find_map(|session| session.lost()).map_or(Ok(()), Err)
-    }
-}
-
-#[derive(Debug)]
-struct VerbsClaim {
-    owner: OwnerId,
-    sessions: Vec<Arc<Session>>,
-    secret: Secret,
-    /// Once all memory servers are lost: whether one of them is there, and has cut this compute server off.
-    is_counted_dead: OnceLock<bool>,
-}
-
-impl VerbsClaim {
-    /// Asks the memory servers over connections of their own; none if one is about to count it as dead.
-    fn ask_if_dead(&self) -> Option<bool> {
-        let ask = |lost: &Arc<Session>| {
-            let losses = Losses::new(AtomicU64::new(0));
-            Session::connect(lost.address(), &self.secret, &losses, STANDING_LIMIT)
-                .and_then(|session| session.ask(&Question::Lives(self.owner))?.wait_for(STANDING_LIMIT))
-        };
-        let answering = self.sessions.iter().filter(|lost| !lost.is_given_up());
-        let answers: Vec<Answer> = answering.filter_map(|lost| ask(lost).ok()).collect();
-        let is_dead = answers.contains(&Answer::Lives(false));
-        (is_dead || !answers.contains(&Answer::Lives(true))).then_some(is_dead)
-    }
-}
-
-impl OwnerClaim for VerbsClaim {
-    /// While one memory server has its connection, that one counts it as alive, and so does everybody. If all are lost, they are gone
-    /// or have cut this one off: those that are there say which.
-    fn holds(&self) -> bool {
-        if self.sessions.iter().any(|session| session.lost().is_none()) {
-            return true;
-        }
-        let known = self.is_counted_dead.get().copied().or_else(|| {
-            let answered = self.ask_if_dead()?;
-            Some(*self.is_counted_dead.get_or_init(|| answered))
-        });
-        known != Some(true)
-    }
-}
-
-impl Drop for VerbsClaim {
-    fn drop(&mut self) {
-        // A memory server that is lost has counted it as dead already.
-        let released = |session: &Arc<Session>| session.ask(&Question::Release(self.owner)).ok();
-        let asked: Vec<_> = self.sessions.iter().filter_map(released).collect();
-        asked.into_iter().for_each(Awaited::wait_to_leave);
     }
 }

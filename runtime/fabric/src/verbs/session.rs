@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    io::ErrorKind,
     net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
     sync::mpsc::{self, RecvTimeoutError, TryRecvError},
     thread::JoinHandle,
@@ -61,6 +62,16 @@ pub(super) struct Awaited {
     shared: Arc<Shared>,
 }
 
+/// What came of asking over a new connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Anew {
+    Answered(Answer),
+    /// It may be there, or not.
+    Silent,
+    /// The memory server that was there is not any more.
+    Gone,
+}
+
 impl Session {
     /// Connects to the memory server at `address` and proves to know the secret, as it must. Blocks, for about `limit`.
     pub(super) fn connect(address: &str, secret: &Secret, losses: &Losses, limit: Duration) -> Result<Self, Error> {
@@ -81,6 +92,25 @@ impl Session {
         }
     }
 
+    /// Asks this over a connection of its own, whatever has become of this one. Blocks, for about `limit` twice.
+    pub(super) fn ask_anew(&self, secret: &Secret, question: &Question, limit: Duration) -> Anew {
+        let stream = match dial(self.address(), limit) {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Anew::Gone,
+            Err(_) => return Anew::Silent,
+        };
+        let losses = Losses::new(AtomicU64::new(0));
+        match Self::over(stream, self.address(), None, secret, &losses, limit) {
+            // Its memory went with its process, and another one serves there now.
+            Ok(anew) if anew.hello_ack() != self.hello_ack() => Anew::Gone,
+            Ok(anew) => match anew.ask(question).and_then(|asked| asked.wait_for(limit)) {
+                Ok(answer) => Anew::Answered(answer),
+                Err(_) => Anew::Silent,
+            },
+            Err(_) => Anew::Silent,
+        }
+    }
+
     fn open(
         address: &str,
         peer: Option<OwnerId>,
@@ -89,7 +119,19 @@ impl Session {
         limit: Duration,
     ) -> Result<Self, Error> {
         let unreachable = |why: std::io::Error| Error::Unreachable { address: address.into(), why: why.to_string() };
-        let stream = dial(address, limit).map_err(unreachable)?;
+        Self::over(dial(address, limit).map_err(unreachable)?, address, peer, secret, losses, limit)
+    }
+
+    /// Over a TCP connection to that address.
+    fn over(
+        stream: TcpStream,
+        address: &str,
+        peer: Option<OwnerId>,
+        secret: &Secret,
+        losses: &Losses,
+        limit: Duration,
+    ) -> Result<Self, Error> {
+        let unreachable = |why: std::io::Error| Error::Unreachable { address: address.into(), why: why.to_string() };
         keep_alive(&stream).map_err(unreachable)?;
         let (sender, mut receiver) = control::connect(stream, secret, Instant::now() + limit)
             .map_err(|error| Error::NotAdmitted { address: address.into(), why: error.to_string() })?;
@@ -158,6 +200,10 @@ impl Session {
     /// Why the connection is lost, if it is.
     pub(super) fn lost(&self) -> Option<Error> {
         lock(&self.shared.line).lost.as_deref().map(|why| self.shared.lost(why))
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        lock(&self.shared.line).lost.is_some()
     }
 
     /// Whether the memory server has not answered who left, and nobody since.
@@ -287,15 +333,19 @@ impl Drop for Session {
     }
 }
 
+/// Connects to one of the addresses that the name has. The error is a refusal only if all of them refuse.
 fn dial(address: &str, limit: Duration) -> std::io::Result<TcpStream> {
-    let mut refused = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    let mut failed = None;
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, limit) {
             Ok(stream) => return Ok(stream),
-            Err(error) => refused = error,
+            Err(error) => match &failed {
+                Some(first) if std::io::Error::kind(first) != ErrorKind::ConnectionRefused => {}
+                _ => failed = Some(error),
+            },
         }
     }
-    Err(refused)
+    Err(failed.unwrap_or_else(|| std::io::Error::new(ErrorKind::NotFound, "the name has no address")))
 }
 
 /// Hands answers to those who wait for them, until the connection ends.
