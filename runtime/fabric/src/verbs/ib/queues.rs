@@ -189,9 +189,11 @@ impl CompletionQueue {
             let count = unsafe { rdma::ibv_poll_cq(self.raw.as_ptr(), POLL_MAX as i32, entries.as_mut_ptr().cast()) };
             let count = usize::try_from(count).unwrap_or(0);
             for entry in &entries[..count] {
-                // SAFETY: the call has filled the first `count` entries with integers.
-                let entry = unsafe { entry.assume_init_ref() };
-                take(Finished { id: entry.wr_id, status: Status(entry.status) });
+                let entry = entry.as_ptr();
+                // SAFETY: the call has set these two fields of the first `count` entries, and of a failed request no others: so no
+                // reference is made to a whole entry.
+                let (id, status) = unsafe { ((&raw const (*entry).wr_id).read(), (&raw const (*entry).status).read()) };
+                take(Finished { id, status: Status(status) });
             }
             if count < POLL_MAX {
                 return;
