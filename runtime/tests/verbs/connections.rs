@@ -150,6 +150,7 @@ fn opened_memory_takes_writes_and_no_atomics() {
     worker.one(outside - 8, Verb::WriteWord(9)).unwrap();
     let refused = worker.one(0, Verb::CompareSwap { expected: 7, new: 9 }).unwrap_err();
     assert!(matches!(*refused, Error::RequestFailed { .. }), "{refused}");
+    assert!(refused.to_string().contains("refused the access"), "{refused}");
     assert_eq!(memory[0].load(Ordering::Acquire), 7);
     // It has cost the connection, and the worker knows.
     assert_eq!(worker.endpoint.connection_state(server()), ConnectionState::Dismissed);

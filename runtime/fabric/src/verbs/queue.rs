@@ -263,11 +263,8 @@ impl RequestQueue {
             return Ok(());
         }
         let is_atomic = matches!(self.posted[before].verb, Verb::CompareSwap { .. } | Verb::FetchAdd(_));
-        let mut status = finished.status;
-        // SoftRoCE takes the acknowledgement of a WRITE that was sent again for that of the atomic behind it.
-        if is_atomic && self.words.load((sequence & self.slot_mask) as usize) == avalanche(finished.id) {
-            status = Status::BAD_RESPONSE;
-        }
+        let slot = (sequence & self.slot_mask) as usize;
+        let status = judged(finished, || is_atomic.then(|| self.words.load(slot)));
         if !status.is_success() {
             return Err(self.failed(before, status, completions));
         }
@@ -322,6 +319,16 @@ impl RequestQueue {
     }
 }
 
+/// How a request ended, if it is an atomic whose word is now this. One that failed has brought nothing, and says itself why.
+#[inline]
+fn judged(finished: Finished, word: impl FnOnce() -> Option<u64>) -> Status {
+    // SoftRoCE takes the acknowledgement of a WRITE that was sent again for that of the atomic behind it.
+    if finished.status.is_success() && word() == Some(avalanche(finished.id)) {
+        return Status::BAD_RESPONSE;
+    }
+    finished.status
+}
+
 /// A buffer as the card sees it.
 fn segment(key: LocalKey, words: &mut [u64]) -> Segment {
     Segment { address: words.as_mut_ptr().expose_provenance() as u64, bytes: size_of_val(words) as u32, key }
@@ -337,4 +344,20 @@ fn segments(gather: &mut Gather, source: &Source) -> impl Iterator<Item = Segmen
             Piece::Region(at, _) => Segment { address: source.address + at.offset(), bytes, key: source.key },
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_atomic_that_failed_says_why_and_one_that_brought_nothing_is_not_done() {
+        let id = id(1, 2, 3);
+        let ended = |status, word| judged(Finished { id, status }, || word);
+        let unchanged = Some(avalanche(id));
+        assert_eq!(ended(Status::SUCCESS, unchanged), Status::BAD_RESPONSE);
+        assert_eq!(ended(Status::SUCCESS, Some(7)), Status::SUCCESS);
+        assert_eq!(ended(Status::SUCCESS, None), Status::SUCCESS);
+        assert_eq!(ended(Status::REMOTE_ACCESS, unchanged), Status::REMOTE_ACCESS);
+    }
 }

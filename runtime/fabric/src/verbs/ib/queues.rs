@@ -28,6 +28,11 @@ impl Status {
     /// It was answered, and not as it should be.
     pub(crate) const BAD_RESPONSE: Self = Self(rdma::ibv_wc_status::IBV_WC_BAD_RESP_ERR);
 
+    #[cfg(test)]
+    pub(crate) const SUCCESS: Self = Self(rdma::ibv_wc_status::IBV_WC_SUCCESS);
+    #[cfg(test)]
+    pub(crate) const REMOTE_ACCESS: Self = Self(rdma::ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+
     /// It was carried out.
     pub(crate) fn is_success(self) -> bool {
         self.0 == rdma::ibv_wc_status::IBV_WC_SUCCESS
