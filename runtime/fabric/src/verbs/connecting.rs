@@ -64,6 +64,9 @@ fn finish(setup: &Setup, session: &Session, ours: QueuePair, answer: Answer) -> 
         Answer::Refused(why) => return Err(Error::NotAdmitted { address: session.address().into(), why }),
         _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
     };
-    ours.connect(&setup.local, &theirs, Access::Local, setup.reliability)?;
+    ours.connect(&setup.local, &theirs, Access::Local, setup.reliability).inspect_err(|_| {
+        // It would keep its end for as long as this process runs.
+        let _ = session.ask(&Question::Disconnect(u64::from(theirs.queue_pair)));
+    })?;
     Ok(Connection::new(ours, theirs.queue_pair))
 }

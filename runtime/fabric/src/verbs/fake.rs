@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     control::{self, Answer, HelloAck, Question, Receiver, Secret, Sender},
+    ib::Peer,
     session::{Losses, Session},
 };
 use crate::sync::AtomicU64;
@@ -20,6 +21,11 @@ pub(super) fn secret() -> Secret {
 
 pub(super) fn losses() -> Losses {
     Losses::new(AtomicU64::new(0))
+}
+
+/// A queue pair that nobody has.
+pub(super) fn queue_pair(number: u32) -> Peer {
+    Peer { queue_pair: number, first_packet: 1, lid: 0, gid: [7; 16], mtu: 3, reads_out: 1, reads_in: 1 }
 }
 
 /// Waits until `holds`, for what other threads do.

@@ -217,17 +217,32 @@ impl Session {
         if let Some(why) = &line.lost {
             return Err(self.shared.lost(why));
         }
-        let (answer, answers) = mpsc::channel();
-        if line.waiting.is_empty() {
-            line.turn_since = Instant::now();
-        }
-        line.waiting.push_back(answer);
-        if let Err(error) = line.sender.send(question) {
-            // The reader tells everybody.
-            line.sender.shut_down();
-            return Err(self.shared.lost(&error.to_string()));
-        }
+        let answers = line.ask(question).map_err(|error| self.shared.lost(&error.to_string()))?;
         Ok(Awaited { answers, shared: Arc::clone(&self.shared) })
+    }
+}
+
+impl Line {
+    fn ask(&mut self, question: &Question) -> std::io::Result<mpsc::Receiver<Answer>> {
+        let (answer, answers) = mpsc::channel();
+        if self.waiting.is_empty() {
+            self.turn_since = Instant::now();
+        }
+        self.waiting.push_back(answer);
+        // The reader tells everybody of a failure.
+        self.sender.send(question).inspect_err(|_| self.sender.shut_down())?;
+        Ok(answers)
+    }
+
+    /// Whoever asked has stopped waiting: what the other side has made for it would stay for as long as this process runs.
+    fn undo(&mut self, unwanted: &Answer) {
+        let question = match unwanted {
+            Answer::Connected(theirs) => Question::Disconnect(u64::from(theirs.queue_pair)),
+            Answer::Attached { theirs, .. } => Question::Detach(u64::from(theirs.queue_pair), false),
+            _ => return,
+        };
+        // With the control connection it goes anyway.
+        let _ = self.ask(&question);
     }
 }
 
@@ -251,11 +266,15 @@ impl Shared {
         lock(&self.line).turn_since.elapsed()
     }
 
-    /// Who waits for the answer that has come.
-    fn next_waiting(&self) -> Option<mpsc::Sender<Answer>> {
+    /// Hands an answer to who waits for it; false if nobody has asked.
+    fn hand_over(&self, answer: Answer) -> bool {
         let mut line = lock(&self.line);
         (line.turn_since, line.is_given_up) = (Instant::now(), false);
-        line.waiting.pop_front()
+        let Some(waiting) = line.waiting.pop_front() else { return false };
+        if let Err(mpsc::SendError(unwanted)) = waiting.send(answer) {
+            line.undo(&unwanted);
+        }
+        true
     }
 
     fn lost_now(&self) -> Error {
@@ -324,6 +343,17 @@ impl Awaited {
     }
 }
 
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        // Answers are handed over under the same lock: one either is here already, or finds that nobody waits.
+        let mut line = lock(&self.shared.line);
+        let (_, nobodys) = mpsc::channel();
+        if let Ok(unwanted) = std::mem::replace(&mut self.answers, nobodys).try_recv() {
+            line.undo(&unwanted);
+        }
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         lock(&self.shared.line).sender.shut_down();
@@ -352,11 +382,11 @@ fn dial(address: &str, limit: Duration) -> std::io::Result<TcpStream> {
 fn read_answers(shared: &Shared, mut receiver: Receiver) {
     let why = loop {
         match receiver.receive::<Answer>() {
-            Ok(Some(answer)) => match shared.next_waiting() {
-                // Whoever asked may have stopped waiting.
-                Some(waiting) => drop(waiting.send(answer)),
-                None => break "it answered what nobody had asked".into(),
-            },
+            Ok(Some(answer)) => {
+                if !shared.hand_over(answer) {
+                    break "it answered what nobody had asked".into();
+                }
+            }
             Ok(None) => break "it closed the control connection: its process has ended, or it shut us out".into(),
             Err(error) => break error.to_string(),
         }
@@ -369,4 +399,63 @@ fn read_answers(shared: &Shared, mut receiver: Receiver) {
     drop(line);
     // Release: who sees the number sees the loss.
     shared.losses.fetch_add(1, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        connection::PeerId,
+        verbs::{
+            control::Opened,
+            fake::{Fake, queue_pair},
+        },
+    };
+
+    fn connect() -> Question {
+        Question::Connect { ours: queue_pair(1), instead_of: None }
+    }
+
+    fn attach() -> Question {
+        let who = PeerId { owner: OwnerId::new(1).unwrap(), worker: 0 };
+        Question::Attach { ours: queue_pair(2), who, opened: Opened { address: 0, key: 0 } }
+    }
+
+    /// What was made for somebody who has given up, before or after the answer came, is taken back.
+    #[test]
+    fn what_nobody_waits_for_any_more_is_undone() {
+        let (mut served, session) = Fake::new(0, 1).meet();
+        let made = |number| {
+            let opened = Opened { address: 8, key: 9 };
+            [Answer::Connected(queue_pair(number)), Answer::Attached { theirs: queue_pair(number + 1), opened }]
+        };
+        // Late.
+        for (number, question) in [(10, connect()), (20, attach())] {
+            drop(session.ask(&question).unwrap());
+            assert_eq!(served.next(), Some(question));
+            let [connected, attached] = made(number);
+            let (answer, undone) = match question {
+                Question::Connect { .. } => (connected, Question::Disconnect(10)),
+                _ => (attached, Question::Detach(21, false)),
+            };
+            served.say(&answer);
+            assert_eq!(served.next(), Some(undone));
+            served.say(&Answer::Done);
+        }
+        // In time, and nobody looked.
+        let unseen = session.ask(&connect()).unwrap();
+        let seen = session.ask(&connect()).unwrap();
+        let [first, _] = made(30);
+        let [second, _] = made(40);
+        for answer in [first, second.clone()] {
+            assert_eq!(served.next(), Some(connect()));
+            served.say(&answer);
+        }
+        assert_eq!(seen.wait().unwrap(), second);
+        drop(unseen);
+        assert_eq!(served.next(), Some(Question::Disconnect(30)));
+        // And nothing else: what was seen is whoever's has seen it.
+        drop(session);
+        assert_eq!(served.next(), None);
+    }
 }
