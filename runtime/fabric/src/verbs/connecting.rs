@@ -44,7 +44,7 @@ impl Connecting {
         Ok(Self { ours, theirs: session.ask(&question)? })
     }
 
-    /// Waits for the connection. Blocks, for about a second at most where the memory server's process is stopped.
+    /// Waits for the connection. Blocks, for some seconds at most where the memory server's process is stopped.
     pub(super) fn wait(self, setup: &Setup, session: &Session) -> Result<Connection, Error> {
         finish(setup, session, self.ours, self.theirs.wait()?)
     }

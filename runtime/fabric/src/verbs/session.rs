@@ -21,8 +21,11 @@ use crate::{
 
 /// How long a memory server may take to prove itself.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How long the other side may take for one answer: making a queue pair takes it milliseconds. Longer, and its process is stopped, say.
+/// How long the other side may take for one answer, which takes it milliseconds. Longer, and its process is stopped, say.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
+/// The same where it connects a queue pair. To an address on Ethernet that nobody has, its system tries for a second before it refuses;
+/// and who asked wants to hear that. In tests one that answers late never is too late.
+const CONNECTING_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 3 });
 
 /// How many control connections of a fabric are lost; an endpoint looks when the number changes.
 pub(super) type Losses = Arc<AtomicU64>;
@@ -47,12 +50,19 @@ struct Shared {
 struct Line {
     sender: Sender,
     /// Who waits for the next answers, in order, and since when it is the turn of the first.
-    waiting: VecDeque<mpsc::Sender<Answer>>,
+    waiting: VecDeque<Waiting>,
     turn_since: Instant,
     /// It did not answer who left, and nobody since.
     is_given_up: bool,
     /// Why the connection is lost, once it is.
     lost: Option<String>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    answers: mpsc::Sender<Answer>,
+    /// How long the other side may take, once it is its turn.
+    limit: Duration,
 }
 
 /// An answer that is yet to come.
@@ -222,13 +232,20 @@ impl Session {
     }
 }
 
+fn limit(question: &Question) -> Duration {
+    match question {
+        Question::Connect { .. } | Question::Attach { .. } => CONNECTING_LIMIT,
+        _ => SILENCE_LIMIT,
+    }
+}
+
 impl Line {
     fn ask(&mut self, question: &Question) -> std::io::Result<mpsc::Receiver<Answer>> {
-        let (answer, answers) = mpsc::channel();
+        let (sender, answers) = mpsc::channel();
         if self.waiting.is_empty() {
             self.turn_since = Instant::now();
         }
-        self.waiting.push_back(answer);
+        self.waiting.push_back(Waiting { answers: sender, limit: limit(question) });
         // The reader tells everybody of a failure.
         self.sender.send(question).inspect_err(|_| self.sender.shut_down())?;
         Ok(answers)
@@ -261,9 +278,11 @@ impl Shared {
         }
     }
 
-    /// For how long it has owed the next answer.
-    fn silent_for(&self) -> Duration {
-        lock(&self.line).turn_since.elapsed()
+    /// How much longer it may take for the next answer.
+    fn patience(&self) -> Duration {
+        let line = lock(&self.line);
+        let limit = line.waiting.front().map_or(SILENCE_LIMIT, |next| next.limit);
+        limit.saturating_sub(line.turn_since.elapsed())
     }
 
     /// Hands an answer to who waits for it; false if nobody has asked.
@@ -271,7 +290,7 @@ impl Shared {
         let mut line = lock(&self.line);
         (line.turn_since, line.is_given_up) = (Instant::now(), false);
         let Some(waiting) = line.waiting.pop_front() else { return false };
-        if let Err(mpsc::SendError(unwanted)) = waiting.send(answer) {
+        if let Err(mpsc::SendError(unwanted)) = waiting.answers.send(answer) {
             line.undo(&unwanted);
         }
         true
@@ -294,7 +313,7 @@ impl Awaited {
 
     /// The answer, if it has come, or an error if the other side does not answer at all.
     pub(super) fn try_wait(&self) -> Option<Result<Answer, Error>> {
-        self.try_take().or_else(|| (self.shared.silent_for() >= SILENCE_LIMIT).then(|| Err(self.unanswered())))
+        self.try_take().or_else(|| self.shared.patience().is_zero().then(|| Err(self.unanswered())))
     }
 
     fn unanswered(&self) -> Error {
@@ -325,9 +344,9 @@ impl Awaited {
 
     fn answer_of_living(&self) -> Result<Answer, RecvTimeoutError> {
         loop {
-            let silent = self.shared.silent_for();
-            match self.answers.recv_timeout(SILENCE_LIMIT.saturating_sub(silent)) {
-                Err(RecvTimeoutError::Timeout) if silent < SILENCE_LIMIT => {}
+            let patience = self.shared.patience();
+            match self.answers.recv_timeout(patience) {
+                Err(RecvTimeoutError::Timeout) if !patience.is_zero() => {}
                 answered => return answered,
             }
         }
@@ -408,7 +427,7 @@ mod tests {
         connection::PeerId,
         verbs::{
             control::Opened,
-            fake::{Fake, queue_pair},
+            fake::{Fake, eventually, queue_pair},
         },
     };
 
@@ -419,6 +438,30 @@ mod tests {
     fn attach() -> Question {
         let who = PeerId { owner: OwnerId::new(1).unwrap(), worker: 0 };
         Question::Attach { ours: queue_pair(2), who, opened: Opened { address: 0, key: 0 } }
+    }
+
+    /// And what was asked behind it does not count as unanswered.
+    #[test]
+    fn a_refusal_to_connect_that_takes_its_time_reaches_who_asked() {
+        let (mut served, session) = Fake::new(0, 1).meet();
+        for question in [connect(), attach()] {
+            let asked = session.ask(&question).unwrap();
+            let behind = session.ask(&Question::Listens).unwrap();
+            let answers = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    assert_eq!(served.next(), Some(question));
+                    let since = Instant::now();
+                    eventually("longer than other answers may take", || since.elapsed() > SILENCE_LIMIT);
+                    served.say(&Answer::Refused("nobody has this address".into()));
+                    assert_eq!(served.next(), Some(Question::Listens));
+                    served.say(&Answer::Done);
+                });
+                let behind = scope.spawn(|| behind.wait());
+                (asked.wait(), behind.join().unwrap())
+            });
+            assert_eq!(answers.0.unwrap(), Answer::Refused("nobody has this address".into()));
+            assert_eq!(answers.1.unwrap(), Answer::Done);
+        }
     }
 
     /// What was made for somebody who has given up, before or after the answer came, is taken back.
