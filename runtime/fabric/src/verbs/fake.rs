@@ -76,6 +76,11 @@ impl Fake {
         stream
     }
 
+    /// Whether there is a connection that was not taken.
+    pub(super) fn is_called(&self) -> bool {
+        self.listener.accept().is_ok()
+    }
+
     /// The next connection of somebody who knows the secret.
     pub(super) fn accept(&self) -> Served {
         let (mut sender, receiver) = control::accept(self.take(), &secret(), Instant::now() + PATIENCE).unwrap();

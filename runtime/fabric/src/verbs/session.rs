@@ -22,7 +22,7 @@ use crate::{
 /// How long a memory server may take to prove itself.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the other side may take for one answer, which takes it milliseconds. Longer, and its process is stopped, say.
-const SILENCE_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 /// The same where it connects a queue pair. To an address on Ethernet that nobody has, its system tries for a second before it refuses;
 /// and who asked wants to hear that. In tests one that answers late never is too late.
 const CONNECTING_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 3 });
@@ -88,14 +88,15 @@ impl Session {
         Self::open(address, None, secret, losses, limit)
     }
 
-    /// Connects to this compute server, which listens at `address`; somebody else may, by now. Blocks, for some seconds at most.
+    /// Connects to this compute server, which listens at `address`; somebody else may, by now. Blocks, for about `limit` twice.
     pub(super) fn connect_peer(
         address: SocketAddr,
         peer: OwnerId,
         secret: &Secret,
         losses: &Losses,
+        limit: Duration,
     ) -> Result<Self, Error> {
-        let session = Self::open(&address.to_string(), Some(peer), secret, losses, SILENCE_LIMIT)?;
+        let session = Self::open(&address.to_string(), Some(peer), secret, losses, limit)?;
         match session.ask(&Question::Lives(peer))?.wait() {
             Ok(Answer::Lives(true)) if session.hello_ack().servers == 0 => Ok(session),
             _ => Err(session.shared.lost("it is not the one that answers there")),
