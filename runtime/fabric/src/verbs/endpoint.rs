@@ -5,10 +5,7 @@ use std::ptr::NonNull;
 
 use super::{
     data_path::DataPath,
-    ib::{
-        Access, Atomics, CompletionQueue, DeviceInfo, Domain, Local, QueuePair, QueuePairOptions, Registered,
-        Reliability,
-    },
+    ib::{Access, Atomics, CompletionQueue, Domain, Local, QueuePair, QueuePairOptions, Registered, Reliability},
     message_connection::MessageConnection,
     peers::Peers,
     queue::queue_of,
@@ -53,9 +50,14 @@ impl Setup {
     }
 }
 
-/// What a device guarantees.
-pub(super) fn capabilities(device: &DeviceInfo, inline_bytes: u32, gather_max: u32) -> Capabilities {
-    let global = device.atomics == Atomics::Global;
+/// What an endpoint guarantees that reaches memory behind devices with these atomics: what all of them do. Its own device only
+/// sends what those carry out.
+pub(super) fn capabilities(
+    atomics: impl IntoIterator<Item = Atomics>,
+    inline_bytes: u32,
+    gather_max: u32,
+) -> Capabilities {
+    let global = atomics.into_iter().min() == Some(Atomics::Global);
     Capabilities {
         // A reliable connection, and memory registered without relaxed ordering.
         ordered_writes: true,
@@ -175,7 +177,8 @@ pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
 
 impl Endpoint for VerbsEndpoint {
     fn capabilities(&self) -> Capabilities {
-        capabilities(self.setup.domain.device().info(), self.setup.inline_bytes, 1)
+        let atomics = self.sessions.iter().map(|session| session.hello_ack().atomics);
+        capabilities(atomics, self.setup.inline_bytes, 1)
     }
 
     unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
@@ -295,5 +298,27 @@ impl Drop for VerbsEndpoint {
         let closing: Vec<_> = paths.chain(connections).collect();
         // A memory server that is lost has destroyed its queue pairs.
         closing.into_iter().for_each(Awaited::wait_to_leave);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_promises_what_all_that_carry_out_its_atomics_do() {
+        use Atomics::{Device, Global, None};
+        let global = |atomics: &[Atomics]| {
+            let Capabilities { atomic_against_writes, atomic_against_cpu, .. } =
+                capabilities(atomics.iter().copied(), 64, 1);
+            assert_eq!(atomic_against_writes, atomic_against_cpu);
+            atomic_against_cpu
+        };
+        assert!(global(&[Global]) && global(&[Global, Global]));
+        for mixed in [&[Device][..], &[Global, Device], &[Device, Global, Global], &[Global, None], &[]] {
+            assert!(!global(mixed), "{mixed:?}");
+        }
+        let Capabilities { ordered_writes, inline_bytes, gather_max, .. } = capabilities([Device], 64, 7);
+        assert_eq!((ordered_writes, inline_bytes, gather_max), (true, 64, 7));
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     control::{self, Answer, HelloAck, Question, Receiver, Secret, Sender},
-    ib::Peer,
+    ib::{Atomics, Peer},
     session::{Losses, Session},
 };
 use crate::sync::AtomicU64;
@@ -56,7 +56,8 @@ impl Fake {
     pub(super) fn new(server: u64, servers: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let hello_ack = HelloAck { server, servers, cluster: 1, address: 4096, bytes: 8192, key: 3 };
+        let hello_ack =
+            HelloAck { server, servers, cluster: 1, address: 4096, bytes: 8192, key: 3, atomics: Atomics::Device };
         Self { listener, hello_ack }
     }
 

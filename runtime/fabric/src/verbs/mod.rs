@@ -12,7 +12,7 @@
 //! `server` is the memory server, and what of it a compute server needs that listens.
 //!
 //! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order. Atomics
-//! are atomic against WRITEs and CPUs only if the device says so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.
+//! are atomic against WRITEs and CPUs only if all memory servers' devices say so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.
 //!
 //! # Who is dead
 //! A compute server claims its incarnation at every memory server, on its control connections. When one of those ends,

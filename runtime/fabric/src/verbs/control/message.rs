@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::super::ib::Peer;
+use super::super::ib::{Atomics, Peer};
 use crate::{
     connection::{ConnectionState, PeerId},
     lock::OwnerId,
@@ -27,11 +27,14 @@ pub(in super::super) struct HelloAck {
     pub(in super::super) bytes: u64,
     /// The key to the region.
     pub(in super::super) key: u32,
+    /// What atomics to the region are atomic against: its device carries them out.
+    pub(in super::super) atomics: Atomics,
 }
 
 impl Wire for HelloAck {
     fn encode(&self, to: &mut Vec<u64>) {
         to.extend([self.server, self.servers, self.cluster, self.address, self.bytes, u64::from(self.key)]);
+        self.atomics.encode(to);
     }
 
     fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
@@ -43,6 +46,26 @@ impl Wire for HelloAck {
             address: next()?,
             bytes: next()?,
             key: narrow(next()?)?,
+            atomics: Atomics::decode(from)?,
+        })
+    }
+}
+
+impl Wire for Atomics {
+    fn encode(&self, to: &mut Vec<u64>) {
+        to.push(match self {
+            Self::None => 0,
+            Self::Device => 1,
+            Self::Global => 2,
+        });
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        Ok(match u64::decode(from)? {
+            0 => Self::None,
+            1 => Self::Device,
+            2 => Self::Global,
+            _ => return Err(DecodeError("there are no such atomics")),
         })
     }
 }
@@ -400,7 +423,9 @@ mod tests {
             .map(Answer::State)
             .into_iter()
             .for_each(comes_back);
-        comes_back(HelloAck { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6 });
+        for atomics in [Atomics::None, Atomics::Device, Atomics::Global] {
+            comes_back(HelloAck { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6, atomics });
+        }
     }
 
     proptest! {

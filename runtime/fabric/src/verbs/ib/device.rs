@@ -12,8 +12,8 @@ const GIDS_MAX: i32 = 256;
 /// What is asked of a device to learn how much it takes inline.
 const INLINE_PROBES: [u32; 6] = [512, 256, 128, 64, 32, 0];
 
-/// What a device's atomics are atomic against.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a device's atomics are atomic against; what is less is weaker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Atomics {
     /// It has none.
     None,

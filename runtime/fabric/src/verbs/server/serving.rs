@@ -158,6 +158,7 @@ impl Serving {
             address: self.memory.address,
             bytes: self.place.bytes,
             key: self.memory.key,
+            atomics: self.device().atomics,
         }
     }
 
