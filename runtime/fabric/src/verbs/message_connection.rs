@@ -37,8 +37,8 @@ pub(super) struct MessageConnection {
     session: Arc<Session>,
     /// As its endpoint calls the other side.
     server: ServerId,
-    /// The number of the other end.
-    theirs: u32,
+    /// As the other side calls it.
+    name: u64,
     /// Whether the memory server was asked what has become of the connection, and what it said last.
     asked: Option<Awaited>,
     state: ConnectionState,
@@ -62,8 +62,8 @@ impl MessageConnection {
         let opening = Opening::new(&setup.domain, bytes as usize)?;
         let queue_pair = setup.queue_pair(MESSAGE_DEPTH)?;
         let question = Question::Attach { ours: queue_pair.describe(&setup.local), who, opened: opening.describe() };
-        let (theirs, opened) = match session.ask(&question)?.wait()? {
-            Answer::Attached { theirs, opened } => (theirs, opened),
+        let (name, theirs, opened) = match session.ask(&question)?.wait()? {
+            Answer::Attached { name, theirs, opened } => (name, theirs, opened),
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
         };
@@ -73,21 +73,20 @@ impl MessageConnection {
             let mut queue = queue.of_generation(generation);
             queue.connect(Connection::new(queue_pair, theirs.queue_pair));
             // Nobody waits for the answer.
-            session.ask(&Question::AttachReady(u64::from(theirs.queue_pair)))?;
+            session.ask(&Question::AttachReady(name))?;
             Ok::<_, Error>(queue)
         };
         let queue = connect().inspect_err(|_| {
             // It would keep its end, and that one's place, for as long as this process runs.
-            let _ = session.ask(&Question::Detach(u64::from(theirs.queue_pair), false));
+            let _ = session.ask(&Question::Detach(name, false));
         })?;
-        let theirs = theirs.queue_pair;
         let memory = opening.memory();
         let connection = Self {
             queue,
             _opening: opening,
             session: Arc::clone(session),
             server,
-            theirs,
+            name,
             asked: None,
             state: ConnectionState::Up,
             states_told: 0,
@@ -152,7 +151,7 @@ impl MessageConnection {
             Some(Some(Err(_))) => self.state = ConnectionState::Dead,
             _ => {}
         }
-        self.asked = self.session.ask(&Question::ConnectionState(u64::from(self.theirs))).ok();
+        self.asked = self.session.ask(&Question::ConnectionState(self.name)).ok();
         self.state
     }
 
@@ -165,6 +164,6 @@ impl MessageConnection {
     /// answer is yet to come.
     pub(super) fn close(mut self, in_order: bool, completions: &mut Vec<Completion>) -> Option<Awaited> {
         self.abort(None, &Cause::Broken("the connection was closed".into()), completions);
-        self.session.ask(&Question::Detach(u64::from(self.theirs), in_order)).ok()
+        self.session.ask(&Question::Detach(self.name, in_order)).ok()
     }
 }

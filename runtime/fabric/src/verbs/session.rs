@@ -256,7 +256,7 @@ impl Line {
     fn undo(&mut self, unwanted: &Answer) {
         let question = match unwanted {
             Answer::Connected(theirs) => Question::Disconnect(u64::from(theirs.queue_pair)),
-            Answer::Attached { theirs, .. } => Question::Detach(u64::from(theirs.queue_pair), false),
+            Answer::Attached { name, .. } => Question::Detach(*name, false),
             _ => return,
         };
         // With the control connection it goes anyway.
@@ -471,7 +471,7 @@ mod tests {
         let (mut served, session) = Fake::new(0, 1).meet();
         let made = |number| {
             let opened = Opened { address: 8, key: 9 };
-            [Answer::Connected(queue_pair(number)), Answer::Attached { theirs: queue_pair(number + 1), opened }]
+            [Answer::Connected(queue_pair(number)), Answer::Attached { name: 7, theirs: queue_pair(number), opened }]
         };
         // Late.
         for (number, question) in [(10, connect()), (20, attach())] {
@@ -480,7 +480,7 @@ mod tests {
             let [connected, attached] = made(number);
             let (answer, undone) = match question {
                 Question::Connect { .. } => (connected, Question::Disconnect(10)),
-                _ => (attached, Question::Detach(21, false)),
+                _ => (attached, Question::Detach(7, false)),
             };
             served.say(&answer);
             assert_eq!(served.next(), Some(undone));

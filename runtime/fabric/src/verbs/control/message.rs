@@ -177,9 +177,9 @@ pub(in super::super) enum Question {
     Listens,
     /// A message connection for this queue pair and this worker of the asker's, who opens this memory.
     Attach { ours: Peer, who: PeerId, opened: Opened },
-    /// The asker's queue pair of the connection with this one of the memory server's is ready.
+    /// The asker's queue pair of the message connection of this name is ready.
     AttachReady(u64),
-    /// Close the message connection of this queue pair of the memory server's; whether the asker has no use for it any more.
+    /// Close the message connection of this name; whether the asker has no use for it any more.
     Detach(u64, bool),
     /// What has become of it?
     ConnectionState(u64),
@@ -202,8 +202,9 @@ pub(in super::super) enum Answer {
     Refused(String),
     /// It takes messages; each side of a connection opens so many bytes.
     Listens { bytes: u64 },
-    /// A message connection: its queue pair, connected, and the memory that it opens.
-    Attached { theirs: Peer, opened: Opened },
+    /// A message connection: what it is called over this control connection, where no other ever is called so; its queue pair,
+    /// connected, and the memory that it opens.
+    Attached { name: u64, theirs: Peer, opened: Opened },
     /// What has become of a connection.
     State(ConnectionState),
     /// Where a compute server takes control connections. Its host is as the memory server sees it.
@@ -264,9 +265,9 @@ impl Wire for Question {
                 who.encode(to);
                 opened.encode(to);
             }
-            Self::Detach(queue_pair, in_order) => to.extend([8, *queue_pair, u64::from(*in_order)]),
-            Self::ConnectionState(queue_pair) => to.extend([9, *queue_pair]),
-            Self::AttachReady(queue_pair) => to.extend([7, *queue_pair]),
+            Self::Detach(name, in_order) => to.extend([8, *name, u64::from(*in_order)]),
+            Self::ConnectionState(name) => to.extend([9, *name]),
+            Self::AttachReady(name) => to.extend([7, *name]),
             Self::Listen { owner, port } => {
                 to.push(10);
                 owner.encode(to);
@@ -321,8 +322,8 @@ impl Wire for Answer {
                 }
             }
             Self::Listens { bytes } => to.extend([4, *bytes]),
-            Self::Attached { theirs, opened } => {
-                to.push(5);
+            Self::Attached { name, theirs, opened } => {
+                to.extend([5, *name]);
                 theirs.encode(to);
                 opened.encode(to);
             }
@@ -344,7 +345,9 @@ impl Wire for Answer {
             2 => Self::Lives(bool::decode(from)?),
             3 => Self::Refused(decode_text(from)?),
             4 => Self::Listens { bytes: u64::decode(from)? },
-            5 => Self::Attached { theirs: Peer::decode(from)?, opened: Opened::decode(from)? },
+            5 => {
+                Self::Attached { name: u64::decode(from)?, theirs: Peer::decode(from)?, opened: Opened::decode(from)? }
+            }
             6 => Self::State(ConnectionState::decode(from)?),
             7 => Self::ListensAt(SocketAddr::decode(from)?),
             _ => return Err(DecodeError("there is no such answer")),
@@ -417,7 +420,7 @@ mod tests {
         ]
         .into_iter()
         .for_each(comes_back);
-        comes_back(Answer::Attached { theirs: peer(), opened });
+        comes_back(Answer::Attached { name: 1 << 40, theirs: peer(), opened });
         comes_back(Answer::Listens { bytes: 1 << 20 });
         [ConnectionState::Up, ConnectionState::Dismissed, ConnectionState::Dead]
             .map(Answer::State)

@@ -69,8 +69,10 @@ struct State {
 struct Held {
     stream: TcpStream,
     queue_pairs: HashMap<u32, QueuePair>,
-    /// Message connections, by the memory server's queue pair.
-    connections: HashMap<u32, Made>,
+    /// Message connections, by name. Not by queue pair: that of one that an endpoint has closed is given out again, and who still
+    /// speaks of the old one would close the new one.
+    connections: HashMap<u64, Made>,
+    next_name: u64,
 }
 
 impl Serving {
@@ -189,7 +191,9 @@ impl Serving {
         if state.stopped || state.sessions.len() >= SESSIONS_MAX {
             return false;
         }
-        state.sessions.insert(id, Held { stream, queue_pairs: HashMap::new(), connections: HashMap::new() });
+        state
+            .sessions
+            .insert(id, Held { stream, queue_pairs: HashMap::new(), connections: HashMap::new(), next_name: 0 });
         true
     }
 
@@ -251,24 +255,21 @@ impl Serving {
                 None => Answer::Refused(NO_THREADS.into()),
             },
             Question::Attach { ours, who, opened } => {
-                let attached = self.attach(id, &ours, who, opened);
-                attached.map_or_else(Answer::Refused, |(theirs, opened)| Answer::Attached { theirs, opened })
+                self.attach(id, &ours, who, opened).unwrap_or_else(Answer::Refused)
             }
-            Question::AttachReady(queue_pair) => {
-                self.connection_of(id, queue_pair, |connections, number| connections.get_mut(&number).map(Made::ready));
+            Question::AttachReady(name) => {
+                self.connections_of(id, |connections| connections.get_mut(&name).map(Made::ready));
                 Answer::Done
             }
-            Question::Detach(queue_pair, in_order) => {
-                if let Some(connection) =
-                    self.connection_of(id, queue_pair, |connections, number| connections.remove(&number))
-                {
+            Question::Detach(name, in_order) => {
+                if let Some(connection) = self.connections_of(id, |connections| connections.remove(&name)) {
                     connection.record.end(if in_order { End::Closed } else { End::Lost });
                 }
                 Answer::Done
             }
-            Question::ConnectionState(queue_pair) => {
-                let state = self.connection_of(id, queue_pair, |connections, number| {
-                    connections.get(&number).map(|connection| connection.record.state())
+            Question::ConnectionState(name) => {
+                let state = self.connections_of(id, |connections| {
+                    connections.get(&name).map(|connection| connection.record.state())
                 });
                 Answer::State(state.unwrap_or(ConnectionState::Dismissed))
             }
@@ -284,7 +285,7 @@ impl Serving {
     }
 
     /// Makes this side of a message connection.
-    fn attach(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<(Peer, Opened), String> {
+    fn attach(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<Answer, String> {
         let acceptor = lock(&self.acceptor).clone().ok_or(NO_THREADS)?;
         let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len() + held.connections.len());
         if held >= QUEUE_PAIRS_MAX {
@@ -295,18 +296,14 @@ impl Serving {
         let held = state.sessions.get_mut(&id).ok_or("the memory server stops")?;
         // Those that the endpoints have closed are of no use to anybody.
         held.connections.retain(|_, connection| connection.record.state() == ConnectionState::Up);
-        held.connections.insert(ours.queue_pair, made);
-        Ok((ours, ours_opened))
+        let name = held.next_name;
+        held.next_name += 1;
+        held.connections.insert(name, made);
+        Ok(Answer::Attached { name, theirs: ours, opened: ours_opened })
     }
 
-    fn connection_of<T>(
-        &self,
-        id: SessionId,
-        queue_pair: u64,
-        f: impl FnOnce(&mut HashMap<u32, Made>, u32) -> Option<T>,
-    ) -> Option<T> {
-        let number = u32::try_from(queue_pair).ok()?;
-        self.state().sessions.get_mut(&id).and_then(|held| f(&mut held.connections, number))
+    fn connections_of<T>(&self, id: SessionId, f: impl FnOnce(&mut HashMap<u64, Made>) -> Option<T>) -> Option<T> {
+        self.state().sessions.get_mut(&id).and_then(|held| f(&mut held.connections))
     }
 
     fn connect(&self, id: SessionId, theirs: &Peer) -> Result<Peer, String> {
