@@ -138,15 +138,6 @@ impl RequestQueue {
         self.connection.is_some()
     }
 
-    /// Ends the connection at this side's end: nothing more arrives. What is under way comes back as failed.
-    pub(super) fn fail(&self) {
-        if let Some(connection) = &self.connection
-            && let Err(error) = connection.queue_pair.fail()
-        {
-            tracing::debug!(%error, "a connection did not end");
-        }
-    }
-
     /// Whether the other side's memory has the bytes of a request, and this side's what it gathers.
     #[inline]
     pub(super) fn takes(&self, request: &Request) -> bool {

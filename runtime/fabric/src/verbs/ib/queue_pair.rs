@@ -85,7 +85,7 @@ pub(crate) struct QueuePair {
     first_packet: u32,
     // What it needs goes after it.
     _send: Arc<CompletionQueue>,
-    _receive: (Arc<CompletionQueue>, Option<Arc<ReceiveQueue>>),
+    receive: (Arc<CompletionQueue>, Option<Arc<ReceiveQueue>>),
     domain: Arc<Domain>,
 }
 
@@ -131,7 +131,7 @@ impl QueuePair {
             inline_bytes: init.cap.max_inline_data,
             first_packet: rand::random::<u32>() & NUMBER_MASK,
             _send: Arc::clone(send),
-            _receive: (Arc::clone(receive), options.receive),
+            receive: (Arc::clone(receive), options.receive),
             domain: Arc::clone(domain),
         })
     }
@@ -237,7 +237,7 @@ impl QueuePair {
     }
 
     /// Ends the connection: what is under way comes back as flushed.
-    pub(crate) fn fail(&self) -> Result<(), Error> {
+    fn fail(&self) -> Result<(), Error> {
         let mut attributes = attributes();
         attributes.qp_state = rdma::ibv_qp_state::IBV_QPS_ERR;
         self.modify(&mut attributes, rdma::ibv_qp_attr_mask::IBV_QP_STATE, "ended")
@@ -276,6 +276,13 @@ fn attributes() -> rdma::ibv_qp_attr {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        // First what has arrived: with a queue pair some devices forget it, and the receives that it has used up.
+        if let (completions, Some(receives)) = &self.receive {
+            if let Err(error) = self.fail() {
+                tracing::debug!(%error, "a connection did not end");
+            }
+            receives.renew(completions);
+        }
         // SAFETY: made in `new`. After this the device touches no memory on its behalf.
         unsafe { rdma::ibv_destroy_qp(self.raw.as_ptr()) };
     }

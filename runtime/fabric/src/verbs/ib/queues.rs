@@ -255,8 +255,21 @@ impl ReceiveQueue {
         self.raw.as_ptr()
     }
 
+    /// Takes the notifications that have come, and gives back the receive that each has used up; whether there were any. A thread
+    /// that sleeps looks at memory, too, so it does not matter who takes them.
+    pub(crate) fn renew(&self, completions: &CompletionQueue) -> bool {
+        let mut any = false;
+        completions.poll(|_| {
+            any = true;
+            if let Err(error) = self.post() {
+                tracing::warn!(%error, "a receive is lost");
+            }
+        });
+        any
+    }
+
     /// Posts one more.
-    pub(crate) fn post(&self) -> Result<(), Error> {
+    fn post(&self) -> Result<(), Error> {
         let mut request =
             rdma::ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
         let mut bad = std::ptr::null_mut();

@@ -155,24 +155,14 @@ impl VerbsServerEndpoint {
     /// Closes a connection; true if there was one.
     fn leave(&mut self, index: usize) -> bool {
         let Some(mut peer) = self.peers.get_mut(index).and_then(Option::take) else { return false };
-        // First what has arrived: the device forgets it with the queue pair, and the receives that it has used up.
-        peer.queue.fail();
-        self.collect();
         peer.abort(None, "the connection was closed", &mut self.early);
         true
     }
 
-    /// Takes the notifications that have come; whether there were any. Each gives back the receive that it has used up.
-    fn collect(&mut self) -> bool {
+    /// Takes the notifications that have come; whether there were any.
+    fn collect(&self) -> bool {
         let domain = self.domain();
-        let mut any = false;
-        domain.received.poll(|_| {
-            any = true;
-            if let Err(error) = domain.receives.post() {
-                tracing::warn!(%error, "a receive is lost");
-            }
-        });
-        any
+        domain.receives.renew(&domain.received)
     }
 
     fn post_waiting(&mut self, completions: &mut Vec<Completion>) {
