@@ -23,8 +23,8 @@ impl Connection {
         Self { queue_pair, theirs }
     }
 
-    /// Destroys this end, and says which is the other.
-    pub(super) fn destroy(self) -> u32 {
+    /// The number of the other end.
+    pub(super) fn theirs(&self) -> u32 {
         self.theirs
     }
 }

@@ -189,6 +189,11 @@ impl DataPath {
         if matches!(cause, Cause::Lost { .. }) {
             return;
         }
+        if self.queue.is_stuck() {
+            let why = "this machine's card does not end a connection; end this process";
+            self.state = State::Down(self.cut_off(self.session.missing(why.into())));
+            return;
+        }
         if let Err(error) = self.ask_to_connect(setup, theirs) {
             self.state = State::Down(self.cut_off(error));
         }

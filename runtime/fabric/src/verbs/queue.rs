@@ -4,7 +4,8 @@
 //! Requests of a queue pair complete in the order of their posting, so the posted ones form a queue, and a completion names
 //! the last of those that are done: one signalled request completes the WRITEs before it.
 //!
-//! A failed request breaks its connection. Then the queue pair is destroyed, after which the card touches no buffer, and
+//! A failed request breaks its connection. Then the queue pair is destroyed, after which the card touches no buffer (if it refuses,
+//! its buffers are leaked, and the queue is of no use any more), and
 //! *all* that was rung before fails, the waiting ones too: an unlock must never overtake the WRITE that it was rung behind.
 
 use std::collections::VecDeque;
@@ -55,6 +56,8 @@ pub(super) struct RequestQueue {
     wakes: bool,
     /// Counts connections, so that late completions of an earlier one are known.
     generation: u16,
+    /// The card would not let go of a connection: it may still reach what that one's requests name, and `words`.
+    is_stuck: bool,
     /// The sequence number of the next request to post; those in `posted` precede it.
     next: u32,
     posted: VecDeque<Request>,
@@ -99,6 +102,7 @@ impl RequestQueue {
             source: None,
             wakes: false,
             generation: 0,
+            is_stuck: false,
             next: 0,
             posted: VecDeque::with_capacity(depth),
             waiting: VecDeque::new(),
@@ -128,8 +132,13 @@ impl RequestQueue {
         self
     }
 
+    /// Whether it must not be connected any more.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.is_stuck
+    }
+
     pub(super) fn connect(&mut self, connection: Connection) {
-        debug_assert!(self.posted.is_empty());
+        debug_assert!(self.posted.is_empty() && !self.is_stuck);
         self.connection = Some(connection);
     }
 
@@ -293,18 +302,32 @@ impl RequestQueue {
         error: impl Fn(&Request) -> Error,
         completions: &mut Vec<Completion>,
     ) -> Option<u32> {
-        // From here on the card touches no buffer.
-        let theirs = self.connection.take().map(Connection::destroy);
+        let theirs = self.connection.as_ref().map(Connection::theirs);
+        if let Some(connection) = self.connection.take()
+            && let Err(error) = connection.queue_pair.destroy()
+        {
+            tracing::error!(%error, "the card does not let go of buffers; nobody uses them any more");
+            self.is_stuck = true;
+        }
+        // From here on the card touches no buffer that anybody gets.
+        let is_stuck = self.is_stuck;
+        let leaves = |request: Request| {
+            if is_stuck {
+                std::mem::forget(request);
+            }
+        };
         self.batch.clear();
         self.generation = self.generation.wrapping_add(1);
         if let Some(error) = first
             && let Some(request) = self.posted.pop_front()
         {
             completions.push(Completion { ticket: request.ticket, outcome: Err(Box::new(error)) });
+            leaves(request);
         }
         for request in self.posted.drain(..).chain(self.waiting.drain(..)) {
             let outcome = Err(Box::new(error(&request)));
             completions.push(Completion { ticket: request.ticket, outcome });
+            leaves(request);
         }
         theirs
     }

@@ -83,6 +83,7 @@ pub(crate) struct QueuePair {
     raw: NonNull<rdma::ibv_qp>,
     inline_bytes: u32,
     first_packet: u32,
+    is_destroyed: bool,
     // What it needs goes after it.
     _send: Arc<CompletionQueue>,
     receive: (Arc<CompletionQueue>, Option<Arc<ReceiveQueue>>),
@@ -130,6 +131,7 @@ impl QueuePair {
             raw,
             inline_bytes: init.cap.max_inline_data,
             first_packet: rand::random::<u32>() & NUMBER_MASK,
+            is_destroyed: false,
             _send: Arc::clone(send),
             receive: (Arc::clone(receive), options.receive),
             domain: Arc::clone(domain),
@@ -236,6 +238,35 @@ impl QueuePair {
         self.modify(&mut attributes, set, "ready to send")
     }
 
+    /// Destroys it. From then on the device touches no memory on its behalf.
+    ///
+    /// # Errors
+    /// If the device does not even end the connection: what requests of either side name it may still read and write, at any time.
+    pub(crate) fn destroy(mut self) -> Result<(), Error> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        if std::mem::replace(&mut self.is_destroyed, true) {
+            return Ok(());
+        }
+        // First what has arrived: with a queue pair some devices forget it, and the receives that it has used up.
+        if let (completions, Some(receives)) = &self.receive {
+            if let Err(error) = self.fail() {
+                tracing::debug!(%error, "a connection did not end");
+            }
+            receives.renew(completions);
+        }
+        // SAFETY: made in `new`, and destroyed once. If that fails it stays what it is, and so does what it needs, which the device
+        // then refuses to let go.
+        let code = unsafe { rdma::ibv_destroy_qp(self.raw.as_ptr()) };
+        check(code, || format!("destroying a queue pair of {}", self.domain.device().info().name)).or_else(|error| {
+            tracing::error!(%error, "a queue pair stays");
+            // So it sends nothing, and takes nothing in.
+            self.fail()
+        })
+    }
+
     /// Ends the connection: what is under way comes back as flushed.
     fn fail(&self) -> Result<(), Error> {
         let mut attributes = attributes();
@@ -276,15 +307,9 @@ fn attributes() -> rdma::ibv_qp_attr {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // First what has arrived: with a queue pair some devices forget it, and the receives that it has used up.
-        if let (completions, Some(receives)) = &self.receive {
-            if let Err(error) = self.fail() {
-                tracing::debug!(%error, "a connection did not end");
-            }
-            receives.renew(completions);
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "a queue pair does not end; it does with this process");
         }
-        // SAFETY: made in `new`. After this the device touches no memory on its behalf.
-        unsafe { rdma::ibv_destroy_qp(self.raw.as_ptr()) };
     }
 }
 

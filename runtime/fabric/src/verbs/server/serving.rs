@@ -69,10 +69,19 @@ struct State {
 struct Held {
     stream: TcpStream,
     queue_pairs: HashMap<u32, QueuePair>,
+    /// The device would not destroy one: what its compute server has sent may still arrive, so that one is never to be counted as dead.
+    is_stuck: bool,
     /// Message connections, by name. Not by queue pair: that of one that an endpoint has closed is given out again, and who still
     /// speaks of the old one would close the new one.
     connections: HashMap<u64, Made>,
     next_name: u64,
+}
+
+impl Held {
+    fn new(stream: TcpStream) -> Self {
+        let (queue_pairs, connections) = (HashMap::new(), HashMap::new());
+        Self { stream, queue_pairs, is_stuck: false, connections, next_name: 0 }
+    }
 }
 
 impl Serving {
@@ -191,9 +200,7 @@ impl Serving {
         if state.stopped || state.sessions.len() >= SESSIONS_MAX {
             return false;
         }
-        state
-            .sessions
-            .insert(id, Held { stream, queue_pairs: HashMap::new(), connections: HashMap::new(), next_name: 0 });
+        state.sessions.insert(id, Held::new(stream));
         true
     }
 
@@ -206,7 +213,14 @@ impl Serving {
         let queue_pairs = held.queue_pairs.len();
         // Their queue pairs are the endpoints'; they do not reach the region.
         held.connections.values().for_each(|connection| connection.record.end(End::Lost));
-        drop(held);
+        drop(held.connections);
+        let ended: Vec<_> = held.queue_pairs.into_values().map(QueuePair::destroy).collect();
+        if held.is_stuck || ended.iter().any(Result::is_err) {
+            return tracing::error!(
+                "the device does not let go of a compute server's queue pairs: it is never counted as dead, and what it has locked stays \
+                 so. End this memory server, and start all of them anew"
+            );
+        }
         let dead = self.state().owners.end(id);
         if dead.is_empty() {
             tracing::debug!(queue_pairs, "a control connection ended");
@@ -227,21 +241,13 @@ impl Serving {
             return Answer::Refused(format!("{owner} is a compute server; name memory servers"));
         }
         match *question {
-            Question::Connect { ours, instead_of } => {
-                if let Some(old) = instead_of {
-                    self.disconnect(id, old);
-                }
-                self.connect(id, &ours).map_or_else(Answer::Refused, Answer::Connected)
-            }
-            Question::Disconnect(queue_pair) => {
-                self.disconnect(id, queue_pair);
-                Answer::Done
-            }
+            Question::Connect { ours, instead_of } => instead_of
+                .map_or(Ok(()), |old| self.disconnect(id, old))
+                .and_then(|()| self.connect(id, &ours))
+                .map_or_else(Answer::Refused, Answer::Connected),
+            Question::Disconnect(queue_pair) => done(self.disconnect(id, queue_pair)),
             Question::Claim(owner) => done(self.state().owners.claim(owner, id)),
-            Question::Release(owner) => {
-                self.state().owners.release(owner, id);
-                Answer::Done
-            }
+            Question::Release(owner) => done(self.release(id, owner)),
             // Of a compute server it is asked whether it is that one.
             Question::Lives(owner) if let ListenerId::Compute(this) = self.place.whose => Answer::Lives(owner == this),
             Question::Lives(owner) => Answer::Lives(self.state().owners.lives(owner)),
@@ -327,11 +333,27 @@ impl Serving {
         Ok(described)
     }
 
-    fn disconnect(&self, id: SessionId, queue_pair: u64) {
-        let Ok(number) = u32::try_from(queue_pair) else { return };
-        // Destroyed outside the lock.
+    /// Nothing comes over this queue pair any more.
+    fn disconnect(&self, id: SessionId, queue_pair: u64) -> Result<(), String> {
+        let Ok(number) = u32::try_from(queue_pair) else { return Ok(()) };
         let ended = self.state().sessions.get_mut(&id).and_then(|held| held.queue_pairs.remove(&number));
-        drop(ended);
+        // Destroyed outside the lock.
+        ended.map_or(Ok(()), QueuePair::destroy).map_err(|error| {
+            if let Some(held) = self.state().sessions.get_mut(&id) {
+                held.is_stuck = true;
+            }
+            error.to_string()
+        })
+    }
+
+    /// This session's compute server has ended in good order.
+    fn release(&self, id: SessionId, owner: OwnerId) -> Result<(), String> {
+        let mut state = self.state();
+        if state.sessions.get(&id).is_some_and(|held| held.is_stuck) {
+            return Err("the device has not let go of one of its queue pairs".into());
+        }
+        state.owners.release(owner, id);
+        Ok(())
     }
 
     /// Answers one connection until it ends.
