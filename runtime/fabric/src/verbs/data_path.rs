@@ -180,6 +180,15 @@ impl DataPath {
         }
     }
 
+    /// Ends for good, and has the memory server count this compute server as dead: it cannot unlock what it has locked.
+    pub(super) fn give_up(&mut self, why: &str, completions: &mut Vec<Completion>) {
+        if matches!(self.state, State::Down(Cause::Lost { .. })) {
+            return;
+        }
+        self.session.give_up(why);
+        self.fail(Cause::Lost { address: self.session.address().into(), why: why.into() }, completions);
+    }
+
     /// Destroys the queue pair and fails all requests, the first one with an error of its own; then connects anew, if
     /// there is somebody to connect to.
     fn reset(&mut self, setup: &Setup, first: Option<Error>, cause: Cause, completions: &mut Vec<Completion>) {
@@ -190,9 +199,7 @@ impl DataPath {
             return;
         }
         if self.queue.is_stuck() {
-            let why = "this machine's card does not end a connection; end this process";
-            self.state = State::Down(self.cut_off(self.session.missing(why.into())));
-            return;
+            return self.give_up("this machine's card does not end a connection; end this process", completions);
         }
         if let Err(error) = self.ask_to_connect(setup, theirs) {
             self.state = State::Down(self.cut_off(error));
@@ -203,7 +210,7 @@ impl DataPath {
     fn cut_off(&self, error: Error) -> Cause {
         match Cause::of(error) {
             Cause::Broken(why) => {
-                self.session.abort();
+                self.session.give_up(&why);
                 Cause::Lost { address: self.session.address().into(), why }
             }
             lost => lost,

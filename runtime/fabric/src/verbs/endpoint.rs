@@ -138,6 +138,14 @@ impl VerbsEndpoint {
             || !self.connections.iter().flatten().all(MessageConnection::is_idle);
     }
 
+    /// This machine's device has failed: nothing that is under way completes, and nothing else would.
+    #[cold]
+    fn give_up(&mut self, error: &Error, completions: &mut Vec<Completion>) {
+        let why = format!("this machine's RDMA device fails: {error}; see the system's log");
+        self.paths.iter_mut().for_each(|path| path.give_up(&why, completions));
+        self.connections.iter_mut().flatten().for_each(|connection| connection.give_up(&why, completions));
+    }
+
     /// Takes a request that is for no region: for what a message connection has opened, or for nothing.
     #[cold]
     fn push_elsewhere(&mut self, request: Request) {
@@ -220,7 +228,7 @@ impl Endpoint for VerbsEndpoint {
         }
         let (paths, connections, setup, has_pending) =
             (&mut self.paths, &mut self.connections, &self.setup, &mut self.has_pending);
-        setup.completions.poll(|finished| {
+        let polled = setup.completions.poll(|finished| {
             let queue = queue_of(finished.id);
             if let Some(path) = paths.get_mut(queue) {
                 path.finished(setup, finished, completions);
@@ -229,6 +237,9 @@ impl Endpoint for VerbsEndpoint {
                 connection.finished(finished, completions);
             }
         });
+        if let Err(error) = polled {
+            self.give_up(&error, completions);
+        }
         if self.has_pending || self.losses.load(Ordering::Relaxed) != self.losses_seen {
             self.drive(completions);
         }

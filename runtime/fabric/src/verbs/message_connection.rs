@@ -129,6 +129,11 @@ impl MessageConnection {
         }
     }
 
+    /// This side's device has failed.
+    pub(super) fn give_up(&mut self, why: &str, completions: &mut Vec<Completion>) {
+        self.abort(None, &Cause::Broken(why.into()), completions);
+    }
+
     fn abort(&mut self, first: Option<Error>, cause: &Cause, completions: &mut Vec<Completion>) {
         let server = self.server;
         self.queue.abort(first, |request| cause.error(server, request), completions);

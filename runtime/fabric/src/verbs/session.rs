@@ -208,6 +208,16 @@ impl Session {
         lock(&self.shared.line).sender.shut_down();
     }
 
+    /// Ends the connection from this side, for this reason.
+    pub(super) fn give_up(&self, why: &str) {
+        let mut line = lock(&self.shared.line);
+        line.lost.get_or_insert_with(|| {
+            tracing::warn!(server = %self.shared.whose, why, "control connection given up");
+            why.into()
+        });
+        line.sender.shut_down();
+    }
+
     /// Why the connection is lost, if it is.
     pub(super) fn lost(&self) -> Option<Error> {
         lock(&self.shared.line).lost.as_deref().map(|why| self.shared.lost(why))
@@ -414,7 +424,7 @@ fn read_answers(shared: &Shared, mut receiver: Receiver) {
     tracing::debug!(server = %shared.whose, why, "control connection lost");
     let mut line = lock(&shared.line);
     line.sender.shut_down();
-    line.lost = Some(why);
+    line.lost.get_or_insert(why);
     line.waiting.clear();
     drop(line);
     // Release: who sees the number sees the loss.

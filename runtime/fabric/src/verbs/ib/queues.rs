@@ -186,13 +186,16 @@ impl CompletionQueue {
     }
 
     /// Hands completions to `take`, as many as there are.
+    ///
+    /// # Errors
+    /// If the queue is broken: what has completed since, and what is yet to, nobody hears of.
     #[inline]
-    pub(crate) fn poll(&self, mut take: impl FnMut(Finished)) {
+    pub(crate) fn poll(&self, mut take: impl FnMut(Finished)) -> Result<(), Error> {
         let mut entries = [const { MaybeUninit::<rdma::ibv_wc>::uninit() }; POLL_MAX];
         loop {
             // SAFETY: the queue is alive; there is room for `POLL_MAX` entries.
             let count = unsafe { rdma::ibv_poll_cq(self.raw.as_ptr(), POLL_MAX as i32, entries.as_mut_ptr().cast()) };
-            let count = usize::try_from(count).unwrap_or(0);
+            let Ok(count) = usize::try_from(count) else { return Err(self.broken(count)) };
             for entry in &entries[..count] {
                 let entry = entry.as_ptr();
                 // SAFETY: the call has set these two fields of the first `count` entries, and of a failed request no others: so no
@@ -201,9 +204,16 @@ impl CompletionQueue {
                 take(Finished { id, status: Status(status) });
             }
             if count < POLL_MAX {
-                return;
+                return Ok(());
             }
         }
+    }
+
+    #[cold]
+    fn broken(&self, code: i32) -> Error {
+        // Some devices return the number, and others -1 or -2 of their own.
+        let what = format!("taking completions from {} ({code})", self.device.info().name);
+        Error::io(what)(std::io::Error::other("the device has failed, or lost completions"))
     }
 
     /// Has the channel tell of the next completion. Poll once more afterwards: one may have come just before.
@@ -257,15 +267,18 @@ impl ReceiveQueue {
 
     /// Takes the notifications that have come, and gives back the receive that each has used up; whether there were any. A thread
     /// that sleeps looks at memory, too, so it does not matter who takes them.
-    pub(crate) fn renew(&self, completions: &CompletionQueue) -> bool {
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`].
+    pub(crate) fn renew(&self, completions: &CompletionQueue) -> Result<bool, Error> {
         let mut any = false;
         completions.poll(|_| {
             any = true;
             if let Err(error) = self.post() {
                 tracing::warn!(%error, "a receive is lost");
             }
-        });
-        any
+        })?;
+        Ok(any)
     }
 
     /// Posts one more.

@@ -160,9 +160,22 @@ impl VerbsServerEndpoint {
     }
 
     /// Takes the notifications that have come; whether there were any.
-    fn collect(&self) -> bool {
+    fn collect(&self) -> Result<bool, Error> {
         let domain = self.domain();
         domain.receives.renew(&domain.received)
+    }
+
+    /// The device has failed: nothing completes, and nobody would be woken.
+    #[cold]
+    fn give_up(&mut self, error: &Error, completions: &mut Vec<Completion>) {
+        if self.acceptor.is_open() {
+            tracing::error!(%error, "no more messages are taken; see the system's log, and start this process anew");
+            self.acceptor.shut();
+        }
+        for peer in self.peers.iter_mut().flatten() {
+            peer.record.dismiss();
+            peer.abort(None, &error.to_string(), completions);
+        }
     }
 
     fn post_waiting(&mut self, completions: &mut Vec<Completion>) {
@@ -214,12 +227,14 @@ impl Endpoint for VerbsServerEndpoint {
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         completions.append(&mut self.early);
         let (domain, peers) = (&self.acceptor.domains[self.number], &mut self.peers);
-        domain.sent.poll(|finished| {
+        let polled = domain.sent.poll(|finished| {
             if let Some(Some(peer)) = peers.get_mut(queue_of(finished.id)) {
                 peer.finished(finished, completions);
             }
         });
-        self.collect();
+        if let Err(error) = polled.and_then(|()| self.collect()) {
+            self.give_up(&error, completions);
+        }
         if self.has_pending {
             self.post_waiting(completions);
         }
@@ -273,7 +288,7 @@ impl ServerEndpoint for VerbsServerEndpoint {
         if let Err(error) = domain.received.arm() {
             return tracing::warn!(%error, "an endpoint cannot sleep");
         }
-        if self.collect() || self.domain().news() != self.news || has_news() {
+        if self.collect().unwrap_or(false) || self.domain().news() != self.news || has_news() {
             return;
         }
         let domain = self.domain();
