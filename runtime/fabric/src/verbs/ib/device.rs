@@ -125,13 +125,35 @@ pub struct DeviceInfo {
     pub shared_receive: bool,
 }
 
-/// The RDMA devices of this machine.
+/// The RDMA devices of this machine. One that cannot be opened is passed over, with a warning.
 ///
 /// # Errors
-/// If the system has no RDMA at all, or a device does not answer.
+/// If the system has no RDMA at all, or there are devices and none can be opened.
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     let list = DeviceList::read()?;
-    list.iter().map(|device| Ok(Device::open_raw(device)?.info().clone())).collect()
+    those_that_answer(list.iter().map(|device| Ok(Device::open_raw(device)?.info().clone())))
+}
+
+/// The devices that can be opened; an error only if there are some and none can.
+fn those_that_answer<T>(all: impl Iterator<Item = Result<T, Error>>) -> Result<Vec<T>, Error> {
+    let (mut opened, mut silent) = (Vec::new(), None);
+    for device in all {
+        match device {
+            Ok(device) => opened.push(device),
+            Err(error) => {
+                tracing::warn!(%error, "an RDMA device is passed over");
+                silent = Some(error);
+            }
+        }
+    }
+    silent.filter(|_| opened.is_empty()).map_or(Ok(opened), Err)
+}
+
+/// Which of these serves best, of equals the first: one with an active port, and with atomics, which memory servers need. None
+/// without an active port.
+fn best<'a>(all: impl DoubleEndedIterator<Item = &'a DeviceInfo>) -> Option<&'a DeviceInfo> {
+    let usable = all.filter(|device| device.ports.iter().any(|port| port.state == PortState::Active));
+    usable.rev().max_by_key(|device| device.atomics != Atomics::None)
 }
 
 struct DeviceList {
@@ -179,9 +201,19 @@ fn name_of(device: *mut rdma::ibv_device) -> String {
     name.to_string_lossy().into_owned()
 }
 
+/// What an open device is closed by.
+struct Context(NonNull<rdma::ibv_context>);
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened in `open_raw`; whatever was made from it holds the device, so nothing is left.
+        unsafe { rdma::ibv_close_device(self.0.as_ptr()) };
+    }
+}
+
 /// An open device.
 pub(crate) struct Device {
-    context: NonNull<rdma::ibv_context>,
+    context: Context,
     info: DeviceInfo,
 }
 
@@ -205,7 +237,7 @@ pub(crate) struct Local {
 }
 
 impl Device {
-    /// Opens the device of this name, or, without one, the first that has an active port.
+    /// Opens the device of this name, or, without one, the first that has an active port; if there is one that has atomics, too, that.
     pub(crate) fn open(name: Option<&str>) -> Result<Arc<Self>, Error> {
         let list = DeviceList::read()?;
         let all: Vec<_> = list.iter().map(|device| (name_of(device), device)).collect();
@@ -220,18 +252,10 @@ impl Device {
                 }),
             };
         }
-        let mut silent = None;
-        for &(_, device) in &all {
-            match Self::open_raw(device) {
-                Ok(device) if device.info.ports.iter().any(|port| port.state == PortState::Active) => {
-                    return Ok(Arc::new(device));
-                }
-                Ok(_) => {}
-                Err(error) => silent = Some(error),
-            }
-        }
-        if let Some(error) = silent {
-            return Err(error);
+        let mut opened = those_that_answer(all.iter().map(|&(_, device)| Self::open_raw(device)))?;
+        let best = best(opened.iter().map(|device| &device.info)).map(|info| info.name.clone());
+        if let Some(best) = opened.iter().position(|device| Some(&device.info.name) == best.as_ref()) {
+            return Ok(Arc::new(opened.swap_remove(best)));
         }
         let why = match all.len() {
             0 => format!("this system has none; load the card's driver, {SOFTWARE_DEVICE}"),
@@ -251,7 +275,8 @@ impl Device {
                 why: format!("it cannot be opened: {cause}; does this user have access to /dev/infiniband?"),
             });
         };
-        let attributes = query_device(context, &name)?;
+        let context = Context(context);
+        let attributes = query_device(&context, &name)?;
         let mut opened = Self { context, info: info_of(name, &attributes) };
         for number in 1..=attributes.phys_port_cnt {
             let port = opened.query_port(number)?;
@@ -268,7 +293,7 @@ impl Device {
         let mut attributes = MaybeUninit::<rdma::ibv_port_attr>::zeroed();
         // SAFETY: the context is open, and the attributes outlive the call. They are zeroed because the library fills only
         // those it knows.
-        let code = unsafe { rdma::___ibv_query_port(self.context.as_ptr(), number, attributes.as_mut_ptr()) };
+        let code = unsafe { rdma::___ibv_query_port(self.context(), number, attributes.as_mut_ptr()) };
         check(code, || format!("asking {} about port {number}", self.info.name))?;
         // SAFETY: zeroed, then filled; every bit pattern is valid for its integers.
         let attributes = unsafe { attributes.assume_init() };
@@ -296,7 +321,7 @@ impl Device {
         for index in 0..count {
             let mut gid = rdma::ibv_gid { raw: [0; 16] };
             // SAFETY: the context is open, and `gid` outlives the call.
-            let code = unsafe { rdma::ibv_query_gid(self.context.as_ptr(), port, index, &raw mut gid) };
+            let code = unsafe { rdma::ibv_query_gid(self.context(), port, index, &raw mut gid) };
             // SAFETY: 16 bytes, all initialised above, whatever the library has written.
             let raw = unsafe { gid.raw };
             // An entry that is empty, or that cannot be read, is no address.
@@ -314,7 +339,7 @@ impl Device {
     }
 
     pub(super) fn context(&self) -> *mut rdma::ibv_context {
-        self.context.as_ptr()
+        self.context.0.as_ptr()
     }
 
     /// The port and the address to use: those asked for, or the best there are.
@@ -348,17 +373,10 @@ impl Device {
     }
 }
 
-impl Drop for Device {
-    fn drop(&mut self) {
-        // SAFETY: opened in `open_raw`; whatever was made from it holds it, so nothing is left.
-        unsafe { rdma::ibv_close_device(self.context.as_ptr()) };
-    }
-}
-
-fn query_device(context: NonNull<rdma::ibv_context>, name: &str) -> Result<rdma::ibv_device_attr, Error> {
+fn query_device(context: &Context, name: &str) -> Result<rdma::ibv_device_attr, Error> {
     let mut attributes = MaybeUninit::<rdma::ibv_device_attr>::zeroed();
     // SAFETY: the context is open, and the attributes outlive the call.
-    let code = unsafe { rdma::ibv_query_device(context.as_ptr(), attributes.as_mut_ptr()) };
+    let code = unsafe { rdma::ibv_query_device(context.0.as_ptr(), attributes.as_mut_ptr()) };
     check(code, || format!("asking {name} what it can do"))?;
     // SAFETY: zeroed, then filled; every bit pattern is valid for its integers.
     Ok(unsafe { attributes.assume_init() })
@@ -403,4 +421,47 @@ fn probe_inline(device: &Arc<Device>) -> u32 {
 /// What `ibv_create_qp` and the like leave when they fail.
 pub(super) fn refused<T>(raw: *mut T, what: impl FnOnce() -> String) -> Result<NonNull<T>, Error> {
     NonNull::new(raw).ok_or_else(|| last_error(what()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, atomics: Atomics, state: PortState) -> DeviceInfo {
+        let port = PortInfo { number: 1, state, ethernet: true, mtu_bytes: 1024, gids: Vec::new(), mtu: 3, lid: 0 };
+        DeviceInfo {
+            name: name.into(),
+            ports: vec![port],
+            atomics,
+            reads_out_max: 1,
+            reads_in_max: 1,
+            inline_bytes: 0,
+            gather_max: 1,
+            queue_depth_max: 1,
+            completions_max: 1,
+            queue_pairs_max: 1,
+            registration_bytes_max: 1,
+            shared_receive: true,
+        }
+    }
+
+    #[test]
+    fn a_device_with_atomics_is_preferred_and_one_without_is_better_than_none() {
+        let all = [
+            device("down", Atomics::Global, PortState::Down),
+            device("plain", Atomics::None, PortState::Active),
+            device("first", Atomics::Device, PortState::Active),
+            device("second", Atomics::Global, PortState::Active),
+        ];
+        let best = |count| best(all[..count].iter()).map(|device| device.name.as_str());
+        assert_eq!([0, 1, 2, 3, 4].map(best), [None, None, Some("plain"), Some("first"), Some("first")]);
+    }
+
+    #[test]
+    fn one_device_that_does_not_answer_hides_no_other() {
+        let silent = || Err(Error::NoDevice { wanted: "it".into(), why: "it is silent".into() });
+        assert_eq!(those_that_answer([silent(), Ok(1), silent(), Ok(2)].into_iter()).unwrap(), [1, 2]);
+        assert!(those_that_answer([silent(), silent()].into_iter()).map(|found: Vec<u8>| found).is_err());
+        assert_eq!(those_that_answer::<u8>([].into_iter()).unwrap(), []);
+    }
 }
