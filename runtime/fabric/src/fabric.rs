@@ -63,8 +63,8 @@ pub trait Fabric: Send + Sync + fmt::Debug {
         Err(Error::NoPeers)
     }
 
-    /// Whether all memory servers are there. Asks none of them; makes a few system calls where the memory outlives its
-    /// servers, and a load elsewhere. To be called now and then, on whatever thread: there, it is what makes requests to a
+    /// Whether all memory servers are there, and this machine's card, if one is used. Asks none of them; makes a few system calls
+    /// where there is a card or the memory outlives its servers, and a load elsewhere. To be called now and then, on whatever thread: there, it is what makes requests to a
     /// memory server that is gone fail. Compute servers' maintenance does.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use super::{
     data_path::DataPath,
+    device_fails,
     ib::{Access, Atomics, CompletionQueue, Domain, Local, QueuePair, QueuePairOptions, Registered, Reliability},
     message_connection::MessageConnection,
     peers::Peers,
@@ -141,7 +142,7 @@ impl VerbsEndpoint {
     /// This machine's device has failed: nothing that is under way completes, and nothing else would.
     #[cold]
     fn give_up(&mut self, error: &Error, completions: &mut Vec<Completion>) {
-        let why = format!("this machine's RDMA device fails: {error}; see the system's log");
+        let why = device_fails(error);
         self.paths.iter_mut().for_each(|path| path.give_up(&why, completions));
         self.connections.iter_mut().flatten().for_each(|connection| connection.give_up(&why, completions));
     }

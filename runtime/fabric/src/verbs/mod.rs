@@ -41,7 +41,10 @@ mod queue;
 mod server;
 mod session;
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt::Display,
+    time::{Duration, Instant},
+};
 
 use hashbrown::HashMap;
 
@@ -203,6 +206,11 @@ impl VerbsFabric {
     }
 }
 
+/// Why memory servers are lost to this machine.
+fn device_fails(why: impl Display) -> String {
+    format!("this machine's RDMA device fails: {why}; see the system's log")
+}
+
 /// Whether these, sorted, are all memory servers of one cluster.
 fn require_whole(sessions: &[Arc<Session>]) -> Result<(), Error> {
     let first = sessions.first().map(|session| *session.hello_ack());
@@ -308,6 +316,10 @@ impl Fabric for VerbsFabric {
     }
 
     fn check_servers(&self) -> Result<(), Error> {
+        if let Some(failure) = self.domain.device().failure() {
+            let why = device_fails(failure);
+            self.sessions.iter().for_each(|session| session.give_up(&why));
+        }
         if self.losses.load(Ordering::Acquire) == 0 {
             return Ok(());
         }

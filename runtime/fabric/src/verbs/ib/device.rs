@@ -1,6 +1,12 @@
 //! Devices: which there are, what they can do, and how to open one.
 
-use std::{ffi::CStr, fmt, fs, mem::MaybeUninit, ptr::NonNull, sync::Arc};
+use std::{
+    ffi::CStr,
+    fmt, fs,
+    mem::MaybeUninit,
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
+};
 
 use rdma_sys as rdma;
 
@@ -215,6 +221,7 @@ impl Drop for Context {
 pub(crate) struct Device {
     context: Context,
     info: DeviceInfo,
+    failure: OnceLock<&'static str>,
 }
 
 // SAFETY: libibverbs may be used from several threads at once (ibv_* manual pages, "thread safe"); the context is not
@@ -277,7 +284,8 @@ impl Device {
         };
         let context = Context(context);
         let attributes = query_device(&context, &name)?;
-        let mut opened = Self { context, info: info_of(name, &attributes) };
+        let mut opened = Self { context, info: info_of(name, &attributes), failure: OnceLock::new() };
+        opened.hear_without_waiting()?;
         for number in 1..=attributes.phys_port_cnt {
             let port = opened.query_port(number)?;
             opened.info.ports.push(port);
@@ -287,6 +295,34 @@ impl Device {
         let mut opened = Arc::into_inner(opened).expect("what the probe made is gone");
         opened.info.inline_bytes = inline_bytes;
         Ok(opened)
+    }
+
+    /// Taking an event must not block.
+    fn hear_without_waiting(&self) -> Result<(), Error> {
+        // SAFETY: the context is open, and its descriptor with it.
+        let code = unsafe { libc::fcntl(self.context.0.as_ref().async_fd, libc::F_SETFL, libc::O_NONBLOCK) };
+        check(code.min(0), || format!("setting up the events of {}", self.info.name))
+    }
+
+    /// Why nothing works on it any more, if the system has said so since it was opened. Makes a system call or two.
+    pub(crate) fn failure(&self) -> Option<&'static str> {
+        loop {
+            let mut event = MaybeUninit::<rdma::ibv_async_event>::zeroed();
+            // SAFETY: the context is open and does not block; the event outlives the call.
+            if unsafe { rdma::ibv_get_async_event(self.context(), event.as_mut_ptr()) } != 0 {
+                return self.failure.get().copied();
+            }
+            // SAFETY: the call has filled it. As a number, because a system that is newer than these bindings may tell of what they
+            // do not know.
+            let kind = unsafe { (&raw const (*event.as_ptr()).event_type).cast::<u32>().read() };
+            // SAFETY: the event was just taken, and what it is about is not destroyed before it is acknowledged, which is here.
+            unsafe { rdma::ibv_ack_async_event(event.as_mut_ptr()) };
+            let failure = failure_of(kind);
+            tracing::debug!(device = self.info.name, kind, failure, "an event of a device");
+            if let Some(failure) = failure {
+                let _ = self.failure.set(failure);
+            }
+        }
     }
 
     fn query_port(&self, number: u8) -> Result<PortInfo, Error> {
@@ -373,6 +409,18 @@ impl Device {
     }
 }
 
+/// What of the events of a device is its end. Others are about a connection, which finds out itself, or a port, which may come back.
+fn failure_of(kind: u32) -> Option<&'static str> {
+    use rdma::ibv_event_type::{IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL};
+    const COMPLETIONS: u32 = IBV_EVENT_CQ_ERR as u32;
+    const DEVICE: u32 = IBV_EVENT_DEVICE_FATAL as u32;
+    match kind {
+        COMPLETIONS => Some("a completion queue is broken"),
+        DEVICE => Some("the device has failed"),
+        _ => None,
+    }
+}
+
 fn query_device(context: &Context, name: &str) -> Result<rdma::ibv_device_attr, Error> {
     let mut attributes = MaybeUninit::<rdma::ibv_device_attr>::zeroed();
     // SAFETY: the context is open, and the attributes outlive the call.
@@ -455,6 +503,12 @@ mod tests {
         ];
         let best = |count| best(all[..count].iter()).map(|device| device.name.as_str());
         assert_eq!([0, 1, 2, 3, 4].map(best), [None, None, Some("plain"), Some("first"), Some("first")]);
+    }
+
+    #[test]
+    fn of_all_events_two_are_the_end_of_a_device() {
+        let ends: Vec<u32> = (0..100).filter(|&kind| failure_of(kind).is_some()).collect();
+        assert_eq!(ends, [0, 8]);
     }
 
     #[test]
