@@ -80,7 +80,8 @@ impl VerbsClaim {
                 Anew::Answered(Answer::Lives(false)) => {
                     standing.is_counted_dead = true;
                     // Then all count it as dead, and its locks can be broken.
-                    self.sessions.iter().for_each(|session| session.abort());
+                    let why = format!("memory server {} has cut this compute server off", lost.server());
+                    self.sessions.iter().for_each(|session| session.give_up(&why));
                 }
                 // It is about to count it as dead.
                 Anew::Answered(_) => drop(standing.lost.remove(&lost.server())),

@@ -251,10 +251,10 @@ impl QueuePair {
             return Ok(());
         }
         // First what has arrived: with a queue pair some devices forget it, and the receives that it has used up.
-        if let (completions, Some(receives)) = &self.receive {
-            if let Err(error) = self.fail().and_then(|()| receives.renew(completions)) {
-                tracing::debug!(%error, "a connection did not end");
-            }
+        if let (completions, Some(receives)) = &self.receive
+            && let Err(error) = self.fail().and_then(|()| receives.renew(completions))
+        {
+            tracing::debug!(%error, "a connection did not end");
         }
         // SAFETY: made in `new`, and destroyed once. If that fails it stays what it is, and so does what it needs, which the device
         // then refuses to let go.
