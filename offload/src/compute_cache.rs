@@ -36,13 +36,15 @@ pub struct ComputeCache<P: Plugin> {
     durability: Durability,
 }
 
-/// Whether the cache's compute server owns anything.
+/// What the cache is used for.
 #[derive(Debug)]
 enum Claim {
     Nothing,
-    /// A worker is about to.
+    /// Others change the structure, too: pages that are cached may be old.
+    Shared,
+    /// A worker is about to own something.
     Pending,
-    /// With this log.
+    /// Its compute server owns something, with this log.
     Made(Log),
 }
 
@@ -84,7 +86,8 @@ impl<P: Plugin> ComputeCache<P> {
     /// # Errors
     /// [`Error::Owned`] if somebody owns some of it who lives, by another cache of this compute server, too;
     /// [`Error::HasWriter`] if another compute server that lives changes the structure one-sided; [`Error::BadOption`] if the
-    /// structure cannot be owned in such parts, or the cache has another one; [`Error::OutOfMemory`] if there is no memory for a log;
+    /// structure cannot be owned in such parts, or the cache has another one, or was [shared](ComputeCache::share);
+    /// [`Error::OutOfMemory`] if there is no memory for a log;
     /// [`Error::Cache`] if the cache has no handle left.
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
         let log = self.claim(worker, &structure, &region, Waits::AWhile).await?;
@@ -209,6 +212,11 @@ impl<P: Plugin> ComputeCache<P> {
                     let why = format!("{region:?}; this cache is for {owned:?}, have another one");
                     return Err(Error::BadOption { option: "region", why });
                 }
+                // An owner takes what is cached for current, and what others have changed since is not.
+                Claim::Shared => {
+                    let why = "its pages are shared with others and may be old; own with another one".into();
+                    return Err(Error::BadOption { option: "cache", why });
+                }
                 Claim::Pending => {}
                 nothing @ Claim::Nothing => {
                     *nothing = Claim::Pending;
@@ -241,8 +249,18 @@ impl<P: Plugin> ComputeCache<P> {
     /// Access to a structure that any number of compute servers change: only its inner pages are cached.
     ///
     /// # Errors
-    /// If the cache has no handle left.
+    /// [`Error::BadOption`] if this compute server owns something with the cache, or did; [`Error::Cache`] if the cache has no
+    /// handle left.
     pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<P>, Error> {
+        match &mut *self.claimed() {
+            nothing @ Claim::Nothing => *nothing = Claim::Shared,
+            Claim::Shared => {}
+            // What is cached may be newer than remote memory.
+            Claim::Pending | Claim::Made(_) => {
+                let why = "it is for what its compute server owns; share with another one".into();
+                return Err(Error::BadOption { option: "cache", why });
+            }
+        }
         let one_sided = OneSided::new(worker, structure, proof);
         Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None, self.known.clone()))?))
     }

@@ -17,4 +17,5 @@ mod routing;
 mod scene;
 mod shipped;
 mod steps;
+mod uses;
 mod whole;
