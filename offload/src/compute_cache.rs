@@ -13,6 +13,7 @@ use farlink_runtime::{
         OneSided, Proof,
         ownership::{self, Waits},
     },
+    page::StructureId,
     partition::Part,
     versioned::Versioned,
     worker::Handle,
@@ -26,19 +27,44 @@ use crate::{
     store::{CacheLayout, Known, Owned, Regions, RemoteStore},
 };
 
-/// The cache of a compute server for the pages of one structure, shared by its workers.
+/// The cache of a compute server for the pages of one structure, shared by its workers. It is for what is
+/// [owned](ComputeCache::own) or for what is [shared](ComputeCache::share), never for both.
 #[derive(Debug)]
 pub struct ComputeCache<P: Plugin> {
     cache: Arc<PageCache<CacheLayout<P>>>,
     known: Known,
-    owned: Arc<Mutex<Claim>>,
+    used: Arc<Mutex<Use>>,
     regions: Arc<Versioned<Regions<P::Region>>>,
     durability: Durability,
 }
 
-/// What the cache is used for.
-#[derive(Debug)]
+/// What the cache is used for, and of which structure.
+#[derive(Debug, Default)]
+struct Use {
+    /// None as long as it is used for nothing.
+    structure: Option<StructureId>,
+    claim: Claim,
+}
+
+impl Use {
+    /// # Errors
+    /// [`Error::BadOption`] if it is of another structure: what is known here of what is owned would be of both.
+    fn require(&self, structure: &Structure) -> Result<(), Error> {
+        if self.structure.is_none_or(|of| of == structure.id) {
+            return Ok(());
+        }
+        let why = format!("{:?}; this cache is for another one, have one for each", structure.name);
+        Err(Error::BadOption { option: "structure", why })
+    }
+
+    fn begin(&mut self, structure: &Structure, claim: Claim) {
+        *self = Self { structure: Some(structure.id), claim };
+    }
+}
+
+#[derive(Debug, Default)]
 enum Claim {
+    #[default]
     Nothing,
     /// Others change the structure, too: pages that are cached may be old.
     Shared,
@@ -50,9 +76,9 @@ enum Claim {
 
 impl<P: Plugin> Clone for ComputeCache<P> {
     fn clone(&self) -> Self {
-        let Self { cache, known, owned, regions, durability } = self;
-        let (cache, owned, regions) = (Arc::clone(cache), Arc::clone(owned), Arc::clone(regions));
-        Self { cache, known: known.clone(), owned, regions, durability: *durability }
+        let Self { cache, known, used, regions, durability } = self;
+        let (cache, used, regions) = (Arc::clone(cache), Arc::clone(used), Arc::clone(regions));
+        Self { cache, known: known.clone(), used, regions, durability: *durability }
     }
 }
 
@@ -66,8 +92,8 @@ impl<P: Plugin> ComputeCache<P> {
             OptionsError::Unusable { option, why } => Error::BadOption { option, why },
             error => Error::Cache(error.to_string()),
         })?;
-        let (owned, regions) = (Arc::new(Mutex::new(Claim::Nothing)), Versioned::new(Regions::default()));
-        Ok(Self { cache, known: Known::default(), owned, regions, durability: Durability::default() })
+        let (used, regions) = (Arc::default(), Versioned::new(Regions::default()));
+        Ok(Self { cache, known: Known::default(), used, regions, durability: Durability::default() })
     }
 
     /// The same, where changes of what is owned are safe as this says. For a cache that nothing was made by yet.
@@ -86,8 +112,8 @@ impl<P: Plugin> ComputeCache<P> {
     /// # Errors
     /// [`Error::Owned`] if somebody owns some of it who lives, by another cache of this compute server, too;
     /// [`Error::HasWriter`] if another compute server that lives changes the structure one-sided; [`Error::BadOption`] if the
-    /// structure cannot be owned in such parts, or the cache has another one, or was [shared](ComputeCache::share);
-    /// [`Error::OutOfMemory`] if there is no memory for a log;
+    /// structure cannot be owned in such parts, or the cache has another one, or was [shared](ComputeCache::share), or is used for another
+    /// structure; [`Error::OutOfMemory`] if there is no memory for a log;
     /// [`Error::Cache`] if the cache has no handle left.
     pub async fn own(&self, worker: &Handle, structure: Structure, region: P::Region) -> Result<Cached<P>, Error> {
         let log = self.claim(worker, &structure, &region, Waits::AWhile).await?;
@@ -149,7 +175,9 @@ impl<P: Plugin> ComputeCache<P> {
     }
 
     fn log(&self, structure: &Structure) -> Result<Log, Error> {
-        match &*self.claimed() {
+        let using = self.using();
+        using.require(structure)?;
+        match &using.claim {
             Claim::Made(log) => Ok(log.clone()),
             _ => Err(Error::GivenUp { name: structure.name.clone() }),
         }
@@ -163,12 +191,15 @@ impl<P: Plugin> ComputeCache<P> {
     /// Access to what this cache owns already, if it owns anything.
     ///
     /// # Errors
-    /// [`Error::Cache`] if the cache has no handle left.
+    /// [`Error::BadOption`] if it is used for another structure; [`Error::Cache`] if the cache has no handle left.
     pub fn owned(&self, worker: &Handle, structure: &Structure) -> Result<Option<Cached<P>>, Error> {
-        let log = match &*self.claimed() {
+        let using = self.using();
+        using.require(structure)?;
+        let log = match &using.claim {
             Claim::Made(log) if log.tenure().is_valid() => log.clone(),
             _ => return Ok(None),
         };
+        drop(using);
         self.access(worker, structure.clone(), log).map(Some)
     }
 
@@ -199,28 +230,10 @@ impl<P: Plugin> ComputeCache<P> {
     ) -> Result<Log, Error> {
         let mut attempt = 0;
         let pending = loop {
-            match &mut *self.claimed() {
-                Claim::Made(log) if !log.tenure().is_valid() => {
-                    worker.check_standing()?;
-                    return Err(Error::GivenUp { name: structure.name.clone() });
-                }
-                Claim::Made(log) => {
-                    let owned = self.regions.copy().owned;
-                    if owned.iter().any(|owned| Part::region(owned) == Part::region(region)) {
-                        return Ok(log.clone());
-                    }
-                    let why = format!("{region:?}; this cache is for {owned:?}, have another one");
-                    return Err(Error::BadOption { option: "region", why });
-                }
-                // An owner takes what is cached for current, and what others have changed since is not.
-                Claim::Shared => {
-                    let why = "its pages are shared with others and may be old; own with another one".into();
-                    return Err(Error::BadOption { option: "cache", why });
-                }
-                Claim::Pending => {}
-                nothing @ Claim::Nothing => {
-                    *nothing = Claim::Pending;
-                    break Pending(self);
+            if let Some(pending) = self.begin_claim(worker, structure, region)? {
+                match pending {
+                    Begun::Made(log) => return Ok(log),
+                    Begun::Pending(pending) => break pending,
                 }
             }
             worker.back_off(attempt).await;
@@ -238,22 +251,59 @@ impl<P: Plugin> ComputeCache<P> {
             true
         });
         std::mem::forget(pending);
-        *self.claimed() = Claim::Made(log.clone());
+        self.using().claim = Claim::Made(log.clone());
         Ok(log)
     }
 
-    fn claimed(&self) -> MutexGuard<'_, Claim> {
-        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the cache owns the region already, or whoever asks is to claim it; `None` while somebody else does.
+    fn begin_claim(
+        &self,
+        worker: &Handle,
+        structure: &Structure,
+        region: &P::Region,
+    ) -> Result<Option<Begun<'_, P>>, Error> {
+        let mut using = self.using();
+        using.require(structure)?;
+        match &using.claim {
+            Claim::Made(log) if !log.tenure().is_valid() => {
+                worker.check_standing()?;
+                Err(Error::GivenUp { name: structure.name.clone() })
+            }
+            Claim::Made(log) => {
+                let owned = self.regions.copy().owned;
+                if owned.iter().any(|owned| Part::region(owned) == Part::region(region)) {
+                    return Ok(Some(Begun::Made(log.clone())));
+                }
+                let why = format!("{region:?}; this cache is for {owned:?}, have another one");
+                Err(Error::BadOption { option: "region", why })
+            }
+            // An owner takes what is cached for current, and what others have changed since is not.
+            Claim::Shared => {
+                let why = "its pages are shared with others and may be old; own with another one".into();
+                Err(Error::BadOption { option: "cache", why })
+            }
+            Claim::Pending => Ok(None),
+            Claim::Nothing => {
+                using.begin(structure, Claim::Pending);
+                Ok(Some(Begun::Pending(Pending(self))))
+            }
+        }
+    }
+
+    fn using(&self) -> MutexGuard<'_, Use> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Access to a structure that any number of compute servers change: only its inner pages are cached.
     ///
     /// # Errors
-    /// [`Error::BadOption`] if this compute server owns something with the cache, or did; [`Error::Cache`] if the cache has no
+    /// [`Error::BadOption`] if this compute server owns something with the cache, or did, or it is used for another structure; [`Error::Cache`] if the cache has no
     /// handle left.
     pub fn share(&self, worker: &Handle, structure: Structure, proof: Proof) -> Result<CachedInner<P>, Error> {
-        match &mut *self.claimed() {
-            nothing @ Claim::Nothing => *nothing = Claim::Shared,
+        let mut using = self.using();
+        using.require(&structure)?;
+        match using.claim {
+            Claim::Nothing => using.begin(&structure, Claim::Shared),
             Claim::Shared => {}
             // What is cached may be newer than remote memory.
             Claim::Pending | Claim::Made(_) => {
@@ -261,6 +311,7 @@ impl<P: Plugin> ComputeCache<P> {
                 return Err(Error::BadOption { option: "cache", why });
             }
         }
+        drop(using);
         let one_sided = OneSided::new(worker, structure, proof);
         Ok(CachedInner::new(self.handle(RemoteStore::new(one_sided, None, self.known.clone()))?))
     }
@@ -281,11 +332,17 @@ impl<P: Plugin> ComputeCache<P> {
     }
 }
 
+/// How a claim begins.
+enum Begun<'a, P: Plugin> {
+    Made(Log),
+    Pending(Pending<'a, P>),
+}
+
 /// A claim that has not come to an end.
 struct Pending<'a, P: Plugin>(&'a ComputeCache<P>);
 
 impl<P: Plugin> Drop for Pending<'_, P> {
     fn drop(&mut self) {
-        *self.0.claimed() = Claim::Nothing;
+        *self.0.using() = Use::default();
     }
 }
