@@ -17,7 +17,7 @@ use farlink_runtime::{
 
 use crate::{
     policies::{Chooser, OffloadCounts, Policies},
-    ship::{Answer, From, Shipper},
+    ship::{Answer, Decline, From, Shipper},
 };
 
 /// Ships each operation to the memory server of the root, or does it over another access, as a policy says. Belongs to one
@@ -108,10 +108,14 @@ impl<A: Run> Adaptive<A> {
                 chooser.done::<O>(server, clock.now_ns() - start_ns);
                 Ok(Some(shipped.output))
             }
-            Ok(Answer::Declined(_) | Answer::GoOn(_)) => {
+            Ok(Answer::Declined(why)) => {
                 chooser.count(|counts| counts.came_back += 1);
+                if why == Decline::FencedOff {
+                    chooser.ships_no_more_to(server);
+                }
                 Ok(None)
             }
+            Ok(Answer::GoOn(_)) => Ok(None),
             Err(error) => chooser.undone::<O>(server, error).map(|()| None),
         }
     }

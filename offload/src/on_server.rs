@@ -32,8 +32,8 @@ use farlink_runtime::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope<R> {
     /// From the root on, and wherever it has to: the compute servers leave the structure to the memory server. New pages are on
-    /// this server; a page that is not is reached through the fabric.
-    Whole,
+    /// this server; a page that is not is reached through the fabric. The compute server has sent it, if it may change something.
+    Whole(Option<Sender>),
     /// From the root down to the pages above level 0, as far as they are here, and without a change: it is to be found from
     /// which page on the operation is for the compute server.
     Above,
@@ -152,13 +152,13 @@ impl<P: Plugin> OnServer<P> {
     fn decline(&self, why: Decline) -> Interrupt {
         match self.scope {
             Scope::Above => self.has_stopped.set(true),
-            Scope::Whole | Scope::Below(_) => self.declined.set(Some(why)),
+            Scope::Whole(_) | Scope::Below(_) => self.declined.set(Some(why)),
         }
         Interrupt::above()
     }
 
     fn is_whole(&self) -> bool {
-        matches!(self.scope, Scope::Whole)
+        matches!(self.scope, Scope::Whole(_))
     }
 
     /// Whether the operation may look at what is there.
@@ -239,9 +239,9 @@ impl<P: Plugin> Access for OnServer<P> {
                 self.begin(below).await
             }
             (_, Scope::Below(_)) => Err(self.decline(Decline::Leaves)),
-            (Start::Page(page), Scope::Whole) => self.read(page).await,
+            (Start::Page(page), Scope::Whole(_)) => self.read(page).await,
             (Start::Page(_), Scope::Above) => Err(self.decline(Decline::Leaves)),
-            (Start::Root | Start::Anew | Start::Resume(_), Scope::Whole | Scope::Above) => {
+            (Start::Root | Start::Anew | Start::Resume(_), Scope::Whole(_) | Scope::Above) => {
                 self.reached.set(self.context().structure.root_link());
                 self.read(self.context().structure.root_link()).await
             }
@@ -281,7 +281,7 @@ impl<P: Plugin> Access for OnServer<P> {
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
         let links: Vec<Link> = pages.iter().map(PageRef::link).collect();
         match self.scope {
-            Scope::Whole => {}
+            Scope::Whole(_) => {}
             Scope::Below(_) if links.len() <= 1 && pages.new_count() == 0 => {}
             Scope::Above | Scope::Below(_) => return Err(self.decline(Decline::Restructures)),
         }

@@ -123,6 +123,15 @@ pub enum Error {
         waited: Duration,
     },
 
+    /// A memory server carries out no change of this compute server's any more.
+    #[error(
+        "memory server {server} carries out no changes of this compute server, which fenced itself off there when it became an owner; nothing was changed; make the change here, or join the cluster anew"
+    )]
+    FencedOff {
+        /// The memory server.
+        server: ServerId,
+    },
+
     /// An owner's log could not be written, so that what it is about is not written either.
     #[error("the log of what is owned was not written: {why}; what was changed stays cached, try again later")]
     NotRecorded {

@@ -1,6 +1,7 @@
 //! What an owner has shipped to memory servers ends before others take over from it.
 //!
-//! An owner ships operations on pages that it owns. Who takes over caches those pages and writes them without locks, so by then no operation
+//! An owner ships operations on pages that it owns, and whoever changes a structure with others has changes made from its root. Who takes over, or becomes
+//! the owner, caches those pages and writes them without locks, so by then no operation
 //! of the dead one may be under way at a memory server, or begin. Each memory server has two words for each slot of a compute server:
 //!
 //! ```text
@@ -151,14 +152,27 @@ pub async fn fence_off<R: Remote>(
     Ok(member.filter(|&member| remote.liveness(member) != Liveness::Dead))
 }
 
+/// [`end_sent`]. If something is still under way then, this compute server has ended all that it had, as if it had been taken for dead: it must
+/// not cache pages that the memory server may change later. Who takes over waits for that.
+///
+/// # Errors
+/// As there.
+pub async fn end_own(worker: &Handle, server: ServerId, waited: Duration) -> Result<(), Box<Error>> {
+    let ended = end_sent(worker, server, waited).await;
+    if ended.as_ref().is_err_and(|error| matches!(**error, Error::ServerStalled { .. })) {
+        tracing::warn!(%server, owner = %worker.owner(), "an operation does not end; all that this compute server owns is given up");
+        worker.compute().fall();
+    }
+    ended
+}
+
 /// Waits until nothing is under way at a memory server that this compute server has shipped there, for so long at most. Nothing that it ships
 /// there and that would change something is carried out from then on.
 ///
 /// # Errors
 /// If the memory server is lost, and its memory with it; if this compute server was taken for dead: others have done this.
-/// [`Error::ServerStalled`] if something is still under way. Then this compute server has ended all that it had, as if it had been taken for dead: it must
-/// not cache pages that the memory server may change later. Who takes over waits for that.
-pub async fn end_own(worker: &Handle, server: ServerId, waited: Duration) -> Result<(), Box<Error>> {
+/// [`Error::ServerStalled`] if something is still under way.
+pub async fn end_sent(worker: &Handle, server: ServerId, waited: Duration) -> Result<(), Box<Error>> {
     let until_ns = worker.clock().now_ns() + waited.as_nanos() as u64;
     let own = Sender::of(worker);
     let slot = own.slot as usize;
@@ -168,8 +182,6 @@ pub async fn end_own(worker: &Handle, server: ServerId, waited: Duration) -> Res
         match fence_off(worker, layout::fence_at(server, slot), own.owner, has_slot).await {
             Ok(None) => return Ok(()),
             Ok(Some(_)) if worker.clock().now_ns() >= until_ns => {
-                tracing::warn!(%server, owner = %own.owner, "an operation does not end; all that this compute server owns is given up");
-                worker.compute().fall();
                 return Err(Box::new(Error::ServerStalled { server, owner: own.owner, waited }));
             }
             Ok(Some(_)) => {

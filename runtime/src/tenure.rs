@@ -13,6 +13,7 @@ use crate::{
     gate::Gate,
     page::StructureId,
     partition::Part,
+    ptr::ServerId,
     structure::Structure,
     sync::{AtomicBool, Mutex, Ordering, lock},
 };
@@ -56,6 +57,17 @@ impl Tenure {
         *lock(&self.parts) = parts;
     }
 
+    /// Nobody can say what became of a change by it that was sent to this memory server: until that is [settled](Tenures::settled), the map says
+    /// that it holds.
+    pub(crate) fn is_unsettled_at(self: &StdArc<Self>, server: ServerId) {
+        let Some(all) = self.all.upgrade() else { return };
+        let mut structures = lock(&all.held);
+        let Some(held) = structures.get_mut(&self.structure).filter(|_| self.is_valid()) else { return };
+        if !held.unsettled.iter().any(|(tenure, at)| *at == server && StdArc::ptr_eq(tenure, self)) {
+            held.unsettled.push((StdArc::clone(self), server));
+        }
+    }
+
     /// From now on nothing may be done by it. The map is behind until it is published again.
     pub(crate) fn end(&self) {
         self.is_valid.store(false, Ordering::Release);
@@ -83,6 +95,8 @@ struct Held {
     tenures: Vec<Weak<Tenure>>,
     /// Tenures that have not been dropped to the end: one that has no holder any more may still say that the map is behind.
     undropped: usize,
+    /// Memory servers that may still make changes which were sent there, and by which tenure.
+    unsettled: Vec<(StdArc<Tenure>, ServerId)>,
     /// Somebody changes the structure's map.
     is_busy: bool,
     is_behind: bool,
@@ -119,6 +133,7 @@ impl Tenures {
             structure: structure.clone(),
             tenures: Vec::new(),
             undropped: 0,
+            unsettled: Vec::new(),
             is_busy: false,
             is_behind: false,
         });
@@ -155,17 +170,37 @@ impl Tenures {
         self.is_behind.store(true, Ordering::Release);
     }
 
+    /// Memory servers that may still make changes of a structure which were sent there.
+    pub(crate) fn unsettled(&self, structure: StructureId) -> Vec<ServerId> {
+        let held = lock(&self.held);
+        let mut servers: Vec<ServerId> =
+            held.get(&structure).into_iter().flat_map(|of| &of.unsettled).map(|&(_, server)| server).collect();
+        servers.dedup();
+        servers
+    }
+
+    /// This memory server makes none of them any more.
+    pub(crate) fn settled(&self, structure: StructureId, server: ServerId) {
+        let mut held = lock(&self.held);
+        let Some(of) = held.get_mut(&structure) else { return };
+        let settled: Vec<_> = of.unsettled.extract_if(.., |(_, at)| *at == server).collect();
+        // The last holders may be these: not to be dropped under the lock.
+        drop(held);
+        drop(settled);
+    }
+
     /// Ends all tenures of a structure that is no more.
     pub(crate) fn forget(&self, structure: StructureId) {
         let mut held = lock(&self.held);
         let Some(of) = held.get_mut(&structure) else { return };
-        let tenures = std::mem::take(&mut of.tenures);
+        let (tenures, unsettled) = (std::mem::take(&mut of.tenures), std::mem::take(&mut of.unsettled));
         (of.is_behind, of.undropped) = (false, 0);
         if of.is_idle() {
             held.remove(&structure);
         }
         drop(held);
         tenures.iter().filter_map(Weak::upgrade).for_each(|tenure| tenure.end());
+        drop(unsettled);
     }
 
     /// Ends all: others take over what this compute server had. Their maps are left to them.

@@ -5,8 +5,9 @@ use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
 use farlink_runtime::{
     access::{InPieces, Link, Operation, Plugin, Structure},
     error::Error,
+    fabric::Error as FabricError,
     fencing::Sender,
-    messaging::{Channel, Error as MessagingError, Load, Priority, Refusal},
+    messaging::{Channel, Error as MessagingError, Load, Priority, Refusal, Reply},
     one_sided::ownership::Writer,
     operation::Code,
     ptr::ServerId,
@@ -43,7 +44,8 @@ pub enum From<'a, R> {
 pub enum Answer<T> {
     /// It was carried out.
     Done(Shipped<T>),
-    /// It has had no effect and is for the compute server to do. Only if it began at a page.
+    /// It has had no effect and is for the compute server to do. Only if it began at a page; and from the root, if the compute server is
+    /// [fenced off](Decline::FencedOff).
     Declined(Decline),
     /// The rest is to be done from this page on. Only if it was to search.
     GoOn(Link),
@@ -68,14 +70,13 @@ pub struct Shipped<T> {
 /// Sends operations on one structure to the memory servers. Cheap to clone; belongs to one worker.
 pub struct Shipper<P> {
     worker: Handle,
-    structure: Structure,
     shared: Rc<Shared>,
     of: PhantomData<P>,
 }
 
 /// What clones share.
-#[derive(Default)]
 struct Shared {
+    structure: Structure,
     /// By server.
     channels: RefCell<Vec<Option<Channel>>>,
     /// Memory for the words of a request.
@@ -86,14 +87,14 @@ struct Shared {
 
 impl<P> Clone for Shipper<P> {
     fn clone(&self) -> Self {
-        let Self { worker, structure, shared, of } = self;
-        Self { worker: worker.clone(), structure: structure.clone(), shared: Rc::clone(shared), of: *of }
+        let Self { worker, shared, of } = self;
+        Self { worker: worker.clone(), shared: Rc::clone(shared), of: *of }
     }
 }
 
 impl<P> fmt::Debug for Shipper<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shipper").field("structure", &self.structure.name).finish_non_exhaustive()
+        f.debug_struct("Shipper").field("structure", &self.shared.structure.name).finish_non_exhaustive()
     }
 }
 
@@ -107,6 +108,29 @@ fn unknown<O: Operation>(error: MessagingError) -> Error {
     }
 }
 
+/// Whether a memory server may still carry out what was sent there and failed so.
+fn may_go_on(error: &MessagingError) -> bool {
+    match error {
+        MessagingError::Refused { why, .. } => *why == Refusal::Unanswered,
+        MessagingError::BadSize { .. } | MessagingError::Fabric(FabricError::ServerMissing { .. }) => false,
+        _ => true,
+    }
+}
+
+/// What a reply says.
+fn answer<T: Wire>(server: ServerId, reply: &Reply) -> Result<Answer<T>, Error> {
+    let mut words = reply.words();
+    match ReplyHeader::decode(&mut words)? {
+        (ReplyHeader::Done { changed, path, beside }, pages_read) => {
+            Ok(Answer::Done(Shipped { output: decode_all(words)?, changed, path, beside, pages_read }))
+        }
+        (ReplyHeader::Declined(why), _) => Ok(Answer::Declined(why)),
+        (ReplyHeader::GoOn(page), _) => Ok(Answer::GoOn(page)),
+        (ReplyHeader::NotOwned(_), _) => Err(Error::Malformed("a memory server answered as an owner would")),
+        (ReplyHeader::Failed(failure), _) => Err(failure.into_error(|why| Error::OnServer { server, why })),
+    }
+}
+
 impl<P: Plugin> Shipper<P> {
     /// A way to ship operations on this structure.
     ///
@@ -115,7 +139,8 @@ impl<P: Plugin> Shipper<P> {
     pub fn new(worker: &Handle, structure: Structure) -> Self {
         let Structure { name, kind, .. } = &structure;
         assert!(kind == P::NAME, "{name:?} is a structure of {kind}, and was taken for one of {}", P::NAME);
-        Self { worker: worker.clone(), structure, shared: Rc::default(), of: PhantomData }
+        let (channels, spare, writer) = (RefCell::default(), RefCell::default(), Writer::default());
+        Self { worker: worker.clone(), shared: Rc::new(Shared { structure, channels, spare, writer }), of: PhantomData }
     }
 
     /// The worker that it belongs to.
@@ -125,7 +150,7 @@ impl<P: Plugin> Shipper<P> {
 
     /// The structure.
     pub fn structure(&self) -> &Structure {
-        &self.structure
+        &self.shared.structure
     }
 
     /// What a memory server last said of its load; none if nothing was sent there yet.
@@ -147,41 +172,67 @@ impl<P: Plugin> Shipper<P> {
         from: From<'_, P::Region>,
     ) -> Result<Answer<O::Output>, Error> {
         let (server, start, owned) = match from {
-            From::Root => (self.structure.root.server(), At::Root, None),
-            From::Above => (self.structure.root.server(), At::Above, None),
+            From::Root if !O::READS_ONLY => {
+                let (shipper, operation) = (self.clone(), operation.clone());
+                // To its end: whoever becomes the owner waits for the answer, whether or not the caller still does.
+                return self.worker.spawn_to_end(async move { shipper.ship_change(&operation).await }).await;
+            }
+            From::Root => (self.structure().root.server(), At::Root, None),
+            From::Above => (self.structure().root.server(), At::Above, None),
             From::Page { page, level, owned } => match page.remote() {
                 Some((at, _)) => (at.server(), At::Page(page, level), Some(owned)),
                 None => return Err(Error::BadPointer { word: page.word(), why: "it is no page".into() }),
             },
         };
-        let changes = !O::READS_ONLY && matches!(start, At::Root);
-        // Until it is answered: whoever becomes the owner meanwhile waits for it.
-        let mut _acting = if changes { self.shared.writer.try_act() } else { None };
-        if changes && _acting.is_none() {
-            _acting = Box::pin(self.shared.writer.act(&self.worker, &self.structure)).await?;
-        }
         let channel = self.channel(server).await?;
+        let reply = self.request(&channel, operation, start, |words| {
+            if let Some(owned) = owned {
+                Sender::of(&self.worker).encode(words);
+                owned.encode(words);
+            }
+        });
+        let reply = reply.await.map_err(|error| self.failed::<O>(error))?;
+        answer(server, &reply)
+    }
+
+    /// Ships an operation from the root that may change something.
+    async fn ship_change<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<Answer<O::Output>, Error> {
+        let Shared { structure, writer, .. } = &*self.shared;
+        // Until it is answered: whoever becomes the owner meanwhile waits for it.
+        let acting = match writer.try_act() {
+            None => Box::pin(writer.act(&self.worker, structure)).await?,
+            acting => acting,
+        };
+        let server = structure.root.server();
+        let channel = self.channel(server).await?;
+        let reply = self.request(&channel, operation, At::Root, |words| Sender::of(&self.worker).encode(words)).await;
+        let reply = reply.map_err(|error| {
+            if may_go_on(&error)
+                && let Some(acting) = acting
+            {
+                acting.is_unsettled_at(server);
+            }
+            self.failed::<O>(error)
+        })?;
+        answer(server, &reply)
+    }
+
+    /// Sends an operation. `encode` appends what comes between the header and its parameters.
+    async fn request<O: Operation<Plugin = P>>(
+        &self,
+        channel: &Channel,
+        operation: &O,
+        start: At,
+        encode: impl FnOnce(&mut Vec<u64>),
+    ) -> Result<Reply, MessagingError> {
         let mut words = self.shared.spare.take();
         words.clear();
-        CallHeader { code: Code::of::<O>(), structure: self.structure.id, start }.encode(&mut words);
-        if let Some(owned) = owned {
-            Sender::of(&self.worker).encode(&mut words);
-            owned.encode(&mut words);
-        }
+        CallHeader { code: Code::of::<O>(), structure: self.structure().id, start }.encode(&mut words);
+        encode(&mut words);
         operation.encode(&mut words);
         let reply = channel.request_words(SHIP, &words, Priority::Latency).await;
         self.shared.spare.replace(words);
-        let reply = reply.map_err(|error| self.failed::<O>(error))?;
-        let mut words = reply.words();
-        match ReplyHeader::decode(&mut words)? {
-            (ReplyHeader::Done { changed, path, beside }, pages_read) => {
-                Ok(Answer::Done(Shipped { output: decode_all(words)?, changed, path, beside, pages_read }))
-            }
-            (ReplyHeader::Declined(why), _) => Ok(Answer::Declined(why)),
-            (ReplyHeader::GoOn(page), _) => Ok(Answer::GoOn(page)),
-            (ReplyHeader::NotOwned(_), _) => Err(Error::Malformed("a memory server answered as an owner would")),
-            (ReplyHeader::Failed(failure), _) => Err(failure.into_error(|why| Error::OnServer { server, why })),
-        }
+        reply
     }
 
     /// Ships an operation from the root and has its answer sent in pieces, which it puts together here. Sent once more if it is lost
@@ -197,11 +248,11 @@ impl<P: Plugin> Shipper<P> {
     }
 
     async fn attempt_in_pieces<O: InPieces<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
-        let server = self.structure.root.server();
+        let server = self.structure().root.server();
         let channel = self.channel(server).await?;
         let mut words = self.shared.spare.take();
         words.clear();
-        let structure = self.structure.id;
+        let structure = self.structure().id;
         CallHeader { code: Code::in_pieces::<O>(), structure, start: At::Root }.encode(&mut words);
         operation.encode(&mut words);
         let reply = channel.request_words(SHIP, &words, Priority::Latency).await;
@@ -215,11 +266,11 @@ impl<P: Plugin> Shipper<P> {
         }
     }
 
-    /// [`Shipper::ship`] from the root, where nothing is declined. What only reads is sent once more if it is lost with a server:
-    /// another may have taken its place.
+    /// [`Shipper::ship`] from the root, where nothing is declined but what a compute server sends that is fenced off. What only
+    /// reads is sent once more if it is lost with a server: another may have taken its place.
     ///
     /// # Errors
-    /// As [`Shipper::ship`].
+    /// As [`Shipper::ship`]; [`Error::FencedOff`] if the memory server carries out no change of this compute server's any more.
     pub async fn ship_whole<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
         let answer = match self.ship(operation, From::Root).await {
             Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) if O::READS_ONLY => {
@@ -229,6 +280,7 @@ impl<P: Plugin> Shipper<P> {
         };
         match answer? {
             Answer::Done(shipped) => Ok(shipped.output),
+            Answer::Declined(Decline::FencedOff) => Err(Error::FencedOff { server: self.structure().root.server() }),
             Answer::Declined(_) | Answer::GoOn(_) => {
                 Err(Error::Malformed("an operation that began at the root was declined"))
             }

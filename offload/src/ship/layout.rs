@@ -4,7 +4,8 @@
 //! request  word 0    the operation's number, made of its name and its plug-in's
 //!          word 1    the structure's id:32 | 0:16 | 1 to search only:8 | level of the start page:8
 //!          word 2    link to the start page; 0 for the root
-//!          ...       with a start page: the sender's slot:32 | incarnation:32, and the region that it owns
+//!          ...       with a start page, or if it may change something: the sender's slot:32 | incarnation:32
+//!          ...       with a start page: the region that the sender owns
 //!          ...       the operation's parameters
 //!
 //! reply    word 0    what became of it:8 | pages of the path:8 | pages beside it:16 | pages read:32

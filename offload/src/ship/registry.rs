@@ -131,7 +131,7 @@ fn begin_in_pieces<O: InPieces>(
     reply: Responder,
 ) -> Result<Running, (Refusal, Responder)> {
     match decode::<O>(header, words) {
-        Ok((Scope::Whole, operation)) => Ok(Box::pin(run_in_pieces(Rc::clone(thread), header, operation, reply))),
+        Ok((Scope::Whole(_), operation)) => Ok(Box::pin(run_in_pieces(Rc::clone(thread), header, operation, reply))),
         _ => Err((Refusal::Malformed, reply)),
     }
 }
@@ -140,7 +140,8 @@ type ScopeOf<O> = Scope<<<O as Operation>::Plugin as Plugin>::Region>;
 
 fn decode<O: Operation>(header: CallHeader, mut words: &[u64]) -> Result<(ScopeOf<O>, O), Error> {
     let scope = match header.start {
-        At::Root => Scope::Whole,
+        At::Root if O::READS_ONLY => Scope::Whole(None),
+        At::Root => Scope::Whole(Some(Wire::decode(&mut words)?)),
         At::Above => Scope::Above,
         At::Page(page, level) => {
             let (sender, owned) = Wire::decode(&mut words)?;
@@ -200,7 +201,7 @@ async fn run_in_pieces<O: InPieces>(thread: Rc<Thread>, header: CallHeader, oper
         }
     };
     let sending = thread.sending();
-    let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), Scope::Whole, operation.scope());
+    let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), Scope::Whole(None), operation.scope());
     let outcome = match unpanicked(collected(&access, &operation)).await {
         Ok(outcome) => outcome,
         Err(why) => {
@@ -239,7 +240,7 @@ async fn collected<O: InPieces>(access: &OnServer<O::Plugin>, operation: &O) -> 
 
 async fn attempt<O: Operation>(access: &OnServer<O::Plugin>, operation: &O) -> Result<O::Output, ReplyHeader> {
     match access.scope().clone() {
-        Scope::Whole => execute(access, operation).await.map_err(ReplyHeader::of),
+        Scope::Whole(_) => execute(access, operation).await.map_err(ReplyHeader::of),
         Scope::Above => above(access, operation).await,
         Scope::Below(below) => from_page(access, operation, below).await,
     }
@@ -299,16 +300,17 @@ async fn above<O: Operation>(access: &OnServer<O::Plugin>, operation: &O) -> Res
     Err(ReplyHeader::GoOn(access.context().structure.root_link()))
 }
 
-/// Counts a change for its sender, who owns the page; declines it if that one is fenced off.
+/// Counts a change for its sender; declines it if that one is fenced off.
 fn begin_change<O: Operation>(access: &OnServer<O::Plugin>) -> Result<Option<UnderWay>, ReplyHeader> {
-    match access.scope() {
-        Scope::Below(below) if !O::READS_ONLY => {
-            let member = access.context().worker.owner();
-            let under_way = UnderWay::begin(access.memory(), member, below.sender);
-            under_way.map(Some).ok_or(ReplyHeader::Declined(Decline::FencedOff))
-        }
-        _ => Ok(None),
-    }
+    let sender = match access.scope() {
+        Scope::Below(below) => Some(below.sender),
+        Scope::Whole(sender) => *sender,
+        Scope::Above => None,
+    };
+    let Some(sender) = sender.filter(|_| !O::READS_ONLY) else { return Ok(None) };
+    let member = access.context().worker.owner();
+    let under_way = UnderWay::begin(access.memory(), member, sender);
+    under_way.map(Some).ok_or(ReplyHeader::Declined(Decline::FencedOff))
 }
 
 /// Runs an operation from a page on, for as long as nothing but others' changes is in the way.

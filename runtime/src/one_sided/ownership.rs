@@ -9,23 +9,28 @@
 //! - A dead one's region stays in the map until somebody claims it, or changes the structure one-sided. Before, what the dead owner has
 //!   left is finished, its [log](crate::write_ahead) replayed; and so is the log of an owner that ends without having given up in order.
 //!
+//! - Changes that a writer has sent to memory servers are over before anybody owns the structure. Those of the dead are
+//!   [fenced off](crate::fencing). Where nobody could tell a living writer what became of one, it stays entered, and fences itself off there before it
+//!   becomes the owner or leaves.
+//!
 //! What a compute server has ends when the last holder drops it, is [given up](give_up), or leaves the cluster.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::{cell::RefCell, rc::Rc, sync::Arc, time::Duration};
 
 use super::{OneSided, PageCopy, Proof};
 use crate::{
     access::{Access, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
     audit::is_live,
     error::Error,
-    fabric::Liveness,
+    fabric::{Error as FabricError, Liveness},
+    fencing,
     gate::{Passage, Way},
     lock::OwnerId,
     operation::retry,
     page::HEADER_WORDS,
     partition::{MAP, MapEntry, Part, PartitionMap},
-    ptr::Link,
-    recovery::{replay_own, take_over},
+    ptr::{Link, ServerId},
+    recovery::{is_finished, replay_own, take_over},
     report::Report,
     structure::{Overlap, Region, Structure},
     tenure::{Tenure, Tenures, Turn},
@@ -94,7 +99,8 @@ pub enum Waits {
 /// # Errors
 /// [`Error::Owned`] if somebody owns some of it who lives, this compute server included; [`Error::HasWriter`] if another one
 /// that lives changes the structure one-sided, or this one does and does not come to an end; [`Error::BadOption`] if nobody can own
-/// such a region, or nothing lies in it.
+/// such a region, or nothing lies in it; [`Error::ServerStalled`] if a change may be under way at a memory server that a writer has sent there who is
+/// dead, or was not told what became of it.
 pub async fn claim<P: Plugin>(
     worker: &Handle,
     structure: &Structure,
@@ -172,6 +178,11 @@ trait Wish {
     /// Whether that can be had beside these entries, which are those of the living.
     fn fits(&self, entries: &[MapEntry], me: OwnerId) -> Result<(), Error>;
 
+    /// Whether nobody else may change anything then.
+    fn is_alone(&self) -> bool {
+        false
+    }
+
     /// What stays of a region whose owner is dead, and of which nobody else has claimed anything.
     fn leaves(&self, part: &Part) -> Result<Vec<Part>, Error>;
 }
@@ -213,6 +224,10 @@ impl<P: Plugin> Wish for RegionClaim<P> {
             }
         }
         Ok(())
+    }
+
+    fn is_alone(&self) -> bool {
+        true
     }
 
     fn leaves(&self, part: &Part) -> Result<Vec<Part>, Error> {
@@ -266,7 +281,15 @@ struct Entered {
 #[must_use = "the change is over when it is dropped"]
 pub struct Acting {
     _inside: Passage,
-    _entered: Rc<Entered>,
+    entered: Rc<Entered>,
+}
+
+impl Acting {
+    /// The change was sent to this memory server, and nobody can say what became of it: it may still be made. This compute server stays entered as a
+    /// writer until it leaves, or becomes the owner itself; before either it waits for what is under way there, and has nothing begin any more.
+    pub fn is_unsettled_at(self, server: ServerId) {
+        self.entered.tenure.is_unsettled_at(server);
+    }
 }
 
 impl Writer {
@@ -283,7 +306,7 @@ impl Writer {
         let entered = entered.as_ref()?;
         let inside = entered.way.pass()?;
         // After that: whoever ends it has shut the gate.
-        entered.tenure.is_valid().then(|| Acting { _inside: inside, _entered: Rc::clone(entered) })
+        entered.tenure.is_valid().then(|| Acting { _inside: inside, entered: Rc::clone(entered) })
     }
 
     /// [Enters](Writer::enter), and begins a change; `None` for pages of the catalog.
@@ -354,6 +377,7 @@ async fn enter(
                 // Its owner is the only one to change a structure, in the same process, too.
                 writers.0.extend(tenures.extract_if(.., |tenure| tenure.is_shared()));
                 writers.rest(&handle, &structure).await?;
+                settle(&handle, &structure).await?;
             }
             let mut parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
@@ -410,6 +434,20 @@ impl Drop for Resting {
     fn drop(&mut self) {
         self.0.iter().for_each(|tenure| tenure.gate().open());
     }
+}
+
+/// Has memory servers make no change any more that this compute server has sent them, and of which nobody could say what became of it. From then on they
+/// make none for it at all.
+async fn settle(worker: &Handle, structure: &Structure) -> Result<(), Error> {
+    let tenures = &worker.compute().tenures;
+    for server in tenures.unsettled(structure.id) {
+        match fencing::end_sent(worker, server, Duration::from_nanos(WAIT_MAX_NS)).await.map_err(|error| *error) {
+            // One that is gone, and its memory with it, makes none either.
+            Ok(()) | Err(Error::Fabric(FabricError::ServerLost { .. })) => tenures.settled(structure.id, server),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 fn entries_of<'a>(worker: &Handle, parts: &'a [Part]) -> impl Iterator<Item = MapEntry> + use<'a> {
@@ -495,7 +533,11 @@ pub(crate) async fn maintain(worker: &Handle) {
 pub(crate) async fn leave(worker: &Handle) -> Result<(), Error> {
     let mut outcome = Ok(());
     for structure in worker.compute().tenures.all() {
-        let left = publish(worker, &structure, &[], Kept::Nothing, &Nothing).await;
+        let left = async {
+            settle(worker, &structure).await?;
+            publish(worker, &structure, &[], Kept::Nothing, &Nothing).await
+        };
+        let left = left.await;
         if let Err(error) = left
             && !is_gone(worker, &structure, &error).await
         {
@@ -532,14 +574,17 @@ async fn publish(
         wish.fits(&entries, worker.owner())?;
         for entry in dead {
             let MapEntry { owner, part } = &entry;
-            let left = if *part == Part::Shared { Vec::new() } else { wish.leaves(part)? };
+            let left = match part {
+                // What it has sent may be under way at a memory server. Beside other writers that does no harm.
+                Part::Shared if wish.is_alone() || is_finished(worker, *owner).await? => Vec::new(),
+                Part::Shared => vec![Part::Shared],
+                Part::Region(_) => wish.leaves(part)?,
+            };
             if left[..] == [part.clone()] {
                 entries.push(entry);
                 continue;
             }
-            if *part != Part::Shared {
-                take_over(worker, *owner).await?;
-            }
+            take_over(worker, *owner).await?;
             tracing::info!(structure = structure.name, %owner, ?part, "taken over from the dead");
             entries.extend(left.into_iter().map(|part| MapEntry { owner: *owner, part }));
         }

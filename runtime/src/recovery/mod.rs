@@ -281,6 +281,15 @@ where
     worker.spawn_to_end(async move { finish(&handle, &dead, free_unfinished).await }).await
 }
 
+/// Whether all that a dead compute server has left is finished, and others can have its slot.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(crate) async fn is_finished(worker: &Handle, dead: OwnerId) -> Result<bool, Error> {
+    let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
+    Ok(slots.iter().all(|&[incarnation, _]| incarnation != u64::from(dead.incarnation())))
+}
+
 /// Waits for what a dead compute server has shipped, and finishes its changes, unless that has been done; the rest is left to a [`sweep`].
 ///
 /// # Errors

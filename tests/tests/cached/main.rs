@@ -15,6 +15,7 @@ mod owners;
 mod ownership;
 mod routing;
 mod scene;
+mod sent;
 mod shipped;
 mod steps;
 mod uses;
