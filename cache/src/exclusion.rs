@@ -263,7 +263,8 @@ impl<S: Store, L: Layout> ExclusionGuard<S, L> {
     }
 
     /// Drops what is cached of a page below, which was changed in the store: a version from before. To be called before
-    /// this is dropped. Suspends while such a version is on its way.
+    /// this is dropped. Suspends while such a version is on its way. A page that is excluded itself is not cached: nobody waits for
+    /// another exclusion, which may wait for this one.
     pub async fn drop_changed(&self, page: PageId) {
         if page == self.page {
             return;
@@ -311,6 +312,9 @@ impl<S: Store, L: Layout> ExclusionGuard<S, L> {
         let (handle, cache) = (&self.handle, self.handle.cache());
         let found = poll_fn(|cx| match cache.table.find(&cache.arena, page, Some(cx.waker())) {
             Found::Loading if is_left_out(Step::LoadingDropped) => Poll::Ready(Found::Absent),
+            Found::Loading if cache.exclusions.lists().excluded.iter().any(|excluded| excluded.page == page) => {
+                Poll::Ready(Found::Absent)
+            }
             Found::Loading => Poll::Pending,
             found => Poll::Ready(found),
         })

@@ -408,3 +408,31 @@ fn what_cools_below_a_page_goes_when_the_store_has_changed_it() {
         }
     });
 }
+
+/// What is said to have changed may be excluded for somebody else, and the other way round: nobody waits for the other.
+#[test]
+fn two_exclusions_do_not_wait_for_each_other() {
+    let test_bed = test_bed();
+    let (tree, executor) = (test_bed.tree.clone(), test_bed.executor.clone());
+    test_bed.run(|_| async move {
+        let root = tree.enter().unwrap();
+        let mut guards = Vec::new();
+        for key in [700, 1500] {
+            let link = link_of(&root, key);
+            guards.push(tree.handle.exclude(&root, link, tree.class, |_| false).await.unwrap().expect("not cached"));
+        }
+        let ended = Rc::new(Cell::new(0));
+        let pages: Vec<PageId> = guards.iter().rev().map(ExclusionGuard::page).collect();
+        for (guard, page) in guards.into_iter().zip(pages) {
+            let ended = Rc::clone(&ended);
+            executor.spawn(async move {
+                guard.drop_changed(page).await;
+                // The other one is excluded still.
+                pause(20).await;
+                ended.set(ended.get() + 1);
+            });
+        }
+        pause(100).await;
+        assert_eq!(ended.get(), 2, "they wait for each other");
+    });
+}
