@@ -1,7 +1,7 @@
 //! Remote memory as the store of a cache, and a structure's pages as its layout.
 
 use std::{
-    cell::{Cell, OnceCell},
+    cell::{Cell, RefCell},
     collections::HashMap,
     future::Future,
     marker::PhantomData,
@@ -167,11 +167,11 @@ struct Inner<P: Plugin> {
     way: Way,
     /// How often there was no room since a page was last read.
     no_room: Cell<u32>,
-    told: OnceCell<ReadObserver>,
+    told: RefCell<Vec<ReadObserver>>,
 }
 
-/// Who is told what a read took.
-struct ReadObserver(Box<dyn Fn(ServerId, u64)>);
+/// Who is told what a read took, and answers whether that is still wanted.
+struct ReadObserver(Box<dyn Fn(ServerId, u64) -> bool>);
 
 impl std::fmt::Debug for ReadObserver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -194,7 +194,7 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 
 impl<P: Plugin> RemoteStore<P> {
     pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, known: Known) -> Self {
-        let (batch, no_room, told, way) = (Cell::new(0), Cell::new(0), OnceCell::new(), known.gate.way());
+        let (batch, no_room, told, way) = (Cell::new(0), Cell::new(0), RefCell::default(), known.gate.way());
         let arrivals = Arrivals::default();
         Self(Rc::new(Inner { one_sided, owned, batch, arrivals, known, way, no_room, told }))
     }
@@ -292,18 +292,21 @@ impl<P: Plugin> RemoteStore<P> {
         Error::GivenUp { name: self.context().structure.name.clone() }.into()
     }
 
-    /// Has `told` be told what each read takes.
-    pub(crate) fn observe_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
-        let _ = self.0.told.set(ReadObserver(Box::new(told)));
+    /// Has `told` be told what each read takes, until it answers that it need not.
+    pub(crate) fn observe_reads(&self, told: impl Fn(ServerId, u64) -> bool + 'static) {
+        self.0.told.borrow_mut().push(ReadObserver(Box::new(told)));
     }
 
     async fn read_page(&self, link: Link) -> Result<PageCopy, Interrupt> {
         let one_sided = &self.0.one_sided;
-        let Some(told) = self.0.told.get() else { return one_sided.read_page(link).await };
+        if self.0.told.borrow().is_empty() {
+            return one_sided.read_page(link).await;
+        }
         let clock = self.context().worker.clock();
         let start_ns = clock.now_ns();
         let copy = one_sided.read_page(link).await?;
-        (told.0)(copy.at().server(), clock.now_ns() - start_ns);
+        let took_ns = clock.now_ns() - start_ns;
+        self.0.told.borrow_mut().retain(|told| (told.0)(copy.at().server(), took_ns));
         Ok(copy)
     }
 

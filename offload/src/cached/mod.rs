@@ -227,7 +227,7 @@ impl<P: Plugin> Cached<P> {
     }
 
     /// Has `told` be told what each page read from a memory server took.
-    pub(crate) fn observe_reads(&self, told: impl Fn(ServerId, u64) + 'static) {
+    pub(crate) fn observe_reads(&self, told: impl Fn(ServerId, u64) -> bool + 'static) {
         self.cache.store().observe_reads(told);
     }
 

@@ -126,8 +126,11 @@ impl<P: Plugin> Engine<P> {
         let structure = cached.context().structure.clone();
         let usual = structure.colocated_level_max(cached.worker().servers());
         let chooser = Chooser::new(cached.worker(), structure, policies);
-        let told = Rc::clone(&chooser.policies);
-        cached.observe_reads(move |server, took_ns| told.borrow_mut().fetched(server, took_ns));
+        let told = Rc::downgrade(&chooser.policies);
+        cached.observe_reads(move |server, took_ns| {
+            let policies = told.upgrade();
+            policies.map(|policies| policies.borrow_mut().fetched(server, took_ns)).is_some()
+        });
         Ok(Self(Rc::new(Shared { level_max: options.level_max.unwrap_or(usual), chooser, cached })))
     }
 

@@ -4,6 +4,7 @@ mod counts;
 mod crowd;
 mod edges;
 mod endings;
+mod engines;
 mod full;
 mod heirs;
 mod leaving;
