@@ -348,7 +348,8 @@ impl Default for BackOffOptions {
 ///
 /// As printed, the algorithm takes a server for idle whenever no report has come since the last operation, and so never
 /// backs off twice. Here the last report counts until the next one comes. A worker looks at it when there is a new one,
-/// and when it has kept away for as long as it was to.
+/// and when it has kept away for as long as it was to. One that has heard nothing for [`SILENT_MAX`] times takes the server for
+/// idle, too: reports cease with a connection, and nobody opens it again who never ships.
 #[derive(Clone)]
 pub struct BackOff<F = fn(ServerId, Load) -> f64> {
     options: BackOffOptions,
@@ -391,6 +392,10 @@ impl BackOff {
         BackOff { options: self.options, predict, servers: self.servers }
     }
 }
+/// So many times in a row a worker keeps away from a server that has reported nothing new meanwhile. Between two reports a fast one does
+/// so some dozens of times.
+pub const SILENT_MAX: u32 = 100;
+
 
 impl<F: FnMut(ServerId, Load) -> f64> Policy for BackOff<F> {
     fn choose(&mut self, miss: &Miss<'_>) -> Choice {
@@ -398,6 +403,8 @@ impl<F: FnMut(ServerId, Load) -> f64> Policy for BackOff<F> {
         let rounds = u64::from(rounds.max(1));
         let busy = self.servers.of(miss.server);
         let news = miss.load.filter(|load| load.report != busy.report);
+    /// How many of them without a new report.
+    silent: u32,
         if let Some(load) = news {
             (busy.report, busy.is_busy) = (load.report, (self.predict)(miss.server, load) > threshold);
         }
@@ -416,3 +423,7 @@ impl<F: FnMut(ServerId, Load) -> f64> Policy for BackOff<F> {
         }
     }
 }
+            busy.silent = 0;
+        } else if busy.left == 0 && busy.silent == SILENT_MAX {
+            (busy.is_busy, busy.times) = (false, 0);
+            busy.silent += 1;

@@ -223,3 +223,15 @@ fn back_off_asks_who_predicts_once_for_each_report() {
     assert_eq!(story, "..SS.");
     assert_eq!(asked, [(SERVER, 1), (SERVER, 2), (SERVER, 3)]);
 }
+
+/// A server that reports no more is tried again, as in Catfish, if not at once: between two reports the last one counts.
+#[test]
+fn back_off_ends_if_nothing_is_reported_any_more() {
+    let (mut policy, random) = (BackOff::new(FOUR), Cell::new(3));
+    assert_eq!(trace(&mut policy, 10_000, load(1, 1000), &random), ".".repeat(10_000));
+    let story = trace(&mut policy, 100_000, load(1, 1000), &random);
+    assert!(story.contains('S') && story.ends_with("SSSS"), "it never ships again");
+    // Until it is told again.
+    random.set(3);
+    assert_eq!(trace(&mut policy, 3 + 4, load(2, 1000), &random), ".".repeat(7));
+}
