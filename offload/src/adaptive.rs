@@ -102,14 +102,18 @@ impl<A: Run> Adaptive<A> {
     async fn shipped<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<Option<O::Output>, Error> {
         let chooser = &self.0.chooser;
         let (server, clock) = (self.structure().root.server(), self.shipper().worker().clock());
+        // To open a connection is no part of what a message takes.
+        if let Err(error) = self.shipper().connect(server).await {
+            return chooser.undone::<O>(server, error).map(|()| None);
+        }
         let start_ns = clock.now_ns();
         match self.shipper().ship(operation, From::Root).await {
             Ok(Answer::Done(shipped)) => {
-                chooser.done::<O>(server, clock.now_ns() - start_ns);
+                chooser.done::<O>(server, start_ns);
                 Ok(Some(shipped.output))
             }
             Ok(Answer::Declined(why)) => {
-                chooser.count(|counts| counts.came_back += 1);
+                chooser.came_back::<O>(server, 0, start_ns);
                 if why == Decline::FencedOff {
                     chooser.ships_no_more_to(server);
                 }

@@ -125,6 +125,8 @@ pub(crate) struct Chooser<P> {
     counts: Cell<OffloadCounts>,
     /// Memory servers that carry out no operations, or none of this compute server.
     without: RefCell<Vec<ServerId>>,
+    /// By memory server, when the first answer came from there; 0 before.
+    first_ns: RefCell<Vec<u64>>,
 }
 
 impl<P: Plugin> Chooser<P> {
@@ -134,6 +136,7 @@ impl<P: Plugin> Chooser<P> {
             policies: Rc::new(RefCell::new(policies)),
             counts: Cell::default(),
             without: RefCell::default(),
+            first_ns: RefCell::default(),
         }
     }
 
@@ -177,10 +180,37 @@ impl<P: Plugin> Chooser<P> {
         self.policies.borrow_mut().of(operation).would_go_on(server, pages)
     }
 
-    /// An operation was carried out by a memory server.
-    pub(crate) fn done<O: Operation>(&self, server: ServerId, took_ns: u64) {
-        self.policies.borrow_mut().of(Code::of::<O>()).shipped(server, took_ns);
+    /// An operation that was sent at this time was carried out by a memory server.
+    pub(crate) fn done<O: Operation>(&self, server: ServerId, start_ns: u64) {
+        if let Some(took_ns) = self.took_ns(server, start_ns) {
+            self.policies.borrow_mut().of(Code::of::<O>()).shipped(server, took_ns);
+        }
         self.count(|counts| counts.shipped += 1);
+    }
+
+    /// An operation that was sent from a page of this level at this time has come back undone.
+    pub(crate) fn came_back<O: Operation>(&self, server: ServerId, level: u8, start_ns: u64) {
+        if let Some(took_ns) = self.took_ns(server, start_ns) {
+            self.policies.borrow_mut().of(Code::of::<O>()).came_back(server, level, took_ns);
+        }
+        self.count(|counts| counts.came_back += 1);
+    }
+
+    /// What an exchange took that is over now. None if it began before the first one there was over: that waited for the same, a memory server that
+    /// joins or looks for the structure, and only the first is known to be one that says little.
+    fn took_ns(&self, server: ServerId, start_ns: u64) -> Option<u64> {
+        let now_ns = self.shipper.worker().clock().now_ns();
+        let mut first_ns = self.first_ns.borrow_mut();
+        if first_ns.len() <= server.index() {
+            first_ns.resize(server.index() + 1, 0);
+        }
+        let first_ns = &mut first_ns[server.index()];
+        let is_first = *first_ns == 0;
+        if is_first {
+            // Also in a clock that begins at 0.
+            *first_ns = now_ns.max(1);
+        }
+        (is_first || start_ns >= *first_ns).then(|| now_ns - start_ns)
     }
 
     /// An operation is over that was not shipped at a miss.

@@ -97,6 +97,9 @@ pub trait Policy: fmt::Debug {
     /// An operation was shipped to a memory server, and its reply took so long.
     fn shipped(&mut self, _server: ServerId, _took_ns: u64) {}
 
+    /// An operation was shipped to a memory server from a page of this level and came back undone, after so long: it is done here now.
+    fn came_back(&mut self, _server: ServerId, _level: u8, _took_ns: u64) {}
+
     /// An operation had a page fetched where it could have been shipped. Of its first such miss: the page's server and level, and how
     /// long it was until what lies below the page was done.
     fn done_here(&mut self, _server: ServerId, _level: u8, _took_ns: u64) {}
@@ -279,15 +282,23 @@ impl CostAware {
 
 impl Policy for CostAware {
     fn choose(&mut self, miss: &Miss<'_>) -> Choice {
-        let CostOptions { search_ns, factor, contrary_one_in } = self.options;
+        let CostOptions { factor, contrary_one_in, .. } = self.options;
+
+    /// What is thought to be left of an operation behind a miss of this level, in nanoseconds, if it is done here.
+    fn rest(&mut self, server: ServerId, level: u8) -> Option<u64> {
+        let search_ns = self.options.search_ns;
+        let costs = self.costs.of(server);
+        let seen = costs.rest.get(usize::from(level)).and_then(|rest| rest.later.get());
+        let path = |fetch: u64| (u64::from(level) + 1).saturating_mul(fetch.saturating_add(search_ns));
+        seen.or_else(|| costs.fetch.later.get().map(path))
+    }
         let (fetch, rpc) = match self.averages(miss.server) {
             (Some(fetch), Some(rpc)) => (fetch, rpc),
             (None, _) => return Choice::SHIP.contrary(),
             (_, None) => return Choice::FETCH.contrary(),
         };
-        let seen = self.costs.of(miss.server).rest.get(usize::from(miss.level)).and_then(|rest| rest.later.get());
-        let path = || (u64::from(miss.level) + 1).saturating_mul(fetch.saturating_add(search_ns));
-        let (rest, rpc) = (seen.unwrap_or_else(path) as f64 * factor, rpc as f64);
+        let rest = self.rest(miss.server, miss.level).unwrap_or(fetch);
+        let (rest, rpc) = (rest as f64 * factor, rpc as f64);
         // The inner pages below come to be cached, too.
         let kept = f64::from(miss.level.max(1)) * fetch as f64 * factor;
         let saves_later = || rest - kept < rpc && miss.is_hot();
@@ -321,6 +332,12 @@ impl Policy for CostAware {
         if rest.len() <= usize::from(level) {
             rest.resize_with(usize::from(level) + 1, Cost::default);
         }
+    // It costs a message, and what is to be done here all the same.
+    fn came_back(&mut self, server: ServerId, level: u8, took_ns: u64) {
+        let rest = self.rest(server, level).unwrap_or(0);
+        self.costs.of(server).rpc.add(took_ns.saturating_add(rest));
+    }
+
         rest[usize::from(level)].add(took_ns);
     }
 }

@@ -235,3 +235,16 @@ fn back_off_ends_if_nothing_is_reported_any_more() {
     random.set(3);
     assert_eq!(trace(&mut policy, 3 + 4, load(2, 1000), &random), ".".repeat(7));
 }
+
+/// What comes back costs a message, and is to be done here all the same.
+#[test]
+fn what_comes_back_counts_as_a_message_and_what_is_left() {
+    let options = CostOptions { search_ns: 100, factor: 1.0, contrary_one_in: 0 };
+    let mut policy = informed(options, 900, 1500);
+    let random = Cell::new(0);
+    // 1500 against 2000.
+    assert_eq!(ask(&mut policy, 1, None, &random), Choice::SHIP);
+    (0..SAMPLES).for_each(|_| policy.came_back(SERVER, 1, 1500));
+    assert_eq!(policy.averages(SERVER), (Some(900), Some(1500 + 2000)));
+    assert_eq!(ask(&mut policy, 1, None, &random), Choice::FETCH);
+}

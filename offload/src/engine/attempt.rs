@@ -43,6 +43,8 @@ pub(crate) struct Attempt<P: Plugin> {
     /// The first miss at which its policy had the page fetched.
     unshipped: Cell<Option<Unshipped>>,
     missing: RefCell<Option<Missing<P>>>,
+    /// Pages from which parts were shipped that came back.
+    came_back: RefCell<Vec<Link>>,
 }
 
 impl<P: Plugin> Attempt<P> {
@@ -53,6 +55,7 @@ impl<P: Plugin> Attempt<P> {
             may_ship: Cell::new(true),
             unshipped: Cell::default(),
             missing: RefCell::default(),
+            came_back: RefCell::default(),
         }
     }
 
@@ -98,7 +101,8 @@ impl<P: Plugin> Attempt<P> {
         };
         let Some((at, class)) = link.remote() else { return Ok(None) };
         // It may cool, or be on its way.
-        if cached.contains(link) || !engine.chooser.may_serve(at.server()) {
+        let has_come_back = || self.came_back.borrow().contains(&link);
+        if cached.contains(link) || !engine.chooser.may_serve(at.server()) || has_come_back() {
             return Ok(None);
         }
         let Some(region) = from.read(|words| {
@@ -240,9 +244,12 @@ impl<P: Plugin> Access for Attempt<P> {
         if !is_swizzled(link.word())
             && self.may_ship.get()
             && let Some(missing) = self.decide(Code::of::<O>(), from, link).await?
-            && let Some(output) = Shared::ship(&self.engine, part, missing).await?
         {
-            return Ok(Forked::Done(output));
+            if let Some(output) = Shared::ship(&self.engine, part, missing).await? {
+                return Ok(Forked::Done(output));
+            }
+            // The next attempt of the operation would ship it in vain again.
+            self.came_back.borrow_mut().push(link);
         }
         self.cached().follow(from, link, Hint::DOWN).await.map(Forked::Page)
     }

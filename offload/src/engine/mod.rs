@@ -211,12 +211,15 @@ impl<P: Plugin> Shared<P> {
         };
         let Some((at, _)) = page.remote() else { return Ok(None) };
         let Some(owned) = self.cached.region_of(&operation.scope()) else { return Ok(None) };
-        let clock = self.cached.worker().clock();
-        let start_ns = clock.now_ns();
+        // To open a connection is no part of what a message takes.
+        if let Err(error) = self.chooser.shipper.connect(at.server()).await {
+            return self.chooser.undone::<O>(at.server(), error).map(|()| None);
+        }
+        let start_ns = self.cached.worker().clock().now_ns();
         let answer = self.chooser.shipper.ship(operation, From::Page { page, level, owned: &owned }).await;
         match answer {
             Ok(Answer::Done(Shipped { output, changed, path, beside, .. })) => {
-                self.chooser.done::<O>(at.server(), clock.now_ns() - start_ns);
+                self.chooser.done::<O>(at.server(), start_ns);
                 self.count_uses(Code::of::<O>(), page, level, &path, beside.into());
                 for page in changed.into_iter().filter(|page| page.remote().is_some()) {
                     excluded.drop_changed(page_id(page)).await;
@@ -225,7 +228,7 @@ impl<P: Plugin> Shared<P> {
             }
             Ok(Answer::Declined(why)) => {
                 tracing::trace!(page = %at, ?why, "a shipped operation came back");
-                self.chooser.count(|counts| counts.came_back += 1);
+                self.chooser.came_back::<O>(at.server(), level, start_ns);
                 if why == Decline::FencedOff {
                     self.chooser.ships_no_more_to(at.server());
                 }
