@@ -145,6 +145,9 @@ pub const SAMPLES: usize = 50;
 /// A sample counts as so many averages at most: a thread that lost its core for a while says nothing of the network, and
 /// would be in the average for as long as it takes to have [`SAMPLES`] others, at one in a hundred.
 const OUTLIER: u64 = 10;
+/// What takes less than the average divided by this says that the average is of another time: its samples are forgotten. Far more than operations of one
+/// kind differ.
+const FAR_BELOW: u64 = 50;
 /// A sample counts no more than this: thirteen days.
 const SAMPLE_MAX: u64 = 1 << 50;
 
@@ -169,12 +172,14 @@ impl MovingAverage {
         self.sum.checked_div(self.count as u64)
     }
 
-    /// Adds a sample, of which the oldest makes room. One far above the average counts as ten averages.
+    /// Adds a sample, of which the oldest makes room. One far above the average counts as ten averages; one far below has all others forgotten.
     pub fn add(&mut self, sample: u64) {
-        let limit = match self.get() {
-            Some(average) if self.count > 1 => (average * OUTLIER).clamp(1, SAMPLE_MAX),
-            _ => SAMPLE_MAX,
-        };
+        let average = self.get();
+        if average.is_some_and(|average| sample.saturating_mul(FAR_BELOW) < average) {
+            self.samples.fill(0);
+            (self.count, self.next, self.sum) = (0, 0, 0);
+        }
+        let limit = average.map_or(SAMPLE_MAX, |average| (average * OUTLIER).clamp(1, SAMPLE_MAX));
         let sample = sample.min(limit);
         self.sum -= std::mem::replace(&mut self.samples[self.next], sample);
         self.sum += sample;
@@ -278,11 +283,6 @@ impl CostAware {
         let costs = self.costs.of(server);
         (costs.fetch.later.get(), costs.rpc.later.get())
     }
-}
-
-impl Policy for CostAware {
-    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
-        let CostOptions { factor, contrary_one_in, .. } = self.options;
 
     /// What is thought to be left of an operation behind a miss of this level, in nanoseconds, if it is done here.
     fn rest(&mut self, server: ServerId, level: u8) -> Option<u64> {
@@ -292,6 +292,11 @@ impl Policy for CostAware {
         let path = |fetch: u64| (u64::from(level) + 1).saturating_mul(fetch.saturating_add(search_ns));
         seen.or_else(|| costs.fetch.later.get().map(path))
     }
+}
+
+impl Policy for CostAware {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        let CostOptions { factor, contrary_one_in, .. } = self.options;
         let (fetch, rpc) = match self.averages(miss.server) {
             (Some(fetch), Some(rpc)) => (fetch, rpc),
             (None, _) => return Choice::SHIP.contrary(),
@@ -327,17 +332,17 @@ impl Policy for CostAware {
         self.costs.of(server).rpc.add(took_ns);
     }
 
-    fn done_here(&mut self, server: ServerId, level: u8, took_ns: u64) {
-        let rest = &mut self.costs.of(server).rest;
-        if rest.len() <= usize::from(level) {
-            rest.resize_with(usize::from(level) + 1, Cost::default);
-        }
     // It costs a message, and what is to be done here all the same.
     fn came_back(&mut self, server: ServerId, level: u8, took_ns: u64) {
         let rest = self.rest(server, level).unwrap_or(0);
         self.costs.of(server).rpc.add(took_ns.saturating_add(rest));
     }
 
+    fn done_here(&mut self, server: ServerId, level: u8, took_ns: u64) {
+        let rest = &mut self.costs.of(server).rest;
+        if rest.len() <= usize::from(level) {
+            rest.resize_with(usize::from(level) + 1, Cost::default);
+        }
         rest[usize::from(level)].add(took_ns);
     }
 }
@@ -387,6 +392,10 @@ impl Default for BackOff {
     }
 }
 
+/// So many times in a row a worker keeps away from a server that has reported nothing new meanwhile. Between two reports a fast one does
+/// so some dozens of times.
+pub const SILENT_MAX: u32 = 100;
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Busy {
     /// The last report seen.
@@ -394,6 +403,8 @@ struct Busy {
     is_busy: bool,
     /// How many times in a row the server was busy.
     times: u32,
+    /// How many of them without a new report.
+    silent: u32,
     /// For how many more operations to keep away.
     left: u64,
 }
@@ -409,10 +420,6 @@ impl BackOff {
         BackOff { options: self.options, predict, servers: self.servers }
     }
 }
-/// So many times in a row a worker keeps away from a server that has reported nothing new meanwhile. Between two reports a fast one does
-/// so some dozens of times.
-pub const SILENT_MAX: u32 = 100;
-
 
 impl<F: FnMut(ServerId, Load) -> f64> Policy for BackOff<F> {
     fn choose(&mut self, miss: &Miss<'_>) -> Choice {
@@ -420,15 +427,17 @@ impl<F: FnMut(ServerId, Load) -> f64> Policy for BackOff<F> {
         let rounds = u64::from(rounds.max(1));
         let busy = self.servers.of(miss.server);
         let news = miss.load.filter(|load| load.report != busy.report);
-    /// How many of them without a new report.
-    silent: u32,
         if let Some(load) = news {
             (busy.report, busy.is_busy) = (load.report, (self.predict)(miss.server, load) > threshold);
+            busy.silent = 0;
         }
         if !busy.is_busy {
             busy.times = 0;
+        } else if busy.left == 0 && busy.silent == SILENT_MAX {
+            (busy.is_busy, busy.times) = (false, 0);
         } else if (news.is_some() || busy.left == 0) && busy.left <= u64::from(busy.times) * rounds {
             busy.times = busy.times.saturating_add(1);
+            busy.silent += 1;
             busy.left = (miss.random)() % rounds + u64::from(busy.times - 1) * rounds;
         }
         match busy.left.checked_sub(1) {
@@ -440,7 +449,3 @@ impl<F: FnMut(ServerId, Load) -> f64> Policy for BackOff<F> {
         }
     }
 }
-            busy.silent = 0;
-        } else if busy.left == 0 && busy.silent == SILENT_MAX {
-            (busy.is_busy, busy.times) = (false, 0);
-            busy.silent += 1;

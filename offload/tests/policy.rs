@@ -224,6 +224,39 @@ fn back_off_asks_who_predicts_once_for_each_report() {
     assert_eq!(asked, [(SERVER, 1), (SERVER, 2), (SERVER, 3)]);
 }
 
+/// The first samples were of operations that all waited for one thing: what is thought of a way is not kept for long if it is far off.
+#[test]
+fn what_was_thought_far_too_dear_is_soon_forgotten() {
+    let (mut policy, random) = (CostAware::default(), Cell::new(1));
+    (0..2).for_each(|_| policy.fetched(SERVER, 20_000));
+    (0..8).for_each(|_| policy.shipped(SERVER, 5_000_000));
+    let decisions = (0..100_000).find(|_| {
+        let choice = ask(&mut policy, 0, None, &random);
+        if choice.ships {
+            policy.shipped(SERVER, 5_000);
+        }
+        choice == Choice::SHIP
+    });
+    // A contrary choice comes once in 1600.
+    assert!(decisions.is_some_and(|decisions| decisions <= 2 * 100 * RARER_MAX as usize), "{decisions:?}");
+    // What is a little cheaper than before is an average of all.
+    let mut average = MovingAverage::default();
+    (0..SAMPLES).for_each(|_| average.add(1000));
+    average.add(100);
+    assert_eq!(average.get(), Some((1000 * 49 + 100) / 50));
+    average.add(1);
+    assert_eq!(average.get(), Some(1));
+}
+
+/// The second sample of an average is bounded by the first.
+#[test]
+fn the_second_sample_is_no_outlier_either() {
+    let mut average = MovingAverage::default();
+    average.add(1000);
+    average.add(5_000_000);
+    assert_eq!(average.get(), Some((1000 + 10_000) / 2));
+}
+
 /// A server that reports no more is tried again, as in Catfish, if not at once: between two reports the last one counts.
 #[test]
 fn back_off_ends_if_nothing_is_reported_any_more() {
