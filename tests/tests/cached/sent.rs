@@ -298,7 +298,10 @@ fn a_change_of_the_dead_is_over_before_others_own() -> Result<(), Error> {
         assert_eq!(serving.counts().declined, u64::from(!has_happened), "{begun:?}");
         drop((map, worker, compute, others, other));
         is_left_right(&fabric, Some(has_happened))?;
-        assert!(was_told || !has_happened || has_waited, "{begun:?}: owned while a memory server changes the structure");
+        assert!(
+            was_told || !has_happened || has_waited,
+            "{begun:?}: owned while a memory server changes the structure"
+        );
         Ok(was_told)
     })
 }
