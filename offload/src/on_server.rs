@@ -31,8 +31,8 @@ use farlink_runtime::{
 /// How far an operation on a memory server may go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope<R> {
-    /// From the root on, and wherever it has to: the compute servers leave the structure to the memory server. New pages are on
-    /// this server; a page that is not is reached through the fabric. The compute server has sent it, if it may change something.
+    /// From the root on, and wherever it has to: the compute servers leave the structure to the memory server. New pages are where
+    /// the structure has them; one that is not on this server is reached through the fabric. The compute server has sent it, if it may change something.
     Whole(Option<Sender>),
     /// From the root down to the pages above level 0, as far as they are here, and without a change: it is to be found from
     /// which page on the operation is for the compute server.
@@ -308,11 +308,11 @@ impl<P: Plugin> Access for OnServer<P> {
         self.one_sided.load(words).await
     }
 
-    async fn allocate(&self, class: SizeClass, _placement: Placement) -> Result<NewPage, Error> {
+    async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         if !self.is_whole() {
             self.decline(Decline::Restructures);
             return Err(Error::Malformed("an operation below a page allocates"));
         }
-        self.one_sided.allocate(class, Placement::Server(self.here)).await
+        self.one_sided.allocate(class, placement).await
     }
 }

@@ -19,7 +19,8 @@ use crate::ship::Shipper;
 pub struct Remote<P: Plugin>(Shipper<P>);
 
 impl<P: Plugin> Remote<P> {
-    /// Sends operations on this structure to the memory server of its root, where all its pages are, and stay.
+    /// Sends operations on this structure to the memory server of its root. All its pages are there, and stay, if it is
+    /// [placed](farlink_runtime::structure::PlacementPolicy::OneServer) so; others are reached from there.
     pub fn new(worker: &Handle, structure: Structure) -> Self {
         Self(Shipper::new(worker, structure))
     }

@@ -6,3 +6,4 @@ mod models;
 mod owned;
 mod pieces;
 mod sent_scans;
+mod whole;
