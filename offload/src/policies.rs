@@ -231,6 +231,11 @@ impl<P: Plugin> Chooser<P> {
                 self.ships_no_more_to(server);
                 Ok(())
             }
+            // It may be that the memory server cannot begin anything now: it does not join the cluster, or gets no memory.
+            Error::OnServer { .. } | Error::OutOfMemory { .. } if O::READS_ONLY => {
+                tracing::debug!(%server, %error, "an operation that only reads is done here instead");
+                Ok(())
+            }
             Error::Messaging(MessagingError::OutcomeUnknown { .. }) if O::READS_ONLY => {
                 tracing::debug!(%server, %error, "an operation that only reads is done here instead");
                 Ok(())

@@ -1,12 +1,18 @@
-//! Operations that are shipped whole: where their pages are.
+//! Operations that are shipped whole: where their pages are, and what is done here because a memory server cannot.
 
 use std::time::Duration;
 
-use farlink_offload::{Adaptive, Policies, policy::Always};
+use farlink_offload::{
+    Adaptive, Policies, Remote,
+    policy::Always,
+    ship::{ShipOptions, ShipServer},
+};
 use farlink_runtime::{
     access::{Link, PageRef, Plugin},
     error::Error,
+    fabric::listener::ListenOptions,
     one_sided::{OneSided, Proof},
+    page::SizeClass,
     ptr::ServerId,
     structure::PlacementPolicy,
     worker::Worker,
@@ -15,7 +21,8 @@ use farlink_structures::btree::{BTree, BTreeOptions, Tree};
 use farlink_tests::{
     bounded::Watchdog,
     cluster::{self, FAST},
-    fleet::Fleet,
+    fleet::{self, Fleet},
+    here,
 };
 
 const KEYS: u64 = 3000;
@@ -70,4 +77,36 @@ fn a_memory_server_places_pages_as_the_structure_says() {
             Ok::<_, Error>(())
         })
         .unwrap();
+}
+
+/// A memory server that cannot join the cluster keeps nobody from reading.
+#[test]
+fn what_only_reads_is_done_here_if_a_memory_server_cannot() {
+    let _watch = Watchdog::start("cannot join", Duration::from_secs(60));
+    let why: [fn() -> Error; 2] = [
+        || Error::OutOfMemory { class: SizeClass::SMALLEST },
+        || Error::BadOption { option: "test", why: "it does not join".into() },
+    ];
+    for why in why {
+        let cluster = here::start(1, 8 << 20, FAST).unwrap();
+        let (fabric, server) = (cluster.fabric(), ServerId::new(0).unwrap());
+        let listener = cluster.listen(server, &ListenOptions::default()).unwrap();
+        let (memory, options) = (cluster.memory(server).unwrap(), ShipOptions::default());
+        let _serving = ShipServer::start(listener, memory, fleet::registry(), &options, move || Err(why())).unwrap();
+        let compute = cluster::join(&fabric, 1).unwrap();
+        let worker = compute.worker().unwrap();
+        worker.block_on(async {
+            let options = BTreeOptions { page_bytes: 256, ..BTreeOptions::default() };
+            let tree = BTree::create(&worker, "whole", options).await.unwrap();
+            tree.insert(7, 70).await.unwrap();
+            let shipped = always(&worker, &tree);
+            assert_eq!(shipped.get(7).await.unwrap(), Some(70));
+            assert_eq!(shipped.range(..).take(9).await.unwrap(), [(7, 70)]);
+            assert_eq!(shipped.access().counts().shipped, 0);
+            // Who has no other way is told why.
+            let remote = BTree::over(Remote::new(&worker, tree.structure().clone()));
+            let refused = remote.get(7).await;
+            assert!(matches!(refused, Err(Error::OutOfMemory { .. } | Error::OnServer { .. })), "{refused:?}");
+        });
+    }
 }
