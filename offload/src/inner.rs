@@ -9,7 +9,12 @@
 //! A page is handed out as a private copy under the lock word that it was read with. A change locks by compare-and-swap from
 //! that word, so an old copy can mislead a search, never a change.
 
-use std::{array, cell::Cell, rc::Rc, sync::atomic::Ordering};
+use std::{
+    array,
+    cell::Cell,
+    rc::Rc,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use farlink_cache::{CacheHandle, Counters, LEVELS};
 use farlink_runtime::{
@@ -18,8 +23,9 @@ use farlink_runtime::{
         Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
+    lock::LockWord,
     one_sided::{OneSided, OneSidedPages, PageCopy},
-    page::{SizeClass, has_words},
+    page::{LOCK, SizeClass, has_words},
 };
 
 use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
@@ -124,8 +130,12 @@ impl<P: Plugin> CachedInner<P> {
             return Ok(());
         };
         let cached = self.cache.load(id, class).await.map_err(|error| self.cache.store().interrupt(error))?;
-        // If it has left the cache meanwhile, it is read anew when it is next needed.
-        let _ = current.read(|words| self.cache.refresh(&cached, words))?;
+        // Another task may have put there what is newer. If the page has left the cache meanwhile, it is read anew when it is next needed.
+        let version = |word: u64| LockWord::from_word(word).version();
+        let _ = current.read(|words| {
+            let is_older = |is: &[AtomicU64]| version(is[LOCK].load(Ordering::Relaxed)) < version(words[LOCK]);
+            self.cache.refresh_if(&cached, words, is_older)
+        })?;
         Ok(())
     }
 

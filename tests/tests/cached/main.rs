@@ -14,6 +14,7 @@ mod models;
 mod moving;
 mod owners;
 mod ownership;
+mod renewed;
 mod routing;
 mod scene;
 mod sent;
