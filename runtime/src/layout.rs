@@ -327,6 +327,14 @@ pub(crate) fn format(words: &[AtomicU64], geometry: &Geometry, catalog_page: imp
     }
 }
 
+/// Whether a region has no magic number and nobody can have used it: whoever formatted it, if anybody, did not get to the end.
+pub(crate) fn is_unfinished(words: &[AtomicU64]) -> bool {
+    let word = |offset: u64| words.get((offset / 8) as usize).map(|word| word.load(Ordering::Acquire));
+    word(SUPERBLOCK_OFFSET) == Some(0)
+        && word(Dynamic::NextIncarnation.offset()).is_some_and(|next| next <= 1)
+        && word(Dynamic::NextChunk.offset()) == Some(0)
+}
+
 /// The fixed part of the superblock in mapped memory.
 pub(crate) fn superblock_words(words: &[AtomicU64]) -> Option<[u64; SUPERBLOCK_WORDS]> {
     let first = (SUPERBLOCK_OFFSET / 8) as usize;

@@ -111,12 +111,13 @@ impl MemoryServer {
             any_size: options.bytes.is_none(),
         })?;
         let (server, words) = (region.server(), region.region().words());
-        // A server that was killed while it made its region leaves zeros.
-        let resumed = region.existed() && layout::superblock_words(words).is_none_or(|words| words != [0; 8]);
+        // A server that was killed while it made its region has not come to the magic number.
+        let resumed = region.existed() && !layout::is_unfinished(words);
         if !resumed {
+            let bytes = region.region().bytes();
             layout::format(
                 words,
-                &Geometry::plan(options.server, options.servers, wanted, region.cluster())?
+                &Geometry::plan(options.server, options.servers, bytes, region.cluster())?
                     .with_records(options.records.unwrap_or_default()),
                 catalog::empty_page,
             );

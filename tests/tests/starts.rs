@@ -72,3 +72,30 @@ fn a_server_that_restarts_while_its_region_is_removed() {
     }
     assert!(started > 0, "never started anew");
 }
+
+/// A memory server that was killed while it formatted its region, and had all but the magic number.
+#[test]
+fn a_region_that_was_not_formatted_to_the_end_is_formatted_anew() {
+    use std::os::unix::fs::FileExt;
+    const SUPERBLOCK: u64 = 64;
+    const NEXT_INCARNATION: u64 = 192;
+    let scratch = cluster::scratch().unwrap();
+    let dir = scratch.path().join("cluster");
+    let options = cluster::serve_options(&dir, 0, 1, BYTES);
+    let cut = || {
+        let file = std::fs::OpenOptions::new().write(true).open(dir.join("server-0.mem")).unwrap();
+        file.write_all_at(&[0; 8], SUPERBLOCK).unwrap();
+        file
+    };
+    drop(MemoryServer::start(&options).unwrap());
+    cut();
+    let server = MemoryServer::start(&options).unwrap();
+    assert!(!server.is_resumed());
+    join(&dir).unwrap();
+    drop(server);
+    assert!(MemoryServer::start(&options).unwrap().is_resumed());
+    // What somebody has used was formatted: there may be data.
+    cut().write_all_at(&2u64.to_le_bytes(), NEXT_INCARNATION).unwrap();
+    let refused = MemoryServer::start(&options);
+    assert!(matches!(refused, Err(Error::BadSuperblock { .. })), "{refused:?}");
+}
