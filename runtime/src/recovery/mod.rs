@@ -6,6 +6,8 @@
 //! is not given to anybody else, so the rings can be found.
 
 mod reclaim;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::{collections::HashSet, time::Duration};
 
@@ -196,7 +198,7 @@ pub(crate) async fn fence_off(
 
 /// [`fence_off`], and waits.
 async fn end_shipped(worker: &Handle, slot: usize, dead: OwnerId, waited: Duration) -> Result<(), Failure> {
-    let until_ns = worker.clock().now_ns() + waited.as_nanos() as u64;
+    let until_ns = worker.clock().now_ns().saturating_add(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
     let mut attempt = 0;
     while let Some(server) = fence_off(worker, &worker.compute().geometry, slot, dead).await? {
         if worker.clock().now_ns() >= until_ns {
