@@ -7,6 +7,7 @@
 //! and drops the claim, in that order.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::mpsc::{self, RecvTimeoutError},
     thread::JoinHandle,
     time::Duration,
@@ -306,9 +307,29 @@ fn spawn_maintenance(shared: &Arc<Shared>) -> Result<(mpsc::Sender<()>, JoinHand
     let shared = Arc::clone(shared);
     let thread = std::thread::Builder::new()
         .name(format!("farlink-{}", shared.owner.incarnation()))
-        .spawn(move || maintain_until(&shared, &stopped))
+        .spawn(move || {
+            if catch_unwind(AssertUnwindSafe(|| maintain_until(&shared, &stopped))).is_err() {
+                // Others take it for dead only when it has no worker left that could have sent something.
+                while shared.has_workers() {
+                    std::thread::sleep(IDLE_REST);
+                }
+                lock(&shared.claim).take();
+            }
+        })
         .map_err(Error::io("starting the maintenance thread"))?;
     Ok((stop, thread))
+}
+
+/// Ends all that a compute server has if its maintenance panics: without it the epoch of the whole cluster stands still.
+struct EndsOnPanic<'a>(&'a Shared);
+
+impl Drop for EndsOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(owner = %self.0.owner, "maintenance has panicked, and nothing is done any more; end this process, and join anew");
+            self.0.fall();
+        }
+    }
 }
 
 fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
@@ -316,6 +337,8 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
         Ok(worker) => worker,
         Err(error) => return tracing::error!(%error, "no maintenance: pages will not be reused"),
     };
+    // Before the worker goes: its last requests fail, too.
+    let _ends_on_panic = EndsOnPanic(shared);
     let mut rest = BUSY_REST;
     let (mut is_told, mut sweep_ns) = (false, 0);
     loop {
@@ -510,5 +533,88 @@ async fn repeat<T>(worker: &Handle, step: impl AsyncFn() -> Result<T, Error>) ->
             }
             outcome => return outcome,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::{Arc, atomic::AtomicBool};
+
+    use super::*;
+    use crate::{
+        fabric::{Endpoint, mem::MemOptions},
+        page::SizeClass,
+        pages::{allocate, free_owned},
+        structure::Placement,
+    };
+
+    /// Panics when its memory servers are looked at, once it is told to.
+    #[derive(Debug)]
+    struct Panicking {
+        inner: Arc<dyn Fabric>,
+        panics: AtomicBool,
+    }
+
+    impl Fabric for Panicking {
+        fn servers(&self) -> usize {
+            self.inner.servers()
+        }
+
+        fn region_bytes(&self, server: ServerId) -> u64 {
+            self.inner.region_bytes(server)
+        }
+
+        fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, FabricError> {
+            self.inner.endpoint(seed, clock)
+        }
+
+        fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, FabricError> {
+            self.inner.claim(owner)
+        }
+
+        fn liveness(&self, owner: OwnerId) -> Liveness {
+            self.inner.liveness(owner)
+        }
+
+        fn check_servers(&self) -> Result<(), FabricError> {
+            assert!(!self.panics.load(Ordering::Relaxed), "maintenance panics here, as the test has told it to");
+            self.inner.check_servers()
+        }
+    }
+
+    /// Whose maintenance has panicked is told so, and counts as dead once its workers are gone: nobody waits for its epoch.
+    #[test]
+    fn a_panic_of_maintenance_holds_up_nobody() {
+        let memory: Arc<dyn Fabric> = Arc::new(crate::server::in_process(1, 4 << 20, MemOptions::default()).unwrap());
+        let fabric = Arc::new(Panicking { inner: Arc::clone(&memory), panics: AtomicBool::new(false) });
+        let compute = ComputeServer::join(fabric.clone(), ComputeOptions::default()).unwrap();
+        let (worker, owner) = (compute.worker().unwrap(), compute.owner());
+        fabric.panics.store(true, Ordering::Relaxed);
+        let has_ended = || compute.thread.as_ref().is_some_and(|(_, thread)| thread.is_finished());
+        loop {
+            let had_ended = has_ended();
+            match worker.block_on(worker.read(layout::slot_at(0), 1)) {
+                Ok(_) => assert!(!had_ended, "maintenance has ended, and operations go on"),
+                Err(error) => {
+                    assert!(matches!(*error, Error::Fabric(FabricError::TakenForDead { .. })), "{error}");
+                    break;
+                }
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(memory.liveness(owner), Liveness::Alive, "its workers are there yet");
+        drop(worker);
+        drop(compute);
+        assert_eq!(memory.liveness(owner), Liveness::Dead);
+        let options = ComputeOptions { maintenance: Maintenance::Manual, ..ComputeOptions::default() };
+        let other = ComputeServer::join(memory, options).unwrap();
+        let worker = other.worker().unwrap();
+        worker.block_on(async {
+            let page = allocate(&worker, SizeClass::SMALLEST, Placement::RoundRobin).await.unwrap();
+            let (at, class, lock) = (page.at(), page.class(), page.first_lock());
+            page.publish();
+            free_owned((*worker).clone(), at, class, lock).await.unwrap();
+            assert!(other.settle(&worker).await.unwrap(), "the epoch is held up");
+        });
     }
 }
