@@ -241,16 +241,17 @@ impl ComputeServer {
     }
 
     /// Does at once what maintenance does by and by after compute servers have died: finishes what they have left, takes back what
-    /// they held, waits for the grace of it, and returns it to its chunks. False if another compute server holds up the epoch for long.
+    /// they held, waits for the grace of it, and returns it to its chunks. False if another compute server holds that up for long: the
+    /// epoch, or a chunk.
     ///
     /// # Errors
     /// If the fabric fails.
     pub async fn settle(&self, worker: &Handle) -> Result<bool, Error> {
         self.shared.check_standing()?;
         for attempt in 0..SETTLE_ROUNDS_MAX {
-            let died = recovery::sweep(worker, catalog::free_unfinished).await?;
+            let left = recovery::sweep(worker, catalog::free_unfinished).await;
             round(worker, &self.shared).await?;
-            if died == 0 && self.shared.pages.deferred() == 0 {
+            if left? == 0 && self.shared.pages.deferred() == 0 {
                 return Ok(true);
             }
             worker.back_off(attempt).await;

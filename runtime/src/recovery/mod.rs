@@ -254,8 +254,8 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> 
     Ok(())
 }
 
-/// Finishes what compute servers have left that have died, takes back the pages that they held, and gives their slots free; how many.
-/// `free_unfinished` frees the structures that those were making or dropping whose changes are finished.
+/// Finishes what compute servers have left that have died, takes back the pages that they held, and gives their slots free; of how many
+/// something is left, because others were busy with it. `free_unfinished` frees the structures that those were making or dropping whose changes are finished.
 ///
 /// # Errors
 /// If a memory server is lost, or there is no memory for records. What was not finished is left to the next time, or to whoever
@@ -351,13 +351,13 @@ async fn finish(
     // Only now: a new page of a change that is not finished says by its lock word what is to become of that change. So pages of
     // others, who died meanwhile, are left alone.
     if !reclaim(worker, |owner| owners.contains(&owner)).await? {
-        return outcome.map(|()| 0);
+        return outcome.map(|()| finished.len());
     }
     for &(slot, owner) in &finished {
         release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
     }
     tracing::info!(?owners, "finished what dead compute servers have left");
-    outcome.map(|()| finished.len())
+    outcome.map(|()| 0)
 }
 
 /// Replays the logs of a dead owner, and repairs all pages that its records name and its locks hold.
