@@ -98,6 +98,8 @@ struct Joined {
     claim: Option<Box<dyn OwnerClaim>>,
     slot: usize,
     epoch: u64,
+    /// The slot was that of a dead one.
+    displaces: bool,
 }
 
 impl Joined {
@@ -107,6 +109,7 @@ impl Joined {
         let shared = Shared::new(fabric, self.owner, geometry, tuning, member, leave_by_hand);
         shared.epoch.advance(self.epoch);
         *lock(&shared.claim) = self.claim;
+        shared.displaces.store(self.displaces, Ordering::Release);
         shared
     }
 }
@@ -299,7 +302,8 @@ fn leave_blocking(worker: &Worker, shared: &Shared) {
 
 /// A worker of somebody who is no member yet.
 fn visitor(fabric: &Arc<dyn Fabric>, options: ComputeOptions, clock: Clock) -> Result<Worker, Error> {
-    let nobody = Joined { owner: OwnerId::new(1).expect("1 is an incarnation"), claim: None, slot: 0, epoch: 0 };
+    let owner = OwnerId::new(1).expect("1 is an incarnation");
+    let nobody = Joined { owner, claim: None, slot: 0, epoch: 0, displaces: false };
     Worker::housekeeping(&Arc::new(nobody.share(fabric, options, Vec::new())), clock)
 }
 
@@ -424,13 +428,14 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
     let owner = OwnerId::new(incarnation).ok_or(Error::IncarnationsExhausted)?;
     let claim = fabric.claim(owner)?;
     let slots = read_slots(worker, &Board::of(first)).await?;
-    // That of a dead one is given free once others have finished what it has left; it may be taken before only if nothing was.
+    // That of a dead one is given free once others have finished what it has left. Where there is no other it is taken before, for
+    // there may be nobody to do that: then who takes it does (see `recovery`).
     let (free, taken): (Vec<_>, Vec<_>) = slots.into_iter().enumerate().partition(|(_, [found, _])| *found == 0);
     for (slot, [found, _]) in free.into_iter().chain(taken) {
-        let vacant = match OwnerId::new(found) {
+        let previous = OwnerId::new(found);
+        let vacant = match previous {
             Some(previous) => {
                 fabric.liveness(previous) == Liveness::Dead
-                    && !recovery::has_rings(worker, &geometry, slot, previous).await?
                     && recovery::fence_off(worker, &geometry, slot, previous).await?.is_none()
             }
             None => true,
@@ -438,7 +443,8 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
         if vacant && claim_word(worker, layout::slot_at(slot), found, incarnation).await? {
             let epoch = worker.load(first.dynamic_at(Dynamic::Epoch)).await?;
             write_words(worker, vec![(layout::slot_at(slot).word(1), epoch)]).await?;
-            return Ok((geometry, Joined { owner, claim: Some(claim), slot, epoch }));
+            let displaces = previous.is_some();
+            return Ok((geometry, Joined { owner, claim: Some(claim), slot, epoch, displaces }));
         }
     }
     Err(Error::TooManyComputeServers { limit: SLOTS })
@@ -485,6 +491,11 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
         // What it had is others' already.
         shared.check_standing()?;
         repeat(worker, async || ownership::leave(worker).await).await?;
+        if shared.displaces.load(Ordering::Acquire)
+            && let Err(error) = recovery::sweep(worker, catalog::free_unfinished).await
+        {
+            tracing::debug!(%error, "what others have left whose slots were taken is left to the next one");
+        }
         for attempt in 0..DOUBT_ROUNDS_MAX {
             let may_hand_over = attempt >= LEAVE_ROUNDS_MAX && shared.pages.in_doubt() == 0;
             if may_hand_over || shared.pages.deferred() == 0 {
@@ -493,11 +504,11 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
             repeat(worker, async || round(worker, shared).await).await?;
             pause(attempt).await;
         }
-        repeat(worker, async || recovery::free_rings(worker, shared.owner, shared.member.slot()).await).await?;
+        repeat(worker, async || recovery::free_rings(worker, shared.owner).await).await?;
         // Maintenance is a worker, too, and may have taken pages for a ring.
         worker.pages().give_back(&shared.pages);
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
-        if shared.pages.deferred() != 0 {
+        if shared.pages.deferred() != 0 || shared.displaces.load(Ordering::Acquire) {
             return Ok(());
         }
         let incarnation = u64::from(shared.owner.incarnation());

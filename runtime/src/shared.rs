@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) abandoned: AtomicBool,
     pub(crate) past: Mutex<Counters>,
     pub(crate) claim: Mutex<Option<Box<dyn OwnerClaim>>>,
+    /// It has taken the slot of a dead one, and what that one has left may not be finished.
+    pub(crate) displaces: AtomicBool,
     /// It was taken for dead, and knows.
     is_fallen: AtomicBool,
     /// What it has of the structures that it uses.
@@ -85,6 +87,7 @@ impl Shared {
             abandoned: AtomicBool::new(false),
             past: Mutex::new(Counters::default()),
             claim: Mutex::new(None),
+            displaces: AtomicBool::new(false),
             is_fallen: AtomicBool::new(false),
             tenures: std::sync::Arc::default(),
             leave,

@@ -2,45 +2,112 @@
 //!
 //! Whoever meets a lock of a dead owner has the page repaired and goes on. What nobody meets, the maintenance of every compute
 //! server finishes ([`sweep`]): it looks for slots of dead ones now and then, repairs all pages that their records name and their
-//! locks hold, frees their rings, takes back the pages that they held ([`reclaim`]), and gives their slots free. Until then a slot
-//! is not given to anybody else, so the rings can be found.
+//! locks hold, frees their rings, takes back the pages that they held ([`reclaim`]), and gives their slots free.
+//!
+//! Where there is no free slot, who joins takes that of a dead one before. What that one has left is *displaced*: nothing but rings and
+//! lock words names it any more. Its rings are looked for among all pages of their size ([`stray_rings`]). Who has taken its slot knows
+//! ([`Shared::displaces`](crate::shared::Shared::displaces)), sweeps, and does not give the slot free before that has come to an end; if it
+//! dies, whoever finds it in that slot looks for what is displaced, too. So as long as something is displaced, somebody looks for it.
 
 mod reclaim;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::{BTreeSet, HashSet},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 
 use self::reclaim::reclaim;
 use crate::{
+    buffer::Buffer,
     epoch::round::{Board, read_slots},
     error::Error,
     fabric::Liveness,
     fencing,
-    layout::{self, Geometry},
+    layout::{self, CHUNK_BYTES, Geometry},
     lock::{LockState, LockWord, OwnerId},
     page::{self, Identity, LOCK, SizeClass, StructureId},
-    pages::{FreePage, allocate},
-    ptr::{Link, RemotePtr, ServerId},
+    pages::{self, ChunkState, FreePage, allocate},
+    ptr::{RemotePtr, ServerId},
     redo::{
         Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, is_ring_of,
         read_rings, replay, take_alone,
     },
     remote::{claim_word, release_word, write_words},
     structure::Placement,
-    sync::lock,
+    sync::{Ordering, lock},
     worker::Handle,
 };
 
 type Failure = Box<Error>;
 
+/// The slot of a compute server, if it has one yet.
+async fn slot_of(worker: &Handle, owner: OwnerId) -> Result<Option<usize>, Failure> {
+    let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
+    Ok(slots.iter().position(|&[incarnation, _]| incarnation == u64::from(owner.incarnation())))
+}
+
+/// The rings of a compute server on a memory server: those in the list of its slot or, if it has none any more, wherever they are.
+async fn rings(worker: &Handle, owner: OwnerId, server: ServerId) -> Result<Vec<(RemotePtr, Buffer)>, Failure> {
+    if let Some(slot) = slot_of(worker, owner).await? {
+        let rings = read_rings(worker, layout::rings_at(server, slot), owner).await?;
+        // Whoever has taken the slot meanwhile may have put rings of its own in front.
+        if worker.load(layout::slot_at(slot)).await? == u64::from(owner.incarnation()) {
+            return Ok(rings);
+        }
+    }
+    stray_rings(worker, owner, server).await
+}
+
+/// The rings of a compute server that has no slot.
+async fn stray_rings(worker: &Handle, owner: OwnerId, server: ServerId) -> Result<Vec<(RemotePtr, Buffer)>, Failure> {
+    let mut rings = Vec::new();
+    for (at, of) in all_rings(worker, &worker.compute().geometry[server.index()]).await? {
+        if of == owner {
+            let ring = worker.read(at, RING_CLASS.words()).await?;
+            if is_ring_of(&ring, at, owner) {
+                rings.push((at, ring));
+            }
+        }
+    }
+    Ok(rings)
+}
+
+/// All rings in use on a memory server, and whose they are.
+async fn all_rings(worker: &Handle, geometry: &Geometry) -> Result<Vec<(RemotePtr, OwnerId)>, Failure> {
+    let mut rings = Vec::new();
+    for (number, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
+        if ChunkState::from_word(entry[0]).is_none_or(|state| state.class != RING_CLASS) {
+            continue;
+        }
+        let first = geometry.chunk_at(number);
+        let pages = (0..CHUNK_BYTES as usize / RING_CLASS.bytes()).map(|index| first.word(index * RING_CLASS.words()));
+        let reads: Vec<_> = pages.map(|at| (at, worker.read(at, RING_FIRST))).collect();
+        for (at, read) in reads {
+            let words = read.await?;
+            let is_in_use = LockWord::from_word(words[LOCK]).state() == LockState::Unlocked;
+            let owner = OwnerId::new(words[RING_OWNER]).filter(|&owner| is_in_use && is_ring_of(&words, at, owner));
+            rings.extend(owner.map(|owner| (at, owner)));
+        }
+    }
+    Ok(rings)
+}
+
 impl Recover for Handle {
     async fn rings_of(&self, owner: OwnerId, server: ServerId) -> Result<Option<RemotePtr>, Failure> {
-        let slots = read_slots(self, &Board::of(&self.compute().geometry[0])).await?;
-        let slot = slots.iter().position(|&[incarnation, _]| incarnation == u64::from(owner.incarnation()));
-        Ok(slot.map(|slot| layout::rings_at(server, slot)))
+        Ok(slot_of(self, owner).await?.map(|slot| layout::rings_at(server, slot)))
+    }
+
+    fn rings(
+        &self,
+        owner: OwnerId,
+        server: ServerId,
+    ) -> impl Future<Output = Result<Vec<(RemotePtr, Buffer)>, Failure>> {
+        rings(self, owner, server)
     }
 
     async fn reserve(&self, page: RemotePtr, parts: &[usize]) -> Result<Room, Failure> {
@@ -210,38 +277,15 @@ async fn end_shipped(worker: &Handle, slot: usize, dead: OwnerId, waited: Durati
     Ok(())
 }
 
-/// Whether the compute server that has or had this slot has rings.
+/// Frees the rings of `owner`, which holds no lock: the last of a list first. Nobody has to wait until they are reused: what a repairer
+/// reads there after that, it makes nothing of. The head of the list stays as it is: by now somebody else may have the slot, and rings of
+/// its own there.
 ///
 /// # Errors
 /// If a memory server is lost, or no buffer can be had.
-pub(crate) async fn has_rings(
-    worker: &Handle,
-    geometry: &[Geometry],
-    slot: usize,
-    owner: OwnerId,
-) -> Result<bool, Failure> {
-    for geometry in geometry {
-        let first = Link::from_word(worker.load(layout::rings_at(geometry.server, slot)).await?);
-        if let Some((at, _)) =
-            first.remote().filter(|&(at, class)| class == RING_CLASS && geometry.holds_page(at, class))
-            && is_ring_of(&worker.read(at, RING_FIRST).await?, at, owner)
-        {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Frees the rings of `owner`, which has this slot and holds no lock: the last of a list first. Nobody has to wait until they are
-/// reused: what a repairer reads there after that, it makes nothing of. The head of the list stays as it is: by now somebody else may have the
-/// slot, and rings of its own there.
-///
-/// # Errors
-/// If a memory server is lost, or no buffer can be had.
-pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> Result<(), Error> {
+pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId) -> Result<(), Error> {
     for geometry in &worker.compute().geometry {
-        let head = layout::rings_at(geometry.server, slot);
-        for (at, ring) in read_rings(worker, head, owner).await?.into_iter().rev() {
+        for (at, ring) in rings(worker, owner, geometry.server).await?.into_iter().rev() {
             let found = LockWord::from_word(ring[LOCK]);
             let free = LockWord::free(found.next_version(), Some(worker.owner()));
             // One that was being made is in its maker's hands.
@@ -255,7 +299,8 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId, slot: usize) -> 
 }
 
 /// Finishes what compute servers have left that have died, takes back the pages that they held, and gives their slots free; of how many
-/// something is left, because others were busy with it. `free_unfinished` frees the structures that those were making or dropping whose changes are finished.
+/// something is left, because others were busy with it. `free_unfinished` frees the structures that those were making or dropping whose
+/// changes are finished.
 ///
 /// # Errors
 /// If a memory server is lost, or there is no memory for records. What was not finished is left to the next time, or to whoever
@@ -275,7 +320,7 @@ where
             dead.push((slot, owner));
         }
     }
-    if dead.is_empty() {
+    if dead.is_empty() && !compute.displaces.load(Ordering::Acquire) {
         return Ok(0);
     }
     compute.pages.forget_lost_chunks();
@@ -297,12 +342,13 @@ pub(crate) async fn is_finished(worker: &Handle, dead: OwnerId) -> Result<bool, 
 /// # Errors
 /// As [`sweep`]; [`Error::ServerStalled`] if a memory server does not end an operation that the dead one has shipped.
 pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Error> {
-    let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
-    let slot = slots.iter().position(|&[incarnation, _]| incarnation == u64::from(dead.incarnation()));
-    let Some(slot) = slot else { return Ok(()) };
+    let slot = slot_of(worker, dead).await?;
     let handle = worker.clone();
     let finishing = async move {
-        end_shipped(&handle, slot, dead, handle.compute().lock_wait.unwrap_or(SHIPPED_WAIT)).await?;
+        // Without a slot it is fenced off, and may yet have left something.
+        if let Some(slot) = slot {
+            end_shipped(&handle, slot, dead, handle.compute().lock_wait.unwrap_or(SHIPPED_WAIT)).await?;
+        }
         finish_changes(&handle, dead).await
     };
     Ok(worker.spawn_to_end(finishing).await?)
@@ -326,14 +372,45 @@ async fn replay_all(
     replay(worker, owner, servers, are_meant).await.map(drop)
 }
 
+/// Those with a slot, and then those whose slots others have taken.
 async fn finish(
     worker: &Handle,
     dead: &[(usize, OwnerId)],
     free_unfinished: impl AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error>,
 ) -> Result<usize, Error> {
+    let holders = RefCell::new(BTreeSet::new());
+    let named: Vec<_> = dead.iter().map(|&(slot, owner)| (Some(slot), owner)).collect();
+    let with_slot = finish_those(worker, &named, &free_unfinished, &holders).await;
+    let displaced = displaced(worker, holders.take()).await?;
+    let without = match &displaced[..] {
+        [] => Ok(0),
+        displaced => {
+            tracing::info!(owners = ?displaced, "others have the slots of compute servers that have left something");
+            let displaced: Vec<_> = displaced.iter().map(|&owner| (None, owner)).collect();
+            finish_those(worker, &displaced, &free_unfinished, &holders).await
+        }
+    };
+    let left = with_slot.and_then(|left| Ok(left + without?))?;
+    if left == 0 {
+        worker.compute().displaces.store(false, Ordering::Release);
+    }
+    Ok(left)
+}
+
+/// Of how many something is left; `holders` gets all others that have or had a page.
+async fn finish_those(
+    worker: &Handle,
+    dead: &[(Option<usize>, OwnerId)],
+    free_unfinished: &impl AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error>,
+    holders: &RefCell<BTreeSet<OwnerId>>,
+) -> Result<usize, Error> {
     let (mut finished, mut outcome) = (Vec::new(), Ok(()));
     for &(slot, owner) in dead {
-        let ended = end_shipped(worker, slot, owner, SHIPPED_WAIT_OF_SWEEP).await;
+        let ended = match slot {
+            Some(slot) => end_shipped(worker, slot, owner, SHIPPED_WAIT_OF_SWEEP).await,
+            // It was fenced off before its slot was given away.
+            None => Ok(()),
+        };
         match finish_changes(worker, owner).await.and(ended) {
             Ok(()) => finished.push((slot, owner)),
             // One that cannot be finished keeps nobody from finishing the others.
@@ -341,23 +418,50 @@ async fn finish(
         }
     }
     let owners: Vec<OwnerId> = finished.iter().map(|&(_, owner)| owner).collect();
-    if owners.is_empty() {
+    if owners.is_empty() && !worker.compute().displaces.load(Ordering::Acquire) {
         return outcome.map(|()| 0);
     }
     free_unfinished(worker, &owners).await?;
-    for &(slot, owner) in &finished {
-        free_rings(worker, owner, slot).await?;
+    for &owner in &owners {
+        free_rings(worker, owner).await?;
     }
     // Only now: a new page of a change that is not finished says by its lock word what is to become of that change. So pages of
     // others, who died meanwhile, are left alone.
-    if !reclaim(worker, |owner| owners.contains(&owner)).await? {
-        return outcome.map(|()| finished.len());
+    let is_one = |owner| {
+        let is_one = owners.contains(&owner);
+        if !is_one {
+            holders.borrow_mut().insert(owner);
+        }
+        is_one
+    };
+    if !reclaim(worker, is_one).await? {
+        return outcome.map(|()| dead.len().max(1));
     }
     for &(slot, owner) in &finished {
-        release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
+        if let Some(slot) = slot {
+            release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
+        }
     }
-    tracing::info!(?owners, "finished what dead compute servers have left");
+    if !owners.is_empty() {
+        tracing::info!(?owners, "finished what dead compute servers have left");
+    }
     outcome.map(|()| 0)
+}
+
+/// The dead among these, and among those who have rings, whose slots others have taken.
+async fn displaced(worker: &Handle, mut owners: BTreeSet<OwnerId>) -> Result<Vec<OwnerId>, Error> {
+    let compute = worker.compute();
+    for geometry in &compute.geometry {
+        owners.extend(all_rings(worker, geometry).await?.into_iter().map(|(_, owner)| owner));
+    }
+    owners.retain(|&owner| worker.is_dead(owner));
+    if owners.is_empty() {
+        return Ok(Vec::new());
+    }
+    // After that: who has died meanwhile has its slot yet.
+    let slots = read_slots(worker, &Board::of(&compute.geometry[0])).await?;
+    owners.retain(|owner| slots.iter().all(|&[incarnation, _]| incarnation != u64::from(owner.incarnation())));
+    Ok(owners.into_iter().collect())
 }
 
 /// Replays the logs of a dead owner, and repairs all pages that its records name and its locks hold.

@@ -31,6 +31,22 @@ pub trait Recover: Remote {
     /// has no slot any more.
     fn rings_of(&self, owner: OwnerId, server: ServerId) -> impl Future<Output = Result<Option<RemotePtr>, Failure>>;
 
+    /// The rings of `owner` on a memory server, with what is in them.
+    ///
+    /// # Errors
+    /// If the memory server is lost, or no buffer can be had.
+    fn rings(&self, owner: OwnerId, server: ServerId) -> impl Future<Output = Result<Vec<(RemotePtr, Buffer)>, Failure>>
+    where
+        Self: Sized,
+    {
+        async move {
+            match self.rings_of(owner, server).await? {
+                Some(head) => read_rings(self, head, owner).await,
+                None => Ok(Vec::new()),
+            }
+        }
+    }
+
     /// Takes the local slot of a page and, on its memory server, room for a record with parts of these lengths.
     fn reserve(&self, page: RemotePtr, parts: &[usize]) -> impl Future<Output = Result<Room, Failure>>;
 
@@ -97,8 +113,7 @@ pub(crate) fn is_ring_of(ring: &[u64], at: RemotePtr, owner: OwnerId) -> bool {
 /// # Errors
 /// As [`read_rings`].
 async fn records_on<R: Recover>(remote: &R, owner: OwnerId, server: ServerId) -> Result<Vec<Record>, Failure> {
-    let Some(head) = remote.rings_of(owner, server).await? else { return Ok(Vec::new()) };
-    let rings = read_rings(remote, head, owner).await?;
+    let rings = remote.rings(owner, server).await?;
     Ok(records_in(remote, &rings, owner))
 }
 

@@ -6,7 +6,7 @@ use super::{
     batch::{PageRecord, Recorded, decode},
     record::{Evidence, PartOf, RecordedPage, scan, whole},
     recording::Recording,
-    repair::{Recover, Room, read_rings, roll_forward, take_alone},
+    repair::{Recover, Room, roll_forward, take_alone},
 };
 use crate::{
     error::Error,
@@ -31,8 +31,7 @@ pub(crate) async fn replay<R: Recover>(
 ) -> Result<usize, Failure> {
     let mut parts = Vec::new();
     for server in servers {
-        let Some(head) = remote.rings_of(owner, server).await? else { return Ok(0) };
-        for (at, words) in read_rings(remote, head, owner).await? {
+        for (at, words) in remote.rings(owner, server).await? {
             scan(PartOf::Batch, at, &words, owner, &mut parts);
         }
     }

@@ -1,0 +1,182 @@
+//! Every slot of a cluster is taken, by dead ones among others: somebody joins even so, and what those have left is finished and taken back.
+
+use std::sync::Arc;
+
+use farlink_runtime::{
+    audit,
+    error::Error,
+    fabric::{
+        Fabric,
+        mortal::{MortalFabric, Order},
+    },
+    layout::SLOTS,
+    one_sided::{OneSided, Proof},
+    page::SizeClass,
+    pages::allocate,
+    ptr::{RemotePtr, ServerId},
+    server,
+    structure::Placement,
+    worker::Worker,
+};
+use farlink_structures::{btree::Tree, map::Map};
+use farlink_tests::{
+    cluster::{self, FAST},
+    crash::Member,
+};
+
+const NAME: &str = "map";
+/// Where the slots stand, as the module `layout` documents it: two words each.
+const SLOTS_AT: u64 = 12 << 10;
+
+type Opened = Map<Tree, OneSided<Tree>>;
+
+async fn open(worker: &Worker) -> Result<Opened, Error> {
+    Map::open(worker, NAME, Proof::Checksum).await
+}
+
+fn free_slots(member: &Member) -> Result<usize, Error> {
+    let at = RemotePtr::new(ServerId::new(0).expect("a small number"), SLOTS_AT).expect("an address");
+    let worker = member.worker();
+    let slots = worker.block_on(worker.read(at, 2 * SLOTS)).map_err(|error| *error)?;
+    Ok(slots.chunks_exact(2).filter(|slot| slot[0] == 0).count())
+}
+
+/// A compute server that dies when it is told.
+struct Mortal {
+    member: Member,
+    fabric: MortalFabric,
+}
+
+impl Mortal {
+    fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<Self, Error> {
+        let mortal = MortalFabric::new(Arc::clone(fabric), Order::Posted, false);
+        Ok(Self { member: Member::join(&(Arc::new(mortal.clone()) as _), seed)?, fabric: mortal })
+    }
+
+    fn worker(&self) -> &Worker {
+        self.member.worker()
+    }
+
+    fn dies(self) {
+        self.fabric.dies_after(0);
+    }
+}
+
+/// All that is in use once everybody has left is the map.
+fn nothing_is_lost(fabric: &Arc<dyn Fabric>) -> Result<(), Error> {
+    let auditor = Member::join(fabric, 1000)?;
+    auditor.maintain()?;
+    let map = auditor.worker().block_on(open(auditor.worker()))?;
+    let report = auditor.worker().block_on(map.check())?;
+    assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
+    let used = auditor.worker().block_on(audit::memory(auditor.worker()))?.used_bytes();
+    assert_eq!(used, report.bytes, "bytes are in use that are not the map's");
+    Ok(())
+}
+
+/// All have died that had a slot, with records, and one of them in the middle of a change.
+#[test]
+fn who_joins_when_all_are_dead_finishes_what_they_have_left() -> Result<(), Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 64 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    let mut members = Vec::new();
+    for key in 0..SLOTS as u64 {
+        let member = Mortal::join(&fabric, key)?;
+        let map = member.worker().block_on(open(member.worker()))?;
+        assert!(member.worker().block_on(map.insert(key, key))?);
+        members.push((member, map));
+    }
+    assert!(matches!(Member::join(&fabric, 999), Err(Error::TooManyComputeServers { .. })), "all of them live");
+    // The one whose slot is given away first: after the READs, the record and the lock.
+    let (first, map) = &members[0];
+    first.fabric.dies_after(6);
+    assert!(first.worker().block_on(map.insert(1000, 1000)).is_err(), "it was to die");
+    for (member, map) in members {
+        drop(map);
+        member.dies();
+    }
+    {
+        let survivor = Member::join(&fabric, 999)?;
+        let map = survivor.worker().block_on(open(survivor.worker()))?;
+        // Before anybody has looked for dead ones.
+        let value = survivor.worker().block_on(map.get(1000))?;
+        assert!(matches!(value, None | Some(1000)), "{value:?}");
+        survivor.worker().block_on(map.insert(1000, 1000))?;
+        survivor.maintain()?;
+        assert_eq!(free_slots(&survivor)?, SLOTS - 1);
+        for key in (0..SLOTS as u64).chain([1000]) {
+            assert_eq!(survivor.worker().block_on(map.get(key))?, Some(key));
+        }
+    }
+    nothing_is_lost(&fabric)
+}
+
+/// Who joins in the place of a dead one dies as well, before it has finished what that one has left: the next one does.
+#[test]
+fn who_joins_in_the_place_of_a_dead_one_dies_as_well() -> Result<(), Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 8 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    let victim = Mortal::join(&fabric, 0)?;
+    let map = victim.worker().block_on(open(victim.worker()))?;
+    victim.worker().block_on(map.insert(1, 1))?;
+    let live = (1..SLOTS as u64).map(|seed| Member::join(&fabric, seed)).collect::<Result<Vec<_>, _>>()?;
+    victim.fabric.dies_after(4);
+    assert!(victim.worker().block_on(map.insert(2, 2)).is_err(), "it was to die");
+    drop(map);
+    victim.dies();
+    for seed in [2000, 2001] {
+        let heir = Mortal::join(&fabric, seed)?;
+        // A ring and pages of its own, in front of those of the dead one.
+        let map = heir.worker().block_on(open(heir.worker()))?;
+        heir.worker().block_on(map.insert(seed, seed))?;
+        drop(map);
+        heir.dies();
+    }
+    drop(live);
+    nothing_is_lost(&fabric)
+}
+
+/// A dead one that has no record of a change holds pages, and its slot is given away: others take the pages back.
+fn pages_are_taken_back(hold: impl FnOnce(&Arc<dyn Fabric>) -> Result<(), Error>) -> Result<(), Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 8 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    let live = (1..SLOTS as u64).map(|seed| Member::join(&fabric, seed)).collect::<Result<Vec<_>, _>>()?;
+    hold(&fabric)?;
+    let joined = Member::join(&fabric, 3000)?;
+    assert_eq!(free_slots(&joined)?, 0);
+    drop(live);
+    joined.maintain()?;
+    assert_eq!(free_slots(&joined)?, SLOTS - 1);
+    drop(joined);
+    nothing_is_lost(&fabric)
+}
+
+#[test]
+fn pages_that_were_handed_over_are_taken_back() -> Result<(), Error> {
+    // The others, who do no maintenance, hold up the epoch, so it cannot return what it has freed.
+    pages_are_taken_back(|fabric| {
+        let leaver = Member::join(fabric, 0)?;
+        let map = leaver.worker().block_on(open(leaver.worker()))?;
+        leaver.worker().block_on(async {
+            for key in 0..200 {
+                map.insert(key, key).await?;
+            }
+            for key in 0..200 {
+                map.remove(key).await?;
+            }
+            Ok(())
+        })
+    })
+}
+
+#[test]
+fn pages_of_a_dead_one_without_records_are_taken_back() -> Result<(), Error> {
+    pages_are_taken_back(|fabric| {
+        let victim = Mortal::join(fabric, 0)?;
+        let page = victim.worker().block_on(allocate(victim.worker(), SizeClass::SMALLEST, Placement::RoundRobin))?;
+        victim.fabric.dies_after(0);
+        drop(page);
+        victim.dies();
+        Ok(())
+    })
+}
