@@ -27,6 +27,8 @@
 
 use std::collections::HashSet;
 
+use futures_util::future::join_all;
+
 use crate::{
     access::{Access, Cause, Each, Interrupt, NewPage, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
     audit,
@@ -170,6 +172,47 @@ struct WholeEntry {
     descriptor: Link,
 }
 
+/// The head, and the entries that are not damaged.
+struct Sound {
+    head: PageCopy,
+    entries: Vec<(PageCopy, Entry)>,
+    /// What was wrong with another one.
+    damage: Option<Error>,
+}
+
+/// As [`read_all`], where a damaged entry is to keep nobody from changing others.
+async fn read_sound(access: &OneSided<Catalog>) -> Result<Sound, Interrupt> {
+    // The head first, as in `read_all`.
+    let mut sound = Sound { head: read_entry(access, 0).await?, entries: Vec::new(), damage: None };
+    for page in join_all((1..CATALOG_PAGES).map(|index| read_entry(access, index))).await {
+        let entry = match page {
+            Ok(page) => page.read(|words| decode(words, page.at()))?.map(|entry| (page, entry)),
+            Err(Interrupt::Failed(error)) if matches!(*error, Error::PageCorrupt { .. }) => Err(*error),
+            Err(interrupt) => return Err(interrupt),
+        };
+        match entry {
+            Ok(entry) => sound.entries.push(entry),
+            Err(error) => {
+                tracing::warn!(%error, "an entry of the catalog is damaged");
+                sound.damage = Some(error);
+            }
+        }
+    }
+    Ok(sound)
+}
+
+async fn read_entry(access: &OneSided<Catalog>, index: usize) -> Result<PageCopy, Interrupt> {
+    access.read_page(Link::to(catalog_page_at(index), CATALOG_CLASS)).await.map_err(never_stale)
+}
+
+/// Its pages are never freed, so another look would find the same.
+fn never_stale(interrupt: Interrupt) -> Interrupt {
+    match interrupt {
+        Interrupt::Restart(Cause::Stale { page, .. }) => Error::PageCorrupt { page }.into(),
+        interrupt => interrupt,
+    }
+}
+
 /// The head and all entries.
 async fn read_all(access: &OneSided<Catalog>) -> Result<Vec<PageCopy>, Interrupt> {
     let read = async {
@@ -179,11 +222,7 @@ async fn read_all(access: &OneSided<Catalog>) -> Result<Vec<PageCopy>, Interrupt
         pages.extend(read_each(access, entries).await?);
         Ok(pages)
     };
-    read.await.map_err(|interrupt| match interrupt {
-        // Its pages are never freed, so another look would find the same.
-        Interrupt::Restart(Cause::Stale { page, .. }) => Error::PageCorrupt { page }.into(),
-        interrupt => interrupt,
-    })
+    read.await.map_err(never_stale)
 }
 
 fn read_name(words: &(impl Words + ?Sized), first: usize, length: u64) -> Option<String> {
@@ -456,7 +495,7 @@ async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId,
             Err(dead) => {
                 recovery::sweep(worker, free_unfinished).await?;
                 // If it had left its slot.
-                free_unfinished(worker, &[dead]).await?;
+                free_unfinished(worker, &[dead]).await.1?;
             }
         }
     }
@@ -467,19 +506,19 @@ fn leave_unfinished(pages: &mut OneSidedPages, entry: Slot, by: OwnerId) {
     pages.set(entry, DESCRIPTOR, u64::from(by.incarnation()));
 }
 
-/// Changes the entry of a structure.
+/// Changes the entry of a structure. Others may be damaged.
 async fn change_entry(worker: &Handle, id: StructureId, f: impl Fn(&mut OneSidedPages, Slot)) -> Result<(), Error> {
     let access = access(worker);
     retry(worker, async || {
-        let mut pages = read_all(&access).await?;
-        let entries = entries(&pages)?;
-        let Some(&(index, _)) = entries.iter().find(|(_, entry)| entry.id() == Some(id)) else {
+        let Sound { head, mut entries, damage } = read_sound(&access).await?;
+        let Some(index) = entries.iter().position(|(_, entry)| entry.id() == Some(id)) else {
             let (name, known) = (format!("structure {}", id.0), String::from("it was removed"));
-            return Err(Error::NoSuchName { name, known }.into());
+            // It may be the damaged one.
+            return Err(damage.unwrap_or(Error::NoSuchName { name, known }).into());
         };
         let mut changed = Pages::new();
-        let entry = changed.add(pages.swap_remove(index));
-        changed.add(pages.swap_remove(0));
+        let entry = changed.add(entries.swap_remove(index).0);
+        changed.add(head);
         access.change(changed, |pages| f(pages, entry)).await.map(drop)
     })
     .await
@@ -493,13 +532,14 @@ async fn free_entry(worker: &Handle, id: StructureId) -> Result<u64, Error> {
 }
 
 /// Frees the structures that those were making or dropping who are `dead`, and whose changes are finished. May be begun again by
-/// others at any point, and several may do it at once.
-///
-/// # Errors
-/// If the catalog is damaged, or the fabric fails: what is left then is still entered.
-pub(crate) async fn free_unfinished(worker: &Handle, dead: &[OwnerId]) -> Result<(), Error> {
+/// others at any point, and several may do it at once. Of whom something is left, and why: what is left is still entered.
+pub(crate) async fn free_unfinished(worker: &Handle, dead: &[OwnerId]) -> (Vec<OwnerId>, Result<(), Error>) {
     let access = access(worker);
-    let all = retry(worker, async || entries(&read_all(&access).await?)).await?;
+    let all = match retry(worker, async || read_sound(&access).await).await {
+        Ok(Sound { entries, .. }) => entries,
+        Err(error) => return (dead.to_vec(), Err(error)),
+    };
+    let (mut left, mut outcome) = (Vec::new(), Ok(()));
     for (_, entry) in all {
         if let Entry::Unfinished { id, name, by } = entry
             && dead.contains(&by)
@@ -510,11 +550,15 @@ pub(crate) async fn free_unfinished(worker: &Handle, dead: &[OwnerId]) -> Result
                 }
                 // Somebody else was faster.
                 Err(Error::NoSuchName { .. }) => {}
-                Err(error) => return Err(error),
+                // It keeps no other from being freed.
+                Err(error) => {
+                    left.push(by);
+                    outcome = outcome.and(Err(error));
+                }
             }
         }
     }
-    Ok(())
+    (left, outcome)
 }
 
 /// Takes a structure out of the catalog and frees all its pages; how many. Nobody may use it any more: what others do to it

@@ -42,6 +42,8 @@ const IDLE_REST: Duration = Duration::from_millis(32);
 const LEAVE_REST: Duration = Duration::from_millis(1);
 /// How long maintenance rests between two looks for compute servers that have died.
 const SWEEP_REST: Duration = Duration::from_millis(100);
+/// The same where something could not be finished again and again.
+const FAILED_SWEEP_REST_MAX: Duration = Duration::from_millis(1600);
 /// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages; then it hands them over.
 const LEAVE_ROUNDS_MAX: u32 = 100;
 /// The same while there are pages in doubt, which are lost with who leaves: some seconds, more than an operation of others takes.
@@ -345,7 +347,7 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
     // Before the worker goes: its last requests fail, too.
     let _ends_on_panic = EndsOnPanic(shared);
     let mut rest = BUSY_REST;
-    let (mut is_told, mut sweep_ns) = (false, 0);
+    let (mut is_told, mut sweep_ns, mut sweep_rest) = (false, 0, SWEEP_REST);
     loop {
         if shared.check_standing().is_err() {
             // All that is left is to end.
@@ -356,10 +358,15 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
             break;
         }
         if worker.clock().now_ns() >= sweep_ns {
-            if let Err(error) = worker.block_on(recovery::sweep(&worker, catalog::free_unfinished)) {
-                tracing::warn!(%error, "what dead compute servers have left was not finished");
-            }
-            sweep_ns = worker.clock().now_ns() + SWEEP_REST.as_nanos() as u64;
+            sweep_rest = match worker.block_on(recovery::sweep(&worker, catalog::free_unfinished)) {
+                Ok(_) => SWEEP_REST,
+                Err(error) => {
+                    tracing::warn!(%error, "what dead compute servers have left was not finished");
+                    // It looks at all pages each time, and what is in the way may stay.
+                    (sweep_rest * 2).min(FAILED_SWEEP_REST_MAX)
+                }
+            };
+            sweep_ns = worker.clock().now_ns() + sweep_rest.as_nanos() as u64;
         }
         if matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Disconnected)) {
             if !shared.has_workers() {

@@ -300,14 +300,14 @@ pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId) -> Result<(), Er
 
 /// Finishes what compute servers have left that have died, takes back the pages that they held, and gives their slots free; of how many
 /// something is left, because others were busy with it. `free_unfinished` frees the structures that those were making or dropping whose
-/// changes are finished.
+/// changes are finished, and says of whom it has left some, and why.
 ///
 /// # Errors
 /// If a memory server is lost, or there is no memory for records. What was not finished is left to the next time, or to whoever
 /// meets it; the others' is finished.
 pub(crate) async fn sweep<F>(worker: &Handle, free_unfinished: F) -> Result<usize, Error>
 where
-    F: AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error> + 'static,
+    F: AsyncFn(&Handle, &[OwnerId]) -> (Vec<OwnerId>, Result<(), Error>) + 'static,
 {
     let compute = worker.compute();
     let slots = read_slots(worker, &Board::of(&compute.geometry[0])).await?;
@@ -376,7 +376,7 @@ async fn replay_all(
 async fn finish(
     worker: &Handle,
     dead: &[(usize, OwnerId)],
-    free_unfinished: impl AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error>,
+    free_unfinished: impl AsyncFn(&Handle, &[OwnerId]) -> (Vec<OwnerId>, Result<(), Error>),
 ) -> Result<usize, Error> {
     let holders = RefCell::new(BTreeSet::new());
     let named: Vec<_> = dead.iter().map(|&(slot, owner)| (Some(slot), owner)).collect();
@@ -401,7 +401,7 @@ async fn finish(
 async fn finish_those(
     worker: &Handle,
     dead: &[(Option<usize>, OwnerId)],
-    free_unfinished: &impl AsyncFn(&Handle, &[OwnerId]) -> Result<(), Error>,
+    free_unfinished: &impl AsyncFn(&Handle, &[OwnerId]) -> (Vec<OwnerId>, Result<(), Error>),
     holders: &RefCell<BTreeSet<OwnerId>>,
 ) -> Result<usize, Error> {
     let (mut finished, mut outcome) = (Vec::new(), Ok(()));
@@ -421,8 +421,11 @@ async fn finish_those(
     if owners.is_empty() && !worker.compute().displaces.load(Ordering::Acquire) {
         return outcome.map(|()| 0);
     }
-    free_unfinished(worker, &owners).await?;
-    for &owner in &owners {
+    // Whose structures are left keeps its slot and its rings, by which it is found again; what it held is taken back all the same.
+    let (unfinished, freed) = free_unfinished(worker, &owners).await;
+    outcome = outcome.and(freed);
+    finished.retain(|(_, owner)| !unfinished.contains(owner));
+    for &(_, owner) in &finished {
         free_rings(worker, owner).await?;
     }
     // Only now: a new page of a change that is not finished says by its lock word what is to become of that change. So pages of
@@ -442,7 +445,8 @@ async fn finish_those(
             release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
         }
     }
-    if !owners.is_empty() {
+    if !finished.is_empty() {
+        let owners: Vec<OwnerId> = finished.into_iter().map(|(_, owner)| owner).collect();
         tracing::info!(?owners, "finished what dead compute servers have left");
     }
     outcome.map(|()| 0)

@@ -19,7 +19,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     page::SizeClass,
     pages::{NewPage, allocate},
-    ptr::ServerId,
+    ptr::{RemotePtr, ServerId},
     server,
     structure::{Placement, PlacementPolicy, StructurePlacement},
     worker::Worker,
@@ -309,6 +309,29 @@ fn who_dies_returning_pages_hides_none() -> Result<(), Error> {
             assert!(after > 10, "{after}");
             break;
         }
+    }
+    Ok(())
+}
+
+/// A damaged page of the catalog, or its damaged head: what dead ones held is taken back even so.
+#[test]
+fn a_damaged_catalog_keeps_no_pages_from_others() -> Result<(), Error> {
+    for damaged in [5, 0] {
+        let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 4 << 20, FAST)?);
+        let survivor = Member::join(&fabric, 2)?;
+        let hold = async |worker: &Worker| fill(worker, server_id(0)).await;
+        dies(&fabric, hold, 0, async |_, _| Ok(()))?;
+        // As the module `layout` documents it.
+        let page = RemotePtr::new(server_id(0), (4 << 10) + damaged * 128)?;
+        let worker = survivor.worker();
+        worker.block_on(worker.write_word(page.word(9), 0xbad)).map_err(|error| *error)?;
+        let free = || Ok::<_, Error>(worker.block_on(audit::memory(worker))?.free_bytes);
+        let before = free()?;
+        for _ in 0..8 {
+            let maintained = survivor.maintain_once();
+            assert!(maintained.is_ok() || damaged == 0, "{maintained:?}");
+        }
+        assert!(free()? > before + (2 << 20), "page {damaged}");
     }
     Ok(())
 }
